@@ -1,0 +1,126 @@
+//! From a block's feeds to an operator call.
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::ids::{Name, StorageId};
+use tandem_tracegraph::node::{ArgSpec, Attr, InputSpec, Number, Variant};
+use tandem_tracegraph::tensor_meta::TensorMeta;
+
+use crate::executor::{BlockRun, HostFeed, Step};
+
+/// Positions in the streams of a [`BlockRun`].
+#[derive(Debug, Default)]
+pub struct Cursor {
+    storages: usize,
+    offsets: usize,
+    numbers: usize,
+    hosts: usize,
+    generators: usize,
+}
+
+fn take<'r, T>(stream: &'r [T], at: &mut usize) -> &'r T {
+    *at += 1;
+    &stream[*at - 1]
+}
+
+impl Cursor {
+    /// The next storage of the stream.
+    pub fn storage(&mut self, run: &BlockRun) -> StorageId {
+        *take(&run.storages, &mut self.storages)
+    }
+
+    fn input<'r>(&mut self, spec: InputSpec, meta: &'r TensorMeta, run: &'r BlockRun) -> Input<'r> {
+        let (place, offset) = match spec {
+            InputSpec::Host => match take(&run.hosts, &mut self.hosts) {
+                HostFeed::Inline(value) => (Place::Inline(*value), 0),
+                HostFeed::Buffer(buffer) => (Place::Buffer(buffer.as_ptr()), 0),
+            },
+            InputSpec::Storage | InputSpec::Absent => {
+                let id = self.storage(run);
+                (Place::Storage { id, name: Name::NONE, home: Name::NONE }, *take(&run.offsets, &mut self.offsets))
+            }
+        };
+        Input { place, sizes: meta.sizes(), strides: meta.strides(), offset, dtype: meta.dtype, flags: meta.flags }
+    }
+
+    fn number<'r>(&mut self, number: Number, run: &'r BlockRun) -> Arg<'r> {
+        let mut next = || *take(&run.numbers, &mut self.numbers);
+        match number {
+            Number::Int => Arg::Int(next() as i64),
+            Number::Float => Arg::Float(f64::from_bits(next())),
+            Number::Bool => Arg::Bool(next() != 0),
+            Number::Complex => Arg::Complex(f64::from_bits(next()), f64::from_bits(next())),
+        }
+    }
+
+    fn arg<'r>(&mut self, spec: &'r ArgSpec, sizes: &mut Sizes<'r>, run: &'r BlockRun) -> Arg<'r> {
+        match spec {
+            ArgSpec::None => Arg::None,
+            ArgSpec::Tensor => Arg::Tensor,
+            ArgSpec::Tensors(n) => Arg::Tensors(*n),
+            ArgSpec::Attr(Attr::Int(i)) => Arg::Int(*i),
+            ArgSpec::Attr(Attr::Bool(b)) => Arg::Bool(*b),
+            ArgSpec::Attr(Attr::Str(s)) => Arg::Str(s),
+            ArgSpec::Attr(Attr::Ints(v)) => Arg::Ints(v),
+            ArgSpec::Attr(Attr::Bools(v)) => Arg::Bools(v),
+            ArgSpec::Size => Arg::Int(sizes.take(1)[0]),
+            ArgSpec::Sizes => {
+                let len = sizes.take(1)[0];
+                Arg::Ints(sizes.take(len as usize))
+            }
+            ArgSpec::Value(n) => {
+                sizes.skip_number(1);
+                self.number(*n, run)
+            }
+            ArgSpec::Values(n) if n.iter().all(|n| *n == Number::Float) => {
+                sizes.skip_number(n.len());
+                let from = self.numbers;
+                self.numbers += n.len();
+                Arg::Floats(bytemuck::cast_slice(&run.numbers[from..self.numbers]))
+            }
+            ArgSpec::Values(n) => Arg::Scalars(n.iter().map(|n| self.number(*n, run)).collect()),
+            ArgSpec::Device(d) => Arg::Device(*d),
+            ArgSpec::Generator => Arg::Generator(take(&run.generators, &mut self.generators).as_ptr()),
+        }
+    }
+
+    /// The call of an op under a variant. Storages are still named by id.
+    pub fn call<'r>(&mut self, step: &'r Step, variant: &'r Variant, run: &'r BlockRun) -> Call<'r> {
+        let mut metas = variant.metas.iter();
+        let inputs: SmallVec<[Input<'r>; 6]> = step
+            .key
+            .inputs
+            .iter()
+            .map(|spec| match spec {
+                InputSpec::Absent => Input::ABSENT,
+                InputSpec::Storage | InputSpec::Host => match metas.next() {
+                    Some(meta) => self.input(*spec, meta, run),
+                    None => Input::ABSENT,
+                },
+            })
+            .collect();
+        let mut sizes = Sizes { rest: &variant.numbers, sized_by_number: step.sized_by_number };
+        let args = step.key.args.iter().map(|spec| self.arg(spec, &mut sizes, run)).collect();
+        Call { op: step.key.op, args, inputs, grad_enabled: false }
+    }
+}
+
+/// A variant's numbers: sizes, and in ops that are sized by numbers those too, which the feeds hold as well.
+struct Sizes<'r> {
+    rest: &'r [i64],
+    sized_by_number: bool,
+}
+
+impl<'r> Sizes<'r> {
+    fn take(&mut self, n: usize) -> &'r [i64] {
+        let (taken, rest) = self.rest.split_at(n);
+        self.rest = rest;
+        taken
+    }
+
+    fn skip_number(&mut self, n: usize) {
+        if self.sized_by_number {
+            self.take(n);
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Storages in host buffers; plans as lists of ATen calls.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Call, Place};
+use tandem_tracegraph::ids::{LocationId, PlanId, StorageId};
+use tandem_tracegraph::node::{OutSpec, Outputs, Resized, Variant};
+use tandem_tracegraph::tensor_meta::TensorMeta;
+
+use super::call::Cursor;
+use crate::error::{Cause, Failure};
+use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, Step};
+use crate::host::{Buffer, Exception};
+
+/// The contents of a storage.
+#[derive(Debug)]
+enum Contents {
+    /// No such storage.
+    Free,
+    /// Undefined bytes that nobody has touched yet.
+    Undefined(u64),
+    /// Bytes.
+    Ready(Buffer),
+    /// What would have written it failed.
+    Poisoned(Arc<Failure>),
+}
+
+/// Runs ops as ATen CPU kernels, on the calling thread.
+pub struct CpuExecutor {
+    host: &'static dyn HostKernels,
+    storages: Vec<Contents>,
+    plans: Vec<Vec<Step>>,
+    failures: Vec<Arc<Failure>>,
+}
+
+impl CpuExecutor {
+    /// An executor that calls `host`'s kernels.
+    pub fn new(host: &'static dyn HostKernels) -> CpuExecutor {
+        CpuExecutor { host, storages: Vec::new(), plans: Vec::new(), failures: Vec::new() }
+    }
+
+    fn slot(&mut self, id: StorageId) -> &mut Contents {
+        if self.storages.len() <= id.index() {
+            self.storages.resize_with(id.index() + 1, || Contents::Free);
+        }
+        &mut self.storages[id.index()]
+    }
+
+    /// The buffer of a storage, made now where its bytes are undefined.
+    fn buffer(&mut self, id: StorageId) -> Result<*mut std::ffi::c_void, Absent> {
+        let host = self.host;
+        let contents = self.slot(id);
+        if let Contents::Undefined(nbytes) = contents {
+            *contents = Contents::Ready(Buffer::adopt(host.buffer_new(*nbytes), host));
+        }
+        match contents {
+            Contents::Ready(buffer) => Ok(buffer.as_ptr()),
+            Contents::Poisoned(failure) => Err(Absent::Poisoned(failure.clone())),
+            Contents::Free | Contents::Undefined(_) => Err(Absent::Free),
+        }
+    }
+
+    fn failure(&self, call: &Call<'_>, location: LocationId, cause: Cause) -> Arc<Failure> {
+        Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause })
+    }
+
+    /// Replaces storage ids by buffers.
+    fn resolve(&mut self, call: &mut Call<'_>, location: LocationId) -> Result<(), Arc<Failure>> {
+        for i in 0..call.inputs.len() {
+            let Place::Storage { id, .. } = call.inputs[i].place else { continue };
+            match self.buffer(id) {
+                Ok(ptr) => call.inputs[i].place = Place::Buffer(ptr),
+                Err(Absent::Poisoned(failure)) => return Err(failure),
+                Err(Absent::Free) => return Err(self.failure(call, location, Cause::NoMemory)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one step; `fresh` are the ids for the storages that it makes.
+    fn step(
+        &mut self,
+        mut call: Call<'_>,
+        location: LocationId,
+        variant: &Variant,
+        fresh: &[StorageId],
+    ) -> Result<(), Arc<Failure>> {
+        self.resolve(&mut call, location)?;
+        let host = self.host;
+        let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
+        let mut outs = variant.outputs.outs.iter();
+        let mut agrees = true;
+        let called = host.call(&call, &mut |result| {
+            if let HostResultKind::Fresh(ptr, _) = result.kind
+                && !made.iter().any(|b| b.as_ptr() == ptr)
+            {
+                made.push(Buffer::retain(ptr, host));
+            }
+            if !matches!(result.kind, HostResultKind::Resized(..)) {
+                agrees &= outs.next().is_some_and(|out| out_agrees(out, &result));
+            }
+        });
+        if let Err(e) = called {
+            return Err(self.failure(&call, location, Cause::Kernel(Exception::adopt(e.0, host))));
+        }
+        if !agrees || made.len() != fresh.len() {
+            return Err(self.failure(&call, location, Cause::Metadata));
+        }
+        for (id, buffer) in fresh.iter().zip(made) {
+            *self.slot(*id) = Contents::Ready(buffer);
+        }
+        Ok(())
+    }
+
+    fn poison(&mut self, ids: &[StorageId], failure: &Arc<Failure>) {
+        for id in ids {
+            *self.slot(*id) = Contents::Poisoned(failure.clone());
+        }
+    }
+}
+
+/// Why a storage has no buffer.
+enum Absent {
+    Free,
+    Poisoned(Arc<Failure>),
+}
+
+type Ids = SmallVec<[StorageId; 4]>;
+
+fn storage_of(call: &Call<'_>, input: u32) -> Option<StorageId> {
+    match call.inputs[input as usize].place {
+        Place::Storage { id, .. } => Some(id),
+        _ => None,
+    }
+}
+
+fn out_agrees(out: &OutSpec, result: &HostResult<'_>) -> bool {
+    match (out, result.kind) {
+        (OutSpec::Fresh { meta, .. }, HostResultKind::Fresh(..))
+        | (OutSpec::Alias { meta, .. }, HostResultKind::Alias(_)) => {
+            meta.matches(result.sizes, result.strides, result.dtype, result.flags)
+        }
+        (OutSpec::Same(a), HostResultKind::Same(b)) => *a == b,
+        (OutSpec::List(a), HostResultKind::List(b)) => *a == b,
+        (OutSpec::Undefined, HostResultKind::Undefined) => true,
+        _ => false,
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn allocate(&mut self, id: StorageId, nbytes: u64) {
+        *self.slot(id) = Contents::Undefined(nbytes);
+    }
+
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>> {
+        let host = self.host;
+        match self.slot(id) {
+            Contents::Ready(buffer) => host.buffer_resize(buffer.as_ptr(), nbytes),
+            Contents::Poisoned(failure) => return Err(failure.clone()),
+            contents => *contents = Contents::Undefined(nbytes),
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, id: StorageId) {
+        *self.slot(id) = Contents::Free;
+    }
+
+    fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
+        let to = self.bytes(id, offset, bytes.len())?;
+        // SAFETY: `bytes` checked that the range lies in the buffer, which no other thread writes now.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
+        let from = self.bytes(id, offset, bytes.len())?;
+        // SAFETY: as in `upload`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn lower(&mut self, plan: PlanId, steps: Vec<Step>) {
+        if self.plans.len() <= plan.index() {
+            self.plans.resize_with(plan.index() + 1, Vec::new);
+        }
+        self.plans[plan.index()] = steps;
+    }
+
+    fn add_variant(&mut self, plan: PlanId, step: u32, variant: Arc<Variant>) {
+        self.plans[plan.index()][step as usize].variants.push(variant);
+    }
+
+    fn drop_plan(&mut self, plan: PlanId) {
+        self.plans[plan.index()] = Vec::new();
+    }
+
+    fn run(&mut self, run: &BlockRun) {
+        let plan = std::mem::take(&mut self.plans[run.plan().index()]);
+        let mut cursor = Cursor::default();
+        for (step, variant) in plan[run.from as usize..run.to as usize].iter().zip(&run.variants) {
+            let variant = &step.variants[*variant as usize];
+            let call = cursor.call(step, variant, run);
+            let written: Ids = step.writes.iter().filter_map(|i| storage_of(&call, *i)).collect();
+            let fresh: Ids = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
+            if let Err(failure) = self.step(call, step.key.location, variant, &fresh) {
+                tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
+                self.poison(&fresh, &failure);
+                self.poison(&written, &failure);
+                self.failures.push(failure);
+            }
+        }
+        for id in &run.released {
+            self.release(*id);
+        }
+        self.plans[run.plan().index()] = plan;
+    }
+
+    fn call(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+    ) -> Result<Outputs, Arc<Failure>> {
+        let mut resolved =
+            Call { op: call.op, args: call.args.clone(), inputs: call.inputs.clone(), grad_enabled: false };
+        self.resolve(&mut resolved, location)?;
+        let host = self.host;
+        let mut outputs = Outputs::default();
+        let mut made: Vec<Buffer> = Vec::new();
+        let called = host.call(&resolved, &mut |result| {
+            let out = match result.kind {
+                HostResultKind::Resized(input, nbytes) => {
+                    let meta = owned_meta(&result);
+                    outputs.resized.push(Resized { input, meta, offset: result.offset, nbytes });
+                    return;
+                }
+                HostResultKind::Fresh(ptr, nbytes) => {
+                    let known = made.iter().position(|b| b.as_ptr() == ptr);
+                    let storage = known.unwrap_or_else(|| {
+                        made.push(Buffer::retain(ptr, host));
+                        outputs.fresh.push(nbytes);
+                        made.len() - 1
+                    });
+                    OutSpec::Fresh { storage: storage as u16, meta: owned_meta(&result), offset: result.offset }
+                }
+                HostResultKind::Alias(input) => OutSpec::Alias {
+                    input,
+                    meta: owned_meta(&result),
+                    offset: result.offset - call.inputs[input as usize].offset,
+                },
+                HostResultKind::Undefined => OutSpec::Undefined,
+                HostResultKind::Same(input) => OutSpec::Same(input),
+                HostResultKind::Host(n) => OutSpec::Host(n),
+                HostResultKind::List(n) => OutSpec::List(n),
+            };
+            outputs.outs.push(out);
+        });
+        if let Err(e) = called {
+            return Err(self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host))));
+        }
+        for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
+            *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
+        }
+        Ok(outputs)
+    }
+
+    fn synchronize(&mut self) -> Vec<Arc<Failure>> {
+        std::mem::take(&mut self.failures)
+    }
+
+    fn empty_cache(&mut self) {}
+}
+
+impl CpuExecutor {
+    /// The address of a byte range of a storage.
+    fn bytes(&mut self, id: StorageId, offset: u64, len: usize) -> Result<*mut u8, Arc<Failure>> {
+        let no_memory = || {
+            Arc::new(Failure {
+                op: tandem_tracegraph::ids::OpId(u32::MAX),
+                name: "copy".into(),
+                location: LocationId::UNKNOWN,
+                cause: Cause::NoMemory,
+            })
+        };
+        let buffer = self.buffer(id).map_err(|absent| match absent {
+            Absent::Poisoned(failure) => failure,
+            Absent::Free => no_memory(),
+        })?;
+        let (data, nbytes) = self.host.buffer_bytes(buffer);
+        if offset + len as u64 > nbytes {
+            return Err(no_memory());
+        }
+        // SAFETY: the range lies in the buffer.
+        Ok(unsafe { data.add(offset as usize) })
+    }
+}
+
+fn owned_meta(r: &HostResult<'_>) -> TensorMeta {
+    TensorMeta::new(r.sizes, r.strides, r.dtype, r.flags)
+}

@@ -1,0 +1,206 @@
+//! What runs plans: one trait, an implementation for each kind of device.
+//!
+//! An executor owns the contents of all storages. Calls arrive in program order from one thread at a time;
+//! they may be asynchronous, so that results are on the device when [`Executor::download`] or
+//! [`Executor::synchronize`] returns. Sizes arrive at run time, as variants.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use tandem_tracegraph::call::{Call, InlineValue};
+use tandem_tracegraph::ids::{LocationId, OpId, PlanId, StorageId};
+use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
+
+use crate::error::Failure;
+use crate::host::{Buffer, Generator};
+
+/// A host tensor's contents, fed to a block.
+#[derive(Debug)]
+pub enum HostFeed {
+    /// A single element.
+    Inline(InlineValue),
+    /// A snapshot with the strides that the variant says and offset 0.
+    Buffer(Buffer),
+}
+
+/// One op of a block, as an executor lowers it.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// What it is.
+    pub key: NodeKey,
+    /// The variants known so far; more may come by [`Executor::add_variant`].
+    pub variants: Vec<Arc<Variant>>,
+    /// The flat inputs that it writes.
+    pub writes: Box<[u32]>,
+    /// Numbers, not only sizes, are in the variants' numbers.
+    pub sized_by_number: bool,
+}
+
+/// One run of a part of a block: which ops, and everything that is fed.
+///
+/// The feeds are streams in op order: each op takes as many as its key says.
+#[derive(Debug, Default)]
+pub struct BlockRun {
+    /// The lowered block.
+    pub plan: u32,
+    /// First op.
+    pub from: u32,
+    /// Behind the last op.
+    pub to: u32,
+    /// For each op, its variant.
+    pub variants: Vec<u32>,
+    /// For each op, the storages of its inputs, then those that it makes.
+    pub storages: Vec<StorageId>,
+    /// For each input on a storage, its window's offset in elements.
+    pub offsets: Vec<i64>,
+    /// Numbers: the bits of an i64 or an f64, 0 or 1 for a bool, two f64 for a complex one. Sizes are not here.
+    pub numbers: Vec<u64>,
+    /// Host tensors.
+    pub hosts: Vec<HostFeed>,
+    /// Generators.
+    pub generators: Vec<Generator>,
+    /// Storages that the program dropped by the end of this run: the complement of the live mask.
+    pub released: Vec<StorageId>,
+}
+
+impl BlockRun {
+    /// The plan to run.
+    pub fn plan(&self) -> PlanId {
+        PlanId(self.plan)
+    }
+
+    /// Number of ops.
+    pub fn len(&self) -> usize {
+        (self.to - self.from) as usize
+    }
+
+    /// Whether no op is to be run.
+    pub fn is_empty(&self) -> bool {
+        self.to == self.from
+    }
+
+    /// Empties the streams for another run, keeping their memory.
+    pub fn clear(&mut self) {
+        self.variants.clear();
+        self.storages.clear();
+        self.offsets.clear();
+        self.numbers.clear();
+        self.hosts.clear();
+        self.generators.clear();
+        self.released.clear();
+    }
+}
+
+/// Runs ops and plans on one device.
+pub trait Executor: Send {
+    /// A short name for reports.
+    fn name(&self) -> &'static str;
+
+    /// Gives a storage `nbytes` undefined bytes.
+    fn allocate(&mut self, id: StorageId, nbytes: u64);
+
+    /// Changes a storage's size, keeping the common prefix.
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>>;
+
+    /// Frees a storage's contents, after everything that was issued before.
+    fn release(&mut self, id: StorageId);
+
+    /// Writes host bytes to a storage at a byte offset.
+    fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>>;
+
+    /// Reads bytes of a storage from a byte offset, waiting for what writes them.
+    fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>>;
+
+    /// Prepares a block.
+    fn lower(&mut self, plan: PlanId, steps: Vec<Step>);
+
+    /// Adds a shape variant to an op of a lowered block.
+    fn add_variant(&mut self, plan: PlanId, step: u32, variant: Arc<Variant>);
+
+    /// Drops a lowered block.
+    fn drop_plan(&mut self, plan: PlanId);
+
+    /// Runs a part of a block. An op that fails poisons what it would have written; ops that read poison
+    /// are skipped and poison in turn; independent ops run.
+    fn run(&mut self, run: &BlockRun);
+
+    /// Runs one op at once and tells its outputs. `name_fresh` names each storage that the op makes, given
+    /// its bytes.
+    fn call(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+    ) -> Result<Outputs, Arc<Failure>>;
+
+    /// Waits for the device; the failures found since the last time.
+    fn synchronize(&mut self) -> Vec<Arc<Failure>>;
+
+    /// Frees what is cached.
+    fn empty_cache(&mut self);
+}
+
+/// An operator's kernels on the host: how executors reach PyTorch.
+pub trait HostKernels: Send + Sync {
+    /// Calls an operator whose inputs are in host buffers, inline, or absent. Each output, then each resized
+    /// input, is given to `sink`.
+    fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError>;
+    /// The operator's name.
+    fn op_name(&self, op: OpId) -> String;
+    /// A buffer of undefined bytes, owned by the caller.
+    fn buffer_new(&self, nbytes: u64) -> *mut c_void;
+    /// Takes another reference.
+    fn buffer_retain(&self, buffer: *mut c_void);
+    /// Drops a reference.
+    fn buffer_release(&self, buffer: *mut c_void);
+    /// Its bytes.
+    fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64);
+    /// Changes its size, keeping the common prefix.
+    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64);
+    /// Takes another reference to a generator.
+    fn generator_retain(&self, generator: *mut c_void);
+    /// Drops a reference to a generator.
+    fn generator_release(&self, generator: *mut c_void);
+    /// Drops an exception.
+    fn exception_drop(&self, exception: *mut c_void);
+}
+
+/// An exception that a kernel threw, as the bridge's handle.
+#[derive(Debug)]
+pub struct HostError(pub *mut c_void);
+
+/// One result of a host kernel.
+#[derive(Debug)]
+pub struct HostResult<'a> {
+    /// What it is.
+    pub kind: HostResultKind,
+    /// The window, where it is a tensor.
+    pub sizes: &'a [i64],
+    /// Strides in elements.
+    pub strides: &'a [i64],
+    /// Offset in elements.
+    pub offset: i64,
+    /// Element type.
+    pub dtype: tandem_tracegraph::tensor_meta::Dtype,
+    /// [`tandem_tracegraph::tensor_meta::flags`].
+    pub flags: u16,
+}
+
+/// See [`HostResult`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HostResultKind {
+    /// An undefined tensor.
+    Undefined,
+    /// A window on a buffer that the call made: the pointer and its bytes.
+    Fresh(*mut c_void, u64),
+    /// The tensor given as this flat input.
+    Same(u32),
+    /// Another window on the storage of this flat input.
+    Alias(u32),
+    /// A value that is not a tensor.
+    Host(u32),
+    /// The next `n` results are one list.
+    List(u32),
+    /// This flat input was resized; its storage now has so many bytes.
+    Resized(u32, u64),
+}

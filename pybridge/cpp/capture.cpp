@@ -1,0 +1,198 @@
+// Registration: which dispatcher calls reach Tandem, and as which op id.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/op_registration/op_registration.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <deque>
+#include <unordered_map>
+
+#include "device.h"
+#include "values.h"
+
+namespace tandem {
+
+namespace {
+
+// Handles by op id. Written at load and, for other namespaces, at an operator's first call.
+struct Table {
+  std::mutex mutex;
+  std::deque<c10::OperatorHandle> handles;
+  std::unordered_map<c10::OperatorName, uint32_t> ids;
+};
+Table& table() {
+  static Table t;
+  return t;
+}
+
+uint8_t argument_class(const c10::Argument& a) {
+  auto type = a.real_type();
+  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  if (auto list = type->cast<c10::ListType>()) {
+    type = list->getElementType();
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  }
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType: return 't';
+    case c10::TypeKind::SymIntType: return 's';
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::NumberType: return 'v';
+    case c10::TypeKind::DeviceObjType: return 'd';
+    case c10::TypeKind::GeneratorType: return 'g';
+    default: return 'a';
+  }
+}
+
+bool is_tensor_type(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  auto list = type->cast<c10::ListType>();
+  return list && list->getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
+std::string full_name(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+}  // namespace
+
+uint32_t declare(const c10::OperatorHandle& handle) {
+  auto& t = table();
+  std::lock_guard<std::mutex> lock(t.mutex);
+  const auto found = t.ids.find(handle.operator_name());
+  if (found != t.ids.end()) return found->second;
+  const auto& schema = handle.schema();
+  std::vector<uint8_t> classes, written;
+  for (const auto& a : schema.arguments()) {
+    classes.push_back(argument_class(a));
+    written.push_back(a.alias_info() && a.alias_info()->isWrite());
+  }
+  const auto name = full_name(handle.operator_name());
+  TtOpDecl decl{};
+  decl.name = name.data(), decl.name_len = name.size();
+  decl.args = classes.data(), decl.written = written.data(), decl.n_args = classes.size();
+  for (const auto& r : schema.returns()) decl.returns_host |= !is_tensor_type(r.type());
+  decl.dynamic_shape = handle.hasTag(at::Tag::dynamic_output_shape);
+  decl.random = handle.hasTag(at::Tag::nondeterministic_seeded);
+  decl.foreign = name.rfind("aten::", 0) != 0;
+  const uint32_t id = tt_declare_op(&decl);
+  TORCH_INTERNAL_ASSERT(id == t.handles.size());
+  t.handles.push_back(handle);
+  t.ids.emplace(handle.operator_name(), id);
+  return id;
+}
+
+const c10::OperatorHandle& handle_of(uint32_t op) {
+  auto& t = table();
+  std::lock_guard<std::mutex> lock(t.mutex);
+  return t.handles[op];
+}
+
+namespace {
+
+class CaptureFunctor final : public c10::OperatorKernel {
+ public:
+  explicit CaptureFunctor(uint32_t op) : op_(op) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    dispatch(op_, handle, stack);
+  }
+
+ private:
+  uint32_t op_;
+};
+
+// Operators of other namespaces are declared when they are first called.
+void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  dispatch(declare(handle), handle, stack);
+}
+
+void copy_from(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  static const auto copy = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  static const uint32_t id = declare(copy);
+  auto args = torch::jit::pop(*stack, 3);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      args[0].toTensor().layout() == c10::Layout::Strided,
+      "tandem supports dense tensors only, but a tensor with layout ", args[0].toTensor().layout(),
+      " is copied to or from it; call .to_dense() first");
+  stack->push_back(args[1]);
+  stack->push_back(args[0]);
+  stack->push_back(args[2]);
+  dispatch(id, copy, stack);
+}
+
+// A CPU operator that draws from a generator waits for draws that GraphRunner has pending.
+class HostRandomFunctor final : public c10::OperatorKernel {
+ public:
+  explicit HostRandomFunctor(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    check(tt_wait_random());
+    kernel_.callBoxed(handle, keys, stack);
+  }
+
+ private:
+  c10::SafeKernelFunction kernel_;
+};
+
+bool has_default_kernel(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+}  // namespace
+
+torch::Library& library(c10::DispatchKey key) {
+  static std::unordered_map<int, std::unique_ptr<torch::Library>> libraries;
+  auto& lib = libraries[static_cast<int>(key)];
+  if (!lib) lib = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  return *lib;
+}
+
+// The draws of CPU operators and of GraphRunner come from one generator, so their order must hold.
+static void order_host_random(const c10::OperatorHandle& op) {
+  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return;
+  auto kernel = op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  library(c10::DispatchKey::CPU)
+      .impl(full_name(op.operator_name()).substr(6).c_str(),
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostRandomFunctor>(std::move(kernel))));
+}
+
+static void capture(const c10::OperatorHandle& op) {
+  const auto name = full_name(op.operator_name());
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return;
+  if (has_default_kernel(op) && !tt_captures_default(name.data(), name.size())) return;
+  library(c10::DispatchKey::PrivateUse1)
+      .impl(name.substr(6).c_str(),
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CaptureFunctor>(declare(op))));
+}
+
+static void register_operators() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op) continue;
+    capture(*op);
+    order_host_random(*op);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFromBoxedFunction<&copy_from>());
+}
+
+// Otherwise the lazy conjugation and negation of a copy's source would be resolved by another copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+
+}  // namespace tandem
+
+extern "C" void ttc_register() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    tandem::register_hooks();
+    tandem::register_operators();
+  });
+}

@@ -1,0 +1,33 @@
+// "cuda" as another name for this device: factories, guards and moves that name CUDA make tandem tensors.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include "device.h"
+#include "values.h"
+
+namespace tandem {
+
+torch::Library& library(c10::DispatchKey key);
+
+namespace {
+
+template <const char* kName>
+void factory(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  static const uint32_t id = declare(handle);
+  dispatch(id, handle, stack);
+}
+
+constexpr char kEmpty[] = "empty.memory_format";
+constexpr char kEmptyStrided[] = "empty_strided";
+
+}  // namespace
+
+}  // namespace tandem
+
+extern "C" void ttc_enable_cuda_alias() {
+  using namespace tandem;
+  register_cuda_guard();
+  auto& cuda = library(c10::DispatchKey::CUDA);
+  cuda.impl(kEmpty, torch::CppFunction::makeFromBoxedFunction<&factory<kEmpty>>());
+  cuda.impl(kEmptyStrided, torch::CppFunction::makeFromBoxedFunction<&factory<kEmptyStrided>>());
+}

@@ -1,0 +1,135 @@
+#include "device.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "values.h"
+
+namespace tandem {
+
+namespace {
+
+class Allocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    void* address = nullptr;
+    void* context = tt_storage_new(n, &address);
+    return {address, context, &tt_storage_release, c10::Device(kTandem, 0)};
+  }
+  void copy_data(void*, const void*, std::size_t) const override {
+    TORCH_CHECK(false, "tandem storages cannot be copied through their addresses; use tensor.clone()");
+  }
+};
+
+// Waits for the draws that GraphRunner still has to make before anyone reads or sets the state.
+class TandemGenerator final : public c10::GeneratorImpl {
+ public:
+  explicit TandemGenerator(at::Generator host)
+      : GeneratorImpl(c10::Device(kTandem, 0), kTandemKeys), host_(std::move(host)) {}
+
+  const at::Generator& host() const { return host_; }
+
+  void set_current_seed(uint64_t seed) override { settled().set_current_seed(seed); }
+  void set_offset(uint64_t offset) override { settled().set_offset(offset); }
+  uint64_t get_offset() const override { return settled().get_offset(); }
+  uint64_t current_seed() const override { return settled().current_seed(); }
+  uint64_t seed() override { return settled().seed(); }
+  void set_state(const c10::TensorImpl& state) override {
+    std::lock_guard<std::mutex> lock(settled().mutex_);
+    host_.unsafeGetGeneratorImpl()->set_state(state);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return settled().get_state(); }
+
+ private:
+  c10::GeneratorImpl& settled() const {
+    check(tt_wait_random());
+    return *host_.unsafeGetGeneratorImpl();
+  }
+  GeneratorImpl* clone_impl() const override { return new TandemGenerator(at::Generator(host_.clone())); }
+
+  at::Generator host_;
+};
+
+const at::Generator& default_generator() {
+  static const at::Generator generator =
+      at::make_generator<TandemGenerator>(at::detail::getDefaultCPUGenerator());
+  return generator;
+}
+
+// One device, one stream: GraphRunner runs everything in program order.
+template <c10::DeviceType kType>
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return kType; }
+  c10::Device exchangeDevice(c10::Device) const override { return c10::Device(kType, 0); }
+  c10::Device getDevice() const override { return c10::Device(kType, 0); }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return getStream(d); }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return getStream(d); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
+  c10::Stream exchangeStream(c10::Stream s) const override { return s; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  bool queryEvent(void*) const override { return true; }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override { check(tt_synchronize()); }
+  void synchronizeEvent(void*) const override { check(tt_synchronize()); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { check(tt_synchronize()); }
+};
+
+class Hooks final : public at::PrivateUse1HooksInterface {
+ public:
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  void setCurrentDevice(c10::DeviceIndex) const override {}
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    return at::make_generator<TandemGenerator>(at::make_generator<at::CPUGeneratorImpl>());
+  }
+  // Feeds are snapshotted when they are issued, so ordinary host memory serves as pinned memory.
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void*) const override { return false; }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
+    auto* si = storage.unsafeGetStorageImpl();
+    check(tt_storage_resize(si->mutable_data_ptr().get_context(), nbytes));
+    si->set_nbytes(nbytes);
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard<kTandem>)
+
+}  // namespace
+
+c10::Allocator* allocator() {
+  static Allocator instance;
+  return &instance;
+}
+
+at::Generator host_generator(const at::Generator& g) {
+  if (auto* t = dynamic_cast<TandemGenerator*>(g.unsafeGetGeneratorImpl())) return t->host();
+  return g;
+}
+
+void register_hooks() {
+  if (!at::isPrivateUse1HooksRegistered()) at::RegisterPrivateUse1HooksInterface(new Hooks());
+  c10::SetAllocator(kTandem, allocator());
+}
+
+void register_cuda_guard() {
+  static Guard<c10::DeviceType::CUDA> guard;
+  static c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &guard);
+}
+
+}  // namespace tandem

@@ -1,0 +1,92 @@
+#include "errors.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "values.h"
+
+// libtorch_python's exception "a Python error is set on this thread". The shim does not link that library,
+// which differs between Python versions; exceptions are matched by type name, and this is the same type: its
+// name, base and members.
+struct __attribute__((visibility("default"))) python_error : std::exception {
+  void* type = nullptr;
+  void* value = nullptr;
+  void* traceback = nullptr;
+  std::string message;
+};
+
+namespace tandem {
+
+namespace {
+
+thread_local std::exception_ptr kept;     // of the last failed kernel call
+thread_local std::exception_ptr pending;  // raised when control is back in C++
+
+template <class E>
+std::exception_ptr with_context(E e, const std::string& context) {
+  e.add_context(context);
+  return std::make_exception_ptr(std::move(e));
+}
+
+// The same exception type with one more line of text.
+std::exception_ptr explain(const std::exception_ptr& e, const std::string& context) {
+  try {
+    std::rethrow_exception(e);
+  } catch (const c10::IndexError& x) {
+    return with_context(x, context);
+  } catch (const c10::ValueError& x) {
+    return with_context(x, context);
+  } catch (const c10::TypeError& x) {
+    return with_context(x, context);
+  } catch (const c10::NotImplementedError& x) {
+    return with_context(x, context);
+  } catch (const c10::LinAlgError& x) {
+    return with_context(x, context);
+  } catch (const c10::OutOfMemoryError& x) {
+    return with_context(x, context);
+  } catch (const c10::Error& x) {
+    return with_context(x, context);
+  } catch (const std::exception& x) {
+    return std::make_exception_ptr(std::runtime_error(std::string(x.what()) + "\n" + context));
+  } catch (...) {
+    return e;
+  }
+}
+
+}  // namespace
+
+void keep_exception(std::exception_ptr e) { kept = std::move(e); }
+
+void throw_pending() {
+  auto e = std::move(pending);
+  pending = nullptr;
+  if (!e) throw std::runtime_error("tandem: an operator failed without an exception");
+  std::rethrow_exception(e);
+}
+
+}  // namespace tandem
+
+using namespace tandem;
+
+extern "C" {
+
+void* ttc_take_exception() { return new std::exception_ptr(std::move(kept)); }
+void ttc_drop_exception(void* e) { delete static_cast<std::exception_ptr*>(e); }
+
+void ttc_set_pending(void* e, const char* context, size_t len) {
+  const auto& original = *static_cast<std::exception_ptr*>(e);
+  pending = context ? explain(original, std::string(context, len)) : original;
+}
+
+void ttc_set_pending_message(int32_t kind, const char* message, size_t len) {
+  const std::string text(message, len);
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if (kind == 2)
+    pending = std::make_exception_ptr(python_error());
+  else if (kind == 1)
+    pending = std::make_exception_ptr(c10::NotImplementedError(here, text));
+  else
+    pending = std::make_exception_ptr(c10::Error(here, text));
+}
+}

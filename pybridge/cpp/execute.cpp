@@ -1,0 +1,268 @@
+// Calling ATen's CPU kernels on Tandem's buffers, from GraphRunner or from a waiting thread.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <cstring>
+#include <exception>
+
+#include "device.h"
+#include "errors.h"
+#include "values.h"
+
+namespace tandem {
+
+namespace {
+
+// What one call leaves behind for Rust to read.
+struct Results {
+  std::vector<c10::IValue> values;
+  std::vector<at::Tensor> inputs;  // flat; undefined where absent
+  std::vector<TtOut> outs, resized;
+};
+Results& results() {
+  static thread_local Results r;
+  return r;
+}
+
+at::Tensor inline_scalar(const TtTensor& t) {
+  auto r = at::detail::empty_cpu({}, static_cast<c10::ScalarType>(t.dtype));
+  std::memcpy(r.mutable_data_ptr(), t.storage, r.itemsize());
+  return r;
+}
+
+at::Tensor host_window(const TtTensor& t) {
+  auto impl = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(t.storage));
+  auto r = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(impl)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(t.dtype)));
+  r.unsafeGetTensorImpl()->set_sizes_and_strides(
+      c10::IntArrayRef(t.sizes, t.ndim), c10::IntArrayRef(t.strides, t.ndim), t.offset);
+  return r;
+}
+
+at::Tensor decode_tensor(const TtTensor& t, std::vector<at::Tensor>& inputs) {
+  if (t.place == TT_ABSENT) return inputs.emplace_back();
+  auto r = t.place == TT_INLINE ? inline_scalar(t) : host_window(t);
+  if (t.flags & TT_CONJ) r._set_conj(true);
+  if (t.flags & TT_NEG) r._set_neg(true);
+  if (t.flags & TT_WRAPPED) r.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return inputs.emplace_back(std::move(r));
+}
+
+c10::IValue decode(const TtArg& a, const c10::TypePtr& type, std::vector<at::Tensor>& inputs) {
+  switch (a.tag) {
+    case TT_TENSOR: return decode_tensor(*static_cast<const TtTensor*>(a.ptr), inputs);
+    case TT_TENSORS: {
+      const auto* ts = static_cast<const TtTensor*>(a.ptr);
+      auto list = type->cast<c10::ListType>();
+      if (!list) list = type->expectRef<c10::OptionalType>().getElementType()->cast<c10::ListType>();
+      if (list->getElementType()->kind() == c10::TypeKind::OptionalType) {
+        c10::List<std::optional<at::Tensor>> r;
+        r.reserve(a.len);
+        for (uint32_t i = 0; i < a.len; i++) {
+          auto t = decode_tensor(ts[i], inputs);
+          r.push_back(t.defined() ? std::optional<at::Tensor>(std::move(t)) : std::nullopt);
+        }
+        return r;
+      }
+      c10::List<at::Tensor> r;
+      r.reserve(a.len);
+      for (uint32_t i = 0; i < a.len; i++) r.push_back(decode_tensor(ts[i], inputs));
+      return r;
+    }
+    case TT_INT: return a.i;
+    case TT_FLOAT: return a.f;
+    case TT_BOOL: return a.i != 0;
+    case TT_COMPLEX: return c10::complex<double>(a.c[0], a.c[1]);
+    case TT_STR: return std::string(static_cast<const char*>(a.ptr), a.len);
+    case TT_INTS: return c10::IntArrayRef(static_cast<const int64_t*>(a.ptr), a.len);
+    case TT_FLOATS: return c10::ArrayRef<double>(static_cast<const double*>(a.ptr), a.len);
+    case TT_BOOLS: {
+      c10::List<bool> r;
+      for (uint32_t i = 0; i < a.len; i++) r.push_back(static_cast<const uint8_t*>(a.ptr)[i] != 0);
+      return r;
+    }
+    case TT_SCALARS: {
+      c10::impl::GenericList r(c10::NumberType::get());
+      for (uint32_t i = 0; i < a.len; i++)
+        r.push_back(decode(static_cast<const TtArg*>(a.ptr)[i], type, inputs));
+      return r;
+    }
+    case TT_DEVICE: return c10::Device(a.i == 2 ? c10::DeviceType::Meta : c10::DeviceType::CPU);
+    case TT_GENERATOR: {
+      auto* impl = static_cast<c10::GeneratorImpl*>(const_cast<void*>(a.ptr));
+      return host_generator(at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(impl)));
+    }
+    default: return c10::IValue();
+  }
+}
+
+void describe(const at::Tensor& t, TtOut& out) {
+  out.sizes = t.sizes().data();
+  out.strides = t.strides().data();
+  out.offset = t.storage_offset();
+  out.ndim = static_cast<uint32_t>(t.dim());
+  out.dtype = static_cast<uint8_t>(t.scalar_type());
+  out.flags = (t.is_conj() ? TT_CONJ : 0) | (t.is_neg() ? TT_NEG : 0);
+  out.nbytes = t.storage().nbytes();
+}
+
+TtOut describe_output(const at::Tensor& t, const Results& r) {
+  TtOut out{};
+  if (!t.defined()) return out;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      t.layout() == c10::Layout::Strided && !t.is_quantized(),
+      "tandem supports dense tensors only, and this operator makes one with layout ", t.layout(), " and dtype ",
+      t.scalar_type(), "; run it on the CPU: tensor.cpu()");
+  describe(t, out);
+  out.kind = TT_OUT_NEW;
+  out.storage = t.storage().unsafeGetStorageImpl();
+  for (uint32_t i = 0; i < r.inputs.size(); i++) {
+    if (!r.inputs[i].defined()) continue;
+    if (r.inputs[i].is_same(t)) {
+      out.kind = TT_OUT_SAME, out.input = i;
+      return out;
+    }
+    if (out.kind == TT_OUT_NEW && r.inputs[i].storage().unsafeGetStorageImpl() == out.storage)
+      out.kind = TT_OUT_ALIAS, out.input = i;
+  }
+  return out;
+}
+
+void describe_results(Results& r) {
+  auto& host = host_values();
+  host.clear();
+  for (const auto& v : r.values) {
+    if (v.isTensor()) {
+      r.outs.push_back(describe_output(v.toTensor(), r));
+    } else if (v.isTensorList()) {
+      TtOut header{};
+      header.kind = TT_OUT_LIST;
+      header.input = static_cast<uint32_t>(v.toListRef().size());
+      r.outs.push_back(header);
+      for (const auto& e : v.toListRef()) r.outs.push_back(describe_output(e.toTensor(), r));
+    } else {
+      TtOut out{};
+      out.kind = TT_OUT_HOST;
+      out.input = static_cast<uint32_t>(host.size());
+      host.push_back(v);
+      r.outs.push_back(out);
+    }
+  }
+}
+
+void describe_resized(const TtTensor& before, uint32_t i, Results& r) {
+  const auto& t = r.inputs[i];
+  if (!t.defined()) return;
+  if (t.sizes() == c10::IntArrayRef(before.sizes, before.ndim) &&
+      t.strides() == c10::IntArrayRef(before.strides, before.ndim) && t.storage_offset() == before.offset)
+    return;
+  TtOut out{};
+  describe(t, out);
+  out.kind = TT_OUT_SAME, out.input = i;
+  r.resized.push_back(out);
+}
+
+// The kernels run as eager's do below autograd: no grad, no autocast, no Python modes.
+c10::impl::ForceDispatchKeyGuard below_autograd() {
+  static const auto excluded = c10::default_excluded_set | c10::autograd_dispatch_keyset |
+                               c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+  return c10::impl::ForceDispatchKeyGuard(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded);
+}
+
+void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
+  auto& r = results();
+  r.values.clear(), r.inputs.clear(), r.outs.clear(), r.resized.clear();
+  const auto& handle = handle_of(op);
+  const auto& schema = handle.schema();
+  for (size_t i = 0; i < n; i++) r.values.push_back(decode(args[i], schema.arguments()[i].type(), r.inputs));
+  {
+    auto guard = below_autograd();
+    handle.callBoxed(r.values);
+  }
+  describe_results(r);
+  uint32_t flat = 0;
+  for (size_t i = 0; i < n; i++) {
+    if (args[i].tag != TT_TENSOR && args[i].tag != TT_TENSORS) continue;
+    const auto* ts = static_cast<const TtTensor*>(args[i].ptr);
+    const uint32_t len = args[i].tag == TT_TENSOR ? 1 : args[i].len;
+    const auto* alias = schema.arguments()[i].alias_info();
+    for (uint32_t k = 0; k < len; k++, flat++)
+      if (alias && alias->isWrite()) describe_resized(ts[k], flat, r);
+  }
+  *outs = {r.outs.data(), r.outs.size(), r.resized.data(), r.resized.size()};
+}
+
+c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
+
+}  // namespace
+
+}  // namespace tandem
+
+using namespace tandem;
+
+extern "C" {
+
+int32_t ttc_call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
+  try {
+    call(op, args, n, outs);
+    return TT_OK;
+  } catch (...) {
+    keep_exception(std::current_exception());
+    return TT_RAISE;
+  }
+}
+
+void ttc_clear() {
+  auto& r = results();
+  r.values.clear(), r.inputs.clear();
+}
+
+void* ttc_buffer_new(uint64_t nbytes) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
+                                               c10::GetCPUAllocator(), true)
+      .release();
+}
+void ttc_buffer_retain(void* b) { c10::raw::intrusive_ptr::incref(storage(b)); }
+void ttc_buffer_release(void* b) { c10::raw::intrusive_ptr::decref(storage(b)); }
+void* ttc_buffer_data(void* b) { return storage(b)->mutable_data(); }
+uint64_t ttc_buffer_nbytes(void* b) { return storage(b)->nbytes(); }
+
+void ttc_buffer_resize(void* b, uint64_t nbytes) {
+  auto* s = storage(b);
+  auto fresh = c10::GetCPUAllocator()->allocate(nbytes);
+  if (const auto keep = std::min<size_t>(nbytes, s->nbytes()))
+    std::memcpy(fresh.mutable_get(), s->data(), keep);
+  s->set_data_ptr_noswap(std::move(fresh));
+  s->set_nbytes(nbytes);
+}
+
+void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
+  const auto item = c10::elementSize(static_cast<c10::ScalarType>(t->dtype));
+  int64_t last = 0;
+  bool empty = false;
+  for (uint32_t i = 0; i < t->ndim; i++) {
+    empty |= t->sizes[i] == 0;
+    last += (t->sizes[i] - 1) * t->strides[i];
+  }
+  const size_t nbytes = empty ? 0 : (last + 1) * item;
+  void* copy = ttc_buffer_new(nbytes);
+  if (nbytes)
+    std::memcpy(ttc_buffer_data(copy), static_cast<const char*>(storage(t->storage)->data()) + t->offset * item,
+                nbytes);
+  *offset = 0;
+  return copy;
+}
+
+void ttc_generator_retain(void* g) { c10::raw::intrusive_ptr::incref(static_cast<c10::GeneratorImpl*>(g)); }
+void ttc_generator_release(void* g) { c10::raw::intrusive_ptr::decref(static_cast<c10::GeneratorImpl*>(g)); }
+
+int32_t ttc_get_num_threads() { return at::get_num_threads(); }
+void ttc_set_num_threads(int32_t n) { at::set_num_threads(n); }
+void ttc_enter_graph_runner() { at::init_num_threads(); }
+}

@@ -1,0 +1,151 @@
+// The C boundary between the C++ shim and Rust. `pybridge/src/ffi.rs` mirrors every struct here.
+//
+// The shim turns dispatcher calls into flat argument records and back; every decision is taken in Rust.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+enum TtTag : uint8_t {
+  TT_NONE = 0,
+  TT_TENSOR,    // ptr: TtTensor
+  TT_TENSORS,   // ptr: TtTensor[len]; undefined entries have place TT_ABSENT
+  TT_INT,
+  TT_FLOAT,
+  TT_BOOL,
+  TT_COMPLEX,   // c[0] + i c[1]
+  TT_STR,       // ptr: char[len]
+  TT_INTS,      // ptr: int64_t[len]
+  TT_FLOATS,    // ptr: double[len]
+  TT_BOOLS,     // ptr: uint8_t[len]
+  TT_SCALARS,   // ptr: TtArg[len]
+  TT_DEVICE,    // i: 0 tandem (or CUDA meaning Tandem), 1 cpu, 2 meta
+  TT_GENERATOR, // ptr: c10::GeneratorImpl*
+};
+
+enum TtPlace : uint8_t { TT_ABSENT = 0, TT_TANDEM, TT_HOST, TT_INLINE };
+
+enum TtFlag : uint16_t { TT_REQUIRES_GRAD = 1, TT_CONJ = 2, TT_NEG = 4, TT_WRAPPED = 8 };
+
+// A window (sizes, strides, offset, dtype) on a storage. Sizes and strides are in elements.
+struct TtTensor {
+  void* storage;  // TT_TANDEM: the storage's context, made by Rust. TT_HOST: c10::StorageImpl. TT_INLINE: 16 bytes of value.
+  const int64_t* sizes;
+  const int64_t* strides;
+  int64_t offset;
+  uint32_t ndim;
+  uint8_t dtype;  // c10::ScalarType
+  uint8_t place;
+  uint16_t flags;
+};
+
+struct TtArg {
+  uint8_t tag;
+  uint8_t pad[3];
+  uint32_t len;
+  union {
+    int64_t i;
+    double f;
+    double c[2];
+    const void* ptr;
+  };
+};
+
+enum TtOutKind : uint8_t {
+  TT_OUT_UNDEFINED = 0,
+  TT_OUT_NEW,    // a window on a storage that the call made
+  TT_OUT_SAME,   // the very tensor given as flat input `input`
+  TT_OUT_ALIAS,  // another window on the storage of flat input `input`
+  TT_OUT_HOST,   // a value that is not a tensor: number `input` of the calling thread's host values
+  TT_OUT_LIST,   // a list of the `input` entries that follow
+};
+
+// One output of a call. Inputs are numbered flat: absent tensors and list entries count.
+struct TtOut {
+  void* storage;  // TT_OUT_NEW: a storage context (to the shim) or a c10::StorageImpl (from it)
+  void* address;  // TT_OUT_NEW, to the shim: the storage's address
+  uint64_t nbytes;
+  const int64_t* sizes;
+  const int64_t* strides;
+  int64_t offset;
+  uint32_t input;
+  uint32_t ndim;
+  uint8_t kind;
+  uint8_t dtype;
+  uint16_t flags;
+  uint32_t pad;
+};
+
+// Outputs, and the written inputs whose metadata the call changed (an `out=` that was resized).
+struct TtOuts {
+  const TtOut* outs;
+  size_t n_outs;
+  const TtOut* resized;
+  size_t n_resized;
+};
+
+struct TtOpDecl {
+  const char* name;  // "aten::add.Tensor"
+  size_t name_len;
+  const uint8_t* args;  // one letter an argument: t tensor, s shape number, a attribute, v fed value, d device, g generator
+  const uint8_t* written;  // 1 where the schema says that the argument is written
+  size_t n_args;
+  uint8_t returns_host;    // some return is not a tensor
+  uint8_t dynamic_shape;   // tagged by torch as having an output shape that depends on data
+  uint8_t random;          // tagged nondeterministic_seeded
+  uint8_t foreign;         // not an aten operator
+};
+
+// The status of a call into Rust. TT_RAISE: an exception waits in this thread's pending slot.
+enum TtStatus : int32_t { TT_OK = 0, TT_RAISE = 1 };
+
+// --- Rust, called by C++ -----------------------------------------------------------------------
+
+uint32_t tt_declare_op(const TtOpDecl* decl);
+// Whether the default-backend kernel of this aten overload is replaced by the capturing functor.
+int32_t tt_captures_default(const char* name, size_t len);
+int32_t tt_dispatch(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
+// A storage of `nbytes` undefined bytes; its address lies in the inaccessible range.
+void* tt_storage_new(uint64_t nbytes, void** address);
+void tt_storage_release(void* storage);
+int32_t tt_storage_resize(void* storage, uint64_t nbytes);
+// Waits for all pending work, or for the pending random draws.
+int32_t tt_synchronize();
+int32_t tt_wait_random();
+
+// --- C++, called by Rust -----------------------------------------------------------------------
+
+void ttc_register();
+// Calls the CPU kernel of `op`. Returned pointers live until ttc_clear on the same thread.
+// Values that are not tensors are kept for the functor that waits on the same thread.
+int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
+void ttc_clear();
+void* ttc_buffer_new(uint64_t nbytes);
+void ttc_buffer_retain(void* buffer);
+void ttc_buffer_release(void* buffer);
+void* ttc_buffer_data(void* buffer);
+uint64_t ttc_buffer_nbytes(void* buffer);
+void ttc_buffer_resize(void* buffer, uint64_t nbytes);
+// A dense copy of a host window's extent; `offset` receives the window's offset in it.
+void* ttc_snapshot(const TtTensor* window, int64_t* offset);
+void ttc_generator_retain(void* generator);
+void ttc_generator_release(void* generator);
+// The exception of the last failed ttc_call on this thread, as an owned handle.
+void* ttc_take_exception();
+void ttc_drop_exception(void* exception);
+// Puts an exception into this thread's pending slot. With `context`, that text is added to its message.
+void ttc_set_pending(void* exception, const char* context, size_t len);
+// kind: 0 RuntimeError, 1 NotImplementedError, 2 a Python exception is set already
+void ttc_set_pending_message(int32_t kind, const char* message, size_t len);
+int32_t ttc_get_num_threads();
+void ttc_set_num_threads(int32_t n);
+// The autograd node that runs on this thread: its sequence number, or -1; `id` tells nodes apart.
+int64_t ttc_current_node(uint64_t* id);
+uint64_t ttc_sequence_peek();
+int32_t ttc_grad_enabled();
+void ttc_enter_graph_runner();
+void ttc_single_threaded_backward(int32_t on);
+void ttc_enable_cuda_alias();
+}

@@ -1,0 +1,274 @@
+#include "values.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Storage.h>
+
+#include "device.h"
+
+namespace tandem {
+
+namespace {
+
+uint16_t flags_of(const at::Tensor& t) {
+  uint16_t flags = 0;
+  if (t.requires_grad()) flags |= TT_REQUIRES_GRAD;
+  if (t.is_conj()) flags |= TT_CONJ;
+  if (t.is_neg()) flags |= TT_NEG;
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) flags |= TT_WRAPPED;
+  return flags;
+}
+
+// How many elements of each scratch array the arguments need, so that pointers into them stay good.
+struct Need {
+  size_t tensors = 0, ints = 0, floats = 0, bools = 0, scalars = 0;
+
+  void count(const c10::IValue& v) {
+    if (v.isTensor()) {
+      tensors++;
+    } else if (v.isList()) {
+      for (const auto& e : v.toListRef()) {
+        if (e.isTensor() || e.isNone()) tensors++;
+        ints++, floats++, bools++, scalars++;
+      }
+    } else if (v.isNone()) {
+      tensors++;
+    }
+  }
+};
+
+}  // namespace
+
+void Encoder::encode(const c10::IValue* args, size_t n) {
+  Need need;
+  for (size_t i = 0; i < n; i++) need.count(args[i]);
+  args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear(), floats_.clear(), bools_.clear();
+  scalars_.clear();
+  args_.reserve(n), tensors_.reserve(need.tensors), inputs_.reserve(need.tensors);
+  ints_.reserve(need.ints), floats_.reserve(need.floats), bools_.reserve(need.bools);
+  scalars_.reserve(need.scalars);
+  for (size_t i = 0; i < n; i++) args_.push_back(encode_one(args[i]));
+}
+
+void Encoder::encode_tensor(const at::Tensor& t) {
+  inputs_.push_back(&t);
+  TtTensor& out = tensors_.emplace_back();
+  out = TtTensor{};
+  if (!t.defined()) return;
+  const auto* impl = t.unsafeGetTensorImpl();
+  const auto device = impl->device_type();
+  if (device == kTandem) {
+    out.place = TT_TANDEM;
+    out.storage = storage_context(t);
+  } else if (device == c10::DeviceType::CPU) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        impl->layout() == c10::Layout::Strided && !c10::isQIntType(t.scalar_type()),
+        "tandem supports dense tensors only, but an operand has layout ", impl->layout(), " and dtype ",
+        t.scalar_type(), "; call .to_dense() or .dequantize() on it first");
+    out.place = TT_HOST;
+    out.storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  } else {
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
+                t.device(), " and tandem:0!");
+  }
+  out.sizes = impl->sizes().data();
+  out.strides = impl->strides().data();
+  out.offset = impl->storage_offset();
+  out.ndim = static_cast<uint32_t>(impl->dim());
+  out.dtype = static_cast<uint8_t>(t.scalar_type());
+  out.flags = flags_of(t);
+}
+
+TtArg Encoder::encode_one(const c10::IValue& v) {
+  TtArg a{};
+  if (v.isTensor()) {
+    a.tag = TT_TENSOR;
+    encode_tensor(v.toTensor());
+    a.ptr = &tensors_.back();
+  } else if (v.isNone()) {
+    a.tag = TT_NONE;
+  } else if (v.isInt()) {
+    a.tag = TT_INT, a.i = v.toInt();
+  } else if (v.isSymInt()) {
+    a.tag = TT_INT, a.i = v.toSymInt().guard_int(__FILE__, __LINE__);
+  } else if (v.isDouble()) {
+    a.tag = TT_FLOAT, a.f = v.toDouble();
+  } else if (v.isBool()) {
+    a.tag = TT_BOOL, a.i = v.toBool();
+  } else if (v.isComplexDouble()) {
+    const auto c = v.toComplexDouble();
+    a.tag = TT_COMPLEX, a.c[0] = c.real(), a.c[1] = c.imag();
+  } else if (v.isString()) {
+    const auto& s = v.toStringRef();
+    a.tag = TT_STR, a.len = static_cast<uint32_t>(s.size()), a.ptr = s.data();
+  } else if (v.isDevice()) {
+    const auto d = v.toDevice().type();
+    a.tag = TT_DEVICE;
+    a.i = d == kTandem || d == c10::DeviceType::CUDA ? 0 : d == c10::DeviceType::Meta ? 2 : 1;
+  } else if (v.isGenerator()) {
+    a.tag = TT_GENERATOR, a.ptr = v.toGenerator().unsafeGetGeneratorImpl();
+  } else if (v.isList()) {
+    const auto list = v.toListRef();
+    a.len = static_cast<uint32_t>(list.size());
+    const bool tensors = v.isTensorList() || v.isOptionalTensorList() ||
+                         (!list.empty() && (list[0].isTensor() || list[0].isNone()));
+    if (tensors) {
+      static const at::Tensor undefined;
+      a.tag = TT_TENSORS;
+      a.ptr = tensors_.data() + tensors_.size();
+      for (const auto& e : list) encode_tensor(e.isTensor() ? e.toTensor() : undefined);
+    } else if (v.isIntList() || v.isSymIntList()) {
+      a.tag = TT_INTS;
+      a.ptr = ints_.data() + ints_.size();
+      for (const auto& e : list)
+        ints_.push_back(e.isSymInt() ? e.toSymInt().guard_int(__FILE__, __LINE__) : e.toInt());
+    } else if (v.isDoubleList()) {
+      a.tag = TT_FLOATS;
+      a.ptr = floats_.data() + floats_.size();
+      for (const auto& e : list) floats_.push_back(e.toDouble());
+    } else if (v.isBoolList()) {
+      a.tag = TT_BOOLS;
+      a.ptr = bools_.data() + bools_.size();
+      for (const auto& e : list) bools_.push_back(e.toBool());
+    } else {
+      a.tag = TT_SCALARS;
+      a.ptr = scalars_.data() + scalars_.size();
+      for (const auto& e : list) scalars_.push_back(encode_one(e));
+    }
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "tandem does not support an argument of type ", v.tagKind(),
+                                "; run this operator on the CPU: tensor.cpu()");
+  }
+  return a;
+}
+
+void* storage_context(const at::Tensor& t) {
+  auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  void* context = si->mutable_data_ptr().get_context();
+  if (C10_UNLIKELY(context == nullptr)) {
+    // Made empty by torch itself (an untyped storage of zero bytes, a moved-from one).
+    auto fresh = allocator()->allocate(si->nbytes());
+    context = fresh.get_context();
+    si->set_data_ptr_noswap(std::move(fresh));
+  }
+  return context;
+}
+
+c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes) {
+  return c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes,
+      c10::DataPtr(address, context, &tt_storage_release, c10::Device(kTandem, 0)), allocator(),
+      /*resizable=*/true);
+}
+
+namespace {
+
+at::Tensor window(c10::Storage storage, const TtOut& out) {
+  auto t = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), kTandemKeys,
+      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(out.dtype)));
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(
+      c10::IntArrayRef(out.sizes, out.ndim), c10::IntArrayRef(out.strides, out.ndim), out.offset);
+  if (out.flags & TT_CONJ) t._set_conj(true);
+  if (out.flags & TT_NEG) t._set_neg(true);
+  return t;
+}
+
+// One encoder for each depth of nested calls on this thread.
+class Lease {
+ public:
+  Lease() {
+    if (pool.size() == depth) pool.push_back(std::make_unique<Encoder>());
+    encoder = pool[depth++].get();
+  }
+  ~Lease() { depth--; }
+  Encoder* operator->() const { return encoder; }
+
+ private:
+  static thread_local std::vector<std::unique_ptr<Encoder>> pool;
+  static thread_local size_t depth;
+  Encoder* encoder;
+};
+thread_local std::vector<std::unique_ptr<Encoder>> Lease::pool;
+thread_local size_t Lease::depth = 0;
+
+// Turns output records into IValues; storages shared by several outputs are made once.
+class Decoder {
+ public:
+  Decoder(const TtOuts& outs, const Encoder& encoder) : outs_(outs), encoder_(encoder) {}
+
+  c10::IValue next() {
+    const TtOut& out = outs_.outs[at_++];
+    switch (out.kind) {
+      case TT_OUT_HOST:
+        return std::move(host_values()[out.input]);
+      case TT_OUT_LIST: {
+        c10::List<at::Tensor> list;
+        list.reserve(out.input);
+        for (uint32_t i = 0; i < out.input; i++) list.push_back(tensor(outs_.outs[at_++]));
+        return list;
+      }
+      default:
+        return tensor(out);
+    }
+  }
+  bool done() const { return at_ == outs_.n_outs; }
+
+ private:
+  at::Tensor tensor(const TtOut& out) {
+    switch (out.kind) {
+      case TT_OUT_SAME:
+        return encoder_.input(out.input);
+      case TT_OUT_ALIAS:
+        return window(encoder_.input(out.input).storage(), out);
+      case TT_OUT_NEW:
+        return window(c10::Storage(storage(out)), out);
+      default:
+        return at::Tensor();
+    }
+  }
+
+  c10::intrusive_ptr<c10::StorageImpl> storage(const TtOut& out) {
+    for (const auto& [context, impl] : made_)
+      if (context == out.storage) return impl;
+    made_.emplace_back(out.storage, adopt_storage(out.storage, out.address, out.nbytes));
+    return made_.back().second;
+  }
+
+  const TtOuts& outs_;
+  const Encoder& encoder_;
+  size_t at_ = 0;
+  c10::SmallVector<std::pair<void*, c10::intrusive_ptr<c10::StorageImpl>>, 2> made_;
+};
+
+void apply_resize(const TtOut& change, const at::Tensor& t) {
+  auto* impl = t.unsafeGetTensorImpl();
+  if (t.device().type() == kTandem)
+    impl->unsafe_storage().unsafeGetStorageImpl()->set_nbytes(change.nbytes);
+  impl->set_sizes_and_strides(c10::IntArrayRef(change.sizes, change.ndim),
+                              c10::IntArrayRef(change.strides, change.ndim), change.offset);
+}
+
+}  // namespace
+
+std::vector<c10::IValue>& host_values() {
+  static thread_local std::vector<c10::IValue> values;
+  return values;
+}
+
+void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const size_t n = handle.schema().arguments().size();
+  Lease encoder;
+  encoder->encode(stack->data() + (stack->size() - n), n);
+  TtOuts outs;
+  check(tt_dispatch(op, encoder->args(), encoder->size(), &outs));
+  for (size_t i = 0; i < outs.n_resized; i++)
+    apply_resize(outs.resized[i], encoder->input(outs.resized[i].input));
+  c10::SmallVector<c10::IValue, 4> results;
+  for (Decoder decoder(outs, *encoder.operator->()); !decoder.done();) results.push_back(decoder.next());
+  torch::jit::drop(*stack, n);
+  for (auto& r : results) stack->push_back(std::move(r));
+}
+
+}  // namespace tandem

@@ -1,0 +1,107 @@
+// Operators that only move a window or swap a storage: metadata, never graph nodes.
+#include <ATen/InferSize.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <torch/library.h>
+
+#include "device.h"
+#include "values.h"
+
+namespace tandem {
+
+namespace {
+
+at::Tensor window_of(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  auto r = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
+                                                    self.key_set(), self.dtype());
+  r.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return r;
+}
+
+at::Tensor view(const at::Tensor& self, c10::IntArrayRef size) {
+  const auto inferred = at::infer_size_dv(size, self.numel());
+  const auto strides = at::detail::computeStride(self.sizes(), self.strides(), inferred);
+  TORCH_CHECK(strides.has_value(),
+              "view size is not compatible with input tensor's size and stride (at least one dimension spans "
+              "across two contiguous subspaces). Use .reshape(...) instead.");
+  return window_of(self, inferred, *strides, self.storage_offset());
+}
+
+at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
+                      std::optional<int64_t> offset) {
+  auto r = window_of(self, self.sizes(), self.strides(), self.storage_offset());
+  at::native::setStrided(r, size, stride, offset.value_or(self.storage_offset()));
+  return r;
+}
+
+void grow_storage(const at::Tensor& t) {
+  const auto need = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(), t.storage_offset());
+  auto* si = t.storage().unsafeGetStorageImpl();
+  if (t.numel() == 0 || need <= si->nbytes()) return;
+  check(tt_storage_resize(storage_context(t), need));
+  si->set_nbytes(need);
+}
+
+const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
+                          std::optional<c10::MemoryFormat> format) {
+  self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  if (format) self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  grow_storage(self);
+  return self;
+}
+
+at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size,
+                               c10::IntArrayRef stride) {
+  TORCH_CHECK(source.device_type() == kTandem, "Expected a tandem storage in set_, got one on ",
+              source.device());
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  if (stride.data() || size.empty()) {
+    impl->set_sizes_and_strides(size, stride, offset);
+  } else {
+    impl->set_sizes_contiguous(size);
+    impl->set_storage_offset(offset);
+  }
+  grow_storage(self);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const auto n = static_cast<int64_t>(source.nbytes() / self.itemsize());
+  return set_storage_offset(self, std::move(source), 0, {n}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  if (self.unsafeGetTensorImpl() == source.unsafeGetTensorImpl()) return self;
+  return set_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  return set_storage_offset(self, c10::Storage(c10::Storage::use_byte_size_t(), 0, allocator(), true), 0, {0}, {});
+}
+
+// A parameter stays the same object when `.to()` or `.data =` swaps its implementation.
+bool compatible_shallow_copy(const at::Tensor&, const at::Tensor&) { return true; }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("view", view);
+  m.impl("as_strided", as_strided);
+  m.impl("unfold", at::native::unfold);
+  m.impl("view_as_real", at::native::view_as_real);
+  m.impl("view_as_complex", at::native::view_as_complex);
+  m.impl("_reshape_alias", at::native::_reshape_alias);
+  m.impl("resize_", resize_);
+  m.impl("set_.source_Storage_storage_offset", set_storage_offset);
+  m.impl("set_.source_Storage", set_storage);
+  m.impl("set_.source_Tensor", set_tensor);
+  m.impl("set_", set_empty);
+  m.impl("_has_compatible_shallow_copy_type", compatible_shallow_copy);
+}
+
+}  // namespace tandem

@@ -1,0 +1,43 @@
+"""Imperative-symbolic co-execution for PyTorch.
+
+Importing this package registers the device `"tandem"`. `tandem run script.py` runs an unchanged script on it.
+"""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+
+from torch_tandem._load import load_core as _load_core
+
+_core = _load_core()
+
+from torch_tandem import _register  # noqa: E402
+from torch_tandem.api import (  # noqa: E402
+    explain,
+    is_available,
+    mark_step,
+    mode,
+    report,
+    reset_report,
+    set_mode,
+    summary,
+    synchronize,
+)
+
+try:
+    __version__ = _version("torch-tandem")
+except PackageNotFoundError:  # a source tree on the path, not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "explain",
+    "is_available",
+    "mark_step",
+    "mode",
+    "report",
+    "reset_report",
+    "set_mode",
+    "summary",
+    "synchronize",
+]
+
+_register.register()

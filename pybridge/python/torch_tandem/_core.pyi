@@ -1,0 +1,40 @@
+"""The extension module: the Rust engine and the C++ device shim."""
+
+from typing import Literal
+
+def init() -> None:
+    """Register hooks, kernels, generator and allocator. Call once, after `import torch`."""
+
+def synchronize() -> None:
+    """Wait for all pending work; raise what failed in it."""
+
+def wait_random() -> None:
+    """Wait for the random draws that GraphRunner still has to make."""
+
+def shutdown() -> None:
+    """Drain pending work and stop GraphRunner."""
+
+def in_bad_fork() -> bool:
+    """Whether this is a forked child of a process that used the device."""
+
+def memory_allocated() -> int: ...
+def max_memory_allocated() -> int: ...
+def reset_peak_memory_stats() -> None: ...
+def empty_cache() -> None: ...
+def mark_step() -> None:
+    """End an iteration."""
+
+def set_mode(mode: Literal["coexec", "trace"]) -> None: ...
+def mode() -> Literal["coexec", "trace"]: ...
+def set_sync(on: bool) -> None:
+    """Wait after each operator, so that errors are raised where they happen."""
+
+def report() -> str:
+    """What happened so far, as JSON."""
+
+def reset_report() -> None: ...
+def enable_cuda_alias() -> None:
+    """Make factories, guards and moves that name CUDA yield tandem tensors. It cannot be undone."""
+
+def single_threaded_backward(on: bool) -> None:
+    """Whether backward runs on the calling thread."""

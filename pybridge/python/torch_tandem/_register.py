@@ -1,0 +1,41 @@
+"""Telling torch about the device, once, when the package is imported."""
+
+import atexit
+import contextlib
+import os
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torch_tandem import _core, _seeding, device
+
+
+def register() -> None:
+    """Register the device `tandem` and everything that follows the program's iterations, seeds and end."""
+    torch.utils.rename_privateuse1_backend("tandem")
+    torch._register_device_module("tandem", device)
+    _core.init()
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _seeding.install()
+    register_optimizer_step_post_hook(_end_iteration)
+    os.register_at_fork(before=_before_fork)
+    atexit.register(_core.shutdown)
+    _read_environment()
+
+
+def _end_iteration(optimizer, args, kwargs) -> None:
+    _core.mark_step()
+
+
+def _before_fork() -> None:
+    # The child gets a copy of this memory but no GraphRunner: nothing may be half done in it.
+    # What failed stays poisoned and is raised by whoever reads it.
+    with contextlib.suppress(Exception):
+        _core.synchronize()
+
+
+def _read_environment() -> None:
+    if mode := os.environ.get("TANDEM_MODE"):
+        _core.set_mode(mode)
+    if os.environ.get("TANDEM_SYNC") == "1":
+        _core.set_sync(True)

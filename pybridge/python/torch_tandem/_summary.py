@@ -1,0 +1,124 @@
+"""The report as text."""
+
+import io
+import sys
+from collections.abc import Iterable
+from typing import IO, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_ROWS = 10  # of each table; the report has them all
+_WIDTH = 110  # where the output is not a terminal
+
+
+def show(report: dict[str, Any], file: IO[str] | None = None) -> None:
+    """Print the summary, on stderr unless `file` says otherwise."""
+    file = file or sys.stderr
+    _print(Console(file=file, width=None if file.isatty() else _WIDTH, highlight=False), report)
+
+
+def text(report: dict[str, Any]) -> str:
+    """The summary as plain text."""
+    file = io.StringIO()
+    _print(Console(file=file, width=_WIDTH, highlight=False), report)
+    return file.getvalue()
+
+
+def _print(console: Console, report: dict[str, Any]) -> None:
+    console.rule("Tandem", style="dim")
+    if not report.get("ops_captured"):
+        console.print("No operator ran on the device tandem.")
+    else:
+        console.print(_facts(report))
+        for title, table in _tables(report):
+            console.print(title)
+            console.print(table)
+    for note in report.get("notes", []):
+        console.print(f"note: {escape(note)}", style="dim")
+
+
+def _facts(report: dict[str, Any]) -> Table:
+    def count(key: str) -> int:
+        return report.get(key, 0)
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("iterations", f"{count('steps_traced')} traced, {count('steps_coexecuted')} co-executed")
+    share = _share(report, "ops_coexecuted", "ops_captured")
+    operators = f"{count('ops_captured'):,} captured, {share} co-executed"
+    if count("ops_after_5"):
+        share = _share(report, "ops_coexecuted_after_5", "ops_after_5")
+        operators += f" ({share} after the fifth iteration)"
+    grid.add_row("operators", operators)
+    if count("ops_other_threads"):
+        grid.add_row("", f"{count('ops_other_threads'):,} from other threads, run imperatively")
+    for runner, title in (("python", "PythonRunner"), ("runner", "GraphRunner")):
+        executing, stalled = count(f"{runner}_exec_us"), count(f"{runner}_stall_us")
+        grid.add_row(title, f"{_time(executing)} executing, {_time(stalled)} waiting")
+    grid.add_row("overlap", f"{_time(count('overlap_us'))} in which both executed")
+    grid.add_row(
+        "TraceGraph",
+        f"{count('tracegraph_nodes'):,} nodes, {_plural(count('paths'), 'path')}, "
+        f"{_plural(count('symbolic_blocks'), 'block')}, {count('blocks_sent'):,} sent "
+        f"(median {count('median_block_ops')} operators)",
+    )
+    grid.add_row("memory", f"{_bytes(count('memory_peak'))} at most")
+    return grid
+
+
+def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
+    divergences = sorted(report.get("divergences", []), key=lambda d: -d.get("count", 0))
+    if divergences:
+        rows = [(d.get("count"), d.get("line"), d.get("op"), d.get("reason")) for d in divergences]
+        columns = ("times", "line", "operator", "what differed")
+        yield f"divergences: {_total(divergences)}", _table(columns, rows)
+    fetches = sorted(report.get("fetches", []), key=lambda f: -f.get("wait_us", 0))
+    if fetches:
+        rows = []
+        for fetch in fetches:
+            count, waited = fetch.get("count", 1), fetch.get("wait_us", 0)
+            rows.append((count, fetch.get("line"), _time(waited), _time(waited / max(count, 1))))
+        yield f"fetches: {_total(fetches)}", _table(("times", "line", "waited", "each"), rows)
+    host = sorted(report.get("host_ops", {}).items(), key=lambda item: -item[1])
+    if host:
+        rows = [(times, name) for name, times in host]
+        yield f"operators without a native kernel: {len(host)}", _table(("times", "operator"), rows)
+
+
+def _table(columns: Iterable[str], rows: list[tuple]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number == 0 else "left", overflow="fold")
+    for row in rows[:_ROWS]:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    if len(rows) > _ROWS:
+        table.add_row("", f"and {len(rows) - _ROWS} more")
+    return table
+
+
+def _total(entries: list[dict[str, Any]]) -> str:
+    return f"{sum(entry.get('count', 0) for entry in entries):,}"
+
+
+def _share(report: dict[str, Any], part: str, whole: str) -> str:
+    total = report.get(whole, 0)
+    return f"{100 * report.get(part, 0) / total:.1f} %" if total else "0 %"
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _time(microseconds: float) -> str:
+    if microseconds >= 1e6:
+        return f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.0f} us"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

@@ -1,0 +1,135 @@
+"""The command `tandem`."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the return value is the exit status."""
+    options = _parse(sys.argv[1:] if argv is None else argv)
+    return _run(options)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tandem", description="Imperative-symbolic co-execution for PyTorch."
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", usage=USAGE, help="run an unchanged script", description=_run.__doc__)
+    run.add_argument("--quiet", action="store_true", help="leave out the summary at the end")
+    run.add_argument(
+        "--mode",
+        choices=("coexec", "trace"),
+        help="co-execute (the default), or only trace, which runs every operator at once",
+    )
+    run.add_argument(
+        "--device-alias",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help='whether "cuda" means Tandem (the default)',
+    )
+    run.add_argument("--no-cuda", dest="device_alias", action="store_false", help="as --no-device-alias")
+    run.add_argument(
+        "--adopt",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="whether tensors are made on Tandem where the script names no device; auto (the default): "
+        "if the script's text names none anywhere",
+    )
+    run.add_argument("--report-json", metavar="FILE", help="write the report to FILE")
+    run.add_argument(
+        "-m",
+        dest="module",
+        metavar="MODULE",
+        nargs=argparse.REMAINDER,
+        help="run a module, as python -m does; all that follows goes to it",
+    )
+    run.add_argument("script", nargs="?", help="the script")
+    run.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    options = parser.parse_args(argv)
+    if options.module is None and options.script is None:
+        run.error("a script is missing")
+    if options.module == []:
+        run.error("argument -m: a module is missing")
+    options.error = run.error
+    return options
+
+
+def _version() -> str:
+    from torch_tandem import __version__
+
+    return f"torch-tandem {__version__}"
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run an unchanged PyTorch script on Tandem."""
+    from torch_tandem import _compile, _notes, _script, adopt, api, cuda_alias
+
+    try:
+        if options.module is not None:
+            name, *args = options.module
+            script = _script.find_module(name)
+        else:
+            script, args = _script.find_file(options.script), options.args
+    except _script.NotFound as error:
+        options.error(str(error))
+
+    if options.mode:
+        api.set_mode(options.mode)
+    _compile.install()
+    if options.device_alias:
+        cuda_alias.install()
+    if options.adopt == "always" or (options.adopt == "auto" and not adopt.names_a_device(script.source())):
+        adopt.install()
+        _notes.add("the script names no device: its tensors were adopted (--adopt never: not so)")
+    process = os.getpid()
+    error = _script.run(script, args)
+    status = _show(error)
+    if os.getpid() == process:  # a child that the script forked ends here, too
+        _finish(options, api)
+    return _exit(error, status)
+
+
+def _show(error: BaseException | None) -> int:
+    """Report what ended the script as Python does; the exit status that goes with it."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
+def _finish(options: argparse.Namespace, api: Any) -> None:
+    """The summary and the report; a failure in them must not hide the script's own end."""
+    sys.stdout.flush()
+    try:
+        api.synchronize()
+    except Exception as late:
+        print(f"tandem: work that nobody waited for failed: {late}", file=sys.stderr)
+    report = api.report()
+    if options.report_json:
+        with open(options.report_json, "w") as file:
+            json.dump(report, file, indent=2)
+    if not options.quiet:
+        from torch_tandem import _summary
+
+        _summary.show(report)
+
+
+def _exit(error: BaseException | None, status: int) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        # Python ends so too: the shell sees a process that the signal ended.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return status

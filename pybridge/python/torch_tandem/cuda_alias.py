@@ -1,0 +1,187 @@
+"""Making "cuda" mean Tandem for a script that asks for a GPU.
+
+The C++ side turns factories and moves that name CUDA into tandem ones. This file makes `torch.cuda` and the
+functions around it look right. Everything is replaced once, before the script starts; no call pays for it
+later.
+
+What cannot look alike (docs/cuda_alias.md names affected libraries): `tensor.device` is `tandem:0`, so
+`tensor.device.type == "cuda"` is false and `tensor.device == torch.device("cuda:0")` too; raw pointers and
+CUDA extensions (Triton, CuPy, custom kernels) have nothing to work on; the device's generator is PyTorch's
+default CPU generator.
+"""
+
+import functools
+import re
+import sys
+from typing import Any
+
+import torch
+
+from torch_tandem import _core, device
+
+# Replaced in torch.cuda, and in its submodules where a name lives there.
+_DEVICE_NAMES = (
+    "DeviceProperties",
+    "Event",
+    "Stream",
+    "StreamContext",
+    "_exchange_device",
+    "_is_in_bad_fork",
+    "_lazy_init",
+    "_maybe_exchange_device",
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "is_tf32_supported",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+)
+
+
+def install() -> None:
+    """Make "cuda" mean Tandem in this process, for good."""
+    _core.enable_cuda_alias()
+    _torch_cuda()
+    _tensors()
+    _generators()
+    _autocast()
+    _checkpoints()
+    _data_parallel()
+
+
+def _torch_cuda() -> None:
+    cuda = torch.cuda
+    for name in _DEVICE_NAMES:
+        for module in (cuda, cuda.memory, cuda.random, cuda.streams):
+            if module is cuda or hasattr(module, name):
+                setattr(module, name, getattr(device, name))
+    # Older names of the same things.
+    cuda.memory_cached = device.memory_reserved
+    cuda.max_memory_cached = device.max_memory_reserved
+    cuda.reset_max_memory_allocated = device.reset_peak_memory_stats
+    cuda.reset_max_memory_cached = device.reset_peak_memory_stats
+    cuda.reset_accumulated_memory_stats = device.reset_peak_memory_stats
+    cuda.get_arch_list = lambda: ["sm_80"]
+    cuda.ipc_collect = lambda: None
+    cuda.set_per_process_memory_fraction = lambda fraction, device=None: None
+    cuda.is_current_stream_capturing = cuda.graphs.is_current_stream_capturing = lambda: False
+    cuda.CUDAGraph = cuda.graph = cuda.make_graphed_callables = _no_graphs
+
+
+def _no_graphs(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("Tandem has no CUDA graphs: it replays the program's operators by itself")
+
+
+def _tensors() -> None:
+    torch.Tensor.is_cuda = property(lambda self: self.device.type in ("tandem", "cuda"))
+
+
+def _as_tandem(name: Any) -> Any:
+    """`name` with "cuda" replaced, whether it is a string, a torch.device or something else."""
+    if isinstance(name, torch.device):
+        return torch.device("tandem", name.index or 0) if name.type == "cuda" else name
+    if isinstance(name, str) and name.split(":")[0] == "cuda":
+        return "tandem" + name[4:]
+    return name
+
+
+def _generators() -> None:
+    original = torch._C.Generator
+
+    # The C type cannot be changed, and isinstance must go on working for the generators that it makes.
+    class GeneratorType(type(original)):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+    class Generator(original, metaclass=GeneratorType):
+        __doc__ = original.__doc__
+
+        def __new__(cls, device: Any = "cpu") -> torch._C.Generator:
+            return original(device=_as_tandem(device))
+
+    torch.Generator = Generator
+
+
+def _autocast() -> None:
+    # Operators on tandem tensors look at the autocast state of "tandem" alone, so "cuda" has none of its own.
+    get_enabled, set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
+    get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
+
+    def set_autocast_enabled(*args: Any) -> None:
+        device_type, enabled = args if len(args) == 2 else ("cuda", *args)
+        set_enabled(_as_tandem(device_type), enabled)
+
+    torch.is_autocast_enabled = lambda device_type="cuda": get_enabled(_as_tandem(device_type))
+    torch.set_autocast_enabled = set_autocast_enabled
+    torch.get_autocast_dtype = lambda device_type: get_dtype(_as_tandem(device_type))
+    torch.set_autocast_dtype = lambda device_type, dtype: set_dtype(_as_tandem(device_type), dtype)
+    torch.get_autocast_gpu_dtype = lambda: get_dtype("tandem")
+    torch.set_autocast_gpu_dtype = lambda dtype: set_dtype("tandem", dtype)
+
+    mode, scaler = torch.amp.autocast_mode, torch.amp.GradScaler
+    autocast_init, scaler_init, cast = mode.autocast.__init__, scaler.__init__, mode._cast
+
+    @functools.wraps(autocast_init)
+    def init_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast_init(self, _as_tandem(device_type), *args, **kwargs)
+
+    @functools.wraps(scaler_init)
+    def init_scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        scaler_init(self, _as_tandem(device), *args, **kwargs)
+
+    mode.autocast.__init__ = init_autocast
+    scaler.__init__ = init_scaler
+    mode._cast = lambda value, device_type, dtype: cast(value, _as_tandem(device_type), dtype)
+
+
+def _checkpoints() -> None:
+    # A checkpoint says "cuda:0", as the script's author would find it; torch looks at low numbers first.
+    def tag(storage: Any) -> str | None:
+        return "cuda:0" if storage.device.type == "tandem" else None
+
+    def restore(storage: Any, location: str) -> Any:
+        return storage.to(device=torch.device("tandem", 0)) if re.match(r"cuda(:\d+)?$", location) else None
+
+    torch.serialization.register_package(5, tag, restore)
+
+
+def _data_parallel() -> None:
+    # DataParallel compares the devices of tensors with the one that it believes to use.
+    def available() -> str:
+        return "tandem"
+
+    torch._utils._get_available_device_type = available
+    # As an attribute, torch.nn.parallel.data_parallel is a function.
+    sys.modules["torch.nn.parallel.data_parallel"]._get_available_device_type = available

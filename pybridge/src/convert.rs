@@ -1,0 +1,273 @@
+//! Between the shim's records and the runtime's calls.
+
+use std::ffi::c_void;
+use std::slice;
+
+use smallvec::SmallVec;
+use tandem_runtime::engine::{Results, Sink};
+use tandem_runtime::storage::{FreshStorage, Storages};
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::ids::{OpId, StorageId};
+use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+
+use crate::ffi::*;
+
+/// A storage's context: its id, so that nothing is allocated and nothing dangles.
+pub fn context_of(id: StorageId) -> *mut c_void {
+    (id.index() + 1) as *mut c_void
+}
+
+/// The id in a context.
+pub fn storage_of(context: *mut c_void) -> StorageId {
+    StorageId(context as usize as u32 - 1)
+}
+
+/// A slice of the shim's, empty where the pointer may be null.
+///
+/// # Safety
+/// `ptr` points to `len` items that live as long as `'a`, or `len` is 0.
+unsafe fn items<'a, T>(ptr: *const c_void, len: u32) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts(ptr.cast(), len as usize) }
+}
+
+/// A tensor record as an input.
+///
+/// # Safety
+/// The record's pointers live as long as `'a`.
+unsafe fn input<'a>(t: &TtTensor, storages: &Storages) -> Input<'a> {
+    let place = match t.place {
+        TANDEM => {
+            let id = storage_of(t.storage);
+            Place::Storage { id, name: storages.name(id), home: storages.home(id) }
+        }
+        HOST => Place::Host(t.storage),
+        _ => return Input::ABSENT,
+    };
+    // SAFETY: the caller's promise.
+    let (sizes, strides) = unsafe { (items(t.sizes.cast(), t.ndim), items(t.strides.cast(), t.ndim)) };
+    Input { place, sizes, strides, offset: t.offset, dtype: Dtype(t.dtype), flags: t.flags }
+}
+
+/// One argument; tensors are appended to `inputs`.
+///
+/// # Safety
+/// The record's pointers live as long as `'a`, and its tag tells its payload.
+unsafe fn arg<'a>(a: &TtArg, storages: &Storages, inputs: &mut SmallVec<[Input<'a>; 6]>) -> Arg<'a> {
+    // SAFETY: the tag tells which member of the payload was written, and the caller's promise covers the rest.
+    unsafe {
+        match a.tag {
+            TENSOR => {
+                inputs.push(input(&*a.payload.ptr.cast::<TtTensor>(), storages));
+                Arg::Tensor
+            }
+            TENSORS => {
+                let list: &[TtTensor] = items(a.payload.ptr, a.len);
+                inputs.extend(list.iter().map(|t| input(t, storages)));
+                Arg::Tensors(a.len)
+            }
+            INT => Arg::Int(a.payload.i),
+            FLOAT => Arg::Float(a.payload.f),
+            BOOL => Arg::Bool(a.payload.i != 0),
+            COMPLEX => Arg::Complex(a.payload.c[0], a.payload.c[1]),
+            STR => Arg::Str(std::str::from_utf8(items(a.payload.ptr, a.len)).unwrap_or_default()),
+            INTS => Arg::Ints(items(a.payload.ptr, a.len)),
+            FLOATS => Arg::Floats(items(a.payload.ptr, a.len)),
+            BOOLS => Arg::Bools(items(a.payload.ptr, a.len)),
+            SCALARS => {
+                let list: &[TtArg] = items(a.payload.ptr, a.len);
+                Arg::Scalars(list.iter().map(|s| arg(s, storages, inputs)).collect())
+            }
+            DEVICE => Arg::Device(a.payload.i),
+            GENERATOR => Arg::Generator(a.payload.ptr.cast_mut()),
+            _ => Arg::None,
+        }
+    }
+}
+
+/// The call that records describe.
+///
+/// # Safety
+/// The records and everything they point to live as long as `'a`.
+pub unsafe fn call<'a>(op: u32, args: &'a [TtArg], storages: &Storages, grad_enabled: bool) -> Call<'a> {
+    let mut inputs = SmallVec::new();
+    // SAFETY: the caller's promise.
+    let args = args.iter().map(|a| unsafe { arg(a, storages, &mut inputs) }).collect();
+    Call { op: OpId(op), args, inputs, grad_enabled }
+}
+
+/// The records of a call whose inputs are in host memory. They point into the call.
+#[derive(Default)]
+pub struct Records {
+    args: SmallVec<[TtArg; 12]>,
+    tensors: Vec<TtTensor>,
+    scalars: Vec<Box<[TtArg]>>,
+}
+
+impl Records {
+    /// Records of `call`.
+    pub fn of(call: &Call<'_>) -> Records {
+        let mut records = Records { tensors: call.inputs.iter().map(tensor_record).collect(), ..Records::default() };
+        let mut next = 0;
+        for a in &call.args {
+            let record = records.arg(a, &mut next);
+            records.args.push(record);
+        }
+        records
+    }
+
+    /// The argument records.
+    pub fn args(&self) -> &[TtArg] {
+        &self.args
+    }
+
+    fn arg(&mut self, a: &Arg<'_>, next: &mut usize) -> TtArg {
+        let record = |tag, len: usize, payload| TtArg { tag, pad: [0; 3], len: len as u32, payload };
+        let pointer = |tag, len, ptr: *const c_void| record(tag, len, TtPayload { ptr });
+        match a {
+            Arg::None => record(NONE, 0, TtPayload { i: 0 }),
+            Arg::Tensor => {
+                *next += 1;
+                pointer(TENSOR, 1, (&raw const self.tensors[*next - 1]).cast())
+            }
+            Arg::Tensors(n) => {
+                let first = *next;
+                *next += *n as usize;
+                pointer(TENSORS, *n as usize, self.tensors[first..].as_ptr().cast())
+            }
+            Arg::Int(i) => record(INT, 0, TtPayload { i: *i }),
+            Arg::Float(f) => record(FLOAT, 0, TtPayload { f: *f }),
+            Arg::Bool(b) => record(BOOL, 0, TtPayload { i: i64::from(*b) }),
+            Arg::Complex(re, im) => record(COMPLEX, 0, TtPayload { c: [*re, *im] }),
+            Arg::Str(s) => pointer(STR, s.len(), s.as_ptr().cast()),
+            Arg::Ints(v) => pointer(INTS, v.len(), v.as_ptr().cast()),
+            Arg::Floats(v) => pointer(FLOATS, v.len(), v.as_ptr().cast()),
+            Arg::Bools(v) => pointer(BOOLS, v.len(), v.as_ptr().cast()),
+            Arg::Scalars(v) => {
+                let list = v.iter().map(|s| self.arg(s, next)).collect();
+                self.scalars.push(list);
+                let list = &self.scalars[self.scalars.len() - 1];
+                pointer(SCALARS, list.len(), list.as_ptr().cast())
+            }
+            Arg::Device(d) => record(DEVICE, 0, TtPayload { i: *d }),
+            Arg::Generator(g) => pointer(GENERATOR, 0, g.cast_const()),
+        }
+    }
+}
+
+fn tensor_record(input: &Input<'_>) -> TtTensor {
+    let (place, storage) = match &input.place {
+        Place::Absent | Place::Storage { .. } => (ABSENT, std::ptr::null_mut()),
+        Place::Host(ptr) | Place::Buffer(ptr) => (HOST, *ptr),
+        Place::Inline(value) => (INLINE, (&raw const value.0).cast_mut().cast()),
+    };
+    window_record(place, storage, input)
+}
+
+/// A window in host memory.
+pub fn window_record(place: u8, storage: *mut c_void, input: &Input<'_>) -> TtTensor {
+    TtTensor {
+        storage,
+        sizes: input.sizes.as_ptr(),
+        strides: input.strides.as_ptr(),
+        offset: input.offset,
+        ndim: input.sizes.len() as u32,
+        dtype: input.dtype.0,
+        place,
+        flags: input.flags,
+    }
+}
+
+/// The outputs of a call on their way to the shim; one a thread, reused.
+#[derive(Default)]
+pub struct Reply {
+    outs: Vec<TtOut>,
+    resized: Vec<TtOut>,
+    /// Keeps the metadata that the records point to, where the TraceGraph does not.
+    owned: Outputs,
+}
+
+impl Reply {
+    /// What the shim reads: good until the thread's next call.
+    pub fn as_outs(&self) -> TtOuts {
+        TtOuts {
+            outs: self.outs.as_ptr(),
+            n_outs: self.outs.len(),
+            resized: self.resized.as_ptr(),
+            n_resized: self.resized.len(),
+        }
+    }
+}
+
+const BLANK: TtOut = TtOut {
+    storage: std::ptr::null_mut(),
+    address: std::ptr::null_mut(),
+    nbytes: 0,
+    sizes: std::ptr::null(),
+    strides: std::ptr::null(),
+    offset: 0,
+    input: 0,
+    ndim: 0,
+    kind: OUT_UNDEFINED,
+    dtype: 0,
+    flags: 0,
+    pad: 0,
+};
+
+fn window(kind: u8, meta: &TensorMeta, offset: i64) -> TtOut {
+    TtOut {
+        kind,
+        sizes: meta.sizes().as_ptr(),
+        strides: meta.strides().as_ptr(),
+        ndim: meta.ndim() as u32,
+        offset,
+        dtype: meta.dtype.0,
+        flags: meta.flags,
+        ..BLANK
+    }
+}
+
+fn out_record(out: &OutSpec, call: &Call<'_>, outputs: &Outputs, fresh: &[FreshStorage]) -> TtOut {
+    match out {
+        OutSpec::Undefined => BLANK,
+        OutSpec::Fresh { storage, meta, offset } => {
+            let made = fresh[*storage as usize];
+            TtOut {
+                storage: context_of(made.id),
+                address: made.address as *mut c_void,
+                nbytes: outputs.fresh[*storage as usize],
+                ..window(OUT_NEW, meta, *offset)
+            }
+        }
+        OutSpec::Same(input) => TtOut { kind: OUT_SAME, input: *input, ..BLANK },
+        OutSpec::Alias { input, meta, offset } => {
+            TtOut { input: *input, ..window(OUT_ALIAS, meta, call.inputs[*input as usize].offset + offset) }
+        }
+        OutSpec::Host(n) => TtOut { kind: OUT_HOST, input: *n, ..BLANK },
+        OutSpec::List(n) => TtOut { kind: OUT_LIST, input: *n, ..BLANK },
+    }
+}
+
+impl Sink for Reply {
+    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]) {
+        let outputs = match results {
+            Results::Known(outputs) => outputs,
+            Results::Owned(outputs) => {
+                self.owned = outputs;
+                &self.owned
+            }
+        };
+        self.outs.clear();
+        self.outs.extend(outputs.outs.iter().map(|out| out_record(out, call, outputs, fresh)));
+        self.resized.clear();
+        self.resized.extend(outputs.resized.iter().map(|r| TtOut {
+            input: r.input,
+            nbytes: r.nbytes,
+            ..window(OUT_SAME, &r.meta, r.offset)
+        }));
+    }
+}

@@ -1,0 +1,385 @@
+//! The process's engine behind its lock, and the functions that the shim calls.
+//!
+//! Lock order: engine, GIL, executor. A thread never blocks on the engine's lock or on GraphRunner with the GIL
+//! in hand, and never waits for GraphRunner with the engine's lock in hand.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use pyo3::prelude::*;
+use tandem_kernels::cpu::CpuExecutor;
+use tandem_kernels::error::{Cause, Failure};
+use tandem_runtime::config::Config;
+use tandem_runtime::engine::{Engine, Progress};
+use tandem_runtime::error::CallError;
+use tandem_runtime::graph_runner::{GraphRunner, Ticket, Waited, Waiter, WaitTime};
+use tandem_runtime::site::Site;
+use tandem_runtime::storage::{AddressRange, DEATHS, Storages};
+use tandem_tracegraph::ids::{LocationId, OpId};
+use tandem_tracegraph::ops::{ArgClass, OpDecl, leaves_default};
+
+use crate::convert::{Reply, call, context_of, storage_of};
+use crate::ffi::*;
+use crate::host::{SHIM, in_executor};
+use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack};
+
+/// Bytes of address space in which tandem tensors have their addresses.
+const ADDRESS_SPACE: usize = 1 << 44;
+
+static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
+    let runner = GraphRunner::start(Box::new(CpuExecutor::new(&SHIM)), &SHIM);
+    Mutex::new(Engine::new(Config::from_env(), runner, Storages::new(reserve_addresses()), &SHIM))
+});
+
+/// Names by op id, readable while the engine is locked.
+static NAMES: RwLock<Vec<Arc<str>>> = RwLock::new(Vec::new());
+
+/// The thread whose ops are traced: the first that issues one.
+static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
+
+/// Set in a forked child, where there is no GraphRunner.
+pub static FORKED: AtomicBool = AtomicBool::new(false);
+
+thread_local!(static REPLY: RefCell<Reply> = RefCell::default());
+
+fn reserve_addresses() -> AddressRange {
+    // SAFETY: a fresh mapping that nothing can access; it is never unmapped.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            ADDRESS_SPACE,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        // Non-canonical on every 64-bit machine with 48-bit addresses: an access faults just as well.
+        return AddressRange::new(0x8000_0000_0000, ADDRESS_SPACE as u64);
+    }
+    AddressRange::new(start as u64, ADDRESS_SPACE as u64)
+}
+
+/// Locks the engine without holding up the interpreter.
+pub fn lock() -> MutexGuard<'static, Engine> {
+    ENGINE.try_lock().unwrap_or_else(|| {
+        let gil = WithoutGil::new();
+        let engine = ENGINE.lock();
+        // The engine comes before the GIL in the lock order.
+        drop(gil);
+        engine
+    })
+}
+
+/// An operator's name.
+pub fn op_name(op: OpId) -> String {
+    NAMES.read().get(op.index()).map_or_else(|| "an operator".to_owned(), |n| n.to_string())
+}
+
+/// What goes to Python as an exception.
+#[derive(Debug)]
+pub enum Raise {
+    /// An operator failed.
+    Call(CallError),
+    /// A signal handler raised; the interpreter has the exception.
+    Interrupted,
+    /// Anything else, in words.
+    Message(String),
+}
+
+impl From<CallError> for Raise {
+    fn from(error: CallError) -> Raise {
+        Raise::Call(error)
+    }
+}
+
+impl Raise {
+    /// Leaves the exception in this thread's pending slot.
+    fn set_pending(self) {
+        let message = |text: &str, kind| {
+            // SAFETY: a pointer to `len` bytes.
+            unsafe { ttc_set_pending_message(kind, text.as_ptr().cast(), text.len()) }
+        };
+        match self {
+            Raise::Interrupted => message("", PYTHON_ERROR),
+            Raise::Message(text) => message(&text, RUNTIME_ERROR),
+            Raise::Call(CallError::Dead) => message(&CallError::Dead.to_string(), RUNTIME_ERROR),
+            Raise::Call(CallError::Raised(failure)) => match &failure.cause {
+                // SAFETY: the failure owns the exception.
+                Cause::Kernel(e) => unsafe { ttc_set_pending(e.as_ptr(), std::ptr::null(), 0) },
+                Cause::NoMemory | Cause::Metadata => message(&explain(&failure), RUNTIME_ERROR),
+            },
+            Raise::Call(CallError::Poisoned(failure)) => {
+                let text = explain(&failure);
+                match &failure.cause {
+                    // SAFETY: as above; the context is `len` bytes.
+                    Cause::Kernel(e) => unsafe {
+                        ttc_set_pending(e.as_ptr(), text.as_ptr().cast(), text.len());
+                    },
+                    Cause::NoMemory | Cause::Metadata => message(&text, RUNTIME_ERROR),
+                }
+            }
+        }
+    }
+}
+
+/// The failed operator and the user's line.
+pub fn explain(failure: &Failure) -> String {
+    let engine = lock();
+    let line = Python::attach(|py| user_line(failure.location, engine.locations(), py));
+    let text = match &failure.cause {
+        Cause::Kernel(_) => String::new(),
+        cause => format!("tandem: {cause}; "),
+    };
+    format!("{text}raised by {}, issued at {line} (set TANDEM_SYNC=1 to have it raised there)", failure.name)
+}
+
+/// Runs `body` for the shim: errors and panics become a pending exception.
+fn for_shim(body: impl FnOnce() -> Result<(), Raise>) -> i32 {
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default();
+        Err(Raise::Message(format!("tandem: internal error: {text}. Please report it")))
+    });
+    match outcome {
+        Ok(()) => OK,
+        Err(raise) => {
+            raise.set_pending();
+            RAISE
+        }
+    }
+}
+
+/// Waits for GraphRunner, without the GIL and without locks.
+fn wait(waiter: &Waiter, ticket: Ticket) -> Result<WaitTime, Raise> {
+    let gil = WithoutGil::new();
+    let (waited, time) = waiter.wait(ticket, &mut interrupted);
+    drop(gil);
+    match waited {
+        Waited::Reached => Ok(time),
+        Waited::Interrupted => Err(Raise::Interrupted),
+        Waited::Dead => Err(CallError::Dead.into()),
+    }
+}
+
+/// Repeats `attempt` on the locked engine until it needs no more waiting.
+fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Result<T, Raise> {
+    check_process()?;
+    loop {
+        let mut engine = lock();
+        match attempt(&mut engine) {
+            Ok(value) => return Ok(value),
+            Err(ticket) => {
+                let waiter = engine.runner().waiter();
+                drop(engine);
+                let time = wait(&waiter, ticket)?;
+                lock().waited(time);
+            }
+        }
+    }
+}
+
+fn check_process() -> Result<(), Raise> {
+    if FORKED.load(Ordering::Relaxed) {
+        return Err(Raise::Message(
+            "Cannot use tandem tensors in a forked subprocess. To use tandem with multiprocessing, you must use \
+             the 'spawn' start method"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+fn is_program_thread() -> bool {
+    let token = thread_token();
+    match PROGRAM_THREAD.load(Ordering::Relaxed) {
+        0 => PROGRAM_THREAD.compare_exchange(0, token, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
+        program => program == token,
+    }
+}
+
+/// Makes the calling thread the program's.
+pub fn claim_program_thread() {
+    PROGRAM_THREAD.store(thread_token(), Ordering::Relaxed);
+}
+
+fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
+    check_process()?;
+    if in_executor() {
+        return Err(Raise::Message(format!(
+            "{} was called on a tandem tensor from inside a kernel that Tandem runs; a custom operator's CPU \
+             implementation may use only the tensors it is given",
+            op_name(OpId(op))
+        )));
+    }
+    let mut site =
+        // SAFETY: no preconditions.
+        Site { program_thread: is_program_thread(), sequence: unsafe { ttc_sequence_peek() }, stack: None };
+    // SAFETY: no precondition.
+    let grad_enabled = unsafe { ttc_grad_enabled() } != 0;
+    loop {
+        let mut engine = lock();
+        // SAFETY: the shim keeps the records alive until tt_dispatch returns.
+        let call = unsafe { call(op, args, engine.storages(), grad_enabled) };
+        match engine.dispatch(&call, &site, reply)? {
+            Progress::Done => return Ok(()),
+            Progress::NeedStack => {
+                drop(engine);
+                site.stack = Some(walk_stack());
+            }
+            Progress::NeedTicket(ticket, _) => {
+                let waiter = engine.runner().waiter();
+                drop(engine);
+                let time = wait(&waiter, ticket)?;
+                lock().waited(time);
+            }
+        }
+    }
+}
+
+/// Ends an iteration.
+pub fn mark_step() -> Result<(), Raise> {
+    check_process()?;
+    lock().mark_step();
+    Ok(())
+}
+
+/// Waits until everything is done; the first failure that nobody has seen is raised.
+pub fn synchronize() -> Result<(), Raise> {
+    let failures = settled(|engine| {
+        let ticket = engine.flush();
+        if engine.runner().pending() > 0 { Err(ticket) } else { Ok(engine.take_failures()) }
+    })?;
+    match failures.into_iter().next() {
+        Some(failure) => Err(CallError::Poisoned(failure).into()),
+        None => Ok(()),
+    }
+}
+
+/// Waits for pending random draws.
+pub fn wait_random() -> Result<(), Raise> {
+    if in_executor() || FORKED.load(Ordering::Relaxed) || LazyLock::get(&ENGINE).is_none() {
+        return Ok(());
+    }
+    settled(|engine| engine.flush_random().map_or(Ok(()), Err))
+}
+
+/// An exception for pyo3 from one for the shim.
+pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
+    match raise {
+        Raise::Interrupted => PyErr::fetch(py),
+        Raise::Message(text) => pyo3::exceptions::PyRuntimeError::new_err(text),
+        Raise::Call(CallError::Poisoned(f) | CallError::Raised(f)) => {
+            pyo3::exceptions::PyRuntimeError::new_err(explain(&f))
+        }
+        Raise::Call(CallError::Dead) => pyo3::exceptions::PyRuntimeError::new_err(CallError::Dead.to_string()),
+    }
+}
+
+/// The location's line, for reports.
+pub fn line_of(location: LocationId, engine: &Engine, py: Python<'_>) -> String {
+    user_line(location, engine.locations(), py)
+}
+
+// --- Called by the shim -----------------------------------------------------------------------------------
+
+/// # Safety
+/// `decl` and what it points to are valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
+    // SAFETY: the caller's promise.
+    let (decl, name, args, written) = unsafe {
+        let d = &*decl;
+        let args: &[u8] = if d.n_args == 0 { &[] } else { std::slice::from_raw_parts(d.args, d.n_args) };
+        let written: &[u8] = if d.n_args == 0 { &[] } else { std::slice::from_raw_parts(d.written, d.n_args) };
+        (d, std::slice::from_raw_parts(d.name, d.name_len), args, written)
+    };
+    let class = |c: &u8| match c {
+        b't' => ArgClass::Tensor,
+        b's' => ArgClass::Shape,
+        b'v' => ArgClass::Value,
+        b'd' => ArgClass::Device,
+        b'g' => ArgClass::Generator,
+        _ => ArgClass::Attr,
+    };
+    let name = std::str::from_utf8(name).unwrap_or_default();
+    let id = lock().declare(OpDecl {
+        name,
+        args: args.iter().map(class).collect(),
+        written: written.iter().map(|w| *w != 0).collect(),
+        returns_host: decl.returns_host != 0,
+        dynamic_shape: decl.dynamic_shape != 0,
+        random: decl.random != 0,
+        foreign: decl.foreign != 0,
+    });
+    NAMES.write().push(name.into());
+    id.0
+}
+
+/// # Safety
+/// `name` points to `len` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_captures_default(name: *const u8, len: usize) -> i32 {
+    // SAFETY: the caller's promise.
+    let name = unsafe { std::slice::from_raw_parts(name, len) };
+    i32::from(leaves_default(std::str::from_utf8(name).unwrap_or_default()).is_none())
+}
+
+/// # Safety
+/// The records are valid during the call, and `outs` can be written.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_dispatch(op: u32, args: *const TtArg, n_args: usize, outs: *mut TtOuts) -> i32 {
+    for_shim(|| {
+        // SAFETY: the caller's promise.
+        let args = if n_args == 0 { &[] } else { unsafe { std::slice::from_raw_parts(args, n_args) } };
+        // Taken, not borrowed: a signal handler may issue an op while this one waits.
+        let mut reply = REPLY.take();
+        let outcome = dispatch(op, args, &mut reply);
+        // SAFETY: the caller's promise; the records stay where they are when the reply is put back.
+        unsafe { *outs = reply.as_outs() };
+        REPLY.set(reply);
+        outcome
+    })
+}
+
+/// # Safety
+/// `address` can be written.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_storage_new(nbytes: u64, address: *mut *mut c_void) -> *mut c_void {
+    let mut context = std::ptr::null_mut();
+    for_shim(|| {
+        let made = settled(|engine| engine.create_storage(nbytes))?;
+        context = context_of(made.id);
+        // SAFETY: the caller's promise.
+        unsafe { *address = made.address as *mut c_void };
+        Ok(())
+    });
+    context
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_storage_release(context: *mut c_void) {
+    if !context.is_null() {
+        DEATHS.push(storage_of(context));
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_storage_resize(context: *mut c_void, nbytes: u64) -> i32 {
+    for_shim(|| Ok(settled(|engine| engine.resize_storage(storage_of(context), nbytes))??))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_synchronize() -> i32 {
+    for_shim(synchronize)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_wait_random() -> i32 {
+    for_shim(wait_random)
+}

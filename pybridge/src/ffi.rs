@@ -1,0 +1,133 @@
+//! The C boundary with the shim: `cpp/shim.h`, line by line.
+
+use std::ffi::{c_char, c_void};
+
+pub const NONE: u8 = 0;
+pub const TENSOR: u8 = 1;
+pub const TENSORS: u8 = 2;
+pub const INT: u8 = 3;
+pub const FLOAT: u8 = 4;
+pub const BOOL: u8 = 5;
+pub const COMPLEX: u8 = 6;
+pub const STR: u8 = 7;
+pub const INTS: u8 = 8;
+pub const FLOATS: u8 = 9;
+pub const BOOLS: u8 = 10;
+pub const SCALARS: u8 = 11;
+pub const DEVICE: u8 = 12;
+pub const GENERATOR: u8 = 13;
+
+pub const ABSENT: u8 = 0;
+pub const TANDEM: u8 = 1;
+pub const HOST: u8 = 2;
+pub const INLINE: u8 = 3;
+
+pub const OUT_UNDEFINED: u8 = 0;
+pub const OUT_NEW: u8 = 1;
+pub const OUT_SAME: u8 = 2;
+pub const OUT_ALIAS: u8 = 3;
+pub const OUT_HOST: u8 = 4;
+pub const OUT_LIST: u8 = 5;
+
+pub const OK: i32 = 0;
+pub const RAISE: i32 = 1;
+
+/// `ttc_set_pending_message`: which exception.
+pub const RUNTIME_ERROR: i32 = 0;
+pub const PYTHON_ERROR: i32 = 2;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TtTensor {
+    pub storage: *mut c_void,
+    pub sizes: *const i64,
+    pub strides: *const i64,
+    pub offset: i64,
+    pub ndim: u32,
+    pub dtype: u8,
+    pub place: u8,
+    pub flags: u16,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union TtPayload {
+    pub i: i64,
+    pub f: f64,
+    pub c: [f64; 2],
+    pub ptr: *const c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TtArg {
+    pub tag: u8,
+    pub pad: [u8; 3],
+    pub len: u32,
+    pub payload: TtPayload,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TtOut {
+    pub storage: *mut c_void,
+    pub address: *mut c_void,
+    pub nbytes: u64,
+    pub sizes: *const i64,
+    pub strides: *const i64,
+    pub offset: i64,
+    pub input: u32,
+    pub ndim: u32,
+    pub kind: u8,
+    pub dtype: u8,
+    pub flags: u16,
+    pub pad: u32,
+}
+
+#[repr(C)]
+pub struct TtOuts {
+    pub outs: *const TtOut,
+    pub n_outs: usize,
+    pub resized: *const TtOut,
+    pub n_resized: usize,
+}
+
+#[repr(C)]
+pub struct TtOpDecl {
+    pub name: *const u8,
+    pub name_len: usize,
+    pub args: *const u8,
+    pub written: *const u8,
+    pub n_args: usize,
+    pub returns_host: u8,
+    pub dynamic_shape: u8,
+    pub random: u8,
+    pub foreign: u8,
+}
+
+unsafe extern "C" {
+    pub fn ttc_register();
+    pub fn ttc_call(op: u32, args: *const TtArg, n_args: usize, outs: *mut TtOuts) -> i32;
+    pub fn ttc_clear();
+    pub fn ttc_buffer_new(nbytes: u64) -> *mut c_void;
+    pub fn ttc_buffer_retain(buffer: *mut c_void);
+    pub fn ttc_buffer_release(buffer: *mut c_void);
+    pub fn ttc_buffer_data(buffer: *mut c_void) -> *mut c_void;
+    pub fn ttc_buffer_nbytes(buffer: *mut c_void) -> u64;
+    pub fn ttc_buffer_resize(buffer: *mut c_void, nbytes: u64);
+    pub fn ttc_snapshot(window: *const TtTensor, offset: *mut i64) -> *mut c_void;
+    pub fn ttc_generator_retain(generator: *mut c_void);
+    pub fn ttc_generator_release(generator: *mut c_void);
+    pub fn ttc_take_exception() -> *mut c_void;
+    pub fn ttc_drop_exception(exception: *mut c_void);
+    pub fn ttc_set_pending(exception: *mut c_void, context: *const c_char, len: usize);
+    pub fn ttc_set_pending_message(kind: i32, message: *const c_char, len: usize);
+    pub fn ttc_get_num_threads() -> i32;
+    pub fn ttc_set_num_threads(n: i32);
+    pub fn ttc_enter_graph_runner();
+    pub fn ttc_current_node(id: *mut u64) -> i64;
+    pub fn ttc_sequence_peek() -> u64;
+    pub fn ttc_grad_enabled() -> i32;
+    pub fn ttc_single_threaded_backward(on: i32);
+    pub fn ttc_enable_cuda_alias();
+}

@@ -1,0 +1,172 @@
+//! PyTorch as the executor and the runtime see it.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+
+use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind};
+use tandem_kernels::host::{Buffer, Generator};
+use tandem_runtime::torch::Torch;
+use tandem_tracegraph::call::{Call, InlineValue, Input, Place};
+use tandem_tracegraph::ids::OpId;
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use crate::convert::{Records, window_record};
+use crate::ffi::*;
+
+/// The shim.
+pub struct Shim;
+
+/// The only one.
+pub static SHIM: Shim = Shim;
+
+thread_local! {
+    static IN_EXECUTOR: Cell<bool> = const { Cell::new(false) };
+    static THREADS: Cell<i32> = const { Cell::new(0) };
+}
+
+/// Whether the calling thread is inside an executor's call, so that waiting for the executor would not end.
+pub fn in_executor() -> bool {
+    IN_EXECUTOR.get()
+}
+
+/// A slice of the shim's, which may be empty with a null pointer.
+///
+/// # Safety
+/// `ptr` points to `len` items that live as long as `'a`, or `len` is 0.
+unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
+    // SAFETY: the caller's promise.
+    if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ptr, len) } }
+}
+
+fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
+    let kind = match out.kind {
+        _ if resized => HostResultKind::Resized(out.input, out.nbytes),
+        OUT_NEW => HostResultKind::Fresh(out.storage, out.nbytes),
+        OUT_SAME => HostResultKind::Same(out.input),
+        OUT_ALIAS => HostResultKind::Alias(out.input),
+        OUT_HOST => HostResultKind::Host(out.input),
+        OUT_LIST => HostResultKind::List(out.input),
+        _ => HostResultKind::Undefined,
+    };
+    // SAFETY: the shim's records point to the metadata of tensors that it keeps until ttc_clear.
+    let (sizes, strides) =
+        unsafe { (items(out.sizes, out.ndim as usize), items(out.strides, out.ndim as usize)) };
+    HostResult { kind, sizes, strides, offset: out.offset, dtype: Dtype(out.dtype), flags: out.flags }
+}
+
+impl HostKernels for Shim {
+    fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
+        let records = Records::of(call);
+        let mut outs =
+            TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
+        // SAFETY: the records point into `call`; the outputs are read before ttc_clear.
+        unsafe {
+            if ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs) != OK {
+                ttc_clear();
+                return Err(HostError(ttc_take_exception()));
+            }
+            items(outs.outs, outs.n_outs).iter().for_each(|o| sink(result(o, false)));
+            items(outs.resized, outs.n_resized).iter().for_each(|o| sink(result(o, true)));
+            ttc_clear();
+        }
+        Ok(())
+    }
+
+    fn op_name(&self, op: OpId) -> String {
+        crate::engine::op_name(op)
+    }
+
+    fn buffer_new(&self, nbytes: u64) -> *mut c_void {
+        // SAFETY: no precondition.
+        unsafe { ttc_buffer_new(nbytes) }
+    }
+
+    fn buffer_retain(&self, buffer: *mut c_void) {
+        // SAFETY: handles hold pointers to live storages.
+        unsafe { ttc_buffer_retain(buffer) }
+    }
+
+    fn buffer_release(&self, buffer: *mut c_void) {
+        // SAFETY: the handle gives up its own reference.
+        unsafe { ttc_buffer_release(buffer) }
+    }
+
+    fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64) {
+        // SAFETY: handles hold pointers to live storages.
+        unsafe { (ttc_buffer_data(buffer).cast(), ttc_buffer_nbytes(buffer)) }
+    }
+
+    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) {
+        // SAFETY: handles hold pointers to live storages.
+        unsafe { ttc_buffer_resize(buffer, nbytes) }
+    }
+
+    fn generator_retain(&self, generator: *mut c_void) {
+        // SAFETY: the shim gave a pointer to a live generator.
+        unsafe { ttc_generator_retain(generator) }
+    }
+
+    fn generator_release(&self, generator: *mut c_void) {
+        // SAFETY: the handle gives up its own reference.
+        unsafe { ttc_generator_release(generator) }
+    }
+
+    fn exception_drop(&self, exception: *mut c_void) {
+        // SAFETY: the handle owns the exception.
+        unsafe { ttc_drop_exception(exception) }
+    }
+}
+
+impl Torch for Shim {
+    fn snapshot(&self, input: &Input<'_>) -> HostFeed {
+        let Place::Host(storage) = input.place else {
+            unreachable!("only host windows are snapshotted")
+        };
+        // SAFETY: the program's tensor keeps its storage alive during the call; a window of no dimensions has
+        // one element, inside its storage.
+        unsafe {
+            if input.sizes.is_empty() {
+                let size = input.dtype.size();
+                let mut value = InlineValue([0; 16]);
+                let from = ttc_buffer_data(storage).cast::<u8>().add(input.offset as usize * size);
+                std::ptr::copy_nonoverlapping(from, value.0.as_mut_ptr(), size);
+                return HostFeed::Inline(value);
+            }
+            let mut offset = 0;
+            let record = window_record(HOST, storage, input);
+            let buffer = ttc_snapshot(&raw const record, &raw mut offset);
+            HostFeed::Buffer(Buffer::adopt(buffer, &SHIM))
+        }
+    }
+
+    fn generator(&self, generator: *mut c_void) -> Generator {
+        Generator::retain(generator, &SHIM)
+    }
+
+    fn num_threads(&self) -> i32 {
+        // SAFETY: no precondition.
+        unsafe { ttc_get_num_threads() }
+    }
+
+    fn use_threads(&self, threads: i32) {
+        if THREADS.replace(threads) != threads {
+            // SAFETY: no precondition.
+            unsafe {
+                if ttc_get_num_threads() != threads {
+                    ttc_set_num_threads(threads);
+                }
+            }
+        }
+    }
+
+    fn enter_graph_runner(&self) {
+        // SAFETY: no precondition.
+        unsafe { ttc_enter_graph_runner() }
+    }
+
+    fn in_executor(&self, work: &mut dyn FnMut()) {
+        let before = IN_EXECUTOR.replace(true);
+        work();
+        IN_EXECUTOR.set(before);
+    }
+}

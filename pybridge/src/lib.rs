@@ -1,0 +1,222 @@
+//! Tandem as a PyTorch device: the extension module `torch_tandem._core`.
+//!
+//! [`ffi`] mirrors the shim's C boundary, [`convert`] turns its records into calls, [`engine`] takes them to
+//! the runtime, [`host`] is PyTorch as the runtime sees it, [`python`] the interpreter.
+
+mod convert;
+mod engine;
+#[allow(missing_docs)]
+mod ffi;
+mod host;
+mod python;
+
+use std::sync::atomic::Ordering;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tandem_runtime::config::Mode;
+use tandem_runtime::report::{DivergenceLine, FetchLine, Summary};
+use tandem_tracegraph::text;
+
+use crate::engine::{Raise, lock, to_py};
+
+fn raise<T>(py: Python<'_>, result: Result<T, Raise>) -> PyResult<T> {
+    result.map_err(|r| to_py(r, py))
+}
+
+fn summary(py: Python<'_>) -> Summary {
+    let mut engine = lock();
+    let report = engine.report().clone();
+    let (busy, inline) = engine.busy_ns();
+    let since = engine.started().elapsed().as_nanos() as u64;
+    let us = |ns: u64| ns / 1000;
+    let mut fetches: Vec<FetchLine> = report
+        .fetches
+        .iter()
+        .map(|(l, f)| FetchLine { line: engine::line_of(*l, &engine, py), count: f.count, wait_us: us(f.wait_ns) })
+        .collect();
+    fetches.sort_by_key(|f| std::cmp::Reverse(f.wait_us));
+    let divergences = report.divergences.iter().map(|d| DivergenceLine {
+        line: engine::line_of(d.location, &engine, py),
+        op: d.op.clone(),
+        reason: d.reason.clone(),
+        count: d.count,
+    });
+    Summary {
+        steps_traced: report.steps_traced,
+        steps_coexecuted: report.steps_coexecuted,
+        ops_captured: report.ops_captured,
+        ops_coexecuted: report.ops_coexecuted,
+        ops_after_5: report.ops_after_5,
+        ops_coexecuted_after_5: report.ops_coexecuted_after_5,
+        ops_other_threads: report.ops_other_threads,
+        blocks_sent: report.block_ops.values().sum(),
+        median_block_ops: report.median_block_ops(),
+        divergences: divergences.collect(),
+        fetches,
+        python_exec_us: us(since.saturating_sub(report.python_stall_ns)),
+        python_stall_us: us(report.python_stall_ns),
+        runner_exec_us: us(busy),
+        runner_stall_us: us(since.saturating_sub(busy)),
+        inline_exec_us: us(inline),
+        overlap_us: us(busy.saturating_sub(report.python_stall_busy_ns)),
+        tracegraph_nodes: engine.graph().len() as u64 - 1,
+        symbolic_blocks: engine.symbolic().blocks.len() as u64,
+        paths: engine.graph().paths(),
+        memory_allocated: engine.storages().allocated(),
+        memory_peak: engine.storages().peak(),
+        executor: engine.runner().executor().name().to_owned(),
+        notes: report.notes,
+    }
+}
+
+#[pymodule]
+mod _core {
+    use super::*;
+
+    /// Registers the device with PyTorch, and this thread as the program's.
+    #[pyfunction]
+    fn init() {
+        engine::claim_program_thread();
+        // SAFETY: torch is loaded: this library could not have been otherwise.
+        unsafe {
+            ffi::ttc_register();
+            ffi::ttc_single_threaded_backward(1);
+        }
+    }
+
+    /// Waits until everything is done. Raises the first failure that nobody has seen.
+    #[pyfunction]
+    fn synchronize(py: Python<'_>) -> PyResult<()> {
+        raise(py, engine::synchronize())
+    }
+
+    /// Waits for pending random draws.
+    #[pyfunction]
+    fn wait_random(py: Python<'_>) -> PyResult<()> {
+        raise(py, engine::wait_random())
+    }
+
+    /// Finishes pending work at exit; failures that nobody has seen are dropped.
+    #[pyfunction]
+    fn shutdown() {
+        let _ = engine::synchronize();
+    }
+
+    /// Ends an iteration.
+    #[pyfunction]
+    fn mark_step(py: Python<'_>) -> PyResult<()> {
+        raise(py, engine::mark_step())
+    }
+
+    /// Called in a forked child: tandem tensors cannot be used there.
+    #[pyfunction]
+    fn after_fork_in_child() {
+        engine::FORKED.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether this process is such a child.
+    #[pyfunction]
+    fn in_bad_fork() -> bool {
+        engine::FORKED.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that live tensors hold.
+    #[pyfunction]
+    fn memory_allocated() -> u64 {
+        lock().storages().allocated()
+    }
+
+    /// The most bytes that live tensors have held.
+    #[pyfunction]
+    fn max_memory_allocated() -> u64 {
+        lock().storages().peak()
+    }
+
+    /// Counts the peak from now.
+    #[pyfunction]
+    fn reset_peak_memory_stats() {
+        lock().storages().reset_peak();
+    }
+
+    /// Frees what the executor caches.
+    #[pyfunction]
+    fn empty_cache(py: Python<'_>) -> PyResult<()> {
+        raise(py, engine::synchronize())?;
+        lock().runner().executor().empty_cache();
+        Ok(())
+    }
+
+    /// `"coexec"` or `"trace"`.
+    #[pyfunction]
+    fn set_mode(mode: &str) -> PyResult<()> {
+        let mode = match mode {
+            "coexec" => Mode::CoExecution,
+            "trace" => Mode::Imperative,
+            other => return Err(PyValueError::new_err(format!("unknown mode {other:?}; use 'coexec' or 'trace'"))),
+        };
+        lock().configure(|c| c.mode = mode);
+        Ok(())
+    }
+
+    /// The mode.
+    #[pyfunction]
+    fn mode() -> &'static str {
+        match lock().config().mode {
+            Mode::CoExecution => "coexec",
+            Mode::Imperative => "trace",
+        }
+    }
+
+    /// Whether failures are raised at the op.
+    #[pyfunction]
+    fn set_sync(sync: bool) {
+        lock().configure(|c| c.sync = sync);
+    }
+
+    /// The counters as JSON.
+    #[pyfunction]
+    fn report(py: Python<'_>) -> PyResult<String> {
+        serde_json::to_string(&summary(py)).map_err(|e| PyValueError::new_err(e.to_string()))
+    }
+
+    /// Counts from now.
+    #[pyfunction]
+    fn reset_report() {
+        lock().reset_report();
+    }
+
+    /// The symbolic graph as text.
+    #[pyfunction]
+    fn symbolic_text() -> String {
+        let engine = lock();
+        text::print(engine.symbolic(), engine.graph(), &|op| engine.op(op).name.to_string())
+    }
+
+    /// The TraceGraph in Graphviz' language.
+    #[pyfunction]
+    fn tracegraph_dot() -> String {
+        let engine = lock();
+        text::dot(engine.graph(), &|op| engine.op(op).name.to_string())
+    }
+
+    /// Has "cuda" factories and moves make tandem tensors.
+    #[pyfunction]
+    fn enable_cuda_alias() {
+        // SAFETY: registration, once, with torch loaded.
+        unsafe { ffi::ttc_enable_cuda_alias() }
+    }
+
+    /// Whether backward runs on the thread that calls it.
+    #[pyfunction]
+    fn single_threaded_backward(on: bool) {
+        // SAFETY: sets a thread-local flag.
+        unsafe { ffi::ttc_single_threaded_backward(i32::from(on)) }
+    }
+
+    /// Makes the calling thread the one whose ops are traced.
+    #[pyfunction]
+    fn claim_program_thread() {
+        engine::claim_program_thread();
+    }
+}

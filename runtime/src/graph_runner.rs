@@ -1,0 +1,245 @@
+//! GraphRunner: the thread that executes what PythonRunner has validated.
+//!
+//! **Why.** The program must run on while the device works, and everything must happen in program order.
+//! **Strategy.** One queue. Whoever holds the executor's lock takes the next message from the queue and carries
+//! it out: mostly the GraphRunner thread, but also a thread that waits for a value, which spares it two thread
+//! switches. Messages are taken only under that lock, so their order holds whoever runs them.
+//! **Freeing.** A run ends with the release of the storages that the program dropped before it was sent.
+//!
+//! Lock order: engine, then executor. This thread takes the executor's lock only.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Select, Sender, unbounded};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tandem_kernels::executor::{BlockRun, Executor, Step};
+use tandem_tracegraph::ids::PlanId;
+use tandem_tracegraph::node::Variant;
+
+use crate::torch::Torch;
+
+/// What PythonRunner tells GraphRunner.
+#[derive(Debug)]
+pub enum Message {
+    /// Run a part of a block, with so many threads.
+    Run(Box<BlockRun>, i32),
+    /// Prepare a block.
+    Lower(PlanId, Vec<Step>),
+    /// Add a shape variant to an op of a block.
+    AddVariant(PlanId, u32, Arc<Variant>),
+    /// Forget a block.
+    DropPlan(PlanId),
+}
+
+struct Shared {
+    executor: Mutex<Box<dyn Executor>>,
+    queue: Receiver<Message>,
+    used: Sender<Box<BlockRun>>,
+    torch: &'static dyn Torch,
+    submitted: AtomicU64,
+    completed: AtomicU64,
+    waiters: AtomicUsize,
+    progress: Mutex<()>,
+    advanced: Condvar,
+    busy_ns: AtomicU64,
+    inline_ns: AtomicU64,
+    dead: AtomicBool,
+}
+
+/// The other side of the queue.
+pub struct GraphRunner {
+    shared: Arc<Shared>,
+    queue: Sender<Message>,
+    recycled: Receiver<Box<BlockRun>>,
+}
+
+/// A position in the queue.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Ticket(u64);
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// The position was reached.
+    Reached,
+    /// `interrupted` said so.
+    Interrupted,
+    /// GraphRunner has died; nothing more will happen.
+    Dead,
+}
+
+/// Where a wait's time went, in nanoseconds.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct WaitTime {
+    /// In all.
+    pub total_ns: u64,
+    /// While another thread held the executor.
+    pub asleep_ns: u64,
+}
+
+impl GraphRunner {
+    /// Starts the thread.
+    pub fn start(executor: Box<dyn Executor>, torch: &'static dyn Torch) -> GraphRunner {
+        let (queue, incoming) = unbounded();
+        let (used, recycled) = unbounded();
+        let shared = Arc::new(Shared {
+            executor: Mutex::new(executor),
+            queue: incoming,
+            used,
+            torch,
+            submitted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            waiters: AtomicUsize::new(0),
+            progress: Mutex::new(()),
+            advanced: Condvar::new(),
+            busy_ns: AtomicU64::new(0),
+            inline_ns: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+        });
+        let own = shared.clone();
+        let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(move || own.serve());
+        if let Err(error) = spawned {
+            // Without the thread, waiting threads still run everything.
+            tracing::error!(%error, "cannot start the GraphRunner thread");
+        }
+        GraphRunner { shared, queue, recycled }
+    }
+
+    /// Sends a message; returns at once.
+    pub fn send(&self, message: Message) -> Ticket {
+        let ticket = self.shared.submitted.fetch_add(1, Ordering::Relaxed) + 1;
+        // The receiver lives as long as `shared`, so the queue cannot be closed.
+        let _ = self.queue.send(message);
+        Ticket(ticket)
+    }
+
+    /// Messages that have not been carried out.
+    pub fn pending(&self) -> u64 {
+        self.shared.submitted.load(Ordering::Relaxed) - self.shared.completed.load(Ordering::Acquire)
+    }
+
+    /// The position behind everything sent.
+    pub fn last(&self) -> Ticket {
+        Ticket(self.shared.submitted.load(Ordering::Relaxed))
+    }
+
+    /// The position that leaves `n` messages pending.
+    pub fn leaving(&self, n: u64) -> Ticket {
+        Ticket(self.last().0.saturating_sub(n))
+    }
+
+    /// The executor, for calls outside the queue. Everything sent must have been carried out.
+    pub fn executor(&self) -> MutexGuard<'_, Box<dyn Executor>> {
+        self.shared.executor.lock()
+    }
+
+    /// An empty run, reused where possible.
+    pub fn blank_run(&self) -> Box<BlockRun> {
+        self.recycled.try_recv().unwrap_or_default()
+    }
+
+    /// A handle for waiting without holding the engine.
+    pub fn waiter(&self) -> Waiter {
+        Waiter(self.shared.clone())
+    }
+
+    /// Time that the thread was at work, and that waiting threads worked for it, in nanoseconds.
+    pub fn busy_ns(&self) -> (u64, u64) {
+        (self.shared.busy_ns.load(Ordering::Relaxed), self.shared.inline_ns.load(Ordering::Relaxed))
+    }
+}
+
+/// Waits for the queue.
+#[derive(Clone)]
+pub struct Waiter(Arc<Shared>);
+
+impl Waiter {
+    /// Waits until the queue has passed `ticket`, helping where the executor is free. `interrupted` is asked
+    /// a few times a second.
+    pub fn wait(&self, ticket: Ticket, interrupted: &mut dyn FnMut() -> bool) -> (Waited, WaitTime) {
+        let start = Instant::now();
+        let mut time = WaitTime::default();
+        let mut asked = start;
+        let outcome = loop {
+            if self.0.completed.load(Ordering::Acquire) >= ticket.0 {
+                break Waited::Reached;
+            }
+            if self.0.dead.load(Ordering::Acquire) {
+                break Waited::Dead;
+            }
+            if asked.elapsed() > Duration::from_millis(50) {
+                asked = Instant::now();
+                if interrupted() {
+                    break Waited::Interrupted;
+                }
+            }
+            if let Some(mut executor) = self.0.executor.try_lock() {
+                let begin = Instant::now();
+                self.0.carry_out_one(&mut executor);
+                self.0.inline_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            } else {
+                let begin = Instant::now();
+                self.0.sleep_until_progress(ticket);
+                time.asleep_ns += begin.elapsed().as_nanos() as u64;
+            }
+        };
+        time.total_ns = start.elapsed().as_nanos() as u64;
+        (outcome, time)
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        self.torch.enter_graph_runner();
+        loop {
+            let mut ready = Select::new();
+            ready.recv(&self.queue);
+            ready.ready();
+            let mut executor = self.executor.lock();
+            let begin = Instant::now();
+            let carried = catch_unwind(AssertUnwindSafe(|| self.carry_out_one(&mut executor)));
+            self.busy_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            drop(executor);
+            if carried.is_err() {
+                self.dead.store(true, Ordering::Release);
+                self.advanced.notify_all();
+                return;
+            }
+        }
+    }
+
+    /// Carries out the next message, if there is one.
+    fn carry_out_one(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
+        let Ok(message) = self.queue.try_recv() else { return false };
+        match message {
+            Message::Run(mut run, threads) => {
+                self.torch.use_threads(threads);
+                self.torch.in_executor(&mut || executor.run(&run));
+                run.clear();
+                let _ = self.used.send(run);
+            }
+            Message::Lower(plan, steps) => executor.lower(plan, steps),
+            Message::AddVariant(plan, step, variant) => executor.add_variant(plan, step, variant),
+            Message::DropPlan(plan) => executor.drop_plan(plan),
+        }
+        self.completed.fetch_add(1, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            let _lock = self.progress.lock();
+            self.advanced.notify_all();
+        }
+        true
+    }
+
+    fn sleep_until_progress(&self, ticket: Ticket) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut lock = self.progress.lock();
+        if self.completed.load(Ordering::SeqCst) < ticket.0 {
+            self.advanced.wait_for(&mut lock, Duration::from_millis(1));
+        }
+        drop(lock);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+}

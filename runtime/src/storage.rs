@@ -1,0 +1,157 @@
+//! The storages that the program holds: ids, sizes, names in the running iteration, fake addresses.
+//!
+//! **Why.** Python and autograd decide how long a storage lives; their deleters run on any thread, with or
+//! without the GIL. **Strategy.** A deleter only pushes the id to [`DEATHS`]; the engine collects them under its
+//! lock. **Freeing.** An id that died is given to the executor behind everything issued before, and may be
+//! taken again only then: [`Storages::recycle`].
+
+use crossbeam_queue::SegQueue;
+use tandem_tracegraph::ids::{Name, StorageId};
+
+/// Ids whose last reference is gone.
+pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
+
+#[derive(Clone, Debug)]
+struct Entry {
+    nbytes: u64,
+    epoch: u32,
+    name: Name,
+    home: Name,
+}
+
+/// A storage that was just made.
+#[derive(Clone, Copy, Debug)]
+pub struct FreshStorage {
+    /// Its id.
+    pub id: StorageId,
+    /// Its address in the inaccessible range.
+    pub address: u64,
+}
+
+/// The table of storages.
+#[derive(Debug)]
+pub struct Storages {
+    entries: Vec<Entry>,
+    free: Vec<StorageId>,
+    epoch: u32,
+    addresses: AddressRange,
+    allocated: u64,
+    peak: u64,
+}
+
+/// An address range in which nothing is mapped: a stray host access faults instead of reading garbage.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressRange {
+    /// First address.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Offset of the next storage.
+    next: u64,
+}
+
+impl AddressRange {
+    /// A range that the caller has reserved.
+    pub fn new(start: u64, len: u64) -> AddressRange {
+        AddressRange { start, len, next: 64 }
+    }
+
+    /// Storages get disjoint addresses until the range wraps around, far beyond any machine's memory.
+    fn take(&mut self, nbytes: u64) -> u64 {
+        let need = nbytes.max(1).next_multiple_of(64);
+        if self.next + need > self.len {
+            self.next = 64;
+        }
+        let at = self.start + self.next;
+        self.next += need;
+        at
+    }
+}
+
+impl Storages {
+    /// An empty table.
+    pub fn new(addresses: AddressRange) -> Storages {
+        Storages { entries: Vec::new(), free: Vec::new(), epoch: 1, addresses, allocated: 0, peak: 0 }
+    }
+
+    /// A new storage of `nbytes`, named in this iteration.
+    pub fn create(&mut self, nbytes: u64, name: Name) -> FreshStorage {
+        self.allocated += nbytes;
+        self.peak = self.peak.max(self.allocated);
+        let address = self.addresses.take(nbytes);
+        let entry = Entry { nbytes, epoch: self.epoch, name, home: Name::NONE };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.entries[id.index()] = entry;
+                id
+            }
+            None => {
+                self.entries.push(entry);
+                StorageId(self.entries.len() as u32 - 1)
+            }
+        };
+        FreshStorage { id, address }
+    }
+
+    /// Its name in this iteration, or [`Name::NONE`].
+    pub fn name(&self, id: StorageId) -> Name {
+        let entry = &self.entries[id.index()];
+        if entry.epoch == self.epoch { entry.name } else { Name::NONE }
+    }
+
+    /// The slot that it was bound to last.
+    pub fn home(&self, id: StorageId) -> Name {
+        self.entries[id.index()].home
+    }
+
+    /// Names a storage for this iteration.
+    pub fn set_name(&mut self, id: StorageId, name: Name) {
+        let entry = &mut self.entries[id.index()];
+        entry.epoch = self.epoch;
+        entry.name = name;
+        if name.as_slot().is_some() {
+            entry.home = name;
+        }
+    }
+
+    /// Records another size.
+    pub fn set_nbytes(&mut self, id: StorageId, nbytes: u64) {
+        let entry = &mut self.entries[id.index()];
+        self.allocated = self.allocated - entry.nbytes + nbytes;
+        self.peak = self.peak.max(self.allocated);
+        entry.nbytes = nbytes;
+    }
+
+    /// Forgets all names: a new iteration begins.
+    pub fn next_iteration(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// Moves the ids that died to `dead`.
+    pub fn collect_dead(&mut self, dead: &mut Vec<StorageId>) {
+        while let Some(id) = DEATHS.pop() {
+            self.allocated -= self.entries[id.index()].nbytes;
+            dead.push(id);
+        }
+    }
+
+    /// Makes ids available again whose release was given to the executor.
+    pub fn recycle(&mut self, ids: &[StorageId]) {
+        self.free.extend_from_slice(ids);
+    }
+
+    /// Bytes that live storages hold.
+    pub fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
+    /// The most that they have held.
+    pub fn peak(&self) -> u64 {
+        self.peak
+    }
+
+    /// Counts the peak from now.
+    pub fn reset_peak(&mut self) {
+        self.peak = self.allocated;
+    }
+}

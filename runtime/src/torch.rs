@@ -1,0 +1,23 @@
+//! How the runtime reaches PyTorch: one trait, implemented by the bridge and by the tests' fakes.
+
+use std::ffi::c_void;
+
+use tandem_kernels::executor::HostFeed;
+use tandem_kernels::host::Generator;
+use tandem_tracegraph::call::Input;
+
+/// What the runtime asks of PyTorch.
+pub trait Torch: Send + Sync {
+    /// The contents of a host window as they are now.
+    fn snapshot(&self, input: &Input<'_>) -> HostFeed;
+    /// Keeps a generator for a run.
+    fn generator(&self, generator: *mut c_void) -> Generator;
+    /// Threads that the program's kernels use.
+    fn num_threads(&self) -> i32;
+    /// Makes the calling thread's kernels use so many threads.
+    fn use_threads(&self, threads: i32);
+    /// Called once on the GraphRunner thread.
+    fn enter_graph_runner(&self);
+    /// Runs `work` marked as the executor's own, so that it does not wait for itself.
+    fn in_executor(&self, work: &mut dyn FnMut());
+}

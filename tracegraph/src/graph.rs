@@ -1,0 +1,232 @@
+//! The TraceGraph: all traces of a program, merged (Terra, section 4.1).
+//!
+//! A directed acyclic graph of ops; every iteration is a path from [`NodeId::START`] to a node that ends one.
+//! A new trace follows the children of the last matched node; where none is equal it rejoins an equal node
+//! further on, or branches into a new node.
+
+use petgraph::algo::has_path_connecting;
+use petgraph::graph::{DiGraph, NodeIndex};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::call::{Call, Place};
+use crate::ids::{LocationId, Name, NodeId, OpId, SlotId, StorageId};
+use crate::node::{Node, NodeKey};
+use crate::ops::OpInfo;
+
+/// Which slots the running iteration has bound.
+#[derive(Debug, Default)]
+pub struct Slots {
+    bound: Vec<bool>,
+}
+
+impl Slots {
+    /// Forgets all bindings: a new iteration begins.
+    pub fn clear(&mut self) {
+        self.bound.fill(false);
+    }
+
+    /// Whether the slot names a storage of this iteration already.
+    pub fn is_bound(&self, slot: SlotId) -> bool {
+        self.bound.get(slot.index()).copied().unwrap_or(false)
+    }
+
+    /// Marks a slot as bound.
+    pub fn bind(&mut self, slot: SlotId) {
+        if self.bound.len() <= slot.index() {
+            self.bound.resize(slot.index() + 1, false);
+        }
+        self.bound[slot.index()] = true;
+    }
+}
+
+/// Names that matching a call gives to storages, not yet committed.
+pub type Bindings = SmallVec<[(StorageId, Name); 4]>;
+
+/// The merged traces.
+#[derive(Debug)]
+pub struct TraceGraph {
+    graph: DiGraph<Node, ()>,
+    by_key: FxHashMap<NodeKey, SmallVec<[NodeId; 1]>>,
+    slots: u32,
+}
+
+impl Default for TraceGraph {
+    fn default() -> Self {
+        let mut graph = DiGraph::new();
+        graph.add_node(Node {
+            key: NodeKey {
+                op: OpId(u32::MAX),
+                args: Box::default(),
+                inputs: Box::default(),
+                grad: 0,
+                location: LocationId::UNKNOWN,
+            },
+            sources: Vec::new(),
+            variants: Vec::new(),
+            fetched: false,
+            ends: false,
+            dynamic: false,
+        });
+        TraceGraph { graph, by_key: FxHashMap::default(), slots: 0 }
+    }
+}
+
+fn index(node: NodeId) -> NodeIndex {
+    NodeIndex::new(node.index())
+}
+
+impl TraceGraph {
+    /// Number of nodes, the start included.
+    pub fn len(&self) -> usize {
+        self.graph.node_count()
+    }
+
+    /// Whether no trace was merged yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 1
+    }
+
+    /// A node. The start has no meaningful key.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.graph[index(id)]
+    }
+
+    /// A node, to add variants and marks.
+    pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.graph[index(id)]
+    }
+
+    /// The ops that have followed a node, oldest first.
+    pub fn children(&self, id: NodeId) -> SmallVec<[NodeId; 4]> {
+        let mut children: SmallVec<[NodeId; 4]> =
+            self.graph.neighbors(index(id)).map(|n| NodeId(n.index() as u32)).collect();
+        children.reverse();
+        children
+    }
+
+    /// How many ops have preceded a node.
+    pub fn parents(&self, id: NodeId) -> usize {
+        self.graph.neighbors_directed(index(id), petgraph::Incoming).count()
+    }
+
+    /// All ids, the start included.
+    pub fn ids(&self) -> impl Iterator<Item = NodeId> + use<> {
+        (0..self.len() as u32).map(NodeId)
+    }
+
+    /// Number of paths from start to end, saturating.
+    pub fn paths(&self) -> u64 {
+        let order = petgraph::algo::toposort(&self.graph, None).unwrap_or_default();
+        let mut count = vec![0u64; self.len()];
+        count[0] = 1;
+        let mut total = 0u64;
+        for n in order {
+            if self.graph[n].ends {
+                total = total.saturating_add(count[n.index()]);
+            }
+            for child in self.graph.neighbors(n) {
+                count[child.index()] = count[child.index()].saturating_add(count[n.index()]);
+            }
+        }
+        total
+    }
+
+    /// Names for a call's storages such that its inputs come from where `node`'s have come; `None` where
+    /// they come from elsewhere.
+    pub fn bind_inputs(&self, node: NodeId, call: &Call<'_>, slots: &Slots) -> Option<Bindings> {
+        let mut bindings = Bindings::new();
+        for (input, sources) in call.inputs.iter().zip(&self.node(node).sources) {
+            let Place::Storage { id, name, .. } = input.place else { continue };
+            let name = if name == Name::NONE { pending(&bindings, id) } else { name };
+            if name != Name::NONE {
+                if !sources.contains(&name) {
+                    return None;
+                }
+                continue;
+            }
+            let free = |n: &&Name| {
+                n.as_slot().is_some_and(|s| !slots.is_bound(s)) && !bindings.iter().any(|(_, b)| b == *n)
+            };
+            bindings.push((id, *sources.iter().find(free)?));
+        }
+        Some(bindings)
+    }
+
+    /// Merges one op of a running trace behind `at`. Returns its node, the names its inputs took, and
+    /// whether the graph grew.
+    pub fn merge(
+        &mut self,
+        at: NodeId,
+        call: &Call<'_>,
+        info: &OpInfo,
+        location: LocationId,
+        slots: &Slots,
+    ) -> (NodeId, Bindings, bool) {
+        let key = NodeKey::of(call, info, location);
+        if let Some(node) = self.child(at, &key) {
+            let (bindings, grew) = self.join_inputs(node, call, slots);
+            return (node, bindings, grew);
+        }
+        let node = self.rejoin(at, &key).unwrap_or_else(|| self.insert(key, info.dynamic_shape));
+        self.graph.add_edge(index(at), index(node), ());
+        let (bindings, _) = self.join_inputs(node, call, slots);
+        (node, bindings, true)
+    }
+
+    fn child(&self, at: NodeId, key: &NodeKey) -> Option<NodeId> {
+        self.children(at).into_iter().find(|c| self.node(*c).key == *key)
+    }
+
+    /// The first equal node that does not lead back to `at`.
+    fn rejoin(&self, at: NodeId, key: &NodeKey) -> Option<NodeId> {
+        let equal = self.by_key.get(key)?;
+        let acyclic = |n: &&NodeId| **n != at && !has_path_connecting(&self.graph, index(**n), index(at), None);
+        equal.iter().find(acyclic).copied()
+    }
+
+    fn insert(&mut self, key: NodeKey, dynamic: bool) -> NodeId {
+        let sources = vec![SmallVec::new(); key.inputs.len()];
+        let node =
+            Node { key: key.clone(), sources, variants: Vec::new(), fetched: false, ends: false, dynamic };
+        let id = NodeId(self.graph.add_node(node).index() as u32);
+        self.by_key.entry(key).or_default().push(id);
+        id
+    }
+
+    /// Names a call's storages as `node` knows them, adding names that are new to it.
+    fn join_inputs(&mut self, node: NodeId, call: &Call<'_>, slots: &Slots) -> (Bindings, bool) {
+        let mut bindings = Bindings::new();
+        let mut grew = false;
+        for (i, input) in call.inputs.iter().enumerate() {
+            let Place::Storage { id, name, home } = input.place else { continue };
+            let mut name = if name == Name::NONE { pending(&bindings, id) } else { name };
+            if name == Name::NONE {
+                name = self.choose_slot(node, i, home, slots, &bindings);
+                bindings.push((id, name));
+            }
+            let sources = &mut self.graph[index(node)].sources[i];
+            if !sources.contains(&name) {
+                sources.push(name);
+                grew = true;
+            }
+        }
+        (bindings, grew)
+    }
+
+    /// A slot that the node knows, else the one the storage had last time, else a new one.
+    fn choose_slot(&mut self, node: NodeId, input: usize, home: Name, slots: &Slots, taken: &Bindings) -> Name {
+        let free = |n: &Name| {
+            n.as_slot().is_some_and(|s| !slots.is_bound(s)) && !taken.iter().any(|(_, b)| b == n)
+        };
+        let known = self.node(node).sources[input].iter().copied().find(free);
+        known.or(Some(home).filter(free)).unwrap_or_else(|| {
+            self.slots += 1;
+            Name::slot(SlotId(self.slots - 1))
+        })
+    }
+}
+
+fn pending(bindings: &Bindings, id: StorageId) -> Name {
+    bindings.iter().find(|(b, _)| *b == id).map_or(Name::NONE, |(_, n)| *n)
+}

@@ -1,0 +1,355 @@
+//! A node of the TraceGraph: what makes two calls the same, and what may differ between them.
+//!
+//! The same: operator, attributes, which inputs there are, call location, grad bits ([`NodeKey`]).
+//! Shapes may differ: each combination seen is a [`Variant`]. Numbers, window offsets, generators and host
+//! tensors may always differ: they are fed.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::call::{Arg, Call, Input, Place};
+use crate::ids::{LocationId, Name, OpId};
+use crate::ops::{ArgClass, OpInfo};
+use crate::tensor_meta::{TensorMeta, flags};
+
+/// A value that is part of a node.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Attr {
+    /// An int, dtype, layout or memory format.
+    Int(i64),
+    /// A bool.
+    Bool(bool),
+    /// A string.
+    Str(Box<str>),
+    /// A list of ints.
+    Ints(Box<[i64]>),
+    /// A list of bools.
+    Bools(Box<[u8]>),
+}
+
+/// The type of a fed number: `int + 1.0` and `int + 1` are different nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Number {
+    /// 64-bit integer.
+    Int,
+    /// 64-bit float.
+    Float,
+    /// Bool.
+    Bool,
+    /// Two 64-bit floats.
+    Complex,
+}
+
+/// What a node says of one argument.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ArgSpec {
+    /// `None`.
+    None,
+    /// The next input.
+    Tensor,
+    /// The next `n` inputs.
+    Tensors(u32),
+    /// Compared.
+    Attr(Attr),
+    /// A size-like int: in the variant.
+    Size,
+    /// Size-like ints: in the variant.
+    Sizes,
+    /// A fed number.
+    Value(Number),
+    /// Fed numbers.
+    Values(Box<[Number]>),
+    /// A device, as in [`Arg::Device`].
+    Device(i64),
+    /// A fed generator.
+    Generator,
+}
+
+/// What a node says of one input.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum InputSpec {
+    /// No tensor.
+    Absent,
+    /// On one of Tandem's storages.
+    Storage,
+    /// A host tensor, fed.
+    Host,
+}
+
+/// What makes two calls the same node.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct NodeKey {
+    /// Operator.
+    pub op: OpId,
+    /// Arguments.
+    pub args: Box<[ArgSpec]>,
+    /// Inputs, flat.
+    pub inputs: Box<[InputSpec]>,
+    /// Grad mode (the highest bit) and which inputs require grad (input `i` at bit `i`, up to 62).
+    pub grad: u64,
+    /// Where it was issued.
+    pub location: LocationId,
+}
+
+/// Grad mode and requires-grad bits of a call, see [`NodeKey::grad`].
+pub fn grad_bits(call: &Call<'_>) -> u64 {
+    let mut bits = u64::from(call.grad_enabled) << 63;
+    for (i, input) in call.inputs.iter().take(63).enumerate() {
+        bits |= u64::from(input.flags & flags::REQUIRES_GRAD) << i;
+    }
+    bits
+}
+
+fn input_spec(input: &Input<'_>) -> InputSpec {
+    match input.place {
+        Place::Absent => InputSpec::Absent,
+        Place::Storage { .. } => InputSpec::Storage,
+        Place::Host(_) | Place::Buffer(_) | Place::Inline(_) => InputSpec::Host,
+    }
+}
+
+fn number(arg: &Arg<'_>) -> Option<Number> {
+    match arg {
+        Arg::Int(_) => Some(Number::Int),
+        Arg::Float(_) => Some(Number::Float),
+        Arg::Bool(_) => Some(Number::Bool),
+        Arg::Complex(..) => Some(Number::Complex),
+        _ => None,
+    }
+}
+
+fn attr_matches(attr: &Attr, arg: &Arg<'_>) -> bool {
+    match (attr, arg) {
+        (Attr::Int(a), Arg::Int(b)) => a == b,
+        (Attr::Bool(a), Arg::Bool(b)) => a == b,
+        (Attr::Str(a), Arg::Str(b)) => **a == **b,
+        (Attr::Ints(a), Arg::Ints(b)) => **a == **b,
+        (Attr::Bools(a), Arg::Bools(b)) => **a == **b,
+        _ => false,
+    }
+}
+
+fn arg_matches(spec: &ArgSpec, arg: &Arg<'_>) -> bool {
+    match (spec, arg) {
+        (ArgSpec::None, Arg::None)
+        | (ArgSpec::Tensor, Arg::Tensor)
+        | (ArgSpec::Size, Arg::Int(_))
+        | (ArgSpec::Sizes, Arg::Ints(_))
+        | (ArgSpec::Generator, Arg::Generator(_)) => true,
+        (ArgSpec::Tensors(n), Arg::Tensors(m)) => n == m,
+        (ArgSpec::Attr(attr), arg) => attr_matches(attr, arg),
+        (ArgSpec::Value(n), arg) => number(arg) == Some(*n),
+        (ArgSpec::Values(n), Arg::Floats(f)) => n.len() == f.len() && n.iter().all(|n| *n == Number::Float),
+        (ArgSpec::Values(n), Arg::Scalars(s)) => {
+            n.len() == s.len() && n.iter().zip(s.iter()).all(|(n, a)| number(a) == Some(*n))
+        }
+        (ArgSpec::Device(a), Arg::Device(b)) => a == b,
+        _ => false,
+    }
+}
+
+fn arg_spec(class: ArgClass, arg: &Arg<'_>) -> ArgSpec {
+    match (class, arg) {
+        (_, Arg::None) => ArgSpec::None,
+        (_, Arg::Tensor) => ArgSpec::Tensor,
+        (_, Arg::Tensors(n)) => ArgSpec::Tensors(*n),
+        (_, Arg::Device(d)) => ArgSpec::Device(*d),
+        (_, Arg::Generator(_)) => ArgSpec::Generator,
+        (ArgClass::Shape, Arg::Int(_)) => ArgSpec::Size,
+        (ArgClass::Shape, Arg::Ints(_)) => ArgSpec::Sizes,
+        (_, Arg::Floats(f)) => ArgSpec::Values(vec![Number::Float; f.len()].into()),
+        (_, Arg::Scalars(s)) => ArgSpec::Values(s.iter().filter_map(number).collect()),
+        (_, Arg::Float(_)) => ArgSpec::Value(Number::Float),
+        (_, Arg::Complex(..)) => ArgSpec::Value(Number::Complex),
+        (ArgClass::Value, Arg::Int(_)) => ArgSpec::Value(Number::Int),
+        (ArgClass::Value, Arg::Bool(_)) => ArgSpec::Value(Number::Bool),
+        (_, Arg::Int(i)) => ArgSpec::Attr(Attr::Int(*i)),
+        (_, Arg::Bool(b)) => ArgSpec::Attr(Attr::Bool(*b)),
+        (_, Arg::Str(s)) => ArgSpec::Attr(Attr::Str((*s).into())),
+        (_, Arg::Ints(v)) => ArgSpec::Attr(Attr::Ints((*v).into())),
+        (_, Arg::Bools(v)) => ArgSpec::Attr(Attr::Bools((*v).into())),
+    }
+}
+
+impl NodeKey {
+    /// The key of a call.
+    pub fn of(call: &Call<'_>, info: &OpInfo, location: LocationId) -> NodeKey {
+        NodeKey {
+            op: call.op,
+            args: call.args.iter().zip(info.args.iter()).map(|(a, class)| arg_spec(*class, a)).collect(),
+            inputs: call.inputs.iter().map(input_spec).collect(),
+            grad: grad_bits(call),
+            location,
+        }
+    }
+
+    /// Whether a call is this node, its location aside.
+    pub fn matches(&self, call: &Call<'_>, grad: u64) -> bool {
+        self.op == call.op
+            && self.grad == grad
+            && self.inputs.len() == call.inputs.len()
+            && self.args.iter().zip(&call.args).all(|(spec, arg)| arg_matches(spec, arg))
+            && self.inputs.iter().zip(&call.inputs).all(|(spec, input)| *spec == input_spec(input))
+    }
+
+    /// How a call differs from this node, in the user's words; `None` where it is the same but for location.
+    pub fn difference(&self, call: &Call<'_>, name: impl Fn(OpId) -> String) -> Option<String> {
+        if self.op != call.op {
+            return Some(format!("expected {}", name(self.op)));
+        }
+        for (i, (spec, arg)) in self.args.iter().zip(&call.args).enumerate() {
+            if !arg_matches(spec, arg) {
+                return Some(format!("argument {i}: expected {spec:?}, got {arg:?}"));
+            }
+        }
+        for (i, (spec, input)) in self.inputs.iter().zip(&call.inputs).enumerate() {
+            if *spec != input_spec(input) {
+                return Some(format!("input {i}: expected {spec:?}, got {:?}", input_spec(input)));
+            }
+        }
+        (self.grad != grad_bits(call)).then(|| "grad mode or requires_grad of an input".to_owned())
+    }
+}
+
+/// One output of a call.
+#[derive(Clone, PartialEq, Debug)]
+pub enum OutSpec {
+    /// An undefined tensor.
+    Undefined,
+    /// A window on a storage that the call made.
+    Fresh {
+        /// Number among the storages that the call made.
+        storage: u16,
+        /// The window.
+        meta: TensorMeta,
+        /// Its offset, in elements.
+        offset: i64,
+    },
+    /// The tensor object given as this flat input.
+    Same(u32),
+    /// Another window on the storage of an input.
+    Alias {
+        /// The flat input.
+        input: u32,
+        /// The window.
+        meta: TensorMeta,
+        /// Its offset less the input's, in elements.
+        offset: i64,
+    },
+    /// A value that is not a tensor, kept by the calling thread under this number.
+    Host(u32),
+    /// The next `n` entries are one list.
+    List(u32),
+}
+
+/// An input that the call gave other metadata (`out=` of another size).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Resized {
+    /// The flat input.
+    pub input: u32,
+    /// New window.
+    pub meta: TensorMeta,
+    /// New offset, in elements.
+    pub offset: i64,
+    /// New size of its storage, in bytes.
+    pub nbytes: u64,
+}
+
+/// Everything about a call's results but their values.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Outputs {
+    /// Outputs, lists flattened behind their [`OutSpec::List`].
+    pub outs: Vec<OutSpec>,
+    /// Bytes of each storage that the call made.
+    pub fresh: SmallVec<[u64; 2]>,
+    /// Inputs whose metadata changed.
+    pub resized: Vec<Resized>,
+}
+
+/// One combination of input metadata and size-like numbers, with the output metadata that it leads to.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Variant {
+    /// Metadata of each flat input that is present.
+    pub metas: Box<[TensorMeta]>,
+    /// Size-like numbers in argument order: a list is its length and its items.
+    pub numbers: Box<[i64]>,
+    /// What comes out.
+    pub outputs: Outputs,
+}
+
+fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i64) -> bool) -> bool {
+    match (spec, arg) {
+        (ArgSpec::Size, Arg::Int(i)) => visit(*i),
+        (ArgSpec::Sizes, Arg::Ints(v)) => visit(v.len() as i64) && v.iter().all(|i| visit(*i)),
+        (ArgSpec::Value(_), Arg::Int(i)) if sized => visit(*i),
+        (ArgSpec::Value(_), Arg::Float(f)) if sized => visit(f.to_bits() as i64),
+        (ArgSpec::Value(_), Arg::Bool(b)) if sized => visit(i64::from(*b)),
+        (ArgSpec::Values(_), Arg::Floats(v)) if sized => v.iter().all(|f| visit(f.to_bits() as i64)),
+        _ => true,
+    }
+}
+
+impl Variant {
+    /// The variant that a call with these outputs establishes.
+    pub fn of(key: &NodeKey, call: &Call<'_>, info: &OpInfo, outputs: Outputs) -> Variant {
+        let mut collected = Vec::new();
+        for (spec, arg) in key.args.iter().zip(&call.args) {
+            numbers(spec, arg, info.sized_by_number, &mut |n| {
+                collected.push(n);
+                true
+            });
+        }
+        let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
+        Variant { metas: present.map(Input::meta).collect(), numbers: collected.into(), outputs }
+    }
+
+    /// Whether a call that matches `key` falls under this variant.
+    pub fn matches(&self, key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> bool {
+        let mut metas = self.metas.iter();
+        for input in &call.inputs {
+            if matches!(input.place, Place::Absent) {
+                continue;
+            }
+            if !metas.next().is_some_and(|m| input.has_meta(m)) {
+                return false;
+            }
+        }
+        if self.numbers.is_empty() {
+            return true;
+        }
+        let mut expected = self.numbers.iter();
+        key.args.iter().zip(&call.args).all(|(spec, arg)| {
+            numbers(spec, arg, info.sized_by_number, &mut |n| expected.next() == Some(&n))
+        })
+    }
+}
+
+/// A node: an op that some iteration issued.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// What it is.
+    pub key: NodeKey,
+    /// For each flat input, the names that its storage has had: several where branches rejoin.
+    pub sources: Vec<SmallVec<[Name; 1]>>,
+    /// Shape variants, in the order seen.
+    pub variants: Vec<Arc<Variant>>,
+    /// A value was fetched when this was the last op, so a block ends here.
+    pub fetched: bool,
+    /// Some iteration ended here.
+    pub ends: bool,
+    /// Output shapes depend on data.
+    pub dynamic: bool,
+}
+
+impl Node {
+    /// The variant that a call falls under; `hint` is tried first.
+    pub fn variant(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> Option<u32> {
+        if let Some(v) = self.variants.get(hint as usize)
+            && v.matches(&self.key, call, info)
+        {
+            return Some(hint);
+        }
+        self.variants.iter().position(|v| v.matches(&self.key, call, info)).map(|i| i as u32)
+    }
+}

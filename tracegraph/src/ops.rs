@@ -1,0 +1,179 @@
+//! The op table: what Tandem knows of an operator besides its schema.
+//!
+//! An operator needs an entry only where its schema and PyTorch's tags do not say enough. Everything that is
+//! not listed is captured and treated as its schema says.
+
+use crate::ids::OpId;
+
+/// How an argument takes part in a node (DESIGN: attributes, shapes and values).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ArgClass {
+    /// A tensor, an optional tensor or a list of them.
+    Tensor,
+    /// A size-like integer (`SymInt` in the schema): part of the variant, not of the node.
+    Shape,
+    /// An integer, bool, string, dtype, ...: part of the node.
+    Attr,
+    /// A float or a Scalar: its type tag is part of the node, its value is fed.
+    Value,
+    /// A device.
+    Device,
+    /// A random generator, fed.
+    Generator,
+}
+
+/// An operator overload.
+#[derive(Clone, Debug)]
+pub struct OpInfo {
+    /// Its number.
+    pub id: OpId,
+    /// `aten::add.Tensor`.
+    pub name: Box<str>,
+    /// Class of each argument.
+    pub args: Box<[ArgClass]>,
+    /// Which arguments are written.
+    pub written: Box<[bool]>,
+    /// A return is not a tensor, so a call is a fetch.
+    pub returns_host: bool,
+    /// Output shapes depend on data, so a call is a fetch of shapes.
+    pub dynamic_shape: bool,
+    /// Numbers (not only sizes) decide output shapes and join the variant key.
+    pub sized_by_number: bool,
+    /// Draws from a generator.
+    pub random: bool,
+}
+
+impl OpInfo {
+    /// Whether any argument is written.
+    pub fn writes(&self) -> bool {
+        self.written.contains(&true)
+    }
+}
+
+/// Why a default-backend kernel of PyTorch's is left in place instead of being captured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// It moves a window on the same storage.
+    View,
+    /// It makes a tensor out of captured ops (`empty` and a fill).
+    Factory,
+    /// It answers from metadata.
+    Metadata,
+    /// It ends in `_copy_from`, or in other captured ops.
+    Composite,
+    /// It is for layouts or devices that Tandem does not have, or for PyTorch's own tests.
+    Elsewhere,
+}
+
+macro_rules! left {
+    ($($why:ident: $($name:literal)*;)*) => {
+        /// The reviewed list of default-backend kernels that stay PyTorch's, by name without overload.
+        pub const LEFT: &[(&str, Left)] = &[$($(($name, Left::$why),)*)*];
+    };
+}
+
+left! {
+    View:
+        "alias" "as_strided_" "detach" "detach_" "diagonal" "expand" "lift_fresh" "permute" "select" "slice"
+        "slice_inverse" "split" "split_with_sizes" "squeeze" "squeeze_" "t" "t_" "transpose" "transpose_"
+        "unbind" "unsafe_split" "unsafe_split_with_sizes" "unsqueeze" "unsqueeze_" "view" "_unsafe_view" "_conj"
+        "_neg_view" "_fw_primal" "_make_dual" "_lazy_clone" "lift" "swapaxes_" "swapdims_";
+    Factory:
+        "arange" "bartlett_window" "blackman_window" "empty_like" "empty_permuted" "empty_quantized" "eye"
+        "fft_fftfreq" "fft_rfftfreq" "from_file" "full" "full_like" "hamming_window" "hann_window" "kaiser_window"
+        "linspace" "logspace" "new_empty" "new_empty_strided" "new_full" "new_ones" "new_zeros" "normal_functional"
+        "ones" "ones_like" "rand" "rand_like" "randint" "randint_like" "randn" "randn_like" "randperm" "range"
+        "scalar_tensor" "tril_indices" "triu_indices" "zeros" "zeros_like" "_efficientzerotensor"
+        "_new_zeros_with_same_feature_meta";
+    Metadata:
+        "is_pinned" "_pin_memory" "is_same_size" "_has_same_storage_numel" "dense_dim" "sparse_dim"
+        "is_coalesced" "_coalesced" "sym_constrain_range" "sym_constrain_range_for_size" "_assert_tensor_metadata"
+        "_resize_output" "_resize_output_" "resize" "resize_as" "resize_as_" "set" "is_non_overlapping_and_dense";
+    Composite:
+        "clone" "copy_" "_to_copy" "_copy_from_and_resize" "repeat_interleave" "shallow_copy_data_";
+    Elsewhere:
+        "values" "indices" "_values" "_indices" "crow_indices" "col_indices" "ccol_indices" "row_indices" "lstm_mps"
+        "lstm_mps_backward" "to_mkldnn";
+}
+
+const LEFT_PREFIXES: &[&str] = &[
+    "_test", "_sparse", "sparse", "_nested", "_to_sparse", "to_sparse", "mkldnn", "miopen", "cudnn", "_cudnn", "_mps",
+    "mps", "_foobar", "_philox", "_mkldnn", "_lstm", "to_padded",
+];
+
+/// Why the default-backend kernel of `name` (`aten::op.overload`) stays, or `None` where it is captured.
+pub fn leaves_default(name: &str) -> Option<Left> {
+    let name = name.strip_prefix("aten::").unwrap_or(name);
+    let (base, overload) = name.split_once('.').unwrap_or((name, ""));
+    if let Some((_, why)) = LEFT.iter().find(|(n, _)| *n == base) {
+        return Some(*why);
+    }
+    if LEFT_PREFIXES.iter().any(|p| base.starts_with(p)) {
+        return Some(Left::Elsewhere);
+    }
+    // `x_copy` variants of views and generated `out=` variants call the functional operator and copy.
+    (base.ends_with("_copy") || overload == "out" || overload.ends_with("_out") || base.ends_with("_out"))
+        .then_some(Left::Composite)
+}
+
+/// Operators whose output shapes depend on data although PyTorch does not tag them so.
+const DYNAMIC: &[&str] = &["aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"];
+
+/// Operators of other libraries whose output shapes are a function of their inputs' metadata.
+const STATIC_FOREIGN: &[&str] = &[
+    "torchvision::roi_align", "torchvision::_roi_align_backward", "torchvision::roi_pool",
+    "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward",
+];
+
+/// Operators whose numbers decide output shapes.
+const SIZED_BY_NUMBER: &[&str] = &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
+
+/// What the shim knows of an operator from its schema and tags.
+#[derive(Debug)]
+pub struct OpDecl<'a> {
+    /// `aten::add.Tensor`.
+    pub name: &'a str,
+    /// Class of each argument.
+    pub args: Vec<ArgClass>,
+    /// Which arguments are written.
+    pub written: Vec<bool>,
+    /// Some return is not a tensor.
+    pub returns_host: bool,
+    /// Tagged as having data-dependent output shapes.
+    pub dynamic_shape: bool,
+    /// Tagged as drawing from a generator.
+    pub random: bool,
+    /// Not an operator of PyTorch's own.
+    pub foreign: bool,
+}
+
+/// Joins schema, tags and the table.
+pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
+    let base = decl.name.split('.').next().unwrap_or(decl.name);
+    let foreign_dynamic = decl.foreign && !STATIC_FOREIGN.contains(&base);
+    OpInfo {
+        id,
+        name: decl.name.into(),
+        args: decl.args.into(),
+        written: decl.written.into(),
+        returns_host: decl.returns_host,
+        dynamic_shape: decl.dynamic_shape || foreign_dynamic || DYNAMIC.contains(&base),
+        sized_by_number: SIZED_BY_NUMBER.iter().any(|p| base.starts_with(p)),
+        random: decl.random,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_kernels_are_captured_unless_listed() {
+        assert_eq!(leaves_default("aten::add.Tensor"), None);
+        assert_eq!(leaves_default("aten::convolution"), None);
+        assert_eq!(leaves_default("aten::transpose.int"), Some(Left::View));
+        assert_eq!(leaves_default("aten::convolution.out"), Some(Left::Composite));
+        assert_eq!(leaves_default("aten::permute_copy"), Some(Left::Composite));
+        assert_eq!(leaves_default("aten::_sparse_sum"), Some(Left::Elsewhere));
+    }
+}

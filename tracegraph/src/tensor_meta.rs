@@ -1,0 +1,92 @@
+//! Tensor metadata: what a window says besides its storage and offset.
+
+use smallvec::SmallVec;
+
+/// PyTorch's `ScalarType` number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Dtype(pub u8);
+
+impl Dtype {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self.0 {
+            0 | 1 | 11 | 12 | 13 | 23..=26 | 44 => 1, // bytes, bool, quantized bytes, float8
+            2 | 5 | 15 | 27 => 2,                     // short, half, bfloat16, uint16
+            3 | 6 | 8 | 14 | 28 => 4,                 // int, float, complex half, qint32, uint32
+            4 | 7 | 9 | 29 => 8,                      // long, double, complex float, uint64
+            10 => 16,                                 // complex double
+            _ => 1,
+        }
+    }
+
+    /// The name that PyTorch's users know.
+    pub fn name(self) -> &'static str {
+        const NAMES: [&str; 16] = [
+            "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64",
+            "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16",
+        ];
+        NAMES.get(self.0 as usize).copied().unwrap_or("other")
+    }
+}
+
+/// Bits of a window that change what an op computes.
+pub mod flags {
+    /// The tensor requires grad. Part of a node's grad bits, never of metadata.
+    pub const REQUIRES_GRAD: u16 = 1;
+    /// Lazily conjugated.
+    pub const CONJ: u16 = 2;
+    /// Lazily negated.
+    pub const NEG: u16 = 4;
+    /// Made from a Python number: takes part in type promotion as one.
+    pub const WRAPPED: u16 = 8;
+    /// The bits that are metadata.
+    pub const META: u16 = CONJ | NEG | WRAPPED;
+}
+
+/// Sizes and strides in elements, dtype, and the [`flags::META`] bits.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct TensorMeta {
+    /// Element type.
+    pub dtype: Dtype,
+    /// [`flags::META`] bits.
+    pub flags: u16,
+    dims: SmallVec<[i64; 8]>,
+}
+
+impl TensorMeta {
+    /// Copies borrowed metadata.
+    pub fn new(sizes: &[i64], strides: &[i64], dtype: Dtype, flags: u16) -> TensorMeta {
+        debug_assert_eq!(sizes.len(), strides.len());
+        let dims = sizes.iter().chain(strides).copied().collect();
+        TensorMeta { dtype, flags: flags & flags::META, dims }
+    }
+
+    /// Number of dimensions.
+    pub fn ndim(&self) -> usize {
+        self.dims.len() / 2
+    }
+
+    /// Size of each dimension, in elements.
+    pub fn sizes(&self) -> &[i64] {
+        &self.dims[..self.ndim()]
+    }
+
+    /// Stride of each dimension, in elements.
+    pub fn strides(&self) -> &[i64] {
+        &self.dims[self.ndim()..]
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> i64 {
+        self.sizes().iter().product()
+    }
+
+    /// Whether borrowed metadata says the same.
+    pub fn matches(&self, sizes: &[i64], strides: &[i64], dtype: Dtype, flags: u16) -> bool {
+        self.dtype == dtype
+            && self.flags == flags & flags::META
+            && self.dims.len() == sizes.len() * 2
+            && self.sizes() == sizes
+            && self.strides() == strides
+    }
+}
