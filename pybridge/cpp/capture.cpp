@@ -159,7 +159,10 @@ static void order_host_random(const c10::OperatorHandle& op) {
 static void capture(const c10::OperatorHandle& op) {
   const auto name = full_name(op.operator_name());
   if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return;
+  // With a CPU kernel beside its decomposition, eager does not decompose it.
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU))
+    return;
   if (has_default_kernel(op) && !tt_captures_default(name.data(), name.size())) return;
   library(c10::DispatchKey::PrivateUse1)
       .impl(name.substr(6).c_str(),
@@ -177,6 +180,21 @@ static void register_operators() {
   }
 }
 
+void not_supported(const c10::OperatorHandle& handle, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "tandem supports dense tensors only: ", handle.operator_name(),
+      " makes or takes a sparse or quantized one. Keep that tensor on the CPU, or call .to_dense() or "
+      ".dequantize() first");
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_supported>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_supported>());
+}
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_supported>());
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -192,6 +210,11 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction:
 extern "C" void ttc_register() {
   static std::once_flag once;
   std::call_once(once, [] {
+    // PyTorch warns that the CPU kernels of random operators are overridden, which is meant.
+    struct Silent final : c10::WarningHandler {
+      void process(const c10::Warning&) override {}
+    } silent;
+    c10::WarningUtils::WarningHandlerGuard guard(&silent);
     tandem::register_hooks();
     tandem::register_operators();
   });

@@ -1,6 +1,7 @@
 // Calling ATen's CPU kernels on Tandem's buffers, from GraphRunner or from a waiting thread.
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -134,10 +135,17 @@ TtOut describe_output(const at::Tensor& t, const Results& r) {
   return out;
 }
 
+// Autograd's lazy zeros have no memory.
+void materialize_zeros(c10::IValue& v) {
+  if (v.isTensor() && v.toTensor().defined() && v.toTensor()._is_zerotensor())
+    v = at::zeros(v.toTensor().sizes(), v.toTensor().options());
+}
+
 void describe_results(Results& r) {
   auto& host = host_values();
   host.clear();
-  for (const auto& v : r.values) {
+  for (auto& v : r.values) {
+    materialize_zeros(v);
     if (v.isTensor()) {
       r.outs.push_back(describe_output(v.toTensor(), r));
     } else if (v.isTensorList()) {

@@ -676,6 +676,7 @@ impl Engine {
         self.choose_phase();
         self.iteration = Iteration { number: self.iteration.number + 1, ..Iteration::default() };
         self.storages.next_iteration();
+        self.graph.next_iteration();
         self.slots.clear();
         self.forward.next_iteration();
         self.at = NodeId::START;

@@ -49,6 +49,9 @@ pub struct TraceGraph {
     graph: DiGraph<Node, ()>,
     by_key: FxHashMap<NodeKey, SmallVec<[NodeId; 1]>>,
     slots: u32,
+    /// The iteration in which each node was last merged: those of the running one lead to where it is.
+    merged_in: Vec<u64>,
+    iteration: u64,
 }
 
 impl Default for TraceGraph {
@@ -68,7 +71,7 @@ impl Default for TraceGraph {
             ends: false,
             dynamic: false,
         });
-        TraceGraph { graph, by_key: FxHashMap::default(), slots: 0 }
+        TraceGraph { graph, by_key: FxHashMap::default(), slots: 0, merged_in: vec![0], iteration: 1 }
     }
 }
 
@@ -153,6 +156,11 @@ impl TraceGraph {
         Some(bindings)
     }
 
+    /// A new iteration begins.
+    pub fn next_iteration(&mut self) {
+        self.iteration += 1;
+    }
+
     /// Merges one op of a running trace behind `at`. Returns its node, the names its inputs took, and
     /// whether the graph grew.
     pub fn merge(
@@ -164,14 +172,15 @@ impl TraceGraph {
         slots: &Slots,
     ) -> (NodeId, Bindings, bool) {
         let key = NodeKey::of(call, info, location);
-        if let Some(node) = self.child(at, &key) {
-            let (bindings, grew) = self.join_inputs(node, call, slots);
-            return (node, bindings, grew);
-        }
-        let node = self.rejoin(at, &key).unwrap_or_else(|| self.insert(key, info.dynamic_shape));
-        self.graph.add_edge(index(at), index(node), ());
-        let (bindings, _) = self.join_inputs(node, call, slots);
-        (node, bindings, true)
+        let known = self.child(at, &key);
+        let node = known.unwrap_or_else(|| {
+            let node = self.rejoin(at, &key).unwrap_or_else(|| self.insert(key, info.dynamic_shape));
+            self.graph.add_edge(index(at), index(node), ());
+            node
+        });
+        self.merged_in[node.index()] = self.iteration;
+        let (bindings, grew) = self.join_inputs(node, call, slots);
+        (node, bindings, grew || known.is_none())
     }
 
     fn child(&self, at: NodeId, key: &NodeKey) -> Option<NodeId> {
@@ -181,7 +190,11 @@ impl TraceGraph {
     /// The first equal node that does not lead back to `at`.
     fn rejoin(&self, at: NodeId, key: &NodeKey) -> Option<NodeId> {
         let equal = self.by_key.get(key)?;
-        let acyclic = |n: &&NodeId| **n != at && !has_path_connecting(&self.graph, index(**n), index(at), None);
+        let acyclic = |n: &&NodeId| {
+            **n != at
+                && self.merged_in[n.index()] != self.iteration
+                && !has_path_connecting(&self.graph, index(**n), index(at), None)
+        };
         equal.iter().find(acyclic).copied()
     }
 
@@ -191,6 +204,7 @@ impl TraceGraph {
             Node { key: key.clone(), sources, variants: Vec::new(), fetched: false, ends: false, dynamic };
         let id = NodeId(self.graph.add_node(node).index() as u32);
         self.by_key.entry(key).or_default().push(id);
+        self.merged_in.push(0);
         id
     }
 

@@ -90,7 +90,7 @@ left! {
         "is_coalesced" "_coalesced" "sym_constrain_range" "sym_constrain_range_for_size" "_assert_tensor_metadata"
         "_resize_output" "_resize_output_" "resize" "resize_as" "resize_as_" "set" "is_non_overlapping_and_dense";
     Composite:
-        "clone" "copy_" "_to_copy" "_copy_from_and_resize" "repeat_interleave" "shallow_copy_data_";
+        "clone" "copy_" "_to_copy" "_copy_from_and_resize" "_pack_padded_sequence" "repeat_interleave" "shallow_copy_data_";
     Elsewhere:
         "values" "indices" "_values" "_indices" "crow_indices" "col_indices" "ccol_indices" "row_indices" "lstm_mps"
         "lstm_mps_backward" "to_mkldnn";

@@ -1,6 +1,7 @@
 """The report as text."""
 
 import io
+import os
 import sys
 from collections.abc import Iterable
 from typing import IO, Any
@@ -24,6 +25,11 @@ def text(report: dict[str, Any]) -> str:
     file = io.StringIO()
     _print(Console(file=file, width=_WIDTH, highlight=False), report)
     return file.getvalue()
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """The source line of an entry, as the shell would name its file."""
+    return str(entry.get("line", "")).removeprefix(os.getcwd() + os.sep)
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
@@ -70,15 +76,21 @@ def _facts(report: dict[str, Any]) -> Table:
 def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
     divergences = sorted(report.get("divergences", []), key=lambda d: -d.get("count", 0))
     if divergences:
-        rows = [(d.get("count"), d.get("line"), d.get("op"), d.get("reason")) for d in divergences]
+        rows = [(d.get("count"), _line(d), d.get("op"), d.get("reason")) for d in divergences]
         columns = ("times", "line", "operator", "what differed")
         yield f"divergences: {_total(divergences)}", _table(columns, rows)
-    fetches = sorted(report.get("fetches", []), key=lambda f: -f.get("wait_us", 0))
+    fetches = report.get("fetches", [])
     if fetches:
-        rows = []
+        # One source line may hold several fetch points.
+        lines: dict[str, list[float]] = {}
         for fetch in fetches:
-            count, waited = fetch.get("count", 1), fetch.get("wait_us", 0)
-            rows.append((count, fetch.get("line"), _time(waited), _time(waited / max(count, 1))))
+            total = lines.setdefault(_line(fetch), [0, 0])
+            total[0] += fetch.get("count", 0)
+            total[1] += fetch.get("wait_us", 0)
+        rows = [
+            (times, line, _time(waited), _time(waited / max(times, 1)))
+            for line, (times, waited) in sorted(lines.items(), key=lambda item: (-item[1][1], -item[1][0]))
+        ]
         yield f"fetches: {_total(fetches)}", _table(("times", "line", "waited", "each"), rows)
     host = sorted(report.get("host_ops", {}).items(), key=lambda item: -item[1])
     if host:

@@ -113,6 +113,7 @@ def install() -> None:
     # Data loading workers have no GraphRunner and make host tensors, as without Tandem.
     os.register_at_fork(after_in_child=_allocate_on_host)
     torch.Tensor.numpy = _numpy
+    torch._tensor_str._add_suffixes = _add_suffixes
     torch.serialization.register_package(4, _location, lambda storage, location: None)
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
     _workers_read_host_tensors()
@@ -128,6 +129,14 @@ def _numpy(self: torch.Tensor, *, force: bool = False) -> Any:
     array = _original_numpy(self.cpu(), force=force)
     array.flags.writeable = False
     return array
+
+
+_original_add_suffixes = torch._tensor_str._add_suffixes
+
+
+def _add_suffixes(text: str, suffixes: list[str], *args: Any, **kwargs: Any) -> str:
+    """Printed tensors name no device, whether they were adopted or are data on the host."""
+    return _original_add_suffixes(text, [s for s in suffixes if s != "device='cpu'"], *args, **kwargs)
 
 
 def _location(storage: Any) -> str | None:

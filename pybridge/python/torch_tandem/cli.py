@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from typing import Any
 
 USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 
@@ -93,7 +92,7 @@ def _run(options: argparse.Namespace) -> int:
     error = _script.run(script, args)
     status = _show(error)
     if os.getpid() == process:  # a child that the script forked ends here, too
-        _finish(options, api)
+        status = _finish(options, status)
     return _exit(error, status)
 
 
@@ -110,21 +109,24 @@ def _show(error: BaseException | None) -> int:
     return 1
 
 
-def _finish(options: argparse.Namespace, api: Any) -> None:
-    """The summary and the report; a failure in them must not hide the script's own end."""
+def _finish(options: argparse.Namespace, status: int) -> int:
+    """Wait for what is pending, and tell what happened; the exit status may become a failure."""
+    from torch_tandem import _summary, api
+
     sys.stdout.flush()
     try:
         api.synchronize()
     except Exception as late:
-        print(f"tandem: work that nobody waited for failed: {late}", file=sys.stderr)
+        if status == 0:  # else it is most likely what the script died of
+            print(f"tandem: an operator whose result was never read failed: {late}", file=sys.stderr)
+            status = 1
     report = api.report()
     if options.report_json:
         with open(options.report_json, "w") as file:
             json.dump(report, file, indent=2)
     if not options.quiet:
-        from torch_tandem import _summary
-
         _summary.show(report)
+    return status
 
 
 def _exit(error: BaseException | None, status: int) -> int:

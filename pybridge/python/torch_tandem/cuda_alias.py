@@ -97,11 +97,14 @@ def _torch_cuda() -> None:
     cuda.ipc_collect = lambda: None
     cuda.set_per_process_memory_fraction = lambda fraction, device=None: None
     cuda.is_current_stream_capturing = cuda.graphs.is_current_stream_capturing = lambda: False
-    cuda.CUDAGraph = cuda.graph = cuda.make_graphed_callables = _no_graphs
+    cuda.CUDAGraph = cuda.graph = cuda.make_graphed_callables = _NoGraph
 
 
-def _no_graphs(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("Tandem has no CUDA graphs: it replays the program's operators by itself")
+class _NoGraph:
+    """A class, as programs use the originals in annotations."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("Tandem has no CUDA graphs: it replays the program's operators by itself")
 
 
 def _tensors() -> None:
