@@ -5,7 +5,28 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "shim.h"
+#include <torch/csrc/autograd/input_metadata.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "values.h"
+
+namespace tandem {
+
+// A host tensor that requires grad is fed, so its gradient comes back on this device, which autograd would
+// refuse. Its gradient edge is told to accept any device, and a hook moves what arrives to the host.
+void accept_device_gradient(const at::Tensor& host) {
+  auto edge = torch::autograd::impl::gradient_edge(host);
+  auto& metadata = edge.function->mutable_input_metadata(edge.input_nr);
+  if (metadata.is_tensor_subclass()) return;
+  const auto grad_dtype = metadata.grad_dtype();
+  const auto sizes = host.sym_sizes();
+  metadata = torch::autograd::InputMetadata(
+      metadata.options(), torch::autograd::MetadataShape{torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end())},
+      /*is_tensor_subclass=*/true, metadata.is_nested_tensor(), grad_dtype);
+  host.register_hook([](const at::Tensor& grad) { return grad.device().is_cpu() ? grad : grad.cpu(); });
+}
+
+}  // namespace tandem
 
 extern "C" {
 

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/Storage.h>
 
 #include "device.h"
@@ -45,6 +46,7 @@ void Encoder::encode(const c10::IValue* args, size_t n) {
   for (size_t i = 0; i < n; i++) need.count(args[i]);
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear(), floats_.clear(), bools_.clear();
   scalars_.clear();
+  host_requires_grad_ = false;
   args_.reserve(n), tensors_.reserve(need.tensors), inputs_.reserve(need.tensors);
   ints_.reserve(need.ints), floats_.reserve(need.floats), bools_.reserve(need.bools);
   scalars_.reserve(need.scalars);
@@ -78,6 +80,8 @@ void Encoder::encode_tensor(const at::Tensor& t) {
   out.ndim = static_cast<uint32_t>(impl->dim());
   out.dtype = static_cast<uint8_t>(t.scalar_type());
   out.flags = flags_of(t);
+  // Autograd itself moves the gradient of a tensor without dimensions.
+  host_requires_grad_ |= out.place == TT_HOST && (out.flags & TT_REQUIRES_GRAD) && out.ndim > 0;
 }
 
 TtArg Encoder::encode_one(const c10::IValue& v) {
@@ -261,6 +265,9 @@ void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack*
   const size_t n = handle.schema().arguments().size();
   Lease encoder;
   encoder->encode(stack->data() + (stack->size() - n), n);
+  if (C10_UNLIKELY(encoder->host_requires_grad()) && c10::GradMode::is_enabled())
+    for (const auto* t : encoder->inputs())
+      if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t);
   TtOuts outs;
   check(tt_dispatch(op, encoder->args(), encoder->size(), &outs));
   for (size_t i = 0; i < outs.n_resized; i++)

@@ -21,6 +21,9 @@ class Encoder {
   void encode(const c10::IValue* args, size_t n);
   const TtArg* args() const { return args_.data(); }
   size_t size() const { return args_.size(); }
+  // Some host tensor with dimensions requires grad.
+  bool host_requires_grad() const { return host_requires_grad_; }
+  const std::vector<const at::Tensor*>& inputs() const { return inputs_; }
   // The tensor that flat input `i` was made from.
   const at::Tensor& input(size_t i) const { return *inputs_[i]; }
 
@@ -28,6 +31,7 @@ class Encoder {
   TtArg encode_one(const c10::IValue& v);
   void encode_tensor(const at::Tensor& t);
 
+  bool host_requires_grad_ = false;
   std::vector<TtArg> args_;
   std::vector<TtTensor> tensors_;
   std::vector<const at::Tensor*> inputs_;
@@ -53,5 +57,7 @@ void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack*
 uint32_t declare(const c10::OperatorHandle& handle);
 const c10::OperatorHandle& handle_of(uint32_t op);
 std::vector<c10::IValue>& host_values();
+// Lets the gradient of a host tensor that an op was fed with arrive from this device.
+void accept_device_gradient(const at::Tensor& host);
 
 }  // namespace tandem

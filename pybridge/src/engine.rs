@@ -178,7 +178,7 @@ fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Resu
                 let waiter = engine.runner().waiter();
                 drop(engine);
                 let time = wait(&waiter, ticket)?;
-                lock().waited(time);
+                lock().waited(time, false);
             }
         }
     }
@@ -232,11 +232,11 @@ fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
                 drop(engine);
                 site.stack = Some(walk_stack());
             }
-            Progress::NeedTicket(ticket, _) => {
+            Progress::NeedTicket(ticket, fetch) => {
                 let waiter = engine.runner().waiter();
                 drop(engine);
                 let time = wait(&waiter, ticket)?;
-                lock().waited(time);
+                lock().waited(time, fetch);
             }
         }
     }

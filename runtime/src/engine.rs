@@ -112,6 +112,7 @@ pub struct Engine {
     random: Ticket,
     random_open: bool,
     report: Report,
+    fetch_wait_ns: u64,
     started: Instant,
     /// GraphRunner's time at work when the clock started, in nanoseconds.
     busy_before: (u64, u64),
@@ -155,6 +156,7 @@ impl Engine {
             random: Ticket::default(),
             random_open: false,
             report: Report::default(),
+            fetch_wait_ns: 0,
             started: Instant::now(),
             busy_before: (0, 0),
         }
@@ -269,8 +271,9 @@ impl Engine {
         (self.random > self.runner.leaving(self.runner.pending())).then_some(self.random)
     }
 
-    /// Counts a wait that a call needed.
-    pub fn waited(&mut self, time: WaitTime) {
+    /// Counts a wait that a call needed; a fetch's is told with its place.
+    pub fn waited(&mut self, time: WaitTime, fetch: bool) {
+        self.fetch_wait_ns += if fetch { time.total_ns } else { 0 };
         self.report.python_stall_ns += time.total_ns;
         self.report.python_stall_busy_ns += time.asleep_ns;
     }
@@ -289,7 +292,9 @@ impl Engine {
         }
         self.storages.collect_dead(&mut self.dying);
         if !site.program_thread {
-            return self.run_unrecorded(call, sink);
+            let progress = self.run_unrecorded(call, sink)?;
+            self.report.ops_other_threads += u64::from(progress == Progress::Done);
+            return Ok(progress);
         }
         let info = &self.ops[call.op.index()];
         if info.returns_host || writes_host(info, call) {
@@ -328,7 +333,9 @@ impl Engine {
         let at = self.graph.node(self.at).key.location;
         let location = ForwardRecord::default().locate(stack, at, &mut self.locations);
         let (outputs, fresh) = self.run_now(call, location)?;
-        self.report.fetches.entry(location).or_default().count += 1;
+        let fetch = self.report.fetches.entry(location).or_default();
+        fetch.count += 1;
+        fetch.wait_ns += std::mem::take(&mut self.fetch_wait_ns);
         if self.phase != Phase::Imperative && !self.graph.node(self.at).fetched {
             self.graph.node_mut(self.at).fetched = true;
             self.stale = true;

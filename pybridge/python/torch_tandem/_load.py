@@ -13,11 +13,11 @@ def load_core() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError("torch-tandem needs PyTorch: install torch.") from error
+        raise ImportError("torch-tandem needs PyTorch: install torch.") from None
     try:
         from torch_tandem import _built_for
-    except ImportError as error:
-        raise ImportError("torch-tandem is not built here: run `make build` in its repository.") from error
+    except ImportError:
+        raise ImportError("torch-tandem is not built here: run `make build` in its repository.") from None
     # The shim uses torch's C++ interface, which changes with every minor version: a wrong one may crash.
     if _minor(_built_for.TORCH) != _minor(torch.__version__):
         raise ImportError(
@@ -27,7 +27,7 @@ def load_core() -> ModuleType:
     try:
         return importlib.import_module("torch_tandem._core")
     except ImportError as error:
-        raise ImportError(f"torch-tandem's extension cannot be loaded ({error}): {_REBUILD}.") from error
+        raise ImportError(f"torch-tandem's extension cannot be loaded ({error}): {_REBUILD}.") from None
 
 
 def _minor(version: str) -> str:

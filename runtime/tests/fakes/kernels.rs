@@ -1,0 +1,489 @@
+//! The fake operators, as `HostKernels`, and what they leave for tests to look at.
+
+use std::cell::{RefCell, UnsafeCell};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind};
+use tandem_kernels::host::{Buffer, Generator};
+use tandem_runtime::torch::Torch;
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::ids::OpId;
+use tandem_tracegraph::ops::{ArgClass, OpDecl};
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::F32;
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $op:ident $name:literal $args:literal $($flag:ident)?;)*) => {
+        /// The operators. Arguments: `t` a tensor, `T` a list of tensors, `!` behind a written one, `v` a
+        /// value, `s` sizes, `a` an attribute, `g` a generator.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Op { $($(#[$doc])* $op,)* }
+
+        /// All of them, in the order of their ids.
+        pub const OPS: &[(Op, &str, &str, &str)] = &[$((Op::$op, $name, $args, concat!($(stringify!($flag))?)),)*];
+    };
+}
+
+ops! {
+    /// a + alpha * b; b may have no dimensions.
+    Add "aten::add.Tensor" "ttv";
+    Mul_ "aten::mul_.Tensor" "t!t";
+    Relu "aten::relu" "t";
+    /// Into a given tensor, which gets another size where it must.
+    AddOut "aten::add.out" "ttvt!";
+    /// Where one of the two is on the host, a feed or a fetch.
+    Copy_ "aten::copy_" "t!t";
+    ToDevice "aten::_to_copy" "t";
+    Full "aten::full" "sv";
+    Arange "aten::arange" "v";
+    Cat "aten::cat" "T";
+    /// Two fresh tensors in a list.
+    Halves "aten::halves" "t";
+    /// A window from an operator: `x[start:start + length]`.
+    Narrow "aten::narrow" "tss";
+    Uniform "aten::uniform" "sg" random;
+    Item "aten::item" "t" host;
+    Nonzero "aten::nonzero" "t" dynamic;
+    /// Raises where the first element is negative, else copies.
+    Check "aten::check" "t";
+    /// Waits until the gate is open, then copies.
+    Gate "aten::gate" "t";
+    Panic "aten::panic" "t";
+    /// Sums its numbers; the tests read what it was given.
+    Echo "aten::echo" "tvvvvaasgt";
+    /// In place, and does nothing: for measuring.
+    Nop_ "aten::nop_" "t!tv";
+}
+
+impl Op {
+    pub fn id(self) -> OpId {
+        OpId(self as u32)
+    }
+}
+
+/// Declarations for the engine.
+pub fn declarations() -> impl Iterator<Item = OpDecl<'static>> {
+    OPS.iter().map(|(_, name, args, flag)| {
+        let class = |c| match c {
+            't' | 'T' => ArgClass::Tensor,
+            's' => ArgClass::Shape,
+            'v' => ArgClass::Value,
+            'g' => ArgClass::Generator,
+            _ => ArgClass::Attr,
+        };
+        let followed_by_mark = args.chars().skip(1).chain([' ']).map(|c| c == '!');
+        let written = args.chars().zip(followed_by_mark).filter(|(c, _)| *c != '!').map(|(_, mark)| mark);
+        OpDecl {
+            name,
+            args: args.chars().filter(|c| *c != '!').map(class).collect(),
+            written: written.collect(),
+            returns_host: *flag == "host",
+            dynamic_shape: *flag == "dynamic",
+            random: *flag == "random",
+            foreign: false,
+        }
+    })
+}
+
+thread_local!(static HOST_VALUE: RefCell<Option<f64>> = const { RefCell::new(None) });
+
+pub fn take_host_value() -> f64 {
+    HOST_VALUE.take().expect("the last call gave no value to the host")
+}
+
+/// A host buffer; generators are buffers too, their state is their contents.
+struct Bytes {
+    references: AtomicUsize,
+    bytes: UnsafeCell<Vec<u8>>,
+}
+
+/// Stops the GraphRunner thread, given as the number of threads of a run.
+pub const STOP: i32 = i32::MIN;
+
+/// Fake PyTorch.
+#[derive(Default)]
+pub struct FakeTorch {
+    live: AtomicI64,
+    exceptions: AtomicI64,
+    calls: Mutex<Vec<Op>>,
+    echoed: Mutex<Vec<String>>,
+    draws: Mutex<u64>,
+    closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+/// What a kernel gives back.
+enum Out {
+    New(Vec<i64>, Vec<f32>),
+    Same(u32),
+    /// Sizes, and elements from the input's first.
+    Alias(u32, Vec<i64>, i64),
+    Host(f64),
+    List(u32),
+    Resized(u32, i64),
+}
+
+/// A reference to the bytes behind a pointer.
+///
+/// # Safety
+/// `buffer` is a live buffer of [`FakeTorch::buffer_new`].
+unsafe fn bytes<'a>(buffer: *mut c_void) -> &'a Bytes {
+    // SAFETY: the caller's promise.
+    unsafe { &*buffer.cast::<Bytes>() }
+}
+
+fn buffer_of<'a>(input: &Input<'_>) -> &'a mut Vec<u8> {
+    match input.place {
+        // SAFETY: handles keep the buffer alive during the call, and only one kernel runs at a time.
+        Place::Host(p) | Place::Buffer(p) => unsafe { &mut *bytes(p).bytes.get() },
+        ref place => panic!("a kernel was given {place:?}"),
+    }
+}
+
+fn positions(input: &Input<'_>) -> impl Iterator<Item = usize> + use<> {
+    let (offset, stride) = (input.offset, input.strides.first().copied().unwrap_or(1));
+    (0..input.sizes.iter().product::<i64>()).map(move |i| (offset + i * stride) as usize * 4)
+}
+
+fn read(input: &Input<'_>) -> Vec<f32> {
+    if let Place::Inline(value) = input.place {
+        return vec![f32::from_ne_bytes(value.0[..4].try_into().unwrap())];
+    }
+    let bytes = buffer_of(input);
+    positions(input).map(|at| f32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())).collect()
+}
+
+fn write(input: &Input<'_>, values: impl IntoIterator<Item = f32>) {
+    let bytes = buffer_of(input);
+    positions(input).zip(values).for_each(|(at, v)| bytes[at..at + 4].copy_from_slice(&v.to_ne_bytes()));
+}
+
+/// All elements of a buffer.
+pub fn values_of(buffer: &Buffer) -> Vec<f32> {
+    // SAFETY: the handle keeps the buffer alive; no kernel runs on a buffer that a test looks at.
+    let bytes = unsafe { &*bytes(buffer.as_ptr()).bytes.get() };
+    bytes.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap())).collect()
+}
+
+fn number(arg: &Arg<'_>) -> f64 {
+    match arg {
+        Arg::Int(i) => *i as f64,
+        Arg::Float(f) => *f,
+        Arg::Bool(b) => f64::from(u8::from(*b)),
+        other => panic!("not a number: {other:?}"),
+    }
+}
+
+fn sum(a: &[f32], b: &[f32], alpha: f64) -> Vec<f32> {
+    a.iter().enumerate().map(|(i, a)| a + alpha as f32 * b[i.min(b.len() - 1)]).collect()
+}
+
+impl FakeTorch {
+    /// One that lives as long as the process, as PyTorch does.
+    pub fn leaked() -> &'static FakeTorch {
+        Box::leak(Box::default())
+    }
+
+    /// Buffers and generators that somebody holds.
+    pub fn live(&self) -> i64 {
+        self.live.load(Ordering::SeqCst)
+    }
+
+    /// Exceptions that somebody holds.
+    pub fn exceptions(&self) -> i64 {
+        self.exceptions.load(Ordering::SeqCst)
+    }
+
+    /// The kernels that ran, in order; forgets them.
+    pub fn take_calls(&self) -> Vec<Op> {
+        std::mem::take(&mut self.calls.lock())
+    }
+
+    /// How many kernels ran since [`FakeTorch::take_calls`].
+    pub fn count_calls(&self) -> usize {
+        self.calls.lock().len()
+    }
+
+    /// The arguments that [`Op::Echo`] was given; forgets them.
+    pub fn take_echoed(&self) -> Vec<String> {
+        std::mem::take(&mut self.echoed.lock())
+    }
+
+    /// Makes [`Op::Gate`] wait, or go on.
+    pub fn close_gate(&self, closed: bool) {
+        *self.closed.lock() = closed;
+        self.opened.notify_all();
+    }
+
+    pub fn buffer(&'static self, values: &[f32]) -> Buffer {
+        let buffer = Buffer::adopt(self.buffer_new(values.len() as u64 * 4), self);
+        // SAFETY: the buffer is new.
+        let bytes = unsafe { &mut *bytes(buffer.as_ptr()).bytes.get() };
+        bytes.clear();
+        bytes.extend(values.iter().flat_map(|v| v.to_ne_bytes()));
+        buffer
+    }
+
+    fn draw(&self, generator: &Arg<'_>) -> f32 {
+        let next = |state: u64| state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let drawn = if let Arg::Generator(p) = generator {
+            // SAFETY: the caller holds the generator.
+            let state = unsafe { &mut *bytes(*p).bytes.get() };
+            let new = next(u64::from_ne_bytes(state[..8].try_into().unwrap()));
+            state.copy_from_slice(&new.to_ne_bytes());
+            new
+        } else {
+            let mut state = self.draws.lock();
+            *state = next(*state);
+            *state
+        };
+        (drawn >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn run(&self, op: Op, call: &Call<'_>) -> Result<Vec<Out>, String> {
+        let inputs = &call.inputs;
+        let new = |values: Vec<f32>| vec![Out::New(vec![values.len() as i64], values)];
+        let like = |i: usize, values: Vec<f32>| vec![Out::New(inputs[i].sizes.to_vec(), values)];
+        Ok(match op {
+            Op::Add => like(0, sum(&read(&inputs[0]), &read(&inputs[1]), number(&call.args[2]))),
+            Op::Mul_ => {
+                let (a, b) = (read(&inputs[0]), read(&inputs[1]));
+                write(&inputs[0], a.iter().enumerate().map(|(i, a)| a * b[i.min(b.len() - 1)]));
+                vec![Out::Same(0)]
+            }
+            Op::Relu => like(0, read(&inputs[0]).into_iter().map(|v| v.max(0.0)).collect()),
+            Op::AddOut => {
+                let values = sum(&read(&inputs[0]), &read(&inputs[1]), number(&call.args[2]));
+                let n = values.len() as i64;
+                let mut outs = vec![Out::Same(2)];
+                let mut out = inputs[2].clone();
+                let (sizes, strides) = ([n], [1]);
+                if inputs[2].sizes != inputs[0].sizes {
+                    let bytes = buffer_of(&out);
+                    bytes.resize(bytes.len().max((out.offset + n) as usize * 4), 0);
+                    outs.push(Out::Resized(2, n));
+                    (out.sizes, out.strides) = (&sizes, &strides);
+                }
+                write(&out, values);
+                outs
+            }
+            Op::Copy_ => {
+                let values = read(&inputs[1]);
+                write(&inputs[0], values);
+                vec![Out::Same(0)]
+            }
+            Op::ToDevice => like(0, read(&inputs[0])),
+            Op::Full => {
+                let Arg::Ints(sizes) = call.args[0] else { panic!("sizes expected") };
+                vec![Out::New(sizes.to_vec(), vec![number(&call.args[1]) as f32; sizes.iter().product::<i64>() as usize])]
+            }
+            Op::Arange => new((0..number(&call.args[0]) as i64).map(|i| i as f32).collect()),
+            Op::Cat => new(inputs.iter().flat_map(read).collect()),
+            Op::Halves => {
+                let mut first = read(&inputs[0]);
+                let second = first.split_off(first.len() / 2);
+                std::iter::once(Out::List(2)).chain(new(first)).chain(new(second)).collect()
+            }
+            Op::Narrow => {
+                let (start, len) = (number(&call.args[1]) as i64, number(&call.args[2]) as i64);
+                vec![Out::Alias(0, vec![len], start * inputs[0].strides[0])]
+            }
+            Op::Uniform => {
+                let Arg::Ints(sizes) = call.args[0] else { panic!("sizes expected") };
+                new((0..sizes[0]).map(|_| self.draw(&call.args[1])).collect())
+            }
+            Op::Item => vec![Out::Host(f64::from(read(&inputs[0])[0]))],
+            Op::Nonzero => {
+                let values = read(&inputs[0]).into_iter().enumerate();
+                new(values.filter(|(_, v)| *v != 0.0).map(|(i, _)| i as f32).collect())
+            }
+            Op::Check => {
+                let values = read(&inputs[0]);
+                if values.first().is_some_and(|v| *v < 0.0) {
+                    return Err("the first element is negative".into());
+                }
+                like(0, values)
+            }
+            Op::Gate => {
+                let mut closed = self.closed.lock();
+                while *closed {
+                    self.opened.wait(&mut closed);
+                }
+                like(0, read(&inputs[0]))
+            }
+            // Not `panic!`: nothing is to be printed.
+            Op::Panic => std::panic::resume_unwind(Box::new("a kernel panicked")),
+            Op::Echo => {
+                let values: Vec<Vec<f32>> = inputs.iter().map(read).collect();
+                let args: Vec<String> = call.args.iter().map(|a| match a {
+                    Arg::Generator(_) => "Generator".to_owned(),
+                    other => format!("{other:?}"),
+                }).collect();
+                self.echoed.lock().push(format!("{} on {values:?}", args.join(", ")));
+                like(0, values[0].clone())
+            }
+            Op::Nop_ => vec![Out::Same(0)],
+        })
+    }
+
+    fn give(&self, out: Out, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) {
+        let mut tell = |kind, sizes: &[i64], offset| {
+            let strides = [1];
+            let strides = &strides[..sizes.len()];
+            sink(HostResult { kind, sizes, strides, offset, dtype: Dtype(F32), flags: 0 });
+        };
+        match out {
+            Out::New(sizes, values) => {
+                let buffer = self.buffer_new(values.len() as u64 * 4);
+                // SAFETY: the buffer is new.
+                unsafe { *bytes(buffer).bytes.get() = values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
+                tell(HostResultKind::Fresh(buffer, values.len() as u64 * 4), &sizes, 0);
+                self.buffer_release(buffer);
+            }
+            Out::Same(i) => tell(HostResultKind::Same(i), &[], 0),
+            Out::Alias(i, sizes, offset) => {
+                let input = &call.inputs[i as usize];
+                let kind = HostResultKind::Alias(i);
+                let (dtype, flags) = (Dtype(F32), 0);
+                sink(HostResult {
+                    kind,
+                    sizes: &sizes,
+                    strides: input.strides,
+                    offset: input.offset + offset,
+                    dtype,
+                    flags,
+                });
+            }
+            Out::Host(value) => {
+                HOST_VALUE.set(Some(value));
+                tell(HostResultKind::Host(0), &[], 0);
+            }
+            Out::List(n) => tell(HostResultKind::List(n), &[], 0),
+            Out::Resized(i, n) => {
+                let input = &call.inputs[i as usize];
+                let nbytes = buffer_of(input).len() as u64;
+                tell(HostResultKind::Resized(i, nbytes), &[n], input.offset);
+            }
+        }
+    }
+}
+
+impl HostKernels for FakeTorch {
+    fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
+        let op = OPS[call.op.index()].0;
+        if op == Op::Nop_ {
+            sink(HostResult {
+                kind: HostResultKind::Same(0),
+                sizes: &[],
+                strides: &[],
+                offset: 0,
+                dtype: Dtype(F32),
+                flags: 0,
+            });
+            return Ok(());
+        }
+        self.calls.lock().push(op);
+        match self.run(op, call) {
+            Ok(outs) => {
+                outs.into_iter().for_each(|out| self.give(out, call, sink));
+                Ok(())
+            }
+            Err(message) => {
+                self.exceptions.fetch_add(1, Ordering::SeqCst);
+                Err(HostError(Box::into_raw(Box::new(message)).cast()))
+            }
+        }
+    }
+
+    fn op_name(&self, op: OpId) -> String {
+        OPS[op.index()].1.to_owned()
+    }
+
+    fn buffer_new(&self, nbytes: u64) -> *mut c_void {
+        self.live.fetch_add(1, Ordering::SeqCst);
+        // Not zeros: reading what nobody has written shows.
+        let bytes = UnsafeCell::new(vec![0xee; nbytes as usize]);
+        Box::into_raw(Box::new(Bytes { references: AtomicUsize::new(1), bytes })).cast()
+    }
+
+    fn buffer_retain(&self, buffer: *mut c_void) {
+        // SAFETY: handles hold pointers to live buffers.
+        unsafe { bytes(buffer) }.references.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn buffer_release(&self, buffer: *mut c_void) {
+        // SAFETY: as above.
+        if unsafe { bytes(buffer) }.references.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.live.fetch_sub(1, Ordering::SeqCst);
+            // SAFETY: this was the last reference to what `buffer_new` made.
+            drop(unsafe { Box::from_raw(buffer.cast::<Bytes>()) });
+        }
+    }
+
+    fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64) {
+        // SAFETY: handles hold pointers to live buffers.
+        let bytes = unsafe { &mut *bytes(buffer).bytes.get() };
+        (bytes.as_mut_ptr(), bytes.len() as u64)
+    }
+
+    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) {
+        // SAFETY: as above.
+        unsafe { &mut *bytes(buffer).bytes.get() }.resize(nbytes as usize, 0xee);
+    }
+
+    fn generator_retain(&self, generator: *mut c_void) {
+        self.buffer_retain(generator);
+    }
+
+    fn generator_release(&self, generator: *mut c_void) {
+        self.buffer_release(generator);
+    }
+
+    fn exception_drop(&self, exception: *mut c_void) {
+        self.exceptions.fetch_sub(1, Ordering::SeqCst);
+        // SAFETY: the failure owned what `call` made.
+        drop(unsafe { Box::from_raw(exception.cast::<String>()) });
+    }
+}
+
+impl FakeTorch {
+    fn handle(&self) -> &'static FakeTorch {
+        // SAFETY: every FakeTorch is leaked.
+        unsafe { &*std::ptr::from_ref(self) }
+    }
+}
+
+impl Torch for FakeTorch {
+    fn snapshot(&self, input: &Input<'_>) -> HostFeed {
+        let mut values = read(input);
+        // The variant's strides hold for the snapshot too.
+        if let [stride @ 2..] = input.strides {
+            let spread = |v: f32| std::iter::once(v).chain(std::iter::repeat_n(f32::NAN, *stride as usize - 1));
+            values = values.into_iter().flat_map(spread).collect();
+        }
+        HostFeed::Buffer(self.handle().buffer(&values))
+    }
+
+    fn generator(&self, generator: *mut c_void) -> Generator {
+        Generator::retain(generator, self.handle())
+    }
+
+    fn num_threads(&self) -> i32 {
+        1
+    }
+
+    fn use_threads(&self, threads: i32) {
+        if threads == STOP {
+            std::panic::resume_unwind(Box::new("stopped"));
+        }
+    }
+
+    fn enter_graph_runner(&self) {}
+
+    fn in_executor(&self, work: &mut dyn FnMut()) {
+        work();
+    }
+}

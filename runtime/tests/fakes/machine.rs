@@ -1,0 +1,359 @@
+//! The two machines.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use tandem_kernels::cpu::CpuExecutor;
+use tandem_kernels::executor::{HostKernels, HostResultKind};
+use tandem_runtime::config::Config;
+use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
+use tandem_runtime::error::CallError;
+use tandem_runtime::graph_runner::{GraphRunner, Message, Ticket, Waited};
+use tandem_runtime::site::{Site, Stack};
+use tandem_runtime::storage::{AddressRange, DEATHS, FreshStorage, Storages};
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::location::Frame;
+use tandem_tracegraph::node::OutSpec;
+use tandem_tracegraph::tensor_meta::{Dtype, flags};
+use tandem_tracegraph::verify::verify;
+
+use super::kernels::{FakeTorch, Op, STOP, declarations};
+use super::{F32, Machine, Store, Tensor, V, Window};
+
+/// An output, or a resized input, before it is a tensor.
+enum Made {
+    New(Store, Window),
+    Same(usize),
+    Alias(usize, Window),
+    Resized(usize, Window),
+}
+
+/// The tensors among arguments, in order, with their windows as they are now.
+fn flat<'a>(args: &[V<'a>]) -> Vec<(&'a Tensor, Window)> {
+    let tensors = args.iter().flat_map(|a| match a {
+        V::T(t) => vec![*t],
+        V::List(list) => list.clone(),
+        _ => vec![],
+    });
+    tensors.map(|t| (t, t.window.borrow().clone())).collect()
+}
+
+fn arg<'a>(v: &V<'a>) -> Arg<'a> {
+    match v {
+        V::None => Arg::None,
+        V::T(_) => Arg::Tensor,
+        V::List(list) => Arg::Tensors(list.len() as u32),
+        V::I(i) => Arg::Int(*i),
+        V::F(f) => Arg::Float(*f),
+        V::B(b) => Arg::Bool(*b),
+        V::C(re, im) => Arg::Complex(*re, *im),
+        V::Str(s) => Arg::Str(s),
+        V::Ints(v) => Arg::Ints(v),
+        V::Floats(v) => Arg::Floats(v),
+        V::Bools(v) => Arg::Bools(v),
+        V::Scalars(v) => Arg::Scalars(v.iter().map(arg).collect()),
+        V::Generator(g) => Arg::Generator(g.as_ptr()),
+    }
+}
+
+fn call<'a>(
+    op: Op,
+    args: &[V<'a>],
+    inputs: &'a [(&Tensor, Window)],
+    place: impl Fn(&Store) -> Place,
+) -> Call<'a> {
+    let input = |(t, w): &'a (&Tensor, Window)| Input {
+        place: place(&t.store),
+        sizes: &w.sizes,
+        strides: &w.strides,
+        offset: w.offset,
+        dtype: Dtype(F32),
+        flags: if t.requires_grad { flags::REQUIRES_GRAD } else { 0 },
+    };
+    Call {
+        op: op.id(),
+        args: args.iter().map(arg).collect(),
+        inputs: inputs.iter().map(input).collect(),
+        grad_enabled: true,
+    }
+}
+
+/// Tensors for what was made; windows of resized inputs are changed.
+fn tensors(made: Vec<Made>, inputs: &[(&Tensor, Window)]) -> Vec<Tensor> {
+    let tensor = |made| match made {
+        Made::New(store, window) => Some(Tensor::new(Rc::new(store), window)),
+        Made::Same(i) => Some(inputs[i].0.clone()),
+        Made::Alias(i, window) => Some(Tensor::new(inputs[i].0.store.clone(), window)),
+        Made::Resized(i, window) => {
+            *inputs[i].0.window.borrow_mut() = window;
+            None
+        }
+    };
+    made.into_iter().filter_map(tensor).collect()
+}
+
+fn window(sizes: &[i64], strides: &[i64], offset: i64) -> Window {
+    Window { sizes: sizes.to_vec(), strides: strides.to_vec(), offset }
+}
+
+/// Runs each op at once: what eager PyTorch does.
+pub struct Imperative {
+    pub torch: &'static FakeTorch,
+}
+
+impl Imperative {
+    pub fn new() -> Imperative {
+        Imperative { torch: FakeTorch::leaked() }
+    }
+}
+
+/// An op that raised in eager mode has no failure to carry.
+pub const RAISED: CallError = CallError::Dead;
+
+impl Machine for Imperative {
+    fn call(&mut self, _line: u32, op: Op, args: &[V<'_>]) -> Result<Vec<Tensor>, CallError> {
+        let inputs = flat(args);
+        let call = call(op, args, &inputs, |store| match store {
+            Store::Host(buffer) => Place::Host(buffer.as_ptr()),
+            Store::Tandem(_) => unreachable!("this machine has host tensors only"),
+        });
+        let mut made = Vec::new();
+        let torch = self.torch;
+        let called = torch.call(&call, &mut |r| {
+            let window = window(r.sizes, r.strides, r.offset);
+            match r.kind {
+                HostResultKind::Fresh(p, _) => {
+                    made.push(Made::New(Store::Host(tandem_kernels::host::Buffer::retain(p, torch)), window));
+                }
+                HostResultKind::Same(i) => made.push(Made::Same(i as usize)),
+                HostResultKind::Alias(i) => made.push(Made::Alias(i as usize, window)),
+                HostResultKind::Resized(i, _) => made.push(Made::Resized(i as usize, window)),
+                HostResultKind::Undefined | HostResultKind::Host(_) | HostResultKind::List(_) => {}
+            }
+        });
+        if let Err(e) = called {
+            torch.exception_drop(e.0);
+            return Err(RAISED);
+        }
+        Ok(tensors(made, &inputs))
+    }
+
+    fn host(&self, values: &[f32]) -> Tensor {
+        host(self.torch, values)
+    }
+
+    fn step(&mut self) {}
+}
+
+fn host(torch: &'static FakeTorch, values: &[f32]) -> Tensor {
+    Tensor::new(Rc::new(Store::Host(torch.buffer(values))), Window::dense(&[values.len() as i64]))
+}
+
+/// [`DEATHS`] is one a process, so only one machine may be at work.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Sends each op through the engine, as the bridge does.
+pub struct CoExecution {
+    pub torch: &'static FakeTorch,
+    engine: Option<Arc<Mutex<Engine>>>,
+    sequence: u64,
+    /// Issue ops as a thread that is not the program's.
+    pub other_thread: bool,
+    /// How often the engine asked for the stack.
+    pub stacks: u64,
+    /// How often a call waited.
+    pub waits: u64,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// No wait of a test takes so long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl CoExecution {
+    pub fn new() -> CoExecution {
+        CoExecution::with(Config::default())
+    }
+
+    pub fn with(config: Config) -> CoExecution {
+        let alone = ONE_AT_A_TIME.lock();
+        while DEATHS.pop().is_some() {}
+        let torch = FakeTorch::leaked();
+        let runner = GraphRunner::start(Box::new(CpuExecutor::new(torch)), torch);
+        let storages = Storages::new(AddressRange::new(1 << 47, 1 << 44));
+        let mut engine = Engine::new(config, runner, storages, torch);
+        for decl in declarations() {
+            engine.declare(decl);
+        }
+        CoExecution {
+            torch,
+            engine: Some(Arc::new(Mutex::new(engine))),
+            sequence: 0,
+            other_thread: false,
+            stacks: 0,
+            waits: 0,
+            _alone: alone,
+        }
+    }
+
+    pub fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.engine.as_ref().expect("the engine lives as long as the machine").lock()
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.engine().phase()
+    }
+
+    /// Divergences so far.
+    pub fn divergences(&self) -> u64 {
+        self.engine().report().divergences.iter().map(|d| d.count).sum()
+    }
+
+    /// Traced and co-executed iterations.
+    pub fn steps(&self) -> (u64, u64) {
+        let mut engine = self.engine();
+        (engine.report().steps_traced, engine.report().steps_coexecuted)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), CallError> {
+        let waiter = self.engine().runner().waiter();
+        let begin = Instant::now();
+        match waiter.wait(ticket, &mut || begin.elapsed() > PATIENCE).0 {
+            Waited::Reached => Ok(()),
+            Waited::Dead => Err(CallError::Dead),
+            Waited::Interrupted => panic!("a wait did not end"),
+        }
+    }
+
+    /// Waits until GraphRunner has nothing left to do.
+    pub fn synchronize(&self) -> Result<(), CallError> {
+        let ticket = self.engine().flush();
+        self.wait(ticket)
+    }
+
+    /// A tensor's values, read behind the engine's back: no fetch.
+    pub fn peek(&self, t: &Tensor) -> Vec<f32> {
+        self.synchronize().expect("GraphRunner lives");
+        let engine = self.engine();
+        let Store::Tandem(id) = *t.store else { panic!("a host tensor") };
+        let w = t.window.borrow();
+        let stride = w.strides.first().copied().unwrap_or(1);
+        let element = |i: i64| {
+            let mut bytes = [0; 4];
+            let at = (w.offset + i * stride) as u64 * 4;
+            engine.runner().executor().download(id, at, &mut bytes).expect("a value");
+            f32::from_ne_bytes(bytes)
+        };
+        (0..t.len()).map(element).collect()
+    }
+
+    /// The lines of a location.
+    pub fn lines(&self, location: tandem_tracegraph::ids::LocationId) -> Vec<i32> {
+        self.engine().locations().user_frames(location).iter().map(|f| f.instruction).collect()
+    }
+
+    /// Buffers and exceptions that outlive the engine: leaks. The program's tensors must be gone.
+    pub fn leaked(mut self) -> (i64, i64) {
+        let engine = self.engine.take();
+        stop(engine);
+        let begin = Instant::now();
+        while (self.torch.live() > 0 || self.torch.exceptions() > 0) && begin.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        (self.torch.live(), self.torch.exceptions())
+    }
+}
+
+/// Ends the GraphRunner thread, so that tests do not pile them up.
+fn stop(engine: Option<Arc<Mutex<Engine>>>) {
+    if let Some(engine) = engine {
+        engine.lock().runner().send(Message::Run(Box::default(), STOP));
+    }
+}
+
+impl Drop for CoExecution {
+    fn drop(&mut self) {
+        self.torch.close_gate(false);
+        stop(self.engine.take());
+    }
+}
+
+#[derive(Default)]
+struct Collect(Vec<Made>);
+
+impl Sink for Collect {
+    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]) {
+        let outputs = match &results {
+            Results::Known(outputs) => outputs,
+            Results::Owned(outputs) => outputs,
+        };
+        let ids: HashSet<_> = fresh.iter().map(|f| f.id).collect();
+        assert_eq!(ids.len(), outputs.fresh.len(), "each new storage has an id of its own");
+        for out in &outputs.outs {
+            match out {
+                OutSpec::Fresh { storage, meta, offset } => {
+                    let store = Store::Tandem(fresh[*storage as usize].id);
+                    self.0.push(Made::New(store, window(meta.sizes(), meta.strides(), *offset)));
+                }
+                OutSpec::Same(i) => self.0.push(Made::Same(*i as usize)),
+                OutSpec::Alias { input, meta, offset } => {
+                    let offset = call.inputs[*input as usize].offset + offset;
+                    self.0.push(Made::Alias(*input as usize, window(meta.sizes(), meta.strides(), offset)));
+                }
+                OutSpec::Undefined | OutSpec::Host(_) | OutSpec::List(_) => {}
+            }
+        }
+        for r in &outputs.resized {
+            let window = window(r.meta.sizes(), r.meta.strides(), r.offset);
+            self.0.push(Made::Resized(r.input as usize, window));
+        }
+    }
+}
+
+impl Machine for CoExecution {
+    fn call(&mut self, line: u32, op: Op, args: &[V<'_>]) -> Result<Vec<Tensor>, CallError> {
+        self.sequence += 1;
+        let mut site = Site { program_thread: !self.other_thread, sequence: self.sequence, stack: None };
+        let inputs = flat(args);
+        loop {
+            let mut engine = self.engine();
+            let call = call(op, args, &inputs, |store| match store {
+                Store::Tandem(id) => {
+                    let storages = engine.storages();
+                    Place::Storage { id: *id, name: storages.name(*id), home: storages.home(*id) }
+                }
+                Store::Host(buffer) => Place::Host(buffer.as_ptr()),
+            });
+            let mut made = Collect::default();
+            match engine.dispatch(&call, &site, &mut made)? {
+                Progress::Done => return Ok(tensors(made.0, &inputs)),
+                Progress::NeedStack => {
+                    drop(engine);
+                    self.stacks += 1;
+                    let frames = [Frame { code: 0, instruction: line as i32 }].into_iter().collect();
+                    site.stack = Some(Stack { frames, node: None });
+                }
+                Progress::NeedTicket(ticket, _) => {
+                    drop(engine);
+                    self.waits += 1;
+                    self.wait(ticket)?;
+                }
+            }
+        }
+    }
+
+    fn host(&self, values: &[f32]) -> Tensor {
+        host(self.torch, values)
+    }
+
+    fn step(&mut self) {
+        let mut engine = self.engine();
+        engine.mark_step();
+        if engine.phase() == Phase::CoExecution {
+            let violations = verify(engine.symbolic(), engine.graph());
+            assert!(violations.is_empty(), "{violations:?}");
+        }
+    }
+}

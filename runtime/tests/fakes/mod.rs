@@ -1,0 +1,154 @@
+//! Tandem without torch, Python or a device: fake operators on one-dimensional f32 tensors, and two machines
+//! that run the same program: one through the engine, as the bridge does, one imperatively.
+#![allow(dead_code)] // Each test uses its part.
+
+pub mod kernels;
+pub mod machine;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use tandem_kernels::host::Buffer;
+use tandem_runtime::error::CallError;
+use tandem_runtime::storage::DEATHS;
+use tandem_tracegraph::ids::StorageId;
+
+pub use kernels::{FakeTorch, Op};
+pub use machine::{CoExecution, Imperative};
+
+/// The number of PyTorch's float32.
+pub const F32: u8 = 6;
+
+/// Where a tensor's elements are. Dropping the last reference is what a deleter does.
+pub enum Store {
+    Tandem(StorageId),
+    Host(Buffer),
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Store::Tandem(id) = self {
+            DEATHS.push(*id);
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Window {
+    pub sizes: Vec<i64>,
+    pub strides: Vec<i64>,
+    pub offset: i64,
+}
+
+impl Window {
+    pub fn dense(sizes: &[i64]) -> Window {
+        Window { sizes: sizes.to_vec(), strides: vec![1; sizes.len()], offset: 0 }
+    }
+}
+
+/// A tensor object: a window, which `out=` may change, on a shared store.
+#[derive(Clone)]
+pub struct Tensor {
+    pub store: Rc<Store>,
+    pub window: Rc<RefCell<Window>>,
+    pub requires_grad: bool,
+}
+
+impl Tensor {
+    pub fn new(store: Rc<Store>, window: Window) -> Tensor {
+        Tensor { store, window: Rc::new(RefCell::new(window)), requires_grad: false }
+    }
+
+    /// Elements, one for a tensor of no dimensions.
+    pub fn len(&self) -> i64 {
+        self.window.borrow().sizes.iter().product()
+    }
+
+    /// Every `step`-th of `len` elements from `start`: a view.
+    pub fn slice(&self, start: i64, len: i64, step: i64) -> Tensor {
+        let w = self.window.borrow();
+        let stride = w.strides[0];
+        let window =
+            Window { sizes: vec![len], strides: vec![stride * step], offset: w.offset + start * stride };
+        Tensor { requires_grad: self.requires_grad, ..Tensor::new(self.store.clone(), window) }
+    }
+
+    pub fn with_grad(mut self) -> Tensor {
+        self.requires_grad = true;
+        self
+    }
+}
+
+/// An argument of a program's call.
+#[derive(Clone)]
+pub enum V<'a> {
+    None,
+    T(&'a Tensor),
+    List(Vec<&'a Tensor>),
+    I(i64),
+    F(f64),
+    B(bool),
+    C(f64, f64),
+    Str(&'a str),
+    Ints(&'a [i64]),
+    Floats(&'a [f64]),
+    Bools(&'a [u8]),
+    Scalars(Vec<V<'a>>),
+    Generator(&'a Buffer),
+}
+
+/// What a program runs on. `line` is the source line of a call.
+pub trait Machine {
+    fn call(&mut self, line: u32, op: Op, args: &[V<'_>]) -> Result<Vec<Tensor>, CallError>;
+
+    /// A tensor in host memory.
+    fn host(&self, values: &[f32]) -> Tensor;
+
+    /// The value that the last call gave to the host.
+    fn host_value(&self) -> f64 {
+        kernels::take_host_value()
+    }
+
+    /// The end of an iteration.
+    fn step(&mut self);
+
+    fn one(&mut self, line: u32, op: Op, args: &[V<'_>]) -> Tensor {
+        self.call(line, op, args).unwrap_or_else(|e| panic!("line {line}: {e}")).remove(0)
+    }
+
+    fn add(&mut self, line: u32, a: &Tensor, b: &Tensor, alpha: f64) -> Tensor {
+        self.one(line, Op::Add, &[V::T(a), V::T(b), V::F(alpha)])
+    }
+
+    fn relu(&mut self, line: u32, a: &Tensor) -> Tensor {
+        self.one(line, Op::Relu, &[V::T(a)])
+    }
+
+    fn mul_(&mut self, line: u32, a: &Tensor, b: &Tensor) {
+        self.one(line, Op::Mul_, &[V::T(a), V::T(b)]);
+    }
+
+    fn uniform(&mut self, line: u32, n: i64) -> Tensor {
+        self.one(line, Op::Uniform, &[V::Ints(&[n]), V::None])
+    }
+
+    /// Copies host values to the device.
+    fn feed(&mut self, line: u32, values: &[f32]) -> Tensor {
+        let host = self.host(values);
+        self.one(line, Op::ToDevice, &[V::T(&host)])
+    }
+
+    /// `t[0].item()`.
+    fn item(&mut self, line: u32, t: &Tensor) -> Result<f64, CallError> {
+        self.call(line, Op::Item, &[V::T(t)])?;
+        Ok(self.host_value())
+    }
+
+    /// `t.cpu()`: all values.
+    fn fetch(&mut self, line: u32, t: &Tensor) -> Result<Vec<f32>, CallError> {
+        let to = self.host(&vec![f32::NAN; t.len() as usize]);
+        self.call(line, Op::Copy_, &[V::T(&to), V::T(t)])?;
+        let Store::Host(buffer) = &*to.store else { unreachable!("a host tensor") };
+        Ok(kernels::values_of(buffer))
+    }
+}

@@ -1,0 +1,19 @@
+"""Every test starts at the beginning of an iteration, in co-execution mode, with counters at zero."""
+
+import warnings
+
+import pytest
+import torch
+import torch_tandem
+
+
+@pytest.fixture(autouse=True)
+def fresh_iteration():
+    torch_tandem.set_mode("coexec")
+    torch_tandem.mark_step()
+    torch_tandem.reset_report()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+        yield
+    torch_tandem.mark_step()

@@ -1,0 +1,111 @@
+"""Running one program on eager CPU and on Tandem in each phase, and comparing bits.
+
+A program is a generator function of a device. Each `yield` ends an iteration and hands out what is to be
+compared: tensors, numbers, strings and containers of them. What was handed out is held as it is and read after
+the last iteration, so it must keep its value; a program that wants a value read at once yields a host value.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch_tandem
+from torch.utils._pytree import tree_flatten, tree_map
+
+Program = Callable[[str], Iterator[Any]]
+
+
+def report() -> dict[str, Any]:
+    return torch_tandem.report()
+
+
+def diverged() -> int:
+    """How often co-execution fell back to tracing since the counters were reset."""
+    return sum(d["count"] for d in report()["divergences"])
+
+
+def share_coexecuted(seen: dict[str, Any]) -> float:
+    """The share of operators co-executed among those that are no fetches."""
+    fetches = sum(f["count"] for f in seen["fetches"])
+    return seen["ops_coexecuted"] / max(seen["ops_captured"] - fetches, 1)
+
+
+def results(program: Program, device: str, seed: int = 0) -> tuple[list[Any], torch.Tensor]:
+    """What a program hands out, on the host, and the state of the random generator after it."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    held = []
+    for out in program(device):
+        held.append(out)
+        torch_tandem.mark_step()
+    held = [to_host(out) for out in held]
+    return held, torch.get_rng_state()
+
+
+def to_host(out: Any) -> Any:
+    return tree_map(lambda x: x.detach().cpu() if isinstance(x, torch.Tensor) else copy.copy(x), out)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two CPU tensors have the same values; all NaNs are the same value."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = (x.detach().resolve_conj().resolve_neg() for x in (a, b))
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    if torch.equal(a, b):
+        return not a.is_floating_point() or torch.equal(torch.signbit(a), torch.signbit(b))
+    return bool(((a == b) | (a.isnan() & b.isnan())).all()) if a.is_floating_point() else False
+
+
+def assert_same(expected: Any, actual: Any, where: str) -> None:
+    left, left_spec = tree_flatten(expected)
+    right, right_spec = tree_flatten(actual)
+    assert left_spec == right_spec, f"{where}: the structures differ"
+    for number, (x, y) in enumerate(zip(left, right, strict=True)):
+        if isinstance(x, torch.Tensor):
+            assert same_bits(x, y), f"{where}, value {number}: {describe(x, y)}"
+        else:
+            assert type(x) is type(y), f"{where}, value {number}"
+            assert x == y or (x != x and y != y), f"{where}, value {number}: {x!r} and {y!r}"
+
+
+def describe(x: torch.Tensor, y: torch.Tensor) -> str:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return f"{tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}"
+    if x.numel() == 0:
+        return "both empty"
+    different = x.ne(y) & ~(x.isnan() & y.isnan())
+    return f"{int(different.sum())} of {x.numel()} elements differ: {x.flatten()[:4]} and {y.flatten()[:4]}"
+
+
+def check(program: Program, coexecuted: float = 0.5, traced_too: bool = True) -> dict[str, Any]:
+    """Compare a program's results on eager CPU with those of each phase, and return the co-executing report.
+
+    At least the share `coexecuted` of the operators that are no fetches must have been co-executed.
+    """
+    expected, expected_state = results(program, "cpu")
+    if traced_too:
+        torch_tandem.set_mode("trace")
+        try:
+            outs, state = results(program, "tandem")
+        finally:
+            torch_tandem.set_mode("coexec")
+        compare(expected, outs, "tracing")
+        assert torch.equal(expected_state, state), "tracing: the generator is elsewhere"
+    torch_tandem.reset_report()
+    outs, state = results(program, "tandem")
+    seen = report()
+    compare(expected, outs, "co-executing")
+    assert torch.equal(expected_state, state), "co-executing: the generator is elsewhere"
+    share = share_coexecuted(seen)
+    assert share >= coexecuted, f"only {share:.0%} of the operators were co-executed: {seen}"
+    return seen
+
+
+def compare(expected: list[Any], actual: list[Any], phase: str) -> None:
+    assert len(expected) == len(actual), f"{phase}: {len(actual)} iterations instead of {len(expected)}"
+    for step, (x, y) in enumerate(zip(expected, actual, strict=True)):
+        assert_same(x, y, f"{phase}, iteration {step}")

@@ -1,0 +1,441 @@
+"""Threads, forks, interrupts and failing operators: the right exception at the right place, and never a hang."""
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+import torch_tandem
+from helpers import assert_same, check, report
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = 14
+pytestmark = pytest.mark.timeout(60)
+
+
+def data(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def in_subprocess(code, timeout=50, **env):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **env}, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+
+
+def here(text):
+    """`test_threads_and_failures.py:12`: the only line of the calling test that holds `text`."""
+    caller = inspect.currentframe().f_back
+    lines, first = inspect.getsourcelines(caller.f_code)
+    (number,) = [first + i for i, line in enumerate(lines) if text in line and "here(" not in line]
+    return f"{os.path.basename(caller.f_code.co_filename)}:{number}"
+
+
+# --- threads ------------------------------------------------------------------------------------
+
+
+def test_two_threads_work_on_their_own_tensors():
+    def work(device, seed, out):
+        x = data(8, 8, seed=seed).to(device)
+        for _ in range(60):
+            x = torch.tanh(x @ x.t() * 0.1) + 0.01
+            if threading.current_thread() is threading.main_thread():
+                torch_tandem.mark_step()
+        out[seed] = x.cpu()
+
+    expected, actual = {}, {}
+    for seed in (1, 2):
+        work("cpu", seed, expected)
+    other = threading.Thread(target=work, args=("tandem", 2, actual))
+    other.start()
+    work("tandem", 1, actual)
+    other.join()
+    assert_same(expected, {1: actual[1], 2: actual[2]}, "threads")
+    assert report()["ops_other_threads"] > 0
+
+
+def test_threads_hand_tensors_over():
+    def program(device):
+        x = data(4, 4).to(device)
+        for _ in range(STEPS):
+            box = []
+            y = x * 2
+            thread = threading.Thread(target=lambda y=y, box=box: (y.add_(1), box.append(y @ y)))
+            thread.start()
+            thread.join()
+            x = (box[0] - y).clamp(-1, 1)
+            yield x, y, box[0]
+
+    check(program, coexecuted=0)
+
+
+def test_a_thread_reads_while_another_writes_on():
+    x = torch.zeros(1000, device="tandem")
+    values, stop = [], threading.Event()
+
+    def read():
+        while not stop.is_set():
+            values.append(x[0].item())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(300):
+        x += 1
+        torch_tandem.mark_step()
+    stop.set()
+    thread.join()
+    assert values == sorted(values)
+    assert x.eq(300).all()
+
+
+def test_backward_on_another_thread():
+    def program(device):
+        model = nn.Linear(4, 4).to(device)
+        x = data(3, 4).to(device)
+        for _ in range(STEPS):
+            loss = model(x).pow(2).sum()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            yield loss.detach(), model.weight.grad.clone()
+
+    check(program, coexecuted=0)
+
+
+def test_multithreaded_backward():
+    result = in_subprocess("""
+        import torch, torch_tandem
+        torch_tandem._core.single_threaded_backward(False)
+        for device in ("cpu", "tandem"):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(4, 4).to(device)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4, device=device)).pow(2).sum().backward()
+                optimizer.step()
+            print(model.weight.detach().cpu().tolist())
+    """)
+    assert result.returncode == 0, result.stderr
+    eager, tandem = result.stdout.splitlines()
+    assert eager == tandem
+
+
+# --- exceptions in the program ------------------------------------------------------------------
+
+
+def test_an_exception_in_the_middle_of_a_step():
+    def program(device):
+        torch.manual_seed(1)
+        model = nn.Linear(4, 4).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for step in range(2 * STEPS):
+            try:
+                optimizer.zero_grad()
+                out = F.dropout(model(data(2, 4, seed=step).to(device)), 0.2)
+                if step % 6 == 5:
+                    raise KeyError(step)
+                out.pow(2).sum().backward()
+                optimizer.step()
+            except KeyError:
+                pass
+            yield out.detach(), model.weight.detach().clone()
+
+    check(program)
+
+
+def test_an_exception_in_a_hook():
+    def program(device):
+        x = data(4).to(device).requires_grad_()
+
+        def hook(g, step):
+            if step % 5 == 4:
+                raise ValueError(step)
+
+        for step in range(2 * STEPS):
+            y = x.sin()
+            y.register_hook(lambda g, step=step: hook(g, step))
+            caught = None
+            try:
+                (y * y).sum().backward()
+            except ValueError as e:
+                caught = str(e)
+            yield caught, None if x.grad is None else x.grad.clone()
+
+    check(program)
+
+
+WRONG = {
+    "shapes": lambda x: x + x[:2, :3],
+    "matmul": lambda x: x @ x[:2],
+    "dtype": lambda x: x.bool() - x.bool(),
+    "types": lambda x: x @ x.double(),
+    "dim": lambda x: x.sum(5),
+    "index": lambda x: x[9],
+    "view": lambda x: x.t().view(16),
+    "in-place": lambda x: x[0].add_(x),
+    "integer": lambda x: x.long().mean(),
+    "argument": lambda x: x.add(x, beta=2),
+    "convolution": lambda x: F.conv2d(x, x),
+    "cat": lambda x: torch.cat([x, x[0]]),
+    "loss": lambda x: F.nll_loss(x, x),
+    "leaf": lambda x: x.clone().requires_grad_().add_(1),
+    "backward": lambda x: x.backward(),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_raise_at_the_op_as_in_eager(name):
+    def program(device):
+        x = data(4, 4).to(device)
+        for _ in range(STEPS):
+            y = x * 2
+            caught = None
+            try:
+                WRONG[name](y)
+            except Exception as e:
+                caught = type(e).__name__
+            x = y.tanh()
+            yield x, caught
+
+    seen = check(program, coexecuted=0)
+    assert seen["steps_coexecuted"] + seen["steps_traced"] >= STEPS
+
+
+# --- kernels that fail --------------------------------------------------------------------------
+
+
+def lookup(table, index):
+    return F.embedding(index, table)
+
+
+def test_a_failing_kernel_raises_at_the_next_fetch():
+    table = data(5, 3).to("tandem")
+    for step in range(STEPS):
+        index = torch.tensor([1, 2 if step != 10 else 7], device="tandem")
+        good = table * 2
+        rows = F.embedding(index, table)  # fails
+        bad = rows + 1
+        if step != 10:
+            torch_tandem.mark_step()
+            continue
+        with pytest.raises(IndexError) as error:
+            bad.cpu()
+        assert "index out of range" in str(error.value)
+        assert "aten::embedding" in str(error.value)
+        assert here("# fails") in str(error.value)
+        with pytest.raises(IndexError):
+            rows.sum().item()
+        assert torch.equal(good.cpu(), table.cpu() * 2)
+        torch_tandem.mark_step()
+    assert torch.equal(bad.cpu(), table.cpu()[[1, 2]] + 1)
+
+
+def test_a_failure_that_nobody_reads_is_raised_by_synchronize():
+    for step in range(STEPS):
+        index = torch.tensor([0, 9 if step == 10 else 1], device="tandem")
+        rows = F.embedding(index, torch.ones(3, 2, device="tandem"))
+        if step == 10:
+            with pytest.raises(IndexError):
+                torch_tandem.synchronize()
+        del rows
+        torch_tandem.mark_step()
+    torch_tandem.synchronize()
+
+
+def test_a_poisoned_parameter_can_be_loaded_again():
+    torch.manual_seed(1)
+    model = nn.Embedding(4, 3).to("tandem")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    good = {k: v.clone() for k, v in model.state_dict().items()}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        index = torch.tensor([1, 4 if step == 9 else 2], device="tandem")
+        try:
+            model(index).sum().backward()
+            optimizer.step()
+            torch_tandem.synchronize()
+        except IndexError:
+            assert step == 9
+            model.load_state_dict(good)
+            torch_tandem.mark_step()
+    expected = good["weight"].cpu()
+    for _ in range(STEPS - 10):
+        expected[1:3] -= 0.1
+    assert torch.equal(model.weight.detach().cpu(), expected)
+
+
+def test_failures_are_raised_at_the_op_with_tandem_sync():
+    result = in_subprocess(
+        """
+        import torch, torch_tandem
+        table = torch.ones(5, 3, device="tandem")
+        for step in range(12):
+            index = torch.tensor([7 if step == 10 else 1], device="tandem")
+            try:
+                torch.nn.functional.embedding(index, table)
+                reached = step
+            except IndexError as e:
+                print("caught at", step, "after", reached)
+            torch_tandem.mark_step()
+        print(table.sum().item())
+        """,
+        TANDEM_SYNC="1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["caught at 10 after 9", "15.0"]
+
+
+def test_other_failures_keep_their_type():
+    singular = torch.zeros(3, 3, device="tandem")
+    for _ in range(STEPS):
+        with pytest.raises(torch.linalg.LinAlgError):
+            torch.linalg.inv(singular).cpu()
+        with pytest.raises(RuntimeError):
+            torch.multinomial(singular[0] - 1, 2).cpu()
+        with pytest.raises(IndexError):
+            singular[torch.tensor([5], device="tandem")].cpu()
+        torch_tandem.mark_step()
+    assert singular.sum().item() == 0
+
+
+def test_a_failure_at_exit_does_not_hang():
+    result = in_subprocess("""
+        import torch, torch_tandem
+        for step in range(10):
+            index = torch.tensor([1 if step < 9 else 8], device="tandem")
+            rows = torch.nn.functional.embedding(index, torch.ones(3, 2, device="tandem"))
+            torch_tandem.mark_step()
+        print("end")
+    """)
+    assert result.stdout == "end\n"
+
+
+def test_pending_work_at_exit_is_finished():
+    result = in_subprocess("""
+        import torch, torch_tandem
+        x = torch.ones(300, 300, device="tandem")
+        for step in range(200):
+            x = (x @ x).tanh()
+            torch_tandem.mark_step()
+        print("end")
+    """)
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def coexecute_something():
+    x = torch.ones(4, device="tandem")
+    for _ in range(8):
+        x = x * 1.5
+        torch_tandem.mark_step()
+    return x
+
+
+def test_a_forked_child_gets_an_exception_and_the_parent_goes_on():
+    x = coexecute_something()
+    y = x + 1
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        message = b"no exception"
+        try:
+            (x + 1).cpu()
+        except RuntimeError as e:
+            message = str(e).encode()
+        finally:
+            os.write(writer, message)
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        message = pipe.read()
+    os.waitpid(child, 0)
+    assert "forked" in message
+    assert torch.equal(y.cpu(), torch.full((4,), 1.5**8 + 1))
+    assert torch.equal((x * 2).cpu(), torch.full((4,), 2 * 1.5**8))
+
+
+def test_a_forked_child_may_use_the_cpu():
+    coexecute_something()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.rand(5).add(1).sum().item() > 4))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return torch.full((3,), float(i * i)), torch.rand(2)
+
+
+def test_data_loader_with_workers():
+    def program(device):
+        x = torch.zeros(3, device=device)
+        for _ in range(2):
+            for batch, noise in DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=2):
+                x = x * 0.5 + batch.to(device).mean(0)
+                yield x, noise
+
+    check(program)
+
+
+# --- interrupts ---------------------------------------------------------------------------------
+
+
+def test_an_interrupt_while_waiting():
+    result = in_subprocess("""
+        import os, signal, threading, time, torch, torch_tandem
+        torch.set_num_threads(1)
+        x = torch.ones(1200, 1200, device="tandem")
+
+        def work(x):
+            for _ in range(60):
+                x = (x @ x).tanh()
+            return x
+
+        for _ in range(5):
+            torch_tandem.mark_step()
+            y = (x @ x).tanh()
+        for k in range(4):
+            y = work(x)
+            torch_tandem.mark_step()
+        y = work(x)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            while True:
+                y = work(x)
+                y.cpu()
+                torch_tandem.mark_step()
+        except KeyboardInterrupt:
+            print("interrupted")
+        print((x[0, 0] + 1).item())
+    """)
+    assert (result.returncode, result.stdout) == (0, "interrupted\n2.0\n"), result.stderr
+
+
+def test_a_signal_handler_may_use_tensors():
+    x = coexecute_something()
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append((x * 2).sum().item()))
+    try:
+        for _ in range(10):
+            y = x + 1
+            os.kill(os.getpid(), signal.SIGUSR1)
+            y.sum().item()
+            torch_tandem.mark_step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [1.5**8 * 8] * 10
