@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/input_metadata.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
+
 #include "values.h"
 
 namespace tandem {
@@ -18,11 +20,13 @@ void accept_device_gradient(const at::Tensor& host) {
   auto edge = torch::autograd::impl::gradient_edge(host);
   auto& metadata = edge.function->mutable_input_metadata(edge.input_nr);
   if (metadata.is_tensor_subclass()) return;
-  const auto grad_dtype = metadata.grad_dtype();
   const auto sizes = host.sym_sizes();
-  metadata = torch::autograd::InputMetadata(
-      metadata.options(), torch::autograd::MetadataShape{torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end())},
-      /*is_tensor_subclass=*/true, metadata.is_nested_tensor(), grad_dtype);
+  torch::autograd::InputMetadata tolerant(
+      metadata.options(), torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()), /*is_tensor_subclass=*/true,
+      metadata.is_nested_tensor(), metadata.grad_dtype());
+  // It has constant members, so it is replaced rather than assigned to.
+  std::destroy_at(&metadata);
+  std::construct_at(&metadata, std::move(tolerant));
   host.register_hook([](const at::Tensor& grad) { return grad.device().is_cpu() ? grad : grad.cpu(); });
 }
 

@@ -145,7 +145,22 @@ impl Machine for Imperative {
         host(self.torch, values)
     }
 
+    fn state(&mut self, values: &[f32]) -> Tensor {
+        host(self.torch, values)
+    }
+
+    fn peek(&self, t: &Tensor) -> Vec<f32> {
+        let Store::Host(buffer) = &*t.store else { panic!("a device tensor") };
+        let values = super::kernels::values_of(buffer);
+        positions(t).map(|at| values[at]).collect()
+    }
+
     fn step(&mut self) {}
+}
+
+fn positions(t: &Tensor) -> impl Iterator<Item = usize> + use<> {
+    let (offset, stride) = (t.window.borrow().offset, t.window.borrow().strides.first().copied().unwrap_or(1));
+    (0..t.len()).map(move |i| (offset + i * stride) as usize)
 }
 
 fn host(torch: &'static FakeTorch, values: &[f32]) -> Tensor {
@@ -231,22 +246,6 @@ impl CoExecution {
     pub fn synchronize(&self) -> Result<(), CallError> {
         let ticket = self.engine().flush();
         self.wait(ticket)
-    }
-
-    /// A tensor's values, read behind the engine's back: no fetch.
-    pub fn peek(&self, t: &Tensor) -> Vec<f32> {
-        self.synchronize().expect("GraphRunner lives");
-        let engine = self.engine();
-        let Store::Tandem(id) = *t.store else { panic!("a host tensor") };
-        let w = t.window.borrow();
-        let stride = w.strides.first().copied().unwrap_or(1);
-        let element = |i: i64| {
-            let mut bytes = [0; 4];
-            let at = (w.offset + i * stride) as u64 * 4;
-            engine.runner().executor().download(id, at, &mut bytes).expect("a value");
-            f32::from_ne_bytes(bytes)
-        };
-        (0..t.len()).map(element).collect()
     }
 
     /// The lines of a location.
@@ -346,6 +345,31 @@ impl Machine for CoExecution {
 
     fn host(&self, values: &[f32]) -> Tensor {
         host(self.torch, values)
+    }
+
+    fn state(&mut self, values: &[f32]) -> Tensor {
+        let made = loop {
+            let attempt = self.engine().create_storage(values.len() as u64 * 4);
+            match attempt {
+                Ok(made) => break made,
+                Err(ticket) => self.wait(ticket).expect("GraphRunner lives"),
+            }
+        };
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        self.engine().runner().executor().upload(made.id, 0, &bytes).expect("the storage is new");
+        Tensor::new(Rc::new(Store::Tandem(made.id)), Window::dense(&[values.len() as i64]))
+    }
+
+    fn peek(&self, t: &Tensor) -> Vec<f32> {
+        self.synchronize().expect("GraphRunner lives");
+        let engine = self.engine();
+        let Store::Tandem(id) = *t.store else { panic!("a host tensor") };
+        let element = |at: usize| {
+            let mut bytes = [0; 4];
+            engine.runner().executor().download(id, at as u64 * 4, &mut bytes).expect("a value");
+            f32::from_ne_bytes(bytes)
+        };
+        positions(t).map(element).collect()
     }
 
     fn step(&mut self) {

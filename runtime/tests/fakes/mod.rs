@@ -104,6 +104,12 @@ pub trait Machine {
     /// A tensor in host memory.
     fn host(&self, values: &[f32]) -> Tensor;
 
+    /// A device tensor that no op made: a parameter.
+    fn state(&mut self, values: &[f32]) -> Tensor;
+
+    /// A tensor's values, read behind the program's back: no fetch.
+    fn peek(&self, t: &Tensor) -> Vec<f32>;
+
     /// The value that the last call gave to the host.
     fn host_value(&self) -> f64 {
         kernels::take_host_value()

@@ -1,0 +1,661 @@
+//! The phase machine with fakes: what is traced, co-executed, fed, fetched, diverged from and freed.
+
+mod fakes;
+
+use fakes::{CoExecution, Imperative, Machine, Op, Tensor, V};
+use tandem_runtime::config::Config;
+use tandem_runtime::engine::Phase;
+use tandem_runtime::error::CallError;
+
+/// One iteration: given the state and its number, it returns tensors to be compared.
+type Program<'p> = &'p dyn Fn(&mut dyn Machine, &mut Vec<Tensor>, usize) -> Vec<Tensor>;
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Runs a program on both machines. Values are compared after each step, and in another run only at the end,
+/// with all outputs held. The machine of that run is given back, with its state.
+fn agrees(state: &[f32], steps: usize, program: Program<'_>) -> (CoExecution, Vec<Tensor>) {
+    agrees_with(Config::default(), state, steps, program)
+}
+
+fn agrees_with(config: Config, state: &[f32], steps: usize, program: Program<'_>) -> (CoExecution, Vec<Tensor>) {
+    let mut eager = Imperative::new();
+    let mut expected = Vec::new();
+    let mut variables = vec![eager.state(state)];
+    for i in 0..steps {
+        let outs = program(&mut eager, &mut variables, i);
+        expected.push(outs.iter().map(|t| bits(&eager.peek(t))).collect::<Vec<_>>());
+    }
+    let calls = eager.torch.take_calls();
+
+    let mut each = CoExecution::with(config.clone());
+    let mut variables = vec![each.state(state)];
+    for (i, expected) in expected.iter().enumerate() {
+        let outs = program(&mut each, &mut variables, i);
+        each.step();
+        let got: Vec<_> = outs.iter().map(|t| bits(&each.peek(t))).collect();
+        assert_eq!(&got, expected, "after step {i}");
+    }
+    assert_eq!(each.torch.take_calls(), calls, "the kernels that ran, in order");
+    drop(variables);
+    assert_eq!(each.leaked(), (0, 0));
+
+    let mut held = CoExecution::with(config);
+    let mut variables = vec![held.state(state)];
+    let mut outs = Vec::new();
+    for i in 0..steps {
+        let made = program(&mut held, &mut variables, i);
+        // What is changed in place later is compared as it is at the end of its step only.
+        outs.push(made.into_iter().map(|t| held.relu(9_000, &t)).collect::<Vec<_>>());
+        held.step();
+    }
+    for (i, (outs, expected)) in outs.iter().zip(&expected).enumerate() {
+        let expected: Vec<Vec<u32>> =
+            expected.iter().map(|v| v.iter().map(|b| f32::from_bits(*b).max(0.0).to_bits()).collect()).collect();
+        let got: Vec<_> = outs.iter().map(|t| bits(&held.peek(t))).collect();
+        assert_eq!(got, expected, "held since step {i}");
+    }
+    let others: Vec<Op> = calls.into_iter().filter(|op| *op != Op::Relu).collect();
+    let ran: Vec<Op> = held.torch.take_calls().into_iter().filter(|op| *op != Op::Relu).collect();
+    assert_eq!(ran, others, "the kernels that ran, in order");
+    (held, variables)
+}
+
+/// w *= 1 + relu(w + n) / 8, roughly; returns the relu.
+fn chain(m: &mut dyn Machine, w: &Tensor, line: u32, number: f64) -> Tensor {
+    let a = m.add(line, w, w, number);
+    let b = m.relu(line + 1, &a);
+    let c = m.add(line + 2, w, &b, 0.125);
+    m.mul_(line + 3, w, &c);
+    b
+}
+
+#[test]
+fn co_execution_begins_when_a_trace_adds_nothing() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, 2.0]);
+    let mut phases = Vec::new();
+    for _ in 0..4 {
+        phases.push(m.phase());
+        chain(&mut m, &w, 1, 0.5);
+        m.step();
+    }
+    assert_eq!(phases, [Phase::Tracing, Phase::Tracing, Phase::CoExecution, Phase::CoExecution]);
+    assert_eq!(m.steps(), (2, 2));
+    assert_eq!(m.divergences(), 0);
+    assert_eq!(m.engine().graph().len(), 5);
+    assert_eq!(m.engine().symbolic().blocks.len(), 1);
+}
+
+#[test]
+fn a_co_executed_op_needs_no_stack_and_no_wait() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, 2.0]);
+    for _ in 0..3 {
+        chain(&mut m, &w, 1, 0.5);
+        m.step();
+    }
+    let before = (m.stacks, m.waits);
+    for _ in 0..20 {
+        chain(&mut m, &w, 1, 0.5);
+        m.step();
+        m.synchronize().unwrap();
+    }
+    assert_eq!((m.stacks, m.waits), before);
+}
+
+#[test]
+fn steady_state_equals_the_reference() {
+    let (m, _) = agrees(&[1.0, -2.0, 3.0], 10, &|m, s, _| vec![chain(m, &s[0], 1, 0.25), s[0].clone()]);
+    assert_eq!(m.steps(), (2, 8));
+}
+
+#[test]
+fn numbers_are_fed() {
+    let (m, _) = agrees(&[1.0, -2.0, 3.0], 10, &|m, s, i| vec![chain(m, &s[0], 1, i as f64 / 7.0)]);
+    assert_eq!((m.steps(), m.divergences()), ((2, 8), 0));
+}
+
+#[test]
+fn host_tensors_are_fed_as_they_are_at_the_call() {
+    let (m, _) = agrees(&[0.0; 4], 10, &|m, s, i| {
+        let host = m.host(&[i as f32, 1.0, 2.0, 3.0]);
+        let every_second = host.slice(i as i64 % 2, 2, 2);
+        let a = m.one(1, Op::ToDevice, &[V::T(&host)]);
+        let b = m.one(2, Op::ToDevice, &[V::T(&every_second)]);
+        // Overwritten on the host at once: by a fetch.
+        m.call(3, Op::Copy_, &[V::T(&host), V::T(&s[0])]).unwrap();
+        vec![a, b]
+    });
+    assert_eq!(m.divergences(), 0);
+}
+
+#[test]
+fn offsets_are_fed() {
+    let (m, _) = agrees(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 12, &|m, s, i| {
+        let (from, to) = (s[0].slice(i as i64 % 5, 2, 1), s[0].slice((i * 3) as i64 % 5, 2, 1));
+        let a = m.add(1, &from, &to, 0.5);
+        m.mul_(2, &to, &a);
+        let part = m.one(3, Op::Narrow, &[V::T(&to), V::I(1), V::I(1)]);
+        m.mul_(4, &part, &a.slice(0, 1, 1));
+        vec![a, s[0].clone()]
+    });
+    assert_eq!((m.steps(), m.divergences()), ((2, 10), 0));
+}
+
+#[test]
+fn new_shapes_are_variants() {
+    let (m, _) = agrees(&[1.0], 12, &|m, _, i| {
+        let n = [3, 3, 3, 5, 3, 4, 5, 1][i % 8];
+        let x = m.one(1, Op::Full, &[V::Ints(&[n]), V::F(i as f64)]);
+        let y = m.one(2, Op::Arange, &[V::I(n)]);
+        let z = m.add(3, &x, &y, 2.0);
+        let both = m.one(4, Op::Cat, &[V::List(vec![&z, &x, &y])]);
+        vec![m.relu(5, &both)]
+    });
+    assert_eq!((m.steps(), m.divergences()), ((2, 10), 0));
+}
+
+#[test]
+fn a_branch_is_a_divergence_once_and_a_case_then() {
+    let (m, _) = agrees(&[1.0, -2.0], 20, &|m, s, i| {
+        let a = m.add(1, &s[0], &s[0], 0.5);
+        let b = if i % 7 == 6 { m.one(2, Op::Check, &[V::T(&s[0].slice(0, 1, 1))]) } else { m.relu(3, &a) };
+        let c = m.relu(4, &b);
+        vec![m.add(5, &c, &c, 1.0)]
+    });
+    assert_eq!(m.divergences(), 1);
+    assert_eq!(m.steps(), (3, 17));
+    let mut engine = m.engine();
+    assert_eq!(engine.graph().paths(), 2);
+    assert!(engine.report().divergences[0].reason.contains("expected aten::relu"));
+    // What follows the branch is there once: it was rejoined.
+    assert_eq!(engine.graph().len(), 1 + 1 + 2 + 3);
+}
+
+#[test]
+fn equal_ops_in_two_cases_are_told_apart_by_their_place() {
+    let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
+        let a = if i % 2 == 0 { m.relu(1, &s[0]) } else { m.relu(2, &s[0]) };
+        let b = if i % 2 == 0 { m.relu(3, &a) } else { m.add(4, &a, &a, 1.0) };
+        vec![b]
+    });
+    assert_eq!(m.divergences(), 0);
+    assert_eq!(m.engine().graph().paths(), 2);
+}
+
+#[test]
+fn divergence_at_the_start_of_a_block() {
+    let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
+        if i == 5 {
+            m.mul_(9, &s[0], &s[0]);
+        }
+        vec![chain(m, &s[0], 1, 0.5)]
+    });
+    assert_eq!(m.divergences(), 1);
+    assert_eq!(m.steps(), (3, 9));
+}
+
+#[test]
+fn divergence_in_the_middle_of_a_block_repeats_and_loses_nothing() {
+    // `agrees` compares the list of kernels that ran.
+    let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
+        let a = m.add(1, &s[0], &s[0], 0.5);
+        m.mul_(2, &s[0], &a);
+        let r = m.uniform(3, 2);
+        if i >= 5 && i % 2 == 1 {
+            m.mul_(4, &s[0], &r);
+        }
+        m.mul_(5, &s[0], &r);
+        vec![chain(m, &s[0], 6, 0.5), r]
+    });
+    assert_eq!(m.divergences(), 1);
+    assert_eq!(m.steps(), (3, 9));
+}
+
+#[test]
+fn divergence_twice_in_a_row() {
+    let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
+        let a = m.add(1, &s[0], &s[0], 0.5);
+        match i {
+            4 => m.mul_(2, &s[0], &a),
+            5 => drop(m.relu(3, &a)),
+            _ => {}
+        }
+        m.mul_(4, &s[0], &a);
+        vec![m.relu(5, &a)]
+    });
+    assert_eq!(m.divergences(), 2);
+    assert_eq!(m.steps(), (4, 8));
+}
+
+#[test]
+fn dataflow_that_differs_is_a_divergence() {
+    let (m, _) = agrees(&[1.0, -2.0], 10, &|m, s, i| {
+        let a = m.relu(1, &s[0]);
+        let b = m.add(2, &a, &a, 1.0);
+        let c = if i == 6 { &a } else { &b };
+        vec![m.add(3, c, &b, 0.5)]
+    });
+    assert_eq!(m.divergences(), 1);
+    assert!(m.engine().report().divergences[0].reason.contains("elsewhere"));
+}
+
+#[test]
+fn requires_grad_is_part_of_an_op() {
+    let (m, _) = agrees(&[1.0, -2.0], 10, &|m, s, i| {
+        let w = if i == 6 { s[0].clone().with_grad() } else { s[0].clone() };
+        vec![m.relu(1, &w)]
+    });
+    assert_eq!(m.divergences(), 1);
+}
+
+#[test]
+fn an_iteration_may_end_early() {
+    let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
+        let a = chain(m, &s[0], 1, 0.5);
+        if i % 5 == 4 {
+            return vec![a];
+        }
+        vec![chain(m, &s[0], 10, 0.25)]
+    });
+    // One relu more in the run that holds: it ends both ways alike.
+    assert!(m.divergences() <= 1);
+}
+
+#[test]
+fn a_fetch_cuts_a_block_and_does_not_diverge() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, 2.0]);
+    for i in 0..10 {
+        let a = m.relu(1, &w);
+        if i >= 4 {
+            assert_eq!(m.item(2, &a).unwrap(), 1.0);
+            assert_eq!(m.fetch(3, &a.slice(1, 1, 1)).unwrap(), [2.0]);
+        }
+        let b = m.add(4, &a, &a, 1.0);
+        m.add(5, &b, &a, 1.0);
+        m.step();
+        assert_eq!(m.engine().symbolic().blocks.len(), if i < 1 { 0 } else if i < 4 { 1 } else { 2 });
+    }
+    assert_eq!((m.steps(), m.divergences()), ((2, 8), 0));
+    assert_eq!(m.engine().report().fetches.values().map(|f| f.count).sum::<u64>(), 12);
+}
+
+#[test]
+fn a_fetch_waits_for_the_value() {
+    agrees(&[1.0, -2.0], 10, &|m, s, _| {
+        let a = chain(m, &s[0], 1, 0.5);
+        let first = m.item(10, &a).unwrap();
+        let all = m.fetch(11, &s[0]).unwrap();
+        let fed = m.feed(12, &[first as f32, all[0], all[1]]);
+        vec![m.relu(13, &fed)]
+    });
+}
+
+#[test]
+fn shapes_that_depend_on_data() {
+    let (m, _) = agrees(&[1.0, -2.0, 3.0, 0.5], 12, &|m, s, i| {
+        let x = m.add(1, &s[0], &s[0], i as f64 / 4.0 - 2.0);
+        let y = m.relu(2, &x);
+        let found = m.one(3, Op::Nonzero, &[V::T(&y)]);
+        vec![m.one(4, Op::Cat, &[V::List(vec![&found, &found])])]
+    });
+    assert_eq!((m.steps(), m.divergences()), ((2, 10), 0));
+}
+
+#[test]
+fn lists_of_outputs() {
+    let (m, _) = agrees(&[1.0, -2.0, 3.0], 8, &|m, s, _| {
+        let halves = m.call(1, Op::Halves, &[V::T(&s[0])]).unwrap();
+        let [first, second] = &halves[..] else { panic!("two") };
+        vec![m.relu(2, second), m.relu(3, first)]
+    });
+    assert_eq!(m.divergences(), 0);
+}
+
+#[test]
+fn out_arguments_are_resized() {
+    let (m, _) = agrees(&[1.0, -2.0, 3.0], 12, &|m, s, i| {
+        let out = m.one(1, Op::Full, &[V::Ints(&[0]), V::F(0.0)]);
+        let x = s[0].slice(0, 1 + i as i64 % 3, 1);
+        m.call(2, Op::AddOut, &[V::T(&x), V::T(&x), V::F(1.0), V::T(&out)]).unwrap();
+        assert_eq!(out.len(), x.len());
+        let y = m.relu(3, &out);
+        // Of the right size already.
+        m.call(4, Op::AddOut, &[V::T(&x), V::T(&y), V::F(2.0), V::T(&out)]).unwrap();
+        vec![y, out]
+    });
+    assert_eq!((m.steps(), m.divergences()), ((2, 10), 0));
+}
+
+#[test]
+fn a_resized_output_keeps_the_offset_that_it_has_now() {
+    agrees(&[1.0, -2.0, 3.0], 10, &|m, s, i| {
+        let out = m.one(1, Op::Full, &[V::Ints(&[4]), V::F(7.0)]);
+        let window = out.slice(i as i64 % 3, 1, 1);
+        m.call(2, Op::AddOut, &[V::T(&s[0]), V::T(&s[0]), V::F(1.0), V::T(&window)]).unwrap();
+        vec![m.relu(3, &window), m.relu(4, &out)]
+    });
+}
+
+#[test]
+fn state_carried_from_step_to_step() {
+    let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
+        let next = m.add(1, &s[0], &s[0], 0.25);
+        let noise = m.uniform(2, 2);
+        m.mul_(3, &next, &noise);
+        let out = m.relu(4, &s[0]);
+        s[0] = if i % 4 == 3 { m.relu(5, &next) } else { next };
+        vec![out]
+    });
+    assert_eq!(m.divergences(), 1);
+}
+
+#[test]
+fn outputs_held_over_ten_steps_keep_their_values() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, -2.0]);
+    let mut held = std::collections::VecDeque::new();
+    for i in 0..40 {
+        let a = m.add(1, &w, &w, f64::from(i));
+        let b = m.relu(2, &a);
+        m.mul_(3, &a, &b);
+        let first = 1.0 + i as f32;
+        held.push_back((b, vec![first, 0.0], a, vec![first * first, 0.0]));
+        m.step();
+        if held.len() > 10 {
+            let (b, expected, a, squared) = held.pop_front().unwrap();
+            assert_eq!((m.peek(&b), m.peek(&a)), (expected, squared));
+        }
+    }
+}
+
+#[test]
+fn released_storages_are_freed() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, -2.0]);
+    for i in 0..50 {
+        let mut last = chain(&mut m, &w, 1, 0.5);
+        for line in 10..30 {
+            last = m.relu(line, &last);
+        }
+        m.step();
+        m.synchronize().unwrap();
+        // At most this step's: the deaths of its last run are told with the next.
+        assert!(m.torch.live() <= 25, "{} buffers after step {i}", m.torch.live());
+    }
+    assert!(m.engine().storages().allocated() <= 25 * 8);
+    drop(w);
+    assert_eq!(m.leaked(), (0, 0));
+}
+
+#[test]
+fn random_numbers_are_drawn_once_and_in_order() {
+    let mut eager = Imperative::new();
+    let mut m = CoExecution::new();
+    let own = (eager.torch.buffer(&[0.0, 1.0]), m.torch.buffer(&[0.0, 1.0]));
+    let program = |m: &mut dyn Machine, own, i: usize| {
+        let a = m.uniform(1, 3);
+        let b = m.one(2, Op::Uniform, &[V::Ints(&[2]), V::Generator(own)]);
+        if i % 3 == 2 {
+            m.uniform(3, 1);
+        }
+        vec![m.relu(4, &a), m.relu(5, &b), m.uniform(6, 1)]
+    };
+    for i in 0..14 {
+        let expected: Vec<_> = program(&mut eager, &own.0, i).iter().map(|t| eager.peek(t)).collect();
+        let got = program(&mut m, &own.1, i);
+        m.step();
+        let got: Vec<_> = got.iter().map(|t| m.peek(t)).collect();
+        assert_eq!(got, expected, "step {i}");
+    }
+    drop(own);
+    assert_eq!(m.leaked(), (0, 0));
+}
+
+#[test]
+fn ops_of_another_thread_run_between() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0]);
+    let v = m.state(&[1.0]);
+    let mut expected = 1.0f32;
+    for _ in 0..20 {
+        let a = m.add(1, &w, &w, 1.0);
+        m.other_thread = true;
+        m.mul_(2, &w, &v);
+        let b = m.add(3, &a, &v, 1.0);
+        m.other_thread = false;
+        m.mul_(4, &v, &w);
+        let c = m.relu(5, &b);
+        m.step();
+        assert_eq!(m.peek(&c), [2.0 * expected + expected.max(1.0).min(1.0)]);
+        expected = m.peek(&w)[0];
+    }
+    assert_eq!((m.steps(), m.divergences()), ((2, 18), 0));
+    drop((w, v));
+    assert_eq!(m.leaked(), (0, 0));
+}
+
+// --- Failures ---------------------------------------------------------------------------------------------
+
+/// Warms up with an op that fails where `x[0]` is negative.
+fn failing(m: &mut CoExecution, x: &[f32]) -> (Tensor, Tensor) {
+    let x = m.feed(1, x);
+    let checked = m.one(2, Op::Check, &[V::T(&x)]);
+    let dependent = m.relu(3, &checked);
+    let independent = m.add(4, &x, &x, 1.0);
+    (dependent, independent)
+}
+
+#[test]
+fn a_failure_while_tracing_is_raised_at_the_op() {
+    let mut m = CoExecution::new();
+    let x = m.feed(1, &[-1.0]);
+    let raised = m.call(2, Op::Check, &[V::T(&x)]);
+    assert!(matches!(&raised, Err(CallError::Raised(f)) if f.name == "aten::check"), "{:?}", raised.err());
+    // The program has caught it and goes on.
+    assert_eq!(m.item(3, &x).unwrap(), -1.0);
+    m.step();
+    drop((x, raised));
+    assert_eq!(m.leaked(), (0, 0));
+}
+
+#[test]
+fn a_failure_poisons_its_dependants_only_and_is_raised_at_the_fetch() {
+    let mut m = CoExecution::new();
+    for _ in 0..4 {
+        failing(&mut m, &[1.0, 2.0]);
+        m.step();
+    }
+    assert_eq!(m.phase(), Phase::CoExecution);
+    m.torch.take_calls();
+    let (dependent, independent) = failing(&mut m, &[-1.0, 2.0]);
+    m.step();
+    m.synchronize().unwrap();
+    assert_eq!(m.torch.take_calls(), [Op::ToDevice, Op::Check, Op::Add]);
+    assert_eq!(m.peek(&independent), [-2.0, 4.0]);
+    for line in 10..12 {
+        let raised = m.item(line, &dependent);
+        let Err(CallError::Poisoned(failure)) = raised else { panic!("{raised:?}") };
+        assert_eq!(failure.name, "aten::check");
+        assert_eq!(m.lines(failure.location), [2]);
+    }
+    assert_eq!(m.item(12, &independent).unwrap(), -2.0);
+    // Work after it runs.
+    let (dependent, _) = failing(&mut m, &[3.0, 2.0]);
+    assert_eq!(m.fetch(13, &dependent).unwrap(), [3.0, 2.0]);
+    m.step();
+    assert_eq!(m.engine().take_failures().len(), 2, "the failure, and its dependant's");
+    assert_eq!(m.divergences(), 0);
+}
+
+#[test]
+fn a_failure_in_place_poisons_what_it_would_have_written() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, 1.0]);
+    for i in 0..6 {
+        let x = m.feed(1, &[if i == 5 { -1.0 } else { 1.0 }, 2.0]);
+        let checked = m.one(2, Op::Check, &[V::T(&x)]);
+        m.mul_(3, &w, &checked);
+        m.step();
+    }
+    assert!(matches!(m.item(4, &w), Err(CallError::Poisoned(f)) if f.name == "aten::check"));
+}
+
+#[test]
+fn failures_and_what_they_hold_are_freed() {
+    let mut m = CoExecution::new();
+    for i in 0..12 {
+        failing(&mut m, &[if i >= 4 { -1.0 } else { 1.0 }, 2.0]);
+        m.step();
+    }
+    m.synchronize().unwrap();
+    assert!(m.torch.exceptions() > 0);
+    m.engine().take_failures();
+    assert_eq!(m.leaked(), (0, 0));
+}
+
+#[test]
+fn the_same_op_failing_again_by_poison_is_not_the_op_that_raised() {
+    let mut m = CoExecution::new();
+    let mut carried = m.feed(1, &[1.0]);
+    m.step();
+    for _ in 0..4 {
+        carried = m.one(2, Op::Check, &[V::T(&carried)]);
+        let flip = m.feed(3, &[1.0]);
+        m.mul_(4, &carried, &flip);
+        m.step();
+    }
+    let x = m.one(2, Op::Check, &[V::T(&carried)]);
+    let flip = m.feed(3, &[-1.0]);
+    m.mul_(4, &x, &flip);
+    m.step();
+    // Fails, asynchronously.
+    let y = m.one(2, Op::Check, &[V::T(&x)]);
+    let flip = m.feed(3, &[1.0]);
+    m.mul_(4, &y, &flip);
+    m.step();
+    // A divergence at the same op: it now runs at once and reads poison.
+    let more = m.feed(9, &[1.0]);
+    let raised = m.call(2, Op::Check, &[V::T(&y)]);
+    assert!(matches!(raised, Err(CallError::Poisoned(_))), "{:?}", raised.err());
+    drop(more);
+}
+
+/// Three traced steps, then one whose kernel panics on GraphRunner.
+fn panicking(m: &mut CoExecution, wait_first: bool) -> Tensor {
+    let x = m.feed(1, &[1.0]);
+    m.step();
+    for _ in 0..3 {
+        m.relu(2, &x);
+        m.step();
+    }
+    // Never traced: a run that is sent by hand.
+    m.torch.close_gate(false);
+    if wait_first {
+        m.synchronize().unwrap();
+    }
+    x
+}
+
+/// Sends GraphRunner a run that panics, and the dispatch of more ops.
+fn send_panic(m: &CoExecution) {
+    let run = tandem_runtime::graph_runner::Message::Run(Box::default(), fakes::kernels::STOP);
+    m.engine().runner().send(run);
+}
+
+#[test]
+fn a_dead_graph_runner_raises_and_does_not_hang() {
+    let mut m = CoExecution::new();
+    let x = panicking(&mut m, true);
+    send_panic(&m);
+    // Nobody helps: the thread takes it.
+    let begin = std::time::Instant::now();
+    while m.engine().runner().pending() == 0 && begin.elapsed().as_secs() < 1 {}
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let raised = m.item(3, &x);
+    assert!(matches!(raised, Err(CallError::Dead)), "{raised:?}");
+    // Again, and by back-pressure.
+    let mut outcome = Ok(());
+    for _ in 0..200 {
+        outcome = m.call(2, Op::Relu, &[V::T(&x)]).map(drop);
+        if outcome.is_err() {
+            break;
+        }
+        m.step();
+    }
+    assert!(matches!(outcome, Err(CallError::Dead)), "{outcome:?}");
+}
+
+#[test]
+fn a_panic_on_a_thread_that_helps_is_not_a_hang_later() {
+    let mut m = CoExecution::new();
+    let x = panicking(&mut m, true);
+    // The executor is held, so that the thread cannot take the message; then this thread helps.
+    let waiter = m.engine().runner().waiter();
+    let helped = {
+        let engine = m.engine();
+        let executor = engine.runner().executor();
+        let ticket = engine.runner().send(tandem_runtime::graph_runner::Message::Run(
+            Box::default(),
+            fakes::kernels::STOP,
+        ));
+        drop(executor);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waiter.wait(ticket, &mut || false)))
+    };
+    let _ = helped;
+    let begin = std::time::Instant::now();
+    let last = m.engine().flush();
+    let (waited, _) = waiter.wait(last, &mut || begin.elapsed().as_secs() >= 2);
+    assert_eq!(waited, tandem_runtime::graph_runner::Waited::Dead);
+    drop(x);
+}
+
+#[test]
+fn a_kernel_that_panics_kills_graph_runner() {
+    let mut m = CoExecution::new();
+    let x = m.feed(1, &[1.0]);
+    m.step();
+    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| m.call(2, Op::Panic, &[V::T(&x)])));
+    assert!(panics.is_err(), "while tracing, it is the program's own panic");
+    // The engine is usable again.
+    assert_eq!(m.item(3, &x).unwrap(), 1.0);
+}
+
+// --- Running ahead ----------------------------------------------------------------------------------------
+
+#[test]
+fn the_program_runs_ahead_within_bounds() {
+    let mut m = CoExecution::with(Config { max_pending: 8, ..Config::default() });
+    let w = m.state(&[1.0, -2.0]);
+    let step = |m: &mut CoExecution| {
+        let a = m.one(1, Op::Gate, &[V::T(&w)]);
+        m.relu(2, &a);
+        m.step();
+    };
+    (0..4).for_each(|_| step(&mut m));
+    m.synchronize().unwrap();
+    m.torch.close_gate(true);
+    let torch = m.torch;
+    let mut most = 0;
+    // Eight runs go out without a wait; the ninth op waits until somebody opens the gate.
+    let before = m.waits;
+    for _ in 0..8 {
+        step(&mut m);
+        most = most.max(m.engine().runner().pending());
+    }
+    assert_eq!((most, m.waits), (8, before));
+    let opener = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        torch.close_gate(false);
+    });
+    step(&mut m);
+    assert!(m.waits > before);
+    assert!(m.engine().runner().pending() <= 8);
+    opener.join().unwrap();
+    m.synchronize().unwrap();
+    assert_eq!(m.torch.take_calls().len(), 2 * 13);
+}
