@@ -51,9 +51,12 @@ ops! {
     Check "aten::check" "t";
     /// Waits until the gate is open, then copies.
     Gate "aten::gate" "t";
+    /// Panics where the first element is negative, else copies.
     Panic "aten::panic" "t";
     /// Sums its numbers; the tests read what it was given.
     Echo "aten::echo" "tvvvvaasgt";
+    /// As [`Op::Echo`], sized by its numbers.
+    EchoSized "aten::linspace" "tvvv";
     /// In place, and does nothing: for measuring.
     Nop_ "aten::nop_" "t!tv";
 }
@@ -314,9 +317,15 @@ impl FakeTorch {
                 }
                 like(0, read(&inputs[0]))
             }
-            // Not `panic!`: nothing is to be printed.
-            Op::Panic => std::panic::resume_unwind(Box::new("a kernel panicked")),
-            Op::Echo => {
+            Op::Panic => {
+                let values = read(&inputs[0]);
+                if values[0] < 0.0 {
+                    // Not `panic!`: nothing is to be printed.
+                    std::panic::resume_unwind(Box::new("a kernel panicked"));
+                }
+                like(0, values)
+            }
+            Op::Echo | Op::EchoSized => {
                 let values: Vec<Vec<f32>> = inputs.iter().map(read).collect();
                 let args: Vec<String> = call.args.iter().map(|a| match a {
                     Arg::Generator(_) => "Generator".to_owned(),
@@ -460,8 +469,9 @@ impl Torch for FakeTorch {
     fn snapshot(&self, input: &Input<'_>) -> HostFeed {
         let mut values = read(input);
         // The variant's strides hold for the snapshot too.
-        if let [stride @ 2..] = input.strides {
-            let spread = |v: f32| std::iter::once(v).chain(std::iter::repeat_n(f32::NAN, *stride as usize - 1));
+        let stride = input.strides.first().copied().unwrap_or(1);
+        if stride > 1 {
+            let spread = |v: f32| std::iter::once(v).chain(std::iter::repeat_n(f32::NAN, stride as usize - 1));
             values = values.into_iter().flat_map(spread).collect();
         }
         HostFeed::Buffer(self.handle().buffer(&values))

@@ -63,9 +63,9 @@ fn call<'a>(
     op: Op,
     args: &[V<'a>],
     inputs: &'a [(&Tensor, Window)],
-    place: impl Fn(&Store) -> Place,
+    mut place: impl FnMut(&Store) -> Place,
 ) -> Call<'a> {
-    let input = |(t, w): &'a (&Tensor, Window)| Input {
+    let mut input = |(t, w): &'a (&Tensor, Window)| Input {
         place: place(&t.store),
         sizes: &w.sizes,
         strides: &w.strides,
@@ -76,7 +76,7 @@ fn call<'a>(
     Call {
         op: op.id(),
         args: args.iter().map(arg).collect(),
-        inputs: inputs.iter().map(input).collect(),
+        inputs: inputs.iter().map(&mut input).collect(),
         grad_enabled: true,
     }
 }

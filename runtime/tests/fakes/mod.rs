@@ -13,7 +13,7 @@ use tandem_runtime::error::CallError;
 use tandem_runtime::storage::DEATHS;
 use tandem_tracegraph::ids::StorageId;
 
-pub use kernels::{FakeTorch, Op};
+pub use kernels::Op;
 pub use machine::{CoExecution, Imperative};
 
 /// The number of PyTorch's float32.
