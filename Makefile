@@ -17,7 +17,7 @@ build: setup ## compile and install the package, editable, into the virtual envi
 	@$(env) PIP_QUIET=1 maturin develop --release --locked
 
 demo: build ## an unchanged training script, with and without Tandem
-	@$(env) examples/demo.sh
+	@$(env) python examples/demo.py
 
 test: test-rust test-python ## all tests
 

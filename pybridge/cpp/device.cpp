@@ -133,3 +133,17 @@ void register_cuda_guard() {
 }
 
 }  // namespace tandem
+
+// A torch.Generator is an object header and an at::Generator. The header is two words in every CPython that the
+// abi3 build serves.
+static at::Generator& generator_of(void* object) {
+  return *reinterpret_cast<at::Generator*>(static_cast<char*>(object) + 2 * sizeof(void*));
+}
+
+extern "C" int32_t ttc_share_default_generator(void* generator, void* with) {
+  auto& source = generator_of(with);
+  if (source.unsafeGetGeneratorImpl() != at::detail::getDefaultCPUGenerator().unsafeGetGeneratorImpl()) return 0;
+  generator_of(generator) = source;
+  source.set_pyobj(static_cast<PyObject*>(generator));
+  return 1;
+}

@@ -109,6 +109,8 @@ int32_t tt_captures_default(const char* name, size_t len);
 int32_t tt_dispatch(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
 // A storage of `nbytes` undefined bytes; its address lies in the inaccessible range.
 void* tt_storage_new(uint64_t nbytes, void** address);
+// The context of the live storage at an address, or null.
+void* tt_storage_at(void* address);
 void tt_storage_release(void* storage);
 int32_t tt_storage_resize(void* storage, uint64_t nbytes);
 // Waits for all pending work, or for the pending random draws.
@@ -148,4 +150,6 @@ int32_t ttc_grad_enabled();
 void ttc_enter_graph_runner();
 void ttc_single_threaded_backward(int32_t on);
 void ttc_enable_cuda_alias();
+// Makes one torch.Generator (a PyObject*) share the default CPU generator of another; whether it did.
+int32_t ttc_share_default_generator(void* generator, void* with);
 }

@@ -108,6 +108,8 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
     a.tag = TT_STR, a.len = static_cast<uint32_t>(s.size()), a.ptr = s.data();
   } else if (v.isDevice()) {
     const auto d = v.toDevice().type();
+    TORCH_CHECK(v.toDevice().index() <= 0 || d == c10::DeviceType::CPU, "invalid device ordinal: there is one device, ",
+                v.toDevice().str(), " was asked for");
     a.tag = TT_DEVICE;
     a.i = d == kTandem || d == c10::DeviceType::CUDA ? 0 : d == c10::DeviceType::Meta ? 2 : 1;
   } else if (v.isGenerator()) {
@@ -150,7 +152,11 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
 void* storage_context(const at::Tensor& t) {
   auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   void* context = si->mutable_data_ptr().get_context();
-  if (C10_UNLIKELY(context == nullptr)) {
+  if (C10_UNLIKELY(context == nullptr) && si->data() != nullptr) {
+    // Pickling wraps a storage's address in a tensor that does not own it.
+    context = tt_storage_at(si->mutable_data());
+    TORCH_CHECK(context != nullptr, "a tandem tensor has the address ", si->data(), ", where no tandem storage is");
+  } else if (C10_UNLIKELY(context == nullptr)) {
     // Made empty by torch itself (an untyped storage of zero bytes, a moved-from one).
     auto fresh = allocator()->allocate(si->nbytes());
     context = fresh.get_context();

@@ -87,9 +87,13 @@ at::Tensor& set_empty(at::Tensor& self) {
 // A parameter stays the same object when `.to()` or `.data =` swaps its implementation.
 bool compatible_shallow_copy(const at::Tensor&, const at::Tensor&) { return true; }
 
+// There is one stream.
+void record_stream(at::Tensor&, at::Stream) {}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("record_stream", record_stream);
   m.impl("view", view);
   m.impl("as_strided", as_strided);
   m.impl("unfold", at::native::unfold);

@@ -363,6 +363,11 @@ unsafe extern "C" fn tt_storage_new(nbytes: u64, address: *mut *mut c_void) -> *
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn tt_storage_at(address: *mut c_void) -> *mut c_void {
+    lock().storages().at_address(address as u64).map_or(std::ptr::null_mut(), context_of)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn tt_storage_release(context: *mut c_void) {
     if !context.is_null() {
         DEATHS.push(storage_of(context));

@@ -200,6 +200,13 @@ mod _core {
         text::dot(engine.graph(), &|op| engine.op(op).name.to_string())
     }
 
+    /// Makes `generator`, a `torch.Generator`, share the default CPU generator that `default` is. Whether it did.
+    #[pyfunction]
+    fn share_default_generator(generator: &Bound<'_, PyAny>, default: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: the Python side passes two generators; the shim checks which the second one is.
+        unsafe { ffi::ttc_share_default_generator(generator.as_ptr().cast(), default.as_ptr().cast()) == 1 }
+    }
+
     /// Has "cuda" factories and moves make tandem tensors.
     #[pyfunction]
     fn enable_cuda_alias() {

@@ -14,6 +14,8 @@ pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
 #[derive(Clone, Debug)]
 struct Entry {
     nbytes: u64,
+    address: u64,
+    live: bool,
     epoch: u32,
     name: Name,
     home: Name,
@@ -79,7 +81,7 @@ impl Storages {
         self.allocated += nbytes;
         self.peak = self.peak.max(self.allocated);
         let address = self.addresses.take(nbytes);
-        let entry = Entry { nbytes, epoch: self.epoch, name, home: Name::NONE };
+        let entry = Entry { nbytes, address, live: true, epoch: self.epoch, name, home: Name::NONE };
         let id = match self.free.pop() {
             Some(id) => {
                 self.entries[id.index()] = entry;
@@ -114,6 +116,12 @@ impl Storages {
         }
     }
 
+    /// The live storage at an address: for the rare code of PyTorch's that knows only that.
+    pub fn at_address(&self, address: u64) -> Option<StorageId> {
+        let found = self.entries.iter().position(|e| e.live && e.address == address)?;
+        Some(StorageId(found as u32))
+    }
+
     /// Records another size.
     pub fn set_nbytes(&mut self, id: StorageId, nbytes: u64) {
         let entry = &mut self.entries[id.index()];
@@ -130,7 +138,9 @@ impl Storages {
     /// Moves the ids that died to `dead`.
     pub fn collect_dead(&mut self, dead: &mut Vec<StorageId>) {
         while let Some(id) = DEATHS.pop() {
-            self.allocated -= self.entries[id.index()].nbytes;
+            let entry = &mut self.entries[id.index()];
+            entry.live = false;
+            self.allocated -= entry.nbytes;
             dead.push(id);
         }
     }

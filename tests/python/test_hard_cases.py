@@ -505,6 +505,6 @@ def test_the_report_counts_every_step():
         for _ in range(STEPS):
             yield x * 2
 
-    check(program, traced_too=False)
+    check(program)
     seen = report()
     assert seen["steps_traced"] + seen["steps_coexecuted"] >= STEPS

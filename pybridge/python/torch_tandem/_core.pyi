@@ -38,3 +38,18 @@ def enable_cuda_alias() -> None:
 
 def single_threaded_backward(on: bool) -> None:
     """Whether backward runs on the calling thread."""
+
+def share_default_generator(generator: object, default: object) -> bool:
+    """Make `generator` share the default CPU generator that `default` is; whether it did."""
+
+def after_fork_in_child() -> None:
+    """Refuse tandem tensors from now on: a forked child has no GraphRunner."""
+
+def claim_program_thread() -> None:
+    """Make the calling thread the one whose operators are traced."""
+
+def symbolic_text() -> str:
+    """The symbolic graph as text."""
+
+def tracegraph_dot() -> str:
+    """The TraceGraph in Graphviz' language."""

@@ -5,9 +5,8 @@ import contextlib
 import os
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem import _core, _seeding, device
+from torch_tandem import _core, _iterations, _seeding, device
 
 
 def register() -> None:
@@ -17,14 +16,10 @@ def register() -> None:
     _core.init()
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _seeding.install()
-    register_optimizer_step_post_hook(_end_iteration)
-    os.register_at_fork(before=_before_fork)
+    _iterations.install()
+    os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
     _read_environment()
-
-
-def _end_iteration(optimizer, args, kwargs) -> None:
-    _core.mark_step()
 
 
 def _before_fork() -> None:

@@ -4,28 +4,38 @@ The device draws from PyTorch's default CPU generator, on GraphRunner. So whoeve
 generator's state on the host first waits for the draws that the program asked for before.
 """
 
-import functools
-from collections.abc import Callable
-
 import torch
 
 from torch_tandem import _core
 
-_NAMES = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state")
+
+class _OrderedGenerator(torch.Generator):
+    """The default CPU generator, whose state is read and set in program order."""
+
+    def manual_seed(self, seed):
+        _core.wait_random()
+        return super().manual_seed(seed)
+
+    def seed(self):
+        _core.wait_random()
+        return super().seed()
+
+    def initial_seed(self):
+        _core.wait_random()
+        return super().initial_seed()
+
+    def get_state(self):
+        _core.wait_random()
+        return super().get_state()
+
+    def set_state(self, state):
+        _core.wait_random()
+        return super().set_state(state)
 
 
 def install() -> None:
-    """Make torch's seeding functions wait for pending draws."""
-    for name in _NAMES:
-        function = _after_draws(getattr(torch.random, name))
-        setattr(torch.random, name, function)
-        setattr(torch, name, function)
-
-
-def _after_draws(function: Callable) -> Callable:
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        _core.wait_random()
-        return function(*args, **kwargs)
-
-    return wrapper
+    """Put an ordered generator in the place of torch's default one."""
+    generator = _OrderedGenerator()
+    if not _core.share_default_generator(generator, torch.default_generator):
+        raise RuntimeError("torch's default generator is not where this build of torch-tandem expects it")
+    torch.default_generator = torch.random.default_generator = torch._C.default_generator = generator

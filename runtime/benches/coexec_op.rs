@@ -1,0 +1,144 @@
+//! What one co-executed op costs the program's thread in `Engine::dispatch`, without torch and kernels: a chain
+//! of 64 ops an iteration, in steady state. GraphRunner's work and the iteration's end are not in the figures.
+//!
+//! `in place`: calls are made beforehand, so this is dispatch alone. `fresh`: an output each; making the call
+//! and dropping the tensor before are included. `send` adds a block's last op, which wakes GraphRunner.
+
+#[path = "../tests/fakes/mod.rs"]
+mod fakes;
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use fakes::{CoExecution, F32, Machine, Op, Store, Tensor, V};
+use tandem_runtime::engine::{Engine, Progress, Results, Sink};
+use tandem_runtime::site::Site;
+use tandem_runtime::storage::{DEATHS, FreshStorage};
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::ids::StorageId;
+use tandem_tracegraph::tensor_meta::Dtype;
+
+const OPS: usize = 64;
+
+struct Made(StorageId);
+
+impl Sink for Made {
+    fn outputs(&mut self, _: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]) {
+        black_box(&results);
+        if let [made] = fresh {
+            self.0 = made.id;
+        }
+    }
+}
+
+fn input(id: StorageId, engine: &mut Engine) -> Input<'static> {
+    let (name, home) = (engine.storages().name(id), engine.storages().home(id));
+    let place = Place::Storage { id, name, home };
+    Input { place, sizes: &[4], strides: &[1], offset: 0, dtype: Dtype(F32), flags: 0 }
+}
+
+fn call(op: Op, a: StorageId, b: StorageId, engine: &mut Engine) -> Call<'static> {
+    Call {
+        op: op.id(),
+        args: [Arg::Tensor, Arg::Tensor, Arg::Float(0.5)].into_iter().collect(),
+        inputs: [input(a, engine), input(b, engine)].into_iter().collect(),
+        grad_enabled: true,
+    }
+}
+
+fn id(t: &Tensor) -> StorageId {
+    let Store::Tandem(id) = *t.store else { unreachable!("a device tensor") };
+    id
+}
+
+/// A machine in steady state, and the two tensors that its iterations begin with.
+fn steady(op: Op) -> (CoExecution, Tensor, Tensor) {
+    let mut m = CoExecution::new();
+    let (x, w) = (m.state(&[1.0; 4]), m.state(&[2.0; 4]));
+    for _ in 0..5 {
+        let mut at = x.clone();
+        (0..OPS).for_each(|i| at = m.one(i as u32, op, &[V::T(&at), V::T(&w), V::F(0.5)]));
+        m.step();
+    }
+    m.synchronize().expect("GraphRunner lives");
+    assert_eq!(m.steps(), (2, 3));
+    assert_eq!(m.engine().symbolic().blocks.len(), 1);
+    (m, x, w)
+}
+
+fn dispatch(engine: &mut Engine, call: &Call<'_>, sink: &mut Made) {
+    let site = Site { program_thread: true, sequence: 0, stack: None };
+    assert!(matches!(engine.dispatch(black_box(call), &site, sink), Ok(Progress::Done)));
+}
+
+fn in_place(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
+    let mut engine = m.engine();
+    let mut sink = Made(id(x));
+    // Names are given by the first op, and last until the iteration ends.
+    let first = call(Op::Nop_, id(x), id(w), &mut engine);
+    dispatch(&mut engine, &first, &mut sink);
+    let calls: Vec<Call<'_>> = (1..OPS).map(|_| call(Op::Nop_, id(x), id(w), &mut engine)).collect();
+    let (timed, rest) = calls.split_at(timed);
+    let begin = Instant::now();
+    timed.iter().for_each(|c| dispatch(&mut engine, c, &mut sink));
+    let elapsed = begin.elapsed();
+    rest.iter().for_each(|c| dispatch(&mut engine, c, &mut sink));
+    engine.mark_step();
+    elapsed
+}
+
+fn fresh(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
+    let mut engine = m.engine();
+    let mut sink = Made(id(x));
+    let mut elapsed = Duration::ZERO;
+    let begin = Instant::now();
+    for i in 0..OPS {
+        let before = sink.0;
+        let c = call(Op::Add, before, id(w), &mut engine);
+        dispatch(&mut engine, &c, &mut sink);
+        if i > 0 {
+            DEATHS.push(before);
+        }
+        if i + 1 == timed {
+            elapsed = begin.elapsed();
+        }
+    }
+    DEATHS.push(sink.0);
+    engine.mark_step();
+    elapsed
+}
+
+type Iteration = fn(&CoExecution, &Tensor, &Tensor, usize) -> Duration;
+
+fn coexec_op(c: &mut Criterion) {
+    let mut group = c.benchmark_group("coexec_op");
+    let cases: [(&str, Op, Iteration, usize); 4] = [
+        ("in place", Op::Nop_, in_place, OPS - 2),
+        ("in place, send", Op::Nop_, in_place, OPS - 1),
+        ("fresh", Op::Add, fresh, OPS - 1),
+        ("fresh, send", Op::Add, fresh, OPS),
+    ];
+    for (name, op, iteration, timed) in cases {
+        group.throughput(Throughput::Elements(timed as u64));
+        group.bench_function(name, |b| {
+            let (m, x, w) = steady(op);
+            b.iter_custom(|n| {
+                let one = |_| {
+                    let elapsed = iteration(&m, &x, &w, timed);
+                    m.synchronize().expect("GraphRunner lives");
+                    elapsed
+                };
+                (0..n).map(one).sum()
+            });
+            assert_eq!(m.divergences(), 0);
+        });
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
+    targets = coexec_op
+}
+criterion_main!(benches);
