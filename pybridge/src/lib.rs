@@ -10,6 +10,7 @@ mod ffi;
 mod host;
 mod python;
 
+use std::io::IsTerminal;
 use std::sync::atomic::Ordering;
 
 use pyo3::exceptions::PyValueError;
@@ -17,6 +18,7 @@ use pyo3::prelude::*;
 use tandem_runtime::config::Mode;
 use tandem_runtime::report::{DivergenceLine, FetchLine, Summary};
 use tandem_tracegraph::text;
+use tracing::Level;
 
 use crate::engine::{Raise, lock, to_py};
 
@@ -70,6 +72,19 @@ fn summary(py: Python<'_>) -> Summary {
     }
 }
 
+/// `TANDEM_DEBUG` on standard error; see docs/debugging.md.
+fn start_log() {
+    let level = match std::env::var("TANDEM_DEBUG").as_deref() {
+        Ok("1") => Level::INFO,
+        Ok("2") => Level::DEBUG,
+        Ok("3" | "4" | "5") => Level::TRACE,
+        _ => return,
+    };
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time();
+    // Another library's log may be installed already.
+    let _ = log.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init();
+}
+
 #[pymodule]
 mod _core {
     use super::*;
@@ -77,6 +92,7 @@ mod _core {
     /// Registers the device with PyTorch, and this thread as the program's.
     #[pyfunction]
     fn init() {
+        start_log();
         engine::claim_program_thread();
         // SAFETY: torch is loaded: this library could not have been otherwise.
         unsafe {

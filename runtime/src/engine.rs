@@ -562,7 +562,7 @@ impl Engine {
             _ => format!("none of {} known branches", candidates.len()),
         };
         let op = self.ops[call.op.index()].name.to_string();
-        tracing::debug!(op, reason, "divergence");
+        tracing::info!(op, reason, iteration = self.iteration.number, "divergence");
         self.report.diverged(location, &op, reason);
         self.phase = Phase::Tracing;
     }
@@ -681,6 +681,14 @@ impl Engine {
             self.traced_in_row += 1;
         }
         self.choose_phase();
+        tracing::debug!(
+            iteration = self.iteration.number,
+            ops = self.iteration.ops,
+            traced = self.iteration.traced,
+            nodes = self.graph.len(),
+            next = ?self.phase,
+            "iteration"
+        );
         self.iteration = Iteration { number: self.iteration.number + 1, ..Iteration::default() };
         self.storages.next_iteration();
         self.graph.next_iteration();
@@ -734,6 +742,14 @@ impl Engine {
         }
         self.stale = false;
         self.traced_in_row = 0;
+        tracing::info!(nodes = self.graph.len(), blocks = self.symbolic.blocks.len(), "generated");
+        if tracing::enabled!(tracing::Level::TRACE) {
+            let name = |op: OpId| self.ops[op.index()].name.to_string();
+            tracing::trace!("\n{}", tandem_tracegraph::text::print(&self.symbolic, &self.graph, &name));
+            for violation in tandem_tracegraph::verify::verify(&self.symbolic, &self.graph) {
+                tracing::error!(%violation, "the generated graph is wrong; please report it");
+            }
+        }
     }
 }
 

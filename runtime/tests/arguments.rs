@@ -4,6 +4,7 @@ mod fakes;
 
 use fakes::{CoExecution, Imperative, Machine, Op, V};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 #[derive(Clone, Debug)]
 enum Value {
@@ -108,7 +109,11 @@ fn echoes(op: Op, values: &[Value], generator: bool, second: bool) -> (String, V
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("proptest-regressions/arguments.txt"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn arguments_arrive_as_they_were_passed(

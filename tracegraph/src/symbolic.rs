@@ -47,7 +47,7 @@ impl SymbolicGraph {
 /// Estimated device time after which a block is cut, in nanoseconds, so that GraphRunner starts early.
 const BLOCK_COST_NS: u64 = 200_000;
 /// Blocks shorter than this are not cut for their cost.
-const MIN_BLOCK_OPS: usize = 8;
+const MIN_BLOCK_OPS: usize = 12;
 
 /// A rough cost of a node on a CPU core: a fixed part, memory traffic, and the product for contractions.
 fn cost_ns(graph: &TraceGraph, node: NodeId, is_contraction: &dyn Fn(NodeId) -> bool) -> u64 {

@@ -1,0 +1,117 @@
+"""Every operator in PyTorch's own database, forward and gradient, bit for bit with eager CPU.
+
+Each sample runs twice: the first iteration is traced, the second co-executed.
+
+docs/differs.md lists those that differ, with reasons. An operator that differs without being listed fails, and
+so does a listed one that agrees.
+"""
+
+import itertools
+import pathlib
+import re
+
+import pytest
+import torch
+import torch_tandem
+from helpers import same_bits
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+SAMPLES = 4
+CHUNKS = 24
+DIFFERS = pathlib.Path(__file__).parents[2] / "docs" / "differs.md"
+ENTRIES = [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
+
+# Arguments that PyTorch reads on the host, whatever device the operator runs on.
+STAYS_ON_HOST = {"tensor_split": 0}
+
+
+def name(op):
+    return f"{op.name} ({op.variant_test_name})" if op.variant_test_name else op.name
+
+
+def listed():
+    """The operators in the first table of docs/differs.md."""
+    section = DIFFERS.read_text().split("\n## ")[1]
+    rows = re.findall(r"^\| `([^`]+)` +\|", section, re.MULTILINE)
+    assert len(rows) == len(set(rows)), "an operator is listed twice"
+    return set(rows)
+
+
+def leaves(x):
+    return [t for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
+
+
+def move(x, device):
+    if isinstance(x, torch.Tensor):
+        # Copied on either device, so that operators that write do not spoil the sample.
+        return x.detach().clone().to(device).requires_grad_(x.requires_grad)
+    return x
+
+
+def run(op, sample, device):
+    """An operator's outputs, and its gradients for gradients of one."""
+    args = (sample.input, *sample.args)
+    kept = STAYS_ON_HOST.get(op.name)
+    args = [move(a, "cpu") if i - 1 == kept else tree_map(lambda t: move(t, device), a) for i, a in enumerate(args)]
+    kwargs = tree_map(lambda t: move(t, device), sample.kwargs)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device(device)
+    torch.manual_seed(0)
+    out = sample.output_process_fn_grad(op(*args, **kwargs))
+    outs = leaves(out)
+    inputs = [t for t in leaves((args, kwargs)) if t.requires_grad and t.is_leaf]
+    roots = [t for t in outs if t.requires_grad]
+    grads = []
+    if inputs and roots:
+        ones = [torch.ones_like(t) for t in roots]
+        grads = torch.autograd.grad(roots, inputs, ones, allow_unused=True)
+    return [t.detach().cpu() for t in outs], [None if g is None else g.detach().cpu() for g in grads]
+
+
+def difference(op):
+    """What differs from eager, `None` if nothing does."""
+    samples = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+    try:
+        samples = list(itertools.islice(samples, SAMPLES))
+    except RuntimeError:
+        return None
+    for sample in samples:
+        try:
+            outs, grads = run(op, sample, "cpu")
+        except Exception:
+            continue  # not for this build of PyTorch
+        for phase in ("tracing", "co-executing"):
+            try:
+                tandem_outs, tandem_grads = run(op, sample, "tandem")
+            except Exception as e:
+                return f"{phase}, {type(e).__name__}: {str(e).splitlines()[0]}"
+            finally:
+                torch_tandem.mark_step()
+            for what, eager, tandem in (("output", outs, tandem_outs), ("gradient", grads, tandem_grads)):
+                if len(eager) != len(tandem):
+                    return f"{phase}, {len(tandem)} {what}s instead of {len(eager)}"
+                for x, y in zip(eager, tandem, strict=True):
+                    if (x is None) != (y is None) or (x is not None and not same_bits(x, y)):
+                        return f"{phase}, {what}: {x} and {y}"
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_operators(chunk):
+    known = listed()
+    problems = []
+    for op in ENTRIES[chunk::CHUNKS]:
+        differs = difference(op)
+        if differs and name(op) not in known:
+            problems.append(f"{name(op)} is not listed and differs, {differs}")
+        elif not differs and name(op) in known:
+            problems.append(f"{name(op)} is listed and agrees")
+    assert not problems, "\n".join(problems)
+
+
+def test_the_list_is_short_and_names_operators():
+    names = {name(op) for op in ENTRIES}
+    assert listed() <= names
+    assert len(listed()) <= 0.03 * len(names)
