@@ -70,7 +70,7 @@ def main() -> None:
     for epoch in range(1, args.epochs + 1):
         model.train()
         total = 0.0
-        progress = tqdm(train, desc=f"epoch {epoch}", leave=False)
+        progress = tqdm(train, desc=f"epoch {epoch}", leave=False, disable=None)
         for x, y in progress:
             x, y = x.to(device), y.to(device)
             loss = F.cross_entropy(model(x), y)
