@@ -1,8 +1,9 @@
 """Running one program on eager CPU and on Tandem in each phase, and comparing bits.
 
 A program is a generator function of a device. Each `yield` ends an iteration and hands out what is to be
-compared: tensors, numbers, strings and containers of them. What was handed out is held as it is and read after
-the last iteration, so it must keep its value; a program that wants a value read at once yields a host value.
+compared: tensors, numbers, strings and containers of them. What was handed out is held as it is and read
+after the last iteration, so it must keep its value; a program that wants a value read at once yields a host
+value.
 """
 
 import copy

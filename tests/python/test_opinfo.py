@@ -2,8 +2,8 @@
 
 Each sample runs twice: the first iteration is traced, the second co-executed.
 
-docs/differs.md lists those that differ, with reasons. An operator that differs without being listed fails, and
-so does a listed one that agrees.
+docs/differs.md lists those that differ, with reasons. An operator that differs without being listed fails,
+and so does a listed one that agrees.
 """
 
 import itertools
@@ -53,7 +53,10 @@ def run(op, sample, device):
     """An operator's outputs, and its gradients for gradients of one."""
     args = (sample.input, *sample.args)
     kept = STAYS_ON_HOST.get(op.name)
-    args = [move(a, "cpu") if i - 1 == kept else tree_map(lambda t: move(t, device), a) for i, a in enumerate(args)]
+    args = [
+        move(a, "cpu") if i - 1 == kept else tree_map(lambda t: move(t, device), a)
+        for i, a in enumerate(args)
+    ]
     kwargs = tree_map(lambda t: move(t, device), sample.kwargs)
     if "device" in kwargs:
         kwargs["device"] = torch.device(device)

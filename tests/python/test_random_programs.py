@@ -1,4 +1,4 @@
-"""Random programs: views, writes, branches, deaths, fetches and random draws in an order that nobody would write.
+"""Random programs: views, writes, branches, deaths, fetches and draws in an order that nobody would write.
 
 A program is a list of instructions on a pool of tensors. Every iteration runs it again, and now and then one
 instruction is replaced, left out or put in, so that co-execution diverges anywhere.
@@ -131,9 +131,9 @@ def counted(p, i, j, k, n, d):
 
 
 INSTRUCTIONS = [
-    new, product, scaled, write, write_scalar, alias, transposed, row_written, block_written, overlapping, diagonal,
-    flipped, dropped, drawn, host_drawn, fed, fetched, branch, selected, dead, swapped, replaced, differentiated,
-    set_data, counted,
+    new, product, scaled, write, write_scalar, alias, transposed, row_written, block_written, overlapping,
+    diagonal, flipped, dropped, drawn, host_drawn, fed, fetched, branch, selected, dead, swapped, replaced,
+    differentiated, set_data, counted,
 ]  # fmt: skip
 
 
