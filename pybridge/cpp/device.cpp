@@ -4,7 +4,11 @@
 #include <ATen/Context.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <map>
+#include <mutex>
 
 #include "values.h"
 
@@ -24,11 +28,53 @@ class Allocator final : public c10::Allocator {
   }
 };
 
+// Feeds are snapshotted when they are issued, so ordinary host memory serves as pinned memory; this remembers
+// which memory was asked to be.
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    auto* memory = c10::alloc_cpu(n);
+    if (n > 0) {
+      std::lock_guard<std::mutex> lock(mutex());
+      ranges()[reinterpret_cast<uintptr_t>(memory)] = n;
+    }
+    return {memory, memory, &free, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free; }
+  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+
+  static bool contains(const void* pointer) {
+    const auto at = reinterpret_cast<uintptr_t>(pointer);
+    std::lock_guard<std::mutex> lock(mutex());
+    auto above = ranges().upper_bound(at);
+    return above != ranges().begin() && at < std::prev(above)->first + std::prev(above)->second;
+  }
+
+ private:
+  static void free(void* memory) {
+    {
+      std::lock_guard<std::mutex> lock(mutex());
+      ranges().erase(reinterpret_cast<uintptr_t>(memory));
+    }
+    c10::free_cpu(memory);
+  }
+  static std::mutex& mutex() {
+    static std::mutex m;
+    return m;
+  }
+  // Start and size; never destroyed, since tensors may die after static objects do.
+  static std::map<uintptr_t, size_t>& ranges() {
+    static auto* r = new std::map<uintptr_t, size_t>();
+    return *r;
+  }
+};
+
 // Waits for the draws that GraphRunner still has to make before anyone reads or sets the state.
 class TandemGenerator final : public c10::GeneratorImpl {
  public:
   explicit TandemGenerator(at::Generator host)
-      : GeneratorImpl(c10::Device(kTandem, 0), kTandemKeys), host_(std::move(host)) {}
+      // With the CPU's key, an operator on host tensors refuses it as eager does.
+      : GeneratorImpl(c10::Device(kTandem, 0), c10::DispatchKeySet(c10::DispatchKey::CPU)), host_(std::move(host)) {}
 
   const at::Generator& host() const { return host_; }
 
@@ -98,9 +144,11 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
     return at::make_generator<TandemGenerator>(at::make_generator<at::CPUGeneratorImpl>());
   }
-  // Feeds are snapshotted when they are issued, so ordinary host memory serves as pinned memory.
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
-  bool isPinnedPtr(const void*) const override { return false; }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    static PinnedAllocator instance;
+    return &instance;
+  }
+  bool isPinnedPtr(const void* pointer) const override { return PinnedAllocator::contains(pointer); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
     auto* si = storage.unsafeGetStorageImpl();
     check(tt_storage_resize(si->mutable_data_ptr().get_context(), nbytes));

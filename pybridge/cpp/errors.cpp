@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstring>
 #include <string>
 
 #include "values.h"
@@ -73,6 +74,31 @@ extern "C" {
 
 void* ttc_take_exception() { return new std::exception_ptr(std::move(kept)); }
 void ttc_drop_exception(void* e) { delete static_cast<std::exception_ptr*>(e); }
+
+int32_t ttc_describe_exception(void* e, char* message, size_t capacity, size_t* len) {
+  const auto tell = [&](const char* text, TtException kind) {
+    *len = std::min(capacity, std::strlen(text));
+    std::memcpy(message, text, *len);
+    return kind;
+  };
+  try {
+    std::rethrow_exception(*static_cast<std::exception_ptr*>(e));
+  } catch (const c10::IndexError& x) {
+    return tell(x.what_without_backtrace(), TT_INDEX);
+  } catch (const c10::ValueError& x) {
+    return tell(x.what_without_backtrace(), TT_VALUE);
+  } catch (const c10::TypeError& x) {
+    return tell(x.what_without_backtrace(), TT_TYPE);
+  } catch (const c10::NotImplementedError& x) {
+    return tell(x.what_without_backtrace(), TT_NOT_IMPLEMENTED);
+  } catch (const c10::Error& x) {
+    return tell(x.what_without_backtrace(), TT_RUNTIME);
+  } catch (const std::exception& x) {
+    return tell(x.what(), TT_RUNTIME);
+  } catch (...) {
+    return tell("unknown exception", TT_RUNTIME);
+  }
+}
 
 void ttc_set_pending(void* e, const char* context, size_t len) {
   const auto& original = *static_cast<std::exception_ptr*>(e);

@@ -46,8 +46,19 @@ at::Tensor host_window(const TtTensor& t) {
   return r;
 }
 
+bool shows(const at::Tensor& r, const TtTensor& t) {
+  return r.defined() && r.storage().unsafeGetStorageImpl() == t.storage && r.storage_offset() == t.offset &&
+         static_cast<uint8_t>(r.scalar_type()) == t.dtype &&
+         r.sizes() == c10::IntArrayRef(t.sizes, t.ndim) && r.strides() == c10::IntArrayRef(t.strides, t.ndim) &&
+         r.is_conj() == ((t.flags & TT_CONJ) != 0) && r.is_neg() == ((t.flags & TT_NEG) != 0);
+}
+
 at::Tensor decode_tensor(const TtTensor& t, std::vector<at::Tensor>& inputs) {
   if (t.place == TT_ABSENT) return inputs.emplace_back();
+  // Some kernels ask whether two arguments are one tensor (attention, of query and key).
+  if (t.place == TT_HOST)
+    for (size_t i = 0; i < std::min<size_t>(inputs.size(), 4); i++)
+      if (shows(inputs[i], t)) return inputs.emplace_back(inputs[i]);
   auto r = t.place == TT_INLINE ? inline_scalar(t) : host_window(t);
   if (t.flags & TT_CONJ) r._set_conj(true);
   if (t.flags & TT_NEG) r._set_neg(true);

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use tandem_kernels::cpu::CpuExecutor;
 use tandem_kernels::error::{Cause, Failure};
+use tandem_kernels::host::Exception;
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
@@ -273,12 +275,33 @@ pub fn wait_random() -> Result<(), Raise> {
 pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
     match raise {
         Raise::Interrupted => PyErr::fetch(py),
-        Raise::Message(text) => pyo3::exceptions::PyRuntimeError::new_err(text),
-        Raise::Call(CallError::Poisoned(f) | CallError::Raised(f)) => {
-            pyo3::exceptions::PyRuntimeError::new_err(explain(&f))
+        Raise::Message(text) => PyRuntimeError::new_err(text),
+        Raise::Call(CallError::Dead) => PyRuntimeError::new_err(CallError::Dead.to_string()),
+        Raise::Call(CallError::Poisoned(failure) | CallError::Raised(failure)) => {
+            let Cause::Kernel(exception) = &failure.cause else { return PyRuntimeError::new_err(explain(&failure)) };
+            let (kind, message) = describe_exception(exception);
+            let text = format!("{message}\n{}", explain(&failure));
+            match kind {
+                1 => PyIndexError::new_err(text),
+                2 => PyValueError::new_err(text),
+                3 => PyTypeError::new_err(text),
+                4 => PyNotImplementedError::new_err(text),
+                _ => PyRuntimeError::new_err(text),
+            }
         }
-        Raise::Call(CallError::Dead) => pyo3::exceptions::PyRuntimeError::new_err(CallError::Dead.to_string()),
     }
+}
+
+/// The kind (`TtException`) and the message of a kept exception.
+fn describe_exception(exception: &Exception) -> (i32, String) {
+    let mut message = vec![0u8; 4096];
+    let mut len = 0;
+    // SAFETY: the buffer has the capacity that is passed.
+    let kind = unsafe {
+        ttc_describe_exception(exception.as_ptr(), message.as_mut_ptr().cast(), message.len(), &raw mut len)
+    };
+    message.truncate(len);
+    (kind, String::from_utf8_lossy(&message).into_owned())
 }
 
 /// The location's line, for reports.

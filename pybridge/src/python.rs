@@ -83,28 +83,44 @@ pub fn walk_stack() -> Stack {
     stack
 }
 
-/// `file.py:12 in train`: the innermost frame of the location that is the user's.
-pub fn user_line(location: LocationId, locations: &Locations, py: Python<'_>) -> String {
-    let codes = CODES.lock();
-    let Some(codes) = codes.as_ref() else { return "unknown".into() };
-    let lines = locations.user_frames(location).iter().filter_map(|frame| {
-        let code = codes.all.get(frame.code as usize)?.bind(py);
-        let file: String = code.getattr("co_filename").ok()?.extract().ok()?;
-        let name: String = code.getattr("co_name").ok()?.extract().ok()?;
-        // SAFETY: a code object, with the GIL held.
-        let line = unsafe { PyCode_Addr2Line(code.as_ptr(), frame.instruction) };
-        Some((file, line, name))
-    });
-    let mut outermost = None;
-    for (file, line, name) in lines {
-        let text = format!("{file}:{line} in {name}");
+/// A frame in words.
+struct FrameText {
+    file: String,
+    line: i32,
+    name: String,
+}
+
+impl FrameText {
+    /// Whether it is neither PyTorch's nor another library's.
+    fn is_users(&self) -> bool {
         let library = ["/torch/", "/torch_tandem/", "/site-packages/", "<frozen", "<string>"];
-        if !library.iter().any(|l| file.contains(l)) {
-            return text;
-        }
-        outermost = Some(text);
+        !library.iter().any(|l| self.file.contains(l))
     }
-    outermost.unwrap_or_else(|| "unknown".into())
+}
+
+fn describe_frame(frame: Frame, py: Python<'_>) -> Option<FrameText> {
+    let code = CODES.lock().as_ref()?.all.get(frame.code as usize)?.clone_ref(py).into_bound(py);
+    Some(FrameText {
+        file: code.getattr("co_filename").ok()?.extract().ok()?,
+        // SAFETY: a code object, with the GIL held.
+        line: unsafe { PyCode_Addr2Line(code.as_ptr(), frame.instruction) },
+        name: code.getattr("co_name").ok()?.extract().ok()?,
+    })
+}
+
+/// `file.py:12 in train`: the innermost frame of the location that is the user's. For an op that autograd itself
+/// issues it is that of the forward op.
+pub fn user_line(location: LocationId, locations: &Locations, py: Python<'_>) -> String {
+    let place = locations.get(location);
+    let frames: Vec<FrameText> = place.frames.iter().filter_map(|f| describe_frame(*f, py)).collect();
+    let in_engine = frames.first().is_some_and(|f| f.name == "_engine_run_backward");
+    if let (Some(backward), true) = (place.backward, in_engine)
+        && backward.forward != LocationId::UNKNOWN
+    {
+        return user_line(backward.forward, locations, py);
+    }
+    let user = frames.iter().find(|f| f.is_users()).or(frames.last());
+    user.map_or_else(|| "unknown".into(), |f| format!("{}:{} in {}", f.file, f.line, f.name))
 }
 
 /// Whether the calling thread holds the GIL.

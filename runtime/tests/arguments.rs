@@ -55,14 +55,13 @@ fn value() -> impl Strategy<Value = Value> {
         number(),
         complex(),
         prop::collection::vec(-1e3..1e3, 0..4).prop_map(Value::Floats),
-        (prop::collection::vec(number(), 1..3), number())
-            .prop_map(|(mut list, last)| {
-                // Of more than one type: see `a_list_of_scalars_stays_one`.
-                list.push(last);
-                list.push(Value::Int(1));
-                list.push(Value::Float(1.0));
-                Value::Scalars(list)
-            }),
+        (prop::collection::vec(number(), 1..3), number()).prop_map(|(mut list, last)| {
+            // Of more than one type: see `a_list_of_scalars_stays_one`.
+            list.push(last);
+            list.push(Value::Int(1));
+            list.push(Value::Float(1.0));
+            Value::Scalars(list)
+        }),
     ]
 }
 
@@ -83,7 +82,13 @@ fn sizes() -> impl Strategy<Value = Value> {
 
 /// What the kernel was given, imperatively and in each of four steps.
 fn echoes(op: Op, values: &[Value], generator: bool, second: bool) -> (String, Vec<String>) {
-    fn run(m: &mut dyn Machine, op: Op, values: &[Value], g: Option<&tandem_kernels::host::Buffer>, second: bool) {
+    fn run(
+        m: &mut dyn Machine,
+        op: Op,
+        values: &[Value],
+        g: Option<&tandem_kernels::host::Buffer>,
+        second: bool,
+    ) {
         let (x, y) = (m.state(&[1.0, 2.0]), m.host(&[3.0]));
         let mut args = vec![V::T(&x)];
         args.extend(values.iter().map(Value::arg));

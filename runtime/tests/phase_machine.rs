@@ -24,7 +24,12 @@ fn agrees(state: &[f32], steps: usize, program: Program<'_>) -> (CoExecution, Ve
     agrees_with(Config::default(), state, steps, program)
 }
 
-fn agrees_with(config: Config, state: &[f32], steps: usize, program: Program<'_>) -> (CoExecution, Vec<Tensor>) {
+fn agrees_with(
+    config: Config,
+    state: &[f32],
+    steps: usize,
+    program: Program<'_>,
+) -> (CoExecution, Vec<Tensor>) {
     let mut eager = Imperative::new();
     let mut expected = Vec::new();
     let mut variables = vec![eager.state(state)];
@@ -56,8 +61,10 @@ fn agrees_with(config: Config, state: &[f32], steps: usize, program: Program<'_>
         held.step();
     }
     for (i, (outs, expected)) in outs.iter().zip(&expected).enumerate() {
-        let expected: Vec<Vec<u32>> =
-            expected.iter().map(|v| v.iter().map(|b| f32::from_bits(*b).max(0.0).to_bits()).collect()).collect();
+        let expected: Vec<Vec<u32>> = expected
+            .iter()
+            .map(|v| v.iter().map(|b| f32::from_bits(*b).max(0.0).to_bits()).collect())
+            .collect();
         let got: Vec<_> = outs.iter().map(|t| bits(&held.peek(t))).collect();
         assert_eq!(got, expected, "held since step {i}");
     }
@@ -282,7 +289,16 @@ fn a_fetch_cuts_a_block_and_does_not_diverge() {
         let b = m.add(4, &a, &a, 1.0);
         m.add(5, &b, &a, 1.0);
         m.step();
-        assert_eq!(m.engine().symbolic().blocks.len(), if i < 1 { 0 } else if i < 4 { 1 } else { 2 });
+        assert_eq!(
+            m.engine().symbolic().blocks.len(),
+            if i < 1 {
+                0
+            } else if i < 4 {
+                1
+            } else {
+                2
+            }
+        );
     }
     assert_eq!((m.steps(), m.divergences()), ((2, 8), 0));
     assert_eq!(m.engine().report().fetches.values().map(|f| f.count).sum::<u64>(), 12);

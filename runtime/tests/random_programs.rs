@@ -35,7 +35,7 @@ enum Stmt {
     Arange(Var, u8),
     Feed(Var, u8),
     /// A feed into an existing tensor.
-    FeedInto(Var, u8),
+    FeedInto(Var),
     Uniform(Var, u8),
     Nonzero(Var, Var),
     Check(Var, Var),
@@ -71,7 +71,7 @@ fn stmt() -> impl Strategy<Value = Stmt> {
         1 => (v(), 0..6u8).prop_map(|(a, n)| Full(a, n)),
         1 => (v(), 1..6u8).prop_map(|(a, n)| Arange(a, n)),
         2 => (v(), 1..6u8).prop_map(|(a, n)| Feed(a, n)),
-        1 => (v(), 1..6u8).prop_map(|(a, n)| FeedInto(a, n)),
+        1 => v().prop_map(FeedInto),
         2 => (v(), 1..4u8).prop_map(|(a, n)| Uniform(a, n)),
         1 => (v(), v()).prop_map(|(a, b)| Nonzero(a, b)),
         1 => (v(), v()).prop_map(|(a, b)| Check(a, b)),
@@ -358,7 +358,7 @@ impl Both {
                 let made = self.issue(Op::ToDevice, &[A::Host(values)], None);
                 self.set(to, made);
             }
-            Stmt::FeedInto(to, _) => {
+            Stmt::FeedInto(to) => {
                 let to = self.get(to)?;
                 let values = (0..to.expected.len()).map(|i| it.number - i as f32).collect();
                 self.issue(Op::Copy_, &[A::P(&to), A::Host(values)], Some(&to));
@@ -463,7 +463,6 @@ impl Both {
     }
 
     fn finish(mut self) {
-        eprintln!("STAT {:?} {} {} {}", self.engine.steps(), self.engine.divergences(), self.engine.engine().report().ops_captured, self.engine.engine().report().ops_coexecuted);
         self.line = 200_000;
         for p in std::mem::take(&mut self.vars).into_iter().flatten() {
             self.compare(&p);

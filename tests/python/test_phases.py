@@ -8,7 +8,19 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 50
-OPTIMIZERS = "SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop Rprop ASGD".split()
+OPTIMIZERS = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+]
 FOREACH_ROUNDS_OTHERWISE = ("NAdam", "RAdam", "ASGD")
 
 

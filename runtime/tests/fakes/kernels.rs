@@ -281,7 +281,10 @@ impl FakeTorch {
             Op::ToDevice => like(0, read(&inputs[0])),
             Op::Full => {
                 let Arg::Ints(sizes) = call.args[0] else { panic!("sizes expected") };
-                vec![Out::New(sizes.to_vec(), vec![number(&call.args[1]) as f32; sizes.iter().product::<i64>() as usize])]
+                vec![Out::New(
+                    sizes.to_vec(),
+                    vec![number(&call.args[1]) as f32; sizes.iter().product::<i64>() as usize],
+                )]
             }
             Op::Arange => new((0..number(&call.args[0]) as i64).map(|i| i as f32).collect()),
             Op::Cat => new(inputs.iter().flat_map(read).collect()),
@@ -327,10 +330,14 @@ impl FakeTorch {
             }
             Op::Echo | Op::EchoSized => {
                 let values: Vec<Vec<f32>> = inputs.iter().map(read).collect();
-                let args: Vec<String> = call.args.iter().map(|a| match a {
-                    Arg::Generator(_) => "Generator".to_owned(),
-                    other => format!("{other:?}"),
-                }).collect();
+                let args: Vec<String> = call
+                    .args
+                    .iter()
+                    .map(|a| match a {
+                        Arg::Generator(_) => "Generator".to_owned(),
+                        other => format!("{other:?}"),
+                    })
+                    .collect();
                 self.echoed.lock().push(format!("{} on {values:?}", args.join(", ")));
                 like(0, values[0].clone())
             }
@@ -471,7 +478,8 @@ impl Torch for FakeTorch {
         // The variant's strides hold for the snapshot too.
         let stride = input.strides.first().copied().unwrap_or(1);
         if stride > 1 {
-            let spread = |v: f32| std::iter::once(v).chain(std::iter::repeat_n(f32::NAN, stride as usize - 1));
+            let spread =
+                |v: f32| std::iter::once(v).chain(std::iter::repeat_n(f32::NAN, stride as usize - 1));
             values = values.into_iter().flat_map(spread).collect();
         }
         HostFeed::Buffer(self.handle().buffer(&values))

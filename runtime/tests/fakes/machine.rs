@@ -159,7 +159,8 @@ impl Machine for Imperative {
 }
 
 fn positions(t: &Tensor) -> impl Iterator<Item = usize> + use<> {
-    let (offset, stride) = (t.window.borrow().offset, t.window.borrow().strides.first().copied().unwrap_or(1));
+    let (offset, stride) =
+        (t.window.borrow().offset, t.window.borrow().strides.first().copied().unwrap_or(1));
     (0..t.len()).map(move |i| (offset + i * stride) as usize)
 }
 
@@ -258,7 +259,9 @@ impl CoExecution {
         let engine = self.engine.take();
         stop(engine);
         let begin = Instant::now();
-        while (self.torch.live() > 0 || self.torch.exceptions() > 0) && begin.elapsed() < Duration::from_secs(2) {
+        while (self.torch.live() > 0 || self.torch.exceptions() > 0)
+            && begin.elapsed() < Duration::from_secs(2)
+        {
             std::thread::sleep(Duration::from_micros(100));
         }
         (self.torch.live(), self.torch.exceptions())

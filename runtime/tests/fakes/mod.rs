@@ -1,6 +1,6 @@
 //! Tandem without torch, Python or a device: fake operators on one-dimensional f32 tensors, and two machines
 //! that run the same program: one through the engine, as the bridge does, one imperatively.
-#![allow(dead_code)] // Each test uses its part.
+#![allow(dead_code, unused_imports)] // Each test uses its part.
 
 pub mod kernels;
 pub mod machine;

@@ -1,0 +1,23 @@
+// Dropout as eager computes it on the CPU. For a PrivateUse1 device PyTorch takes the fused native_dropout, whose
+// scale has other bits for some probabilities.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+namespace tandem {
+
+namespace {
+
+at::Tensor dropout(const at::Tensor& input, double p, bool train) {
+  TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
+  if (p == 0 || !train || input.numel() == 0) return input;
+  if (p == 1) return input.mul(at::zeros({}, input.options()));
+  return input.mul(at::empty_like(input).bernoulli_(1 - p).div_(1 - p));
+}
+
+}  // namespace
+
+// Above autograd, since it is made of differentiable operators; below it too, for inference mode.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("dropout", dropout); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("dropout", dropout); }
+
+}  // namespace tandem
