@@ -345,15 +345,23 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Tracing: runs the op at once and merges it.
+    /// Tracing: runs the op at once and merges it. An op that raises is nothing that happened: it is not
+    /// merged, and where co-execution did not expect it, co-execution goes on.
     fn trace(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
         let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, false));
         }
+        if self.phase == Phase::CoExecution {
+            // Ops went by unlocated since the last located one.
+            self.forward.lose_node();
+        }
         let previous = self.graph.node(self.at).key.location;
         let location = self.forward.locate(stack, previous, &mut self.locations);
         let (outputs, fresh) = self.run_now(call, location)?;
+        if self.phase == Phase::CoExecution {
+            self.diverge(call, location);
+        }
         let info = &self.ops[call.op.index()];
         let (node, bindings, grew) = self.graph.merge(self.at, call, info, location, &self.slots);
         self.iteration.grew |= grew;
@@ -374,16 +382,7 @@ impl Engine {
         let (position, bindings) = match self.expect(call, site) {
             Expected::One(position, bindings) => (position, bindings),
             Expected::NeedStack => return Ok(Progress::NeedStack),
-            Expected::None => {
-                let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
-                self.forward.lose_node();
-                let previous = self.graph.node(self.at).key.location;
-                let location = self.forward.locate(stack, previous, &mut self.locations);
-                // The op is located again when it is traced.
-                self.forward.lose_node();
-                self.diverge(call, location);
-                return self.trace(call, site, sink);
-            }
+            Expected::None => return self.trace(call, site, sink),
         };
         let node_id = self.node_at(position);
         let node = self.graph.node(node_id);
@@ -543,9 +542,8 @@ impl Engine {
         }
     }
 
-    /// Falls back to tracing, from the op that was not expected.
+    /// Falls back to tracing, from the op that was not expected. What was validated has been sent.
     fn diverge(&mut self, call: &Call<'_>, location: LocationId) {
-        self.send_open();
         let inside = self.position.block.filter(|b| self.position.next < self.symbolic.block(*b).nodes.len());
         let name = |id: OpId| self.ops[id.index()].name.to_string();
         let candidates: Vec<NodeId> = match inside {
@@ -618,7 +616,7 @@ impl Engine {
             return;
         }
         let variant = Arc::new(Variant::of(&entry.key, call, info, outputs.clone()));
-        self.graph.node_mut(node).variants.push(variant.clone());
+        self.graph.node_mut(node).add_variant(variant.clone());
         if let Some(Some((plan, step))) = self.lowered.get(node.index()) {
             self.runner.send(Message::AddVariant(*plan, *step, variant));
         }
@@ -733,7 +731,7 @@ impl Engine {
                 let info = &self.ops[node.key.op.index()];
                 steps.push(Step {
                     key: node.key.clone(),
-                    variants: node.variants.clone(),
+                    variants: node.variants.to_vec(),
                     writes: crate::feed::written_inputs(&node.key, info),
                     sized_by_number: info.sized_by_number,
                 });

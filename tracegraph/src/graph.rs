@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::call::{Call, Place};
 use crate::ids::{LocationId, Name, NodeId, OpId, SlotId, StorageId};
-use crate::node::{Node, NodeKey};
+use crate::node::{Node, NodeKey, Variants};
 use crate::ops::OpInfo;
 
 /// Which slots the running iteration has bound.
@@ -66,7 +66,7 @@ impl Default for TraceGraph {
                 location: LocationId::UNKNOWN,
             },
             sources: Vec::new(),
-            variants: Vec::new(),
+            variants: Variants::default(),
             fetched: false,
             ends: false,
             dynamic: false,
@@ -201,7 +201,7 @@ impl TraceGraph {
     fn insert(&mut self, key: NodeKey, dynamic: bool) -> NodeId {
         let sources = vec![SmallVec::new(); key.inputs.len()];
         let node =
-            Node { key: key.clone(), sources, variants: Vec::new(), fetched: false, ends: false, dynamic };
+            Node { key: key.clone(), sources, variants: Variants::default(), fetched: false, ends: false, dynamic };
         let id = NodeId(self.graph.add_node(node).index() as u32);
         self.by_key.entry(key).or_default().push(id);
         self.merged_in.push(0);

@@ -4,8 +4,10 @@
 //! Shapes may differ: each combination seen is a [`Variant`]. Numbers, window offsets, generators and host
 //! tensors may always differ: they are fed.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 
 use crate::call::{Arg, Call, Input, Place};
@@ -293,15 +295,9 @@ fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i6
 impl Variant {
     /// The variant that a call with these outputs establishes.
     pub fn of(key: &NodeKey, call: &Call<'_>, info: &OpInfo, outputs: Outputs) -> Variant {
-        let mut collected = Vec::new();
-        for (spec, arg) in key.args.iter().zip(&call.args) {
-            numbers(spec, arg, info.sized_by_number, &mut |n| {
-                collected.push(n);
-                true
-            });
-        }
+        let numbers = collect_numbers(key, call, info).into_vec().into();
         let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
-        Variant { metas: present.map(Input::meta).collect(), numbers: collected.into(), outputs }
+        Variant { metas: present.map(Input::meta).collect(), numbers, outputs }
     }
 
     /// Whether a call that matches `key` falls under this variant.
@@ -333,7 +329,7 @@ pub struct Node {
     /// For each flat input, the names that its storage has had: several where branches rejoin.
     pub sources: Vec<SmallVec<[Name; 1]>>,
     /// Shape variants, in the order seen.
-    pub variants: Vec<Arc<Variant>>,
+    pub variants: Variants,
     /// A value was fetched when this was the last op, so a block ends here.
     pub fetched: bool,
     /// Some iteration ended here.
@@ -342,14 +338,72 @@ pub struct Node {
     pub dynamic: bool,
 }
 
+/// Shape variants of one node, found by hash.
+#[derive(Clone, Debug, Default)]
+pub struct Variants {
+    all: Vec<Arc<Variant>>,
+    by_hash: FxHashMap<u64, SmallVec<[u32; 1]>>,
+}
+
+impl std::ops::Deref for Variants {
+    type Target = [Arc<Variant>];
+
+    fn deref(&self) -> &[Arc<Variant>] {
+        &self.all
+    }
+}
+
+impl Variants {
+    /// Adds one that no other matches.
+    fn push(&mut self, variant: Arc<Variant>) {
+        self.by_hash.entry(variant.hash()).or_default().push(self.all.len() as u32);
+        self.all.push(variant);
+    }
+}
+
+impl Variant {
+    /// Of sizes and size-like numbers, as [`call_hash`] of a call.
+    fn hash(&self) -> u64 {
+        let mut hasher = FxHasher::default();
+        self.metas.iter().for_each(|m| m.sizes().hash(&mut hasher));
+        self.numbers.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Equal for a call and the variant that it falls under.
+fn call_hash(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> u64 {
+    let mut hasher = FxHasher::default();
+    let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
+    present.for_each(|i| i.sizes.hash(&mut hasher));
+    collect_numbers(key, call, info)[..].hash(&mut hasher);
+    hasher.finish()
+}
+
+fn collect_numbers(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> SmallVec<[i64; 16]> {
+    let mut collected = SmallVec::new();
+    for (spec, arg) in key.args.iter().zip(&call.args) {
+        numbers(spec, arg, info.sized_by_number, &mut |n| {
+            collected.push(n);
+            true
+        });
+    }
+    collected
+}
+
 impl Node {
     /// The variant that a call falls under; `hint` is tried first.
     pub fn variant(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> Option<u32> {
-        if let Some(v) = self.variants.get(hint as usize)
-            && v.matches(&self.key, call, info)
-        {
+        let falls_under = |i: u32| self.variants.get(i as usize).is_some_and(|v| v.matches(&self.key, call, info));
+        if falls_under(hint) {
             return Some(hint);
         }
-        self.variants.iter().position(|v| v.matches(&self.key, call, info)).map(|i| i as u32)
+        let candidates = self.variants.by_hash.get(&call_hash(&self.key, call, info))?;
+        candidates.iter().copied().find(|i| falls_under(*i))
+    }
+
+    /// Adds a variant that no other matches.
+    pub fn add_variant(&mut self, variant: Arc<Variant>) {
+        self.variants.push(variant);
     }
 }

@@ -128,6 +128,9 @@ const STATIC_FOREIGN: &[&str] = &[
 /// Operators whose numbers decide output shapes.
 const SIZED_BY_NUMBER: &[&str] = &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
 
+/// Operators whose plain ints are no attributes but bounds of what they draw.
+const FED_INTS: &[&str] = &["aten::random_"];
+
 /// What the shim knows of an operator from its schema and tags.
 #[derive(Debug)]
 pub struct OpDecl<'a> {
@@ -150,11 +153,15 @@ pub struct OpDecl<'a> {
 /// Joins schema, tags and the table.
 pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
     let base = decl.name.split('.').next().unwrap_or(decl.name);
+    let mut args = decl.args;
+    if FED_INTS.contains(&base) {
+        args.iter_mut().filter(|c| **c == ArgClass::Attr).for_each(|c| *c = ArgClass::Value);
+    }
     let foreign_dynamic = decl.foreign && !STATIC_FOREIGN.contains(&base);
     OpInfo {
         id,
         name: decl.name.into(),
-        args: decl.args.into(),
+        args: args.into(),
         written: decl.written.into(),
         returns_host: decl.returns_host,
         dynamic_shape: decl.dynamic_shape || foreign_dynamic || DYNAMIC.contains(&base),
