@@ -49,7 +49,6 @@ class Side:
 def measure(name: str) -> dict:
     """Medians and quartiles of one program; for a fresh process."""
     import torch
-
     import torch_tandem
     from torch_tandem import _core
 
@@ -97,8 +96,8 @@ def row(result: dict) -> str:
         digits = 2 if median < 100 else 0
         return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
-    figures = [show(result[key]) for key in ("eager_us", "tandem_us", "busy_us")]
-    return f"| {result['program']} | {' | '.join(figures)} | {result['speed'][0]:.2f} | {result['coexecuted']:.1%} |"
+    figures = " | ".join(show(result[key]) for key in ("eager_us", "tandem_us", "busy_us"))
+    return f"| {result['program']} | {figures} | {result['speed'][0]:.2f} | {result['coexecuted']:.1%} |"
 
 
 def main() -> int:
@@ -118,8 +117,8 @@ def main() -> int:
     import torch
 
     head = (
-        f"torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}, {os.cpu_count()} cores "
-        f"({platform.machine()}), 2 threads.\n\n"
+        f"torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores ({platform.machine()}), 2 threads.\n\n"
         "| program | eager, us a step | Tandem, us a step | PythonRunner busy, us a step | eager / Tandem "
         "| co-executed |\n| --- | --- | --- | --- | --- | --- |\n"
     )

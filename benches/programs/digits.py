@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-from digits import Net, load  # noqa: E402
+from digits import Net, load
 
 
 def make(device: str) -> Callable[[], float]:

@@ -111,7 +111,8 @@ pub struct Records {
 impl Records {
     /// Records of `call`.
     pub fn of(call: &Call<'_>) -> Records {
-        let mut records = Records { tensors: call.inputs.iter().map(tensor_record).collect(), ..Records::default() };
+        let mut records =
+            Records { tensors: call.inputs.iter().map(tensor_record).collect(), ..Records::default() };
         let mut next = 0;
         for a in &call.args {
             let record = records.arg(a, &mut next);

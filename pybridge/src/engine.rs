@@ -18,7 +18,7 @@ use tandem_kernels::host::Exception;
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
-use tandem_runtime::graph_runner::{GraphRunner, Ticket, Waited, Waiter, WaitTime};
+use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
 use tandem_runtime::site::Site;
 use tandem_runtime::storage::{AddressRange, DEATHS, Storages};
 use tandem_tracegraph::ids::{LocationId, OpId};
@@ -278,7 +278,9 @@ pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
         Raise::Message(text) => PyRuntimeError::new_err(text),
         Raise::Call(CallError::Dead) => PyRuntimeError::new_err(CallError::Dead.to_string()),
         Raise::Call(CallError::Poisoned(failure) | CallError::Raised(failure)) => {
-            let Cause::Kernel(exception) = &failure.cause else { return PyRuntimeError::new_err(explain(&failure)) };
+            let Cause::Kernel(exception) = &failure.cause else {
+                return PyRuntimeError::new_err(explain(&failure));
+            };
             let (kind, message) = describe_exception(exception);
             let text = format!("{message}\n{}", explain(&failure));
             match kind {
@@ -319,7 +321,8 @@ unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
     let (decl, name, args, written) = unsafe {
         let d = &*decl;
         let args: &[u8] = if d.n_args == 0 { &[] } else { std::slice::from_raw_parts(d.args, d.n_args) };
-        let written: &[u8] = if d.n_args == 0 { &[] } else { std::slice::from_raw_parts(d.written, d.n_args) };
+        let written: &[u8] =
+            if d.n_args == 0 { &[] } else { std::slice::from_raw_parts(d.written, d.n_args) };
         (d, std::slice::from_raw_parts(d.name, d.name_len), args, written)
     };
     let class = |c: &u8| match c {

@@ -120,7 +120,12 @@ unsafe extern "C" {
     pub fn ttc_generator_release(generator: *mut c_void);
     pub fn ttc_take_exception() -> *mut c_void;
     pub fn ttc_drop_exception(exception: *mut c_void);
-    pub fn ttc_describe_exception(exception: *mut c_void, message: *mut c_char, capacity: usize, len: *mut usize) -> i32;
+    pub fn ttc_describe_exception(
+        exception: *mut c_void,
+        message: *mut c_char,
+        capacity: usize,
+        len: *mut usize,
+    ) -> i32;
     pub fn ttc_set_pending(exception: *mut c_void, context: *const c_char, len: usize);
     pub fn ttc_set_pending_message(kind: i32, message: *const c_char, len: usize);
     pub fn ttc_get_num_threads() -> i32;

@@ -57,8 +57,7 @@ fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
 impl HostKernels for Shim {
     fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         let records = Records::of(call);
-        let mut outs =
-            TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
+        let mut outs = TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
         // SAFETY: the records point into `call`; the outputs are read before ttc_clear.
         unsafe {
             if ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs) != OK {
@@ -119,9 +118,7 @@ impl HostKernels for Shim {
 
 impl Torch for Shim {
     fn snapshot(&self, input: &Input<'_>) -> HostFeed {
-        let Place::Host(storage) = input.place else {
-            unreachable!("only host windows are snapshotted")
-        };
+        let Place::Host(storage) = input.place else { unreachable!("only host windows are snapshotted") };
         // SAFETY: the program's tensor keeps its storage alive during the call; a window of no dimensions has
         // one element, inside its storage.
         unsafe {

@@ -35,7 +35,11 @@ fn summary(py: Python<'_>) -> Summary {
     let mut fetches: Vec<FetchLine> = report
         .fetches
         .iter()
-        .map(|(l, f)| FetchLine { line: engine::line_of(*l, &engine, py), count: f.count, wait_us: us(f.wait_ns) })
+        .map(|(l, f)| FetchLine {
+            line: engine::line_of(*l, &engine, py),
+            count: f.count,
+            wait_us: us(f.wait_ns),
+        })
         .collect();
     fetches.sort_by_key(|f| std::cmp::Reverse(f.wait_us));
     let divergences = report.divergences.iter().map(|d| DivergenceLine {
@@ -169,7 +173,11 @@ mod _core {
         let mode = match mode {
             "coexec" => Mode::CoExecution,
             "trace" => Mode::Imperative,
-            other => return Err(PyValueError::new_err(format!("unknown mode {other:?}; use 'coexec' or 'trace'"))),
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "unknown mode {other:?}; use 'coexec' or 'trace'"
+                )));
+            }
         };
         lock().configure(|c| c.mode = mode);
         Ok(())

@@ -26,7 +26,13 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        Config { mode: Mode::CoExecution, sync: false, max_pending: 64, max_traced: 3, max_trace_ops: 100_000 }
+        Config {
+            mode: Mode::CoExecution,
+            sync: false,
+            max_pending: 64,
+            max_traced: 3,
+            max_trace_ops: 100_000,
+        }
     }
 }
 

@@ -286,7 +286,12 @@ impl Engine {
     // --- Calls ----------------------------------------------------------------------------------------
 
     /// Takes one step with an operator call, see the module's documentation.
-    pub fn dispatch(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
+    pub fn dispatch(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
         if self.runner.pending() >= self.config.max_pending {
             return Ok(Progress::NeedTicket(self.runner.leaving(self.config.max_pending / 2), false));
         }
@@ -378,7 +383,12 @@ impl Engine {
     }
 
     /// Co-execution: validates the call against the cursor.
-    fn coexecute(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
+    fn coexecute(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
         let (position, bindings) = match self.expect(call, site) {
             Expected::One(position, bindings) => (position, bindings),
             Expected::NeedStack => return Ok(Progress::NeedStack),
@@ -548,7 +558,12 @@ impl Engine {
         let name = |id: OpId| self.ops[id.index()].name.to_string();
         let candidates: Vec<NodeId> = match inside {
             Some(_) => vec![self.node_at(self.position)],
-            None => self.symbolic.cases(self.position.block).iter().map(|b| self.symbolic.block(*b).nodes[0]).collect(),
+            None => self
+                .symbolic
+                .cases(self.position.block)
+                .iter()
+                .map(|b| self.symbolic.block(*b).nodes[0])
+                .collect(),
         };
         let reason = match candidates[..] {
             [] => "expected the iteration to end".to_owned(),
@@ -715,7 +730,9 @@ impl Engine {
 
     /// Generates the symbolic graph and has it lowered.
     fn generate(&mut self) {
-        for plan in self.lowered.drain(..).flatten().map(|(p, _)| p).collect::<std::collections::BTreeSet<_>>() {
+        for plan in
+            self.lowered.drain(..).flatten().map(|(p, _)| p).collect::<std::collections::BTreeSet<_>>()
+        {
             self.runner.send(Message::DropPlan(plan));
         }
         let contraction = |n: NodeId| is_contraction(&self.ops[self.graph.node(n).key.op.index()].name);
@@ -781,7 +798,14 @@ fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {
 }
 
 fn is_contraction(name: &str) -> bool {
-    const CONTRACTIONS: [&str; 7] =
-        ["aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::convolution", "aten::_scaled_dot"];
+    const CONTRACTIONS: [&str; 7] = [
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::baddbmm",
+        "aten::linear",
+        "aten::convolution",
+        "aten::_scaled_dot",
+    ];
     CONTRACTIONS.iter().any(|c| name.starts_with(c))
 }

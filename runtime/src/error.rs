@@ -15,6 +15,8 @@ pub enum CallError {
     #[error("{0}")]
     Poisoned(Arc<Failure>),
     /// GraphRunner's thread is gone.
-    #[error("tandem: the GraphRunner thread has died; the program cannot go on. This is a bug in Tandem: please report it")]
+    #[error(
+        "tandem: the GraphRunner thread has died; the program cannot go on. This is a bug in Tandem: please report it"
+    )]
     Dead,
 }

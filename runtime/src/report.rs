@@ -64,15 +64,19 @@ impl Report {
         sizes.sort_unstable();
         let total: u64 = sizes.iter().map(|(_, n)| n).sum();
         let mut seen = 0;
-        sizes.iter().find(|(_, n)| {
-            seen += n;
-            seen * 2 >= total
-        }).map_or(0, |(ops, _)| *ops)
+        sizes
+            .iter()
+            .find(|(_, n)| {
+                seen += n;
+                seen * 2 >= total
+            })
+            .map_or(0, |(ops, _)| *ops)
     }
 
     /// Counts a divergence.
     pub fn diverged(&mut self, location: LocationId, op: &str, reason: String) {
-        let known = self.divergences.iter_mut().find(|d| d.location == location && d.op == op && d.reason == reason);
+        let known =
+            self.divergences.iter_mut().find(|d| d.location == location && d.op == op && d.reason == reason);
         match known {
             Some(d) => d.count += 1,
             None => self.divergences.push(Divergence { location, op: op.to_owned(), reason, count: 1 }),

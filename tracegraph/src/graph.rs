@@ -200,8 +200,14 @@ impl TraceGraph {
 
     fn insert(&mut self, key: NodeKey, dynamic: bool) -> NodeId {
         let sources = vec![SmallVec::new(); key.inputs.len()];
-        let node =
-            Node { key: key.clone(), sources, variants: Variants::default(), fetched: false, ends: false, dynamic };
+        let node = Node {
+            key: key.clone(),
+            sources,
+            variants: Variants::default(),
+            fetched: false,
+            ends: false,
+            dynamic,
+        };
         let id = NodeId(self.graph.add_node(node).index() as u32);
         self.by_key.entry(key).or_default().push(id);
         self.merged_in.push(0);
@@ -229,10 +235,16 @@ impl TraceGraph {
     }
 
     /// A slot that the node knows, else the one the storage had last time, else a new one.
-    fn choose_slot(&mut self, node: NodeId, input: usize, home: Name, slots: &Slots, taken: &Bindings) -> Name {
-        let free = |n: &Name| {
-            n.as_slot().is_some_and(|s| !slots.is_bound(s)) && !taken.iter().any(|(_, b)| b == n)
-        };
+    fn choose_slot(
+        &mut self,
+        node: NodeId,
+        input: usize,
+        home: Name,
+        slots: &Slots,
+        taken: &Bindings,
+    ) -> Name {
+        let free =
+            |n: &Name| n.as_slot().is_some_and(|s| !slots.is_bound(s)) && !taken.iter().any(|(_, b)| b == n);
         let known = self.node(node).sources[input].iter().copied().find(free);
         known.or(Some(home).filter(free)).unwrap_or_else(|| {
             self.slots += 1;

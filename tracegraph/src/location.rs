@@ -45,7 +45,10 @@ pub struct Locations {
 impl Default for Locations {
     fn default() -> Self {
         let unknown = Location { frames: Box::default(), backward: None };
-        Locations { ids: FxHashMap::from_iter([(unknown.clone(), LocationId::UNKNOWN)]), table: vec![unknown] }
+        Locations {
+            ids: FxHashMap::from_iter([(unknown.clone(), LocationId::UNKNOWN)]),
+            table: vec![unknown],
+        }
     }
 }
 

@@ -315,9 +315,10 @@ impl Variant {
             return true;
         }
         let mut expected = self.numbers.iter();
-        key.args.iter().zip(&call.args).all(|(spec, arg)| {
-            numbers(spec, arg, info.sized_by_number, &mut |n| expected.next() == Some(&n))
-        })
+        key.args
+            .iter()
+            .zip(&call.args)
+            .all(|(spec, arg)| numbers(spec, arg, info.sized_by_number, &mut |n| expected.next() == Some(&n)))
     }
 }
 
@@ -394,7 +395,8 @@ fn collect_numbers(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> SmallVec<[i
 impl Node {
     /// The variant that a call falls under; `hint` is tried first.
     pub fn variant(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> Option<u32> {
-        let falls_under = |i: u32| self.variants.get(i as usize).is_some_and(|v| v.matches(&self.key, call, info));
+        let falls_under =
+            |i: u32| self.variants.get(i as usize).is_some_and(|v| v.matches(&self.key, call, info));
         if falls_under(hint) {
             return Some(hint);
         }

@@ -97,8 +97,23 @@ left! {
 }
 
 const LEFT_PREFIXES: &[&str] = &[
-    "_test", "_sparse", "sparse", "_nested", "_to_sparse", "to_sparse", "mkldnn", "miopen", "cudnn", "_cudnn", "_mps",
-    "mps", "_foobar", "_philox", "_mkldnn", "_lstm", "to_padded",
+    "_test",
+    "_sparse",
+    "sparse",
+    "_nested",
+    "_to_sparse",
+    "to_sparse",
+    "mkldnn",
+    "miopen",
+    "cudnn",
+    "_cudnn",
+    "_mps",
+    "mps",
+    "_foobar",
+    "_philox",
+    "_mkldnn",
+    "_lstm",
+    "to_padded",
 ];
 
 /// Why the default-backend kernel of `name` (`aten::op.overload`) stays, or `None` where it is captured.
@@ -117,16 +132,21 @@ pub fn leaves_default(name: &str) -> Option<Left> {
 }
 
 /// Operators whose output shapes depend on data although PyTorch does not tag them so.
-const DYNAMIC: &[&str] = &["aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"];
+const DYNAMIC: &[&str] =
+    &["aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"];
 
 /// Operators of other libraries whose output shapes are a function of their inputs' metadata.
 const STATIC_FOREIGN: &[&str] = &[
-    "torchvision::roi_align", "torchvision::_roi_align_backward", "torchvision::roi_pool",
-    "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward",
+    "torchvision::roi_align",
+    "torchvision::_roi_align_backward",
+    "torchvision::roi_pool",
+    "torchvision::deform_conv2d",
+    "torchvision::_deform_conv2d_backward",
 ];
 
 /// Operators whose numbers decide output shapes.
-const SIZED_BY_NUMBER: &[&str] = &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
+const SIZED_BY_NUMBER: &[&str] =
+    &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
 
 /// Operators whose plain ints are no attributes but bounds of what they draw.
 const FED_INTS: &[&str] = &["aten::random_"];

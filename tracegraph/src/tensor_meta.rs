@@ -22,8 +22,22 @@ impl Dtype {
     /// The name that PyTorch's users know.
     pub fn name(self) -> &'static str {
         const NAMES: [&str; 16] = [
-            "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64",
-            "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16",
+            "uint8",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "float16",
+            "float32",
+            "float64",
+            "complex32",
+            "complex64",
+            "complex128",
+            "bool",
+            "qint8",
+            "quint8",
+            "qint32",
+            "bfloat16",
         ];
         NAMES.get(self.0 as usize).copied().unwrap_or("other")
     }

@@ -64,7 +64,12 @@ pub fn verify(symbolic: &SymbolicGraph, graph: &TraceGraph) -> Vec<Violation> {
     found
 }
 
-fn check_cases(s: &SymbolicGraph, graph: &TraceGraph, at: Option<BlockId>, last: NodeId) -> Option<Violation> {
+fn check_cases(
+    s: &SymbolicGraph,
+    graph: &TraceGraph,
+    at: Option<BlockId>,
+    last: NodeId,
+) -> Option<Violation> {
     let heads = s.cases(at).iter().filter_map(|b| s.blocks.get(b.index())?.nodes.first().copied());
     (!heads.eq(graph.children(last))).then_some(Violation::Cases(at))
 }

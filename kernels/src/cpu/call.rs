@@ -37,10 +37,20 @@ impl Cursor {
             },
             InputSpec::Storage | InputSpec::Absent => {
                 let id = self.storage(run);
-                (Place::Storage { id, name: Name::NONE, home: Name::NONE }, *take(&run.offsets, &mut self.offsets))
+                (
+                    Place::Storage { id, name: Name::NONE, home: Name::NONE },
+                    *take(&run.offsets, &mut self.offsets),
+                )
             }
         };
-        Input { place, sizes: meta.sizes(), strides: meta.strides(), offset, dtype: meta.dtype, flags: meta.flags }
+        Input {
+            place,
+            sizes: meta.sizes(),
+            strides: meta.strides(),
+            offset,
+            dtype: meta.dtype,
+            flags: meta.flags,
+        }
     }
 
     fn number<'r>(&mut self, number: Number, run: &'r BlockRun) -> Arg<'r> {

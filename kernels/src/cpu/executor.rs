@@ -247,7 +247,11 @@ impl Executor for CpuExecutor {
                         outputs.fresh.push(nbytes);
                         made.len() - 1
                     });
-                    OutSpec::Fresh { storage: storage as u16, meta: owned_meta(&result), offset: result.offset }
+                    OutSpec::Fresh {
+                        storage: storage as u16,
+                        meta: owned_meta(&result),
+                        offset: result.offset,
+                    }
                 }
                 HostResultKind::Alias(input) => OutSpec::Alias {
                     input,
