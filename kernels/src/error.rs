@@ -1,5 +1,7 @@
 //! What can go wrong in an executor.
 
+use std::sync::Arc;
+
 use tandem_tracegraph::ids::{LocationId, OpId};
 use thiserror::Error;
 
@@ -31,4 +33,22 @@ pub enum Cause {
     /// A kernel's outputs differ from those of the same call before: Tandem is at fault, please report it.
     #[error("the outputs' metadata differ from those that the same inputs gave before")]
     Metadata,
+}
+
+/// Why a call gave no outputs.
+#[derive(Clone, Debug)]
+pub enum CallFailure {
+    /// This op failed.
+    Raised(Arc<Failure>),
+    /// An input was poisoned by an op that failed before.
+    Poisoned(Arc<Failure>),
+}
+
+impl CallFailure {
+    /// What failed.
+    pub fn into_failure(self) -> Arc<Failure> {
+        match self {
+            CallFailure::Raised(failure) | CallFailure::Poisoned(failure) => failure,
+        }
+    }
 }

@@ -11,7 +11,7 @@ use tandem_tracegraph::call::{Call, InlineValue};
 use tandem_tracegraph::ids::{LocationId, OpId, PlanId, StorageId};
 use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
 
-use crate::error::Failure;
+use crate::error::{CallFailure, Failure};
 use crate::host::{Buffer, Generator};
 
 /// A host tensor's contents, fed to a block.
@@ -131,7 +131,7 @@ pub trait Executor: Send {
         call: &Call<'_>,
         location: LocationId,
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
-    ) -> Result<Outputs, Arc<Failure>>;
+    ) -> Result<Outputs, CallFailure>;
 
     /// Waits for the device; the failures found since the last time.
     fn synchronize(&mut self) -> Vec<Arc<Failure>>;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
+use tandem_kernels::error::CallFailure;
 use tandem_kernels::executor::{BlockRun, Step};
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::graph::{Bindings, Slots, TraceGraph};
@@ -615,10 +616,8 @@ impl Engine {
                 }
                 Ok((outputs, fresh))
             }
-            Some(Err(failure)) if failure.location == location && failure.op == call.op => {
-                Err(CallError::Raised(failure))
-            }
-            Some(Err(failure)) => Err(CallError::Poisoned(failure)),
+            Some(Err(CallFailure::Raised(failure))) => Err(CallError::Raised(failure)),
+            Some(Err(CallFailure::Poisoned(failure))) => Err(CallError::Poisoned(failure)),
             None => Err(CallError::Dead),
         }
     }

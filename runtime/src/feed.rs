@@ -26,7 +26,7 @@ pub fn values(run: &mut BlockRun, key: &NodeKey, call: &Call<'_>, torch: &dyn To
     for (spec, arg) in key.args.iter().zip(&call.args) {
         match (spec, arg) {
             (ArgSpec::Value(_), arg) => number(run, arg),
-            (ArgSpec::Values(_), Arg::Floats(list)) => run.numbers.extend(list.iter().map(|f| f.to_bits())),
+            (ArgSpec::Floats(_), Arg::Floats(list)) => run.numbers.extend(list.iter().map(|f| f.to_bits())),
             (ArgSpec::Values(_), Arg::Scalars(list)) => list.iter().for_each(|a| number(run, a)),
             (ArgSpec::Generator, Arg::Generator(g)) => run.generators.push(torch.generator(*g)),
             _ => {}

@@ -178,7 +178,7 @@ impl Waiter {
             }
             if let Some(mut executor) = self.0.executor.try_lock() {
                 let begin = Instant::now();
-                self.0.carry_out_one(&mut executor);
+                self.0.carry_out_or_die(&mut executor);
                 self.0.inline_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
             } else {
                 let begin = Instant::now();
@@ -200,20 +200,32 @@ impl Shared {
             ready.ready();
             let mut executor = self.executor.lock();
             let begin = Instant::now();
-            let carried = catch_unwind(AssertUnwindSafe(|| self.carry_out_one(&mut executor)));
+            let alive = self.carry_out_or_die(&mut executor);
             self.busy_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
             drop(executor);
-            if carried.is_err() {
-                self.dead.store(true, Ordering::Release);
-                self.advanced.notify_all();
+            if !alive {
                 return;
             }
         }
     }
 
+    /// Carries out the next message, if there is one. False if it panicked: then nothing more will be carried
+    /// out, and whoever waits is told.
+    fn carry_out_or_die(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
+        if self.dead.load(Ordering::Acquire) {
+            return false;
+        }
+        let carried = catch_unwind(AssertUnwindSafe(|| self.carry_out_one(executor)));
+        if carried.is_err() {
+            self.dead.store(true, Ordering::Release);
+            self.advanced.notify_all();
+        }
+        carried.is_ok()
+    }
+
     /// Carries out the next message, if there is one.
-    fn carry_out_one(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
-        let Ok(message) = self.queue.try_recv() else { return false };
+    fn carry_out_one(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) {
+        let Ok(message) = self.queue.try_recv() else { return };
         match message {
             Message::Run(mut run, threads) => {
                 self.torch.use_threads(threads);
@@ -230,7 +242,6 @@ impl Shared {
             let _lock = self.progress.lock();
             self.advanced.notify_all();
         }
-        true
     }
 
     fn sleep_until_progress(&self, ticket: Ticket) {

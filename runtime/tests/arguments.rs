@@ -141,7 +141,7 @@ proptest! {
 }
 
 #[test]
-#[ignore = "kernels/src/cpu/call.rs: a list of Scalars that are all floats comes out as Arg::Floats"]
+
 fn a_list_of_scalars_stays_one() {
     for list in [vec![], vec![Value::Float(1.0), Value::Float(2.0)]] {
         let mut values = vec![Value::None; 6];
@@ -153,7 +153,7 @@ fn a_list_of_scalars_stays_one() {
 }
 
 #[test]
-#[ignore = "kernels/src/cpu/call.rs skips a number of the variant for a complex one, which node.rs does not put there"]
+
 fn complex_numbers_may_decide_sizes() {
     let values = [Value::Complex(0.0, 1.0), Value::Float(2.0), Value::Int(3)];
     let (expected, got) = echoes(Op::EchoSized, &values, false, false);

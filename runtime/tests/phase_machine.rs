@@ -352,7 +352,7 @@ fn out_arguments_are_resized() {
 }
 
 #[test]
-#[ignore = "Resized::offset is absolute, but offsets are fed: it should be relative to the input's"]
+
 fn a_resized_output_keeps_the_offset_that_it_has_now() {
     agrees(&[1.0, -2.0, 3.0], 10, &|m, s, i| {
         let out = m.one(1, Op::Full, &[V::Ints(&[4]), V::F(7.0)]);
@@ -541,7 +541,7 @@ fn failures_and_what_they_hold_are_freed() {
 }
 
 #[test]
-#[ignore = "run_now takes a failure of the same op and place for this call's own, though an earlier run raised it"]
+
 fn the_same_op_failing_again_by_poison_is_not_the_op_that_raised() {
     let mut m = CoExecution::new();
     let mut carried = m.feed(1, &[1.0]);
@@ -609,7 +609,7 @@ fn a_dead_graph_runner_raises_and_does_not_hang() {
 }
 
 #[test]
-#[ignore = "Waiter::wait: a panic in carry_out_one neither sets `dead` nor counts the message"]
+
 fn a_panic_on_a_thread_that_helps_is_not_a_hang_later() {
     let mut m = CoExecution::new();
     let x = panicking(&mut m);

@@ -264,10 +264,6 @@ def test_anomaly_mode():
     check(program, coexecuted=0.3)
 
 
-SAME_TENSOR = pytest.mark.xfail(
-    strict=True, reason="kernels that ask whether two arguments are one tensor are told that they are not"
-)
-
 # --- layers -------------------------------------------------------------------------------------
 
 
@@ -278,8 +274,8 @@ SAME_TENSOR = pytest.mark.xfail(
         ("decoder", True),
         ("transformer", True),
         ("encoder", False),
-        pytest.param("decoder", False, marks=SAME_TENSOR),
-        pytest.param("transformer", False, marks=SAME_TENSOR),
+        ("decoder", False),
+        ("transformer", False),
     ],
 )
 def test_transformers(kind, training):

@@ -174,7 +174,6 @@ def test_batches_of_a_data_loader():
     check(program)
 
 
-@pytest.mark.xfail(strict=True, reason="pin_memory on the CPU does nothing")
 def test_pinned_memory():
     x = torch.ones(3)
     assert x.pin_memory().is_pinned()
@@ -542,7 +541,6 @@ def test_generators():
     check(program)
 
 
-@pytest.mark.xfail(strict=True, reason="a CPU operator accepts a tandem generator")
 def test_generator_devices():
     g = torch.Generator("tandem")
     assert g.device.type == "tandem"

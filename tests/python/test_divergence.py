@@ -2,7 +2,6 @@
 
 import inspect
 
-import pytest
 import torch
 from helpers import check, diverged, report
 from torch import nn
@@ -10,11 +9,6 @@ from torch.nn import functional as F
 
 STEPS = 24
 ODD = {9, 15, 16, 21}  # steps that do something new; 15 and 16 follow each other
-
-
-LINE_IN_BACKWARD = pytest.mark.xfail(
-    strict=True, reason="a hook's operator is reported at the forward line of the autograd node that runs it"
-)
 
 
 def data(*shape, seed=0):
@@ -91,7 +85,6 @@ def test_after_an_in_place_write():
     assert_diverged_at(program, "# new")
 
 
-@LINE_IN_BACKWARD
 def test_in_the_backward():
     def hook(g, step):
         if step in ODD:
@@ -118,7 +111,6 @@ class Branching(torch.autograd.Function):
         return g, None
 
 
-@LINE_IN_BACKWARD
 def test_in_a_custom_backward():
     def forward(model, x, step):
         return Branching.apply(model(x), step in ODD)

@@ -466,7 +466,6 @@ def test_adam_bias_correction_does_not_retrace():
     assert seen["steps_traced"] <= 6
 
 
-@pytest.mark.xfail(strict=True, reason="dropout scales its mask otherwise than eager: bits differ for some p")
 def test_changing_python_numbers_do_not_retrace():
     def program(device):
         x = data(4, 4).to(device)

@@ -60,7 +60,9 @@ pub enum ArgSpec {
     Sizes,
     /// A fed number.
     Value(Number),
-    /// Fed numbers.
+    /// A list of so many fed floats.
+    Floats(u32),
+    /// A list of fed numbers of mixed types.
     Values(Box<[Number]>),
     /// A device, as in [`Arg::Device`].
     Device(i64),
@@ -142,7 +144,7 @@ fn arg_matches(spec: &ArgSpec, arg: &Arg<'_>) -> bool {
         (ArgSpec::Tensors(n), Arg::Tensors(m)) => n == m,
         (ArgSpec::Attr(attr), arg) => attr_matches(attr, arg),
         (ArgSpec::Value(n), arg) => number(arg) == Some(*n),
-        (ArgSpec::Values(n), Arg::Floats(f)) => n.len() == f.len() && n.iter().all(|n| *n == Number::Float),
+        (ArgSpec::Floats(n), Arg::Floats(f)) => *n as usize == f.len(),
         (ArgSpec::Values(n), Arg::Scalars(s)) => {
             n.len() == s.len() && n.iter().zip(s.iter()).all(|(n, a)| number(a) == Some(*n))
         }
@@ -160,7 +162,7 @@ fn arg_spec(class: ArgClass, arg: &Arg<'_>) -> ArgSpec {
         (_, Arg::Generator(_)) => ArgSpec::Generator,
         (ArgClass::Shape, Arg::Int(_)) => ArgSpec::Size,
         (ArgClass::Shape, Arg::Ints(_)) => ArgSpec::Sizes,
-        (_, Arg::Floats(f)) => ArgSpec::Values(vec![Number::Float; f.len()].into()),
+        (_, Arg::Floats(f)) => ArgSpec::Floats(f.len() as u32),
         (_, Arg::Scalars(s)) => ArgSpec::Values(s.iter().filter_map(number).collect()),
         (_, Arg::Float(_)) => ArgSpec::Value(Number::Float),
         (_, Arg::Complex(..)) => ArgSpec::Value(Number::Complex),
@@ -252,7 +254,7 @@ pub struct Resized {
     pub input: u32,
     /// New window.
     pub meta: TensorMeta,
-    /// New offset, in elements.
+    /// New offset less the old one, in elements.
     pub offset: i64,
     /// New size of its storage, in bytes.
     pub nbytes: u64,
@@ -287,7 +289,10 @@ fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i6
         (ArgSpec::Value(_), Arg::Int(i)) if sized => visit(*i),
         (ArgSpec::Value(_), Arg::Float(f)) if sized => visit(f.to_bits() as i64),
         (ArgSpec::Value(_), Arg::Bool(b)) if sized => visit(i64::from(*b)),
-        (ArgSpec::Values(_), Arg::Floats(v)) if sized => v.iter().all(|f| visit(f.to_bits() as i64)),
+        (ArgSpec::Floats(_), Arg::Floats(v)) if sized => v.iter().all(|f| visit(f.to_bits() as i64)),
+        (ArgSpec::Value(_), Arg::Complex(re, im)) if sized => {
+            visit(re.to_bits() as i64) && visit(im.to_bits() as i64)
+        }
         _ => true,
     }
 }

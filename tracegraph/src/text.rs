@@ -23,6 +23,7 @@ fn arg(spec: &ArgSpec, sources: &mut impl Iterator<Item = String>) -> String {
         ArgSpec::Size => "size".into(),
         ArgSpec::Sizes => "sizes".into(),
         ArgSpec::Value(n) => format!("feed:{n:?}").to_lowercase(),
+        ArgSpec::Floats(n) => format!("feed:{n}"),
         ArgSpec::Values(n) => format!("feed:{}", n.len()),
         ArgSpec::Device(_) => "device".into(),
         ArgSpec::Generator => "generator".into(),

@@ -79,13 +79,13 @@ impl Cursor {
                 Arg::Ints(sizes.take(len as usize))
             }
             ArgSpec::Value(n) => {
-                sizes.skip_number(1);
+                sizes.skip_number(if *n == Number::Complex { 2 } else { 1 });
                 self.number(*n, run)
             }
-            ArgSpec::Values(n) if n.iter().all(|n| *n == Number::Float) => {
-                sizes.skip_number(n.len());
+            ArgSpec::Floats(n) => {
+                sizes.skip_number(*n as usize);
                 let from = self.numbers;
-                self.numbers += n.len();
+                self.numbers += *n as usize;
                 Arg::Floats(bytemuck::cast_slice(&run.numbers[from..self.numbers]))
             }
             ArgSpec::Values(n) => Arg::Scalars(n.iter().map(|n| self.number(*n, run)).collect()),

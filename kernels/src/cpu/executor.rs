@@ -9,7 +9,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Resized, Variant};
 use tandem_tracegraph::tensor_meta::TensorMeta;
 
 use super::call::Cursor;
-use crate::error::{Cause, Failure};
+use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, Step};
 use crate::host::{Buffer, Exception};
 
@@ -66,13 +66,15 @@ impl CpuExecutor {
     }
 
     /// Replaces storage ids by buffers.
-    fn resolve(&mut self, call: &mut Call<'_>, location: LocationId) -> Result<(), Arc<Failure>> {
+    fn resolve(&mut self, call: &mut Call<'_>, location: LocationId) -> Result<(), CallFailure> {
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
             match self.buffer(id) {
                 Ok(ptr) => call.inputs[i].place = Place::Buffer(ptr),
-                Err(Absent::Poisoned(failure)) => return Err(failure),
-                Err(Absent::Free) => return Err(self.failure(call, location, Cause::NoMemory)),
+                Err(Absent::Poisoned(failure)) => return Err(CallFailure::Poisoned(failure)),
+                Err(Absent::Free) => {
+                    return Err(CallFailure::Raised(self.failure(call, location, Cause::NoMemory)));
+                }
             }
         }
         Ok(())
@@ -86,7 +88,7 @@ impl CpuExecutor {
         variant: &Variant,
         fresh: &[StorageId],
     ) -> Result<(), Arc<Failure>> {
-        self.resolve(&mut call, location)?;
+        self.resolve(&mut call, location).map_err(CallFailure::into_failure)?;
         let host = self.host;
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
         let mut outs = variant.outputs.outs.iter();
@@ -226,7 +228,7 @@ impl Executor for CpuExecutor {
         call: &Call<'_>,
         location: LocationId,
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
-    ) -> Result<Outputs, Arc<Failure>> {
+    ) -> Result<Outputs, CallFailure> {
         let mut resolved =
             Call { op: call.op, args: call.args.clone(), inputs: call.inputs.clone(), grad_enabled: false };
         self.resolve(&mut resolved, location)?;
@@ -237,7 +239,8 @@ impl Executor for CpuExecutor {
             let out = match result.kind {
                 HostResultKind::Resized(input, nbytes) => {
                     let meta = owned_meta(&result);
-                    outputs.resized.push(Resized { input, meta, offset: result.offset, nbytes });
+                    let offset = result.offset - call.inputs[input as usize].offset;
+                    outputs.resized.push(Resized { input, meta, offset, nbytes });
                     return;
                 }
                 HostResultKind::Fresh(ptr, nbytes) => {
@@ -266,7 +269,8 @@ impl Executor for CpuExecutor {
             outputs.outs.push(out);
         });
         if let Err(e) = called {
-            return Err(self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host))));
+            let failure = self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host)));
+            return Err(CallFailure::Raised(failure));
         }
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
             *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);

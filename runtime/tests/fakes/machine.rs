@@ -308,7 +308,8 @@ impl Sink for Collect {
             }
         }
         for r in &outputs.resized {
-            let window = window(r.meta.sizes(), r.meta.strides(), r.offset);
+            let window =
+                window(r.meta.sizes(), r.meta.strides(), call.inputs[r.input as usize].offset + r.offset);
             self.0.push(Made::Resized(r.input as usize, window));
         }
     }
