@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tandem_runtime::engine::{Results, Sink};
 use tandem_runtime::storage::{FreshStorage, Storages};
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
-use tandem_tracegraph::ids::{OpId, StorageId};
+use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
@@ -39,6 +39,7 @@ unsafe fn items<'a, T>(ptr: *const c_void, len: u32) -> &'a [T] {
 ///
 /// # Safety
 /// The record's pointers live as long as `'a`.
+#[inline]
 unsafe fn input<'a>(t: &TtTensor, storages: &Storages) -> Input<'a> {
     let place = match t.place {
         TANDEM => {
@@ -57,6 +58,7 @@ unsafe fn input<'a>(t: &TtTensor, storages: &Storages) -> Input<'a> {
 ///
 /// # Safety
 /// The record's pointers live as long as `'a`, and its tag tells its payload.
+#[inline]
 unsafe fn arg<'a>(a: &TtArg, storages: &Storages, inputs: &mut SmallVec<[Input<'a>; 6]>) -> Arg<'a> {
     // SAFETY: the tag tells which member of the payload was written, and the caller's promise covers the rest.
     unsafe {
@@ -89,36 +91,38 @@ unsafe fn arg<'a>(a: &TtArg, storages: &Storages, inputs: &mut SmallVec<[Input<'
     }
 }
 
-/// The call that records describe.
+/// Fills in the call that records describe.
 ///
 /// # Safety
 /// The records and everything they point to live as long as `'a`.
-pub unsafe fn call<'a>(op: u32, args: &'a [TtArg], storages: &Storages, grad_enabled: bool) -> Call<'a> {
-    let mut inputs = SmallVec::new();
-    // SAFETY: the caller's promise.
-    let args = args.iter().map(|a| unsafe { arg(a, storages, &mut inputs) }).collect();
-    Call { op: OpId(op), args, inputs, grad_enabled }
+pub unsafe fn fill<'a>(call: &mut Call<'a>, args: &'a [TtArg], storages: &Storages) {
+    for a in args {
+        // SAFETY: the caller's promise.
+        let arg = unsafe { arg(a, storages, &mut call.inputs) };
+        call.args.push(arg);
+    }
 }
 
-/// The records of a call whose inputs are in host memory. They point into the call.
+/// The records of a call whose inputs are in host memory. They point into the call; their memory is reused.
 #[derive(Default)]
 pub struct Records {
-    args: SmallVec<[TtArg; 12]>,
+    args: Vec<TtArg>,
     tensors: Vec<TtTensor>,
     scalars: Vec<Box<[TtArg]>>,
 }
 
 impl Records {
-    /// Records of `call`.
-    pub fn of(call: &Call<'_>) -> Records {
-        let mut records =
-            Records { tensors: call.inputs.iter().map(tensor_record).collect(), ..Records::default() };
+    /// Makes these the records of `call`.
+    pub fn fill(&mut self, call: &Call<'_>) {
+        self.args.clear();
+        self.tensors.clear();
+        self.scalars.clear();
+        self.tensors.extend(call.inputs.iter().map(tensor_record));
         let mut next = 0;
         for a in &call.args {
-            let record = records.arg(a, &mut next);
-            records.args.push(record);
+            let record = self.arg(a, &mut next);
+            self.args.push(record);
         }
-        records
     }
 
     /// The argument records.
@@ -164,7 +168,7 @@ fn tensor_record(input: &Input<'_>) -> TtTensor {
     let (place, storage) = match &input.place {
         Place::Absent | Place::Storage { .. } => (ABSENT, std::ptr::null_mut()),
         Place::Host(ptr) | Place::Buffer(ptr) => (HOST, *ptr),
-        Place::Inline(value) => (INLINE, (&raw const value.0).cast_mut().cast()),
+        Place::Inline(value) => (INLINE, std::ptr::from_ref(*value).cast_mut().cast()),
     };
     window_record(place, storage, input)
 }

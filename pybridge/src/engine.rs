@@ -3,7 +3,7 @@
 //! Lock order: engine, GIL, executor. A thread never blocks on the engine's lock or on GraphRunner with the GIL
 //! in hand, and never waits for GraphRunner with the engine's lock in hand.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,11 +20,12 @@ use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
 use tandem_runtime::site::Site;
-use tandem_runtime::storage::{AddressRange, DEATHS, Storages};
+use tandem_runtime::storage::{AddressRange, Storages, collects_deaths, died};
+use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{LocationId, OpId};
 use tandem_tracegraph::ops::{ArgClass, OpDecl, leaves_default};
 
-use crate::convert::{Reply, call, context_of, storage_of};
+use crate::convert::{Reply, context_of, fill, storage_of};
 use crate::ffi::*;
 use crate::host::{SHIM, in_executor};
 use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack};
@@ -46,7 +47,7 @@ static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
 /// Set in a forked child, where there is no GraphRunner.
 pub static FORKED: AtomicBool = AtomicBool::new(false);
 
-thread_local!(static REPLY: RefCell<Reply> = RefCell::default());
+thread_local!(static REPLY: Cell<Option<Box<Reply>>> = const { Cell::new(None) });
 
 fn reserve_addresses() -> AddressRange {
     // SAFETY: a fresh mapping that nothing can access; it is never unmapped.
@@ -207,6 +208,7 @@ fn is_program_thread() -> bool {
 
 /// Makes the calling thread the program's.
 pub fn claim_program_thread() {
+    collects_deaths();
     PROGRAM_THREAD.store(thread_token(), Ordering::Relaxed);
 }
 
@@ -226,8 +228,9 @@ fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
     let grad_enabled = unsafe { ttc_grad_enabled() } != 0;
     loop {
         let mut engine = lock();
+        let mut call = Call::blank(OpId(op), grad_enabled);
         // SAFETY: the shim keeps the records alive until tt_dispatch returns.
-        let call = unsafe { call(op, args, engine.storages(), grad_enabled) };
+        unsafe { fill(&mut call, args, engine.storages()) };
         match engine.dispatch(&call, &site, reply)? {
             Progress::Done => return Ok(()),
             Progress::NeedStack => {
@@ -364,11 +367,11 @@ unsafe extern "C" fn tt_dispatch(op: u32, args: *const TtArg, n_args: usize, out
         // SAFETY: the caller's promise.
         let args = if n_args == 0 { &[] } else { unsafe { std::slice::from_raw_parts(args, n_args) } };
         // Taken, not borrowed: a signal handler may issue an op while this one waits.
-        let mut reply = REPLY.take();
+        let mut reply = REPLY.take().unwrap_or_default();
         let outcome = dispatch(op, args, &mut reply);
         // SAFETY: the caller's promise; the records stay where they are when the reply is put back.
         unsafe { *outs = reply.as_outs() };
-        REPLY.set(reply);
+        REPLY.set(Some(reply));
         outcome
     })
 }
@@ -396,7 +399,7 @@ extern "C" fn tt_storage_at(address: *mut c_void) -> *mut c_void {
 #[unsafe(no_mangle)]
 extern "C" fn tt_storage_release(context: *mut c_void) {
     if !context.is_null() {
-        DEATHS.push(storage_of(context));
+        died(storage_of(context));
     }
 }
 

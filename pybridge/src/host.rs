@@ -22,6 +22,7 @@ pub static SHIM: Shim = Shim;
 thread_local! {
     static IN_EXECUTOR: Cell<bool> = const { Cell::new(false) };
     static THREADS: Cell<i32> = const { Cell::new(0) };
+    static RECORDS: Cell<Records> = Cell::default();
 }
 
 /// Whether the calling thread is inside an executor's call, so that waiting for the executor would not end.
@@ -56,14 +57,17 @@ fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
 
 impl HostKernels for Shim {
     fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
-        let records = Records::of(call);
+        let mut records = RECORDS.take();
+        records.fill(call);
         let mut outs = TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
         // SAFETY: the records point into `call`; the outputs are read before ttc_clear.
         unsafe {
             if ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs) != OK {
                 ttc_clear();
+                RECORDS.set(records);
                 return Err(HostError(ttc_take_exception()));
             }
+            RECORDS.set(records);
             items(outs.outs, outs.n_outs).iter().for_each(|o| sink(result(o, false)));
             items(outs.resized, outs.n_resized).iter().for_each(|o| sink(result(o, true)));
             ttc_clear();

@@ -144,7 +144,9 @@ mod _core {
     /// Bytes that live tensors hold.
     #[pyfunction]
     fn memory_allocated() -> u64 {
-        lock().storages().allocated()
+        let mut engine = lock();
+        engine.collect_dead();
+        engine.storages().allocated()
     }
 
     /// The most bytes that live tensors have held.
@@ -156,7 +158,9 @@ mod _core {
     /// Counts the peak from now.
     #[pyfunction]
     fn reset_peak_memory_stats() {
-        lock().storages().reset_peak();
+        let mut engine = lock();
+        engine.collect_dead();
+        engine.storages().reset_peak();
     }
 
     /// Frees what the executor caches.

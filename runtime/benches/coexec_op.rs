@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fakes::{CoExecution, F32, Machine, Op, Store, Tensor, V};
+use smallvec::SmallVec;
 use tandem_runtime::engine::{Engine, Progress, Results, Sink};
 use tandem_runtime::site::Site;
 use tandem_runtime::storage::{DEATHS, FreshStorage};
@@ -39,12 +40,14 @@ fn input(id: StorageId, engine: &mut Engine) -> Input<'static> {
 }
 
 fn call(op: Op, a: StorageId, b: StorageId, engine: &mut Engine) -> Call<'static> {
-    Call {
-        op: op.id(),
-        args: [Arg::Tensor, Arg::Tensor, Arg::Float(0.5)].into_iter().collect(),
-        inputs: [input(a, engine), input(b, engine)].into_iter().collect(),
-        grad_enabled: true,
-    }
+    let mut call = Call { op: op.id(), args: SmallVec::new(), inputs: SmallVec::new(), grad_enabled: true };
+    // Not collected: that moves the whole inline capacity.
+    call.args.push(Arg::Tensor);
+    call.args.push(Arg::Tensor);
+    call.args.push(Arg::Float(0.5));
+    call.inputs.push(input(a, engine));
+    call.inputs.push(input(b, engine));
+    call
 }
 
 fn id(t: &Tensor) -> StorageId {

@@ -177,6 +177,11 @@ impl Engine {
         &self.ops[id.index()]
     }
 
+    /// Takes note of the storages that have died.
+    pub fn collect_dead(&mut self) {
+        self.storages.collect_dead(&mut self.dying);
+    }
+
     /// The storages.
     pub fn storages(&mut self) -> &mut Storages {
         &mut self.storages
@@ -296,7 +301,7 @@ impl Engine {
         if self.runner.pending() >= self.config.max_pending {
             return Ok(Progress::NeedTicket(self.runner.leaving(self.config.max_pending / 2), false));
         }
-        self.storages.collect_dead(&mut self.dying);
+        self.collect_dead();
         if !site.program_thread {
             let progress = self.run_unrecorded(call, sink)?;
             self.report.ops_other_threads += u64::from(progress == Progress::Done);

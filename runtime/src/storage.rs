@@ -1,15 +1,37 @@
 //! The storages that the program holds: ids, sizes, names in the running iteration, fake addresses.
 //!
 //! **Why.** Python and autograd decide how long a storage lives; their deleters run on any thread, with or
-//! without the GIL. **Strategy.** A deleter only pushes the id to [`DEATHS`]; the engine collects them under its
-//! lock. **Freeing.** An id that died is given to the executor behind everything issued before, and may be
+//! without the GIL. **Strategy.** A deleter only notes the id ([`died`]); the engine collects them under its lock. **Freeing.** An id that died is given to the executor behind everything issued before, and may be
 //! taken again only then: [`Storages::recycle`].
+
+use std::cell::RefCell;
 
 use crossbeam_queue::SegQueue;
 use tandem_tracegraph::ids::{Name, StorageId};
 
-/// Ids whose last reference is gone.
+/// Ids whose last reference is gone, from any thread.
 pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
+
+thread_local! {
+    /// The same on the program's thread, where most tensors die: no atomics. `None` on other threads.
+    static DEATHS_HERE: RefCell<Option<Vec<StorageId>>> = const { RefCell::new(None) };
+}
+
+/// Says that the calling thread is the program's, which collects its own deaths.
+pub fn collects_deaths() {
+    DEATHS_HERE.with_borrow_mut(|here| {
+        here.get_or_insert_default();
+    });
+}
+
+/// A storage's last reference is gone; from its deleter, on any thread.
+pub fn died(id: StorageId) {
+    // While the thread ends there is no thread-local any more.
+    let here = DEATHS_HERE.try_with(|here| here.borrow_mut().as_mut().map(|ids| ids.push(id)));
+    if !matches!(here, Ok(Some(()))) {
+        DEATHS.push(id);
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Entry {
@@ -137,12 +159,23 @@ impl Storages {
 
     /// Moves the ids that died to `dead`.
     pub fn collect_dead(&mut self, dead: &mut Vec<StorageId>) {
-        while let Some(id) = DEATHS.pop() {
-            let entry = &mut self.entries[id.index()];
-            entry.live = false;
-            self.allocated -= entry.nbytes;
-            dead.push(id);
+        DEATHS_HERE.with_borrow_mut(|here| {
+            for id in here.iter_mut().flat_map(|ids| ids.drain(..)) {
+                self.bury(id, dead);
+            }
+        });
+        if !DEATHS.is_empty() {
+            while let Some(id) = DEATHS.pop() {
+                self.bury(id, dead);
+            }
         }
+    }
+
+    fn bury(&mut self, id: StorageId, dead: &mut Vec<StorageId>) {
+        let entry = &mut self.entries[id.index()];
+        entry.live = false;
+        self.allocated -= entry.nbytes;
+        dead.push(id);
     }
 
     /// Makes ids available again whose release was given to the executor.

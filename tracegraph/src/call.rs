@@ -21,6 +21,13 @@ pub struct Call<'a> {
     pub grad_enabled: bool,
 }
 
+impl Call<'_> {
+    /// A call without arguments, to be filled where it stands: it is large to move.
+    pub fn blank(op: OpId, grad_enabled: bool) -> Self {
+        Call { op, args: SmallVec::new(), inputs: SmallVec::new(), grad_enabled }
+    }
+}
+
 /// One argument.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arg<'a> {
@@ -56,7 +63,7 @@ pub enum Arg<'a> {
 
 /// Where an input's elements are.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum Place<'a> {
     /// No tensor.
     Absent,
     /// On one of Tandem's storages.
@@ -73,7 +80,7 @@ pub enum Place {
     /// In a host buffer of Tandem's, as the shim's pointer to a storage.
     Buffer(*mut c_void),
     /// A single element, by value.
-    Inline(InlineValue),
+    Inline(&'a InlineValue),
 }
 
 /// The bytes of one element.
@@ -85,7 +92,7 @@ pub struct InlineValue(pub [u8; 16]);
 #[derive(Clone, Debug)]
 pub struct Input<'a> {
     /// The storage.
-    pub place: Place,
+    pub place: Place<'a>,
     /// Sizes in elements.
     pub sizes: &'a [i64],
     /// Strides in elements.

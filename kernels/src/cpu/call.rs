@@ -1,6 +1,5 @@
 //! From a block's feeds to an operator call.
 
-use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{Name, StorageId};
 use tandem_tracegraph::node::{ArgSpec, Attr, InputSpec, Number, Variant};
@@ -32,7 +31,7 @@ impl Cursor {
     fn input<'r>(&mut self, spec: InputSpec, meta: &'r TensorMeta, run: &'r BlockRun) -> Input<'r> {
         let (place, offset) = match spec {
             InputSpec::Host => match take(&run.hosts, &mut self.hosts) {
-                HostFeed::Inline(value) => (Place::Inline(*value), 0),
+                HostFeed::Inline(value) => (Place::Inline(value), 0),
                 HostFeed::Buffer(buffer) => (Place::Buffer(buffer.as_ptr()), 0),
             },
             InputSpec::Storage | InputSpec::Absent => {
@@ -94,24 +93,22 @@ impl Cursor {
         }
     }
 
-    /// The call of an op under a variant. Storages are still named by id.
-    pub fn call<'r>(&mut self, step: &'r Step, variant: &'r Variant, run: &'r BlockRun) -> Call<'r> {
+    /// Fills in the call of an op under a variant. Storages are still named by id.
+    pub fn fill<'r>(&mut self, call: &mut Call<'r>, step: &'r Step, variant: &'r Variant, run: &'r BlockRun) {
         let mut metas = variant.metas.iter();
-        let inputs: SmallVec<[Input<'r>; 6]> = step
-            .key
-            .inputs
-            .iter()
-            .map(|spec| match spec {
+        for spec in &step.key.inputs {
+            call.inputs.push(match spec {
                 InputSpec::Absent => Input::ABSENT,
                 InputSpec::Storage | InputSpec::Host => match metas.next() {
                     Some(meta) => self.input(*spec, meta, run),
                     None => Input::ABSENT,
                 },
-            })
-            .collect();
+            });
+        }
         let mut sizes = Sizes { rest: &variant.numbers, sized_by_number: step.sized_by_number };
-        let args = step.key.args.iter().map(|spec| self.arg(spec, &mut sizes, run)).collect();
-        Call { op: step.key.op, args, inputs, grad_enabled: false }
+        for spec in &step.key.args {
+            call.args.push(self.arg(spec, &mut sizes, run));
+        }
     }
 }
 

@@ -83,17 +83,17 @@ impl CpuExecutor {
     /// Runs one step; `fresh` are the ids for the storages that it makes.
     fn step(
         &mut self,
-        mut call: Call<'_>,
+        call: &mut Call<'_>,
         location: LocationId,
         variant: &Variant,
         fresh: &[StorageId],
     ) -> Result<(), Arc<Failure>> {
-        self.resolve(&mut call, location).map_err(CallFailure::into_failure)?;
+        self.resolve(call, location).map_err(CallFailure::into_failure)?;
         let host = self.host;
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
         let mut outs = variant.outputs.outs.iter();
         let mut agrees = true;
-        let called = host.call(&call, &mut |result| {
+        let called = host.call(call, &mut |result| {
             if let HostResultKind::Fresh(ptr, _) = result.kind
                 && !made.iter().any(|b| b.as_ptr() == ptr)
             {
@@ -104,10 +104,10 @@ impl CpuExecutor {
             }
         });
         if let Err(e) = called {
-            return Err(self.failure(&call, location, Cause::Kernel(Exception::adopt(e.0, host))));
+            return Err(self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host))));
         }
         if !agrees || made.len() != fresh.len() {
-            return Err(self.failure(&call, location, Cause::Metadata));
+            return Err(self.failure(call, location, Cause::Metadata));
         }
         for (id, buffer) in fresh.iter().zip(made) {
             *self.slot(*id) = Contents::Ready(buffer);
@@ -207,10 +207,11 @@ impl Executor for CpuExecutor {
         let mut cursor = Cursor::default();
         for (step, variant) in plan[run.from as usize..run.to as usize].iter().zip(&run.variants) {
             let variant = &step.variants[*variant as usize];
-            let call = cursor.call(step, variant, run);
+            let mut call = Call::blank(step.key.op, false);
+            cursor.fill(&mut call, step, variant, run);
             let written: Ids = step.writes.iter().filter_map(|i| storage_of(&call, *i)).collect();
             let fresh: Ids = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
-            if let Err(failure) = self.step(call, step.key.location, variant, &fresh) {
+            if let Err(failure) = self.step(&mut call, step.key.location, variant, &fresh) {
                 tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
                 self.poison(&fresh, &failure);
                 self.poison(&written, &failure);
