@@ -639,6 +639,21 @@ fn a_kernel_that_panics_while_tracing_leaves_the_engine_usable() {
     assert_eq!(m.item(3, &x).unwrap(), -1.0);
 }
 
+#[test]
+#[ignore = "Shared::serve spins when the queue is closed: it should return where try_recv says Disconnected"]
+fn a_dropped_engine_ends_its_thread_and_frees_what_it_has() {
+    let mut m = CoExecution::new();
+    let x = m.state(&[1.0]);
+    m.relu(1, &x);
+    m.step();
+    m.drop_engine();
+    let begin = Instant::now();
+    while m.torch.live() > 0 && begin.elapsed() < Duration::from_secs(1) {
+        std::thread::yield_now();
+    }
+    assert_eq!(m.torch.live(), 0);
+}
+
 // --- Running ahead ----------------------------------------------------------------------------------------
 
 #[test]

@@ -254,6 +254,11 @@ impl CoExecution {
         self.engine().locations().user_frames(location).iter().map(|f| f.instruction).collect()
     }
 
+    /// Drops the engine, which is to end its thread.
+    pub fn drop_engine(&mut self) {
+        self.engine = None;
+    }
+
     /// Buffers and exceptions that outlive the engine: leaks. The program's tensors must be gone.
     pub fn leaked(mut self) -> (i64, i64) {
         let engine = self.engine.take();
