@@ -201,6 +201,6 @@ pub enum HostResultKind {
     Host(u32),
     /// The next `n` results are one list.
     List(u32),
-    /// This flat input was resized; its storage now has so many bytes.
-    Resized(u32, u64),
+    /// This flat input was resized, and its storage grew where it had to.
+    Resized(u32),
 }

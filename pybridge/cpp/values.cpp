@@ -254,8 +254,13 @@ class Decoder {
 
 void apply_resize(const TtOut& change, const at::Tensor& t) {
   auto* impl = t.unsafeGetTensorImpl();
-  if (t.device().type() == kTandem)
-    impl->unsafe_storage().unsafeGetStorageImpl()->set_nbytes(change.nbytes);
+  if (t.device().type() == kTandem) {
+    auto* si = impl->unsafe_storage().unsafeGetStorageImpl();
+    const auto need = at::detail::computeStorageNbytes(c10::IntArrayRef(change.sizes, change.ndim),
+                                                       c10::IntArrayRef(change.strides, change.ndim),
+                                                       t.itemsize(), change.offset);
+    si->set_nbytes(std::max(si->nbytes(), need));
+  }
   impl->set_sizes_and_strides(c10::IntArrayRef(change.sizes, change.ndim),
                               c10::IntArrayRef(change.strides, change.ndim), change.offset);
 }

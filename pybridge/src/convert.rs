@@ -271,7 +271,6 @@ impl Sink for Reply {
         self.resized.clear();
         self.resized.extend(outputs.resized.iter().map(|r| TtOut {
             input: r.input,
-            nbytes: r.nbytes,
             ..window(OUT_SAME, &r.meta, call.inputs[r.input as usize].offset + r.offset)
         }));
     }

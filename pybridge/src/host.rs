@@ -41,7 +41,7 @@ unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
 
 fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
     let kind = match out.kind {
-        _ if resized => HostResultKind::Resized(out.input, out.nbytes),
+        _ if resized => HostResultKind::Resized(out.input),
         OUT_NEW => HostResultKind::Fresh(out.storage, out.nbytes),
         OUT_SAME => HostResultKind::Same(out.input),
         OUT_ALIAS => HostResultKind::Alias(out.input),

@@ -301,7 +301,6 @@ impl Engine {
         if self.runner.pending() >= self.config.max_pending {
             return Ok(Progress::NeedTicket(self.runner.leaving(self.config.max_pending / 2), false));
         }
-        self.collect_dead();
         if !site.program_thread {
             let progress = self.run_unrecorded(call, sink)?;
             self.report.ops_other_threads += u64::from(progress == Progress::Done);
@@ -521,11 +520,7 @@ impl Engine {
             self.open.storages.push(made.id);
             fresh.push(made);
         }
-        for change in &outputs.resized {
-            if let Place::Storage { id, .. } = call.inputs[change.input as usize].place {
-                self.storages.set_nbytes(id, change.nbytes);
-            }
-        }
+        grow_resized(&mut self.storages, call, outputs);
         for (id, name) in bindings {
             self.storages.set_name(id, name);
             if let Some(slot) = name.as_slot() {
@@ -547,6 +542,7 @@ impl Engine {
             return;
         }
         *self.report.block_ops.entry(self.open.len() as u32).or_default() += 1;
+        self.collect_dead();
         let mut run = std::mem::replace(&mut self.open, self.runner.blank_run());
         self.open.from = 0;
         self.open.to = 0;
@@ -581,6 +577,8 @@ impl Engine {
             _ => format!("none of {} known branches", candidates.len()),
         };
         let op = self.ops[call.op.index()].name.to_string();
+        // Even a path that the TraceGraph knows is missing from the generated graph.
+        self.stale = true;
         tracing::info!(op, reason, iteration = self.iteration.number, "divergence");
         self.report.diverged(location, &op, reason);
         self.phase = Phase::Tracing;
@@ -597,6 +595,7 @@ impl Engine {
     /// Runs an op on this thread. GraphRunner is idle.
     fn run_now(&mut self, call: &Call<'_>, location: LocationId) -> Result<(Outputs, Fresh), CallError> {
         let mut fresh = Fresh::new();
+        self.collect_dead();
         let mut executor = self.runner.executor();
         for id in &self.dying {
             executor.release(*id);
@@ -614,11 +613,7 @@ impl Engine {
         });
         match outcome {
             Some(Ok(outputs)) => {
-                for change in &outputs.resized {
-                    if let Place::Storage { id, .. } = call.inputs[change.input as usize].place {
-                        self.storages.set_nbytes(id, change.nbytes);
-                    }
-                }
+                grow_resized(&mut self.storages, call, &outputs);
                 Ok((outputs, fresh))
             }
             Some(Err(CallFailure::Raised(failure))) => Err(CallError::Raised(failure)),
@@ -781,6 +776,16 @@ enum Expected {
 
 fn initial_phase(config: &Config) -> Phase {
     if config.mode == Mode::Imperative || config.sync { Phase::Imperative } else { Phase::Tracing }
+}
+
+/// Storages grow where the windows that an op resized need it.
+fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &Outputs) {
+    for change in &outputs.resized {
+        let input = &call.inputs[change.input as usize];
+        if let Place::Storage { id, .. } = input.place {
+            storages.grow(id, change.meta.extent_bytes(input.offset + change.offset));
+        }
+    }
 }
 
 fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Select, Sender, unbounded};
+use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tandem_kernels::executor::{BlockRun, Executor, Step};
 use tandem_tracegraph::ids::PlanId;
@@ -209,23 +209,26 @@ impl Shared {
         }
     }
 
-    /// Carries out the next message, if there is one. False if it panicked: then nothing more will be carried
-    /// out, and whoever waits is told.
+    /// Carries out the next message, if there is one. False if nothing more will be carried out: the queue is
+    /// closed, or the message panicked, and whoever waits is told.
     fn carry_out_or_die(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
         if self.dead.load(Ordering::Acquire) {
             return false;
         }
         let carried = catch_unwind(AssertUnwindSafe(|| self.carry_out_one(executor)));
-        if carried.is_err() {
+        carried.unwrap_or_else(|_| {
             self.dead.store(true, Ordering::Release);
             self.advanced.notify_all();
-        }
-        carried.is_ok()
+            false
+        })
     }
 
-    /// Carries out the next message, if there is one.
-    fn carry_out_one(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) {
-        let Ok(message) = self.queue.try_recv() else { return };
+    /// Carries out the next message, if there is one. False if the queue is closed.
+    fn carry_out_one(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
+        let message = match self.queue.try_recv() {
+            Ok(message) => message,
+            Err(closed) => return closed != TryRecvError::Disconnected,
+        };
         match message {
             Message::Run(mut run, threads) => {
                 self.torch.use_threads(threads);
@@ -242,6 +245,7 @@ impl Shared {
             let _lock = self.progress.lock();
             self.advanced.notify_all();
         }
+        true
     }
 
     fn sleep_until_progress(&self, ticket: Ticket) {

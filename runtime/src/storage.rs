@@ -152,6 +152,13 @@ impl Storages {
         entry.nbytes = nbytes;
     }
 
+    /// Records that a storage has at least so many bytes.
+    pub fn grow(&mut self, id: StorageId, nbytes: u64) {
+        if nbytes > self.entries[id.index()].nbytes {
+            self.set_nbytes(id, nbytes);
+        }
+    }
+
     /// Forgets all names: a new iteration begins.
     pub fn next_iteration(&mut self) {
         self.epoch += 1;

@@ -618,7 +618,7 @@ fn a_panic_on_a_thread_that_helps_is_not_a_hang_later() {
         let engine = m.engine();
         // Held until the message is there, so that this thread may be the first to take it.
         let executor = engine.runner().executor();
-        let ticket = engine.runner().send(Message::Run(Box::default(), fakes::kernels::STOP));
+        let ticket = engine.runner().send(Message::Run(Box::default(), fakes::kernels::PANIC));
         drop(executor);
         catch_unwind(AssertUnwindSafe(|| waiter.wait(ticket, &mut || false)))
     };
@@ -640,7 +640,6 @@ fn a_kernel_that_panics_while_tracing_leaves_the_engine_usable() {
 }
 
 #[test]
-#[ignore = "Shared::serve spins when the queue is closed: it should return where try_recv says Disconnected"]
 fn a_dropped_engine_ends_its_thread_and_frees_what_it_has() {
     let mut m = CoExecution::new();
     let x = m.state(&[1.0]);

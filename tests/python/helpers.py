@@ -88,7 +88,7 @@ def describe(x: torch.Tensor, y: torch.Tensor) -> str:
 
 
 def check(
-    program: Program, coexecuted: float = 0.5, like_eager: bool = True, settled: int = 0
+    program: Program, coexecuted: float = 0.6, like_eager: bool = True, settled: int = 0
 ) -> dict[str, Any]:
     """Compare a program's results on eager CPU with those of each phase, and return the co-executing report.
 

@@ -518,7 +518,7 @@ def test_grad_scaler():
             scaler.update()
             yield loss.detach(), norm, scaler.get_scale(), model.weight.detach().clone()
 
-    check(program, coexecuted=0.3)
+    check(program)
 
 
 # --- random numbers -----------------------------------------------------------------------------

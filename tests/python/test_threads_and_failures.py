@@ -74,7 +74,7 @@ def test_threads_hand_tensors_over():
             x = (box[0] - y).clamp(-1, 1)
             yield x, y, box[0]
 
-    check(program, coexecuted=0)
+    check(program, coexecuted=0.75)
 
 
 def test_a_thread_reads_while_another_writes_on():
@@ -107,7 +107,7 @@ def test_backward_on_another_thread():
             thread.join()
             yield loss.detach(), model.weight.grad.clone()
 
-    check(program, coexecuted=0)
+    check(program, coexecuted=0.75)
 
 
 def test_multithreaded_backward():
@@ -206,8 +206,8 @@ def test_wrong_arguments_raise_at_the_op_as_in_eager(name):
             x = y.tanh()
             yield x, caught
 
-    seen = check(program, coexecuted=0)
-    assert seen["steps_coexecuted"] + seen["steps_traced"] >= STEPS
+    seen = check(program, coexecuted=0.8)
+    assert seen["steps_coexecuted"] >= STEPS - 3
 
 
 # --- kernels that fail --------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 
 use petgraph::algo::has_path_connecting;
 use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -43,16 +44,27 @@ impl Slots {
 /// Names that matching a call gives to storages, not yet committed.
 pub type Bindings = SmallVec<[(StorageId, Name); 4]>;
 
+/// That one op followed another.
+#[derive(Clone, Copy, Debug)]
+struct Followed {
+    /// The iteration that was traced so last.
+    last: u64,
+}
+
 /// The merged traces.
 #[derive(Debug)]
 pub struct TraceGraph {
-    graph: DiGraph<Node, ()>,
+    graph: DiGraph<Node, Followed>,
     by_key: FxHashMap<NodeKey, SmallVec<[NodeId; 1]>>,
     slots: u32,
     /// The iteration in which each node was last merged: those of the running one lead to where it is.
     merged_in: Vec<u64>,
     iteration: u64,
+    /// The last iteration in which an op was merged.
+    last_merged: u64,
 }
+
+const FIRST_ITERATION: u64 = 1;
 
 impl Default for TraceGraph {
     fn default() -> Self {
@@ -71,7 +83,14 @@ impl Default for TraceGraph {
             ends: false,
             dynamic: false,
         });
-        TraceGraph { graph, by_key: FxHashMap::default(), slots: 0, merged_in: vec![0], iteration: 1 }
+        TraceGraph {
+            graph,
+            by_key: FxHashMap::default(),
+            slots: 0,
+            merged_in: vec![0],
+            iteration: FIRST_ITERATION,
+            last_merged: FIRST_ITERATION,
+        }
     }
 }
 
@@ -91,6 +110,7 @@ impl TraceGraph {
     }
 
     /// A node. The start has no meaningful key.
+    #[inline]
     pub fn node(&self, id: NodeId) -> &Node {
         &self.graph[index(id)]
     }
@@ -108,9 +128,24 @@ impl TraceGraph {
         children
     }
 
-    /// How many ops have preceded a node.
-    pub fn parents(&self, id: NodeId) -> usize {
-        self.graph.neighbors_directed(index(id), petgraph::Incoming).count()
+    /// The ops that have followed a node, without those that did so in the first iteration only. That one sets
+    /// up (parameters, an optimizer's state), and its branches would cut every later one to pieces. Where its path
+    /// is taken again, that is a divergence, once.
+    pub fn warm_children(&self, id: NodeId) -> SmallVec<[NodeId; 4]> {
+        let warm = self.graph.edges(index(id)).filter(|e| self.is_warm(e.weight()));
+        let mut children: SmallVec<[NodeId; 4]> = warm.map(|e| NodeId(e.target().index() as u32)).collect();
+        children.reverse();
+        children
+    }
+
+    /// How many ops have preceded a node, counted as [`TraceGraph::warm_children`].
+    pub fn warm_parents(&self, id: NodeId) -> usize {
+        let incoming = self.graph.edges_directed(index(id), petgraph::Incoming);
+        incoming.filter(|e| self.is_warm(e.weight())).count()
+    }
+
+    fn is_warm(&self, followed: &Followed) -> bool {
+        followed.last > FIRST_ITERATION || self.last_merged == FIRST_ITERATION
     }
 
     /// All ids, the start included.
@@ -137,6 +172,7 @@ impl TraceGraph {
 
     /// Names for a call's storages such that its inputs come from where `node`'s have come; `None` where
     /// they come from elsewhere.
+    #[inline]
     pub fn bind_inputs(&self, node: NodeId, call: &Call<'_>, slots: &Slots) -> Option<Bindings> {
         let mut bindings = Bindings::new();
         for (input, sources) in call.inputs.iter().zip(&self.node(node).sources) {
@@ -173,11 +209,10 @@ impl TraceGraph {
     ) -> (NodeId, Bindings, bool) {
         let key = NodeKey::of(call, info, location);
         let known = self.child(at, &key);
-        let node = known.unwrap_or_else(|| {
-            let node = self.rejoin(at, &key).unwrap_or_else(|| self.insert(key, info.dynamic_shape));
-            self.graph.add_edge(index(at), index(node), ());
-            node
-        });
+        let node = known
+            .unwrap_or_else(|| self.rejoin(at, &key).unwrap_or_else(|| self.insert(key, info.dynamic_shape)));
+        self.graph.update_edge(index(at), index(node), Followed { last: self.iteration });
+        self.last_merged = self.iteration;
         self.merged_in[node.index()] = self.iteration;
         let (bindings, grew) = self.join_inputs(node, call, slots);
         (node, bindings, grew || known.is_none())

@@ -97,6 +97,7 @@ pub struct NodeKey {
 }
 
 /// Grad mode and requires-grad bits of a call, see [`NodeKey::grad`].
+#[inline]
 pub fn grad_bits(call: &Call<'_>) -> u64 {
     let mut bits = u64::from(call.grad_enabled) << 63;
     for (i, input) in call.inputs.iter().take(63).enumerate() {
@@ -105,6 +106,7 @@ pub fn grad_bits(call: &Call<'_>) -> u64 {
     bits
 }
 
+#[inline]
 fn input_spec(input: &Input<'_>) -> InputSpec {
     match input.place {
         Place::Absent => InputSpec::Absent,
@@ -113,6 +115,7 @@ fn input_spec(input: &Input<'_>) -> InputSpec {
     }
 }
 
+#[inline]
 fn number(arg: &Arg<'_>) -> Option<Number> {
     match arg {
         Arg::Int(_) => Some(Number::Int),
@@ -123,6 +126,7 @@ fn number(arg: &Arg<'_>) -> Option<Number> {
     }
 }
 
+#[inline]
 fn attr_matches(attr: &Attr, arg: &Arg<'_>) -> bool {
     match (attr, arg) {
         (Attr::Int(a), Arg::Int(b)) => a == b,
@@ -134,6 +138,7 @@ fn attr_matches(attr: &Attr, arg: &Arg<'_>) -> bool {
     }
 }
 
+#[inline]
 fn arg_matches(spec: &ArgSpec, arg: &Arg<'_>) -> bool {
     match (spec, arg) {
         (ArgSpec::None, Arg::None)
@@ -189,6 +194,7 @@ impl NodeKey {
     }
 
     /// Whether a call is this node, its location aside.
+    #[inline]
     pub fn matches(&self, call: &Call<'_>, grad: u64) -> bool {
         self.op == call.op
             && self.grad == grad
@@ -256,8 +262,6 @@ pub struct Resized {
     pub meta: TensorMeta,
     /// New offset less the old one, in elements.
     pub offset: i64,
-    /// New size of its storage, in bytes.
-    pub nbytes: u64,
 }
 
 /// Everything about a call's results but their values.
@@ -282,6 +286,7 @@ pub struct Variant {
     pub outputs: Outputs,
 }
 
+#[inline]
 fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i64) -> bool) -> bool {
     match (spec, arg) {
         (ArgSpec::Size, Arg::Int(i)) => visit(*i),
@@ -306,6 +311,7 @@ impl Variant {
     }
 
     /// Whether a call that matches `key` falls under this variant.
+    #[inline]
     pub fn matches(&self, key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> bool {
         let mut metas = self.metas.iter();
         for input in &call.inputs {
@@ -399,6 +405,7 @@ fn collect_numbers(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> SmallVec<[i
 
 impl Node {
     /// The variant that a call falls under; `hint` is tried first.
+    #[inline]
     pub fn variant(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> Option<u32> {
         let falls_under =
             |i: u32| self.variants.get(i as usize).is_some_and(|v| v.matches(&self.key, call, info));

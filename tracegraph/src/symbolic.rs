@@ -63,11 +63,11 @@ fn cost_ns(graph: &TraceGraph, node: NodeId, is_contraction: &dyn Fn(NodeId) -> 
     traffic + made.saturating_mul(elements(inner)) / 16
 }
 
-/// Makes the symbolic graph of a TraceGraph.
+/// Makes the symbolic graph of a TraceGraph, of its warm paths ([`TraceGraph::warm_children`]).
 pub fn generate(graph: &TraceGraph, is_contraction: &dyn Fn(NodeId) -> bool) -> SymbolicGraph {
     let mut block_of = vec![None; graph.len()];
     let mut blocks: Vec<Block> = Vec::new();
-    let mut heads: Vec<NodeId> = graph.children(NodeId::START).into_vec();
+    let mut heads: Vec<NodeId> = graph.warm_children(NodeId::START).into_vec();
     while let Some(head) = heads.pop() {
         if block_of[head.index()].is_some() {
             continue;
@@ -78,10 +78,10 @@ pub fn generate(graph: &TraceGraph, is_contraction: &dyn Fn(NodeId) -> bool) -> 
             block_of[n.index()] = Some(id);
         }
         let last = *nodes.last().unwrap_or(&head);
-        heads.extend(graph.children(last));
+        heads.extend(graph.warm_children(last));
         blocks.push(Block { nodes, cases: SmallVec::new(), ends: graph.node(last).ends });
     }
-    let cases_of = |n: NodeId| graph.children(n).iter().filter_map(|c| block_of[c.index()]).collect();
+    let cases_of = |n: NodeId| graph.warm_children(n).iter().filter_map(|c| block_of[c.index()]).collect();
     for block in &mut blocks {
         if let Some(&last) = block.nodes.last() {
             block.cases = cases_of(last);
@@ -97,12 +97,12 @@ fn line_from(graph: &TraceGraph, head: NodeId, is_contraction: &dyn Fn(NodeId) -
     let mut at = head;
     loop {
         let node = graph.node(at);
-        let children = graph.children(at);
+        let children = graph.warm_children(at);
         let [next] = children[..] else { break };
         let full = cost >= BLOCK_COST_NS && nodes.len() >= MIN_BLOCK_OPS;
         // A dynamic op is a block of its own: it waits for the shapes of its outputs.
         let dynamic = node.dynamic || graph.node(next).dynamic;
-        if node.fetched || node.ends || full || dynamic || graph.parents(next) != 1 {
+        if node.fetched || node.ends || full || dynamic || graph.warm_parents(next) != 1 {
             break;
         }
         cost += cost_ns(graph, next, is_contraction);

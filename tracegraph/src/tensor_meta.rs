@@ -95,12 +95,23 @@ impl TensorMeta {
         self.sizes().iter().product()
     }
 
+    /// Bytes from the start of its storage to the end of a window at `offset` elements.
+    pub fn extent_bytes(&self, offset: i64) -> u64 {
+        if self.sizes().contains(&0) {
+            return 0;
+        }
+        let last: i64 =
+            self.sizes().iter().zip(self.strides()).map(|(size, stride)| (size - 1) * stride).sum();
+        (offset + last + 1) as u64 * self.dtype.size() as u64
+    }
+
     /// Whether borrowed metadata says the same.
+    #[inline]
     pub fn matches(&self, sizes: &[i64], strides: &[i64], dtype: Dtype, flags: u16) -> bool {
         self.dtype == dtype
             && self.flags == flags & flags::META
             && self.dims.len() == sizes.len() * 2
-            && self.sizes() == sizes
-            && self.strides() == strides
+            // Not slices: calling memcmp for a few numbers costs more than comparing them.
+            && self.dims.iter().zip(sizes.iter().chain(strides)).all(|(a, b)| a == b)
     }
 }

@@ -1,4 +1,4 @@
-//! Checks a symbolic graph against its TraceGraph. The rules:
+//! Checks a symbolic graph against the warm paths of its TraceGraph. The rules:
 //!
 //! 1. Every block has at least one op.
 //! 2. Every op that a path reaches is in exactly one block; the start is in none.
@@ -45,7 +45,7 @@ pub fn verify(symbolic: &SymbolicGraph, graph: &TraceGraph) -> Vec<Violation> {
         };
         block.nodes.iter().for_each(|n| seen[n.index()] += 1);
         for pair in block.nodes.windows(2) {
-            if graph.children(pair[0])[..] != [pair[1]] || graph.parents(pair[1]) != 1 {
+            if graph.warm_children(pair[0])[..] != [pair[1]] || graph.warm_parents(pair[1]) != 1 {
                 found.push(Violation::NotALine(pair[0], pair[1], id));
             }
         }
@@ -56,12 +56,25 @@ pub fn verify(symbolic: &SymbolicGraph, graph: &TraceGraph) -> Vec<Violation> {
         found.extend(check_cases(symbolic, graph, Some(id), last));
     }
     found.extend(check_cases(symbolic, graph, None, NodeId::START));
+    let reached = reached(graph);
     for n in graph.ids() {
-        if seen[n.index()] != usize::from(n != NodeId::START) {
+        if seen[n.index()] != usize::from(reached[n.index()]) {
             found.push(Violation::Membership(n, seen[n.index()]));
         }
     }
     found
+}
+
+/// The ops that a warm path from the start leads to.
+fn reached(graph: &TraceGraph) -> Vec<bool> {
+    let mut reached = vec![false; graph.len()];
+    let mut open = graph.warm_children(NodeId::START);
+    while let Some(n) = open.pop() {
+        if !std::mem::replace(&mut reached[n.index()], true) {
+            open.extend(graph.warm_children(n));
+        }
+    }
+    reached
 }
 
 fn check_cases(
@@ -71,5 +84,5 @@ fn check_cases(
     last: NodeId,
 ) -> Option<Violation> {
     let heads = s.cases(at).iter().filter_map(|b| s.blocks.get(b.index())?.nodes.first().copied());
-    (!heads.eq(graph.children(last))).then_some(Violation::Cases(at))
+    (!heads.eq(graph.warm_children(last))).then_some(Violation::Cases(at))
 }

@@ -99,7 +99,7 @@ impl CpuExecutor {
             {
                 made.push(Buffer::retain(ptr, host));
             }
-            if !matches!(result.kind, HostResultKind::Resized(..)) {
+            if !matches!(result.kind, HostResultKind::Resized(_)) {
                 agrees &= outs.next().is_some_and(|out| out_agrees(out, &result));
             }
         });
@@ -238,10 +238,10 @@ impl Executor for CpuExecutor {
         let mut made: Vec<Buffer> = Vec::new();
         let called = host.call(&resolved, &mut |result| {
             let out = match result.kind {
-                HostResultKind::Resized(input, nbytes) => {
+                HostResultKind::Resized(input) => {
                     let meta = owned_meta(&result);
                     let offset = result.offset - call.inputs[input as usize].offset;
-                    outputs.resized.push(Resized { input, meta, offset, nbytes });
+                    outputs.resized.push(Resized { input, meta, offset });
                     return;
                 }
                 HostResultKind::Fresh(ptr, nbytes) => {

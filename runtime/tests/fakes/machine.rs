@@ -20,7 +20,7 @@ use tandem_tracegraph::node::OutSpec;
 use tandem_tracegraph::tensor_meta::{Dtype, flags};
 use tandem_tracegraph::verify::verify;
 
-use super::kernels::{FakeTorch, Op, STOP, declarations};
+use super::kernels::{FakeTorch, Op, declarations};
 use super::{F32, Machine, Store, Tensor, V, Window};
 
 /// An output, or a resized input, before it is a tensor.
@@ -130,7 +130,7 @@ impl Machine for Imperative {
                 }
                 HostResultKind::Same(i) => made.push(Made::Same(i as usize)),
                 HostResultKind::Alias(i) => made.push(Made::Alias(i as usize, window)),
-                HostResultKind::Resized(i, _) => made.push(Made::Resized(i as usize, window)),
+                HostResultKind::Resized(i) => made.push(Made::Resized(i as usize, window)),
                 HostResultKind::Undefined | HostResultKind::Host(_) | HostResultKind::List(_) => {}
             }
         });
@@ -262,7 +262,7 @@ impl CoExecution {
     /// Buffers and exceptions that outlive the engine: leaks. The program's tensors must be gone.
     pub fn leaked(mut self) -> (i64, i64) {
         let engine = self.engine.take();
-        stop(engine);
+        drop(engine);
         let begin = Instant::now();
         while (self.torch.live() > 0 || self.torch.exceptions() > 0)
             && begin.elapsed() < Duration::from_secs(2)
@@ -273,17 +273,10 @@ impl CoExecution {
     }
 }
 
-/// Ends the GraphRunner thread, so that tests do not pile them up.
-fn stop(engine: Option<Arc<Mutex<Engine>>>) {
-    if let Some(engine) = engine {
-        engine.lock().runner().send(Message::Run(Box::default(), STOP));
-    }
-}
-
 impl Drop for CoExecution {
     fn drop(&mut self) {
         self.torch.close_gate(false);
-        stop(self.engine.take());
+        drop(self.engine.take());
     }
 }
 
