@@ -154,6 +154,8 @@ int32_t ttc_grad_enabled();
 void ttc_enter_graph_runner();
 void ttc_single_threaded_backward(int32_t on);
 void ttc_enable_cuda_alias();
+// Nanoseconds to make and free one tensor and its storage, for the benchmark that sets Tandem's cost beside it.
+double ttc_time_torch_objects(int64_t times);
 // Makes one torch.Generator (a PyObject*) share the default CPU generator of another; whether it did.
 int32_t ttc_share_default_generator(void* generator, void* with);
 }

@@ -6,6 +6,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/Storage.h>
 
+#include <chrono>
+
 #include "device.h"
 
 namespace tandem {
@@ -290,3 +292,15 @@ void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack*
 }
 
 }  // namespace tandem
+
+extern "C" double ttc_time_torch_objects(int64_t times) {
+  using namespace tandem;
+  static const int64_t sizes[] = {8, 8}, strides[] = {8, 1};
+  TtOut out{};
+  out.sizes = sizes, out.strides = strides, out.ndim = 2, out.dtype = static_cast<uint8_t>(c10::ScalarType::Float);
+  const auto start = std::chrono::steady_clock::now();
+  // Without a context, the storage's death is nobody's business.
+  for (int64_t i = 0; i < times; i++) window(c10::Storage(adopt_storage(nullptr, nullptr, 256)), out);
+  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
+  return spent.count() / static_cast<double>(times);
+}

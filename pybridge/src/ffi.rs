@@ -136,5 +136,6 @@ unsafe extern "C" {
     pub fn ttc_grad_enabled() -> i32;
     pub fn ttc_single_threaded_backward(on: i32);
     pub fn ttc_enable_cuda_alias();
+    pub fn ttc_time_torch_objects(times: i64) -> f64;
     pub fn ttc_share_default_generator(generator: *mut c_void, with: *mut c_void) -> i32;
 }

@@ -235,6 +235,13 @@ mod _core {
         unsafe { ffi::ttc_share_default_generator(generator.as_ptr().cast(), default.as_ptr().cast()) == 1 }
     }
 
+    /// Nanoseconds that PyTorch takes to make and free one tensor and its storage.
+    #[pyfunction]
+    fn time_torch_objects(times: i64) -> f64 {
+        // SAFETY: no precondition.
+        unsafe { ffi::ttc_time_torch_objects(times) }
+    }
+
     /// Has "cuda" factories and moves make tandem tensors.
     #[pyfunction]
     fn enable_cuda_alias() {

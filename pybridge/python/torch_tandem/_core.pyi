@@ -53,3 +53,6 @@ def symbolic_text() -> str:
 
 def tracegraph_dot() -> str:
     """The TraceGraph in Graphviz' language."""
+
+def time_torch_objects(times: int) -> float:
+    """Nanoseconds that PyTorch takes to make and free one tensor and its storage."""
