@@ -115,7 +115,6 @@ def main() -> int:
         rows.append(row(result))
         print(rows[-1], flush=True)
     import torch
-
     from torch_tandem import _core
 
     objects = statistics.median(_core.time_torch_objects(100_000) for _ in range(15))
