@@ -1,6 +1,7 @@
 // What Rust asks of autograd: which backward node runs, and whether backward stays on this thread.
 #include <ATen/SequenceNumber.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -56,7 +57,9 @@ int64_t ttc_current_node(uint64_t* id) {
 
 uint64_t ttc_sequence_peek() { return at::sequence_number::peek(); }
 
-int32_t ttc_grad_enabled() { return c10::GradMode::is_enabled(); }
+int32_t ttc_modes() {
+  return static_cast<int32_t>(c10::get_default_dtype_as_scalartype()) << 1 | c10::GradMode::is_enabled();
+}
 
 void ttc_single_threaded_backward(int32_t on) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);

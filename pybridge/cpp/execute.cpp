@@ -1,4 +1,5 @@
 // Calling ATen's CPU kernels on Tandem's buffers, from GraphRunner or from a waiting thread.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
@@ -217,6 +218,15 @@ void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
   *outs = {r.outs.data(), r.outs.size(), r.resized.data(), r.resized.size()};
 }
 
+// Whether this thread's arithmetic flushes denormal numbers to zero.
+int32_t flushes_denormal() {
+#if defined(__x86_64__)
+  return (__builtin_ia32_stmxcsr() & 0x8040) == 0x8040;
+#else
+  return 0;
+#endif
+}
+
 c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
 
 }  // namespace
@@ -281,7 +291,10 @@ void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
 void ttc_generator_retain(void* g) { c10::raw::intrusive_ptr::incref(static_cast<c10::GeneratorImpl*>(g)); }
 void ttc_generator_release(void* g) { c10::raw::intrusive_ptr::decref(static_cast<c10::GeneratorImpl*>(g)); }
 
-int32_t ttc_get_num_threads() { return at::get_num_threads(); }
-void ttc_set_num_threads(int32_t n) { at::set_num_threads(n); }
+int32_t ttc_thread_settings() { return at::get_num_threads() << 1 | flushes_denormal(); }
+void ttc_use_thread_settings(int32_t settings) {
+  if (at::get_num_threads() != settings >> 1) at::set_num_threads(settings >> 1);
+  if (flushes_denormal() != (settings & 1)) at::globalContext().setFlushDenormal(settings & 1);
+}
 void ttc_enter_graph_runner() { at::init_num_threads(); }
 }

@@ -145,12 +145,14 @@ int32_t ttc_describe_exception(void* exception, char* message, size_t capacity, 
 void ttc_set_pending(void* exception, const char* context, size_t len);
 // kind: 0 RuntimeError, 1 NotImplementedError, 2 a Python exception is set already
 void ttc_set_pending_message(int32_t kind, const char* message, size_t len);
-int32_t ttc_get_num_threads();
-void ttc_set_num_threads(int32_t n);
+// What PyTorch keeps per thread and kernels read: twice the number of threads, plus 1 if denormals are flushed.
+int32_t ttc_thread_settings();
+void ttc_use_thread_settings(int32_t settings);
 // The autograd node that runs on this thread: its sequence number, or -1; `id` tells nodes apart.
 int64_t ttc_current_node(uint64_t* id);
 uint64_t ttc_sequence_peek();
-int32_t ttc_grad_enabled();
+// Grad mode (bit 0) and the default dtype (above).
+int32_t ttc_modes();
 void ttc_enter_graph_runner();
 void ttc_single_threaded_backward(int32_t on);
 void ttc_enable_cuda_alias();

@@ -24,6 +24,7 @@ use tandem_runtime::storage::{AddressRange, Storages, collects_deaths, died};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{LocationId, OpId};
 use tandem_tracegraph::ops::{ArgClass, OpDecl, leaves_default};
+use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Reply, context_of, fill, storage_of};
 use crate::ffi::*;
@@ -225,10 +226,12 @@ fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
         // SAFETY: no preconditions.
         Site { program_thread: is_program_thread(), sequence: unsafe { ttc_sequence_peek() }, stack: None };
     // SAFETY: no precondition.
-    let grad_enabled = unsafe { ttc_grad_enabled() } != 0;
+    let modes = unsafe { ttc_modes() };
     loop {
         let mut engine = lock();
-        let mut call = Call::blank(OpId(op), grad_enabled);
+        let mut call = Call::blank(OpId(op));
+        call.grad_enabled = modes & 1 != 0;
+        call.default_dtype = Dtype((modes >> 1) as u8);
         // SAFETY: the shim keeps the records alive until tt_dispatch returns.
         unsafe { fill(&mut call, args, engine.storages()) };
         match engine.dispatch(&call, &site, reply)? {
@@ -264,6 +267,17 @@ pub fn synchronize() -> Result<(), Raise> {
         Some(failure) => Err(CallError::Poisoned(failure).into()),
         None => Ok(()),
     }
+}
+
+/// Waits until everything is done. A forked child has nothing to wait for.
+pub fn drain() -> Result<(), Raise> {
+    if FORKED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    settled(|engine| {
+        let ticket = engine.flush();
+        if engine.runner().pending() > 0 { Err(ticket) } else { Ok(()) }
+    })
 }
 
 /// Waits for pending random draws.

@@ -128,12 +128,12 @@ unsafe extern "C" {
     ) -> i32;
     pub fn ttc_set_pending(exception: *mut c_void, context: *const c_char, len: usize);
     pub fn ttc_set_pending_message(kind: i32, message: *const c_char, len: usize);
-    pub fn ttc_get_num_threads() -> i32;
-    pub fn ttc_set_num_threads(n: i32);
+    pub fn ttc_thread_settings() -> i32;
+    pub fn ttc_use_thread_settings(settings: i32);
     pub fn ttc_enter_graph_runner();
     pub fn ttc_current_node(id: *mut u64) -> i64;
     pub fn ttc_sequence_peek() -> u64;
-    pub fn ttc_grad_enabled() -> i32;
+    pub fn ttc_modes() -> i32;
     pub fn ttc_single_threaded_backward(on: i32);
     pub fn ttc_enable_cuda_alias();
     pub fn ttc_time_torch_objects(times: i64) -> f64;

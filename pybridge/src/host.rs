@@ -21,7 +21,6 @@ pub static SHIM: Shim = Shim;
 
 thread_local! {
     static IN_EXECUTOR: Cell<bool> = const { Cell::new(false) };
-    static THREADS: Cell<i32> = const { Cell::new(0) };
     static RECORDS: Cell<Records> = Cell::default();
 }
 
@@ -144,20 +143,14 @@ impl Torch for Shim {
         Generator::retain(generator, &SHIM)
     }
 
-    fn num_threads(&self) -> i32 {
+    fn thread_settings(&self) -> i32 {
         // SAFETY: no precondition.
-        unsafe { ttc_get_num_threads() }
+        unsafe { ttc_thread_settings() }
     }
 
-    fn use_threads(&self, threads: i32) {
-        if THREADS.replace(threads) != threads {
-            // SAFETY: no precondition.
-            unsafe {
-                if ttc_get_num_threads() != threads {
-                    ttc_set_num_threads(threads);
-                }
-            }
-        }
+    fn use_thread_settings(&self, settings: i32) {
+        // SAFETY: no precondition.
+        unsafe { ttc_use_thread_settings(settings) }
     }
 
     fn enter_graph_runner(&self) {

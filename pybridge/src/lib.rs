@@ -111,6 +111,12 @@ mod _core {
         raise(py, engine::synchronize())
     }
 
+    /// Waits until everything is done. Failures stay for whoever reads what they spoilt.
+    #[pyfunction]
+    fn drain(py: Python<'_>) -> PyResult<()> {
+        raise(py, engine::drain())
+    }
+
     /// Waits for pending random draws.
     #[pyfunction]
     fn wait_random(py: Python<'_>) -> PyResult<()> {

@@ -19,7 +19,7 @@ use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::graph::{Bindings, Slots, TraceGraph};
 use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, PlanId, StorageId};
 use tandem_tracegraph::location::Locations;
-use tandem_tracegraph::node::{Outputs, Variant, grad_bits};
+use tandem_tracegraph::node::{Outputs, Variant, mode_bits};
 use tandem_tracegraph::ops::{OpDecl, OpInfo, describe};
 use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
 
@@ -446,10 +446,10 @@ impl Engine {
 
     /// The op of the graph that a call is.
     fn expect(&mut self, call: &Call<'_>, site: &Site) -> Expected {
-        let grad = grad_bits(call);
+        let modes = mode_bits(call);
         let inside = self.position.block.filter(|b| self.position.next < self.symbolic.block(*b).nodes.len());
         if inside.is_some() {
-            return match self.try_bind(self.position, call, grad) {
+            return match self.try_bind(self.position, call, modes) {
                 Some(bindings) => Expected::One(self.position, bindings),
                 None => Expected::None,
             };
@@ -457,7 +457,7 @@ impl Engine {
         let mut found: SmallVec<[(Position, Bindings); 2]> = SmallVec::new();
         for block in self.symbolic.cases(self.position.block) {
             let position = Position { block: Some(*block), next: 0 };
-            if let Some(bindings) = self.try_bind(position, call, grad) {
+            if let Some(bindings) = self.try_bind(position, call, modes) {
                 found.push((position, bindings));
             }
         }
@@ -479,9 +479,9 @@ impl Engine {
         }
     }
 
-    fn try_bind(&self, position: Position, call: &Call<'_>, grad: u64) -> Option<Bindings> {
+    fn try_bind(&self, position: Position, call: &Call<'_>, modes: u64) -> Option<Bindings> {
         let id = self.node_at(position);
-        if !self.graph.node(id).key.matches(call, grad) {
+        if !self.graph.node(id).key.matches(call, modes) {
             return None;
         }
         self.graph.bind_inputs(id, call, &self.slots)
@@ -548,7 +548,7 @@ impl Engine {
         self.open.to = 0;
         run.released.append(&mut self.dying);
         self.storages.recycle(&run.released);
-        let ticket = self.runner.send(Message::Run(run, self.torch.num_threads()));
+        let ticket = self.runner.send(Message::Run(run, self.torch.thread_settings()));
         if std::mem::take(&mut self.random_open) {
             self.random = ticket;
         }

@@ -24,7 +24,7 @@ use crate::torch::Torch;
 /// What PythonRunner tells GraphRunner.
 #[derive(Debug)]
 pub enum Message {
-    /// Run a part of a block, with so many threads.
+    /// Run a part of a block, with these thread settings.
     Run(Box<BlockRun>, i32),
     /// Prepare a block.
     Lower(PlanId, Vec<Step>),
@@ -230,8 +230,8 @@ impl Shared {
             Err(closed) => return closed != TryRecvError::Disconnected,
         };
         match message {
-            Message::Run(mut run, threads) => {
-                self.torch.use_threads(threads);
+            Message::Run(mut run, settings) => {
+                self.torch.use_thread_settings(settings);
                 self.torch.in_executor(&mut || executor.run(&run));
                 run.clear();
                 let _ = self.used.send(run);

@@ -12,10 +12,10 @@ pub trait Torch: Send + Sync {
     fn snapshot(&self, input: &Input<'_>) -> HostFeed;
     /// Keeps a generator for a run.
     fn generator(&self, generator: *mut c_void) -> Generator;
-    /// Threads that the program's kernels use.
-    fn num_threads(&self) -> i32;
-    /// Makes the calling thread's kernels use so many threads.
-    fn use_threads(&self, threads: i32);
+    /// What the calling thread's kernels depend on (number of threads, floating-point modes), packed.
+    fn thread_settings(&self) -> i32;
+    /// Gives the calling thread's kernels these settings.
+    fn use_thread_settings(&self, settings: i32);
     /// Called once on the GraphRunner thread.
     fn enter_graph_runner(&self);
     /// Runs `work` marked as the executor's own, so that it does not wait for itself.

@@ -71,10 +71,10 @@ def assert_same(expected: Any, actual: Any, where: str) -> None:
     right, right_spec = tree_flatten(actual)
     assert left_spec == right_spec, f"{where}: the structures differ"
     for number, (x, y) in enumerate(zip(left, right, strict=True)):
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
             assert same_bits(x, y), f"{where}, value {number}: {describe(x, y)}"
         else:
-            assert type(x) is type(y), f"{where}, value {number}"
+            assert type(x) is type(y), f"{where}, value {number}: {x!r} and {y!r}"
             assert x == y or (x != x and y != y), f"{where}, value {number}: {x!r} and {y!r}"
 
 

@@ -132,8 +132,5 @@ def test_reviewed_operators_compute_as_eager(number):
         torch_tandem.mark_step()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="kaiser_window's default kernel is no composition: it has one by device"
-)
 def test_kaiser_window():
     assert torch.equal(torch.kaiser_window(7, device="tandem").cpu(), torch.kaiser_window(7))

@@ -536,13 +536,23 @@ def pinned(d, rand):
     return torch.ones(3).pin_memory().to(d, non_blocking=True) + rand(3)
 
 
+@pytest.mark.xfail(strict=True, reason="the mask is drawn as complex numbers, which no kernel does")
+def test_dropout_of_complex_numbers():
+    def program(device):
+        for _ in range(STEPS):
+            rand = seeded(device)
+            yield F.dropout(torch.complex(rand(6), rand(6)), 0.5)
+
+    check(program)
+
+
 # --- other ways to the values ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", [lambda x: x.numpy(), torch.from_dlpack, np.asarray])
 def test_host_memory_that_is_not_there(call):
     x = torch.ones(2, 3, device="tandem")
-    with pytest.raises((TypeError, BufferError, RuntimeError)):
+    with pytest.raises((TypeError, BufferError, ValueError)):
         call(x)
     assert x.sum().item() == 6
 

@@ -11,11 +11,6 @@ def data(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def late(what):
-    return pytest.mark.xfail(strict=True, reason=f"{what} when GraphRunner runs the operator")
-
-
-@late("oneDNN's switch is read")
 def test_onednn_switched_off():
     def program(device):
         x, w = data(2, 8, 20, 20).to(device), data(16, 8, 3, 3, seed=1).to(device)
@@ -27,7 +22,6 @@ def test_onednn_switched_off():
     check(program)
 
 
-@late("the precision is read")
 def test_precision_of_matrix_products():
     def program(device):
         x, w = data(64, 512).to(device), data(512, 64, seed=1).to(device)
@@ -40,7 +34,6 @@ def test_precision_of_matrix_products():
     check(program)
 
 
-@late("the switch is read")
 def test_deterministic_algorithms():
     def program(device):
         for _ in range(STEPS):
@@ -52,7 +45,6 @@ def test_deterministic_algorithms():
     check(program)
 
 
-@late("the number of threads is read")
 def test_number_of_threads():
     def program(device):
         x = data(1_000_003, seed=3).to(device)
@@ -67,7 +59,6 @@ def test_number_of_threads():
     check(program)
 
 
-@late("each thread flushes or not, and GraphRunner's does not")
 def test_denormal_numbers_are_flushed():
     def program(device):
         x = torch.full((64,), 1e-30).to(device)
@@ -82,7 +73,6 @@ def test_denormal_numbers_are_flushed():
     check(program)
 
 
-@late("the default type is read")
 def test_the_default_type():
     def program(device):
         x = torch.ones(3, dtype=torch.int64).to(device)

@@ -19,12 +19,20 @@ pub struct Call<'a> {
     pub inputs: SmallVec<[Input<'a>; 6]>,
     /// Whether grad mode is on.
     pub grad_enabled: bool,
+    /// The default dtype, which some outputs have.
+    pub default_dtype: Dtype,
 }
 
 impl Call<'_> {
     /// A call without arguments, to be filled where it stands: it is large to move.
-    pub fn blank(op: OpId, grad_enabled: bool) -> Self {
-        Call { op, args: SmallVec::new(), inputs: SmallVec::new(), grad_enabled }
+    pub fn blank(op: OpId) -> Self {
+        Call {
+            op,
+            args: SmallVec::new(),
+            inputs: SmallVec::new(),
+            grad_enabled: false,
+            default_dtype: Dtype::FLOAT32,
+        }
     }
 }
 

@@ -74,7 +74,7 @@ impl Default for TraceGraph {
                 op: OpId(u32::MAX),
                 args: Box::default(),
                 inputs: Box::default(),
-                grad: 0,
+                modes: 0,
                 location: LocationId::UNKNOWN,
             },
             sources: Vec::new(),
@@ -208,9 +208,9 @@ impl TraceGraph {
         slots: &Slots,
     ) -> (NodeId, Bindings, bool) {
         let key = NodeKey::of(call, info, location);
-        let known = self.child(at, &key);
-        let node = known
-            .unwrap_or_else(|| self.rejoin(at, &key).unwrap_or_else(|| self.insert(key, info.dynamic_shape)));
+        let known = self.child(at, &key, call, slots);
+        let node = known.or_else(|| self.rejoin(at, &key, call, slots));
+        let node = node.unwrap_or_else(|| self.insert(key, info.dynamic_shape));
         self.graph.update_edge(index(at), index(node), Followed { last: self.iteration });
         self.last_merged = self.iteration;
         self.merged_in[node.index()] = self.iteration;
@@ -218,19 +218,27 @@ impl TraceGraph {
         (node, bindings, grew || known.is_none())
     }
 
-    fn child(&self, at: NodeId, key: &NodeKey) -> Option<NodeId> {
-        self.children(at).into_iter().find(|c| self.node(*c).key == *key)
+    fn child(&self, at: NodeId, key: &NodeKey, call: &Call<'_>, slots: &Slots) -> Option<NodeId> {
+        let mut equal = self.children(at);
+        equal.retain(|c| self.node(*c).key == *key);
+        self.best(&equal, call, slots)
     }
 
-    /// The first equal node that does not lead back to `at`.
-    fn rejoin(&self, at: NodeId, key: &NodeKey) -> Option<NodeId> {
-        let equal = self.by_key.get(key)?;
-        let acyclic = |n: &&NodeId| {
-            **n != at
+    /// An equal node that does not lead back to `at`.
+    fn rejoin(&self, at: NodeId, key: &NodeKey, call: &Call<'_>, slots: &Slots) -> Option<NodeId> {
+        let mut equal: SmallVec<[NodeId; 4]> = self.by_key.get(key)?.iter().copied().collect();
+        equal.retain(|n| {
+            *n != at
                 && self.merged_in[n.index()] != self.iteration
-                && !has_path_connecting(&self.graph, index(**n), index(at), None)
-        };
-        equal.iter().find(acyclic).copied()
+                && !has_path_connecting(&self.graph, index(*n), index(at), None)
+        });
+        self.best(&equal, call, slots)
+    }
+
+    /// Of equal nodes, the first whose inputs come from where the call's come; else the first.
+    fn best(&self, equal: &[NodeId], call: &Call<'_>, slots: &Slots) -> Option<NodeId> {
+        let fits = |n: &&NodeId| self.bind_inputs(**n, call, slots).is_some();
+        equal.iter().find(fits).or(equal.first()).copied()
     }
 
     fn insert(&mut self, key: NodeKey, dynamic: bool) -> NodeId {

@@ -90,17 +90,18 @@ pub struct NodeKey {
     pub args: Box<[ArgSpec]>,
     /// Inputs, flat.
     pub inputs: Box<[InputSpec]>,
-    /// Grad mode (the highest bit) and which inputs require grad (input `i` at bit `i`, up to 62).
-    pub grad: u64,
+    /// Grad mode (the highest bit), the default dtype (7 bits below) and which inputs require grad (input `i` at
+    /// bit `i`, up to 55).
+    pub modes: u64,
     /// Where it was issued.
     pub location: LocationId,
 }
 
-/// Grad mode and requires-grad bits of a call, see [`NodeKey::grad`].
+/// Grad mode, default dtype and requires-grad bits of a call, see [`NodeKey::modes`].
 #[inline]
-pub fn grad_bits(call: &Call<'_>) -> u64 {
-    let mut bits = u64::from(call.grad_enabled) << 63;
-    for (i, input) in call.inputs.iter().take(63).enumerate() {
+pub fn mode_bits(call: &Call<'_>) -> u64 {
+    let mut bits = u64::from(call.grad_enabled) << 63 | u64::from(call.default_dtype.0) << 56;
+    for (i, input) in call.inputs.iter().take(56).enumerate() {
         bits |= u64::from(input.flags & flags::REQUIRES_GRAD) << i;
     }
     bits
@@ -188,16 +189,16 @@ impl NodeKey {
             op: call.op,
             args: call.args.iter().zip(info.args.iter()).map(|(a, class)| arg_spec(*class, a)).collect(),
             inputs: call.inputs.iter().map(input_spec).collect(),
-            grad: grad_bits(call),
+            modes: mode_bits(call),
             location,
         }
     }
 
     /// Whether a call is this node, its location aside.
     #[inline]
-    pub fn matches(&self, call: &Call<'_>, grad: u64) -> bool {
+    pub fn matches(&self, call: &Call<'_>, modes: u64) -> bool {
         self.op == call.op
-            && self.grad == grad
+            && self.modes == modes
             && self.inputs.len() == call.inputs.len()
             && self.args.iter().zip(&call.args).all(|(spec, arg)| arg_matches(spec, arg))
             && self.inputs.iter().zip(&call.inputs).all(|(spec, input)| *spec == input_spec(input))
@@ -218,7 +219,8 @@ impl NodeKey {
                 return Some(format!("input {i}: expected {spec:?}, got {:?}", input_spec(input)));
             }
         }
-        (self.grad != grad_bits(call)).then(|| "grad mode or requires_grad of an input".to_owned())
+        (self.modes != mode_bits(call))
+            .then(|| "grad mode, the default dtype, or requires_grad of an input".to_owned())
     }
 }
 

@@ -80,7 +80,7 @@ left! {
         "_neg_view" "_fw_primal" "_make_dual" "_lazy_clone" "lift" "swapaxes_" "swapdims_";
     Factory:
         "arange" "bartlett_window" "blackman_window" "empty_like" "empty_permuted" "empty_quantized" "eye"
-        "fft_fftfreq" "fft_rfftfreq" "from_file" "full" "full_like" "hamming_window" "hann_window" "kaiser_window"
+        "fft_fftfreq" "fft_rfftfreq" "from_file" "full" "full_like" "hamming_window" "hann_window"
         "linspace" "logspace" "new_empty" "new_empty_strided" "new_full" "new_ones" "new_zeros" "normal_functional"
         "ones" "ones_like" "rand" "rand_like" "randint" "randint_like" "randn" "randn_like" "randperm" "range"
         "scalar_tensor" "tril_indices" "triu_indices" "zeros" "zeros_like" "_efficientzerotensor"

@@ -7,6 +7,9 @@ use smallvec::SmallVec;
 pub struct Dtype(pub u8);
 
 impl Dtype {
+    /// `torch.float32`, PyTorch's default.
+    pub const FLOAT32: Dtype = Dtype(6);
+
     /// Bytes of one element.
     pub fn size(self) -> usize {
         match self.0 {

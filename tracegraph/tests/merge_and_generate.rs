@@ -97,6 +97,7 @@ impl Program {
             args: args.into_iter().collect(),
             inputs: inputs.iter().map(input).collect(),
             grad_enabled: false,
+            default_dtype: Dtype::FLOAT32,
         };
         let info = info(op);
         let at = self.at.unwrap();

@@ -207,7 +207,7 @@ impl Executor for CpuExecutor {
         let mut cursor = Cursor::default();
         for (step, variant) in plan[run.from as usize..run.to as usize].iter().zip(&run.variants) {
             let variant = &step.variants[*variant as usize];
-            let mut call = Call::blank(step.key.op, false);
+            let mut call = Call::blank(step.key.op);
             cursor.fill(&mut call, step, variant, run);
             let written: Ids = step.writes.iter().filter_map(|i| storage_of(&call, *i)).collect();
             let fresh: Ids = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
@@ -231,7 +231,7 @@ impl Executor for CpuExecutor {
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
         let mut resolved =
-            Call { op: call.op, args: call.args.clone(), inputs: call.inputs.clone(), grad_enabled: false };
+            Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         self.resolve(&mut resolved, location)?;
         let host = self.host;
         let mut outputs = Outputs::default();

@@ -8,6 +8,9 @@ def init() -> None:
 def synchronize() -> None:
     """Wait for all pending work; raise what failed in it."""
 
+def drain() -> None:
+    """Wait for all pending work; what failed in it stays for whoever reads it."""
+
 def wait_random() -> None:
     """Wait for the random draws that GraphRunner still has to make."""
 

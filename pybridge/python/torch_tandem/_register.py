@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from torch_tandem import _core, _iterations, _seeding, device
+from torch_tandem import _core, _iterations, _seeding, _settings, device
 
 
 def register() -> None:
@@ -16,6 +16,7 @@ def register() -> None:
     _core.init()
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _seeding.install()
+    _settings.install()
     _iterations.install()
     os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)

@@ -97,7 +97,7 @@ pub fn take_host_value() -> f64 {
     HOST_VALUE.take().expect("the last call gave no value to the host")
 }
 
-/// A number of threads at which a run panics.
+/// Thread settings at which a run panics.
 pub const PANIC: i32 = i32::MIN;
 
 /// A host buffer; generators are buffers too, their state is their contents.
@@ -488,12 +488,12 @@ impl Torch for FakeTorch {
         Generator::retain(generator, self.handle())
     }
 
-    fn num_threads(&self) -> i32 {
+    fn thread_settings(&self) -> i32 {
         1
     }
 
-    fn use_threads(&self, threads: i32) {
-        if threads == PANIC {
+    fn use_thread_settings(&self, settings: i32) {
+        if settings == PANIC {
             std::panic::resume_unwind(Box::new("as asked"));
         }
     }

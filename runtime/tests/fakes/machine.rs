@@ -78,6 +78,7 @@ fn call<'a>(
         args: args.iter().map(arg).collect(),
         inputs: inputs.iter().map(&mut input).collect(),
         grad_enabled: true,
+        default_dtype: Dtype::FLOAT32,
     }
 }
 

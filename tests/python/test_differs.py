@@ -1,0 +1,179 @@
+"""docs/differs.md: what PyTorch computes otherwise by device, each row of the second table.
+
+Each row issues other operators than on the CPU, and other rows of this kind are not known. What is computed
+agrees between the phases bit for bit, and with eager to rounding.
+"""
+
+import pathlib
+import re
+from collections import Counter
+
+import pytest
+import torch
+from helpers import check
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+DIFFERS = pathlib.Path(__file__).parents[2] / "docs" / "differs.md"
+FOREACH = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+]
+ROUNDED_OTHERWISE = {"NAdam", "RAdam", "ASGD"}
+STEPS = 8
+A = torch.ops.aten
+MOVES_MODULES = A._has_compatible_shallow_copy_type.default
+
+
+def rows():
+    section = DIFFERS.read_text().split("\n## ")[2]
+    return [row for row in re.findall(r"^\| (.+?) \|", section, re.MULTILINE)[2:]]
+
+
+def data(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Issued(TorchDispatchMode):
+    """Counts operators by name and result types; moving a module or tensor is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = operator(*args, **kwargs)
+        if not (operator is A._to_copy.default and "device" in kwargs) and operator is not MOVES_MODULES:
+            self.seen[str(operator), *(t.dtype for t in tree_leaves(out) if isinstance(t, torch.Tensor))] += 1
+        return out
+
+
+def issued(program, device):
+    torch.manual_seed(0)
+    with Issued() as mode:
+        list(program(device))
+    return mode.seen
+
+
+def optimized(make):
+    def program(device):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+        optimizer = make(model.parameters())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(data(8, 6, seed=step).to(device)).pow(2).mean().backward()
+            optimizer.step()
+            yield [p.detach().clone() for p in model.parameters()]
+
+    return program
+
+
+def averaged(device):
+    torch.manual_seed(1)
+    model = nn.Linear(4, 4).to(device)
+    average = AveragedModel(model)
+    for step in range(STEPS):
+        with torch.no_grad():
+            model.weight.add_(data(4, 4, seed=step).to(device))
+        average.update_parameters(model)
+        yield [p.detach().clone() for p in average.parameters()]
+
+
+def layer(kind, *shape, **options):
+    def program(device):
+        torch.manual_seed(1)
+        model = kind(4, 5, **options).to(device)
+        for step in range(STEPS):
+            model.zero_grad()
+            out = model(data(*shape, seed=step).to(device))
+            out = out[0] if isinstance(out, tuple) else out
+            out.sum().backward()
+            yield out.detach(), [p.grad.clone() for p in model.parameters()]
+
+    return program
+
+
+def under_autocast(device):
+    for step in range(STEPS):
+        x = data(8, 8, seed=step).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            yield (x @ x).softmax(-1)
+
+
+def interpolated(device):
+    for step in range(STEPS):
+        x = data(1, 2, 6, 6, seed=step).to(device)
+        torch.use_deterministic_algorithms(True)
+        try:
+            out = F.interpolate(x, size=(9, 9), mode="bilinear")
+        finally:
+            torch.use_deterministic_algorithms(False)
+        yield out
+
+
+CHOICES = {
+    "`torch.optim` with neither `foreach` nor `fused`": [optimized(torch.optim.Adam)],
+    "`AveragedModel` without a function": [averaged],
+    "`nn.LSTM`": [layer(nn.LSTM, 6, 3, 4), layer(nn.LSTM, 6, 3, 4, proj_size=2)],
+    "`nn.GRU`": [layer(nn.GRU, 6, 3, 4)],
+    "`nn.RNN`": [layer(nn.RNN, 6, 3, 4)],
+    "`nn.LSTMCell` and `nn.GRUCell`": [layer(nn.LSTMCell, 3, 4), layer(nn.GRUCell, 3, 4)],
+    "`torch.autocast`": [under_autocast],
+    "`F.interpolate` under deterministic algorithms": [interpolated],
+}
+# bfloat16 there and float32 here: no common rounding.
+OTHER_PRECISION = {"`torch.autocast`"}
+
+
+def test_each_row_has_its_programs():
+    assert rows() == list(CHOICES)
+
+
+@pytest.mark.parametrize("row", CHOICES)
+def test_other_operators_are_issued(row):
+    for program in CHOICES[row]:
+        assert issued(program, "cpu") != issued(program, "tandem")
+        if row not in OTHER_PRECISION:
+            check(program, like_eager=False)
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_optimizers_differ_in_the_last_bit_where_they_are_said_to(name):
+    make = lambda p: getattr(torch.optim, name)(p, 0.01)  # noqa: E731
+    program = optimized(make)
+    assert issued(program, "cpu") != issued(program, "tandem")
+    if name not in ROUNDED_OTHERWISE:
+        check(program)
+        return
+    check(program, like_eager=False)
+    with pytest.raises(AssertionError):
+        check(program)
+    check(optimized(lambda p: getattr(torch.optim, name)(p, 0.01, foreach=True)))
+
+
+def test_adafactor_is_the_same_everywhere():
+    program = optimized(lambda p: torch.optim.Adafactor(p, 0.01))
+    assert issued(program, "cpu") == issued(program, "tandem")
+    check(program)
+
+
+def test_integer_buffers_of_an_averaged_model_raise():
+    model = nn.BatchNorm1d(3).to("tandem")
+    average = AveragedModel(model, use_buffers=True)
+    average.update_parameters(model)
+    with pytest.raises(RuntimeError, match="Integer division"):
+        average.update_parameters(model)
