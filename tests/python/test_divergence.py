@@ -141,7 +141,7 @@ def test_inside_the_optimizer():
 
 @pytest.mark.xfail(
     strict=True,
-    reason="a new path goes on behind the first equal node, not behind the one whose inputs match",
+    reason="a hook's operators count as its autograd node's, so those behind it are other nodes",
 )
 def test_several_places_of_one_iteration():
     """Each new path is found once; iterations that take several of them are known then."""
@@ -171,14 +171,14 @@ def test_new_at_several_places_of_one_iteration():
     def forward(model, x, step):
         h = model[0](x)
         if step in ODD:
-            h = h * 3  # first
+            h = h.atan()  # first
         h = model[1:3](h)
         if step in ODD:
-            h = h.erf()
+            h = h.expm1()
         return model[3](h)
 
     def hook(g, step):
-        return g.sign() * 0.1 if step in ODD else None
+        return g.frac() if step in ODD else None
 
     check(lambda device: train(device, forward, hook), coexecuted=0.8, settled=6)
     assert_diverged_at(forward, "# first")
