@@ -11,7 +11,8 @@ at::Tensor dropout(const at::Tensor& input, double p, bool train) {
   TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   if (p == 0 || !train || input.numel() == 0) return input;
   if (p == 1) return input.mul(at::zeros({}, input.options()));
-  return input.mul(at::empty_like(input).bernoulli_(1 - p).div_(1 - p));
+  const auto real = input.options().dtype(c10::toRealValueType(input.scalar_type()));
+  return input.mul(at::empty_like(input, real).bernoulli_(1 - p).div_(1 - p));
 }
 
 }  // namespace

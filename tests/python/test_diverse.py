@@ -536,7 +536,6 @@ def pinned(d, rand):
     return torch.ones(3).pin_memory().to(d, non_blocking=True) + rand(3)
 
 
-@pytest.mark.xfail(strict=True, reason="the mask is drawn as complex numbers, which no kernel does")
 def test_dropout_of_complex_numbers():
     def program(device):
         for _ in range(STEPS):
