@@ -1,0 +1,31 @@
+"""Runs a program of this folder as a script: its steps one after another, each step's loss on a line."""
+
+import argparse
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+Step = Callable[[], Any]
+"""One training (or sampling) step; returns its loss, a number or a tensor of one element."""
+
+
+def seed() -> None:
+    """The state that every run of a program starts from."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def main(make: Callable[[str], Step], steps: int) -> None:
+    """Print each step's loss, exactly; `make` builds the program on a device."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    seed()
+    step = make(args.device)
+    for number in range(args.steps):
+        print(number, float(step()).hex(), flush=True)
