@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use tandem_tracegraph::call::{Call, InlineValue};
-use tandem_tracegraph::ids::{LocationId, OpId, PlanId, StorageId};
+use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
 
 use crate::error::{CallFailure, Failure};
@@ -23,7 +23,7 @@ pub enum HostFeed {
     Buffer(Buffer),
 }
 
-/// One op of a block, as an executor lowers it.
+/// An op of the TraceGraph, as an executor keeps it.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// What it is.
@@ -36,17 +36,26 @@ pub struct Step {
     pub sized_by_number: bool,
 }
 
-/// One run of a part of a block: which ops, and everything that is fed.
-///
-/// The feeds are streams in op order: each op takes as many as its key says.
-#[derive(Debug, Default)]
-pub struct BlockRun {
-    /// The lowered block.
-    pub plan: u32,
+/// A part of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The block.
+    pub block: BlockId,
     /// First op.
     pub from: u32,
     /// Behind the last op.
     pub to: u32,
+}
+
+/// Blocks, or parts of them, to be run one behind the other, and everything that is fed.
+///
+/// The feeds are streams in op order: each op takes as many as its key says.
+#[derive(Debug, Default)]
+pub struct BlockRun {
+    /// What to run.
+    pub segments: Vec<Segment>,
+    /// The iteration that asks for it.
+    pub iteration: u64,
     /// For each op, its variant.
     pub variants: Vec<u32>,
     /// For each op, the storages of its inputs, then those that it makes.
@@ -64,23 +73,29 @@ pub struct BlockRun {
 }
 
 impl BlockRun {
-    /// The plan to run.
-    pub fn plan(&self) -> PlanId {
-        PlanId(self.plan)
-    }
-
     /// Number of ops.
     pub fn len(&self) -> usize {
-        (self.to - self.from) as usize
+        self.variants.len()
     }
 
     /// Whether no op is to be run.
     pub fn is_empty(&self) -> bool {
-        self.to == self.from
+        self.variants.is_empty()
+    }
+
+    /// Adds an op: the `number`-th of a block, under a variant.
+    #[inline]
+    pub fn push(&mut self, block: BlockId, number: u32, variant: u32) {
+        self.variants.push(variant);
+        match self.segments.last_mut() {
+            Some(last) if last.block == block && last.to == number => last.to += 1,
+            _ => self.segments.push(Segment { block, from: number, to: number + 1 }),
+        }
     }
 
     /// Empties the streams for another run, keeping their memory.
     pub fn clear(&mut self) {
+        self.segments.clear();
         self.variants.clear();
         self.storages.clear();
         self.offsets.clear();
@@ -89,6 +104,15 @@ impl BlockRun {
         self.generators.clear();
         self.released.clear();
     }
+}
+
+/// How often an op ran, and for how long.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct OpTime {
+    /// Runs.
+    pub count: u64,
+    /// All runs together, in nanoseconds.
+    pub ns: u64,
 }
 
 /// Runs ops and plans on one device.
@@ -111,16 +135,25 @@ pub trait Executor: Send {
     /// Reads bytes of a storage from a byte offset, waiting for what writes them.
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>>;
 
-    /// Prepares a block.
-    fn lower(&mut self, plan: PlanId, steps: Vec<Step>);
+    /// Keeps an op; nodes come in the order of their numbers, from [`NodeId::START`]'s successor on.
+    fn declare(&mut self, node: NodeId, step: Step);
 
-    /// Adds a shape variant to an op of a lowered block.
-    fn add_variant(&mut self, plan: PlanId, step: u32, variant: Arc<Variant>);
+    /// Adds a shape variant to an op.
+    fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>);
 
-    /// Drops a lowered block.
-    fn drop_plan(&mut self, plan: PlanId);
+    /// Prepares the blocks of a symbolic graph, which replace all earlier ones.
+    fn lower(&mut self, blocks: Vec<Box<[NodeId]>>);
 
-    /// Runs a part of a block. An op that fails poisons what it would have written; ops that read poison
+    /// Forgets all ops and blocks.
+    fn forget(&mut self);
+
+    /// Whether to measure each op's time from now on.
+    fn measure(&mut self, on: bool);
+
+    /// What was measured, by node.
+    fn measured(&self) -> &[OpTime];
+
+    /// Runs parts of blocks. An op that fails poisons what it would have written; ops that read poison
     /// are skipped and poison in turn; independent ops run.
     fn run(&mut self, run: &BlockRun);
 

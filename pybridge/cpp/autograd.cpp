@@ -48,17 +48,15 @@ void accept_device_gradient(const at::Tensor& host) {
 
 extern "C" {
 
-int64_t ttc_current_node(uint64_t* id) {
-  const auto node = torch::autograd::get_current_node();
-  if (!node) return -1;
-  *id = reinterpret_cast<uint64_t>(node.get());
-  return static_cast<int64_t>(node->sequence_nr());
-}
-
-uint64_t ttc_sequence_peek() { return at::sequence_number::peek(); }
-
-int32_t ttc_modes() {
-  return static_cast<int32_t>(c10::get_default_dtype_as_scalartype()) << 1 | c10::GradMode::is_enabled();
+void ttc_site(TtSite* site) {
+  site->sequence = at::sequence_number::peek();
+  site->modes = static_cast<int32_t>(c10::get_default_dtype_as_scalartype()) << 1 | c10::GradMode::is_enabled();
+  site->node = 0;
+  if (const auto node = torch::autograd::get_current_node()) {
+    site->node_sequence = node->sequence_nr();
+    // Not the address alone: a node may take that of one that was freed.
+    site->node = reinterpret_cast<uint64_t>(node.get()) ^ (site->node_sequence << 48 | 1);
+  }
 }
 
 void ttc_single_threaded_backward(int32_t on) {

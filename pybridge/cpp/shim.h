@@ -86,6 +86,14 @@ struct TtOuts {
   size_t n_resized;
 };
 
+// Where a call comes from, as far as PyTorch knows.
+struct TtSite {
+  uint64_t sequence;  // the next autograd sequence number on this thread
+  uint64_t node;  // tells the autograd node that runs from others; 0 if none does
+  uint64_t node_sequence;
+  int32_t modes;  // grad mode (bit 0) and the default dtype (above)
+};
+
 struct TtOpDecl {
   const char* name;  // "aten::add.Tensor"
   size_t name_len;
@@ -148,11 +156,7 @@ void ttc_set_pending_message(int32_t kind, const char* message, size_t len);
 // What PyTorch keeps per thread and kernels read: twice the number of threads, plus 1 if denormals are flushed.
 int32_t ttc_thread_settings();
 void ttc_use_thread_settings(int32_t settings);
-// The autograd node that runs on this thread: its sequence number, or -1; `id` tells nodes apart.
-int64_t ttc_current_node(uint64_t* id);
-uint64_t ttc_sequence_peek();
-// Grad mode (bit 0) and the default dtype (above).
-int32_t ttc_modes();
+void ttc_site(TtSite* site);
 void ttc_enter_graph_runner();
 void ttc_single_threaded_backward(int32_t on);
 void ttc_enable_cuda_alias();

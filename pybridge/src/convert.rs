@@ -44,7 +44,7 @@ unsafe fn input<'a>(t: &TtTensor, storages: &Storages) -> Input<'a> {
     let place = match t.place {
         TANDEM => {
             let id = storage_of(t.storage);
-            Place::Storage { id, name: storages.name(id), home: storages.home(id) }
+            Place::Storage { id, name: storages.name(id) }
         }
         HOST => Place::Host(t.storage),
         _ => return Input::ABSENT,

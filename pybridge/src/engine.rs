@@ -19,10 +19,10 @@ use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
-use tandem_runtime::site::Site;
+use tandem_runtime::site::{AutogradNode, Site};
 use tandem_runtime::storage::{AddressRange, Storages, collects_deaths, died};
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::ids::{LocationId, OpId};
+use tandem_tracegraph::ids::OpId;
 use tandem_tracegraph::ops::{ArgClass, OpDecl, leaves_default};
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -180,9 +180,10 @@ fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Resu
             Ok(value) => return Ok(value),
             Err(ticket) => {
                 let waiter = engine.runner().waiter();
+                let begin = engine.runner().timeline().now();
                 drop(engine);
                 let time = wait(&waiter, ticket)?;
-                lock().waited(time, false);
+                lock().waited(time, false, begin);
             }
         }
     }
@@ -222,16 +223,21 @@ fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
             op_name(OpId(op))
         )));
     }
-    let mut site =
-        // SAFETY: no preconditions.
-        Site { program_thread: is_program_thread(), sequence: unsafe { ttc_sequence_peek() }, stack: None };
-    // SAFETY: no precondition.
-    let modes = unsafe { ttc_modes() };
+    let mut place = TtSite::default();
+    // SAFETY: a place to write to.
+    unsafe { ttc_site(&raw mut place) };
+    let node = AutogradNode { id: place.node, sequence: place.node_sequence };
+    let mut site = Site {
+        program_thread: is_program_thread(),
+        sequence: place.sequence,
+        node: (place.node != 0).then_some(node),
+        stack: None,
+    };
     loop {
         let mut engine = lock();
         let mut call = Call::blank(OpId(op));
-        call.grad_enabled = modes & 1 != 0;
-        call.default_dtype = Dtype((modes >> 1) as u8);
+        call.grad_enabled = place.modes & 1 != 0;
+        call.default_dtype = Dtype((place.modes >> 1) as u8);
         // SAFETY: the shim keeps the records alive until tt_dispatch returns.
         unsafe { fill(&mut call, args, engine.storages()) };
         match engine.dispatch(&call, &site, reply)? {
@@ -242,9 +248,10 @@ fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
             }
             Progress::NeedTicket(ticket, fetch) => {
                 let waiter = engine.runner().waiter();
+                let begin = engine.runner().timeline().now();
                 drop(engine);
                 let time = wait(&waiter, ticket)?;
-                lock().waited(time, fetch);
+                lock().waited(time, fetch, begin);
             }
         }
     }
@@ -321,11 +328,6 @@ fn describe_exception(exception: &Exception) -> (i32, String) {
     };
     message.truncate(len);
     (kind, String::from_utf8_lossy(&message).into_owned())
-}
-
-/// The location's line, for reports.
-pub fn line_of(location: LocationId, engine: &Engine, py: Python<'_>) -> String {
-    user_line(location, engine.locations(), py)
 }
 
 // --- Called by the shim -----------------------------------------------------------------------------------

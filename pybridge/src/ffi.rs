@@ -93,6 +93,15 @@ pub struct TtOuts {
 }
 
 #[repr(C)]
+#[derive(Default)]
+pub struct TtSite {
+    pub sequence: u64,
+    pub node: u64,
+    pub node_sequence: u64,
+    pub modes: i32,
+}
+
+#[repr(C)]
 pub struct TtOpDecl {
     pub name: *const u8,
     pub name_len: usize,
@@ -131,9 +140,7 @@ unsafe extern "C" {
     pub fn ttc_thread_settings() -> i32;
     pub fn ttc_use_thread_settings(settings: i32);
     pub fn ttc_enter_graph_runner();
-    pub fn ttc_current_node(id: *mut u64) -> i64;
-    pub fn ttc_sequence_peek() -> u64;
-    pub fn ttc_modes() -> i32;
+    pub fn ttc_site(site: *mut TtSite);
     pub fn ttc_single_threaded_backward(on: i32);
     pub fn ttc_enable_cuda_alias();
     pub fn ttc_time_torch_objects(times: i64) -> f64;

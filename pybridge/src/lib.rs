@@ -5,6 +5,7 @@
 
 mod convert;
 mod engine;
+mod explain;
 #[allow(missing_docs)]
 mod ffi;
 mod host;
@@ -15,9 +16,9 @@ use std::sync::atomic::Ordering;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use serde::Serialize;
 use tandem_runtime::config::Mode;
-use tandem_runtime::report::{DivergenceLine, FetchLine, Summary};
-use tandem_tracegraph::text;
+use tandem_tracegraph::text::{self, Listing};
 use tracing::Level;
 
 use crate::engine::{Raise, lock, to_py};
@@ -26,54 +27,8 @@ fn raise<T>(py: Python<'_>, result: Result<T, Raise>) -> PyResult<T> {
     result.map_err(|r| to_py(r, py))
 }
 
-fn summary(py: Python<'_>) -> Summary {
-    let mut engine = lock();
-    let report = engine.report().clone();
-    let (busy, inline) = engine.busy_ns();
-    let since = engine.started().elapsed().as_nanos() as u64;
-    let us = |ns: u64| ns / 1000;
-    let mut fetches: Vec<FetchLine> = report
-        .fetches
-        .iter()
-        .map(|(l, f)| FetchLine {
-            line: engine::line_of(*l, &engine, py),
-            count: f.count,
-            wait_us: us(f.wait_ns),
-        })
-        .collect();
-    fetches.sort_by_key(|f| std::cmp::Reverse(f.wait_us));
-    let divergences = report.divergences.iter().map(|d| DivergenceLine {
-        line: engine::line_of(d.location, &engine, py),
-        op: d.op.clone(),
-        reason: d.reason.clone(),
-        count: d.count,
-    });
-    Summary {
-        steps_traced: report.steps_traced,
-        steps_coexecuted: report.steps_coexecuted,
-        ops_captured: report.ops_captured,
-        ops_coexecuted: report.ops_coexecuted,
-        ops_after_5: report.ops_after_5,
-        ops_coexecuted_after_5: report.ops_coexecuted_after_5,
-        ops_other_threads: report.ops_other_threads,
-        blocks_sent: report.block_ops.values().sum(),
-        median_block_ops: report.median_block_ops(),
-        divergences: divergences.collect(),
-        fetches,
-        python_exec_us: us(since.saturating_sub(report.python_stall_ns)),
-        python_stall_us: us(report.python_stall_ns),
-        runner_exec_us: us(busy),
-        runner_stall_us: us(since.saturating_sub(busy)),
-        inline_exec_us: us(inline),
-        overlap_us: us(busy.saturating_sub(report.python_stall_busy_ns)),
-        tracegraph_nodes: engine.graph().len() as u64 - 1,
-        symbolic_blocks: engine.symbolic().blocks.len() as u64,
-        paths: engine.graph().paths(),
-        memory_allocated: engine.storages().allocated(),
-        memory_peak: engine.storages().peak(),
-        executor: engine.runner().executor().name().to_owned(),
-        notes: report.notes,
-    }
+fn json(data: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(data).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
 /// `TANDEM_DEBUG` on standard error; see docs/debugging.md.
@@ -177,18 +132,12 @@ mod _core {
         Ok(())
     }
 
-    /// `"coexec"` or `"trace"`.
+    /// `"coexec"`, `"lazy"` or `"trace"`.
     #[pyfunction]
     fn set_mode(mode: &str) -> PyResult<()> {
-        let mode = match mode {
-            "coexec" => Mode::CoExecution,
-            "trace" => Mode::Imperative,
-            other => {
-                return Err(PyValueError::new_err(format!(
-                    "unknown mode {other:?}; use 'coexec' or 'trace'"
-                )));
-            }
-        };
+        let unknown =
+            || PyValueError::new_err(format!("unknown mode {mode:?}; use 'coexec', 'lazy' or 'trace'"));
+        let mode = Mode::named(mode).ok_or_else(unknown)?;
         lock().configure(|c| c.mode = mode);
         Ok(())
     }
@@ -196,10 +145,7 @@ mod _core {
     /// The mode.
     #[pyfunction]
     fn mode() -> &'static str {
-        match lock().config().mode {
-            Mode::CoExecution => "coexec",
-            Mode::Imperative => "trace",
-        }
+        lock().config().mode.name()
     }
 
     /// Whether failures are raised at the op.
@@ -211,7 +157,33 @@ mod _core {
     /// The counters as JSON.
     #[pyfunction]
     fn report(py: Python<'_>) -> PyResult<String> {
-        serde_json::to_string(&summary(py)).map_err(|e| PyValueError::new_err(e.to_string()))
+        let mut engine = lock();
+        let mut summary = explain::summary(&mut engine, py);
+        summary.memory_allocated = engine.storages().allocated();
+        summary.memory_peak = engine.storages().peak();
+        json(&summary)
+    }
+
+    /// The TraceGraph and the symbolic graph as JSON.
+    #[pyfunction]
+    fn graph(py: Python<'_>) -> PyResult<String> {
+        json(&explain::graph(&mut lock(), py))
+    }
+
+    /// The recorded events as JSON.
+    #[pyfunction]
+    fn timeline(py: Python<'_>) -> PyResult<String> {
+        json(&explain::timeline(&lock(), py))
+    }
+
+    /// Whether to record events and to measure each op.
+    #[pyfunction]
+    fn record(py: Python<'_>, on: bool) -> PyResult<()> {
+        raise(py, engine::drain())?;
+        let engine = lock();
+        engine.runner().timeline().record(on);
+        engine.runner().executor().measure(on);
+        Ok(())
     }
 
     /// Counts from now.
@@ -224,7 +196,7 @@ mod _core {
     #[pyfunction]
     fn symbolic_text() -> String {
         let engine = lock();
-        text::print(engine.symbolic(), engine.graph(), &|op| engine.op(op).name.to_string())
+        Listing::of(engine.symbolic(), engine.graph(), &|op| engine.op(op).name.to_string()).to_string()
     }
 
     /// The TraceGraph in Graphviz' language.

@@ -33,8 +33,7 @@ impl Sink for Made {
 }
 
 fn input(id: StorageId, engine: &mut Engine) -> Input<'static> {
-    let (name, home) = (engine.storages().name(id), engine.storages().home(id));
-    let place = Place::Storage { id, name, home };
+    let place = Place::Storage { id, name: engine.storages().name(id) };
     Input { place, sizes: &[4], strides: &[1], offset: 0, dtype: Dtype(F32), flags: 0 }
 }
 
@@ -70,7 +69,7 @@ fn steady(op: Op) -> (CoExecution, Tensor, Tensor) {
 }
 
 fn dispatch(engine: &mut Engine, call: &Call<'_>, sink: &mut Made) {
-    let site = Site { program_thread: true, sequence: 0, stack: None };
+    let site = Site { program_thread: true, ..Site::default() };
     assert!(matches!(engine.dispatch(black_box(call), &site, sink), Ok(Progress::Done)));
 }
 

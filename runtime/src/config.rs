@@ -5,8 +5,30 @@
 pub enum Mode {
     /// Tracing, then co-execution.
     CoExecution,
+    /// As co-execution, but GraphRunner starts only when a value is needed: the lazy evaluation that Terra's
+    /// section 6.3 compares with.
+    Lazy,
     /// Each op at once, on the device.
     Imperative,
+}
+
+impl Mode {
+    /// All modes.
+    pub const ALL: [Mode; 3] = [Mode::CoExecution, Mode::Lazy, Mode::Imperative];
+
+    /// Its name for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::CoExecution => "coexec",
+            Mode::Lazy => "lazy",
+            Mode::Imperative => "trace",
+        }
+    }
+
+    /// The mode of a name.
+    pub fn named(name: &str) -> Option<Mode> {
+        Mode::ALL.into_iter().find(|m| m.name() == name)
+    }
 }
 
 /// Options of the engine.
@@ -18,9 +40,11 @@ pub struct Config {
     pub sync: bool,
     /// Runs in flight before PythonRunner waits.
     pub max_pending: u64,
+    /// Ops that a run has before it is sent at a block's end.
+    pub min_run_ops: usize,
     /// Iterations traced before co-execution is tried although the last trace still added something.
     pub max_traced: u32,
-    /// Ops of one iteration after which tracing gives up on it: the program has no boundaries that it can see.
+    /// Traced ops of one iteration after which tracing gives up on it: it has no end in sight and does not repeat.
     pub max_trace_ops: u64,
 }
 
@@ -30,6 +54,7 @@ impl Default for Config {
             mode: Mode::CoExecution,
             sync: false,
             max_pending: 64,
+            min_run_ops: 12,
             max_traced: 3,
             max_trace_ops: 100_000,
         }
@@ -40,7 +65,7 @@ impl Config {
     /// Reads `TANDEM_MODE` and `TANDEM_SYNC`.
     pub fn from_env() -> Config {
         let var = |name: &str| std::env::var(name).unwrap_or_default();
-        let mode = if var("TANDEM_MODE") == "trace" { Mode::Imperative } else { Mode::CoExecution };
+        let mode = Mode::named(&var("TANDEM_MODE")).unwrap_or(Mode::CoExecution);
         Config { mode, sync: var("TANDEM_SYNC") == "1", ..Config::default() }
     }
 }

@@ -16,22 +16,25 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tandem_kernels::executor::{BlockRun, Executor, Step};
-use tandem_tracegraph::ids::PlanId;
+use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
 
+use crate::timeline::Timeline;
 use crate::torch::Torch;
 
 /// What PythonRunner tells GraphRunner.
 #[derive(Debug)]
 pub enum Message {
-    /// Run a part of a block, with these thread settings.
+    /// Run parts of blocks, with these thread settings.
     Run(Box<BlockRun>, i32),
-    /// Prepare a block.
-    Lower(PlanId, Vec<Step>),
-    /// Add a shape variant to an op of a block.
-    AddVariant(PlanId, u32, Arc<Variant>),
-    /// Forget a block.
-    DropPlan(PlanId),
+    /// Keep an op.
+    Declare(NodeId, Step),
+    /// Add a shape variant to an op.
+    AddVariant(NodeId, Arc<Variant>),
+    /// Prepare the blocks of a symbolic graph.
+    Lower(Vec<Box<[NodeId]>>),
+    /// Forget all ops and blocks.
+    Forget,
 }
 
 struct Shared {
@@ -39,6 +42,7 @@ struct Shared {
     queue: Receiver<Message>,
     used: Sender<Box<BlockRun>>,
     torch: &'static dyn Torch,
+    timeline: Arc<Timeline>,
     submitted: AtomicU64,
     completed: AtomicU64,
     waiters: AtomicUsize,
@@ -90,6 +94,7 @@ impl GraphRunner {
             queue: incoming,
             used,
             torch,
+            timeline: Arc::default(),
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
@@ -144,6 +149,11 @@ impl GraphRunner {
     /// A handle for waiting without holding the engine.
     pub fn waiter(&self) -> Waiter {
         Waiter(self.shared.clone())
+    }
+
+    /// When what happened.
+    pub fn timeline(&self) -> &Arc<Timeline> {
+        &self.shared.timeline
     }
 
     /// Time that the thread was at work, and that waiting threads worked for it, in nanoseconds.
@@ -232,13 +242,16 @@ impl Shared {
         match message {
             Message::Run(mut run, settings) => {
                 self.torch.use_thread_settings(settings);
+                let begin = self.timeline.now();
                 self.torch.in_executor(&mut || executor.run(&run));
+                self.timeline.ran(begin, &run);
                 run.clear();
                 let _ = self.used.send(run);
             }
-            Message::Lower(plan, steps) => executor.lower(plan, steps),
-            Message::AddVariant(plan, step, variant) => executor.add_variant(plan, step, variant),
-            Message::DropPlan(plan) => executor.drop_plan(plan),
+            Message::Declare(node, step) => executor.declare(node, step),
+            Message::AddVariant(node, variant) => executor.add_variant(node, variant),
+            Message::Lower(blocks) => executor.lower(blocks),
+            Message::Forget => executor.forget(),
         }
         self.completed.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) > 0 {

@@ -40,7 +40,6 @@ struct Entry {
     live: bool,
     epoch: u32,
     name: Name,
-    home: Name,
 }
 
 /// A storage that was just made.
@@ -103,7 +102,7 @@ impl Storages {
         self.allocated += nbytes;
         self.peak = self.peak.max(self.allocated);
         let address = self.addresses.take(nbytes);
-        let entry = Entry { nbytes, address, live: true, epoch: self.epoch, name, home: Name::NONE };
+        let entry = Entry { nbytes, address, live: true, epoch: self.epoch, name };
         let id = match self.free.pop() {
             Some(id) => {
                 self.entries[id.index()] = entry;
@@ -117,15 +116,11 @@ impl Storages {
         FreshStorage { id, address }
     }
 
-    /// Its name in this iteration, or [`Name::NONE`].
+    /// Its name in this iteration: [`Name::STATE`] unless an op of the iteration made it.
+    #[inline]
     pub fn name(&self, id: StorageId) -> Name {
         let entry = &self.entries[id.index()];
-        if entry.epoch == self.epoch { entry.name } else { Name::NONE }
-    }
-
-    /// The slot that it was bound to last.
-    pub fn home(&self, id: StorageId) -> Name {
-        self.entries[id.index()].home
+        if entry.epoch == self.epoch { entry.name } else { Name::STATE }
     }
 
     /// Names a storage for this iteration.
@@ -133,9 +128,6 @@ impl Storages {
         let entry = &mut self.entries[id.index()];
         entry.epoch = self.epoch;
         entry.name = name;
-        if name.as_slot().is_some() {
-            entry.home = name;
-        }
     }
 
     /// The live storage at an address: for the rare code of PyTorch's that knows only that.

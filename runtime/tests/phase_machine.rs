@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use fakes::{CoExecution, Imperative, Machine, Op, Tensor, V};
-use tandem_runtime::config::Config;
+use tandem_runtime::config::{Config, Mode};
 use tandem_runtime::engine::Phase;
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{Message, Waited};
@@ -180,8 +180,8 @@ fn a_branch_is_a_divergence_once_and_a_case_then() {
     assert_eq!(m.divergences(), 1);
     assert_eq!(m.steps(), (3, 17));
     let mut engine = m.engine();
-    assert_eq!(engine.graph().paths(), 2);
-    assert!(engine.report().divergences[0].reason.contains("expected aten::relu"));
+    assert_eq!(engine.paths(), 2);
+    assert!(engine.report().divergences[0].difference.sentence().contains("expected aten::relu"));
     // What follows the branch is there once: it was rejoined.
     assert_eq!(engine.graph().len(), 1 + 1 + 2 + 3);
 }
@@ -194,7 +194,7 @@ fn equal_ops_in_two_cases_are_told_apart_by_their_place() {
         vec![b]
     });
     assert_eq!(m.divergences(), 0);
-    assert_eq!(m.engine().graph().paths(), 2);
+    assert_eq!(m.engine().paths(), 2);
 }
 
 #[test]
@@ -243,15 +243,27 @@ fn divergence_twice_in_a_row() {
 }
 
 #[test]
-fn dataflow_that_differs_is_a_divergence() {
+fn dataflow_that_differs_at_the_same_place_is_learnt() {
     let (m, _) = agrees(&[1.0, -2.0], 10, &|m, s, i| {
         let a = m.relu(1, &s[0]);
         let b = m.add(2, &a, &a, 1.0);
         let c = if i == 6 { &a } else { &b };
         vec![m.add(3, c, &b, 0.5)]
     });
+    assert_eq!((m.steps(), m.divergences()), ((2, 8), 0));
+}
+
+#[test]
+fn the_same_op_on_other_inputs_at_another_place_is_a_divergence() {
+    let (m, _) = agrees(&[1.0, -2.0], 10, &|m, s, i| {
+        let a = m.relu(1, &s[0]);
+        let b = m.add(2, &a, &a, 1.0);
+        vec![if i == 6 { m.add(4, &a, &b, 0.5) } else { m.add(3, &b, &b, 0.5) }]
+    });
     assert_eq!(m.divergences(), 1);
-    assert!(m.engine().report().divergences[0].reason.contains("elsewhere"));
+    let mut engine = m.engine();
+    let difference = &engine.report().divergences[0].difference;
+    assert_eq!(difference.sentence(), "expected input 0 from %2, got %1");
 }
 
 #[test]
@@ -261,6 +273,155 @@ fn requires_grad_is_part_of_an_op() {
         vec![m.relu(1, &w)]
     });
     assert_eq!(m.divergences(), 1);
+}
+
+#[test]
+fn a_loop_of_constant_count_is_one_block() {
+    let (m, _) = agrees(&[1.0, -2.0], 10, &|m, s, _| {
+        let mut x = m.relu(1, &s[0]);
+        for _ in 0..5 {
+            x = m.add(2, &x, &s[0], 0.5);
+            x = m.relu(3, &x);
+        }
+        vec![x]
+    });
+    assert_eq!((m.steps(), m.divergences()), ((2, 8), 0));
+    // The start, the three ops, and the one that looks at the result.
+    assert_eq!(m.engine().graph().len(), 5);
+    assert_eq!(m.engine().symbolic().blocks.len(), 1);
+}
+
+#[test]
+fn a_loop_of_changing_count_co_executes() {
+    let (m, _) = agrees(&[1.0, -2.0], 30, &|m, s, i| {
+        let mut x = m.relu(1, &s[0]);
+        for j in 0..i * 7 % 5 {
+            x = m.add(2, &x, &s[0], j as f64);
+            for _ in 0..(i + j) % 3 {
+                x = m.relu(3, &x);
+            }
+        }
+        vec![m.relu(4, &x)]
+    });
+    assert_eq!(m.engine().graph().len(), 6);
+    assert!(m.divergences() <= 4);
+    assert!(m.steps().0 <= 6, "{:?}", m.steps());
+}
+
+/// Issues an op at a line of a function that others called.
+type Issue<'m> = &'m mut dyn FnMut(&[i32], u32, Op, &[V<'_>]) -> Tensor;
+
+/// A sum over a tree, by recursion; each call is a frame.
+fn tree(issue: Issue<'_>, frames: &mut Vec<i32>, x: &Tensor, shape: u32, depth: u32) -> Tensor {
+    if depth == 0 || shape % 3 == 0 {
+        return issue(frames, 1, Op::Relu, &[V::T(x)]);
+    }
+    frames.push(2);
+    let left = tree(issue, frames, x, shape / 2, depth - 1);
+    frames.pop();
+    frames.push(3);
+    let right = tree(issue, frames, x, shape / 3, depth - 1);
+    frames.pop();
+    issue(frames, 4, Op::Add, &[V::T(&left), V::T(&right), V::F(0.5)])
+}
+
+#[test]
+fn recursion_folds() {
+    let mut m = CoExecution::new();
+    let mut eager = Imperative::new();
+    let (w, v) = (m.state(&[1.0, -2.0]), eager.state(&[1.0, -2.0]));
+    for i in 0..60u32 {
+        let shape = i.wrapping_mul(2_654_435_761) >> 8;
+        let a = tree(&mut |f, line, op, args| m.call_in(f, line, op, args), &mut vec![], &w, shape, 12);
+        let b = tree(&mut |_, line, op, args| eager.one(line, op, args), &mut vec![], &v, shape, 12);
+        assert_eq!(bits(&m.peek(&a)), bits(&eager.peek(&b)), "step {i}");
+        m.step();
+    }
+    let mut engine = m.engine();
+    assert!(engine.graph().len() <= 16, "{} nodes", engine.graph().len());
+    let late: Vec<_> = engine.report().steps.iter().skip(30).copied().collect();
+    let (ops, traced): (u64, u64) = (late.iter().map(|s| s.ops).sum(), late.iter().map(|s| s.traced).sum());
+    assert!(traced * 100 < ops, "{traced} of {ops} were traced after 30 trees");
+}
+
+#[test]
+fn co_execution_goes_on_behind_what_is_new() {
+    let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
+        let a = chain(m, &s[0], 1, 0.5);
+        if i == 6 {
+            m.mul_(10, &s[0], &s[0]);
+        }
+        vec![a, chain(m, &s[0], 20, 0.25)]
+    });
+    let mut engine = m.engine();
+    assert_eq!(
+        engine.report().steps[6].traced,
+        2,
+        "the new op, and the one by which the place is known again"
+    );
+    assert_eq!(engine.report().steps[6].ops, 11);
+}
+
+#[test]
+fn an_iteration_without_end_co_executes() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, -2.0]);
+    for i in 0..2000 {
+        let a = chain(&mut m, &w, 1, f64::from(i % 3));
+        if i % 4 == 0 {
+            m.add(10, &a, &a, 1.0);
+        }
+    }
+    assert_eq!(m.phase(), Phase::CoExecution);
+    let mut engine = m.engine();
+    assert!(engine.report().ops_coexecuted > 7000, "{}", engine.report().ops_coexecuted);
+}
+
+#[test]
+fn a_program_that_never_repeats_is_left_alone() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, -2.0]);
+    let mut grown = 0;
+    for i in 0..60 {
+        for j in 0..10 {
+            m.relu(100 + i * 10 + j, &w);
+        }
+        m.step();
+        grown = grown.max(m.engine().graph().len());
+    }
+    assert!(grown < 10 * 25, "{grown} nodes");
+    assert_eq!(m.phase(), Phase::Imperative);
+    assert_eq!(m.engine().report().notes.len(), 1);
+}
+
+#[test]
+fn lazy_evaluation_runs_nothing_before_a_value_is_needed() {
+    let config = Config { mode: Mode::Lazy, ..Config::default() };
+    agrees_with(config.clone(), &[1.0, -2.0], 10, &|m, s, i| {
+        let mut x = m.uniform(9, 2);
+        for _ in 0..i % 4 {
+            x = m.add(1, &x, &s[0], 0.5);
+        }
+        vec![chain(m, &s[0], 2, 0.5), x]
+    });
+    let mut m = CoExecution::with(config);
+    let w = m.state(&[1.0, -2.0]);
+    for _ in 0..4 {
+        chain(&mut m, &w, 1, 0.5);
+        m.step();
+    }
+    m.synchronize().unwrap();
+    m.torch.take_calls();
+    let a = (0..3).map(|_| {
+        let a = chain(&mut m, &w, 1, 0.5);
+        m.step();
+        a
+    });
+    let a: Vec<Tensor> = a.collect();
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(m.torch.count_calls(), 0);
+    m.item(9, &a[0]).unwrap();
+    assert_eq!(m.torch.count_calls(), 13);
 }
 
 #[test]

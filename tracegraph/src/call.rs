@@ -78,10 +78,8 @@ pub enum Place<'a> {
     Storage {
         /// Which.
         id: StorageId,
-        /// What the trace calls it, [`Name::NONE`] if it has not been used in this iteration.
+        /// What the trace calls it.
         name: Name,
-        /// The slot that it was last bound to, [`Name::NONE`] if none: the first choice for a new name.
-        home: Name,
     },
     /// In host memory that the program owns, as the shim's pointer to a storage.
     Host(*mut c_void),

@@ -1,48 +1,20 @@
 //! The TraceGraph: all traces of a program, merged (Terra, section 4.1).
 //!
-//! A directed acyclic graph of ops; every iteration is a path from [`NodeId::START`] to a node that ends one.
-//! A new trace follows the children of the last matched node; where none is equal it rejoins an equal node
-//! further on, or branches into a new node.
+//! A node is an op at a place of the program, with its attributes, so a call belongs to exactly one node: ops
+//! repeated at one place fold into a loop, branches that meet again rejoin, and a path that is new in its
+//! combination of known branches is already there. An edge says that one op followed another. Every iteration is
+//! a walk from [`NodeId::START`] to a node that ends one.
 
-use petgraph::algo::has_path_connecting;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::call::{Call, Place};
-use crate::ids::{LocationId, Name, NodeId, OpId, SlotId, StorageId};
-use crate::node::{Node, NodeKey, Variants};
+use crate::call::Call;
+use crate::ids::{LocationId, NodeId, OpId};
+use crate::node::{Node, NodeKey, Sources, Variants};
 use crate::ops::OpInfo;
-
-/// Which slots the running iteration has bound.
-#[derive(Debug, Default)]
-pub struct Slots {
-    bound: Vec<bool>,
-}
-
-impl Slots {
-    /// Forgets all bindings: a new iteration begins.
-    pub fn clear(&mut self) {
-        self.bound.fill(false);
-    }
-
-    /// Whether the slot names a storage of this iteration already.
-    pub fn is_bound(&self, slot: SlotId) -> bool {
-        self.bound.get(slot.index()).copied().unwrap_or(false)
-    }
-
-    /// Marks a slot as bound.
-    pub fn bind(&mut self, slot: SlotId) {
-        if self.bound.len() <= slot.index() {
-            self.bound.resize(slot.index() + 1, false);
-        }
-        self.bound[slot.index()] = true;
-    }
-}
-
-/// Names that matching a call gives to storages, not yet committed.
-pub type Bindings = SmallVec<[(StorageId, Name); 4]>;
+use crate::trace::{Trace, Traces};
 
 /// That one op followed another.
 #[derive(Clone, Copy, Debug)]
@@ -55,47 +27,45 @@ struct Followed {
 #[derive(Debug)]
 pub struct TraceGraph {
     graph: DiGraph<Node, Followed>,
-    by_key: FxHashMap<NodeKey, SmallVec<[NodeId; 1]>>,
-    slots: u32,
-    /// The iteration in which each node was last merged: those of the running one lead to where it is.
-    merged_in: Vec<u64>,
+    by_key: FxHashMap<NodeKey, NodeId>,
+    traces: Traces,
     iteration: u64,
     /// The last iteration in which an op was merged.
     last_merged: u64,
+    /// The only trace kept is the first iteration's, until another one comes.
+    first_trace_kept: bool,
 }
 
 const FIRST_ITERATION: u64 = 1;
 
 impl Default for TraceGraph {
     fn default() -> Self {
-        let mut graph = DiGraph::new();
-        graph.add_node(Node {
-            key: NodeKey {
-                op: OpId(u32::MAX),
-                args: Box::default(),
-                inputs: Box::default(),
-                modes: 0,
-                location: LocationId::UNKNOWN,
-            },
-            sources: Vec::new(),
-            variants: Variants::default(),
-            fetched: false,
-            ends: false,
-            dynamic: false,
-        });
-        TraceGraph {
-            graph,
+        let start = NodeKey {
+            op: OpId(u32::MAX),
+            args: Box::default(),
+            inputs: Box::default(),
+            modes: 0,
+            location: LocationId::UNKNOWN,
+        };
+        let mut graph = TraceGraph {
+            graph: DiGraph::new(),
             by_key: FxHashMap::default(),
-            slots: 0,
-            merged_in: vec![0],
+            traces: Traces::default(),
             iteration: FIRST_ITERATION,
             last_merged: FIRST_ITERATION,
-        }
+            first_trace_kept: false,
+        };
+        graph.insert(start, false);
+        graph
     }
 }
 
 fn index(node: NodeId) -> NodeIndex {
     NodeIndex::new(node.index())
+}
+
+fn id(node: NodeIndex) -> NodeId {
+    NodeId(node.index() as u32)
 }
 
 impl TraceGraph {
@@ -115,15 +85,15 @@ impl TraceGraph {
         &self.graph[index(id)]
     }
 
-    /// A node, to add variants and marks.
+    /// A node, to add variants, sources and marks.
+    #[inline]
     pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
         &mut self.graph[index(id)]
     }
 
     /// The ops that have followed a node, oldest first.
-    pub fn children(&self, id: NodeId) -> SmallVec<[NodeId; 4]> {
-        let mut children: SmallVec<[NodeId; 4]> =
-            self.graph.neighbors(index(id)).map(|n| NodeId(n.index() as u32)).collect();
+    pub fn children(&self, node: NodeId) -> SmallVec<[NodeId; 4]> {
+        let mut children: SmallVec<[NodeId; 4]> = self.graph.neighbors(index(node)).map(id).collect();
         children.reverse();
         children
     }
@@ -131,17 +101,11 @@ impl TraceGraph {
     /// The ops that have followed a node, without those that did so in the first iteration only. That one sets
     /// up (parameters, an optimizer's state), and its branches would cut every later one to pieces. Where its path
     /// is taken again, that is a divergence, once.
-    pub fn warm_children(&self, id: NodeId) -> SmallVec<[NodeId; 4]> {
-        let warm = self.graph.edges(index(id)).filter(|e| self.is_warm(e.weight()));
-        let mut children: SmallVec<[NodeId; 4]> = warm.map(|e| NodeId(e.target().index() as u32)).collect();
+    pub fn warm_children(&self, node: NodeId) -> SmallVec<[NodeId; 4]> {
+        let warm = self.graph.edges(index(node)).filter(|e| self.is_warm(e.weight()));
+        let mut children: SmallVec<[NodeId; 4]> = warm.map(|e| id(e.target())).collect();
         children.reverse();
         children
-    }
-
-    /// How many ops have preceded a node, counted as [`TraceGraph::warm_children`].
-    pub fn warm_parents(&self, id: NodeId) -> usize {
-        let incoming = self.graph.edges_directed(index(id), petgraph::Incoming);
-        incoming.filter(|e| self.is_warm(e.weight())).count()
     }
 
     fn is_warm(&self, followed: &Followed) -> bool {
@@ -153,96 +117,81 @@ impl TraceGraph {
         (0..self.len() as u32).map(NodeId)
     }
 
-    /// Number of paths from start to end, saturating.
-    pub fn paths(&self) -> u64 {
-        let order = petgraph::algo::toposort(&self.graph, None).unwrap_or_default();
-        let mut count = vec![0u64; self.len()];
-        count[0] = 1;
-        let mut total = 0u64;
-        for n in order {
-            if self.graph[n].ends {
-                total = total.saturating_add(count[n.index()]);
-            }
-            for child in self.graph.neighbors(n) {
-                count[child.index()] = count[child.index()].saturating_add(count[n.index()]);
-            }
-        }
-        total
+    /// Number of edges.
+    pub fn edges(&self) -> usize {
+        self.graph.edge_count()
     }
 
-    /// Names for a call's storages such that its inputs come from where `node`'s have come; `None` where
-    /// they come from elsewhere.
-    #[inline]
-    pub fn bind_inputs(&self, node: NodeId, call: &Call<'_>, slots: &Slots) -> Option<Bindings> {
-        let mut bindings = Bindings::new();
-        for (input, sources) in call.inputs.iter().zip(&self.node(node).sources) {
-            let Place::Storage { id, name, .. } = input.place else { continue };
-            let name = if name == Name::NONE { pending(&bindings, id) } else { name };
-            if name != Name::NONE {
-                if !sources.contains(&name) {
-                    return None;
+    /// Roughly the memory that it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        let nodes = self.graph.node_weights().map(Node::bytes).sum::<usize>();
+        let edges = self.graph.edge_count() * (size_of::<Followed>() + 4 * size_of::<u32>());
+        nodes + edges + self.traces.iter().map(|t| t.len() * size_of::<NodeId>()).sum::<usize>()
+    }
+
+    /// The latest traces of different paths.
+    pub fn traces(&self) -> &Traces {
+        &self.traces
+    }
+
+    /// The same, to be told that one was taken again.
+    pub fn traces_mut(&mut self) -> &mut Traces {
+        &mut self.traces
+    }
+
+    /// A new iteration begins; `trace` is the one that ends, if it tells something new.
+    pub fn next_iteration(&mut self, trace: Option<Trace>) {
+        if let Some(trace) = trace {
+            self.forget_first();
+            self.first_trace_kept = self.iteration == FIRST_ITERATION;
+            // What was co-executed before the trace began was not merged.
+            let mut at = NodeId::START;
+            for node in trace.nodes() {
+                if let Some(edge) = self.graph.find_edge(index(at), index(node)) {
+                    self.graph[edge].last = self.iteration;
                 }
-                continue;
+                at = node;
             }
-            let free = |n: &&Name| {
-                n.as_slot().is_some_and(|s| !slots.is_bound(s)) && !bindings.iter().any(|(_, b)| b == *n)
-            };
-            bindings.push((id, *sources.iter().find(free)?));
+            self.traces.keep(trace);
         }
-        Some(bindings)
-    }
-
-    /// A new iteration begins.
-    pub fn next_iteration(&mut self) {
         self.iteration += 1;
     }
 
-    /// Merges one op of a running trace behind `at`. Returns its node, the names its inputs took, and
-    /// whether the graph grew.
+    /// Later traces come: the first iteration's is not one to learn from.
+    fn forget_first(&mut self) {
+        if self.first_trace_kept && self.iteration > FIRST_ITERATION {
+            self.traces.clear();
+            self.first_trace_kept = false;
+        }
+    }
+
+    /// Merges one op of a running trace behind `at`. Returns its node, and whether the graph grew.
     pub fn merge(
         &mut self,
         at: NodeId,
         call: &Call<'_>,
         info: &OpInfo,
         location: LocationId,
-        slots: &Slots,
-    ) -> (NodeId, Bindings, bool) {
+    ) -> (NodeId, bool) {
         let key = NodeKey::of(call, info, location);
-        let known = self.child(at, &key, call, slots);
-        let node = known.or_else(|| self.rejoin(at, &key, call, slots));
-        let node = node.unwrap_or_else(|| self.insert(key, info.dynamic_shape));
-        self.graph.update_edge(index(at), index(node), Followed { last: self.iteration });
+        let known = self.by_key.get(&key).copied();
+        let node = known.unwrap_or_else(|| self.insert(key, info.dynamic_shape));
+        let followed = self.graph.find_edge(index(at), index(node));
+        let grew = followed.is_none();
+        match followed {
+            Some(edge) => self.graph[edge].last = self.iteration,
+            None => {
+                self.graph.add_edge(index(at), index(node), Followed { last: self.iteration });
+            }
+        }
         self.last_merged = self.iteration;
-        self.merged_in[node.index()] = self.iteration;
-        let (bindings, grew) = self.join_inputs(node, call, slots);
-        (node, bindings, grew || known.is_none())
-    }
-
-    fn child(&self, at: NodeId, key: &NodeKey, call: &Call<'_>, slots: &Slots) -> Option<NodeId> {
-        let mut equal = self.children(at);
-        equal.retain(|c| self.node(*c).key == *key);
-        self.best(&equal, call, slots)
-    }
-
-    /// An equal node that does not lead back to `at`.
-    fn rejoin(&self, at: NodeId, key: &NodeKey, call: &Call<'_>, slots: &Slots) -> Option<NodeId> {
-        let mut equal: SmallVec<[NodeId; 4]> = self.by_key.get(key)?.iter().copied().collect();
-        equal.retain(|n| {
-            *n != at
-                && self.merged_in[n.index()] != self.iteration
-                && !has_path_connecting(&self.graph, index(*n), index(at), None)
-        });
-        self.best(&equal, call, slots)
-    }
-
-    /// Of equal nodes, the first whose inputs come from where the call's come; else the first.
-    fn best(&self, equal: &[NodeId], call: &Call<'_>, slots: &Slots) -> Option<NodeId> {
-        let fits = |n: &&NodeId| self.bind_inputs(**n, call, slots).is_some();
-        equal.iter().find(fits).or(equal.first()).copied()
+        self.forget_first();
+        self.node_mut(node).add_sources(call);
+        (node, grew)
     }
 
     fn insert(&mut self, key: NodeKey, dynamic: bool) -> NodeId {
-        let sources = vec![SmallVec::new(); key.inputs.len()];
+        let sources = vec![Sources::default(); key.inputs.len()];
         let node = Node {
             key: key.clone(),
             sources,
@@ -250,52 +199,11 @@ impl TraceGraph {
             fetched: false,
             ends: false,
             dynamic,
+            varies: false,
+            misses: 0,
         };
-        let id = NodeId(self.graph.add_node(node).index() as u32);
-        self.by_key.entry(key).or_default().push(id);
-        self.merged_in.push(0);
-        id
+        let node = id(self.graph.add_node(node));
+        self.by_key.insert(key, node);
+        node
     }
-
-    /// Names a call's storages as `node` knows them, adding names that are new to it.
-    fn join_inputs(&mut self, node: NodeId, call: &Call<'_>, slots: &Slots) -> (Bindings, bool) {
-        let mut bindings = Bindings::new();
-        let mut grew = false;
-        for (i, input) in call.inputs.iter().enumerate() {
-            let Place::Storage { id, name, home } = input.place else { continue };
-            let mut name = if name == Name::NONE { pending(&bindings, id) } else { name };
-            if name == Name::NONE {
-                name = self.choose_slot(node, i, home, slots, &bindings);
-                bindings.push((id, name));
-            }
-            let sources = &mut self.graph[index(node)].sources[i];
-            if !sources.contains(&name) {
-                sources.push(name);
-                grew = true;
-            }
-        }
-        (bindings, grew)
-    }
-
-    /// A slot that the node knows, else the one the storage had last time, else a new one.
-    fn choose_slot(
-        &mut self,
-        node: NodeId,
-        input: usize,
-        home: Name,
-        slots: &Slots,
-        taken: &Bindings,
-    ) -> Name {
-        let free =
-            |n: &Name| n.as_slot().is_some_and(|s| !slots.is_bound(s)) && !taken.iter().any(|(_, b)| b == n);
-        let known = self.node(node).sources[input].iter().copied().find(free);
-        known.or(Some(home).filter(free)).unwrap_or_else(|| {
-            self.slots += 1;
-            Name::slot(SlotId(self.slots - 1))
-        })
-    }
-}
-
-fn pending(bindings: &Bindings, id: StorageId) -> Name {
-    bindings.iter().find(|(b, _)| *b == id).map_or(Name::NONE, |(_, n)| *n)
 }

@@ -22,12 +22,10 @@ ids! {
     NodeId(u32);
     /// A block of the symbolic graph.
     BlockId(u32);
-    /// A lowered block in an executor.
-    PlanId(u32);
+    /// A loop of the TraceGraph or of the symbolic graph.
+    LoopId(u32);
     /// A storage that is alive or whose release is on its way; reused afterwards.
     StorageId(u32);
-    /// A storage that an iteration found, numbered by first use.
-    SlotId(u32);
     /// A call location, see [`crate::location`].
     LocationId(u32);
 }
@@ -47,38 +45,35 @@ impl LocationId {
 pub struct Name(u64);
 
 impl Name {
-    /// The storage has not been used in this iteration and was not made in it.
-    pub const NONE: Name = Name(u64::MAX);
-    const SLOT: u64 = 1 << 63;
+    /// The iteration found it: a parameter, a buffer, whatever the program carried over.
+    pub const STATE: Name = Name(u64::MAX);
+    /// Any storage: an input that has come from too many places to list.
+    pub const ANY: Name = Name(u64::MAX - 1);
 
-    /// The `fresh`-th storage made by `node`.
+    /// The `fresh`-th storage made by `node`, in whichever round of a loop.
     pub fn made_by(node: NodeId, fresh: u16) -> Name {
         Name(u64::from(node.0) << 16 | u64::from(fresh))
     }
 
-    /// A storage that the iteration found.
-    pub fn slot(slot: SlotId) -> Name {
-        Name(Name::SLOT | u64::from(slot.0))
-    }
-
-    /// The slot, where the name is one.
-    pub fn as_slot(self) -> Option<SlotId> {
-        (self != Name::NONE && self.0 & Name::SLOT != 0).then_some(SlotId(self.0 as u32))
-    }
-
     /// The node that makes the storage and its number there.
     pub fn as_made(self) -> Option<(NodeId, u16)> {
-        (self.0 & Name::SLOT == 0).then_some((NodeId((self.0 >> 16) as u32), self.0 as u16))
+        (self < Name::ANY).then_some((NodeId((self.0 >> 16) as u32), self.0 as u16))
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.as_made() {
+            Some((node, 0)) => write!(f, "%{}", node.0),
+            Some((node, fresh)) => write!(f, "%{}.{fresh}", node.0),
+            None if *self == Name::STATE => write!(f, "state"),
+            None => write!(f, "any"),
+        }
     }
 }
 
 impl std::fmt::Debug for Name {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (self.as_slot(), self.as_made()) {
-            (Some(slot), _) => write!(f, "s{}", slot.0),
-            (None, Some((node, 0))) => write!(f, "%{}", node.0),
-            (None, Some((node, fresh))) => write!(f, "%{}.{fresh}", node.0),
-            (None, None) => write!(f, "?"),
-        }
+        write!(f, "{self}")
     }
 }

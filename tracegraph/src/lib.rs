@@ -10,12 +10,16 @@
 //! executor lowers and a GraphRunner runs, block by block, as the program validates them.
 
 pub mod call;
+pub mod difference;
 pub mod graph;
 pub mod ids;
 pub mod location;
+pub mod loops;
 pub mod node;
 pub mod ops;
 pub mod symbolic;
 pub mod tensor_meta;
 pub mod text;
+pub mod trace;
+pub mod unroll;
 pub mod verify;

@@ -108,7 +108,7 @@ pub fn mode_bits(call: &Call<'_>) -> u64 {
 }
 
 #[inline]
-fn input_spec(input: &Input<'_>) -> InputSpec {
+pub(crate) fn input_spec(input: &Input<'_>) -> InputSpec {
     match input.place {
         Place::Absent => InputSpec::Absent,
         Place::Storage { .. } => InputSpec::Storage,
@@ -140,7 +140,7 @@ fn attr_matches(attr: &Attr, arg: &Arg<'_>) -> bool {
 }
 
 #[inline]
-fn arg_matches(spec: &ArgSpec, arg: &Arg<'_>) -> bool {
+pub(crate) fn arg_matches(spec: &ArgSpec, arg: &Arg<'_>) -> bool {
     match (spec, arg) {
         (ArgSpec::None, Arg::None)
         | (ArgSpec::Tensor, Arg::Tensor)
@@ -202,25 +202,6 @@ impl NodeKey {
             && self.inputs.len() == call.inputs.len()
             && self.args.iter().zip(&call.args).all(|(spec, arg)| arg_matches(spec, arg))
             && self.inputs.iter().zip(&call.inputs).all(|(spec, input)| *spec == input_spec(input))
-    }
-
-    /// How a call differs from this node, in the user's words; `None` where it is the same but for location.
-    pub fn difference(&self, call: &Call<'_>, name: impl Fn(OpId) -> String) -> Option<String> {
-        if self.op != call.op {
-            return Some(format!("expected {}", name(self.op)));
-        }
-        for (i, (spec, arg)) in self.args.iter().zip(&call.args).enumerate() {
-            if !arg_matches(spec, arg) {
-                return Some(format!("argument {i}: expected {spec:?}, got {arg:?}"));
-            }
-        }
-        for (i, (spec, input)) in self.inputs.iter().zip(&call.inputs).enumerate() {
-            if *spec != input_spec(input) {
-                return Some(format!("input {i}: expected {spec:?}, got {:?}", input_spec(input)));
-            }
-        }
-        (self.modes != mode_bits(call))
-            .then(|| "grad mode, the default dtype, or requires_grad of an input".to_owned())
     }
 }
 
@@ -340,8 +321,8 @@ impl Variant {
 pub struct Node {
     /// What it is.
     pub key: NodeKey,
-    /// For each flat input, the names that its storage has had: several where branches rejoin.
-    pub sources: Vec<SmallVec<[Name; 1]>>,
+    /// Where each flat input has come from.
+    pub sources: Vec<Sources>,
     /// Shape variants, in the order seen.
     pub variants: Variants,
     /// A value was fetched when this was the last op, so a block ends here.
@@ -350,6 +331,43 @@ pub struct Node {
     pub ends: bool,
     /// Output shapes depend on data.
     pub dynamic: bool,
+    /// It begins a loop whose number of rounds has changed, so the loop is not unrolled.
+    pub varies: bool,
+    /// Divergences in the loop that it begins while that was unrolled.
+    pub misses: u8,
+}
+
+/// The names that an input's storage has had: several where branches rejoin and in loops (phi inputs).
+#[derive(Clone, Debug, Default)]
+pub struct Sources(SmallVec<[Name; 1]>);
+
+/// Sources of one input that are told apart; beyond that it comes from anywhere.
+const MAX_SOURCES: usize = 16;
+
+impl Sources {
+    /// Whether a storage of this name has been the input.
+    #[inline]
+    pub fn contains(&self, name: Name) -> bool {
+        self.0.contains(&name) || self.0.first() == Some(&Name::ANY)
+    }
+
+    /// Adds a name; whether it is new.
+    pub fn add(&mut self, name: Name) -> bool {
+        if self.contains(name) {
+            return false;
+        }
+        if self.0.len() == MAX_SOURCES {
+            self.0 = SmallVec::from_elem(Name::ANY, 1);
+        } else {
+            self.0.push(name);
+        }
+        true
+    }
+
+    /// The names, in the order seen; none for host tensors and absent ones.
+    pub fn names(&self) -> &[Name] {
+        &self.0
+    }
 }
 
 /// Shape variants of one node, found by hash.
@@ -405,7 +423,46 @@ fn collect_numbers(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> SmallVec<[i
     collected
 }
 
+/// Variants of one node that are kept; a call beyond finds its shapes out each time.
+const MAX_VARIANTS: usize = 4096;
+
 impl Node {
+    /// Whether a call's inputs come from where this node's have come.
+    #[inline]
+    pub fn has_sources(&self, call: &Call<'_>) -> bool {
+        call.inputs.iter().zip(&self.sources).all(|(input, sources)| match input.place {
+            Place::Storage { name, .. } => sources.contains(name),
+            _ => true,
+        })
+    }
+
+    /// Roughly the memory that it takes with its key in the index, in bytes.
+    pub fn bytes(&self) -> usize {
+        let key = size_of::<NodeKey>()
+            + self.key.args.len() * size_of::<ArgSpec>()
+            + self.key.inputs.len() * size_of::<InputSpec>();
+        let meta = size_of::<TensorMeta>();
+        let variant = |v: &Arc<Variant>| {
+            let outs = v.outputs.outs.len() * size_of::<OutSpec>();
+            size_of::<Variant>() + v.metas.len() * meta + v.numbers.len() * size_of::<i64>() + outs
+        };
+        size_of::<Node>()
+            + 2 * key
+            + self.sources.len() * size_of::<Sources>()
+            + self.variants.iter().map(variant).sum::<usize>()
+    }
+
+    /// Adds the sources of a call's inputs; whether one is new.
+    pub fn add_sources(&mut self, call: &Call<'_>) -> bool {
+        let mut grew = false;
+        for (input, sources) in call.inputs.iter().zip(&mut self.sources) {
+            if let Place::Storage { name, .. } = input.place {
+                grew |= sources.add(name);
+            }
+        }
+        grew
+    }
+
     /// The variant that a call falls under; `hint` is tried first.
     #[inline]
     pub fn variant(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> Option<u32> {
@@ -418,8 +475,12 @@ impl Node {
         candidates.iter().copied().find(|i| falls_under(*i))
     }
 
-    /// Adds a variant that no other matches.
-    pub fn add_variant(&mut self, variant: Arc<Variant>) {
-        self.variants.push(variant);
+    /// Adds a variant that no other matches; whether there is room for it.
+    pub fn add_variant(&mut self, variant: Arc<Variant>) -> bool {
+        let room = self.variants.len() < MAX_VARIANTS;
+        if room {
+            self.variants.push(variant);
+        }
+        room
     }
 }

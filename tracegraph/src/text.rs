@@ -1,18 +1,146 @@
 //! Text and DOT forms of the graphs, for people and for tests.
+//!
+//! A symbolic graph is printed by way of a [`Listing`], which also parses:
+//!
+//! ```text
+//! l0 = while(b1): b1 b2
+//! start -> b0
+//! b0:
+//!   %1 = aten::relu(state) : float32[4]  x2
+//!   output_fetch
+//!   -> case_select(b1, end)
+//! b1 in l0:
+//!   %2 = aten::add.Tensor(phi(%1, %2), feed:int) : float32[4]
+//!   -> loop_cond(b1; b2)
+//! ```
+//!
+//! An op names its node, its inputs by where they come from (`state` is what the iteration found, `feed` what the
+//! host gives), the shapes of its first variant, and the number of variants if there are several.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Write};
+use std::str::FromStr;
+
+use thiserror::Error;
 
 use crate::graph::TraceGraph;
-use crate::ids::{NodeId, OpId};
-use crate::node::{ArgSpec, Attr, OutSpec};
+use crate::ids::{BlockId, LoopId, NodeId, OpId};
+use crate::node::{ArgSpec, Attr, OutSpec, Sources};
 use crate::symbolic::SymbolicGraph;
 
-fn arg(spec: &ArgSpec, sources: &mut impl Iterator<Item = String>) -> String {
+/// A symbolic graph in words.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Listing {
+    /// The Whiles, by number.
+    pub loops: Vec<ListedLoop>,
+    /// Behind the start.
+    pub entry: Exit,
+    /// The blocks, by number.
+    pub blocks: Vec<ListedBlock>,
+}
+
+/// A While.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListedLoop {
+    /// The block that begins a round.
+    pub header: BlockId,
+    /// The While around it.
+    pub parent: Option<LoopId>,
+    /// All its blocks.
+    pub blocks: Vec<BlockId>,
+}
+
+/// A block.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ListedBlock {
+    /// The innermost While around it.
+    pub within: Option<LoopId>,
+    /// Its ops.
+    pub ops: Vec<ListedOp>,
+    /// Output Fetching behind it.
+    pub fetched: bool,
+    /// What follows.
+    pub exit: Exit,
+}
+
+/// An op.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListedOp {
+    /// Its node.
+    pub node: NodeId,
+    /// The operator.
+    pub op: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Outputs, as `float32[4]`.
+    pub outs: Vec<String>,
+    /// Number of shape variants.
+    pub variants: usize,
+}
+
+/// What may follow a block.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Exit {
+    /// Blocks that begin another round of a While.
+    pub again: Vec<BlockId>,
+    /// Other blocks.
+    pub cases: Vec<BlockId>,
+    /// The iteration's end.
+    pub end: bool,
+}
+
+impl Listing {
+    /// Lists a symbolic graph; `name` gives the operators' names.
+    pub fn of(symbolic: &SymbolicGraph, graph: &TraceGraph, name: &dyn Fn(OpId) -> String) -> Listing {
+        let exit = |from: Option<BlockId>, ends: bool| {
+            let repeats = |to: &&BlockId| from.is_some_and(|f| symbolic.repeats(f, **to).is_some());
+            let (again, cases) = symbolic.cases(from).iter().partition(repeats);
+            Exit { again, cases, end: ends }
+        };
+        let blocks = symbolic.blocks.iter().enumerate().map(|(i, block)| ListedBlock {
+            within: block.within,
+            ops: block.nodes.iter().map(|n| list_op(graph, *n, name)).collect(),
+            fetched: block.fetched,
+            exit: exit(Some(BlockId(i as u32)), block.ends),
+        });
+        let loops = symbolic.whiles.iter().map(|w| ListedLoop {
+            header: w.header,
+            parent: w.parent,
+            blocks: w.blocks.clone(),
+        });
+        Listing { loops: loops.collect(), entry: exit(None, symbolic.empty), blocks: blocks.collect() }
+    }
+}
+
+/// One op of a TraceGraph.
+pub fn list_op(graph: &TraceGraph, id: NodeId, name: &dyn Fn(OpId) -> String) -> ListedOp {
+    let node = graph.node(id);
+    let mut inputs = node.sources.iter().map(source_text);
+    ListedOp {
+        node: id,
+        op: name(node.key.op),
+        args: node.key.args.iter().map(|a| arg_text(a, &mut inputs)).collect(),
+        outs: node
+            .variants
+            .first()
+            .map_or_else(Vec::new, |v| v.outputs.outs.iter().filter_map(shape).collect()),
+        variants: node.variants.len(),
+    }
+}
+
+fn source_text(sources: &Sources) -> String {
+    match sources.names() {
+        [] => "feed".into(),
+        [one] => one.to_string(),
+        several => format!("phi({})", several.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+fn arg_text(spec: &ArgSpec, inputs: &mut impl Iterator<Item = String>) -> String {
     match spec {
         ArgSpec::None => "none".into(),
-        ArgSpec::Tensor => sources.next().unwrap_or_default(),
+        ArgSpec::Tensor => inputs.next().unwrap_or_default(),
         ArgSpec::Tensors(n) => {
-            let items: Vec<String> = sources.take(*n as usize).collect();
+            let items: Vec<String> = inputs.take(*n as usize).collect();
             format!("[{}]", items.join(", "))
         }
         ArgSpec::Attr(Attr::Int(i)) => i.to_string(),
@@ -30,25 +158,6 @@ fn arg(spec: &ArgSpec, sources: &mut impl Iterator<Item = String>) -> String {
     }
 }
 
-/// One line for an op: `%3 = aten::add.Tensor(%1, s0|s2, feed:int)  x2`, the last its number of variants.
-pub fn node_line(graph: &TraceGraph, id: NodeId, name: &dyn Fn(OpId) -> String) -> String {
-    let node = graph.node(id);
-    let mut sources = node.sources.iter().map(|names| {
-        let names: Vec<String> = names.iter().map(|n| format!("{n:?}")).collect();
-        if names.is_empty() { "feed".to_owned() } else { names.join("|") }
-    });
-    let args: Vec<String> = node.key.args.iter().map(|a| arg(a, &mut sources)).collect();
-    let mut line = format!("%{} = {}({})", id.0, name(node.key.op), args.join(", "));
-    if let Some(v) = node.variants.first() {
-        let shapes: Vec<String> = v.outputs.outs.iter().filter_map(shape).collect();
-        let _ = write!(line, " : {}", shapes.join(", "));
-    }
-    if node.variants.len() > 1 {
-        let _ = write!(line, "  x{}", node.variants.len());
-    }
-    line
-}
-
 fn shape(out: &OutSpec) -> Option<String> {
     match out {
         OutSpec::Fresh { meta, .. } | OutSpec::Alias { meta, .. } => {
@@ -59,25 +168,208 @@ fn shape(out: &OutSpec) -> Option<String> {
     }
 }
 
-/// The symbolic graph, block by block.
-pub fn print(symbolic: &SymbolicGraph, graph: &TraceGraph, name: &dyn Fn(OpId) -> String) -> String {
-    let mut text = String::new();
-    let cases = |cases: &[crate::ids::BlockId], ends: bool| {
-        let mut all: Vec<String> = cases.iter().map(|b| format!("b{}", b.0)).collect();
-        if ends {
-            all.push("end".into());
+// --- Printing ---------------------------------------------------------------------------------------------
+
+impl Display for ListedOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{} = {}({})", self.node.0, self.op, self.args.join(", "))?;
+        if !self.outs.is_empty() {
+            write!(f, " : {}", self.outs.join(", "))?;
         }
-        if all.len() > 1 { format!("switch({})", all.join(", ")) } else { all.join("") }
-    };
-    let _ = writeln!(text, "start -> {}", cases(&symbolic.entry, symbolic.empty));
-    for (i, block) in symbolic.blocks.iter().enumerate() {
-        let _ = writeln!(text, "b{i}:");
-        for node in &block.nodes {
-            let _ = writeln!(text, "  {}", node_line(graph, *node, name));
+        if self.variants != 1 {
+            write!(f, "  x{}", self.variants)?;
         }
-        let _ = writeln!(text, "  -> {}", cases(&block.cases, block.ends));
+        Ok(())
     }
-    text
+}
+
+impl Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |blocks: &[BlockId]| blocks.iter().map(|b| format!("b{}", b.0)).collect::<Vec<_>>();
+        let mut others = names(&self.cases);
+        others.extend(self.end.then(|| "end".to_owned()));
+        match (&self.again[..], &others[..]) {
+            ([], [one]) => write!(f, "-> {one}"),
+            ([], _) => write!(f, "-> case_select({})", others.join(", ")),
+            _ => write!(f, "-> loop_cond({}; {})", names(&self.again).join(", "), others.join(", ")),
+        }
+    }
+}
+
+impl Display for Listing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, l) in self.loops.iter().enumerate() {
+            write!(f, "l{i} = while(b{})", l.header.0)?;
+            if let Some(parent) = l.parent {
+                write!(f, " in l{}", parent.0)?;
+            }
+            let blocks: Vec<String> = l.blocks.iter().map(|b| format!("b{}", b.0)).collect();
+            writeln!(f, ": {}", blocks.join(" "))?;
+        }
+        writeln!(f, "start {}", self.entry)?;
+        for (i, block) in self.blocks.iter().enumerate() {
+            match block.within {
+                Some(l) => writeln!(f, "b{i} in l{}:", l.0)?,
+                None => writeln!(f, "b{i}:")?,
+            }
+            block.ops.iter().try_for_each(|op| writeln!(f, "  {op}"))?;
+            if block.fetched {
+                writeln!(f, "  output_fetch")?;
+            }
+            writeln!(f, "  {}", block.exit)?;
+        }
+        Ok(())
+    }
+}
+
+// --- Parsing ----------------------------------------------------------------------------------------------
+
+/// A line that is not of the text form.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("line {line}: expected {expected}, got {got:?}")]
+pub struct ParseError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What could have stood there.
+    pub expected: &'static str,
+    /// What does.
+    pub got: String,
+}
+
+/// A parser's failure: what it expected.
+type Parsed<T> = Result<T, &'static str>;
+
+fn id(text: &str, prefix: char) -> Option<u32> {
+    text.trim().strip_prefix(prefix)?.parse().ok()
+}
+
+fn block_id(text: &str) -> Parsed<BlockId> {
+    id(text, 'b').map(BlockId).ok_or("a block, as b0")
+}
+
+fn loop_id(text: &str) -> Parsed<LoopId> {
+    id(text, 'l').map(LoopId).ok_or("a while, as l0")
+}
+
+/// Splits at commas that are in no bracket and no string.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let (mut depth, mut quoted, mut escaped) = (0, false, false);
+    for c in text.chars() {
+        match c {
+            '"' if !escaped => quoted = !quoted,
+            '(' | '[' if !quoted => depth += 1,
+            ')' | ']' if !quoted => depth -= 1,
+            _ => {}
+        }
+        escaped = quoted && c == '\\' && !escaped;
+        if c == ',' && depth == 0 && !quoted {
+            parts.push(String::new());
+        } else if let Some(last) = parts.last_mut() {
+            last.push(c);
+        }
+    }
+    parts.iter().map(|p| p.trim().to_owned()).filter(|p| !p.is_empty()).collect()
+}
+
+/// Where the bracket closes that opens the text.
+fn closing(text: &str) -> Option<usize> {
+    let (mut depth, mut quoted, mut escaped) = (0, false, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            '"' if !escaped => quoted = !quoted,
+            '(' if !quoted => depth += 1,
+            ')' if !quoted => depth -= 1,
+            _ => {}
+        }
+        escaped = quoted && c == '\\' && !escaped;
+        if depth == 0 {
+            return Some(at);
+        }
+    }
+    None
+}
+
+fn parse_exit(text: &str) -> Parsed<Exit> {
+    let text = text.trim().strip_prefix("-> ").ok_or("-> and what follows")?;
+    let inside = |name: &str| text.strip_prefix(name)?.strip_prefix('(')?.strip_suffix(')');
+    let (again, cases) = match (inside("loop_cond"), inside("case_select")) {
+        (Some(list), _) => list.split_once(';').ok_or("; in loop_cond")?,
+        (_, Some(list)) => ("", list),
+        _ => ("", text),
+    };
+    let mut exit =
+        Exit { again: split(again).iter().map(|b| block_id(b)).collect::<Parsed<_>>()?, ..Exit::default() };
+    for case in split(cases) {
+        if case == "end" {
+            exit.end = true;
+        } else {
+            exit.cases.push(block_id(&case)?);
+        }
+    }
+    Ok(exit)
+}
+
+fn parse_op(text: &str) -> Parsed<ListedOp> {
+    let (node, rest) = text.split_once(" = ").ok_or("an op, as %1 = aten::relu(state)")?;
+    let node = NodeId(id(node, '%').ok_or("a node, as %1")?);
+    let open = rest.find('(').ok_or("arguments in brackets")?;
+    let close = open + closing(&rest[open..]).ok_or("a closing bracket")?;
+    let (mut behind, mut variants) = (&rest[close + 1..], 1);
+    if let Some((outs, number)) = behind.rsplit_once("  x") {
+        variants = number.parse().map_err(|_| "a number of variants")?;
+        behind = outs;
+    }
+    let outs = behind.strip_prefix(" : ").map_or_else(Vec::new, split);
+    Ok(ListedOp { node, op: rest[..open].to_owned(), args: split(&rest[open + 1..close]), outs, variants })
+}
+
+fn parse_loop(text: &str) -> Parsed<ListedLoop> {
+    let (_, rest) = text.split_once(" = while(").ok_or("a while, as l0 = while(b1): b1 b2")?;
+    let (header, rest) = rest.split_once(')').ok_or("a closing bracket")?;
+    let (parent, blocks) = rest.split_once(':').ok_or(": and blocks")?;
+    let parent = parent.strip_prefix(" in ").map(loop_id).transpose()?;
+    let blocks = blocks.split_whitespace().map(block_id).collect::<Parsed<_>>()?;
+    Ok(ListedLoop { header: block_id(header)?, parent, blocks })
+}
+
+impl Listing {
+    fn parse_line(&mut self, line: &str) -> Parsed<()> {
+        if let Some(exit) = line.strip_prefix("start ") {
+            self.entry = parse_exit(exit)?;
+        } else if line.starts_with('l') {
+            self.loops.push(parse_loop(line)?);
+        } else if line.starts_with('b') {
+            let (name, within) = line.trim_end_matches(':').split_once(" in ").unzip();
+            let number = block_id(name.unwrap_or(line.trim_end_matches(':')))?;
+            if number.index() != self.blocks.len() {
+                return Err("the next block");
+            }
+            self.blocks
+                .push(ListedBlock { within: within.map(loop_id).transpose()?, ..ListedBlock::default() });
+        } else {
+            let block = self.blocks.last_mut().ok_or("a block")?;
+            match line.trim() {
+                "output_fetch" => block.fetched = true,
+                exit if exit.starts_with("->") => block.exit = parse_exit(exit)?,
+                op => block.ops.push(parse_op(op)?),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Listing {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Listing, ParseError> {
+        let mut listing = Listing::default();
+        for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+            let failed = |expected| ParseError { line: i + 1, expected, got: line.to_owned() };
+            listing.parse_line(line).map_err(failed)?;
+        }
+        Ok(listing)
+    }
 }
 
 /// The TraceGraph in Graphviz' DOT language.

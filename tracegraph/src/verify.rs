@@ -1,16 +1,21 @@
-//! Checks a symbolic graph against the warm paths of its TraceGraph. The rules:
+//! Checks a symbolic graph against its TraceGraph. The rules:
 //!
 //! 1. Every block has at least one op.
-//! 2. Every op that a path reaches is in exactly one block; the start is in none.
-//! 3. Within a block, each op is the only child of the one before it.
-//! 4. An op that several ops lead to, or a child of a branch, begins its block.
-//! 5. The cases behind a block begin with exactly the children of its last op.
-//! 6. A block ends an iteration exactly if its last op does, and no op inside it does.
+//! 2. The ops of a block, and the last op of a block and the first of each of its cases, followed each other in a
+//!    trace.
+//! 3. The cases behind a block, and those of the start, begin with different ops.
+//! 4. Every warm trace that is kept is a way through the blocks, from the start to a block that ends an iteration;
+//!    inside a block it takes all ops.
+//! 5. An op that followed another outside of unrolled loops can follow it in the symbolic graph.
+//! 6. A While's blocks contain its header and all blocks of the Whiles inside it, and each of them leads back to
+//!    its header.
+//! 7. Blocks number their ops one behind the other, and a node's place, if it has one, is where it is.
 
+use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::graph::TraceGraph;
-use crate::ids::{BlockId, NodeId};
+use crate::ids::{BlockId, LoopId, NodeId};
 use crate::symbolic::SymbolicGraph;
 
 /// A broken rule; the generator is at fault.
@@ -20,69 +25,153 @@ pub enum Violation {
     #[error("block {} has no ops", .0.0)]
     EmptyBlock(BlockId),
     /// Rule 2.
-    #[error("op {} is in {} blocks", .0.0, .1)]
-    Membership(NodeId, usize),
-    /// Rules 3 and 4.
-    #[error("op {} follows op {} inside block {}, but is not its only successor", .1.0, .0.0, .2.0)]
-    NotALine(NodeId, NodeId, BlockId),
+    #[error("op {} never followed op {}, but it does at block {}", .1.0, .0.0, .2.0)]
+    NotAnEdge(NodeId, NodeId, BlockId),
+    /// Rule 3.
+    #[error("several cases behind block {:?} begin with op {}", .0.map(|b| b.0), .1.0)]
+    SameCase(Option<BlockId>, NodeId),
+    /// Rule 4.
+    #[error("a trace has no way through the blocks at its op {}, which is op {}", .0, .1.0)]
+    LostTrace(usize, NodeId),
     /// Rule 5.
-    #[error("the cases behind block {:?} are not the children of its last op", .0.map(|b| b.0))]
-    Cases(Option<BlockId>),
+    #[error("op {} followed op {}, but cannot", .1.0, .0.0)]
+    LostEdge(NodeId, NodeId),
     /// Rule 6.
-    #[error("block {} and its ops disagree on where an iteration ends", .0.0)]
-    Ends(BlockId),
+    #[error("while {} is not a loop at block {}", .0.0, .1.0)]
+    NotALoop(LoopId, BlockId),
+    /// Rule 7.
+    #[error("block {} is not where it says", .0.0)]
+    Place(BlockId),
 }
 
-/// Every violation, in block order.
+/// Every violation, rule by rule.
 pub fn verify(symbolic: &SymbolicGraph, graph: &TraceGraph) -> Vec<Violation> {
     let mut found = Vec::new();
-    let mut seen = vec![0; graph.len()];
+    check_blocks(symbolic, graph, &mut found);
+    if found.is_empty() {
+        check_traces(symbolic, graph, &mut found);
+        check_edges(symbolic, graph, &mut found);
+        check_whiles(symbolic, &mut found);
+    }
+    found
+}
+
+fn check_blocks(symbolic: &SymbolicGraph, graph: &TraceGraph, found: &mut Vec<Violation>) {
+    let mut number = 0;
+    let followed = |a: NodeId, b: NodeId| graph.warm_children(a).contains(&b);
+    let check_cases = |at: Option<BlockId>, last: NodeId, found: &mut Vec<Violation>| {
+        let mut heads: SmallVec<[NodeId; 4]> = SmallVec::new();
+        for case in symbolic.cases(at) {
+            let Some(&head) = symbolic.block(*case).nodes.first() else { continue };
+            if !followed(last, head) {
+                found.push(Violation::NotAnEdge(last, head, *case));
+            }
+            if heads.contains(&head) {
+                found.push(Violation::SameCase(at, head));
+            }
+            heads.push(head);
+        }
+    };
+    check_cases(None, NodeId::START, found);
     for (i, block) in symbolic.blocks.iter().enumerate() {
         let id = BlockId(i as u32);
         let Some(&last) = block.nodes.last() else {
             found.push(Violation::EmptyBlock(id));
             continue;
         };
-        block.nodes.iter().for_each(|n| seen[n.index()] += 1);
-        for pair in block.nodes.windows(2) {
-            if graph.warm_children(pair[0])[..] != [pair[1]] || graph.warm_parents(pair[1]) != 1 {
-                found.push(Violation::NotALine(pair[0], pair[1], id));
+        for pair in block.nodes.windows(2).filter(|p| !followed(p[0], p[1])) {
+            found.push(Violation::NotAnEdge(pair[0], pair[1], id));
+        }
+        let misplaced = |(at, n): (usize, &NodeId)| {
+            symbolic.places[n.index()].is_some_and(|place| place != (id, at as u32))
+        };
+        if block.first != number || block.nodes.iter().enumerate().any(misplaced) {
+            found.push(Violation::Place(id));
+        }
+        number += block.nodes.len() as u32;
+        check_cases(Some(id), last, found);
+    }
+}
+
+fn check_traces(symbolic: &SymbolicGraph, graph: &TraceGraph, found: &mut Vec<Violation>) {
+    for trace in graph.traces().iter() {
+        let mut at: Option<BlockId> = None;
+        let mut next = 0;
+        let mut lost = None;
+        for (i, node) in trace.nodes().enumerate() {
+            if at.is_none_or(|b| next == symbolic.block(b).nodes.len()) {
+                let case = symbolic.cases(at).iter().find(|b| symbolic.block(**b).nodes[0] == node);
+                let Some(case) = case else {
+                    lost = Some((i, node));
+                    break;
+                };
+                at = Some(*case);
+                next = 0;
+            }
+            if at.is_none_or(|b| symbolic.block(b).nodes[next] != node) {
+                lost = Some((i, node));
+                break;
+            }
+            next += 1;
+        }
+        let may_end =
+            at.map_or(symbolic.empty, |b| symbolic.block(b).ends && next == symbolic.block(b).nodes.len());
+        match lost {
+            Some((i, node)) => found.push(Violation::LostTrace(i, node)),
+            None if !may_end => found.push(Violation::LostTrace(trace.len(), NodeId::START)),
+            None => {}
+        }
+    }
+}
+
+fn check_edges(symbolic: &SymbolicGraph, graph: &TraceGraph, found: &mut Vec<Violation>) {
+    // Ops with one place are outside of unrolled loops, or in a loop of one round.
+    for node in graph.ids().filter(|n| *n == NodeId::START || symbolic.places[n.index()].is_some()) {
+        for child in graph.warm_children(node) {
+            let Some((block, number)) = symbolic.places[child.index()] else { continue };
+            if symbolic.block(block).unrolled.is_some() {
+                continue;
+            }
+            let can = match symbolic.places[node.index()] {
+                Some((b, _)) if symbolic.block(b).unrolled.is_some() => true,
+                Some((b, n)) if n as usize + 1 < symbolic.block(b).nodes.len() => {
+                    (b, n + 1) == (block, number)
+                }
+                Some((b, _)) => number == 0 && symbolic.cases(Some(b)).contains(&block),
+                None => number == 0 && symbolic.entry.contains(&block),
+            };
+            if !can {
+                found.push(Violation::LostEdge(node, child));
             }
         }
-        let inside = &block.nodes[..block.nodes.len() - 1];
-        if block.ends != graph.node(last).ends || inside.iter().any(|n| graph.node(*n).ends) {
-            found.push(Violation::Ends(id));
-        }
-        found.extend(check_cases(symbolic, graph, Some(id), last));
     }
-    found.extend(check_cases(symbolic, graph, None, NodeId::START));
-    let reached = reached(graph);
-    for n in graph.ids() {
-        if seen[n.index()] != usize::from(reached[n.index()]) {
-            found.push(Violation::Membership(n, seen[n.index()]));
-        }
-    }
-    found
 }
 
-/// The ops that a warm path from the start leads to.
-fn reached(graph: &TraceGraph) -> Vec<bool> {
-    let mut reached = vec![false; graph.len()];
-    let mut open = graph.warm_children(NodeId::START);
-    while let Some(n) = open.pop() {
-        if !std::mem::replace(&mut reached[n.index()], true) {
-            open.extend(graph.warm_children(n));
+fn check_whiles(symbolic: &SymbolicGraph, found: &mut Vec<Violation>) {
+    for (i, while_) in symbolic.whiles.iter().enumerate() {
+        let id = LoopId(i as u32);
+        if let Some(parent) = while_.parent
+            && !while_.blocks.iter().all(|b| symbolic.whiles[parent.index()].blocks.contains(b))
+        {
+            found.push(Violation::NotALoop(id, while_.header));
+        }
+        // Backwards from the header, inside the loop.
+        let mut leads_back = vec![false; symbolic.blocks.len()];
+        let mut open = vec![while_.header];
+        while let Some(to) = open.pop() {
+            for from in &while_.blocks {
+                if symbolic.block(*from).cases.contains(&to)
+                    && !std::mem::replace(&mut leads_back[from.index()], true)
+                {
+                    open.push(*from);
+                }
+            }
+        }
+        if let Some(block) = while_.blocks.iter().find(|b| !leads_back[b.index()]) {
+            found.push(Violation::NotALoop(id, *block));
+        }
+        if !while_.blocks.contains(&while_.header) {
+            found.push(Violation::NotALoop(id, while_.header));
         }
     }
-    reached
-}
-
-fn check_cases(
-    s: &SymbolicGraph,
-    graph: &TraceGraph,
-    at: Option<BlockId>,
-    last: NodeId,
-) -> Option<Violation> {
-    let heads = s.cases(at).iter().filter_map(|b| s.blocks.get(b.index())?.nodes.first().copied());
-    (!heads.eq(graph.warm_children(last))).then_some(Violation::Cases(at))
 }

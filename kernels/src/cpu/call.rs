@@ -36,10 +36,7 @@ impl Cursor {
             },
             InputSpec::Storage | InputSpec::Absent => {
                 let id = self.storage(run);
-                (
-                    Place::Storage { id, name: Name::NONE, home: Name::NONE },
-                    *take(&run.offsets, &mut self.offsets),
-                )
+                (Place::Storage { id, name: Name::STATE }, *take(&run.offsets, &mut self.offsets))
             }
         };
         Input {

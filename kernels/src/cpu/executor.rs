@@ -1,16 +1,17 @@
-//! Storages in host buffers; plans as lists of ATen calls.
+//! Storages in host buffers; blocks as lists of ATen calls.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
-use tandem_tracegraph::ids::{LocationId, PlanId, StorageId};
+use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized, Variant};
 use tandem_tracegraph::tensor_meta::TensorMeta;
 
 use super::call::Cursor;
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, Step};
+use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Step};
 use crate::host::{Buffer, Exception};
 
 /// The contents of a storage.
@@ -30,14 +31,26 @@ enum Contents {
 pub struct CpuExecutor {
     host: &'static dyn HostKernels,
     storages: Vec<Contents>,
-    plans: Vec<Vec<Step>>,
+    /// Ops by node; [`NodeId::START`] is none.
+    nodes: Vec<Option<Step>>,
+    blocks: Vec<Box<[NodeId]>>,
     failures: Vec<Arc<Failure>>,
+    measuring: bool,
+    times: Vec<OpTime>,
 }
 
 impl CpuExecutor {
     /// An executor that calls `host`'s kernels.
     pub fn new(host: &'static dyn HostKernels) -> CpuExecutor {
-        CpuExecutor { host, storages: Vec::new(), plans: Vec::new(), failures: Vec::new() }
+        CpuExecutor {
+            host,
+            storages: Vec::new(),
+            nodes: vec![None],
+            blocks: Vec::new(),
+            failures: Vec::new(),
+            measuring: false,
+            times: Vec::new(),
+        }
     }
 
     fn slot(&mut self, id: StorageId) -> &mut Contents {
@@ -187,41 +200,53 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
-    fn lower(&mut self, plan: PlanId, steps: Vec<Step>) {
-        if self.plans.len() <= plan.index() {
-            self.plans.resize_with(plan.index() + 1, Vec::new);
+    fn declare(&mut self, node: NodeId, step: Step) {
+        debug_assert_eq!(node.index(), self.nodes.len());
+        self.nodes.push(Some(step));
+    }
+
+    fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
+        if let Some(step) = &mut self.nodes[node.index()] {
+            step.variants.push(variant);
         }
-        self.plans[plan.index()] = steps;
     }
 
-    fn add_variant(&mut self, plan: PlanId, step: u32, variant: Arc<Variant>) {
-        self.plans[plan.index()][step as usize].variants.push(variant);
+    fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
+        self.blocks = blocks;
     }
 
-    fn drop_plan(&mut self, plan: PlanId) {
-        self.plans[plan.index()] = Vec::new();
+    fn forget(&mut self) {
+        self.nodes.truncate(1);
+        self.blocks.clear();
+        self.times.clear();
+    }
+
+    fn measure(&mut self, on: bool) {
+        self.measuring = on;
+        self.times.clear();
+    }
+
+    fn measured(&self) -> &[OpTime] {
+        &self.times
     }
 
     fn run(&mut self, run: &BlockRun) {
-        let plan = std::mem::take(&mut self.plans[run.plan().index()]);
+        let (blocks, nodes) = (std::mem::take(&mut self.blocks), std::mem::take(&mut self.nodes));
         let mut cursor = Cursor::default();
-        for (step, variant) in plan[run.from as usize..run.to as usize].iter().zip(&run.variants) {
-            let variant = &step.variants[*variant as usize];
-            let mut call = Call::blank(step.key.op);
-            cursor.fill(&mut call, step, variant, run);
-            let written: Ids = step.writes.iter().filter_map(|i| storage_of(&call, *i)).collect();
-            let fresh: Ids = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
-            if let Err(failure) = self.step(&mut call, step.key.location, variant, &fresh) {
-                tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
-                self.poison(&fresh, &failure);
-                self.poison(&written, &failure);
-                self.failures.push(failure);
+        let ops = run.segments.iter().flat_map(|s| &blocks[s.block.index()][s.from as usize..s.to as usize]);
+        for (node, variant) in ops.zip(&run.variants) {
+            if let Some(step) = &nodes[node.index()] {
+                let begin = self.measuring.then(Instant::now);
+                self.run_op(step, &step.variants[*variant as usize], run, &mut cursor);
+                if let Some(begin) = begin {
+                    self.count_time(*node, begin);
+                }
             }
         }
         for id in &run.released {
             self.release(*id);
         }
-        self.plans[run.plan().index()] = plan;
+        (self.blocks, self.nodes) = (blocks, nodes);
     }
 
     fn call(
@@ -287,6 +312,29 @@ impl Executor for CpuExecutor {
 }
 
 impl CpuExecutor {
+    /// Runs an op of a run, whose feeds the cursor is at.
+    fn run_op(&mut self, step: &Step, variant: &Variant, run: &BlockRun, cursor: &mut Cursor) {
+        let mut call = Call::blank(step.key.op);
+        cursor.fill(&mut call, step, variant, run);
+        let written: Ids = step.writes.iter().filter_map(|i| storage_of(&call, *i)).collect();
+        let fresh: Ids = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
+        if let Err(failure) = self.step(&mut call, step.key.location, variant, &fresh) {
+            tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
+            self.poison(&fresh, &failure);
+            self.poison(&written, &failure);
+            self.failures.push(failure);
+        }
+    }
+
+    fn count_time(&mut self, node: NodeId, begin: Instant) {
+        if self.times.len() <= node.index() {
+            self.times.resize(self.nodes.len().max(node.index() + 1), OpTime::default());
+        }
+        let time = &mut self.times[node.index()];
+        time.count += 1;
+        time.ns += begin.elapsed().as_nanos() as u64;
+    }
+
     /// The address of a byte range of a storage.
     fn bytes(&mut self, id: StorageId, offset: u64, len: usize) -> Result<*mut u8, Arc<Failure>> {
         let no_memory = || {

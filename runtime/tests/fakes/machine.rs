@@ -177,6 +177,8 @@ pub struct CoExecution {
     pub torch: &'static FakeTorch,
     engine: Option<Arc<Mutex<Engine>>>,
     sequence: u64,
+    /// Lines of the functions that called the running one, outermost first.
+    callers: Vec<i32>,
     /// Issue ops as a thread that is not the program's.
     pub other_thread: bool,
     /// How often the engine asked for the stack.
@@ -208,11 +210,20 @@ impl CoExecution {
             torch,
             engine: Some(Arc::new(Mutex::new(engine))),
             sequence: 0,
+            callers: Vec::new(),
             other_thread: false,
             stacks: 0,
             waits: 0,
             _alone: alone,
         }
+    }
+
+    /// Issues an op of one output at a line of a function that others called.
+    pub fn call_in(&mut self, frames: &[i32], line: u32, op: Op, args: &[V<'_>]) -> Tensor {
+        self.callers = frames.to_vec();
+        let made = self.call(line, op, args);
+        self.callers.clear();
+        made.expect("the op does not fail").remove(0)
     }
 
     pub fn engine(&self) -> MutexGuard<'_, Engine> {
@@ -317,14 +328,15 @@ impl Sink for Collect {
 impl Machine for CoExecution {
     fn call(&mut self, line: u32, op: Op, args: &[V<'_>]) -> Result<Vec<Tensor>, CallError> {
         self.sequence += 1;
-        let mut site = Site { program_thread: !self.other_thread, sequence: self.sequence, stack: None };
+        let mut site =
+            Site { program_thread: !self.other_thread, sequence: self.sequence, ..Site::default() };
         let inputs = flat(args);
         loop {
             let mut engine = self.engine();
             let call = call(op, args, &inputs, |store| match store {
                 Store::Tandem(id) => {
                     let storages = engine.storages();
-                    Place::Storage { id: *id, name: storages.name(*id), home: storages.home(*id) }
+                    Place::Storage { id: *id, name: storages.name(*id) }
                 }
                 Store::Host(buffer) => Place::Host(buffer.as_ptr()),
             });
@@ -334,8 +346,10 @@ impl Machine for CoExecution {
                 Progress::NeedStack => {
                     drop(engine);
                     self.stacks += 1;
-                    let frames = [Frame { code: 0, instruction: line as i32 }].into_iter().collect();
-                    site.stack = Some(Stack { frames, node: None });
+                    let callers = self.callers.iter().rev().copied();
+                    let frames = [line as i32].into_iter().chain(callers);
+                    let frames = frames.map(|instruction| Frame { code: 0, instruction }).collect();
+                    site.stack = Some(Stack(frames));
                 }
                 Progress::NeedTicket(ticket, _) => {
                     drop(engine);

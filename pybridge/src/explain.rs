@@ -1,0 +1,334 @@
+//! What happened, for people: the report, the graphs and the timeline as plain data.
+
+use pyo3::prelude::*;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use tandem_kernels::executor::OpTime;
+use tandem_runtime::engine::Engine;
+use tandem_runtime::report::{
+    DivergenceLine, FeedLine, FetchLine, OperatorLine, PhaseLine, Report, StepLine, Summary,
+};
+use tandem_runtime::timeline::{Event, Python as PythonDid};
+use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
+use tandem_tracegraph::loops::LoopForest;
+use tandem_tracegraph::node::{ArgSpec, InputSpec, Node};
+use tandem_tracegraph::text::list_op;
+
+use crate::python::Lines;
+
+fn us(ns: u64) -> u64 {
+    ns / 1000
+}
+
+/// Everything counted so far.
+pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
+    let report = engine.report().clone();
+    let (busy, inline) = engine.busy_ns();
+    let since = engine.started().elapsed().as_nanos() as u64;
+    let times = engine.runner().executor().measured().to_vec();
+    let engine = &*engine;
+    let mut lines = Lines::default();
+    Summary {
+        mode: engine.config().mode.name(),
+        steps_traced: report.steps_traced,
+        steps_coexecuted: report.steps_coexecuted,
+        ops_captured: report.ops_captured,
+        ops_coexecuted: report.ops_coexecuted,
+        ops_after_5: report.after_5.0,
+        ops_coexecuted_after_5: report.after_5.1,
+        ops_after_10: report.after_10.0,
+        ops_coexecuted_after_10: report.after_10.1,
+        ops_other_threads: report.ops_other_threads,
+        blocks_sent: report.block_ops.values().sum(),
+        median_block_ops: report.median_block_ops(),
+        divergences: divergences(engine, &report, &mut lines, py),
+        divergences_beyond: report.divergences_beyond,
+        fetches: fetches(engine, &report, &mut lines, py),
+        feeds: feeds(engine, &report, &mut lines, py),
+        operators: operators(engine, &report, &times),
+        phases: report.phases.iter().map(PhaseLine::from).collect(),
+        steps: report.steps.iter().map(StepLine::from).collect(),
+        python_exec_us: us(since.saturating_sub(report.python_stall_ns)),
+        python_stall_us: us(report.python_stall_ns),
+        runner_exec_us: us(busy),
+        runner_stall_us: us(since.saturating_sub(busy)),
+        inline_exec_us: us(inline),
+        overlap_us: us(busy.saturating_sub(report.python_stall_busy_ns)),
+        tracegraph_nodes: engine.graph().len() as u64 - 1,
+        tracegraph_edges: engine.graph().edges() as u64,
+        tracegraph_bytes: engine.graph().bytes() as u64,
+        symbolic_blocks: engine.symbolic().blocks.len() as u64,
+        symbolic_loops: engine.symbolic().whiles.len() as u64,
+        generated: report.generated.0,
+        generate_us: us(report.generated.1),
+        paths: engine.paths(),
+        memory_allocated: 0,
+        memory_peak: 0,
+        executor: engine.runner().executor().name().to_owned(),
+        notes: report.notes,
+    }
+}
+
+fn op_name(engine: &Engine, op: OpId) -> String {
+    engine.op(op).name.to_string()
+}
+
+fn divergences(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) -> Vec<DivergenceLine> {
+    let line = |d: &tandem_runtime::report::Divergence| DivergenceLine {
+        line: lines.user_line(d.location, engine.locations(), py),
+        op: op_name(engine, d.op),
+        what: d.difference.what.name(),
+        expected: d.difference.expected.clone(),
+        got: d.difference.got.clone(),
+        reason: d.difference.sentence(),
+        count: d.count,
+        cost_us: us(d.cost_ns),
+        first: d.first,
+        last: d.last,
+    };
+    report.divergences.iter().map(line).collect()
+}
+
+fn fetches(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) -> Vec<FetchLine> {
+    let mut fetches: Vec<FetchLine> = report
+        .fetches
+        .iter()
+        .map(|(location, fetch)| FetchLine {
+            line: lines.user_line(*location, engine.locations(), py),
+            op: op_name(engine, fetch.op),
+            count: fetch.count,
+            wait_us: us(fetch.wait_ns),
+        })
+        .collect();
+    fetches.sort_by_key(|f| std::cmp::Reverse((f.wait_us, f.count)));
+    fetches
+}
+
+/// Nodes that were counted, with their calls traced and co-executed.
+fn counted<'a>(
+    engine: &'a Engine,
+    report: &'a Report,
+) -> impl Iterator<Item = (NodeId, &'a Node, (u64, u64))> {
+    let known = report.nodes.iter().enumerate().take(engine.graph().len()).skip(1);
+    known
+        .filter(|(_, (traced, run))| traced + run > 0)
+        .map(|(i, counts)| (NodeId(i as u32), engine.graph().node(NodeId(i as u32)), *counts))
+}
+
+fn feeds(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) -> Vec<FeedLine> {
+    let mut feeds: Vec<FeedLine> = Vec::new();
+    for (_, node, (traced, run)) in counted(engine, report) {
+        let count = traced + run;
+        let mut feed = |kind, bytes| {
+            feeds.push(FeedLine {
+                line: lines.user_line(node.key.location, engine.locations(), py),
+                op: op_name(engine, node.key.op),
+                kind,
+                count,
+                bytes,
+            });
+        };
+        let present = node.key.inputs.iter().filter(|i| **i != InputSpec::Absent);
+        let hosts: u64 = node.variants.first().map_or(0, |v| {
+            let sizes = v.metas.iter().zip(present).filter(|(_, i)| **i == InputSpec::Host);
+            sizes.map(|(m, _)| m.numel().max(0) as u64 * m.dtype.size() as u64).sum()
+        });
+        if node.key.inputs.contains(&InputSpec::Host) {
+            feed("host tensor", hosts * count);
+        }
+        let numbers: u64 = node
+            .key
+            .args
+            .iter()
+            .map(|a| match a {
+                ArgSpec::Value(_) => 1,
+                ArgSpec::Floats(n) => u64::from(*n),
+                ArgSpec::Values(v) => v.len() as u64,
+                _ => 0,
+            })
+            .sum();
+        if numbers > 0 {
+            feed("number", 8 * numbers * count);
+        }
+        if node.key.args.contains(&ArgSpec::Generator) {
+            feed("generator", 0);
+        }
+    }
+    feeds.sort_by_key(|f| std::cmp::Reverse((f.bytes, f.count)));
+    feeds.truncate(1000);
+    feeds
+}
+
+fn operators(engine: &Engine, report: &Report, times: &[OpTime]) -> Vec<OperatorLine> {
+    let mut by_op: FxHashMap<OpId, (u64, u64, u64)> = FxHashMap::default();
+    for (id, node, (traced, run)) in counted(engine, report) {
+        let entry = by_op.entry(node.key.op).or_default();
+        entry.0 += traced + run;
+        entry.1 += run;
+        entry.2 += times.get(id.index()).map_or(0, |t| t.ns);
+    }
+    let line = |(op, (count, coexecuted, ns)): (OpId, (u64, u64, u64))| OperatorLine {
+        name: op_name(engine, op),
+        count,
+        coexecuted,
+        exec_us: us(ns),
+    };
+    let mut operators: Vec<OperatorLine> = by_op.into_iter().map(line).collect();
+    operators.sort_by(|a, b| (b.exec_us, b.count, &a.name).cmp(&(a.exec_us, a.count, &b.name)));
+    operators
+}
+
+// --- Graphs -------------------------------------------------------------------------------------------------
+
+/// The TraceGraph and the symbolic graph.
+#[derive(Serialize)]
+pub struct Graph {
+    nodes: Vec<GraphNode>,
+    edges: Vec<(u32, u32)>,
+    loops: Vec<GraphLoop>,
+    blocks: Vec<GraphBlock>,
+    entry: Vec<u32>,
+}
+
+#[derive(Serialize)]
+struct GraphNode {
+    id: u32,
+    op: String,
+    line: String,
+    stack: Vec<String>,
+    backward: bool,
+    out: Vec<String>,
+    args: Vec<String>,
+    inputs: Vec<Vec<serde_json::Value>>,
+    variants: usize,
+    fetched: bool,
+    ends: bool,
+    dynamic: bool,
+    count: u64,
+}
+
+#[derive(Serialize)]
+struct GraphLoop {
+    id: u32,
+    parent: Option<u32>,
+    header: u32,
+    nodes: Vec<u32>,
+    unrolled: bool,
+}
+
+#[derive(Serialize)]
+struct GraphBlock {
+    id: u32,
+    nodes: Vec<u32>,
+    next: Vec<u32>,
+    #[serde(rename = "loop")]
+    within: Option<u32>,
+    ends: bool,
+    fetched: bool,
+}
+
+/// The graphs as they are now.
+pub fn graph(engine: &mut Engine, py: Python<'_>) -> Graph {
+    let report = engine.report().clone();
+    let engine = &*engine;
+    let graph = engine.graph();
+    let symbolic = engine.symbolic();
+    let mut lines = Lines::default();
+    let nodes = graph.ids().skip(1).map(|id| graph_node(engine, &report, id, &mut lines, py)).collect();
+    let children: Vec<_> = graph.ids().map(|n| graph.children(n).iter().map(|c| c.0).collect()).collect();
+    let forest = LoopForest::of(&children);
+    let unrolled = |header: u32| symbolic.blocks.iter().any(|b| b.unrolled == Some(NodeId(header)));
+    let loops = forest.loops.iter().enumerate().map(|(i, l)| GraphLoop {
+        id: i as u32,
+        parent: l.parent,
+        header: l.header,
+        nodes: l.members.clone(),
+        unrolled: unrolled(l.header),
+    });
+    let blocks = symbolic.blocks.iter().enumerate().map(|(i, b)| GraphBlock {
+        id: i as u32,
+        nodes: b.nodes.iter().map(|n| n.0).collect(),
+        next: b.cases.iter().map(|c: &BlockId| c.0).collect(),
+        within: b.within.map(|l| l.0),
+        ends: b.ends,
+        fetched: b.fetched,
+    });
+    Graph {
+        nodes,
+        edges: graph.ids().flat_map(|n| graph.children(n).into_iter().map(move |c| (n.0, c.0))).collect(),
+        loops: loops.collect(),
+        blocks: blocks.collect(),
+        entry: symbolic.entry.iter().map(|b| b.0).collect(),
+    }
+}
+
+fn graph_node(engine: &Engine, report: &Report, id: NodeId, lines: &mut Lines, py: Python<'_>) -> GraphNode {
+    let graph = engine.graph();
+    let node = graph.node(id);
+    let listed = list_op(graph, id, &|op| op_name(engine, op));
+    let inputs = node.sources.iter().map(|s| match s.names() {
+        [] => vec!["feed".into()],
+        names => names
+            .iter()
+            .map(|n| n.as_made().map_or_else(|| n.to_string().into(), |(n, _)| n.0.into()))
+            .collect(),
+    });
+    let counts = report.nodes.get(id.index()).copied().unwrap_or_default();
+    GraphNode {
+        id: id.0,
+        op: listed.op,
+        line: lines.user_line(node.key.location, engine.locations(), py),
+        stack: lines.functions(node.key.location, engine.locations(), py),
+        backward: engine.locations().get(node.key.location).backward.is_some(),
+        out: listed.outs,
+        args: listed.args,
+        inputs: inputs.collect(),
+        variants: listed.variants,
+        fetched: node.fetched,
+        ends: node.ends,
+        dynamic: node.dynamic,
+        count: counts.0 + counts.1,
+    }
+}
+
+// --- Timeline -------------------------------------------------------------------------------------------------
+
+/// When what happened; times in microseconds.
+#[derive(Serialize, Default)]
+pub struct TimelineLines {
+    /// Start, duration, what, iteration, line.
+    python: Vec<(f64, f64, &'static str, u64, String)>,
+    /// Start, duration, first block, ops, iteration.
+    runner: Vec<(f64, f64, u32, u32, u64)>,
+    /// Number, start, end.
+    steps: Vec<(u64, f64, f64)>,
+    dropped: u64,
+}
+
+/// The recorded events.
+pub fn timeline(engine: &Engine, py: Python<'_>) -> TimelineLines {
+    let (events, dropped) = engine.runner().timeline().events();
+    let mut lines = Lines::default();
+    let mut timeline = TimelineLines { dropped, ..TimelineLines::default() };
+    let us = |ns: u64| ns as f64 / 1000.0;
+    for event in events {
+        match event {
+            Event::Python(span, what, iteration, location) => {
+                let what = match what {
+                    PythonDid::Fetch => "fetch",
+                    PythonDid::Stall => "stall",
+                    PythonDid::Trace => "trace",
+                };
+                let line = lines.user_line(location, engine.locations(), py);
+                timeline.python.push((us(span.start), us(span.duration), what, iteration, line));
+            }
+            Event::Run(span, block, ops, iteration) => {
+                timeline.runner.push((us(span.start), us(span.duration), block, ops, iteration));
+            }
+            Event::Step(span, number) => {
+                timeline.steps.push((number, us(span.start), us(span.start + span.duration)));
+            }
+        }
+    }
+    timeline
+}

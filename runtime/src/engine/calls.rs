@@ -1,0 +1,258 @@
+//! What becomes of an operator call in each phase.
+
+use std::sync::Arc;
+
+use tandem_kernels::error::CallFailure;
+use tandem_tracegraph::call::{Arg, Call, Place};
+use tandem_tracegraph::ids::{LocationId, Name, NodeId};
+use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::ops::OpInfo;
+
+use super::cursor::Expected;
+use super::{Engine, Fresh, Phase, Position, Progress, Results, Sink};
+use crate::config::Mode;
+use crate::error::CallError;
+use crate::graph_runner::Message;
+use crate::report::Fetch;
+use crate::site::Site;
+use crate::storage::{FreshStorage, Storages};
+use crate::timeline::Python;
+
+impl Engine {
+    /// Takes one step with an operator call, see the module's documentation.
+    pub fn dispatch(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        if self.runner.pending() >= self.config.max_pending {
+            return Ok(Progress::NeedTicket(self.runner.leaving(self.config.max_pending / 2), false));
+        }
+        if !site.program_thread {
+            let progress = self.run_unrecorded(call, sink)?;
+            self.report.ops_other_threads += u64::from(progress == Progress::Done);
+            return Ok(progress);
+        }
+        let info = &self.ops[call.op.index()];
+        if info.returns_host || writes_host(info, call) {
+            return self.fetch(call, site, sink);
+        }
+        match self.phase {
+            Phase::CoExecution => self.coexecute(call, site, sink),
+            Phase::Tracing => self.trace(call, site, sink),
+            Phase::Imperative => {
+                let progress = self.run_unrecorded(call, sink)?;
+                if progress == Progress::Done {
+                    self.count_op(false);
+                }
+                Ok(progress)
+            }
+        }
+    }
+
+    /// Runs an op of another thread, or one that is not to be recorded.
+    fn run_unrecorded(&mut self, call: &Call<'_>, sink: &mut dyn Sink) -> Result<Progress, CallError> {
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, false));
+        }
+        let (outputs, fresh) = self.run_now(call, LocationId::UNKNOWN)?;
+        sink.outputs(call, Results::Owned(outputs), &fresh);
+        Ok(Progress::Done)
+    }
+
+    /// Runs a call that gives a value to the host. It is no node: the open block is cut here, and the next
+    /// graph has a block end here.
+    fn fetch(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, true));
+        }
+        let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
+        let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
+        let (outputs, fresh) = self.run_now(call, location)?;
+        let fetch =
+            self.report.fetches.entry(location).or_insert(Fetch { op: call.op, count: 0, wait_ns: 0 });
+        fetch.count += 1;
+        fetch.wait_ns += std::mem::take(&mut self.fetch_wait_ns);
+        if self.phase != Phase::Imperative {
+            self.trace.mark_fetched();
+            if !self.graph.node(self.at).fetched {
+                self.graph.node_mut(self.at).fetched = true;
+                self.stale = true;
+            }
+        }
+        self.report.ops_captured += 1;
+        sink.outputs(call, Results::Owned(outputs), &fresh);
+        Ok(Progress::Done)
+    }
+
+    /// Tracing: runs the op at once and merges it. An op that raises is nothing that happened: it is not
+    /// merged, and where co-execution did not expect it, co-execution goes on.
+    fn trace(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
+        let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, false));
+        }
+        let begin = self.runner.timeline().now();
+        let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
+        let (outputs, fresh) = self.run_now(call, location)?;
+        if self.phase == Phase::CoExecution {
+            self.diverge(call, location);
+        }
+        let known = self.graph.len();
+        let (node, grew) = self.graph.merge(self.at, call, &self.ops[call.op.index()], location);
+        self.iteration.grew |= grew;
+        self.iteration.novel |= self.graph.len() > known;
+        self.iteration.since_growth = if grew { 0 } else { self.iteration.since_growth + 1 };
+        self.stale |= grew;
+        self.learn_variant(node, call, &outputs);
+        self.commit(node, &fresh);
+        self.forward.note(site, location);
+        self.count_op(false);
+        self.report.count_node(node.index(), 1, 0);
+        self.runner.timeline().python(begin, Python::Trace, self.iteration.number, location);
+        self.go_on_behind(node);
+        sink.outputs(call, Results::Owned(outputs), &fresh);
+        Ok(Progress::Done)
+    }
+
+    /// Co-execution: validates the call against the cursor.
+    fn coexecute(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        if self.config.mode == Mode::Lazy && self.held.len() as u64 >= self.config.max_pending {
+            return Ok(Progress::NeedTicket(self.flush(), false));
+        }
+        let (node_id, position) = match self.expect(call, site) {
+            Expected::Here(node, position) => (node, position),
+            Expected::NeedStack => return Ok(Progress::NeedStack),
+            Expected::No => return self.trace(call, site, sink),
+        };
+        let node = self.graph.node(node_id);
+        let location = node.key.location;
+        let info = &self.ops[call.op.index()];
+        match node.variant(call, info, self.hint(position)) {
+            Some(variant) if !node.dynamic => {
+                self.feed(call, position, node_id, variant, sink);
+                self.forward.note(site, location);
+                self.count_op(true);
+                Ok(Progress::Done)
+            }
+            _ => self.run_inside(call, site, node_id, position, sink),
+        }
+    }
+
+    /// An op of the graph whose output shapes must be found out: it runs now, and co-execution goes on.
+    fn run_inside(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        node: NodeId,
+        position: Position,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, true));
+        }
+        let location = self.graph.node(node).key.location;
+        let (outputs, fresh) = self.run_now(call, location)?;
+        self.learn_variant(node, call, &outputs);
+        self.commit(node, &fresh);
+        self.position = Position { next: position.next + 1, ..position };
+        self.forward.note(site, location);
+        self.count_op(true);
+        self.report.count_node(node.index(), 0, 1);
+        sink.outputs(call, Results::Owned(outputs), &fresh);
+        Ok(Progress::Done)
+    }
+
+    /// Runs an op on this thread. GraphRunner is idle.
+    fn run_now(&mut self, call: &Call<'_>, location: LocationId) -> Result<(Outputs, Fresh), CallError> {
+        let mut fresh = Fresh::new();
+        self.collect_dead();
+        let mut executor = self.runner.executor();
+        for id in &self.dying {
+            executor.release(*id);
+        }
+        self.storages.recycle(&self.dying);
+        self.dying.clear();
+        let storages = &mut self.storages;
+        let mut outcome = None;
+        self.torch.in_executor(&mut || {
+            outcome = Some(executor.call(call, location, &mut |nbytes| {
+                let made = storages.create(nbytes, Name::STATE);
+                fresh.push(made);
+                made.id
+            }));
+        });
+        match outcome {
+            Some(Ok(outputs)) => {
+                grow_resized(&mut self.storages, call, &outputs);
+                Ok((outputs, fresh))
+            }
+            Some(Err(CallFailure::Raised(failure))) => Err(CallError::Raised(failure)),
+            Some(Err(CallFailure::Poisoned(failure))) => Err(CallError::Poisoned(failure)),
+            None => Err(CallError::Dead),
+        }
+    }
+
+    /// Keeps a new combination of shapes for the next time.
+    fn learn_variant(&mut self, node: NodeId, call: &Call<'_>, outputs: &Outputs) {
+        let info = &self.ops[call.op.index()];
+        let entry = self.graph.node(node);
+        if entry.dynamic || entry.variant(call, info, 0).is_some() {
+            return;
+        }
+        let variant = Arc::new(Variant::of(&entry.key, call, info, outputs.clone()));
+        let kept = self.graph.node_mut(node).add_variant(variant.clone());
+        if kept && node.index() < self.declared {
+            self.runner.send(Message::AddVariant(node, variant));
+        }
+    }
+
+    /// Makes a node the iteration's last, and names the storages that it made.
+    fn commit(&mut self, node: NodeId, fresh: &[FreshStorage]) {
+        for (i, made) in fresh.iter().enumerate() {
+            self.storages.set_name(made.id, Name::made_by(node, i as u16));
+        }
+        self.at = node;
+        self.push_trace(node);
+    }
+
+    fn count_op(&mut self, coexecuted: bool) {
+        self.iteration.ops += 1;
+        self.iteration.traced += u64::from(!coexecuted);
+        self.report.count_op(self.iteration.number, coexecuted);
+    }
+}
+
+/// Storages grow where the windows that an op resized need it.
+pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &Outputs) {
+    for change in &outputs.resized {
+        let input = &call.inputs[change.input as usize];
+        if let Place::Storage { id, .. } = input.place {
+            storages.grow(id, change.meta.extent_bytes(input.offset + change.offset));
+        }
+    }
+}
+
+fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {
+    if !info.writes() {
+        return false;
+    }
+    let mut inputs = call.inputs.iter();
+    for (arg, written) in call.args.iter().zip(info.written.iter()) {
+        let n = match arg {
+            Arg::Tensor => 1,
+            Arg::Tensors(n) => *n as usize,
+            _ => 0,
+        };
+        if inputs.by_ref().take(n).any(|i| *written && matches!(i.place, Place::Host(_))) {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,226 @@
+//! The cursor in the symbolic graph: which op is expected, what it feeds, and what becomes of one that is not.
+
+use std::time::Instant;
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::difference::{Difference, What};
+use tandem_tracegraph::ids::{LocationId, Name, NodeId};
+use tandem_tracegraph::node::mode_bits;
+
+use super::calls::grow_resized;
+use super::{Engine, Fresh, Phase, Position, Results, Sink};
+use crate::config::Mode;
+use crate::graph_runner::Message;
+use crate::site::Site;
+
+/// Whether a call is expected.
+pub(super) enum Expected {
+    /// It is this op, at this position.
+    Here(NodeId, Position),
+    /// Only the call's place can tell.
+    NeedStack,
+    /// No.
+    No,
+}
+
+impl Engine {
+    /// The op of the symbolic graph that a call is. Operator, attributes and dataflow prove that a call is the only
+    /// op that may come; where they leave a choice or differ in dataflow, the place decides.
+    pub(super) fn expect(&mut self, call: &Call<'_>, site: &Site) -> Expected {
+        let modes = mode_bits(call);
+        if let Some(b) = self.position.block
+            && let Some(&id) = self.symbolic.block(b).nodes.get(self.position.next as usize)
+        {
+            let node = self.graph.node(id);
+            if !node.key.matches(call, modes) {
+                return Expected::No;
+            }
+            if node.has_sources(call) {
+                return Expected::Here(id, self.position);
+            }
+            return self.expect_by_place(call, site, &[(id, self.position)]);
+        }
+        let mut found: SmallVec<[(NodeId, Position); 4]> = SmallVec::new();
+        for &block in self.symbolic.cases(self.position.block) {
+            let id = self.symbolic.block(block).nodes[0];
+            if self.graph.node(id).key.matches(call, modes) {
+                found.push((id, Position { block: Some(block), next: 0 }));
+            }
+        }
+        match found[..] {
+            [] => Expected::No,
+            [(id, position)] if self.graph.node(id).has_sources(call) => Expected::Here(id, position),
+            _ => self.expect_by_place(call, site, &found),
+        }
+    }
+
+    /// Of ops that compute the same, the one that is issued where the call is.
+    fn expect_by_place(&mut self, call: &Call<'_>, site: &Site, found: &[(NodeId, Position)]) -> Expected {
+        let Some(stack) = &site.stack else { return Expected::NeedStack };
+        let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
+        let here = found.iter().find(|(id, _)| self.graph.node(*id).key.location == location);
+        match here {
+            Some(&(id, position)) => {
+                self.graph.node_mut(id).add_sources(call);
+                Expected::Here(id, position)
+            }
+            None => Expected::No,
+        }
+    }
+
+    /// The variant that was used at a position last.
+    #[inline]
+    pub(super) fn hint(&self, position: Position) -> u32 {
+        let first = position.block.map_or(0, |b| self.symbolic.block(b).first);
+        self.hints.get((first + position.next) as usize).copied().unwrap_or(0)
+    }
+
+    /// Notes a validated op and what it feeds.
+    pub(super) fn feed(
+        &mut self,
+        call: &Call<'_>,
+        position: Position,
+        node_id: NodeId,
+        variant: u32,
+        sink: &mut dyn Sink,
+    ) {
+        let Some(block_id) = position.block else { return };
+        let block = self.symbolic.block(block_id);
+        self.hints[(block.first + position.next) as usize] = variant;
+        self.open.push(block_id, position.next, variant);
+        crate::feed::inputs(&mut self.open, call, self.torch);
+        let node = self.graph.node(node_id);
+        crate::feed::values(&mut self.open, &node.key, call, self.torch);
+        let outputs = &node.variants[variant as usize].outputs;
+        let mut fresh = Fresh::new();
+        for (i, nbytes) in outputs.fresh.iter().enumerate() {
+            let made = self.storages.create(*nbytes, Name::made_by(node_id, i as u16));
+            self.open.storages.push(made.id);
+            fresh.push(made);
+        }
+        grow_resized(&mut self.storages, call, outputs);
+        self.at = node_id;
+        self.position = Position { next: position.next + 1, ..position };
+        self.random_open |= self.ops[call.op.index()].random;
+        sink.outputs(call, Results::Known(outputs), &fresh);
+        let at_end = self.position.next as usize == block.nodes.len();
+        self.push_trace(node_id);
+        if at_end && self.open.len() >= self.config.min_run_ops {
+            self.send_open();
+        }
+    }
+
+    /// Sends what is validated, with what the program has dropped.
+    pub(super) fn send_open(&mut self) {
+        if self.open.is_empty() {
+            return;
+        }
+        *self.report.block_ops.entry(self.open.len() as u32).or_default() += 1;
+        for segment in &self.open.segments {
+            let first = self.symbolic.block(segment.block).first;
+            self.passes[(first + segment.from) as usize] += 1;
+            self.passes[(first + segment.to) as usize] -= 1;
+        }
+        self.collect_dead();
+        let mut run = std::mem::replace(&mut self.open, self.runner.blank_run());
+        run.iteration = self.iteration.number;
+        run.released.append(&mut self.dying);
+        if self.config.mode == Mode::Lazy {
+            self.held.push_back(run);
+            self.random_held |= std::mem::take(&mut self.random_open);
+        } else {
+            self.storages.recycle(&run.released);
+            let ticket = self.runner.send(Message::Run(run, self.torch.thread_settings()));
+            if std::mem::take(&mut self.random_open) {
+                self.random = ticket;
+            }
+        }
+    }
+
+    /// Sends what lazy evaluation held back.
+    pub(super) fn release_held(&mut self) {
+        while let Some(run) = self.held.pop_front() {
+            self.storages.recycle(&run.released);
+            let ticket = self.runner.send(Message::Run(run, self.torch.thread_settings()));
+            if self.random_held {
+                self.random = ticket;
+            }
+        }
+        self.random_held = false;
+    }
+
+    /// Falls back to tracing, from the op that was not expected. What was validated has been sent.
+    pub(super) fn diverge(&mut self, call: &Call<'_>, location: LocationId) {
+        let difference = self.difference(call);
+        // Even a path that the TraceGraph knows is missing from the generated graph.
+        self.stale = true;
+        let op = &self.ops[call.op.index()].name;
+        let reason = difference.sentence();
+        tracing::info!(%op, reason, iteration = self.iteration.number, "divergence");
+        let number = self.iteration.number;
+        let listed = self.report.diverged(location, call.op, difference, number);
+        self.iteration.open_divergence = listed.map(|at| (at, Instant::now()));
+        self.iteration.divergences += 1;
+        self.fold_if_it_keeps_diverging();
+        self.phase = Phase::Tracing;
+    }
+
+    fn difference(&self, call: &Call<'_>) -> Difference {
+        let name = |id| self.ops[tandem_tracegraph::ids::OpId::index(id)].name.to_string();
+        let inside = self
+            .position
+            .block
+            .and_then(|b| self.symbolic.block(b).nodes.get(self.position.next as usize).copied());
+        let heads = self.symbolic.cases(self.position.block).iter().map(|b| self.symbolic.block(*b).nodes[0]);
+        let candidates: SmallVec<[NodeId; 4]> = match inside {
+            Some(node) => SmallVec::from_elem(node, 1),
+            None => heads.collect(),
+        };
+        let got = || name(call.op);
+        match candidates[..] {
+            [] => Difference { what: What::End, expected: "the iteration's end".into(), got: got() },
+            [one] => Difference::of(self.graph.node(one), call, name),
+            _ => {
+                let same = candidates.iter().filter(|c| self.graph.node(**c).key.op == call.op).count();
+                let expected = match same {
+                    0 => format!("{} known branches", candidates.len()),
+                    n => {
+                        format!("{} known branches, {n} of which begin with this operator", candidates.len())
+                    }
+                };
+                Difference { what: What::Branch, expected, got: got() }
+            }
+        }
+    }
+
+    /// An unrolled loop in which co-execution keeps diverging has rounds that are not alike: it becomes a loop.
+    fn fold_if_it_keeps_diverging(&mut self) {
+        const MANY: u8 = 8;
+        let Some(header) = self.position.block.and_then(|b| self.symbolic.block(b).unrolled) else { return };
+        let node = self.graph.node_mut(header);
+        node.misses = node.misses.saturating_add(1);
+        node.varies |= node.misses >= MANY;
+    }
+
+    /// Behind a traced op: goes back to co-execution where the symbolic graph knows the op, else tracing goes on.
+    pub(super) fn go_on_behind(&mut self, node: NodeId) {
+        self.generate_on_the_way();
+        if let Some(&Some((block, number))) = self.symbolic.places.get(node.index()) {
+            self.position = Position { block: Some(block), next: number + 1 };
+            self.phase = Phase::CoExecution;
+            self.close_divergence();
+        } else if self.iteration.traced > self.config.max_trace_ops {
+            self.give_up_tracing();
+        }
+    }
+
+    /// Tracing behind a divergence has ended.
+    pub(super) fn close_divergence(&mut self) {
+        if let Some((at, when)) = self.iteration.open_divergence.take()
+            && let Some(divergence) = self.report.divergences.get_mut(at)
+        {
+            divergence.cost_ns += when.elapsed().as_nanos() as u64;
+        }
+    }
+}

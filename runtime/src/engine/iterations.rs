@@ -1,0 +1,267 @@
+//! Iterations, and the symbolic graph generated between them.
+
+use std::time::Instant;
+
+use tandem_kernels::executor::Step;
+use tandem_tracegraph::graph::TraceGraph;
+use tandem_tracegraph::ids::{NodeId, OpId};
+use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
+use tandem_tracegraph::text::Listing;
+use tandem_tracegraph::verify::verify;
+
+use super::{Engine, Iteration, Phase, START, initial_phase};
+use crate::graph_runner::Message;
+use crate::report::{Ran, StepRecord};
+
+/// Ops of one iteration that are kept as its trace.
+const MAX_TRACE: usize = 200_000;
+/// Different paths that are counted.
+const MAX_PATHS: usize = 100_000;
+/// Nodes beyond which the TraceGraph is given up and begun anew.
+const MAX_NODES: usize = 200_000;
+/// Ops traced without anything new, besides as many as the TraceGraph has, before the symbolic graph is generated
+/// within an iteration: it has a loop that takes long, or no end at all.
+const SETTLED_OPS: u64 = 256;
+
+impl Engine {
+    #[inline]
+    pub(super) fn push_trace(&mut self, node: NodeId) {
+        if self.trace.len() < MAX_TRACE {
+            self.trace.push(node);
+        }
+    }
+
+    /// Ends an iteration.
+    pub fn mark_step(&mut self) {
+        if self.iteration.ops == 0 {
+            return;
+        }
+        self.send_open();
+        self.close_divergence();
+        let recorded = self.phase != Phase::Imperative;
+        if recorded && !self.graph.node(self.at).ends {
+            self.graph.node_mut(self.at).ends = true;
+            self.iteration.grew = true;
+            self.stale = true;
+        }
+        // What was traced is not in the symbolic graph, or not as it was traced.
+        self.stale |= recorded && self.iteration.traced > 0;
+        if self.iteration.traced == 0 {
+            self.report.steps_coexecuted += 1;
+        } else {
+            self.report.steps_traced += 1;
+            self.traced_in_row += 1;
+        }
+        self.record_step(recorded);
+        let Iteration { number, ops, traced, novel, .. } = self.iteration;
+        self.repetition.note(novel, ops, ops - traced);
+        self.keep_trace(recorded && (traced > 0 || self.stale));
+        self.choose_phase();
+        tracing::debug!(
+            iteration = number,
+            ops,
+            traced,
+            nodes = self.graph.len(),
+            next = ?self.phase,
+            "iteration"
+        );
+        let busy = self.runner.busy_ns();
+        self.iteration = Iteration::new(number + 1, self.report.python_stall_ns, busy.0 + busy.1);
+        self.storages.next_iteration();
+        self.forward.next_iteration();
+        self.at = NodeId::START;
+        self.position = START;
+    }
+
+    fn record_step(&mut self, recorded: bool) {
+        let busy = self.runner.busy_ns();
+        let Iteration { number, ops, traced, divergences, began, .. } = self.iteration;
+        let ran = match traced {
+            _ if !recorded => Ran::Imperative,
+            0 => Ran::CoExecution,
+            _ if traced == ops => Ran::Tracing,
+            _ => Ran::Mixed,
+        };
+        let record = StepRecord {
+            number,
+            start_ns: began.saturating_duration_since(self.started).as_nanos() as u64,
+            duration_ns: began.elapsed().as_nanos() as u64,
+            python_stall_ns: self.report.python_stall_ns.saturating_sub(self.iteration.stalled_before),
+            runner_exec_ns: (busy.0 + busy.1).saturating_sub(self.iteration.busy_before),
+            ops,
+            traced,
+            divergences,
+        };
+        self.report.ended(record, ran);
+        let timeline = self.runner.timeline();
+        timeline.step(timeline.at(began).max(1), number);
+    }
+
+    /// Ends the trace; the TraceGraph keeps it where it tells something new.
+    fn keep_trace(&mut self, new: bool) {
+        let whole = self.trace.len() < MAX_TRACE;
+        if whole && self.paths.len() < MAX_PATHS {
+            self.paths.insert(self.trace.path());
+        }
+        if new && whole {
+            let trace = std::mem::take(&mut self.trace);
+            self.graph.next_iteration(Some(trace));
+        } else {
+            self.graph.traces_mut().touch(self.trace.path());
+            self.trace.clear();
+            self.graph.next_iteration(None);
+        }
+    }
+
+    /// Tracing stops when the latest trace added nothing, or after a few traces: what is not in the graph yet
+    /// diverges, and is added then.
+    fn choose_phase(&mut self) {
+        self.phase = initial_phase(&self.config);
+        if self.phase == Phase::Imperative {
+            return;
+        }
+        if self.graph.len() > MAX_NODES {
+            self.forget();
+        }
+        if self.repetition.pauses() {
+            self.phase = Phase::Imperative;
+            self.report.note(
+                "iterations kept bringing operators at places or with attributes that none before had, so they ran \
+                 at once and unrecorded for a while"
+                    .into(),
+            );
+            return;
+        }
+        let settled = !self.iteration.grew || self.traced_in_row >= self.config.max_traced;
+        if self.generated || settled {
+            if self.stale || !self.generated {
+                self.generate();
+            }
+            self.phase = Phase::CoExecution;
+        }
+    }
+
+    /// Gives the TraceGraph up.
+    fn forget(&mut self) {
+        self.count_passes();
+        self.report.nodes.clear();
+        self.graph = TraceGraph::default();
+        self.symbolic = SymbolicGraph::default();
+        self.hints.clear();
+        self.passes.clear();
+        self.declared = 1;
+        self.generated = false;
+        self.traced_in_row = 0;
+        self.stale = false;
+        self.runner.send(Message::Forget);
+        self.report.note(format!("the TraceGraph grew beyond {MAX_NODES} operators and was begun anew"));
+    }
+
+    /// Generates the symbolic graph within an iteration that goes on and on.
+    pub(super) fn generate_on_the_way(&mut self) {
+        let repeats = self.iteration.since_growth > SETTLED_OPS + self.graph.len() as u64;
+        if repeats && (self.stale || !self.generated) {
+            self.generate();
+        }
+    }
+
+    pub(super) fn give_up_tracing(&mut self) {
+        self.phase = Phase::Imperative;
+        self.report.note(format!(
+            "an iteration had more than {} traced ops without a visible end and did not repeat itself, so it is not \
+             recorded; call torch_tandem.mark_step() where an iteration ends",
+            self.config.max_trace_ops
+        ));
+    }
+
+    /// Adds what was co-executed to the nodes' counters.
+    pub(super) fn count_passes(&mut self) {
+        let mut running = 0;
+        for block in &self.symbolic.blocks {
+            for (i, node) in block.nodes.iter().enumerate() {
+                running += std::mem::take(&mut self.passes[block.first as usize + i]);
+                if running > 0 {
+                    self.report.count_node(node.index(), 0, running as u64);
+                }
+            }
+        }
+        self.passes.fill(0);
+    }
+
+    /// Generates the symbolic graph and has it lowered.
+    fn generate(&mut self) {
+        let begin = Instant::now();
+        self.send_open();
+        self.release_held();
+        self.count_passes();
+        let contraction = |n: NodeId| is_contraction(&self.ops[self.graph.node(n).key.op.index()].name);
+        self.symbolic = generate(&self.graph, &contraction);
+        for header in std::mem::take(&mut self.symbolic.varying) {
+            self.graph.node_mut(header).varies = true;
+        }
+        self.declare_nodes();
+        let blocks = self.symbolic.blocks.iter().map(|b| b.nodes.clone().into_boxed_slice()).collect();
+        self.runner.send(Message::Lower(blocks));
+        self.hints.clear();
+        self.hints.resize(self.symbolic.steps as usize, 0);
+        self.passes.clear();
+        self.passes.resize(self.symbolic.steps as usize + 1, 0);
+        self.stale = false;
+        self.traced_in_row = 0;
+        self.generated = true;
+        self.report.generated.0 += 1;
+        self.report.generated.1 += begin.elapsed().as_nanos() as u64;
+        tracing::info!(
+            nodes = self.graph.len(),
+            blocks = self.symbolic.blocks.len(),
+            loops = self.symbolic.whiles.len(),
+            "generated"
+        );
+        self.check_generated();
+    }
+
+    /// Tells the executor of the nodes that are new.
+    fn declare_nodes(&mut self) {
+        for id in (self.declared as u32..self.graph.len() as u32).map(NodeId) {
+            let node = self.graph.node(id);
+            let info = &self.ops[node.key.op.index()];
+            let step = Step {
+                key: node.key.clone(),
+                variants: node.variants.to_vec(),
+                writes: crate::feed::written_inputs(&node.key, info),
+                sized_by_number: info.sized_by_number,
+            };
+            self.runner.send(Message::Declare(id, step));
+        }
+        self.declared = self.graph.len();
+    }
+
+    /// Under `TANDEM_DEBUG=3` and in builds with debug assertions the generated graph is verified.
+    fn check_generated(&self) {
+        let traced = tracing::enabled!(tracing::Level::TRACE);
+        if traced {
+            let name = |op: OpId| self.ops[op.index()].name.to_string();
+            tracing::trace!("\n{}", Listing::of(&self.symbolic, &self.graph, &name));
+        }
+        if traced || cfg!(debug_assertions) {
+            let violations = verify(&self.symbolic, &self.graph);
+            for violation in &violations {
+                tracing::error!(%violation, "the generated graph is wrong; please report it");
+            }
+            debug_assert!(violations.is_empty(), "{violations:?}");
+        }
+    }
+}
+
+fn is_contraction(name: &str) -> bool {
+    const CONTRACTIONS: [&str; 7] = [
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::baddbmm",
+        "aten::linear",
+        "aten::convolution",
+        "aten::_scaled_dot",
+    ];
+    CONTRACTIONS.iter().any(|c| name.starts_with(c))
+}

@@ -1,0 +1,377 @@
+//! PythonRunner: the phase machine that every operator call goes through (Terra, sections 3 and 4).
+//!
+//! **Tracing**: the op runs at once, its outputs tell their metadata, and the call is merged into the
+//! TraceGraph. **Co-execution**: a cursor walks the symbolic graph; a call that the cursor expects is only
+//! noted, with what it feeds, and GraphRunner runs the block once the program has passed its end. A call that
+//! the cursor does not expect is a divergence: what was validated is executed, and the program goes on tracing
+//! from that very op, until it comes to an op that the symbolic graph knows. Nothing is executed that the program
+//! did not ask for, so nothing is ever undone.
+//!
+//! [`Engine::dispatch`] never blocks. It answers what it needs, the bridge gets it without holding the
+//! engine's lock, and asks again; until it answers [`Progress::Done`] nothing has changed.
+//!
+//! What becomes of a call is in `calls.rs`, the cursor is in `cursor.rs`, iterations and generation in
+//! `iterations.rs`.
+
+mod calls;
+mod cursor;
+mod iterations;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+use tandem_kernels::executor::BlockRun;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::graph::TraceGraph;
+use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};
+use tandem_tracegraph::location::Locations;
+use tandem_tracegraph::node::Outputs;
+use tandem_tracegraph::ops::{OpDecl, OpInfo, describe};
+use tandem_tracegraph::symbolic::SymbolicGraph;
+use tandem_tracegraph::trace::Trace;
+
+use crate::config::{Config, Mode};
+use crate::error::CallError;
+use crate::graph_runner::{GraphRunner, Ticket, WaitTime};
+use crate::repetition::Repetition;
+use crate::report::Report;
+use crate::site::ForwardRecord;
+use crate::storage::{FreshStorage, Storages};
+use crate::timeline::Python;
+use crate::torch::Torch;
+
+/// What a call is waiting for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// Nothing: the sink has the outputs.
+    Done,
+    /// The Python stack.
+    NeedStack,
+    /// GraphRunner must have passed this position; the wait is a fetch if the flag says so.
+    NeedTicket(Ticket, bool),
+}
+
+/// Receives a call's outputs: borrowed where the graph keeps them, owned otherwise.
+pub trait Sink {
+    /// The call's outputs and the storages that it made.
+    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]);
+}
+
+/// See [`Sink::outputs`].
+#[derive(Debug)]
+pub enum Results<'a> {
+    /// Kept by the TraceGraph at least until the program's next call.
+    Known(&'a Outputs),
+    /// Of this call only.
+    Owned(Outputs),
+}
+
+/// Which phase the program is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Ops run at once and are merged.
+    Tracing,
+    /// Ops are validated and run by GraphRunner.
+    CoExecution,
+    /// Ops run at once and are not recorded: by option, or because recording does not pay.
+    Imperative,
+}
+
+/// Where the cursor is in the symbolic graph: before op `next` of `block`.
+#[derive(Clone, Copy, Debug)]
+struct Position {
+    block: Option<BlockId>,
+    next: u32,
+}
+
+const START: Position = Position { block: None, next: 0 };
+
+type Fresh = SmallVec<[FreshStorage; 2]>;
+
+/// The engine: one a process, behind one lock.
+pub struct Engine {
+    config: Config,
+    torch: &'static dyn Torch,
+    runner: GraphRunner,
+    ops: Vec<OpInfo>,
+    locations: Locations,
+    graph: TraceGraph,
+    symbolic: SymbolicGraph,
+    storages: Storages,
+    phase: Phase,
+    /// The last op of this iteration.
+    at: NodeId,
+    position: Position,
+    /// This iteration's ops.
+    trace: Trace,
+    /// What is validated and not yet sent.
+    open: Box<BlockRun>,
+    /// Runs that lazy evaluation keeps until a value is needed.
+    held: VecDeque<Box<BlockRun>>,
+    /// Ids that died since the last run was sent.
+    dying: Vec<StorageId>,
+    /// The variant that each step of the symbolic graph used last.
+    hints: Vec<u32>,
+    /// Differences of the number of times that each step ran since the last generation.
+    passes: Vec<i64>,
+    /// Nodes that the executor knows, the start included.
+    declared: usize,
+    forward: ForwardRecord,
+    iteration: Iteration,
+    repetition: Repetition,
+    /// Traced iterations since the graph was last generated.
+    traced_in_row: u32,
+    /// The symbolic graph lacks something that the TraceGraph has.
+    stale: bool,
+    /// Position behind the last run that draws random numbers.
+    random: Ticket,
+    random_open: bool,
+    random_held: bool,
+    /// The symbolic graph was generated.
+    generated: bool,
+    report: Report,
+    /// Paths that iterations took.
+    paths: FxHashSet<u64>,
+    fetch_wait_ns: u64,
+    started: Instant,
+    /// GraphRunner's time at work when the clock started, in nanoseconds.
+    busy_before: (u64, u64),
+}
+
+/// What the running iteration has done.
+#[derive(Debug)]
+struct Iteration {
+    number: u64,
+    ops: u64,
+    traced: u64,
+    /// It added something to the TraceGraph.
+    grew: bool,
+    /// It added an op.
+    novel: bool,
+    /// Ops traced since something was added.
+    since_growth: u64,
+    divergences: u64,
+    /// The last divergence and when it was, while tracing goes on behind it.
+    open_divergence: Option<(usize, Instant)>,
+    began: Instant,
+    /// Counters at its beginning, in nanoseconds: PythonRunner's waits and GraphRunner's work.
+    stalled_before: u64,
+    busy_before: u64,
+}
+
+impl Iteration {
+    fn new(number: u64, stalled_before: u64, busy_before: u64) -> Iteration {
+        Iteration {
+            number,
+            ops: 0,
+            traced: 0,
+            grew: false,
+            novel: false,
+            since_growth: 0,
+            divergences: 0,
+            open_divergence: None,
+            began: Instant::now(),
+            stalled_before,
+            busy_before,
+        }
+    }
+}
+
+fn initial_phase(config: &Config) -> Phase {
+    if config.mode == Mode::Imperative || config.sync { Phase::Imperative } else { Phase::Tracing }
+}
+
+impl Engine {
+    /// An engine in the tracing phase with nothing traced.
+    pub fn new(config: Config, runner: GraphRunner, storages: Storages, torch: &'static dyn Torch) -> Engine {
+        let phase = initial_phase(&config);
+        Engine {
+            config,
+            torch,
+            runner,
+            ops: Vec::new(),
+            locations: Locations::default(),
+            graph: TraceGraph::default(),
+            symbolic: SymbolicGraph::default(),
+            storages,
+            phase,
+            at: NodeId::START,
+            position: START,
+            trace: Trace::default(),
+            open: Box::default(),
+            held: VecDeque::new(),
+            dying: Vec::new(),
+            hints: Vec::new(),
+            passes: Vec::new(),
+            declared: 1,
+            forward: ForwardRecord::default(),
+            iteration: Iteration::new(0, 0, 0),
+            repetition: Repetition::default(),
+            traced_in_row: 0,
+            stale: false,
+            random: Ticket::default(),
+            random_open: false,
+            random_held: false,
+            generated: false,
+            report: Report::default(),
+            paths: FxHashSet::default(),
+            fetch_wait_ns: 0,
+            started: Instant::now(),
+            busy_before: (0, 0),
+        }
+    }
+
+    /// Declares an operator; ids count up from 0.
+    pub fn declare(&mut self, decl: OpDecl<'_>) -> OpId {
+        let id = OpId(self.ops.len() as u32);
+        self.ops.push(describe(id, decl));
+        id
+    }
+
+    /// An operator.
+    pub fn op(&self, id: OpId) -> &OpInfo {
+        &self.ops[id.index()]
+    }
+
+    /// Takes note of the storages that have died.
+    pub fn collect_dead(&mut self) {
+        self.storages.collect_dead(&mut self.dying);
+    }
+
+    /// The storages.
+    pub fn storages(&mut self) -> &mut Storages {
+        &mut self.storages
+    }
+
+    /// The call locations.
+    pub fn locations(&self) -> &Locations {
+        &self.locations
+    }
+
+    /// The counters.
+    pub fn report(&mut self) -> &mut Report {
+        self.count_passes();
+        &mut self.report
+    }
+
+    /// Different paths that iterations took.
+    pub fn paths(&self) -> u64 {
+        self.paths.len() as u64
+    }
+
+    /// When the counters started.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// Time since then that GraphRunner's thread was at work, and that waiting threads worked for it.
+    pub fn busy_ns(&self) -> (u64, u64) {
+        let now = self.runner.busy_ns();
+        (now.0 - self.busy_before.0, now.1 - self.busy_before.1)
+    }
+
+    /// Starts all counters again.
+    pub fn reset_report(&mut self) {
+        self.count_passes();
+        self.report = Report::default();
+        self.paths.clear();
+        self.started = Instant::now();
+        self.busy_before = self.runner.busy_ns();
+        self.iteration.stalled_before = 0;
+    }
+
+    /// The TraceGraph.
+    pub fn graph(&self) -> &TraceGraph {
+        &self.graph
+    }
+
+    /// The symbolic graph that co-execution walks.
+    pub fn symbolic(&self) -> &SymbolicGraph {
+        &self.symbolic
+    }
+
+    /// GraphRunner.
+    pub fn runner(&self) -> &GraphRunner {
+        &self.runner
+    }
+
+    /// The running phase.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The options.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Changes options; takes effect at once, on an iteration's boundary.
+    pub fn configure(&mut self, change: impl FnOnce(&mut Config)) {
+        self.mark_step();
+        self.release_held();
+        change(&mut self.config);
+        self.phase = initial_phase(&self.config);
+        self.traced_in_row = 0;
+    }
+
+    /// A storage of undefined bytes, outside any op.
+    pub fn create_storage(&mut self, nbytes: u64) -> Result<FreshStorage, Ticket> {
+        self.settle()?;
+        let made = self.storages.create(nbytes, Name::STATE);
+        self.runner.executor().allocate(made.id, nbytes);
+        Ok(made)
+    }
+
+    /// Changes a storage's size, keeping the common prefix.
+    pub fn resize_storage(&mut self, id: StorageId, nbytes: u64) -> Result<Result<(), CallError>, Ticket> {
+        self.settle()?;
+        self.storages.set_nbytes(id, nbytes);
+        Ok(self.runner.executor().resize(id, nbytes).map_err(CallError::Poisoned))
+    }
+
+    /// Sends what is validated; the position behind which GraphRunner has nothing left to do.
+    pub fn flush(&mut self) -> Ticket {
+        self.send_open();
+        self.release_held();
+        self.runner.last()
+    }
+
+    /// Sends pending draws; the position behind them, `None` if there are none.
+    pub fn flush_random(&mut self) -> Option<Ticket> {
+        if self.random_open {
+            self.send_open();
+        }
+        self.release_held();
+        (self.random > self.runner.leaving(self.runner.pending())).then_some(self.random)
+    }
+
+    /// Counts a wait that a call needed, which began at `begin` on the timeline; a fetch's is told with its place.
+    pub fn waited(&mut self, time: WaitTime, fetch: bool, begin: u64) {
+        self.fetch_wait_ns += if fetch { time.total_ns } else { 0 };
+        self.report.python_stall_ns += time.total_ns;
+        self.report.python_stall_busy_ns += time.asleep_ns;
+        let what = if fetch { Python::Fetch } else { Python::Stall };
+        let location = self.graph.node(self.at).key.location;
+        self.runner.timeline().python(begin, what, self.iteration.number, location);
+    }
+
+    /// Failures that nobody has seen; GraphRunner must be idle.
+    pub fn take_failures(&mut self) -> Vec<Arc<tandem_kernels::error::Failure>> {
+        self.runner.executor().synchronize()
+    }
+
+    /// Where the last op was issued.
+    pub fn last_location(&self) -> LocationId {
+        self.graph.node(self.at).key.location
+    }
+
+    /// Sends what is open; an error where GraphRunner has work left.
+    fn settle(&mut self) -> Result<(), Ticket> {
+        self.send_open();
+        self.release_held();
+        if self.runner.pending() > 0 { Err(self.runner.last()) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,160 @@
+//! How a call differs from the node that was expected, in the user's words.
+
+use crate::call::{Arg, Call, Place};
+use crate::ids::OpId;
+use crate::node::{ArgSpec, Attr, InputSpec, Node, arg_matches, input_spec, mode_bits};
+use crate::tensor_meta::Dtype;
+
+/// What kind of difference it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum What {
+    /// Another operator.
+    Operator,
+    /// An attribute, or whether an argument is given.
+    Attribute,
+    /// A host tensor instead of one on the device, or the reverse.
+    Input,
+    /// Grad mode, default dtype, or `requires_grad` of an input.
+    Modes,
+    /// An input comes from another op.
+    Dataflow,
+    /// None of several known branches.
+    Branch,
+    /// The iteration was expected to end.
+    End,
+    /// The same operator at another place.
+    Location,
+}
+
+impl What {
+    /// As reports name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            What::Operator => "operator",
+            What::Attribute => "attribute",
+            What::Input => "input",
+            What::Modes => "modes",
+            What::Dataflow => "dataflow",
+            What::Branch => "branch",
+            What::End => "end",
+            What::Location => "location",
+        }
+    }
+}
+
+/// A difference.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Difference {
+    /// Its kind.
+    pub what: What,
+    /// What would have been the same.
+    pub expected: String,
+    /// What came.
+    pub got: String,
+}
+
+fn spec_text(spec: &ArgSpec) -> String {
+    match spec {
+        ArgSpec::None => "None".into(),
+        ArgSpec::Tensor => "a tensor".into(),
+        ArgSpec::Tensors(n) => format!("{n} tensors"),
+        ArgSpec::Attr(Attr::Int(i)) => i.to_string(),
+        ArgSpec::Attr(Attr::Bool(b)) => b.to_string(),
+        ArgSpec::Attr(Attr::Str(s)) => format!("{s:?}"),
+        ArgSpec::Attr(Attr::Ints(v)) => format!("{v:?}"),
+        ArgSpec::Attr(Attr::Bools(v)) => format!("{v:?}"),
+        ArgSpec::Size => "a size".into(),
+        ArgSpec::Sizes => "sizes".into(),
+        ArgSpec::Value(n) => format!("a number of type {n:?}").to_lowercase(),
+        ArgSpec::Floats(n) => format!("{n} floats"),
+        ArgSpec::Values(v) => format!("{} numbers", v.len()),
+        ArgSpec::Device(_) => "another device".into(),
+        ArgSpec::Generator => "a generator".into(),
+    }
+}
+
+fn arg_text(arg: &Arg<'_>) -> String {
+    match arg {
+        Arg::None => "None".into(),
+        Arg::Tensor => "a tensor".into(),
+        Arg::Tensors(n) => format!("{n} tensors"),
+        Arg::Int(i) => i.to_string(),
+        Arg::Float(f) => format!("{f:?}"),
+        Arg::Bool(b) => b.to_string(),
+        Arg::Complex(re, im) => format!("{re}+{im}j"),
+        Arg::Str(s) => format!("{s:?}"),
+        Arg::Ints(v) => format!("{v:?}"),
+        Arg::Floats(v) => format!("{v:?}"),
+        Arg::Bools(v) => format!("{v:?}"),
+        Arg::Scalars(v) => format!("{} numbers", v.len()),
+        Arg::Device(_) => "a device".into(),
+        Arg::Generator(_) => "a generator".into(),
+    }
+}
+
+fn input_text(spec: InputSpec) -> &'static str {
+    match spec {
+        InputSpec::Absent => "None",
+        InputSpec::Storage => "a tensor on the device",
+        InputSpec::Host => "a host tensor",
+    }
+}
+
+fn modes_text(modes: u64) -> String {
+    let requiring: Vec<String> = (0..56).filter(|i| modes >> i & 1 == 1).map(|i| i.to_string()).collect();
+    let grad = if modes >> 63 == 1 { "on" } else { "off" };
+    let default = Dtype((modes >> 56 & 0x7f) as u8).name();
+    let inputs =
+        if requiring.is_empty() { "no input".into() } else { format!("inputs {}", requiring.join(", ")) };
+    format!("grad mode {grad}, default dtype {default}, requires_grad of {inputs}")
+}
+
+impl Difference {
+    /// How `call` differs from `node`.
+    pub fn of(node: &Node, call: &Call<'_>, name: impl Fn(OpId) -> String) -> Difference {
+        let differs = |what, expected: String, got: String| Difference { what, expected, got };
+        let key = &node.key;
+        if key.op != call.op {
+            return differs(What::Operator, name(key.op), name(call.op));
+        }
+        for (i, (spec, arg)) in key.args.iter().zip(&call.args).enumerate() {
+            if !arg_matches(spec, arg) {
+                let (expected, got) = (spec_text(spec), arg_text(arg));
+                return differs(What::Attribute, format!("argument {i} = {expected}"), got);
+            }
+        }
+        for (i, (spec, input)) in key.inputs.iter().zip(&call.inputs).enumerate() {
+            if *spec != input_spec(input) {
+                let expected = format!("input {i} = {}", input_text(*spec));
+                return differs(What::Input, expected, input_text(input_spec(input)).into());
+            }
+        }
+        if key.modes != mode_bits(call) {
+            return differs(What::Modes, modes_text(key.modes), modes_text(mode_bits(call)));
+        }
+        for (i, (sources, input)) in node.sources.iter().zip(&call.inputs).enumerate() {
+            if let Place::Storage { name, .. } = input.place
+                && !sources.contains(name)
+            {
+                let known: Vec<String> = sources.names().iter().map(ToString::to_string).collect();
+                return differs(
+                    What::Dataflow,
+                    format!("input {i} from {}", known.join(" or ")),
+                    name.to_string(),
+                );
+            }
+        }
+        differs(What::Location, "another line of the program".into(), "this one".into())
+    }
+
+    /// One sentence.
+    pub fn sentence(&self) -> String {
+        match self.what {
+            What::Operator => format!("expected {}", self.expected),
+            What::Branch => format!("none of {}", self.expected),
+            What::End => "expected the iteration to end".into(),
+            What::Location => "the same operator, but at another place".into(),
+            _ => format!("expected {}, got {}", self.expected, self.got),
+        }
+    }
+}
