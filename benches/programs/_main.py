@@ -2,7 +2,7 @@
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,12 @@ import torch
 
 Step = Callable[[], Any]
 """One training (or sampling) step; returns its loss, a number or a tensor of one element."""
+
+
+def endless(loader: Iterable) -> Iterator:
+    """The batches of a loader, epoch after epoch."""
+    while True:
+        yield from loader
 
 
 def seed() -> None:

@@ -1,29 +1,35 @@
-"""`a + a` on 8 by 8 numbers: what one op costs."""
+"""A hundred times `a + a` on 8 by 8 numbers: what one op costs."""
 
 from collections.abc import Callable
 
 import torch
+from _main import Step, main
+from torch import nn
 
-ROUND = 100
-"""Ops an iteration, so that its end costs little."""
+STEPS = 20
+COMPARABLE = None
+
+OPS = 100
 
 
-def make(device: str) -> Callable[[], None]:
-    """One addition on `device`."""
+class Add(nn.Module):
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        for _ in range(OPS):
+            b = a + a
+        return b
+
+
+def make(device: str, compile: Callable = lambda model: model) -> Step:
+    """The additions on `device`; no training."""
     a = torch.randn(8, 8).to(device)
-    done = 0
+    add = compile(Add())
 
-    def end_iteration() -> None:
-        if device == "tandem":
-            import torch_tandem
-
-            torch_tandem.mark_step()
-
-    def step() -> None:
-        nonlocal done
-        a + a
-        done += 1
-        if done % ROUND == 0:
-            end_iteration()
+    @torch.no_grad()
+    def step() -> torch.Tensor:
+        return add(a)[0, 0]
 
     return step
+
+
+if __name__ == "__main__":
+    main(make, STEPS)

@@ -3,19 +3,29 @@
 from collections.abc import Callable
 
 import torch
+from _main import Step, main
 from torch import nn
 
+STEPS = 20
+COMPARABLE = None
 
-def make(device: str) -> Callable[[], None]:
+
+def make(device: str, compile: Callable = lambda model: model) -> Step:
     """A training step on `device`."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to(device)
+    net = compile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x, y = torch.randn(16, 8).to(device), torch.randn(16, 8).to(device)
 
-    def step() -> None:
-        loss = nn.functional.mse_loss(model(x), y)
+    def step() -> torch.Tensor:
+        loss = nn.functional.mse_loss(net(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return step
+
+
+if __name__ == "__main__":
+    main(make, STEPS)
