@@ -12,7 +12,7 @@ from torch import nn
 STEPS = 20
 COMPARABLE = None
 
-BATCH = 32
+BATCH = 16
 TIMES = 200
 
 

@@ -9,7 +9,7 @@ from diffusion import TIMES, UNet, kept_signal
 STEPS = 20
 COMPARABLE = None
 
-IMAGES = 8
+IMAGES = 4
 STRIDE = 10
 
 

@@ -13,7 +13,7 @@ from _main import Step, main
 from torch import nn
 
 STEPS = 20
-COMPARABLE = 5
+COMPARABLE = 10
 
 LEAST_STEPS = 80
 """How many steps of the environment an update is made of, at least; its last episode is finished."""
@@ -32,7 +32,7 @@ class CartPole:
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool]:
         """The new state, the reward, and whether the episode has ended."""
-        x, speed, angle, spin = self.state
+        _, speed, angle, spin = self.state
         force = 10.0 if action == 1 else -10.0
         push = (force + 0.05 * spin**2 * math.sin(angle)) / 1.1
         turn = (9.8 * math.sin(angle) - math.cos(angle) * push) / (
