@@ -1,0 +1,83 @@
+"""Beam search with the translator of seq2seq.py.
+
+Python keeps the hypotheses as lists, which it reads from the device word by word, and leaves the loop as soon
+as all beams have ended.
+"""
+
+import random
+from collections.abc import Callable
+
+import torch
+from _main import Step, main
+from seq2seq import BEGIN, END, WORDS, Decoder, Encoder
+
+STEPS = 20
+COMPARABLE = None
+
+SENTENCES = 3
+BEAMS = 5
+LONGEST = 30
+
+
+@torch.no_grad()
+def search(encode: Callable, decode: Callable, source: torch.Tensor) -> tuple[float, list[int]]:
+    """The best translation of a sentence, after its score."""
+    device = source.device
+    memory = encode(source.unsqueeze(0)).expand(BEAMS, -1, -1)
+    state = memory[:, -1]
+    word = torch.full((BEAMS,), BEGIN, device=device)
+    ended = torch.zeros(BEAMS, dtype=torch.bool, device=device)
+    # All beams are the same at first, so that only one may be continued.
+    scores = torch.full((BEAMS,), -torch.inf, device=device)
+    scores[0] = 0
+    # A beam that has ended goes on with nothing but further ends, at no cost.
+    only_end = torch.full((WORDS,), -torch.inf, device=device)
+    only_end[END] = 0
+    hypotheses: list[list[int]] = [[] for _ in range(BEAMS)]
+
+    for _ in range(LONGEST):
+        logits, state = decode(word, state, memory)
+        gains = torch.where(ended.unsqueeze(1), only_end, torch.log_softmax(logits, dim=1))
+        scores, best = (scores.unsqueeze(1) + gains).flatten().topk(BEAMS)
+        parents, word = best // WORDS, best % WORDS
+        state = state[parents]
+        ended = ended[parents] | (word == END)
+        hypotheses = [[*hypotheses[p], w] for p, w in zip(parents.tolist(), word.tolist(), strict=True)]
+        if ended.all().item():
+            break
+
+    ranked = [
+        (score / len(words), words)
+        for score, words in zip(scores.tolist(), map(without_end, hypotheses), strict=True)
+    ]
+    return max(ranked)
+
+
+def without_end(words: list[int]) -> list[int]:
+    """A hypothesis up to and with its first end."""
+    return words[: words.index(END) + 1] if END in words else words
+
+
+def make(device: str, compile: Callable = lambda model: model) -> Step:
+    """Translating some sentences on `device`; returns their mean score."""
+    rng = random.Random(0)
+    encoder, decoder = Encoder().to(device), Decoder().to(device)
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            weight.mul_(3)  # a decoder that has opinions
+        decoder.out.bias[END] += 1.5
+    encode, decode = compile(encoder), compile(decoder)
+
+    def step() -> float:
+        scores = []
+        for _ in range(SENTENCES):
+            source = torch.tensor([rng.randrange(2, WORDS) for _ in range(rng.randint(6, 14))])
+            score, _ = search(encode, decode, source.to(device))
+            scores.append(score)
+        return sum(scores) / len(scores)
+
+    return step
+
+
+if __name__ == "__main__":
+    main(make, STEPS)
