@@ -255,7 +255,7 @@ class Dual:
 def test_operator_overloading(device):
     matrix = data(4, 4, seed=9).to(device)
     for step in range(STEPS):
-        x, y = (Dual(data(4, seed=k).to(device), torch.ones(4, device=device)) for k in (step % 6, 1))
+        x, y = (Dual(data(4, seed=k).to(device), torch.ones(4, device=device)) for k in (step % 6, 4))
         z = x * y + 1.0 if x < y else sum([x, y, -x])
         z = (matrix @ z)[1 : len(z)](torch.sin)
         z *= 0.5
