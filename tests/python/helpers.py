@@ -7,6 +7,7 @@ value.
 """
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +49,11 @@ def results(program: Program, device: str, settled: int = 0) -> tuple[list[Any],
             torch_tandem.reset_report()
     held = [to_host(out) for out in held]
     return held, torch.get_rng_state()
+
+
+def data(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, on the host."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def to_host(out: Any) -> Any:
@@ -122,3 +128,31 @@ def compare(expected: list[Any], actual: list[Any], phase: str) -> None:
     assert len(expected) == len(actual), f"{phase}: {len(actual)} iterations instead of {len(expected)}"
     for step, (x, y) in enumerate(zip(expected, actual, strict=True)):
         assert_same(x, y, f"{phase}, iteration {step}")
+
+
+def coexecuting(
+    program: Program | None = None, *, share: float = 1.0, last: int = 6, like_eager: bool = True
+) -> Any:
+    """Make a program a test: every iteration as on eager CPU, the `last` ones from the generated graph.
+
+    Nothing is known of the program when it starts; by its last iterations at least the `share` of the
+    operators that are no fetches is co-executed. Where PyTorch computes otherwise by device,
+    `like_eager=False` compares with tracing instead.
+    """
+    if program is None:
+        return functools.partial(coexecuting, share=share, last=last, like_eager=like_eager)
+
+    def test() -> None:
+        torch_tandem.set_mode("coexec" if like_eager else "trace")
+        expected, expected_state = results(program, "cpu" if like_eager else "tandem")
+        torch_tandem.set_mode("coexec")
+        actual, state = results(program, "tandem", settled=len(expected) - last)
+        seen = report()
+        compare(expected, actual, "co-executing")
+        assert torch.equal(expected_state, state), "the generator is elsewhere"
+        reached = share_coexecuted(seen)
+        assert reached >= share, f"only {reached:.0%} were co-executed: {seen['divergences']}"
+
+    test.__name__, test.__qualname__ = program.__name__, program.__qualname__
+    test.__module__, test.__doc__ = program.__module__, program.__doc__
+    return test
