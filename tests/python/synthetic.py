@@ -1,4 +1,4 @@
-"""Made-up reports, timelines and graphs of a program that trains a residual network, for the report's tests."""
+"""Made-up reports, timelines and graphs of a program that trains a residual network."""
 
 import random
 from typing import Any
@@ -54,7 +54,7 @@ class Within:
 
 
 def graph(target: int = 300) -> dict[str, Any]:
-    """A graph of about `target` nodes: modules, a branch, loops in a loop, backward, an optimizer, a fetch."""
+    """A graph of about `target` nodes: modules, a branch, nested loops, a fetch, backward, an optimizer."""
     t = Tracer()
     blocks_of_net = max((target - 60) // 40, 1)
     loops: list[dict[str, Any]] = []

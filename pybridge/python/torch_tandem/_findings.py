@@ -12,8 +12,8 @@ Severity = Literal["good", "note", "slow"]
 _LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
 
 ADVICE = {
-    "operator": "The program takes another way here now and then. Each way is learned once; a line that stays "
-    "decides anew each time.",
+    "operator": "The program takes another way here now and then. Each way is learned once; a line that "
+    "stays decides anew each time.",
     "branch": "A decision goes a way that no iteration took before. Each way is learned once.",
     "attribute": "An argument that is part of the graph changes: pass a tensor, or keep it to few values.",
     "shape": "Shapes keep being new: pad to a few sizes, or drop the last, smaller batch.",
@@ -38,8 +38,9 @@ class Finding:
 
 
 def as_data(report: dict[str, Any]) -> dict[str, Any]:
-    """The verdict and the findings as plain data."""
-    return {"verdict": verdict(report), "findings": [asdict(f) for f in findings(report)]}
+    """The verdict, the findings and the times that they are of, as plain data."""
+    found = [asdict(finding) for finding in findings(report)]
+    return {"verdict": verdict(report), "findings": found, "times": asdict(_times(report))}
 
 
 def verdict(report: dict[str, Any]) -> str:
@@ -79,19 +80,22 @@ def _pace(report: dict[str, Any]) -> list[Finding]:
     waited = report.get("python_stall_us", 0)
     at_fetch = waiting * min(worst[1] / waited, 1) if worst and waited else 0
     fetch = f"{_percent(at_fetch, 1)} of the time passes waiting at {place(line)}." if worst else ""
+    ran = f"{_percent(busy, 1)} of the time"
     if busy > 0.85:
-        text = f"The kernels set the pace: they ran {_percent(busy, 1)} of the time. Python's waiting costs nothing."
+        text = f"The kernels set the pace: they ran {ran}. Python's waiting costs nothing."
         return [Finding("good", text, "Faster kernels, smaller models or larger batches are what is left.")]
     if waiting < 0.1:
-        text = f"Python sets the pace: it hardly waits, and the kernels ran only {_percent(busy, 1)} of the time."
+        text = f"Python sets the pace: it hardly waits, and the kernels ran only {ran}."
+        if not times.settled:
+            text += " Imports and the first iterations are included."
         advice = "Profile the Python side: data loading, logging, many tiny operators. Larger batches help."
-        return [Finding("slow" if busy < 0.5 else "note", text, advice)]
+        return [Finding("slow" if busy < 0.5 and times.settled else "note", text, advice)]
     if at_fetch > 0.1:
         advice = (
             "Read the value less often (every n-th iteration), or an iteration later, when it is long there."
         )
         return [Finding("slow" if at_fetch > 0.25 else "note", fetch, advice, line)]
-    text = f"Python waited {_percent(waiting, 1)} of the time, and the kernels ran {_percent(busy, 1)} of it."
+    text = f"Python waited {_percent(waiting, 1)} of the time, and the kernels ran {ran}."
     return [Finding("note", text, "The two take turns more than they overlap: look at the fetches.", line)]
 
 
@@ -111,7 +115,7 @@ def _coverage(report: dict[str, Any]) -> list[Finding]:
         else:
             severity: Severity = "slow" if share < 0.8 else "note"
             found.append(Finding(severity, text, "The rest was traced, after divergences."))
-    elif steps <= 1 and report["ops_captured"] > 1000:
+    elif steps <= 1 and report["ops_captured"] > 1000 and not report.get("ops_coexecuted"):
         text = "The program has no iterations that Tandem can see, so it was traced throughout."
         found.append(Finding("slow", text, "Call `torch_tandem.mark_step()` at the end of each round."))
     elif not report.get("ops_coexecuted"):
@@ -173,17 +177,19 @@ def _worst_fetch(report: dict[str, Any]) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class _Times:
-    """Microseconds: in all, of the program waiting, and of kernels running."""
+    """Microseconds: in all, of the program waiting, of kernels running; whether of settled iterations."""
 
     elapsed: int
     waiting: int
     busy: int
+    settled: bool
 
 
 def _times(report: dict[str, Any]) -> _Times:
     """Those of the iterations that are kept and settled; of everything, imports too, where there are few."""
     settled = [s for s in report.get("steps", []) if s.get("number", 0) > 10]
-    parts = settled if len(settled) >= 10 else [report]
+    enough = len(settled) >= 10
+    parts = settled if enough else [report]
 
     def total(*names: str) -> int:
         return sum(part.get(name, 0) for part in parts for name in names)
@@ -193,6 +199,7 @@ def _times(report: dict[str, Any]) -> _Times:
         elapsed=total("python_exec_us", "python_stall_us"),
         waiting=total("python_stall_us"),
         busy=total("runner_exec_us", "inline_exec_us"),
+        settled=enough,
     )
 
 

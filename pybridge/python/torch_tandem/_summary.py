@@ -125,18 +125,16 @@ def _divergences(entries: list[dict[str, Any]]) -> Table:
         rows = [(d.get("count"), _line(d), d.get("op"), d.get("reason")) for d in entries]
         return _table(("times", "line", "operator", "what differed"), rows)
     entries = sorted(entries, key=lambda d: (-d.get("cost_us", 0), -d.get("count", 0)))
-    rows = [
-        (
-            d.get("count"),
-            _line(d),
-            d.get("op"),
-            d.get("what", ""),
-            d.get("expected", "") if d.get("what") else d.get("reason", ""),
-            d.get("got", ""),
-            duration(d.get("cost_us", 0)),
+    rows = []
+    for d in entries:
+        # Many columns: names are as short as can be.
+        where, op, expected, got = (
+            _line(d).rpartition(" in ")[0],
+            *(str(d.get(name) or "").removeprefix("aten::") for name in ("op", "expected", "got")),
         )
-        for d in entries
-    ]
+        expected = expected or ("" if got else d.get("reason", ""))
+        cost = duration(d.get("cost_us", 0))
+        rows.append((d.get("count"), where or _line(d), op, d.get("what", ""), expected, got, cost))
     return _table(("times", "line", "operator", "what", "expected", "got", "cost"), rows)
 
 

@@ -16,9 +16,9 @@ function verdict({ verdict: text, findings }) {
   );
 }
 
-function figures({ report: r }) {
+function figures({ report: r, times: t }) {
   const steps = (r.steps_traced ?? 0) + (r.steps_coexecuted ?? 0);
-  const elapsed = (r.python_exec_us ?? 0) + (r.python_stall_us ?? 0);
+  const since = t.settled ? "since iteration 11" : `of ${duration(t.elapsed)}`;
   const after = [10, 5].find((number) => r[`ops_after_${number}`]);
   const late = after ? percent(r[`ops_coexecuted_after_${after}`], r[`ops_after_${after}`]) : null;
   const diverged = times(r.divergences ?? []);
@@ -26,9 +26,9 @@ function figures({ report: r }) {
     ["Iterations", count(steps), `${count(r.steps_traced)} traced, ${count(r.steps_coexecuted)} co-executed`],
     ["Co-executed", percent(r.ops_coexecuted, r.ops_captured), late ? `${late} after iteration ${after}` : `of ${count(r.ops_captured)} calls`],
     ["Operator calls", compact(r.ops_captured), r.ops_other_threads ? `${count(r.ops_other_threads)} from other threads` : "all from one thread"],
-    ["Python waited", percent(r.python_stall_us, elapsed), `${duration(r.python_stall_us)} of ${duration(elapsed)}`],
-    ["GraphRunner worked", percent(r.runner_exec_us, elapsed), `${duration(r.runner_exec_us)}; ${duration(r.overlap_us)} beside Python`],
-    ["Divergences", count(diverged), diverged ? `at ${plural(r.divergences.length, "place")}` : "the graph fit always"],
+    ["Python waited", percent(t.waiting, t.elapsed), `${duration(t.waiting)} ${since}`],
+    ["Kernels ran", percent(t.busy, t.elapsed), `${duration(t.busy)} ${since}`],
+    ["Divergences", count(diverged), diverged ? `at ${plural(r.divergences.length, "place")}` : "the graph always fit"],
     ["TraceGraph", count(r.tracegraph_nodes), `operators; ${plural(r.paths ?? 0, "path")}, ${plural(r.symbolic_blocks ?? 0, "block")}`],
     ["Memory", bytes(r.memory_peak), "at most"],
   ];

@@ -1,7 +1,9 @@
 // A tree of boxes on a canvas, with zoom, pan, tooltips, a selection and the keyboard.
 
 const MOST_SHOWN = 3000; // boxes, when all are opened at once
-const FIRST_SHOWN = 70; // when the picture is shown first
+const FIRST_SHOWN = 45; // when the picture is shown first
+const MARGIN = 12; // around all
+const BUTTONS = 40; // on the right
 
 class Picture {
   constructor(canvas, { selected, tip }) {
@@ -138,8 +140,9 @@ class Picture {
     const { clientWidth, clientHeight } = this.canvas;
     if (!clientWidth || !this.tree) return;
     const { root } = this.tree;
-    const k = Math.min(clientWidth / root.w, clientHeight / root.h, 1.15);
-    this.view = { k, x: (clientWidth - root.w * k) / 2, y: (clientHeight - root.h * k) / 2 };
+    const [across, down] = [clientWidth - MARGIN - BUTTONS, clientHeight - 2 * MARGIN];
+    const k = Math.min(across / root.w, down / root.h, 1.15);
+    this.view = { k, x: MARGIN + (across - root.w * k) / 2, y: MARGIN + (down - root.h * k) / 2 };
     this.redraw();
   }
 
@@ -593,16 +596,20 @@ class Picture {
       if (!other || other === item) return;
       const end = this.standIn(other);
       const [from, to] = into ? [end, item] : [item, end];
-      const a = [from.left + from.w / 2, from.top + from.h];
-      const b = [to.left + to.w / 2, to.top];
-      const bend = Math.max(Math.abs(b[1] - a[1]) / 2, 40);
+      const below = to.top > from.top + from.h;
+      const side = to.left + to.w / 2 > from.left + from.w / 2 ? 1 : -1;
+      const middle = (box, right) => [box.left + (right ? box.w : 0), box.top + Math.min(box.h, NODE_HEIGHT) / 2];
+      const a = below ? [from.left + from.w / 2, from.top + from.h] : middle(from, side > 0);
+      const b = below ? [to.left + to.w / 2, to.top] : middle(to, side < 0);
+      const [dx, dy] = below ? [0, 1] : [side, 0];
+      const bend = Math.max(Math.abs(below ? b[1] - a[1] : b[0] - a[0]) / 2, 30);
       pen.strokeStyle = pen.fillStyle = color;
       pen.lineWidth = Math.max(2, 1.4 / k);
       pen.beginPath();
       pen.moveTo(...a);
-      pen.bezierCurveTo(a[0], a[1] + bend, b[0], b[1] - bend, ...b);
+      pen.bezierCurveTo(a[0] + dx * bend, a[1] + dy * bend, b[0] - dx * bend, b[1] - dy * bend, ...b);
       pen.stroke();
-      arrow(pen, b, [0, 1], 7);
+      arrow(pen, b, [dx, dy], 7);
     };
     for (const node of item.node.sources) draw(node, colors.pythonStall, true);
     for (const node of item.node.users) draw(node, colors.graph, false);

@@ -28,7 +28,8 @@ function table({ title, sum, columns, rows, sort }) {
 
   function compare(a, b) {
     const [x, y] = [columns[by].value(a), columns[by].value(b)];
-    const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
+    const numbers = typeof x === "number" && typeof y === "number";
+    const order = numbers ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
     return down ? -order : order;
   }
 
