@@ -317,6 +317,13 @@ def test_hits_lead_to_nodes(browser):
     assert browser.texts(".details h3") == ["aten::relu"]
 
 
+def test_findings_lead_to_their_lines(browser):
+    browser.open(synthetic_page())
+    browser.click(".findings button.link")
+    assert browser.run("document.querySelector('.finder input').value").endswith("train.py:35")
+    assert browser.texts(".details h3") == ["aten::_local_scalar_dense"]
+
+
 def test_a_node_is_described(browser):
     scaled = next(n for n in synthetic.graph(300)["nodes"] if n["op"] == "aten::mul.Tensor")
     browser.open(synthetic_page(), f"#node={scaled['id']}")

@@ -137,7 +137,7 @@ def _packed(graph: dict[str, Any]) -> dict[str, Any]:
                 flags,
                 node.get("variants", 1),
                 out,
-                node.get("inputs", []),
+                [i if isinstance(i, list) else [i] for i in node.get("inputs", [])],
             ]
         )
     rest = {name: graph.get(name, []) for name in ("edges", "loops", "blocks", "entry")}

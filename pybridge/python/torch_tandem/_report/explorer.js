@@ -44,7 +44,7 @@ function graphSection({ graph: packed }) {
     hit = -1;
     const { boxOf } = trees.get(current);
     const matches = (node) =>
-      [node.op, node.line, ...node.frames.map((frame) => frame.name)].some((part) => part.toLowerCase().includes(wanted));
+      [node.op, node.line, ...node.frames.map((frame) => frame.name)].some((part) => holds(part.toLowerCase(), wanted));
     hits = wanted ? graph.nodes.filter((node) => boxOf.has(node) && matches(node)) : [];
     hits.sort((a, b) => boxOf.get(a).index - boxOf.get(b).index);
     picture.setHits(hits);
@@ -66,6 +66,12 @@ function graphSection({ graph: packed }) {
       ...(hits.length > MOST_HITS ? [h("li", { class: "more" }, `and ${count(hits.length - MOST_HITS)} more`)] : []),
     );
     remember();
+  }
+
+  // Whether a text holds another; `a.py:3` is not held by `a.py:31`.
+  function holds(text, wanted) {
+    const end = text.indexOf(wanted) + wanted.length;
+    return text.includes(wanted) && !(/:\d+$/.test(wanted) && /\d/.test(text[end] ?? ""));
   }
 
   function go(number) {
@@ -210,7 +216,9 @@ function graphSection({ graph: packed }) {
       picture.fit();
     }),
   );
-  stage.append(zooming, h("p", { class: "hint" }, "Drag to move. Click, then use the wheel to zoom."));
+  const hint = h("p", { class: "hint" }, "Drag to move. Click, then use the wheel to zoom.");
+  canvas.addEventListener("pointerdown", () => hint.remove(), { once: true });
+  stage.append(zooming, hint);
   const explorer = h(
     "div",
     { class: "explorer" },
@@ -307,11 +315,15 @@ function graphSection({ graph: packed }) {
     if (wanted.size) section.scrollIntoView({ behavior: "instant" });
   }
 
-  // For the tables: shows an operator's nodes.
+  // For the rest of the page: shows an operator's nodes, or a line's.
   function find(text) {
     search((field.value = text));
     section.scrollIntoView();
     go(0);
+  }
+
+  function has(line) {
+    return graph.nodes.some((node) => node.line === line);
   }
 
   const loops = graph.loops.size;
@@ -343,5 +355,5 @@ function graphSection({ graph: packed }) {
     visit();
     addEventListener("hashchange", visit);
   };
-  return Object.assign(section, { start, find });
+  return Object.assign(section, { start, find, has });
 }

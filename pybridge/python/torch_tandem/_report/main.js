@@ -2,18 +2,19 @@
 
 const WORDS = { slow: "Slow", note: "Look at", good: "Good" };
 
-function verdict({ verdict: text, findings }) {
+function verdict({ verdict: text, findings }, graph) {
+  const item = ({ severity, text: what, advice, line }) => {
+    const find = () => graph.find(fileLine(line));
+    const link = h("button", { class: "link", type: "button", onclick: find }, "Find it in the graph");
+    const said = h("div", null, h("p", null, withCode(what)));
+    const linked = line && graph?.has(line);
+    if (advice || linked) {
+      said.append(h("p", { class: "advice" }, withCode(advice), advice && linked ? " " : null, linked ? link : null));
+    }
+    return h("li", null, h("span", { class: `mark ${severity}` }, WORDS[severity] ?? ""), said);
+  };
   document.querySelector("#verdict h1").append(...withCode(text));
-  document.querySelector(".findings").append(
-    ...findings.map((finding) =>
-      h(
-        "li",
-        null,
-        h("span", { class: `mark ${finding.severity}` }, WORDS[finding.severity] ?? ""),
-        h("div", null, h("p", null, withCode(finding.text)), finding.advice ? h("p", { class: "advice" }, withCode(finding.advice)) : null),
-      ),
-    ),
-  );
+  document.querySelector(".findings").append(...findings.map(item));
 }
 
 function figures({ report: r, times: t }) {
@@ -57,9 +58,9 @@ function colophon({ about, report }) {
 
 function main() {
   document.querySelector(".about").textContent = `${data.about.title}, ${data.about.when}`;
-  verdict(data);
-  figures(data);
   const graph = graphSection(data);
+  verdict(data, graph);
+  figures(data);
   const sections = [
     ["Verdict", document.getElementById("verdict")],
     ["Iterations", timelineSection(data)],

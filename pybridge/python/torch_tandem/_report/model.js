@@ -322,6 +322,7 @@ function symbolicTree(graph) {
   for (const block of graph.blocks) for (const next of follow(block)) before.get(next).push(block);
   const order = ordered(graph.blocks, follow, loopsOf, (block) => before.get(block));
 
+  const shared = commonFrames(graph.nodes);
   const links = [];
   const boxOf = new Map();
   const loopBoxes = new Map();
@@ -359,7 +360,7 @@ function symbolicTree(graph) {
   choose(start, graph.entry, false, into.get(root));
   for (const block of order) {
     const nodes = block.nodes.map((id) => graph.byId.get(id)).filter((found) => found);
-    const made = box("block", { block, title: `block ${block.id}` });
+    const made = box("block", { block, title: `block ${block.id}`, within: whereabouts(nodes, shared) });
     adopt(made, parted(straight(nodes, links)));
     boxOf.set(block, made);
     const place = holder(block);
@@ -374,6 +375,13 @@ function symbolicTree(graph) {
   const tree = finish(root, links.map(([from, to, title]) => [target(from), target(to), title]));
   tree.data = dataLinks(graph.nodes.filter((node) => tree.boxOf.has(node)), tree.boxOf).filter(([from]) => from);
   return tree;
+}
+
+// The innermost function that a block's nodes are in, unless all nodes of the graph are.
+function whereabouts(nodes, shared) {
+  const depth = commonFrames(nodes);
+  const name = depth > shared ? nodes[0].frames[depth - 1].name : "";
+  return nodes.length && nodes.every((node) => node.backward) ? `backward ${name && `of ${name}`}`.trim() : name;
 }
 
 // The operators of a block, one behind the other.

@@ -4,6 +4,7 @@ const MOST_SHOWN = 3000; // boxes, when all are opened at once
 const FIRST_SHOWN = 45; // when the picture is shown first
 const MARGIN = 12; // around all
 const BUTTONS = 40; // on the right
+const HINT = 22; // below
 
 class Picture {
   constructor(canvas, { selected, tip }) {
@@ -35,7 +36,8 @@ class Picture {
     this.tree = tree;
     this.selection = this.hovered = null;
     this.hits = new Set();
-    if (!tree.seen) openFirst(tree.root, FIRST_SHOWN, (item) => item.kind !== "part");
+    const telling = (item) => item.kind !== "part" && !(item.backward && item.parent.backward);
+    if (!tree.seen) openFirst(tree.root, FIRST_SHOWN, telling);
     tree.seen = true;
     this.layout();
     this.fit();
@@ -140,7 +142,7 @@ class Picture {
     const { clientWidth, clientHeight } = this.canvas;
     if (!clientWidth || !this.tree) return;
     const { root } = this.tree;
-    const [across, down] = [clientWidth - MARGIN - BUTTONS, clientHeight - 2 * MARGIN];
+    const [across, down] = [clientWidth - MARGIN - BUTTONS, clientHeight - 2 * MARGIN - HINT];
     const k = Math.min(across / root.w, down / root.h, 1.15);
     this.view = { k, x: MARGIN + (across - root.w * k) / 2, y: MARGIN + (down - root.h * k) / 2 };
     this.redraw();
@@ -660,7 +662,7 @@ const TITLE_FONT = `600 12.5px ${SANS}`;
 const SMALL_FONT = `11px ${SANS}`;
 const PILL_FONT = `10.5px ${SANS}`;
 
-// Opens boxes from the outside in, the largest first, while there is room.
+// Opens boxes from the outside in, forward and the largest first, while there is room.
 function openFirst(root, room, wanted = () => true) {
   let shown = root.children.length;
   let layer = [root];
@@ -668,7 +670,7 @@ function openFirst(root, room, wanted = () => true) {
   while (layer.length) {
     const inner = layer.flatMap((item) => item.children).filter((item) => item.children?.length);
     layer = [];
-    for (const item of inner.sort((a, b) => b.leaves - a.leaves)) {
+    for (const item of inner.sort((a, b) => a.backward - b.backward || b.leaves - a.leaves)) {
       if (shown + item.children.length > room || !wanted(item)) {
         if (item.kind !== "loop") item.open = false;
         continue;
@@ -701,6 +703,7 @@ function tallyOf(item) {
   if (!item.leaves) return "";
   const parts = [plural(item.leaves, "operator")];
   if (item.kind === "block") {
+    if (item.within) parts.push(item.within);
     if (item.block.ends) parts.push("may end here");
   } else if (item.loop) {
     const line = item.loop.header;

@@ -145,7 +145,10 @@ function stepChart(report, steps) {
     const x = (number) => plot.left + (number - whole[0]) * scale;
     pen.fillStyle = colors.panel;
     pen.fillRect(plot.left, 4, plot.width, 14);
-    for (const phase of report.phases ?? []) {
+    // What is short and rare is drawn last, so that it is seen.
+    const usual = (phase) => phase.phase === "co-execution";
+    const phases = (report.phases ?? []).toSorted((a, b) => usual(b) - usual(a));
+    for (const phase of phases) {
       pen.fillStyle = colors[PHASES[phase.phase] ?? "imperative"];
       pen.fillRect(x(phase.from), 4, Math.max((phase.to - phase.from + 1) * scale, 1.5), 14);
     }
