@@ -51,6 +51,12 @@ def after_fork_in_child() -> None:
 def claim_program_thread() -> None:
     """Make the calling thread the one whose operators are traced."""
 
+def timeline() -> str:
+    """What both runners did and when, as JSON: the newest events up to a limit."""
+
+def graph() -> str:
+    """The TraceGraph and the symbolic graph, as JSON."""
+
 def symbolic_text() -> str:
     """The symbolic graph as text."""
 

@@ -1,14 +1,16 @@
 """The report as text."""
 
 import io
-import os
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import IO, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from torch_tandem._findings import duration, findings, short_line, size, verdict
 
 _ROWS = 10  # of each table; the report has them all
 _WIDTH = 110  # where the output is not a terminal
@@ -27,9 +29,20 @@ def text(report: dict[str, Any]) -> str:
     return file.getvalue()
 
 
+def explanation(report: dict[str, Any]) -> str:
+    """The summary as plain text, with what explains it, and what to do, above it."""
+    lines = [verdict(report)]
+    for finding in findings(report):
+        lines.append(f"- {finding.text} {finding.advice}".rstrip())
+    file = io.StringIO()
+    for line in lines:
+        file.write(textwrap.fill(line, _WIDTH, subsequent_indent="  " if line.startswith("-") else "") + "\n")
+    return file.getvalue() + text(report)
+
+
 def _line(entry: dict[str, Any]) -> str:
     """The source line of an entry, as the shell would name its file."""
-    return str(entry.get("line", "")).removeprefix(os.getcwd() + os.sep)
+    return short_line(str(entry.get("line", "")))
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
@@ -53,32 +66,32 @@ def _facts(report: dict[str, Any]) -> Table:
     grid.add_row("iterations", f"{count('steps_traced')} traced, {count('steps_coexecuted')} co-executed")
     share = _share(report, "ops_coexecuted", "ops_captured")
     operators = f"{count('ops_captured'):,} captured, {share} co-executed"
-    if count("ops_after_5"):
-        share = _share(report, "ops_coexecuted_after_5", "ops_after_5")
-        operators += f" ({share} after the fifth iteration)"
+    for number, name in ((10, "tenth"), (5, "fifth")):
+        if count(f"ops_after_{number}"):
+            share = _share(report, f"ops_coexecuted_after_{number}", f"ops_after_{number}")
+            operators += f" ({share} after the {name} iteration)"
+            break
     grid.add_row("operators", operators)
     if count("ops_other_threads"):
         grid.add_row("", f"{count('ops_other_threads'):,} from other threads, run imperatively")
     for runner, title in (("python", "PythonRunner"), ("runner", "GraphRunner")):
         executing, stalled = count(f"{runner}_exec_us"), count(f"{runner}_stall_us")
-        grid.add_row(title, f"{_time(executing)} executing, {_time(stalled)} waiting")
-    grid.add_row("overlap", f"{_time(count('overlap_us'))} in which both executed")
+        grid.add_row(title, f"{duration(executing)} executing, {duration(stalled)} waiting")
+    grid.add_row("overlap", f"{duration(count('overlap_us'))} in which both executed")
     grid.add_row(
         "TraceGraph",
         f"{count('tracegraph_nodes'):,} nodes, {_plural(count('paths'), 'path')}, "
         f"{_plural(count('symbolic_blocks'), 'block')}, {count('blocks_sent'):,} sent "
         f"(median {count('median_block_ops')} operators)",
     )
-    grid.add_row("memory", f"{_bytes(count('memory_peak'))} at most")
+    grid.add_row("memory", f"{size(count('memory_peak'))} at most")
     return grid
 
 
 def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
-    divergences = sorted(report.get("divergences", []), key=lambda d: -d.get("count", 0))
+    divergences = report.get("divergences", [])
     if divergences:
-        rows = [(d.get("count"), _line(d), d.get("op"), d.get("reason")) for d in divergences]
-        columns = ("times", "line", "operator", "what differed")
-        yield f"divergences: {_total(divergences)}", _table(columns, rows)
+        yield f"divergences: {_total(divergences)}", _divergences(divergences)
     fetches = report.get("fetches", [])
     if fetches:
         # One source line may hold several fetch points.
@@ -88,14 +101,41 @@ def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
             total[0] += fetch.get("count", 0)
             total[1] += fetch.get("wait_us", 0)
         rows = [
-            (times, line, _time(waited), _time(waited / max(times, 1)))
+            (times, line, duration(waited), duration(waited / max(times, 1)))
             for line, (times, waited) in sorted(lines.items(), key=lambda item: (-item[1][1], -item[1][0]))
         ]
         yield f"fetches: {_total(fetches)}", _table(("times", "line", "waited", "each"), rows)
+    feeds = sorted(report.get("feeds", []), key=lambda f: -f.get("bytes", 0))
+    if feeds:
+        rows = [
+            (f.get("count"), _line(f), f.get("op"), f.get("kind"), size(f.get("bytes", 0))) for f in feeds
+        ]
+        columns = ("times", "line", "operator", "what was fed", "size")
+        yield f"feeds: {_total(feeds)}", _table(columns, rows)
     host = sorted(report.get("host_ops", {}).items(), key=lambda item: -item[1])
     if host:
         rows = [(times, name) for name, times in host]
         yield f"operators without a native kernel: {len(host)}", _table(("times", "operator"), rows)
+
+
+def _divergences(entries: list[dict[str, Any]]) -> Table:
+    """By what they cost, or by how often they came where that is not known."""
+    if not any("cost_us" in d for d in entries):
+        entries = sorted(entries, key=lambda d: -d.get("count", 0))
+        rows = [(d.get("count"), _line(d), d.get("op"), d.get("reason")) for d in entries]
+        return _table(("times", "line", "operator", "what differed"), rows)
+    entries = sorted(entries, key=lambda d: (-d.get("cost_us", 0), -d.get("count", 0)))
+    rows = []
+    for d in entries:
+        # Many columns: names are as short as can be.
+        where, op, expected, got = (
+            _line(d).rpartition(" in ")[0],
+            *(str(d.get(name) or "").removeprefix("aten::") for name in ("op", "expected", "got")),
+        )
+        expected = expected or ("" if got else d.get("reason", ""))
+        cost = duration(d.get("cost_us", 0))
+        rows.append((d.get("count"), where or _line(d), op, d.get("what", ""), expected, got, cost))
+    return _table(("times", "line", "operator", "what", "expected", "got", "cost"), rows)
 
 
 def _table(columns: Iterable[str], rows: list[tuple]) -> Table:
@@ -120,17 +160,3 @@ def _share(report: dict[str, Any], part: str, whole: str) -> str:
 
 def _plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _time(microseconds: float) -> str:
-    if microseconds >= 1e6:
-        return f"{microseconds / 1e6:.2f} s"
-    return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.0f} us"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"

@@ -1,9 +1,10 @@
 """What a program may ask of Tandem."""
 
 import json
+import os
 from typing import Any, Literal
 
-from torch_tandem import _core, _notes, _summary
+from torch_tandem import _core, _notes, _perfetto, _report, _summary
 
 Mode = Literal["coexec", "trace"]
 
@@ -55,5 +56,25 @@ def summary() -> str:
 
 
 def explain() -> None:
-    """Print the summary of what happened so far."""
-    print(summary(), end="")
+    """Print what happened so far, why, and what to do about it."""
+    print(_summary.explanation(report()), end="")
+
+
+def save_report(path: str | os.PathLike[str]) -> None:
+    """Write the report as a page: one HTML file that explains the program's speed. See docs/report.md."""
+    _core.drain()
+    _report.write(os.fspath(path), report(), _timeline(), _graph())
+
+
+def save_trace(path: str | os.PathLike[str]) -> None:
+    """Write the timeline as Chrome trace events, for ui.perfetto.dev."""
+    _core.drain()
+    _perfetto.write(os.fspath(path), _timeline(), report())
+
+
+def _timeline() -> dict[str, Any]:
+    return json.loads(_core.timeline()) if hasattr(_core, "timeline") else {}
+
+
+def _graph() -> dict[str, Any]:
+    return json.loads(_core.graph()) if hasattr(_core, "graph") else {}

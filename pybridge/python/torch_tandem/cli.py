@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from typing import Any
 
 USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 
@@ -42,7 +43,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="whether tensors are made on Tandem where the script names no device; auto (the default): "
         "if the script's text names none anywhere",
     )
-    run.add_argument("--report-json", metavar="FILE", help="write the report to FILE")
+    run.add_argument(
+        "--report", metavar="FILE", type=_writable, help="write the report to FILE as a page (HTML)"
+    )
+    run.add_argument("--report-json", metavar="FILE", type=_writable, help="write the report to FILE as JSON")
+    run.add_argument(
+        "--trace", metavar="FILE", type=_writable, help="write the timeline to FILE, for ui.perfetto.dev"
+    )
     run.add_argument(
         "-m",
         dest="module",
@@ -59,6 +66,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         run.error("argument -m: a module is missing")
     options.error = run.error
     return options
+
+
+def _writable(path: str) -> str:
+    """A file that can be written when the script has ended, wherever it has gone by then."""
+    path = os.path.abspath(path)
+    folder = os.path.dirname(path)
+    if not os.access(folder, os.W_OK) or os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"cannot write {path!r}")
+    return path
 
 
 def _version() -> str:
@@ -121,12 +137,25 @@ def _finish(options: argparse.Namespace, status: int) -> int:
             print(f"tandem: an operator whose result was never read failed: {late}", file=sys.stderr)
             status = 1
     report = api.report()
-    if options.report_json:
-        with open(options.report_json, "w") as file:
-            json.dump(report, file, indent=2)
     if not options.quiet:
         _summary.show(report)
+    for path, write in (
+        (options.report, api.save_report),
+        (options.report_json, lambda path: _write_json(path, report)),
+        (options.trace, api.save_trace),
+    ):
+        try:
+            if path:
+                write(path)
+        except OSError as failure:
+            print(f"tandem: cannot write {path}: {failure}", file=sys.stderr)
+            status = status or 1
     return status
+
+
+def _write_json(path: str, report: dict[str, Any]) -> None:
+    with open(path, "w") as file:
+        json.dump(report, file, indent=2)
 
 
 def _exit(error: BaseException | None, status: int) -> int:

@@ -1,0 +1,259 @@
+"""What a report says in words: one sentence, and what could be done about it."""
+
+import linecache
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["good", "note", "slow"]
+
+_LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
+
+ADVICE = {
+    "operator": "The program takes another way here now and then. Each way is learned once; a line that "
+    "stays decides anew each time.",
+    "branch": "A decision goes a way that no iteration took before. Each way is learned once.",
+    "attribute": "An argument that is part of the graph changes: pass a tensor, or keep it to few values.",
+    "shape": "Shapes keep being new: pad to a few sizes, or drop the last, smaller batch.",
+    "dtype": "A tensor comes with another dtype now and then: convert it where it is made.",
+    "input": "An operator reads another tensor than before, such as a buffer that is swapped or rebuilt: "
+    "write into one that stays.",
+    "dataflow": "An operator reads another operator's result than before: lists or buffers that rotate do.",
+    "modes": "Grad mode, autocast or default dtype differ from before: enter them at the same place always.",
+    "location": "The same operator comes from another line: code generated anew, or another caller.",
+    "end": "Iterations end elsewhere: `torch_tandem.mark_step()` at the loop's end makes them alike.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A symptom with its reason, and what could be done."""
+
+    severity: Severity
+    text: str
+    advice: str = ""
+    line: str = ""
+
+
+def as_data(report: dict[str, Any]) -> dict[str, Any]:
+    """The verdict, the findings and the times that they are of, as plain data."""
+    found = [asdict(finding) for finding in findings(report)]
+    return {"verdict": verdict(report), "findings": found, "times": asdict(_times(report))}
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """How the program did, in one sentence."""
+    captured = report.get("ops_captured", 0)
+    if not captured:
+        return "No operator ran on the device tandem."
+    parts = [f"{_percent(report.get('ops_coexecuted', 0), captured)} of {_calls(captured)} co-executed"]
+    diverged = sum(d.get("count", 0) for d in report.get("divergences", []))
+    parts.append({0: "no divergence", 1: "1 divergence"}.get(diverged, f"{diverged:,} divergences"))
+    times = _times(report)
+    waited = f"Python waited {_percent(times.waiting, times.elapsed)} of the time"
+    worst = _worst_fetch(report)
+    if worst:
+        waited += f", most at {place(worst[0])}"
+    return "; ".join([*parts, waited]) + "."
+
+
+def findings(report: dict[str, Any]) -> list[Finding]:
+    """What explains the program's speed, the most important first."""
+    if not report.get("ops_captured"):
+        advice = "Run it with `tandem run`, or move the model and its inputs to the device: `.to('tandem')`."
+        return [Finding("slow", "Nothing ran on Tandem.", advice)]
+    found = [*_coverage(report), *_pace(report), *_divergences(report), *_feeds(report)]
+    order = {"slow": 0, "note": 1, "good": 2}
+    return sorted(found, key=lambda f: order[f.severity])
+
+
+def _pace(report: dict[str, Any]) -> list[Finding]:
+    """Which of the two runners the other one waits for."""
+    times = _times(report)
+    if times.elapsed < 1000:  # too short to say anything
+        return []
+    busy, waiting = times.busy / times.elapsed, times.waiting / times.elapsed
+    worst = _worst_fetch(report)
+    line = worst[0] if worst else ""
+    waited = report.get("python_stall_us", 0)
+    at_fetch = waiting * min(worst[1] / waited, 1) if worst and waited else 0
+    fetch = f"{_percent(at_fetch, 1)} of the time passes waiting at {place(line)}." if worst else ""
+    ran = f"{_percent(busy, 1)} of the time"
+    if busy > 0.85:
+        text = f"The kernels set the pace: they ran {ran}. Python's waiting costs nothing."
+        return [Finding("good", text, "Faster kernels, smaller models or larger batches are what is left.")]
+    if waiting < 0.1:
+        text = f"Python sets the pace: it hardly waits, and the kernels ran only {ran}."
+        if not times.settled:
+            text += " Imports and the first iterations are included."
+        advice = "Profile the Python side: data loading, logging, many tiny operators. Larger batches help."
+        return [Finding("slow" if busy < 0.5 and times.settled else "note", text, advice)]
+    if at_fetch > 0.1:
+        advice = (
+            "Read the value less often (every n-th iteration), or an iteration later, when it is long there."
+        )
+        return [Finding("slow" if at_fetch > 0.25 else "note", fetch, advice, line)]
+    text = f"Python waited {_percent(waiting, 1)} of the time, and the kernels ran {ran}."
+    return [Finding("note", text, "The two take turns more than they overlap: look at the fetches.", line)]
+
+
+def _coverage(report: dict[str, Any]) -> list[Finding]:
+    """How much came from the generated graph, once it was there."""
+    found = []
+    after = next((n for n in (10, 5) if report.get(f"ops_after_{n}")), None)
+    steps = report.get("steps_traced", 0) + report.get("steps_coexecuted", 0)
+    if after is not None:
+        part, whole = report.get(f"ops_coexecuted_after_{after}", 0), report[f"ops_after_{after}"]
+        text = (
+            f"{_percent(part, whole)} of the operator calls after the first {after} iterations co-executed."
+        )
+        share = part / whole
+        if share >= 0.95:
+            found.append(Finding("good", text))
+        else:
+            severity: Severity = "slow" if share < 0.8 else "note"
+            found.append(Finding(severity, text, "The rest was traced, after divergences."))
+    elif steps <= 1 and report["ops_captured"] > 1000 and not report.get("ops_coexecuted"):
+        text = "The program has no iterations that Tandem can see, so it was traced throughout."
+        found.append(Finding("slow", text, "Call `torch_tandem.mark_step()` at the end of each round."))
+    elif not report.get("ops_coexecuted"):
+        text = "The program ended before co-execution began: the first iterations are traced."
+        found.append(Finding("note", text))
+    others = report.get("ops_other_threads", 0)
+    if others > 0.1 * report["ops_captured"]:
+        text = f"{others:,} operator calls came from other threads and ran imperatively."
+        found.append(
+            Finding("note", text, "Only the thread that imported Tandem is traced: move them there.")
+        )
+    return found
+
+
+def _divergences(report: dict[str, Any]) -> list[Finding]:
+    divergences = report.get("divergences", [])
+    if not divergences:
+        return []
+    times = sum(d.get("count", 0) for d in divergences)
+    cost = sum(d.get("cost_us", 0) for d in divergences)
+    worst = max(divergences, key=lambda d: (d.get("cost_us", 0), d.get("count", 0)))
+    text = f"{times:,} divergence{'s' * (times > 1)}"
+    if cost:
+        text += f" cost {duration(cost)}"
+    text += f"{', most' if len(divergences) > 1 else ''} at {place(worst.get('line', ''))}"
+    if worst.get("reason"):
+        text += f": {worst['reason'].rstrip('.')}"
+    text += "."
+    steps = report.get("steps_traced", 0) + report.get("steps_coexecuted", 0)
+    last = max((d.get("last", steps) for d in divergences), default=0)
+    if last < 0.9 * steps - 10:
+        return [Finding("note", f"{text} None since iteration {last}.", "", worst.get("line", ""))]
+    elapsed = report.get("python_exec_us", 0) + report.get("python_stall_us", 0)
+    share = cost / max(elapsed, 1)
+    severity: Severity = "slow" if share > 0.05 or times > 0.1 * steps else "note"
+    return [Finding(severity, text, ADVICE.get(worst.get("what", ""), ""), worst.get("line", ""))]
+
+
+def _feeds(report: dict[str, Any]) -> list[Finding]:
+    tensors = [f for f in report.get("feeds", []) if f.get("kind") == "host tensor"]
+    total = sum(f.get("bytes", 0) for f in tensors)
+    if total < 1 << 30:
+        return []
+    worst = max(tensors, key=lambda f: f.get("bytes", 0))
+    text = f"{size(total)} of host tensors were copied in, most at {place(worst.get('line', ''))}."
+    advice = "What does not change between iterations can stay on the device: `.to('tandem')` once."
+    return [Finding("note", text, advice, worst.get("line", ""))]
+
+
+def _worst_fetch(report: dict[str, Any]) -> tuple[str, int] | None:
+    """The line that waits longest, with its microseconds; one line may hold several fetch points."""
+    waits: dict[str, int] = {}
+    for fetch in report.get("fetches", []):
+        line = fetch.get("line", "")
+        waits[line] = waits.get(line, 0) + fetch.get("wait_us", 0)
+    worst = max(waits.items(), key=lambda item: item[1], default=None)
+    return worst if worst and worst[1] > 0 else None
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Microseconds: in all, of the program waiting, of kernels running; whether of settled iterations."""
+
+    elapsed: int
+    waiting: int
+    busy: int
+    settled: bool
+
+
+def _times(report: dict[str, Any]) -> _Times:
+    """Those of the iterations that are kept and settled; of everything, imports too, where there are few."""
+    settled = [s for s in report.get("steps", []) if s.get("number", 0) > 10]
+    enough = len(settled) >= 10
+    parts = settled if enough else [report]
+
+    def total(*names: str) -> int:
+        return sum(part.get(name, 0) for part in parts for name in names)
+
+    # A thread that waits at a fetch carries out blocks itself meanwhile.
+    return _Times(
+        elapsed=total("python_exec_us", "python_stall_us"),
+        waiting=total("python_stall_us"),
+        busy=total("runner_exec_us", "inline_exec_us"),
+        settled=enough,
+    )
+
+
+def place(line: str) -> str:
+    """A line as the shell would name its file, with its text: `train.py:31 (loss.item())`."""
+    name, text = short_line(line).split(" in ")[0], source(line)
+    return f"{name} ({text})" if text else name
+
+
+def short_line(line: str) -> str:
+    """A line without the part of the path that is the same for all."""
+    root = next((folder for folder in roots() if line.startswith(folder)), "")
+    return line.removeprefix(root).rpartition("/site-packages/")[2]
+
+
+def roots() -> list[str]:
+    """The folders whose files need no path: the current one, and the program's."""
+    program = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
+    return [os.path.join(folder, "") for folder in dict.fromkeys((os.getcwd(), program))]
+
+
+def source(line: str) -> str:
+    """The text of a line, if its file can be read; no longer than fits in a sentence."""
+    match = _LINE.match(line)
+    if match is None:
+        return ""
+    text = linecache.getline(match["file"], int(match["number"])).strip()
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def duration(microseconds: float) -> str:
+    """Microseconds for reading."""
+    if microseconds >= 1e6:
+        return f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.0f} us"
+
+
+def size(number: float) -> str:
+    """Bytes for reading."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def _percent(part: float, whole: float) -> str:
+    """A share; 100 % only if it is all."""
+    if not whole:
+        return "0 %"
+    share = 100 * part / whole
+    return f"{min(share, 99.9):.1f} %" if 99 <= share < 100 else f"{share:.0f} %"
+
+
+def _calls(number: int) -> str:
+    text = f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number:,}"
+    return f"{text} operator call{'s' * (number != 1)}"

@@ -1,0 +1,117 @@
+"""The timeline as Chrome trace events, which Perfetto and chrome://tracing open."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from torch_tandem._findings import short_line
+
+_PROCESS = 1
+_ITERATIONS, _PYTHON, _GRAPH = 1, 2, 3
+_NAMES = {_ITERATIONS: "iterations", _PYTHON: "PythonRunner", _GRAPH: "GraphRunner"}
+_WORDS = {"stall": "wait", "trace": "trace", "fetch": "fetch"}
+
+Event = dict[str, Any]
+
+
+def trace(timeline: dict[str, Any], report: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The trace as the JSON object format has it. `report` adds counters of each iteration."""
+    events = [*_names(), *_nested(_iterations(timeline))]
+    python = list(_nested(_python(timeline)))
+    events += python
+    events += _executing(timeline, python)
+    events += _nested(_blocks(timeline))
+    events += _counters(report or {})
+    other = {"dropped events": timeline.get("dropped", 0)}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def write(path: str, timeline: dict[str, Any], report: dict[str, Any] | None = None) -> None:
+    """Write the trace to a file."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trace(timeline, report), file, separators=(",", ":"))
+
+
+def _names() -> Iterable[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": _PROCESS, "tid": 0, "args": {"name": "Tandem"}}
+    for thread, name in _NAMES.items():
+        common = {"ph": "M", "pid": _PROCESS, "tid": thread}
+        yield {**common, "name": "thread_name", "args": {"name": name}}
+        yield {**common, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _slice(thread: int, name: str, category: str, start: float, length: float, **args: Any) -> Event:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": _PROCESS,
+        "tid": thread,
+        "ts": start,
+        "dur": max(length, 0),
+        "args": args,
+    }
+
+
+def _iterations(timeline: dict[str, Any]) -> Iterable[Event]:
+    for number, start, end in timeline.get("steps", []):
+        yield _slice(_ITERATIONS, f"iteration {number}", "iteration", start, end - start, iteration=number)
+
+
+def _python(timeline: dict[str, Any]) -> Iterable[Event]:
+    for start, length, kind, iteration, line in timeline.get("python", []):
+        where = short_line(line) if line else ""
+        name = f"{_WORDS.get(kind, kind)} {where.split(' in ')[0]}".rstrip()
+        yield _slice(_PYTHON, name, kind, start, length, iteration=iteration, line=line or "")
+
+
+def _blocks(timeline: dict[str, Any]) -> Iterable[Event]:
+    for start, length, block, ops, iteration in timeline.get("runner", []):
+        name = f"block {block}" if isinstance(block, int) else str(block)
+        yield _slice(_GRAPH, name, "block", start, length, operators=ops, iteration=iteration)
+
+
+def _executing(timeline: dict[str, Any], python: list[Event]) -> Iterable[Event]:
+    """What is left of the iterations when PythonRunner's events are taken away: it ran the program."""
+    events = sorted(python, key=lambda e: e["ts"])
+    at = 0
+    for number, start, end in sorted(timeline.get("steps", []), key=lambda s: s[1]):
+        free = start
+        while at < len(events) and events[at]["ts"] < end:
+            event = events[at]
+            if event["ts"] > free:
+                yield _slice(_PYTHON, "execute", "execute", free, event["ts"] - free, iteration=number)
+            free = max(free, event["ts"] + event["dur"])
+            if free > end:  # it goes on in the next iteration
+                break
+            at += 1
+        if free < end:
+            yield _slice(_PYTHON, "execute", "execute", free, end - free, iteration=number)
+
+
+def _nested(events: Iterable[Event]) -> Iterable[Event]:
+    """Slices of one thread in order, each within the one it begins in, as viewers need them.
+
+    Rounding to microseconds may make neighbors overlap by one.
+    """
+    open_ends: list[float] = []
+    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+        while open_ends and open_ends[-1] <= event["ts"]:
+            open_ends.pop()
+        if open_ends and event["ts"] + event["dur"] > open_ends[-1]:
+            event["dur"] = open_ends[-1] - event["ts"]
+        open_ends.append(event["ts"] + event["dur"])
+        yield event
+
+
+def _counters(report: dict[str, Any]) -> Iterable[Event]:
+    for step in report.get("steps", []):
+        traced = step.get("traced", 0)
+        yield {
+            "ph": "C",
+            "name": "operators",
+            "pid": _PROCESS,
+            "tid": 0,
+            "ts": step.get("start_us", 0),
+            "args": {"co-executed": max(step.get("ops", 0) - traced, 0), "traced": traced},
+        }

@@ -1,0 +1,153 @@
+"""The report as a page: one HTML file that loads nothing.
+
+The page's text, style and scripts are files of this package, put together here. Data goes in as JSON, and the
+scripts make text nodes of it only, so that whatever a path or an operator is called stays text.
+"""
+
+import json
+import os
+import sys
+import time
+from importlib.resources import files
+from typing import Any
+
+from torch_tandem import _findings
+
+# In this order: each uses what those before it define.
+_SCRIPTS = ("basics", "tables", "zoom", "timeline", "model", "layout", "picture", "explorer", "main")
+_MOST_EVENTS = 20_000  # of the timeline, the newest; the trace file has all
+_MOST_SOURCES = 5_000
+
+
+def page(
+    report: dict[str, Any],
+    timeline: dict[str, Any] | None = None,
+    graph: dict[str, Any] | None = None,
+) -> str:
+    """The page as text."""
+    data = {
+        "about": _about(),
+        **_findings.as_data(report),
+        "report": report,
+        "timeline": _newest(timeline) if timeline else None,
+        "graph": _packed(graph) if graph else None,
+        "sources": _sources(report, graph),
+    }
+    parts = {
+        "title": _escaped(f"Tandem: {data['about']['title']}"),
+        "style": _file("style.css"),
+        "data": _as_script(data),
+        "script": "\n".join(_file(f"{name}.js") for name in _SCRIPTS),
+    }
+    text = _file("page.html")
+    for name, part in parts.items():
+        before, mark, after = text.partition("{{" + name + "}}")
+        assert mark, name
+        text = before + part + after
+    return text
+
+
+def write(
+    path: str,
+    report: dict[str, Any],
+    timeline: dict[str, Any] | None = None,
+    graph: dict[str, Any] | None = None,
+) -> None:
+    """Write the page to a file."""
+    text = page(report, timeline, graph)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _file(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _escaped(text: str) -> str:
+    return _printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("{", "&#123;")
+
+
+def _as_script(data: Any) -> str:
+    """JSON that an HTML parser reads past; it is still JSON."""
+    text = json.dumps(data, separators=(",", ":"), default=str)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _printable(text: str) -> str:
+    """Text that UTF-8 can hold: paths may have bytes that are no characters."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _about() -> dict[str, Any]:
+    import torch
+
+    import torch_tandem
+
+    main = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "a program"
+    return {
+        "title": os.path.basename(main),
+        "command": " ".join(sys.argv),
+        "directory": os.getcwd(),
+        "roots": _findings.roots(),
+        "when": time.strftime("%Y-%m-%d %H:%M"),
+        "tandem": torch_tandem.__version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+def _newest(timeline: dict[str, Any]) -> dict[str, Any]:
+    """The timeline, cut so that the page stays small."""
+    kept = {name: timeline.get(name, [])[-_MOST_EVENTS:] for name in ("python", "runner", "steps")}
+    cut = sum(len(timeline.get(name, [])) - len(events) for name, events in kept.items())
+    return {**kept, "dropped": timeline.get("dropped", 0) + cut}
+
+
+class _Table:
+    """Equal values once, by number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+
+    def __call__(self, value: Any) -> int:
+        return self.numbers.setdefault(value, len(self.numbers))
+
+    def values(self) -> list[Any]:
+        return list(self.numbers)
+
+
+def _packed(graph: dict[str, Any]) -> dict[str, Any]:
+    """The graph with its strings and stacks once each: nodes share most of them."""
+    strings, stacks = _Table(), _Table()
+    nodes = []
+    for node in graph.get("nodes", []):
+        stack = stacks(tuple(strings(frame) for frame in node.get("stack", [])))
+        flags = sum(
+            bit
+            for bit, name in ((1, "backward"), (2, "fetched"), (4, "ends"), (8, "dynamic"))
+            if node.get(name)
+        )
+        out = [strings(shape) for shape in node.get("out", [])]
+        nodes.append(
+            [
+                node["id"],
+                strings(node.get("op", "")),
+                strings(node.get("line", "")),
+                stack,
+                flags,
+                node.get("variants", 1),
+                out,
+                [i if isinstance(i, list) else [i] for i in node.get("inputs", [])],
+            ]
+        )
+    rest = {name: graph.get(name, []) for name in ("edges", "loops", "blocks", "entry")}
+    return {"strings": strings.values(), "stacks": stacks.values(), "nodes": nodes, **rest}
+
+
+def _sources(report: dict[str, Any], graph: dict[str, Any] | None) -> dict[str, str]:
+    """The text of each line that the page names."""
+    names = ("divergences", "fetches", "feeds", "lines")
+    lines = {entry.get("line", "") for name in names for entry in report.get(name, [])}
+    lines.update(node.get("line", "") for node in (graph or {}).get("nodes", []))
+    texts = ((line, _findings.source(line)) for line in sorted(lines)[:_MOST_SOURCES])
+    return {line: text for line, text in texts if text}

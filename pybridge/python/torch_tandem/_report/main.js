@@ -1,0 +1,80 @@
+// Puts the page together.
+
+const WORDS = { slow: "Slow", note: "Look at", good: "Good" };
+
+function verdict({ verdict: text, findings }, graph) {
+  const item = ({ severity, text: what, advice, line }) => {
+    const find = () => graph.find(fileLine(line));
+    const link = h("button", { class: "link", type: "button", onclick: find }, "Find it in the graph");
+    const said = h("div", null, h("p", null, withCode(what)));
+    const linked = line && graph?.has(line);
+    if (advice || linked) {
+      said.append(h("p", { class: "advice" }, withCode(advice), advice && linked ? " " : null, linked ? link : null));
+    }
+    return h("li", null, h("span", { class: `mark ${severity}` }, WORDS[severity] ?? ""), said);
+  };
+  document.querySelector("#verdict h1").append(...withCode(text));
+  document.querySelector(".findings").append(...findings.map(item));
+}
+
+function figures({ report: r, times: t }) {
+  const steps = (r.steps_traced ?? 0) + (r.steps_coexecuted ?? 0);
+  const since = t.settled ? "since iteration 11" : `of ${duration(t.elapsed)}`;
+  const after = [10, 5].find((number) => r[`ops_after_${number}`]);
+  const late = after ? percent(r[`ops_coexecuted_after_${after}`], r[`ops_after_${after}`]) : null;
+  const diverged = times(r.divergences ?? []);
+  const shown = [
+    ["Iterations", count(steps), `${count(r.steps_traced)} traced, ${count(r.steps_coexecuted)} co-executed`],
+    ["Co-executed", percent(r.ops_coexecuted, r.ops_captured), late ? `${late} after iteration ${after}` : `of ${count(r.ops_captured)} calls`],
+    ["Operator calls", compact(r.ops_captured), r.ops_other_threads ? `${count(r.ops_other_threads)} from other threads` : "all from one thread"],
+    ["Python waited", percent(t.waiting, t.elapsed), `${duration(t.waiting)} ${since}`],
+    ["Kernels ran", percent(t.busy, t.elapsed), `${duration(t.busy)} ${since}`],
+    ["Divergences", count(diverged), diverged ? `at ${plural(r.divergences.length, "place")}` : "the graph always fit"],
+    ["TraceGraph", count(r.tracegraph_nodes), `operators; ${plural(r.paths ?? 0, "path")}, ${plural(r.symbolic_blocks ?? 0, "block")}`],
+    ["Memory", bytes(r.memory_peak), "at most"],
+  ];
+  document.querySelector(".figures").append(
+    ...shown.map(([name, value, note]) =>
+      h("div", null, h("dt", null, name), h("dd", null, h("div", { class: "value" }, value), h("div", { class: "note" }, note))),
+    ),
+  );
+}
+
+function compact(number) {
+  const value = number ?? 0;
+  return value >= 1e6 ? `${(value / 1e6).toFixed(value >= 1e7 ? 0 : 1)} M` : count(value);
+}
+
+function colophon({ about, report }) {
+  const notes = (report.notes ?? []).map((note) => h("p", null, `Note: ${note}`));
+  return h(
+    "footer",
+    null,
+    notes,
+    h("p", null, h("code", null, about.command), ` in ${about.directory}`),
+    h("p", null, `Tandem ${about.tandem}, PyTorch ${about.torch}, Python ${about.python}, executor ${report.executor ?? "cpu"}.`),
+  );
+}
+
+function main() {
+  document.querySelector(".about").textContent = `${data.about.title}, ${data.about.when}`;
+  const graph = graphSection(data);
+  verdict(data, graph);
+  figures(data);
+  const sections = [
+    ["Verdict", document.getElementById("verdict")],
+    ["Iterations", timelineSection(data)],
+    ["Graphs", graph],
+    ["Tables", tablesSection(data, graph?.find)],
+  ].filter(([, section]) => section);
+  const body = document.querySelector("main");
+  for (const [title, section] of sections) {
+    if (!section.isConnected) body.append(section);
+    document.querySelector("nav").append(h("a", { href: `#${section.id}` }, title));
+  }
+  body.after(colophon(data));
+  for (const [, section] of sections) section.start?.();
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+main();

@@ -1,0 +1,206 @@
+// Tables that sort and filter.
+
+const MOST_ROWS = 100; // shown at first
+
+// A column is { title, value: row => number or text, show: row => text or element, number: bool, share: row => 0..1 }.
+function table({ title, sum, columns, rows, sort }) {
+  let by = sort ?? 0;
+  let down = true;
+  let wanted = "";
+  let all = false;
+  const texts = rows.map((row) => columns.map((c) => `${c.value(row)} ${c.source?.(row) ?? ""}`).join(" ").toLowerCase());
+  const body = h("tbody");
+  const more = h("button", { type: "button", onclick: () => ((all = true), fill()) });
+  const tally = h("span", { class: "sum", "aria-live": "polite" });
+
+  const heads = columns.map((column, number) => {
+    const press = () => {
+      down = by === number ? !down : Boolean(column.number);
+      by = number;
+      fill();
+    };
+    return h(
+      "th",
+      { scope: "col", class: column.number ? "number" : null },
+      h("button", { type: "button", onclick: press }, column.title),
+    );
+  });
+
+  function compare(a, b) {
+    const [x, y] = [columns[by].value(a), columns[by].value(b)];
+    const numbers = typeof x === "number" && typeof y === "number";
+    const order = numbers ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
+    return down ? -order : order;
+  }
+
+  function cell(column, row) {
+    const content = [column.show?.(row) ?? String(column.value(row))];
+    const source = column.source?.(row);
+    if (source) content.push(h("span", { class: "source" }, source));
+    if (column.share) {
+      const width = Math.max(0, Math.min(column.share(row), 1)) * 100;
+      content.push(h("span", { class: "share", style: { width: `${width.toFixed(1)}%` } }));
+    }
+    return h("td", { class: column.number ? "number" : "text" }, content);
+  }
+
+  function fill() {
+    heads.forEach((head, number) => {
+      if (number === by) head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+    const found = rows.filter((_, number) => texts[number].includes(wanted)).sort(compare);
+    const shown = all ? found : found.slice(0, MOST_ROWS);
+    body.replaceChildren(...shown.map((row) => h("tr", null, columns.map((column) => cell(column, row)))));
+    more.hidden = shown.length === found.length;
+    more.textContent = `Show all ${count(found.length)}`;
+    tally.textContent = wanted ? `${count(found.length)} of ${count(rows.length)} rows` : sum ?? "";
+  }
+
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Filter",
+    "aria-label": `Filter ${title.toLowerCase()}`,
+    oninput: (event) => {
+      wanted = event.target.value.trim().toLowerCase();
+      fill();
+    },
+  });
+  fill();
+  return h(
+    "div",
+    { class: "table", id: title.toLowerCase() },
+    h("div", { class: "bar" }, h("h3", null, title), tally, h("span", { class: "push" }, filter)),
+    h("div", { class: "scroll" }, h("table", null, h("thead", null, h("tr", null, heads)), body)),
+    more,
+  );
+}
+
+// The source line of a row, with its text below.
+const LINE = {
+  title: "Line",
+  value: (row) => shortLine(row.line),
+  source: (row) => sourceOf(row.line),
+};
+
+function times(rows) {
+  return rows.reduce((sum, row) => sum + (row.count ?? 0), 0);
+}
+
+function tablesSection({ report }, findInGraph) {
+  const section = h("section", { id: "tables", class: "tables" });
+  const add = (title, rows, none, make) => {
+    if (rows?.length) section.append(table({ title, rows, ...make(rows) }));
+    else if (none) section.append(h("h3", { id: title.toLowerCase() }, title), h("p", { class: "none" }, none));
+  };
+  const operator = (name) =>
+    findInGraph ? h("button", { class: "link code", type: "button", onclick: () => findInGraph(name) }, name) : name;
+  const op = { title: "Operator", value: (row) => row.op ?? "", show: (row) => operator(row.op ?? "") };
+  const number = (title, value, show, share) => ({ title, value, show, share, number: true });
+  const most = (rows, name) => Math.max(...rows.map((row) => row[name] ?? 0), 1);
+  const total = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 0);
+
+  add("Divergences", report.divergences, "The program never left its graph.", (rows) => {
+    const worst = most(rows, "cost_us");
+    const known = rows.some((row) => row.what);
+    const apart = [
+      { title: "What differed", value: (row) => row.what ?? "" },
+      { title: "Expected", value: (row) => row.expected ?? "", show: (row) => h("code", null, row.expected ?? "") },
+      { title: "Got", value: (row) => row.got ?? "", show: (row) => h("code", null, row.got ?? "") },
+    ];
+    const reason = { title: "Reason", value: (row) => row.reason ?? "" };
+    return {
+      sum: count(times(rows)) + (known ? `, which cost ${duration(total(rows, "cost_us"))}` : ""),
+      sort: known ? 6 : 3, // what they cost, or how often they came
+      columns: [
+        LINE,
+        op,
+        ...(known ? apart : [reason]),
+        number("Times", (row) => row.count ?? 0, (row) => count(row.count)),
+        ...(known ? [cost(worst), number("Iterations", (row) => row.last ?? 0, (row) => span(row.first, row.last))] : []),
+      ],
+    };
+  });
+
+  add("Fetches", report.fetches, "The program never waited for a value.", (rows) => {
+    const worst = most(rows, "wait_us");
+    const named = rows.some((row) => row.op);
+    return {
+      sum: `${count(times(rows))}, in which Python waited ${duration(total(rows, "wait_us"))}`,
+      sort: named ? 3 : 2,
+      columns: [
+        LINE,
+        ...(named ? [op] : []),
+        number("Times", (row) => row.count ?? 0, (row) => count(row.count)),
+        number("Waited", (row) => row.wait_us ?? 0, (row) => duration(row.wait_us), (row) => (row.wait_us ?? 0) / worst),
+        number("Each", each, (row) => duration(each(row))),
+      ],
+    };
+  });
+
+  add("Feeds", report.feeds, null, (rows) => ({
+    sum: `${count(times(rows))} values, ${bytes(total(rows, "bytes"))}`,
+    sort: 4,
+    columns: [
+      LINE,
+      op,
+      { title: "What was fed", value: (row) => row.kind ?? "" },
+      number("Times", (row) => row.count ?? 0, (row) => count(row.count)),
+      number("Size", (row) => row.bytes ?? 0, (row) => bytes(row.bytes)),
+    ],
+  }));
+
+  add("Operators", report.operators, null, (rows) => {
+    const worst = most(rows, "exec_us");
+    return {
+      sum: `${plural(rows.length, "operator")}, ${count(times(rows))} calls`,
+      sort: 3,
+      columns: [
+        { title: "Operator", value: (row) => row.name ?? "", show: (row) => operator(row.name ?? "") },
+        number("Calls", (row) => row.count ?? 0, (row) => count(row.count)),
+        number(
+          "Co-executed",
+          (row) => (row.coexecuted ?? 0) / Math.max(row.count ?? 0, 1),
+          (row) => percent(row.coexecuted ?? 0, row.count ?? 0),
+        ),
+        number("Ran", (row) => row.exec_us ?? 0, (row) => duration(row.exec_us), (row) => (row.exec_us ?? 0) / worst),
+        number("Each", (row) => (row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1), (row) =>
+          duration((row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1)),
+        ),
+      ],
+    };
+  });
+
+  add("Lines", report.lines, null, (rows) => {
+    const worst = most(rows, "exec_us");
+    return {
+      sum: plural(rows.length, "line"),
+      sort: 3,
+      columns: [
+        LINE,
+        number("Operator calls", (row) => row.ops ?? 0, (row) => count(row.ops)),
+        number(
+          "Co-executed",
+          (row) => (row.coexecuted ?? 0) / Math.max(row.ops ?? 0, 1),
+          (row) => percent(row.coexecuted ?? 0, row.ops ?? 0),
+        ),
+        number("Ran", (row) => row.exec_us ?? 0, (row) => duration(row.exec_us), (row) => (row.exec_us ?? 0) / worst),
+      ],
+    };
+  });
+  return section;
+
+  function each(row) {
+    return (row.wait_us ?? 0) / Math.max(row.count ?? 0, 1);
+  }
+
+  function cost(worst) {
+    const value = (row) => row.cost_us ?? 0;
+    return number("Cost", value, (row) => duration(row.cost_us), (row) => value(row) / worst);
+  }
+
+  function span(first, last) {
+    if (first === undefined || first === null) return "";
+    return first === last || last === undefined ? count(first) : `${count(first)} to ${count(last)}`;
+  }
+}

@@ -1,0 +1,422 @@
+"""The page, the trace file and the summary, from made-up data and from a program."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+import synthetic
+import torch_tandem
+from browser import Browser, Unusable
+from torch_tandem import _core, _findings, _perfetto, _report, _summary
+
+PROGRAM = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("tandem")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    loss = model(torch.ones(4, 8, device="tandem")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 5 == 4:
+        loss.item()
+"""
+
+
+class Loads(HTMLParser):
+    """What a page would load, and its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in ("src", "srcset", "data", "poster", "action") or (name == "href" and tag != "a"):
+                self.loaded.append(f"{tag} {name}={value}")
+
+
+def embedded(page: str):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+
+
+def synthetic_page(nodes: int = 300, hostile: bool = False) -> str:
+    report = synthetic.report(hostile=hostile)
+    graph = synthetic.graph(nodes)
+    if hostile:
+        for node in graph["nodes"][::7]:
+            node["op"] += synthetic.HOSTILE
+            node["line"] += synthetic.HOSTILE
+            node["stack"] = [frame + synthetic.HOSTILE for frame in node["stack"]]
+    return _report.page(report, synthetic.timeline(report, hostile), graph)
+
+
+# --- The page ---
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 300, 2_000, 20_000])
+def test_page_is_self_contained(nodes):
+    page = synthetic_page(nodes) if nodes > 1 else _report.page(synthetic.report(), {}, one_node(nodes))
+    parser = Loads()
+    parser.feed(page)
+    assert parser.loaded == []
+    assert not re.search(r"@import|url\(|\bimport\s*\(|fetch\(|XMLHttpRequest|WebSocket", page)
+    assert "default-src 'none'" in page
+    data = embedded(page)
+    assert data["verdict"].startswith("98 % of 244,800 operator calls co-executed")
+    assert len(data["graph"]["nodes"] if data["graph"] else []) == nodes
+    assert len(page) < 4_000_000
+
+
+def one_node(nodes: int):
+    graph = synthetic.graph(300)
+    only = graph["nodes"][0] | {"inputs": [["feed"]]}
+    block = {"id": 0, "nodes": [1], "next": [], "loop": None, "ends": True}
+    return {"nodes": [only], "edges": [], "loops": [], "blocks": [block], "entry": [0]} if nodes else None
+
+
+def test_hostile_text_stays_text():
+    page = synthetic_page(hostile=True)
+    parser = Loads()
+    parser.feed(page)
+    assert parser.tags.count("script") == 3 and "img" not in parser.tags
+    assert synthetic.HOSTILE not in page
+    assert any(synthetic.HOSTILE in text for text in embedded(page)["graph"]["strings"])
+    assert synthetic.HOSTILE in json.dumps(embedded(page)["report"]["fetches"]).replace('\\"', '"')
+
+
+def test_page_of_a_report_without_the_newer_keys():
+    keys = ("steps_traced", "steps_coexecuted", "ops_captured", "ops_coexecuted", "python_exec_us")
+    old = {key: synthetic.report()[key] for key in keys}
+    old["divergences"] = [{"line": "a.py:1 in f", "op": "aten::add", "reason": "so", "count": 2}]
+    old["fetches"] = [{"line": "a.py:2 in f", "count": 3, "wait_us": 10}]
+    for report in (old, {}):
+        data = embedded(_report.page(report))
+        assert data["timeline"] is None and data["graph"] is None and data["verdict"]
+
+
+# --- What it says ---
+
+
+def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nprint(loss.item())\n")
+    monkeypatch.chdir(tmp_path)
+    report = {
+        "ops_captured": 1_200_000,
+        "ops_coexecuted": 1_164_000,
+        "python_exec_us": 59_000_000,
+        "python_stall_us": 41_000_000,
+        "runner_exec_us": 50_000_000,
+        "divergences": [{"line": "a.py:3 in f", "op": "aten::add", "reason": "so", "count": 3}],
+        "fetches": [{"line": f"{script}:2 in train", "count": 9, "wait_us": 39_000_000}],
+    }
+    assert _findings.verdict(report) == (
+        "97 % of 1.2 M operator calls co-executed; 3 divergences; "
+        "Python waited 41 % of the time, most at train.py:2 (print(loss.item()))."
+    )
+    slow = _findings.findings(report)[0]
+    assert slow.severity == "slow" and "39 % of the time" in slow.text and "less often" in slow.advice
+
+
+@pytest.mark.parametrize(
+    ("times", "severity", "words"),
+    [
+        (dict(python_exec_us=5, python_stall_us=95, runner_exec_us=95), "good", "kernels set the pace"),
+        (dict(python_exec_us=97, python_stall_us=3, runner_exec_us=20), "note", "Python sets the pace"),
+        (dict(python_exec_us=60, python_stall_us=40, runner_exec_us=50), "note", "Python waited 40 %"),
+    ],
+)
+def test_pace(times, severity, words):
+    report = {"ops_captured": 10, "ops_coexecuted": 10} | {key: us * 10_000 for key, us in times.items()}
+    assert any(f.severity == severity and words in f.text for f in _findings.findings(report))
+
+
+def test_times_are_of_settled_iterations():
+    report = synthetic.report(100)
+    for step in report["steps"]:
+        step["python_stall_us"] = step["python_exec_us"]
+    report["python_exec_us"] = 10**10  # imports
+    assert "Python waited 50 % of the time" in _findings.verdict(report)
+
+
+def test_every_kind_of_divergence_has_advice():
+    operator = {"operator", "attribute", "shape", "dtype", "input", "modes", "dataflow", "location"}
+    assert set(_findings.ADVICE) == operator | {"branch", "end"}
+
+
+def test_summary_of_divergences(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [synthetic.TRAIN])
+    text = _summary.explanation(synthetic.report())
+    assert re.search(r"times +line +operator +what +expected +got +cost", text)
+    assert re.search(r"48 +clip_grad_norm_ +operator +add_.Tensor +linalg_vector_norm +81.30 ms", text)
+    assert "after the tenth iteration" in text and "feeds: 65,600" in text
+    old = {"ops_captured": 1, "divergences": [{"line": "a.py:1 in f", "op": "x", "reason": "so", "count": 2}]}
+    assert re.search(r"times +line +operator +what differed", _summary.text(old))
+
+
+# --- The trace ---
+
+
+def test_trace_is_what_viewers_read(tmp_path):
+    report = synthetic.report()
+    timeline = synthetic.timeline(report)
+    # Rounding makes neighbors overlap.
+    timeline["python"] += [[5, 10, "stall", 1, ""], [14, 8, "fetch", 1, "a.py:1 in f"]]
+    path = tmp_path / "trace.json"
+    _perfetto.write(str(path), timeline, report)
+    trace = json.loads(path.read_text())
+    check_trace(trace)
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert names == {"iterations", "PythonRunner", "GraphRunner"}
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert {e["cat"] for e in slices} == {"iteration", "stall", "trace", "fetch", "execute", "block"}
+    assert sum(e["cat"] == "block" for e in slices) == len(timeline["runner"])
+    counters = [e for e in trace["traceEvents"] if e["ph"] == "C"]
+    assert sum(sum(e["args"].values()) for e in counters) == report["ops_captured"]
+
+
+def check_trace(trace):
+    """What the trace event format asks of the events that are used."""
+    assert set(trace) >= {"traceEvents"}
+    last: dict[int, list[float]] = {}
+    for event in sorted(
+        (e for e in trace["traceEvents"] if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"])
+    ):
+        assert isinstance(event["name"], str) and event["name"]
+        assert event["dur"] >= 0 and isinstance(event["tid"], int)
+        ends = last.setdefault(event["tid"], [])
+        while ends and ends[-1] <= event["ts"]:
+            ends.pop()
+        assert not ends or event["ts"] + event["dur"] <= ends[-1], f"{event} overlaps"
+        ends.append(event["ts"] + event["dur"])
+    for event in trace["traceEvents"]:
+        assert event["ph"] in "XMC"
+        assert {"name", "pid"} <= set(event)
+        assert event["ph"] == "M" or isinstance(event["ts"], (int, float))
+        if event["ph"] == "C":
+            assert all(isinstance(value, (int, float)) for value in event["args"].values())
+
+
+def test_execution_fills_what_is_left_of_an_iteration():
+    timeline = {
+        "python": [[0, 10, "trace", 1, ""], [30, 20, "fetch", 1, ""], [95, 10, "stall", 1, ""]],
+        "runner": [],
+        "steps": [[1, 0, 100], [2, 100, 120]],
+    }
+    events = _perfetto.trace(timeline)["traceEvents"]
+    executing = sorted((e["ts"], e["dur"]) for e in events if e.get("cat") == "execute")
+    assert executing == [(10, 20), (50, 45), (105, 15)]
+
+
+# --- The command line ---
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_run_writes_all_files(tmp_path, failing):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM + ("import os; os.chdir('/'); 1 / 0\n" if failing else ""))
+    files = {option: f"{option.strip('-')}.out" for option in ("--report", "--trace", "--report-json")}
+    options = [part for pair in files.items() for part in pair]
+    command = [sys.executable, "-m", "torch_tandem", "run", "--quiet", *options, "program.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == int(failing), result.stderr
+    page = (tmp_path / files["--report"]).read_text()
+    data = embedded(page)
+    assert data["about"]["title"] == "program.py"
+    assert (
+        data["report"]["ops_captured"]
+        == json.loads((tmp_path / "report-json.out").read_text())["ops_captured"]
+    )
+    check_trace(json.loads((tmp_path / files["--trace"]).read_text()))
+
+
+def test_run_refuses_a_file_that_cannot_be_written(tmp_path):
+    command = [sys.executable, "-m", "torch_tandem", "run", "--report", "none/r.html", "program.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2 and "cannot write" in result.stderr
+
+
+@pytest.mark.skipif(not hasattr(_core, "graph"), reason="the extension was built without graph()")
+def test_report_of_a_program(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    run = {"__name__": "__main__", "__file__": str(script)}
+    exec(compile(PROGRAM, str(script), "exec"), run)
+    torch_tandem.save_report(tmp_path / "report.html")
+    torch_tandem.save_trace(tmp_path / "trace.json")
+    data = embedded((tmp_path / "report.html").read_text())
+    graph = data["graph"]
+    ops = {graph["strings"][node[1]] for node in graph["nodes"]}
+    assert "aten::addmm" in ops and graph["blocks"] and data["report"]["steps"]
+    assert any(f"{script}:6" in line for line in data["sources"])
+    check_trace(json.loads((tmp_path / "trace.json").read_text()))
+
+
+# --- In a browser ---
+
+
+@pytest.fixture(scope="module")
+def one_browser(tmp_path_factory):
+    try:
+        browser = Browser(tmp_path_factory.mktemp("browser"))
+    except Unusable as reason:
+        pytest.skip(str(reason))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(one_browser):
+    yield one_browser
+    assert not one_browser.errors, one_browser.errors
+
+
+@pytest.mark.parametrize("nodes", [300, 2_000, 20_000])
+@pytest.mark.parametrize("view", ["trace", "symbolic"])
+def test_search_finds_an_operators_nodes(browser, nodes, view):
+    browser.open(synthetic_page(nodes), f"#graph={view}&search=lstm_cell")
+    wanted = [n["id"] for n in synthetic.graph(nodes)["nodes"] if n["op"] == "aten::lstm_cell"]
+    assert hits(browser) == wanted and len(wanted) == 1
+    assert browser.texts(".tally") == ["1 operator"]
+
+
+def hits(browser):
+    return browser.run("[...document.querySelectorAll('.hits button')].map((e) => Number(e.dataset.node))")
+
+
+def test_search_by_line_and_function(browser):
+    nodes = synthetic.graph(300)["nodes"]
+    browser.open(synthetic_page())
+    for wanted, matches in (
+        ("train.py:35", [n for n in nodes if "train.py:35" in n["line"]]),
+        ("decoder.FORWARD", [n for n in nodes if any("Decoder.forward" in frame for frame in n["stack"])]),
+        ("no such thing", []),
+    ):
+        browser.run(f"location.hash = 'search=' + encodeURIComponent({json.dumps(wanted)})")
+        browser.run("new Promise((done) => setTimeout(done, 50))")
+        assert sorted(hits(browser)) == sorted(n["id"] for n in matches), wanted
+
+
+def test_hits_lead_to_nodes(browser):
+    browser.open(synthetic_page(2_000), "#search=batch_norm")
+    number = len(hits(browser))
+    browser.click(".hits button")
+    assert browser.texts(".details h3") == ["aten::native_batch_norm"]
+    assert browser.texts(".tally") == [f"1 of {number} operators"]
+    browser.click('button[title="Next"]')
+    assert browser.texts(".tally") == [f"2 of {number} operators"]
+    # From there on with the keyboard, along an edge: the next operator's details are shown.
+    browser.run("document.querySelector('.stage canvas').focus()")
+    browser.press("ArrowDown")
+    assert browser.texts(".details h3") == ["aten::relu"]
+
+
+def test_findings_lead_to_their_lines(browser):
+    browser.open(synthetic_page())
+    browser.click(".findings button.link")
+    assert browser.run("document.querySelector('.finder input').value").endswith("train.py:35")
+    assert browser.texts(".details h3") == ["aten::_local_scalar_dense"]
+
+
+def test_a_node_is_described(browser):
+    scaled = next(n for n in synthetic.graph(300)["nodes"] if n["op"] == "aten::mul.Tensor")
+    browser.open(synthetic_page(), f"#node={scaled['id']}")
+    (details,) = browser.texts(".details")
+    for part in (
+        "aten::mul.Tensor",
+        "state, such as a parameter",
+        "Bottleneck.forward:160",
+        "float32[32,64,56,56]",
+    ):
+        assert part in details
+
+
+def test_a_selected_node_is_in_the_middle_of_the_picture(browser):
+    browser.open(synthetic_page(2_000), "#node=900")
+    browser.run("document.querySelector('.details').replaceChildren()")
+    browser.click(".stage canvas")
+    (details,) = browser.texts(".details")
+    assert "#900" in details
+
+
+@pytest.mark.parametrize("view", ["trace", "symbolic"])
+def test_boxes_open_and_close(browser, view):
+    browser.open(synthetic_page(2_000), f"#graph={view}")
+    for title in (
+        "Close all boxes",
+        "Open all boxes",
+        "Zoom in",
+        "Show all",
+        "Fill the window",
+        "Fill the window",
+    ):
+        browser.click(f'.graphs button[title="{title}"]')
+    browser.run("document.querySelector('.stage canvas').focus()")
+    for key in ("Enter", "ArrowDown", "ArrowRight", "ArrowLeft", "ArrowUp", "+", "-", "0", "Escape"):
+        browser.press(key)
+
+
+@pytest.mark.parametrize("address", ["#arrows=data&open=all", "#graph=none&node=x&arrows=x", "#tables", "#%"])
+def test_any_address_draws(browser, address):
+    browser.open(synthetic_page(2_000), address)
+    assert browser.texts("#divergences h3") == ["Divergences"]
+
+
+def test_timeline_zooms(browser):
+    browser.open(synthetic_page())
+    assert "Iterations 1 to 400" in browser.texts(".readout")[0]
+    browser.click('#timeline button[title="Zoom in"]')
+    assert "Iterations 81 to 320" in browser.texts(".readout")[0]
+    browser.click('#timeline button[title="Show all"]')
+    assert "Iterations 1 to 400" in browser.texts(".readout")[0]
+    browser.click("#timeline .choice button:last-child")
+    browser.click("#timeline .chart canvas:last-of-type")
+
+
+def test_tables_sort_and_filter(browser):
+    browser.open(synthetic_page())
+    names = "#operators tbody td:first-child"
+    by_time = browser.texts(names)
+    assert by_time[:2] == ["aten::convolution", "aten::convolution_backward"]
+    browser.click("#operators th button")
+    by_name = browser.texts(names)
+    assert by_name[0].startswith("aten::add") and by_name[-1] == "aten::threshold_backward"
+    browser.click("#operators input")
+    for letter in "norm":
+        browser.press(letter)
+    assert browser.texts(names) == ["aten::native_batch_norm"]
+    # A name leads to its nodes in the graph.
+    browser.click("#operators button.link")
+    assert browser.texts(".details h3") == ["aten::native_batch_norm"]
+
+
+def test_hostile_text_in_a_browser(browser):
+    browser.open(synthetic_page(hostile=True), "#search=script&open=all")
+    assert browser.run("document.title").startswith("Tandem: ")
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert browser.run("document.scripts.length") == 3
+    assert any(synthetic.HOSTILE in text for text in browser.texts("td"))
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_small_pages_in_a_browser(browser, nodes):
+    browser.open(_report.page({"ops_captured": nodes}, {}, one_node(nodes)), "#graph=symbolic")
+    assert len(browser.texts("#graph")) == nodes
+
+
+@pytest.mark.parametrize("width", [1400, 500])
+def test_nothing_is_wider_than_the_window(browser, width):
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+    )
+    try:
+        browser.open(synthetic_page(hostile=True))
+        assert browser.run("document.documentElement.scrollWidth") <= width
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
