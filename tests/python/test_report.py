@@ -299,7 +299,7 @@ def test_search_by_line_and_function(browser):
         ("no such thing", []),
     ):
         browser.run(f"location.hash = 'search=' + encodeURIComponent({json.dumps(wanted)})")
-        browser.run("new Promise((done) => setTimeout(done, 50))")
+        browser.drawn()
         assert sorted(hits(browser)) == sorted(n["id"] for n in matches), wanted
 
 
