@@ -4,12 +4,22 @@
 // they are; only the edges of loops do.
 
 const MOST_CHILDREN = 100; // of a box; more are parted into numbered ones
+const MOST_BLOCKS = 200; // at once
 const MANY_ALIKE = 6; // operators in a row that are a box
+
+// Functions between a call and what is called: PyTorch's, and what decorators make. They would be boxes around
+// each module that say nothing.
+const PLUMBING = [
+  /(^|\.)(_wrapped_call_impl|_call_impl|_use_grad|decorate_context|_engine_run_backward)$/,
+  /<locals>\.(.*wrapper|wrapped\w*|inner|_?fn|maybe_fallback|forward_with_checkpointing)$/,
+];
 
 // The packed graph with its strings in place, and what each node leads to.
 function unpack(packed) {
   const { strings, stacks } = packed;
-  const frames = stacks.map((stack) => stack.map((number) => parseFrame(strings[number])));
+  const frames = stacks.map((stack) =>
+    stack.map((number) => parseFrame(strings[number])).filter(({ name }) => !PLUMBING.some((pattern) => pattern.test(name))),
+  );
   const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs], index) => ({
     index,
     id,
@@ -190,9 +200,15 @@ function path(node) {
     }
     if (depth === frames.length) break;
     const caller = depth ? frames[depth - 1].at : "";
-    steps.push({ key: `${node.backward}|${frames[depth].name}|${caller}`, title: frames[depth].name, caller });
+    const { name } = frames[depth];
+    steps.push({ key: `${node.backward}|${name}|${caller}`, title: moduleName(name), caller });
   }
   return steps;
+}
+
+// A module's forward function by the class alone.
+function moduleName(name) {
+  return name.replace(/(\w)\.forward$/, "$1");
 }
 
 // How many functions, from the outermost on, all nodes are in.
@@ -251,7 +267,7 @@ function holding(step, children) {
     return adopt(outer, step.loop.unrolled ? (repeated("round", children) ?? parted(children)) : parted(children));
   }
   const outer = box("function", { title: step.title, caller: step.caller });
-  const calls = repeated(step.title, children, step.caller);
+  const calls = step.key === "backward" ? null : repeated(step.title, children, step.caller);
   if (calls) outer.title = `${step.title} × ${calls.length}`;
   return adopt(outer, parted(calls ?? children));
 }
@@ -380,7 +396,7 @@ function symbolicTree(graph) {
 // The innermost function that a block's nodes are in, unless all nodes of the graph are.
 function whereabouts(nodes, shared) {
   const depth = commonFrames(nodes);
-  const name = depth > shared ? nodes[0].frames[depth - 1].name : "";
+  const name = depth > shared ? moduleName(nodes[0].frames[depth - 1].name) : "";
   return nodes.length && nodes.every((node) => node.backward) ? `backward ${name && `of ${name}`}`.trim() : name;
 }
 
@@ -391,8 +407,33 @@ function straight(nodes, links) {
   return children;
 }
 
+// Very many blocks are parted, too, and named by the first and the last.
 function partedBlocks(children, start, end) {
-  if (children.length <= MOST_CHILDREN) return children;
-  const inner = children.filter((child) => child !== start && child !== end);
-  return [start, ...parted(inner), end];
+  if (children.length <= MOST_BLOCKS) return children;
+  const parts = [];
+  let part = [];
+  for (const child of children) {
+    if (child === start || child === end) continue;
+    // A Switch-Case stays with its block.
+    if (part.length >= MOST_CHILDREN / 2 && child.kind !== "switch") {
+      parts.push(part);
+      part = [];
+    }
+    part.push(child);
+  }
+  if (part.length) parts.push(part);
+  const named = parts.map((held) => {
+    const [from, to] = [firstBlock(held), firstBlock(held.toReversed())];
+    return adopt(box("part", { title: `blocks ${from} to ${to}`, from, to }), held);
+  });
+  return [start, ...parted(named), end];
+}
+
+function firstBlock(items) {
+  for (const item of items) {
+    if (item.block) return item.block.id;
+    const inner = item.children && item.kind === "loop" ? firstBlock(item.children) : null;
+    if (inner !== null) return inner;
+  }
+  return null;
 }
