@@ -18,10 +18,11 @@ const PLUMBING = [
 function unpack(packed) {
   const { strings, stacks } = packed;
   const frames = stacks.map((stack) =>
-    stack.map((number) => parseFrame(strings[number])).filter(({ name }) => !PLUMBING.some((pattern) => pattern.test(name))),
+    stack
+      .map((number) => parseFrame(strings[number]))
+      .filter(({ name }) => !PLUMBING.some((pattern) => pattern.test(name))),
   );
-  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs], index) => ({
-    index,
+  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs]) => ({
     id,
     op: strings[op],
     line: strings[line],
@@ -51,7 +52,8 @@ function unpack(packed) {
     for (const source of node.sources) source.users.push(node);
   }
   const loops = new Map(packed.loops.map((loop) => [loop.id, loop]));
-  const depth = (loop) => (loops.has(loop.parent) && loop.parent !== loop.id ? 1 + depth(loops.get(loop.parent)) : 0);
+  const depth = (loop) =>
+    loops.has(loop.parent) && loop.parent !== loop.id ? 1 + depth(loops.get(loop.parent)) : 0;
   for (const loop of [...packed.loops].sort((a, b) => depth(a) - depth(b))) {
     const within = loop.nodes.map((id) => byId.get(id)).filter((node) => node);
     for (const node of within) node.loops.push(loop);
@@ -264,7 +266,10 @@ function holding(step, children) {
   }
   if (step.loop) {
     const outer = box("loop", { loop: step.loop, title: loopTitle(step.loop) });
-    return adopt(outer, step.loop.unrolled ? (repeated("round", children) ?? parted(children)) : parted(children));
+    return adopt(
+      outer,
+      step.loop.unrolled ? (repeated("round", children) ?? parted(children)) : parted(children),
+    );
   }
   const outer = box("function", { title: step.title, caller: step.caller });
   const calls = step.key === "backward" ? null : repeated(step.title, children, step.caller);
@@ -274,7 +279,8 @@ function holding(step, children) {
 
 function loopTitle(loop) {
   const [least, most] = loop.rounds ?? [];
-  const rounds = most === undefined ? "" : least === most ? `, ${plural(most, "round")}` : `, ${least} to ${most} rounds`;
+  const rounds =
+    most === undefined ? "" : least === most ? `, ${plural(most, "round")}` : `, ${least} to ${most} rounds`;
   return `${loop.unrolled ? "Loop, unrolled" : "While"}${rounds}`;
 }
 
@@ -328,7 +334,11 @@ function symbolicTree(graph) {
   const blocks = new Map(graph.blocks.map((block) => [block.id, block]));
   const loopsOf = (block) => {
     const found = [];
-    for (let loop = graph.loops.get(block.loop); loop && !found.includes(loop); loop = graph.loops.get(loop.parent)) {
+    for (
+      let loop = graph.loops.get(block.loop);
+      loop && !found.includes(loop);
+      loop = graph.loops.get(loop.parent)
+    ) {
       found.push(loop);
     }
     return found;
@@ -388,8 +398,14 @@ function symbolicTree(graph) {
   adopt(root, partedBlocks(into.get(root), start, end));
 
   const target = (item) => boxOf.get(item) ?? item;
-  const tree = finish(root, links.map(([from, to, title]) => [target(from), target(to), title]));
-  tree.data = dataLinks(graph.nodes.filter((node) => tree.boxOf.has(node)), tree.boxOf).filter(([from]) => from);
+  const tree = finish(
+    root,
+    links.map(([from, to, title]) => [target(from), target(to), title]),
+  );
+  tree.data = dataLinks(
+    graph.nodes.filter((node) => tree.boxOf.has(node)),
+    tree.boxOf,
+  ).filter(([from]) => from);
   return tree;
 }
 
@@ -397,7 +413,9 @@ function symbolicTree(graph) {
 function whereabouts(nodes, shared) {
   const depth = commonFrames(nodes);
   const name = depth > shared ? moduleName(nodes[0].frames[depth - 1].name) : "";
-  return nodes.length && nodes.every((node) => node.backward) ? `backward ${name && `of ${name}`}`.trim() : name;
+  return nodes.length && nodes.every((node) => node.backward)
+    ? `backward ${name && `of ${name}`}`.trim()
+    : name;
 }
 
 // The operators of a block, one behind the other.
