@@ -103,12 +103,18 @@ class Browser:
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = "none" if kind == "mouseMoved" else "left"
             self.call("Input.dispatchMouseEvent", type=kind, button=button, clickCount=1, **place)
+        self.drawn()
 
     def press(self, key: str) -> None:
         """Press and release a key."""
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        self.drawn()
+
+    def drawn(self) -> None:
+        """Wait until what changed is drawn."""
+        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the protocol."""

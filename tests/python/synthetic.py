@@ -39,11 +39,13 @@ class Tracer:
         return number
 
     def within(self, *frames: str) -> "Within":
-        return Within(self, frames)
+        """Frames of modules are called by way of PyTorch's."""
+        calls = ["Module._wrapped_call_impl:1775", "Module._call_impl:1786"]
+        return Within(self, [part for frame in frames for part in (*calls, frame)])
 
 
 class Within:
-    def __init__(self, tracer: Tracer, frames: tuple[str, ...]) -> None:
+    def __init__(self, tracer: Tracer, frames: list[str]) -> None:
         self.tracer, self.frames = tracer, frames
 
     def __enter__(self) -> None:

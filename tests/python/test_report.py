@@ -296,10 +296,11 @@ def test_search_by_line_and_function(browser):
     for wanted, matches in (
         ("train.py:35", [n for n in nodes if "train.py:35" in n["line"]]),
         ("decoder.FORWARD", [n for n in nodes if any("Decoder.forward" in frame for frame in n["stack"])]),
+        ("_call_impl", []),  # PyTorch's way to call a module
         ("no such thing", []),
     ):
         browser.run(f"location.hash = 'search=' + encodeURIComponent({json.dumps(wanted)})")
-        browser.run("new Promise((done) => setTimeout(done, 50))")
+        browser.drawn()
         assert sorted(hits(browser)) == sorted(n["id"] for n in matches), wanted
 
 

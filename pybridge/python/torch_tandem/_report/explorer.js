@@ -8,18 +8,23 @@ function graphSection({ graph: packed }) {
   const trees = new Map();
   const makers = { trace: traceTree, symbolic: symbolicTree };
   let current = "trace";
+  let drawn = "order"; // the arrows of the TraceGraph
   let hits = [];
   let hit = -1;
 
   const canvas = h("canvas", {
     tabindex: "0",
     role: "application",
-    "aria-label": "Graph. Arrows follow edges and boxes, Enter opens and closes, plus and minus zoom, 0 shows all.",
+    "aria-label":
+      "Graph. Arrows follow edges and boxes, Enter opens and closes, plus and minus zoom, 0 shows all.",
   });
   const stage = h("div", { class: "stage" }, canvas);
   const tip = new Tip(stage);
   const details = h("div", { class: "details", "aria-live": "polite" });
-  const picture = new Picture(canvas, { tip, selected: (item) => details.replaceChildren(...described(item)) });
+  const picture = new Picture(canvas, {
+    tip,
+    selected: (item) => details.replaceChildren(...described(item)),
+  });
 
   // --- Search ---
 
@@ -36,7 +41,12 @@ function graphSection({ graph: packed }) {
   const tally = h("span", { class: "tally", role: "status" });
   const stepper = (title, text, by) =>
     h("button", { type: "button", title, "aria-label": title, onclick: () => go(hit + by) }, text);
-  const steppers = h("span", { class: "buttons push", hidden: true }, stepper("Previous", "↑", -1), stepper("Next", "↓", 1));
+  const steppers = h(
+    "span",
+    { class: "buttons push", hidden: true },
+    stepper("Previous", "↑", -1),
+    stepper("Next", "↓", 1),
+  );
   const list = h("ol", { class: "hits" });
 
   function search(text) {
@@ -44,26 +54,32 @@ function graphSection({ graph: packed }) {
     hit = -1;
     const { boxOf } = trees.get(current);
     const matches = (node) =>
-      [node.op, node.line, ...node.frames.map((frame) => frame.name)].some((part) => holds(part.toLowerCase(), wanted));
+      [node.op, node.line, ...node.frames.map((frame) => frame.name)].some((part) =>
+        holds(part.toLowerCase(), wanted),
+      );
     hits = wanted ? graph.nodes.filter((node) => boxOf.has(node) && matches(node)) : [];
     hits.sort((a, b) => boxOf.get(a).index - boxOf.get(b).index);
     picture.setHits(hits);
     tally.textContent = wanted ? plural(hits.length, "operator") : "";
     steppers.hidden = !hits.length;
     list.replaceChildren(
-      ...hits.slice(0, MOST_HITS).map((node, number) =>
-        h(
-          "li",
-          null,
+      ...hits
+        .slice(0, MOST_HITS)
+        .map((node, number) =>
           h(
-            "button",
-            { type: "button", "data-node": node.id, onclick: () => go(number) },
-            node.op,
-            h("small", null, `#${node.id} · ${shortLine(node.line)}`),
+            "li",
+            null,
+            h(
+              "button",
+              { type: "button", "data-node": node.id, onclick: () => go(number) },
+              node.op,
+              h("small", null, `#${node.id} · ${shortLine(node.line)}`),
+            ),
           ),
         ),
-      ),
-      ...(hits.length > MOST_HITS ? [h("li", { class: "more" }, `and ${count(hits.length - MOST_HITS)} more`)] : []),
+      ...(hits.length > MOST_HITS
+        ? [h("li", { class: "more" }, `and ${count(hits.length - MOST_HITS)} more`)]
+        : []),
     );
     remember();
   }
@@ -92,15 +108,29 @@ function graphSection({ graph: packed }) {
   function described(item) {
     if (!item) {
       return [
-        h("p", { class: "quiet" }, "Click a box to open it, an operator to see where its inputs come from and its outputs go."),
+        h(
+          "p",
+          { class: "quiet" },
+          "Click a box to open it, an operator to see where its inputs come from and its outputs go.",
+        ),
       ];
     }
     if (item.node) return describedNode(item);
     if (item.kind === "switch") {
       return [
         h("h3", null, "Switch-Case"),
-        h("p", { class: "quiet" }, "Python says which block comes next: iterations went different ways here."),
-        h("ul", null, item.cases.map((block, number) => h("li", null, `case ${number}: `, block ? blockLink(block) : "the iteration ends"))),
+        h(
+          "p",
+          { class: "quiet" },
+          "Python says which block comes next: iterations went different ways here.",
+        ),
+        h(
+          "ul",
+          null,
+          item.cases.map((block, number) =>
+            h("li", null, `case ${number}: `, block ? blockLink(block) : "the iteration ends"),
+          ),
+        ),
       ];
     }
     return describedBox(item);
@@ -108,13 +138,27 @@ function graphSection({ graph: packed }) {
 
   function describedNode({ node, context }) {
     const source = sourceOf(node.line);
-    const links = (nodes) => h("ul", null, nodes.slice(0, 12).map((other) => h("li", null, nodeLink(other))), more(nodes, 12));
+    const links = (nodes) =>
+      h(
+        "ul",
+        null,
+        nodes.slice(0, 12).map((other) => h("li", null, nodeLink(other))),
+        more(nodes, 12),
+      );
     const inputs = node.inputs.map((sources) =>
-      h("li", null, sources.flatMap((id, number) => [number ? " or " : null, inputLink(id)])),
+      h(
+        "li",
+        null,
+        sources.flatMap((id, number) => [number ? " or " : null, inputLink(id)]),
+      ),
     );
     return [
       h("h3", null, node.op),
-      h("p", { class: "quiet" }, `#${node.id}${node.backward ? ", in backward" : ""}${context ? `, in ${context}` : ""}`),
+      h(
+        "p",
+        { class: "quiet" },
+        `#${node.id}${node.backward ? ", in backward" : ""}${context ? `, in ${context}` : ""}`,
+      ),
       source ? h("pre", null, source) : null,
       facts([
         ["line", shortLine(node.line)],
@@ -129,7 +173,13 @@ function graphSection({ graph: packed }) {
       node.users.length ? h("h4", null, "Used by") : null,
       node.users.length ? links(node.users) : null,
       h("h4", null, "Called from"),
-      h("ol", null, node.frames.map((frame) => h("li", { class: "code" }, frame.at ? `${frame.name}:${frame.at}` : frame.name))),
+      h(
+        "ol",
+        null,
+        node.frames.map((frame) =>
+          h("li", { class: "code" }, frame.at ? `${frame.name}:${frame.at}` : frame.name),
+        ),
+      ),
     ].filter((part) => part);
   }
 
@@ -144,19 +194,53 @@ function graphSection({ graph: packed }) {
       h("h3", null, item.title),
       facts([
         ["operators", count(item.leaves)],
-        ["in backward", nodes.some((node) => node.backward) ? count(nodes.filter((node) => node.backward).length) : null],
-        ["fetched", nodes.some((node) => node.fetched) ? count(nodes.filter((node) => node.fetched).length) : null],
+        [
+          "in backward",
+          nodes.some((node) => node.backward) ? count(nodes.filter((node) => node.backward).length) : null,
+        ],
+        [
+          "fetched",
+          nodes.some((node) => node.fetched) ? count(nodes.filter((node) => node.fetched).length) : null,
+        ],
         ["from", nodes.length ? shortLine(nodes[0].line) : null],
         ["called at", item.caller ? `line ${item.caller}` : null],
-        ["rounds", loop && rounds.length ? (rounds[0] === rounds[1] ? count(rounds[0]) : `${rounds[0]} to ${rounds[1]}`) : null],
-        ["loop", loop ? (loop.unrolled ? "each round has operators of its own" : "all rounds share these operators") : null],
+        [
+          "rounds",
+          loop && rounds.length
+            ? rounds[0] === rounds[1]
+              ? count(rounds[0])
+              : `${rounds[0]} to ${rounds[1]}`
+            : null,
+        ],
+        [
+          "loop",
+          loop
+            ? loop.unrolled
+              ? "each round has operators of its own"
+              : "all rounds share these operators"
+            : null,
+        ],
         ["block", item.kind === "block" && item.block.ends ? "an iteration may end behind it" : null],
       ]),
       common.length ? h("h4", null, "Operators") : null,
-      common.length ? h("ul", null, common.slice(0, 12).map(([op, times]) => h("li", null, `${times} × `, searchLink(op))), more(common, 12)) : null,
+      common.length
+        ? h(
+            "ul",
+            null,
+            common.slice(0, 12).map(([op, times]) => h("li", null, `${times} × `, searchLink(op))),
+            more(common, 12),
+          )
+        : null,
       item.block?.next.length ? h("h4", null, "Followed by") : null,
       item.block?.next.length
-        ? h("ul", null, item.block.next.map((id) => graph.blocks.find((block) => block.id === id)).filter((b) => b).map((b) => h("li", null, blockLink(b))))
+        ? h(
+            "ul",
+            null,
+            item.block.next
+              .map((id) => graph.blocks.find((block) => block.id === id))
+              .filter((b) => b)
+              .map((b) => h("li", null, blockLink(b))),
+          )
         : null,
     ].filter((part) => part);
   }
@@ -187,7 +271,9 @@ function graphSection({ graph: packed }) {
   }
 
   function blockLink(block) {
-    return link(`block ${block.id}`, () => picture.reveal(trees.get(current).all.find((item) => item.block === block)));
+    return link(`block ${block.id}`, () =>
+      picture.reveal(trees.get(current).all.find((item) => item.block === block)),
+    );
   }
 
   function searchLink(op) {
@@ -196,25 +282,41 @@ function graphSection({ graph: packed }) {
 
   // --- Controls ---
 
-  const views = choice("Graph", [["trace", "TraceGraph"], ...(graph.blocks.length ? [["symbolic", "Symbolic graph"]] : [])], (name) => {
-    open(name);
-    remember();
-  });
-  const arrows = choice("Arrows", [["order", "Order"], ["data", "Data"]], (links) => {
-    picture.setLinks(links);
-    remember();
-  });
-  const button = (title, text, action) => h("button", { type: "button", title, "aria-label": title, onclick: action }, text);
+  const views = choice(
+    "Graph",
+    [["trace", "TraceGraph"], ...(graph.blocks.length ? [["symbolic", "Symbolic graph"]] : [])],
+    (name) => {
+      open(name);
+      remember();
+    },
+  );
+  const arrows = choice(
+    "Arrows",
+    [
+      ["order", "Order"],
+      ["data", "Data"],
+    ],
+    (links) => {
+      picture.setLinks((drawn = links));
+      remember();
+    },
+  );
+  const button = (title, text, action) =>
+    h("button", { type: "button", title, "aria-label": title, onclick: action }, text);
   const zooming = h(
     "div",
     { class: "zooming" },
     button("Zoom in", icon("M8 3v10M3 8h10"), () => picture.zoom(1.3)),
     button("Zoom out", icon("M3 8h10"), () => picture.zoom(1 / 1.3)),
     button("Show all", icon("M2.5 4.5h11v7h-11zM5.5 7h5v2h-5z"), () => picture.fit()),
-    button("Fill the window", icon("M2.5 6v-3.5h3.5M10 2.5h3.5v3.5M13.5 10v3.5h-3.5M6 13.5h-3.5v-3.5"), () => {
-      explorer.classList.toggle("full");
-      picture.fit();
-    }),
+    button(
+      "Fill the window",
+      icon("M2.5 6v-3.5h3.5M10 2.5h3.5v3.5M13.5 10v3.5h-3.5M6 13.5h-3.5v-3.5"),
+      () => {
+        explorer.classList.toggle("full");
+        picture.fit();
+      },
+    ),
   );
   const hint = h("p", { class: "hint" }, "Drag to move. Click, then use the wheel to zoom.");
   canvas.addEventListener("pointerdown", () => hint.remove(), { once: true });
@@ -274,7 +376,7 @@ function graphSection({ graph: packed }) {
     if (!trees.has(current)) trees.set(current, makers[current](graph));
     views.set(current);
     arrows.hidden = current !== "trace";
-    picture.links = current === "trace" ? picture.wantedLinks ?? "order" : "order";
+    picture.links = current === "trace" ? drawn : "order";
     lead.textContent = leads[current];
     legends.replaceChildren(legend(keys[current]));
     picture.show(trees.get(current));
@@ -306,7 +408,10 @@ function graphSection({ graph: packed }) {
   function visit() {
     const wanted = address();
     if (wanted.has("graph") && wanted.get("graph") !== current) open(wanted.get("graph"));
-    if (wanted.get("arrows") === "data") (arrows.set("data"), picture.setLinks("data"));
+    if (wanted.get("arrows") === "data" && current === "trace") {
+      arrows.set((drawn = "data"));
+      picture.setLinks(drawn);
+    }
     if (wanted.get("open") === "all") picture.openAll();
     if (wanted.has("search")) search((field.value = wanted.get("search")));
     const node = graph.nodes.find(({ id }) => String(id) === wanted.get("node"));
@@ -337,7 +442,17 @@ function graphSection({ graph: packed }) {
       { class: "bar" },
       views,
       arrows,
-      h("span", { class: "sum" }, [plural(graph.nodes.length, "operator"), plural(graph.blocks.length, "block"), loops ? plural(loops, "loop") : null].filter((x) => x).join(", ")),
+      h(
+        "span",
+        { class: "sum" },
+        [
+          plural(graph.nodes.length, "operator"),
+          plural(graph.blocks.length, "block"),
+          loops ? plural(loops, "loop") : null,
+        ]
+          .filter((x) => x)
+          .join(", "),
+      ),
       h(
         "span",
         { class: "buttons push" },

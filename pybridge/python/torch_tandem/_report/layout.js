@@ -76,14 +76,20 @@ function arrange(tree, links, { measure, aspect, wide }) {
     const shift = (item.w - right) / 2;
     if (shift > 0) {
       for (const child of children) child.x += shift;
-      for (const edge of item.edges) edge.route = edge.route.map((part) => part.map(([x, y]) => [x + shift, y]));
+      for (const edge of item.edges)
+        edge.route = edge.route.map((part) => part.map(([x, y]) => [x + shift, y]));
     }
   }
 
   // The way of a loop's edge back, on the right side.
   function returning(from, to, out) {
     const [low, high] = [from.y + from.h / 2, to.y + Math.min(to.h / 2, 20)];
-    return [[from.x + from.w, low], [out, low], [out, high], [to.x + to.w, high]];
+    return [
+      [from.x + from.w, low],
+      [out, low],
+      [out, high],
+      [to.x + to.w, high],
+    ];
   }
 }
 
@@ -134,7 +140,10 @@ function layered(items, edges, { aspect, perLayer }) {
     for (let i = 1; i < chain.length; i += 1) {
       const [a, b] = [chain[i - 1], chain[i]];
       const [ra, rb] = [rank[a], rank[b]];
-      const [from, to] = [[x[a], ends(a, ra)[1]], [x[b], ends(b, rb)[0]]];
+      const [from, to] = [
+        [x[a], ends(a, ra)[1]],
+        [x[b], ends(b, rb)[0]],
+      ];
       if (a >= items.length) parts.push([[x[a], ends(a, ra)[0]], from]);
       if (columnOf[ra] === columnOf[rb]) {
         parts.push([from, to]);
@@ -213,7 +222,10 @@ function untangle(layers, above, below) {
   const sweep = (layer, links) => {
     if (layer.length < 2) return;
     const wanted = new Map(
-      layer.map((v) => [v, links[v].length ? links[v].reduce((sum, u) => sum + place[u], 0) / links[v].length : place[v]]),
+      layer.map((v) => [
+        v,
+        links[v].length ? links[v].reduce((sum, u) => sum + place[u], 0) / links[v].length : place[v],
+      ]),
     );
     layer.sort((a, b) => wanted.get(a) - wanted.get(b));
     note(layer);
@@ -290,7 +302,10 @@ function breakUp(height, extents, aspect) {
     for (const [from, to] of columns) {
       const part = extents.slice(from, to);
       across += GUTTER + Math.max(...part.map((e) => e.right)) - Math.min(...part.map((e) => e.left));
-      down = Math.max(down, height.slice(from, to).reduce((sum, h) => sum + h + GAP_Y, -GAP_Y));
+      down = Math.max(
+        down,
+        height.slice(from, to).reduce((sum, h) => sum + h + GAP_Y, -GAP_Y),
+      );
     }
     return [across, down];
   }

@@ -9,7 +9,9 @@ function verdict({ verdict: text, findings }, graph) {
     const said = h("div", null, h("p", null, withCode(what)));
     const linked = line && graph?.has(line);
     if (advice || linked) {
-      said.append(h("p", { class: "advice" }, withCode(advice), advice && linked ? " " : null, linked ? link : null));
+      said.append(
+        h("p", { class: "advice" }, withCode(advice), advice && linked ? " " : null, linked ? link : null),
+      );
     }
     return h("li", null, h("span", { class: `mark ${severity}` }, WORDS[severity] ?? ""), said);
   };
@@ -25,19 +27,42 @@ function figures({ report: r, times: t }) {
   const diverged = times(r.divergences ?? []);
   const shown = [
     ["Iterations", count(steps), `${count(r.steps_traced)} traced, ${count(r.steps_coexecuted)} co-executed`],
-    ["Co-executed", percent(r.ops_coexecuted, r.ops_captured), late ? `${late} after iteration ${after}` : `of ${count(r.ops_captured)} calls`],
-    ["Operator calls", compact(r.ops_captured), r.ops_other_threads ? `${count(r.ops_other_threads)} from other threads` : "all from one thread"],
+    [
+      "Co-executed",
+      percent(r.ops_coexecuted, r.ops_captured),
+      late ? `${late} after iteration ${after}` : `of ${count(r.ops_captured)} calls`,
+    ],
+    [
+      "Operator calls",
+      compact(r.ops_captured),
+      r.ops_other_threads ? `${count(r.ops_other_threads)} from other threads` : "all from one thread",
+    ],
     ["Python waited", percent(t.waiting, t.elapsed), `${duration(t.waiting)} ${since}`],
     ["Kernels ran", percent(t.busy, t.elapsed), `${duration(t.busy)} ${since}`],
-    ["Divergences", count(diverged), diverged ? `at ${plural(r.divergences.length, "place")}` : "the graph always fit"],
-    ["TraceGraph", count(r.tracegraph_nodes), `operators; ${plural(r.paths ?? 0, "path")}, ${plural(r.symbolic_blocks ?? 0, "block")}`],
+    [
+      "Divergences",
+      count(diverged),
+      diverged ? `at ${plural(r.divergences.length, "place")}` : "the graph always fit",
+    ],
+    [
+      "TraceGraph",
+      count(r.tracegraph_nodes),
+      `operators; ${plural(r.paths ?? 0, "path")}, ${plural(r.symbolic_blocks ?? 0, "block")}`,
+    ],
     ["Memory", bytes(r.memory_peak), "at most"],
   ];
-  document.querySelector(".figures").append(
-    ...shown.map(([name, value, note]) =>
-      h("div", null, h("dt", null, name), h("dd", null, h("div", { class: "value" }, value), h("div", { class: "note" }, note))),
-    ),
-  );
+  document
+    .querySelector(".figures")
+    .append(
+      ...shown.map(([name, value, note]) =>
+        h(
+          "div",
+          null,
+          h("dt", null, name),
+          h("dd", null, h("div", { class: "value" }, value), h("div", { class: "note" }, note)),
+        ),
+      ),
+    );
 }
 
 function compact(number) {
@@ -52,7 +77,11 @@ function colophon({ about, report }) {
     null,
     notes,
     h("p", null, h("code", null, about.command), ` in ${about.directory}`),
-    h("p", null, `Tandem ${about.tandem}, PyTorch ${about.torch}, Python ${about.python}, executor ${report.executor ?? "cpu"}.`),
+    h(
+      "p",
+      null,
+      `Tandem ${about.tandem}, PyTorch ${about.torch}, Python ${about.python}, executor ${report.executor ?? "cpu"}.`,
+    ),
   );
 }
 

@@ -4,14 +4,25 @@
 // they are; only the edges of loops do.
 
 const MOST_CHILDREN = 100; // of a box; more are parted into numbered ones
+const MOST_BLOCKS = 200; // at once
 const MANY_ALIKE = 6; // operators in a row that are a box
+
+// Functions between a call and what is called: PyTorch's, and what decorators make. They would be boxes around
+// each module that say nothing.
+const PLUMBING = [
+  /(^|\.)(_wrapped_call_impl|_call_impl|_use_grad|decorate_context|_engine_run_backward)$/,
+  /<locals>\.(.*wrapper|wrapped\w*|inner|_?fn|maybe_fallback|forward_with_checkpointing)$/,
+];
 
 // The packed graph with its strings in place, and what each node leads to.
 function unpack(packed) {
   const { strings, stacks } = packed;
-  const frames = stacks.map((stack) => stack.map((number) => parseFrame(strings[number])));
-  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs], index) => ({
-    index,
+  const frames = stacks.map((stack) =>
+    stack
+      .map((number) => parseFrame(strings[number]))
+      .filter(({ name }) => !PLUMBING.some((pattern) => pattern.test(name))),
+  );
+  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs]) => ({
     id,
     op: strings[op],
     line: strings[line],
@@ -41,7 +52,8 @@ function unpack(packed) {
     for (const source of node.sources) source.users.push(node);
   }
   const loops = new Map(packed.loops.map((loop) => [loop.id, loop]));
-  const depth = (loop) => (loops.has(loop.parent) && loop.parent !== loop.id ? 1 + depth(loops.get(loop.parent)) : 0);
+  const depth = (loop) =>
+    loops.has(loop.parent) && loop.parent !== loop.id ? 1 + depth(loops.get(loop.parent)) : 0;
   for (const loop of [...packed.loops].sort((a, b) => depth(a) - depth(b))) {
     const within = loop.nodes.map((id) => byId.get(id)).filter((node) => node);
     for (const node of within) node.loops.push(loop);
@@ -190,9 +202,15 @@ function path(node) {
     }
     if (depth === frames.length) break;
     const caller = depth ? frames[depth - 1].at : "";
-    steps.push({ key: `${node.backward}|${frames[depth].name}|${caller}`, title: frames[depth].name, caller });
+    const { name } = frames[depth];
+    steps.push({ key: `${node.backward}|${name}|${caller}`, title: moduleName(name), caller });
   }
   return steps;
+}
+
+// A module's forward function by the class alone.
+function moduleName(name) {
+  return name.replace(/(\w)\.forward$/, "$1");
 }
 
 // How many functions, from the outermost on, all nodes are in.
@@ -248,17 +266,21 @@ function holding(step, children) {
   }
   if (step.loop) {
     const outer = box("loop", { loop: step.loop, title: loopTitle(step.loop) });
-    return adopt(outer, step.loop.unrolled ? (repeated("round", children) ?? parted(children)) : parted(children));
+    return adopt(
+      outer,
+      step.loop.unrolled ? (repeated("round", children) ?? parted(children)) : parted(children),
+    );
   }
   const outer = box("function", { title: step.title, caller: step.caller });
-  const calls = repeated(step.title, children, step.caller);
+  const calls = step.key === "backward" ? null : repeated(step.title, children, step.caller);
   if (calls) outer.title = `${step.title} × ${calls.length}`;
   return adopt(outer, parted(calls ?? children));
 }
 
 function loopTitle(loop) {
   const [least, most] = loop.rounds ?? [];
-  const rounds = most === undefined ? "" : least === most ? `, ${plural(most, "round")}` : `, ${least} to ${most} rounds`;
+  const rounds =
+    most === undefined ? "" : least === most ? `, ${plural(most, "round")}` : `, ${least} to ${most} rounds`;
   return `${loop.unrolled ? "Loop, unrolled" : "While"}${rounds}`;
 }
 
@@ -312,7 +334,11 @@ function symbolicTree(graph) {
   const blocks = new Map(graph.blocks.map((block) => [block.id, block]));
   const loopsOf = (block) => {
     const found = [];
-    for (let loop = graph.loops.get(block.loop); loop && !found.includes(loop); loop = graph.loops.get(loop.parent)) {
+    for (
+      let loop = graph.loops.get(block.loop);
+      loop && !found.includes(loop);
+      loop = graph.loops.get(loop.parent)
+    ) {
       found.push(loop);
     }
     return found;
@@ -372,16 +398,24 @@ function symbolicTree(graph) {
   adopt(root, partedBlocks(into.get(root), start, end));
 
   const target = (item) => boxOf.get(item) ?? item;
-  const tree = finish(root, links.map(([from, to, title]) => [target(from), target(to), title]));
-  tree.data = dataLinks(graph.nodes.filter((node) => tree.boxOf.has(node)), tree.boxOf).filter(([from]) => from);
+  const tree = finish(
+    root,
+    links.map(([from, to, title]) => [target(from), target(to), title]),
+  );
+  tree.data = dataLinks(
+    graph.nodes.filter((node) => tree.boxOf.has(node)),
+    tree.boxOf,
+  ).filter(([from]) => from);
   return tree;
 }
 
 // The innermost function that a block's nodes are in, unless all nodes of the graph are.
 function whereabouts(nodes, shared) {
   const depth = commonFrames(nodes);
-  const name = depth > shared ? nodes[0].frames[depth - 1].name : "";
-  return nodes.length && nodes.every((node) => node.backward) ? `backward ${name && `of ${name}`}`.trim() : name;
+  const name = depth > shared ? moduleName(nodes[0].frames[depth - 1].name) : "";
+  return nodes.length && nodes.every((node) => node.backward)
+    ? `backward ${name && `of ${name}`}`.trim()
+    : name;
 }
 
 // The operators of a block, one behind the other.
@@ -391,8 +425,33 @@ function straight(nodes, links) {
   return children;
 }
 
+// Very many blocks are parted, too, and named by the first and the last.
 function partedBlocks(children, start, end) {
-  if (children.length <= MOST_CHILDREN) return children;
-  const inner = children.filter((child) => child !== start && child !== end);
-  return [start, ...parted(inner), end];
+  if (children.length <= MOST_BLOCKS) return children;
+  const parts = [];
+  let part = [];
+  for (const child of children) {
+    if (child === start || child === end) continue;
+    // A Switch-Case stays with its block.
+    if (part.length >= MOST_CHILDREN / 2 && child.kind !== "switch") {
+      parts.push(part);
+      part = [];
+    }
+    part.push(child);
+  }
+  if (part.length) parts.push(part);
+  const named = parts.map((held) => {
+    const [from, to] = [firstBlock(held), firstBlock(held.toReversed())];
+    return adopt(box("part", { title: `blocks ${from} to ${to}`, from, to }), held);
+  });
+  return [start, ...parted(named), end];
+}
+
+function firstBlock(items) {
+  for (const item of items) {
+    if (item.block) return item.block.id;
+    const inner = item.children && item.kind === "loop" ? firstBlock(item.children) : null;
+    if (inner !== null) return inner;
+  }
+  return null;
 }

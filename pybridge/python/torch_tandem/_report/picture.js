@@ -27,7 +27,9 @@ class Picture {
   }
 
   start() {
-    this.redraw = keepDrawn(this.canvas, (pen, width, height, colors) => this.draw(pen, width, height, colors));
+    this.redraw = keepDrawn(this.canvas, (pen, width, height, colors) =>
+      this.draw(pen, width, height, colors),
+    );
   }
 
   // --- What is shown ---
@@ -206,7 +208,9 @@ class Picture {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const move = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
+    const move = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[
+      event.key
+    ];
     if (move && (event.shiftKey || !this.selection)) {
       this.pan(...move);
     } else if (move) {
@@ -255,7 +259,8 @@ class Picture {
   hit(screenX, screenY) {
     const { k, x, y } = this.view;
     const [wx, wy] = [(screenX - x) / k, (screenY - y) / k];
-    const within = (item) => wx >= item.left && wy >= item.top && wx <= item.left + item.w && wy <= item.top + item.h;
+    const within = (item) =>
+      wx >= item.left && wy >= item.top && wx <= item.left + item.w && wy <= item.top + item.h;
     let found = this.tree?.root;
     if (!found || !within(found)) return null;
     while (found.open) {
@@ -293,9 +298,15 @@ class Picture {
     if (titleOnly) return { w: title + 34 + this.textWidth(tallyOf(item), SMALL_FONT) + 26, h: TITLE };
     switch (item.kind) {
       case "node": {
-        const pills = pillsOf(item.node).reduce((sum, [text]) => sum + this.textWidth(text, PILL_FONT) + 16, 0);
+        const pills = pillsOf(item.node).reduce(
+          (sum, [text]) => sum + this.textWidth(text, PILL_FONT) + 16,
+          0,
+        );
         const sub = this.textWidth(clipped(subOf(item), 34), SMALL_FONT);
-        return { w: Math.max(this.textWidth(clipped(titleOf(item), 34), NODE_FONT) + pills, sub, 84) + 26, h: NODE_HEIGHT };
+        return {
+          w: Math.max(this.textWidth(clipped(titleOf(item), 34), NODE_FONT) + pills, sub, 84) + 26,
+          h: NODE_HEIGHT,
+        };
       }
       case "switch":
         return { w: this.textWidth(switchText(item), SMALL_FONT) + 62, h: 36 };
@@ -322,7 +333,8 @@ class Picture {
     pen.textAlign = "left";
     this.drawInside(pen, this.tree.root, 0);
     this.drawData(pen);
-    for (const item of [this.hovered, this.selection]) if (item && this.visible(item)) this.drawRing(pen, item, item === this.selection);
+    for (const item of [this.hovered, this.selection])
+      if (item && this.visible(item)) this.drawRing(pen, item, item === this.selection);
     pen.restore();
     if (k < 0.5) this.drawLabels(pen);
   }
@@ -352,7 +364,9 @@ class Picture {
   drawEdge(pen, edge) {
     const { colors } = this;
     const { k } = this.view;
-    const marked = [this.hovered, this.selection].some((item) => item && (edge.from === item || edge.to === item));
+    const marked = [this.hovered, this.selection].some(
+      (item) => item && (edge.from === item || edge.to === item),
+    );
     const color = edge.back ? colors.loop : marked ? colors.accent : colors.edge;
     pen.strokeStyle = pen.fillStyle = color;
     pen.lineWidth = Math.max(marked || edge.back ? 1.8 : 1.2, 0.7 / k);
@@ -525,7 +539,6 @@ class Picture {
   drawSwitch(pen, item) {
     const { colors } = this;
     const { left, top, w, h: high } = item;
-    pen.fillStyle = colors.loopSoft;
     pen.strokeStyle = colors.mixed;
     pen.lineWidth = 1.4;
     pen.beginPath();
@@ -600,7 +613,10 @@ class Picture {
       const [from, to] = into ? [end, item] : [item, end];
       const below = to.top > from.top + from.h;
       const side = to.left + to.w / 2 > from.left + from.w / 2 ? 1 : -1;
-      const middle = (box, right) => [box.left + (right ? box.w : 0), box.top + Math.min(box.h, NODE_HEIGHT) / 2];
+      const middle = (box, right) => [
+        box.left + (right ? box.w : 0),
+        box.top + Math.min(box.h, NODE_HEIGHT) / 2,
+      ];
       const a = below ? [from.left + from.w / 2, from.top + from.h] : middle(from, side > 0);
       const b = below ? [to.left + to.w / 2, to.top] : middle(to, side < 0);
       const [dx, dy] = below ? [0, 1] : [side, 0];
@@ -642,9 +658,19 @@ class Picture {
     const text = clipped(title, room);
     const width = this.textWidth(text, `600 11px ${SANS}`);
     const middle = !item.open;
-    const place = { left: left + 4, top: middle ? top + high / 2 - 8 : top + 1, right: left + 10 + width, bottom: 0 };
+    const place = {
+      left: left + 4,
+      top: middle ? top + high / 2 - 8 : top + 1,
+      right: left + 10 + width,
+      bottom: 0,
+    };
     place.bottom = place.top + 15;
-    if (taken.some((t) => t.left < place.right && place.left < t.right && t.top < place.bottom && place.top < t.bottom)) return;
+    if (
+      taken.some(
+        (t) => t.left < place.right && place.left < t.right && t.top < place.bottom && place.top < t.bottom,
+      )
+    )
+      return;
     taken.push(place);
     const { colors } = this;
     pen.globalAlpha = 0.86;
@@ -683,7 +709,8 @@ function openFirst(root, room, wanted = () => true) {
 }
 
 function look(item, colors) {
-  if (item.kind === "loop") return { fill: colors.loopSoft, line: colors.loop, text: colors.loop, dash: [7, 4], width: 1.5 };
+  if (item.kind === "loop")
+    return { fill: colors.loopSoft, line: colors.loop, text: colors.loop, dash: [7, 4], width: 1.5 };
   if (item.kind === "block") return { fill: colors.blockSoft, line: colors.block, radius: 2, width: 1.4 };
   if (item.kind === "part") return { dash: [2, 3] };
   return {};
@@ -747,12 +774,20 @@ function summary(item) {
         ["makes", node.out.join(", ")],
         ["shapes seen", count(node.variants)],
         ["inputs", inputWords(node)],
-        ["note", pillsOf(node).map(([text]) => text).join(", ")],
+        [
+          "note",
+          pillsOf(node)
+            .map(([text]) => text)
+            .join(", "),
+        ],
       ]),
     ];
   }
   if (item.kind === "switch") {
-    const cases = item.cases.map((block, number) => [`case ${number}`, block ? `block ${block.id}` : "the iteration ends"]);
+    const cases = item.cases.map((block, number) => [
+      `case ${number}`,
+      block ? `block ${block.id}` : "the iteration ends",
+    ]);
     return [h("b", null, "Switch-Case"), facts(cases)];
   }
   const first = firstNode(item);
@@ -768,9 +803,7 @@ function summary(item) {
 
 function inputWords(node) {
   const words = { state: "state", feed: "fed" };
-  return node.inputs
-    .map((sources) => sources.map((id) => words[id] ?? `#${id}`).join(" or "))
-    .join(", ");
+  return node.inputs.map((sources) => sources.map((id) => words[id] ?? `#${id}`).join(" or ")).join(", ");
 }
 
 const CLIPPED = new Map();
@@ -778,7 +811,8 @@ const CLIPPED = new Map();
 function clipped(text, room) {
   if (text.length <= room) return text;
   const key = `${room}|${text}`;
-  if (!CLIPPED.has(key)) CLIPPED.set(key, `${text.slice(0, Math.ceil(room * 0.65) - 1)}…${text.slice(-Math.floor(room * 0.35))}`);
+  if (!CLIPPED.has(key))
+    CLIPPED.set(key, `${text.slice(0, Math.ceil(room * 0.65) - 1)}…${text.slice(-Math.floor(room * 0.35))}`);
   return CLIPPED.get(key);
 }
 

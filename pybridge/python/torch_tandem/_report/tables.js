@@ -8,7 +8,12 @@ function table({ title, sum, columns, rows, sort }) {
   let down = true;
   let wanted = "";
   let all = false;
-  const texts = rows.map((row) => columns.map((c) => `${c.value(row)} ${c.source?.(row) ?? ""}`).join(" ").toLowerCase());
+  const texts = rows.map((row) =>
+    columns
+      .map((c) => `${c.value(row)} ${c.source?.(row) ?? ""}`)
+      .join(" ")
+      .toLowerCase(),
+  );
   const body = h("tbody");
   const more = h("button", { type: "button", onclick: () => ((all = true), fill()) });
   const tally = h("span", { class: "sum", "aria-live": "polite" });
@@ -51,10 +56,18 @@ function table({ title, sum, columns, rows, sort }) {
     });
     const found = rows.filter((_, number) => texts[number].includes(wanted)).sort(compare);
     const shown = all ? found : found.slice(0, MOST_ROWS);
-    body.replaceChildren(...shown.map((row) => h("tr", null, columns.map((column) => cell(column, row)))));
+    body.replaceChildren(
+      ...shown.map((row) =>
+        h(
+          "tr",
+          null,
+          columns.map((column) => cell(column, row)),
+        ),
+      ),
+    );
     more.hidden = shown.length === found.length;
     more.textContent = `Show all ${count(found.length)}`;
-    tally.textContent = wanted ? `${count(found.length)} of ${count(rows.length)} rows` : sum ?? "";
+    tally.textContent = wanted ? `${count(found.length)} of ${count(rows.length)} rows` : (sum ?? "");
   }
 
   const filter = h("input", {
@@ -91,10 +104,13 @@ function tablesSection({ report }, findInGraph) {
   const section = h("section", { id: "tables", class: "tables" });
   const add = (title, rows, none, make) => {
     if (rows?.length) section.append(table({ title, rows, ...make(rows) }));
-    else if (none) section.append(h("h3", { id: title.toLowerCase() }, title), h("p", { class: "none" }, none));
+    else if (none)
+      section.append(h("h3", { id: title.toLowerCase() }, title), h("p", { class: "none" }, none));
   };
   const operator = (name) =>
-    findInGraph ? h("button", { class: "link code", type: "button", onclick: () => findInGraph(name) }, name) : name;
+    findInGraph
+      ? h("button", { class: "link code", type: "button", onclick: () => findInGraph(name) }, name)
+      : name;
   const op = { title: "Operator", value: (row) => row.op ?? "", show: (row) => operator(row.op ?? "") };
   const number = (title, value, show, share) => ({ title, value, show, share, number: true });
   const most = (rows, name) => Math.max(...rows.map((row) => row[name] ?? 0), 1);
@@ -105,7 +121,11 @@ function tablesSection({ report }, findInGraph) {
     const known = rows.some((row) => row.what);
     const apart = [
       { title: "What differed", value: (row) => row.what ?? "" },
-      { title: "Expected", value: (row) => row.expected ?? "", show: (row) => h("code", null, row.expected ?? "") },
+      {
+        title: "Expected",
+        value: (row) => row.expected ?? "",
+        show: (row) => h("code", null, row.expected ?? ""),
+      },
       { title: "Got", value: (row) => row.got ?? "", show: (row) => h("code", null, row.got ?? "") },
     ];
     const reason = { title: "Reason", value: (row) => row.reason ?? "" };
@@ -116,8 +136,21 @@ function tablesSection({ report }, findInGraph) {
         LINE,
         op,
         ...(known ? apart : [reason]),
-        number("Times", (row) => row.count ?? 0, (row) => count(row.count)),
-        ...(known ? [cost(worst), number("Iterations", (row) => row.last ?? 0, (row) => span(row.first, row.last))] : []),
+        number(
+          "Times",
+          (row) => row.count ?? 0,
+          (row) => count(row.count),
+        ),
+        ...(known
+          ? [
+              cost(worst),
+              number(
+                "Iterations",
+                (row) => row.last ?? 0,
+                (row) => span(row.first, row.last),
+              ),
+            ]
+          : []),
       ],
     };
   });
@@ -131,8 +164,17 @@ function tablesSection({ report }, findInGraph) {
       columns: [
         LINE,
         ...(named ? [op] : []),
-        number("Times", (row) => row.count ?? 0, (row) => count(row.count)),
-        number("Waited", (row) => row.wait_us ?? 0, (row) => duration(row.wait_us), (row) => (row.wait_us ?? 0) / worst),
+        number(
+          "Times",
+          (row) => row.count ?? 0,
+          (row) => count(row.count),
+        ),
+        number(
+          "Waited",
+          (row) => row.wait_us ?? 0,
+          (row) => duration(row.wait_us),
+          (row) => (row.wait_us ?? 0) / worst,
+        ),
         number("Each", each, (row) => duration(each(row))),
       ],
     };
@@ -145,8 +187,16 @@ function tablesSection({ report }, findInGraph) {
       LINE,
       op,
       { title: "What was fed", value: (row) => row.kind ?? "" },
-      number("Times", (row) => row.count ?? 0, (row) => count(row.count)),
-      number("Size", (row) => row.bytes ?? 0, (row) => bytes(row.bytes)),
+      number(
+        "Times",
+        (row) => row.count ?? 0,
+        (row) => count(row.count),
+      ),
+      number(
+        "Size",
+        (row) => row.bytes ?? 0,
+        (row) => bytes(row.bytes),
+      ),
     ],
   }));
 
@@ -157,15 +207,26 @@ function tablesSection({ report }, findInGraph) {
       sort: 3,
       columns: [
         { title: "Operator", value: (row) => row.name ?? "", show: (row) => operator(row.name ?? "") },
-        number("Calls", (row) => row.count ?? 0, (row) => count(row.count)),
+        number(
+          "Calls",
+          (row) => row.count ?? 0,
+          (row) => count(row.count),
+        ),
         number(
           "Co-executed",
           (row) => (row.coexecuted ?? 0) / Math.max(row.count ?? 0, 1),
           (row) => percent(row.coexecuted ?? 0, row.count ?? 0),
         ),
-        number("Ran", (row) => row.exec_us ?? 0, (row) => duration(row.exec_us), (row) => (row.exec_us ?? 0) / worst),
-        number("Each", (row) => (row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1), (row) =>
-          duration((row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1)),
+        number(
+          "Ran",
+          (row) => row.exec_us ?? 0,
+          (row) => duration(row.exec_us),
+          (row) => (row.exec_us ?? 0) / worst,
+        ),
+        number(
+          "Each",
+          (row) => (row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1),
+          (row) => duration((row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1)),
         ),
       ],
     };
@@ -178,13 +239,22 @@ function tablesSection({ report }, findInGraph) {
       sort: 3,
       columns: [
         LINE,
-        number("Operator calls", (row) => row.ops ?? 0, (row) => count(row.ops)),
+        number(
+          "Operator calls",
+          (row) => row.ops ?? 0,
+          (row) => count(row.ops),
+        ),
         number(
           "Co-executed",
           (row) => (row.coexecuted ?? 0) / Math.max(row.ops ?? 0, 1),
           (row) => percent(row.coexecuted ?? 0, row.ops ?? 0),
         ),
-        number("Ran", (row) => row.exec_us ?? 0, (row) => duration(row.exec_us), (row) => (row.exec_us ?? 0) / worst),
+        number(
+          "Ran",
+          (row) => row.exec_us ?? 0,
+          (row) => duration(row.exec_us),
+          (row) => (row.exec_us ?? 0) / worst,
+        ),
       ],
     };
   });
@@ -196,7 +266,12 @@ function tablesSection({ report }, findInGraph) {
 
   function cost(worst) {
     const value = (row) => row.cost_us ?? 0;
-    return number("Cost", value, (row) => duration(row.cost_us), (row) => value(row) / worst);
+    return number(
+      "Cost",
+      value,
+      (row) => duration(row.cost_us),
+      (row) => value(row) / worst,
+    );
   }
 
   function span(first, last) {

@@ -41,7 +41,12 @@ function timelineSection({ report, timeline }) {
 // --- Each iteration -----------------------------------------------------------------------------------------
 
 const SERIES = [
-  { title: "PythonRunner", exec: "python_exec_us", stall: "python_stall_us", colors: ["python", "pythonStall"] },
+  {
+    title: "PythonRunner",
+    exec: "python_exec_us",
+    stall: "python_stall_us",
+    colors: ["python", "pythonStall"],
+  },
   { title: "GraphRunner", exec: "runner_exec_us", stall: "runner_stall_us", colors: ["graph", "graphStall"] },
 ];
 
@@ -80,10 +85,19 @@ function stepChart(report, steps) {
     return [
       h("b", null, `Iteration ${count(step.number)}`),
       facts([
-        ["PythonRunner", `${duration(step.python_exec_us)} working, ${duration(step.python_stall_us)} waiting`],
-        ["GraphRunner", `${duration(step.runner_exec_us)} working, ${duration(step.runner_stall_us)} waiting`],
+        [
+          "PythonRunner",
+          `${duration(step.python_exec_us)} working, ${duration(step.python_stall_us)} waiting`,
+        ],
+        [
+          "GraphRunner",
+          `${duration(step.runner_exec_us)} working, ${duration(step.runner_stall_us)} waiting`,
+        ],
         ["in all", duration(total)],
-        ["operators", `${count(step.ops)}, ${step.traced ? `${count(step.traced)} traced` : "all co-executed"}`],
+        [
+          "operators",
+          `${count(step.ops)}, ${step.traced ? `${count(step.traced)} traced` : "all co-executed"}`,
+        ],
         ["divergences", step.divergences ? count(step.divergences) : null],
       ]),
     ];
@@ -132,7 +146,12 @@ function stepChart(report, steps) {
     if (hovered !== null) {
       pen.fillStyle = colors.text;
       pen.globalAlpha = 0.1;
-      pen.fillRect(span.x(hovered), barTop - 6, Math.max(span.x(hovered + 1) - span.x(hovered), 1), bottom - barTop + 6);
+      pen.fillRect(
+        span.x(hovered),
+        barTop - 6,
+        Math.max(span.x(hovered + 1) - span.x(hovered), 1),
+        bottom - barTop + 6,
+      );
       pen.globalAlpha = 1;
     }
     span.drawDragged(pen, barTop - 6, bottom - barTop + 6, colors.accent);
@@ -270,7 +289,7 @@ function laneChart(timeline) {
   const { python = [], runner = [], steps = [] } = timeline;
   const starts = [...python, ...runner].map((event) => event[0]);
   const ends = [...python, ...runner].map((event) => event[0] + event[1]);
-  for (const [, from, to] of steps) starts.push(from), ends.push(to);
+  for (const [, from, to] of steps) (starts.push(from), ends.push(to));
   const first = starts.reduce((a, b) => Math.min(a, b), Infinity);
   const last = ends.reduce((a, b) => Math.max(a, b), -Infinity);
   const kinds = { trace: "trace", stall: "pythonStall", fetch: "pythonStall" };
@@ -302,11 +321,25 @@ function laneChart(timeline) {
     if (y >= lanes.python && y < lanes.python + tall) {
       const event = within(python);
       const doing = { stall: "waits for GraphRunner", fetch: "waits for a value", trace: "traces" };
-      if (event) content.push(facts([["PythonRunner", doing[event[2]] ?? event[2]], ["for", duration(event[1])], ["at", shortLine(event[4])]]));
+      if (event)
+        content.push(
+          facts([
+            ["PythonRunner", doing[event[2]] ?? event[2]],
+            ["for", duration(event[1])],
+            ["at", shortLine(event[4])],
+          ]),
+        );
       else if (step) content.push(facts([["PythonRunner", "runs the program"]]));
     } else if (y >= lanes.runner && y < lanes.runner + tall) {
       const event = within(runner);
-      if (event) content.push(facts([["GraphRunner", `block ${event[2]}`], ["for", duration(event[1])], ["operators", count(event[3])]]));
+      if (event)
+        content.push(
+          facts([
+            ["GraphRunner", `block ${event[2]}`],
+            ["for", duration(event[1])],
+            ["operators", count(event[3])],
+          ]),
+        );
       else content.push(facts([["GraphRunner", "waits"]]));
     }
     if (content.length) tip.show(x, y, ...content);
@@ -342,7 +375,14 @@ function laneChart(timeline) {
       pen.globalAlpha = 0.14;
       pen.fillRect(Math.round(x), 22, 1, lanes.runner + tall - 18);
       pen.globalAlpha = 1;
-      label(pen, roundDuration(tick), x, lanes.runner + tall + 20, x < plot.left + 30 ? "left" : "center", colors.muted);
+      label(
+        pen,
+        roundDuration(tick),
+        x,
+        lanes.runner + tall + 20,
+        x < plot.left + 30 ? "left" : "center",
+        colors.muted,
+      );
     }
     span.drawDragged(pen, 22, lanes.runner + tall - 18, colors.accent);
     pen.restore();
@@ -394,7 +434,11 @@ function laneChart(timeline) {
 }
 
 function roundDuration(microseconds) {
-  return microseconds ? duration(microseconds).replace(/\.0+ /, " ").replace(/(\.\d*[1-9])0+ /, "$1 ") : "0";
+  return microseconds
+    ? duration(microseconds)
+        .replace(/\.0+ /, " ")
+        .replace(/(\.\d*[1-9])0+ /, "$1 ")
+    : "0";
 }
 
 function label(pen, text, x, y, align, color, font = "12px") {
