@@ -53,7 +53,7 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
         use_cache=False,
     )
     model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, fused=True)
     model = compile(model)
     data = Counting(512)
     runs = 0
