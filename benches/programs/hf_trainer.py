@@ -6,6 +6,7 @@ and the placement of the model and its batches.
 
 import atexit
 import gc
+import tempfile
 from collections.abc import Callable
 
 import torch
@@ -62,7 +63,7 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
         nonlocal runs
         runs += 1
         arguments = TrainingArguments(
-            output_dir="unused",
+            output_dir=tempfile.gettempdir(),
             use_cpu=device == "cpu",
             seed=runs,
             max_steps=BATCHES,
