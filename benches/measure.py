@@ -28,7 +28,7 @@ WARM_UP = 20
 """Steps before the first block; their losses are compared."""
 BLOCK_SECONDS = 0.25
 """About how long a block of eager's takes."""
-PATIENCE = 240
+PATIENCE = 120
 """Seconds after which a process that does not answer has failed."""
 
 
@@ -114,11 +114,15 @@ class CompiledStep(CompiledModel):
 
 
 class Tandem(Runner):
+    """The program believes that it runs on a GPU."""
+
     def make(self, program: ModuleType) -> Callable[[], Any]:
         import torch_tandem
+        from torch_tandem import cuda_alias
 
         self.tandem = torch_tandem
-        return program.make("tandem")
+        cuda_alias.install()  # as `tandem run` does; libraries choose the device themselves
+        return program.make("cuda")
 
     def wait(self) -> None:
         self.tandem.synchronize()
