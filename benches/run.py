@@ -1,7 +1,8 @@
-"""Eager against Tandem, in one run per program: blocks of steps in turn, so that a noisy machine hits both.
+"""The suite: eager PyTorch, torch.compile and Tandem, in one interleaved run per program.
 
-Writes the table of docs/benchmarks.md between its markers. Every figure is the median over blocks, with the
-spread from the first to the third quartile.
+Runs every program of benches/programs and writes the tables of docs/benchmarks.md between their markers.
+Every figure is the median over blocks of steps, with the spread from the first to the third quartile. With
+options that leave something out, the tables are only printed.
 """
 
 import argparse
@@ -11,124 +12,142 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import tempfile
 
-ROOT = Path(__file__).resolve().parent.parent
+from measure import ROOT, WAYS
+
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- begin: benches/run.py -->", "<!-- end: benches/run.py -->"
-PROGRAMS = {"digits": (20, 24), "tiny_mlp": (100, 24), "add": (2000, 24)}
-"""Name: steps a block, blocks."""
+PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs").glob("[!_]*.py"))
+COMPILED = ("compiled model", "compiled step")
+TOLERANCE = 1e-3
 
 
-@dataclass
-class Side:
-    """One way to run a program, and what was measured."""
-
-    step: Callable[[], object]
-    wait: Callable[[], None]
-    stall: Callable[[], float]
-    """Seconds that Python has waited for the device so far."""
-    wall: list[float]
-    busy: list[float]
-
-    def run_block(self, steps: int) -> None:
-        self.wait()
-        start, stalled = time.perf_counter(), self.stall()
-        for _ in range(steps):
-            self.step()
-        # What Python has left to do is nothing; what the device has left belongs to the steps.
-        python = time.perf_counter() - start
-        self.wait()
-        self.wall.append((time.perf_counter() - start) / steps)
-        self.busy.append((python - (self.stall() - stalled)) / steps)
+def measure(name: str, options: dict, cache: str) -> dict:
+    """The figures of one program, from a fresh process."""
+    command = [sys.executable, str(ROOT / "benches" / "measure.py"), json.dumps({"name": name, **options})]
+    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
+    if done.returncode:
+        failure = {"failure": f"the measurement ended with status {done.returncode}"}
+        return {"program": name, "sides": dict.fromkeys(options["ways"], failure)}
+    return summarize(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(name: str) -> dict:
-    """Medians and quartiles of one program; for a fresh process."""
-    import torch
-    import torch_tandem
-    from torch_tandem import _core
-
-    sys.path.insert(0, str(ROOT))
-    program = __import__(f"benches.programs.{name}", fromlist=["make"])
-    torch.set_num_threads(2)
-
-    def stall() -> float:
-        return json.loads(_core.report())["python_stall_us"] * 1e-6
-
-    def warm_up(device: str, steps: int) -> Callable[[], object]:
-        torch.manual_seed(0)
-        step = program.make(device)
-        for _ in range(steps):
-            step()
-        return step
-
-    steps, blocks = PROGRAMS[name]
-    eager = Side(warm_up("cpu", 10), lambda: None, lambda: 0.0, [], [])
-    tandem = Side(warm_up("tandem", 30), torch_tandem.synchronize, stall, [], [])
-    for _ in range(blocks):
-        eager.run_block(steps)
-        tandem.run_block(steps)
-    report = json.loads(_core.report())
-    ratios = [e / t for e, t in zip(eager.wall, tandem.wall, strict=True)]
-    return {
-        "program": name,
-        "eager_us": quartiles(eager.wall),
-        "tandem_us": quartiles(tandem.wall),
-        "busy_us": quartiles(tandem.busy),
-        "speed": [statistics.median(ratios)],
-        "coexecuted": report["ops_coexecuted_after_5"] / max(1, report["ops_after_5"]),
-    }
+def summarize(result: dict) -> dict:
+    """Choose the better of torch.compile's modes, and compare losses."""
+    sides = result["sides"]
+    compiled = {way: sides[way] for way in COMPILED if "wall" in sides.get(way, {})}
+    if compiled:
+        best = min(compiled, key=lambda way: statistics.median(compiled[way]["wall"]))
+        sides["torch.compile"] = compiled[best]
+    eager = sides.get("eager", {}).get("losses")
+    for way, side in sides.items():
+        if eager and way != "eager" and "losses" in side:
+            side["agreement"] = agreement(eager, side["losses"], result.get("comparable"))
+    tandem = sides.get("tandem", {})
+    if os.environ.get("TANDEM_KERNELS") == "aten" and tandem.get("agreement", "same bits") != "same bits":
+        tandem["warning"] = "its losses are not eager's to the last bit"
+    return result
 
 
-def quartiles(seconds: list[float]) -> list[float]:
-    """Median, first and third quartile in microseconds."""
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return [middle * 1e6, low * 1e6, high * 1e6]
+def agreement(expected: list[float], losses: list[float], comparable: int | None) -> str:
+    """How near the losses of the first steps are to eager's."""
+    if all(x == y or (x != x and y != y) for x, y in zip(expected, losses, strict=True)):
+        return "same bits"
+    pairs = list(zip(expected, losses, strict=True))[:comparable]
+    worst = max(abs(x - y) / max(abs(x), 1e-12) for x, y in pairs)
+    return f"{'within' if worst <= TOLERANCE else 'differ by'} {worst:.0e}, {len(pairs)} steps"
 
 
-def row(result: dict) -> str:
-    def show(figure: list[float]) -> str:
-        median, low, high = figure
-        digits = 2 if median < 100 else 0
-        return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-    figures = " | ".join(show(result[key]) for key in ("eager_us", "tandem_us", "busy_us"))
-    return f"| {result['program']} | {figures} | {result['speed'][0]:.2f} | {result['coexecuted']:.1%} |"
+def times(seconds: list[float]) -> str:
+    """Median, first and third quartile in milliseconds."""
+    low, middle, high = (figure * 1e3 for figure in statistics.quantiles(seconds, n=4))
+    digits = 3 if middle < 1 else 2 if middle < 10 else 1
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--program", choices=PROGRAMS, help="measure one, and print JSON")
-    args = parser.parse_args()
-    if args.program:
-        print(json.dumps(measure(args.program)))
-        return 0
+def ratio(side: dict, other: dict) -> str:
+    if "wall" not in side or "wall" not in other:
+        return ""
+    return f"{statistics.median(a / b for a, b in zip(side['wall'], other['wall'], strict=True)):.2f}"
 
-    rows = []
-    for name in PROGRAMS:
-        command = [sys.executable, __file__, "--program", name]
-        result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        rows.append(row(result))
-        print(rows[-1], flush=True)
+
+def tables(results: list[dict]) -> str:
+    """All figures as Markdown."""
+    steps, starts, phases, failures = [], [], [], []
+    for result in results:
+        name, sides = result["program"], result["sides"]
+        eager, compiled, tandem = three = [sides.get(way, {}) for way in ("eager", "torch.compile", "tandem")]
+        walls = [times(side["wall"]) if "wall" in side else "" for side in three]
+        busy = times(tandem["busy"]) if "busy" in tandem else ""
+        steps.append([name, *walls, ratio(eager, tandem), ratio(compiled, tandem), busy])
+        keys = ("first", "ten")
+        starts.append([name, *(f"{side[key]:.3g}" if key in side else "" for key in keys for side in three)])
+        shares = [f"{tandem[key]:.1%}" if key in tandem else "" for key in ("captured", "coexecuted")]
+        losses = [side.get("agreement", "") for side in (tandem, compiled)]
+        phases.append([name, *shares, str(tandem.get("block_ops", "")), *losses])
+        for way, side in sides.items():
+            if text := side.get("failure") or side.get("warning"):
+                failures.append(f"- {name}, {way}: {text}")
+    ways = ["eager", "torch.compile", "Tandem"]
+    parts = [
+        "A step, in milliseconds:",
+        table(["program", *ways, "eager / Tandem", "torch.compile / Tandem", "PythonRunner busy"], steps),
+        "The first step, and the first ten together, in seconds:",
+        table(["program", *(f"{count}, {way}" for count in ("first", "ten") for way in ways)], starts),
+        "The share of operators that Tandem captured, the share of them that it co-executed after the tenth "
+        "iteration, operators a block, and how near the first losses are to eager's:",
+        table(["program", "captured", "co-executed", "block", "Tandem", "torch.compile"], phases),
+    ]
+    if failures:
+        parts += ["What could not be measured, and what is wrong:", "\n".join(failures)]
+    return "\n\n".join(parts)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def machine() -> str:
+    """What the figures are of."""
     import torch
     from torch_tandem import _core
 
     objects = statistics.median(_core.time_torch_objects(100_000) for _ in range(15))
-    head = (
+    kernels = os.environ.get("TANDEM_KERNELS", "default")
+    return (
         f"torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} cores ({platform.machine()}), 2 threads. Making and "
-        f"freeing one tensor and its storage takes PyTorch {objects:.0f} ns here.\n\n"
-        "| program | eager, us a step | Tandem, us a step | PythonRunner busy, us a step | eager / Tandem "
-        "| co-executed |\n| --- | --- | --- | --- | --- | --- |\n"
+        f"{os.cpu_count()} cores ({platform.machine()}), 2 threads, TANDEM_KERNELS={kernels}. Making and "
+        f"freeing one tensor and its storage takes PyTorch {objects:.0f} ns here."
     )
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", choices=PROGRAMS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--only", choices=("eager", "tandem"), help="only one way to run them")
+    parser.add_argument("--blocks", type=int, default=12, help="blocks a program (12)")
+    parser.add_argument("--steps", type=int, help="steps a block (as many as eager does in a quarter second)")
+    parser.add_argument("--compile-limit", type=int, default=60, help="seconds that torch.compile gets (60)")
+    parser.add_argument("--quick", action="store_true", help="three blocks of two steps")
+    args = parser.parse_args()
+    blocks, steps = (3, 2) if args.quick else (args.blocks, args.steps)
+    ways = [args.only] if args.only else WAYS
+    options = {"ways": ways, "blocks": blocks, "steps": steps, "compile_limit": args.compile_limit}
+
+    results = []
+    # torch.compile starts with nothing compiled; its modes share what they can.
+    with tempfile.TemporaryDirectory() as cache:
+        for name in args.program or PROGRAMS:
+            results.append(measure(name, options, cache))
+            print(tables(results[-1:]), end="\n\n", flush=True)
+    if args.program or args.only or args.quick:
+        return 0
+    before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{head}" + "\n".join(rows) + f"\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{machine()}\n\n{tables(results)}\n{END}{after}")
     return 0
 
 

@@ -1,0 +1,276 @@
+"""Measures one program: a step of eager PyTorch, of torch.compile and of Tandem, blocks of steps in turn.
+
+Each way of running it has a process of its own, forked when everything is imported. So none sees another's
+threads and random numbers, all draw the same numbers and get the same batches, and one that crashes, hangs or
+compiles for too long is recorded as failed while the others go on.
+"""
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+WAYS = ("eager", "compiled model", "compiled step", "tandem")
+WARM_UP = 20
+"""Steps before the first block; their losses are compared."""
+BLOCK_SECONDS = 0.25
+"""About how long a block of eager's takes."""
+PATIENCE = 120
+"""Seconds after which a process that does not answer has failed."""
+
+
+class Failed(Exception):
+    """Why a way of running the program cannot be measured."""
+
+
+class Runner:
+    """The program's step, in the process that runs it: eager PyTorch's, unless a subclass says otherwise."""
+
+    def __init__(self, program: ModuleType) -> None:
+        from _main import seed
+
+        seed()
+        self.step = self.make(program)
+        self.seconds: list[float] = []
+
+    def make(self, program: ModuleType) -> Callable[[], Any]:
+        return program.make("cpu")
+
+    def wait(self) -> None:
+        """Return when the device has nothing left to do."""
+
+    def settled(self) -> bool:
+        """Whether the warm-up may end."""
+        return True
+
+    def stalled(self) -> float:
+        """Seconds that Python has waited for the device so far."""
+        return 0.0
+
+    def warm_up(self) -> dict:
+        """The first steps' losses and times."""
+        losses = []
+        while len(losses) < WARM_UP or not self.settled():
+            start = time.perf_counter()
+            losses.append(self.step())
+            if len(losses) in (1, 10):
+                self.wait()
+            self.seconds.append(time.perf_counter() - start)
+        return {"losses": [float(loss) for loss in losses[:WARM_UP]], "seconds": self.seconds}
+
+    def run_block(self, steps: int) -> tuple[float, float]:
+        """Seconds a step, and those of them in which Python did not wait for the device."""
+        self.wait()
+        stalled, start = self.stalled(), time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.wait()  # what the device has left belongs to the steps
+        wall = time.perf_counter() - start
+        return wall / steps, (wall - (self.stalled() - stalled)) / steps
+
+    def finish(self) -> dict:
+        """What else is known in the end."""
+        return {}
+
+
+class CompiledModel(Runner):
+    """The program hands its models to torch.compile, which gets a limited time to settle."""
+
+    def __init__(self, program: ModuleType) -> None:
+        super().__init__(program)
+        from torch._dynamo.utils import counters
+
+        self.stats = counters["stats"]
+        self.graphs, self.unchanged = 0, 0
+
+    def make(self, program: ModuleType) -> Callable[[], Any]:
+        return program.make("cpu", compile=torch.compile)
+
+    def settled(self) -> bool:
+        """Whether five steps in a row compiled nothing."""
+        self.unchanged = self.unchanged + 1 if self.stats["unique_graphs"] == self.graphs else 0
+        self.graphs = self.stats["unique_graphs"]
+        return self.unchanged >= 5
+
+
+class CompiledStep(CompiledModel):
+    """The whole step is compiled, as far as that goes."""
+
+    def make(self, program: ModuleType) -> Callable[[], Any]:
+        return torch.compile(program.make("cpu"))
+
+
+class Tandem(Runner):
+    """The program believes that it runs on a GPU."""
+
+    def make(self, program: ModuleType) -> Callable[[], Any]:
+        import torch_tandem
+        from torch_tandem import cuda_alias
+
+        self.tandem = torch_tandem
+        cuda_alias.install()  # as `tandem run` does; libraries choose the device themselves
+        return program.make("cuda")
+
+    def wait(self) -> None:
+        self.tandem.synchronize()
+
+    def stalled(self) -> float:
+        return self.tandem.report()["python_stall_us"] * 1e-6
+
+    def finish(self) -> dict:
+        report = self.tandem.report()
+        after = 10 if "ops_after_10" in report else 5
+        sys.path.insert(0, str(ROOT / "examples"))
+        from captured import Count
+
+        with Count() as calls:
+            self.step()
+        return {
+            "captured": calls.captured.total() / max(1, calls.calls.total() - calls.host.total()),
+            "coexecuted": report[f"ops_coexecuted_after_{after}"] / max(1, report[f"ops_after_{after}"]),
+            "block_ops": report["median_block_ops"],
+        }
+
+
+RUNNERS = dict(zip(WAYS, (Runner, CompiledModel, CompiledStep, Tandem), strict=True))
+
+
+def serve(connection: Connection, program: ModuleType, way: str, compile_limit: int) -> None:
+    """Run the program in this process, as the connection's other end asks."""
+    os.setpgrp()  # so that compilers end with it
+    torch.set_num_threads(2)
+
+    def give_up(*_: Any) -> None:
+        so_far = f"{len(runner.seconds)} steps done, {runner.stats['unique_graphs']} graphs compiled"
+        connection.send(Failed(f"still compiling after {compile_limit} s: {so_far}"))
+        os._exit(1)
+
+    try:
+        runner = RUNNERS[way](program)
+        if isinstance(runner, CompiledModel):
+            signal.signal(signal.SIGALRM, give_up)
+            signal.alarm(compile_limit)
+        start = runner.warm_up()
+        signal.alarm(0)
+        connection.send(start)
+        while steps := connection.recv():
+            connection.send(runner.run_block(steps))
+        connection.send(runner.finish())
+    except Exception as error:
+        text = (str(error).strip() or "no message").splitlines()[0]
+        connection.send(Failed(f"{type(error).__name__}: {text[:200]}"))
+
+
+class Side:
+    """A process that runs the program in one way, and what came from it."""
+
+    def __init__(self, program: ModuleType, way: str, compile_limit: int) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.connection, theirs = fork.Pipe()
+        self.process = fork.Process(target=serve, args=(theirs, program, way, compile_limit))
+        self.process.start()
+        theirs.close()
+        self.failure: str | None = None
+        self.facts: dict = {}
+        self.blocks: list[tuple[float, float]] = []
+
+    def warm_up(self) -> None:
+        """Wait for the first steps."""
+        self.facts |= self.answer() or {}
+
+    def run_block(self, steps: int) -> None:
+        """Have a block run."""
+        if self.failure is None:
+            self.connection.send(steps)
+            if block := self.answer():
+                self.blocks.append(block)
+
+    def finish(self) -> None:
+        """Ask for the rest."""
+        if self.failure is None:
+            self.connection.send(0)
+            self.facts |= self.answer() or {}
+
+    def answer(self) -> Any:
+        """What the process sends next; nothing if it has failed."""
+        try:
+            if not self.connection.poll(PATIENCE):
+                raise Failed(f"no answer within {PATIENCE} s")
+            answer = self.connection.recv()
+            if isinstance(answer, Failed):
+                raise answer
+            return answer
+        except EOFError:
+            self.process.join()
+            self.failure = f"the process died with status {self.process.exitcode}"
+        except Failed as error:
+            self.failure = str(error)
+        self.end()  # its compilers, too
+        return None
+
+    def end(self) -> None:
+        """End the process and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.join()
+
+    def result(self, blocks: int) -> dict:
+        """As plain data: the failure, if any, and the figures, if all blocks were run."""
+        result = {} if self.failure is None else {"failure": self.failure}
+        if len(self.blocks) == blocks:
+            wall, busy = zip(*self.blocks, strict=True)
+            seconds = self.facts.pop("seconds")
+            result |= {
+                "wall": wall,
+                "busy": busy,
+                "first": seconds[0],
+                "ten": sum(seconds[:10]),
+                **self.facts,
+            }
+        return result
+
+
+def measure(name: str, ways: list[str], blocks: int, steps: int | None, compile_limit: int) -> dict:
+    """The results of each way to run a program, and over how many steps its losses may be compared."""
+    sys.path.insert(0, str(ROOT))
+    program = importlib.import_module(f"benches.programs.{name}")
+    sides: dict[str, Side] = {}
+    try:
+        for way in ways:
+            sides[way] = Side(program, way, compile_limit)
+            sides[way].warm_up()
+        if steps is None:
+            seconds = sides[ways[0]].facts.get("seconds", [1.0])
+            steps = max(2, round(BLOCK_SECONDS / statistics.median(seconds[-10:])))
+        for _ in range(blocks):
+            for side in sides.values():
+                side.run_block(steps)
+        for side in sides.values():
+            side.finish()
+    finally:
+        for side in sides.values():
+            if side.failure is None:
+                side.end()
+    return {
+        "program": name,
+        "comparable": program.COMPARABLE,
+        "sides": {way: side.result(blocks) for way, side in sides.items()},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(**json.loads(sys.argv[1]))))
