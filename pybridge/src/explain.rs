@@ -43,6 +43,7 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         median_block_ops: report.median_block_ops(),
         divergences: divergences(engine, &report, &mut lines, py),
         divergences_beyond: report.divergences_beyond,
+        jumps: report.jumps,
         fetches: fetches(engine, &report, &mut lines, py),
         feeds: feeds(engine, &report, &mut lines, py),
         operators: operators(engine, &report, &times),

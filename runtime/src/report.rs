@@ -100,6 +100,8 @@ pub struct Report {
     pub fetches: FxHashMap<LocationId, Fetch>,
     /// Divergences by operator, place and reason.
     pub divergences: Vec<Divergence>,
+    /// Ops that were known but followed another one than before: co-execution went on at them.
+    pub jumps: u64,
     /// Divergences at more places than are listed.
     pub divergences_beyond: u64,
     /// Ops of each run sent to GraphRunner: how many runs had that many.
@@ -351,6 +353,7 @@ pub struct Summary {
     pub median_block_ops: u32,
     pub divergences: Vec<DivergenceLine>,
     pub divergences_beyond: u64,
+    pub jumps: u64,
     pub fetches: Vec<FetchLine>,
     pub feeds: Vec<FeedLine>,
     pub operators: Vec<OperatorLine>,

@@ -165,29 +165,31 @@ impl TraceGraph {
         }
     }
 
+    /// The node of a key, if some iteration issued such an op.
+    pub fn find(&self, key: &NodeKey) -> Option<NodeId> {
+        self.by_key.get(key).copied()
+    }
+
     /// Merges one op of a running trace behind `at`. Returns its node, and whether the graph grew.
-    pub fn merge(
-        &mut self,
-        at: NodeId,
-        call: &Call<'_>,
-        info: &OpInfo,
-        location: LocationId,
-    ) -> (NodeId, bool) {
-        let key = NodeKey::of(call, info, location);
-        let known = self.by_key.get(&key).copied();
-        let node = known.unwrap_or_else(|| self.insert(key, info.dynamic_shape));
-        let followed = self.graph.find_edge(index(at), index(node));
-        let grew = followed.is_none();
-        match followed {
+    pub fn merge(&mut self, at: NodeId, call: &Call<'_>, info: &OpInfo, key: NodeKey) -> (NodeId, bool) {
+        let node = self.find(&key).unwrap_or_else(|| self.insert(key, info.dynamic_shape));
+        let grew = self.follow(at, node);
+        self.node_mut(node).add_sources(call);
+        (node, grew)
+    }
+
+    /// Notes that an op was followed by another; whether that is new.
+    pub fn follow(&mut self, at: NodeId, node: NodeId) -> bool {
+        self.last_merged = self.iteration;
+        self.forget_first();
+        let known = self.graph.find_edge(index(at), index(node));
+        match known {
             Some(edge) => self.graph[edge].last = self.iteration,
             None => {
                 self.graph.add_edge(index(at), index(node), Followed { last: self.iteration });
             }
         }
-        self.last_merged = self.iteration;
-        self.forget_first();
-        self.node_mut(node).add_sources(call);
-        (node, grew)
+        known.is_none()
     }
 
     fn insert(&mut self, key: NodeKey, dynamic: bool) -> NodeId {

@@ -57,7 +57,7 @@ pub struct SymbolicGraph {
     pub whiles: Vec<While>,
     /// Ops of all blocks.
     pub steps: u32,
-    /// For each node, its block and its number there, if it has a single step.
+    /// For each node, its block and its number there; the first ones where a loop is unrolled.
     pub places: Vec<Option<(BlockId, u32)>>,
     /// Headers of loops that took different numbers of rounds.
     pub varying: Vec<NodeId>,
@@ -122,14 +122,11 @@ pub fn generate(graph: &TraceGraph, is_contraction: &dyn Fn(NodeId) -> bool) -> 
     }
     let whiles = find_whiles(&mut blocks.all);
     let mut places = vec![None; graph.len()];
-    let mut several = vec![false; graph.len()];
     for (i, block) in blocks.all.iter().enumerate() {
         for (at, node) in block.nodes.iter().enumerate() {
-            let first = places[node.index()].replace((BlockId(i as u32), at as u32)).is_none();
-            several[node.index()] |= !first;
+            places[node.index()].get_or_insert((BlockId(i as u32), at as u32));
         }
     }
-    places.iter_mut().zip(several).filter(|(_, s)| *s).for_each(|(place, _)| *place = None);
     let steps_of_blocks = blocks.all.iter().map(|b| b.nodes.len() as u32).sum();
     let empty = steps.all[0].ends;
     SymbolicGraph {

@@ -9,7 +9,7 @@
 //! 5. An op that followed another outside of unrolled loops can follow it in the symbolic graph.
 //! 6. A While's blocks contain its header and all blocks of the Whiles inside it, and each of them leads back to
 //!    its header.
-//! 7. Blocks number their ops one behind the other, and a node's place, if it has one, is where it is.
+//! 7. Blocks number their ops one behind the other, and every op is at its node's place, or unrolled and behind it.
 
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -82,8 +82,9 @@ fn check_blocks(symbolic: &SymbolicGraph, graph: &TraceGraph, found: &mut Vec<Vi
         for pair in block.nodes.windows(2).filter(|p| !followed(p[0], p[1])) {
             found.push(Violation::NotAnEdge(pair[0], pair[1], id));
         }
-        let misplaced = |(at, n): (usize, &NodeId)| {
-            symbolic.places[n.index()].is_some_and(|place| place != (id, at as u32))
+        let misplaced = |(at, n): (usize, &NodeId)| match symbolic.places[n.index()] {
+            Some(place) if block.unrolled.is_some() => place > (id, at as u32),
+            place => place != Some((id, at as u32)),
         };
         if block.first != number || block.nodes.iter().enumerate().any(misplaced) {
             found.push(Violation::Place(id));
@@ -125,7 +126,6 @@ fn check_traces(symbolic: &SymbolicGraph, graph: &TraceGraph, found: &mut Vec<Vi
 }
 
 fn check_edges(symbolic: &SymbolicGraph, graph: &TraceGraph, found: &mut Vec<Violation>) {
-    // Ops with one place are outside of unrolled loops, or in a loop of one round.
     for node in graph.ids().filter(|n| *n == NodeId::START || symbolic.places[n.index()].is_some()) {
         for child in graph.warm_children(node) {
             let Some((block, number)) = symbolic.places[child.index()] else { continue };

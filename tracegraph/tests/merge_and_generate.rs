@@ -8,7 +8,7 @@ use proptest::test_runner::FileFailurePersistence;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};
-use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
+use tandem_tracegraph::node::{NodeKey, OutSpec, Outputs, Variant};
 use tandem_tracegraph::ops::{ArgClass, OpDecl, OpInfo, describe};
 use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
@@ -97,7 +97,8 @@ impl Program {
         };
         let info = info(op);
         let at = self.at.unwrap();
-        let (node, grew) = self.graph.merge(at, &call, &info, LocationId(location));
+        let key = NodeKey::of(&call, &info, LocationId(location));
+        let (node, grew) = self.graph.merge(at, &call, &info, key);
         self.grew |= grew;
         self.trace.push(node);
         if self.graph.node(node).variant(&call, &info, 0).is_none() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tandem_kernels::error::CallFailure;
 use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
-use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
 use tandem_tracegraph::ops::OpInfo;
 
 use super::cursor::Expected;
@@ -40,7 +40,7 @@ impl Engine {
         }
         match self.phase {
             Phase::CoExecution => self.coexecute(call, site, sink),
-            Phase::Tracing => self.trace(call, site, sink),
+            Phase::Tracing => self.jump_or_trace(call, site, sink),
             Phase::Imperative => {
                 let progress = self.run_unrecorded(call, sink)?;
                 if progress == Progress::Done {
@@ -86,32 +86,58 @@ impl Engine {
         Ok(Progress::Done)
     }
 
+    /// An op that the cursor does not expect: by its place it may be one that the symbolic graph has elsewhere, and
+    /// co-execution goes on there. Else it is traced.
+    fn jump_or_trace(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
+        let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
+        let key = NodeKey::of(call, &self.ops[call.op.index()], location);
+        let known = self.graph.find(&key);
+        let place = known.and_then(|n| Some((n, (*self.symbolic.places.get(n.index())?)?)));
+        match place {
+            Some((node, (block, next))) => {
+                let position = Position { block: Some(block), next };
+                self.jump(node, position, call);
+                self.continue_at(call, site, node, position, sink)
+            }
+            None => self.trace(call, site, key, sink),
+        }
+    }
+
     /// Tracing: runs the op at once and merges it. An op that raises is nothing that happened: it is not
     /// merged, and where co-execution did not expect it, co-execution goes on.
-    fn trace(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
-        let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
+    fn trace(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        key: NodeKey,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, false));
         }
         let begin = self.runner.timeline().now();
-        let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
+        let location = key.location;
         let (outputs, fresh) = self.run_now(call, location)?;
         if self.phase == Phase::CoExecution {
             self.diverge(call, location);
         }
         let known = self.graph.len();
-        let (node, grew) = self.graph.merge(self.at, call, &self.ops[call.op.index()], location);
-        self.iteration.grew |= grew;
+        let (node, grew) = self.graph.merge(self.at, call, &self.ops[call.op.index()], key);
         self.iteration.novel |= self.graph.len() > known;
-        self.iteration.since_growth = if grew { 0 } else { self.iteration.since_growth + 1 };
-        self.stale |= grew;
+        self.note_growth(grew);
         self.learn_variant(node, call, &outputs);
         self.commit(node, &fresh);
         self.forward.note(site, location);
         self.count_op(false);
         self.report.count_node(node.index(), 1, 0);
         self.runner.timeline().python(begin, Python::Trace, self.iteration.number, location);
-        self.go_on_behind(node);
+        self.check_tracing();
         sink.outputs(call, Results::Owned(outputs), &fresh);
         Ok(Progress::Done)
     }
@@ -126,11 +152,22 @@ impl Engine {
         if self.config.mode == Mode::Lazy && self.held.len() as u64 >= self.config.max_pending {
             return Ok(Progress::NeedTicket(self.flush(), false));
         }
-        let (node_id, position) = match self.expect(call, site) {
-            Expected::Here(node, position) => (node, position),
-            Expected::NeedStack => return Ok(Progress::NeedStack),
-            Expected::No => return self.trace(call, site, sink),
-        };
+        match self.expect(call, site) {
+            Expected::Here(node, position) => self.continue_at(call, site, node, position, sink),
+            Expected::NeedStack => Ok(Progress::NeedStack),
+            Expected::No => self.jump_or_trace(call, site, sink),
+        }
+    }
+
+    /// Co-executes an op at its position.
+    fn continue_at(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        node_id: NodeId,
+        position: Position,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
         let node = self.graph.node(node_id);
         let location = node.key.location;
         let info = &self.ops[call.op.index()];

@@ -203,14 +203,33 @@ impl Engine {
         node.varies |= node.misses >= MANY;
     }
 
-    /// Behind a traced op: goes back to co-execution where the symbolic graph knows the op, else tracing goes on.
-    pub(super) fn go_on_behind(&mut self, node: NodeId) {
+    /// The cursor goes to an op that it did not expect but that the symbolic graph has, and from tracing back to
+    /// co-execution.
+    pub(super) fn jump(&mut self, node: NodeId, position: Position, call: &Call<'_>) {
+        let new = self.graph.follow(self.at, node);
+        self.graph.node_mut(node).add_sources(call);
+        self.note_growth(new);
+        self.stale = true;
+        if self.phase == Phase::CoExecution {
+            self.report.jumps += 1;
+            self.fold_if_it_keeps_diverging();
+        }
+        self.phase = Phase::CoExecution;
+        self.position = position;
+        self.close_divergence();
+    }
+
+    /// An op was traced, or followed another that it never had if `grew`.
+    pub(super) fn note_growth(&mut self, grew: bool) {
+        self.iteration.grew |= grew;
+        self.iteration.since_growth = if grew { 0 } else { self.iteration.since_growth + 1 };
+        self.stale |= grew;
+    }
+
+    /// Behind a traced op: tracing that goes on and on comes to an end.
+    pub(super) fn check_tracing(&mut self) {
         self.generate_on_the_way();
-        if let Some(&Some((block, number))) = self.symbolic.places.get(node.index()) {
-            self.position = Position { block: Some(block), next: number + 1 };
-            self.phase = Phase::CoExecution;
-            self.close_divergence();
-        } else if self.iteration.traced > self.config.max_trace_ops {
+        if self.iteration.traced > self.config.max_trace_ops {
             self.give_up_tracing();
         }
     }
