@@ -17,8 +17,8 @@ import torch_tandem
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Views whose schemas do not say so.
-VIEWS = {"aten::_unsafe_view"}
+# Views whose schemas do not say so, and a question that runs no kernel.
+VIEWS = {"aten::_unsafe_view", "aten::_has_compatible_shallow_copy_type"}
 
 
 class Count(TorchDispatchMode):
