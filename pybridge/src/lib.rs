@@ -18,6 +18,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde::Serialize;
 use tandem_runtime::config::Mode;
+use tandem_tracegraph::svg::svg;
 use tandem_tracegraph::text::{self, Listing};
 use tracing::Level;
 
@@ -192,11 +193,19 @@ mod _core {
         lock().reset_report();
     }
 
-    /// The symbolic graph as text.
+    /// The symbolic graph as `"text"`, `"dot"` (Graphviz) or `"svg"`.
     #[pyfunction]
-    fn symbolic_text() -> String {
+    fn symbolic(form: &str) -> PyResult<String> {
         let engine = lock();
-        Listing::of(engine.symbolic(), engine.graph(), &|op| engine.op(op).name.to_string()).to_string()
+        let listing = Listing::of(engine.symbolic(), engine.graph(), &|op| engine.op(op).name.to_string());
+        match form {
+            "text" => Ok(listing.to_string()),
+            "dot" => Ok(listing.dot()),
+            "svg" => Ok(svg(&listing)),
+            other => {
+                Err(PyValueError::new_err(format!("unknown form {other:?}; use 'text', 'dot' or 'svg'")))
+            }
+        }
     }
 
     /// The TraceGraph in Graphviz' language.

@@ -65,7 +65,7 @@ pub struct Phases {
     pub traced: u64,
 }
 
-/// One iteration; times in nanoseconds.
+/// One iteration; times in nanoseconds, the start on the timeline.
 #[derive(Clone, Copy, Default, Debug)]
 #[allow(missing_docs)]
 pub struct StepRecord {
@@ -178,10 +178,10 @@ impl Report {
         let (one, run) = (1, u64::from(coexecuted));
         self.ops_captured += one;
         self.ops_coexecuted += run;
-        if iteration >= 5 {
+        if iteration > 5 {
             self.after_5 = (self.after_5.0 + one, self.after_5.1 + run);
         }
-        if iteration >= 10 {
+        if iteration > 10 {
             self.after_10 = (self.after_10.0 + one, self.after_10.1 + run);
         }
     }

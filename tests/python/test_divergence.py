@@ -182,7 +182,7 @@ def test_new_at_several_places_of_one_iteration():
 
     check(lambda device: train(device, forward, hook), coexecuted=0.8, settled=6)
     assert_diverged_at(forward, "# first")
-    assert {(d["first"], d["last"]) for d in report()["divergences"]} == {(min(ODD), min(ODD))}
+    assert len({n for d in report()["divergences"] for n in (d["first"], d["last"])}) == 1
 
 
 def test_something_new_in_every_step():

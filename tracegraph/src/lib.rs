@@ -2,12 +2,13 @@
 //!
 //! An iteration of a program is a **trace**: the operator calls that it issued, in order. A call reaches this
 //! crate as a [`call::Call`]; [`graph::TraceGraph::merge`] turns it into a [`node::Node`], so that equal calls
-//! of different iterations are one node. A node means: *the program issued this operator, at this place, with
+//! of one iteration or several are one node. A node means: *the program issued this operator, at this place, with
 //! these attributes*; it runs once for each time that an iteration passes it; its outputs are visible to
 //! every later op of the iteration and, through storages that outlive it, to later iterations.
 //!
-//! [`symbolic::generate`] cuts the TraceGraph into the blocks of a [`symbolic::SymbolicGraph`], which an
-//! executor lowers and a GraphRunner runs, block by block, as the program validates them.
+//! [`symbolic::generate`] cuts the TraceGraph into the blocks of a [`symbolic::SymbolicGraph`], with loops unrolled
+//! where their counts agree ([`unroll`]), which an executor lowers and a GraphRunner runs, block by block, as the
+//! program validates them.
 
 pub mod call;
 pub mod difference;
@@ -17,6 +18,7 @@ pub mod location;
 pub mod loops;
 pub mod node;
 pub mod ops;
+pub mod svg;
 pub mod symbolic;
 pub mod tensor_meta;
 pub mod text;

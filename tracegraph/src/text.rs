@@ -372,6 +372,34 @@ impl FromStr for Listing {
     }
 }
 
+impl Listing {
+    /// In Graphviz' DOT language.
+    pub fn dot(&self) -> String {
+        let mut text = String::from("digraph symbolic {\n  node [shape=box, fontname=\"monospace\"];\n");
+        let edges = |from: &str, exit: &Exit| {
+            let mut text = String::new();
+            for to in &exit.again {
+                let _ = writeln!(text, "  {from} -> b{} [style=dashed];", to.0);
+            }
+            for to in &exit.cases {
+                let _ = writeln!(text, "  {from} -> b{};", to.0);
+            }
+            if exit.end {
+                let _ = writeln!(text, "  {from} -> end;");
+            }
+            text
+        };
+        text += &edges("start", &self.entry);
+        for (i, block) in self.blocks.iter().enumerate() {
+            let ops: Vec<String> = block.ops.iter().map(|op| format!("%{} {}", op.node.0, op.op)).collect();
+            let label = format!("b{i}\n{}", ops.join("\n"));
+            let _ = writeln!(text, "  b{i} [label={label:?}];");
+            text += &edges(&format!("b{i}"), &block.exit);
+        }
+        text + "}\n"
+    }
+}
+
 /// The TraceGraph in Graphviz' DOT language.
 pub fn dot(graph: &TraceGraph, name: &dyn Fn(OpId) -> String) -> String {
     let mut text = String::from("digraph TraceGraph {\n  node [shape=box, fontname=\"monospace\"];\n");

@@ -10,6 +10,7 @@ use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{NodeKey, OutSpec, Outputs, Variant};
 use tandem_tracegraph::ops::{ArgClass, OpDecl, OpInfo, describe};
+use tandem_tracegraph::svg::svg;
 use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 use tandem_tracegraph::text::{self, Listing};
@@ -767,6 +768,35 @@ fn what_is_no_listing_does_not_parse() {
     line 2: expected ; in loop_cond, got "  -> loop_cond(b0, b1)"
     line 1: expected a block, got "  x"
     "#);
+}
+
+#[test]
+fn pictures() {
+    let mut p = Program::default();
+    let w = p.storage();
+    for rounds in [1, 2, 3] {
+        p.iteration(|p| {
+            let mut x = w;
+            (0..rounds).for_each(|_| x = p.op(RELU, 1, &[x], 4).1);
+            p.op(ADD, 2, &[x, w], 4);
+        });
+    }
+    let listing = Listing::of(&p.symbolic(), &p.graph, &|op| NAMES[op.index()].to_owned());
+    insta::assert_snapshot!(listing.dot(), @r#"
+    digraph symbolic {
+      node [shape=box, fontname="monospace"];
+      start -> b0;
+      b0 [label="b0\n%1 aten::relu"];
+      b0 -> b0 [style=dashed];
+      b0 -> b1;
+      b1 [label="b1\n%2 aten::add.Tensor"];
+      b1 -> end;
+    }
+    "#);
+    let picture = svg(&listing);
+    assert_eq!(picture.matches("<rect").count(), 2);
+    assert_eq!(picture.matches("<path class=\"again\"").count(), 1);
+    assert_eq!(picture.matches("<text").count(), picture.matches("</text>").count());
 }
 
 #[test]

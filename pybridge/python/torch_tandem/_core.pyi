@@ -27,8 +27,8 @@ def empty_cache() -> None: ...
 def mark_step() -> None:
     """End an iteration."""
 
-def set_mode(mode: Literal["coexec", "trace"]) -> None: ...
-def mode() -> Literal["coexec", "trace"]: ...
+def set_mode(mode: Literal["coexec", "lazy", "trace"]) -> None: ...
+def mode() -> Literal["coexec", "lazy", "trace"]: ...
 def set_sync(on: bool) -> None:
     """Wait after each operator, so that errors are raised where they happen."""
 
@@ -57,8 +57,11 @@ def timeline() -> str:
 def graph() -> str:
     """The TraceGraph and the symbolic graph, as JSON."""
 
-def symbolic_text() -> str:
-    """The symbolic graph as text."""
+def record(on: bool) -> None:
+    """Record the timeline and measure each operator."""
+
+def symbolic(form: Literal["text", "dot", "svg"]) -> str:
+    """The symbolic graph."""
 
 def tracegraph_dot() -> str:
     """The TraceGraph in Graphviz' language."""

@@ -26,8 +26,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     run.add_argument("--quiet", action="store_true", help="leave out the summary at the end")
     run.add_argument(
         "--mode",
-        choices=("coexec", "trace"),
-        help="co-execute (the default), or only trace, which runs every operator at once",
+        choices=("coexec", "lazy", "trace"),
+        help="co-execute (the default); lazy, which runs nothing before a value is needed; or only trace, which "
+        "runs every operator at once",
     )
     run.add_argument(
         "--device-alias",
@@ -49,6 +50,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     run.add_argument("--report-json", metavar="FILE", type=_writable, help="write the report to FILE as JSON")
     run.add_argument(
         "--trace", metavar="FILE", type=_writable, help="write the timeline to FILE, for ui.perfetto.dev"
+    )
+    run.add_argument(
+        "--graph",
+        metavar="FILE",
+        type=_writable,
+        help="write the symbolic graph to FILE (.txt, .dot or .svg)",
     )
     run.add_argument(
         "-m",
@@ -98,6 +105,8 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.mode:
         api.set_mode(options.mode)
+    if options.report or options.trace:
+        api.record()
     _compile.install()
     if options.device_alias:
         cuda_alias.install()
@@ -143,6 +152,7 @@ def _finish(options: argparse.Namespace, status: int) -> int:
         (options.report, api.save_report),
         (options.report_json, lambda path: _write_json(path, report)),
         (options.trace, api.save_trace),
+        (options.graph, api.save_graph),
     ):
         try:
             if path:

@@ -19,6 +19,8 @@ const MAX_TRACE: usize = 200_000;
 const MAX_PATHS: usize = 100_000;
 /// Nodes beyond which the TraceGraph is given up and begun anew.
 const MAX_NODES: usize = 200_000;
+/// Nodes beyond which generating takes milliseconds.
+const LARGE_GRAPH: usize = 2_000;
 /// Ops traced without anything new, besides as many as the TraceGraph has, before the symbolic graph is generated
 /// within an iteration: it has a loop that takes long, or no end at all.
 const SETTLED_OPS: u64 = 256;
@@ -84,7 +86,7 @@ impl Engine {
         };
         let record = StepRecord {
             number,
-            start_ns: began.saturating_duration_since(self.started).as_nanos() as u64,
+            start_ns: self.runner.timeline().at(began),
             duration_ns: began.elapsed().as_nanos() as u64,
             python_stall_ns: self.report.python_stall_ns.saturating_sub(self.iteration.stalled_before),
             runner_exec_ns: (busy.0 + busy.1).saturating_sub(self.iteration.busy_before),
@@ -134,11 +136,17 @@ impl Engine {
         }
         let settled = !self.iteration.grew || self.traced_in_row >= self.config.max_traced;
         if self.generated || settled {
-            if self.stale || !self.generated {
+            if !self.generated || (self.stale && self.is_due()) {
                 self.generate();
             }
             self.phase = Phase::CoExecution;
         }
+    }
+
+    /// Whether a large graph may be generated again: the time for it is at most a tenth of all. Until then what is
+    /// missing in the old one diverges.
+    fn is_due(&self) -> bool {
+        self.graph.len() < LARGE_GRAPH || self.generated_last.elapsed() >= 10 * self.generated_in
     }
 
     /// Gives the TraceGraph up.
@@ -209,8 +217,10 @@ impl Engine {
         self.stale = false;
         self.traced_in_row = 0;
         self.generated = true;
+        self.generated_last = Instant::now();
+        self.generated_in = begin.elapsed();
         self.report.generated.0 += 1;
-        self.report.generated.1 += begin.elapsed().as_nanos() as u64;
+        self.report.generated.1 += self.generated_in.as_nanos() as u64;
         tracing::info!(
             nodes = self.graph.len(),
             blocks = self.symbolic.blocks.len(),

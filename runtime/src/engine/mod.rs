@@ -19,7 +19,7 @@ mod iterations;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -132,6 +132,9 @@ pub struct Engine {
     random_held: bool,
     /// The symbolic graph was generated.
     generated: bool,
+    /// When, and how long it took.
+    generated_last: Instant,
+    generated_in: Duration,
     report: Report,
     /// Paths that iterations took.
     paths: FxHashSet<u64>,
@@ -144,6 +147,7 @@ pub struct Engine {
 /// What the running iteration has done.
 #[derive(Debug)]
 struct Iteration {
+    /// Counted from 1.
     number: u64,
     ops: u64,
     traced: u64,
@@ -208,7 +212,7 @@ impl Engine {
             passes: Vec::new(),
             declared: 1,
             forward: ForwardRecord::default(),
-            iteration: Iteration::new(0, 0, 0),
+            iteration: Iteration::new(1, 0, 0),
             repetition: Repetition::default(),
             traced_in_row: 0,
             stale: false,
@@ -216,6 +220,8 @@ impl Engine {
             random_open: false,
             random_held: false,
             generated: false,
+            generated_last: Instant::now(),
+            generated_in: Duration::ZERO,
             report: Report::default(),
             paths: FxHashSet::default(),
             fetch_wait_ns: 0,

@@ -28,7 +28,7 @@ def test_values_carried_and_exchanged(device):
         yield a, b * 2, c
 
 
-@coexecuting
+@coexecuting(share=0.95)  # stacking a number of tensors never stacked before is a new operator call
 def test_values_of_chosen_rounds_used_after_the_loop(device):
     for step, count in enumerate(counts()):
         x, kept = data(4, seed=count).to(device), []
@@ -96,7 +96,7 @@ def test_values_read_in_some_rounds(device):
         yield x, read
 
 
-@coexecuting
+@coexecuting(share=0.95)  # the exception is first raised late
 def test_left_from_the_middle_of_a_round(device):
     for count in counts():
         x = data(4, seed=count).to(device)
@@ -166,7 +166,7 @@ def test_tensors_that_die_in_any_round(device):
         yield torch.stack(xs).sum(0), len(xs)
 
 
-@coexecuting
+@coexecuting(share=0.95)  # autograd adds up gradients in orders that are new with a new count
 def test_gradients_through_loops(device):
     w = data(4).to(device).requires_grad_()
     for count in counts():

@@ -1,0 +1,109 @@
+"""What an op costs in co-execution when a program is long, or has many paths.
+
+Three programs of element-wise ops on a small tensor: 100 ops on one path, which the others are compared with; 10,000
+ops on one path; and ten branches in a row, taken at random, which is 1,024 paths. Each is measured after its branches
+were traced, in turn with the first one.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch_tandem
+from torch_tandem import _core
+
+
+def function(body: str, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function of straight-line code; its name tells it from others of the same body."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    scope: dict = {}
+    exec(compile(f"def {name}(x):\n{lines}    return x\n", f"<{name}>", "exec"), scope)
+    return scope[name]
+
+
+def one_path(ops: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return function("x = x + 1\n" * ops, f"straight_{ops}")
+
+
+def branches() -> Callable[[torch.Tensor], torch.Tensor]:
+    chosen = random.Random(0)
+    legs = [
+        [
+            function("x = x + 1\n" * 5 + leg * 5, f"leg_{i}_{j}")
+            for j, leg in enumerate(("x = x * 2\n", "x = x - 1\n"))
+        ]
+        for i in range(10)
+    ]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for pair in legs:
+            x = pair[chosen.random() < 0.5](x)
+        return x
+
+    return run
+
+
+PROGRAMS = {
+    "100 ops, one path": (one_path(100), 100, 50),
+    "10,000 ops, one path": (one_path(10_000), 10_000, 10),
+    "1,024 paths of 100 ops through ten branches": (branches(), 100, 400),
+}
+"""Name: the program, its ops an iteration, iterations until all of it was traced."""
+
+
+def measure(
+    program: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, ops: int, iterations: int
+) -> float:
+    """Nanoseconds of PythonRunner's own time an op: without waiting for GraphRunner."""
+    torch_tandem.synchronize()
+    stalled = json.loads(_core.report())["python_stall_us"]
+    begin = time.perf_counter()
+    for _ in range(iterations):
+        program(x)
+        torch_tandem.mark_step()
+    elapsed = (time.perf_counter() - begin) * 1e6
+    torch_tandem.synchronize()
+    stalled = json.loads(_core.report())["python_stall_us"] - stalled
+    return 1000 * (elapsed - stalled) / (iterations * ops)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=15)
+    blocks = parser.parse_args().blocks
+    x = torch.zeros(4, device="tandem")
+    base, base_ops, warm = PROGRAMS["100 ops, one path"]
+    print("| program | nodes | ns an op | beside 100 ops, one path | co-executed | bytes a node |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, (program, ops, warm) in PROGRAMS.items():
+        before = torch_tandem.report()
+        for _ in range(warm):
+            program(x)
+            torch_tandem.mark_step()
+        for _ in range(50):
+            base(x)
+            torch_tandem.mark_step()
+        torch_tandem.reset_report()
+        iterations = max(1, 20_000 // ops)
+        pairs = []
+        for _ in range(blocks):
+            pairs.append((measure(program, x, ops, iterations), measure(base, x, base_ops, 200)))
+        after = torch_tandem.report()
+        nodes = after["tracegraph_nodes"] - before["tracegraph_nodes"]
+        cost = statistics.quantiles([p[0] for p in pairs], n=4)
+        ratio = statistics.median(p[0] / p[1] for p in pairs)
+        share = after["ops_coexecuted"] / after["ops_captured"]
+        each = (after["tracegraph_bytes"] - before["tracegraph_bytes"]) / max(1, nodes)
+        print(
+            f"| {name} | {nodes:,} | {cost[1]:.0f} ({cost[0]:.0f} to {cost[2]:.0f}) | {ratio:.2f} | {share:.1%} | "
+            f"{each:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
