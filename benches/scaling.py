@@ -1,8 +1,8 @@
 """What an op costs in co-execution when a program is long, or has many paths.
 
-Three programs of element-wise ops on a small tensor: 100 ops on one path, which the others are compared with; 10,000
-ops on one path; and ten branches in a row, taken at random, which is 1,024 paths. Each is measured after its branches
-were traced, in turn with the first one.
+Three programs of element-wise ops on a small tensor: 100 ops on one path, which the others are compared with;
+10,000 ops on one path; and ten branches in a row, taken at random, which is 1,024 paths. Each is measured after
+its branches were traced, in turn with the first one.
 """
 
 import argparse
@@ -16,8 +16,10 @@ import torch
 import torch_tandem
 from torch_tandem import _core
 
+Program = Callable[[torch.Tensor], torch.Tensor]
 
-def function(body: str, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+
+def function(body: str, name: str) -> Program:
     """A function of straight-line code; its name tells it from others of the same body."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     scope: dict = {}
@@ -25,11 +27,11 @@ def function(body: str, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return scope[name]
 
 
-def one_path(ops: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def one_path(ops: int) -> Program:
     return function("x = x + 1\n" * ops, f"straight_{ops}")
 
 
-def branches() -> Callable[[torch.Tensor], torch.Tensor]:
+def branches() -> Program:
     chosen = random.Random(0)
     legs = [
         [
@@ -55,9 +57,7 @@ PROGRAMS = {
 """Name: the program, its ops an iteration, iterations until all of it was traced."""
 
 
-def measure(
-    program: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, ops: int, iterations: int
-) -> float:
+def measure(program: Program, x: torch.Tensor, ops: int, iterations: int) -> float:
     """Nanoseconds of PythonRunner's own time an op: without waiting for GraphRunner."""
     torch_tandem.synchronize()
     stalled = json.loads(_core.report())["python_stall_us"]
@@ -99,8 +99,8 @@ def main() -> None:
         share = after["ops_coexecuted"] / after["ops_captured"]
         each = (after["tracegraph_bytes"] - before["tracegraph_bytes"]) / max(1, nodes)
         print(
-            f"| {name} | {nodes:,} | {cost[1]:.0f} ({cost[0]:.0f} to {cost[2]:.0f}) | {ratio:.2f} | {share:.1%} | "
-            f"{each:.0f} |",
+            f"| {name} | {nodes:,} | {cost[1]:.0f} ({cost[0]:.0f} to {cost[2]:.0f}) | {ratio:.2f} "
+            f"| {share:.1%} | {each:.0f} |",
             flush=True,
         )
 

@@ -313,7 +313,7 @@ type Issue<'m> = &'m mut dyn FnMut(&[i32], u32, Op, &[V<'_>]) -> Tensor;
 
 /// A sum over a tree, by recursion; each call is a frame.
 fn tree(issue: Issue<'_>, frames: &mut Vec<i32>, x: &Tensor, shape: u32, depth: u32) -> Tensor {
-    if depth == 0 || shape % 3 == 0 {
+    if depth == 0 || shape.is_multiple_of(3) {
         return issue(frames, 1, Op::Relu, &[V::T(x)]);
     }
     frames.push(2);

@@ -30,8 +30,8 @@ def synchronize() -> None:
 def set_mode(mode: Mode) -> None:
     """Choose how operators run, from the next one on.
 
-    `"coexec"` traces, then co-executes. `"lazy"` does too, but runs nothing before a value is needed. `"trace"`
-    runs every operator at once, on the device, and records nothing.
+    `"coexec"` traces, then co-executes. `"lazy"` does too, but runs nothing before a value is needed.
+    `"trace"` runs every operator at once, on the device, and records nothing.
     """
     _core.set_mode(mode)
 
@@ -86,7 +86,7 @@ def save_graph(path: str | os.PathLike[str]) -> None:
 def record(on: bool = True) -> None:
     """Record the timeline and measure each operator, for `save_report` and `save_trace`.
 
-    `tandem run --report` and `--trace` do it by themselves. It costs about a tenth of a microsecond per operator.
+    `tandem run --report` and `--trace` do it by themselves.
     """
     _core.record(on)
 

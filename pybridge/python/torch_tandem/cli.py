@@ -27,8 +27,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     run.add_argument(
         "--mode",
         choices=("coexec", "lazy", "trace"),
-        help="co-execute (the default); lazy, which runs nothing before a value is needed; or only trace, which "
-        "runs every operator at once",
+        help="co-execute (the default); lazy, which runs nothing before a value is needed; or only trace, "
+        "which runs every operator at once",
     )
     run.add_argument(
         "--device-alias",
