@@ -1,8 +1,8 @@
 """What an op costs in co-execution when a program is long, or has many paths.
 
 Three programs of element-wise ops on a small tensor: 100 ops on one path, which the others are compared with;
-10,000 ops on one path; and ten branches in a row, taken at random, which is 1,024 paths. Each is measured after
-its branches were traced, in turn with the first one.
+10,000 ops on one path; and ten branches in a row, taken at random, which is 1,024 paths. Each is measured
+after its branches were traced, in turn with the first one.
 """
 
 import argparse

@@ -7,3 +7,4 @@ pub mod cpu;
 pub mod error;
 pub mod executor;
 pub mod host;
+pub mod liveness;

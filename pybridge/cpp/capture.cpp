@@ -73,6 +73,7 @@ uint32_t declare(const c10::OperatorHandle& handle) {
   for (const auto& r : schema.returns()) decl.returns_host |= !is_tensor_type(r.type());
   decl.dynamic_shape = handle.hasTag(at::Tag::dynamic_output_shape);
   decl.random = handle.hasTag(at::Tag::nondeterministic_seeded);
+  decl.pointwise = handle.hasTag(at::Tag::pointwise);
   decl.foreign = name.rfind("aten::", 0) != 0;
   const uint32_t id = tt_declare_op(&decl);
   TORCH_INTERNAL_ASSERT(id == t.handles.size());

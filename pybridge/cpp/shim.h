@@ -103,6 +103,7 @@ struct TtOpDecl {
   uint8_t returns_host;    // some return is not a tensor
   uint8_t dynamic_shape;   // tagged by torch as having an output shape that depends on data
   uint8_t random;          // tagged nondeterministic_seeded
+  uint8_t pointwise;       // tagged pointwise
   uint8_t foreign;         // not an aten operator
 };
 

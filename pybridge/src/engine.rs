@@ -360,6 +360,7 @@ unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
         returns_host: decl.returns_host != 0,
         dynamic_shape: decl.dynamic_shape != 0,
         random: decl.random != 0,
+        pointwise: decl.pointwise != 0,
         foreign: decl.foreign != 0,
     });
     NAMES.write().push(name.into());

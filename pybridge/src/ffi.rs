@@ -111,6 +111,7 @@ pub struct TtOpDecl {
     pub returns_host: u8,
     pub dynamic_shape: u8,
     pub random: u8,
+    pub pointwise: u8,
     pub foreign: u8,
 }
 

@@ -41,6 +41,8 @@ pub struct OpInfo {
     pub sized_by_number: bool,
     /// Draws from a generator.
     pub random: bool,
+    /// Computes each element of its outputs from elements of its inputs, and nothing else.
+    pub pointwise: bool,
 }
 
 impl OpInfo {
@@ -166,6 +168,8 @@ pub struct OpDecl<'a> {
     pub dynamic_shape: bool,
     /// Tagged as drawing from a generator.
     pub random: bool,
+    /// Tagged as point-wise.
+    pub pointwise: bool,
     /// Not an operator of PyTorch's own.
     pub foreign: bool,
 }
@@ -187,6 +191,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
         dynamic_shape: decl.dynamic_shape || foreign_dynamic || DYNAMIC.contains(&base),
         sized_by_number: SIZED_BY_NUMBER.iter().any(|p| base.starts_with(p)),
         random: decl.random,
+        pointwise: decl.pointwise,
     }
 }
 

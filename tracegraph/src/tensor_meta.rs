@@ -22,6 +22,11 @@ impl Dtype {
         }
     }
 
+    /// Whether it is one of the floating-point types that CPU kernels compute in.
+    pub fn is_floating(self) -> bool {
+        matches!(self.0, 5..=7 | 15)
+    }
+
     /// The name that PyTorch's users know.
     pub fn name(self) -> &'static str {
         const NAMES: [&str; 16] = [

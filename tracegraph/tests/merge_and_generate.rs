@@ -38,6 +38,7 @@ fn info(op: OpId) -> OpInfo {
             returns_host: false,
             dynamic_shape: op == NONZERO,
             random: false,
+            pointwise: false,
             foreign: false,
         },
     )

@@ -11,8 +11,9 @@ use tandem_tracegraph::tensor_meta::TensorMeta;
 
 use super::call::Cursor;
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Step};
+use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Segment, Step};
 use crate::host::{Buffer, Exception};
+use crate::liveness::Liveness;
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -35,6 +36,7 @@ pub struct CpuExecutor {
     nodes: Vec<Option<Step>>,
     blocks: Vec<Box<[NodeId]>>,
     failures: Vec<Arc<Failure>>,
+    liveness: Liveness,
     measuring: bool,
     times: Vec<OpTime>,
 }
@@ -48,6 +50,7 @@ impl CpuExecutor {
             nodes: vec![None],
             blocks: Vec::new(),
             failures: Vec::new(),
+            liveness: Liveness::default(),
             measuring: false,
             times: Vec::new(),
         }
@@ -233,16 +236,27 @@ impl Executor for CpuExecutor {
     fn run(&mut self, run: &BlockRun) {
         let (blocks, nodes) = (std::mem::take(&mut self.blocks), std::mem::take(&mut self.nodes));
         let mut cursor = Cursor::default();
-        let ops = run.segments.iter().flat_map(|s| &blocks[s.block.index()][s.from as usize..s.to as usize]);
-        for (node, variant) in ops.zip(&run.variants) {
-            if let Some(step) = &nodes[node.index()] {
-                let begin = self.measuring.then(Instant::now);
-                self.run_op(step, &step.variants[*variant as usize], run, &mut cursor);
-                if let Some(begin) = begin {
-                    self.count_time(*node, begin);
-                }
+        let segment = |s: &Segment| &blocks[s.block.index()][s.from as usize..s.to as usize];
+        let ids: SmallVec<[NodeId; 64]> = run.segments.iter().flat_map(segment).copied().collect();
+        let ops: SmallVec<[(&Step, &Variant); 64]> = ids
+            .iter()
+            .zip(&run.variants)
+            .filter_map(|(node, variant)| {
+                let step = nodes[node.index()].as_ref()?;
+                Some((step, &*step.variants[*variant as usize]))
+            })
+            .collect();
+        let mut liveness = std::mem::take(&mut self.liveness);
+        let dead = liveness.dead(run, ops.iter().copied());
+        for (((step, variant), node), dead) in ops.iter().zip(&ids).zip(dead) {
+            let begin = self.measuring.then(Instant::now);
+            self.run_op(step, variant, run, &mut cursor, *dead);
+            if let Some(begin) = begin {
+                self.count_time(*node, begin);
             }
         }
+        drop(ops);
+        self.liveness = liveness;
         for id in &run.released {
             self.release(*id);
         }
@@ -312,12 +326,15 @@ impl Executor for CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// Runs an op of a run, whose feeds the cursor is at.
-    fn run_op(&mut self, step: &Step, variant: &Variant, run: &BlockRun, cursor: &mut Cursor) {
+    /// Runs an op of a run, whose feeds the cursor is at, or skips it.
+    fn run_op(&mut self, step: &Step, variant: &Variant, run: &BlockRun, cursor: &mut Cursor, skip: bool) {
         let mut call = Call::blank(step.key.op);
         cursor.fill(&mut call, step, variant, run);
         let written: Ids = step.writes.iter().filter_map(|i| storage_of(&call, *i)).collect();
         let fresh: Ids = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
+        if skip {
+            return;
+        }
         if let Err(failure) = self.step(&mut call, step.key.location, variant, &fresh) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
             self.poison(&fresh, &failure);

@@ -240,6 +240,7 @@ impl Engine {
                 variants: node.variants.to_vec(),
                 writes: crate::feed::written_inputs(&node.key, info),
                 sized_by_number: info.sized_by_number,
+                pure: info.pointwise && !info.random && !info.writes(),
             };
             self.runner.send(Message::Declare(id, step));
         }

@@ -32,6 +32,8 @@ ops! {
     Add "aten::add.Tensor" "ttv";
     Mul_ "aten::mul_.Tensor" "t!t";
     Relu "aten::relu" "t";
+    /// -a; where nobody reads the result it is not run.
+    Neg "aten::neg" "t" pointwise;
     /// Into a given tensor, which gets another size where it must.
     AddOut "aten::add.out" "ttvt!";
     /// Where one of the two is on the host, a feed or a fetch.
@@ -86,6 +88,7 @@ pub fn declarations() -> impl Iterator<Item = OpDecl<'static>> {
             returns_host: *flag == "host",
             dynamic_shape: *flag == "dynamic",
             random: *flag == "random",
+            pointwise: *flag == "pointwise",
             foreign: false,
         }
     })
@@ -258,6 +261,7 @@ impl FakeTorch {
                 vec![Out::Same(0)]
             }
             Op::Relu => like(0, read(&inputs[0]).into_iter().map(|v| v.max(0.0)).collect()),
+            Op::Neg => like(0, read(&inputs[0]).into_iter().map(|v| -v).collect()),
             Op::AddOut => {
                 let values = sum(&read(&inputs[0]), &read(&inputs[1]), number(&call.args[2]));
                 let n = values.len() as i64;

@@ -1,0 +1,66 @@
+//! Dead-code elimination by liveness: which ops of a run need not be run.
+//!
+//! An op is dead where the program dropped everything that it makes before the run was sent, no other op of the run
+//! that is alive reads it, and the op does nothing else: it writes nothing, draws nothing, and cannot fail.
+
+use tandem_tracegraph::ids::StorageId;
+use tandem_tracegraph::node::{InputSpec, OutSpec, Variant};
+
+use crate::executor::{BlockRun, Step};
+
+/// A storage that the program dropped.
+const RELEASED: u32 = 1 << 31;
+
+/// Finds dead ops; keeps its memory from run to run.
+#[derive(Debug, Default)]
+pub struct Liveness {
+    /// How often each storage stands in the run; with [`RELEASED`].
+    uses: Vec<u32>,
+    /// Where each op's storages begin in the run's stream.
+    starts: Vec<u32>,
+    dead: Vec<bool>,
+}
+
+/// Whether an op does nothing but make fresh floating-point tensors.
+fn only_computes(step: &Step, variant: &Variant) -> bool {
+    let floating = |out: &OutSpec| matches!(out, OutSpec::Fresh { meta, .. } if meta.dtype.is_floating());
+    step.pure && !variant.outputs.outs.is_empty() && variant.outputs.outs.iter().all(floating)
+}
+
+impl Liveness {
+    /// For each op of a run, whether it is dead. `ops` are its ops in order.
+    pub fn dead<'a>(
+        &mut self,
+        run: &BlockRun,
+        ops: impl DoubleEndedIterator<Item = (&'a Step, &'a Variant)> + Clone,
+    ) -> &[bool] {
+        self.dead.clear();
+        self.dead.resize(run.len(), false);
+        self.starts.clear();
+        let mut start = 0;
+        for (step, variant) in ops.clone() {
+            self.starts.push(start as u32);
+            let inputs = step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
+            start += inputs + variant.outputs.fresh.len();
+        }
+        let highest = run.storages.iter().chain(&run.released).map(|id| id.index() + 1).max().unwrap_or(0);
+        if self.uses.len() < highest {
+            self.uses.resize(highest, 0);
+        }
+        run.storages.iter().for_each(|id| self.uses[id.index()] += 1);
+        run.released.iter().for_each(|id| self.uses[id.index()] |= RELEASED);
+        let mut end = run.storages.len();
+        for (i, (step, variant)) in (0..run.len()).rev().zip(ops.rev()) {
+            let storages = &run.storages[self.starts[i] as usize..end];
+            end = self.starts[i] as usize;
+            let (inputs, made) = storages.split_at(storages.len() - variant.outputs.fresh.len());
+            let unread = |id: &StorageId| self.uses[id.index()] == RELEASED | 1;
+            if only_computes(step, variant) && made.iter().all(unread) {
+                self.dead[i] = true;
+                inputs.iter().for_each(|id| self.uses[id.index()] -= 1);
+            }
+        }
+        run.storages.iter().chain(&run.released).for_each(|id| self.uses[id.index()] = 0);
+        &self.dead
+    }
+}
