@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python lint format bench wheel clean
+.PHONY: help setup build demo test test-rust test-python lint format bench bench-lazy bench-scaling wheel clean
 
 env := source scripts/env.sh &&
 
@@ -40,6 +40,12 @@ format: setup ## format and fix in place
 
 bench: build ## the suite of programs: eager, torch.compile, Tandem; ARGS goes to it
 	@$(env) python benches/run.py $(ARGS)
+
+bench-lazy: build ## lazy evaluation against co-execution
+	@$(env) python benches/lazy.py $(ARGS)
+
+bench-scaling: build ## the cost of an op in long programs and with many paths
+	@$(env) python benches/scaling.py $(ARGS)
 
 wheel: ## dist/*.whl for one torch: make wheel TORCH=2.14.0
 	@scripts/wheel.sh

@@ -145,7 +145,17 @@ class Tandem(Runner):
         }
 
 
-RUNNERS = dict(zip(WAYS, (Runner, CompiledModel, CompiledStep, Tandem), strict=True))
+class Lazy(Tandem):
+    """Tandem runs nothing before a value is needed."""
+
+    def make(self, program: ModuleType) -> Callable[[], Any]:
+        import torch_tandem
+
+        torch_tandem.set_mode("lazy")
+        return super().make(program)
+
+
+RUNNERS = dict(zip(WAYS, (Runner, CompiledModel, CompiledStep, Tandem), strict=True)) | {"lazy": Lazy}
 
 
 def serve(connection: Connection, program: ModuleType, way: str, compile_limit: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 import torch_tandem
+from run import BEGIN, END, PAGE, table
 from torch_tandem import _core
 
 Program = Callable[[torch.Tensor], torch.Tensor]
@@ -77,8 +78,7 @@ def main() -> None:
     blocks = parser.parse_args().blocks
     x = torch.zeros(4, device="tandem")
     base, base_ops, warm = PROGRAMS["100 ops, one path"]
-    print("| program | nodes | ns an op | beside 100 ops, one path | co-executed | bytes a node |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    rows = []
     for name, (program, ops, warm) in PROGRAMS.items():
         before = torch_tandem.report()
         for _ in range(warm):
@@ -98,11 +98,13 @@ def main() -> None:
         ratio = statistics.median(p[0] / p[1] for p in pairs)
         share = after["ops_coexecuted"] / after["ops_captured"]
         each = (after["tracegraph_bytes"] - before["tracegraph_bytes"]) / max(1, nodes)
-        print(
-            f"| {name} | {nodes:,} | {cost[1]:.0f} ({cost[0]:.0f} to {cost[2]:.0f}) | {ratio:.2f} "
-            f"| {share:.1%} | {each:.0f} |",
-            flush=True,
-        )
+        figures = f"{cost[1]:.0f} ({cost[0]:.0f} to {cost[2]:.0f})"
+        rows.append([name, f"{nodes:,}", figures, f"{ratio:.2f}", f"{share:.1%}", f"{each:.0f}"])
+        print(rows[-1], flush=True)
+    head = ["program", "new nodes", "ns an op", "beside 100 ops, one path", "co-executed", "bytes a node"]
+    begin, end = (mark.replace("run.py", "scaling.py") for mark in (BEGIN, END))
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(f"{before}{begin}\n{table(head, rows)}\n{end}{rest.split(end)[1]}")
 
 
 if __name__ == "__main__":

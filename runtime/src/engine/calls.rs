@@ -127,6 +127,7 @@ impl Engine {
         if self.phase == Phase::CoExecution {
             self.diverge(call, location);
         }
+        self.jumped = false;
         let known = self.graph.len();
         let (node, grew) = self.graph.merge(self.at, call, &self.ops[call.op.index()], key);
         self.iteration.novel |= self.graph.len() > known;
@@ -255,8 +256,7 @@ impl Engine {
         for (i, made) in fresh.iter().enumerate() {
             self.storages.set_name(made.id, Name::made_by(node, i as u16));
         }
-        self.at = node;
-        self.push_trace(node);
+        self.advance(node);
     }
 
     fn count_op(&mut self, coexecuted: bool) {

@@ -86,6 +86,7 @@ impl Engine {
         sink: &mut dyn Sink,
     ) {
         let Some(block_id) = position.block else { return };
+        self.advance(node_id);
         let block = self.symbolic.block(block_id);
         self.hints[(block.first + position.next) as usize] = variant;
         self.open.push(block_id, position.next, variant);
@@ -100,12 +101,10 @@ impl Engine {
             fresh.push(made);
         }
         grow_resized(&mut self.storages, call, outputs);
-        self.at = node_id;
         self.position = Position { next: position.next + 1, ..position };
         self.random_open |= self.ops[call.op.index()].random;
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = self.position.next as usize == block.nodes.len();
-        self.push_trace(node_id);
         if at_end && self.open.len() >= self.config.min_run_ops {
             self.send_open();
         }
@@ -206,10 +205,8 @@ impl Engine {
     /// The cursor goes to an op that it did not expect but that the symbolic graph has, and from tracing back to
     /// co-execution.
     pub(super) fn jump(&mut self, node: NodeId, position: Position, call: &Call<'_>) {
-        let new = self.graph.follow(self.at, node);
         self.graph.node_mut(node).add_sources(call);
-        self.note_growth(new);
-        self.stale = true;
+        self.jumped = true;
         if self.phase == Phase::CoExecution {
             self.report.jumps += 1;
             self.fold_if_it_keeps_diverging();
@@ -217,6 +214,18 @@ impl Engine {
         self.phase = Phase::CoExecution;
         self.position = position;
         self.close_divergence();
+    }
+
+    /// Goes on behind an op that was issued. That it was jumped to is noted only now: it might have raised.
+    #[inline]
+    pub(super) fn advance(&mut self, node: NodeId) {
+        if std::mem::take(&mut self.jumped) {
+            let new = self.graph.follow(self.at, node);
+            self.note_growth(new);
+            self.stale = true;
+        }
+        self.at = node;
+        self.push_trace(node);
     }
 
     /// An op was traced, or followed another that it never had if `grew`.

@@ -1,6 +1,6 @@
 //! Iterations, and the symbolic graph generated between them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tandem_kernels::executor::Step;
 use tandem_tracegraph::graph::TraceGraph;
@@ -19,8 +19,6 @@ const MAX_TRACE: usize = 200_000;
 const MAX_PATHS: usize = 100_000;
 /// Nodes beyond which the TraceGraph is given up and begun anew.
 const MAX_NODES: usize = 200_000;
-/// Nodes beyond which generating takes milliseconds.
-const LARGE_GRAPH: usize = 2_000;
 /// Ops traced without anything new, besides as many as the TraceGraph has, before the symbolic graph is generated
 /// within an iteration: it has a loop that takes long, or no end at all.
 const SETTLED_OPS: u64 = 256;
@@ -73,6 +71,7 @@ impl Engine {
         self.forward.next_iteration();
         self.at = NodeId::START;
         self.position = START;
+        self.jumped = false;
     }
 
     fn record_step(&mut self, recorded: bool) {
@@ -143,10 +142,10 @@ impl Engine {
         }
     }
 
-    /// Whether a large graph may be generated again: the time for it is at most a tenth of all. Until then what is
-    /// missing in the old one diverges.
+    /// Whether the graph may be generated again: beyond a second, generating may take a tenth of all time. Until then
+    /// what is missing in the old one diverges.
     fn is_due(&self) -> bool {
-        self.graph.len() < LARGE_GRAPH || self.generated_last.elapsed() >= 10 * self.generated_in
+        self.generating <= Duration::from_secs(1) + self.created.elapsed() / 10
     }
 
     /// Gives the TraceGraph up.
@@ -217,10 +216,10 @@ impl Engine {
         self.stale = false;
         self.traced_in_row = 0;
         self.generated = true;
-        self.generated_last = Instant::now();
-        self.generated_in = begin.elapsed();
+        let took = begin.elapsed();
+        self.generating += took;
         self.report.generated.0 += 1;
-        self.report.generated.1 += self.generated_in.as_nanos() as u64;
+        self.report.generated.1 += took.as_nanos() as u64;
         tracing::info!(
             nodes = self.graph.len(),
             blocks = self.symbolic.blocks.len(),

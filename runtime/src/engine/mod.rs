@@ -105,6 +105,8 @@ pub struct Engine {
     /// The last op of this iteration.
     at: NodeId,
     position: Position,
+    /// The cursor went there without a way that the symbolic graph has.
+    jumped: bool,
     /// This iteration's ops.
     trace: Trace,
     /// What is validated and not yet sent.
@@ -132,9 +134,9 @@ pub struct Engine {
     random_held: bool,
     /// The symbolic graph was generated.
     generated: bool,
-    /// When, and how long it took.
-    generated_last: Instant,
-    generated_in: Duration,
+    /// Time that this took, all times together.
+    generating: Duration,
+    created: Instant,
     report: Report,
     /// Paths that iterations took.
     paths: FxHashSet<u64>,
@@ -204,6 +206,7 @@ impl Engine {
             phase,
             at: NodeId::START,
             position: START,
+            jumped: false,
             trace: Trace::default(),
             open: Box::default(),
             held: VecDeque::new(),
@@ -220,8 +223,8 @@ impl Engine {
             random_open: false,
             random_held: false,
             generated: false,
-            generated_last: Instant::now(),
-            generated_in: Duration::ZERO,
+            generating: Duration::ZERO,
+            created: Instant::now(),
             report: Report::default(),
             paths: FxHashSet::default(),
             fetch_wait_ns: 0,
