@@ -187,6 +187,12 @@ mod _core {
         Ok(())
     }
 
+    /// Forgets everything that was traced.
+    #[pyfunction]
+    fn reset() {
+        lock().reset();
+    }
+
     /// Counts from now.
     #[pyfunction]
     fn reset_report() {

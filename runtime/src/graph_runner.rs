@@ -27,8 +27,8 @@ use crate::torch::Torch;
 pub enum Message {
     /// Run parts of blocks, with these thread settings.
     Run(Box<BlockRun>, i32),
-    /// Keep an op.
-    Declare(NodeId, Step),
+    /// Keep ops: nodes from this one on.
+    Declare(NodeId, Vec<Step>),
     /// Add a shape variant to an op.
     AddVariant(NodeId, Arc<Variant>),
     /// Prepare the blocks of a symbolic graph.
@@ -248,7 +248,10 @@ impl Shared {
                 run.clear();
                 let _ = self.used.send(run);
             }
-            Message::Declare(node, step) => executor.declare(node, step),
+            Message::Declare(first, steps) => {
+                let nodes = (first.0..).map(NodeId);
+                nodes.zip(steps).for_each(|(node, step)| executor.declare(node, step));
+            }
             Message::AddVariant(node, variant) => executor.add_variant(node, variant),
             Message::Lower(blocks) => executor.lower(blocks),
             Message::Forget => executor.forget(),

@@ -871,3 +871,21 @@ fn the_program_runs_ahead_within_bounds() {
     m.synchronize().unwrap();
     assert_eq!(m.torch.take_calls().len(), 2 * 13);
 }
+
+#[test]
+fn a_program_begins_anew() {
+    let mut m = CoExecution::new();
+    let w = m.state(&[1.0, -2.0]);
+    for _ in 0..3 {
+        for i in 0..5 {
+            let a = chain(&mut m, &w, 1, 0.125);
+            assert_eq!(m.phase(), if i < 2 { Phase::Tracing } else { Phase::CoExecution });
+            m.step();
+            drop(a);
+        }
+        m.engine().reset();
+        assert_eq!(m.engine().graph().len(), 1);
+    }
+    drop(w);
+    assert_eq!(m.leaked(), (0, 0));
+}

@@ -1,10 +1,18 @@
-"""Every test starts at the beginning of an iteration, in co-execution mode, with counters at zero."""
+"""Every test starts at the beginning of an iteration, in co-execution mode, with counters at zero.
+
+What earlier tests of its file have traced is known.
+"""
 
 import warnings
 
 import pytest
 import torch
 import torch_tandem
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_traced():
+    torch_tandem.reset()
 
 
 @pytest.fixture(autouse=True)

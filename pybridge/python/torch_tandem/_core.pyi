@@ -35,6 +35,9 @@ def set_sync(on: bool) -> None:
 def report() -> str:
     """What happened so far, as JSON."""
 
+def reset() -> None:
+    """Forget everything that was traced."""
+
 def reset_report() -> None: ...
 def enable_cuda_alias() -> None:
     """Make factories, guards and moves that name CUDA yield tandem tensors. It cannot be undone."""

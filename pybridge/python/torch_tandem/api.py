@@ -48,6 +48,11 @@ def report() -> dict[str, Any]:
     return data
 
 
+def reset() -> None:
+    """Forget all traces: what follows is traced as a program that begins. Tensors stay as they are."""
+    _core.reset()
+
+
 def reset_report() -> None:
     """Start counting anew."""
     _notes.clear()

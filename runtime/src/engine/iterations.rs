@@ -11,6 +11,7 @@ use tandem_tracegraph::verify::verify;
 
 use super::{Engine, Iteration, Phase, START, initial_phase};
 use crate::graph_runner::Message;
+use crate::repetition::Repetition;
 use crate::report::{Ran, StepRecord};
 
 /// Ops of one iteration that are kept as its trace.
@@ -123,6 +124,7 @@ impl Engine {
         }
         if self.graph.len() > MAX_NODES {
             self.forget();
+            self.report.note(format!("the TraceGraph grew beyond {MAX_NODES} operators and was begun anew"));
         }
         if self.repetition.pauses() {
             self.phase = Phase::Imperative;
@@ -148,6 +150,14 @@ impl Engine {
         self.generating <= Duration::from_secs(1) + self.created.elapsed() / 10
     }
 
+    /// Forgets everything that was traced; the program begins anew.
+    pub fn reset(&mut self) {
+        self.mark_step();
+        self.release_held();
+        self.forget();
+        self.phase = initial_phase(&self.config);
+    }
+
     /// Gives the TraceGraph up.
     fn forget(&mut self) {
         self.count_passes();
@@ -160,8 +170,8 @@ impl Engine {
         self.generated = false;
         self.traced_in_row = 0;
         self.stale = false;
+        self.repetition = Repetition::default();
         self.runner.send(Message::Forget);
-        self.report.note(format!("the TraceGraph grew beyond {MAX_NODES} operators and was begun anew"));
     }
 
     /// Generates the symbolic graph within an iteration that goes on and on.
@@ -231,18 +241,19 @@ impl Engine {
 
     /// Tells the executor of the nodes that are new.
     fn declare_nodes(&mut self) {
-        for id in (self.declared as u32..self.graph.len() as u32).map(NodeId) {
+        let new = (self.declared as u32..self.graph.len() as u32).map(NodeId);
+        let step = |id| {
             let node = self.graph.node(id);
             let info = &self.ops[node.key.op.index()];
-            let step = Step {
+            Step {
                 key: node.key.clone(),
                 variants: node.variants.to_vec(),
                 writes: crate::feed::written_inputs(&node.key, info),
                 sized_by_number: info.sized_by_number,
                 pure: info.pointwise && !info.random && !info.writes(),
-            };
-            self.runner.send(Message::Declare(id, step));
-        }
+            }
+        };
+        self.runner.send(Message::Declare(NodeId(self.declared as u32), new.map(step).collect()));
         self.declared = self.graph.len();
     }
 
