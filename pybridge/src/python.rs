@@ -156,7 +156,7 @@ impl Lines {
     /// itself issues it is that of the forward op.
     pub fn user_line(&mut self, location: LocationId, locations: &Locations, py: Python<'_>) -> String {
         let place = locations.get(location);
-        let frames = self.frames(&place.frames, py);
+        let frames = self.frames(locations.frames(location), py);
         let in_engine = frames.first().is_some_and(|f| f.name == "_engine_run_backward");
         if let (Some(backward), true) = (place.backward, in_engine)
             && backward.forward != LocationId::UNKNOWN

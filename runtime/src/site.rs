@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use tandem_tracegraph::ids::LocationId;
-use tandem_tracegraph::location::{Backward, Frame, Location, Locations, fold_recursion};
+use tandem_tracegraph::location::{Backward, Frame, Location, Locations, StackId, fold_recursion};
 
 /// What is known of the place that issued a call.
 #[derive(Debug, Default)]
@@ -37,8 +37,15 @@ pub struct ForwardRecord {
     seen: Vec<(u64, LocationId)>,
     /// Where the running iteration began in `seen`.
     iteration: usize,
-    /// The autograd node of the last op, and that op's number in it.
-    node: Option<(u64, u32)>,
+    /// The autograd node of the last op.
+    node: Option<RunningNode>,
+}
+
+/// An autograd node that has issued ops: how many from which frames.
+#[derive(Debug)]
+struct RunningNode {
+    id: u64,
+    issued: SmallVec<[(StackId, u32); 4]>,
 }
 
 /// Entries that are kept of an iteration without an end.
@@ -47,8 +54,11 @@ const MAX_SEEN: usize = 1 << 20;
 impl ForwardRecord {
     /// Notes an op that has been issued.
     #[inline]
-    pub fn note(&mut self, site: &Site, location: LocationId) {
-        self.node = site.node.map(|node| (node.id, self.ordinal(node)));
+    pub fn note(&mut self, site: &Site, location: LocationId, locations: &Locations) {
+        match site.node {
+            Some(node) => self.count(node, locations.get(location).stack),
+            None => self.node = None,
+        }
         let sequence = site.sequence;
         match self.seen.last() {
             Some((last, _)) if *last == sequence => {}
@@ -66,9 +76,21 @@ impl ForwardRecord {
         }
     }
 
-    /// The number that the next op has among those of its autograd node.
-    fn ordinal(&self, node: AutogradNode) -> u32 {
-        self.node.filter(|(id, _)| *id == node.id).map_or(0, |(_, n)| n + 1)
+    fn count(&mut self, node: AutogradNode, stack: StackId) {
+        let running = match &mut self.node {
+            Some(running) if running.id == node.id => running,
+            other => other.insert(RunningNode { id: node.id, issued: SmallVec::new() }),
+        };
+        match running.issued.iter_mut().find(|(s, _)| *s == stack) {
+            Some((_, times)) => *times += 1,
+            None => running.issued.push((stack, 1)),
+        }
+    }
+
+    /// The ops that a node has issued from these frames; `None` if it has issued none at all.
+    fn issued(&self, node: AutogradNode, stack: StackId) -> Option<u32> {
+        let running = self.node.as_ref().filter(|running| running.id == node.id)?;
+        Some(running.issued.iter().find(|(s, _)| *s == stack).map_or(0, |(_, times)| *times))
     }
 
     /// The location of the forward op that made the node with this sequence number.
@@ -95,17 +117,19 @@ impl ForwardRecord {
     ) -> LocationId {
         let mut frames = stack.0.clone();
         fold_recursion(&mut frames);
+        let stack = locations.intern_stack(&frames);
         let backward = node.map(|node| {
-            let ordinal = self.ordinal(node);
+            let issued = self.issued(node, stack);
+            let ordinal = issued.unwrap_or(0);
             let forward = self.forward_of(node.sequence);
             match locations.get(previous).backward {
                 Some(before) if forward == LocationId::UNKNOWN => {
-                    let behind = before.behind + u32::from(ordinal == 0);
+                    let behind = before.behind + u32::from(issued.is_none());
                     Backward { forward: before.forward, behind, ordinal }
                 }
                 _ => Backward { forward, behind: 0, ordinal },
             }
         });
-        locations.intern(Location { frames: frames.as_slice().into(), backward })
+        locations.intern(Location { stack, backward })
     }
 }

@@ -74,15 +74,20 @@ pub struct Backward {
     pub forward: LocationId,
     /// Nodes without a forward op since that one.
     pub behind: u32,
-    /// Number of the op among those of this node.
+    /// Number of the op among those of this node that were issued from the same frames: what a hook issues does
+    /// not count for what comes behind it.
     pub ordinal: u32,
 }
 
+/// An interned stack of frames.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct StackId(u32);
+
 /// A call location.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Location {
-    /// Innermost first.
-    pub frames: Box<[Frame]>,
+    /// The frames.
+    pub stack: StackId,
     /// Set while autograd runs a node.
     pub backward: Option<Backward>,
 }
@@ -90,43 +95,64 @@ pub struct Location {
 /// All locations of a program; equal ones share an id.
 #[derive(Debug)]
 pub struct Locations {
+    stacks: Vec<Box<[Frame]>>,
+    stack_ids: FxHashMap<Box<[Frame]>, StackId>,
     table: Vec<Location>,
     ids: FxHashMap<Location, LocationId>,
 }
 
 impl Default for Locations {
     fn default() -> Self {
-        let unknown = Location { frames: Box::default(), backward: None };
-        Locations {
-            ids: FxHashMap::from_iter([(unknown.clone(), LocationId::UNKNOWN)]),
-            table: vec![unknown],
-        }
+        let mut locations = Locations {
+            stacks: Vec::new(),
+            stack_ids: FxHashMap::default(),
+            table: Vec::new(),
+            ids: FxHashMap::default(),
+        };
+        let stack = locations.intern_stack(&[]);
+        let unknown = locations.intern(Location { stack, backward: None });
+        debug_assert_eq!(unknown, LocationId::UNKNOWN);
+        locations
     }
 }
 
 impl Locations {
-    /// The id of a location.
-    pub fn intern(&mut self, location: Location) -> LocationId {
-        if let Some(&id) = self.ids.get(&location) {
+    /// The id of frames, innermost first.
+    pub fn intern_stack(&mut self, frames: &[Frame]) -> StackId {
+        if let Some(&id) = self.stack_ids.get(frames) {
             return id;
         }
-        let id = LocationId(self.table.len() as u32);
-        self.table.push(location.clone());
-        self.ids.insert(location, id);
+        let id = StackId(self.stacks.len() as u32);
+        self.stacks.push(frames.into());
+        self.stack_ids.insert(frames.into(), id);
+        id
+    }
+
+    /// The id of a location.
+    pub fn intern(&mut self, location: Location) -> LocationId {
+        let next = LocationId(self.table.len() as u32);
+        let id = *self.ids.entry(location).or_insert(next);
+        if id == next {
+            self.table.push(location);
+        }
         id
     }
 
     /// The location of an id.
-    pub fn get(&self, id: LocationId) -> &Location {
-        &self.table[id.index()]
+    pub fn get(&self, id: LocationId) -> Location {
+        self.table[id.index()]
+    }
+
+    /// The frames of a location, innermost first.
+    pub fn frames(&self, id: LocationId) -> &[Frame] {
+        &self.stacks[self.get(id).stack.0 as usize]
     }
 
     /// The frames that name a user's line best: those of the forward op, for a backward one.
     pub fn user_frames(&self, id: LocationId) -> &[Frame] {
-        let location = self.get(id);
-        match location.backward {
+        match self.get(id).backward {
             Some(b) if b.forward != LocationId::UNKNOWN => self.user_frames(b.forward),
-            _ => &location.frames,
+            _ => self.frames(id),
         }
     }
 }

@@ -134,7 +134,7 @@ impl Engine {
         self.note_growth(grew);
         self.learn_variant(node, call, &outputs);
         self.commit(node, &fresh);
-        self.forward.note(site, location);
+        self.forward.note(site, location, &self.locations);
         self.count_op(false);
         self.report.count_node(node.index(), 1, 0);
         self.runner.timeline().python(begin, Python::Trace, self.iteration.number, location);
@@ -175,7 +175,7 @@ impl Engine {
         match node.variant(call, info, self.hint(position)) {
             Some(variant) if !node.dynamic => {
                 self.feed(call, position, node_id, variant, sink);
-                self.forward.note(site, location);
+                self.forward.note(site, location, &self.locations);
                 self.count_op(true);
                 Ok(Progress::Done)
             }
@@ -200,7 +200,7 @@ impl Engine {
         self.learn_variant(node, call, &outputs);
         self.commit(node, &fresh);
         self.position = Position { next: position.next + 1, ..position };
-        self.forward.note(site, location);
+        self.forward.note(site, location, &self.locations);
         self.count_op(true);
         self.report.count_node(node.index(), 0, 1);
         sink.outputs(call, Results::Owned(outputs), &fresh);
