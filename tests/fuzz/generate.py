@@ -26,7 +26,7 @@ LEAVES = {
     "y": ["({v} + 0)", "s.v1.clone()", "s.m0.sum(1)", "s.m0[{n}].cos()"],
     "r": ["s.r0"],
     "u": ["s.u0"],
-    "f": ["0.5", "1.25", "-0.75", "2", "step * 0.125", "s.rng.random()", "float('inf')", "-1", "True"],
+    "f": ["0.5", "1.25", "-0.75", "2", "step * 0.125", "s.rng.random()", "torch.inf", "-1", "True"],
     "n": ["0", "1", "2", "3", "step % 4", "s.rng.randrange(4)", "(3 - step) % 4", "1", "2"],
     "c": ["step % 2 == 1", "step % 5 == 3", "step < 6", "step > 10", "s.rng.random() < 0.3", "step == 7"],
     "M": ["s.m0", "s.m1", "s.m2"],
@@ -111,7 +111,7 @@ STATEMENTS = [
     "{M}.copy_(s.host)", "{M}.copy_({d})", "{M}.transpose(0, 1)[{n}].fill_({f})", "{M} += {x}", "{M} *= {f}",
     "{M}.data = {m}.detach().clone()", "{M}.clamp_(-1, 1)", "{M}.scatter_(0, {i}.expand(4, 4), {x})", "{R}.mul_({f})",
     "{R}.add_({f})", "s.u0.add_({f})", "s.i0.add_({n}).remainder_(4)", "s.b0.logical_xor_({b})", "s.d0.add_({m})",
-    "s.h0.mul_({f})", "torch.add({x}, {x}, out={M})", "torch.mul({x}, {f}, out={M}.t())", "torch._foreach_add_([{M}, {V}], {f})",
+    "s.h0.mul_({f})", "torch.add({x}, {x}, out={M})", "torch.mul({x}, {f}, out={M}.t())", "torch._foreach_mul([{m}, {v}], {f})",
     "F.dropout({M}, 0.25, inplace=True)", "{M}.t_()", "{M} = Twice.apply({m}.clone())",
     "{M} = {m}.requires_grad_() if {c} else {m}", "s.r0.resize_({n} + 1, 4).zero_()",
     "s.host.fill_({f})", "s.host.add_(1)", "s.host.copy_({m}.detach())", "s.host[{n}] = torch.rand(4)", "s.host = s.host * 0.5",
@@ -176,8 +176,8 @@ GROUPS = [
 
 # What raises. A value that is out of range is only known when it is read, so these read it.
 ERRORS = [
-    "{m} @ {m}[{n}:]", "{m}.view(3, -1)", "{m}[7]", "{m} + {m}[:, :3]", "torch.cat([{m}, {v}])", "{v}[4]", "raise KeyError", "{M}[1:].copy_({m}[:-1])", "{m}.sum().detach().backward()",
-    "{m}.index_select(0, {i} + {n}).sum().item()", "{m}[{i} + 2].tolist()", "{m}.gather(0, {i}.expand(4, 4) + {n}).sum().item()",
+    "{m} @ {m}[{n}:]", "{m}.view(3, -1)", "{m}[7]", "{m} + {m}[:, :3]", "torch.cat([{m}, {v}])", "{v}[4]", "raise KeyError", "{m}.sum().detach().backward()",
+    "late({m}.index_select(0, {i} + {n}))", "late({m}[{i} + 2])", "late({m}.gather(0, {i}.expand(4, 4) + {n}))",
     "{u}[5]", "{r}.view(4, 4)", "{b} - {b}", "{M}.add_({d}.long() if {c} else {d})", "s.i0.add_(0.5)", "{m}.sum(3)",
     "torch.ones(2, device=s.device).item()", "{v}.expand(4, 4).add_(1)", "{m}.detach().sum().backward()", "s.w.add_(1)",
     "1 / 0", "{u}.max()", "F.linear({m}, {r}[:, :{n}])",
