@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python lint format bench bench-lazy bench-scaling wheel clean
+.PHONY: help setup build demo test test-rust test-python fuzz lint format bench bench-lazy bench-scaling wheel clean
 
 env := source scripts/env.sh &&
 
@@ -26,6 +26,9 @@ test-rust: setup ## the crates that need no torch
 
 test-python: build ## the package; ARGS="-k name" goes to pytest
 	@$(env) pytest tests/python -q $(ARGS)
+
+fuzz: build ## 2,000 random programs, eagerly and in each mode; ARGS="--seed 7" goes to it
+	@$(env) python -m tests.fuzz --programs 2000 $(ARGS)
 
 lint: setup ## formatting and static checks
 	@cargo fmt --all --check

@@ -101,6 +101,29 @@ class CaptureFunctor final : public c10::OperatorKernel {
   uint32_t op_;
 };
 
+// The tensors that an in-place foreach op writes are not arguments of their own, so autograd does not count that
+// they change; PyTorch's kernels do.
+class ForeachFunctor final : public c10::OperatorKernel {
+ public:
+  ForeachFunctor(uint32_t op, const c10::FunctionSchema& schema) : op_(op), n_(schema.arguments().size()) {
+    for (size_t i = 0; i < n_; i++) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      if (alias && alias->isWrite()) written_.push_back(i);
+    }
+  }
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    for (const size_t i : written_)
+      for (const auto& t : (*stack)[stack->size() - n_ + i].toListRef())
+        t.toTensor().unsafeGetTensorImpl()->bump_version();
+    dispatch(op_, handle, stack);
+  }
+
+ private:
+  uint32_t op_;
+  size_t n_;
+  c10::SmallVector<size_t, 2> written_;
+};
+
 // Operators of other namespaces are declared when they are first called.
 void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   dispatch(declare(handle), handle, stack);
@@ -165,9 +188,12 @@ static void capture(const c10::OperatorHandle& op) {
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU))
     return;
   if (has_default_kernel(op) && !tt_captures_default(name.data(), name.size())) return;
-  library(c10::DispatchKey::PrivateUse1)
-      .impl(name.substr(6).c_str(),
-            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CaptureFunctor>(declare(op))));
+  const uint32_t id = declare(op);
+  const auto& base = op.operator_name().name;
+  const bool foreach = base.rfind("aten::_foreach_", 0) == 0 && base.back() == '_';
+  auto function = foreach ? torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ForeachFunctor>(id, op.schema()))
+                          : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CaptureFunctor>(id));
+  library(c10::DispatchKey::PrivateUse1).impl(name.substr(6).c_str(), std::move(function));
 }
 
 static void register_operators() {

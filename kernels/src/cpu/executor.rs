@@ -271,7 +271,13 @@ impl Executor for CpuExecutor {
     ) -> Result<Outputs, CallFailure> {
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
-        self.resolve(&mut resolved, location)?;
+        if let Err(failure) = self.resolve(&mut resolved, location) {
+            // It is raised now, so nobody needs to be told of it later.
+            if let CallFailure::Poisoned(seen) = &failure {
+                self.failures.retain(|f| !Arc::ptr_eq(f, seen));
+            }
+            return Err(failure);
+        }
         let host = self.host;
         let mut outputs = Outputs::default();
         let mut made: Vec<Buffer> = Vec::new();

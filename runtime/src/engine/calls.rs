@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem_kernels::error::CallFailure;
-use tandem_tracegraph::call::{Arg, Call, Place};
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
 use tandem_tracegraph::ops::OpInfo;
@@ -173,7 +173,7 @@ impl Engine {
         let location = node.key.location;
         let info = &self.ops[call.op.index()];
         match node.variant(call, info, self.hint(position)) {
-            Some(variant) if !node.dynamic => {
+            Some(variant) if !node.dynamic && !may_overlap(info, call) => {
                 self.feed(call, position, node_id, variant, sink);
                 self.forward.note(site, location, &self.locations);
                 self.count_op(true);
@@ -274,6 +274,45 @@ pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &O
             storages.grow(id, change.meta.extent_bytes(input.offset + change.offset));
         }
     }
+}
+
+/// Inputs of a call beyond which overlaps are not looked for: lists of tensors, whose ops do not check them either.
+const MAX_CHECKED: usize = 8;
+
+/// Whether a call writes a window that partly overlaps another of its inputs: PyTorch then raises, at the call.
+fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
+    if !info.writes() || call.inputs.len() > MAX_CHECKED {
+        return false;
+    }
+    let storage = |input: &Input<'_>| match input.place {
+        Place::Storage { id, .. } => Some(id),
+        _ => None,
+    };
+    let mut flat = 0;
+    call.args.iter().zip(info.written.iter()).any(|(arg, written)| {
+        let first = flat;
+        flat += match arg {
+            Arg::Tensor => 1,
+            Arg::Tensors(n) => *n as usize,
+            _ => 0,
+        };
+        *written
+            && call.inputs[first..flat].iter().any(|w| {
+                let beside = |r: &Input<'_>| storage(r).is_some() && storage(r) == storage(w);
+                call.inputs.iter().any(|r| beside(r) && !same_window(w, r) && !apart(w, r))
+            })
+    })
+}
+
+fn same_window(a: &Input<'_>, b: &Input<'_>) -> bool {
+    a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype
+}
+
+/// Whether one window ends before the other begins.
+fn apart(a: &Input<'_>, b: &Input<'_>) -> bool {
+    let range = |i: &Input<'_>| (i.offset as u64 * i.dtype.size() as u64, i.meta().extent_bytes(i.offset));
+    let (a, b) = (range(a), range(b));
+    a.1 <= b.0 || b.1 <= a.0
 }
 
 fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {

@@ -1,0 +1,138 @@
+"""Processes that check programs: forked with PyTorch imported and Tandem not, so that each starts anew.
+
+A process that dies or hangs is a finding about the program that it ran.
+"""
+
+import faulthandler
+import gc
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+
+import torch
+import torch._dynamo
+import torch._functorch.apis  # noqa: F401
+
+SECONDS = 20
+BATCH = 16
+
+_context = multiprocessing.get_context("fork")
+
+
+def _work(connection: Connection, sources: list[str]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    faulthandler.enable()
+    # A `__del__` may raise, as it does eagerly.
+    sys.unraisablehook = lambda _: None
+    from tests.fuzz.run import check
+
+    # Collecting garbage need not look at PyTorch.
+    gc.collect()
+    gc.freeze()
+
+    for source in sources:
+        try:
+            result = check(source)
+        except BaseException as error:
+            result = "harness: " + "".join(traceback.format_exception(error)[-3:])
+        connection.send(result)
+        if result is not None:
+            # What went wrong may show in later programs, too: they run in another process.
+            break
+    connection.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+class Worker:
+    """A process with some programs to check."""
+
+    def __init__(self, seeds: list[int], sources: list[str]):
+        self.seeds = seeds
+        self.connection, far = _context.Pipe(duplex=False)
+        self.process = _context.Process(target=_work, args=(far, sources))
+        self.process.start()
+        far.close()
+        self.done: list[tuple[int, str | None]] = []
+        self.deadline = time.monotonic() + SECONDS
+
+    def step(self) -> bool:
+        """Take a result; whether there may be more."""
+        try:
+            result = self.connection.recv()
+        except EOFError:
+            self.process.join()
+            if self.process.exitcode != 0:
+                self._failed(f"crash: exit code {self.process.exitcode}")
+            return False
+        self._add(result)
+        self.deadline = time.monotonic() + SECONDS
+        return True
+
+    def expire(self) -> None:
+        """End a process that hangs."""
+        self.process.kill()
+        self.process.join()
+        self._failed(f"hang: nothing for {SECONDS} s")
+
+    def _add(self, result: str | None) -> None:
+        self.done.append((self.seeds[len(self.done)], result))
+
+    def _failed(self, result: str) -> None:
+        self._add(result)
+        self.seeds = self.seeds[: len(self.done)]
+
+
+def check_all(programs: Iterable[tuple[int, str]], jobs: int) -> Iterator[tuple[int, str | None, list[int]]]:
+    """Check programs; each result comes with the seeds that ran before it in its process."""
+    todo = list(programs)
+    running: list[Worker] = []
+    while todo or running:
+        while todo and len(running) < jobs:
+            batch, todo = todo[:BATCH], todo[BATCH:]
+            running.append(Worker([s for s, _ in batch], [p for _, p in batch]))
+        ready = wait([w.connection for w in running], timeout=1)
+        for worker in list(running):
+            sources = len(worker.seeds)
+            seeds = list(worker.seeds)
+            before = len(worker.done)
+            alive = True
+            if worker.connection in ready:
+                alive = worker.step()
+            elif time.monotonic() > worker.deadline:
+                worker.expire()
+                alive = False
+            for i in range(before, len(worker.done)):
+                seed, result = worker.done[i]
+                yield seed, result, seeds[:i]
+            if not alive:
+                running.remove(worker)
+                worker.connection.close()
+                if len(worker.done) < sources:
+                    left = set(seeds[len(worker.done) :])
+                    todo = [(s, p) for s, p in programs_of(worker, left)] + todo
+
+
+def programs_of(worker: Worker, seeds: set[int]) -> list[tuple[int, str]]:
+    """Programs that a process did not come to."""
+    from tests.fuzz.generate import program
+
+    return [(seed, program(seed).source()) for seed in sorted(seeds)]
+
+
+def check_alone(sources: list[str]) -> str | None:
+    """The last result of programs that run one after the other in a process of their own."""
+    worker = Worker(list(range(len(sources))), sources)
+    while True:
+        if not wait([worker.connection], timeout=max(0.1, worker.deadline - time.monotonic())):
+            worker.expire()
+            break
+        if not worker.step():
+            break
+    return worker.done[-1][1]

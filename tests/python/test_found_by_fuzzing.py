@@ -1,0 +1,82 @@
+"""What random programs (tests/fuzz) have found, shrunk."""
+
+import torch
+import torch_tandem
+from helpers import check, data
+
+
+def test_foreach_writes_what_autograd_has_saved():
+    def program(device):
+        for _ in range(8):
+            w = data(4).to(device).requires_grad_()
+            a = data(4, seed=1).to(device)
+            y = (w * a).sum()
+            torch._foreach_add_([a], 1.0)
+            try:
+                y.backward()
+            except RuntimeError as error:
+                yield str(error)[:40]
+            else:
+                yield w.grad
+
+    check(program, coexecuted=0)
+
+
+def test_backward_behind_a_step_that_changed_the_parameters():
+    def program(device):
+        a, b = (data(4, 4, seed=i).to(device).requires_grad_() for i in range(2))
+        optimizer = torch.optim.SGD([a, b], 0.1, foreach=True)
+        for _ in range(8):
+            loss = (a @ b).sum()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            raised = None
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                raised = type(error).__name__
+            yield raised, a.detach().clone()
+
+    check(program, coexecuted=0)
+
+
+def test_foreach_writes_a_tensor_of_inference_mode():
+    def program(device):
+        for _ in range(8):
+            with torch.inference_mode():
+                x = data(4).to(device)
+            try:
+                torch._foreach_add_([x], 1.0)
+            except RuntimeError as error:
+                yield type(error).__name__
+            else:
+                yield "written"
+
+    check(program, coexecuted=0)
+
+
+def test_failure_that_was_seen_is_not_raised_again():
+    x = data(4, 4).to("tandem")
+    index = torch.arange(4).to("tandem")
+    for step in range(8):
+        try:
+            x.index_select(0, index + step % 4).sum().item()
+        except IndexError:
+            assert step % 4
+        torch_tandem.mark_step()
+        torch_tandem.synchronize()
+
+
+def test_write_from_memory_that_overlaps_raises_at_the_write():
+    def program(device):
+        x = data(4, 4).to(device)
+        other = data(4, 4, seed=1).to(device)
+        for step in range(12):
+            source = x if step % 4 == 3 else other
+            try:
+                x[1:].copy_(source[:-1])
+            except RuntimeError:
+                x[1:] = source[:-1].clone()
+            yield x.clone()
+
+    check(program, coexecuted=0)
