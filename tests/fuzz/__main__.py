@@ -7,6 +7,7 @@ import time
 
 # The CPU executor's own kernels are PyTorch's here, and Tandem computes as many threads as PyTorch does.
 os.environ["TANDEM_KERNELS"] = "aten"
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from tests.fuzz import generate, workers
 from tests.fuzz.shrink import shrink
@@ -47,9 +48,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program; others count up")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument(
-        "--shrink", type=float, default=120, metavar="SECONDS", help="for each finding; 0 is not"
-    )
+    parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="for each finding")
     parser.add_argument("--stop-after", type=int, default=10, metavar="FINDINGS")
     parser.add_argument("--show", action="store_true", help="print the programs instead of running them")
     options = parser.parse_args()

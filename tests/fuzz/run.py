@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import random
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch_tandem
 
 from tests.fuzz.support import State
 
-MODES = ("trace", "coexec", "lazy", "coexec")
+MODES = ("coexec", "lazy", "coexec")
 
 
 def plain(x: Any) -> Any:
@@ -76,7 +77,8 @@ def check(source: str) -> str | None:
     gc.disable()
     expected = run(source, function, "cpu")
     captured, left = None, None
-    for mode in MODES:
+    # What the first of them has learned the others know; now and then that is lazy evaluation.
+    for mode in ("trace", *random.Random(source).sample(MODES, 3)):
         torch_tandem.set_mode(mode)
         torch_tandem.synchronize()
         gc.collect()
