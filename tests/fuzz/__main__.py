@@ -48,9 +48,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program; others count up")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument(
-        "--shrink", type=float, default=120, metavar="SECONDS", help="for each finding; 0 is not"
-    )
+    parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="for each finding")
     parser.add_argument("--stop-after", type=int, default=10, metavar="FINDINGS")
     parser.add_argument("--show", action="store_true", help="print the programs instead of running them")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Programs as small trees, and their text.
 
-A node is a text with holes for other nodes; a statement may have a body. The trees are what the generator makes
-and what the shrinker cuts; Python runs the text.
+A node is a text with holes for other nodes; a statement may have a body. The trees are what the generator
+makes and what the shrinker cuts; Python runs the text.
 """
 
 from __future__ import annotations

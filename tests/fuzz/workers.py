@@ -92,6 +92,7 @@ class Worker:
 def check_all(programs: Iterable[tuple[int, str]], jobs: int) -> Iterator[tuple[int, str | None, list[int]]]:
     """Check programs; each result comes with the seeds that ran before it in its process."""
     todo = list(programs)
+    text = dict(todo)
     running: list[Worker] = []
     while todo or running:
         while todo and len(running) < jobs:
@@ -99,7 +100,6 @@ def check_all(programs: Iterable[tuple[int, str]], jobs: int) -> Iterator[tuple[
             running.append(Worker([s for s, _ in batch], [p for _, p in batch]))
         ready = wait([w.connection for w in running], timeout=1)
         for worker in list(running):
-            sources = len(worker.seeds)
             seeds = list(worker.seeds)
             before = len(worker.done)
             alive = True
@@ -114,16 +114,8 @@ def check_all(programs: Iterable[tuple[int, str]], jobs: int) -> Iterator[tuple[
             if not alive:
                 running.remove(worker)
                 worker.connection.close()
-                if len(worker.done) < sources:
-                    left = set(seeds[len(worker.done) :])
-                    todo = [(s, p) for s, p in programs_of(worker, left)] + todo
-
-
-def programs_of(worker: Worker, seeds: set[int]) -> list[tuple[int, str]]:
-    """Programs that a process did not come to."""
-    from tests.fuzz.generate import program
-
-    return [(seed, program(seed).source()) for seed in sorted(seeds)]
+                # What the process did not come to.
+                todo = [(seed, text[seed]) for seed in seeds[len(worker.done) :]] + todo
 
 
 def check_alone(sources: list[str]) -> str | None:
