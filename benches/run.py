@@ -128,13 +128,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", choices=PROGRAMS, action="append", help="only this one; may be repeated")
     parser.add_argument("--only", choices=("eager", "tandem"), help="only one way to run them")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--blocks", type=int, default=12, help="blocks a program (12)")
     parser.add_argument("--steps", type=int, help="steps a block (as many as eager does in a quarter second)")
     parser.add_argument("--compile-limit", type=int, default=60, help="seconds that torch.compile gets (60)")
     parser.add_argument("--quick", action="store_true", help="three blocks of two steps")
     args = parser.parse_args()
     blocks, steps = (3, 2) if args.quick else (args.blocks, args.steps)
-    ways = [args.only] if args.only else WAYS
+    ways = [args.only] if args.only else [w for w in WAYS if not (args.no_compile and w in COMPILED)]
     options = {"ways": ways, "blocks": blocks, "steps": steps, "compile_limit": args.compile_limit}
 
     results = []
