@@ -122,7 +122,7 @@ EXPRESSIONS = {
         "{u}.cumsum(0)", "{v}.repeat({n})", "{v}.repeat_interleave({i})",
     ],
     "f": [
-        "({f} * 0.5)", "{s}.item()", "float({s} > {f})", "(1 + {n}) / 2", "{v}.tolist()[{n}]",
+        "({f} * 0.5)", "{s}.item()", "float({s} > {f})", "(1 + {n}) / 2", "{v}.detach().tolist()[{n}]",
         "s.host[0, {n}].item()",
     ],
     "n": [
@@ -163,7 +163,8 @@ STATEMENTS = [
     "s.host.copy_({m}.detach().cpu())", "s.host = torch.from_numpy({m}.detach().cpu().numpy().copy())",
     "s.see({m})", "s.see({v})", "s.see({s})", "s.see({d})", "s.see({h})", "s.see({b})", "s.see({i})",
     "s.see({r})", "s.see({u})", "s.see({f})", "s.see({n})", "s.watch({m})", "s.see({s}.item())",
-    "s.see({v}.tolist())", "s.see({r}.detach().cpu().clone())", "s.see({m}.detach().cpu().numpy().sum())",
+    "s.see({v}.detach().tolist())", "s.see({r}.detach().cpu().clone())",
+    "s.see({m}.detach().cpu().numpy().sum())",
     "s.see(text({v}))", "s.see(f'{{v}.detach()[0]:.3f}')", "s.see(bool({c}))", "s.see(s.m0 is s.m1)",
     "s.see(s.m0.requires_grad)", "s.see(s.m0.data_ptr() == s.m1.data_ptr())", "s.kept.append({m})",
     "s.kept.append({r})", "s.kept.append([{M}, {v}])", "s.kept = s.kept[-{n}:]", "s.kept.clear()",
