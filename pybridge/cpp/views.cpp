@@ -48,7 +48,8 @@ void grow_storage(const at::Tensor& t) {
 
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
                           std::optional<c10::MemoryFormat> format) {
-  self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  // As PyTorch's own: strides stay where the sizes do.
+  if (self.sizes() != size) self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   if (format) self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
   grow_storage(self);
   return self;

@@ -149,7 +149,7 @@ STATEMENTS = [
     "{M}.data = {m}.detach().clone()", "{M}.clamp_(-1, 1)", "{M}.scatter_(0, {i}.expand(4, 4), {x})",
     "{R}.mul_({f})", "{R}.add_({f})", "s.u0.add_({f})", "s.i0.add_({n}).remainder_(4)",
     "s.b0.logical_xor_({b})", "s.d0.add_({m})", "s.h0.mul_({f})", "torch.add({x}, {x}, out={M})",
-    "torch.mul({x}, {f}, out={M}.t())", "torch._foreach_mul([{m}, {v}], {f})",
+    "torch.mul({x}, {f}, out={M}.t())", "torch._foreach_mul([{m}, {v}], {f})", "torch._foreach_mul_([{M}], {f})",
     "F.dropout({M}, 0.25, inplace=True)", "{M}.fill_diagonal_({f})", "{M}.copy_({b})", "{M}.swapaxes_(0, 1)",
     "{M}.exponential_()", "F.relu({M}, inplace=True)", "{M}.index_fill_(0, {i}, {f})", "{M}.addmm_({x}, {x})",
     "{M}.tril_({n} - 1)", "{M}.lerp_({x}, 0.5)", "{M}.random_({n} + 1)",

@@ -80,3 +80,12 @@ def test_write_from_memory_that_overlaps_raises_at_the_write():
             yield x.clone()
 
     check(program, coexecuted=0)
+
+
+def test_resizing_to_the_same_sizes_keeps_strides():
+    def program(device):
+        for n in range(8):
+            x = data(8, 4).to(device)[::2][: n % 3 + 1]
+            yield x.resize_(2, 4).stride(), x.clone()
+
+    check(program, coexecuted=0)
