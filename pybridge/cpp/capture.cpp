@@ -112,10 +112,12 @@ class ForeachFunctor final : public c10::OperatorKernel {
     }
   }
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    for (const size_t i : written_)
-      for (const auto& t : (*stack)[stack->size() - n_ + i].toListRef())
-        t.toTensor().unsafeGetTensorImpl()->bump_version();
+    c10::SmallVector<c10::IValue, 2> lists;
+    for (const size_t i : written_) lists.push_back((*stack)[stack->size() - n_ + i]);
     dispatch(op_, handle, stack);
+    // Afterwards, as PyTorch's do: counting raises for a tensor of inference mode, which is written by then.
+    for (const auto& list : lists)
+      for (const auto& t : list.toListRef()) t.toTensor().unsafeGetTensorImpl()->bump_version();
   }
 
  private:

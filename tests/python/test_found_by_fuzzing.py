@@ -89,3 +89,17 @@ def test_resizing_to_the_same_sizes_keeps_strides():
             yield x.resize_(2, 4).stride(), x.clone()
 
     check(program, coexecuted=0)
+
+
+def test_foreach_that_raises_has_written_as_eager_has():
+    def program(device):
+        for _ in range(8):
+            first = data(4).to(device)
+            with torch.inference_mode():
+                second = data(4, seed=1).to(device)
+            try:
+                torch._foreach_mul_([first, second], 2.0)
+            except RuntimeError:
+                yield first.clone(), second.clone()
+
+    check(program, coexecuted=0)
