@@ -33,6 +33,50 @@ pub enum Cause {
     /// A kernel's outputs differ from those of the same call before: Tandem is at fault, please report it.
     #[error("the outputs' metadata differ from those that the same inputs gave before")]
     Metadata,
+    /// The device.
+    #[error("{0}")]
+    Device(DeviceError),
+    /// A kernel on the device met a value that it must not meet.
+    #[error("{0}")]
+    Fault(Fault),
+}
+
+/// A value that a kernel must not meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum Fault {
+    /// An index beyond a size.
+    #[error("an index is out of range")]
+    Index,
+    /// An integer divisor of 0.
+    #[error("ZeroDivisionError: an integer is divided by zero")]
+    Division,
+}
+
+/// What can go wrong on a GPU.
+#[derive(Clone, Debug, Error)]
+pub enum DeviceError {
+    /// No memory is left.
+    #[error(
+        "out of GPU memory: {asked} bytes were asked for while {live} bytes are in use and {cached} are kept free; use \
+         smaller batches, or TANDEM_DEVICE=cpu"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes in use.
+        live: u64,
+        /// Bytes kept for the next use.
+        cached: u64,
+    },
+    /// The device is gone.
+    #[error("the GPU cannot be used any more: {0}. Start the program again, or set TANDEM_DEVICE=cpu")]
+    Lost(String),
+    /// It could not be opened.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A kernel does not compile.
+    #[error("{0}. Please report it; TANDEM_DEVICE=cpu does without it")]
+    Kernel(String),
 }
 
 /// Why a call gave no outputs.

@@ -173,6 +173,38 @@ pub trait Executor: Send {
 
     /// Frees what is cached.
     fn empty_cache(&mut self);
+
+    /// What is known of the device, where it is not the host.
+    fn device(&self) -> Option<DeviceReport> {
+        None
+    }
+
+    /// Gives the device up as if the driver had lost it, for tests of what follows.
+    fn lose(&mut self) {}
+
+    /// Counts ops and memory from now.
+    fn reset_counters(&mut self) {}
+}
+
+/// What an executor on a GPU has done.
+#[derive(Clone, Default, Debug)]
+pub struct DeviceReport {
+    /// The adapter.
+    pub name: String,
+    /// Ops that ran as native kernels.
+    pub native: u64,
+    /// Ops that took the host path, by operator.
+    pub host: Vec<(OpId, u64)>,
+    /// Kernels run.
+    pub dispatches: u64,
+    /// Kernels compiled.
+    pub pipelines: u64,
+    /// Device memory in use, in bytes.
+    pub memory_live: u64,
+    /// The most that was in use.
+    pub memory_live_peak: u64,
+    /// The most that was in use or kept for the next use.
+    pub memory_peak: u64,
 }
 
 /// An operator's kernels on the host: how executors reach PyTorch.
@@ -182,6 +214,10 @@ pub trait HostKernels: Send + Sync {
     fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError>;
     /// The operator's name.
     fn op_name(&self, op: OpId) -> String;
+    /// Which of its arguments the operator writes.
+    fn op_writes(&self, op: OpId) -> Box<[bool]>;
+    /// 64 random bits from a generator, from the device's default one where it is null.
+    fn random_key(&self, generator: *mut c_void) -> u64;
     /// A buffer of undefined bytes, owned by the caller.
     fn buffer_new(&self, nbytes: u64) -> *mut c_void;
     /// Takes another reference.

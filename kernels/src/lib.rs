@@ -1,10 +1,15 @@
 //! Executors: what runs the ops and plans of a symbolic graph on a device.
 //!
-//! [`executor::Executor`] is the one trait; [`cpu::CpuExecutor`] implements it with PyTorch's own CPU kernels.
+//! [`executor::Executor`] is the one trait; [`cpu::CpuExecutor`] implements it with PyTorch's own CPU kernels,
+//! [`gpu::GpuExecutor`] with WGSL kernels on any adapter. Both walk runs with [`program::Program`].
 //! Nothing here knows of Python; PyTorch is reached through [`executor::HostKernels`].
 
 pub mod cpu;
+pub mod deferred;
 pub mod error;
 pub mod executor;
+mod feeds;
+pub mod gpu;
 pub mod host;
 pub mod liveness;
+pub mod program;

@@ -1,4 +1,4 @@
-//! Dead-code elimination by liveness: which ops of a run need not be run.
+//! Liveness: which ops of a run need not be run, and when storages that the program dropped can go.
 //!
 //! An op is dead where the program dropped everything that it makes before the run was sent, no other op of the run
 //! that is alive reads it, and the op does nothing else: it writes nothing, draws nothing, and cannot fail.
@@ -10,15 +10,18 @@ use crate::executor::{BlockRun, Step};
 
 /// A storage that the program dropped.
 const RELEASED: u32 = 1 << 31;
+/// Its last use was found.
+const ENDED: u32 = 1 << 30;
 
 /// Finds dead ops; keeps its memory from run to run.
 #[derive(Debug, Default)]
 pub struct Liveness {
-    /// How often each storage stands in the run; with [`RELEASED`].
+    /// How often each storage stands in the run; with [`RELEASED`] and [`ENDED`].
     uses: Vec<u32>,
     /// Where each op's storages begin in the run's stream.
     starts: Vec<u32>,
     dead: Vec<bool>,
+    ends: Vec<(u32, StorageId)>,
 }
 
 /// Whether an op does nothing but make fresh floating-point tensors.
@@ -28,15 +31,16 @@ fn only_computes(step: &Step, variant: &Variant) -> bool {
 }
 
 impl Liveness {
-    /// For each op of a run, whether it is dead. `ops` are its ops in order.
-    pub fn dead<'a>(
+    /// Looks at a run, whose ops in order are `ops`.
+    pub fn look<'a>(
         &mut self,
         run: &BlockRun,
         ops: impl DoubleEndedIterator<Item = (&'a Step, &'a Variant)> + Clone,
-    ) -> &[bool] {
+    ) {
         self.dead.clear();
         self.dead.resize(run.len(), false);
         self.starts.clear();
+        self.ends.clear();
         let mut start = 0;
         for (step, variant) in ops.clone() {
             self.starts.push(start as u32);
@@ -54,13 +58,35 @@ impl Liveness {
             let storages = &run.storages[self.starts[i] as usize..end];
             end = self.starts[i] as usize;
             let (inputs, made) = storages.split_at(storages.len() - variant.outputs.fresh.len());
-            let unread = |id: &StorageId| self.uses[id.index()] == RELEASED | 1;
+            for id in storages {
+                let uses = &mut self.uses[id.index()];
+                if *uses & (RELEASED | ENDED) == RELEASED {
+                    *uses |= ENDED;
+                    self.ends.push((i as u32, *id));
+                }
+            }
+            let unread = |id: &StorageId| self.uses[id.index()] == RELEASED | ENDED | 1;
             if only_computes(step, variant) && made.iter().all(unread) {
                 self.dead[i] = true;
                 inputs.iter().for_each(|id| self.uses[id.index()] -= 1);
             }
         }
+        for id in &run.released {
+            if self.uses[id.index()] & ENDED == 0 {
+                self.ends.push((0, *id)); // no op uses it
+            }
+        }
         run.storages.iter().chain(&run.released).for_each(|id| self.uses[id.index()] = 0);
-        &self.dead
+    }
+
+    /// Whether the `i`-th op is dead.
+    pub fn is_dead(&self, i: usize) -> bool {
+        self.dead[i]
+    }
+
+    /// The next storage that the program dropped and no op from the `i`-th on uses, once each; `i` is at least 1.
+    pub fn ended_before(&mut self, i: usize) -> Option<StorageId> {
+        let (last, _) = self.ends.last()?;
+        if (*last as usize) < i { self.ends.pop().map(|(_, id)| id) } else { None }
     }
 }

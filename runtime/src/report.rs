@@ -1,6 +1,6 @@
 //! The one report type that the log, the summary and the tests read.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -373,8 +373,31 @@ pub struct Summary {
     pub generated: u64,
     pub generate_us: u64,
     pub paths: u64,
+    /// The GPU, where the executor has one.
+    pub device: Option<DeviceLine>,
+    /// Ops that took the host path, by operator.
+    pub host_ops: BTreeMap<String, u64>,
     pub memory_allocated: u64,
     pub memory_peak: u64,
     pub executor: String,
     pub notes: Vec<String>,
+}
+
+/// What happened on a GPU.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceLine {
+    /// The adapter.
+    pub name: String,
+    /// Ops that ran as native kernels.
+    pub native_ops: u64,
+    /// Kernels run.
+    pub dispatches: u64,
+    /// Kernels compiled.
+    pub pipelines: u64,
+    /// Device memory in use, in bytes.
+    pub memory_live: u64,
+    /// The most that was in use.
+    pub memory_live_peak: u64,
+    /// The most that was in use or kept for the next use.
+    pub memory_peak: u64,
 }

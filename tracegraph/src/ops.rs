@@ -153,6 +153,11 @@ const SIZED_BY_NUMBER: &[&str] =
 /// Operators whose plain ints are no attributes but bounds of what they draw.
 const FED_INTS: &[&str] = &["aten::random_"];
 
+/// Arguments that an operator writes although its schema does not say so: running statistics.
+pub fn written_unsaid(name: &str) -> &'static [usize] {
+    if name == "aten::native_batch_norm" { &[3, 4] } else { &[] }
+}
+
 /// What the shim knows of an operator from its schema and tags.
 #[derive(Debug)]
 pub struct OpDecl<'a> {

@@ -7,8 +7,26 @@ use smallvec::SmallVec;
 pub struct Dtype(pub u8);
 
 impl Dtype {
+    /// `torch.uint8`.
+    pub const UINT8: Dtype = Dtype(0);
+    /// `torch.int8`.
+    pub const INT8: Dtype = Dtype(1);
+    /// `torch.int16`.
+    pub const INT16: Dtype = Dtype(2);
+    /// `torch.int32`.
+    pub const INT32: Dtype = Dtype(3);
+    /// `torch.int64`.
+    pub const INT64: Dtype = Dtype(4);
+    /// `torch.float16`.
+    pub const FLOAT16: Dtype = Dtype(5);
     /// `torch.float32`, PyTorch's default.
     pub const FLOAT32: Dtype = Dtype(6);
+    /// `torch.float64`.
+    pub const FLOAT64: Dtype = Dtype(7);
+    /// `torch.bool`.
+    pub const BOOL: Dtype = Dtype(11);
+    /// `torch.bfloat16`.
+    pub const BFLOAT16: Dtype = Dtype(15);
 
     /// Bytes of one element.
     pub fn size(self) -> usize {

@@ -1,7 +1,6 @@
 //! Storages in host buffers; blocks as lists of ATen calls.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
@@ -9,11 +8,10 @@ use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized, Variant};
 use tandem_tracegraph::tensor_meta::TensorMeta;
 
-use super::call::Cursor;
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Segment, Step};
+use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Step};
 use crate::host::{Buffer, Exception};
-use crate::liveness::Liveness;
+use crate::program::{Event, OpRun, Program};
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -32,28 +30,14 @@ enum Contents {
 pub struct CpuExecutor {
     host: &'static dyn HostKernels,
     storages: Vec<Contents>,
-    /// Ops by node; [`NodeId::START`] is none.
-    nodes: Vec<Option<Step>>,
-    blocks: Vec<Box<[NodeId]>>,
+    program: Program,
     failures: Vec<Arc<Failure>>,
-    liveness: Liveness,
-    measuring: bool,
-    times: Vec<OpTime>,
 }
 
 impl CpuExecutor {
     /// An executor that calls `host`'s kernels.
     pub fn new(host: &'static dyn HostKernels) -> CpuExecutor {
-        CpuExecutor {
-            host,
-            storages: Vec::new(),
-            nodes: vec![None],
-            blocks: Vec::new(),
-            failures: Vec::new(),
-            liveness: Liveness::default(),
-            measuring: false,
-            times: Vec::new(),
-        }
+        CpuExecutor { host, storages: Vec::new(), program: Program::default(), failures: Vec::new() }
     }
 
     fn slot(&mut self, id: StorageId) -> &mut Contents {
@@ -204,63 +188,36 @@ impl Executor for CpuExecutor {
     }
 
     fn declare(&mut self, node: NodeId, step: Step) {
-        debug_assert_eq!(node.index(), self.nodes.len());
-        self.nodes.push(Some(step));
+        self.program.declare(node, step);
     }
 
     fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
-        if let Some(step) = &mut self.nodes[node.index()] {
-            step.variants.push(variant);
-        }
+        self.program.add_variant(node, variant);
     }
 
     fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
-        self.blocks = blocks;
+        self.program.lower(blocks);
     }
 
     fn forget(&mut self) {
-        self.nodes.truncate(1);
-        self.blocks.clear();
-        self.times.clear();
+        self.program.forget();
     }
 
     fn measure(&mut self, on: bool) {
-        self.measuring = on;
-        self.times.clear();
+        self.program.measure(on);
     }
 
     fn measured(&self) -> &[OpTime] {
-        &self.times
+        self.program.measured()
     }
 
     fn run(&mut self, run: &BlockRun) {
-        let (blocks, nodes) = (std::mem::take(&mut self.blocks), std::mem::take(&mut self.nodes));
-        let mut cursor = Cursor::default();
-        let segment = |s: &Segment| &blocks[s.block.index()][s.from as usize..s.to as usize];
-        let ids: SmallVec<[NodeId; 64]> = run.segments.iter().flat_map(segment).copied().collect();
-        let ops: SmallVec<[(&Step, &Variant); 64]> = ids
-            .iter()
-            .zip(&run.variants)
-            .filter_map(|(node, variant)| {
-                let step = nodes[node.index()].as_ref()?;
-                Some((step, &*step.variants[*variant as usize]))
-            })
-            .collect();
-        let mut liveness = std::mem::take(&mut self.liveness);
-        let dead = liveness.dead(run, ops.iter().copied());
-        for (((step, variant), node), dead) in ops.iter().zip(&ids).zip(dead) {
-            let begin = self.measuring.then(Instant::now);
-            self.run_op(step, variant, run, &mut cursor, *dead);
-            if let Some(begin) = begin {
-                self.count_time(*node, begin);
-            }
-        }
-        drop(ops);
-        self.liveness = liveness;
-        for id in &run.released {
-            self.release(*id);
-        }
-        (self.blocks, self.nodes) = (blocks, nodes);
+        let mut program = std::mem::take(&mut self.program);
+        program.each(run, |event| match event {
+            Event::Op(op) => self.run_op(op),
+            Event::Release(id) => self.release(id),
+        });
+        self.program = program;
     }
 
     fn call(
@@ -332,30 +289,17 @@ impl Executor for CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// Runs an op of a run, whose feeds the cursor is at, or skips it.
-    fn run_op(&mut self, step: &Step, variant: &Variant, run: &BlockRun, cursor: &mut Cursor, skip: bool) {
-        let mut call = Call::blank(step.key.op);
-        cursor.fill(&mut call, step, variant, run);
-        let written: Ids = step.writes.iter().filter_map(|i| storage_of(&call, *i)).collect();
-        let fresh: Ids = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
-        if skip {
+    fn run_op(&mut self, op: OpRun<'_, '_>) {
+        if op.dead {
             return;
         }
-        if let Err(failure) = self.step(&mut call, step.key.location, variant, &fresh) {
+        let written: Ids = op.step.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
+        if let Err(failure) = self.step(op.call, op.step.key.location, op.variant, op.fresh) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
-            self.poison(&fresh, &failure);
+            self.poison(op.fresh, &failure);
             self.poison(&written, &failure);
             self.failures.push(failure);
         }
-    }
-
-    fn count_time(&mut self, node: NodeId, begin: Instant) {
-        if self.times.len() <= node.index() {
-            self.times.resize(self.nodes.len().max(node.index() + 1), OpTime::default());
-        }
-        let time = &mut self.times[node.index()];
-        time.count += 1;
-        time.ns += begin.elapsed().as_nanos() as u64;
     }
 
     /// The address of a byte range of a storage.

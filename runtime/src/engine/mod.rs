@@ -285,6 +285,7 @@ impl Engine {
     /// Starts all counters again.
     pub fn reset_report(&mut self) {
         self.count_passes();
+        self.runner.executor().reset_counters();
         self.report = Report::default();
         self.paths.clear();
         self.started = Instant::now();

@@ -1,0 +1,136 @@
+//! What an op costs GraphRunner on the wgpu executor, in CPU time of its thread, once everything is compiled and cached.
+//!
+//! `cargo bench -p tandem-kernels --bench dispatch`: runs of 100 additions on any adapter, the software one included;
+//! its own threads, which run the kernels, do not count.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tandem_kernels::executor::{BlockRun, Executor, HostError, HostKernels, HostResult, Step};
+use tandem_kernels::gpu::GpuExecutor;
+use tandem_kernels::gpu::adapter::{Choice, choose, list};
+use tandem_kernels::gpu::device::{Gpu, Options};
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
+use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number, OutSpec, Outputs, Variant};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+
+/// PyTorch, which this benchmark never needs.
+struct NoTorch;
+
+impl HostKernels for NoTorch {
+    fn call(&self, _: &Call<'_>, _: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
+        Err(HostError(std::ptr::null_mut()))
+    }
+    fn op_name(&self, _: OpId) -> String {
+        "aten::add.Tensor".into()
+    }
+    fn op_writes(&self, _: OpId) -> Box<[bool]> {
+        Box::new([false; 3])
+    }
+    fn random_key(&self, _: *mut c_void) -> u64 {
+        0
+    }
+    fn buffer_new(&self, _: u64) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+    fn buffer_retain(&self, _: *mut c_void) {}
+    fn buffer_release(&self, _: *mut c_void) {}
+    fn buffer_bytes(&self, _: *mut c_void) -> (*mut u8, u64) {
+        (std::ptr::null_mut(), 0)
+    }
+    fn buffer_resize(&self, _: *mut c_void, _: u64) {}
+    fn generator_retain(&self, _: *mut c_void) {}
+    fn generator_release(&self, _: *mut c_void) {}
+    fn exception_drop(&self, _: *mut c_void) {}
+}
+
+static TORCH: NoTorch = NoTorch;
+
+const OPS: u32 = 100;
+
+fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// `y = x + alpha * x`, of `n` elements.
+fn addition(n: i64) -> Step {
+    let meta = TensorMeta::new(&[n], &[1], Dtype::FLOAT32, 0);
+    let out = OutSpec::Fresh { storage: 0, meta: meta.clone(), offset: 0 };
+    let outputs =
+        Outputs { outs: vec![out], fresh: [n as u64 * 4].into_iter().collect(), resized: Vec::new() };
+    let variant = Variant { metas: vec![meta.clone(), meta].into(), numbers: Box::default(), outputs };
+    Step {
+        key: NodeKey {
+            op: OpId(0),
+            args: Box::new([ArgSpec::Tensor, ArgSpec::Tensor, ArgSpec::Value(Number::Int)]),
+            inputs: Box::new([InputSpec::Storage, InputSpec::Storage]),
+            modes: u64::from(Dtype::FLOAT32.0) << 56,
+            location: LocationId::UNKNOWN,
+        },
+        variants: vec![Arc::new(variant)],
+        writes: Box::default(),
+        sized_by_number: false,
+        pure: true,
+    }
+}
+
+/// A chain of additions: each reads what the last one made, which is then released.
+fn chain() -> BlockRun {
+    let mut run = BlockRun::default();
+    for i in 0..OPS {
+        run.push(BlockId(0), i, 0);
+        let input = StorageId(i);
+        run.storages.extend([input, input, StorageId(i + 1)]);
+        run.offsets.extend([0, 0]);
+        run.numbers.push(1);
+        if i > 0 {
+            run.released.push(input);
+        }
+    }
+    run
+}
+
+fn main() {
+    let adapters = list();
+    let Ok(Choice::Adapter(index)) = choose("gpu", true, &adapters) else {
+        println!("there is no adapter");
+        return;
+    };
+    for without in [vec![], vec!["immediates".to_owned()]] {
+        let parameters = if without.is_empty() { "as the adapter offers" } else { "in a uniform buffer" };
+        let gpu = match Gpu::open(index, &Options { without, checks: false }) {
+            Ok(gpu) => gpu,
+            Err(error) => return println!("{error}"),
+        };
+        let mut executor = GpuExecutor::new(gpu, &TORCH);
+        for node in 1..=OPS {
+            executor.declare(NodeId(node), addition(256));
+        }
+        executor.lower(vec![(1..=OPS).map(NodeId).collect()]);
+        executor.allocate(StorageId(0), 1024);
+        let run = chain();
+        let mut times = Vec::new();
+        for round in 0..300 {
+            let begin = thread_cpu_time();
+            executor.run(&run);
+            let spent = thread_cpu_time() - begin;
+            if round >= 100 {
+                times.push(spent.as_nanos() as f64 / f64::from(OPS));
+            }
+        }
+        executor.synchronize();
+        times.sort_by(f64::total_cmp);
+        println!(
+            "{}, parameters {parameters}: {:.0} ns an op (quartiles {:.0} to {:.0})",
+            adapters[index].name,
+            times[times.len() / 2],
+            times[times.len() / 4],
+            times[times.len() * 3 / 4],
+        );
+    }
+}

@@ -1,0 +1,172 @@
+//! Which adapter: what there is, and what `TANDEM_DEVICE` asks for.
+
+use std::sync::LazyLock;
+
+use thiserror::Error;
+
+static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
+    let mut description = wgpu::InstanceDescriptor::new_without_display_handle();
+    description.flags = wgpu::InstanceFlags::empty();
+    wgpu::Instance::new(description)
+});
+
+/// An adapter, for people and for choosing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// Its number.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// `vulkan`, `metal` or `dx12`.
+    pub backend: String,
+    /// `discrete`, `integrated`, `virtual` or `software`.
+    pub kind: &'static str,
+    /// The driver and its version.
+    pub driver: String,
+    /// 64-bit integers, 16-bit and 64-bit floats, subgroups, as far as it has them.
+    pub features: Vec<&'static str>,
+    /// The most bytes that a kernel can reach in one buffer.
+    pub max_binding: u64,
+}
+
+/// Why there is no device.
+#[derive(Debug, Error)]
+pub enum AdapterError {
+    /// Nothing fits what was asked for.
+    #[error("TANDEM_DEVICE={asked}: there is no such adapter; `tandem devices` lists what there is{hint}")]
+    None {
+        /// What was asked for.
+        asked: String,
+        /// What may help.
+        hint: &'static str,
+    },
+    /// The driver refused.
+    #[error("the adapter {name} cannot be opened: {error}; TANDEM_DEVICE=cpu does without it")]
+    Refused {
+        /// The adapter.
+        name: String,
+        /// What the driver says.
+        error: String,
+    },
+}
+
+fn kind(info: &wgpu::AdapterInfo) -> &'static str {
+    match info.device_type {
+        wgpu::DeviceType::DiscreteGpu => "discrete",
+        wgpu::DeviceType::IntegratedGpu => "integrated",
+        wgpu::DeviceType::VirtualGpu => "virtual",
+        wgpu::DeviceType::Cpu => "software",
+        wgpu::DeviceType::Other => "other",
+    }
+}
+
+/// Optional features that kernels use, by the names that `TANDEM_GPU_WITHOUT` takes.
+pub(super) const FEATURES: [(&str, wgpu::Features); 5] = [
+    ("int64", wgpu::Features::SHADER_INT64),
+    ("f64", wgpu::Features::SHADER_F64),
+    ("f16", wgpu::Features::SHADER_F16),
+    ("subgroup", wgpu::Features::SUBGROUP),
+    ("immediates", wgpu::Features::IMMEDIATES),
+];
+
+fn enumerate() -> Vec<wgpu::Adapter> {
+    let all = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    pollster::block_on(INSTANCE.enumerate_adapters(all))
+}
+
+fn listing(index: usize, adapter: &wgpu::Adapter) -> Listing {
+    let info = adapter.get_info();
+    let features = adapter.features();
+    Listing {
+        index,
+        kind: kind(&info),
+        backend: format!("{:?}", info.backend).to_lowercase(),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        name: info.name,
+        features: FEATURES.iter().filter(|(_, f)| features.contains(*f)).map(|(n, _)| *n).collect(),
+        max_binding: adapter.limits().max_storage_buffer_binding_size,
+    }
+}
+
+/// All adapters, in the driver's order.
+pub fn list() -> Vec<Listing> {
+    enumerate().iter().enumerate().map(|(i, a)| listing(i, a)).collect()
+}
+
+/// What to run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// PyTorch's CPU kernels.
+    Cpu,
+    /// The adapter of this number.
+    Adapter(usize),
+}
+
+/// Chooses: `asked` is `TANDEM_DEVICE`, empty for the best real GPU or else the CPU; a software adapter is taken where
+/// it is asked for by name or number, or by `gpu` where `software` allows it.
+pub fn choose(asked: &str, software: bool, adapters: &[Listing]) -> Result<Choice, AdapterError> {
+    let rank =
+        |l: &&Listing| ["discrete", "integrated", "virtual", "other"].iter().position(|k| *k == l.kind);
+    let best = adapters.iter().filter(|l| rank(l).is_some()).min_by_key(rank);
+    let none = |hint| AdapterError::None { asked: asked.to_owned(), hint };
+    match asked {
+        "cpu" => Ok(Choice::Cpu),
+        "" => Ok(best.map_or(Choice::Cpu, |l| Choice::Adapter(l.index))),
+        "gpu" => {
+            let any = best.or_else(|| adapters.iter().find(|l| software && l.kind == "software"));
+            let hint = if adapters.is_empty() {
+                ""
+            } else {
+                "; a software adapter is taken where TANDEM_ALLOW_SOFTWARE=1 is set"
+            };
+            any.map(|l| Choice::Adapter(l.index)).ok_or_else(|| none(hint))
+        }
+        name => {
+            let number = name.parse::<usize>().ok();
+            let wanted = name.to_lowercase();
+            let fits = |l: &&Listing| Some(l.index) == number || l.name.to_lowercase().contains(&wanted);
+            adapters.iter().find(fits).map(|l| Choice::Adapter(l.index)).ok_or_else(|| none(""))
+        }
+    }
+}
+
+/// The adapter of a number.
+pub(super) fn adapter(index: usize) -> Option<wgpu::Adapter> {
+    enumerate().into_iter().nth(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapters(kinds: &[&'static str]) -> Vec<Listing> {
+        let listing = |(index, kind): (usize, &&'static str)| Listing {
+            index,
+            name: format!("The {kind} one"),
+            backend: "vulkan".into(),
+            kind,
+            driver: String::new(),
+            features: Vec::new(),
+            max_binding: 0,
+        };
+        kinds.iter().enumerate().map(listing).collect()
+    }
+
+    #[test]
+    fn the_best_real_gpu_is_the_default() {
+        let all = adapters(&["software", "integrated", "discrete"]);
+        assert_eq!(choose("", false, &all).ok(), Some(Choice::Adapter(2)));
+        assert_eq!(choose("", true, &adapters(&["software"])).ok(), Some(Choice::Cpu));
+        assert_eq!(choose("cpu", false, &all).ok(), Some(Choice::Cpu));
+    }
+
+    #[test]
+    fn software_only_where_it_is_meant() {
+        let all = adapters(&["software"]);
+        assert!(choose("gpu", false, &all).is_err_and(|e| e.to_string().contains("TANDEM_ALLOW_SOFTWARE=1")));
+        assert_eq!(choose("gpu", true, &all).ok(), Some(Choice::Adapter(0)));
+        assert_eq!(choose("software", false, &all).ok(), Some(Choice::Adapter(0)));
+        assert_eq!(choose("0", false, &all).ok(), Some(Choice::Adapter(0)));
+        assert!(choose("radeon", false, &all).is_err());
+    }
+}

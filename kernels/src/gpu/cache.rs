@@ -1,0 +1,103 @@
+//! Compiled pipelines kept on disk, where the driver can keep them (Vulkan).
+
+use std::fs;
+use std::path::PathBuf;
+
+use parking_lot::Mutex;
+
+/// The driver's cache and its file. A file that is damaged or another driver's is not used, and written anew.
+#[derive(Debug)]
+pub struct DiskCache {
+    /// What pipelines are made with.
+    pub pipelines: wgpu::PipelineCache,
+    path: PathBuf,
+    /// Bytes that the file has.
+    saved: Mutex<usize>,
+}
+
+const MAGIC: &[u8; 8] = b"TANDEMPC";
+
+/// FNV-1a: enough to notice damage.
+fn checksum(data: &[u8]) -> u64 {
+    data.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The contents of a cache file, where it is whole.
+fn contents(file: &[u8]) -> Option<&[u8]> {
+    let (magic, rest) = file.split_at_checked(8)?;
+    let (sum, data) = rest.split_at_checked(8)?;
+    (magic == MAGIC && sum == checksum(data).to_le_bytes()).then_some(data)
+}
+
+fn directory() -> Option<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let cache = var("TANDEM_CACHE_DIR")
+        .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("tandem")))
+        .or_else(|| var("HOME").map(|d| d.join(".cache/tandem")))?;
+    Some(cache.join("pipelines"))
+}
+
+impl DiskCache {
+    /// The cache of an adapter and its driver; `None` where there is no place or no support.
+    pub fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo) -> Option<DiskCache> {
+        if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
+            return None;
+        }
+        let key = wgpu::util::pipeline_cache_key(info)?;
+        let driver = checksum(format!("{} {}", info.driver, info.driver_info).as_bytes());
+        let path = directory()?.join(format!("{key}-{driver:016x}"));
+        let file = fs::read(&path).unwrap_or_default();
+        let data = contents(&file);
+        if data.is_none() && !file.is_empty() {
+            tracing::warn!(path = %path.display(), "the cache of compiled kernels is damaged and made anew");
+        }
+        // SAFETY: the data were written by this program from a cache of the same adapter and driver, and are whole.
+        let pipelines = unsafe {
+            device.create_pipeline_cache(&wgpu::PipelineCacheDescriptor {
+                label: Some("tandem"),
+                data,
+                fallback: true,
+            })
+        };
+        Some(DiskCache { pipelines, path, saved: Mutex::new(data.map_or(0, <[u8]>::len)) })
+    }
+
+    /// Writes what is new. Nothing depends on it, so failures are only told in the log.
+    pub fn save(&self) {
+        let Some(data) = self.pipelines.get_data() else { return };
+        let mut saved = self.saved.lock();
+        if data.len() == *saved {
+            return;
+        }
+        let mut file = MAGIC.to_vec();
+        file.extend_from_slice(&checksum(&data).to_le_bytes());
+        file.extend_from_slice(&data);
+        let part = self.path.with_extension(format!("{}", std::process::id()));
+        let written = self
+            .path
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(&part, file))
+            .and_then(|()| fs::rename(&part, &self.path));
+        match written {
+            Ok(()) => *saved = data.len(),
+            Err(error) => tracing::debug!(%error, "the cache of compiled kernels cannot be written"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_is_noticed() {
+        let mut file = MAGIC.to_vec();
+        file.extend_from_slice(&checksum(b"pipelines").to_le_bytes());
+        file.extend_from_slice(b"pipelines");
+        assert_eq!(contents(&file), Some(&b"pipelines"[..]));
+        *file.last_mut().unwrap() ^= 1;
+        assert_eq!(contents(&file), None);
+        assert_eq!(contents(b"short"), None);
+    }
+}

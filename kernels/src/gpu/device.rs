@@ -1,0 +1,144 @@
+//! An opened adapter: device, queue, what it can do, and whether it is still there.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::adapter::{AdapterError, FEATURES, adapter};
+use super::print::Target;
+
+/// How a device is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Names of optional features that are not used, `limits` for WebGPU's baseline limits, and `random` for random
+    /// numbers as eager CPU draws them, by the host path: `TANDEM_GPU_WITHOUT`.
+    pub without: Vec<String>,
+    /// Whether shaders check bounds: `TANDEM_GPU_CHECKS=1`.
+    pub checks: bool,
+}
+
+impl Options {
+    /// From the environment.
+    pub fn from_env() -> Options {
+        let var = |name: &str| std::env::var(name).unwrap_or_default();
+        let without = var("TANDEM_GPU_WITHOUT");
+        Options {
+            without: without.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect(),
+            checks: var("TANDEM_GPU_CHECKS") == "1",
+        }
+    }
+}
+
+/// An opened adapter.
+#[derive(Debug)]
+pub struct Gpu {
+    /// The device.
+    pub device: wgpu::Device,
+    /// Its only queue.
+    pub queue: wgpu::Queue,
+    /// What it is called.
+    pub name: String,
+    /// What kernels may use.
+    pub target: Target,
+    /// The most bytes of a buffer that a kernel can reach.
+    pub max_binding: u64,
+    /// The most bytes of a buffer.
+    pub max_buffer: u64,
+    /// The most buffers that a kernel can reach.
+    pub max_buffers: u32,
+    /// The most workgroups along one axis.
+    pub max_groups: u32,
+    /// Steps in which parameters may lie in a uniform buffer, in bytes.
+    pub uniform_step: u32,
+    /// Whether shaders check bounds.
+    pub checks: bool,
+    /// Whether random numbers are drawn on the host.
+    pub host_random: bool,
+    /// Kept pipelines, where the driver can keep them.
+    pub cache: Option<super::cache::DiskCache>,
+    /// What ended it: errors that nobody expected, the device's loss.
+    ended: Arc<Mutex<Option<String>>>,
+}
+
+impl Gpu {
+    /// Opens the adapter of a number.
+    pub fn open(index: usize, options: &Options) -> Result<Gpu, AdapterError> {
+        let missing = || AdapterError::None { asked: index.to_string(), hint: "" };
+        let adapter = adapter(index).ok_or_else(missing)?;
+        let info = adapter.get_info();
+        let without = |name: &str| options.without.iter().any(|w| w == name);
+        let baseline = without("limits");
+        let offered = adapter.features();
+        let mut features = wgpu::Features::empty();
+        for (name, feature) in FEATURES {
+            if offered.contains(feature) && !without(name) {
+                features |= feature;
+            }
+        }
+        if offered.contains(wgpu::Features::PIPELINE_CACHE) {
+            features |= wgpu::Features::PIPELINE_CACHE;
+        }
+        let immediates = features.contains(wgpu::Features::IMMEDIATES);
+        let mut limits = if baseline { wgpu::Limits::default() } else { adapter.limits() };
+        limits.max_immediate_size = if immediates { adapter.limits().max_immediate_size } else { 0 };
+        let description = wgpu::DeviceDescriptor {
+            label: Some("tandem"),
+            required_features: features,
+            required_limits: limits.clone(),
+            ..Default::default()
+        };
+        let refused = |e: wgpu::RequestDeviceError| AdapterError::Refused {
+            name: info.name.clone(),
+            error: e.to_string(),
+        };
+        let (device, queue) = pollster::block_on(adapter.request_device(&description)).map_err(refused)?;
+        let ended = Arc::new(Mutex::new(None));
+        let tell = ended.clone();
+        device.set_device_lost_callback(move |reason, text| {
+            tell.lock().get_or_insert_with(|| format!("the device was lost ({reason:?}): {text}"));
+        });
+        let tell = ended.clone();
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            tracing::error!(%error, "the GPU reports an error that nobody expected");
+            tell.lock().get_or_insert_with(|| error.to_string());
+        }));
+        let cache = super::cache::DiskCache::open(&device, &info);
+        Ok(Gpu {
+            name: info.name.clone(),
+            target: Target {
+                int64: features.contains(wgpu::Features::SHADER_INT64),
+                // Parameters of 64-bit floats are made of 64-bit integers.
+                float64: features.contains(wgpu::Features::SHADER_F64 | wgpu::Features::SHADER_INT64),
+                immediates: limits.max_immediate_size,
+                // Not used before it has run on an adapter that has it.
+                cooperative: false,
+            },
+            max_binding: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
+            max_buffer: limits.max_buffer_size,
+            max_buffers: limits.max_storage_buffers_per_shader_stage,
+            max_groups: limits.max_compute_workgroups_per_dimension,
+            uniform_step: limits.min_uniform_buffer_offset_alignment,
+            checks: options.checks,
+            host_random: without("random"),
+            device,
+            queue,
+            cache,
+            ended,
+        })
+    }
+
+    /// Why nothing works any more, where that is so.
+    pub fn ended(&self) -> Option<String> {
+        self.ended.lock().clone()
+    }
+
+    /// Runs `work`; an error that it causes is told in words.
+    pub fn scoped<T>(&self, filter: wgpu::ErrorFilter, work: impl FnOnce() -> T) -> Result<T, String> {
+        let scope = self.device.push_error_scope(filter);
+        let value = work();
+        match pollster::block_on(scope.pop()) {
+            None => Ok(value),
+            Some(error) => Err(error.to_string()),
+        }
+    }
+}

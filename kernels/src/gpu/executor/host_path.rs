@@ -1,0 +1,193 @@
+//! The host path: PyTorch's CPU kernel on what the device holds, for calls that have no kernels there.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Call, Input, Place};
+use tandem_tracegraph::ids::{LocationId, StorageId};
+use tandem_tracegraph::node::{OutSpec, Outputs, Resized, Variant};
+use tandem_tracegraph::ops::written_unsaid;
+use tandem_tracegraph::tensor_meta::TensorMeta;
+
+use super::GpuExecutor;
+use super::storages::{Absent, read};
+use crate::error::{CallFailure, Cause, Failure};
+use crate::executor::{HostResult, HostResultKind};
+use crate::host::{Buffer, Exception};
+
+/// Storages of fewer bytes are brought to the host whole.
+const WHOLE: u64 = 1 << 16;
+
+impl GpuExecutor {
+    /// Runs a call on the host; what it makes is known and named.
+    pub(super) fn run_host(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        known: Option<(&Variant, &[StorageId])>,
+    ) -> Result<Outputs, CallFailure> {
+        let (variant, ids) = match known {
+            Some(known) => known,
+            None => return Err(CallFailure::Raised(self.failure(call.op, location, Cause::Metadata))),
+        };
+        let mut ids = ids.iter();
+        let expected = variant.outputs.fresh.len();
+        let mut made = 0;
+        let outputs = self.run_host_naming(call, location, &mut |_| {
+            made += 1;
+            ids.next().copied().unwrap_or(StorageId(0))
+        })?;
+        if made != expected || outputs.outs != variant.outputs.outs {
+            return Err(CallFailure::Raised(self.failure(call.op, location, Cause::Metadata)));
+        }
+        Ok(outputs)
+    }
+
+    /// Runs a call on the host and tells its outputs.
+    pub(super) fn run_host_naming(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+    ) -> Result<Outputs, CallFailure> {
+        self.stream.watched = None;
+        let writes = self.op(call.op).writes.clone();
+        let unsaid = written_unsaid(&self.op(call.op).name);
+        let reads = unsaid.is_empty() && !writes.contains(&true);
+        let mut resolved =
+            Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
+        // Parts of storages that are read are held until the call is over.
+        let mut parts: SmallVec<[Buffer; 2]> = SmallVec::new();
+        for i in 0..call.inputs.len() {
+            let Place::Storage { id, .. } = call.inputs[i].place else { continue };
+            let place = self.bring(call, i, id, reads, &mut parts);
+            match place {
+                Ok((place, moved)) => {
+                    resolved.inputs[i].place = place;
+                    resolved.inputs[i].offset -= moved;
+                }
+                Err(Absent::Poisoned(failure)) => return Err(CallFailure::Poisoned(failure)),
+                Err(Absent::Free) => {
+                    return Err(CallFailure::Raised(self.failure(call.op, location, Cause::NoMemory)));
+                }
+                Err(Absent::Device(error)) => {
+                    return Err(CallFailure::Raised(self.failure(call.op, location, Cause::Device(error))));
+                }
+            }
+        }
+        self.check_faults(false);
+        for input in &call.inputs {
+            if let Place::Storage { id, .. } = input.place
+                && let Some(failure) = self.storages.poisoned(id)
+            {
+                return Err(CallFailure::Poisoned(failure));
+            }
+        }
+        let (outputs, made) = self.call_host(call, &resolved, location).map_err(CallFailure::Raised)?;
+        // What goes to the host is a fetch, not a missing kernel.
+        let fetch = outputs.outs.iter().any(|o| matches!(o, OutSpec::Host(_)))
+            || call.inputs.iter().any(|i| matches!(i.place, Place::Host(_))) && writes.first() == Some(&true);
+        self.op(call.op).hosted += u64::from(!fetch);
+        let mut flat = 0;
+        for (number, (arg, written)) in call.args.iter().zip(&writes).enumerate() {
+            let n = match arg {
+                tandem_tracegraph::call::Arg::Tensor => 1,
+                tandem_tracegraph::call::Arg::Tensors(n) => *n as usize,
+                _ => 0,
+            };
+            for input in &call.inputs[flat..flat + n] {
+                if let (Place::Storage { id, .. }, true) =
+                    (&input.place, *written || unsaid.contains(&number))
+                {
+                    self.storages.written_on_host(*id, &mut self.stream, self.host);
+                }
+            }
+            flat += n;
+        }
+        for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
+            self.storages.set_host(name_fresh(*nbytes), buffer, *nbytes, &mut self.stream);
+        }
+        Ok(outputs)
+    }
+
+    /// An input's place in host memory, and how far its offset moves. Of a large storage that is only read, and by one
+    /// input alone, only the window is brought.
+    fn bring<'a>(
+        &mut self,
+        call: &Call<'_>,
+        i: usize,
+        id: StorageId,
+        reads: bool,
+        parts: &mut SmallVec<[Buffer; 2]>,
+    ) -> Result<(Place<'a>, i64), Absent> {
+        let input = &call.inputs[i];
+        let alone = || {
+            let same = |o: &Input<'_>| matches!(o.place, Place::Storage { id: other, .. } if other == id);
+            call.inputs.iter().filter(|o| same(o)).count() == 1
+        };
+        // The storage of a CPU tensor that is written is another one, so this one is only read.
+        if let Some((buf, nbytes)) = self.storages.only_on_device(id)
+            && nbytes > WHOLE
+            && (reads || i > 0)
+            && alone()
+        {
+            let size = input.dtype.size() as u64;
+            let begin = input.offset as u64 * size;
+            let end = input.meta().extent_bytes(input.offset).max(begin);
+            if end <= nbytes && (end - begin) * 2 < nbytes {
+                let part = Buffer::adopt(self.host.buffer_new(end - begin), self.host);
+                read(&mut self.stream, self.host, buf, begin, &part).map_err(Absent::Device)?;
+                let ptr = part.as_ptr();
+                parts.push(part);
+                return Ok((Place::Buffer(ptr), input.offset));
+            }
+        }
+        let ptr = self.storages.host(id, &mut self.stream, self.host)?;
+        Ok((Place::Buffer(ptr), 0))
+    }
+
+    fn call_host(
+        &mut self,
+        call: &Call<'_>,
+        resolved: &Call<'_>,
+        location: LocationId,
+    ) -> Result<(Outputs, Vec<Buffer>), Arc<Failure>> {
+        let host = self.host;
+        let mut outputs = Outputs::default();
+        let mut made: Vec<Buffer> = Vec::new();
+        let called = host.call(resolved, &mut |result| {
+            let moved = |input: u32| result.offset - resolved.inputs[input as usize].offset;
+            let out = match result.kind {
+                HostResultKind::Resized(input) => {
+                    outputs.resized.push(Resized { input, meta: meta_of(&result), offset: moved(input) });
+                    return;
+                }
+                HostResultKind::Fresh(ptr, nbytes) => {
+                    let known = made.iter().position(|b| b.as_ptr() == ptr);
+                    let storage = known.unwrap_or_else(|| {
+                        made.push(Buffer::retain(ptr, host));
+                        outputs.fresh.push(nbytes);
+                        made.len() - 1
+                    });
+                    OutSpec::Fresh { storage: storage as u16, meta: meta_of(&result), offset: result.offset }
+                }
+                HostResultKind::Alias(input) => {
+                    OutSpec::Alias { input, meta: meta_of(&result), offset: moved(input) }
+                }
+                HostResultKind::Undefined => OutSpec::Undefined,
+                HostResultKind::Same(input) => OutSpec::Same(input),
+                HostResultKind::Host(n) => OutSpec::Host(n),
+                HostResultKind::List(n) => OutSpec::List(n),
+            };
+            outputs.outs.push(out);
+        });
+        match called {
+            Ok(()) => Ok((outputs, made)),
+            Err(e) => Err(self.failure(call.op, location, Cause::Kernel(Exception::adopt(e.0, host)))),
+        }
+    }
+}
+
+fn meta_of(r: &HostResult<'_>) -> TensorMeta {
+    TensorMeta::new(r.sizes, r.strides, r.dtype, r.flags)
+}

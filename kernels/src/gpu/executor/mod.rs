@@ -1,0 +1,706 @@
+//! Runs calls on the device: natively where there is a lowering, on the host otherwise.
+//!
+//! A storage's contents are on the device, on the host, or on both ([`storages`]). Kernels that find an index out of
+//! range say so in a word on the device, which is read with every value that goes to the host ([`faults`]): nothing
+//! that a failed op has spoilt gets out.
+
+mod faults;
+mod host_path;
+mod storages;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Arg, Call, InlineValue, Place};
+use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
+use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+
+use self::faults::Faults;
+use self::storages::{Absent, Contents, Storages};
+use super::device::Gpu;
+use super::ir::Ty;
+use super::kernel::{Ref, Word};
+use super::lower::{Action, Lowered, Lowering};
+use super::memory::BufId;
+use super::ops::{Lower, draws, lowering};
+use super::stream::Stream;
+use crate::error::{CallFailure, Cause, DeviceError, Failure, Fault};
+use crate::executor::{BlockRun, DeviceReport, Executor, HostKernels, OpTime, Step};
+use crate::program::{Event, OpRun, Program};
+
+/// What the executor knows of an operator.
+struct Op {
+    name: String,
+    writes: Box<[bool]>,
+    lower: Option<Lower>,
+    /// Calls that took the host path.
+    hosted: u64,
+}
+
+/// Lowerings of a node by variant; `None` where a call takes the host path.
+type Lowerings = Vec<Option<Option<Arc<Lowered>>>>;
+
+/// Runs ops as WGSL kernels.
+pub struct GpuExecutor {
+    host: &'static dyn HostKernels,
+    stream: Stream,
+    storages: Storages,
+    program: Program,
+    lowered: Vec<Lowerings>,
+    ops: Vec<Option<Op>>,
+    faults: Faults,
+    failures: Vec<Arc<Failure>>,
+    native: u64,
+}
+
+/// Why a call could not run natively.
+enum Refused {
+    /// The host path can.
+    Host,
+    /// It fails there too.
+    Failed(Arc<Failure>),
+    /// An input is poisoned.
+    Poisoned(Arc<Failure>),
+}
+
+impl GpuExecutor {
+    /// An executor on a device; `host` has the kernels for the rest.
+    pub fn new(gpu: Gpu, host: &'static dyn HostKernels) -> GpuExecutor {
+        let mut stream = Stream::new(Arc::new(gpu));
+        GpuExecutor {
+            host,
+            faults: Faults::new(&mut stream),
+            stream,
+            storages: Storages::default(),
+            program: Program::default(),
+            lowered: vec![Vec::new()],
+            ops: Vec::new(),
+            failures: Vec::new(),
+            native: 0,
+        }
+    }
+
+    fn op(&mut self, id: OpId) -> &mut Op {
+        if self.ops.len() <= id.index() {
+            self.ops.resize_with(id.index() + 1, || None);
+        }
+        let (host, host_random) = (self.host, self.stream.gpu.host_random);
+        self.ops[id.index()].get_or_insert_with(|| {
+            let (name, writes) = (host.op_name(id), host.op_writes(id));
+            let native = lowering(&name, &writes).filter(|(base, _)| !(host_random && draws(base)));
+            let lower = native.map(|(_, lower)| lower);
+            Op { name, writes, lower, hosted: 0 }
+        })
+    }
+
+    fn failure(&mut self, op: OpId, location: LocationId, cause: Cause) -> Arc<Failure> {
+        Arc::new(Failure { op, name: self.op(op).name.clone(), location, cause })
+    }
+
+    /// Lowers a call; `None` where it takes the host path.
+    fn lower_call(&mut self, call: &Call<'_>) -> Option<Arc<Lowered>> {
+        self.op(call.op);
+        let op = self.ops[call.op.index()].as_ref()?;
+        let lower = op.lower?;
+        let (base, _) = lowering(&op.name, &op.writes)?;
+        let mut lowering = Lowering::new(call, base, &op.writes, &mut self.stream.pipelines);
+        lower(&mut lowering)?;
+        let lowered = lowering.finish();
+        let limit = self.stream.gpu.max_binding;
+        let fits = lowered.outputs.fresh.iter().chain(&lowered.temps).all(|bytes| *bytes <= limit);
+        fits.then(|| Arc::new(lowered))
+    }
+
+    /// Runs a lowered call. Nothing has happened where it is refused for the host path.
+    fn run_native(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        lowered: &Lowered,
+        fresh: &[StorageId],
+    ) -> Result<(), Refused> {
+        let limit = self.stream.gpu.max_binding;
+        self.grow_resized(call, location, lowered)?;
+        let mut inputs: SmallVec<[Option<BufId>; 8]> = SmallVec::new();
+        let mut uploaded: SmallVec<[BufId; 2]> = SmallVec::new();
+        for input in &call.inputs {
+            inputs.push(match &input.place {
+                Place::Storage { id, .. } => {
+                    if self.storages.bytes(*id) > limit {
+                        return Err(Refused::Host);
+                    }
+                    match self.storages.device(*id, &mut self.stream, self.host) {
+                        Ok(buf) => Some(buf),
+                        Err(Absent::Poisoned(failure)) => return Err(Refused::Poisoned(failure)),
+                        Err(Absent::Free) => {
+                            return Err(Refused::Failed(self.failure(call.op, location, Cause::NoMemory)));
+                        }
+                        Err(Absent::Device(error)) => return Err(self.device_failure(call, location, error)),
+                    }
+                }
+                Place::Host(_) | Place::Buffer(_) if !input.sizes.is_empty() => {
+                    let meta = input.meta();
+                    let bytes = self.host_bytes(&input.place, &meta, input.offset);
+                    if bytes.len() as u64 > limit {
+                        return Err(Refused::Host);
+                    }
+                    match self.stream.upload_new(bytes) {
+                        Ok(buf) => {
+                            uploaded.push(buf);
+                            Some(buf)
+                        }
+                        Err(error) => return Err(self.device_failure(call, location, error)),
+                    }
+                }
+                _ => None,
+            });
+        }
+        if collides(lowered, &inputs) {
+            uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
+            return Err(Refused::Host);
+        }
+        let outcome = self.carry_out(call, location, lowered, fresh, &inputs);
+        uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
+        outcome.map_err(|error| self.device_failure(call, location, error))?;
+        self.native += 1;
+        Ok(())
+    }
+
+    /// Storages grow where the windows that a call resizes need it.
+    fn grow_resized(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        lowered: &Lowered,
+    ) -> Result<(), Refused> {
+        for change in &lowered.outputs.resized {
+            let input = &call.inputs[change.input as usize];
+            let Place::Storage { id, .. } = input.place else { return Err(Refused::Host) };
+            let needed = change.meta.extent_bytes(input.offset + change.offset);
+            if self.storages.bytes(id) >= needed {
+                continue;
+            }
+            self.storages.resize(id, needed, &mut self.stream, self.host).map_err(|absent| match absent {
+                Absent::Poisoned(failure) => Refused::Poisoned(failure),
+                Absent::Free => Refused::Failed(self.failure(call.op, location, Cause::NoMemory)),
+                Absent::Device(error) => self.device_failure(call, location, error),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn device_failure(&mut self, call: &Call<'_>, location: LocationId, error: DeviceError) -> Refused {
+        Refused::Failed(self.failure(call.op, location, Cause::Device(error)))
+    }
+
+    fn carry_out(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        lowered: &Lowered,
+        fresh: &[StorageId],
+        inputs: &[Option<BufId>],
+    ) -> Result<(), DeviceError> {
+        let mut made: SmallVec<[BufId; 4]> = SmallVec::new();
+        for (id, bytes) in fresh.iter().zip(&lowered.outputs.fresh) {
+            let buf = self.stream.allocate(*bytes)?;
+            self.storages.set_device(*id, buf, *bytes, &mut self.stream);
+            made.push(buf);
+        }
+        let mut temps: SmallVec<[BufId; 4]> = SmallVec::new();
+        for bytes in &lowered.temps {
+            temps.push(self.stream.allocate(*bytes)?);
+        }
+        let draws = lowered.actions.iter().any(
+            |a| matches!(a, Action::Dispatch { words, .. } if words.iter().any(|w| matches!(w, Word::Key(_)))),
+        );
+        let key = if draws { self.host.random_key(generator(call)) } else { 0 };
+        let mut tag = None;
+        for action in &lowered.actions {
+            let buffer = |r: Ref| match r {
+                Ref::Input(i) => inputs[i as usize],
+                Ref::Fresh(i) => Some(made[i as usize]),
+                Ref::Temp(i) => Some(temps[i as usize]),
+                Ref::Faults => Some(self.faults.buffer),
+            };
+            match action {
+                Action::Clear(tensor, bytes) => {
+                    if let Some(buf) = buffer(*tensor) {
+                        self.stream.clear(buf, 0, *bytes)?;
+                    }
+                }
+                Action::Dispatch { pipeline, tensors, words, groups, .. } => {
+                    let mut bufs: SmallVec<[BufId; 8]> = tensors.iter().filter_map(|r| buffer(*r)).collect();
+                    let copies = self.separate(&mut bufs, &pipeline.written)?;
+                    if words.contains(&Word::Tag) && tag.is_none() {
+                        tag = Some(self.faults.expect(call.op, location));
+                    }
+                    let resolve = |w: &Word| self.word(*w, call, key, tag.unwrap_or_default());
+                    let words: SmallVec<[u32; 64]> = words.iter().map(resolve).collect();
+                    self.stream.dispatch(pipeline, bufs, words, *groups)?;
+                    copies.into_iter().for_each(|buf| self.stream.memory.release(buf));
+                    for (tensor, written) in tensors.iter().zip(&pipeline.written) {
+                        if let (Ref::Input(i), true) = (tensor, written)
+                            && let Place::Storage { id, .. } = call.inputs[*i as usize].place
+                        {
+                            self.storages.written_on_device(id);
+                        }
+                    }
+                }
+            }
+        }
+        temps.into_iter().for_each(|buf| self.stream.memory.release(buf));
+        self.taint(call, fresh, tag);
+        Ok(())
+    }
+
+    /// A buffer that a kernel writes is bound to it once: what it reads of the same buffer elsewhere, it reads from a
+    /// copy.
+    fn separate(
+        &mut self,
+        bufs: &mut [BufId],
+        written: &[bool],
+    ) -> Result<SmallVec<[BufId; 1]>, DeviceError> {
+        let mut copies = SmallVec::new();
+        for i in 0..bufs.len() {
+            let clashes = |j: usize| j != i && bufs[j] == bufs[i] && (written[j] && (!written[i] || j < i));
+            if (0..bufs.len()).any(clashes) {
+                let bytes = self.stream.memory.bytes(bufs[i]);
+                let copy = self.stream.allocate(bytes)?;
+                self.stream.copy((bufs[i], 0), (copy, 0), bytes)?;
+                bufs[i] = copy;
+                copies.push(copy);
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Notes which faults the contents of what a call writes depend on.
+    fn taint(&mut self, call: &Call<'_>, fresh: &[StorageId], tag: Option<u32>) {
+        if !self.faults.pending() {
+            return;
+        }
+        let storage = |i: usize| match call.inputs[i].place {
+            Place::Storage { id, .. } => Some(id),
+            _ => None,
+        };
+        let mut taints = self.faults.none();
+        (0..call.inputs.len())
+            .filter_map(storage)
+            .for_each(|id| self.faults.join(&mut taints, self.storages.taints(id)));
+        tag.iter().for_each(|tag| self.faults.join(&mut taints, &[*tag]));
+        if taints.is_empty() {
+            return;
+        }
+        let mut flat = 0;
+        for (arg, written) in call
+            .args
+            .iter()
+            .zip(&self.ops[call.op.index()].as_ref().map_or(Box::default(), |o| o.writes.clone()))
+        {
+            let n = match arg {
+                Arg::Tensor => 1,
+                Arg::Tensors(n) => *n as usize,
+                _ => 0,
+            };
+            if *written {
+                (flat..flat + n).filter_map(storage).for_each(|id| self.storages.taint(id, &taints));
+            }
+            flat += n;
+        }
+        fresh.iter().for_each(|id| self.storages.taint(*id, &taints));
+    }
+
+    /// The bytes of a window in host memory, from its first element on.
+    fn host_bytes<'b>(&self, place: &Place<'b>, meta: &TensorMeta, offset: i64) -> &'b [u8] {
+        let (Place::Host(ptr) | Place::Buffer(ptr)) = place else { return &[] };
+        let (data, nbytes) = self.host.buffer_bytes(*ptr);
+        let begin = (offset as u64 * meta.dtype.size() as u64).min(nbytes);
+        let end = meta.extent_bytes(offset).clamp(begin, nbytes);
+        if begin == end {
+            return &[];
+        }
+        // SAFETY: the range lies in the buffer, which lives as long as the call's inputs and is not written meanwhile.
+        unsafe { std::slice::from_raw_parts(data.add(begin as usize), (end - begin) as usize) }
+    }
+
+    fn word(&self, word: Word, call: &Call<'_>, key: u64, tag: u32) -> u32 {
+        match word {
+            Word::Fixed(value) => value,
+            Word::Offset(i) => match call.inputs[i as usize].place {
+                Place::Storage { .. } => call.inputs[i as usize].offset as u32,
+                _ => 0,
+            },
+            Word::Number(arg, item, ty, upper) => match &call.args[arg as usize] {
+                Arg::Floats(list) => bits(Number::Float(list[item as usize]), ty, upper),
+                Arg::Ints(list) => bits(Number::Int(list[item as usize]), ty, upper),
+                Arg::Scalars(list) => bits(number(&list[item as usize]), ty, upper),
+                arg => bits(number(arg), ty, upper),
+            },
+            Word::Host(i, ty, upper) => {
+                let input = &call.inputs[i as usize];
+                let mut value = InlineValue([0; 16]);
+                match &input.place {
+                    Place::Inline(inline) => value = **inline,
+                    place => {
+                        let bytes = self.host_bytes(place, &input.meta(), input.offset);
+                        let n = bytes.len().min(16);
+                        value.0[..n].copy_from_slice(&bytes[..n]);
+                    }
+                }
+                bits(element(&value, input.dtype), ty, upper)
+            }
+            Word::Key(upper) => (key >> if upper { 32 } else { 0 }) as u32,
+            Word::Tag => tag,
+        }
+    }
+
+    /// Runs an op of a run.
+    fn run_op(&mut self, op: OpRun<'_, '_>) {
+        if op.dead {
+            return;
+        }
+        let location = op.step.key.location;
+        let lowered = self.lowering_of(&op);
+        let outcome = match lowered {
+            Some(lowered) if lowered.outputs == op.variant.outputs => {
+                self.run_native(op.call, location, &lowered, op.fresh)
+            }
+            Some(_) => Err(Refused::Failed(self.failure(op.call.op, location, Cause::Metadata))),
+            None => Err(Refused::Host),
+        };
+        let failure = match outcome {
+            Ok(()) => return,
+            Err(Refused::Host) => match self.run_host(op.call, location, Some((op.variant, op.fresh))) {
+                Ok(_) => return,
+                Err(failure) => failure.into_failure(),
+            },
+            Err(Refused::Failed(failure) | Refused::Poisoned(failure)) => failure,
+        };
+        tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
+        let written = op.step.writes.iter().filter_map(|i| match op.call.inputs[*i as usize].place {
+            Place::Storage { id, .. } => Some(id),
+            _ => None,
+        });
+        for id in op.fresh.iter().copied().chain(written) {
+            self.storages.poison(id, &failure, &mut self.stream);
+        }
+        self.failures.push(failure);
+    }
+
+    /// The lowering of an op's variant, made when it first runs and kept.
+    fn lowering_of(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Lowered>> {
+        let (node, number) = (op.node.index(), op.number as usize);
+        if self.lowered.len() <= node {
+            self.lowered.resize(node + 1, Vec::new());
+        }
+        if self.lowered[node].len() <= number {
+            self.lowered[node].resize(number + 1, None);
+        }
+        if let Some(known) = &self.lowered[node][number] {
+            match known {
+                Some(lowered) if !pins_hold(lowered, op.call) => {}
+                known => return known.clone(),
+            }
+        }
+        let lowered = self.lower_call(op.call);
+        self.lowered[node][number] = Some(lowered.clone());
+        lowered
+    }
+
+    /// Tells of faults that kernels had found when something was read last; with `read`, of those until now.
+    fn check_faults(&mut self, read: bool) {
+        if !self.faults.pending() {
+            return;
+        }
+        let Some((tag, op, location)) = self.faults.check(&mut self.stream, read) else { return };
+        let divides = ["div", "floor_divide", "remainder", "fmod"];
+        let fault = match lowering(&self.op(op).name, &[]) {
+            Some((base, _)) if divides.iter().any(|d| base.contains(d)) => Fault::Division,
+            _ => Fault::Index,
+        };
+        let failure = self.failure(op, location, Cause::Fault(fault));
+        tracing::warn!(%failure, "a kernel found a fault; what depends on it is poisoned");
+        for id in self.storages.tainted(tag) {
+            self.storages.poison(id, &failure, &mut self.stream);
+        }
+        self.failures.push(failure);
+    }
+}
+
+/// A number among the arguments.
+#[derive(Clone, Copy)]
+enum Number {
+    Int(i64),
+    Float(f64),
+}
+
+fn number(arg: &Arg<'_>) -> Number {
+    match arg {
+        Arg::Int(i) => Number::Int(*i),
+        Arg::Bool(b) => Number::Int(i64::from(*b)),
+        Arg::Float(f) => Number::Float(*f),
+        _ => Number::Int(0),
+    }
+}
+
+/// The value of an element in host memory.
+fn element(value: &InlineValue, dtype: Dtype) -> Number {
+    let b = &value.0;
+    let four = [b[0], b[1], b[2], b[3]];
+    let eight = [b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]];
+    match dtype {
+        Dtype::BOOL | Dtype::UINT8 => Number::Int(i64::from(b[0])),
+        Dtype::INT8 => Number::Int(i64::from(b[0] as i8)),
+        Dtype::INT16 => Number::Int(i64::from(i16::from_le_bytes([b[0], b[1]]))),
+        Dtype::INT32 => Number::Int(i64::from(i32::from_le_bytes(four))),
+        Dtype::INT64 => Number::Int(i64::from_le_bytes(eight)),
+        Dtype::FLOAT32 => Number::Float(f64::from(f32::from_le_bytes(four))),
+        Dtype::FLOAT64 => Number::Float(f64::from_le_bytes(eight)),
+        Dtype::BFLOAT16 => {
+            Number::Float(f64::from(f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)))
+        }
+        Dtype::FLOAT16 => Number::Float(half(u16::from_le_bytes([b[0], b[1]]))),
+        _ => Number::Int(0),
+    }
+}
+
+/// The value of an IEEE half.
+fn half(bits: u16) -> f64 {
+    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023));
+    sign * match exponent {
+        0 => fraction * 2f64.powi(-24),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        e => (1.0 + fraction / 1024.0) * 2f64.powi(e - 15),
+    }
+}
+
+/// A word of a number in a type.
+fn bits(value: Number, ty: Ty, upper: bool) -> u32 {
+    let int = match value {
+        Number::Int(i) => i,
+        Number::Float(f) => f as i64,
+    };
+    let float = match value {
+        Number::Int(i) => i as f64,
+        Number::Float(f) => f,
+    };
+    let word = |bits: u64| (bits >> if upper { 32 } else { 0 }) as u32;
+    match ty {
+        Ty::Bool => u32::from(float != 0.0),
+        Ty::I32 | Ty::U32 => int as u32,
+        Ty::I64 => word(int as u64),
+        Ty::F32 => (float as f32).to_bits(),
+        Ty::F64 => word(float.to_bits()),
+    }
+}
+
+fn pins_hold(lowered: &Lowered, call: &Call<'_>) -> bool {
+    let value = |arg: u32| match number(&call.args[arg as usize]) {
+        Number::Int(i) => i as f64,
+        Number::Float(f) => f,
+    };
+    lowered.pins.iter().all(|(arg, pinned)| value(*arg).to_bits() == *pinned)
+        && lowered.ranges.iter().all(|(arg, least, greatest)| (*least..=*greatest).contains(&value(*arg)))
+}
+
+/// Whether a kernel would write one buffer through two of its bindings, or one that must be apart is not.
+fn collides(lowered: &Lowered, inputs: &[Option<BufId>]) -> bool {
+    lowered.actions.iter().any(|action| {
+        let Action::Dispatch { pipeline, tensors, apart, .. } = action else { return false };
+        let bound = tensors.iter().zip(&pipeline.written).filter_map(|(tensor, written)| match tensor {
+            Ref::Input(i) => inputs[*i as usize].map(|buf| (buf, *written)),
+            _ => None,
+        });
+        let bound: SmallVec<[(BufId, bool); 8]> = bound.collect();
+        let clash = |(a, b): (bool, bool)| if *apart { a || b } else { a && b };
+        bound.iter().enumerate().any(|(i, (buf, written))| {
+            bound[..i].iter().any(|(other, also)| other == buf && clash((*written, *also)))
+        })
+    })
+}
+
+/// The generator that a call draws from, null for the default one.
+fn generator(call: &Call<'_>) -> *mut std::ffi::c_void {
+    let given = call.args.iter().find_map(|a| match a {
+        Arg::Generator(g) => Some(*g),
+        _ => None,
+    });
+    given.unwrap_or(std::ptr::null_mut())
+}
+
+impl Executor for GpuExecutor {
+    fn name(&self) -> &'static str {
+        "gpu"
+    }
+
+    fn allocate(&mut self, id: StorageId, nbytes: u64) {
+        self.storages.set(id, Contents::Undefined(nbytes), &mut self.stream);
+    }
+
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>> {
+        self.storages.resize(id, nbytes, &mut self.stream, self.host).map_err(|absent| self.absent(absent))
+    }
+
+    fn release(&mut self, id: StorageId) {
+        self.storages.set(id, Contents::Free, &mut self.stream);
+    }
+
+    fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
+        let device = self.storages.device(id, &mut self.stream, self.host);
+        let written = device.and_then(|buf| self.stream.upload(buf, offset, bytes).map_err(Absent::Device));
+        written.map_err(|absent| self.absent(absent))?;
+        self.storages.written_on_device(id);
+        Ok(())
+    }
+
+    fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
+        self.stream.watched = None;
+        let device = self.storages.device(id, &mut self.stream, self.host);
+        let read = device.and_then(|buf| self.stream.download(buf, offset, bytes).map_err(Absent::Device));
+        read.map_err(|absent| self.absent(absent))?;
+        self.check_faults(false);
+        self.storages.poisoned(id).map_or(Ok(()), Err)
+    }
+
+    fn declare(&mut self, node: NodeId, step: Step) {
+        self.program.declare(node, step);
+    }
+
+    fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
+        self.program.add_variant(node, variant);
+    }
+
+    fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
+        self.program.lower(blocks);
+    }
+
+    fn forget(&mut self) {
+        self.program.forget();
+        self.lowered.clear();
+    }
+
+    fn measure(&mut self, on: bool) {
+        self.program.measure(on);
+    }
+
+    fn measured(&self) -> &[OpTime] {
+        self.program.measured()
+    }
+
+    fn run(&mut self, run: &BlockRun) {
+        let mut program = std::mem::take(&mut self.program);
+        program.each(run, |event| match event {
+            Event::Op(op) => self.run_op(op),
+            Event::Release(id) => self.release(id),
+        });
+        self.program = program;
+        // A device that is lost is told of once; whatever is read later tells it again.
+        if let Err(error) = self.stream.flush()
+            && self.failures.is_empty()
+        {
+            let failure = self.failure_of(error);
+            self.failures.push(failure);
+        }
+    }
+
+    fn call(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+    ) -> Result<Outputs, CallFailure> {
+        if let Some(lowered) = self.lower_call(call) {
+            let fresh: SmallVec<[StorageId; 4]> =
+                lowered.outputs.fresh.iter().map(|n| name_fresh(*n)).collect();
+            match self.run_native(call, location, &lowered, &fresh) {
+                Ok(()) => return Ok(lowered.outputs.clone()),
+                Err(Refused::Host) => {
+                    let variant = Variant {
+                        metas: Box::default(),
+                        numbers: Box::default(),
+                        outputs: lowered.outputs.clone(),
+                    };
+                    return self.run_host(call, location, Some((&variant, &fresh)));
+                }
+                Err(Refused::Failed(failure)) => return Err(CallFailure::Raised(failure)),
+                Err(Refused::Poisoned(failure)) => {
+                    self.failures.retain(|f| !Arc::ptr_eq(f, &failure));
+                    return Err(CallFailure::Poisoned(failure));
+                }
+            }
+        }
+        let outputs = self.run_host_naming(call, location, name_fresh);
+        if let Err(CallFailure::Poisoned(seen)) = &outputs {
+            // It is raised now, so nobody needs to be told of it later.
+            self.failures.retain(|f| !Arc::ptr_eq(f, seen));
+        }
+        outputs
+    }
+
+    fn synchronize(&mut self) -> Vec<Arc<Failure>> {
+        self.check_faults(true);
+        if let Err(error) = self.stream.synchronize() {
+            let failure = self.failure_of(error);
+            self.failures.push(failure);
+        }
+        if let Some(cache) = &self.stream.gpu.cache {
+            cache.save();
+        }
+        std::mem::take(&mut self.failures)
+    }
+
+    fn empty_cache(&mut self) {
+        // A device that is lost has told so, or will when it is used.
+        let _ = self.stream.make_room();
+    }
+
+    fn device(&self) -> Option<DeviceReport> {
+        let usage = self.stream.memory.usage();
+        let hosted = |(i, op): (usize, &Option<Op>)| {
+            op.as_ref().filter(|op| op.hosted > 0).map(|op| (OpId(i as u32), op.hosted))
+        };
+        Some(DeviceReport {
+            name: self.stream.gpu.name.clone(),
+            native: self.native,
+            host: self.ops.iter().enumerate().filter_map(hosted).collect(),
+            dispatches: self.stream.dispatches,
+            pipelines: self.stream.pipelines.len() as u64,
+            memory_live: usage.live,
+            memory_live_peak: usage.live_peak,
+            memory_peak: usage.peak,
+        })
+    }
+
+    fn lose(&mut self) {
+        self.stream.gpu.device.destroy();
+    }
+
+    fn reset_counters(&mut self) {
+        self.native = 0;
+        self.stream.dispatches = 0;
+        self.ops.iter_mut().flatten().for_each(|op| op.hosted = 0);
+        self.stream.memory.reset_peak();
+    }
+}
+
+impl GpuExecutor {
+    fn absent(&mut self, absent: Absent) -> Arc<Failure> {
+        match absent {
+            Absent::Poisoned(failure) => failure,
+            Absent::Free => self.copy_failure(Cause::NoMemory),
+            Absent::Device(error) => self.failure_of(error),
+        }
+    }
+
+    fn failure_of(&self, error: DeviceError) -> Arc<Failure> {
+        self.copy_failure(Cause::Device(error))
+    }
+
+    fn copy_failure(&self, cause: Cause) -> Arc<Failure> {
+        Arc::new(Failure { op: OpId(u32::MAX), name: "copy".into(), location: LocationId::UNKNOWN, cause })
+    }
+}

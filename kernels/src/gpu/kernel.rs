@@ -1,0 +1,641 @@
+//! Kernels: what threads do with expressions, and the skeletons that arrange them.
+//!
+//! - [`Kernel::map`]: one thread an element of an index space.
+//! - [`Kernel::rows`]: a team of threads a row; reductions over its members, each visible to what comes behind.
+//! - [`Kernel::contract`]: a tile of threads a tile of a (batched) matrix product.
+//! - [`Kernel::raw`]: WGSL by hand, for what does not fit (sorting, attention).
+
+use smallvec::SmallVec;
+
+use super::ir::{E, Mem, Ty, Var};
+
+/// A tensor of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ref {
+    /// A flat input of the call.
+    Input(u32),
+    /// A storage that the call makes.
+    Fresh(u16),
+    /// A storage that lives within the call.
+    Temp(u16),
+    /// Where kernels report what only they can see, see [`Kernel::fault`].
+    Faults,
+}
+
+/// A word of a launch's parameters.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Word {
+    /// A size, a stride, a number that metadata decide.
+    Fixed(u32),
+    /// The offset of an input's window, in elements.
+    Offset(u32),
+    /// A fed number: argument, item of its list, type, which word of it.
+    Number(u32, u32, Ty, bool),
+    /// The value of a host tensor of one element: input, type, which word of it.
+    Host(u32, Ty, bool),
+    /// The key of the call's random draw, which word of it.
+    Key(bool),
+    /// Tells the launch when it reports a fault.
+    Tag,
+}
+
+/// A buffer of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Buf {
+    /// Which tensor.
+    pub tensor: Ref,
+    /// How its elements lie.
+    pub mem: Mem,
+    /// Whether the kernel writes it.
+    pub written: bool,
+    /// Whether words are written by several threads, so that accesses are atomic.
+    pub atomic: bool,
+    /// Whether four neighbours of a buffer that is only read are loaded together.
+    pub wide: bool,
+}
+
+/// A window on a buffer of a kernel.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// The buffer.
+    pub buf: u32,
+    /// How its elements lie.
+    pub mem: Mem,
+    /// Sizes.
+    pub sizes: SmallVec<[i64; 6]>,
+    /// Strides in elements.
+    pub strides: SmallVec<[i64; 6]>,
+    /// Offset in elements, where it is not 0.
+    pub offset: Option<E>,
+    /// The strides that are neither 0 nor 1, as parameters.
+    steps: SmallVec<[Option<E>; 6]>,
+}
+
+impl Tensor {
+    /// Whether element `i` in row-major order lies `i` elements behind the first.
+    pub fn is_contiguous(&self) -> bool {
+        contiguous(&self.sizes, &self.strides)
+    }
+
+    /// Elements.
+    pub fn numel(&self) -> i64 {
+        self.sizes.iter().product()
+    }
+}
+
+/// Whether strides are those of row-major order.
+pub fn contiguous(sizes: &[i64], strides: &[i64]) -> bool {
+    let mut expected = 1;
+    if sizes.contains(&0) {
+        return true;
+    }
+    sizes.iter().zip(strides).rev().all(|(size, stride)| {
+        let fits = *size == 1 || *stride == expected;
+        expected *= size;
+        fits
+    })
+}
+
+/// How a value goes to memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Put {
+    /// It replaces what is there.
+    Assign,
+    /// Added, in any order.
+    Add,
+    /// The larger stays.
+    Max,
+    /// The smaller stays.
+    Min,
+    /// Multiplied, in any order.
+    Mul,
+}
+
+/// A store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// Into this buffer,
+    pub buf: u32,
+    /// at this element from its start,
+    pub at: E,
+    /// this value,
+    pub value: E,
+    /// in this way,
+    pub put: Put,
+    /// where this is true.
+    pub guard: Option<E>,
+    /// The element is the offset and the number of the thread's element, so neighbours can share words.
+    pub linear: bool,
+}
+
+impl Store {
+    /// The same store, of which is known that the elements of neighbouring members lie side by side.
+    pub fn side_by_side(self) -> Store {
+        Store { linear: true, ..self }
+    }
+}
+
+/// What a row's team does, in order.
+#[derive(Debug)]
+pub enum Stage {
+    /// Accumulates over the row's members: each thread its share, then all threads together.
+    Reduce {
+        /// The member's number.
+        member: Var,
+        /// The accumulators of a thread.
+        acc: Vec<Var>,
+        /// Those of another thread, for the merge.
+        other: Vec<Var>,
+        /// Their first values; merging with them changes nothing.
+        init: Vec<E>,
+        /// Their values behind a member.
+        step: Vec<E>,
+        /// Their values behind a merge.
+        merge: Vec<E>,
+    },
+    /// Accumulates over the row's members, in order, with what is stored behind each.
+    Scan(Scan),
+    /// For each member.
+    Each(Var, Vec<Store>),
+    /// Once a row.
+    Once(Vec<Store>),
+}
+
+/// A running accumulation over a row's members.
+#[derive(Debug)]
+pub struct Scan {
+    /// A parameter or literal that no row is longer than.
+    pub rounds: E,
+    /// The member's number.
+    pub member: Var,
+    /// The accumulators.
+    pub acc: Vec<Var>,
+    /// Those of later members, for the merge.
+    pub other: Vec<Var>,
+    /// Values that change nothing in a merge.
+    pub init: Vec<E>,
+    /// The accumulators before the first member.
+    pub start: Vec<E>,
+    /// Their values behind a member.
+    pub step: Vec<E>,
+    /// Their values behind a merge.
+    pub merge: Vec<E>,
+    /// What is stored behind each member.
+    pub stores: Vec<Store>,
+}
+
+/// How threads are arranged.
+#[derive(Debug)]
+pub enum Skeleton {
+    /// One thread an element.
+    Map {
+        /// Elements.
+        count: E,
+        /// The element's number.
+        element: Var,
+        /// What each does.
+        stores: Vec<Store>,
+    },
+    /// A team a row.
+    Rows {
+        /// Rows.
+        rows: E,
+        /// Members of a row; it may depend on the row's number.
+        len: E,
+        /// The row's number.
+        row: Var,
+        /// Threads a row: 1, 32 or 256.
+        team: u32,
+        /// What each team does.
+        stages: Vec<Stage>,
+    },
+    /// A tile a tile, see [`super::contract`].
+    Contract(super::contract::Contract),
+    /// By hand: everything behind the declarations.
+    Raw(String),
+}
+
+/// Workgroups of a dispatch, before they are spread over the grid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Groups {
+    /// So many, along x and then y.
+    Linear(u64),
+    /// As they are.
+    Grid(u32, u32, u32),
+}
+
+/// A kernel in the making.
+#[derive(Debug)]
+pub struct Kernel {
+    /// For people.
+    pub label: &'static str,
+    /// Its buffers, in binding order.
+    pub bufs: Vec<Buf>,
+    /// Its parameters.
+    pub words: Vec<Word>,
+    /// Conditions under which it reports a fault, for each element of a map.
+    pub faults: Vec<E>,
+    /// What it does.
+    pub skeleton: Skeleton,
+    /// Workgroups.
+    pub groups: Groups,
+    /// What it writes must be no other buffer of it: elements are computed in another order than one by one.
+    pub apart: bool,
+    vars: u32,
+}
+
+/// Threads of a workgroup, but for [`Kernel::raw`].
+pub const THREADS: u32 = 256;
+
+impl Kernel {
+    /// A kernel that does nothing yet.
+    pub fn new(label: &'static str) -> Kernel {
+        Kernel {
+            label,
+            bufs: Vec::new(),
+            words: Vec::new(),
+            faults: Vec::new(),
+            skeleton: Skeleton::Raw(String::new()),
+            groups: Groups::Linear(0),
+            apart: false,
+            vars: 0,
+        }
+    }
+
+    /// A variable of its own.
+    pub fn fresh_var(&mut self) -> Var {
+        self.vars += 1;
+        Var(self.vars)
+    }
+
+    /// A variable of its own, as an expression.
+    pub fn variable(&mut self, ty: Ty) -> (Var, E) {
+        let var = self.fresh_var();
+        (var, E::var(ty, var))
+    }
+
+    /// A parameter.
+    pub fn word(&mut self, ty: Ty, word: Word) -> E {
+        self.words.push(word);
+        E::param(ty, self.words.len() as u32 - 1)
+    }
+
+    /// A size, or another number below 2^32 that metadata decide.
+    pub fn size(&mut self, value: i64) -> E {
+        self.word(Ty::U32, Word::Fixed(value as u32))
+    }
+
+    /// A float that metadata decide.
+    pub fn constant(&mut self, value: f32) -> E {
+        self.word(Ty::F32, Word::Fixed(value.to_bits()))
+    }
+
+    /// Both words of a fed value, or its only one.
+    pub fn value(&mut self, ty: Ty, word: impl Fn(bool) -> Word) -> E {
+        let first = self.word(ty, word(false));
+        if ty.words() == 2 {
+            self.words.push(word(true));
+        }
+        first
+    }
+
+    /// A window on a tensor. Windows on one tensor share its buffer.
+    pub fn window(&mut self, tensor: Ref, mem: Mem, sizes: &[i64], strides: &[i64], written: bool) -> Tensor {
+        let known = self.bufs.iter().position(|b| b.tensor == tensor && b.mem == mem);
+        let buf = known.unwrap_or_else(|| {
+            self.bufs.push(Buf { tensor, mem, written, atomic: false, wide: false });
+            self.bufs.len() - 1
+        });
+        self.bufs[buf].written |= written;
+        let offset = match tensor {
+            Ref::Input(i) => Some(self.word(Ty::U32, Word::Offset(i))),
+            Ref::Fresh(_) | Ref::Temp(_) | Ref::Faults => None,
+        };
+        let steps = sizes
+            .iter()
+            .zip(strides)
+            .map(|(size, stride)| (*size != 1 && *stride > 1).then(|| self.size(*stride)))
+            .collect();
+        Tensor { buf: buf as u32, mem, sizes: sizes.into(), strides: strides.into(), offset, steps }
+    }
+
+    /// The element of a window at coordinates, from the buffer's start.
+    pub fn address(&self, t: &Tensor, coords: &[E]) -> E {
+        debug_assert_eq!(t.sizes.len(), coords.len(), "{}", self.label);
+        let mut at = t.offset.clone();
+        for (d, coord) in coords.iter().enumerate() {
+            let term = match (t.strides[d], &t.steps[d]) {
+                _ if t.sizes[d] == 1 => continue,
+                (0, _) => continue,
+                (_, Some(step)) => coord * step,
+                (_, None) => coord.clone(),
+            };
+            at = Some(match at {
+                Some(at) => at + term,
+                None => term,
+            });
+        }
+        at.unwrap_or_else(|| E::u32(0))
+    }
+
+    /// The value at coordinates.
+    pub fn load(&self, t: &Tensor, coords: &[E]) -> E {
+        let at = self.address(t, coords);
+        E::load(t.mem, t.buf, at, None)
+    }
+
+    /// The value at coordinates where `inside` is true, elsewhere `default`.
+    pub fn load_if(&self, t: &Tensor, coords: &[E], inside: E, default: E) -> E {
+        let at = self.address(t, coords);
+        E::load(t.mem, t.buf, at, Some((inside, default)))
+    }
+
+    /// A store at coordinates.
+    pub fn store(&self, t: &Tensor, coords: &[E], value: E) -> Store {
+        self.put(t, coords, value, Put::Assign)
+    }
+
+    /// A store at coordinates, in some way.
+    pub fn put(&self, t: &Tensor, coords: &[E], value: E, put: Put) -> Store {
+        let at = self.address(t, coords);
+        Store { buf: t.buf, at, value: value.cast(t.mem.ty()), put, guard: None, linear: false }
+    }
+
+    /// A loop in one thread: `body` gets the round and the accumulators, and gives their next values.
+    pub fn fold<const N: usize>(
+        &mut self,
+        count: E,
+        init: [E; N],
+        body: impl FnOnce(&mut Kernel, &E, [E; N]) -> [E; N],
+    ) -> [E; N] {
+        let (round, round_e) = self.variable(Ty::U32);
+        let acc = init.clone().map(|e| self.variable(e.ty()));
+        let next = body(self, &round_e, acc.clone().map(|(_, e)| e));
+        let vars = std::iter::once(round).chain(acc.map(|(v, _)| v)).collect();
+        let items = E::fold_of(count, vars, init.to_vec(), next.to_vec());
+        let mut items = items.into_iter();
+        std::array::from_fn(|_| items.next().unwrap_or_else(|| E::u32(0)))
+    }
+
+    /// Loops within loops in one thread, a round of each number in `counts`; `body` gets the rounds, outermost first.
+    pub fn nest<const N: usize>(
+        &mut self,
+        counts: &[E],
+        init: [E; N],
+        mut body: impl FnMut(&mut Kernel, &[E], [E; N]) -> [E; N],
+    ) -> [E; N] {
+        self.nest_within(counts, init, &mut Vec::new(), &mut body)
+    }
+
+    fn nest_within<const N: usize, F>(
+        &mut self,
+        counts: &[E],
+        init: [E; N],
+        rounds: &mut Vec<E>,
+        body: &mut F,
+    ) -> [E; N]
+    where
+        F: FnMut(&mut Kernel, &[E], [E; N]) -> [E; N],
+    {
+        let Some((count, inner)) = counts.split_first() else { return body(self, rounds, init) };
+        self.fold(count.clone(), init, |k, round, acc| {
+            rounds.push(round.clone());
+            let next = k.nest_within(inner, acc, rounds, body);
+            rounds.pop();
+            next
+        })
+    }
+
+    /// Coordinates in an index space of `sizes` of the element with this number.
+    pub fn coords(&mut self, sizes: &[i64], number: &E) -> Vec<E> {
+        let mut rest = number.clone();
+        let mut coords = vec![E::u32(0); sizes.len()];
+        // Dimensions of one element have one coordinate; the first other one needs no remainder.
+        let first = sizes.iter().position(|s| *s != 1).unwrap_or(0);
+        for d in (0..sizes.len()).rev() {
+            if sizes[d] == 1 {
+                continue;
+            }
+            if d == first {
+                coords[d] = rest.clone();
+                break;
+            }
+            let size = self.size(sizes[d]);
+            coords[d] = &rest % &size;
+            rest = rest / size;
+        }
+        coords
+    }
+
+    /// One thread an element of an index space: `body` gets the element's coordinates and its number, and gives what
+    /// is stored.
+    pub fn map(&mut self, sizes: &[i64], body: impl FnOnce(&mut Kernel, &[E], &E) -> Vec<Store>) {
+        let total: i64 = sizes.iter().product();
+        let count = self.size(total);
+        let (element, number) = self.variable(Ty::U32);
+        let coords = self.coords(sizes, &number);
+        let stores = body(self, &coords, &number);
+        let lanes = lanes(&self.bufs, &stores);
+        self.groups = Groups::Linear((total as u64).div_ceil(u64::from(THREADS * lanes)));
+        self.skeleton = Skeleton::Map { count, element, stores };
+    }
+
+    /// A store of a map's element into a tensor that is dense in the map's order.
+    pub fn store_linear(&self, t: &Tensor, number: &E, value: E) -> Store {
+        let at = match &t.offset {
+            Some(offset) => offset + number,
+            None => number.clone(),
+        };
+        Store { buf: t.buf, at, value: value.cast(t.mem.ty()), put: Put::Assign, guard: None, linear: true }
+    }
+
+    /// Rows of `len` members: `body` gets the row's number and describes the stages.
+    pub fn rows(&mut self, rows: i64, len: i64, team: u32, body: impl FnOnce(&mut Rows<'_>, &E)) {
+        self.rows_of(rows, |k, _| k.size(len), team, body);
+    }
+
+    /// Rows of which each has a length of its own.
+    pub fn rows_of(
+        &mut self,
+        rows: i64,
+        len: impl FnOnce(&mut Kernel, &E) -> E,
+        team: u32,
+        body: impl FnOnce(&mut Rows<'_>, &E),
+    ) {
+        let rows_e = self.size(rows);
+        let (row, number) = self.variable(Ty::U32);
+        let len_e = len(self, &number);
+        let mut builder = Rows { k: self, stages: Vec::new() };
+        body(&mut builder, &number);
+        let stages = builder.stages;
+        self.groups = Groups::Linear((rows as u64).div_ceil(u64::from(THREADS / team)));
+        self.skeleton = Skeleton::Rows { rows: rows_e, len: len_e, row, team, stages };
+    }
+
+    /// WGSL by hand. `ld0(i)`, `st1(i, v)` reach the buffers, `w(2)` is replaced by the third parameter as `u32`.
+    pub fn raw(&mut self, source: String, groups: Groups) {
+        self.skeleton = Skeleton::Raw(source);
+        self.groups = groups;
+    }
+
+    /// Reports a fault where an expression is true: an index out of range, a division by zero. The element's stores
+    /// are left out.
+    pub fn fault(&mut self, when: E) {
+        if self.faults.is_empty() {
+            let mem = Mem::I32;
+            self.bufs.push(Buf { tensor: Ref::Faults, mem, written: true, atomic: true, wide: false });
+            self.words.push(Word::Tag);
+        }
+        self.faults.push(when);
+    }
+}
+
+/// Elements that one thread of a map computes: as many as share a word, where all stores are linear.
+pub fn lanes(bufs: &[Buf], stores: &[Store]) -> u32 {
+    if !stores.iter().all(|s| s.linear && s.put == Put::Assign && s.guard.is_none()) {
+        return 1;
+    }
+    stores.iter().map(|s| 4 / bufs[s.buf as usize].mem.size().min(4)).max().unwrap_or(1)
+}
+
+/// Describes what the team of a row does.
+pub struct Rows<'k> {
+    /// The kernel.
+    pub k: &'k mut Kernel,
+    stages: Vec<Stage>,
+}
+
+impl Rows<'_> {
+    /// Accumulates over the row: `step` gets a member's number and the accumulators, `merge` two threads'. The results
+    /// may be used in all that comes behind.
+    pub fn reduce<const N: usize>(
+        &mut self,
+        init: [E; N],
+        step: impl FnOnce(&mut Kernel, &E, [E; N]) -> [E; N],
+        merge: impl FnOnce([E; N], [E; N]) -> [E; N],
+    ) -> [E; N] {
+        let (member, number) = self.k.variable(Ty::U32);
+        let acc = init.clone().map(|e| self.k.variable(e.ty()));
+        let other = init.clone().map(|e| self.k.variable(e.ty()));
+        let values = acc.clone().map(|(_, e)| e);
+        let step = step(self.k, &number, values.clone());
+        let merge = merge(values.clone(), other.clone().map(|(_, e)| e));
+        self.stages.push(Stage::Reduce {
+            member,
+            acc: acc.map(|(v, _)| v).to_vec(),
+            other: other.map(|(v, _)| v).to_vec(),
+            init: init.to_vec(),
+            step: step.to_vec(),
+            merge: merge.to_vec(),
+        });
+        values
+    }
+
+    /// The sum over the row of what `member` gives.
+    pub fn sum(&mut self, ty: Ty, member: impl FnOnce(&mut Kernel, &E) -> E) -> E {
+        let [sum] = self.reduce([E::lit(ty, 0.0)], |k, j, [a]| [a + member(k, j)], |[a], [b]| [a + b]);
+        sum
+    }
+
+    /// The largest of what `member` gives, NaN where one is.
+    pub fn max(&mut self, ty: Ty, member: impl FnOnce(&mut Kernel, &E) -> E) -> E {
+        let [max] =
+            self.reduce([lowest(ty)], |k, j, [a]| [larger(&a, &member(k, j))], |[a], [b]| [larger(&a, &b)]);
+        max
+    }
+
+    /// Accumulates over the row in order: `step` and `merge` as for `reduce`, the merge's first argument being the
+    /// earlier one; `body` gets a member's number and the accumulators behind it, and gives what is stored. No row is
+    /// longer than `rounds`; accumulation begins with `start`.
+    pub fn scan<const N: usize>(
+        &mut self,
+        rounds: E,
+        init: [E; N],
+        start: [E; N],
+        step: impl FnOnce(&mut Kernel, &E, [E; N]) -> [E; N],
+        merge: impl FnOnce([E; N], [E; N]) -> [E; N],
+        body: impl FnOnce(&mut Kernel, &E, [E; N]) -> Vec<Store>,
+    ) {
+        let (member, number) = self.k.variable(Ty::U32);
+        let acc = init.clone().map(|e| self.k.variable(e.ty()));
+        let other = init.clone().map(|e| self.k.variable(e.ty()));
+        let values = acc.clone().map(|(_, e)| e);
+        let step = step(self.k, &number, values.clone());
+        let merge = merge(values.clone(), other.clone().map(|(_, e)| e));
+        let stores = body(self.k, &number, values);
+        self.stages.push(Stage::Scan(Scan {
+            rounds,
+            member,
+            acc: acc.map(|(v, _)| v).to_vec(),
+            other: other.map(|(v, _)| v).to_vec(),
+            init: init.to_vec(),
+            start: start.to_vec(),
+            step: step.to_vec(),
+            merge: merge.to_vec(),
+            stores,
+        }));
+    }
+
+    /// For each member what is stored. Where all stores are linear (members lie side by side), words are stored whole.
+    pub fn each(&mut self, body: impl FnOnce(&mut Kernel, &E) -> Vec<Store>) {
+        let (member, number) = self.k.variable(Ty::U32);
+        let stores = body(self.k, &number);
+        self.stages.push(Stage::Each(member, stores));
+    }
+
+    /// Once what is stored.
+    pub fn once(&mut self, body: impl FnOnce(&mut Kernel) -> Vec<Store>) {
+        let stores = body(self.k);
+        self.stages.push(Stage::Once(stores));
+    }
+}
+
+/// The smallest value of a type.
+pub fn lowest(ty: Ty) -> E {
+    match ty {
+        Ty::Bool | Ty::U32 => E::int(ty, 0),
+        Ty::I32 => E::int(ty, i64::from(i32::MIN)),
+        Ty::I64 => E::int(ty, i64::MIN),
+        Ty::F32 | Ty::F64 => E::lit(ty, f64::NEG_INFINITY),
+    }
+}
+
+/// The largest value of a type.
+pub fn highest(ty: Ty) -> E {
+    match ty {
+        Ty::Bool => E::int(ty, 1),
+        Ty::U32 => E::int(ty, i64::from(u32::MAX)),
+        Ty::I32 => E::int(ty, i64::from(i32::MAX)),
+        Ty::I64 => E::int(ty, i64::MAX),
+        Ty::F32 | Ty::F64 => E::lit(ty, f64::INFINITY),
+    }
+}
+
+/// The larger of two, NaN where one is.
+pub fn larger(a: &E, b: &E) -> E {
+    match a.ty() {
+        Ty::Bool => a.or(b),
+        Ty::F32 | Ty::F64 => b.gt(a).or(b.is_nan()).and(a.is_nan().not()).select(b, a),
+        _ => a.max(b),
+    }
+}
+
+/// The smaller of two, NaN where one is.
+pub fn smaller(a: &E, b: &E) -> E {
+    match a.ty() {
+        Ty::Bool => a.and(b),
+        Ty::F32 | Ty::F64 => b.lt(a).or(b.is_nan()).and(a.is_nan().not()).select(b, a),
+        _ => a.min(b),
+    }
+}
+
+/// Threads that reduce a row of `len`: a fixed function of metadata. `together` says that neighbouring rows, not
+/// neighbouring members, lie side by side in memory.
+pub fn team(len: i64, together: bool) -> u32 {
+    match len {
+        ..=16 => 1,
+        17..=4096 if together => 1,
+        17..=512 => 32,
+        _ => THREADS,
+    }
+}

@@ -1,0 +1,803 @@
+//! Convolutions of one to three dimensions, transposed ones, and their derivatives.
+//!
+//! A convolution takes an image `x` and a weight to an image `y`. All of them, their transposes and their derivatives
+//! are three contractions of two of these that give the third, in which the index of one operand decodes to an element
+//! of an image: implicit matrix products. Where a group has one channel they are sums in a thread.
+
+use tandem_tracegraph::call::Arg;
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::Lower;
+use super::matmul::{contract, row_sums, terms};
+use super::types::{channels_last, suggests_channels_last};
+use crate::gpu::contract::{Along, Extent, Side};
+use crate::gpu::ir::E;
+use crate::gpu::kernel::{Kernel, Put, Store, Tensor, contiguous};
+use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+
+/// The family's operators.
+pub fn table(base: &str) -> Option<Lower> {
+    Some(match base {
+        "convolution" => convolution,
+        "convolution_backward" => convolution_backward,
+        _ => return None,
+    })
+}
+
+/// What a call says of the shape: `x` and `y` as if it were not transposed.
+#[derive(Clone, Debug)]
+struct Geometry {
+    batch: i64,
+    groups: i64,
+    /// Channels of a group of `x` and of `y`.
+    cx: i64,
+    cy: i64,
+    x: Dims,
+    y: Dims,
+    kernel: Dims,
+    stride: Dims,
+    padding: Dims,
+    dilation: Dims,
+    /// Whether the images that are made have their channels last.
+    last: bool,
+}
+
+/// The common arguments from `stride` on.
+struct Options {
+    stride: Dims,
+    padding: Dims,
+    dilation: Dims,
+    transposed: bool,
+    output_padding: Dims,
+    groups: i64,
+}
+
+impl Options {
+    fn of(l: &Lowering<'_>, first: usize, rank: usize) -> Option<Options> {
+        let list = |arg: usize| {
+            let given = l.ints(arg)?;
+            match given.len() {
+                n if n == rank => Some(given),
+                1 => Some(std::iter::repeat_n(given[0], rank).collect()),
+                _ => None,
+            }
+        };
+        let options = Options {
+            stride: list(first)?,
+            padding: list(first + 1)?,
+            dilation: list(first + 2)?,
+            transposed: l.flag(first + 3, false),
+            output_padding: list(first + 4)?,
+            groups: l.int(first + 5)?,
+        };
+        let positive = |list: &Dims| list.iter().all(|i| *i > 0);
+        let fits = positive(&options.stride)
+            && positive(&options.dilation)
+            && options.padding.iter().chain(&options.output_padding).all(|p| *p >= 0)
+            && options.groups > 0;
+        fits.then_some(options)
+    }
+}
+
+impl Geometry {
+    /// Of an input, a weight and options; `None` where they do not fit, and where eager mode's layout is not known here.
+    fn of(input: &Operand, weight: &Operand, o: &Options) -> Option<Geometry> {
+        let rank = input.ndim().checked_sub(2)?;
+        let dtype = input.dtype;
+        if !(1..=3).contains(&rank)
+            || weight.ndim() != rank + 2
+            || !dtype.is_floating()
+            || weight.dtype != dtype
+            || input.sizes.contains(&0)
+            || weight.sizes.contains(&0)
+        {
+            return None;
+        }
+        let (batch, channels) = (input.sizes[0], input.sizes[1]);
+        let kernel: Dims = weight.sizes[2..].into();
+        let given: Dims = input.sizes[2..].into();
+        let mut made = Dims::new();
+        for d in 0..rank {
+            let reach = o.dilation[d] * (kernel[d] - 1) + 1;
+            let size = if o.transposed {
+                let bounds = o.stride[d].max(o.dilation[d]);
+                if o.output_padding[d] >= bounds {
+                    return None;
+                }
+                (given[d] - 1) * o.stride[d] - 2 * o.padding[d] + reach + o.output_padding[d]
+            } else {
+                let room = given[d] + 2 * o.padding[d] - reach;
+                if room < 0 {
+                    return None;
+                }
+                room / o.stride[d] + 1
+            };
+            if size <= 0 {
+                return None;
+            }
+            made.push(size);
+        }
+        let per_group = weight.sizes[1];
+        let wanted = if o.transposed { weight.sizes[0] } else { per_group * o.groups };
+        if channels != wanted || weight.sizes[0] % o.groups != 0 {
+            return None;
+        }
+        let likes_last = |x: &Operand| suggests_channels_last(&x.sizes, &x.strides);
+        let mut last = likes_last(input) || likes_last(weight);
+        if rank == 3 && last {
+            // oneDNN's kernels keep channels last; PyTorch's own do not, and it takes those for small calls.
+            let small =
+                o.groups == 1 && batch == 1 && input.numel() <= 20480 && !(kernel[1] > 3 && kernel[2] > 3);
+            match dtype {
+                Dtype::FLOAT64 => last = false,
+                Dtype::FLOAT32 if small => return None,
+                _ => {}
+            }
+        }
+        let (x, y) = if o.transposed { (made, given) } else { (given, made) };
+        Some(Geometry {
+            batch,
+            groups: o.groups,
+            cx: per_group,
+            cy: weight.sizes[0] / o.groups,
+            x,
+            y,
+            kernel,
+            stride: o.stride.clone(),
+            padding: o.padding.clone(),
+            dilation: o.dilation.clone(),
+            last,
+        })
+    }
+
+    fn rank(&self) -> usize {
+        self.x.len()
+    }
+
+    fn taps(&self) -> i64 {
+        self.kernel.iter().product()
+    }
+
+    fn sizes_x(&self) -> Dims {
+        [self.batch, self.groups * self.cx].iter().chain(&self.x).copied().collect()
+    }
+
+    fn sizes_y(&self) -> Dims {
+        [self.batch, self.groups * self.cy].iter().chain(&self.y).copied().collect()
+    }
+
+    fn sizes_weight(&self) -> Dims {
+        [self.groups * self.cy, self.cx].iter().chain(&self.kernel).copied().collect()
+    }
+
+    fn strides(&self, sizes: &[i64]) -> Dims {
+        if self.last { channels_last(sizes) } else { dense(sizes) }
+    }
+
+    /// Whether the `i`-th element of an image of `y` comes from the `i`-th one of `x` alone.
+    fn is_pointwise(&self) -> bool {
+        let ones = |list: &Dims| list.iter().all(|i| *i == 1);
+        ones(&self.kernel) && ones(&self.stride) && self.padding.iter().all(|p| *p == 0)
+    }
+
+    /// Whether a group has one channel of `x` and few of `y`.
+    fn is_depthwise(&self) -> bool {
+        self.groups > 1 && self.cx == 1 && self.cy <= 4
+    }
+
+    /// Places of images of `sizes` in the order of elements, batch before them: batch and coordinates.
+    fn pixels(&self, k: &mut Kernel, sizes: &Dims, number: &E) -> Vec<E> {
+        let all: Dims = std::iter::once(&self.batch).chain(sizes).copied().collect();
+        k.coords(&all, number)
+    }
+
+    /// A channel and a place in the kernel, by their number: channels first where weights lie so.
+    fn taps_of(&self, k: &mut Kernel, channels: i64, number: &E) -> (E, Vec<E>) {
+        let mut sizes = self.kernel.clone();
+        sizes.insert(if self.last { sizes.len() } else { 0 }, channels);
+        let mut coords = k.coords(&sizes, number);
+        let channel = coords.remove(if self.last { self.rank() } else { 0 });
+        (channel, coords)
+    }
+}
+
+/// Buffer, offset and strides of a tensor in a kernel.
+struct Window {
+    t: Tensor,
+    strides: Dims,
+}
+
+impl Window {
+    fn read(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Window> {
+        let Source::Window(t) = l.read(k, &x.viewed(&[], &[])) else { return None };
+        Some(Window { t, strides: x.strides.clone() })
+    }
+
+    fn load(&self, at: E, guard: Option<E>) -> E {
+        let default = E::lit(self.t.mem.ty(), 0.0);
+        E::load(self.t.mem, self.t.buf, at, guard.map(|g| (g, default)))
+    }
+
+    /// The offset of a channel of a group in an image.
+    fn channel(&self, k: &mut Kernel, group: &E, each: i64, channel: &E) -> (E, E) {
+        let stride = k.size(self.strides[1]);
+        let first = group * k.size(each) * &stride;
+        (first, channel * stride)
+    }
+}
+
+/// Whether the places of an image lie behind one another.
+fn is_plane(x: &Operand) -> bool {
+    contiguous(&x.sizes[2..], &x.strides[2..])
+}
+
+/// Whether a channel's weights lie behind one another in the order that [`Geometry::taps_of`] counts.
+fn lies_flat(g: &Geometry, weight: &Operand) -> bool {
+    let (mut sizes, mut strides) = (weight.sizes.clone(), weight.strides.clone());
+    if g.last {
+        sizes[1..].rotate_left(1);
+        strides[1..].rotate_left(1);
+    }
+    contiguous(&sizes[1..], &strides[1..])
+}
+
+/// Whether four neighbouring places, from a multiple of four on, are four elements of one image.
+fn in_fours(x: &Operand) -> bool {
+    is_plane(x) && x.sizes[2..].iter().product::<i64>() % 4 == 0
+}
+
+fn add(a: Option<E>, b: E) -> Option<E> {
+    Some(match a {
+        Some(a) => a + b,
+        None => b,
+    })
+}
+
+/// An image of `x` as an operand, from the places of `y` in `place` and the places of the kernel in `tap`. Gives what
+/// the address needs of each, and where it is inside.
+struct Gather {
+    of_place: Option<E>,
+    of_tap: Option<E>,
+    inside: Option<E>,
+}
+
+fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> Gather {
+    let guarded = g.padding.iter().any(|p| *p != 0);
+    let mut all = Gather { of_place: None, of_tap: None, inside: None };
+    for d in 0..g.rank() {
+        let (stride, padding, dilation) = (k.size(g.stride[d]), k.size(g.padding[d]), k.size(g.dilation[d]));
+        let (step, size) = (k.size(strides[d]), k.size(g.x[d]));
+        // Below 0 it is far above the size.
+        let begin = &place[d] * stride - padding;
+        let reach = &tap[d] * dilation;
+        all.of_place = add(all.of_place, &begin * &step);
+        all.of_tap = add(all.of_tap, &reach * &step);
+        if guarded {
+            let inside = (begin + reach).lt(&size);
+            all.inside = Some(all.inside.map_or(inside.clone(), |i| i.and(inside)));
+        }
+    }
+    all
+}
+
+/// The other way round: an image of `y` from places of `x`.
+fn scatter(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> (Gather, Option<E>) {
+    let mut all = Gather { of_place: None, of_tap: None, inside: None };
+    let mut both = None;
+    for d in 0..g.rank() {
+        let (padding, dilation) = (k.size(g.padding[d]), k.size(g.dilation[d]));
+        let (step, size) = (k.size(strides[d]), k.size(g.y[d]));
+        let end = &place[d] + padding;
+        let reach = &tap[d] * dilation;
+        let inside = if g.stride[d] == 1 {
+            all.of_place = add(all.of_place, &end * &step);
+            all.of_tap = Some(match all.of_tap {
+                Some(t) => t - &reach * &step,
+                None => E::u32(0) - &reach * &step,
+            });
+            (end - reach).lt(&size)
+        } else {
+            let stride = k.size(g.stride[d]);
+            let at = end - reach;
+            let q = &at / &stride;
+            both = add(both, &q * &step);
+            q.lt(&size).and((&q * stride).eq(at))
+        };
+        all.inside = Some(all.inside.map_or(inside.clone(), |i| i.and(inside)));
+    }
+    if g.is_pointwise() {
+        all.inside = None;
+    }
+    (all, both)
+}
+
+/// A store at an address.
+fn store_at(t: &Tensor, at: E, value: E, linear: bool) -> Store {
+    let value = value.cast(t.mem.ty());
+    Store { buf: t.buf, at, value, put: Put::Assign, guard: None, linear }
+}
+
+/// The element of an image of channel `channel` of a group at a batch and place.
+fn image_address(
+    l: &Lowering<'_>,
+    k: &mut Kernel,
+    out: &Operand,
+    group: (&E, i64),
+    channel: &E,
+    place: &[E],
+) -> Option<(Tensor, E)> {
+    let t = l.write(k, &out.viewed(&[], &[]))?;
+    let channel = group.0 * k.size(group.1) + channel;
+    let mut parts = vec![(&place[0], Some(out.strides[0]))];
+    // Channels that lie together are a store's columns.
+    parts.push((&channel, (out.strides[1] != 1).then_some(out.strides[1])));
+    parts.extend(place[1..].iter().zip(&out.strides[2..]).map(|(c, s)| (c, Some(*s))));
+    let at = terms(k, t.offset.clone(), &parts);
+    Some((t, at))
+}
+
+/// An image that is made: channels of a group, and what is added to each channel.
+struct Made<'o> {
+    out: &'o Operand,
+    each: i64,
+    bias: Option<&'o Operand>,
+}
+
+/// Stores sums of an image: channels and pixels are rows and columns, or columns and rows where channels are last.
+fn finish_image(
+    l: &Lowering<'_>,
+    k: &mut Kernel,
+    g: &Geometry,
+    made: &Made<'_>,
+    c: &[E; 3],
+    sum: E,
+) -> Option<Store> {
+    let Made { out, each, bias } = *made;
+    let [group, m, n] = c;
+    let (channel, pixel) = if g.last { (n, m) } else { (m, n) };
+    let spatial: Dims = out.sizes[2..].into();
+    let place = g.pixels(k, &spatial, pixel);
+    let value = match bias {
+        Some(bias) => {
+            let at = group * k.size(each) + channel;
+            sum.clone() + bias_at(l, k, bias, &at).cast(sum.ty())
+        }
+        None => sum,
+    };
+    let (t, at) = image_address(l, k, out, (group, each), channel, &place)?;
+    let linear = g.last && out.strides[1] == 1;
+    Some(store_at(&t, at, value, linear))
+}
+
+fn bias_at(l: &Lowering<'_>, k: &mut Kernel, bias: &Operand, at: &E) -> E {
+    match l.read(k, &bias.viewed(&[], &[])) {
+        Source::Value(value) => value,
+        Source::Window(t) => {
+            let stride = k.size(bias.strides[0]);
+            let at = terms(k, t.offset.clone(), &[(&(at * stride), None)]);
+            E::load(t.mem, t.buf, at, None)
+        }
+    }
+}
+
+/// `y` from `x` and a weight.
+fn forward(
+    l: &mut Lowering<'_>,
+    g: &Geometry,
+    x: &Operand,
+    weight: &Operand,
+    bias: Option<&Operand>,
+    y: &Operand,
+) -> Option<()> {
+    if g.is_depthwise() {
+        return direct_forward(l, g, x, weight, bias, y);
+    }
+    let pixels = g.batch * g.y.iter().product::<i64>();
+    let (m, n) = if g.last { (pixels, g.cy) } else { (g.cy, pixels) };
+    let e = Extent { batch: g.groups, m, n, k: g.cx * g.taps() };
+    let image = |l: &Lowering<'_>, k: &mut Kernel, group: &E, pixel: &E, depth: &E| {
+        let w = Window::read(l, k, x)?;
+        let place = g.pixels(k, &g.y, pixel);
+        let (channel, tap) = g.taps_of(k, g.cx, depth);
+        let (first, channel) = w.channel(k, group, g.cx, &channel);
+        let from = gather(k, g, &w.strides[2..], &place[1..], &tap);
+        let of_place = terms(k, w.t.offset.clone(), &[(&place[0], Some(w.strides[0])), (&first, None)]);
+        let (of_place, of_tap) = (of_place + from.of_place?, channel + from.of_tap?);
+        let value = w.load(of_place + of_tap, from.inside);
+        let (along, vector) = match (g.last, w.strides[1]) {
+            (true, 1) => (Along::Depth, g.cx % 4 == 0),
+            (true, _) => (Along::Depth, false),
+            _ => (Along::Outer, g.is_pointwise() && in_fours(x)),
+        };
+        Some(Side { value, along, vector })
+    };
+    let kernels = |l: &Lowering<'_>, k: &mut Kernel, group: &E, channel: &E, depth: &E| {
+        let w = Window::read(l, k, weight)?;
+        let row = group * k.size(g.cy) + channel;
+        let row = terms(k, w.t.offset.clone(), &[(&row, Some(w.strides[0]))]);
+        if lies_flat(g, weight) {
+            return Some(Side { value: w.load(row + depth, None), along: Along::Depth, vector: true });
+        }
+        let taps = g.taps_of(k, g.cx, depth);
+        let of_depth = weight_terms(k, &w, taps, true);
+        Some(Side { value: w.load(row + of_depth, None), along: Along::Depth, vector: false })
+    };
+    let sides = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n, d]: &[E; 4]| {
+        Some(if g.last {
+            [image(l, k, group, m, d)?, kernels(l, k, group, n, d)?]
+        } else {
+            [kernels(l, k, group, m, d)?, image(l, k, group, n, d)?]
+        })
+    };
+    let made = Made { out: y, each: g.cy, bias };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| finish_image(l, k, g, &made, c, sum);
+    contract(l, "convolution", e, x.mem.ty(), &sides, &finish)
+}
+
+/// What an address in a weight needs of a place in the kernel and a channel of `x` (`of_x`) or `y`.
+fn weight_terms(k: &mut Kernel, w: &Window, (channel, tap): (E, Vec<E>), of_x: bool) -> E {
+    let mut parts = vec![(&channel, Some(w.strides[usize::from(of_x)]))];
+    parts.extend(tap.iter().zip(&w.strides[2..]).map(|(c, s)| (c, Some(*s))));
+    terms(k, None, &parts)
+}
+
+/// `x` from `y` and a weight: a transposed convolution, and the gradient of the input of one that is not.
+fn backward(
+    l: &mut Lowering<'_>,
+    g: &Geometry,
+    y: &Operand,
+    weight: &Operand,
+    bias: Option<&Operand>,
+    x: &Operand,
+) -> Option<()> {
+    if g.is_depthwise() {
+        return direct_backward(l, g, y, weight, bias, x);
+    }
+    let pixels = g.batch * g.x.iter().product::<i64>();
+    let (m, n) = if g.last { (pixels, g.cx) } else { (g.cx, pixels) };
+    let e = Extent { batch: g.groups, m, n, k: g.cy * g.taps() };
+    let image = |l: &Lowering<'_>, k: &mut Kernel, group: &E, pixel: &E, depth: &E| {
+        let w = Window::read(l, k, y)?;
+        let place = g.pixels(k, &g.x, pixel);
+        let (channel, tap) = g.taps_of(k, g.cy, depth);
+        let (first, channel) = w.channel(k, group, g.cy, &channel);
+        let (from, both) = scatter(k, g, &w.strides[2..], &place[1..], &tap);
+        let mut of_place = terms(k, w.t.offset.clone(), &[(&place[0], Some(w.strides[0])), (&first, None)]);
+        let mut of_tap = channel;
+        if let Some(e) = from.of_place {
+            of_place = of_place + e;
+        }
+        if let Some(e) = from.of_tap {
+            of_tap = of_tap + e;
+        }
+        let at = of_place + of_tap;
+        let at = both.map_or(at.clone(), |b| at + b);
+        let value = w.load(at, from.inside);
+        let (along, vector) = match (g.last, w.strides[1]) {
+            (true, 1) => (Along::Depth, g.cy % 4 == 0),
+            (true, _) => (Along::Depth, false),
+            _ => (Along::Outer, g.is_pointwise() && in_fours(y)),
+        };
+        Some(Side { value, along, vector })
+    };
+    let kernels = |l: &Lowering<'_>, k: &mut Kernel, group: &E, channel: &E, depth: &E| {
+        let w = Window::read(l, k, weight)?;
+        let first = group * k.size(g.cy * w.strides[0]);
+        let vector = w.strides[1] == 1;
+        let step = (!vector).then_some(w.strides[1]);
+        let row = terms(k, w.t.offset.clone(), &[(&first, None), (channel, step)]);
+        let taps = g.taps_of(k, g.cy, depth);
+        let of_depth = weight_terms(k, &w, taps, false);
+        let along = if vector { Along::Outer } else { Along::Depth };
+        Some(Side { value: w.load(row + of_depth, None), along, vector })
+    };
+    let sides = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n, d]: &[E; 4]| {
+        Some(if g.last {
+            [image(l, k, group, m, d)?, kernels(l, k, group, n, d)?]
+        } else {
+            [kernels(l, k, group, m, d)?, image(l, k, group, n, d)?]
+        })
+    };
+    let made = Made { out: x, each: g.cx, bias };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| finish_image(l, k, g, &made, c, sum);
+    contract(l, "transposed convolution", e, y.mem.ty(), &sides, &finish)
+}
+
+/// The weight's gradient, from `x` and `y`.
+fn weight_gradient(
+    l: &mut Lowering<'_>,
+    g: &Geometry,
+    x: &Operand,
+    y: &Operand,
+    out: &Operand,
+) -> Option<()> {
+    if g.is_depthwise() {
+        return direct_weight_gradient(l, g, x, y, out);
+    }
+    let pixels = g.batch * g.y.iter().product::<i64>();
+    let e = Extent { batch: g.groups, m: g.cy, n: g.cx * g.taps(), k: pixels };
+    let sides = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n, d]: &[E; 4]| {
+        let left = {
+            let w = Window::read(l, k, y)?;
+            let place = g.pixels(k, &g.y, d);
+            let (first, _) = w.channel(k, group, g.cy, m);
+            let step = (w.strides[1] != 1).then_some(w.strides[1]);
+            let row = terms(k, w.t.offset.clone(), &[(&first, None), (m, step)]);
+            let parts: Vec<_> =
+                place.iter().zip(std::iter::once(&w.strides[0]).chain(&w.strides[2..])).collect();
+            let parts: Vec<_> = parts.into_iter().map(|(c, s)| (c, Some(*s))).collect();
+            let of_depth = terms(k, None, &parts);
+            let (along, vector) = match step {
+                None => (Along::Outer, true),
+                Some(_) => (Along::Depth, in_fours(y)),
+            };
+            Side { value: w.load(row + of_depth, None), along, vector }
+        };
+        let right = {
+            let w = Window::read(l, k, x)?;
+            let place = g.pixels(k, &g.y, d);
+            let (channel, tap) = g.taps_of(k, g.cx, n);
+            let (first, channel) = w.channel(k, group, g.cx, &channel);
+            let from = gather(k, g, &w.strides[2..], &place[1..], &tap);
+            let row = terms(k, w.t.offset.clone(), &[(&first, None), (&channel, None)]) + from.of_tap?;
+            let of_depth = terms(k, None, &[(&place[0], Some(w.strides[0]))]) + from.of_place?;
+            let (along, vector) = match (g.last, w.strides[1]) {
+                (true, 1) => (Along::Outer, g.cx % 4 == 0),
+                (true, _) => (Along::Outer, false),
+                _ => (Along::Depth, g.is_pointwise() && in_fours(x)),
+            };
+            Side { value: w.load(row + of_depth, from.inside), along, vector }
+        };
+        Some([left, right])
+    };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n]: &[E; 3], sum: E| {
+        let t = l.write(k, &out.viewed(&[], &[]))?;
+        let channel = group * k.size(g.cy) + m;
+        // New tensors are dense, in the order that columns have.
+        let at = terms(k, t.offset.clone(), &[(&channel, Some(out.strides[0])), (n, None)]);
+        Some(store_at(&t, at, sum, true))
+    };
+    contract(l, "convolution's weight gradient", e, x.mem.ty(), &sides, &finish)
+}
+
+/// Sums over the places of the kernel in one thread.
+fn over_taps(
+    k: &mut Kernel,
+    g: &Geometry,
+    d: usize,
+    tap: &mut Vec<E>,
+    sum: E,
+    term: &mut dyn FnMut(&mut Kernel, &[E]) -> E,
+) -> E {
+    if d == g.rank() {
+        return sum + term(k, tap);
+    }
+    if g.kernel[d] == 1 {
+        tap.push(E::u32(0));
+        let sum = over_taps(k, g, d + 1, tap, sum, term);
+        tap.pop();
+        return sum;
+    }
+    let count = k.size(g.kernel[d]);
+    let [sum] = k.fold(count, [sum], |k, i, [sum]| {
+        tap.push(i.clone());
+        let sum = over_taps(k, g, d + 1, tap, sum, term);
+        tap.pop();
+        [sum]
+    });
+    sum
+}
+
+/// A kernel of a thread an element of an image, in the order of memory.
+fn over_image(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    g: &Geometry,
+    out: &Operand,
+    bias: Option<&Operand>,
+    body: impl FnOnce(&Lowering<'_>, &mut Kernel, &E, &[E]) -> Option<E>,
+) -> Option<()> {
+    let mut sizes = out.sizes.clone();
+    if g.last {
+        let channels = sizes.remove(1);
+        sizes.push(channels);
+    }
+    let mut k = Kernel::new(label);
+    let mut fits = None;
+    k.map(&sizes, |k, c, number| {
+        let mut place = c.to_vec();
+        let channel = place.remove(if g.last { c.len() - 1 } else { 1 });
+        let sum = body(l, k, &channel, &place);
+        let t = l.write(k, &out.viewed(&[], &[]));
+        let (Some(sum), Some(t)) = (sum, t) else { return Vec::new() };
+        fits = Some(());
+        let value = match bias {
+            Some(bias) => sum.clone() + bias_at(l, k, bias, &channel).cast(sum.ty()),
+            None => sum,
+        };
+        vec![k.store_linear(&t, number, value)]
+    });
+    fits?;
+    l.launch(k)
+}
+
+fn direct_forward(
+    l: &mut Lowering<'_>,
+    g: &Geometry,
+    x: &Operand,
+    weight: &Operand,
+    bias: Option<&Operand>,
+    y: &Operand,
+) -> Option<()> {
+    over_image(l, "depthwise convolution", g, y, bias, |l, k, channel, place| {
+        let (wx, ww) = (Window::read(l, k, x)?, Window::read(l, k, weight)?);
+        let of_x = if g.cy == 1 { channel.clone() } else { channel / k.size(g.cy) };
+        let of_x =
+            terms(k, wx.t.offset.clone(), &[(&place[0], Some(wx.strides[0])), (&of_x, Some(wx.strides[1]))]);
+        let of_weight = terms(k, ww.t.offset.clone(), &[(channel, Some(ww.strides[0]))]);
+        let zero = E::lit(x.mem.ty(), 0.0);
+        Some(over_taps(k, g, 0, &mut Vec::new(), zero, &mut |k, tap| {
+            let from = gather(k, g, &wx.strides[2..], &place[1..], tap);
+            let at = [from.of_place, from.of_tap].into_iter().flatten().fold(of_x.clone(), |a, b| a + b);
+            let parts: Vec<_> = tap.iter().zip(&ww.strides[2..]).map(|(c, s)| (c, Some(*s))).collect();
+            let at_weight = terms(k, Some(of_weight.clone()), &parts);
+            wx.load(at, from.inside) * ww.load(at_weight, None)
+        }))
+    })
+}
+
+fn direct_backward(
+    l: &mut Lowering<'_>,
+    g: &Geometry,
+    y: &Operand,
+    weight: &Operand,
+    bias: Option<&Operand>,
+    x: &Operand,
+) -> Option<()> {
+    over_image(l, "transposed depthwise convolution", g, x, bias, |l, k, channel, place| {
+        let (wy, ww) = (Window::read(l, k, y)?, Window::read(l, k, weight)?);
+        let multiple = k.size(g.cy);
+        let first = channel * &multiple;
+        let zero = E::lit(y.mem.ty(), 0.0);
+        let [sum] = k.fold(multiple, [zero], |k, o, [sum]| {
+            let channel = &first + o;
+            let parts = [(&place[0], Some(wy.strides[0])), (&channel, Some(wy.strides[1]))];
+            let of_y = terms(k, wy.t.offset.clone(), &parts);
+            let of_weight = terms(k, ww.t.offset.clone(), &[(&channel, Some(ww.strides[0]))]);
+            [over_taps(k, g, 0, &mut Vec::new(), sum, &mut |k, tap| {
+                let (from, both) = scatter(k, g, &wy.strides[2..], &place[1..], tap);
+                let at = [from.of_place, from.of_tap, both].into_iter().flatten();
+                let at = at.fold(of_y.clone(), |a, b| a + b);
+                let parts: Vec<_> = tap.iter().zip(&ww.strides[2..]).map(|(c, s)| (c, Some(*s))).collect();
+                let at_weight = terms(k, Some(of_weight.clone()), &parts);
+                wy.load(at, from.inside) * ww.load(at_weight, None)
+            })]
+        });
+        Some(sum)
+    })
+}
+
+fn direct_weight_gradient(
+    l: &mut Lowering<'_>,
+    g: &Geometry,
+    x: &Operand,
+    y: &Operand,
+    out: &Operand,
+) -> Option<()> {
+    let pixels = g.batch * g.y.iter().product::<i64>();
+    let channels = g.groups * g.cy;
+    // A row is a channel and a place in the kernel; where channels are last, neighbouring rows are neighbouring channels.
+    let place_of = |k: &mut Kernel, row: &E| g.taps_of(k, channels, row);
+    let term = |l: &Lowering<'_>, k: &mut Kernel, row: &E, depth: &E, inside: Option<E>| {
+        let (wx, wy) = (Window::read(l, k, x)?, Window::read(l, k, y)?);
+        let (channel, tap) = place_of(k, row);
+        let place = g.pixels(k, &g.y, depth);
+        let of_x = if g.cy == 1 { channel.clone() } else { &channel / k.size(g.cy) };
+        let of_x =
+            terms(k, wx.t.offset.clone(), &[(&place[0], Some(wx.strides[0])), (&of_x, Some(wx.strides[1]))]);
+        let from = gather(k, g, &wx.strides[2..], &place[1..], &tap);
+        let at = [from.of_place, from.of_tap].into_iter().flatten().fold(of_x, |a, b| a + b);
+        let mut parts = vec![(&place[0], Some(wy.strides[0])), (&channel, Some(wy.strides[1]))];
+        parts.extend(place[1..].iter().zip(&wy.strides[2..]).map(|(c, s)| (c, Some(*s))));
+        let at_y = terms(k, wy.t.offset.clone(), &parts);
+        let both = match (from.inside, inside.clone()) {
+            (Some(a), Some(b)) => Some(a.and(b)),
+            (a, b) => a.or(b),
+        };
+        Some(wx.load(at, both) * wy.load(at_y, inside))
+    };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
+        let t = l.write(k, &out.viewed(&[], &[]))?;
+        let (channel, tap) = place_of(k, &c[1]);
+        let mut parts = vec![(&channel, Some(out.strides[0]))];
+        parts.extend(tap.iter().zip(&out.strides[2..]).map(|(c, s)| (c, Some(*s))));
+        let at = terms(k, t.offset.clone(), &parts);
+        Some(store_at(&t, at, sum, false))
+    };
+    let rows = channels * g.taps();
+    row_sums(l, "depthwise weight gradient", [rows, pixels], x.dtype, g.last, &term, &finish)
+}
+
+/// The bias's gradient: sums of an image's channels.
+fn bias_gradient(l: &mut Lowering<'_>, grad: &Operand, out: &Operand) -> Option<()> {
+    let mut sizes = grad.sizes.clone();
+    let channels = sizes.remove(1);
+    let places: i64 = sizes.iter().product();
+    let term = |l: &Lowering<'_>, k: &mut Kernel, row: &E, depth: &E, inside: Option<E>| {
+        let w = Window::read(l, k, grad)?;
+        let place = k.coords(&sizes, depth);
+        let mut parts = vec![(row, Some(w.strides[1])), (&place[0], Some(w.strides[0]))];
+        parts.extend(place[1..].iter().zip(&w.strides[2..]).map(|(c, s)| (c, Some(*s))));
+        let at = terms(k, w.t.offset.clone(), &parts);
+        Some(w.load(at, inside))
+    };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
+        let t = l.write(k, &out.viewed(&[], &[]))?;
+        Some(store_at(&t, c[1].clone(), sum, false))
+    };
+    let together = grad.strides[1] == 1 && channels > 1;
+    row_sums(l, "bias gradient", [channels, places], grad.dtype, together, &term, &finish)
+}
+
+/// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
+fn convolution(l: &mut Lowering<'_>) -> Option<()> {
+    let (input, weight, bias) = (l.tensor(0)?, l.tensor(1)?, l.optional(2)?);
+    let options = Options::of(l, 3, input.ndim().checked_sub(2)?)?;
+    let g = Geometry::of(&input, &weight, &options)?;
+    let sizes = if options.transposed { g.sizes_x() } else { g.sizes_y() };
+    if bias.as_ref().is_some_and(|b| b.sizes[..] != [sizes[1]] || b.dtype != input.dtype) {
+        return None;
+    }
+    let out = l.destination(0, &sizes, &g.strides(&sizes), input.dtype)?;
+    if out.strides != g.strides(&sizes) || out.dtype != input.dtype {
+        return None;
+    }
+    if options.transposed {
+        backward(l, &g, &input, &weight, bias.as_ref(), &out)
+    } else {
+        forward(l, &g, &input, &weight, bias.as_ref(), &out)
+    }
+}
+
+/// `convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+/// output_mask)`.
+fn convolution_backward(l: &mut Lowering<'_>) -> Option<()> {
+    let (grad, input, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
+    let options = Options::of(l, 4, input.ndim().checked_sub(2)?)?;
+    let g = Geometry::of(&input, &weight, &options)?;
+    let Some(Arg::Bools([of_input, of_weight, of_bias])) = l.call.args.get(10) else { return None };
+    if l.call.args.len() != 11 || grad.dtype != input.dtype {
+        return None;
+    }
+    let sizes = if options.transposed { g.sizes_x() } else { g.sizes_y() };
+    if grad.sizes != sizes {
+        return None;
+    }
+    let dtype = input.dtype;
+    let made = |l: &mut Lowering<'_>, wanted: u8, sizes: &[i64], strides: &[i64]| {
+        if wanted == 0 {
+            l.returns_undefined();
+            return Some(None);
+        }
+        l.fresh(sizes, strides, dtype).map(Some)
+    };
+    let sizes_weight = g.sizes_weight();
+    let grad_input = made(l, *of_input, &input.sizes, &g.strides(&input.sizes))?;
+    let grad_weight = made(l, *of_weight, &sizes_weight, &g.strides(&sizes_weight))?;
+    let grad_bias = made(l, *of_bias, &sizes[1..2], &[1])?;
+    let (x, y) = if options.transposed { (&grad, &input) } else { (&input, &grad) };
+    if let Some(out) = grad_input {
+        if options.transposed {
+            forward(l, &g, &grad, &weight, None, &out)?;
+        } else {
+            backward(l, &g, &grad, &weight, None, &out)?;
+        }
+    }
+    if let Some(out) = grad_weight {
+        weight_gradient(l, &g, x, y, &out)?;
+    }
+    match grad_bias {
+        Some(out) => bias_gradient(l, &grad, &out),
+        None => Some(()),
+    }
+}

@@ -1,0 +1,129 @@
+//! Kernels that compute each element of their outputs from the elements at its place, broadcast.
+
+use crate::gpu::ir::{E, Ty};
+use crate::gpu::kernel::{Kernel, Tensor, contiguous};
+use crate::gpu::lower::{Dims, Lowering, Operand, Source};
+
+/// Launches a kernel that writes `outs`, all of the same sizes, from `ins`, which broadcast to them. Values of `ins`
+/// come in the types of `types`; `body` gets them and the number of the element in the first output's order.
+pub fn launch(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    outs: &[&Operand],
+    ins: &[(&Operand, Ty)],
+    body: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E], &E) -> Option<Vec<E>>,
+) -> Option<()> {
+    let sizes = outs.first()?.sizes.clone();
+    let outs: Vec<Operand> = outs.iter().map(|o| (*o).clone()).collect();
+    let ins: Vec<(Operand, Ty)> = ins.iter().map(|(x, ty)| (x.expanded(&sizes), *ty)).collect();
+    let operands: Vec<&Operand> = outs.iter().chain(ins.iter().map(|(x, _)| x)).collect();
+    let (sizes, strides) = coalesce(&sizes, &operands);
+    let mut views = operands.iter().zip(&strides).map(|(x, s)| x.viewed(&sizes, s));
+    let outs: Vec<Operand> = views.by_ref().take(outs.len()).collect();
+    let ins: Vec<(Operand, Ty)> = views.zip(ins.iter().map(|(_, ty)| *ty)).collect();
+
+    let mut k = Kernel::new(label);
+    let sources: Vec<(Source, Ty)> = ins.iter().map(|(x, ty)| (l.read_as(&mut k, x, *ty), *ty)).collect();
+    let targets: Option<Vec<_>> = outs.iter().map(|o| l.write(&mut k, o)).collect();
+    let targets = targets?;
+    let mut fits = true;
+    k.map(&sizes, |k, coords, number| {
+        let values: Vec<E> = sources
+            .iter()
+            .map(|(source, ty)| {
+                let value = match source {
+                    Source::Window(t) if contiguous(&t.sizes, &t.strides) => {
+                        let flat = t.offset.as_ref().map_or(number.clone(), |o| o + number);
+                        E::load(t.mem, t.buf, flat, None)
+                    }
+                    source => source.at(k, coords),
+                };
+                value.cast(*ty)
+            })
+            .collect();
+        let Some(results) = body(l, k, &values, number) else {
+            fits = false;
+            return Vec::new();
+        };
+        let store = |(t, value): (&Tensor, E)| {
+            // What reports faults leaves single elements out, so it shares no words.
+            let linear = t.is_contiguous() && k.faults.is_empty();
+            if linear { k.store_linear(t, number, value) } else { k.store(t, coords, value) }
+        };
+        targets.iter().zip(results).map(store).collect()
+    });
+    if !fits {
+        return None;
+    }
+    l.launch(k)
+}
+
+/// Launches a kernel that computes each element of `outs`, all of the same sizes, from its coordinates. Neighbouring
+/// threads have elements that are neighbours in the first output's memory.
+pub fn produce(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    outs: &[&Operand],
+    body: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E]) -> Option<Vec<E>>,
+) -> Option<()> {
+    let first = outs.first()?;
+    let mut order: Vec<usize> = (0..first.ndim()).collect();
+    order.sort_by_key(|d| std::cmp::Reverse(first.strides[*d]));
+    let along = |dims: &[i64]| -> Dims { order.iter().map(|d| dims[*d]).collect() };
+    let sizes = along(&first.sizes);
+
+    let mut k = Kernel::new(label);
+    let targets: Option<Vec<Tensor>> = outs.iter().map(|o| l.write(&mut k, o)).collect();
+    let targets = targets?;
+    let mut fits = true;
+    k.map(&sizes, |k, ordered, number| {
+        let mut coords = vec![E::u32(0); ordered.len()];
+        for (d, coord) in order.iter().zip(ordered) {
+            coords[*d] = coord.clone();
+        }
+        let Some(values) = body(l, k, &coords) else {
+            fits = false;
+            return Vec::new();
+        };
+        // What reports faults leaves single elements out, so it shares no words.
+        let linear = |t: &Tensor| k.faults.is_empty() && contiguous(&sizes, &along(&t.strides));
+        let store = |(t, value): (&Tensor, E)| {
+            if linear(t) { k.store_linear(t, number, value) } else { k.store(t, &coords, value) }
+        };
+        targets.iter().zip(values).map(store).collect()
+    });
+    if !fits {
+        return None;
+    }
+    l.launch(k)
+}
+
+/// Orders dimensions by the first operand's strides, and joins those that lie behind one another in all operands.
+pub fn coalesce(sizes: &[i64], operands: &[&Operand]) -> (Dims, Vec<Dims>) {
+    let mut order: Vec<usize> = (0..sizes.len()).filter(|d| sizes[*d] != 1).collect();
+    if let Some(first) = operands.first() {
+        order.sort_by_key(|d| std::cmp::Reverse(first.strides[*d]));
+    }
+    let mut joined = Dims::new();
+    let mut strides: Vec<Dims> = vec![Dims::new(); operands.len()];
+    for d in order {
+        let follows = !joined.is_empty()
+            && operands.iter().zip(&strides).all(|(x, s)| s.last() == Some(&(x.strides[d] * sizes[d])));
+        if follows && let Some(last) = joined.last_mut() {
+            *last *= sizes[d];
+            for (x, s) in operands.iter().zip(&mut strides) {
+                if let Some(last) = s.last_mut() {
+                    *last = x.strides[d];
+                }
+            }
+        } else {
+            joined.push(sizes[d]);
+            operands.iter().zip(&mut strides).for_each(|(x, s)| s.push(x.strides[d]));
+        }
+    }
+    if joined.is_empty() {
+        joined.push(1);
+        strides.iter_mut().for_each(|s| s.push(1));
+    }
+    (joined, strides)
+}

@@ -1,0 +1,450 @@
+//! Operators on lists of tensors (`_foreach_*`): the point-wise table's expressions, several small tensors a kernel.
+
+use tandem_tracegraph::call::{Arg, Place};
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::pointwise::{Args, LERP, Op, find};
+use super::types::{broadcast, output_strides, preserved};
+use super::{Lower, elementwise};
+use crate::gpu::ir::{E, Mem, Ty};
+use crate::gpu::kernel::{Kernel, Ref, Store, Tensor, highest, larger, lowest, smaller};
+use crate::gpu::lower::{Lowering, Operand, Source, Spot};
+
+/// The family's operators.
+pub fn table(base: &str) -> Option<Lower> {
+    let inner = base.strip_prefix("_foreach_")?;
+    Some(match inner {
+        "copy" => copy,
+        "clone" => clone,
+        "zero" => zero,
+        "norm" | "powsum" => norm,
+        "max" => max,
+        "mm" => return None,
+        _ if op_of(inner).is_some() => pointwise,
+        _ => return None,
+    })
+}
+
+fn op_of(inner: &str) -> Option<&'static Op> {
+    match inner {
+        "lerp" => Some(&LERP),
+        "div" => find("true_divide"),
+        "clamp_min" => find("maximum"),
+        "clamp_max" => find("minimum"),
+        _ => find(inner),
+    }
+}
+
+/// An item of the lists: what is computed from what.
+struct Job {
+    item: usize,
+    out: Operand,
+    ins: Vec<Operand>,
+    /// The dtype that it is computed in.
+    dtype: Dtype,
+    ty: Ty,
+}
+
+type Value = fn(&mut Args<'_, '_>) -> Option<E>;
+
+/// Items of the call's lists, which must be as many in all of them.
+fn items(l: &Lowering<'_>) -> Option<usize> {
+    let mut lengths = l.call.args.iter().filter_map(|arg| match arg {
+        Arg::Tensors(n) => Some(*n as usize),
+        Arg::Scalars(list) => Some(list.len()),
+        _ => None,
+    });
+    let first = lengths.next()?;
+    lengths.all(|n| n == first).then_some(first)
+}
+
+/// Where an item's result goes: to the item itself, or to a new tensor like the operands.
+fn target(l: &mut Lowering<'_>, item: usize, ins: &[Operand], dtype: Dtype) -> Option<Operand> {
+    let sizes = broadcast(ins.iter().map(|x| &x.sizes[..]))?;
+    if l.in_place() {
+        return l.written_item(0, item, &sizes, dtype);
+    }
+    if l.has_out() {
+        return None;
+    }
+    let tensors: Vec<Operand> = ins.iter().filter(|x| x.ndim() > 0 || sizes.is_empty()).cloned().collect();
+    l.fresh(&sizes, &output_strides(&sizes, &tensors), dtype)
+}
+
+/// The operators of the point-wise table.
+fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
+    let inner = l.base.strip_prefix("_foreach_")?;
+    let op = op_of(inner)?;
+    let n = items(l)?;
+    // Numbers in a tensor on the host, by which `addcmul` and `addcdiv` multiply, have no place among operands.
+    if matches!(l.call.args.get(op.operands), Some(Arg::Tensor)) {
+        return None;
+    }
+    if !l.in_place() {
+        l.returns_list(n);
+    }
+    let mut jobs = Vec::new();
+    for item in 0..n {
+        let ins: Option<Vec<Operand>> = (0..op.operands).map(|arg| l.operand_of(arg, item)).collect();
+        let ins = ins?;
+        let (computed, given) = op.dtypes(&ins, l.call.default_dtype);
+        // Most have no arithmetic of bools, and whole numbers have no negative powers.
+        if computed == Dtype::BOOL || inner == "pow" && !computed.is_floating() {
+            return None;
+        }
+        if inner == "sub" && ins.iter().any(|x| x.dtype == Dtype::BOOL)
+            || !converts(l, op.operands, item, computed)
+        {
+            return None;
+        }
+        let tensors = ins.iter().filter(|x| !matches!(x.place, Spot::Number(..)));
+        if inner == "lerp" && tensors.clone().any(|x| x.dtype != ins[0].dtype) {
+            return None;
+        }
+        let out = target(l, item, &ins, given)?;
+        jobs.push(Job { item, out, ins, dtype: computed, ty: Mem::of(computed)?.ty() });
+    }
+    carry_out(l, &jobs, op.value)
+}
+
+/// Whether a factor among the arguments, if there is one, is a number of the dtype.
+fn converts(l: &Lowering<'_>, arg: usize, item: usize, dtype: Dtype) -> bool {
+    let factor = match l.call.args.get(arg) {
+        Some(Arg::Scalars(list)) => list.get(item),
+        arg => arg,
+    };
+    match factor {
+        Some(Arg::Float(_)) => dtype.is_floating(),
+        Some(Arg::Bool(_) | Arg::Complex(..)) => false,
+        _ => true,
+    }
+}
+
+/// `_foreach_copy_(self, src)`.
+fn copy(l: &mut Lowering<'_>) -> Option<()> {
+    let n = l.in_place().then(|| items(l))??;
+    let mut jobs = Vec::new();
+    for item in 0..n {
+        let (to, from) = (l.operand_of(0, item)?, l.operand_of(1, item)?);
+        if broadcast([&to.sizes[..], &from.sizes[..]])? != to.sizes {
+            return None;
+        }
+        let out = l.written_item(0, item, &to.sizes, to.dtype)?;
+        jobs.push(Job { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
+    }
+    carry_out(l, &jobs, |a| Some(a.x[0].clone()))
+}
+
+/// `_foreach_clone(self, memory_format)`.
+fn clone(l: &mut Lowering<'_>) -> Option<()> {
+    if l.in_place() || l.has_out() || l.has(1) {
+        return None;
+    }
+    let n = items(l)?;
+    l.returns_list(n);
+    let mut jobs = Vec::new();
+    for item in 0..n {
+        let from = l.operand_of(0, item)?;
+        let out = l.fresh(&from.sizes, &preserved(&from), from.dtype)?;
+        jobs.push(Job { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
+    }
+    carry_out(l, &jobs, |a| Some(a.x[0].clone()))
+}
+
+/// `_foreach_zero_(self)`.
+fn zero(l: &mut Lowering<'_>) -> Option<()> {
+    let n = l.in_place().then(|| items(l))??;
+    let mut jobs = Vec::new();
+    for item in 0..n {
+        let to = l.operand_of(0, item)?;
+        let out = l.written_item(0, item, &to.sizes, to.dtype)?;
+        jobs.push(Job { item, dtype: out.dtype, ty: out.mem.ty(), out, ins: Vec::new() });
+    }
+    carry_out(l, &jobs, |a| Some(E::lit(a.ty, 0.0)))
+}
+
+// --- Several small tensors in one kernel --------------------------------------------------------------
+
+/// Elements up to which a tensor shares a kernel with others.
+const SMALL: i64 = 1 << 16;
+
+/// Buffers of a kernel.
+const BUFFERS: usize = 8;
+
+/// Runs jobs in order; neighbours that can be one kernel are.
+fn carry_out(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
+    let mut rest = jobs;
+    while let [first, behind @ ..] = rest {
+        let together = group(l, rest);
+        if together > 1 {
+            launch_group(l, &rest[..together], value)?;
+            rest = &rest[together..];
+            continue;
+        }
+        rest = behind;
+        if first.out.numel() == 0 {
+            continue;
+        }
+        let ins: Vec<(&Operand, Ty)> = first.ins.iter().map(|x| (x, first.ty)).collect();
+        elementwise::launch(l, "foreach", &[&first.out], &ins, |l, k, x, _| {
+            let items = vec![(first.item, E::int(Ty::Bool, 1))];
+            value(&mut Args { l, k, x: x.to_vec(), ty: first.ty, dtype: first.dtype, items }).map(|v| vec![v])
+        })?;
+    }
+    Some(())
+}
+
+/// How many of the first jobs can be one kernel: small, alike, without gaps, and none that touches what another
+/// writes.
+fn group(l: &Lowering<'_>, jobs: &[Job]) -> usize {
+    let storage = |x: &Operand| match x.place {
+        Spot::Memory(Ref::Input(i)) => match l.call.inputs[i as usize].place {
+            Place::Storage { id, .. } => Some(id),
+            _ => None,
+        },
+        _ => None,
+    };
+    let mut buffers: Vec<Ref> = Vec::new();
+    for (n, job) in jobs.iter().enumerate() {
+        let like = |a: &Operand, b: &Operand| {
+            a.mem == b.mem && matches!(a.place, Spot::Memory(_)) == matches!(b.place, Spot::Memory(_))
+        };
+        let alike = job.dtype == jobs[0].dtype
+            && like(&job.out, &jobs[0].out)
+            && job.ins.iter().zip(&jobs[0].ins).all(|(a, b)| like(a, b));
+        let dense = |x: &Operand| match x.place {
+            Spot::Memory(_) => x.is_contiguous() && x.sizes == job.out.sizes,
+            _ => true,
+        };
+        let simple = dense(&job.out) && job.ins.iter().all(dense) && (1..=SMALL).contains(&job.out.numel());
+        let apart = jobs[..n].iter().all(|other| {
+            let touches = |a: &Job, b: &Job| {
+                let written = storage(&a.out);
+                written.is_some() && std::iter::once(&b.out).chain(&b.ins).any(|x| storage(x) == written)
+            };
+            !touches(job, other) && !touches(other, job)
+        });
+        let written = storage(&job.out);
+        let apart = apart
+            && job.ins.iter().all(|x| x.place == job.out.place || written.is_none() || storage(x) != written);
+        for x in std::iter::once(&job.out).chain(&job.ins) {
+            if let Spot::Memory(tensor) = x.place
+                && !buffers.contains(&tensor)
+            {
+                buffers.push(tensor);
+            }
+        }
+        if !alike || !simple || !apart || buffers.len() > BUFFERS {
+            return n;
+        }
+    }
+    jobs.len()
+}
+
+/// One kernel for jobs whose elements are numbered one behind the other.
+fn launch_group(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
+    let ty = jobs.first()?.ty;
+    let mut k = Kernel::new("foreach group");
+    k.apart = true;
+    let flat = |x: &Operand| x.viewed(&[x.numel()], &[1]);
+    let outs: Option<Vec<_>> = jobs.iter().map(|j| l.write(&mut k, &flat(&j.out))).collect();
+    let outs = outs?;
+    let sources: Vec<Vec<Source>> =
+        jobs.iter().map(|j| j.ins.iter().map(|x| l.read_as(&mut k, &flat(x), ty)).collect()).collect();
+    let mut end = 0;
+    let mut bounds = vec![E::u32(0)];
+    for job in jobs {
+        end += job.out.numel();
+        bounds.push(k.size(end));
+    }
+    let mut fits = true;
+    k.map(&[end], |k, _, number| {
+        let places: Vec<(E, E)> =
+            bounds.windows(2).map(|b| (number - &b[0], number.ge(&b[0]).and(number.lt(&b[1])))).collect();
+        let x = (0..sources[0].len()).map(|arg| {
+            let first = match &sources[0][arg] {
+                Source::Window(t) => E::lit(t.mem.ty(), 0.0),
+                Source::Value(e) => e.clone(),
+            };
+            let pick = |rest: E, (source, (at, inside)): (&Vec<Source>, &(E, E))| match &source[arg] {
+                Source::Window(t) => k.load_if(t, std::slice::from_ref(at), inside.clone(), rest),
+                Source::Value(e) => inside.select(e, rest),
+            };
+            sources.iter().zip(&places).rev().fold(first, pick).cast(ty)
+        });
+        let x = x.collect();
+        let items = jobs.iter().zip(&places).map(|(j, (_, inside))| (j.item, inside.clone())).collect();
+        let Some(result) = value(&mut Args { l, k, x, ty, dtype: jobs[0].dtype, items }) else {
+            fits = false;
+            return Vec::new();
+        };
+        let store = |(t, (at, inside)): (&Tensor, &(E, E))| Store {
+            guard: Some(inside.clone()),
+            ..k.store(t, std::slice::from_ref(at), result.clone())
+        };
+        outs.iter().zip(&places).map(store).collect()
+    });
+    if !fits {
+        return None;
+    }
+    l.launch(k)
+}
+
+// --- Reductions ---------------------------------------------------------------------------------------
+
+/// How a tensor's elements become one.
+#[derive(Clone, Copy)]
+enum Fold {
+    Sum,
+    Max,
+    Min,
+}
+
+impl Fold {
+    fn start(self, ty: Ty) -> E {
+        match self {
+            Fold::Sum => E::lit(ty, 0.0),
+            Fold::Max => lowest(ty),
+            Fold::Min => highest(ty),
+        }
+    }
+
+    fn join(self, a: &E, b: &E) -> E {
+        match self {
+            Fold::Sum => a + b,
+            Fold::Max => larger(a, b),
+            Fold::Min => smaller(a, b),
+        }
+    }
+}
+
+/// Elements that one workgroup folds.
+const CHUNK: i64 = 1 << 14;
+
+/// Folds all elements of `x`, in chunks where they are many; `before` is applied to each, `behind` to the result.
+fn fold_all(
+    l: &mut Lowering<'_>,
+    (x, ty): (&Operand, Ty),
+    out: &Operand,
+    how: Fold,
+    before: &dyn Fn(&E) -> E,
+    behind: &dyn Fn(&E) -> E,
+) -> Option<()> {
+    let n = x.numel();
+    let chunks = (n + CHUNK - 1) / CHUNK;
+    let once = chunks <= 1;
+    let dtype = match ty {
+        Ty::F32 => Dtype::FLOAT32,
+        Ty::F64 => Dtype::FLOAT64,
+        Ty::I64 => Dtype::INT64,
+        _ => Dtype::INT32,
+    };
+    let partial = if once { out.viewed(&[1], &[1]) } else { l.temp(&[chunks], dtype)? };
+    let keep = |e: &E| e.clone();
+    fold_rows(l, (x, ty), &partial, how, before, if once { behind } else { &keep })?;
+    if once { Some(()) } else { fold_all(l, (&partial, ty), out, how, &keep, behind) }
+}
+
+/// A chunk of `x` for each element of `out`.
+fn fold_rows(
+    l: &mut Lowering<'_>,
+    (x, ty): (&Operand, Ty),
+    out: &Operand,
+    how: Fold,
+    before: &dyn Fn(&E) -> E,
+    behind: &dyn Fn(&E) -> E,
+) -> Option<()> {
+    let n = x.numel();
+    let x = if x.is_contiguous() { x.viewed(&[n], &[1]) } else { x.clone() };
+    let mut k = Kernel::new("foreach reduce");
+    let source = l.read_as(&mut k, &x, ty);
+    let t = l.write(&mut k, out)?;
+    k.rows(out.numel(), CHUNK.min(n), 256, |r, row| {
+        let (count, chunk) = (r.k.size(n), r.k.size(CHUNK));
+        let start = how.start(ty);
+        let [all] = r.reduce(
+            [start.clone()],
+            |k, j, [a]| {
+                let number = row * &chunk + j;
+                let inside = number.lt(&count);
+                let coords = k.coords(&x.sizes, &number);
+                let value = match &source {
+                    Source::Window(t) => k.load_if(t, &coords, inside.clone(), E::lit(t.mem.ty(), 0.0)),
+                    Source::Value(e) => e.clone(),
+                };
+                let joined = how.join(&a, &before(&value.cast(ty)));
+                [inside.select(joined, a)]
+            },
+            |[a], [b]| [how.join(&a, &b)],
+        );
+        let result = behind(&all);
+        r.once(|k| vec![k.store(&t, std::slice::from_ref(row), result)]);
+    });
+    l.launch(k)
+}
+
+/// `_foreach_norm(self, ord, dtype)` and `_foreach_powsum`, which leaves out the root.
+fn norm(l: &mut Lowering<'_>) -> Option<()> {
+    if l.in_place() || l.has_out() {
+        return None;
+    }
+    let n = items(l)?;
+    let rooted = l.base == "_foreach_norm";
+    let order = l.pin(1)?;
+    let dtype = l.dtype(2)?;
+    l.returns_list(n);
+    for item in 0..n {
+        let x = l.operand_of(0, item)?;
+        let dtype = dtype.unwrap_or(x.dtype);
+        let empty = x.numel() == 0;
+        if !x.dtype.is_floating() || !dtype.is_floating() || empty && !(order >= 0.0 && order.is_finite()) {
+            return None;
+        }
+        let out = l.fresh(&[], &[], dtype)?;
+        let ty = out.mem.ty();
+        if empty {
+            l.clear(&out);
+            continue;
+        }
+        let how = match order {
+            f64::INFINITY => Fold::Max,
+            f64::NEG_INFINITY => Fold::Min,
+            _ => Fold::Sum,
+        };
+        let power = |x: &E, p: f64| E::call("pow_", ty, [x.clone(), x.like(p)]);
+        let before = |x: &E| match order {
+            2.0 => x * x,
+            0.0 => x.ne(0.0).cast(ty),
+            o if o == 1.0 || o.is_infinite() => x.abs(),
+            o => power(&x.abs(), o),
+        };
+        let behind = |x: &E| match order {
+            o if !rooted || o == 1.0 || o == 0.0 || o.is_infinite() => x.clone(),
+            2.0 => x.sqrt(),
+            o => power(x, 1.0 / o),
+        };
+        fold_all(l, (&x, ty), &out, how, &before, &behind)?;
+    }
+    Some(())
+}
+
+/// `_foreach_max(self)`.
+fn max(l: &mut Lowering<'_>) -> Option<()> {
+    if l.in_place() || l.has_out() {
+        return None;
+    }
+    let n = items(l)?;
+    l.returns_list(n);
+    for item in 0..n {
+        let x = l.operand_of(0, item)?;
+        if x.numel() == 0 {
+            return None;
+        }
+        let out = l.fresh(&[], &[], x.dtype)?;
+        // Bools are compared as numbers.
+        let ty = if x.mem == Mem::Bool { Ty::I32 } else { x.mem.ty() };
+        let keep = |e: &E| e.clone();
+        fold_all(l, (&x, ty), &out, Fold::Max, &keep, &keep)?;
+    }
+    Some(())
+}

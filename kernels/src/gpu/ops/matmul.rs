@@ -1,0 +1,627 @@
+//! Matrix products.
+//!
+//! Sums of 32-bit floats go through the tile of [`crate::gpu::contract`], those with a vector through a row reduction,
+//! and other types through a loop in a thread. Depth that is split over workgroups is summed by another kernel, in
+//! order.
+
+use tandem_tracegraph::call::Arg;
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::Lower;
+use super::elementwise;
+use super::types::broadcast;
+use crate::gpu::contract::{Along, Extent, Plan, Side, ceil_div};
+use crate::gpu::ir::{E, Mem, Ty};
+use crate::gpu::kernel::{Kernel, Put, Store, team};
+use crate::gpu::lower::{Lowering, Operand, Source, Spot, dense};
+
+/// The family's operators.
+pub fn table(base: &str) -> Option<Lower> {
+    Some(match base {
+        "mm" => mm,
+        "bmm" => bmm,
+        "mv" => mv,
+        "dot" | "vdot" => dot,
+        "addmm" | "_addmm_activation" => addmm,
+        "addmv" => addmv,
+        "baddbmm" => baddbmm,
+        "addbmm" => addbmm,
+        "addr" => addr,
+        _ => return None,
+    })
+}
+
+/// A window with three strides: batch, row, column.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    /// The tensor.
+    pub x: Operand,
+    /// Its strides.
+    pub strides: [i64; 3],
+}
+
+impl Matrix {
+    /// Of a tensor's last dimensions.
+    pub fn of(x: &Operand) -> Matrix {
+        let stride = |back: usize| x.ndim().checked_sub(back).map_or(0, |d| x.strides[d]);
+        Matrix { x: x.clone(), strides: [stride(3), stride(2), stride(1)] }
+    }
+
+    /// Of a vector, as a column.
+    fn column(x: &Operand) -> Matrix {
+        Matrix { x: x.clone(), strides: [0, x.strides.last().copied().unwrap_or(0), 0] }
+    }
+
+    /// Rows and columns change places.
+    fn turned(&self) -> Matrix {
+        let [batch, row, column] = self.strides;
+        Matrix { x: self.x.clone(), strides: [batch, column, row] }
+    }
+
+    /// Its storage from its first element on.
+    pub fn tensor(&self) -> Operand {
+        self.x.viewed(&[], &[])
+    }
+
+    /// The element at coordinates. Strides are parameters, so all layouts make one kernel.
+    fn read(&self, l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3]) -> E {
+        match l.read(k, &self.tensor()) {
+            Source::Value(value) => value,
+            Source::Window(t) => {
+                let at = terms(
+                    k,
+                    t.offset.clone(),
+                    &[(&c[0], Some(self.strides[0])), (&c[1], Some(self.strides[1]))],
+                );
+                let column = k.size(self.strides[2]);
+                E::load(t.mem, t.buf, at + &c[2] * column, None)
+            }
+        }
+    }
+
+    /// A store at coordinates.
+    pub fn store(&self, l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], value: E) -> Option<Store> {
+        let t = l.write(k, &self.tensor())?;
+        let [batch, row, column] = self.strides;
+        let linear = column == 1;
+        let at = terms(
+            k,
+            t.offset.clone(),
+            &[(&c[0], Some(batch)), (&c[1], Some(row)), (&c[2], (!linear).then_some(column))],
+        );
+        let value = value.cast(t.mem.ty());
+        Some(Store { buf: t.buf, at, value, put: Put::Assign, guard: None, linear })
+    }
+}
+
+/// An offset and coordinates times strides, a stride being 1 where it is absent.
+pub fn terms(k: &mut Kernel, offset: Option<E>, terms: &[(&E, Option<i64>)]) -> E {
+    let mut at = offset;
+    for (coord, stride) in terms {
+        let term = match stride {
+            Some(stride) => *coord * k.size(*stride),
+            None => (*coord).clone(),
+        };
+        at = Some(match at {
+            Some(at) => at + term,
+            None => term,
+        });
+    }
+    at.unwrap_or_else(|| E::u32(0))
+}
+
+/// A matrix as an operand of a contraction at (batch, outer, depth), with its strides along these and its sizes along
+/// the last two.
+pub fn side(
+    l: &Lowering<'_>,
+    k: &mut Kernel,
+    x: &Operand,
+    strides: [i64; 3],
+    sizes: [i64; 2],
+    c: [&E; 3],
+) -> Option<Side> {
+    let Source::Window(t) = l.read(k, &x.viewed(&[], &[])) else { return None };
+    let [_, outer, depth] = strides;
+    let (along, vector) = match (depth, outer, sizes) {
+        (1, _, [_, size]) if size != 1 => (Along::Depth, true),
+        (_, 1, _) => (Along::Outer, true),
+        (_, _, [_, 1]) => (Along::Depth, true),
+        (_, _, [1, _]) => (Along::Outer, true),
+        (depth, outer, _) => (if depth < outer { Along::Depth } else { Along::Outer }, false),
+    };
+    let stride = |axis: Along, stride: i64| (!(vector && along == axis)).then_some(stride);
+    let parts =
+        [(c[0], Some(strides[0])), (c[1], stride(Along::Outer, outer)), (c[2], stride(Along::Depth, depth))];
+    let at = terms(k, t.offset.clone(), &parts);
+    Some(Side { value: E::load(t.mem, t.buf, at, None), along, vector })
+}
+
+/// What becomes of the sum at (batch, row, column).
+pub type Value<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E; 3], E) -> E;
+
+/// Where the sum at (batch, row, column) goes.
+pub type Finish<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E; 3], E) -> Option<Store>;
+
+/// The operands of a contraction at batch, m, n and k.
+pub type Sides<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E; 4]) -> Option<[Side; 2]>;
+
+/// The sum itself.
+fn plain(_: &Lowering<'_>, _: &mut Kernel, _: &[E; 3], sum: E) -> E {
+    sum
+}
+
+/// A contraction of operands of a type.
+pub fn contract(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    e: Extent,
+    ty: Ty,
+    sides: Sides<'_>,
+    finish: Finish<'_>,
+) -> Option<()> {
+    if ty != Ty::F32 {
+        return by_threads(l, label, e, ty, sides, finish);
+    }
+    let plan = Plan::of(e);
+    if plan.parts == 1 {
+        return tiles(l, label, e, plan, sides, finish);
+    }
+    let sums = l.temp(&[e.batch * plan.parts, e.m, e.n], Dtype::FLOAT32)?;
+    let out = Matrix::of(&sums);
+    tiles(l, label, e, plan, sides, &|l, k, c, sum| out.store(l, k, c, sum))?;
+    let strides = [plan.parts * e.m * e.n, e.n, 1];
+    sum_parts(l, [e.batch, e.m, e.n], Ty::F32, plan.parts, e.m * e.n, &Matrix { x: sums, strides }, finish)
+}
+
+fn tiles(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    e: Extent,
+    plan: Plan,
+    sides: Sides<'_>,
+    finish: Finish<'_>,
+) -> Option<()> {
+    let mut k = Kernel::new(label);
+    k.contract(e, plan, |k, c| sides(l, k, c), |k, c, sum| finish(l, k, c, sum).map(|s| vec![s]))?;
+    l.launch(k)
+}
+
+/// One thread an element.
+fn by_threads(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    e: Extent,
+    ty: Ty,
+    sides: Sides<'_>,
+    finish: Finish<'_>,
+) -> Option<()> {
+    let mut k = Kernel::new(label);
+    let mut stored = None;
+    k.map(&[e.batch, e.m, e.n], |k, c, _| {
+        let depth = k.size(e.k);
+        let c = [c[0].clone(), c[1].clone(), c[2].clone()];
+        let mut fits = true;
+        let [sum] = k.fold(depth, [E::lit(ty, 0.0)], |k, d, [sum]| {
+            let [batch, m, n] = c.clone();
+            match sides(l, k, &[batch, m, n, d.clone()]) {
+                Some([a, b]) => [sum + a.value.cast(ty) * b.value.cast(ty)],
+                None => {
+                    fits = false;
+                    [sum]
+                }
+            }
+        });
+        stored = fits.then_some(());
+        finish(l, k, &c, sum).into_iter().map(|s| Store { linear: false, ..s }).collect()
+    });
+    stored?;
+    l.launch(k)
+}
+
+/// Sums of parts, which lie `step` apart, in order.
+fn sum_parts(
+    l: &mut Lowering<'_>,
+    sizes: [i64; 3],
+    ty: Ty,
+    parts: i64,
+    step: i64,
+    sums: &Matrix,
+    finish: Finish<'_>,
+) -> Option<()> {
+    let mut k = Kernel::new("sum of parts");
+    k.map(&sizes, |k, c, _| {
+        let c = [c[0].clone(), c[1].clone(), c[2].clone()];
+        let Source::Window(t) = l.read(k, &sums.tensor()) else { return Vec::new() };
+        let [batch, row, column] = sums.strides;
+        let first = terms(k, None, &[(&c[0], Some(batch)), (&c[1], Some(row)), (&c[2], Some(column))]);
+        let (parts, step) = (k.size(parts), k.size(step));
+        let [sum] = k.fold(parts, [E::lit(ty, 0.0)], |_, part, [sum]| {
+            [sum + E::load(t.mem, t.buf, &first + part * &step, None)]
+        });
+        finish(l, k, &c, sum).into_iter().map(|s| Store { linear: false, ..s }).collect()
+    });
+    l.launch(k)
+}
+
+/// What is summed at a row and a depth; nothing may be read where the condition, if there is one, is false.
+pub type Term<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &E, &E, Option<E>) -> Option<E>;
+
+/// Sums over the depth of what `term` gives for a row and a depth: a team of threads a row, or a thread a row where
+/// neighbouring rows lie `together` in memory. Where that makes few threads, each row's depth is split into parts.
+/// `finish` gets the row as a column of one batch.
+pub fn row_sums(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    [rows, depth]: [i64; 2],
+    dtype: Dtype,
+    together: bool,
+    term: Term<'_>,
+    finish: Finish<'_>,
+) -> Option<()> {
+    let ty = Mem::of(dtype)?.ty();
+    let wanted = match together {
+        true => (16384 / rows.max(1)).min(depth / 64).clamp(1, 64),
+        false if depth > 16384 => (256 / rows.max(1)).min(depth / 8192).clamp(1, 64),
+        false => 1,
+    };
+    let share = ceil_div(depth.max(1), wanted);
+    let parts = ceil_div(depth.max(1), share);
+    let sums = match parts {
+        1 => None,
+        _ => Some(l.temp(&[parts, rows], if ty == Ty::F32 { Dtype::FLOAT32 } else { dtype })?),
+    };
+    let mut k = Kernel::new(label);
+    let mut fits = true;
+    let team = if together { 1 } else { team(share, false) };
+    let len = if depth == 0 { 0 } else { share };
+    k.rows(rows * parts, len, team, |r, number| {
+        let rows_e = r.k.size(rows);
+        let (row, part) = match parts {
+            1 => (number.clone(), None),
+            _ => (number % &rows_e, Some(number / &rows_e)),
+        };
+        let (end, share) = (r.k.size(depth), r.k.size(share));
+        let sum = r.sum(ty, |k, j| {
+            let at = part.as_ref().map_or(j.clone(), |part| part * &share + j);
+            let inside = part.as_ref().map(|_| at.lt(&end));
+            term(l, k, &row, &at, inside).unwrap_or_else(|| {
+                fits = false;
+                E::lit(ty, 0.0)
+            })
+        });
+        r.once(|k| {
+            let store = match &sums {
+                Some(sums) => {
+                    let t = l.write(k, &sums.viewed(&[parts * rows], &[1]));
+                    t.map(|t| k.store(&t, std::slice::from_ref(number), sum))
+                }
+                None => finish(l, k, &[E::u32(0), row.clone(), E::u32(0)], sum),
+            };
+            store.into_iter().map(|s| Store { linear: false, ..s }).collect()
+        });
+    });
+    if !fits {
+        return None;
+    }
+    l.launch(k)?;
+    match sums {
+        None => Some(()),
+        Some(x) => sum_parts(l, [1, rows, 1], ty, parts, rows, &Matrix { x, strides: [0, 1, 0] }, finish),
+    }
+}
+
+/// A product of matrices.
+fn product(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    e: Extent,
+    a: &Matrix,
+    b: &Matrix,
+    out: &Matrix,
+    value: Value<'_>,
+) -> Option<()> {
+    let columns_lie_together = out.strides[1] == 1 && out.strides[2] != 1 && e.m > 16;
+    if e.n != 1 && (e.m == 1 || e.m > 16 && e.n <= 16 || columns_lie_together && e.n > 16) {
+        // Few columns are better few rows, and results are written along their rows.
+        return turned_product(l, label, e, a, b, out, value);
+    }
+    if e.n == 1 {
+        return vector_product(l, label, e, a, b, out, value);
+    }
+    plain_product(l, label, e, a, b, out, value)
+}
+
+fn turned_product(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    e: Extent,
+    a: &Matrix,
+    b: &Matrix,
+    out: &Matrix,
+    value: Value<'_>,
+) -> Option<()> {
+    let (a, b, out) = (b.turned(), a.turned(), out.turned());
+    let turned = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
+        value(l, k, &[c[0].clone(), c[2].clone(), c[1].clone()], sum)
+    };
+    let e = Extent { m: e.n, n: e.m, ..e };
+    if e.n == 1 {
+        vector_product(l, label, e, &a, &b, &out, &turned)
+    } else {
+        plain_product(l, label, e, &a, &b, &out, &turned)
+    }
+}
+
+fn plain_product(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    e: Extent,
+    a: &Matrix,
+    b: &Matrix,
+    out: &Matrix,
+    value: Value<'_>,
+) -> Option<()> {
+    let ty = a.x.mem.ty();
+    let right = b.turned();
+    let sides = |l: &Lowering<'_>, k: &mut Kernel, [batch, m, n, d]: &[E; 4]| {
+        let a = side(l, k, &a.x, a.strides, [e.m, e.k], [batch, m, d])?;
+        let b = side(l, k, &right.x, right.strides, [e.n, e.k], [batch, n, d])?;
+        Some([a, b])
+    };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
+        let value = value(l, k, c, sum);
+        out.store(l, k, c, value)
+    };
+    contract(l, label, e, ty, &sides, &finish)
+}
+
+/// A product with a vector, `e.n` being 1.
+fn vector_product(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    e: Extent,
+    a: &Matrix,
+    b: &Matrix,
+    out: &Matrix,
+    value: Value<'_>,
+) -> Option<()> {
+    let ty = a.x.mem.ty();
+    let together = e.m > 1 && a.strides[1] < a.strides[2];
+    let place = |k: &mut Kernel, row: &E| {
+        let c = k.coords(&[e.batch, e.m], row);
+        [c[0].clone(), c[1].clone(), E::u32(0)]
+    };
+    let term = |l: &Lowering<'_>, k: &mut Kernel, row: &E, depth: &E, inside: Option<E>| {
+        let [batch, m, _] = place(k, row);
+        let right = [b.strides[0], 0, b.strides[1]];
+        let factors = [(a, a.strides), (b, right)].map(|(x, strides)| {
+            let Source::Window(t) = l.read(k, &x.tensor()) else { return None };
+            let parts = [(&batch, Some(strides[0])), (&m, Some(strides[1])), (depth, Some(strides[2]))];
+            let at = terms(k, t.offset.clone(), &parts);
+            Some(E::load(t.mem, t.buf, at, inside.clone().map(|i| (i, E::lit(ty, 0.0)))))
+        });
+        let [Some(a), Some(b)] = factors else { return None };
+        Some(a * b)
+    };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
+        let c = place(k, &c[1]);
+        let value = value(l, k, &c, sum);
+        out.store(l, k, &c, value)
+    };
+    row_sums(l, label, [e.batch * e.m, e.k], a.x.dtype, together, &term, &finish)
+}
+
+/// The dtype of operands that have one, and for which there is a product.
+fn common(operands: &[&Operand]) -> Option<Dtype> {
+    let dtype = operands.first()?.dtype;
+    (dtype != Dtype::BOOL && operands.iter().all(|x| x.dtype == dtype)).then_some(dtype)
+}
+
+/// The destination, which has the result's dtype.
+fn destination(l: &mut Lowering<'_>, sizes: &[i64], dtype: Dtype) -> Option<Operand> {
+    l.destination(0, sizes, &dense(sizes), dtype).filter(|out| out.dtype == dtype)
+}
+
+/// Whether there are just so many arguments, or a tensor for the result behind them.
+fn arity(l: &Lowering<'_>, n: usize) -> Option<()> {
+    let args = l.call.args;
+    (args.len() == n || args.len() == n + 1 && args[n] == Arg::Tensor).then_some(())
+}
+
+/// `mm(self, mat2)`.
+fn mm(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 2)?;
+    let (a, b) = (l.tensor(0)?, l.tensor(1)?);
+    let dtype = common(&[&a, &b])?;
+    let ([m, k], [depth, n]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
+    if k != depth {
+        return None;
+    }
+    let out = destination(l, &[m, n], dtype)?;
+    let e = Extent { batch: 1, m, n, k };
+    product(l, "mm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &plain)
+}
+
+/// `bmm(self, mat2)`.
+fn bmm(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 2)?;
+    let (a, b) = (l.tensor(0)?, l.tensor(1)?);
+    let dtype = common(&[&a, &b])?;
+    let e = batched(&a, &b)?;
+    let out = destination(l, &[e.batch, e.m, e.n], dtype)?;
+    product(l, "bmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &plain)
+}
+
+fn batched(a: &Operand, b: &Operand) -> Option<Extent> {
+    let [batch, m, k] = a.sizes[..].try_into().ok()?;
+    let [batches, depth, n] = b.sizes[..].try_into().ok()?;
+    (batch == batches && k == depth).then_some(Extent { batch, m, n, k })
+}
+
+/// `mv(self, vec)`.
+fn mv(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 2)?;
+    let (a, x) = (l.tensor(0)?, l.tensor(1)?);
+    let dtype = common(&[&a, &x])?;
+    let ([m, k], [depth]) = (a.sizes[..].try_into().ok()?, x.sizes[..].try_into().ok()?);
+    if k != depth {
+        return None;
+    }
+    let out = destination(l, &[m], dtype)?;
+    let e = Extent { batch: 1, m, n: 1, k };
+    product(l, "mv", e, &Matrix::of(&a), &Matrix::column(&x), &Matrix::column(&out), &plain)
+}
+
+/// `dot(self, tensor)`, which is `vdot` of what is not complex.
+fn dot(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 2)?;
+    let (a, b) = (l.tensor(0)?, l.tensor(1)?);
+    let dtype = common(&[&a, &b])?;
+    let ([k], [depth]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
+    if k != depth {
+        return None;
+    }
+    let out = destination(l, &[], dtype)?;
+    let e = Extent { batch: 1, m: 1, n: 1, k };
+    let row = Matrix::column(&a).turned();
+    product(l, "dot", e, &row, &Matrix::column(&b), &Matrix::of(&out), &plain)
+}
+
+/// What `beta * self + alpha * sum` needs: `self`, expanded, and the numbers of these arguments.
+struct Added {
+    x: Matrix,
+    beta: usize,
+    alpha: usize,
+}
+
+impl Added {
+    /// `None` where `self` cannot be expanded to `sizes`, or the numbers do not fit its dtype.
+    fn of(l: &Lowering<'_>, x: &Operand, sizes: &[i64], beta: usize) -> Option<Added> {
+        if broadcast([sizes, &x.sizes[..]])?[..] != *sizes {
+            return None;
+        }
+        let numbers = [beta, beta + 1];
+        let fits = numbers.iter().all(|arg| match l.call.args.get(*arg) {
+            Some(Arg::Int(_)) => true,
+            Some(Arg::Float(_)) => x.dtype.is_floating(),
+            _ => false,
+        });
+        fits.then(|| Added { x: Matrix::of(&x.expanded(sizes)), beta, alpha: beta + 1 })
+    }
+
+    /// The value at coordinates. `self` is not looked at where `beta` is 0.
+    fn value(&self, l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E) -> E {
+        let ty = sum.ty();
+        let (beta, alpha) = (l.number(k, self.beta, ty), l.number(k, self.alpha, ty));
+        let x = self.x.read(l, k, c).cast(ty);
+        beta.eq(0.0).select(E::lit(ty, 0.0), &beta * x) + alpha * sum
+    }
+}
+
+/// `addmm(self, mat1, mat2, beta, alpha)` and `_addmm_activation(.., use_gelu)`.
+fn addmm(l: &mut Lowering<'_>) -> Option<()> {
+    let activation = l.base == "_addmm_activation";
+    arity(l, if activation { 6 } else { 5 })?;
+    let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
+    let dtype = common(&[&x, &a, &b])?;
+    let ([m, k], [depth, n]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
+    if k != depth {
+        return None;
+    }
+    let added = Added::of(l, &x, &[m, n], 3)?;
+    let gelu = l.flag(5, false);
+    if activation && a.mem.ty() != Ty::F32 {
+        return None;
+    }
+    let out = destination(l, &[m, n], dtype)?;
+    let e = Extent { batch: 1, m, n, k };
+    let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
+        let value = added.value(l, k, c, sum);
+        match (activation, gelu) {
+            (false, _) => value,
+            (true, false) => value.lt(0.0).select(0.0, &value),
+            (true, true) => {
+                let erf = (&value * std::f64::consts::FRAC_1_SQRT_2).f("erf_");
+                &value * 0.5 * (erf + 1.0)
+            }
+        }
+    };
+    product(l, "addmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &value)
+}
+
+/// `addmv(self, mat, vec, beta, alpha)`.
+fn addmv(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 5)?;
+    let (x, a, v) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
+    let dtype = common(&[&x, &a, &v])?;
+    let ([m, k], [depth]) = (a.sizes[..].try_into().ok()?, v.sizes[..].try_into().ok()?);
+    if k != depth {
+        return None;
+    }
+    let mut added = Added::of(l, &x, &[m], 3)?;
+    added.x = Matrix::column(&added.x.x);
+    let out = destination(l, &[m], dtype)?;
+    let e = Extent { batch: 1, m, n: 1, k };
+    let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| added.value(l, k, c, sum);
+    product(l, "addmv", e, &Matrix::of(&a), &Matrix::column(&v), &Matrix::column(&out), &value)
+}
+
+/// `baddbmm(self, batch1, batch2, beta, alpha)`.
+fn baddbmm(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 5)?;
+    let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
+    let dtype = common(&[&x, &a, &b])?;
+    let e = batched(&a, &b)?;
+    let sizes = [e.batch, e.m, e.n];
+    let added = Added::of(l, &x, &sizes, 3)?;
+    let out = destination(l, &sizes, dtype)?;
+    let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| added.value(l, k, c, sum);
+    product(l, "baddbmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &value)
+}
+
+/// `addbmm(self, batch1, batch2, beta, alpha)`: a product whose depth is that of all batches.
+fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 5)?;
+    let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
+    let dtype = common(&[&x, &a, &b])?;
+    let each = batched(&a, &b)?;
+    let added = Added::of(l, &x, &[each.m, each.n], 3)?;
+    let out = destination(l, &[each.m, each.n], dtype)?;
+    let e = Extent { batch: 1, m: each.m, n: each.n, k: each.batch * each.k };
+    let sides = |l: &Lowering<'_>, k: &mut Kernel, [_, m, n, d]: &[E; 4]| {
+        let depth = k.size(each.k);
+        let (batch, d) = (d / &depth, d % &depth);
+        let (a, b) = (Matrix::of(&a), Matrix::of(&b).turned());
+        let a = side(l, k, &a.x, a.strides, [each.m, each.k], [&batch, m, &d])?;
+        let b = side(l, k, &b.x, b.strides, [each.n, each.k], [&batch, n, &d])?;
+        // Neighbours along the depth may be of different batches.
+        let vector = |s: Side| Side { vector: s.vector && s.along == Along::Outer, ..s };
+        Some([vector(a), vector(b)])
+    };
+    let to = Matrix::of(&out);
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
+        let value = added.value(l, k, c, sum);
+        to.store(l, k, c, value)
+    };
+    contract(l, "addbmm", e, a.mem.ty(), &sides, &finish)
+}
+
+/// `addr(self, vec1, vec2, beta, alpha)`: an outer product, an element each.
+fn addr(l: &mut Lowering<'_>) -> Option<()> {
+    arity(l, 5)?;
+    let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
+    let dtype = common(&[&x, &a, &b])?;
+    let ([m], [n]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
+    Added::of(l, &x, &[m, n], 3)?;
+    if matches!(x.place, Spot::Number(..)) {
+        return None;
+    }
+    let out = destination(l, &[m, n], dtype)?;
+    let (a, b) = (a.viewed(&[m, n], &[a.strides[0], 0]), b.viewed(&[m, n], &[0, b.strides[0]]));
+    let ty = out.mem.ty();
+    elementwise::launch(l, "addr", &[&out], &[(&x, ty), (&a, ty), (&b, ty)], |l, k, v, _| {
+        let (beta, alpha) = (l.number(k, 3, ty), l.number(k, 4, ty));
+        let own = beta.eq(0.0).select(E::lit(ty, 0.0), &beta * &v[0]);
+        Some(vec![own + alpha * &v[1] * &v[2]])
+    })
+}

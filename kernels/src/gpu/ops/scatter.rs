@@ -1,0 +1,597 @@
+//! Writes by integer tensors: `scatter`, `index_put`, `index_add`, `index_copy`, `put`, the gradient of embeddings.
+//!
+//! Of several elements that go to one place without a reduction the last one stays, as on the CPU: a first kernel
+//! finds it by an atomic maximum, so results do not depend on the order of threads. Reductions add up with atomics in
+//! the type that is computed in; what has none (64-bit floats, products of 64-bit integers) is left to the host.
+
+use std::ops::Range;
+
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::Lower;
+use super::elementwise;
+use super::index::{Indexing, at_least_1d, bits, is_index, position};
+use super::types::{broadcast, preserved};
+use crate::gpu::ir::{E, Mem, Ty};
+use crate::gpu::kernel::{Kernel, Put, Store, highest, lowest};
+use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+
+/// The family's operators.
+pub fn table(base: &str) -> Option<Lower> {
+    Some(match base {
+        "scatter" => scatter,
+        "scatter_add" => scatter_add,
+        "scatter_reduce" => scatter_reduce,
+        "index_add" => index_add,
+        "index_copy" => index_copy,
+        "index_fill" => index_fill,
+        "index_reduce" => index_reduce,
+        "index_put" | "_index_put_impl" | "_unsafe_index_put" => index_put,
+        "put" => put,
+        "embedding_dense_backward" => embedding_dense_backward,
+        _ => return None,
+    })
+}
+
+/// Where an element goes.
+struct Place {
+    /// Coordinates in the output.
+    at: Vec<E>,
+    /// Whether the element goes anywhere.
+    inside: E,
+    /// The number of the place among those that the index tensors tell apart.
+    slot: E,
+}
+
+type Placing<'p> = Box<dyn Fn(&Lowering<'_>, &mut Kernel, &[E]) -> Option<Place> + 'p>;
+
+/// Elements and the places that index tensors give them.
+struct Scatter<'p> {
+    /// Sizes of the space of elements.
+    sizes: Dims,
+    /// Its dimensions on which the places depend by way of index tensors.
+    keys: Range<usize>,
+    /// Places that the index tensors tell apart.
+    slots: i64,
+    /// Whether an element without a place is a fault; else it is left out.
+    strict: bool,
+    /// The place of the element at coordinates of which those of `keys` are right; the slot depends on no others.
+    place: Placing<'p>,
+}
+
+/// What becomes of elements that go to one place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reduce {
+    Sum,
+    Prod,
+    Mean,
+    Max,
+    Min,
+}
+
+impl Reduce {
+    fn of(name: &str) -> Option<Reduce> {
+        Some(match name {
+            "sum" | "add" => Reduce::Sum,
+            "prod" | "multiply" => Reduce::Prod,
+            "mean" => Reduce::Mean,
+            "amax" => Reduce::Max,
+            "amin" => Reduce::Min,
+            _ => return None,
+        })
+    }
+
+    fn put(self) -> Put {
+        match self {
+            Reduce::Sum | Reduce::Mean => Put::Add,
+            Reduce::Prod => Put::Mul,
+            Reduce::Max => Put::Max,
+            Reduce::Min => Put::Min,
+        }
+    }
+
+    /// What a reduction begins with.
+    fn identity(self, ty: Ty) -> E {
+        match self {
+            Reduce::Sum | Reduce::Mean => E::lit(ty, 0.0),
+            Reduce::Prod => E::lit(ty, 1.0),
+            Reduce::Max => lowest(ty),
+            Reduce::Min => highest(ty),
+        }
+    }
+}
+
+/// A value of elements by their coordinates, in a type.
+type Value<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E], Ty) -> Option<E>;
+
+/// A tensor's elements, broadcast to the space of elements.
+fn value_of<'v>(
+    x: &'v Operand,
+    sizes: &[i64],
+) -> impl Fn(&Lowering<'_>, &mut Kernel, &[E], Ty) -> Option<E> + 'v {
+    let x = x.expanded(sizes);
+    move |l, k, coords, ty| Some(l.read_as(k, &x, ty).at(k, coords).cast(ty))
+}
+
+/// A kernel over a space of elements.
+fn each(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    sizes: &[i64],
+    body: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E], &E) -> Option<Vec<Store>>,
+) -> Option<()> {
+    let mut k = Kernel::new(label);
+    let mut stores = None;
+    k.map(sizes, |k, coords, number| {
+        stores = body(l, k, coords, number);
+        stores.clone().unwrap_or_default()
+    });
+    stores?;
+    l.launch(k)
+}
+
+/// Several threads may write a buffer's words.
+fn share(k: &mut Kernel, buf: u32) {
+    k.bufs[buf as usize].atomic = true;
+}
+
+impl Scatter<'_> {
+    /// The place of an element, and the condition for its stores.
+    fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<(Place, Option<E>)> {
+        let place = (self.place)(l, k, coords)?;
+        if self.strict {
+            k.fault(place.inside.not());
+            return Some((place, None));
+        }
+        let inside = place.inside.clone();
+        Some((place, Some(inside)))
+    }
+
+    /// Stores elements. Where two may go to one place and differ, the last one is found first.
+    fn assign(&self, l: &mut Lowering<'_>, out: &Operand, uniform: bool, value: Value<'_>) -> Option<()> {
+        let elements: i64 = self.sizes[self.keys.clone()].iter().product();
+        let last = if uniform || elements <= 1 { None } else { Some(self.last(l)?) };
+        each(l, "scatter", &self.sizes, |l, k, coords, _| {
+            let target = l.write(k, out)?;
+            let (place, mut guard) = self.find(l, k, coords)?;
+            if let Some(last) = &last {
+                let Source::Window(t) = l.read(k, last) else { return None };
+                let number = self.number(k, coords) + 1.0;
+                let first = E::int(Ty::I32, 0);
+                let winner = k.load_if(&t, &[place.slot], place.inside, first).cast(Ty::U32);
+                guard = Some(winner.eq(number));
+            }
+            let value = value(l, k, coords, out.mem.ty())?;
+            let mut store = k.store(&target, &place.at, value);
+            store.guard = guard;
+            Some(vec![store])
+        })
+    }
+
+    /// The number of an element among those that the index tensors tell apart.
+    fn number(&self, k: &mut Kernel, coords: &[E]) -> E {
+        let mut number = E::u32(0);
+        for d in self.keys.clone().filter(|d| self.sizes[*d] != 1) {
+            number = number * k.size(self.sizes[d]) + &coords[d];
+        }
+        number
+    }
+
+    /// For each slot the number of the last element that goes there, plus 1.
+    fn last(&self, l: &mut Lowering<'_>) -> Option<Operand> {
+        let last = l.temp(&[self.slots], Dtype::INT32)?;
+        l.clear(&last);
+        let mut sizes: Dims = std::iter::repeat_n(1, self.sizes.len()).collect();
+        sizes[self.keys.clone()].copy_from_slice(&self.sizes[self.keys.clone()]);
+        each(l, "scatter_last", &sizes, |l, k, coords, number| {
+            let t = l.write(k, &last)?;
+            share(k, t.buf);
+            let (place, guard) = self.find(l, k, coords)?;
+            let mut store = k.put(&t, &[place.slot], (number + 1.0).cast(Ty::I32), Put::Max);
+            store.guard = guard;
+            Some(vec![store])
+        })?;
+        Some(last)
+    }
+
+    /// Reduces elements and, where it is included, what is at their places in `x`, into `out`.
+    fn reduce(
+        &self,
+        l: &mut Lowering<'_>,
+        x: &Operand,
+        out: &Operand,
+        how: Reduce,
+        include_self: bool,
+        value: Value<'_>,
+    ) -> Option<()> {
+        let computed = match out.mem {
+            Mem::F32 | Mem::F16 | Mem::Bf16 => Dtype::FLOAT32,
+            Mem::I32 | Mem::I16 | Mem::I8 | Mem::U8 => Dtype::INT32,
+            Mem::I64 if how.put() == Put::Add => Dtype::INT64,
+            _ => return None,
+        };
+        let ty = Mem::of(computed)?.ty();
+        let work = if out.dtype == computed { out.clone() } else { l.temp(&out.sizes, computed)? };
+        if !(l.in_place() && work.place == x.place) {
+            elementwise::launch(l, "scatter_self", &[&work], &[(x, ty)], |_, _, x, _| {
+                Some(vec![x[0].clone()])
+            })?;
+        }
+        if !include_self {
+            self.assign(l, &work, true, &|_, _, _, ty| Some(how.identity(ty)))?;
+        }
+        let counts = if how == Reduce::Mean { Some(l.temp(&out.sizes, Dtype::INT32)?) } else { None };
+        if let Some(counts) = &counts {
+            l.clear(counts);
+        }
+        each(l, "scatter_reduce", &self.sizes, |l, k, coords, _| {
+            let t = l.write(k, &work)?;
+            share(k, t.buf);
+            let counts = counts.as_ref().and_then(|c| l.write(k, c));
+            let (place, guard) = self.find(l, k, coords)?;
+            let value = value(l, k, coords, ty)?;
+            let mut stores = vec![k.put(&t, &place.at, value, how.put())];
+            if let Some(counts) = counts {
+                share(k, counts.buf);
+                stores.push(k.put(&counts, &place.at, E::int(Ty::I32, 1), Put::Add));
+            }
+            stores.iter_mut().for_each(|s| s.guard.clone_from(&guard));
+            Some(stores)
+        })?;
+        if let Some(counts) = &counts {
+            let own = if include_self { 1.0 } else { 0.0 };
+            let ins = [(&work, ty), (counts, Ty::I32)];
+            return elementwise::launch(l, "scatter_mean", &[out], &ins, |_, _, x, _| {
+                let count = (&x[1] + own).max(1.0).cast(ty);
+                Some(vec![if ty.is_float() { &x[0] / count } else { floor_div(&x[0], &count) }])
+            });
+        }
+        if work.place != out.place {
+            elementwise::launch(l, "scatter_out", &[out], &[(&work, ty)], |_, _, x, _| {
+                Some(vec![x[0].clone()])
+            })?;
+        }
+        Some(())
+    }
+}
+
+/// The quotient by a positive number, rounded down.
+fn floor_div(a: &E, b: &E) -> E {
+    let down = (a % b).lt(0.0);
+    a / b - down.select(1.0, a.like(0.0))
+}
+
+/// A tensor argument that lies in memory.
+fn held(l: &Lowering<'_>, arg: usize) -> Option<Operand> {
+    let x = l.tensor(arg)?;
+    matches!(x.place, Spot::Memory(_)).then_some(x)
+}
+
+/// The operator's output, which has the sizes and the dtype of its first argument.
+fn output(l: &mut Lowering<'_>, x: &Operand, strides: &[i64]) -> Option<Operand> {
+    let out = l.destination(0, &x.sizes, strides, x.dtype)?;
+    (out.dtype == x.dtype).then_some(out)
+}
+
+/// Copies the first argument to an output that is not the argument itself.
+fn copy_self(l: &mut Lowering<'_>, x: &Operand, out: &Operand) -> Option<()> {
+    if l.in_place() {
+        return Some(());
+    }
+    let (x, out) = (bits(x), bits(out));
+    let ty = x.mem.ty();
+    elementwise::launch(l, "scatter_self", &[&out], &[(&x, ty)], |_, _, x, _| Some(vec![x[0].clone()]))
+}
+
+/// Writes values of the output's dtype to their places, the last of several.
+fn store_values(l: &mut Lowering<'_>, s: &Scatter<'_>, out: &Operand, values: &Operand) -> Option<()> {
+    let uniform = values.numel() == 1;
+    let moves = values.dtype == out.dtype && matches!(values.place, Spot::Memory(_));
+    let (values, out) = if moves { (bits(values), bits(out)) } else { (values.clone(), out.clone()) };
+    let values = value_of(&values, &s.sizes);
+    s.assign(l, &out, uniform, &values)
+}
+
+/// Places that an index tensor of the space of elements' sizes gives along a dimension.
+fn along<'p>(x: &'p Operand, dim: usize, index: &'p Operand) -> Option<Scatter<'p>> {
+    is_index(index)?;
+    let fits = |d: usize| d == dim || index.sizes[d] <= x.sizes[d];
+    if x.ndim() != index.ndim() || !(0..x.ndim()).all(fits) {
+        return None;
+    }
+    let place = move |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
+        let value = l.read(k, index).at(k, coords);
+        let (here, inside) = position(k, &value, x.sizes[dim], false);
+        let mut at = coords.to_vec();
+        at[dim] = here;
+        let mut slot = E::u32(0);
+        for (coord, size) in at.iter().zip(&x.sizes).filter(|(_, size)| **size != 1) {
+            slot = slot * k.size(*size) + coord;
+        }
+        Some(Place { at, inside, slot })
+    };
+    let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
+    Some(Scatter { sizes, keys, slots: x.numel(), strict: true, place: Box::new(place) })
+}
+
+/// The arguments `(self, dim, index)` of the scatter operators, with one dimension at least.
+fn scattered(l: &mut Lowering<'_>) -> Option<(Operand, Operand, usize, Operand)> {
+    let (x, index) = (held(l, 0)?, l.tensor(2)?);
+    let dim = l.dim(1, x.ndim())?;
+    let out = output(l, &x, &dense(&x.sizes))?;
+    Some((at_least_1d(&x), at_least_1d(&out), dim, at_least_1d(&index)))
+}
+
+/// The source of the scatter operators: its first elements, as many as there are positions.
+fn source(l: &Lowering<'_>, x: &Operand, index: &Operand) -> Option<Operand> {
+    let src = at_least_1d(&held(l, 3)?);
+    let fits = src.ndim() == index.ndim() && src.sizes.iter().zip(&index.sizes).all(|(s, i)| i <= s);
+    (fits && src.dtype == x.dtype).then(|| src.viewed(&index.sizes, &src.strides))
+}
+
+/// `scatter(self, dim, index, src or value, reduce)`.
+fn scatter(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, out, dim, index) = scattered(l)?;
+    let tensor = matches!(l.call.args.get(3)?, tandem_tracegraph::call::Arg::Tensor);
+    let values = if tensor { source(l, &x, &index)? } else { l.operand(3)? };
+    let s = along(&x, dim, &index)?;
+    match l.string(4) {
+        Some(reduce) => {
+            let how = Reduce::of(reduce)?;
+            let value = value_of(&values, &s.sizes);
+            s.reduce(l, &x, &out, how, true, &value)
+        }
+        None => {
+            copy_self(l, &x, &out)?;
+            store_values(l, &s, &out, &values)
+        }
+    }
+}
+
+/// `scatter_add(self, dim, index, src)`.
+fn scatter_add(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, out, dim, index) = scattered(l)?;
+    let src = source(l, &x, &index)?;
+    let s = along(&x, dim, &index)?;
+    let value = value_of(&src, &s.sizes);
+    s.reduce(l, &x, &out, Reduce::Sum, true, &value)
+}
+
+/// `scatter_reduce(self, dim, index, src, reduce, include_self)`.
+fn scatter_reduce(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, out, dim, index) = scattered(l)?;
+    let src = source(l, &x, &index)?;
+    let how = Reduce::of(l.string(4)?)?;
+    let s = along(&x, dim, &index)?;
+    let value = value_of(&src, &s.sizes);
+    s.reduce(l, &x, &out, how, l.flag(5, true), &value)
+}
+
+/// Places that a list of positions gives along a dimension: element `i` of the space is slice `index[i]` of `x`.
+fn slices<'p>(x: &'p Operand, dim: usize, index: &'p Operand, wraps: bool) -> Option<Scatter<'p>> {
+    is_index(index)?;
+    if index.ndim() != 1 {
+        return None;
+    }
+    let place = move |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
+        let value = l.read(k, index).at(k, &coords[dim..=dim]);
+        let (here, inside) = position(k, &value, x.sizes[dim], wraps);
+        let mut at = coords.to_vec();
+        at[dim] = here.clone();
+        Some(Place { at, inside, slot: here })
+    };
+    let mut sizes = x.sizes.clone();
+    sizes[dim] = index.numel();
+    Some(Scatter { sizes, keys: dim..dim + 1, slots: x.sizes[dim], strict: true, place: Box::new(place) })
+}
+
+/// The arguments `(self, dim, index)` of the operators on slices, with one dimension at least.
+fn sliced(l: &mut Lowering<'_>, keeps: bool) -> Option<(Operand, Operand, usize, Operand)> {
+    let (x, index) = (held(l, 0)?, l.tensor(2)?);
+    let dim = l.dim(1, x.ndim())?;
+    let strides = if keeps { preserved(&x) } else { dense(&x.sizes) };
+    let out = output(l, &x, &strides)?;
+    Some((at_least_1d(&x), at_least_1d(&out), dim, at_least_1d(&index)))
+}
+
+/// The slices that go to their places; a source without dimensions is one of one element.
+fn slices_of(l: &Lowering<'_>, x: &Operand, s: &Scatter<'_>) -> Option<Operand> {
+    let src = at_least_1d(&held(l, 3)?);
+    (src.sizes == s.sizes && src.dtype == x.dtype).then_some(src)
+}
+
+/// `index_add(self, dim, index, source, alpha)`.
+fn index_add(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, out, dim, index) = sliced(l, false)?;
+    let s = slices(&x, dim, &index, false)?;
+    let src = slices_of(l, &x, &s)?;
+    let value = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E], ty: Ty| {
+        let value = l.read(k, &src).at(k, coords).cast(ty);
+        Some(value * l.number(k, 4, ty))
+    };
+    s.reduce(l, &x, &out, Reduce::Sum, true, &value)
+}
+
+/// `index_reduce(self, dim, index, source, reduce, include_self)`.
+fn index_reduce(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, out, dim, index) = sliced(l, false)?;
+    let s = slices(&x, dim, &index, false)?;
+    let src = slices_of(l, &x, &s)?;
+    let how = Reduce::of(l.string(4)?)?;
+    let value = value_of(&src, &s.sizes);
+    s.reduce(l, &x, &out, how, l.flag(5, true), &value)
+}
+
+/// `index_copy(self, dim, index, source)`.
+fn index_copy(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, out, dim, index) = sliced(l, false)?;
+    let s = slices(&x, dim, &index, false)?;
+    let src = slices_of(l, &x, &s)?;
+    copy_self(l, &x, &out)?;
+    store_values(l, &s, &out, &src)
+}
+
+/// `index_fill(self, dim, index, value)`.
+fn index_fill(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, out, dim, index) = sliced(l, true)?;
+    let value = l.operand(3)?;
+    if value.ndim() != 0 {
+        return None;
+    }
+    let s = slices(&x, dim, &index, true)?;
+    copy_self(l, &x, &out)?;
+    store_values(l, &s, &out, &value)
+}
+
+/// `index_put(self, indices, values, accumulate)`.
+fn index_put(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, values) = (held(l, 0)?, l.tensor(2)?);
+    if let Some((lead, mask)) = only_mask(l, &x) {
+        let plain = values.numel() == 1 && values.ndim() <= 1 && values.dtype == x.dtype && !l.flag(3, false);
+        return if plain { put_where(l, &x, lead, &mask, &values) } else { None };
+    }
+    let indexing = Indexing::of(l, &x, 1)?;
+    let out = output(l, &x, &preserved(&x))?;
+    let values = leading_ones_dropped(&values, indexing.sizes.len());
+    let fits = broadcast([&indexing.sizes[..], &values.sizes[..]])? == indexing.sizes;
+    if !fits || values.dtype != x.dtype {
+        return None;
+    }
+    let accumulate = l.flag(3, false);
+    let (sizes, slots) = (indexing.sizes.clone(), indexing.slots(&x));
+    let keys = indexing.before..indexing.before + indexing.shape.len();
+    let place = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
+        let (at, inside, slot) = indexing.place(l, k, &x, coords);
+        Some(Place { at, inside, slot })
+    };
+    let s = Scatter { sizes, keys, slots, strict: true, place: Box::new(place) };
+    if accumulate {
+        let value = value_of(&values, &s.sizes);
+        return s.reduce(l, &x, &out, Reduce::Sum, true, &value);
+    }
+    copy_self(l, &x, &out)?;
+    store_values(l, &s, &out, &values)
+}
+
+/// The mask of an index that is nothing else, and how many dimensions come before those that it covers.
+fn only_mask(l: &Lowering<'_>, x: &Operand) -> Option<(usize, Operand)> {
+    let given = l.optional_tensors(1)?;
+    let mut masks = given.into_iter().enumerate().filter_map(|(d, mask)| mask.map(|m| (d, m)));
+    let (lead, mask) = masks.next()?;
+    let covered = x.sizes.get(lead..lead + mask.ndim())?;
+    let fits = mask.dtype == Dtype::BOOL && mask.ndim() > 0 && *covered == mask.sizes[..];
+    (fits && masks.next().is_none()).then_some((lead, mask))
+}
+
+/// One value where a mask is true, which covers the dimensions from `lead` on.
+fn put_where(l: &mut Lowering<'_>, x: &Operand, lead: usize, mask: &Operand, value: &Operand) -> Option<()> {
+    let out = output(l, x, &preserved(x))?;
+    let value = value.viewed(&[], &[]);
+    let behind = x.ndim() - lead - mask.ndim();
+    let around = |dims: &[i64], n: i64| -> Dims {
+        let n = |count: usize| std::iter::repeat_n(n, count);
+        n(lead).chain(dims.iter().copied()).chain(n(behind)).collect()
+    };
+    let mask = mask.viewed(&around(&mask.sizes, 1), &around(&mask.strides, 0));
+    let moves = matches!(value.place, Spot::Memory(_));
+    let plain = |x: &Operand| if moves { bits(x) } else { x.clone() };
+    let (x, out, value) = (plain(x), plain(&out), plain(&value));
+    let ty = x.mem.ty();
+    let ins = [(&mask, Ty::Bool), (&value, ty), (&x, ty)];
+    elementwise::launch(l, "index_put_mask", &[&out], &ins, |_, _, x, _| {
+        Some(vec![x[0].select(&x[1], &x[2])])
+    })
+}
+
+/// A tensor with no more dimensions than `ndim`, if those beyond have one element.
+fn leading_ones_dropped(x: &Operand, ndim: usize) -> Operand {
+    let extra = x.ndim().saturating_sub(ndim);
+    let extra = x.sizes[..extra].iter().take_while(|s| **s == 1).count();
+    x.viewed(&x.sizes[extra..], &x.strides[extra..])
+}
+
+/// `put(self, index, source, accumulate)`.
+fn put(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, index, src) = (held(l, 0)?, l.tensor(1)?, held(l, 2)?);
+    if index.dtype != Dtype::INT64 || index.numel() != src.numel() || src.dtype != x.dtype {
+        return None;
+    }
+    // Index and source may have other sizes: they are gone through in row-major order.
+    if index.sizes != src.sizes && !(index.is_contiguous() && src.is_contiguous()) {
+        return None;
+    }
+    let out = output(l, &x, &preserved(&x))?;
+    let src = if index.sizes == src.sizes { src } else { src.viewed(&index.sizes, &dense(&index.sizes)) };
+    let place = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
+        let value = l.read(k, &index).at(k, coords);
+        let (slot, inside) = position(k, &value, x.numel(), true);
+        let at = k.coords(&x.sizes, &slot);
+        Some(Place { at, inside, slot })
+    };
+    let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
+    let s = Scatter { sizes, keys, slots: x.numel(), strict: true, place: Box::new(place) };
+    if l.flag(3, false) {
+        let value = value_of(&src, &s.sizes);
+        return s.reduce(l, &x, &out, Reduce::Sum, true, &value);
+    }
+    copy_self(l, &x, &out)?;
+    store_values(l, &s, &out, &src)
+}
+
+/// `embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)`.
+fn embedding_dense_backward(l: &mut Lowering<'_>) -> Option<()> {
+    let (grad, index) = (held(l, 0)?, l.tensor(1)?);
+    let (rows, padding) = (l.int(2)?, l.int(3)?);
+    is_index(&index)?;
+    let (columns, lead) = grad.sizes.split_last()?;
+    if *lead != index.sizes[..] {
+        return None;
+    }
+    let out = l.destination(0, &[rows, *columns], &dense(&[rows, *columns]), grad.dtype)?;
+    let computed = match grad.mem {
+        Mem::F32 | Mem::F16 | Mem::Bf16 => Dtype::FLOAT32,
+        _ => return None,
+    };
+    let work =
+        if out.dtype == computed && !l.has_out() { out.clone() } else { l.temp(&out.sizes, computed)? };
+    l.clear(&work);
+    let scaled = l.flag(4, false);
+    let counts = if scaled { Some(l.temp(&[rows], Dtype::INT32)?) } else { None };
+    let row = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
+        let value = l.read(k, &index).at(k, coords);
+        let (row, inside) = position(k, &value, rows, false);
+        (row, inside.and(value.ne(E::int(value.ty(), padding))))
+    };
+    if let Some(counts) = &counts {
+        l.clear(counts);
+        each(l, "embedding_counts", &index.sizes, |l, k, coords, _| {
+            let t = l.write(k, counts)?;
+            share(k, t.buf);
+            let (row, inside) = row(l, k, coords);
+            let mut store = k.put(&t, &[row], E::int(Ty::I32, 1), Put::Add);
+            store.guard = Some(inside);
+            Some(vec![store])
+        })?;
+    }
+    each(l, "embedding_backward", &grad.sizes, |l, k, coords, _| {
+        let t = l.write(k, &work)?;
+        share(k, t.buf);
+        let (column, lead) = coords.split_last()?;
+        let (row, inside) = row(l, k, lead);
+        let mut value = l.read(k, &grad).at(k, coords);
+        if let Some(counts) = &counts {
+            let Source::Window(t) = l.read(k, counts) else { return None };
+            let count = k.load_if(&t, std::slice::from_ref(&row), inside.clone(), E::int(Ty::I32, 1));
+            value = value / count.cast(Ty::F32);
+        }
+        let mut store = k.put(&t, &[row, column.clone()], value, Put::Add);
+        store.guard = Some(inside);
+        Some(vec![store])
+    })?;
+    if work.place == out.place {
+        return Some(());
+    }
+    elementwise::launch(l, "embedding_out", &[&out], &[(&work, Ty::F32)], |_, _, x, _| {
+        Some(vec![x[0].clone()])
+    })
+}

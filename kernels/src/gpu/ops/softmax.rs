@@ -1,0 +1,200 @@
+//! Softmax and its logarithm, and their derivatives.
+//!
+//! A kernel a call: the first pass over a row finds its largest value and the sum of its exponentials at once, the
+//! second one stores. Where members of a row lie side by side a team of threads takes a row; where rows do,
+//! neighbouring threads take neighbouring rows.
+
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::Lower;
+use super::elementwise;
+use super::reduce::{Space, exponentials, launch};
+use crate::gpu::ir::{E, Mem, Ty};
+use crate::gpu::kernel::{Kernel, team};
+use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+
+/// The family's operators.
+pub fn table(base: &str) -> Option<Lower> {
+    Some(match base {
+        "_softmax" | "_log_softmax" => forward,
+        "_softmax_backward_data" | "_log_softmax_backward_data" => backward,
+        _ => return None,
+    })
+}
+
+/// A tensor's rows along a dimension.
+pub struct Rows {
+    /// The other dimensions' sizes, those with the nearest elements last.
+    pub kept: Dims,
+    /// Where they are in the tensors.
+    order: Vec<usize>,
+    dim: usize,
+    /// Members of a row.
+    pub len: i64,
+    /// Threads of a row.
+    pub team: u32,
+    /// Whether the members of a row lie side by side in what is written.
+    side_by_side: bool,
+}
+
+impl Rows {
+    /// The rows of a tensor, from which `out` is made.
+    pub fn new(x: &Operand, dim: usize, out: &Operand) -> Rows {
+        let mut order: Vec<usize> = (0..x.ndim()).filter(|d| *d != dim && x.sizes[*d] != 1).collect();
+        order.sort_by_key(|d| std::cmp::Reverse(x.strides[*d]));
+        let kept: Dims = order.iter().map(|d| x.sizes[*d]).collect();
+        let (len, stride) = x.sizes.get(dim).zip(x.strides.get(dim)).map_or((1, 1), |(n, s)| (*n, *s));
+        let together = order.last().is_some_and(|d| x.strides[*d] < stride && x.sizes[*d] >= 16);
+        let side_by_side = out.strides.get(dim).is_none_or(|s| *s == 1);
+        Rows { kept, order, dim, len, team: if together { 1 } else { team(len, false) }, side_by_side }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> i64 {
+        self.kept.iter().product()
+    }
+
+    /// Whether a team a row leaves the device idle although there is much to do.
+    fn few(&self) -> bool {
+        self.count() * i64::from(self.team) < 1 << 14 && self.len >= 1 << 15
+    }
+
+    /// A tensor's dimensions as rows and members.
+    pub fn view(&self, x: &Operand) -> Operand {
+        let mut strides: Dims = self.order.iter().map(|d| x.strides[*d]).collect();
+        strides.push(x.strides.get(self.dim).copied().unwrap_or(1));
+        let mut sizes = self.kept.clone();
+        sizes.push(self.len);
+        x.viewed(&sizes, &strides)
+    }
+
+    fn space(&self, x: &Operand) -> Space {
+        Space::new(&x.sizes, (0..x.ndim()).map(|d| d == self.dim).collect())
+    }
+}
+
+/// What all members of a row share: for softmax the largest value and the factor, for its logarithm the largest value
+/// and the logarithm of the sum.
+fn shared(log: bool, [max, sum]: [E; 2]) -> [E; 2] {
+    // In PyTorch the row of an infinite largest value is all NaN, since that less itself is.
+    let finite = max.abs().lt(f64::INFINITY).or(max.is_nan());
+    let sum = finite.select(sum, E::lit(Ty::F32, f64::NAN));
+    [max, if log { sum.log() } else { 1.0 / sum }]
+}
+
+fn member(log: bool, x: &E, [max, rest]: &[E; 2]) -> E {
+    if log { x - max - rest } else { (x - max).exp() * rest }
+}
+
+/// `_softmax(self, dim, half_to_float)`, `_log_softmax`.
+fn forward(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    let dim = l.dim(1, x.ndim())?;
+    let dtype = match l.flag(2, false) {
+        // On CPU this is an error.
+        true => return None,
+        false => x.dtype,
+    };
+    if !dtype.is_floating() || x.mem.ty() != Ty::F32 {
+        return None;
+    }
+    let out = l.destination(0, &x.sizes, &dense(&x.sizes), dtype)?;
+    if x.numel() == 0 {
+        return Some(());
+    }
+    let log = l.base == "_log_softmax";
+    let rows = Rows::new(&x, dim, &out);
+    if rows.few() {
+        let space = rows.space(&x);
+        let sizes = space.result(true);
+        let stats = [l.temp(&sizes, Dtype::FLOAT32)?, l.temp(&sizes, Dtype::FLOAT32)?];
+        let stats = stats.map(|s| space.spread(&s));
+        let finish = |_: &Lowering<'_>, _: &mut Kernel, a: [E; 2], _: &[E]| shared(log, a).to_vec();
+        launch(l, "softmax", &space, (&[&x], &[&stats[0], &stats[1]], &[]), &exponentials(), &finish)?;
+        let ins = [(&x, Ty::F32), (&stats[0], Ty::F32), (&stats[1], Ty::F32)];
+        return elementwise::launch(l, "softmax", &[&out], &ins, |_, _, v, _| {
+            Some(vec![member(log, &v[0], &[v[1].clone(), v[2].clone()])])
+        });
+    }
+    let mut k = Kernel::new("softmax");
+    let source = l.read(&mut k, &rows.view(&x));
+    let target = l.write(&mut k, &rows.view(&out))?;
+    k.rows(rows.count(), rows.len, rows.team, |r, row| {
+        let row = r.k.coords(&rows.kept, row);
+        let acc = exponentials();
+        let a = r.reduce(
+            acc.init,
+            |k, j, a| {
+                let x = source.at(k, &at(&row, j));
+                (acc.step)(k, a, &[x], j)
+            },
+            acc.merge,
+        );
+        let shared = shared(log, a);
+        r.each(|k, j| {
+            let coords = at(&row, j);
+            let store = k.store(&target, &coords, member(log, &source.at(k, &coords), &shared));
+            vec![if rows.side_by_side { store.side_by_side() } else { store }]
+        });
+    });
+    l.launch(k)
+}
+
+/// The coordinates of a member.
+pub fn at(row: &[E], member: &E) -> Vec<E> {
+    row.iter().chain([member]).cloned().collect()
+}
+
+/// `_softmax_backward_data(grad_output, output, dim, input_dtype)`, `_log_softmax_backward_data`.
+fn backward(l: &mut Lowering<'_>) -> Option<()> {
+    let (grad, y) = (l.tensor(0)?, l.tensor(1)?);
+    let dim = l.dim(2, y.ndim())?;
+    let dtype = l.dtype(3)??;
+    let fits = grad.sizes == y.sizes && grad.dtype == y.dtype && dtype == y.dtype;
+    if !fits || !dtype.is_floating() || Mem::of(dtype)?.ty() != Ty::F32 {
+        return None;
+    }
+    let out = l.destination(0, &y.sizes, &dense(&y.sizes), dtype)?;
+    if y.numel() == 0 {
+        return Some(());
+    }
+    let log = l.base == "_log_softmax_backward_data";
+    let term = move |g: E, y: E| if log { g } else { g * y };
+    let result = move |g: E, y: E, sum: &E| if log { g - y.exp() * sum } else { (g - sum) * y };
+    let rows = Rows::new(&y, dim, &out);
+    if rows.few() {
+        let space = rows.space(&y);
+        let sum = l.temp(&space.result(true), Dtype::FLOAT32)?;
+        let sum = space.spread(&sum);
+        let acc = super::reduce::Accumulate {
+            init: [E::lit(Ty::F32, 0.0)],
+            step: &|_, [a], x, _| [a + term(x[0].clone(), x[1].clone())],
+            merge: &|[a], [b]| [a + b],
+        };
+        launch(l, "softmax_backward", &space, (&[&grad, &y], &[&sum], &[]), &acc, &|_, _, a, _| a.to_vec())?;
+        let ins = [(&grad, Ty::F32), (&y, Ty::F32), (&sum, Ty::F32)];
+        return elementwise::launch(l, "softmax_backward", &[&out], &ins, |_, _, v, _| {
+            Some(vec![result(v[0].clone(), v[1].clone(), &v[2])])
+        });
+    }
+    let mut k = Kernel::new("softmax_backward");
+    let sources: [Source; 2] = [&grad, &y].map(|x| l.read(&mut k, &rows.view(x)));
+    let target = l.write(&mut k, &rows.view(&out))?;
+    k.rows(rows.count(), rows.len, rows.team, |r, row| {
+        let row = r.k.coords(&rows.kept, row);
+        let values = |k: &Kernel, j: &E| {
+            let coords = at(&row, j);
+            (sources[0].at(k, &coords), sources[1].at(k, &coords))
+        };
+        let sum = r.sum(Ty::F32, |k, j| {
+            let (g, y) = values(k, j);
+            term(g, y)
+        });
+        r.each(|k, j| {
+            let (g, y) = values(k, j);
+            let store = k.store(&target, &at(&row, j), result(g, y, &sum));
+            vec![if rows.side_by_side { store.side_by_side() } else { store }]
+        });
+    });
+    l.launch(k)
+}

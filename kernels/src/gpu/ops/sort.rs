@@ -1,0 +1,540 @@
+//! Sorting: `sort`, `topk`, `kthvalue`, `median`, and searches in what is sorted.
+//!
+//! Rows are sorted by a bitonic network on (key, position): keys are integers in the order that PyTorch gives values
+//! (NaN above all), and positions make the order total, so the sort is stable and the same everywhere. A workgroup
+//! sorts blocks of [`BLOCK`] elements in its own memory; longer rows are merged across blocks by further passes.
+//! Elements beyond a row's end count as larger than all others and never move, so rows need no padding.
+
+use tandem_tracegraph::call::Arg;
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::Lower;
+use super::elementwise::produce;
+use super::index::{at_least_1d, bits, moved, position, target, window};
+use super::types::{is_dense, preserved};
+use crate::gpu::ir::{Bin, E, Mem, Ty, Un};
+use crate::gpu::kernel::{Groups, Kernel, THREADS};
+use crate::gpu::lower::{Dims, Lowering, Operand, Spot, dense, wrap};
+
+/// The family's operators.
+pub fn table(base: &str) -> Option<Lower> {
+    Some(match base {
+        "sort" => sort,
+        "topk" => topk,
+        "kthvalue" => kthvalue,
+        "median" | "nanmedian" => median,
+        "searchsorted" => |l| search(l, 0, 1),
+        "bucketize" => |l| search(l, 1, 0),
+        _ => return None,
+    })
+}
+
+/// Elements that a workgroup sorts: keys of 64 bits and positions fit the memory that every adapter has.
+const BLOCK: i64 = 1024;
+
+/// Rows of keys and positions in memory.
+struct Rows {
+    /// Keys, as 32-bit words; the upper ones first where there are two.
+    keys: Vec<Operand>,
+    /// Positions in the original rows; none before the first pass.
+    positions: Option<Operand>,
+    /// Rows.
+    count: i64,
+    /// Elements of a row.
+    len: i64,
+}
+
+impl Rows {
+    fn temps(l: &mut Lowering<'_>, words: usize, count: i64, len: i64) -> Option<Rows> {
+        let mut temp = || l.temp(&[count, len], Dtype::INT32);
+        let keys: Option<Vec<Operand>> = (0..words).map(|_| temp()).collect();
+        Some(Rows { keys: keys?, positions: Some(temp()?), count, len })
+    }
+}
+
+/// The integers by which values are ordered, as words of 32 bits, the upper one first.
+fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
+    let top = E::u32(1 << 31);
+    let xor = |a: &E, b: &E| E::bin(Bin::BitXor, a.clone(), b.clone());
+    let words = match mem {
+        Mem::F64 => return wide_float_key(x, descending),
+        Mem::I64 => {
+            let upper = E::bin(Bin::Shr, x.clone(), E::u32(32)).cast(Ty::I32).cast(Ty::U32);
+            vec![xor(&upper, &top), x.cast(Ty::U32)]
+        }
+        Mem::F32 | Mem::F16 | Mem::Bf16 => {
+            let bits = E::un(Un::Bits, x.clone());
+            let negative = bits.ge(&top);
+            let ordered = negative.select(E::un(Un::BitNot, bits.clone()), xor(&bits, &top));
+            // Zeros are equal, and so is all that is not a number.
+            let ordered = x.eq(0.0).select(&top, ordered);
+            vec![x.is_nan().select(E::u32(u32::MAX), ordered)]
+        }
+        _ => vec![xor(&x.cast(Ty::I32).cast(Ty::U32), &top)],
+    };
+    directed(words, descending)
+}
+
+/// The key of a 64-bit float by its bits, which are read as an integer.
+fn wide_float_key(x: &E, descending: bool) -> Vec<E> {
+    let int = |v: i64| E::int(Ty::I64, v);
+    let magnitude = E::bin(Bin::BitAnd, x.clone(), int(i64::MAX));
+    // Among negative numbers the larger magnitude is the smaller number.
+    let signed = x.lt(0.0).select(int(0) - &magnitude, magnitude.clone());
+    let nan = magnitude.gt(int(0x7ff0_0000_0000_0000));
+    key(&nan.select(int(i64::MAX), signed), Mem::I64, descending)
+}
+
+fn directed(words: Vec<E>, descending: bool) -> Vec<E> {
+    words.into_iter().map(|w| if descending { E::un(Un::BitNot, w) } else { w }).collect()
+}
+
+/// Coordinates of a row and the coordinate in it, as those of the tensor.
+fn in_row(dim: usize, row: &[E], at: E) -> Vec<E> {
+    let mut coords = row.to_vec();
+    coords.insert(dim, at);
+    coords
+}
+
+/// The sizes of all dimensions but one.
+fn others(sizes: &[i64], dim: usize) -> Dims {
+    sizes.iter().enumerate().filter(|(d, _)| *d != dim).map(|(_, s)| *s).collect()
+}
+
+/// The rows of a tensor along a dimension, as keys.
+fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> Option<Rows> {
+    let others = others(&x.sizes, dim);
+    let (count, len) = (others.iter().product::<i64>(), x.sizes[dim]);
+    if count.checked_mul(len)? >= 1 << 31 {
+        return None;
+    }
+    let words = if x.mem.size() == 8 { 2 } else { 1 };
+    let rows = Rows::temps(l, words, count, len)?;
+    // 64-bit floats are ordered by their bits, which needs no 64-bit floats of the adapter.
+    let read = if x.mem == Mem::F64 { bits(x) } else { x.clone() };
+    let mut k = Kernel::new("sort_keys");
+    let keys: Option<Vec<_>> = rows.keys.iter().map(|key| l.write(&mut k, key)).collect();
+    let keys = keys?;
+    let t = window(l, &mut k, &read)?;
+    let sizes: Dims = others.iter().copied().chain([len]).collect();
+    k.map(&sizes, |k, coords, number| {
+        let (at, row) = coords.split_last().map_or((E::u32(0), coords), |(at, row)| (at.clone(), row));
+        let value = k.load(&t, &in_row(dim, row, at));
+        let words = key(&value, x.mem, descending);
+        keys.iter().zip(words).map(|(t, word)| k.store_linear(t, number, word.cast(Ty::I32))).collect()
+    });
+    l.launch(k)?;
+    Some(Rows { positions: None, ..rows })
+}
+
+/// The names of a kernel's buffers of keys and positions.
+struct Names {
+    keys: Vec<u32>,
+    positions: Option<u32>,
+}
+
+fn names(l: &Lowering<'_>, k: &mut Kernel, rows: &Rows, written: bool) -> Option<Names> {
+    let mut number = |x: &Operand| {
+        if written { l.write(k, x).map(|t| t.buf) } else { window(l, k, x).map(|t| t.buf) }
+    };
+    let keys: Option<Vec<u32>> = rows.keys.iter().map(&mut number).collect();
+    let positions = match &rows.positions {
+        Some(positions) => Some(number(positions)?),
+        None => None,
+    };
+    Some(Names { keys: keys?, positions })
+}
+
+/// WGSL that is joined for each word of a key.
+fn each(words: usize, text: impl Fn(usize) -> String) -> String {
+    (0..words).map(text).collect()
+}
+
+/// A function that tells whether (key, position) `a` comes behind `b`.
+fn behind(words: usize) -> String {
+    let arguments = |x: &str| each(words, |w| format!("{x}{w}: u32, ")) + x + "p: u32";
+    let mut text = String::from("ap > bp");
+    for w in (0..words).rev() {
+        text = format!("select(a{w} > b{w}, {text}, a{w} == b{w})");
+    }
+    format!("fn behind({}, {}) -> bool {{ return {text}; }}\n", arguments("a"), arguments("b"))
+}
+
+/// Sorts each block of a row in a workgroup's memory, and keeps the first `keep` elements of each in `to`. With
+/// `merge` blocks are already such that half of the network is behind them.
+fn sort_blocks(l: &mut Lowering<'_>, from: &Rows, to: &Rows, keep: i64, merge: bool) -> Option<()> {
+    let mut k = Kernel::new("sort_blocks");
+    let block = (from.len.max(1) as u64).next_power_of_two().min(BLOCK as u64) as i64;
+    let blocks = (from.len + block - 1) / block;
+    for value in [from.count, from.len, block, blocks, keep, to.len] {
+        k.size(value);
+    }
+    let read = names(l, &mut k, from, false)?;
+    let written = names(l, &mut k, to, true)?;
+    let words = from.keys.len();
+    let positions = written.positions?;
+    let shared = each(words, |w| format!("var<workgroup> k{w}: array<u32, {BLOCK}>;\n"));
+    let entry = |i: &str| each(words, |w| format!("k{w}[{i}], ")) + &format!("kp[{i}]");
+    let swap = |x: &str| format!("let t{x} = k{x}[i]; k{x}[i] = k{x}[j]; k{x}[j] = t{x}; ");
+    let swaps = each(words, |w| swap(&w.to_string())) + &swap("p");
+    let load = each(words, |w| format!("k{w}[t] = bitcast<u32>(ld{}(row * w(1) + at)); ", read.keys[w]));
+    let position = read.positions.map_or("at".into(), |b| format!("bitcast<u32>(ld{b}(row * w(1) + at))"));
+    let clear = each(words, |w| format!("k{w}[t] = 0xffffffffu; "));
+    let store = each(words, |w| format!("st{}(out, bitcast<i32>(k{w}[t])); ", written.keys[w]));
+    // The first step of a merge compares elements at equal distances from the middle, all others those `half` apart.
+    let sort = if merge {
+        "  for (var half = w(2) / 2u; half > 0u; half /= 2u) { step(lane, half, half); workgroupBarrier(); }\n"
+    } else {
+        "  for (var half = 1u; half < w(2); half *= 2u) {\n    step(lane, half, 2u * half - 1u); workgroupBarrier();\n    \
+         for (var next = half / 2u; next > 0u; next /= 2u) { step(lane, next, next); workgroupBarrier(); }\n  }\n"
+    };
+    let source = format!(
+        "{shared}var<workgroup> kp: array<u32, {BLOCK}>;\n{behind}\
+         fn step(lane: u32, half: u32, flip: u32) {{\n  for (var pair = lane; pair < {pairs}u; pair += {THREADS}u) {{\n    \
+         let i = ((pair & ~(half - 1u)) << 1u) | (pair & (half - 1u));\n    let j = i ^ flip;\n    \
+         if (behind({a}, {b})) {{ {swaps}}}\n  }}\n}}\n\
+         @compute @workgroup_size({THREADS})\nfn main(@builtin(workgroup_id) wg: vec3<u32>, \
+         @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n  \
+         let first = group(wg, grid) * ({BLOCK}u / w(2));\n  \
+         for (var t = lane; t < {BLOCK}u; t += {THREADS}u) {{\n    let number = first + t / w(2);\n    \
+         let row = number / w(3);\n    let at = (number % w(3)) * w(2) + t % w(2);\n    \
+         if (row < w(0) && at < w(1)) {{ {load}kp[t] = {position}; }} else {{ {clear}kp[t] = 0xffffffffu; }}\n  }}\n  \
+         workgroupBarrier();\n{sort}  \
+         for (var t = lane; t < {BLOCK}u; t += {THREADS}u) {{\n    let number = first + t / w(2);\n    \
+         let row = number / w(3);\n    let part = number % w(3);\n    let place = t % w(2);\n    \
+         if (row < w(0) && part * w(2) + place < w(1) && place < w(4)) {{\n      \
+         let out = row * w(5) + part * w(4) + place;\n      {store}st{positions}(out, bitcast<i32>(kp[t]));\n    }}\n  \
+         }}\n}}\n",
+        behind = behind(words),
+        pairs = BLOCK / 2,
+        a = entry("i"),
+        b = entry("j"),
+    );
+    let groups = (from.count * blocks * block + BLOCK - 1) / BLOCK;
+    k.raw(source, Groups::Linear(groups as u64));
+    l.launch(k)
+}
+
+/// One step of a merge across blocks: elements `half` apart, or, where it is the merge's first, at equal distances
+/// from the middle.
+fn merge_step(l: &mut Lowering<'_>, rows: &Rows, half: i64, first: bool) -> Option<()> {
+    let mut k = Kernel::new("sort_merge");
+    let pairs = (rows.len as u64).next_power_of_two() as i64 / 2;
+    let flip = if first { 2 * half - 1 } else { half };
+    for value in [rows.count, rows.len, pairs, half, flip] {
+        k.size(value);
+    }
+    let names = names(l, &mut k, rows, true)?;
+    let words = rows.keys.len();
+    let positions = names.positions?;
+    let all: Vec<u32> = names.keys.iter().copied().chain([positions]).collect();
+    let name = |n: usize| if n == words { "p".to_string() } else { n.to_string() };
+    let load: String = all
+        .iter()
+        .enumerate()
+        .map(|(n, b)| {
+            let n = name(n);
+            format!("let a{n} = bitcast<u32>(ld{b}(i)); let b{n} = bitcast<u32>(ld{b}(j)); ")
+        })
+        .collect();
+    let store: String = all
+        .iter()
+        .enumerate()
+        .map(|(n, b)| {
+            let n = name(n);
+            format!("st{b}(i, bitcast<i32>(b{n})); st{b}(j, bitcast<i32>(a{n})); ")
+        })
+        .collect();
+    let arguments = |x: &str| each(words, |w| format!("{x}{w}, ")) + x + "p";
+    let source = format!(
+        "{}@compute @workgroup_size({THREADS})\nfn main(@builtin(workgroup_id) wg: vec3<u32>, \
+         @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n  \
+         let thread = group(wg, grid) * {THREADS}u + lane;\n  let row = thread / w(2);\n  \
+         let pair = thread % w(2);\n  \
+         let low = ((pair & ~(w(3) - 1u)) << 1u) | (pair & (w(3) - 1u));\n  let high = low ^ w(4);\n  \
+         if (row < w(0) && high < w(1)) {{\n    let i = row * w(1) + low; let j = row * w(1) + high;\n    \
+         {load}\n    if (behind({}, {})) {{ {store}}}\n  }}\n}}\n",
+        behind(words),
+        arguments("a"),
+        arguments("b"),
+    );
+    k.raw(source, Groups::Linear(((rows.count * pairs) as u64).div_ceil(u64::from(THREADS))));
+    l.launch(k)
+}
+
+/// Sorts rows.
+fn sorted(l: &mut Lowering<'_>, keys: &Rows) -> Option<Rows> {
+    let positions = Some(l.temp(&[keys.count, keys.len], Dtype::INT32)?);
+    let rows = Rows { keys: keys.keys.clone(), positions, count: keys.count, len: keys.len };
+    sort_blocks(l, keys, &rows, BLOCK, false)?;
+    merge_blocks(l, &rows)?;
+    Some(rows)
+}
+
+/// Merges sorted blocks.
+fn merge_blocks(l: &mut Lowering<'_>, rows: &Rows) -> Option<()> {
+    let mut width = BLOCK;
+    while width < rows.len {
+        merge_step(l, rows, width, true)?;
+        let mut half = width / 2;
+        while half >= BLOCK {
+            merge_step(l, rows, half, false)?;
+            half /= 2;
+        }
+        sort_blocks(l, rows, rows, BLOCK, true)?;
+        width *= 2;
+    }
+    Some(())
+}
+
+/// The first `count` elements of each sorted row. Where they are few, only as many of each block go on.
+fn first_sorted(l: &mut Lowering<'_>, mut rows: Rows, count: i64) -> Option<Rows> {
+    while rows.len > BLOCK && count <= BLOCK / 2 {
+        let whole = rows.len / BLOCK;
+        let kept = whole * count + (rows.len % BLOCK).min(count);
+        let next = Rows::temps(l, rows.keys.len(), rows.count, kept)?;
+        sort_blocks(l, &rows, &next, count, false)?;
+        rows = next;
+    }
+    if rows.positions.is_none() {
+        return sorted(l, &rows);
+    }
+    sort_blocks(l, &rows, &rows, BLOCK, false)?;
+    merge_blocks(l, &rows)?;
+    Some(rows)
+}
+
+/// Writes for each coordinate of the outputs the element of `x` at a place among its sorted row, and its position.
+fn write_sorted(
+    l: &mut Lowering<'_>,
+    x: &Operand,
+    dim: usize,
+    rows: &Rows,
+    outs: [&Operand; 2],
+    place: impl FnOnce(&Lowering<'_>, &mut Kernel, &E, &E) -> Option<E>,
+) -> Option<()> {
+    produce(l, "sort_values", &outs, |l, k, coords| {
+        let at = coords[dim].clone();
+        let mut row = coords.to_vec();
+        row.remove(dim);
+        let mut number = E::u32(0);
+        for (coord, size) in row.iter().zip(others(&x.sizes, dim)) {
+            number = number * k.size(size) + coord;
+        }
+        let place = place(l, k, &number, &at)?;
+        let t = window(l, k, rows.positions.as_ref()?)?;
+        let position = k.load(&t, &[number, place]).cast(Ty::U32);
+        let t = window(l, k, x)?;
+        let value = k.load(&t, &in_row(dim, &row, position.clone()));
+        Some(vec![value, position.cast(Ty::I32).cast(outs[1].mem.ty())])
+    })
+}
+
+/// A tensor to sort, with one dimension at least, and the dimension.
+fn sortable(l: &Lowering<'_>, dim: i64) -> Option<(Operand, usize)> {
+    let x = l.tensor(0)?;
+    moved(l, 0)?;
+    let dim = wrap(dim, x.ndim())?;
+    Some((x, dim))
+}
+
+/// Values and positions as outputs of these sizes and strides.
+fn outputs(l: &mut Lowering<'_>, x: &Operand, sizes: &[i64], strides: &[i64]) -> Option<[Operand; 2]> {
+    let values = target(l, 0, sizes, strides, x.dtype)?;
+    let positions = l.destination(1, sizes, strides, Dtype::INT64)?;
+    (positions.dtype == Dtype::INT64).then_some([values, positions])
+}
+
+/// `sort(self, dim, descending)` and `sort.stable(self, stable, dim, descending)`.
+fn sort(l: &mut Lowering<'_>) -> Option<()> {
+    let first = match l.call.args.get(1)? {
+        Arg::Int(_) => 1,
+        _ => 2,
+    };
+    let (x, dim) = sortable(l, l.int(first)?)?;
+    let descending = l.flag(first + 1, false);
+    let [values, positions] = outputs(l, &x, &x.sizes, &preserved(&x))?;
+    if x.numel() == 0 {
+        return Some(());
+    }
+    let (x, values, positions) = (at_least_1d(&x), at_least_1d(&values), at_least_1d(&positions));
+    let keys = keys_of(l, &x, dim, descending)?;
+    let rows = sorted(l, &keys)?;
+    write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, _, _, at| Some(at.clone()))
+}
+
+/// `topk(self, k, dim, largest, sorted)`.
+fn topk(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, dim) = sortable(l, l.int(2)?)?;
+    let (count, largest) = (l.int(1)?, l.flag(3, true));
+    let mut sizes = x.sizes.clone();
+    let size = sizes.get(dim).copied().unwrap_or(1);
+    if !(0..=size).contains(&count) {
+        return None;
+    }
+    if x.ndim() > 0 {
+        sizes[dim] = count;
+    } else if count == 0 {
+        return None;
+    }
+    let [values, positions] = outputs(l, &x, &sizes, &dense(&sizes))?;
+    if sizes.contains(&0) {
+        return Some(());
+    }
+    let (x, values, positions) = (at_least_1d(&x), at_least_1d(&values), at_least_1d(&positions));
+    let keys = keys_of(l, &x, dim, largest)?;
+    let rows = first_sorted(l, keys, count)?;
+    write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, _, _, at| Some(at.clone()))
+}
+
+/// The outputs of an operator that leaves one element of a dimension, and the same with that dimension.
+fn reduced(l: &mut Lowering<'_>, x: &Operand, dim: usize, keep: bool) -> Option<[Operand; 2]> {
+    let mut kept = x.sizes.clone();
+    if x.ndim() > 0 {
+        kept[dim] = 1;
+    }
+    let sizes = if keep || x.ndim() == 0 { kept.clone() } else { others(&x.sizes, dim) };
+    let outs = outputs(l, x, &sizes, &dense(&sizes))?;
+    let with_dim = |out: Operand| {
+        let (mut sizes, mut strides) = (out.sizes.clone(), out.strides.clone());
+        if sizes.len() < x.ndim().max(1) {
+            sizes.insert(dim, 1);
+            strides.insert(dim, 1);
+        }
+        out.viewed(&sizes, &strides)
+    };
+    Some(outs.map(with_dim))
+}
+
+/// `kthvalue(self, k, dim, keepdim)`.
+fn kthvalue(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, dim) = sortable(l, l.int(2)?)?;
+    let number = l.int(1)?;
+    let size = x.sizes.get(dim).copied().unwrap_or(1);
+    if !(1..=size).contains(&number) || x.numel() == 0 {
+        return None;
+    }
+    let [values, positions] = reduced(l, &x, dim, l.flag(3, false))?;
+    let x = at_least_1d(&x);
+    let keys = keys_of(l, &x, dim, false)?;
+    let rows = first_sorted(l, keys, number)?;
+    write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, k, _, _| Some(k.size(number - 1)))
+}
+
+/// `median(self)`, `median(self, dim, keepdim)` and `nanmedian` likewise: the lower of two in the middle.
+fn median(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    if x.numel() == 0 {
+        return None;
+    }
+    if let Some(dim) = l.int(1) {
+        let (x, dim) = sortable(l, dim)?;
+        let [values, positions] = reduced(l, &x, dim, l.flag(2, false))?;
+        return middle(l, &at_least_1d(&x), dim, [&values, &positions]);
+    }
+    moved(l, 0)?;
+    if !is_dense(&x.sizes, &x.strides) {
+        return None;
+    }
+    let row = x.viewed(&[x.numel()], &[1]);
+    let value = at_least_1d(&target(l, 0, &[], &[], x.dtype)?);
+    let position = l.temp(&[1], Dtype::INT64)?;
+    middle(l, &row, 0, [&value, &position])
+}
+
+/// The middle of each row. What is not a number wins, or does not count.
+fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2]) -> Option<()> {
+    let skips = l.base == "nanmedian";
+    let keys = keys_of(l, x, dim, false)?;
+    let rows = sorted(l, &keys)?;
+    let len = x.sizes[dim];
+    write_sorted(l, &bits(x), dim, &rows, outs, |l, k, row, _| {
+        let half = k.size((len - 1) / 2);
+        if !x.dtype.is_floating() {
+            return Some(half);
+        }
+        // What is not a number ends the row, and its keys have all bits in the upper word.
+        let t = window(l, k, &rows.keys[0])?;
+        let numbers = bisect(k, len, |k, at, inside| {
+            let word = k.load_if(&t, &[row.clone(), at.clone()], inside.clone(), E::int(Ty::I32, 0));
+            word.ne(E::int(Ty::I32, -1))
+        });
+        Some(if skips {
+            (numbers.max(1.0) - 1.0) / 2.0
+        } else {
+            let all = numbers.eq(k.size(len));
+            all.select(half, numbers)
+        })
+    })
+}
+
+/// The number of the first elements of `len` for which `before` is true; it is asked of places that are inside only.
+fn bisect(k: &mut Kernel, len: i64, before: impl FnOnce(&mut Kernel, &E, &E) -> E) -> E {
+    let rounds = k.size(i64::from(64 - len.leading_zeros()));
+    let end = k.size(len);
+    let [first, _] = k.fold(rounds, [E::u32(0), end], |k, _, [low, high]| {
+        let open = low.lt(&high);
+        let at = (&low + &high) / 2.0;
+        let before = before(k, &at, &open);
+        let (up, down) = (open.and(&before), open.and(before.not()));
+        [up.select(&at + 1.0, low), down.select(at, high)]
+    });
+    first
+}
+
+/// `searchsorted(sorted_sequence, self, out_int32, right, side, sorter)` and `bucketize(self, boundaries, out_int32,
+/// right)`, which have the boundaries and the values at these arguments.
+fn search(l: &mut Lowering<'_>, boundaries: usize, values: usize) -> Option<()> {
+    let (row, x) = (l.tensor(boundaries)?, l.operand(values)?);
+    let is_number = matches!(x.place, Spot::Number(..));
+    // A number is rounded to the boundaries' dtype, unless they are integers and it is not.
+    let takes = matches!(row.mem, Mem::F32 | Mem::F64) || x.dtype == Dtype::INT64 && !row.dtype.is_floating();
+    let comparable = if is_number { takes } else { x.dtype == row.dtype };
+    if !comparable || row.dtype == Dtype::BOOL || row.ndim() == 0 {
+        return None;
+    }
+    let len = *row.sizes.last()?;
+    let lead = row.ndim() - 1;
+    if lead > 0 && (x.ndim() != row.ndim() || x.sizes[..lead] != row.sizes[..lead]) {
+        return None;
+    }
+    let right = match l.string(4) {
+        Some("left") if l.flag(3, false) => return None,
+        Some(side) => side == "right",
+        None => l.flag(3, false),
+    };
+    let sorter = l.optional(5)?;
+    if let Some(sorter) = &sorter
+        && (sorter.sizes != row.sizes || sorter.dtype != Dtype::INT64)
+    {
+        return None;
+    }
+    let dtype = if l.flag(2, false) { Dtype::INT32 } else { Dtype::INT64 };
+    let out = l.destination(0, &x.sizes, &dense(&x.sizes), dtype)?;
+    if out.dtype != dtype {
+        return None;
+    }
+    let ty = row.mem.ty();
+    produce(l, "searchsorted", &[&out], |l, k, coords| {
+        let value = l.read_as(k, &x, ty).at(k, coords).cast(ty);
+        let t = window(l, k, &row)?;
+        let order = match &sorter {
+            Some(sorter) => Some(window(l, k, sorter)?),
+            None => None,
+        };
+        let first = bisect(k, len, |k, at, inside| {
+            let mut place = coords[..lead].to_vec();
+            place.push(at.clone());
+            let mut inside = inside.clone();
+            if let Some(order) = &order {
+                let sorted = k.load_if(order, &place, inside.clone(), E::int(Ty::I64, 0));
+                let (at, valid) = position(k, &sorted, len, false);
+                place[lead] = at;
+                inside = inside.and(valid);
+            }
+            let here = k.load_if(&t, &place, inside, E::lit(ty, 0.0));
+            if right { here.gt(&value).not() } else { here.ge(&value).not() }
+        });
+        Some(vec![first.cast(Ty::I32).cast(out.mem.ty())])
+    })
+}

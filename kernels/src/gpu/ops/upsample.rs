@@ -1,0 +1,501 @@
+//! Interpolation and sampling on grids, with their derivatives.
+//!
+//! Each dimension has its taps: the elements of the input that an element of the output is made from, with weights.
+//! Derivatives gather: each element of the input asks the elements of the output whose taps it may be.
+
+use tandem_tracegraph::call::Arg;
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use super::Lower;
+use super::elementwise::produce;
+use super::types::suggested;
+use crate::gpu::ir::{E, Mem, Ty, Un};
+use crate::gpu::kernel::{Kernel, Put, Tensor};
+use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+
+/// The family's operators.
+pub fn table(base: &str) -> Option<Lower> {
+    Some(match base {
+        "upsample_nearest1d" | "upsample_nearest2d" | "upsample_nearest3d" => forward,
+        "_upsample_nearest_exact1d" | "_upsample_nearest_exact2d" | "_upsample_nearest_exact3d" => forward,
+        "upsample_linear1d" | "upsample_bilinear2d" | "upsample_trilinear3d" | "upsample_bicubic2d" => {
+            forward
+        }
+        "upsample_nearest1d_backward" | "upsample_nearest2d_backward" => backward,
+        "upsample_nearest3d_backward" | "_upsample_nearest_exact1d_backward" => backward,
+        "_upsample_nearest_exact2d_backward" | "_upsample_nearest_exact3d_backward" => backward,
+        "upsample_linear1d_backward" | "upsample_bilinear2d_backward" => backward,
+        "upsample_trilinear3d_backward" | "upsample_bicubic2d_backward" => backward,
+        "grid_sampler_2d" => grid_sampler,
+        "grid_sampler_2d_backward" => grid_sampler_backward,
+        _ => return None,
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// The element at the place, rounded down; or the nearest one to the middle.
+    Nearest { exact: bool },
+    /// The two around the place.
+    Linear { align: bool },
+    /// The four around the place.
+    Cubic { align: bool },
+}
+
+/// A dimension that is interpolated.
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    mode: Mode,
+    input: i64,
+    output: i64,
+    /// Elements of the input for one of the output.
+    scale: f32,
+}
+
+impl Axis {
+    fn new(mode: Mode, input: i64, output: i64, given: Option<f64>) -> Option<Axis> {
+        let align = matches!(mode, Mode::Linear { align: true } | Mode::Cubic { align: true });
+        let scale = match given {
+            _ if align && output > 1 => (input - 1) as f32 / (output - 1) as f32,
+            _ if align => 0.0,
+            Some(given) if given > 0.0 => (1.0 / given) as f32,
+            _ => input as f32 / output as f32,
+        };
+        let small = (1..1 << 23).contains(&input) && (1..1 << 23).contains(&output) && scale.is_finite();
+        small.then_some(Axis { mode, input, output, scale })
+    }
+}
+
+/// What taps are made from, for one dimension of a kernel.
+struct Grid {
+    mode: Mode,
+    last: E,
+    scale: E,
+}
+
+/// An element of the input and its weight; no weight is 1.
+struct Tap {
+    place: E,
+    weight: Option<E>,
+}
+
+/// Weights of the four elements around a place, from its distance to the second one (Keys, 1981, with -0.75).
+fn cubic_weights(t: &E) -> [E; 4] {
+    const A: f64 = -0.75;
+    let near = |x: &E| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
+    let far = |x: &E| ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A;
+    let rest = 1.0 - t;
+    [far(&(t + 1.0)), near(t), near(&rest), far(&(&rest + 1.0))]
+}
+
+impl Grid {
+    fn new(k: &mut Kernel, axis: &Axis) -> Grid {
+        let last = k.word(Ty::I32, crate::gpu::kernel::Word::Fixed((axis.input - 1) as u32));
+        Grid { mode: axis.mode, last, scale: k.constant(axis.scale) }
+    }
+
+    /// The taps of an element of the output.
+    fn taps(&self, o: &E) -> Vec<Tap> {
+        let o = o.cast(Ty::F32);
+        let middle = (&o + 0.5) * &self.scale;
+        let floor = |x: &E| E::un(Un::Floor, x.clone());
+        let place = |x: E| x.max(0.0).min(&self.last).cast(Ty::U32);
+        match self.mode {
+            Mode::Nearest { exact } => {
+                let at = if exact { middle } else { o * &self.scale };
+                vec![Tap { place: place(floor(&at).cast(Ty::I32)), weight: None }]
+            }
+            Mode::Linear { align } => {
+                let at = if align { o * &self.scale } else { (middle - 0.5).max(0.0) };
+                let first = floor(&at).cast(Ty::I32).min(&self.last);
+                let upper = (at - first.cast(Ty::F32)).max(0.0).min(1.0);
+                vec![
+                    Tap { place: place(first.clone()), weight: Some(1.0 - &upper) },
+                    Tap { place: place(first + 1.0), weight: Some(upper) },
+                ]
+            }
+            Mode::Cubic { align } => {
+                let at = if align { o * &self.scale } else { middle - 0.5 };
+                let first = floor(&at).cast(Ty::I32).min(&self.last);
+                let t = (at - first.cast(Ty::F32)).max(0.0).min(1.0);
+                let tap = |(n, weight): (usize, E)| Tap {
+                    place: place(&first + (n as f64 - 1.0)),
+                    weight: Some(weight),
+                };
+                cubic_weights(&t).into_iter().enumerate().map(tap).collect()
+            }
+        }
+    }
+
+    /// The first element of the output that may have this tap, and how many may: some more than do.
+    fn askers(&self, k: &mut Kernel, axis: &Axis, place: &E) -> (E, E) {
+        let inverse = k.constant(if axis.scale > 0.0 { 1.0 / axis.scale } else { 0.0 });
+        let (below, above) = match self.mode {
+            Mode::Nearest { .. } => (0.0, 1.0),
+            Mode::Linear { .. } => (1.0, 1.5),
+            Mode::Cubic { .. } => (2.0, 2.5),
+        };
+        let output = k.size(axis.output);
+        let at = place.cast(Ty::F32);
+        let first = ((&at - below) * &inverse - 2.0).max(0.0).cast(Ty::U32).min(&output);
+        let end = ((&at + above) * inverse + 3.0).min(output.cast(Ty::F32)).cast(Ty::U32);
+        // The edges stand for what lies beyond.
+        let (lower, upper) = if matches!(self.mode, Mode::Cubic { .. }) { (2.0, 2.0) } else { (1.0, 1.0) };
+        let first = place.lt(lower).select(E::u32(0), first);
+        let place = place.cast(Ty::I32);
+        let end = place.gt(&self.last - upper).select(output, end);
+        (first.clone(), end.max(&first) - first)
+    }
+}
+
+/// The interpolated dimensions, from where the arguments of the operator lie.
+fn axes(l: &mut Lowering<'_>, inputs: &[i64], outputs: &[i64], arg: usize) -> Option<Vec<Axis>> {
+    let base = l.base;
+    let (mode, scales) = if base.contains("nearest") {
+        (Mode::Nearest { exact: base.contains("exact") }, arg)
+    } else {
+        let align = l.flag(arg, false);
+        let mode = if base.contains("cubic") { Mode::Cubic { align } } else { Mode::Linear { align } };
+        (mode, arg + 1)
+    };
+    let mut axes = Vec::new();
+    for (d, (input, output)) in inputs.iter().zip(outputs).enumerate() {
+        let given = if l.has(scales + d) && !matches!(l.call.args[scales + d], Arg::Tensor) {
+            Some(l.pin(scales + d)?)
+        } else {
+            None
+        };
+        axes.push(Axis::new(mode, *input, *output, given)?);
+    }
+    Some(axes)
+}
+
+/// How many dimensions an operator interpolates.
+fn interpolated(l: &Lowering<'_>) -> Option<usize> {
+    l.base.bytes().find(u8::is_ascii_digit).map(|b| usize::from(b - b'0'))
+}
+
+/// Whether the mode computes with elements of this kind.
+fn computes(l: &Lowering<'_>, mem: Mem) -> bool {
+    matches!(mem, Mem::F16 | Mem::Bf16 | Mem::F32) || mem == Mem::U8 && l.base.contains("nearest")
+}
+
+fn window(source: Source) -> Option<Tensor> {
+    match source {
+        Source::Window(t) => Some(t),
+        Source::Value(_) => None,
+    }
+}
+
+/// `upsample_*(self, output_size, [align_corners,] scales...)`.
+fn forward(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, size) = (l.tensor(0)?, l.ints(1)?);
+    let n = interpolated(l)?;
+    if x.ndim() != n + 2 || size.len() != n || x.numel() == 0 || !computes(l, x.mem) {
+        return None;
+    }
+    let axes = axes(l, &x.sizes[2..], &size, 2)?;
+    let mut sizes = x.sizes.clone();
+    sizes[2..].copy_from_slice(&size);
+    let out = l.destination(0, &sizes, &suggested(&x, &sizes), x.dtype)?;
+    produce(l, "upsample", &[&out], |l, k, coords| {
+        let t = window(l.read(k, &x))?;
+        let taps: Vec<Vec<Tap>> =
+            axes.iter().zip(&coords[2..]).map(|(axis, o)| Grid::new(k, axis).taps(o)).collect();
+        let mut at = coords[..2].to_vec();
+        Some(vec![interpolate(k, &t, &taps, &mut at)])
+    })
+}
+
+/// The weighted sum over the taps of all dimensions.
+fn interpolate(k: &Kernel, t: &Tensor, taps: &[Vec<Tap>], at: &mut Vec<E>) -> E {
+    let Some((own, inner)) = taps.split_first() else { return k.load(t, at) };
+    let mut sum: Option<E> = None;
+    for tap in own {
+        at.push(tap.place.clone());
+        let value = interpolate(k, t, inner, at);
+        at.pop();
+        let value = match &tap.weight {
+            Some(weight) => weight * value,
+            None => value,
+        };
+        sum = Some(match sum {
+            Some(sum) => sum + value,
+            None => value,
+        });
+    }
+    sum.unwrap_or_else(|| E::lit(t.mem.ty(), 0.0))
+}
+
+/// `upsample_*_backward(grad_output, output_size, input_size, [align_corners,] scales...)`.
+fn backward(l: &mut Lowering<'_>) -> Option<()> {
+    let (grad, size, sizes) = (l.tensor(0)?, l.ints(1)?, l.ints(2)?);
+    let n = interpolated(l)?;
+    if grad.ndim() != n + 2 || sizes.len() != n + 2 || size[..] != grad.sizes[2..] {
+        return None;
+    }
+    let floats = matches!(grad.mem, Mem::F16 | Mem::Bf16 | Mem::F32);
+    if grad.sizes[..2] != sizes[..2] || grad.numel() == 0 || sizes.contains(&0) || !floats {
+        return None;
+    }
+    let axes = axes(l, &sizes[2..], &size, 3)?;
+    let row_major = l.base.contains("nearest3d") || l.base.contains("exact3d") || l.base.contains("cubic");
+    let strides = if row_major { dense(&sizes) } else { suggested(&grad, &sizes) };
+    let out = l.destination(0, &sizes, &strides, grad.dtype)?;
+    produce(l, "upsample_backward", &[&out], |l, k, coords| {
+        let g = window(l.read(k, &grad))?;
+        let grids: Vec<Grid> = axes.iter().map(|axis| Grid::new(k, axis)).collect();
+        let mut ranges = Vec::new();
+        for ((grid, axis), place) in grids.iter().zip(&axes).zip(&coords[2..]) {
+            ranges.push(grid.askers(k, axis, place));
+        }
+        let at = coords[..2].to_vec();
+        Some(vec![gather(k, &g, &grids, &ranges, &coords[2..], &at)])
+    })
+}
+
+/// The sum over the elements of the output that may have taps at `places`, one dimension after the other.
+fn gather(k: &mut Kernel, g: &Tensor, grids: &[Grid], ranges: &[(E, E)], places: &[E], at: &[E]) -> E {
+    let (Some((grid, inner)), Some(((first, count), ranges)), Some((place, places))) =
+        (grids.split_first(), ranges.split_first(), places.split_first())
+    else {
+        return k.load(g, at);
+    };
+    let [sum] = k.fold(count.clone(), [E::lit(Ty::F32, 0.0)], |k, round, [sum]| {
+        let o = first + round;
+        let mut hit = E::int(Ty::Bool, 0);
+        let mut total = E::lit(Ty::F32, 0.0);
+        for tap in grid.taps(&o) {
+            let own = tap.place.eq(place);
+            let weight = tap.weight.unwrap_or_else(|| E::lit(Ty::F32, 1.0));
+            total = total + own.select(weight, 0.0);
+            hit = hit.or(own);
+        }
+        let mut at = at.to_vec();
+        at.push(o);
+        let value = gather(k, g, inner, ranges, places, &at);
+        // What is not asked for may be infinite.
+        [sum + hit.select(total * value, 0.0)]
+    });
+    sum
+}
+
+/// What is sampled beyond the edges.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Edge {
+    Zeros,
+    Border,
+    Reflection,
+}
+
+/// How a grid is sampled.
+#[derive(Clone, Copy, Debug)]
+struct Sampling {
+    /// The nearest element; otherwise the four around the place.
+    nearest: bool,
+    edge: Edge,
+    align: bool,
+}
+
+impl Sampling {
+    /// From `interpolation_mode, padding_mode, align_corners`.
+    fn of(l: &Lowering<'_>, arg: usize) -> Option<Sampling> {
+        let nearest = match l.int(arg)? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        let edge = match l.int(arg + 1)? {
+            0 => Edge::Zeros,
+            1 => Edge::Border,
+            2 => Edge::Reflection,
+            _ => return None,
+        };
+        Some(Sampling { nearest, edge, align: l.flag(arg + 2, false) })
+    }
+
+    /// A grid's coordinate in elements, and its derivative.
+    fn place(&self, coord: &E, size: &E) -> (E, E) {
+        let last = size - 1.0;
+        let (at, scale) = if self.align {
+            ((coord + 1.0) * 0.5 * &last, &last * 0.5)
+        } else {
+            (((coord + 1.0) * size - 1.0) * 0.5, size * 0.5)
+        };
+        match self.edge {
+            Edge::Zeros => (at, scale),
+            Edge::Border => clip(&at, &last, &scale),
+            Edge::Reflection => {
+                let (low, span) = if self.align {
+                    (E::lit(Ty::F32, 0.0), last.clone())
+                } else {
+                    (E::lit(Ty::F32, -0.5), size.clone())
+                };
+                let from = &at - &low;
+                let slope = from.lt(0.0).select(-&scale, &scale);
+                let from = from.abs();
+                let flips = E::un(Un::Floor, &from / &span);
+                let extra = (&from - &flips * &span).max(0.0);
+                let even = (&flips - 2.0 * E::un(Un::Floor, &flips * 0.5)).eq(0.0);
+                let inner = even.select(&extra + &low, &span - &extra + &low);
+                let slope = even.select(&slope, -&slope);
+                let empty = span.le(0.0);
+                let (inner, slope) = (empty.select(0.0, inner), empty.select(0.0, slope));
+                clip(&inner, &last, &slope)
+            }
+        }
+    }
+}
+
+/// Within `0..=last`, where the derivative is `slope`.
+fn clip(at: &E, last: &E, slope: &E) -> (E, E) {
+    let inside = at.gt(0.0).and(at.lt(last));
+    let clipped = at.gt(0.0).select(at.lt(last).select(at, last), 0.0);
+    (clipped, inside.select(slope, 0.0))
+}
+
+/// A corner of the cell that a sample lies in.
+struct Corner {
+    x: E,
+    y: E,
+    inside: E,
+    weight: E,
+    /// Derivatives of the weight.
+    slopes: (E, E),
+}
+
+/// The corners that a sample is made from.
+fn corners(s: &Sampling, x: &E, y: &E, width: &E, height: &E) -> Vec<Corner> {
+    let corner = |cx: E, cy: E, weight: E, slopes: (E, E)| {
+        // Beyond this, places are no integers; NaN is nowhere.
+        let inside = cx.ge(0.0).and(cx.lt(width)).and(cy.ge(0.0)).and(cy.lt(height));
+        let place = |c: &E| inside.select(c, 0.0).cast(Ty::U32);
+        Corner { x: place(&cx), y: place(&cy), inside: inside.clone(), weight, slopes }
+    };
+    let none = E::lit(Ty::F32, 0.0);
+    if s.nearest {
+        let round = |c: &E| E::un(Un::Round, c.clone());
+        return vec![corner(round(x), round(y), E::lit(Ty::F32, 1.0), (none.clone(), none))];
+    }
+    let (left, top) = (E::un(Un::Floor, x.clone()), E::un(Un::Floor, y.clone()));
+    let (right, bottom) = (&left + 1.0, &top + 1.0);
+    let (east, south) = (x - &left, y - &top);
+    let (west, north) = (&right - x, &bottom - y);
+    vec![
+        corner(left.clone(), top.clone(), &west * &north, (-&north, -&west)),
+        corner(right.clone(), top, &east * &north, (north, -&east)),
+        corner(left, bottom.clone(), &west * &south, (-&south, west)),
+        corner(right, bottom, &east * &south, (south, east)),
+    ]
+}
+
+/// The operands of sampling: both of 32-bit floats, with a grid for each image.
+fn sampled(l: &Lowering<'_>, arg: usize) -> Option<(Operand, Operand)> {
+    let (x, grid) = (l.tensor(arg)?, l.tensor(arg + 1)?);
+    let floats = x.dtype == Dtype::FLOAT32 && grid.dtype == Dtype::FLOAT32;
+    let fits = x.ndim() == 4 && grid.ndim() == 4 && grid.sizes[3] == 2 && x.sizes[0] == grid.sizes[0];
+    let small = x.sizes.iter().chain(&grid.sizes).all(|s| (1..1 << 23).contains(s));
+    (floats && fits && small).then_some((x, grid))
+}
+
+/// The corners of the sample at `[n, h, w]`, with the slopes of its coordinates.
+fn sample(k: &mut Kernel, s: &Sampling, x: &Operand, grid: &Tensor, at: [&E; 3]) -> (Vec<Corner>, E, E) {
+    let (height, width) = (k.size(x.sizes[2]).cast(Ty::F32), k.size(x.sizes[3]).cast(Ty::F32));
+    let [n, h, w] = at.map(E::clone);
+    let coord = |k: &Kernel, c: u32| k.load(grid, &[n.clone(), h.clone(), w.clone(), E::u32(c)]);
+    let (gx, gy) = (coord(k, 0), coord(k, 1));
+    let ((px, sx), (py, sy)) = (s.place(&gx, &width), s.place(&gy, &height));
+    (corners(s, &px, &py, &width, &height), sx, sy)
+}
+
+/// `grid_sampler_2d(input, grid, interpolation_mode, padding_mode, align_corners)`.
+fn grid_sampler(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, grid) = sampled(l, 0)?;
+    let s = Sampling::of(l, 2)?;
+    let sizes = [x.sizes[0], x.sizes[1], grid.sizes[1], grid.sizes[2]];
+    let out = l.destination(0, &sizes, &dense(&sizes), x.dtype)?;
+    produce(l, "grid_sampler", &[&out], |l, k, c| {
+        let (t, g) = (window(l.read(k, &x))?, window(l.read(k, &grid))?);
+        let (corners, ..) = sample(k, &s, &x, &g, [&c[0], &c[2], &c[3]]);
+        let zero = E::lit(Ty::F32, 0.0);
+        let mut sum = zero.clone();
+        for p in corners {
+            let at = [c[0].clone(), c[1].clone(), p.y, p.x];
+            // A place that is not a number has weights that are none.
+            sum = sum + k.load_if(&t, &at, p.inside, zero.clone()) * p.weight;
+        }
+        Some(vec![sum])
+    })
+}
+
+/// `grid_sampler_2d_backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask)`.
+/// The input's derivative is scattered, in any order.
+fn grid_sampler_backward(l: &mut Lowering<'_>) -> Option<()> {
+    let grad = l.tensor(0)?;
+    let (x, grid) = sampled(l, 1)?;
+    let s = Sampling::of(l, 3)?;
+    let Some(Arg::Bools([for_input, for_grid])) = l.call.args.get(6) else { return None };
+    let (for_input, for_grid) = (*for_input != 0, *for_grid != 0);
+    let expected = [x.sizes[0], x.sizes[1], grid.sizes[1], grid.sizes[2]];
+    if l.has_out() || grad.dtype != Dtype::FLOAT32 || grad.sizes[..] != expected || !for_grid {
+        return None;
+    }
+    if for_input {
+        let out = l.fresh(&x.sizes, &dense(&x.sizes), x.dtype)?;
+        l.clear(&out);
+        scatter_samples(l, &s, &grad, &x, &grid, &out)?;
+    } else {
+        l.returns_undefined();
+    }
+    let out = l.fresh(&grid.sizes, &dense(&grid.sizes), grid.dtype)?;
+    let mut k = Kernel::new("grid_sampler_grid");
+    let (t, g, d) =
+        (window(l.read(&mut k, &x))?, window(l.read(&mut k, &grid))?, window(l.read(&mut k, &grad))?);
+    let target = l.write(&mut k, &out)?;
+    k.map(&grid.sizes[..3], |k, c, _| {
+        let (corners, sx, sy) = sample(k, &s, &x, &g, [&c[0], &c[1], &c[2]]);
+        let zero = E::lit(Ty::F32, 0.0);
+        let channels = k.size(x.sizes[1]);
+        let [dx, dy] = k.fold(channels, [zero.clone(), zero.clone()], |k, channel, [mut dx, mut dy]| {
+            let d = k.load(&d, &[c[0].clone(), channel.clone(), c[1].clone(), c[2].clone()]);
+            for p in &corners {
+                let at = [c[0].clone(), channel.clone(), p.y.clone(), p.x.clone()];
+                let value = k.load_if(&t, &at, p.inside.clone(), zero.clone()) * &d;
+                dx = dx + &value * &p.slopes.0;
+                dy = dy + value * &p.slopes.1;
+            }
+            [dx, dy]
+        });
+        let at = |n: u32| [c[0].clone(), c[1].clone(), c[2].clone(), E::u32(n)];
+        vec![k.store(&target, &at(0), dx * sx), k.store(&target, &at(1), dy * sy)]
+    });
+    l.launch(k)
+}
+
+/// Adds each sample's gradient to the elements that it was made from.
+fn scatter_samples(
+    l: &mut Lowering<'_>,
+    s: &Sampling,
+    grad: &Operand,
+    x: &Operand,
+    grid: &Operand,
+    out: &Operand,
+) -> Option<()> {
+    let mut k = Kernel::new("grid_sampler_input");
+    let (g, d) = (window(l.read(&mut k, grid))?, window(l.read(&mut k, grad))?);
+    let target = l.write(&mut k, out)?;
+    k.bufs[target.buf as usize].atomic = true;
+    let sizes: Dims = grad.sizes.clone();
+    k.map(&sizes, |k, c, _| {
+        let (corners, ..) = sample(k, s, x, &g, [&c[0], &c[2], &c[3]]);
+        let d = k.load(&d, c);
+        let add = |p: Corner| {
+            let at = [c[0].clone(), c[1].clone(), p.y, p.x];
+            let mut store = k.put(&target, &at, &d * p.weight, Put::Add);
+            store.guard = Some(p.inside);
+            store
+        };
+        corners.into_iter().map(add).collect()
+    });
+    l.launch(k)
+}

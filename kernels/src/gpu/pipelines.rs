@@ -1,0 +1,209 @@
+//! Compiled kernels: by their text, compiled on threads of their own.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crossbeam_channel::{Sender, unbounded};
+use rustc_hash::FxHashMap;
+
+use super::device::Gpu;
+use super::kernel::Kernel;
+use super::print::{parameter_bytes, wgsl};
+
+/// A compiled kernel, or one that is being compiled.
+#[derive(Debug)]
+pub struct Pipeline {
+    /// For people.
+    pub label: &'static str,
+    /// Bindings of group 0 by buffer: whether each is written.
+    pub written: Box<[bool]>,
+    /// Bytes of its parameters.
+    pub parameter_bytes: u32,
+    /// Whether they are immediates.
+    pub immediates: bool,
+    /// Number of the layout of group 0.
+    pub layout: u32,
+    compiled: Mutex<Option<Result<wgpu::ComputePipeline, String>>>,
+    done: Condvar,
+}
+
+impl Pipeline {
+    /// The pipeline, once it is compiled; else what the compiler says.
+    pub fn get(&self) -> Result<wgpu::ComputePipeline, String> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &*compiled {
+                Some(result) => return result.clone(),
+                None => compiled = self.done.wait(compiled).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn set(&self, result: Result<wgpu::ComputePipeline, String>) {
+        *self.compiled.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        self.done.notify_all();
+    }
+}
+
+struct Job {
+    pipeline: Arc<Pipeline>,
+    source: Arc<str>,
+    layout: wgpu::PipelineLayout,
+}
+
+/// All pipelines of a device.
+#[derive(Debug)]
+pub struct Pipelines {
+    gpu: Arc<Gpu>,
+    by_source: FxHashMap<Arc<str>, Arc<Pipeline>>,
+    /// Layouts of group 0, by which buffers are written.
+    layouts: Vec<(Box<[bool]>, wgpu::BindGroupLayout)>,
+    /// The layout of group 1: parameters in a uniform buffer.
+    pub uniforms: wgpu::BindGroupLayout,
+    jobs: Sender<Job>,
+}
+
+impl Pipelines {
+    /// None yet.
+    pub fn new(gpu: Arc<Gpu>) -> Pipelines {
+        let uniforms = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some("parameters"),
+            entries: &[wgpu::BindGroupLayoutEntry {
+                binding: 0,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Uniform,
+                    has_dynamic_offset: true,
+                    min_binding_size: None,
+                },
+                count: None,
+            }],
+        });
+        let (jobs, incoming) = unbounded::<Job>();
+        for n in 0..std::thread::available_parallelism().map_or(1, |n| n.get().min(4)) {
+            let (gpu, incoming) = (gpu.clone(), incoming.clone());
+            let compile = move || {
+                for job in incoming {
+                    job.pipeline.set(compile(&gpu, &job));
+                }
+            };
+            // Naga and drivers recurse; a thread that cannot be had is made up for by the others.
+            let thread =
+                std::thread::Builder::new().name(format!("tandem-compiler-{n}")).stack_size(16 << 20);
+            if let Err(error) = thread.spawn(compile) {
+                tracing::error!(%error, "cannot start a thread that compiles kernels");
+            }
+        }
+        Pipelines { gpu, by_source: FxHashMap::default(), layouts: Vec::new(), uniforms, jobs }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_source.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_source.is_empty()
+    }
+
+    /// The layout of group 0 of a number.
+    pub fn layout(&self, number: u32) -> &wgpu::BindGroupLayout {
+        &self.layouts[number as usize].1
+    }
+
+    /// A kernel's pipeline; `None` where the device lacks what it needs.
+    pub fn of(&mut self, kernel: &Kernel) -> Option<Arc<Pipeline>> {
+        if kernel.bufs.len() as u32 > self.gpu.max_buffers {
+            return None;
+        }
+        let source = wgsl(kernel, self.gpu.target)?;
+        if let Some(known) = self.by_source.get(source.as_str()) {
+            return Some(known.clone());
+        }
+        tracing::trace!(target: "wgsl", "{}:\n{source}", kernel.label);
+        let source: Arc<str> = source.into();
+        let written: Box<[bool]> = kernel.bufs.iter().map(|b| b.written).collect();
+        let layout = self.layout_of(&written);
+        let bytes = parameter_bytes(kernel.words.len());
+        let immediates = bytes <= self.gpu.target.immediates;
+        let pipeline = Arc::new(Pipeline {
+            label: kernel.label,
+            written,
+            parameter_bytes: bytes,
+            immediates,
+            layout,
+            compiled: Mutex::new(None),
+            done: Condvar::new(),
+        });
+        let groups = [Some(self.layout(layout)), (!immediates).then_some(&self.uniforms)];
+        let layout = self.gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(kernel.label),
+            bind_group_layouts: if immediates { &groups[..1] } else { &groups },
+            immediate_size: if immediates { bytes } else { 0 },
+        });
+        let job = Job { pipeline: pipeline.clone(), source: source.clone(), layout };
+        // The threads live as long as the sender.
+        let _ = self.jobs.send(job);
+        self.by_source.insert(source, pipeline.clone());
+        Some(pipeline)
+    }
+
+    fn layout_of(&mut self, written: &[bool]) -> u32 {
+        if let Some(known) = self.layouts.iter().position(|(w, _)| **w == *written) {
+            return known as u32;
+        }
+        let entry = |(binding, written): (usize, &bool)| wgpu::BindGroupLayoutEntry {
+            binding: binding as u32,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only: !written },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: None,
+        };
+        let entries: Vec<wgpu::BindGroupLayoutEntry> = written.iter().enumerate().map(entry).collect();
+        let layout = self
+            .gpu
+            .device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        self.layouts.push((written.into(), layout));
+        self.layouts.len() as u32 - 1
+    }
+}
+
+fn compile(gpu: &Gpu, job: &Job) -> Result<wgpu::ComputePipeline, String> {
+    let label = Some(job.pipeline.label);
+    let made = gpu.scoped(wgpu::ErrorFilter::Internal, || {
+        gpu.scoped(wgpu::ErrorFilter::Validation, || {
+            let source = wgpu::ShaderSource::Wgsl((&*job.source).into());
+            let description = wgpu::ShaderModuleDescriptor { label, source };
+            let module = if gpu.checks {
+                gpu.device.create_shader_module(description)
+            } else {
+                // SAFETY: kernels reach only elements of the windows that they are given: addresses come from
+                // coordinates below the windows' sizes, and indices that the program computes are compared with the
+                // sizes before they are used. The tests run with checks.
+                unsafe {
+                    gpu.device
+                        .create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked())
+                }
+            };
+            gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label,
+                layout: Some(&job.layout),
+                module: &module,
+                entry_point: Some("main"),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
+                cache: gpu.cache.as_ref().map(|c| &c.pipelines),
+            })
+        })
+    });
+    made.and_then(|r| r).map_err(|error| {
+        tracing::error!(%error, "a kernel does not compile:\n{}", job.source);
+        format!("the kernel {} does not compile on {}: {error}", job.pipeline.label, gpu.name)
+    })
+}
