@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python fuzz lint format bench bench-lazy bench-scaling wheel clean
+.PHONY: help setup build demo test test-rust test-python test-gpu conformance fuzz lint format bench bench-lazy bench-scaling bench-gpu wheel clean
 
 env := source scripts/env.sh &&
 
@@ -16,16 +16,30 @@ setup: ## the virtual environment and the crates
 build: setup ## compile and install the package, editable, into the virtual environment
 	@$(env) PIP_QUIET=1 maturin develop --release --locked
 
-demo: build ## an unchanged training script, with and without Tandem
+demo: build ## an unchanged training script, with and without Tandem; TANDEM_DEVICE=gpu for the wgpu executor
 	@$(env) python examples/demo.py
 
-test: test-rust test-python ## all tests
+test: test-rust test-python test-gpu ## all tests
 
 test-rust: setup ## the crates that need no torch
 	@$(env) cargo test --workspace --exclude tandem-pybridge --locked --quiet
 
 test-python: build ## the package; ARGS="-k name" goes to pytest
 	@$(env) pytest tests/python -q $(ARGS)
+
+# As the adapter is, as the weakest one that WebGPU allows, and a sample without one feature at a time.
+gpu_profiles := all int64,f64,f16,subgroup,immediates,limits int64 f64 f16 subgroup
+gpu_sample := executor or conformance or pointwise or reduce or index
+
+test-gpu: build ## the wgpu executor on any adapter, the software one included; ARGS="-k name" goes to pytest
+	@$(env) for without in $(gpu_profiles); do \
+	    echo "-- wgpu executor, without: $${without/all/nothing}"; \
+	    case $$without in all|*,*) sample= ;; *) sample="$(gpu_sample)" ;; esac; \
+	    TANDEM_GPU_WITHOUT=$${without/all/} pytest tests/gpu -q -k "$$sample" $(ARGS); \
+	done
+
+conformance: build ## PyTorch's operator samples on the wgpu executor: docs/conformance.md
+	@$(env) python -m tests.conformance --write docs/conformance.md $(ARGS)
 
 fuzz: build ## 2,000 random programs, eagerly and in each mode; ARGS="--seed 7" goes to it
 	@$(env) python -m tests.fuzz --programs 2000 $(ARGS)
@@ -49,6 +63,9 @@ bench-lazy: build ## lazy evaluation against co-execution
 
 bench-scaling: build ## the cost of an op in long programs and with many paths
 	@$(env) python benches/scaling.py $(ARGS)
+
+bench-gpu: build ## the wgpu executor's kernels and the suite on a GPU, beside CUDA where torch has it
+	@$(env) python benches/gpu.py $(ARGS)
 
 wheel: ## dist/*.whl for one torch: make wheel TORCH=2.14.0
 	@scripts/wheel.sh

@@ -13,5 +13,7 @@ if [ -n "${CI:-}" ]; then
 fi
 export TANDEM_VENV=${TANDEM_VENV:-$root/.venv}
 export VIRTUAL_ENV=$TANDEM_VENV PATH=$TANDEM_VENV/bin:$PATH
+# Vulkan's loader asks for it, and complains on standard error where it is missing.
+export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}
 # The shim is compiled against the torch of this interpreter.
 export PYO3_PYTHON=$TANDEM_VENV/bin/python

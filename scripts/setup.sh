@@ -53,6 +53,19 @@ install_requirements() {
     echo "$lock" > "$stamp"
 }
 
+# The software Vulkan driver, for the tests of the wgpu executor. Without an adapter they are skipped, and say so.
+find_adapter() {
+    if [ "$(uname)" != Linux ] || ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json > /dev/null 2>&1 &&
+        ldconfig -p | grep -q libvulkan.so.1; then
+        return
+    elif [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+        { apt-get update && apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1; } > /dev/null 2>&1 ||
+            echo "   mesa-vulkan-drivers cannot be installed; the tests of the wgpu executor will be skipped"
+    else
+        echo "   no Vulkan driver; for the tests of the wgpu executor: apt-get install mesa-vulkan-drivers libvulkan1"
+    fi
+}
+
 stamp=$TANDEM_VENV/.tandem-lock
 step "tools" check_tools
 if [ "$(cat "$stamp" 2> /dev/null)" = "$lock" ] && "$TANDEM_VENV/bin/python" -c '' 2> /dev/null; then
@@ -61,4 +74,5 @@ else
     step "virtual environment $TANDEM_VENV" make_venv
     step "torch $TORCH and requirements-dev.txt (5 GB the first time)" install_requirements
 fi
+step "graphics adapter" find_adapter
 step "crates" cargo fetch --locked --quiet --manifest-path "$root/Cargo.toml"

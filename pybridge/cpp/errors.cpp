@@ -110,6 +110,8 @@ void ttc_set_pending_message(int32_t kind, const char* message, size_t len) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   if (kind == 2)
     pending = std::make_exception_ptr(python_error());
+  else if (kind == 3)
+    pending = std::make_exception_ptr(c10::IndexError(here, text));
   else if (kind == 1)
     pending = std::make_exception_ptr(c10::NotImplementedError(here, text));
   else

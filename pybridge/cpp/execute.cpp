@@ -1,4 +1,5 @@
 // Calling ATen's CPU kernels on Tandem's buffers, from GraphRunner or from a waiting thread.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
@@ -288,6 +289,15 @@ void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
   return copy;
 }
 
+uint64_t ttc_random_key(void* g) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  if (g != nullptr)
+    generator = host_generator(at::Generator(
+        c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(static_cast<c10::GeneratorImpl*>(g))));
+  auto* impl = generator.get<at::CPUGeneratorImpl>();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  return impl->random64();
+}
 void ttc_generator_retain(void* g) { c10::raw::intrusive_ptr::incref(static_cast<c10::GeneratorImpl*>(g)); }
 void ttc_generator_release(void* g) { c10::raw::intrusive_ptr::decref(static_cast<c10::GeneratorImpl*>(g)); }
 

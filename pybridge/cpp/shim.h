@@ -143,6 +143,8 @@ uint64_t ttc_buffer_nbytes(void* buffer);
 void ttc_buffer_resize(void* buffer, uint64_t nbytes);
 // A dense copy of a host window's extent; `offset` receives the window's offset in it.
 void* ttc_snapshot(const TtTensor* window, int64_t* offset);
+// 64 random bits from a generator; from the default one where it is null.
+uint64_t ttc_random_key(void* generator);
 void ttc_generator_retain(void* generator);
 void ttc_generator_release(void* generator);
 // The exception of the last failed ttc_call on this thread, as an owned handle.
@@ -152,7 +154,7 @@ void ttc_drop_exception(void* exception);
 int32_t ttc_describe_exception(void* exception, char* message, size_t capacity, size_t* len);
 // Puts an exception into this thread's pending slot. With `context`, that text is added to its message.
 void ttc_set_pending(void* exception, const char* context, size_t len);
-// kind: 0 RuntimeError, 1 NotImplementedError, 2 a Python exception is set already
+// kind: 0 RuntimeError, 1 NotImplementedError, 2 a Python exception is set already, 3 IndexError
 void ttc_set_pending_message(int32_t kind, const char* message, size_t len);
 // What PyTorch keeps per thread and kernels read: twice the number of threads, plus 1 if denormals are flushed.
 int32_t ttc_thread_settings();

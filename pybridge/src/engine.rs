@@ -13,7 +13,12 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use tandem_kernels::cpu::CpuExecutor;
-use tandem_kernels::error::{Cause, Failure};
+use tandem_kernels::deferred::Deferred;
+use tandem_kernels::error::{Cause, Failure, Fault};
+use tandem_kernels::executor::Executor;
+use tandem_kernels::gpu::GpuExecutor;
+use tandem_kernels::gpu::adapter::{Choice, choose, list};
+use tandem_kernels::gpu::device::{Gpu, Options};
 use tandem_kernels::host::Exception;
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Progress};
@@ -35,12 +40,33 @@ use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack
 const ADDRESS_SPACE: usize = 1 << 44;
 
 static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
-    let runner = GraphRunner::start(Box::new(CpuExecutor::new(&SHIM)), &SHIM);
+    let executor = Box::new(Deferred::new(Box::new(open_executor)));
+    let runner = GraphRunner::start(executor, &SHIM);
     Mutex::new(Engine::new(Config::from_env(), runner, Storages::new(reserve_addresses()), &SHIM))
 });
 
-/// Names by op id, readable while the engine is locked.
-static NAMES: RwLock<Vec<Arc<str>>> = RwLock::new(Vec::new());
+/// What executors ask of operators.
+struct Declared {
+    name: Arc<str>,
+    writes: Box<[bool]>,
+}
+
+/// Operators by id, readable while the engine is locked.
+static DECLARED: RwLock<Vec<Declared>> = RwLock::new(Vec::new());
+
+/// The executor that `TANDEM_DEVICE` asks for.
+fn open_executor() -> Result<Box<dyn Executor>, String> {
+    let var = |name: &str| std::env::var(name).unwrap_or_default();
+    let asked = var("TANDEM_DEVICE");
+    let adapters = if asked == "cpu" { Vec::new() } else { list() };
+    match choose(&asked, var("TANDEM_ALLOW_SOFTWARE") == "1", &adapters).map_err(|e| e.to_string())? {
+        Choice::Cpu => Ok(Box::new(CpuExecutor::new(&SHIM))),
+        Choice::Adapter(index) => {
+            let gpu = Gpu::open(index, &Options::from_env()).map_err(|e| e.to_string())?;
+            Ok(Box::new(GpuExecutor::new(gpu, &SHIM)))
+        }
+    }
+}
 
 /// The thread whose ops are traced: the first that issues one.
 static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
@@ -82,7 +108,12 @@ pub fn lock() -> MutexGuard<'static, Engine> {
 
 /// An operator's name.
 pub fn op_name(op: OpId) -> String {
-    NAMES.read().get(op.index()).map_or_else(|| "an operator".to_owned(), |n| n.to_string())
+    DECLARED.read().get(op.index()).map_or_else(|| "an operator".to_owned(), |d| d.name.to_string())
+}
+
+/// Which of its arguments an operator writes.
+pub fn op_writes(op: OpId) -> Box<[bool]> {
+    DECLARED.read().get(op.index()).map(|d| d.writes.clone()).unwrap_or_default()
 }
 
 /// What goes to Python as an exception.
@@ -116,7 +147,7 @@ impl Raise {
             Raise::Call(CallError::Raised(failure)) => match &failure.cause {
                 // SAFETY: the failure owns the exception.
                 Cause::Kernel(e) => unsafe { ttc_set_pending(e.as_ptr(), std::ptr::null(), 0) },
-                Cause::NoMemory | Cause::Metadata => message(&explain(&failure), RUNTIME_ERROR),
+                _ => message(&explain(&failure), RUNTIME_ERROR),
             },
             Raise::Call(CallError::Poisoned(failure)) => {
                 let text = explain(&failure);
@@ -125,7 +156,8 @@ impl Raise {
                     Cause::Kernel(e) => unsafe {
                         ttc_set_pending(e.as_ptr(), text.as_ptr().cast(), text.len());
                     },
-                    Cause::NoMemory | Cause::Metadata => message(&text, RUNTIME_ERROR),
+                    Cause::Fault(Fault::Index) => message(&text, INDEX_ERROR),
+                    _ => message(&text, RUNTIME_ERROR),
                 }
             }
         }
@@ -302,8 +334,10 @@ pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
         Raise::Message(text) => PyRuntimeError::new_err(text),
         Raise::Call(CallError::Dead) => PyRuntimeError::new_err(CallError::Dead.to_string()),
         Raise::Call(CallError::Poisoned(failure) | CallError::Raised(failure)) => {
-            let Cause::Kernel(exception) = &failure.cause else {
-                return PyRuntimeError::new_err(explain(&failure));
+            let exception = match &failure.cause {
+                Cause::Kernel(exception) => exception,
+                Cause::Fault(Fault::Index) => return PyIndexError::new_err(explain(&failure)),
+                _ => return PyRuntimeError::new_err(explain(&failure)),
             };
             let (kind, message) = describe_exception(exception);
             let text = format!("{message}\n{}", explain(&failure));
@@ -353,17 +387,18 @@ unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
         _ => ArgClass::Attr,
     };
     let name = std::str::from_utf8(name).unwrap_or_default();
+    let writes: Box<[bool]> = written.iter().map(|w| *w != 0).collect();
     let id = lock().declare(OpDecl {
         name,
         args: args.iter().map(class).collect(),
-        written: written.iter().map(|w| *w != 0).collect(),
+        written: writes.to_vec(),
         returns_host: decl.returns_host != 0,
         dynamic_shape: decl.dynamic_shape != 0,
         random: decl.random != 0,
         pointwise: decl.pointwise != 0,
         foreign: decl.foreign != 0,
     });
-    NAMES.write().push(name.into());
+    DECLARED.write().push(Declared { name: name.into(), writes });
     id.0
 }
 

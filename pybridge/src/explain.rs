@@ -1,12 +1,15 @@
 //! What happened, for people: the report, the graphs and the timeline as plain data.
 
+use std::collections::BTreeMap;
+
 use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use tandem_kernels::executor::OpTime;
+use tandem_kernels::executor::{DeviceReport, OpTime};
+use tandem_kernels::gpu::adapter::{Listing, list};
 use tandem_runtime::engine::Engine;
 use tandem_runtime::report::{
-    DivergenceLine, FeedLine, FetchLine, OperatorLine, PhaseLine, Report, StepLine, Summary,
+    DeviceLine, DivergenceLine, FeedLine, FetchLine, OperatorLine, PhaseLine, Report, StepLine, Summary,
 };
 use tandem_runtime::timeline::{Event, Python as PythonDid};
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
@@ -27,6 +30,7 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
     let since = engine.started().elapsed().as_nanos() as u64;
     let times = engine.runner().executor().measured().to_vec();
     let engine = &*engine;
+    let device = engine.runner().executor().device();
     let mut lines = Lines::default();
     Summary {
         mode: engine.config().mode.name(),
@@ -63,11 +67,26 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         generated: report.generated.0,
         generate_us: us(report.generated.1),
         paths: engine.paths(),
+        host_ops: host_ops(engine, device.as_ref()),
+        device: device.map(|d| DeviceLine {
+            name: d.name,
+            native_ops: d.native,
+            dispatches: d.dispatches,
+            pipelines: d.pipelines,
+            memory_live: d.memory_live,
+            memory_live_peak: d.memory_live_peak,
+            memory_peak: d.memory_peak,
+        }),
         memory_allocated: 0,
         memory_peak: 0,
         executor: engine.runner().executor().name().to_owned(),
         notes: report.notes,
     }
+}
+
+fn host_ops(engine: &Engine, device: Option<&DeviceReport>) -> BTreeMap<String, u64> {
+    let all = device.map_or(&[][..], |d| &d.host);
+    all.iter().map(|(op, count)| (op_name(engine, *op), *count)).collect()
 }
 
 fn op_name(engine: &Engine, op: OpId) -> String {
@@ -332,4 +351,30 @@ pub fn timeline(engine: &Engine, py: Python<'_>) -> TimelineLines {
         }
     }
     timeline
+}
+
+/// An adapter that Tandem can run on.
+#[derive(Debug, Serialize)]
+pub struct Device {
+    index: usize,
+    name: String,
+    backend: String,
+    kind: &'static str,
+    driver: String,
+    features: Vec<&'static str>,
+    max_binding: u64,
+}
+
+/// All adapters.
+pub fn devices() -> Vec<Device> {
+    let device = |l: Listing| Device {
+        index: l.index,
+        name: l.name,
+        backend: l.backend,
+        kind: l.kind,
+        driver: l.driver,
+        features: l.features,
+        max_binding: l.max_binding,
+    };
+    list().into_iter().map(device).collect()
 }

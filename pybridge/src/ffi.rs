@@ -35,6 +35,7 @@ pub const RAISE: i32 = 1;
 /// `ttc_set_pending_message`: which exception.
 pub const RUNTIME_ERROR: i32 = 0;
 pub const PYTHON_ERROR: i32 = 2;
+pub const INDEX_ERROR: i32 = 3;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -126,6 +127,7 @@ unsafe extern "C" {
     pub fn ttc_buffer_nbytes(buffer: *mut c_void) -> u64;
     pub fn ttc_buffer_resize(buffer: *mut c_void, nbytes: u64);
     pub fn ttc_snapshot(window: *const TtTensor, offset: *mut i64) -> *mut c_void;
+    pub fn ttc_random_key(generator: *mut c_void) -> u64;
     pub fn ttc_generator_retain(generator: *mut c_void);
     pub fn ttc_generator_release(generator: *mut c_void);
     pub fn ttc_take_exception() -> *mut c_void;

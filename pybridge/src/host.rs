@@ -78,6 +78,15 @@ impl HostKernels for Shim {
         crate::engine::op_name(op)
     }
 
+    fn op_writes(&self, op: OpId) -> Box<[bool]> {
+        crate::engine::op_writes(op)
+    }
+
+    fn random_key(&self, generator: *mut c_void) -> u64 {
+        // SAFETY: null, or a generator that the call holds.
+        unsafe { ttc_random_key(generator) }
+    }
+
     fn buffer_new(&self, nbytes: u64) -> *mut c_void {
         // SAFETY: no precondition.
         unsafe { ttc_buffer_new(nbytes) }

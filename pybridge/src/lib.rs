@@ -21,6 +21,9 @@ use tandem_runtime::config::Mode;
 use tandem_tracegraph::svg::svg;
 use tandem_tracegraph::text::{self, Listing};
 use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::engine::{Raise, lock, to_py};
 
@@ -40,9 +43,15 @@ fn start_log() {
         Ok("3" | "4" | "5") => Level::TRACE,
         _ => return,
     };
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time();
+    let ours = ["tandem_kernels", "tandem_runtime", "tandem_tracegraph", "_core"];
+    let wgsl = if std::env::var("TANDEM_DEBUG").as_deref() == Ok("5") { Level::TRACE } else { Level::INFO };
+    // Graphics libraries tell much more than anybody wants to know.
+    let targets = Targets::new().with_default(Level::ERROR).with_targets(ours.map(|name| (name, level)));
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
+    let log = log.with_target(false).with_ansi(std::io::stderr().is_terminal());
+    let log = tracing_subscriber::registry().with(targets.with_target("wgsl", wgsl)).with(log);
     // Another library's log may be installed already.
-    let _ = log.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init();
+    let _ = log.try_init();
 }
 
 #[pymodule]
@@ -133,6 +142,14 @@ mod _core {
         Ok(())
     }
 
+    /// Gives a GPU up as if the driver had lost it, for tests of what follows.
+    #[pyfunction]
+    fn lose_device(py: Python<'_>) -> PyResult<()> {
+        raise(py, engine::drain())?;
+        lock().runner().executor().lose();
+        Ok(())
+    }
+
     /// `"coexec"`, `"lazy"` or `"trace"`.
     #[pyfunction]
     fn set_mode(mode: &str) -> PyResult<()> {
@@ -153,6 +170,12 @@ mod _core {
     #[pyfunction]
     fn set_sync(sync: bool) {
         lock().configure(|c| c.sync = sync);
+    }
+
+    /// The adapters, as JSON.
+    #[pyfunction]
+    fn list_devices() -> PyResult<String> {
+        json(&explain::devices())
     }
 
     /// The counters as JSON.

@@ -14,6 +14,7 @@ from torch_tandem import _register  # noqa: E402
 from torch_tandem.api import (  # noqa: E402
     explain,
     is_available,
+    list_devices,
     mark_step,
     mode,
     record,
@@ -36,6 +37,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
 __all__ = [
     "explain",
     "is_available",
+    "list_devices",
     "mark_step",
     "mode",
     "record",

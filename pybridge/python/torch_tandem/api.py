@@ -14,6 +14,15 @@ def is_available() -> bool:
     return not _core.in_bad_fork()
 
 
+def list_devices() -> list[dict[str, Any]]:
+    """The graphics adapters that Tandem can run on; `TANDEM_DEVICE` takes their numbers and names.
+
+    Each has `index`, `name`, `backend`, `kind` (`discrete`, `integrated`, `virtual` or `software`), `driver`,
+    `features` and `max_binding`, the most bytes that a kernel can reach in one tensor.
+    """
+    return json.loads(_core.list_devices())
+
+
 def mark_step() -> None:
     """End an iteration here.
 

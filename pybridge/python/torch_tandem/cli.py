@@ -13,7 +13,7 @@ USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; the return value is the exit status."""
     options = _parse(sys.argv[1:] if argv is None else argv)
-    return _run(options)
+    return _devices() if options.command == "devices" else _run(options)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -22,6 +22,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("devices", help="list the adapters that TANDEM_DEVICE can name")
     run = commands.add_parser("run", usage=USAGE, help="run an unchanged script", description=_run.__doc__)
     run.add_argument("--quiet", action="store_true", help="leave out the summary at the end")
     run.add_argument(
@@ -67,12 +68,35 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     run.add_argument("script", nargs="?", help="the script")
     run.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
+    if options.command == "devices":
+        return options
     if options.module is None and options.script is None:
         run.error("a script is missing")
     if options.module == []:
         run.error("argument -m: a module is missing")
     options.error = run.error
     return options
+
+
+def _devices() -> int:
+    """List what there is to run on."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from torch_tandem import api
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("", "name", "kind", "backend", "driver", "features"):
+        table.add_column(column)
+    for device in api.list_devices():
+        table.add_row(
+            str(device["index"]),
+            *(device[key] for key in ("name", "kind", "backend", "driver")),
+            " ".join(device["features"]),
+        )
+    table.add_row("cpu", "PyTorch's CPU kernels", "", "", "", "")
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
+    return 0
 
 
 def _writable(path: str) -> str:
