@@ -1,0 +1,64 @@
+"""What is known not to agree, with the reason. An entry that passes again fails the run."""
+
+from typing import Any
+
+UNDEFINED = "its contents are undefined"
+
+# By operator.
+KNOWN: dict[str, str] = {
+    "as_strided.partial_views": "reads the sample's storage beyond its tensor, which is not moved with it",
+    "empty": UNDEFINED,
+    "empty_like": UNDEFINED,
+    "empty_permuted": UNDEFINED,
+    "empty_strided": UNDEFINED,
+    "new_empty": UNDEFINED,
+    "new_empty_strided": UNDEFINED,
+    "tensor_split": "its indices have to be on the CPU, and the sample's are moved",
+    "to_sparse": "sparse tensors are not supported",
+}
+
+# Their values are random: dtype, shape and strides are compared, and the values' distribution elsewhere.
+RANDOM = (
+    "bernoulli",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "multinomial",
+    "nn.functional.alpha_dropout",
+    "nn.functional.dropout",
+    "nn.functional.dropout2d",
+    "nn.functional.dropout3d",
+    "nn.functional.feature_alpha_dropout",
+    "nn.functional.fractional_max_pool2d",
+    "nn.functional.fractional_max_pool3d",
+    "nn.functional.multi_head_attention_forward",
+    "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention",
+    "normal",
+    "pca_lowrank",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "svd_lowrank",
+    "uniform",
+)
+
+
+# By operator and dtype, beside those above.
+KNOWN_IN: dict[tuple[str, str], str] = {}
+
+
+def reason(name: str, dtype: str) -> str | None:
+    """Why an operator is known to fail in a dtype."""
+    return KNOWN.get(name) or KNOWN_IN.get((name, dtype))
+
+
+def is_news(result: Any) -> bool:
+    """Whether it fails and is not known to; or is and does not, in float32, of which all samples run."""
+    known = reason(result.name, result.dtype)
+    if result.failures or result.dtype != "float32":
+        return bool(result.failures) and known is None
+    return known is not None and known != UNDEFINED

@@ -1,0 +1,88 @@
+"""Scaled dot product attention against the CPU: layouts, masks, groups of heads, sizes that fill no tile."""
+
+import pytest
+import torch
+import torch_tandem
+
+device = "tandem"
+attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+def moved(t):
+    """The same strides on the device."""
+    if t is None:
+        return None
+    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=device).copy_(t)
+
+
+def check(q, k, v, causal=False, mask=None, scale=None):
+    """Output, logarithms and gradients, with their strides."""
+    keywords = {"attn_mask": mask, "scale": scale}
+    expected = attention(q, k, v, 0.0, causal, **keywords)
+    grad = torch.randn(q.shape).to(q.dtype)
+    expected += attention_backward(grad, q, k, v, *expected, 0.0, causal, **keywords)
+    torch_tandem.synchronize()
+    torch_tandem.reset_report()
+    q, k, v, grad, mask = (moved(t) for t in (q, k, v, grad, mask))
+    keywords = {"attn_mask": mask, "scale": scale}
+    got = attention(q, k, v, 0.0, causal, **keywords)
+    got += attention_backward(grad, q, k, v, *got, 0.0, causal, **keywords)
+    for number, (e, g) in enumerate(zip(expected, got, strict=True)):
+        tolerance = TOLERANCE[q.dtype] * max(1.0, e.abs().max().item())
+        torch.testing.assert_close(g.cpu(), e, rtol=0, atol=tolerance, msg=lambda m, n=number: f"{n}: {m}")
+        assert [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] == [
+            s for s, n in zip(e.stride(), e.shape, strict=True) if n > 1
+        ]
+    assert not any("attention" in n for n in torch_tandem.report()["host_ops"])
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("queries, keys, dim", ((70, 45, 20), (33, 100, 64), (1, 7, 33)))
+def test_sizes(queries, keys, dim, causal):
+    q, k, v = torch.randn(2, 3, queries, dim), torch.randn(2, 3, keys, dim), torch.randn(2, 3, keys, dim)
+    check(q, k, v, causal=causal)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_dtypes(dtype):
+    q, k, v = (torch.randn(1, 40, 2, 36).to(dtype).transpose(1, 2) for _ in range(3))
+    check(q, k, v, scale=0.3)
+
+
+def test_groups_of_heads_and_wide_heads():
+    check(torch.randn(1, 4, 9, 130), torch.randn(1, 2, 11, 130), torch.randn(1, 2, 11, 130))
+    check(torch.randn(1, 1, 3, 256), torch.randn(1, 1, 4, 256), torch.randn(1, 1, 4, 256))
+
+
+@pytest.mark.parametrize("shape", ((40, 50), (2, 1, 40, 50), (2, 3, 1, 50)))
+def test_masks(shape):
+    q, k, v = torch.randn(2, 3, 40, 16), torch.randn(2, 3, 50, 16), torch.randn(2, 3, 50, 16)
+    mask = torch.randn(shape)
+    mask[torch.rand(shape) < 0.3] = float("-inf")
+    check(q, k, v, mask=mask)
+    mask[..., 0, :] = float("-inf")  # rows in which no score counts
+    check(q, k, v, mask=mask)
+
+
+def test_layouts():
+    packed = torch.randn(2, 20, 3, 2, 12)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    check(q, k, v)
+    check(q.contiguous(), k, v.contiguous())
+
+
+def test_as_programs_call_it():
+    q, k, v = (torch.randn(2, 4, 10, 8) for _ in range(3))
+    mask = torch.rand(10, 10) < 0.7
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask}):
+        results = []
+        for where in ("cpu", device):
+            leaves = [t.to(where).detach().clone().requires_grad_() for t in (q, k, v)]
+            o = {n: t.to(where) if isinstance(t, torch.Tensor) else t for n, t in options.items()}
+            out = torch.nn.functional.scaled_dot_product_attention(*leaves, **o)
+            out.sum().backward()
+            results.append([out, *(t.grad for t in leaves)])
+        for e, g in zip(*results, strict=True):
+            torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-5)
