@@ -1,7 +1,8 @@
 """Run digits.py, unchanged, without and with Tandem, and compare what it learns.
 
 Exits with 1 if the two runs do not give the same losses, bit for bit, or learn too little, or if Tandem
-captures, co-executes or overlaps less than it should.
+captures, co-executes or overlaps less than it should. On a GPU (TANDEM_DEVICE) losses are compared within a
+tolerance, without dropout, since a GPU draws other random numbers; and no operator may take the host path.
 """
 
 import json
@@ -12,12 +13,15 @@ import tempfile
 import time
 from pathlib import Path
 
-import captured
-
 SCRIPT = Path(__file__).with_name("digits.py")
 
 # The same kernels with the same threads in both runs, so that equal bits can be asked for.
-ENVIRONMENT = os.environ | {"TANDEM_KERNELS": "aten", "OMP_NUM_THREADS": "1"}
+os.environ |= {"TANDEM_KERNELS": "aten", "OMP_NUM_THREADS": "1", "TANDEM_ALLOW_SOFTWARE": "1"}
+
+import captured  # noqa: E402
+
+TOLERANCE = 1e-4  # relative, on a GPU
+GPU_OPTIONS = ["--dropout", "0", "--epochs", "4"]  # a software adapter is slow
 
 
 def train(title: str, launcher: list[str], folder: Path, options: list[str]) -> dict:
@@ -25,12 +29,18 @@ def train(title: str, launcher: list[str], folder: Path, options: list[str]) -> 
     print("\n$", title, SCRIPT.name, *options, flush=True)
     losses = folder / "losses.json"
     start = time.perf_counter()
-    subprocess.run([*launcher, str(SCRIPT), "--losses", str(losses), *options], env=ENVIRONMENT, check=True)
+    subprocess.run([*launcher, str(SCRIPT), "--losses", str(losses), *options], check=True)
     return json.loads(losses.read_text()) | {"seconds": time.perf_counter() - start}
 
 
+def _apart(a: float, b: float) -> float:
+    """The relative difference."""
+    return abs(a - b) / abs(a)
+
+
 def main() -> int:
-    options = sys.argv[1:]
+    gpu = os.environ.get("TANDEM_DEVICE", "cpu") != "cpu"
+    options = [*(GPU_OPTIONS if gpu else []), *sys.argv[1:]]
     python = sys.executable
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -43,17 +53,24 @@ def main() -> int:
 
     print("\nepoch  loss, eager          loss, with Tandem")
     for epoch, pair in enumerate(zip(eager["losses"], tandem["losses"], strict=True), start=1):
-        mark = "equal" if pair[0] == pair[1] else "DIFFERENT"
+        mark = "equal" if pair[0] == pair[1] else f"{_apart(*pair):.0e} apart"
         print(f"{epoch:5}  {pair[0]!r:<19}  {pair[1]!r:<19}  {mark}")
     print(f"\ntime: {eager['seconds']:.1f} s eager, {tandem['seconds']:.1f} s with Tandem, with start-up\n")
 
-    equal = eager["losses"] == tandem["losses"]
+    apart = max(map(_apart, eager["losses"], tandem["losses"]))
     accuracy = min(eager["accuracy"], tandem["accuracy"])
     share = calls / expected
     coexecuted = seen["ops_coexecuted_after_5"] / max(seen["ops_after_5"], 1)
     block, overlap = seen["median_block_ops"], seen["overlap_us"]
-    checks = [
-        (equal, "losses", "equal, bit for bit" if equal else "DIFFERENT", "equal, bit for bit"),
+    if gpu:
+        hosted = seen["host_ops"]
+        checks = [
+            (apart <= TOLERANCE, "losses", f"{apart:.0e} apart", f"{TOLERANCE:.0e}, relative"),
+            (not hosted, "operators on the host", str(hosted or "none"), "none"),
+        ]
+    else:
+        checks = [(apart == 0, "losses", f"{apart:.0e} apart" if apart else "equal, bit for bit", "equal")]
+    checks += [
         (accuracy >= 0.97, "accuracy", f"{accuracy:.2%}", "97 %"),
         (share >= 0.99, "ATen calls captured", f"{share:.2%} of {expected:,}", "99 %"),
         (coexecuted >= 0.95, "co-executed after the fifth iteration", f"{coexecuted:.2%}", "95 %"),

@@ -14,13 +14,13 @@ from tqdm import tqdm
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
         self.norm1 = nn.BatchNorm2d(32)
         self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
         self.norm2 = nn.BatchNorm2d(64)
-        self.dropout = nn.Dropout(0.3)
+        self.dropout = nn.Dropout(dropout)
         self.hidden = nn.Linear(64 * 4 * 4, 128)
         self.out = nn.Linear(128, 10)
 
@@ -53,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--losses", metavar="FILE", help="write losses and accuracy as JSON")
@@ -61,7 +62,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     device = torch.device(args.device)
     train, test = load(args.seed, args.batch_size)
-    model = Net().to(device)
+    model = Net(args.dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
 
