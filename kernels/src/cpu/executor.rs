@@ -5,11 +5,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
-use tandem_tracegraph::node::{OutSpec, Outputs, Resized, Variant};
-use tandem_tracegraph::tensor_meta::TensorMeta;
+use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Step};
+use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Step, call_host};
 use crate::host::{Buffer, Exception};
 use crate::program::{Event, OpRun, Program};
 
@@ -236,45 +235,9 @@ impl Executor for CpuExecutor {
             return Err(failure);
         }
         let host = self.host;
-        let mut outputs = Outputs::default();
-        let mut made: Vec<Buffer> = Vec::new();
-        let called = host.call(&resolved, &mut |result| {
-            let out = match result.kind {
-                HostResultKind::Resized(input) => {
-                    let meta = owned_meta(&result);
-                    let offset = result.offset - call.inputs[input as usize].offset;
-                    outputs.resized.push(Resized { input, meta, offset });
-                    return;
-                }
-                HostResultKind::Fresh(ptr, nbytes) => {
-                    let known = made.iter().position(|b| b.as_ptr() == ptr);
-                    let storage = known.unwrap_or_else(|| {
-                        made.push(Buffer::retain(ptr, host));
-                        outputs.fresh.push(nbytes);
-                        made.len() - 1
-                    });
-                    OutSpec::Fresh {
-                        storage: storage as u16,
-                        meta: owned_meta(&result),
-                        offset: result.offset,
-                    }
-                }
-                HostResultKind::Alias(input) => OutSpec::Alias {
-                    input,
-                    meta: owned_meta(&result),
-                    offset: result.offset - call.inputs[input as usize].offset,
-                },
-                HostResultKind::Undefined => OutSpec::Undefined,
-                HostResultKind::Same(input) => OutSpec::Same(input),
-                HostResultKind::Host(n) => OutSpec::Host(n),
-                HostResultKind::List(n) => OutSpec::List(n),
-            };
-            outputs.outs.push(out);
-        });
-        if let Err(e) = called {
-            let failure = self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host)));
-            return Err(CallFailure::Raised(failure));
-        }
+        let (outputs, made) = call_host(host, &resolved).map_err(|e| {
+            CallFailure::Raised(self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host))))
+        })?;
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
             *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
         }
@@ -323,8 +286,4 @@ impl CpuExecutor {
         // SAFETY: the range lies in the buffer.
         Ok(unsafe { data.add(offset as usize) })
     }
-}
-
-fn owned_meta(r: &HostResult<'_>) -> TensorMeta {
-    TensorMeta::new(r.sizes, r.strides, r.dtype, r.flags)
 }

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, StorageId};
-use tandem_tracegraph::node::{OutSpec, Outputs, Resized, Variant};
+use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::ops::written_unsaid;
-use tandem_tracegraph::tensor_meta::TensorMeta;
 
 use super::GpuExecutor;
 use super::storages::{Absent, read};
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::{HostResult, HostResultKind};
+use crate::executor::call_host;
 use crate::host::{Buffer, Exception};
 
 /// Storages of fewer bytes are brought to the host whole.
@@ -152,42 +151,7 @@ impl GpuExecutor {
         resolved: &Call<'_>,
         location: LocationId,
     ) -> Result<(Outputs, Vec<Buffer>), Arc<Failure>> {
-        let host = self.host;
-        let mut outputs = Outputs::default();
-        let mut made: Vec<Buffer> = Vec::new();
-        let called = host.call(resolved, &mut |result| {
-            let moved = |input: u32| result.offset - resolved.inputs[input as usize].offset;
-            let out = match result.kind {
-                HostResultKind::Resized(input) => {
-                    outputs.resized.push(Resized { input, meta: meta_of(&result), offset: moved(input) });
-                    return;
-                }
-                HostResultKind::Fresh(ptr, nbytes) => {
-                    let known = made.iter().position(|b| b.as_ptr() == ptr);
-                    let storage = known.unwrap_or_else(|| {
-                        made.push(Buffer::retain(ptr, host));
-                        outputs.fresh.push(nbytes);
-                        made.len() - 1
-                    });
-                    OutSpec::Fresh { storage: storage as u16, meta: meta_of(&result), offset: result.offset }
-                }
-                HostResultKind::Alias(input) => {
-                    OutSpec::Alias { input, meta: meta_of(&result), offset: moved(input) }
-                }
-                HostResultKind::Undefined => OutSpec::Undefined,
-                HostResultKind::Same(input) => OutSpec::Same(input),
-                HostResultKind::Host(n) => OutSpec::Host(n),
-                HostResultKind::List(n) => OutSpec::List(n),
-            };
-            outputs.outs.push(out);
-        });
-        match called {
-            Ok(()) => Ok((outputs, made)),
-            Err(e) => Err(self.failure(call.op, location, Cause::Kernel(Exception::adopt(e.0, host)))),
-        }
+        call_host(self.host, resolved)
+            .map_err(|e| self.failure(call.op, location, Cause::Kernel(Exception::adopt(e.0, self.host))))
     }
-}
-
-fn meta_of(r: &HostResult<'_>) -> TensorMeta {
-    TensorMeta::new(r.sizes, r.strides, r.dtype, r.flags)
 }
