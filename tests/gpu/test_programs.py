@@ -1,6 +1,7 @@
 """Programs of the benchmark suite on the wgpu executor: losses near eager's, and what takes the host path.
 
-Random numbers are drawn on the host, as eager draws them, so that losses can be compared.
+Random numbers are drawn on the host, as eager draws them, so that losses can be compared: over the steps in
+which the program says that rounding has not grown (its COMPARABLE).
 """
 
 import importlib
@@ -17,8 +18,6 @@ PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs").glob("[!
 PACKAGES = ["torch", "torchvision", "sklearn.datasets", "transformers.modeling_utils"]
 STEPS = 3
 TOLERANCE = 1e-3
-CHAOTIC = {"sdpoint": 2e-2}
-"""Programs in which rounding grows fast from step to step."""
 QUICK = (
     "add",
     "digits",
@@ -44,8 +43,9 @@ def context() -> Any:
     return context
 
 
-def run(name: str, device: str, steps: int) -> tuple[list[float], dict[str, float]]:
-    """The losses of the first steps, and operators on the host in the last one; in a process of its own."""
+def run(name: str, device: str, steps: int) -> tuple[list[float], dict[str, int]]:
+    """The losses of the comparable ones of the first steps, and operators on the host in the last one; in a
+    process of its own."""
     sys.path.insert(0, str(ROOT))
     os.environ["TANDEM_GPU_WITHOUT"] = ",".join(
         filter(None, [os.environ.get("TANDEM_GPU_WITHOUT"), "random"])
@@ -69,7 +69,7 @@ def run(name: str, device: str, steps: int) -> tuple[list[float], dict[str, floa
             torch_tandem.reset_report()
         losses.append(float(step()))
     torch.manual_seed(0)
-    return losses, {} if device == "cpu" else torch_tandem.report()["host_ops"]
+    return losses[: program.COMPARABLE], {} if device == "cpu" else torch_tandem.report()["host_ops"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -78,4 +78,4 @@ def test_losses_are_near_eagers(context, name: str):
         eager, _ = pool.apply_async(run, (name, "cpu", STEPS)).get(timeout=100)
         tandem, hosted = pool.apply_async(run, (name, "cuda", STEPS)).get(timeout=300)
     print(name, eager, tandem, hosted)
-    assert tandem == pytest.approx(eager, rel=CHAOTIC.get(name, TOLERANCE))
+    assert tandem == pytest.approx(eager, rel=TOLERANCE)
