@@ -86,3 +86,22 @@ def test_as_programs_call_it():
             results.append([out, *(t.grad for t in leaves)])
         for e, g in zip(*results, strict=True):
             torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-5)
+
+
+def test_with_dropout_and_rows_in_which_no_score_counts():
+    q, k, v = (torch.randn(2, 4, 10, 8, requires_grad=True) for _ in range(3))
+    mask = torch.rand(10, 10) < 0.7
+    mask[3] = False
+    outputs = []
+    for where in ("cpu", device):
+        leaves = [t.detach().to(where).requires_grad_() for t in (q, k, v)]
+        torch_tandem.synchronize()
+        torch_tandem.reset_report()
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *leaves, attn_mask=mask.to(where), dropout_p=1e-7
+        )
+        out.sum().backward()
+        outputs.append([out, *(t.grad for t in leaves)])
+    for e, g in zip(*outputs, strict=True):
+        torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-5)
+    assert not torch_tandem.report()["host_ops"]

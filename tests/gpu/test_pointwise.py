@@ -119,3 +119,23 @@ def test_division_by_0_of_bytes():
         x = moved(torch.tensor([4, 5, 6, 7], dtype=dtype))
         with pytest.raises((RuntimeError, ZeroDivisionError, IndexError)):
             torch.floor_divide(x, moved(torch.tensor([1, 2, 0, 1], dtype=dtype))).cpu()
+
+
+@pytest.mark.parametrize(
+    "call",
+    (
+        lambda x: x[1:].add_(x[:-1]),
+        lambda x: x.view(3, 3).copy_(x.view(3, 3).t()),
+        lambda x: x - True,
+        lambda x: x.int().add(1, alpha=0.5),
+        lambda x: torch.floor(x > 0),
+        lambda x: torch.round(x > 0),
+    ),
+)
+def test_what_eager_refuses_is_refused(call):
+    def refusal(where):
+        with pytest.raises(RuntimeError) as error:
+            call(torch.arange(9.0).to(where))
+        return str(error.value).split("'")[0].splitlines()[0]
+
+    assert refusal("tandem") == refusal("cpu")

@@ -47,6 +47,8 @@ pub struct Lowered {
     pub temps: SmallVec<[u64; 2]>,
     /// What happens, in order.
     pub actions: Vec<Action>,
+    /// Whether it draws random numbers.
+    pub draws: bool,
     /// Numbers that it was made for, by argument: another value needs another lowering.
     pub pins: SmallVec<[(u32, u64); 1]>,
     /// Ranges of numbers that it was made for, ends included: argument, least, greatest.
@@ -513,6 +515,7 @@ impl<'a> Lowering<'a> {
     pub fn launch(&mut self, kernel: Kernel) -> Option<()> {
         let pipeline = self.pipelines.of(&kernel)?;
         let (groups, apart) = (kernel.groups, kernel.apart);
+        self.lowered.draws |= kernel.words.iter().any(|w| matches!(w, Word::Key(_)));
         self.lowered.actions.push(Action::Dispatch {
             pipeline,
             tensors: kernel.bufs.iter().map(|b| b.tensor).collect(),

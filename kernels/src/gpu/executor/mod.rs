@@ -11,7 +11,7 @@ mod storages;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tandem_tracegraph::call::{Arg, Call, InlineValue, Place};
+use tandem_tracegraph::call::{Arg, Call, InlineValue, Input, Place};
 use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
@@ -156,7 +156,7 @@ impl GpuExecutor {
                 _ => None,
             });
         }
-        if collides(lowered, &inputs) {
+        if collides(lowered, call, &inputs) {
             uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
             return Err(Refused::Host);
         }
@@ -212,10 +212,7 @@ impl GpuExecutor {
         for bytes in &lowered.temps {
             temps.push(self.stream.allocate(*bytes)?);
         }
-        let draws = lowered.actions.iter().any(
-            |a| matches!(a, Action::Dispatch { words, .. } if words.iter().any(|w| matches!(w, Word::Key(_)))),
-        );
-        let key = if draws { self.host.random_key(generator(call)) } else { 0 };
+        let key = if lowered.draws { self.host.random_key(generator(call)) } else { 0 };
         let mut tag = None;
         for action in &lowered.actions {
             let buffer = |r: Ref| match r {
@@ -507,20 +504,36 @@ fn pins_hold(lowered: &Lowered, call: &Call<'_>) -> bool {
         && lowered.ranges.iter().all(|(arg, least, greatest)| (*least..=*greatest).contains(&value(*arg)))
 }
 
-/// Whether a kernel would write one buffer through two of its bindings, or one that must be apart is not.
-fn collides(lowered: &Lowered, inputs: &[Option<BufId>]) -> bool {
+/// Whether a kernel would write one buffer through two of its bindings, or one that must be apart is not, or writes a
+/// window of which others read a part, which PyTorch refuses.
+fn collides(lowered: &Lowered, call: &Call<'_>, inputs: &[Option<BufId>]) -> bool {
     lowered.actions.iter().any(|action| {
         let Action::Dispatch { pipeline, tensors, apart, .. } = action else { return false };
         let bound = tensors.iter().zip(&pipeline.written).filter_map(|(tensor, written)| match tensor {
-            Ref::Input(i) => inputs[*i as usize].map(|buf| (buf, *written)),
+            Ref::Input(i) => inputs[*i as usize].map(|buf| (buf, *written, &call.inputs[*i as usize])),
             _ => None,
         });
-        let bound: SmallVec<[(BufId, bool); 8]> = bound.collect();
-        let clash = |(a, b): (bool, bool)| if *apart { a || b } else { a && b };
-        bound.iter().enumerate().any(|(i, (buf, written))| {
-            bound[..i].iter().any(|(other, also)| other == buf && clash((*written, *also)))
+        let bound: SmallVec<[(BufId, bool, &Input<'_>); 8]> = bound.collect();
+        bound.iter().enumerate().any(|(i, (buf, written, window))| {
+            bound[..i].iter().any(|(other, also, another)| {
+                other == buf
+                    && (*written && *also
+                        || (*written || *also) && (*apart || partly_overlap(window, another)))
+            })
         })
     })
+}
+
+/// Whether two dense windows of a storage share some elements and are not the same.
+fn partly_overlap(a: &Input<'_>, b: &Input<'_>) -> bool {
+    let range = |x: &Input<'_>| {
+        let size = x.dtype.size() as i64;
+        x.offset * size..(x.offset + x.sizes.iter().product::<i64>()) * size
+    };
+    let dense = |x: &Input<'_>| x.meta().extent_bytes(0) == (range(x).end - range(x).start) as u64;
+    let (ours, theirs) = (range(a), range(b));
+    let same = ours == theirs && a.strides == b.strides;
+    ours.start < theirs.end && theirs.start < ours.end && !same && dense(a) && dense(b)
 }
 
 /// The generator that a call draws from, null for the default one.

@@ -54,6 +54,32 @@ impl Args<'_, '_> {
             .rfold(last, |rest, (item, here)| here.select(self.l.item(self.k, arg, *item, self.ty), rest))
     }
 
+    /// The factor of a sum's second term; `None` where PyTorch refuses its type.
+    fn alpha(&mut self) -> Option<E> {
+        let refused = match self.l.call.args.get(2) {
+            Some(Arg::Float(_)) => !self.dtype.is_floating(),
+            Some(Arg::Bool(_)) => self.dtype != Dtype::BOOL,
+            _ => false,
+        };
+        (!refused).then(|| self.number(2))
+    }
+
+    /// The terms of a difference, the second one with its factor; PyTorch refuses bools.
+    fn difference(&mut self) -> Option<[E; 2]> {
+        let bools = |arg| self.l.operand(arg).is_some_and(|x| x.dtype == Dtype::BOOL);
+        if self.ty == Ty::Bool || bools(0) || bools(1) {
+            return None;
+        }
+        let alpha = self.alpha()?;
+        Some([self.x[0].clone(), self.x[1].clone() * alpha])
+    }
+
+    /// Rounded to whole numbers; PyTorch refuses bools.
+    fn whole(&self, op: Un) -> Option<E> {
+        let x = self.x[0].clone();
+        (self.ty != Ty::Bool).then(|| if self.ty.is_float() { E::un(op, x) } else { x })
+    }
+
     fn lit(&self, value: f64) -> E {
         E::lit(self.ty, value)
     }
@@ -304,10 +330,13 @@ fn table() -> Vec<Row> {
         // --- Arithmetic
         ("add", Same, 2, |a| match a.ty {
             Ty::Bool => Some(a.x[0].or(&a.x[1])),
-            _ => { let alpha = a.number(2); Some(&a.x[0] + &a.x[1] * alpha) }
+            _ => { let alpha = a.alpha()?; Some(&a.x[0] + &a.x[1] * alpha) }
         }),
-        ("sub subtract", Same, 2, |a| { let alpha = a.number(2); (a.ty != Ty::Bool).then(|| &a.x[0] - &a.x[1] * alpha) }),
-        ("rsub", Same, 2, |a| { let alpha = a.number(2); (a.ty != Ty::Bool).then(|| &a.x[1] - &a.x[0] * alpha) }),
+        ("sub subtract", Same, 2, |a| a.difference().map(|[x, y]| x - y)),
+        ("rsub", Same, 2, |a| {
+            a.x.swap(0, 1);
+            a.difference().map(|[x, y]| x - y)
+        }),
         ("mul multiply", Same, 2, |a| Some(match a.ty { Ty::Bool => a.x[0].and(&a.x[1]), _ => &a.x[0] * &a.x[1] })),
         ("true_divide", Float, 2, |a| Some(&a.x[0] / &a.x[1])),
         ("floor_divide", Same, 2, |a| {
@@ -402,14 +431,14 @@ fn table() -> Vec<Row> {
         ("bitwise_left_shift __lshift__ __ilshift__", Same, 2, |a| shift(a, Bin::Shl)),
         ("bitwise_right_shift __rshift__ __irshift__", Same, 2, |a| shift(a, Bin::Shr)),
         // --- Rounding
-        ("floor", Same, 1, |a| Some(if integer(a) { a.x[0].clone() } else { E::un(Un::Floor, a.x[0].clone()) })),
-        ("ceil", Same, 1, |a| Some(if integer(a) { a.x[0].clone() } else { E::un(Un::Ceil, a.x[0].clone()) })),
+        ("floor", Same, 1, |a| a.whole(Un::Floor)),
+        ("ceil", Same, 1, |a| a.whole(Un::Ceil)),
         ("round", Same, 1, |a| {
             let decimals = a.l.int(1).unwrap_or(0);
             if decimals != 0 { return round_to(a, decimals); }
-            Some(if integer(a) { a.x[0].clone() } else { E::un(Un::Round, a.x[0].clone()) })
+            a.whole(Un::Round)
         }),
-        ("trunc fix", Same, 1, |a| Some(if integer(a) { a.x[0].clone() } else { E::un(Un::Trunc, a.x[0].clone()) })),
+        ("trunc fix", Same, 1, |a| a.whole(Un::Trunc)),
         ("frac", Same, 1, |a| a.ty.is_float().then(|| &a.x[0] - E::un(Un::Trunc, a.x[0].clone()))),
         // --- Exponentials and friends
         ("exp", Float, 1, |a| Some(a.x[0].exp())),

@@ -16,7 +16,7 @@ use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
-        "_softmax" | "_log_softmax" => forward,
+        "_softmax" | "_log_softmax" | "_safe_softmax" => forward,
         "_softmax_backward_data" | "_log_softmax_backward_data" => backward,
         _ => return None,
     })
@@ -73,47 +73,67 @@ impl Rows {
     }
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Softmax,
+    Log,
+    /// A row of -inf alone gives zeros, as attention wants for a row that is masked out.
+    Safe,
+}
+
 /// What all members of a row share: for softmax the largest value and the factor, for its logarithm the largest value
 /// and the logarithm of the sum.
-fn shared(log: bool, [max, sum]: [E; 2]) -> [E; 2] {
+fn shared(kind: Kind, [max, sum]: [E; 2]) -> [E; 2] {
     // In PyTorch the row of an infinite largest value is all NaN, since that less itself is.
     let finite = max.abs().lt(f64::INFINITY).or(max.is_nan());
     let sum = finite.select(sum, E::lit(Ty::F32, f64::NAN));
-    [max, if log { sum.log() } else { 1.0 / sum }]
+    match kind {
+        Kind::Softmax => [max, 1.0 / sum],
+        Kind::Log => [max, sum.log()],
+        Kind::Safe => {
+            let masked = max.clone().eq(f64::NEG_INFINITY);
+            let zero = || E::lit(Ty::F32, 0.0);
+            [masked.clone().select(zero(), max), masked.select(zero(), 1.0 / sum)]
+        }
+    }
 }
 
-fn member(log: bool, x: &E, [max, rest]: &[E; 2]) -> E {
-    if log { x - max - rest } else { (x - max).exp() * rest }
+fn member(kind: Kind, x: &E, [max, rest]: &[E; 2]) -> E {
+    if kind == Kind::Log { x - max - rest } else { (x - max).exp() * rest }
 }
 
-/// `_softmax(self, dim, half_to_float)`, `_log_softmax`.
+/// `_softmax(self, dim, half_to_float)`, `_log_softmax`; `_safe_softmax(self, dim, dtype)`.
 fn forward(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let dim = l.dim(1, x.ndim())?;
-    let dtype = match l.flag(2, false) {
-        // On CPU this is an error.
-        true => return None,
-        false => x.dtype,
+    let kind = match l.base {
+        "_log_softmax" => Kind::Log,
+        "_safe_softmax" => Kind::Safe,
+        _ => Kind::Softmax,
     };
-    if !dtype.is_floating() || x.mem.ty() != Ty::F32 {
+    let dtype = match kind {
+        Kind::Safe => l.dtype(2)?.unwrap_or(x.dtype),
+        _ if l.flag(2, false) => return None, // on CPU this is an error
+        _ => x.dtype,
+    };
+    if dtype != x.dtype || !dtype.is_floating() || x.mem.ty() != Ty::F32 {
         return None;
     }
     let out = l.destination(0, &x.sizes, &dense(&x.sizes), dtype)?;
     if x.numel() == 0 {
         return Some(());
     }
-    let log = l.base == "_log_softmax";
     let rows = Rows::new(&x, dim, &out);
     if rows.few() {
         let space = rows.space(&x);
         let sizes = space.result(true);
         let stats = [l.temp(&sizes, Dtype::FLOAT32)?, l.temp(&sizes, Dtype::FLOAT32)?];
         let stats = stats.map(|s| space.spread(&s));
-        let finish = |_: &Lowering<'_>, _: &mut Kernel, a: [E; 2], _: &[E]| shared(log, a).to_vec();
+        let finish = |_: &Lowering<'_>, _: &mut Kernel, a: [E; 2], _: &[E]| shared(kind, a).to_vec();
         launch(l, "softmax", &space, (&[&x], &[&stats[0], &stats[1]], &[]), &exponentials(), &finish)?;
         let ins = [(&x, Ty::F32), (&stats[0], Ty::F32), (&stats[1], Ty::F32)];
         return elementwise::launch(l, "softmax", &[&out], &ins, |_, _, v, _| {
-            Some(vec![member(log, &v[0], &[v[1].clone(), v[2].clone()])])
+            Some(vec![member(kind, &v[0], &[v[1].clone(), v[2].clone()])])
         });
     }
     let mut k = Kernel::new("softmax");
@@ -130,10 +150,10 @@ fn forward(l: &mut Lowering<'_>) -> Option<()> {
             },
             acc.merge,
         );
-        let shared = shared(log, a);
+        let shared = shared(kind, a);
         r.each(|k, j| {
             let coords = at(&row, j);
-            let store = k.store(&target, &coords, member(log, &source.at(k, &coords), &shared));
+            let store = k.store(&target, &coords, member(kind, &source.at(k, &coords), &shared));
             vec![if rows.side_by_side { store.side_by_side() } else { store }]
         });
     });
