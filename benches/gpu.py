@@ -165,14 +165,14 @@ def dispatch_cost() -> dict:
 
 CHILD = """
 import json, sys, time
-sys.path.insert(0, sys.argv[1]); sys.path.insert(0, sys.argv[1] + "/benches/programs")
+sys.path.insert(0, sys.argv[1])
 import importlib, torch
 name, way, budget = sys.argv[2], sys.argv[3], float(sys.argv[4])
 if way == "tandem":
     import torch_tandem
     from torch_tandem import cuda_alias
     cuda_alias.install()
-module = importlib.import_module(name)
+module = importlib.import_module("benches.programs." + name)
 from _main import seed
 seed()
 step = module.make("cuda")

@@ -21,6 +21,7 @@ pub struct Liveness {
     /// Where each op's storages begin in the run's stream.
     starts: Vec<u32>,
     dead: Vec<bool>,
+    /// Storages that go, and the ops before which they do: the last ones first.
     ends: Vec<(u32, StorageId)>,
 }
 
@@ -62,7 +63,7 @@ impl Liveness {
                 let uses = &mut self.uses[id.index()];
                 if *uses & (RELEASED | ENDED) == RELEASED {
                     *uses |= ENDED;
-                    self.ends.push((i as u32, *id));
+                    self.ends.push((i as u32 + 1, *id));
                 }
             }
             let unread = |id: &StorageId| self.uses[id.index()] == RELEASED | ENDED | 1;
@@ -84,9 +85,9 @@ impl Liveness {
         self.dead[i]
     }
 
-    /// The next storage that the program dropped and no op from the `i`-th on uses, once each; `i` is at least 1.
+    /// The next storage that the program dropped and no op from the `i`-th on uses, once each.
     pub fn ended_before(&mut self, i: usize) -> Option<StorageId> {
-        let (last, _) = self.ends.last()?;
-        if (*last as usize) < i { self.ends.pop().map(|(_, id)| id) } else { None }
+        let (end, _) = self.ends.last()?;
+        if *end as usize <= i { self.ends.pop().map(|(_, id)| id) } else { None }
     }
 }

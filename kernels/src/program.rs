@@ -142,7 +142,7 @@ impl Program {
                 time.ns += begin.elapsed().as_nanos() as u64;
             }
         }
-        while let Some(id) = self.liveness.ended_before(ops.len().max(1)) {
+        while let Some(id) = self.liveness.ended_before(ops.len()) {
             each(Event::Release(id));
         }
     }

@@ -47,6 +47,8 @@ pub struct Lowered {
     pub temps: SmallVec<[u64; 2]>,
     /// What happens, in order.
     pub actions: Vec<Action>,
+    /// Whether the call stores a host tensor's bytes as they are, so that no kernel is needed where they fill a storage.
+    pub moves: bool,
     /// Whether it draws random numbers.
     pub draws: bool,
     /// Numbers that it was made for, by argument: another value needs another lowering.
@@ -442,6 +444,12 @@ impl<'a> Lowering<'a> {
             strides: strides.into(),
             wrapped: false,
         })
+    }
+
+    /// Says that the call stores the second input's bytes in the first, as they are: see [`Lowered::moves`].
+    pub fn moves(&mut self) {
+        let from = self.call.inputs.get(1).map(|input| input.place);
+        self.lowered.moves = matches!(from, Some(Place::Host(_) | Place::Buffer(_)));
     }
 
     /// The next output is an input.

@@ -120,6 +120,10 @@ impl GpuExecutor {
         lowered: &Lowered,
         fresh: &[StorageId],
     ) -> Result<(), Refused> {
+        if lowered.moves && self.move_in(call).map_err(|error| self.device_failure(call, location, error))? {
+            self.native += 1;
+            return Ok(());
+        }
         let limit = self.stream.gpu.max_binding;
         self.grow_resized(call, location, lowered)?;
         let mut inputs: SmallVec<[Option<BufId>; 8]> = SmallVec::new();
@@ -165,6 +169,22 @@ impl GpuExecutor {
         outcome.map_err(|error| self.device_failure(call, location, error))?;
         self.native += 1;
         Ok(())
+    }
+
+    /// Where the second input, from the host, fills the first one's storage, it becomes the storage's contents.
+    fn move_in(&mut self, call: &Call<'_>) -> Result<bool, DeviceError> {
+        let [to, from, ..] = &call.inputs[..] else { return Ok(false) };
+        let Place::Storage { id, .. } = to.place else { return Ok(false) };
+        let bytes = self.host_bytes(&from.place, &from.meta(), from.offset);
+        let nbytes = self.storages.bytes(id);
+        let fills = to.offset == 0 && nbytes == bytes.len() as u64 && nbytes > 0;
+        if !fills || self.storages.poisoned(id).is_some() || nbytes > self.stream.gpu.max_binding {
+            return Ok(false);
+        }
+        self.storages.set(id, Contents::Undefined(nbytes), &mut self.stream);
+        let buf = self.stream.upload_new(bytes)?;
+        self.storages.set_device(id, buf, nbytes, &mut self.stream);
+        Ok(true)
     }
 
     /// Storages grow where the windows that a call resizes need it.
