@@ -69,6 +69,7 @@ fn addition(n: i64) -> Step {
             op: OpId(0),
             args: Box::new([ArgSpec::Tensor, ArgSpec::Tensor, ArgSpec::Value(Number::Int)]),
             inputs: Box::new([InputSpec::Storage, InputSpec::Storage]),
+            device: 0,
             modes: u64::from(Dtype::FLOAT32.0) << 56,
             location: LocationId::UNKNOWN,
         },
@@ -103,7 +104,7 @@ fn main() {
     };
     for without in [vec![], vec!["immediates".to_owned()]] {
         let parameters = if without.is_empty() { "as the adapter offers" } else { "in a uniform buffer" };
-        let gpu = match Gpu::open(index, &Options { without, checks: false }) {
+        let gpu = match Gpu::open(index, 0, &Options { without, checks: false }) {
             Ok(gpu) => gpu,
             Err(error) => return println!("{error}"),
         };
@@ -112,7 +113,7 @@ fn main() {
             executor.declare(NodeId(node), addition(256));
         }
         executor.lower(vec![(1..=OPS).map(NodeId).collect()]);
-        executor.allocate(StorageId(0), 1024);
+        executor.allocate(StorageId(0), 0, 1024);
         let run = chain();
         let mut times = Vec::new();
         for round in 0..300 {

@@ -57,10 +57,10 @@ impl Executor for Deferred {
         }
     }
 
-    fn allocate(&mut self, id: StorageId, nbytes: u64) {
+    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) {
         // Whoever uses the storage is told why there is none.
         if let Ok(executor) = self.get() {
-            executor.allocate(id, nbytes);
+            executor.allocate(id, device, nbytes);
         }
     }
 
@@ -147,16 +147,16 @@ impl Executor for Deferred {
         }
     }
 
-    fn device(&self) -> Option<DeviceReport> {
+    fn devices(&self) -> Vec<DeviceReport> {
         match &self.0 {
-            State::Open(executor) => executor.device(),
-            _ => None,
+            State::Open(executor) => executor.devices(),
+            _ => Vec::new(),
         }
     }
 
-    fn lose(&mut self) {
+    fn lose(&mut self, device: u8) {
         if let State::Open(executor) = &mut self.0 {
-            executor.lose();
+            executor.lose(device);
         }
     }
 

@@ -57,10 +57,12 @@ pub enum Fault {
 pub enum DeviceError {
     /// No memory is left.
     #[error(
-        "out of GPU memory: {asked} bytes were asked for while {live} bytes are in use and {cached} are kept free; use \
-         smaller batches, or TANDEM_DEVICE=cpu"
+        "out of GPU memory on {device}: {asked} bytes were asked for while {live} bytes are in use and {cached} are kept \
+         free; use smaller batches, or TANDEM_DEVICE=cpu"
     )]
     OutOfMemory {
+        /// Which device, for people.
+        device: String,
         /// Bytes asked for.
         asked: u64,
         /// Bytes in use.
@@ -69,8 +71,15 @@ pub enum DeviceError {
         cached: u64,
     },
     /// The device is gone.
-    #[error("the GPU cannot be used any more: {0}. Start the program again, or set TANDEM_DEVICE=cpu")]
-    Lost(String),
+    #[error(
+        "the GPU cannot be used any more: {device}: {why}. Start the program again, or set TANDEM_DEVICE=cpu"
+    )]
+    Lost {
+        /// Which, for people.
+        device: String,
+        /// What the driver says.
+        why: String,
+    },
     /// It could not be opened.
     #[error("{0}")]
     Unavailable(String),

@@ -118,13 +118,13 @@ pub struct OpTime {
     pub ns: u64,
 }
 
-/// Runs ops and plans on one device.
+/// Runs ops and plans on one device, or on several that calls and nodes name by their index.
 pub trait Executor: Send {
     /// A short name for reports.
     fn name(&self) -> &'static str;
 
-    /// Gives a storage `nbytes` undefined bytes.
-    fn allocate(&mut self, id: StorageId, nbytes: u64);
+    /// Gives a storage `nbytes` undefined bytes on a device.
+    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64);
 
     /// Changes a storage's size, keeping the common prefix.
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>>;
@@ -175,13 +175,13 @@ pub trait Executor: Send {
     /// Frees what is cached.
     fn empty_cache(&mut self);
 
-    /// What is known of the device, where it is not the host.
-    fn device(&self) -> Option<DeviceReport> {
-        None
+    /// What is known of the devices, by index; none where the host is the device.
+    fn devices(&self) -> Vec<DeviceReport> {
+        Vec::new()
     }
 
-    /// Gives the device up as if the driver had lost it, for tests of what follows.
-    fn lose(&mut self) {}
+    /// Gives a device up as if the driver had lost it, for tests of what follows.
+    fn lose(&mut self, _device: u8) {}
 
     /// Counts ops and memory from now.
     fn reset_counters(&mut self) {}

@@ -120,6 +120,7 @@ impl Program {
             }
             let begin = self.measuring.then(Instant::now);
             let mut call = Call::blank(step.key.op);
+            call.device = step.key.device;
             call.default_dtype = Dtype((step.key.modes >> 56) as u8 & 0x7f);
             cursor.fill(&mut call, step, variant, run);
             let fresh: SmallVec<[StorageId; 4]> =

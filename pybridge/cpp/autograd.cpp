@@ -30,13 +30,13 @@ struct MoveToHost final : torch::autograd::FunctionPreHook {
 // A host tensor that requires grad is fed, so its gradient comes back on this device, which autograd would
 // refuse. Its gradient edge is told to expect this device and to tolerate others, and what arrives is moved to
 // the host. Autograd cannot add up gradients from host ops and from this device's at one edge.
-void accept_device_gradient(const at::Tensor& host) {
+void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device) {
   auto edge = torch::autograd::impl::gradient_edge(host);
   auto& metadata = edge.function->mutable_input_metadata(edge.input_nr);
   if (metadata.is_tensor_subclass()) return;
   const auto sizes = host.sym_sizes();
   torch::autograd::InputMetadata tolerant(
-      metadata.options().device(c10::Device(kTandem, 0)), torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()), /*is_tensor_subclass=*/true,
+      metadata.options().device(c10::Device(kTandem, device)), torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()), /*is_tensor_subclass=*/true,
       metadata.is_nested_tensor(), metadata.grad_dtype());
   // It has constant members, so it is replaced rather than assigned to.
   std::destroy_at(&metadata);

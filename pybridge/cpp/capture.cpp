@@ -142,7 +142,7 @@ void copy_from(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   stack->push_back(args[1]);
   stack->push_back(args[0]);
   stack->push_back(args[2]);
-  dispatch(id, copy, stack);
+  dispatch(id, copy, stack, /*may_cross=*/true);
 }
 
 // A CPU operator that draws from a generator waits for draws that GraphRunner has pending.

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "values.h"
 
@@ -16,12 +17,16 @@ namespace tandem {
 
 namespace {
 
+thread_local c10::DeviceIndex current = 0;
+
+c10::DeviceIndex exchange_current(c10::DeviceIndex device) {
+  return std::exchange(current, index_of(c10::Device(kTandem, device)));
+}
+
 class Allocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
-    void* address = nullptr;
-    void* context = tt_storage_new(n, &address);
-    return {address, context, &tt_storage_release, c10::Device(kTandem, 0)};
+    return allocate_on(current, n);
   }
   void copy_data(void*, const void*, std::size_t) const override {
     TORCH_CHECK(false, "tandem storages cannot be copied through their addresses; use tensor.clone()");
@@ -105,21 +110,23 @@ const at::Generator& default_generator() {
   return generator;
 }
 
-// One device, one stream: GraphRunner runs everything in program order.
+// One stream for all devices: GraphRunner runs everything in program order.
 template <c10::DeviceType kType>
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kType; }
-  c10::Device exchangeDevice(c10::Device) const override { return c10::Device(kType, 0); }
-  c10::Device getDevice() const override { return c10::Device(kType, 0); }
-  void setDevice(c10::Device) const override {}
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Device exchangeDevice(c10::Device d) const override { return c10::Device(kType, exchange_current(d.index())); }
+  c10::Device getDevice() const override { return c10::Device(kType, current); }
+  void setDevice(c10::Device d) const override { exchange_current(d.index()); }
+  void uncheckedSetDevice(c10::Device d) const noexcept override {
+    if (d.has_index()) current = d.index();
+  }
   c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
   c10::Stream getDefaultStream(c10::Device d) const override { return getStream(d); }
   c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return getStream(d); }
   c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
   c10::Stream exchangeStream(c10::Stream s) const override { return s; }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(tt_device_count()); }
   void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
@@ -135,11 +142,13 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  void setCurrentDevice(c10::DeviceIndex) const override {}
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(tt_device_count()); }
+  void setCurrentDevice(c10::DeviceIndex d) const override { exchange_current(d); }
+  c10::DeviceIndex getCurrentDevice() const override { return current; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex d) const override { return exchange_current(d); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex d) const override {
+    return d < 0 ? current : exchange_current(d);
+  }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
     return at::make_generator<TandemGenerator>(at::make_generator<at::CPUGeneratorImpl>());
@@ -159,6 +168,22 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard<kTandem>)
 
 }  // namespace
+
+c10::DeviceIndex current_device() { return current; }
+
+c10::DeviceIndex index_of(c10::Device device) {
+  if (!device.has_index()) return current;
+  TORCH_CHECK(device.index() == 0 || device.index() < tt_device_count(), "invalid device ordinal: ",
+              tt_device_count() == 1 ? "there is one device, " : "TANDEM_DEVICE does not name so many devices, ",
+              device.str(), " was asked for");
+  return device.index();
+}
+
+c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes) {
+  void* address = nullptr;
+  void* context = tt_storage_new(nbytes, static_cast<uint8_t>(device), &address);
+  return {address, context, &tt_storage_release, c10::Device(kTandem, device)};
+}
 
 c10::Allocator* allocator() {
   static Allocator instance;
@@ -187,6 +212,10 @@ void register_cuda_guard() {
 static at::Generator& generator_of(void* object) {
   return *reinterpret_cast<at::Generator*>(static_cast<char*>(object) + 2 * sizeof(void*));
 }
+
+extern "C" int32_t ttc_current_device() { return tandem::current_device(); }
+
+extern "C" void ttc_set_device(int32_t device) { tandem::current = static_cast<c10::DeviceIndex>(device); }
 
 extern "C" int32_t ttc_share_default_generator(void* generator, void* with) {
   auto& source = generator_of(with);

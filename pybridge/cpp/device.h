@@ -7,6 +7,12 @@
 namespace tandem {
 
 c10::Allocator* allocator();
+// A storage's memory on a device, whichever is current.
+c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes);
+// The calling thread's current device.
+c10::DeviceIndex current_device();
+// The index that a device of ours means, which must exist; without one, the current device.
+c10::DeviceIndex index_of(c10::Device device);
 // The CPU generator that a generator of this device draws from.
 at::Generator host_generator(const at::Generator& g);
 void register_hooks();

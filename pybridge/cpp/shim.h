@@ -21,7 +21,7 @@ enum TtTag : uint8_t {
   TT_FLOATS,    // ptr: double[len]
   TT_BOOLS,     // ptr: uint8_t[len]
   TT_SCALARS,   // ptr: TtArg[len]
-  TT_DEVICE,    // i: 0 tandem (or CUDA meaning Tandem), 1 cpu, 2 meta
+  TT_DEVICE,    // i: 0 tandem (or CUDA meaning Tandem) of any index, 1 cpu, 2 meta
   TT_GENERATOR, // ptr: c10::GeneratorImpl*
 };
 
@@ -117,9 +117,11 @@ enum TtStatus : int32_t { TT_OK = 0, TT_RAISE = 1 };
 uint32_t tt_declare_op(const TtOpDecl* decl);
 // Whether the default-backend kernel of this aten overload is replaced by the capturing functor.
 int32_t tt_captures_default(const char* name, size_t len);
-int32_t tt_dispatch(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
-// A storage of `nbytes` undefined bytes; its address lies in the inaccessible range.
-void* tt_storage_new(uint64_t nbytes, void** address);
+// Runs a call on a device; its outputs are there.
+int32_t tt_dispatch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtOuts* outs);
+int32_t tt_device_count();
+// A storage of `nbytes` undefined bytes on a device; its address lies in the inaccessible range.
+void* tt_storage_new(uint64_t nbytes, uint8_t device, void** address);
 // The context of the live storage at an address, or null.
 void* tt_storage_at(void* address);
 void tt_storage_release(void* storage);
@@ -131,6 +133,9 @@ int32_t tt_wait_random();
 // --- C++, called by Rust -----------------------------------------------------------------------
 
 void ttc_register();
+// The calling thread's current device, which exists.
+int32_t ttc_current_device();
+void ttc_set_device(int32_t device);
 // Calls the CPU kernel of `op`. Returned pointers live until ttc_clear on the same thread.
 // Values that are not tensors are kept for the functor that waits on the same thread.
 int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);

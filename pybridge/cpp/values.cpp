@@ -43,16 +43,28 @@ struct Need {
 
 }  // namespace
 
-void Encoder::encode(const c10::IValue* args, size_t n) {
+void Encoder::encode(const c10::IValue* args, size_t n, bool may_cross) {
   Need need;
   for (size_t i = 0; i < n; i++) need.count(args[i]);
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear(), floats_.clear(), bools_.clear();
   scalars_.clear();
   host_requires_grad_ = false;
+  device_ = -1, named_ = -1, may_cross_ = may_cross;
   args_.reserve(n), tensors_.reserve(need.tensors), inputs_.reserve(need.tensors);
   ints_.reserve(need.ints), floats_.reserve(need.floats), bools_.reserve(need.bools);
   scalars_.reserve(need.scalars);
   for (size_t i = 0; i < n; i++) args_.push_back(encode_one(args[i]));
+}
+
+c10::DeviceIndex Encoder::device() const {
+  return device_ >= 0 ? device_ : named_ >= 0 ? named_ : current_device();
+}
+
+// The call's first tandem tensor, or one of another device than that.
+void Encoder::meet(const at::Tensor& t) {
+  TORCH_CHECK(device_ < 0 || may_cross_, "Expected all tensors to be on the same device, but found at least two devices, ",
+              "tandem:", static_cast<int>(device_), " and ", t.device(), "!");
+  if (device_ < 0) device_ = t.device().index();
 }
 
 void Encoder::encode_tensor(const at::Tensor& t) {
@@ -65,6 +77,7 @@ void Encoder::encode_tensor(const at::Tensor& t) {
   if (device == kTandem) {
     out.place = TT_TANDEM;
     out.storage = storage_context(t);
+    if (impl->device().index() != device_) meet(t);
   } else if (device == c10::DeviceType::CPU) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         impl->layout() == c10::Layout::Strided && !c10::isQIntType(t.scalar_type()),
@@ -74,7 +87,7 @@ void Encoder::encode_tensor(const at::Tensor& t) {
     out.storage = impl->unsafe_storage().unsafeGetStorageImpl();
   } else {
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
-                t.device(), " and tandem:0!");
+                t.device(), " and tandem:", static_cast<int>(this->device()), "!");
   }
   out.sizes = impl->sizes().data();
   out.strides = impl->strides().data();
@@ -110,10 +123,10 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
     a.tag = TT_STR, a.len = static_cast<uint32_t>(s.size()), a.ptr = s.data();
   } else if (v.isDevice()) {
     const auto d = v.toDevice().type();
-    TORCH_CHECK(v.toDevice().index() <= 0 || d == c10::DeviceType::CPU, "invalid device ordinal: there is one device, ",
-                v.toDevice().str(), " was asked for");
+    const bool ours = d == kTandem || d == c10::DeviceType::CUDA;
+    if (ours) named_ = index_of(v.toDevice());
     a.tag = TT_DEVICE;
-    a.i = d == kTandem || d == c10::DeviceType::CUDA ? 0 : d == c10::DeviceType::Meta ? 2 : 1;
+    a.i = ours ? 0 : d == c10::DeviceType::Meta ? 2 : 1;
   } else if (v.isGenerator()) {
     a.tag = TT_GENERATOR, a.ptr = v.toGenerator().unsafeGetGeneratorImpl();
   } else if (v.isList()) {
@@ -160,17 +173,18 @@ void* storage_context(const at::Tensor& t) {
     TORCH_CHECK(context != nullptr, "a tandem tensor has the address ", si->data(), ", where no tandem storage is");
   } else if (C10_UNLIKELY(context == nullptr)) {
     // Made empty by torch itself (an untyped storage of zero bytes, a moved-from one).
-    auto fresh = allocator()->allocate(si->nbytes());
+    auto fresh = allocate_on(index_of(t.device()), si->nbytes());
     context = fresh.get_context();
     si->set_data_ptr_noswap(std::move(fresh));
   }
   return context;
 }
 
-c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes) {
+c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,
+                                                   c10::DeviceIndex device) {
   return c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), nbytes,
-      c10::DataPtr(address, context, &tt_storage_release, c10::Device(kTandem, 0)), allocator(),
+      c10::DataPtr(address, context, &tt_storage_release, c10::Device(kTandem, device)), allocator(),
       /*resizable=*/true);
 }
 
@@ -244,7 +258,7 @@ class Decoder {
   c10::intrusive_ptr<c10::StorageImpl> storage(const TtOut& out) {
     for (const auto& [context, impl] : made_)
       if (context == out.storage) return impl;
-    made_.emplace_back(out.storage, adopt_storage(out.storage, out.address, out.nbytes));
+    made_.emplace_back(out.storage, adopt_storage(out.storage, out.address, out.nbytes, encoder_.device()));
     return made_.back().second;
   }
 
@@ -274,15 +288,16 @@ std::vector<c10::IValue>& host_values() {
   return values;
 }
 
-void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack, bool may_cross) {
   const size_t n = handle.schema().arguments().size();
   Lease encoder;
-  encoder->encode(stack->data() + (stack->size() - n), n);
+  encoder->encode(stack->data() + (stack->size() - n), n, may_cross);
+  const auto device = encoder->device();
   if (C10_UNLIKELY(encoder->host_requires_grad()) && c10::GradMode::is_enabled())
     for (const auto* t : encoder->inputs())
-      if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t);
+      if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
   TtOuts outs;
-  check(tt_dispatch(op, encoder->args(), encoder->size(), &outs));
+  check(tt_dispatch(op, static_cast<uint8_t>(device), encoder->args(), encoder->size(), &outs));
   for (size_t i = 0; i < outs.n_resized; i++)
     apply_resize(outs.resized[i], encoder->input(outs.resized[i].input));
   c10::SmallVector<c10::IValue, 4> results;
@@ -300,7 +315,7 @@ extern "C" double ttc_time_torch_objects(int64_t times) {
   out.sizes = sizes, out.strides = strides, out.ndim = 2, out.dtype = static_cast<uint8_t>(c10::ScalarType::Float);
   const auto start = std::chrono::steady_clock::now();
   // Without a context, the storage's death is nobody's business.
-  for (int64_t i = 0; i < times; i++) window(c10::Storage(adopt_storage(nullptr, nullptr, 256)), out);
+  for (int64_t i = 0; i < times; i++) window(c10::Storage(adopt_storage(nullptr, nullptr, 256, 0)), out);
   const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
   return spent.count() / static_cast<double>(times);
 }

@@ -18,9 +18,12 @@ inline const c10::DispatchKeySet kTandemKeys{c10::DispatchKey::PrivateUse1};
 // Records of one call. Pointers in them are good while both the encoder and the IValues live.
 class Encoder {
  public:
-  void encode(const c10::IValue* args, size_t n);
+  // Tensors of several devices are refused unless the call may cross devices.
+  void encode(const c10::IValue* args, size_t n, bool may_cross);
   const TtArg* args() const { return args_.data(); }
   size_t size() const { return args_.size(); }
+  // Where the call runs: on its first tandem tensor's device, else on the one that an argument names.
+  c10::DeviceIndex device() const;
   // Some host tensor with dimensions requires grad.
   bool host_requires_grad() const { return host_requires_grad_; }
   const std::vector<const at::Tensor*>& inputs() const { return inputs_; }
@@ -30,7 +33,11 @@ class Encoder {
  private:
   TtArg encode_one(const c10::IValue& v);
   void encode_tensor(const at::Tensor& t);
+  void meet(const at::Tensor& t);
 
+  // Of the tandem tensors, and of a device argument; -1 where there is none.
+  c10::DeviceIndex device_ = -1, named_ = -1;
+  bool may_cross_ = false;
   bool host_requires_grad_ = false;
   std::vector<TtArg> args_;
   std::vector<TtTensor> tensors_;
@@ -43,8 +50,9 @@ class Encoder {
 
 // The storage context of a tandem tensor, made where the storage has none.
 void* storage_context(const at::Tensor& t);
-// A storage implementation around a context that Rust made.
-c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes);
+// A storage implementation around a context that Rust made on a device.
+c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,
+                                                   c10::DeviceIndex device);
 
 // Throws the exception that waits in this thread's pending slot.
 [[noreturn]] void throw_pending();
@@ -52,12 +60,12 @@ inline void check(int32_t status) {
   if (status != TT_OK) throw_pending();
 }
 
-// Runs `op` (an id of declare()) on a boxed stack, through Rust.
-void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
+// Runs `op` (an id of declare()) on a boxed stack, through Rust. Only copies may cross devices.
+void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack, bool may_cross = false);
 uint32_t declare(const c10::OperatorHandle& handle);
 const c10::OperatorHandle& handle_of(uint32_t op);
 std::vector<c10::IValue>& host_values();
-// Lets the gradient of a host tensor that an op was fed with arrive from this device.
-void accept_device_gradient(const at::Tensor& host);
+// Lets the gradient of a host tensor that an op was fed with arrive from a device of ours.
+void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device);
 
 }  // namespace tandem

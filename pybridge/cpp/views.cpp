@@ -82,7 +82,8 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 }
 
 at::Tensor& set_empty(at::Tensor& self) {
-  return set_storage_offset(self, c10::Storage(c10::Storage::use_byte_size_t(), 0, allocator(), true), 0, {0}, {});
+  c10::Storage empty(c10::Storage::use_byte_size_t(), 0, allocate_on(index_of(self.device()), 0), allocator(), true);
+  return set_storage_offset(self, std::move(empty), 0, {0}, {});
 }
 
 // A parameter stays the same object when `.to()` or `.data =` swaps its implementation.

@@ -16,9 +16,9 @@ use tandem_kernels::cpu::CpuExecutor;
 use tandem_kernels::deferred::Deferred;
 use tandem_kernels::error::{Cause, Failure, Fault};
 use tandem_kernels::executor::Executor;
-use tandem_kernels::gpu::GpuExecutor;
-use tandem_kernels::gpu::adapter::{Choice, choose, list};
+use tandem_kernels::gpu::adapter::{Choice, choose, choose_each, entries, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
+use tandem_kernels::gpu::{Devices, GpuExecutor};
 use tandem_kernels::host::Exception;
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Progress};
@@ -54,17 +54,32 @@ struct Declared {
 /// Operators by id, readable while the engine is locked.
 static DECLARED: RwLock<Vec<Declared>> = RwLock::new(Vec::new());
 
+/// `TANDEM_DEVICE`, as it is when it is first needed: it says how many devices there are.
+static ASKED: LazyLock<String> = LazyLock::new(|| std::env::var("TANDEM_DEVICE").unwrap_or_default());
+
+static DEVICE_COUNT: LazyLock<usize> = LazyLock::new(|| entries(&ASKED).len());
+
+/// Number of devices: those that a list names, else one.
+pub fn device_count() -> usize {
+    *DEVICE_COUNT
+}
+
 /// The executor that `TANDEM_DEVICE` asks for.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
-    let var = |name: &str| std::env::var(name).unwrap_or_default();
-    let asked = var("TANDEM_DEVICE");
-    let adapters = if asked == "cpu" { Vec::new() } else { list() };
-    match choose(&asked, var("TANDEM_ALLOW_SOFTWARE") == "1", &adapters).map_err(|e| e.to_string())? {
+    let software = std::env::var("TANDEM_ALLOW_SOFTWARE").is_ok_and(|v| v == "1");
+    let adapters = if *ASKED == "cpu" { Vec::new() } else { list() };
+    let open = |number, index| {
+        let gpu = Gpu::open(number, index, &Options::from_env()).map_err(|e| e.to_string())?;
+        Ok::<_, String>(GpuExecutor::new(gpu, &SHIM))
+    };
+    if device_count() > 1 {
+        let numbers = choose_each(&ASKED, software, &adapters).map_err(|e| e.to_string())?;
+        let all = numbers.into_iter().zip(0..).map(|(number, index)| open(number, index));
+        return Ok(Box::new(Devices::new(all.collect::<Result<_, _>>()?)));
+    }
+    match choose(&ASKED, software, &adapters).map_err(|e| e.to_string())? {
         Choice::Cpu => Ok(Box::new(CpuExecutor::new(&SHIM))),
-        Choice::Adapter(index) => {
-            let gpu = Gpu::open(index, &Options::from_env()).map_err(|e| e.to_string())?;
-            Ok(Box::new(GpuExecutor::new(gpu, &SHIM)))
-        }
+        Choice::Adapter(number) => Ok(Box::new(open(number, 0)?)),
     }
 }
 
@@ -246,7 +261,7 @@ pub fn claim_program_thread() {
     PROGRAM_THREAD.store(thread_token(), Ordering::Relaxed);
 }
 
-fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
+fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
     check_process()?;
     if in_executor() {
         return Err(Raise::Message(format!(
@@ -268,6 +283,7 @@ fn dispatch(op: u32, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
     loop {
         let mut engine = lock();
         let mut call = Call::blank(OpId(op));
+        call.device = device;
         call.grad_enabled = place.modes & 1 != 0;
         call.default_dtype = Dtype((place.modes >> 1) as u8);
         // SAFETY: the shim keeps the records alive until tt_dispatch returns.
@@ -414,13 +430,19 @@ unsafe extern "C" fn tt_captures_default(name: *const u8, len: usize) -> i32 {
 /// # Safety
 /// The records are valid during the call, and `outs` can be written.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn tt_dispatch(op: u32, args: *const TtArg, n_args: usize, outs: *mut TtOuts) -> i32 {
+unsafe extern "C" fn tt_dispatch(
+    op: u32,
+    device: u8,
+    args: *const TtArg,
+    n_args: usize,
+    outs: *mut TtOuts,
+) -> i32 {
     for_shim(|| {
         // SAFETY: the caller's promise.
         let args = if n_args == 0 { &[] } else { unsafe { std::slice::from_raw_parts(args, n_args) } };
         // Taken, not borrowed: a signal handler may issue an op while this one waits.
         let mut reply = REPLY.take().unwrap_or_default();
-        let outcome = dispatch(op, args, &mut reply);
+        let outcome = dispatch(op, device, args, &mut reply);
         // SAFETY: the caller's promise; the records stay where they are when the reply is put back.
         unsafe { *outs = reply.as_outs() };
         REPLY.set(Some(reply));
@@ -431,16 +453,21 @@ unsafe extern "C" fn tt_dispatch(op: u32, args: *const TtArg, n_args: usize, out
 /// # Safety
 /// `address` can be written.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn tt_storage_new(nbytes: u64, address: *mut *mut c_void) -> *mut c_void {
+unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut c_void) -> *mut c_void {
     let mut context = std::ptr::null_mut();
     for_shim(|| {
-        let made = settled(|engine| engine.create_storage(nbytes))?;
+        let made = settled(|engine| engine.create_storage(nbytes, device))?;
         context = context_of(made.id);
         // SAFETY: the caller's promise.
         unsafe { *address = made.address as *mut c_void };
         Ok(())
     });
     context
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_device_count() -> i32 {
+    device_count() as i32
 }
 
 #[unsafe(no_mangle)]

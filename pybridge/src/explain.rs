@@ -30,7 +30,8 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
     let since = engine.started().elapsed().as_nanos() as u64;
     let times = engine.runner().executor().measured().to_vec();
     let engine = &*engine;
-    let device = engine.runner().executor().device();
+    let devices = engine.runner().executor().devices();
+    let device_lines: Vec<DeviceLine> = devices.iter().map(device_line).collect();
     let mut lines = Lines::default();
     Summary {
         mode: engine.config().mode.name(),
@@ -67,16 +68,9 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         generated: report.generated.0,
         generate_us: us(report.generated.1),
         paths: engine.paths(),
-        host_ops: host_ops(engine, device.as_ref()),
-        device: device.map(|d| DeviceLine {
-            name: d.name,
-            native_ops: d.native,
-            dispatches: d.dispatches,
-            pipelines: d.pipelines,
-            memory_live: d.memory_live,
-            memory_live_peak: d.memory_live_peak,
-            memory_peak: d.memory_peak,
-        }),
+        host_ops: host_ops(engine, &devices),
+        device: device_lines.iter().cloned().reduce(sum_of_devices),
+        devices: device_lines,
         memory_allocated: 0,
         memory_peak: 0,
         executor: engine.runner().executor().name().to_owned(),
@@ -84,9 +78,38 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
     }
 }
 
-fn host_ops(engine: &Engine, device: Option<&DeviceReport>) -> BTreeMap<String, u64> {
-    let all = device.map_or(&[][..], |d| &d.host);
-    all.iter().map(|(op, count)| (op_name(engine, *op), *count)).collect()
+fn device_line(d: &DeviceReport) -> DeviceLine {
+    DeviceLine {
+        name: d.name.clone(),
+        native_ops: d.native,
+        host_ops: d.host.iter().map(|(_, count)| count).sum(),
+        dispatches: d.dispatches,
+        pipelines: d.pipelines,
+        memory_live: d.memory_live,
+        memory_live_peak: d.memory_live_peak,
+        memory_peak: d.memory_peak,
+    }
+}
+
+fn sum_of_devices(a: DeviceLine, b: DeviceLine) -> DeviceLine {
+    DeviceLine {
+        name: format!("{}, {}", a.name, b.name),
+        native_ops: a.native_ops + b.native_ops,
+        host_ops: a.host_ops + b.host_ops,
+        dispatches: a.dispatches + b.dispatches,
+        pipelines: a.pipelines + b.pipelines,
+        memory_live: a.memory_live + b.memory_live,
+        memory_live_peak: a.memory_live_peak + b.memory_live_peak,
+        memory_peak: a.memory_peak + b.memory_peak,
+    }
+}
+
+fn host_ops(engine: &Engine, devices: &[DeviceReport]) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for (op, count) in devices.iter().flat_map(|d| &d.host) {
+        *counts.entry(op_name(engine, *op)).or_default() += count;
+    }
+    counts
 }
 
 fn op_name(engine: &Engine, op: OpId) -> String {

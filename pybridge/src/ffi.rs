@@ -118,6 +118,8 @@ pub struct TtOpDecl {
 
 unsafe extern "C" {
     pub fn ttc_register();
+    pub fn ttc_current_device() -> i32;
+    pub fn ttc_set_device(device: i32);
     pub fn ttc_call(op: u32, args: *const TtArg, n_args: usize, outs: *mut TtOuts) -> i32;
     pub fn ttc_clear();
     pub fn ttc_buffer_new(nbytes: u64) -> *mut c_void;

@@ -112,26 +112,49 @@ mod _core {
         engine::FORKED.load(Ordering::Relaxed)
     }
 
-    /// Bytes that live tensors hold.
+    /// Number of devices.
     #[pyfunction]
-    fn memory_allocated() -> u64 {
-        let mut engine = lock();
-        engine.collect_dead();
-        engine.storages().allocated()
+    fn device_count() -> usize {
+        engine::device_count()
     }
 
-    /// The most bytes that live tensors have held.
+    /// The calling thread's current device.
     #[pyfunction]
-    fn max_memory_allocated() -> u64 {
-        lock().storages().peak()
+    fn current_device() -> i32 {
+        // SAFETY: reads a thread-local number.
+        unsafe { ffi::ttc_current_device() }
     }
 
-    /// Counts the peak from now.
+    /// Makes a device, which must exist, the calling thread's current one.
     #[pyfunction]
-    fn reset_peak_memory_stats() {
+    fn set_device(device: i32) {
+        // SAFETY: writes a thread-local number.
+        unsafe { ffi::ttc_set_device(device) }
+    }
+
+    /// Bytes that live tensors hold on a device.
+    #[pyfunction]
+    #[pyo3(signature = (device = 0))]
+    fn memory_allocated(device: usize) -> u64 {
         let mut engine = lock();
         engine.collect_dead();
-        engine.storages().reset_peak();
+        engine.storages().held().get(device).map_or(0, |held| held.bytes)
+    }
+
+    /// The most bytes that live tensors have held on a device.
+    #[pyfunction]
+    #[pyo3(signature = (device = 0))]
+    fn max_memory_allocated(device: usize) -> u64 {
+        lock().storages().held().get(device).map_or(0, |held| held.peak)
+    }
+
+    /// Counts a device's peak from now.
+    #[pyfunction]
+    #[pyo3(signature = (device = 0))]
+    fn reset_peak_memory_stats(device: u8) {
+        let mut engine = lock();
+        engine.collect_dead();
+        engine.storages().reset_peak(device);
     }
 
     /// Frees what the executor caches.
@@ -144,9 +167,10 @@ mod _core {
 
     /// Gives a GPU up as if the driver had lost it, for tests of what follows.
     #[pyfunction]
-    fn lose_device(py: Python<'_>) -> PyResult<()> {
+    #[pyo3(signature = (device = 0))]
+    fn lose_device(py: Python<'_>, device: u8) -> PyResult<()> {
         raise(py, engine::drain())?;
-        lock().runner().executor().lose();
+        lock().runner().executor().lose(device);
         Ok(())
     }
 
@@ -183,8 +207,9 @@ mod _core {
     fn report(py: Python<'_>) -> PyResult<String> {
         let mut engine = lock();
         let mut summary = explain::summary(&mut engine, py);
-        summary.memory_allocated = engine.storages().allocated();
-        summary.memory_peak = engine.storages().peak();
+        let held = engine.storages().held();
+        summary.memory_allocated = held.iter().map(|h| h.bytes).sum();
+        summary.memory_peak = held.iter().map(|h| h.peak).sum();
         json(&summary)
     }
 

@@ -373,8 +373,10 @@ pub struct Summary {
     pub generated: u64,
     pub generate_us: u64,
     pub paths: u64,
-    /// The GPU, where the executor has one.
+    /// The GPU, where the executor has one; of several the sum.
     pub device: Option<DeviceLine>,
+    /// Each GPU, `tandem:0` first.
+    pub devices: Vec<DeviceLine>,
     /// Ops that took the host path, by operator.
     pub host_ops: BTreeMap<String, u64>,
     pub memory_allocated: u64,
@@ -390,6 +392,8 @@ pub struct DeviceLine {
     pub name: String,
     /// Ops that ran as native kernels.
     pub native_ops: u64,
+    /// Ops that took the host path.
+    pub host_ops: u64,
     /// Kernels run.
     pub dispatches: u64,
     /// Kernels compiled.

@@ -38,6 +38,7 @@ struct Entry {
     nbytes: u64,
     address: u64,
     live: bool,
+    device: u8,
     epoch: u32,
     name: Name,
 }
@@ -51,6 +52,22 @@ pub struct FreshStorage {
     pub address: u64,
 }
 
+/// Bytes in the live storages of a device.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Held {
+    /// Now.
+    pub bytes: u64,
+    /// The most there have been.
+    pub peak: u64,
+}
+
+impl Held {
+    fn add(&mut self, nbytes: u64) {
+        self.bytes += nbytes;
+        self.peak = self.peak.max(self.bytes);
+    }
+}
+
 /// The table of storages.
 #[derive(Debug)]
 pub struct Storages {
@@ -58,8 +75,8 @@ pub struct Storages {
     free: Vec<StorageId>,
     epoch: u32,
     addresses: AddressRange,
-    allocated: u64,
-    peak: u64,
+    /// By device, as far as there have been storages.
+    held: Vec<Held>,
 }
 
 /// An address range in which nothing is mapped: a stray host access faults instead of reading garbage.
@@ -94,15 +111,17 @@ impl AddressRange {
 impl Storages {
     /// An empty table.
     pub fn new(addresses: AddressRange) -> Storages {
-        Storages { entries: Vec::new(), free: Vec::new(), epoch: 1, addresses, allocated: 0, peak: 0 }
+        Storages { entries: Vec::new(), free: Vec::new(), epoch: 1, addresses, held: Vec::new() }
     }
 
-    /// A new storage of `nbytes`, named in this iteration.
-    pub fn create(&mut self, nbytes: u64, name: Name) -> FreshStorage {
-        self.allocated += nbytes;
-        self.peak = self.peak.max(self.allocated);
+    /// A new storage of `nbytes` on a device, named in this iteration.
+    pub fn create(&mut self, nbytes: u64, device: u8, name: Name) -> FreshStorage {
+        if self.held.len() <= usize::from(device) {
+            self.held.resize(usize::from(device) + 1, Held::default());
+        }
+        self.held[usize::from(device)].add(nbytes);
         let address = self.addresses.take(nbytes);
-        let entry = Entry { nbytes, address, live: true, epoch: self.epoch, name };
+        let entry = Entry { nbytes, address, live: true, device, epoch: self.epoch, name };
         let id = match self.free.pop() {
             Some(id) => {
                 self.entries[id.index()] = entry;
@@ -139,8 +158,9 @@ impl Storages {
     /// Records another size.
     pub fn set_nbytes(&mut self, id: StorageId, nbytes: u64) {
         let entry = &mut self.entries[id.index()];
-        self.allocated = self.allocated - entry.nbytes + nbytes;
-        self.peak = self.peak.max(self.allocated);
+        let held = &mut self.held[usize::from(entry.device)];
+        held.bytes -= entry.nbytes;
+        held.add(nbytes);
         entry.nbytes = nbytes;
     }
 
@@ -173,7 +193,7 @@ impl Storages {
     fn bury(&mut self, id: StorageId, dead: &mut Vec<StorageId>) {
         let entry = &mut self.entries[id.index()];
         entry.live = false;
-        self.allocated -= entry.nbytes;
+        self.held[usize::from(entry.device)].bytes -= entry.nbytes;
         dead.push(id);
     }
 
@@ -182,18 +202,15 @@ impl Storages {
         self.free.extend_from_slice(ids);
     }
 
-    /// Bytes that live storages hold.
-    pub fn allocated(&self) -> u64 {
-        self.allocated
+    /// What the live storages of each device hold; devices without storages so far may be missing at the end.
+    pub fn held(&self) -> &[Held] {
+        &self.held
     }
 
-    /// The most that they have held.
-    pub fn peak(&self) -> u64 {
-        self.peak
-    }
-
-    /// Counts the peak from now.
-    pub fn reset_peak(&mut self) {
-        self.peak = self.allocated;
+    /// Counts a device's peak from now.
+    pub fn reset_peak(&mut self, device: u8) {
+        if let Some(held) = self.held.get_mut(usize::from(device)) {
+            held.peak = held.bytes;
+        }
     }
 }

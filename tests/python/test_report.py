@@ -146,7 +146,7 @@ def test_times_are_of_settled_iterations():
 
 
 def test_every_kind_of_divergence_has_advice():
-    operator = {"operator", "attribute", "shape", "dtype", "input", "modes", "dataflow", "location"}
+    operator = {"operator", "attribute", "shape", "dtype", "input", "device", "modes", "dataflow", "location"}
     assert set(_findings.ADVICE) == operator | {"branch", "end"}
 
 

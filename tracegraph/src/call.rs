@@ -17,6 +17,8 @@ pub struct Call<'a> {
     pub args: SmallVec<[Arg<'a>; 12]>,
     /// All tensors, flat.
     pub inputs: SmallVec<[Input<'a>; 6]>,
+    /// The device that it runs on, and on which its outputs are.
+    pub device: u8,
     /// Whether grad mode is on.
     pub grad_enabled: bool,
     /// The default dtype, which some outputs have.
@@ -30,6 +32,7 @@ impl Call<'_> {
             op,
             args: SmallVec::new(),
             inputs: SmallVec::new(),
+            device: 0,
             grad_enabled: false,
             default_dtype: Dtype::FLOAT32,
         }

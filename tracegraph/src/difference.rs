@@ -14,6 +14,8 @@ pub enum What {
     Attribute,
     /// A host tensor instead of one on the device, or the reverse.
     Input,
+    /// Another device.
+    Device,
     /// Grad mode, default dtype, or `requires_grad` of an input.
     Modes,
     /// An input comes from another op.
@@ -33,6 +35,7 @@ impl What {
             What::Operator => "operator",
             What::Attribute => "attribute",
             What::Input => "input",
+            What::Device => "device",
             What::Modes => "modes",
             What::Dataflow => "dataflow",
             What::Branch => "branch",
@@ -128,6 +131,10 @@ impl Difference {
                 let expected = format!("input {i} = {}", input_text(*spec));
                 return differs(What::Input, expected, input_text(input_spec(input)).into());
             }
+        }
+        if key.device != call.device {
+            let device = |index: u8| format!("tandem:{index}");
+            return differs(What::Device, device(key.device), device(call.device));
         }
         if key.modes != mode_bits(call) {
             return differs(What::Modes, modes_text(key.modes), modes_text(mode_bits(call)));

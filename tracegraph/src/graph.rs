@@ -44,6 +44,7 @@ impl Default for TraceGraph {
             op: OpId(u32::MAX),
             args: Box::default(),
             inputs: Box::default(),
+            device: 0,
             modes: 0,
             location: LocationId::UNKNOWN,
         };

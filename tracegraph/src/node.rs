@@ -1,6 +1,6 @@
 //! A node of the TraceGraph: what makes two calls the same, and what may differ between them.
 //!
-//! The same: operator, attributes, which inputs there are, call location, grad bits ([`NodeKey`]).
+//! The same: operator, attributes, which inputs there are, device, call location, grad bits ([`NodeKey`]).
 //! Shapes may differ: each combination seen is a [`Variant`]. Numbers, window offsets, generators and host
 //! tensors may always differ: they are fed.
 
@@ -90,6 +90,8 @@ pub struct NodeKey {
     pub args: Box<[ArgSpec]>,
     /// Inputs, flat.
     pub inputs: Box<[InputSpec]>,
+    /// The device that it runs on.
+    pub device: u8,
     /// Grad mode (the highest bit), the default dtype (7 bits below) and which inputs require grad (input `i` at
     /// bit `i`, up to 55).
     pub modes: u64,
@@ -189,6 +191,7 @@ impl NodeKey {
             op: call.op,
             args: call.args.iter().zip(info.args.iter()).map(|(a, class)| arg_spec(*class, a)).collect(),
             inputs: call.inputs.iter().map(input_spec).collect(),
+            device: call.device,
             modes: mode_bits(call),
             location,
         }
@@ -199,6 +202,7 @@ impl NodeKey {
     pub fn matches(&self, call: &Call<'_>, modes: u64) -> bool {
         self.op == call.op
             && self.modes == modes
+            && self.device == call.device
             && self.inputs.len() == call.inputs.len()
             && self.args.iter().zip(&call.args).all(|(spec, arg)| arg_matches(spec, arg))
             && self.inputs.iter().zip(&call.inputs).all(|(spec, input)| *spec == input_spec(input))

@@ -94,6 +94,7 @@ impl Program {
             op,
             args: args.into_iter().collect(),
             inputs: inputs.iter().map(input).collect(),
+            device: 0,
             grad_enabled: false,
             default_dtype: Dtype::FLOAT32,
         };

@@ -154,7 +154,7 @@ impl Executor for CpuExecutor {
         "cpu"
     }
 
-    fn allocate(&mut self, id: StorageId, nbytes: u64) {
+    fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) {
         *self.slot(id) = Contents::Undefined(nbytes);
     }
 

@@ -40,6 +40,17 @@ pub enum AdapterError {
         /// What may help.
         hint: &'static str,
     },
+    /// A list names something else than adapters.
+    #[error(
+        "TANDEM_DEVICE={asked}: every entry of a list is `gpu`, an adapter's number or a part of its name, and \
+         \"{entry}\" is not; `tandem devices` lists what there is"
+    )]
+    Entry {
+        /// The list.
+        asked: String,
+        /// The entry.
+        entry: String,
+    },
     /// The driver refused.
     #[error("the adapter {name} cannot be opened: {error}; TANDEM_DEVICE=cpu does without it")]
     Refused {
@@ -130,6 +141,25 @@ pub fn choose(asked: &str, software: bool, adapters: &[Listing]) -> Result<Choic
     }
 }
 
+/// The entries of a list of devices, `tandem:0` first. Commas in parentheses belong to an adapter's name.
+pub fn entries(asked: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let splits = |c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        c == ',' && depth <= 0
+    };
+    asked.split(splits).map(str::trim).collect()
+}
+
+/// Chooses the adapters of a list, see [`choose`] and [`entries`].
+pub fn choose_each(asked: &str, software: bool, adapters: &[Listing]) -> Result<Vec<usize>, AdapterError> {
+    let one = |entry: &str| match (entry, choose(entry, software, adapters)?) {
+        ("", _) | (_, Choice::Cpu) => Err(AdapterError::Entry { asked: asked.into(), entry: entry.into() }),
+        (_, Choice::Adapter(number)) => Ok(number),
+    };
+    entries(asked).into_iter().map(one).collect()
+}
+
 /// The adapter of a number.
 pub(super) fn adapter(index: usize) -> Option<wgpu::Adapter> {
     enumerate().into_iter().nth(index)
@@ -158,6 +188,16 @@ mod tests {
         assert_eq!(choose("", false, &all).ok(), Some(Choice::Adapter(2)));
         assert_eq!(choose("", true, &adapters(&["software"])).ok(), Some(Choice::Cpu));
         assert_eq!(choose("cpu", false, &all).ok(), Some(Choice::Cpu));
+    }
+
+    #[test]
+    fn a_list_names_adapters_alone() {
+        let all = adapters(&["integrated", "discrete"]);
+        assert_eq!(choose_each("1, integrated,gpu", false, &all).ok(), Some(vec![1, 0, 1]));
+        for wrong in ["gpu,cpu", "0,", "0,radeon"] {
+            assert!(choose_each(wrong, false, &all).is_err_and(|e| e.to_string().contains("TANDEM_DEVICE=")));
+        }
+        assert_eq!(entries("llvmpipe (LLVM 19, 256 bits)"), ["llvmpipe (LLVM 19, 256 bits)"]);
     }
 
     #[test]

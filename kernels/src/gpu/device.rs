@@ -36,6 +36,8 @@ pub struct Gpu {
     pub device: wgpu::Device,
     /// Its only queue.
     pub queue: wgpu::Queue,
+    /// `N` of `tandem:N`.
+    pub index: u8,
     /// What it is called.
     pub name: String,
     /// What kernels may use.
@@ -61,10 +63,10 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the adapter of a number.
-    pub fn open(index: usize, options: &Options) -> Result<Gpu, AdapterError> {
-        let missing = || AdapterError::None { asked: index.to_string(), hint: "" };
-        let adapter = adapter(index).ok_or_else(missing)?;
+    /// Opens the adapter of a number as `tandem:index`.
+    pub fn open(number: usize, index: u8, options: &Options) -> Result<Gpu, AdapterError> {
+        let missing = || AdapterError::None { asked: number.to_string(), hint: "" };
+        let adapter = adapter(number).ok_or_else(missing)?;
         let info = adapter.get_info();
         let without = |name: &str| options.without.iter().any(|w| w == name);
         let baseline = without("limits");
@@ -104,6 +106,7 @@ impl Gpu {
         }));
         let cache = super::cache::DiskCache::open(&device, &info);
         Ok(Gpu {
+            index,
             name: info.name.clone(),
             target: Target {
                 int64: features.contains(wgpu::Features::SHADER_INT64),
@@ -125,6 +128,11 @@ impl Gpu {
             cache,
             ended,
         })
+    }
+
+    /// What errors call it.
+    pub fn title(&self) -> String {
+        format!("tandem:{} ({})", self.index, self.name)
     }
 
     /// Why nothing works any more, where that is so.

@@ -20,4 +20,4 @@ pub mod pipelines;
 pub mod print;
 pub mod stream;
 
-pub use executor::GpuExecutor;
+pub use executor::{Devices, GpuExecutor};

@@ -321,16 +321,17 @@ impl Stream {
         if let Some(failed) = self.failed.take() {
             return Err(failed);
         }
-        self.gpu.ended().map_or(Ok(()), |why| Err(DeviceError::Lost(why)))
+        self.gpu.ended().map_or(Ok(()), |why| Err(self.lost(why)))
     }
 
     fn lost(&self, error: String) -> DeviceError {
-        DeviceError::Lost(self.gpu.ended().unwrap_or(error))
+        DeviceError::Lost { device: self.gpu.title(), why: self.gpu.ended().unwrap_or(error) }
     }
 
     fn no_memory(&self, asked: u64) -> DeviceError {
         let usage = self.memory.usage();
-        DeviceError::OutOfMemory { asked, live: usage.live, cached: usage.cached }
+        let device = self.gpu.title();
+        DeviceError::OutOfMemory { device, asked, live: usage.live, cached: usage.cached }
     }
 
     /// Gives back all free buffers, for which what is recorded has to be done.

@@ -21,6 +21,7 @@ ADVICE = {
     "input": "An operator reads another tensor than before, such as a buffer that is swapped or rebuilt: "
     "write into one that stays.",
     "dataflow": "An operator reads another operator's result than before: lists or buffers that rotate do.",
+    "device": "The same line runs on one device now and on another then: each is learned once.",
     "modes": "Grad mode, autocast or default dtype differ from before: enter them at the same place always.",
     "location": "The same operator comes from another line: code generated anew, or another caller.",
     "end": "Iterations end elsewhere: `torch_tandem.mark_step()` at the loop's end makes them alike.",

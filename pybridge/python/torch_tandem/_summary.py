@@ -84,14 +84,14 @@ def _facts(report: dict[str, Any]) -> Table:
         f"{_plural(count('symbolic_blocks'), 'block')}, {count('blocks_sent'):,} sent "
         f"(median {count('median_block_ops')} operators)",
     )
-    device = report.get("device")
-    if device:
+    devices = report.get("devices", [])
+    for index, device in enumerate(devices):
         ran = f"{device['native_ops']:,} operators in {device['dispatches']:,} kernels"
-        hosted = sum(report.get("host_ops", {}).values())
-        compiled = _plural(device["pipelines"], "pipeline")
-        grid.add_row("device", f"{escape(device['name'])}: {ran} ({compiled}), {hosted:,} on the host")
+        compiled, hosted = _plural(device["pipelines"], "pipeline"), device["host_ops"]
+        which = "device" if len(devices) == 1 else f"tandem:{index}"
+        grid.add_row(which, f"{escape(device['name'])}: {ran} ({compiled}), {hosted:,} on the host")
         most, cached = size(device["memory_live_peak"]), size(device["memory_peak"])
-        grid.add_row("device memory", f"{most} at most, {cached} with caches")
+        grid.add_row(f"{which} memory", f"{most} at most, {cached} with caches")
     grid.add_row("memory", f"{size(count('memory_peak'))} at most")
     return grid
 

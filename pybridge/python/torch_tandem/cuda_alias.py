@@ -172,10 +172,15 @@ def _autocast() -> None:
 def _checkpoints() -> None:
     # A checkpoint says "cuda:0", as the script's author would find it; torch looks at low numbers first.
     def tag(storage: Any) -> str | None:
-        return "cuda:0" if storage.device.type == "tandem" else None
+        return f"cuda:{storage.device.index}" if storage.device.type == "tandem" else None
 
     def restore(storage: Any, location: str) -> Any:
-        return storage.to(device=torch.device("tandem", 0)) if re.match(r"cuda(:\d+)?$", location) else None
+        named = re.match(r"cuda(?::(\d+))?$", location)
+        if named is None:
+            return None
+        index = int(named[1] or 0)
+        # A checkpoint of a machine with more devices still loads.
+        return storage.to(device=torch.device("tandem", index if index < device.device_count() else 0))
 
     torch.serialization.register_package(5, tag, restore)
 

@@ -28,7 +28,7 @@ BFloat16Storage = torch.BFloat16Storage
 default_generators = (torch.default_generator,)
 
 
-# --- the one device ----------------------------------------------------------------------------
+# --- devices -----------------------------------------------------------------------------------
 
 
 def is_available() -> bool:
@@ -54,31 +54,32 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """One, or none in a forked child."""
-    return int(is_available())
+    """As many as `TANDEM_DEVICE` lists, else one; none in a forked child."""
+    return _core.device_count() if is_available() else 0
 
 
 def current_device() -> int:
-    """The index of the only device."""
-    return 0
+    """The index of this thread's current device."""
+    return _core.current_device()
 
 
 def set_device(device: Any) -> None:
-    """Accept the only device there is."""
-    _index(device)
+    """Make `device` this thread's current one."""
+    _core.set_device(_index(device))
 
 
 class device:
-    """A context in which `device` is current; there is only one."""
+    """A context in which `device` is current; with None nothing changes."""
 
     def __init__(self, device: Any) -> None:
         self.idx = _index(device)
-        self.prev_idx = 0
+        self.prev_idx = -1
 
     def __enter__(self) -> None:
-        pass
+        self.prev_idx = _exchange_device(self.idx)
 
     def __exit__(self, *exc: object) -> bool:
+        _core.set_device(self.prev_idx)
         return False
 
 
@@ -86,26 +87,28 @@ class device_of(device):
     """A context in which the device of `obj` is current."""
 
     def __init__(self, obj: Any) -> None:
-        super().__init__(None)
+        super().__init__(obj.device if obj.device.type == "tandem" else None)
 
 
 def _exchange_device(device: int) -> int:
-    return 0
+    previous = _core.current_device()
+    _core.set_device(_index(device))
+    return previous
 
 
-def _maybe_exchange_device(device: int) -> int:
-    return 0
+_maybe_exchange_device = _exchange_device
 
 
 def _index(device: Any) -> int:
-    """The index that `device` (an int, a string, a torch.device or None) names; it must exist."""
+    """The index that `device` (an int, a string, a torch.device, or None for the current one) names."""
     if isinstance(device, str):
         device = torch.device(device)
     index = device.index if isinstance(device, torch.device) else device
     if index is None or index < 0:
-        return 0
-    if index > 0:
-        raise RuntimeError(f"invalid device index {index}: there is one tandem device, number 0")
+        return _core.current_device()
+    if index > 0 and index >= (count := _core.device_count()):
+        there = "there is one tandem device, number 0" if count == 1 else f"there are {count} tandem devices"
+        raise RuntimeError(f"invalid device index {index}: {there}; TANDEM_DEVICE may list several")
     return index
 
 
@@ -173,7 +176,7 @@ def is_tf32_supported() -> bool:
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:
-    """No: there is no second device."""
+    """No: copies between devices go through the host."""
     return False
 
 
@@ -234,33 +237,33 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes in live storages."""
-    return _core.memory_allocated()
+    """Bytes in the device's live storages."""
+    return _core.memory_allocated(_index(device))
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that were in live storages at once."""
-    return _core.max_memory_allocated()
+    """The most bytes that were in the device's live storages at once."""
+    return _core.max_memory_allocated(_index(device))
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes in live storages: nothing is reserved beyond them."""
-    return _core.memory_allocated()
+    """Bytes in the device's live storages: nothing is reserved beyond them."""
+    return memory_allocated(device)
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """The most bytes that were in live storages at once."""
-    return _core.max_memory_allocated()
+    """The most bytes that were in the device's live storages at once."""
+    return max_memory_allocated(device)
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Start looking for the peak anew."""
-    _core.reset_peak_memory_stats()
+    _core.reset_peak_memory_stats(_index(device))
 
 
 def memory_stats(device: Any = None) -> OrderedDict[str, int]:
     """Memory statistics under CUDA's names."""
-    current, peak = _core.memory_allocated(), _core.max_memory_allocated()
+    current, peak = memory_allocated(device), max_memory_allocated(device)
     stats: OrderedDict[str, int] = OrderedDict()
     for kind in ("active_bytes", "allocated_bytes", "reserved_bytes"):
         stats[f"{kind}.all.current"] = current
@@ -272,7 +275,7 @@ def memory_stats(device: Any = None) -> OrderedDict[str, int]:
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """Memory in use, as text."""
-    return f"allocated {_core.memory_allocated()} bytes, peak {_core.max_memory_allocated()} bytes"
+    return f"allocated {memory_allocated(device)} bytes, peak {max_memory_allocated(device)} bytes"
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

@@ -9,10 +9,14 @@ from torch_tandem import _core
 
 
 class Stream(torch.Stream):
-    """The device's only queue under any name: work on every stream runs in program order."""
+    """The only queue under any name: work on every stream and device runs in program order."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> "Stream":
-        return super().__new__(cls, device="tandem:0", priority=priority)
+        if isinstance(device, str):
+            device = torch.device(device)
+        index = device.index if isinstance(device, torch.device) else device
+        index = _core.current_device() if index is None else index
+        return super().__new__(cls, device=torch.device("tandem", index), priority=priority)
 
     def synchronize(self) -> None:
         """Wait for all pending work."""
@@ -95,12 +99,12 @@ def stream(stream: torch.Stream | None) -> StreamContext:
 
 def current_stream(device: Any = None) -> Stream:
     """The device's queue."""
-    return Stream()
+    return Stream(device)
 
 
 def default_stream(device: Any = None) -> Stream:
     """The device's queue."""
-    return Stream()
+    return Stream(device)
 
 
 def set_stream(stream: torch.Stream) -> None:

@@ -221,7 +221,7 @@ impl Engine {
         let mut outcome = None;
         self.torch.in_executor(&mut || {
             outcome = Some(executor.call(call, location, &mut |nbytes| {
-                let made = storages.create(nbytes, Name::STATE);
+                let made = storages.create(nbytes, call.device, Name::STATE);
                 fresh.push(made);
                 made.id
             }));

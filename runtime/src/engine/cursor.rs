@@ -96,7 +96,7 @@ impl Engine {
         let outputs = &node.variants[variant as usize].outputs;
         let mut fresh = Fresh::new();
         for (i, nbytes) in outputs.fresh.iter().enumerate() {
-            let made = self.storages.create(*nbytes, Name::made_by(node_id, i as u16));
+            let made = self.storages.create(*nbytes, call.device, Name::made_by(node_id, i as u16));
             self.open.storages.push(made.id);
             fresh.push(made);
         }

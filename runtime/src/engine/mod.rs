@@ -327,11 +327,11 @@ impl Engine {
         self.traced_in_row = 0;
     }
 
-    /// A storage of undefined bytes, outside any op.
-    pub fn create_storage(&mut self, nbytes: u64) -> Result<FreshStorage, Ticket> {
+    /// A storage of undefined bytes on a device, outside any op.
+    pub fn create_storage(&mut self, nbytes: u64, device: u8) -> Result<FreshStorage, Ticket> {
         self.settle()?;
-        let made = self.storages.create(nbytes, Name::STATE);
-        self.runner.executor().allocate(made.id, nbytes);
+        let made = self.storages.create(nbytes, device, Name::STATE);
+        self.runner.executor().allocate(made.id, device, nbytes);
         Ok(made)
     }
 

@@ -77,6 +77,7 @@ fn call<'a>(
         op: op.id(),
         args: args.iter().map(arg).collect(),
         inputs: inputs.iter().map(&mut input).collect(),
+        device: 0,
         grad_enabled: true,
         default_dtype: Dtype::FLOAT32,
     }
@@ -366,7 +367,7 @@ impl Machine for CoExecution {
 
     fn state(&mut self, values: &[f32]) -> Tensor {
         let made = loop {
-            let attempt = self.engine().create_storage(values.len() as u64 * 4);
+            let attempt = self.engine().create_storage(values.len() as u64 * 4, 0);
             match attempt {
                 Ok(made) => break made,
                 Err(ticket) => self.wait(ticket).expect("GraphRunner lives"),

@@ -109,6 +109,20 @@ impl GpuExecutor {
         Ok(outputs)
     }
 
+    /// An input's contents for another device: as `bring`, after a look whether a fault has spoilt them.
+    pub(super) fn read_out<'a>(
+        &mut self,
+        call: &Call<'_>,
+        i: usize,
+        id: StorageId,
+        parts: &mut SmallVec<[Buffer; 2]>,
+    ) -> Result<(Place<'a>, i64), Arc<Failure>> {
+        self.stream.watched = None;
+        let place = self.bring(call, i, id, true, parts).map_err(|absent| self.absent(absent))?;
+        self.check_faults(false);
+        self.storages.poisoned(id).map_or(Ok(place), Err)
+    }
+
     /// An input's place in host memory, and how far its offset moves. Of a large storage that is only read, and by one
     /// input alone, only the window is brought.
     fn bring<'a>(

@@ -2,8 +2,9 @@
 //!
 //! A storage's contents are on the device, on the host, or on both ([`storages`]). Kernels that find an index out of
 //! range say so in a word on the device, which is read with every value that goes to the host ([`faults`]): nothing
-//! that a failed op has spoilt gets out.
+//! that a failed op has spoilt gets out. [`Devices`] runs programs that use several devices.
 
+mod devices;
 mod faults;
 mod host_path;
 mod storages;
@@ -16,6 +17,7 @@ use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
+pub use self::devices::Devices;
 use self::faults::Faults;
 use self::storages::{Absent, Contents, Storages};
 use super::device::Gpu;
@@ -374,12 +376,16 @@ impl GpuExecutor {
     }
 
     /// Runs an op of a run.
-    fn run_op(&mut self, op: OpRun<'_, '_>) {
-        if op.dead {
-            return;
+    fn run_op(&mut self, op: &OpRun<'_, '_>) {
+        if !op.dead {
+            let lowered = self.lowering_of(op);
+            self.run_lowered(op, lowered);
         }
+    }
+
+    /// Runs an op of a run with its lowering; `None` where it takes the host path.
+    fn run_lowered(&mut self, op: &OpRun<'_, '_>, lowered: Option<Arc<Lowered>>) {
         let location = op.step.key.location;
-        let lowered = self.lowering_of(&op);
         let outcome = match lowered {
             Some(lowered) if lowered.outputs == op.variant.outputs => {
                 self.run_native(op.call, location, &lowered, op.fresh)
@@ -395,6 +401,11 @@ impl GpuExecutor {
             },
             Err(Refused::Failed(failure) | Refused::Poisoned(failure)) => failure,
         };
+        self.fail(op, failure);
+    }
+
+    /// An op of a run has failed.
+    fn fail(&mut self, op: &OpRun<'_, '_>, failure: Arc<Failure>) {
         tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
         let written = op.step.writes.iter().filter_map(|i| match op.call.inputs[*i as usize].place {
             Place::Storage { id, .. } => Some(id),
@@ -570,7 +581,7 @@ impl Executor for GpuExecutor {
         "gpu"
     }
 
-    fn allocate(&mut self, id: StorageId, nbytes: u64) {
+    fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) {
         self.storages.set(id, Contents::Undefined(nbytes), &mut self.stream);
     }
 
@@ -627,17 +638,11 @@ impl Executor for GpuExecutor {
     fn run(&mut self, run: &BlockRun) {
         let mut program = std::mem::take(&mut self.program);
         program.each(run, |event| match event {
-            Event::Op(op) => self.run_op(op),
+            Event::Op(op) => self.run_op(&op),
             Event::Release(id) => self.release(id),
         });
         self.program = program;
-        // A device that is lost is told of once; whatever is read later tells it again.
-        if let Err(error) = self.stream.flush()
-            && self.failures.is_empty()
-        {
-            let failure = self.failure_of(error);
-            self.failures.push(failure);
-        }
+        self.end_run();
     }
 
     fn call(
@@ -661,15 +666,14 @@ impl Executor for GpuExecutor {
                 }
                 Err(Refused::Failed(failure)) => return Err(CallFailure::Raised(failure)),
                 Err(Refused::Poisoned(failure)) => {
-                    self.failures.retain(|f| !Arc::ptr_eq(f, &failure));
+                    self.seen(&failure);
                     return Err(CallFailure::Poisoned(failure));
                 }
             }
         }
         let outputs = self.run_host_naming(call, location, name_fresh);
-        if let Err(CallFailure::Poisoned(seen)) = &outputs {
-            // It is raised now, so nobody needs to be told of it later.
-            self.failures.retain(|f| !Arc::ptr_eq(f, seen));
+        if let Err(CallFailure::Poisoned(failure)) = &outputs {
+            self.seen(failure);
         }
         outputs
     }
@@ -691,12 +695,12 @@ impl Executor for GpuExecutor {
         let _ = self.stream.make_room();
     }
 
-    fn device(&self) -> Option<DeviceReport> {
+    fn devices(&self) -> Vec<DeviceReport> {
         let usage = self.stream.memory.usage();
         let hosted = |(i, op): (usize, &Option<Op>)| {
             op.as_ref().filter(|op| op.hosted > 0).map(|op| (OpId(i as u32), op.hosted))
         };
-        Some(DeviceReport {
+        vec![DeviceReport {
             name: self.stream.gpu.name.clone(),
             native: self.native,
             host: self.ops.iter().enumerate().filter_map(hosted).collect(),
@@ -705,10 +709,10 @@ impl Executor for GpuExecutor {
             memory_live: usage.live,
             memory_live_peak: usage.live_peak,
             memory_peak: usage.peak,
-        })
+        }]
     }
 
-    fn lose(&mut self) {
+    fn lose(&mut self, _device: u8) {
         self.stream.gpu.device.destroy();
     }
 
@@ -721,6 +725,21 @@ impl Executor for GpuExecutor {
 }
 
 impl GpuExecutor {
+    /// Submits what a run has recorded. A device that is lost is told of once; whatever is read later tells it again.
+    fn end_run(&mut self) {
+        if let Err(error) = self.stream.flush()
+            && self.failures.is_empty()
+        {
+            let failure = self.failure_of(error);
+            self.failures.push(failure);
+        }
+    }
+
+    /// A failure is raised now, so nobody needs to be told of it later.
+    fn seen(&mut self, failure: &Arc<Failure>) {
+        self.failures.retain(|f| !Arc::ptr_eq(f, failure));
+    }
+
     fn absent(&mut self, absent: Absent) -> Arc<Failure> {
         match absent {
             Absent::Poisoned(failure) => failure,
