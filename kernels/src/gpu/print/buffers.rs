@@ -1,0 +1,153 @@
+//! How buffers are declared, and the functions that load and store their elements.
+
+use std::fmt::Write as _;
+
+use super::{Writer, parameter_bytes};
+use crate::gpu::ir::Mem;
+use crate::gpu::kernel::Buf;
+
+impl Writer<'_> {
+    pub(super) fn declarations(&mut self) -> String {
+        let mut text = String::new();
+        let kernel = self.kernel;
+        for (i, buf) in kernel.bufs.iter().enumerate() {
+            let access = if buf.written { "read_write" } else { "read" };
+            let word = match (self.atomic(buf), buf.mem) {
+                (true, Mem::I32) => "atomic<i32>",
+                (true, _) => "atomic<u32>",
+                (false, Mem::F32) if self.wide(buf) => "vec4<f32>",
+                (false, _) if self.wide(buf) => "vec2<u32>",
+                (false, mem) => self.word(mem),
+            };
+            let _ = writeln!(text, "@group(0) @binding({i}) var<storage, {access}> b{i}: array<{word}>;");
+        }
+        let vectors = parameter_bytes(kernel.words.len()) / 16;
+        let _ = writeln!(text, "struct Words {{ w: array<vec4<u32>, {vectors}> }}");
+        if vectors * 16 <= self.target.immediates {
+            text += "var<immediate> words: Words;\n";
+        } else {
+            text += "@group(1) @binding(0) var<uniform> words: Words;\n";
+        }
+        for (i, buf) in kernel.bufs.iter().enumerate() {
+            text += &self.access(i, buf);
+        }
+        text
+    }
+
+    /// The element type of a buffer's array.
+    pub(super) fn word(&mut self, mem: Mem) -> &'static str {
+        match mem {
+            Mem::I32 => "i32",
+            Mem::F32 => "f32",
+            Mem::I64 | Mem::F64 => self.ty(mem.ty()),
+            _ => "u32",
+        }
+    }
+
+    /// Whether a buffer's words are accessed atomically: several threads write parts of one, or add to one.
+    pub(super) fn atomic(&self, buf: &Buf) -> bool {
+        buf.written && (buf.atomic || buf.mem.size() < 4)
+    }
+
+    /// Whether a buffer's elements are declared in fours, which `lv0(i)` loads. Buffers are whole multiples of that.
+    fn wide(&self, buf: &Buf) -> bool {
+        buf.wide && !buf.written && matches!(buf.mem, Mem::F32 | Mem::F16 | Mem::Bf16)
+    }
+
+    /// Functions that load and store single elements of a buffer.
+    fn access(&mut self, i: usize, buf: &Buf) -> String {
+        let ty = self.ty(buf.mem.ty());
+        let atomic = self.atomic(buf);
+        let wide = self.wide(buf);
+        let word = |at: &str| match (atomic, wide, buf.mem) {
+            (true, ..) => format!("atomicLoad(&b{i}[{at}])"),
+            (_, true, Mem::F32) => format!("b{i}[i >> 2u][i & 3u]"),
+            (_, true, _) => format!("b{i}[i >> 2u][(i >> 1u) & 1u]"),
+            _ => format!("b{i}[{at}]"),
+        };
+        let (shift, part, bits) = match buf.mem.size() {
+            1 => (2, "(i & 3u) * 8u", 8),
+            _ => (1, "(i & 1u) * 16u", 16),
+        };
+        let packed = word(&format!("i >> {shift}u"));
+        let load = match buf.mem {
+            Mem::Bool => format!("extractBits({packed}, {part}, 8u) != 0u"),
+            Mem::U8 => format!("i32(extractBits({packed}, {part}, 8u))"),
+            Mem::I8 | Mem::I16 => format!("extractBits(bitcast<i32>({packed}), {part}, {bits}u)"),
+            Mem::F16 => format!("unpack2x16float({packed} >> ({part})).x"),
+            Mem::Bf16 => format!("bitcast<f32>(({packed} >> ({part})) << 16u)"),
+            Mem::F32 if atomic => format!("bitcast<f32>({})", word("i")),
+            Mem::I64 if atomic => {
+                let pair = format!("vec2<u32>({}, {})", word("2u * i"), word("2u * i + 1u"));
+                self.of_pair(&pair)
+            }
+            _ => word("i"),
+        };
+        let mut text = format!("fn ld{i}(i: u32) -> {ty} {{ return {load}; }}\n");
+        if wide {
+            let whole = match buf.mem {
+                Mem::F16 => "vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y))",
+                Mem::Bf16 => {
+                    "bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u))"
+                }
+                _ => "w",
+            };
+            let _ = writeln!(
+                text,
+                "fn lv{i}(i: u32) -> vec4<f32> {{\n  if ((i & 3u) == 0u) {{ let w = b{i}[i >> 2u]; return {whole}; }}\n  \
+                 return vec4<f32>(ld{i}(i), ld{i}(i + 1u), ld{i}(i + 2u), ld{i}(i + 3u));\n}}"
+            );
+        }
+        if buf.written {
+            let store = match buf.mem {
+                _ if buf.mem.size() < 4 => {
+                    let mask = if bits == 8 { "0xffu" } else { "0xffffu" };
+                    let pack = pack(buf.mem, "v");
+                    format!(
+                        "let s = {part}; atomicAnd(&b{i}[i >> {shift}u], ~({mask} << s)); \
+                         atomicOr(&b{i}[i >> {shift}u], {pack} << s);"
+                    )
+                }
+                Mem::F32 if atomic => format!("atomicStore(&b{i}[i], bitcast<u32>(v));"),
+                Mem::I32 if atomic => format!("atomicStore(&b{i}[i], v);"),
+                Mem::I64 if atomic => {
+                    let pair = self.to_pair("v");
+                    format!(
+                        "let p = {pair}; atomicStore(&b{i}[2u * i], p.x); atomicStore(&b{i}[2u * i + 1u], p.y);"
+                    )
+                }
+                _ => format!("b{i}[i] = v;"),
+            };
+            let _ = writeln!(text, "fn st{i}(i: u32, v: {ty}) {{ {store} }}");
+        }
+        text
+    }
+
+    /// A 64-bit integer of its words.
+    pub(super) fn of_pair(&self, pair: &str) -> String {
+        match self.target.int64 {
+            true => format!("pair_to_i64({pair})"),
+            false => pair.into(),
+        }
+    }
+
+    /// The words of a 64-bit integer.
+    pub(super) fn to_pair(&self, value: &str) -> String {
+        match self.target.int64 {
+            true => format!("i64_to_pair({value})"),
+            false => value.into(),
+        }
+    }
+}
+
+/// The bits of an element in its word's lower part.
+pub(in crate::gpu) fn pack(mem: Mem, v: &str) -> String {
+    match mem {
+        Mem::Bool => format!("select(0u, 1u, {v})"),
+        Mem::U8 | Mem::I8 => format!("(bitcast<u32>({v}) & 0xffu)"),
+        Mem::I16 => format!("(bitcast<u32>({v}) & 0xffffu)"),
+        Mem::F16 => format!("f16_bits({v})"),
+        Mem::Bf16 => format!("bf16_bits({v})"),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,167 @@
+//! A team of threads a row: what each thread accumulates, what the team makes of it, what is stored.
+
+use std::fmt::Write as _;
+
+use super::{MAIN, Writer, name};
+use crate::gpu::ir::{E, Ty, Var};
+use crate::gpu::kernel::{Scan, Skeleton, Stage, Store, THREADS, lanes};
+
+impl Writer<'_> {
+    pub(super) fn rows(&mut self, rows: &E, len: &E, row: Var, team: u32, stages: &[Stage]) -> String {
+        let per = THREADS / team;
+        let x = name(row);
+        let rows = self.outside(rows);
+        let mut shared = String::new();
+        if team > 1 {
+            for (n, ty) in self.kernel_shared() {
+                let ty = self.ty(ty);
+                let _ = writeln!(shared, "var<workgroup> sh{n}: array<{ty}, {THREADS}>;");
+            }
+        }
+        let body = self.block(&[row], |w| {
+            let len = w.emit(len);
+            for stage in stages {
+                match stage {
+                    Stage::Reduce { member, acc, other, init, step, merge } => {
+                        w.reduce(team, &len, *member, acc, init, step);
+                        w.merge(team, acc, other, init, merge);
+                    }
+                    Stage::Scan(scan) => w.scan(team, &len, scan),
+                    Stage::Each(member, stores) => w.each(team, &len, *member, stores),
+                    Stage::Once(stores) => {
+                        let body = w.block(&[], |w| w.stores(stores));
+                        w.line(&format!("if (row_ok && worker == 0u) {{\n{body}}}"));
+                    }
+                }
+            }
+        });
+        format!(
+            "{shared}{MAIN}  let worker = lane % {team}u;\n  \
+             let asked = group(wg, grid) * {per}u + lane / {team}u;\n  let row_ok = asked < {rows};\n  \
+             let {x} = min(asked, {rows} - 1u);\n{body}}}\n"
+        )
+    }
+
+    /// For each member its stores. Members that lie side by side share words, so a thread stores whole ones where the
+    /// row begins with a word.
+    fn each(&mut self, team: u32, len: &str, member: Var, stores: &[Store]) {
+        let lanes = if self.kernel.faults.is_empty() { lanes(&self.kernel.bufs, stores) } else { 1 };
+        let j = name(member);
+        let single = self.block(&[member], |w| w.stores(stores));
+        if lanes == 1 {
+            self.line(&format!(
+                "if (row_ok) {{ for (var {j} = worker; {j} < {len}; {j} += {team}u) {{\n{single}}} }}"
+            ));
+            return;
+        }
+        let mut code = String::new();
+        for (n, store) in stores.iter().enumerate() {
+            let ty = self.ty(self.kernel.bufs[store.buf as usize].mem.ty());
+            for p in 0..lanes {
+                let _ = writeln!(code, "var r{p}_{n}: {ty};");
+            }
+        }
+        for p in 0..lanes {
+            let values = self.block(&[member], |w| {
+                for (n, store) in stores.iter().enumerate() {
+                    let value = w.emit(&store.value);
+                    w.line(&format!("r{p}_{n} = {value};"));
+                }
+            });
+            let _ = writeln!(code, "{{ let {j} = first + {p}u;\n{values}}}");
+        }
+        for (n, store) in stores.iter().enumerate() {
+            let at = self.block(&[member], |w| {
+                let at = w.emit(&store.at);
+                w.line(&format!("let at = {at};"));
+            });
+            let words = self.words(store, lanes, |p| format!("r{p}_{n}"));
+            let _ = writeln!(code, "{{ let {j} = first;\n{at}{words} }}");
+        }
+        self.line(&format!(
+            "if (row_ok) {{ for (var first = worker * {lanes}u; first < {len}; first += {}u) {{\n\
+             if (first + {lanes}u <= {len}) {{\n{code}}} else {{\n\
+             for (var {j} = first; {j} < {len}; {j}++) {{\n{single}}} }} }} }}",
+            team * lanes
+        ));
+    }
+
+    fn reduce(&mut self, team: u32, len: &str, member: Var, acc: &[Var], init: &[E], step: &[E]) {
+        for (var, init) in acc.iter().zip(init) {
+            let value = self.emit(init);
+            self.line(&format!("var {} = {value};", name(*var)));
+        }
+        let mut vars = vec![member];
+        vars.extend_from_slice(acc);
+        let body = self.block(&vars, |w| w.assign(acc, step));
+        let (j, worker) = (name(member), if team == 1 { "0u" } else { "worker" });
+        self.line(&format!("for (var {j} = {worker}; {j} < {len}; {j} += {team}u) {{\n{body}}}"));
+    }
+
+    /// A tree over the team's threads, after which all of them have the result. Barriers need control flow that is
+    /// uniform, so it is written out.
+    fn merge(&mut self, team: u32, acc: &[Var], other: &[Var], init: &[E], merge: &[E]) {
+        if team == 1 {
+            return;
+        }
+        let arrays = self.shared_of(init);
+        let put: String =
+            acc.iter().zip(&arrays).map(|(a, n)| format!("sh{n}[lane] = {}; ", name(*a))).collect();
+        let mut vars = acc.to_vec();
+        vars.extend_from_slice(other);
+        let body = self.block(&vars, |w| w.assign(acc, merge));
+        let mut half = team / 2;
+        self.line(&put);
+        while half > 0 {
+            let take: String = other
+                .iter()
+                .zip(&arrays)
+                .map(|(o, n)| format!("let {} = sh{n}[lane + {half}u]; ", name(*o)))
+                .collect();
+            self.line("workgroupBarrier();");
+            self.line(&format!("if (worker < {half}u) {{ {take}\n{body}{put}}}"));
+            half /= 2;
+        }
+        self.line("workgroupBarrier();");
+        let get: String =
+            acc.iter().zip(&arrays).map(|(a, n)| format!("{} = sh{n}[lane - worker]; ", name(*a))).collect();
+        self.line(&get);
+        self.line("workgroupBarrier();");
+    }
+
+    fn kernel_shared(&self) -> Vec<(usize, Ty)> {
+        let Skeleton::Rows { stages, .. } = &self.kernel.skeleton else { return Vec::new() };
+        let accumulators = stages.iter().map(|s| match s {
+            Stage::Reduce { init, .. } | Stage::Scan(Scan { init, .. }) => init.iter().map(E::ty).collect(),
+            _ => Vec::new(),
+        });
+        self.shared_types(accumulators).into_iter().enumerate().collect()
+    }
+
+    /// The workgroup arrays that merges need: the most of each type that one stage uses.
+    fn shared_types(&self, stages: impl Iterator<Item = Vec<Ty>>) -> Vec<Ty> {
+        let mut needed: Vec<Ty> = Vec::new();
+        for stage in stages {
+            let mut rest = needed.clone();
+            for ty in stage {
+                match rest.iter().position(|t| *t == ty) {
+                    Some(at) => {
+                        rest.remove(at);
+                    }
+                    None => needed.push(ty),
+                }
+            }
+        }
+        needed
+    }
+
+    /// The workgroup arrays of accumulators.
+    pub(super) fn shared_of(&self, init: &[E]) -> Vec<usize> {
+        let mut free = self.kernel_shared();
+        let one = |e: &E| {
+            let at = free.iter().position(|(_, t)| *t == e.ty()).unwrap_or(0);
+            free.remove(at).0
+        };
+        init.iter().map(one).collect()
+    }
+}
