@@ -246,6 +246,11 @@ fn in_fours(x: &Operand) -> bool {
     is_plane(x) && x.sizes[2..].iter().product::<i64>() % 4 == 0
 }
 
+/// Coordinates with their strides.
+fn steps<'c>(coords: &'c [E], strides: &'c [i64]) -> impl Iterator<Item = (&'c E, Option<i64>)> {
+    coords.iter().zip(strides).map(|(c, s)| (c, Some(*s)))
+}
+
 fn add(a: Option<E>, b: E) -> Option<E> {
     Some(match a {
         Some(a) => a + b,
@@ -253,17 +258,33 @@ fn add(a: Option<E>, b: E) -> Option<E> {
     })
 }
 
-/// An image of `x` as an operand, from the places of `y` in `place` and the places of the kernel in `tap`. Gives what
-/// the address needs of each, and where it is inside.
-struct Gather {
+/// What the address in an image needs of a place in another one, of a place in the kernel, and of both, and where it is
+/// inside.
+#[derive(Default)]
+struct Reach {
     of_place: Option<E>,
     of_tap: Option<E>,
+    of_both: Option<E>,
     inside: Option<E>,
 }
 
-fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> Gather {
+impl Reach {
+    /// The address, from what it needs of the batch and place, and of the channel.
+    fn at(&self, place: E, channel: Option<E>) -> E {
+        let of_place = self.of_place.iter().fold(place, |a, b| a + b);
+        let of_tap = match (channel, &self.of_tap) {
+            (Some(channel), Some(tap)) => Some(channel + tap),
+            (channel, tap) => channel.or(tap.clone()),
+        };
+        [&of_tap, &self.of_both].into_iter().flatten().fold(of_place, |a, b| a + b)
+    }
+}
+
+/// In an image of `x`, from a place of `y`.
+
+fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> Reach {
     let guarded = g.padding.iter().any(|p| *p != 0);
-    let mut all = Gather { of_place: None, of_tap: None, inside: None };
+    let mut all = Reach::default();
     for d in 0..g.rank() {
         let (stride, padding, dilation) = (k.size(g.stride[d]), k.size(g.padding[d]), k.size(g.dilation[d]));
         let (step, size) = (k.size(strides[d]), k.size(g.x[d]));
@@ -280,10 +301,9 @@ fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E])
     all
 }
 
-/// The other way round: an image of `y` from places of `x`.
-fn scatter(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> (Gather, Option<E>) {
-    let mut all = Gather { of_place: None, of_tap: None, inside: None };
-    let mut both = None;
+/// The other way round: in an image of `y`, from a place of `x`.
+fn scatter(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> Reach {
+    let mut all = Reach::default();
     for d in 0..g.rank() {
         let (padding, dilation) = (k.size(g.padding[d]), k.size(g.dilation[d]));
         let (step, size) = (k.size(strides[d]), k.size(g.y[d]));
@@ -300,7 +320,7 @@ fn scatter(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]
             let stride = k.size(g.stride[d]);
             let at = end - reach;
             let q = &at / &stride;
-            both = add(both, &q * &step);
+            all.of_both = add(all.of_both, &q * &step);
             q.lt(&size).and((&q * stride).eq(at))
         };
         all.inside = Some(all.inside.map_or(inside.clone(), |i| i.and(inside)));
@@ -308,7 +328,7 @@ fn scatter(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]
     if g.is_pointwise() {
         all.inside = None;
     }
-    (all, both)
+    all
 }
 
 /// A store at an address.
@@ -331,7 +351,7 @@ fn image_address(
     let mut parts = vec![(&place[0], Some(out.strides[0]))];
     // Channels that lie together are a store's columns.
     parts.push((&channel, (out.strides[1] != 1).then_some(out.strides[1])));
-    parts.extend(place[1..].iter().zip(&out.strides[2..]).map(|(c, s)| (c, Some(*s))));
+    parts.extend(steps(&place[1..], &out.strides[2..]));
     let at = terms(k, t.offset.clone(), &parts);
     Some((t, at))
 }
@@ -380,6 +400,51 @@ fn bias_at(l: &Lowering<'_>, k: &mut Kernel, bias: &Operand, at: &E) -> E {
     }
 }
 
+/// How a place of the image that is made reaches the image that is read: [`gather`] or [`scatter`].
+type Reaching = dyn Fn(&mut Kernel, &Geometry, &[i64], &[E], &[E]) -> Reach;
+
+/// A weight as an operand, at a group, a channel of what is made, and a depth.
+type Weights<'w> = &'w dyn Fn(&Lowering<'_>, &mut Kernel, &E, &E, &E) -> Option<Side>;
+
+/// The contraction of an image, of so many channels a group, and a weight to an image.
+fn image_product(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    g: &Geometry,
+    (from, channels, reach): (&Operand, i64, &Reaching),
+    weights: Weights<'_>,
+    made: &Made<'_>,
+) -> Option<()> {
+    let places: Dims = made.out.sizes[2..].into();
+    let pixels = g.batch * places.iter().product::<i64>();
+    let (m, n) = if g.last { (pixels, made.each) } else { (made.each, pixels) };
+    let e = Extent { batch: g.groups, m, n, k: channels * g.taps() };
+    let image = |l: &Lowering<'_>, k: &mut Kernel, group: &E, pixel: &E, depth: &E| {
+        let w = Window::read(l, k, from)?;
+        let place = g.pixels(k, &places, pixel);
+        let (channel, tap) = g.taps_of(k, channels, depth);
+        let (first, channel) = w.channel(k, group, channels, &channel);
+        let reach = reach(k, g, &w.strides[2..], &place[1..], &tap);
+        let of_place = terms(k, w.t.offset.clone(), &[(&place[0], Some(w.strides[0])), (&first, None)]);
+        let value = w.load(reach.at(of_place, Some(channel)), reach.inside);
+        let (along, vector) = match (g.last, w.strides[1]) {
+            (true, 1) => (Along::Depth, channels % 4 == 0),
+            (true, _) => (Along::Depth, false),
+            _ => (Along::Outer, g.is_pointwise() && in_fours(from)),
+        };
+        Some(Side { value, along, vector })
+    };
+    let sides = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n, d]: &[E; 4]| {
+        Some(if g.last {
+            [image(l, k, group, m, d)?, weights(l, k, group, n, d)?]
+        } else {
+            [weights(l, k, group, m, d)?, image(l, k, group, n, d)?]
+        })
+    };
+    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| finish_image(l, k, g, made, c, sum);
+    contract(l, label, e, from.mem.ty(), &sides, &finish)
+}
+
 /// `y` from `x` and a weight.
 fn forward(
     l: &mut Lowering<'_>,
@@ -392,25 +457,6 @@ fn forward(
     if g.is_depthwise() {
         return direct_forward(l, g, x, weight, bias, y);
     }
-    let pixels = g.batch * g.y.iter().product::<i64>();
-    let (m, n) = if g.last { (pixels, g.cy) } else { (g.cy, pixels) };
-    let e = Extent { batch: g.groups, m, n, k: g.cx * g.taps() };
-    let image = |l: &Lowering<'_>, k: &mut Kernel, group: &E, pixel: &E, depth: &E| {
-        let w = Window::read(l, k, x)?;
-        let place = g.pixels(k, &g.y, pixel);
-        let (channel, tap) = g.taps_of(k, g.cx, depth);
-        let (first, channel) = w.channel(k, group, g.cx, &channel);
-        let from = gather(k, g, &w.strides[2..], &place[1..], &tap);
-        let of_place = terms(k, w.t.offset.clone(), &[(&place[0], Some(w.strides[0])), (&first, None)]);
-        let (of_place, of_tap) = (of_place + from.of_place?, channel + from.of_tap?);
-        let value = w.load(of_place + of_tap, from.inside);
-        let (along, vector) = match (g.last, w.strides[1]) {
-            (true, 1) => (Along::Depth, g.cx % 4 == 0),
-            (true, _) => (Along::Depth, false),
-            _ => (Along::Outer, g.is_pointwise() && in_fours(x)),
-        };
-        Some(Side { value, along, vector })
-    };
     let kernels = |l: &Lowering<'_>, k: &mut Kernel, group: &E, channel: &E, depth: &E| {
         let w = Window::read(l, k, weight)?;
         let row = group * k.size(g.cy) + channel;
@@ -422,22 +468,13 @@ fn forward(
         let of_depth = weight_terms(k, &w, taps, true);
         Some(Side { value: w.load(row + of_depth, None), along: Along::Depth, vector: false })
     };
-    let sides = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n, d]: &[E; 4]| {
-        Some(if g.last {
-            [image(l, k, group, m, d)?, kernels(l, k, group, n, d)?]
-        } else {
-            [kernels(l, k, group, m, d)?, image(l, k, group, n, d)?]
-        })
-    };
-    let made = Made { out: y, each: g.cy, bias };
-    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| finish_image(l, k, g, &made, c, sum);
-    contract(l, "convolution", e, x.mem.ty(), &sides, &finish)
+    image_product(l, "convolution", g, (x, g.cx, &gather), &kernels, &Made { out: y, each: g.cy, bias })
 }
 
 /// What an address in a weight needs of a place in the kernel and a channel of `x` (`of_x`) or `y`.
 fn weight_terms(k: &mut Kernel, w: &Window, (channel, tap): (E, Vec<E>), of_x: bool) -> E {
     let mut parts = vec![(&channel, Some(w.strides[usize::from(of_x)]))];
-    parts.extend(tap.iter().zip(&w.strides[2..]).map(|(c, s)| (c, Some(*s))));
+    parts.extend(steps(&tap, &w.strides[2..]));
     terms(k, None, &parts)
 }
 
@@ -453,33 +490,6 @@ fn backward(
     if g.is_depthwise() {
         return direct_backward(l, g, y, weight, bias, x);
     }
-    let pixels = g.batch * g.x.iter().product::<i64>();
-    let (m, n) = if g.last { (pixels, g.cx) } else { (g.cx, pixels) };
-    let e = Extent { batch: g.groups, m, n, k: g.cy * g.taps() };
-    let image = |l: &Lowering<'_>, k: &mut Kernel, group: &E, pixel: &E, depth: &E| {
-        let w = Window::read(l, k, y)?;
-        let place = g.pixels(k, &g.x, pixel);
-        let (channel, tap) = g.taps_of(k, g.cy, depth);
-        let (first, channel) = w.channel(k, group, g.cy, &channel);
-        let (from, both) = scatter(k, g, &w.strides[2..], &place[1..], &tap);
-        let mut of_place = terms(k, w.t.offset.clone(), &[(&place[0], Some(w.strides[0])), (&first, None)]);
-        let mut of_tap = channel;
-        if let Some(e) = from.of_place {
-            of_place = of_place + e;
-        }
-        if let Some(e) = from.of_tap {
-            of_tap = of_tap + e;
-        }
-        let at = of_place + of_tap;
-        let at = both.map_or(at.clone(), |b| at + b);
-        let value = w.load(at, from.inside);
-        let (along, vector) = match (g.last, w.strides[1]) {
-            (true, 1) => (Along::Depth, g.cy % 4 == 0),
-            (true, _) => (Along::Depth, false),
-            _ => (Along::Outer, g.is_pointwise() && in_fours(y)),
-        };
-        Some(Side { value, along, vector })
-    };
     let kernels = |l: &Lowering<'_>, k: &mut Kernel, group: &E, channel: &E, depth: &E| {
         let w = Window::read(l, k, weight)?;
         let first = group * k.size(g.cy * w.strides[0]);
@@ -491,16 +501,8 @@ fn backward(
         let along = if vector { Along::Outer } else { Along::Depth };
         Some(Side { value: w.load(row + of_depth, None), along, vector })
     };
-    let sides = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n, d]: &[E; 4]| {
-        Some(if g.last {
-            [image(l, k, group, m, d)?, kernels(l, k, group, n, d)?]
-        } else {
-            [kernels(l, k, group, m, d)?, image(l, k, group, n, d)?]
-        })
-    };
     let made = Made { out: x, each: g.cx, bias };
-    let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| finish_image(l, k, g, &made, c, sum);
-    contract(l, "transposed convolution", e, y.mem.ty(), &sides, &finish)
+    image_product(l, "transposed convolution", g, (y, g.cy, &scatter), &kernels, &made)
 }
 
 /// The weight's gradient, from `x` and `y`.
@@ -524,8 +526,7 @@ fn weight_gradient(
             let step = (w.strides[1] != 1).then_some(w.strides[1]);
             let row = terms(k, w.t.offset.clone(), &[(&first, None), (m, step)]);
             let parts: Vec<_> =
-                place.iter().zip(std::iter::once(&w.strides[0]).chain(&w.strides[2..])).collect();
-            let parts: Vec<_> = parts.into_iter().map(|(c, s)| (c, Some(*s))).collect();
+                steps(&place, &w.strides[..1]).chain(steps(&place[1..], &w.strides[2..])).collect();
             let of_depth = terms(k, None, &parts);
             let (along, vector) = match step {
                 None => (Along::Outer, true),
@@ -638,8 +639,8 @@ fn direct_forward(
         let zero = E::lit(x.mem.ty(), 0.0);
         Some(over_taps(k, g, 0, &mut Vec::new(), zero, &mut |k, tap| {
             let from = gather(k, g, &wx.strides[2..], &place[1..], tap);
-            let at = [from.of_place, from.of_tap].into_iter().flatten().fold(of_x.clone(), |a, b| a + b);
-            let parts: Vec<_> = tap.iter().zip(&ww.strides[2..]).map(|(c, s)| (c, Some(*s))).collect();
+            let at = from.at(of_x.clone(), None);
+            let parts: Vec<_> = steps(tap, &ww.strides[2..]).collect();
             let at_weight = terms(k, Some(of_weight.clone()), &parts);
             wx.load(at, from.inside) * ww.load(at_weight, None)
         }))
@@ -665,10 +666,9 @@ fn direct_backward(
             let of_y = terms(k, wy.t.offset.clone(), &parts);
             let of_weight = terms(k, ww.t.offset.clone(), &[(&channel, Some(ww.strides[0]))]);
             [over_taps(k, g, 0, &mut Vec::new(), sum, &mut |k, tap| {
-                let (from, both) = scatter(k, g, &wy.strides[2..], &place[1..], tap);
-                let at = [from.of_place, from.of_tap, both].into_iter().flatten();
-                let at = at.fold(of_y.clone(), |a, b| a + b);
-                let parts: Vec<_> = tap.iter().zip(&ww.strides[2..]).map(|(c, s)| (c, Some(*s))).collect();
+                let from = scatter(k, g, &wy.strides[2..], &place[1..], tap);
+                let at = from.at(of_y.clone(), None);
+                let parts: Vec<_> = steps(tap, &ww.strides[2..]).collect();
                 let at_weight = terms(k, Some(of_weight.clone()), &parts);
                 wy.load(at, from.inside) * ww.load(at_weight, None)
             })]
@@ -696,9 +696,9 @@ fn direct_weight_gradient(
         let of_x =
             terms(k, wx.t.offset.clone(), &[(&place[0], Some(wx.strides[0])), (&of_x, Some(wx.strides[1]))]);
         let from = gather(k, g, &wx.strides[2..], &place[1..], &tap);
-        let at = [from.of_place, from.of_tap].into_iter().flatten().fold(of_x, |a, b| a + b);
+        let at = from.at(of_x, None);
         let mut parts = vec![(&place[0], Some(wy.strides[0])), (&channel, Some(wy.strides[1]))];
-        parts.extend(place[1..].iter().zip(&wy.strides[2..]).map(|(c, s)| (c, Some(*s))));
+        parts.extend(steps(&place[1..], &wy.strides[2..]));
         let at_y = terms(k, wy.t.offset.clone(), &parts);
         let both = match (from.inside, inside.clone()) {
             (Some(a), Some(b)) => Some(a.and(b)),
@@ -710,7 +710,7 @@ fn direct_weight_gradient(
         let t = l.write(k, &out.viewed(&[], &[]))?;
         let (channel, tap) = place_of(k, &c[1]);
         let mut parts = vec![(&channel, Some(out.strides[0]))];
-        parts.extend(tap.iter().zip(&out.strides[2..]).map(|(c, s)| (c, Some(*s))));
+        parts.extend(steps(&tap, &out.strides[2..]));
         let at = terms(k, t.offset.clone(), &parts);
         Some(store_at(&t, at, sum, false))
     };
@@ -727,7 +727,7 @@ fn bias_gradient(l: &mut Lowering<'_>, grad: &Operand, out: &Operand) -> Option<
         let w = Window::read(l, k, grad)?;
         let place = k.coords(&sizes, depth);
         let mut parts = vec![(row, Some(w.strides[1])), (&place[0], Some(w.strides[0]))];
-        parts.extend(place[1..].iter().zip(&w.strides[2..]).map(|(c, s)| (c, Some(*s))));
+        parts.extend(steps(&place[1..], &w.strides[2..]));
         let at = terms(k, w.t.offset.clone(), &parts);
         Some(w.load(at, inside))
     };

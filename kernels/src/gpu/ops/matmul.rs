@@ -433,12 +433,8 @@ fn mm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &b])?;
-    let ([m, k], [depth, n]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
-    if k != depth {
-        return None;
-    }
-    let out = destination(l, &[m, n], dtype)?;
-    let e = Extent { batch: 1, m, n, k };
+    let e = extent(&a, &b, [2, 2])?;
+    let out = destination(l, &[e.m, e.n], dtype)?;
     product(l, "mm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &plain)
 }
 
@@ -447,15 +443,27 @@ fn bmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &b])?;
-    let e = batched(&a, &b)?;
+    let e = extent(&a, &b, [3, 3])?;
     let out = destination(l, &[e.batch, e.m, e.n], dtype)?;
     product(l, "bmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &plain)
 }
 
-fn batched(a: &Operand, b: &Operand) -> Option<Extent> {
-    let [batch, m, k] = a.sizes[..].try_into().ok()?;
-    let [batches, depth, n] = b.sizes[..].try_into().ok()?;
-    (batch == batches && k == depth).then_some(Extent { batch, m, n, k })
+/// The extent of a product of operands of so many dimensions.
+fn extent(a: &Operand, b: &Operand, dims: [usize; 2]) -> Option<Extent> {
+    let (batch, m, k) = match a.sizes[..] {
+        [k] => (1, 1, k),
+        [m, k] => (1, m, k),
+        [batch, m, k] => (batch, m, k),
+        _ => return None,
+    };
+    let (batches, depth, n) = match b.sizes[..] {
+        [k] => (1, k, 1),
+        [k, n] => (1, k, n),
+        [batch, k, n] => (batch, k, n),
+        _ => return None,
+    };
+    let fits = [a.ndim(), b.ndim()] == dims && batch == batches && k == depth;
+    fits.then_some(Extent { batch, m, n, k })
 }
 
 /// `mv(self, vec)`.
@@ -463,12 +471,8 @@ fn mv(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, x) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &x])?;
-    let ([m, k], [depth]) = (a.sizes[..].try_into().ok()?, x.sizes[..].try_into().ok()?);
-    if k != depth {
-        return None;
-    }
-    let out = destination(l, &[m], dtype)?;
-    let e = Extent { batch: 1, m, n: 1, k };
+    let e = extent(&a, &x, [2, 1])?;
+    let out = destination(l, &[e.m], dtype)?;
     product(l, "mv", e, &Matrix::of(&a), &Matrix::column(&x), &Matrix::column(&out), &plain)
 }
 
@@ -477,12 +481,8 @@ fn dot(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &b])?;
-    let ([k], [depth]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
-    if k != depth {
-        return None;
-    }
+    let e = extent(&a, &b, [1, 1])?;
     let out = destination(l, &[], dtype)?;
-    let e = Extent { batch: 1, m: 1, n: 1, k };
     let row = Matrix::column(&a).turned();
     product(l, "dot", e, &row, &Matrix::column(&b), &Matrix::of(&out), &plain)
 }
@@ -524,17 +524,13 @@ fn addmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, if activation { 6 } else { 5 })?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &b])?;
-    let ([m, k], [depth, n]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
-    if k != depth {
-        return None;
-    }
-    let added = Added::of(l, &x, &[m, n], 3)?;
+    let e = extent(&a, &b, [2, 2])?;
+    let added = Added::of(l, &x, &[e.m, e.n], 3)?;
     let gelu = l.flag(5, false);
     if activation && a.mem.ty() != Ty::F32 {
         return None;
     }
-    let out = destination(l, &[m, n], dtype)?;
-    let e = Extent { batch: 1, m, n, k };
+    let out = destination(l, &[e.m, e.n], dtype)?;
     let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
         let value = added.value(l, k, c, sum);
         match (activation, gelu) {
@@ -554,14 +550,10 @@ fn addmv(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, v) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &v])?;
-    let ([m, k], [depth]) = (a.sizes[..].try_into().ok()?, v.sizes[..].try_into().ok()?);
-    if k != depth {
-        return None;
-    }
-    let mut added = Added::of(l, &x, &[m], 3)?;
+    let e = extent(&a, &v, [2, 1])?;
+    let mut added = Added::of(l, &x, &[e.m], 3)?;
     added.x = Matrix::column(&added.x.x);
-    let out = destination(l, &[m], dtype)?;
-    let e = Extent { batch: 1, m, n: 1, k };
+    let out = destination(l, &[e.m], dtype)?;
     let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| added.value(l, k, c, sum);
     product(l, "addmv", e, &Matrix::of(&a), &Matrix::column(&v), &Matrix::column(&out), &value)
 }
@@ -571,7 +563,7 @@ fn baddbmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &b])?;
-    let e = batched(&a, &b)?;
+    let e = extent(&a, &b, [3, 3])?;
     let sizes = [e.batch, e.m, e.n];
     let added = Added::of(l, &x, &sizes, 3)?;
     let out = destination(l, &sizes, dtype)?;
@@ -584,7 +576,7 @@ fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &b])?;
-    let each = batched(&a, &b)?;
+    let each = extent(&a, &b, [3, 3])?;
     let added = Added::of(l, &x, &[each.m, each.n], 3)?;
     let out = destination(l, &[each.m, each.n], dtype)?;
     let e = Extent { batch: 1, m: each.m, n: each.n, k: each.batch * each.k };
