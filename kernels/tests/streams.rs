@@ -8,7 +8,7 @@ use tandem_kernels::gpu::adapter::{Choice, choose, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
 use tandem_kernels::gpu::ir::{E, Mem, Ty};
 use tandem_kernels::gpu::kernel::{Groups, Kernel, Ref, Word};
-use tandem_kernels::gpu::stream::Stream;
+use tandem_kernels::gpu::stream::{Bound, Stream};
 
 /// A stream on any adapter; `None`, said aloud, where there is none.
 fn stream(without: &[&str]) -> Option<Stream> {
@@ -37,7 +37,7 @@ fn multiples(stream: &mut Stream, n: i64, scale: f32) -> Vec<f32> {
         .collect();
     let pipeline = stream.pipelines.of(&k).unwrap();
     let buffer = stream.allocate(n as u64 * 4).unwrap();
-    stream.dispatch(&pipeline, smallvec![buffer], words, k.groups).unwrap();
+    stream.dispatch(&pipeline, smallvec![Bound::whole(buffer)], words, k.groups).unwrap();
     let mut bytes = vec![0; n as usize * 4];
     stream.download(buffer, 0, &mut bytes).unwrap();
     stream.memory.release(buffer);
@@ -65,7 +65,7 @@ fn a_kernel_that_does_not_compile_is_an_error_and_the_next_one_runs() {
     k.raw("this is no WGSL".into(), Groups::Linear(1));
     let pipeline = stream.pipelines.of(&k).unwrap();
     let buffer = stream.allocate(16).unwrap();
-    stream.dispatch(&pipeline, smallvec![buffer], [], k.groups).unwrap();
+    stream.dispatch(&pipeline, smallvec![Bound::whole(buffer)], [], k.groups).unwrap();
     let error = stream.flush().unwrap_err();
     assert!(matches!(&error, DeviceError::Kernel(text) if text.contains("broken")), "{error}");
     assert_eq!(multiples(&mut stream, 3, 2.0), [0.0, 2.0, 4.0]);

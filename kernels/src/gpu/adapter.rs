@@ -23,7 +23,7 @@ pub struct Listing {
     pub kind: &'static str,
     /// The driver and its version.
     pub driver: String,
-    /// 64-bit integers, 16-bit and 64-bit floats, subgroups, as far as it has them.
+    /// 64-bit integers, 16-bit and 64-bit floats, immediates, as far as it has them.
     pub features: Vec<&'static str>,
     /// The most bytes that a kernel can reach in one buffer.
     pub max_binding: u64,
@@ -72,11 +72,10 @@ fn kind(info: &wgpu::AdapterInfo) -> &'static str {
 }
 
 /// Optional features that kernels use, by the names that `TANDEM_GPU_WITHOUT` takes.
-pub(super) const FEATURES: [(&str, wgpu::Features); 5] = [
+pub(super) const FEATURES: [(&str, wgpu::Features); 4] = [
     ("int64", wgpu::Features::SHADER_INT64),
     ("f64", wgpu::Features::SHADER_F64),
     ("f16", wgpu::Features::SHADER_F16),
-    ("subgroup", wgpu::Features::SUBGROUP),
     ("immediates", wgpu::Features::IMMEDIATES),
 ];
 

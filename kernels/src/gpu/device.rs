@@ -52,6 +52,8 @@ pub struct Gpu {
     pub max_groups: u32,
     /// Steps in which parameters may lie in a uniform buffer, in bytes.
     pub uniform_step: u32,
+    /// Steps in which what a kernel reaches of a buffer may begin, in bytes.
+    pub binding_step: u64,
     /// Whether shaders check bounds.
     pub checks: bool,
     /// Whether random numbers are drawn on the host.
@@ -121,6 +123,7 @@ impl Gpu {
             max_buffers: limits.max_storage_buffers_per_shader_stage,
             max_groups: limits.max_compute_workgroups_per_dimension,
             uniform_step: limits.min_uniform_buffer_offset_alignment,
+            binding_step: u64::from(limits.min_storage_buffer_offset_alignment).max(16),
             checks: options.checks,
             host_random: without("random"),
             device,

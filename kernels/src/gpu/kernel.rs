@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use super::ir::{E, Mem, Ty, Var};
+use super::ir::{E, Mem, Node, Ty, Var};
 
 /// A tensor of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -27,8 +27,13 @@ pub enum Ref {
 pub enum Word {
     /// A size, a stride, a number that metadata decide.
     Fixed(u32),
-    /// The offset of an input's window, in elements.
-    Offset(u32),
+    /// Where a tensor's first element lies in what is bound of its buffer, in elements of this kind. It may lie before
+    /// it: then the sum with an element that is reached wraps.
+    Offset(Ref, Mem),
+    /// The first element or row of the part of the kernel that runs.
+    First,
+    /// How many the part has.
+    Count,
     /// A fed number: argument, item of its list, type, which word of it.
     Number(u32, u32, Ty, bool),
     /// The value of a host tensor of one element: input, type, which word of it.
@@ -52,6 +57,8 @@ pub struct Buf {
     pub atomic: bool,
     /// Whether four neighbours of a buffer that is only read are loaded together.
     pub wide: bool,
+    /// The parameter to be added to all addresses, where the kernel runs in parts and they begin with the tensor.
+    pub base: Option<u32>,
 }
 
 /// A window on a buffer of a kernel.
@@ -241,6 +248,8 @@ pub struct Kernel {
     pub groups: Groups,
     /// What it writes must be no other buffer of it: elements are computed in another order than one by one.
     pub apart: bool,
+    /// The first element or row that it computes, where it runs in parts.
+    pub first: Option<E>,
     vars: u32,
 }
 
@@ -258,6 +267,7 @@ impl Kernel {
             skeleton: Skeleton::Raw(String::new()),
             groups: Groups::Linear(0),
             apart: false,
+            first: None,
             vars: 0,
         }
     }
@@ -303,12 +313,12 @@ impl Kernel {
     pub fn window(&mut self, tensor: Ref, mem: Mem, sizes: &[i64], strides: &[i64], written: bool) -> Tensor {
         let known = self.bufs.iter().position(|b| b.tensor == tensor && b.mem == mem);
         let buf = known.unwrap_or_else(|| {
-            self.bufs.push(Buf { tensor, mem, written, atomic: false, wide: false });
+            self.bufs.push(Buf { tensor, mem, written, atomic: false, wide: false, base: None });
             self.bufs.len() - 1
         });
         self.bufs[buf].written |= written;
         let offset = match tensor {
-            Ref::Input(i) => Some(self.word(Ty::U32, Word::Offset(i))),
+            Ref::Input(_) => Some(self.word(Ty::U32, Word::Offset(tensor, mem))),
             Ref::Fresh(_) | Ref::Temp(_) | Ref::Faults => None,
         };
         let steps = sizes
@@ -478,12 +488,30 @@ impl Kernel {
         self.groups = groups;
     }
 
+    /// Makes it run in parts of its elements or rows, see [`super::spans`].
+    pub fn divide(&mut self) {
+        if let Skeleton::Map { count, .. } | Skeleton::Rows { rows: count, .. } = &self.skeleton
+            && let Node::Param(word) = count.0.node
+        {
+            self.words[word as usize] = Word::Count;
+        }
+        self.first = Some(self.word(Ty::U32, Word::First));
+        for buf in &mut self.bufs {
+            // The addresses in inputs have their offset already.
+            if matches!(buf.tensor, Ref::Fresh(_) | Ref::Temp(_)) {
+                buf.base = Some(self.words.len() as u32);
+                self.words.push(Word::Offset(buf.tensor, buf.mem));
+            }
+        }
+    }
+
     /// Reports a fault where an expression is true: an index out of range, a division by zero. The element's stores
     /// are left out.
     pub fn fault(&mut self, when: E) {
         if self.faults.is_empty() {
             let mem = Mem::I32;
-            self.bufs.push(Buf { tensor: Ref::Faults, mem, written: true, atomic: true, wide: false });
+            let (tensor, base) = (Ref::Faults, None);
+            self.bufs.push(Buf { tensor, mem, written: true, atomic: true, wide: false, base });
             self.words.push(Word::Tag);
         }
         self.faults.push(when);

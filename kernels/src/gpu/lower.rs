@@ -12,8 +12,9 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use super::ir::{E, Mem, Ty};
-use super::kernel::{Groups, Kernel, Ref, Tensor, Word, contiguous};
+use super::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word, contiguous};
 use super::pipelines::{Pipeline, Pipelines};
+use super::spans::{self, Part};
 
 /// Sizes or strides.
 pub type Dims = SmallVec<[i64; 6]>;
@@ -31,6 +32,8 @@ pub enum Action {
         words: Box<[Word]>,
         /// Its workgroups.
         groups: Groups,
+        /// The parts in which it runs where tensors are larger than what can be bound of a buffer; else there are none.
+        parts: Vec<Part>,
         /// See [`Kernel::apart`].
         apart: bool,
     },
@@ -55,6 +58,21 @@ pub struct Lowered {
     pub pins: SmallVec<[(u32, u64); 1]>,
     /// Ranges of numbers that it was made for, ends included: argument, least, greatest.
     pub ranges: SmallVec<[(u32, f64, f64); 1]>,
+}
+
+impl Lowered {
+    /// Bytes from a tensor's first element to its last.
+    pub fn extent(&self, inputs: &[Input<'_>], tensor: Ref) -> u64 {
+        match tensor {
+            Ref::Input(i) => {
+                let resized = self.outputs.resized.iter().find(|r| r.input == i);
+                resized.map_or_else(|| inputs[i as usize].meta().extent_bytes(0), |r| r.meta.extent_bytes(0))
+            }
+            Ref::Fresh(i) => self.outputs.fresh[i as usize],
+            Ref::Temp(i) => self.temps[i as usize],
+            Ref::Faults => 4,
+        }
+    }
 }
 
 /// A tensor as lowerings see it.
@@ -519,8 +537,22 @@ impl<'a> Lowering<'a> {
         (k.word(Ty::U32, Word::Key(false)), k.word(Ty::U32, Word::Key(true)))
     }
 
-    /// Adds a kernel. `None` where the device lacks what it needs.
-    pub fn launch(&mut self, kernel: Kernel) -> Option<()> {
+    /// Adds a kernel, which runs in parts where its tensors are large. `None` where that cannot be, and where the device
+    /// lacks what it needs.
+    pub fn launch(&mut self, mut kernel: Kernel) -> Option<()> {
+        let extent = |buf: &Buf| self.lowered.extent(self.call.inputs, buf.tensor);
+        let bytes: SmallVec<[u64; 8]> = kernel.bufs.iter().map(extent).collect();
+        // Elements are numbered in 32 bits.
+        let countable = |(bytes, buf): (&u64, &Buf)| bytes / u64::from(buf.mem.size()) < u64::from(u32::MAX);
+        if !bytes.iter().zip(&kernel.bufs).all(countable) {
+            return None;
+        }
+        let gpu = &self.pipelines.gpu;
+        let mut parts = Vec::new();
+        if bytes.iter().any(|bytes| *bytes > gpu.max_binding) {
+            parts = spans::parts(&kernel, &bytes, gpu.max_binding - 2 * gpu.binding_step)?;
+            kernel.divide();
+        }
         let pipeline = self.pipelines.of(&kernel)?;
         let (groups, apart) = (kernel.groups, kernel.apart);
         self.lowered.draws |= kernel.words.iter().any(|w| matches!(w, Word::Key(_)));
@@ -529,6 +561,7 @@ impl<'a> Lowering<'a> {
             tensors: kernel.bufs.iter().map(|b| b.tensor).collect(),
             words: kernel.words.into(),
             groups,
+            parts,
             apart,
         });
         Some(())

@@ -18,6 +18,7 @@ pub mod memory;
 pub mod ops;
 pub mod pipelines;
 pub mod print;
+pub mod spans;
 pub mod stream;
 
 pub use executor::{Devices, GpuExecutor};

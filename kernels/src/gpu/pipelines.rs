@@ -53,7 +53,8 @@ struct Job {
 /// All pipelines of a device.
 #[derive(Debug)]
 pub struct Pipelines {
-    gpu: Arc<Gpu>,
+    /// The device.
+    pub gpu: Arc<Gpu>,
     by_source: FxHashMap<Arc<str>, Arc<Pipeline>>,
     /// Layouts of group 0, by which buffers are written.
     layouts: Vec<(Box<[bool]>, wgpu::BindGroupLayout)>,

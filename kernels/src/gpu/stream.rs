@@ -5,6 +5,7 @@
 //! cached by buffers. So many submissions may be under way; beyond that the recorder waits for the oldest.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -16,9 +17,27 @@ use super::memory::{BufId, Memory};
 use super::pipelines::{Pipeline, Pipelines};
 use crate::error::DeviceError;
 
+/// What a kernel is given of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// The buffer.
+    pub buf: BufId,
+    /// The first byte.
+    pub begin: u64,
+    /// How many, where it is not all of them.
+    pub bytes: Option<NonZeroU64>,
+}
+
+impl Bound {
+    /// All of it.
+    pub fn whole(buf: BufId) -> Bound {
+        Bound { buf, begin: 0, bytes: None }
+    }
+}
+
 #[derive(Debug)]
 enum Command {
-    Dispatch { pipeline: Arc<Pipeline>, bufs: SmallVec<[BufId; 8]>, words: u32, groups: [u32; 3] },
+    Dispatch { pipeline: Arc<Pipeline>, bufs: SmallVec<[Bound; 8]>, words: u32, groups: [u32; 3] },
     Copy { from: BufId, from_offset: u64, to: BufId, to_offset: u64, bytes: u64 },
     Clear { buf: BufId, offset: u64, bytes: u64 },
 }
@@ -234,7 +253,7 @@ impl Stream {
     pub fn dispatch(
         &mut self,
         pipeline: &Arc<Pipeline>,
-        bufs: SmallVec<[BufId; 8]>,
+        bufs: SmallVec<[Bound; 8]>,
         words: impl IntoIterator<Item = u32>,
         groups: Groups,
     ) -> Result<(), DeviceError> {
@@ -253,8 +272,8 @@ impl Stream {
             self.words.truncate(first as usize);
             return Ok(());
         }
-        for id in &bufs {
-            self.memory.touch(*id, self.submission);
+        for bound in &bufs {
+            self.memory.touch(bound.buf, self.submission);
         }
         self.dispatches += 1;
         self.commands.push(Command::Dispatch { pipeline: pipeline.clone(), bufs, words: first, groups });
@@ -420,16 +439,25 @@ impl Stream {
         }
         let mut key: SmallVec<[u32; 10]> = SmallVec::new();
         key.push(pipeline.layout);
-        key.extend(bufs.iter().map(|b| b.0));
+        key.extend(bufs.iter().map(|b| b.buf.0));
+        for (i, bound) in bufs.iter().enumerate() {
+            if let Some(bytes) = bound.bytes {
+                let words = [bound.begin, bytes.get()].map(|n| [n as u32, (n >> 32) as u32]);
+                key.push(i as u32);
+                key.extend(words.into_iter().flatten());
+            }
+        }
         if let Some(group) = self.bind_groups.get(&key) {
             pass.set_bind_group(0, group, &[]);
         } else {
             let entries: SmallVec<[wgpu::BindGroupEntry<'_>; 8]> = bufs
                 .iter()
                 .enumerate()
-                .filter_map(|(i, id)| {
-                    let buffer = self.memory.buffer(*id)?;
-                    Some(wgpu::BindGroupEntry { binding: i as u32, resource: buffer.as_entire_binding() })
+                .filter_map(|(i, bound)| {
+                    let buffer = self.memory.buffer(bound.buf)?;
+                    let binding = wgpu::BufferBinding { buffer, offset: bound.begin, size: bound.bytes };
+                    let resource = wgpu::BindingResource::Buffer(binding);
+                    Some(wgpu::BindGroupEntry { binding: i as u32, resource })
                 })
                 .collect();
             let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {

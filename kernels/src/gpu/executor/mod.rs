@@ -8,6 +8,7 @@ mod devices;
 mod faults;
 mod host_path;
 mod storages;
+mod windows;
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 pub use self::devices::Devices;
 use self::faults::Faults;
 use self::storages::{Absent, Contents, Storages};
+use self::windows::{placed, runs};
 use super::device::Gpu;
 use super::ir::Ty;
 use super::kernel::{Ref, Word};
@@ -109,7 +111,7 @@ impl GpuExecutor {
         let mut lowering = Lowering::new(call, base, &op.writes, &mut self.stream.pipelines);
         lower(&mut lowering)?;
         let lowered = lowering.finish();
-        let limit = self.stream.gpu.max_binding;
+        let limit = self.stream.gpu.max_buffer;
         let fits = lowered.outputs.fresh.iter().chain(&lowered.temps).all(|bytes| *bytes <= limit);
         fits.then(|| Arc::new(lowered))
     }
@@ -126,8 +128,11 @@ impl GpuExecutor {
             self.native += 1;
             return Ok(());
         }
-        let limit = self.stream.gpu.max_binding;
+        let limit = self.stream.gpu.max_buffer;
         self.grow_resized(call, location, lowered)?;
+        if !self.can_bind(call, lowered) {
+            return Err(Refused::Host);
+        }
         let mut inputs: SmallVec<[Option<BufId>; 8]> = SmallVec::new();
         let mut uploaded: SmallVec<[BufId; 2]> = SmallVec::new();
         for input in &call.inputs {
@@ -180,7 +185,7 @@ impl GpuExecutor {
         let bytes = self.host_bytes(&from.place, &from.meta(), from.offset);
         let nbytes = self.storages.bytes(id);
         let fills = to.offset == 0 && nbytes == bytes.len() as u64 && nbytes > 0;
-        if !fills || self.storages.poisoned(id).is_some() || nbytes > self.stream.gpu.max_binding {
+        if !fills || self.storages.poisoned(id).is_some() || nbytes > self.stream.gpu.max_buffer {
             return Ok(false);
         }
         self.storages.set(id, Contents::Undefined(nbytes), &mut self.stream);
@@ -249,15 +254,21 @@ impl GpuExecutor {
                         self.stream.clear(buf, 0, *bytes)?;
                     }
                 }
-                Action::Dispatch { pipeline, tensors, words, groups, .. } => {
+                Action::Dispatch { pipeline, tensors, words, groups, parts, .. } => {
                     let mut bufs: SmallVec<[BufId; 8]> = tensors.iter().filter_map(|r| buffer(*r)).collect();
                     let copies = self.separate(&mut bufs, &pipeline.written)?;
                     if words.contains(&Word::Tag) && tag.is_none() {
                         tag = Some(self.faults.expect(call.op, location));
                     }
-                    let resolve = |w: &Word| self.word(*w, call, key, tag.unwrap_or_default());
-                    let words: SmallVec<[u32; 64]> = words.iter().map(resolve).collect();
-                    self.stream.dispatch(pipeline, bufs, words, *groups)?;
+                    for part in runs(parts) {
+                        let bound = self.bind(call, lowered, (tensors, &bufs), part);
+                        let resolve = |word: &Word| {
+                            let placed = placed(*word, call, (tensors, &bound), part);
+                            placed.unwrap_or_else(|| self.word(*word, call, key, tag.unwrap_or_default()))
+                        };
+                        let words: SmallVec<[u32; 64]> = words.iter().map(resolve).collect();
+                        self.stream.dispatch(pipeline, bound, words, part.map_or(*groups, |p| p.groups))?;
+                    }
                     copies.into_iter().for_each(|buf| self.stream.memory.release(buf));
                     for (tensor, written) in tensors.iter().zip(&pipeline.written) {
                         if let (Ref::Input(i), true) = (tensor, written)
@@ -347,10 +358,6 @@ impl GpuExecutor {
     fn word(&self, word: Word, call: &Call<'_>, key: u64, tag: u32) -> u32 {
         match word {
             Word::Fixed(value) => value,
-            Word::Offset(i) => match call.inputs[i as usize].place {
-                Place::Storage { .. } => call.inputs[i as usize].offset as u32,
-                _ => 0,
-            },
             Word::Number(arg, item, ty, upper) => match &call.args[arg as usize] {
                 Arg::Floats(list) => bits(Number::Float(list[item as usize]), ty, upper),
                 Arg::Ints(list) => bits(Number::Int(list[item as usize]), ty, upper),
@@ -372,6 +379,8 @@ impl GpuExecutor {
             }
             Word::Key(upper) => (key >> if upper { 32 } else { 0 }) as u32,
             Word::Tag => tag,
+            // See `placed`.
+            Word::Offset(..) | Word::First | Word::Count => 0,
         }
     }
 

@@ -49,10 +49,25 @@ impl Writer<'_> {
         text
     }
 
+    /// The text of an element's place in what is bound of a buffer.
+    pub(super) fn address(&mut self, buf: u32, at: &E) -> String {
+        let at = self.emit(at);
+        match self.kernel.bufs[buf as usize].base {
+            Some(word) => format!("({at} + {})", parameter_word(word)),
+            None => at,
+        }
+    }
+
+    /// ` + first` where the kernel runs in parts, to be added to the number of an element or row of the part.
+    pub(super) fn behind_first(&mut self) -> String {
+        let first = self.kernel.first.as_ref();
+        first.map_or(String::new(), |first| format!(" + {}", self.outside(first)))
+    }
+
     fn value(&mut self, e: &E, target: usize) -> Value {
         let text = match &e.0.node {
             Node::Lit(_) | Node::Var(_) | Node::Param(_) => String::new(),
-            Node::Load { buf, at, guard: None } => format!("ld{buf}({})", self.emit(at)),
+            Node::Load { buf, at, guard: None } => format!("ld{buf}({})", self.address(*buf, at)),
             Node::Load { buf, at, guard: Some((condition, default)) } => {
                 return self.guarded(e, *buf, at, condition, default, target);
             }
@@ -82,7 +97,7 @@ impl Writer<'_> {
         let (condition, default) = (self.emit(condition), self.emit(default));
         let ty = self.ty(e.ty());
         // The address is good for nothing elsewhere, but computing it does no harm.
-        let at = self.emit(at);
+        let at = self.address(buf, at);
         let scope = &mut self.scopes[target];
         let name = format!("g{}", self.names);
         self.names += 1;

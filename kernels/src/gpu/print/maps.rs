@@ -12,9 +12,10 @@ impl Writer<'_> {
         let x = name(element);
         if lanes == 1 {
             let body = self.block(&[element], |w| w.stores(stores));
-            let count = self.outside(count);
+            let (count, first) = (self.outside(count), self.behind_first());
             return format!(
-                "{MAIN}  let {x} = group(wg, grid) * {THREADS}u + lane;\n  if ({x} < {count}) {{\n{body}  }}\n}}\n"
+                "{MAIN}  let own = group(wg, grid) * {THREADS}u + lane;\n  if (own < {count}) {{\n    \
+                 let {x} = own{first};\n{body}  }}\n}}\n"
             );
         }
         // Neighbouring elements share words, so a thread computes whole words; at the end of a window, and where it
@@ -38,20 +39,20 @@ impl Writer<'_> {
         for (n, store) in stores.iter().enumerate() {
             let b = store.buf;
             let at = self.block(&[element], |w| {
-                let at = w.emit(&store.at);
+                let at = w.address(store.buf, &store.at);
                 w.line(&format!("let at = {at};"));
             });
             let _ = writeln!(single, "    {{ let {x} = first + k;\n{at}    st{b}(at, r.v{n}); }}");
             let words = self.words(store, lanes, |p| format!("r{p}.v{n}"));
             let _ = write!(assign, "    {{ let {x} = first;\n{at}    {words} }}\n");
         }
-        let count = self.outside(count);
+        let (count, begin) = (self.outside(count), self.behind_first());
         let calls: String = (0..lanes).map(|p| format!("    let r{p} = each(first + {p}u);\n")).collect();
         format!(
             "struct Each {{ {results}}}\nfn each({x}: u32) -> Each {{\n{body}}}\n{MAIN}  \
-             let first = (group(wg, grid) * {THREADS}u + lane) * {lanes}u;\n  \
-             if (first + {lanes}u <= {count}) {{\n{calls}{assign}  }} else {{\n    \
-             for (var k = 0u; first + k < {count}; k++) {{ let r = each(first + k);\n{single}    }}\n  }}\n}}\n"
+             let own = (group(wg, grid) * {THREADS}u + lane) * {lanes}u;\n  let first = own{begin};\n  \
+             if (own + {lanes}u <= {count}) {{\n{calls}{assign}  }} else {{\n    \
+             for (var k = 0u; own + k < {count}; k++) {{ let r = each(first + k);\n{single}    }}\n  }}\n}}\n"
         )
     }
 }

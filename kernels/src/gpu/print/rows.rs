@@ -10,7 +10,7 @@ impl Writer<'_> {
     pub(super) fn rows(&mut self, rows: &E, len: &E, row: Var, team: u32, stages: &[Stage]) -> String {
         let per = THREADS / team;
         let x = name(row);
-        let rows = self.outside(rows);
+        let (rows, first) = (self.outside(rows), self.behind_first());
         let mut shared = String::new();
         if team > 1 {
             for (n, ty) in self.kernel_shared() {
@@ -38,7 +38,7 @@ impl Writer<'_> {
         format!(
             "{shared}{MAIN}  let worker = lane % {team}u;\n  \
              let asked = group(wg, grid) * {per}u + lane / {team}u;\n  let row_ok = asked < {rows};\n  \
-             let {x} = min(asked, {rows} - 1u);\n{body}}}\n"
+             let {x} = min(asked, {rows} - 1u){first};\n{body}}}\n"
         )
     }
 
@@ -72,7 +72,7 @@ impl Writer<'_> {
         }
         for (n, store) in stores.iter().enumerate() {
             let at = self.block(&[member], |w| {
-                let at = w.emit(&store.at);
+                let at = w.address(store.buf, &store.at);
                 w.line(&format!("let at = {at};"));
             });
             let words = self.words(store, lanes, |p| format!("r{p}_{n}"));
@@ -98,8 +98,8 @@ impl Writer<'_> {
         self.line(&format!("for (var {j} = {worker}; {j} < {len}; {j} += {team}u) {{\n{body}}}"));
     }
 
-    /// A tree over the team's threads, after which all of them have the result. Barriers need control flow that is
-    /// uniform, so it is written out.
+    /// A tree over the team's threads, four at a time, after which all of them have the result. Barriers cost more than
+    /// merges, and need control flow that is uniform, so the tree is written out.
     fn merge(&mut self, team: u32, acc: &[Var], other: &[Var], init: &[E], merge: &[E]) {
         if team == 1 {
             return;
@@ -110,22 +110,23 @@ impl Writer<'_> {
         let mut vars = acc.to_vec();
         vars.extend_from_slice(other);
         let body = self.block(&vars, |w| w.assign(acc, merge));
-        let mut half = team / 2;
+        let join = |at: &str| -> String {
+            let take = other.iter().zip(&arrays).map(|(o, n)| format!("let {} = sh{n}[{at}]; ", name(*o)));
+            format!("{{ {}\n{body}}}\n", take.collect::<String>())
+        };
+        let mut left = team;
         self.line(&put);
-        while half > 0 {
-            let take: String = other
-                .iter()
-                .zip(&arrays)
-                .map(|(o, n)| format!("let {} = sh{n}[lane + {half}u]; ", name(*o)))
-                .collect();
+        while left > 4 {
+            left /= 4;
+            let joined: String = (1..4).map(|n| join(&format!("lane + {}u", n * left))).collect();
             self.line("workgroupBarrier();");
-            self.line(&format!("if (worker < {half}u) {{ {take}\n{body}{put}}}"));
-            half /= 2;
+            self.line(&format!("if (worker < {left}u) {{\n{joined}{put}}}"));
         }
         self.line("workgroupBarrier();");
-        let get: String =
-            acc.iter().zip(&arrays).map(|(a, n)| format!("{} = sh{n}[lane - worker]; ", name(*a))).collect();
-        self.line(&get);
+        // What is left every thread merges for itself, in one order.
+        let first = acc.iter().zip(&arrays).map(|(a, n)| format!("{} = sh{n}[lane - worker]; ", name(*a)));
+        self.line(&first.collect::<String>());
+        (1..left).for_each(|n| self.line(&join(&format!("lane - worker + {n}u"))));
         self.line("workgroupBarrier();");
     }
 

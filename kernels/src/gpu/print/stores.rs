@@ -33,7 +33,9 @@ impl Writer<'_> {
         // All values first: what is stored may be what another value reads.
         let parts: Vec<(String, String, Option<String>)> = stores
             .iter()
-            .map(|s| (self.emit(&s.at), self.emit(&s.value), s.guard.as_ref().map(|g| self.emit(g))))
+            .map(|s| {
+                (self.address(s.buf, &s.at), self.emit(&s.value), s.guard.as_ref().map(|g| self.emit(g)))
+            })
             .collect();
         for (store, (at, value, guard)) in stores.iter().zip(parts) {
             let text = self.store(store, &at, &value);

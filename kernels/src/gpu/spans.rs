@@ -1,0 +1,437 @@
+//! Which elements of its tensors a part of a kernel reaches.
+//!
+//! **Why.** An adapter lets a kernel reach so many bytes of a buffer, and a tensor may have more. **Strategy.** Such a
+//! kernel runs once for each part of its elements or rows, on windows of the buffers. What a part reaches follows from
+//! its addresses and conditions by interval arithmetic, so no operator has to say it. An address of which nothing is
+//! known, such as one that is loaded and compared with nothing, reaches the whole tensor; where that is too much the
+//! call takes the host path.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use super::ir::{Bin, E, Node, Ty, Typed, Var};
+use super::kernel::{Buf, Groups, Kernel, Ref, Skeleton, Stage, Store, THREADS, Word, lanes};
+
+/// Bytes of a tensor, counted from its first element.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The first one.
+    pub begin: u64,
+    /// Behind the last one.
+    pub end: u64,
+}
+
+/// Elements or rows of a kernel that run together.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The first one.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Workgroups.
+    pub groups: Groups,
+    /// What is reached of each tensor.
+    pub spans: SmallVec<[Span; 8]>,
+}
+
+/// The most parts of a kernel.
+const MAX_PARTS: u64 = 256;
+
+/// The parts of a kernel of whose tensors, of so many bytes, no part reaches more than `limit`: as few as will do.
+pub fn parts(kernel: &Kernel, bytes: &[u64], limit: u64) -> Option<Vec<Part>> {
+    let (units, a_group, step) = match &kernel.skeleton {
+        Skeleton::Map { count, stores, .. } => {
+            let a_group = THREADS * lanes(&kernel.bufs, stores);
+            (fixed(kernel, count)?, a_group, u64::from(a_group))
+        }
+        Skeleton::Rows { rows, team, .. } => (fixed(kernel, rows)?, THREADS / team, 1),
+        Skeleton::Contract(_) | Skeleton::Raw(_) => return None,
+    };
+    // Bound twice, a tensor would need one window for both.
+    let bufs = &kernel.bufs;
+    if bufs.iter().enumerate().any(|(i, buf)| bufs[..i].iter().any(|b| b.tensor == buf.tensor)) {
+        return None;
+    }
+    let least = bytes.iter().max()?.div_ceil(limit);
+    (least..=MAX_PARTS.min(u64::from(units))).find_map(|n| {
+        let each = u64::from(units).div_ceil(n).next_multiple_of(step) as usize;
+        let part = |first: u64| {
+            let count = (u64::from(units) - first).min(each as u64) as u32;
+            let spans = Reach::of(kernel, first as u32, count).spans(kernel, bytes);
+            let fits = spans.iter().all(|s| s.end - s.begin <= limit);
+            let groups = Groups::Linear(u64::from(count.div_ceil(a_group)));
+            fits.then_some(Part { first: first as u32, count, groups, spans })
+        };
+        (0..u64::from(units)).step_by(each).map(part).collect()
+    })
+}
+
+fn fixed(kernel: &Kernel, e: &E) -> Option<u32> {
+    match &e.0.node {
+        Node::Param(word) => match kernel.words[*word as usize] {
+            Word::Fixed(value) => Some(value),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Values from the first to the last.
+type Range = (i64, i64);
+
+/// All values of a type.
+fn all(ty: Ty) -> Range {
+    match ty {
+        Ty::U32 => (0, i64::from(u32::MAX)),
+        Ty::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        _ => (i64::MIN, i64::MAX),
+    }
+}
+
+struct Reach<'k> {
+    kernel: &'k Kernel,
+    vars: HashMap<Var, Range>,
+    ranges: HashMap<*const Typed, Range>,
+    visited: HashSet<*const Typed>,
+    /// Elements of each buffer; none yet, or `None` where nothing is known.
+    reached: Vec<Option<Range>>,
+}
+
+impl<'k> Reach<'k> {
+    /// What the elements or rows from `first` on reach.
+    fn of(kernel: &'k Kernel, first: u32, count: u32) -> Reach<'k> {
+        let mut reach = Reach {
+            kernel,
+            vars: HashMap::new(),
+            ranges: HashMap::new(),
+            visited: HashSet::new(),
+            reached: vec![Some((i64::MAX, i64::MIN)); kernel.bufs.len()],
+        };
+        let own = (i64::from(first), i64::from(first) + i64::from(count) - 1);
+        match &kernel.skeleton {
+            Skeleton::Map { element, stores, .. } => {
+                reach.vars.insert(*element, own);
+                reach.stores(stores);
+            }
+            Skeleton::Rows { len, row, stages, .. } => {
+                reach.vars.insert(*row, own);
+                reach.visit(len);
+                let members = (0, (reach.range(len).1 - 1).max(0));
+                stages.iter().for_each(|stage| reach.stage(stage, members));
+            }
+            Skeleton::Contract(_) | Skeleton::Raw(_) => reach.reached.fill(None),
+        }
+        kernel.faults.iter().for_each(|e| reach.visit(e));
+        reach
+    }
+
+    fn spans(&self, kernel: &Kernel, bytes: &[u64]) -> SmallVec<[Span; 8]> {
+        let span = |((reached, buf), bytes): ((&Option<Range>, &Buf), &u64)| {
+            let size = u64::from(buf.mem.size());
+            match *reached {
+                None => Span { begin: 0, end: *bytes },
+                Some((first, last)) if first > last => Span { begin: 0, end: size.min(*bytes) },
+                Some((first, last)) => {
+                    let end = ((last + 1) as u64 * size).min(*bytes);
+                    Span { begin: (first as u64 * size).min(end), end }
+                }
+            }
+        };
+        self.reached.iter().zip(&kernel.bufs).zip(bytes).map(span).collect()
+    }
+
+    fn stage(&mut self, stage: &Stage, members: Range) {
+        match stage {
+            Stage::Reduce { member, init, step, merge, .. } => {
+                self.vars.insert(*member, members);
+                init.iter().chain(step).chain(merge).for_each(|e| self.visit(e));
+            }
+            Stage::Scan(scan) => {
+                self.vars.insert(scan.member, members);
+                let all = scan.init.iter().chain(&scan.start).chain(&scan.step).chain(&scan.merge);
+                all.for_each(|e| self.visit(e));
+                self.stores(&scan.stores);
+            }
+            Stage::Each(member, stores) => {
+                self.vars.insert(*member, members);
+                self.stores(stores);
+            }
+            Stage::Once(stores) => self.stores(stores),
+        }
+    }
+
+    fn stores(&mut self, stores: &[Store]) {
+        for store in stores {
+            [&store.at, &store.value].into_iter().chain(&store.guard).for_each(|e| self.visit(e));
+            self.note(store.buf, &store.at, store.guard.as_ref());
+        }
+    }
+
+    /// Notes what is loaded for an expression.
+    fn visit(&mut self, e: &E) {
+        if !self.visited.insert(Rc::as_ptr(&e.0)) {
+            return;
+        }
+        match &e.0.node {
+            Node::Lit(_) | Node::Var(_) | Node::Param(_) => {}
+            Node::Load { buf, at, guard } => {
+                self.visit(at);
+                guard.iter().for_each(|(condition, default)| {
+                    self.visit(condition);
+                    self.visit(default);
+                });
+                self.note(*buf, at, guard.as_ref().map(|(condition, _)| condition));
+            }
+            Node::Un(_, a) | Node::Cast(a) | Node::Item(a, _) => self.visit(a),
+            Node::Bin(_, a, b) => [a, b].into_iter().for_each(|e| self.visit(e)),
+            Node::Select(a, b, c) => [a, b, c].into_iter().for_each(|e| self.visit(e)),
+            Node::Call(_, args) => args.iter().for_each(|e| self.visit(e)),
+            Node::Fold { count, vars, init, body } => {
+                self.visit(count);
+                init.iter().for_each(|e| self.visit(e));
+                let rounds = (0, (self.range(count).1 - 1).max(0));
+                self.vars.insert(vars[0], rounds);
+                body.iter().for_each(|e| self.visit(e));
+            }
+        }
+    }
+
+    /// Notes that an element of a buffer is reached, where the condition is true if there is one.
+    fn note(&mut self, buf: u32, at: &E, condition: Option<&E>) {
+        let Some(condition) = condition else { return self.note_at(buf, at) };
+        let mut left = HashMap::new();
+        self.assume(condition, &mut left);
+        if left.values().all(|(first, last)| first <= last) {
+            let known = std::mem::replace(&mut self.ranges, left);
+            self.note_at(buf, at);
+            self.ranges = known;
+        }
+    }
+
+    /// The values that a condition leaves to what it compares.
+    fn assume(&mut self, condition: &E, left: &mut HashMap<*const Typed, Range>) {
+        let Node::Bin(op, a, b) = &condition.0.node else { return };
+        let less = match op {
+            Bin::Lt => 1,
+            Bin::Le => 0,
+            Bin::And => return [a, b].into_iter().for_each(|e| self.assume(e, left)),
+            _ => return,
+        };
+        let (of_a, of_b) = (self.range(a), self.range(b));
+        let mut narrow = |e: &E, all: Range, to: Range| {
+            let left = left.entry(Rc::as_ptr(&e.0)).or_insert(all);
+            *left = (left.0.max(to.0), left.1.min(to.1));
+        };
+        narrow(a, of_a, (i64::MIN, of_b.1.saturating_sub(less)));
+        narrow(b, of_b, (of_a.0.saturating_add(less), i64::MAX));
+    }
+
+    fn note_at(&mut self, buf: u32, at: &E) {
+        let Buf { tensor, mem, .. } = self.kernel.bufs[buf as usize];
+        let range = match tensor {
+            Ref::Input(_) => self.behind(at, Word::Offset(tensor, mem)),
+            _ => Some(self.range(at)),
+        };
+        let reached = &mut self.reached[buf as usize];
+        *reached = match (*reached, range) {
+            (Some(known), Some(more)) if more.0 >= 0 && more.1 < all(Ty::U32).1 => {
+                Some((known.0.min(more.0), known.1.max(more.1)))
+            }
+            _ => None,
+        };
+    }
+
+    /// The values of an address less the window's offset, which must be one of its summands.
+    fn behind(&mut self, at: &E, offset: Word) -> Option<Range> {
+        match &at.0.node {
+            Node::Param(word) if self.kernel.words[*word as usize] == offset => Some((0, 0)),
+            Node::Bin(Bin::Add, a, b) => {
+                let (base, rest) = match self.behind(a, offset) {
+                    Some(base) => (base, b),
+                    None => (self.behind(b, offset)?, a),
+                };
+                let rest = self.range(rest);
+                Some((base.0 + rest.0, base.1 + rest.1))
+            }
+            _ => None,
+        }
+    }
+
+    /// The values of an integer: those of its type where nothing is known, or it may wrap.
+    fn range(&mut self, e: &E) -> Range {
+        let key = Rc::as_ptr(&e.0);
+        if let Some(known) = self.ranges.get(&key) {
+            return *known;
+        }
+        let whole = all(e.ty());
+        let range = match e.ty() {
+            Ty::U32 | Ty::I32 | Ty::I64 => {
+                self.compute(e).filter(|(first, last)| whole.0 <= *first && *last <= whole.1)
+            }
+            _ => None,
+        };
+        let range = range.unwrap_or(whole);
+        self.ranges.insert(key, range);
+        range
+    }
+
+    fn compute(&mut self, e: &E) -> Option<Range> {
+        Some(match &e.0.node {
+            Node::Lit(bits) => (*bits as i64, *bits as i64),
+            Node::Var(var) => *self.vars.get(var)?,
+            Node::Param(word) => match (self.kernel.words[*word as usize], e.ty()) {
+                (Word::Fixed(value), Ty::U32) => (i64::from(value), i64::from(value)),
+                (Word::Fixed(value), Ty::I32) => (i64::from(value as i32), i64::from(value as i32)),
+                _ => return None,
+            },
+            Node::Select(_, a, b) => {
+                let (a, b) = (self.range(a), self.range(b));
+                (a.0.min(b.0), a.1.max(b.1))
+            }
+            Node::Cast(a) if matches!(a.ty(), Ty::U32 | Ty::I32 | Ty::I64) => self.range(a),
+            Node::Bin(op, a, b) => {
+                let (a, b) = (self.range(a), self.range(b));
+                let natural = a.0 >= 0 && b.0 >= 0;
+                match op {
+                    Bin::Add => (a.0.checked_add(b.0)?, a.1.checked_add(b.1)?),
+                    Bin::Sub => (a.0.checked_sub(b.1)?, a.1.checked_sub(b.0)?),
+                    Bin::Mul if natural => (a.0.checked_mul(b.0)?, a.1.checked_mul(b.1)?),
+                    Bin::Div if natural && b.0 > 0 => (a.0 / b.1, a.1 / b.0),
+                    Bin::Rem if natural && b.0 == b.1 && b.0 > 0 && a.0 / b.0 == a.1 / b.0 => {
+                        (a.0 % b.0, a.1 % b.0)
+                    }
+                    Bin::Rem if natural && b.0 > 0 => (0, a.1.min(b.1 - 1)),
+                    Bin::Min => (a.0.min(b.0), a.1.min(b.1)),
+                    Bin::Max => (a.0.max(b.0), a.1.max(b.1)),
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::ir::Mem;
+    use crate::gpu::kernel::Tensor;
+
+    const LIMIT: u64 = 1 << 20;
+
+    /// Windows on tensors of floats, the last one being written.
+    fn windows(k: &mut Kernel, sizes: &[i64], strides: &[&[i64]]) -> Vec<Tensor> {
+        let last = strides.len() - 1;
+        let window = |(i, strides): (usize, &&[i64])| {
+            let tensor = if i == last { Ref::Fresh(0) } else { Ref::Input(i as u32) };
+            k.window(tensor, Mem::F32, sizes, strides, i == last)
+        };
+        strides.iter().enumerate().map(window).collect()
+    }
+
+    fn sum_of(sizes: &[i64], strides: &[&[i64]]) -> Kernel {
+        let mut k = Kernel::new("sum");
+        let t = windows(&mut k, sizes, strides);
+        k.map(sizes, |k, c, _| {
+            let values = t[..t.len() - 1].iter().map(|t| k.load(t, c)).reduce(|a, b| a + b);
+            vec![k.store(&t[t.len() - 1], c, values.unwrap_or_else(|| E::lit(Ty::F32, 0.0)))]
+        });
+        k
+    }
+
+    /// Parts follow one another and cover all.
+    fn covers(parts: &[Part], units: u32) -> bool {
+        let mut next = 0;
+        parts.iter().all(|p| std::mem::replace(&mut next, p.first + p.count) == p.first) && next == units
+    }
+
+    #[test]
+    fn elements_in_order_reach_as_much_of_each_tensor() {
+        let n = 1_000_001;
+        let k = sum_of(&[n], &[&[1], &[0], &[1]]);
+        let bytes = [4 * n as u64, 4, 4 * n as u64];
+        let parts = parts(&k, &bytes, LIMIT).expect("parts");
+        assert!(parts.len() == 4 && covers(&parts, n as u32));
+        for part in &parts {
+            let own = Span { begin: u64::from(part.first) * 4, end: u64::from(part.first + part.count) * 4 };
+            assert_eq!(part.spans[..], [own, Span { begin: 0, end: 4 }, own]);
+        }
+    }
+
+    #[test]
+    fn a_broadcast_row_is_reached_by_all_parts() {
+        let (rows, columns) = (1000, 1000);
+        let k = sum_of(&[rows, columns], &[&[columns, 1], &[0, 1], &[columns, 1]]);
+        let bytes = [4_000_000, 4000, 4_000_000];
+        let parts = parts(&k, &bytes, LIMIT).expect("parts");
+        assert!(covers(&parts, 1_000_000));
+        assert!(parts.iter().all(|p| p.spans[1] == Span { begin: 0, end: 4000 }));
+        // A part may begin within a row, and what is reached is counted in rows.
+        for part in &parts {
+            assert!(part.spans[0].begin <= u64::from(part.first) * 4);
+            assert!(part.spans[0].end >= u64::from(part.first + part.count) * 4);
+        }
+    }
+
+    #[test]
+    fn what_is_transposed_has_no_parts() {
+        let k = sum_of(&[1000, 1000], &[&[1, 1000], &[1000, 1]]);
+        assert!(parts(&k, &[4_000_000, 4_000_000], LIMIT).is_none());
+        let k = sum_of(&[1000, 1000], &[&[1, 1000], &[1000, 1]]);
+        assert!(parts(&k, &[4_000_000, 4_000_000], 4_000_000).is_some_and(|p| p.len() == 1));
+    }
+
+    #[test]
+    fn rows_reach_their_members() {
+        let (rows, len) = (300, 5000);
+        let mut k = Kernel::new("rows");
+        let t = windows(&mut k, &[rows, len], &[&[len, 1], &[1, 0]]);
+        k.rows(rows, len, 32, |r, row| {
+            let sum = r.sum(Ty::F32, |k, j| k.load(&t[0], &[row.clone(), j.clone()]));
+            r.once(|k| vec![k.store(&t[1], &[row.clone(), E::u32(0)], sum)]);
+        });
+        let parts = parts(&k, &[(rows * len * 4) as u64, rows as u64 * 4], LIMIT).expect("parts");
+        assert!(covers(&parts, rows as u32));
+        for part in &parts {
+            let row = |row: u32| u64::from(row) * len as u64 * 4;
+            let own = Span { begin: row(part.first), end: row(part.first + part.count) };
+            assert_eq!(part.spans[0], own);
+        }
+    }
+
+    #[test]
+    fn conditions_narrow_what_is_reached() {
+        let (rows, len) = (300, 5000);
+        let mut k = Kernel::new("pick");
+        let table = k.window(Ref::Input(0), Mem::F32, &[rows, len], &[len, 1], false);
+        let index = k.window(Ref::Input(1), Mem::I64, &[rows], &[1], false);
+        let out = k.window(Ref::Fresh(0), Mem::F32, &[rows], &[1], true);
+        k.map(&[rows], |k, c, _| {
+            let at = k.load(&index, c);
+            let inside = at.ge(0.0).and(at.lt(k.size(len).cast(Ty::I64)));
+            let value = k.load_if(&table, &[c[0].clone(), at.cast(Ty::U32)], inside, E::lit(Ty::F32, 0.0));
+            vec![k.store(&out, c, value)]
+        });
+        // A map's parts are of whole workgroups, so there are two.
+        let found = parts(&k, &[6_000_000, 2400, 1200], 5_200_000).expect("parts");
+        assert_eq!(found[0].spans[0], Span { begin: 0, end: 256 * 20_000 });
+        assert_eq!(found[1].spans[0], Span { begin: 256 * 20_000, end: 300 * 20_000 });
+    }
+
+    #[test]
+    fn what_is_looked_up_is_reached_whole() {
+        let mut k = Kernel::new("look up");
+        let table = k.window(Ref::Input(0), Mem::F32, &[1000], &[1], false);
+        let index = k.window(Ref::Input(1), Mem::I32, &[1 << 20], &[1], false);
+        let out = k.window(Ref::Fresh(0), Mem::F32, &[1 << 20], &[1], true);
+        k.map(&[1 << 20], |k, c, _| {
+            let at = k.load(&index, c).cast(Ty::U32);
+            vec![k.store(&out, c, k.load(&table, &[at]))]
+        });
+        let found = parts(&k, &[4000, 4 << 20, 4 << 20], LIMIT).expect("parts");
+        assert!(found.iter().all(|p| p.spans[0] == Span { begin: 0, end: 4000 }));
+        assert!(parts(&k, &[4 << 20, 4 << 20, 4 << 20], LIMIT).is_none());
+    }
+}

@@ -1,0 +1,125 @@
+"""Tensors larger than what the adapter can bind of a buffer: kernels run in parts, on windows of the buffers."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_tandem
+
+device = "tandem"
+ROWS, COLUMNS = 40961, 1031
+N = ROWS * COLUMNS  # 161 MiB of floats
+
+pytestmark = pytest.mark.skipif(
+    "limits" not in os.environ.get("TANDEM_GPU_WITHOUT", ""), reason="needs WebGPU's baseline limits"
+)
+
+
+@pytest.fixture(scope="module")
+def values():
+    """A large tensor on the CPU and on the device, where it does not begin with its storage."""
+    x = torch.rand(N + 3, generator=torch.Generator().manual_seed(0))
+    return x[3:], x.to(device)[3:]
+
+
+def same(got, expected, bound=1e-6):
+    torch.testing.assert_close(got.cpu(), expected, rtol=bound, atol=bound)
+
+
+def test_elements(values, hosted):
+    x, y = values
+    same(y * 2 + y, x * 2 + x)
+    # The buffer is written, so the other operand is read from a copy.
+    a, b = x.clone(), y.clone()
+    same(b.add_(b).mul_(0.5).sub_(1), a.add_(a).mul_(0.5).sub_(1))
+    same((y > 0.5)[-5000:], (x > 0.5)[-5000:])
+    same(y.half()[-5000:], x.half()[-5000:])
+    b.zero_()
+    b[::2].fill_(3)
+    assert b.sum().item() == 3 * ((N + 1) // 2)
+    assert not hosted()
+
+
+def test_rows_and_columns(values, hosted):
+    x, y = (v.view(ROWS, COLUMNS) for v in values)
+    bias = torch.rand(COLUMNS)
+    scale = torch.rand(ROWS, 1)
+    ours = y * scale.to(device) + bias.to(device)
+    expected = x * scale + bias
+    for part in (slice(0, 100), slice(ROWS // 2, ROWS // 2 + 3000), slice(-100, None)):
+        same(ours[part], expected[part])
+    same(F.softmax(ours, 1)[-2000:], F.softmax(expected, 1)[-2000:])
+    weight = torch.rand(COLUMNS)
+    same(
+        F.layer_norm(ours, (COLUMNS,), weight.to(device))[-2000:],
+        F.layer_norm(expected, (COLUMNS,), weight)[-2000:],
+        1e-5,
+    )
+    same(ours.amax(1), expected.amax(1))
+    assert torch.equal(ours.argmin(1).cpu()[:50], expected.argmin(1)[:50])
+    assert not hosted()
+
+
+def test_picked_and_joined(values, hosted):
+    x, y = (v.view(ROWS, COLUMNS) for v in values)
+    label = torch.randint(COLUMNS, (ROWS,), generator=torch.Generator().manual_seed(1))
+    same(y.gather(1, label.to(device)[:, None]), x.gather(1, label[:, None]))
+    same(F.cross_entropy(y, label.to(device)), F.cross_entropy(x, label), 1e-5)
+    half = ROWS // 2
+    joined = torch.cat([y[half:], y[:half]])
+    for part in (slice(0, 10), slice(half - 10, half + 10), slice(-10, None)):
+        same(joined[part], torch.cat([x[half:], x[:half]])[part])
+    assert not hosted()
+
+
+def test_all_elements_become_one(values, hosted):
+    x, y = values
+    same(y.sum(), x.double().sum().float(), 1e-4)
+    same(y.mean(), x.double().mean().float(), 1e-5)
+    same(y.max(), x.max())
+    assert y.argmax().item() == x.argmax().item()
+    same(torch._foreach_norm([y])[0], x.double().norm().float(), 1e-4)
+    assert not hosted()
+
+
+def test_an_optimizer(values, hosted):
+    x, y = values
+    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
+    options = {**numbers, "amsgrad": False, "maximize": False}
+    kept = []
+    for v in (x, y):
+        p, g, m, s = v.clone(), v - 0.5, torch.zeros_like(v), torch.zeros_like(v)
+        for step in (1.0, 2.0):
+            steps = torch.tensor(step, device=v.device)
+            torch._fused_adamw_([p], [g], [m], [s], [], [steps], **options)
+        kept.append([t[part] for t in (p, m, s) for part in (slice(0, 5000), slice(-5000, None))])
+    for ours, expected in zip(kept[1], kept[0], strict=True):
+        same(ours, expected, 1e-5)
+    assert not hosted()
+
+
+def test_parts_draw_different_numbers(hosted):
+    x = torch.empty(N, device=device).normal_()
+    assert abs(x.mean().item()) < 1e-3
+    assert abs(x.std().item() - 1) < 1e-3
+    same((x.view(ROWS, COLUMNS)[1:] == x[:COLUMNS]).sum(1).max(), torch.tensor(0))
+    assert not hosted()
+
+
+def test_small_views_of_a_large_storage(values, hosted):
+    x, y = values
+    for part in (slice(0, 6400), slice(N // 2, N // 2 + 6400), slice(N - 6400, N)):
+        a, b = x[part].view(80, 80), y[part].view(80, 80)
+        same(b @ b.t(), a @ a.t(), 1e-4)
+        same(b.cumsum(0), a.cumsum(0), 1e-5)
+    assert not hosted()
+
+
+def test_what_cannot_be_divided_takes_the_host_path(values, hosted):
+    x, y = (v.view(ROWS, COLUMNS) for v in values)
+    index = torch.tensor([0, ROWS - 1, 5])
+    same(F.embedding(index.to(device), y), F.embedding(index, x))
+    same(y @ torch.ones(COLUMNS, 2, device=device), x @ torch.ones(COLUMNS, 2), 1e-4)
+    assert hosted()
+    torch_tandem.mark_step()
