@@ -281,7 +281,6 @@ impl Reach {
 }
 
 /// In an image of `x`, from a place of `y`.
-
 fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> Reach {
     let guarded = g.padding.iter().any(|p| *p != 0);
     let mut all = Reach::default();
