@@ -57,6 +57,10 @@ impl Executor for Deferred {
         }
     }
 
+    fn shares_cores(&self) -> bool {
+        matches!(&self.0, State::Open(executor) if executor.shares_cores())
+    }
+
     fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) {
         // Whoever uses the storage is told why there is none.
         if let Ok(executor) = self.get() {

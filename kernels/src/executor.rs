@@ -123,6 +123,11 @@ pub trait Executor: Send {
     /// A short name for reports.
     fn name(&self) -> &'static str;
 
+    /// Whether it computes on the cores that the program runs on.
+    fn shares_cores(&self) -> bool {
+        false
+    }
+
     /// Gives a storage `nbytes` undefined bytes on a device.
     fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64);
 

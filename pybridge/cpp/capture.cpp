@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "host_memory.h"
 #include "values.h"
 
 namespace tandem {
@@ -244,6 +245,7 @@ extern "C" void ttc_register() {
       void process(const c10::Warning&) override {}
     } silent;
     c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    tandem::register_host_allocator();
     tandem::register_hooks();
     tandem::register_operators();
   });

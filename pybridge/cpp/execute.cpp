@@ -15,6 +15,7 @@
 
 #include "device.h"
 #include "errors.h"
+#include "host_memory.h"
 #include "values.h"
 
 namespace tandem {
@@ -197,6 +198,7 @@ c10::impl::ForceDispatchKeyGuard below_autograd() {
 }
 
 void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
+  const PoolGuard pool;
   auto& r = results();
   r.values.clear(), r.inputs.clear(), r.outs.clear(), r.resized.clear();
   const auto& handle = handle_of(op);
@@ -254,6 +256,7 @@ void ttc_clear() {
 }
 
 void* ttc_buffer_new(uint64_t nbytes) {
+  const PoolGuard pool;
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
                                                c10::GetCPUAllocator(), true)
       .release();
@@ -264,6 +267,7 @@ void* ttc_buffer_data(void* b) { return storage(b)->mutable_data(); }
 uint64_t ttc_buffer_nbytes(void* b) { return storage(b)->nbytes(); }
 
 void ttc_buffer_resize(void* b, uint64_t nbytes) {
+  const PoolGuard pool;
   auto* s = storage(b);
   auto fresh = c10::GetCPUAllocator()->allocate(nbytes);
   if (const auto keep = std::min<size_t>(nbytes, s->nbytes()))

@@ -129,6 +129,10 @@ int32_t tt_storage_resize(void* storage, uint64_t nbytes);
 // Waits for all pending work, or for the pending random draws.
 int32_t tt_synchronize();
 int32_t tt_wait_random();
+// A block of Tandem's host memory, aligned to 64; null where the C library is to give it.
+void* tt_pool_take(size_t nbytes);
+// Takes a block back; 0 where it is not the pool's.
+int32_t tt_pool_give(void* block);
 
 // --- C++, called by Rust -----------------------------------------------------------------------
 

@@ -289,7 +289,16 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         // SAFETY: the shim keeps the records alive until tt_dispatch returns.
         unsafe { fill(&mut call, args, engine.storages()) };
         match engine.dispatch(&call, &site, reply)? {
-            Progress::Done => return Ok(()),
+            Progress::Done => {
+                if let Some(ticket) = engine.runner().inline_work() {
+                    let waiter = engine.runner().waiter();
+                    let begin = engine.runner().timeline().now();
+                    drop(engine);
+                    let time = wait(&waiter, ticket)?;
+                    lock().waited(time, false, begin);
+                }
+                return Ok(());
+            }
             Progress::NeedStack => {
                 drop(engine);
                 site.stack = Some(walk_stack());

@@ -8,8 +8,10 @@ use serde::Serialize;
 use tandem_kernels::executor::{DeviceReport, OpTime};
 use tandem_kernels::gpu::adapter::{Listing, list};
 use tandem_runtime::engine::Engine;
+use tandem_runtime::placement::Place;
 use tandem_runtime::report::{
-    DeviceLine, DivergenceLine, FeedLine, FetchLine, OperatorLine, PhaseLine, Report, StepLine, Summary,
+    DeviceLine, DivergenceLine, FeedLine, FetchLine, OperatorLine, PhaseLine, PlacementLine, Report,
+    StepLine, Summary,
 };
 use tandem_runtime::timeline::{Event, Python as PythonDid};
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
@@ -68,6 +70,11 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         generated: report.generated.0,
         generate_us: us(report.generated.1),
         paths: engine.paths(),
+        placement: engine.placement().map(|p| PlacementLine {
+            place: p.place().name(),
+            beside_ns: p.measured().map(|m| m[Place::Beside as usize]),
+            inline_ns: p.measured().map(|m| m[Place::Inline as usize]),
+        }),
         host_ops: host_ops(engine, &devices),
         device: device_lines.iter().cloned().reduce(sum_of_devices),
         devices: device_lines,

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
+use tandem_kernels::cpu::pool::Pool;
 use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind};
 use tandem_kernels::host::{Buffer, Generator};
 use tandem_runtime::torch::Torch;
@@ -12,6 +13,19 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Records, window_record};
 use crate::ffi::*;
+
+/// Memory that kernels' results are made in.
+pub static POOL: Pool = Pool::new();
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_pool_take(nbytes: usize) -> *mut c_void {
+    POOL.take(nbytes).map_or(std::ptr::null_mut(), |block| block.as_ptr().cast())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_pool_give(block: *mut c_void) -> i32 {
+    i32::from(POOL.give(block.cast()))
+}
 
 /// The shim.
 pub struct Shim;

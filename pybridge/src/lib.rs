@@ -26,6 +26,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::engine::{Raise, lock, to_py};
+use crate::host::POOL;
 
 fn raise<T>(py: Python<'_>, result: Result<T, Raise>) -> PyResult<T> {
     result.map_err(|r| to_py(r, py))
@@ -162,6 +163,7 @@ mod _core {
     fn empty_cache(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::synchronize())?;
         lock().runner().executor().empty_cache();
+        POOL.clear();
         Ok(())
     }
 

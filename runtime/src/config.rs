@@ -1,5 +1,7 @@
 //! Options, from the environment and from `torch_tandem`.
 
+use crate::placement::Place;
+
 /// How ops run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
@@ -40,6 +42,8 @@ pub struct Config {
     pub sync: bool,
     /// Runs in flight before PythonRunner waits.
     pub max_pending: u64,
+    /// Who carries out runs; chosen by measurement where it is `None`.
+    pub place: Option<Place>,
     /// Ops that a run has before it is sent at a block's end.
     pub min_run_ops: usize,
     /// Iterations traced before co-execution is tried although the last trace still added something.
@@ -54,6 +58,7 @@ impl Default for Config {
             mode: Mode::CoExecution,
             sync: false,
             max_pending: 64,
+            place: None,
             min_run_ops: 12,
             max_traced: 3,
             max_trace_ops: 100_000,
@@ -62,10 +67,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `TANDEM_MODE` and `TANDEM_SYNC`.
+    /// Reads `TANDEM_MODE`, `TANDEM_SYNC` and `TANDEM_RUNNER`.
     pub fn from_env() -> Config {
         let var = |name: &str| std::env::var(name).unwrap_or_default();
         let mode = Mode::named(&var("TANDEM_MODE")).unwrap_or(Mode::CoExecution);
-        Config { mode, sync: var("TANDEM_SYNC") == "1", ..Config::default() }
+        let place = Place::named(&var("TANDEM_RUNNER"));
+        Config { mode, sync: var("TANDEM_SYNC") == "1", place, ..Config::default() }
     }
 }

@@ -3,7 +3,8 @@
 //! **Why.** The program must run on while the device works, and everything must happen in program order.
 //! **Strategy.** One queue. Whoever holds the executor's lock takes the next message from the queue and carries
 //! it out: mostly the GraphRunner thread, but also a thread that waits for a value, which spares it two thread
-//! switches. Messages are taken only under that lock, so their order holds whoever runs them.
+//! switches. Messages are taken only under that lock, so their order holds whoever runs them. Where that is better,
+//! the program's thread carries out everything ([`crate::placement`]), and nobody rings GraphRunner's bell.
 //! **Freeing.** A run ends with the release of the storages that the program dropped before it was sent.
 //!
 //! Lock order: engine, then executor. This thread takes the executor's lock only.
@@ -13,12 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, unbounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tandem_kernels::executor::{BlockRun, Executor, Step};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
 
+use crate::placement::Place;
 use crate::timeline::Timeline;
 use crate::torch::Torch;
 
@@ -41,6 +43,8 @@ struct Shared {
     executor: Mutex<Box<dyn Executor>>,
     queue: Receiver<Message>,
     used: Sender<Box<BlockRun>>,
+    /// GraphRunner's thread carries messages out when they come.
+    beside: AtomicBool,
     torch: &'static dyn Torch,
     timeline: Arc<Timeline>,
     submitted: AtomicU64,
@@ -57,6 +61,7 @@ struct Shared {
 pub struct GraphRunner {
     shared: Arc<Shared>,
     queue: Sender<Message>,
+    bell: Sender<()>,
     recycled: Receiver<Box<BlockRun>>,
 }
 
@@ -89,10 +94,12 @@ impl GraphRunner {
     pub fn start(executor: Box<dyn Executor>, torch: &'static dyn Torch) -> GraphRunner {
         let (queue, incoming) = unbounded();
         let (used, recycled) = unbounded();
+        let (bell, rings) = bounded(1);
         let shared = Arc::new(Shared {
             executor: Mutex::new(executor),
             queue: incoming,
             used,
+            beside: AtomicBool::new(true),
             torch,
             timeline: Arc::default(),
             submitted: AtomicU64::new(0),
@@ -105,12 +112,12 @@ impl GraphRunner {
             dead: AtomicBool::new(false),
         });
         let own = shared.clone();
-        let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(move || own.serve());
+        let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(move || own.serve(&rings));
         if let Err(error) = spawned {
             // Without the thread, waiting threads still run everything.
             tracing::error!(%error, "cannot start the GraphRunner thread");
         }
-        GraphRunner { shared, queue, recycled }
+        GraphRunner { shared, queue, bell, recycled }
     }
 
     /// Sends a message; returns at once.
@@ -118,7 +125,29 @@ impl GraphRunner {
         let ticket = self.shared.submitted.fetch_add(1, Ordering::Relaxed) + 1;
         // The receiver lives as long as `shared`, so the queue cannot be closed.
         let _ = self.queue.send(message);
+        self.ring();
         Ticket(ticket)
+    }
+
+    /// Wakes GraphRunner's thread where it is to work. A bell that rings already will do.
+    fn ring(&self) {
+        if self.shared.beside.load(Ordering::Relaxed) {
+            let _ = self.bell.try_send(());
+        }
+    }
+
+    /// Says who carries messages out from now on.
+    pub fn place(&self, place: Place) {
+        let beside = place == Place::Beside;
+        if self.shared.beside.swap(beside, Ordering::Relaxed) != beside && self.pending() > 0 {
+            self.ring();
+        }
+    }
+
+    /// The position behind everything sent, where the program's thread has to carry it out.
+    #[inline]
+    pub fn inline_work(&self) -> Option<Ticket> {
+        (!self.shared.beside.load(Ordering::Relaxed) && self.pending() > 0).then(|| self.last())
     }
 
     /// Messages that have not been carried out.
@@ -202,12 +231,14 @@ impl Waiter {
 }
 
 impl Shared {
-    fn serve(&self) {
+    fn serve(&self, rings: &Receiver<()>) {
         self.torch.enter_graph_runner();
+        let mut open = true;
         loop {
-            let mut ready = Select::new();
-            ready.recv(&self.queue);
-            ready.ready();
+            // What is in the queue when it is closed is still carried out.
+            if open && self.queue.is_empty() {
+                open = rings.recv().is_ok();
+            }
             let mut executor = self.executor.lock();
             let begin = Instant::now();
             let alive = self.carry_out_or_die(&mut executor);

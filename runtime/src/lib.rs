@@ -9,6 +9,7 @@ pub mod engine;
 pub mod error;
 mod feed;
 pub mod graph_runner;
+pub mod placement;
 pub mod repetition;
 pub mod report;
 pub mod site;

@@ -373,6 +373,8 @@ pub struct Summary {
     pub generated: u64,
     pub generate_us: u64,
     pub paths: u64,
+    /// Who carries runs out, once an op has run.
+    pub placement: Option<PlacementLine>,
     /// The GPU, where the executor has one; of several the sum.
     pub device: Option<DeviceLine>,
     /// Each GPU, `tandem:0` first.
@@ -383,6 +385,17 @@ pub struct Summary {
     pub memory_peak: u64,
     pub executor: String,
     pub notes: Vec<String>,
+}
+
+/// Who carries runs out, and what was measured when that was last chosen.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlacementLine {
+    /// `beside` Python, on GraphRunner's thread; or `inline`, on Python's.
+    pub place: &'static str,
+    /// Nanoseconds an op beside Python, where both were tried.
+    pub beside_ns: Option<f64>,
+    /// Nanoseconds an op inline.
+    pub inline_ns: Option<f64>,
 }
 
 /// What happened on a GPU.

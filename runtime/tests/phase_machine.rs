@@ -10,6 +10,7 @@ use tandem_runtime::config::{Config, Mode};
 use tandem_runtime::engine::Phase;
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{Message, Waited};
+use tandem_runtime::placement::Place;
 
 /// One iteration: given the state and its number, it returns tensors to be compared.
 type Program<'p> = &'p dyn Fn(&mut dyn Machine, &mut Vec<Tensor>, usize) -> Vec<Tensor>;
@@ -841,7 +842,7 @@ fn a_dropped_engine_ends_its_thread_and_frees_what_it_has() {
 
 #[test]
 fn the_program_runs_ahead_within_bounds() {
-    let mut m = CoExecution::with(Config { max_pending: 8, ..Config::default() });
+    let mut m = CoExecution::with(Config { max_pending: 8, place: Some(Place::Beside), ..Config::default() });
     let w = m.state(&[1.0, -2.0]);
     let step = |m: &mut CoExecution| {
         let a = m.one(1, Op::Gate, &[V::T(&w)]);

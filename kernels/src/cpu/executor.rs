@@ -154,6 +154,10 @@ impl Executor for CpuExecutor {
         "cpu"
     }
 
+    fn shares_cores(&self) -> bool {
+        true
+    }
+
     fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) {
         *self.slot(id) = Contents::Undefined(nbytes);
     }

@@ -1,6 +1,7 @@
 //! What becomes of an operator call in each phase.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tandem_kernels::error::CallFailure;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
@@ -13,6 +14,7 @@ use super::{Engine, Fresh, Phase, Position, Progress, Results, Sink};
 use crate::config::Mode;
 use crate::error::CallError;
 use crate::graph_runner::Message;
+use crate::placement::Placement;
 use crate::report::Fetch;
 use crate::site::Site;
 use crate::storage::{FreshStorage, Storages};
@@ -28,6 +30,13 @@ impl Engine {
     ) -> Result<Progress, CallError> {
         if self.runner.pending() >= self.config.max_pending {
             return Ok(Progress::NeedTicket(self.runner.leaving(self.config.max_pending / 2), false));
+        }
+        if self.settling {
+            if self.runner.pending() > 0 {
+                return Ok(Progress::NeedTicket(self.runner.last(), false));
+            }
+            self.settling = false;
+            self.placement.iter_mut().for_each(|p| p.settled(Instant::now()));
         }
         if !site.program_thread {
             let progress = self.run_unrecorded(call, sink)?;
@@ -226,6 +235,11 @@ impl Engine {
                 made.id
             }));
         });
+        if self.placement.is_none() {
+            let placement = Placement::new(self.config.place, executor.shares_cores());
+            self.runner.place(placement.place());
+            self.placement = Some(placement);
+        }
         match outcome {
             Some(Ok(outputs)) => {
                 grow_resized(&mut self.storages, call, &outputs);

@@ -66,6 +66,13 @@ impl Engine {
             next = ?self.phase,
             "iteration"
         );
+        if traced == 0
+            && let Some(placement) = &mut self.placement
+        {
+            placement.iteration(ops, Instant::now());
+            self.settling = placement.settles();
+            self.runner.place(placement.place());
+        }
         let busy = self.runner.busy_ns();
         self.iteration = Iteration::new(number + 1, self.report.python_stall_ns, busy.0 + busy.1);
         self.storages.next_iteration();

@@ -36,6 +36,7 @@ use tandem_tracegraph::trace::Trace;
 use crate::config::{Config, Mode};
 use crate::error::CallError;
 use crate::graph_runner::{GraphRunner, Ticket, WaitTime};
+use crate::placement::Placement;
 use crate::repetition::Repetition;
 use crate::report::Report;
 use crate::site::ForwardRecord;
@@ -124,6 +125,10 @@ pub struct Engine {
     forward: ForwardRecord,
     iteration: Iteration,
     repetition: Repetition,
+    /// `None` until the executor has run something.
+    placement: Option<Placement>,
+    /// Pending work has to be carried out before the next op, for a trial of the placement.
+    settling: bool,
     /// Traced iterations since the graph was last generated.
     traced_in_row: u32,
     /// The symbolic graph lacks something that the TraceGraph has.
@@ -217,6 +222,8 @@ impl Engine {
             forward: ForwardRecord::default(),
             iteration: Iteration::new(1, 0, 0),
             repetition: Repetition::default(),
+            placement: None,
+            settling: false,
             traced_in_row: 0,
             stale: false,
             random: Ticket::default(),
@@ -306,6 +313,11 @@ impl Engine {
     /// GraphRunner.
     pub fn runner(&self) -> &GraphRunner {
         &self.runner
+    }
+
+    /// Who carries out runs, once that is known.
+    pub fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
     }
 
     /// The running phase.

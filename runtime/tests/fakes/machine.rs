@@ -343,7 +343,12 @@ impl Machine for CoExecution {
             });
             let mut made = Collect::default();
             match engine.dispatch(&call, &site, &mut made)? {
-                Progress::Done => return Ok(tensors(made.0, &inputs)),
+                Progress::Done => {
+                    let work = engine.runner().inline_work();
+                    drop(engine);
+                    work.map_or(Ok(()), |ticket| self.wait(ticket))?;
+                    return Ok(tensors(made.0, &inputs));
+                }
                 Progress::NeedStack => {
                     drop(engine);
                     self.stacks += 1;

@@ -1,0 +1,242 @@
+//! Host memory that kernels' results are made in, kept for the next step.
+//!
+//! **Why.** A training step needs the same sizes again and again. The C library gives large blocks back to the system,
+//! so each step would fault its pages in anew, which costs about as much as computing what is stored there.
+//! **Strategy.** Sizes are rounded up by at most an eighth; a released block goes to its size's free list. The system is
+//! asked for huge pages: blocks of less than 256 KiB are cut from chunks of them. Blocks of less than 4 KiB are left to
+//! the C library, which is good at them.
+//! **Freeing.** Free blocks beyond a quarter of the most that was ever in use go back to the system, those of the size
+//! that was idle for longest first; chunks stay.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::ptr::NonNull;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+/// Blocks below are the C library's.
+pub const SMALLEST: usize = 1 << 12;
+
+/// As PyTorch's own, so that kernels see what they see in eager.
+const ALIGNMENT: usize = 64;
+
+/// Blocks below are cut from chunks.
+const CUT: usize = 1 << 18;
+
+/// Bytes of a chunk.
+const CHUNK: usize = 1 << 22;
+
+/// Bytes of a huge page.
+const HUGE: usize = 1 << 21;
+
+/// Sizes between two powers of two.
+const STEPS: usize = 8;
+
+/// Bytes that are kept beyond the quarter.
+const SLACK: usize = 8 << 20;
+
+/// A block; nobody else has it.
+#[derive(Debug)]
+struct Block(NonNull<u8>);
+
+// SAFETY: a block is memory that its holder alone uses.
+unsafe impl Send for Block {}
+
+#[derive(Default, Debug)]
+struct Class {
+    free: Vec<Block>,
+    /// When a block was last taken.
+    used: u64,
+}
+
+#[derive(Default, Debug)]
+struct Blocks {
+    classes: Vec<Class>,
+    /// The class of each block in use, by address.
+    live: FxHashMap<usize, u32>,
+    /// What is left of the newest chunk: where, and how many bytes.
+    chunk: Option<(Block, usize)>,
+    /// Bytes in use, of all blocks; free ones, of those that can be freed.
+    live_bytes: usize,
+    peak_bytes: usize,
+    free_bytes: usize,
+    clock: u64,
+}
+
+/// A pool of blocks, for all threads.
+#[derive(Debug)]
+pub struct Pool(Mutex<Option<Blocks>>);
+
+/// The class of a size.
+fn class_of(bytes: usize) -> usize {
+    let bytes = bytes.max(SMALLEST) - 1;
+    let power = bytes.ilog2() as usize;
+    (power * STEPS) + ((bytes >> (power - STEPS.ilog2() as usize)) & (STEPS - 1))
+        - ((SMALLEST - 1).ilog2() as usize * STEPS)
+}
+
+/// The size of a class's blocks.
+fn size_of(class: usize) -> usize {
+    let class = class + (SMALLEST - 1).ilog2() as usize * STEPS;
+    let (power, step) = (class / STEPS, class % STEPS);
+    (1 << power) + ((step + 1) << (power - STEPS.ilog2() as usize))
+}
+
+fn can_free(class: usize) -> bool {
+    size_of(class) >= CUT
+}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes, if bytes >= HUGE { HUGE } else { ALIGNMENT }).ok()
+}
+
+/// Memory from the system, in huge pages where it is large.
+fn system(bytes: usize) -> Option<Block> {
+    // SAFETY: the size is not 0.
+    let block = NonNull::new(unsafe { alloc(layout(bytes)?) })?;
+    #[cfg(target_os = "linux")]
+    if bytes >= HUGE {
+        // SAFETY: the range was just allocated; the advice changes no contents.
+        unsafe { libc::madvise(block.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+    }
+    Some(Block(block))
+}
+
+impl Pool {
+    /// An empty pool.
+    pub const fn new() -> Pool {
+        Pool(Mutex::new(None))
+    }
+
+    /// A block of at least so many undefined bytes, aligned to 64. `None` where there is no memory, or the block is
+    /// the C library's to give.
+    pub fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
+        if bytes < SMALLEST || bytes > isize::MAX as usize / 2 {
+            return None;
+        }
+        let class = class_of(bytes);
+        let mut guard = self.0.lock();
+        let blocks = guard.get_or_insert_default();
+        if blocks.classes.len() <= class {
+            blocks.classes.resize_with(class + 1, Class::default);
+        }
+        blocks.clock += 1;
+        let entry = &mut blocks.classes[class];
+        entry.used = blocks.clock;
+        let block = match entry.free.pop() {
+            Some(block) => {
+                blocks.free_bytes -= if can_free(class) { size_of(class) } else { 0 };
+                block
+            }
+            None => blocks.make(class)?,
+        };
+        blocks.live.insert(block.0.as_ptr() as usize, class as u32);
+        blocks.live_bytes += size_of(class);
+        blocks.peak_bytes = blocks.peak_bytes.max(blocks.live_bytes);
+        Some(block.0)
+    }
+
+    /// Takes a block back. False where it is none of this pool's.
+    pub fn give(&self, at: *mut u8) -> bool {
+        let mut guard = self.0.lock();
+        let Some(blocks) = guard.as_mut() else { return false };
+        let Some(class) = blocks.live.remove(&(at as usize)) else { return false };
+        let Some(block) = NonNull::new(at) else { return false };
+        let class = class as usize;
+        blocks.classes[class].free.push(Block(block));
+        blocks.live_bytes -= size_of(class);
+        blocks.free_bytes += if can_free(class) { size_of(class) } else { 0 };
+        let keep = blocks.peak_bytes + blocks.peak_bytes / 4 + SLACK - blocks.live_bytes;
+        blocks.shrink(keep);
+        true
+    }
+
+    /// Gives all free blocks back to the system.
+    pub fn clear(&self) {
+        if let Some(blocks) = self.0.lock().as_mut() {
+            blocks.peak_bytes = blocks.live_bytes;
+            blocks.shrink(0);
+        }
+    }
+
+    /// Bytes in use, the most that were, and bytes that are free.
+    pub fn bytes(&self) -> [usize; 3] {
+        self.0.lock().as_ref().map_or([0; 3], |b| [b.live_bytes, b.peak_bytes, b.free_bytes])
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool::new()
+    }
+}
+
+impl Blocks {
+    /// A new block.
+    fn make(&mut self, class: usize) -> Option<Block> {
+        let bytes = size_of(class);
+        if can_free(class) {
+            return system(bytes);
+        }
+        let (chunk, left) = match self.chunk.take().filter(|(_, left)| *left >= bytes) {
+            Some(chunk) => chunk,
+            None => (system(CHUNK)?, CHUNK),
+        };
+        // SAFETY: the chunk has at least so many bytes left.
+        self.chunk = Some((Block(unsafe { chunk.0.add(bytes) }), left - bytes));
+        Some(chunk)
+    }
+
+    /// Frees until no more than so many bytes are free.
+    fn shrink(&mut self, keep: usize) {
+        while self.free_bytes > keep {
+            let idle = |(class, entry): &(usize, &Class)| can_free(*class) && !entry.free.is_empty();
+            let idle = self.classes.iter().enumerate().filter(idle).min_by_key(|(_, c)| c.used);
+            let Some((class, _)) = idle else { return };
+            let block = self.classes[class].free.pop();
+            let (Some(block), Some(layout)) = (block, layout(size_of(class))) else { return };
+            self.free_bytes -= layout.size();
+            // SAFETY: the block was made with this layout and is in no list any more.
+            unsafe { dealloc(block.0.as_ptr(), layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_up_by_an_eighth_at_most() {
+        for bytes in (SMALLEST..100_000).step_by(37).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+            let size = size_of(class_of(bytes));
+            assert!(size >= bytes && size <= bytes + bytes / 8 + 1, "{bytes} {size}");
+            assert_eq!(class_of(size), class_of(bytes), "{bytes}");
+        }
+        assert_eq!(size_of(class_of(SMALLEST)), SMALLEST);
+    }
+
+    #[test]
+    fn blocks_come_again_and_no_more_are_kept_than_were_used() {
+        let pool = Pool::new();
+        assert!(pool.take(SMALLEST - 1).is_none());
+        for bytes in [100_000, 1_000_000, 10_000_000] {
+            let first = pool.take(bytes).unwrap();
+            let second = pool.take(bytes).unwrap();
+            assert!(first.as_ptr() as usize % ALIGNMENT == 0 && second.as_ptr() as usize % ALIGNMENT == 0);
+            assert!((first.as_ptr() as usize).abs_diff(second.as_ptr() as usize) >= bytes);
+            assert!(pool.give(first.as_ptr()));
+            assert!(!pool.give(first.as_ptr()), "given twice");
+            assert_eq!(pool.take(bytes - bytes / 100), Some(first));
+            assert!(pool.give(first.as_ptr()) && pool.give(second.as_ptr()));
+        }
+        let many: Vec<_> = (0..40).map(|_| pool.take(1 << 20).unwrap()).collect();
+        many.into_iter().for_each(|block| assert!(pool.give(block.as_ptr())));
+        let others: Vec<_> = (0..40).map(|_| pool.take(3 << 20).unwrap()).collect();
+        others.into_iter().for_each(|block| assert!(pool.give(block.as_ptr())));
+        let [live, peak, free] = pool.bytes();
+        assert!(live < 1 << 20 && live + free <= peak + peak / 4 + SLACK, "{live} {peak} {free}");
+        pool.clear();
+        assert_eq!(pool.bytes()[2], 0);
+    }
+}

@@ -1,0 +1,218 @@
+//! Who carries out runs: GraphRunner's thread beside Python, or Python's thread between its own ops.
+//!
+//! **Why.** Where the executor computes on the cores that Python runs on, cores are one budget: kernels that use all of
+//! them are hindered by a busy Python thread far more than the overlap yields, and small kernels are not.
+//! **Strategy.** Both ways are tried for a few iterations in turn, and the one that takes less time an op is kept; later
+//! it is tried again, more and more seldom. The results' bits do not depend on it: the same kernels run in the same
+//! order with the same number of threads.
+
+use std::time::{Duration, Instant};
+
+/// Who carries out runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// GraphRunner's thread.
+    Beside,
+    /// The program's thread.
+    Inline,
+}
+
+impl Place {
+    /// Its name for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Beside => "beside",
+            Place::Inline => "inline",
+        }
+    }
+
+    /// The place of a name.
+    pub fn named(name: &str) -> Option<Place> {
+        [Place::Beside, Place::Inline].into_iter().find(|p| p.name() == name)
+    }
+
+    fn other(self) -> Place {
+        match self {
+            Place::Beside => Place::Inline,
+            Place::Inline => Place::Beside,
+        }
+    }
+}
+
+/// Iterations of a trial, and the time that it takes at least.
+const TRIAL: u32 = 3;
+const TRIAL_TIME: Duration = Duration::from_millis(20);
+/// Trials of each place in a comparison.
+const ROUNDS: usize = 2;
+/// Iterations between comparisons, at first; doubled where the same place wins.
+const HOLD: u64 = 200;
+/// What the other place must win by, as a share.
+const MARGIN: f64 = 0.03;
+
+/// Chooses the place.
+#[derive(Debug)]
+pub struct Placement {
+    fixed: bool,
+    now: Place,
+    /// The place that won the last comparison, or is the first one's.
+    kept: Place,
+    state: State,
+    hold: u64,
+    /// Least nanoseconds an op in the last comparison: beside, inline.
+    measured: Option<[f64; 2]>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// So many more iterations until the next comparison.
+    Holding(u64),
+    Comparing(Comparison),
+}
+
+#[derive(Debug)]
+struct Comparison {
+    /// Trials done.
+    trials: usize,
+    /// Least nanoseconds an op.
+    best: [f64; 2],
+    /// `None` until work of the trial before has been carried out.
+    began: Option<Instant>,
+    iterations: u32,
+    ops: u64,
+}
+
+impl Comparison {
+    fn new() -> Comparison {
+        Comparison { trials: 0, best: [f64::INFINITY; 2], began: None, iterations: 0, ops: 0 }
+    }
+}
+
+impl Placement {
+    /// On `fixed` where that is given; else chosen by measurement if the executor computes on Python's cores.
+    pub fn new(fixed: Option<Place>, shares_cores: bool) -> Placement {
+        let now = fixed.unwrap_or(if shares_cores { Place::Inline } else { Place::Beside });
+        Placement {
+            fixed: fixed.is_some() || !shares_cores,
+            now,
+            kept: now,
+            state: State::Holding(1),
+            hold: HOLD,
+            measured: None,
+        }
+    }
+
+    /// Where runs are to be carried out now.
+    pub fn place(&self) -> Place {
+        self.now
+    }
+
+    /// Nanoseconds an op in the last comparison, beside and inline.
+    pub fn measured(&self) -> Option<[f64; 2]> {
+        self.measured
+    }
+
+    /// Whether all work has to be carried out before the next op, so that it counts for its own trial.
+    pub fn settles(&self) -> bool {
+        matches!(&self.state, State::Comparing(c) if c.began.is_none())
+    }
+
+    /// Nothing is pending: the trial's time begins.
+    pub fn settled(&mut self, now: Instant) {
+        if let State::Comparing(comparison) = &mut self.state {
+            comparison.began = Some(now);
+        }
+    }
+
+    /// An iteration that was wholly co-executed has ended.
+    pub fn iteration(&mut self, ops: u64, now: Instant) {
+        if self.fixed {
+            return;
+        }
+        let comparison = match &mut self.state {
+            State::Holding(0) => {
+                self.state = State::Comparing(Comparison::new());
+                return;
+            }
+            State::Holding(left) => {
+                *left -= 1;
+                return;
+            }
+            State::Comparing(comparison) => comparison,
+        };
+        let Some(began) = comparison.began else { return };
+        comparison.iterations += 1;
+        comparison.ops += ops;
+        let took = now - began;
+        if comparison.iterations < TRIAL || took < TRIAL_TIME {
+            return;
+        }
+        let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
+        let best = &mut comparison.best[self.now as usize];
+        *best = best.min(each);
+        comparison.trials += 1;
+        let best = comparison.best;
+        let done = comparison.trials == 2 * ROUNDS;
+        let next = Comparison { trials: comparison.trials, best, ..Comparison::new() };
+        if !done {
+            self.state = State::Comparing(next);
+            self.now = self.now.other();
+            return;
+        }
+        let [ours, others] = [best[self.kept as usize], best[self.kept.other() as usize]];
+        let same = others > ours * (1.0 - MARGIN);
+        self.kept = if same { self.kept } else { self.kept.other() };
+        self.hold = if same { self.hold * 2 } else { HOLD };
+        self.now = self.kept;
+        self.measured = Some(best);
+        self.state = State::Holding(self.hold);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs iterations that take so long in each place; the places that they ran in.
+    fn run(placement: &mut Placement, iterations: usize, beside: u64, inline: u64) -> Vec<Place> {
+        let mut now = Instant::now();
+        let mut places = Vec::new();
+        for _ in 0..iterations {
+            if placement.settles() {
+                placement.settled(now);
+            }
+            places.push(placement.place());
+            let ms = if placement.place() == Place::Beside { beside } else { inline };
+            now += Duration::from_millis(ms);
+            placement.iteration(100, now);
+        }
+        places
+    }
+
+    #[test]
+    fn the_faster_place_is_kept() {
+        for (beside, inline, winner) in [(10, 20, Place::Beside), (20, 10, Place::Inline)] {
+            let mut placement = Placement::new(None, true);
+            let places = run(&mut placement, 60, beside, inline);
+            assert_eq!(placement.place(), winner);
+            let slow = places.iter().filter(|p| **p != winner).count();
+            assert!(slow < 12, "{slow} iterations in the slower place");
+        }
+    }
+
+    #[test]
+    fn a_program_that_changes_is_compared_again() {
+        let mut placement = Placement::new(None, true);
+        run(&mut placement, 60, 10, 20);
+        assert_eq!(placement.place(), Place::Beside);
+        run(&mut placement, 300, 20, 10);
+        assert_eq!(placement.place(), Place::Inline);
+    }
+
+    #[test]
+    fn a_device_of_its_own_works_beside() {
+        let mut placement = Placement::new(None, false);
+        assert!(run(&mut placement, 60, 20, 10).iter().all(|p| *p == Place::Beside));
+        let mut placement = Placement::new(Some(Place::Inline), false);
+        assert!(run(&mut placement, 60, 10, 20).iter().all(|p| *p == Place::Inline));
+    }
+}
