@@ -1,8 +1,9 @@
 """What each program's steps leave to the host path, and the device memory that they take.
 
-For each program of the suite: operators a step in the steady state, those that took the host path, the sum of the
-live tensors at their peak when every operator runs at once as in eager (mode `trace`), and the device's peak when
-co-executing: of buffers in use, and with the pool's free ones and staging. Any adapter will do: nothing is timed.
+For each program of the suite: operators a step in the steady state, those that took the host path, the sum of
+the live tensors at their peak when every operator runs at once as in eager (mode `trace`), and the device's
+peak when co-executing: of buffers in use, and with the pool's free ones. Nothing is timed, so any adapter will
+do.
 """
 
 import argparse
@@ -52,7 +53,9 @@ def run(name: str, mode: str, steps: int, environment: dict[str, str]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("programs", nargs="*", help=f"{', '.join(PROGRAMS)}; all unless given")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()

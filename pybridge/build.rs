@@ -142,7 +142,9 @@ impl Shim {
 
     /// What made an object, besides its sources.
     fn recipe(&self, source: &Path) -> String {
-        format!("torch {}: {:?}", self.torch, self.command(source))
+        let command = self.command(source);
+        let arguments: Vec<_> = command.get_args().collect();
+        format!("torch {}: {:?} {arguments:?}", self.torch, command.get_program())
     }
 
     fn compile(&self, source: &Path) -> Result<(), String> {

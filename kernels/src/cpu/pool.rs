@@ -223,7 +223,7 @@ mod tests {
         for bytes in [100_000, 1_000_000, 10_000_000] {
             let first = pool.take(bytes).unwrap();
             let second = pool.take(bytes).unwrap();
-            assert!(first.as_ptr() as usize % ALIGNMENT == 0 && second.as_ptr() as usize % ALIGNMENT == 0);
+            assert!([first, second].iter().all(|b| (b.as_ptr() as usize).is_multiple_of(ALIGNMENT)));
             assert!((first.as_ptr() as usize).abs_diff(second.as_ptr() as usize) >= bytes);
             assert!(pool.give(first.as_ptr()));
             assert!(!pool.give(first.as_ptr()), "given twice");
