@@ -2,8 +2,7 @@
 
 For each program of the suite: operators a step in the steady state, those that took the host path, the sum of
 the live tensors at their peak when every operator runs at once as in eager (mode `trace`), and the device's
-peak when co-executing: of buffers in use, and with the pool's free ones. Nothing is timed, so any adapter will
-do.
+peak when co-executing: of buffers in use, and with the pool's free ones. It times nothing.
 """
 
 import argparse

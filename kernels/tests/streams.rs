@@ -135,8 +135,9 @@ fn expressions_are_shared_and_loops_keep_what_does_not_change_outside() {
     fn st1(i: u32, v: f32) { b1[i] = v; }
     @compute @workgroup_size(256)
     fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-      let x1 = group(wg, grid) * 256u + lane;
-      if (x1 < words.w[0].z) {
+      let own = group(wg, grid) * 256u + lane;
+      if (own < words.w[0].z) {
+        let x1 = own;
         let v0: u32 = (x1 * words.w[0].y);
         let v1: u32 = (words.w[0].x + v0);
         var x3: f32 = (0.0f);
