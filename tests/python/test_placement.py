@@ -1,0 +1,66 @@
+"""Who carries out runs, and the memory that results are made in: neither changes a bit."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, resource, torch, torch_tandem
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64)).to("tandem")
+optimizer = torch.optim.Adam(model.parameters())
+losses = []
+for i in range(60):
+    x = torch.randn(1024, 64)
+    loss = model(x.to("tandem")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if i % 3 == 0:
+        losses.append(loss.item())
+    if i == 29:
+        torch_tandem.synchronize()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch_tandem.synchronize()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(json.dumps({"losses": losses, "placement": torch_tandem.report()["placement"], "faults": faults}))
+"""
+
+
+def run(place: str) -> dict:
+    environment = os.environ | {"TANDEM_RUNNER": place, "TANDEM_DEVICE": "cpu"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, dict]:
+    return {place: run(place) for place in ("beside", "inline", "")}
+
+
+def test_bits_do_not_depend_on_who_carries_out_runs(runs):
+    assert runs["beside"]["losses"] == runs["inline"]["losses"] == runs[""]["losses"]
+
+
+def test_a_place_that_was_asked_for_is_kept(runs):
+    for place in ("beside", "inline"):
+        assert runs[place]["placement"] == {"place": place, "beside_ns": None, "inline_ns": None}
+
+
+def test_both_places_are_tried_and_the_faster_one_is_kept(runs):
+    placement = runs[""]["placement"]
+    if placement["beside_ns"] is None:
+        pytest.skip("iterations were too short for the trials to end")
+    faster = min(("beside", "inline"), key=lambda place: placement[f"{place}_ns"])
+    if abs(placement["beside_ns"] / placement["inline_ns"] - 1) > 0.03:
+        assert placement["place"] == faster
+
+
+def test_steps_fault_no_pages_in(runs):
+    for place, result in runs.items():
+        # A step makes some 20 tensors of 2 MiB: 10,000 pages, if the system had them back in between.
+        assert result["faults"] < 30 * 500, place
