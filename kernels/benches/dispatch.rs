@@ -104,7 +104,7 @@ fn main() {
     };
     for without in [vec![], vec!["immediates".to_owned()]] {
         let parameters = if without.is_empty() { "as the adapter offers" } else { "in a uniform buffer" };
-        let gpu = match Gpu::open(index, 0, &Options { without, checks: false }) {
+        let gpu = match Gpu::open(index, 0, &Options { without, ..Options::default() }) {
             Ok(gpu) => gpu,
             Err(error) => return println!("{error}"),
         };

@@ -206,10 +206,18 @@ fn for_shim(body: impl FnOnce() -> Result<(), Raise>) -> i32 {
     }
 }
 
-/// Waits for GraphRunner, without the GIL and without locks.
+/// Waits for GraphRunner, without the GIL and without locks. Signal handlers may end the wait.
 fn wait(waiter: &Waiter, ticket: Ticket) -> Result<WaitTime, Raise> {
+    wait_unless(waiter, ticket, &mut interrupted)
+}
+
+fn wait_unless(
+    waiter: &Waiter,
+    ticket: Ticket,
+    interrupted: &mut dyn FnMut() -> bool,
+) -> Result<WaitTime, Raise> {
     let gil = WithoutGil::new();
-    let (waited, time) = waiter.wait(ticket, &mut interrupted);
+    let (waited, time) = waiter.wait(ticket, interrupted);
     drop(gil);
     match waited {
         Waited::Reached => Ok(time),
@@ -294,7 +302,8 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
                     let waiter = engine.runner().waiter();
                     let begin = engine.runner().timeline().now();
                     drop(engine);
-                    let time = wait(&waiter, ticket)?;
+                    // The call is done and its outputs must reach the program: signals wait until Python runs on.
+                    let time = wait_unless(&waiter, ticket, &mut || false)?;
                     lock().waited(time, false, begin);
                 }
                 return Ok(());

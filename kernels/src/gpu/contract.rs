@@ -330,10 +330,10 @@ impl Split {
 const PARTS: [&str; 4] = ["x", "y", "z", "w"];
 
 /// Side of a cooperative matrix.
-const MATRIX: u32 = 16;
+pub(super) const MATRIX: u32 = 16;
 
 /// Threads of a subgroup, where there are cooperative matrices.
-const SUBGROUP: u32 = 32;
+pub(super) const SUBGROUP: u32 = 32;
 
 /// Cooperative matrices of a subgroup, down and across: together the subgroups of a workgroup have a large tile.
 const MATRICES: [u32; 2] = [4, 2];

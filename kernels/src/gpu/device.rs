@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::adapter::{AdapterError, FEATURES, adapter};
+use super::contract::{MATRIX, SUBGROUP};
 use super::print::Target;
 
 /// How a device is opened.
@@ -15,6 +16,8 @@ pub struct Options {
     pub without: Vec<String>,
     /// Whether shaders check bounds: `TANDEM_GPU_CHECKS=1`.
     pub checks: bool,
+    /// Whether large products of halves may use cooperative matrices: `TANDEM_GPU_COOPERATIVE=1`.
+    pub cooperative: bool,
 }
 
 impl Options {
@@ -25,6 +28,7 @@ impl Options {
         Options {
             without: without.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect(),
             checks: var("TANDEM_GPU_CHECKS") == "1",
+            cooperative: var("TANDEM_GPU_COOPERATIVE") == "1",
         }
     }
 }
@@ -64,6 +68,20 @@ pub struct Gpu {
     ended: Arc<Mutex<Option<String>>>,
 }
 
+/// Whether an adapter multiplies 16 by 16 matrices of halves into floats, by subgroups of 32 threads.
+fn has_cooperative_matrices(adapter: &wgpu::Adapter) -> bool {
+    let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
+    let info = adapter.get_info();
+    let fits = |c: &wgpu::CooperativeMatrixProperties| {
+        let sizes = [c.m_size, c.n_size, c.k_size] == [MATRIX; 3];
+        let types = [c.ab_type, c.cr_type];
+        sizes && types == [wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32]
+    };
+    adapter.features().contains(needed)
+        && [info.subgroup_min_size, info.subgroup_max_size] == [SUBGROUP; 2]
+        && adapter.cooperative_matrix_properties().iter().any(fits)
+}
+
 impl Gpu {
     /// Opens the adapter of a number as `tandem:index`.
     pub fn open(number: usize, index: u8, options: &Options) -> Result<Gpu, AdapterError> {
@@ -82,6 +100,17 @@ impl Gpu {
         if offered.contains(wgpu::Features::PIPELINE_CACHE) {
             features |= wgpu::Features::PIPELINE_CACHE;
         }
+        // Off unless asked for: the kernels have not run on an adapter that has them.
+        let cooperative = options.cooperative && has_cooperative_matrices(&adapter);
+        if cooperative {
+            features |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
+        }
+        let experimental_features = if cooperative {
+            // SAFETY: `naga` validates the kernels that use the feature; they stay within workgroup memory's bounds.
+            unsafe { wgpu::ExperimentalFeatures::enabled() }
+        } else {
+            wgpu::ExperimentalFeatures::disabled()
+        };
         let immediates = features.contains(wgpu::Features::IMMEDIATES);
         let mut limits = if baseline { wgpu::Limits::default() } else { adapter.limits() };
         limits.max_immediate_size = if immediates { adapter.limits().max_immediate_size } else { 0 };
@@ -89,6 +118,7 @@ impl Gpu {
             label: Some("tandem"),
             required_features: features,
             required_limits: limits.clone(),
+            experimental_features,
             ..Default::default()
         };
         let refused = |e: wgpu::RequestDeviceError| AdapterError::Refused {
@@ -115,8 +145,7 @@ impl Gpu {
                 // Parameters of 64-bit floats are made of 64-bit integers.
                 float64: features.contains(wgpu::Features::SHADER_F64 | wgpu::Features::SHADER_INT64),
                 immediates: limits.max_immediate_size,
-                // Not used before it has run on an adapter that has it.
-                cooperative: false,
+                cooperative,
             },
             max_binding: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
             max_buffer: limits.max_buffer_size,
