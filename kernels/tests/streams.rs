@@ -18,7 +18,9 @@ fn stream(without: &[&str]) -> Option<Stream> {
         return None;
     };
     let without = without.iter().map(|s| (*s).to_owned()).collect();
-    Some(Stream::new(Arc::new(Gpu::open(index, 0, &Options { without, checks: true, ..Options::default() }).unwrap())))
+    Some(Stream::new(Arc::new(
+        Gpu::open(index, 0, &Options { without, checks: true, ..Options::default() }).unwrap(),
+    )))
 }
 
 /// `out[i] = i * scale` for `n` elements, and what it gives.
