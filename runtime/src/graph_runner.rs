@@ -4,7 +4,9 @@
 //! **Strategy.** One queue. Whoever holds the executor's lock takes the next message from the queue and carries
 //! it out: mostly the GraphRunner thread, but also a thread that waits for a value, which spares it two thread
 //! switches. Messages are taken only under that lock, so their order holds whoever runs them. Where that is better,
-//! the program's thread carries out everything ([`crate::placement`]), and nobody rings GraphRunner's bell.
+//! the program's thread carries out everything ([`crate::placement`]), and there is no GraphRunner thread: OpenMP would
+//! count the team of kernel threads that belongs to it among those that want a core, and have all of them sleep and
+//! wake where they would spin for a moment.
 //! **Freeing.** A run ends with the release of the storages that the program dropped before it was sent.
 //!
 //! Lock order: engine, then executor. This thread takes the executor's lock only.
@@ -43,8 +45,6 @@ struct Shared {
     executor: Mutex<Box<dyn Executor>>,
     queue: Receiver<Message>,
     used: Sender<Box<BlockRun>>,
-    /// GraphRunner's thread carries messages out when they come.
-    beside: AtomicBool,
     torch: &'static dyn Torch,
     timeline: Arc<Timeline>,
     submitted: AtomicU64,
@@ -61,7 +61,8 @@ struct Shared {
 pub struct GraphRunner {
     shared: Arc<Shared>,
     queue: Sender<Message>,
-    bell: Sender<()>,
+    /// Wakes the thread; `None` where there is none.
+    bell: Option<Sender<()>>,
     recycled: Receiver<Box<BlockRun>>,
 }
 
@@ -94,12 +95,10 @@ impl GraphRunner {
     pub fn start(executor: Box<dyn Executor>, torch: &'static dyn Torch) -> GraphRunner {
         let (queue, incoming) = unbounded();
         let (used, recycled) = unbounded();
-        let (bell, rings) = bounded(1);
         let shared = Arc::new(Shared {
             executor: Mutex::new(executor),
             queue: incoming,
             used,
-            beside: AtomicBool::new(true),
             torch,
             timeline: Arc::default(),
             submitted: AtomicU64::new(0),
@@ -111,12 +110,7 @@ impl GraphRunner {
             inline_ns: AtomicU64::new(0),
             dead: AtomicBool::new(false),
         });
-        let own = shared.clone();
-        let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(move || own.serve(&rings));
-        if let Err(error) = spawned {
-            // Without the thread, waiting threads still run everything.
-            tracing::error!(%error, "cannot start the GraphRunner thread");
-        }
+        let bell = spawn(&shared);
         GraphRunner { shared, queue, bell, recycled }
     }
 
@@ -129,25 +123,29 @@ impl GraphRunner {
         Ticket(ticket)
     }
 
-    /// Wakes GraphRunner's thread where it is to work. A bell that rings already will do.
+    /// Wakes GraphRunner's thread where there is one. A bell that rings already will do.
     fn ring(&self) {
-        if self.shared.beside.load(Ordering::Relaxed) {
-            let _ = self.bell.try_send(());
+        if let Some(bell) = &self.bell {
+            let _ = bell.try_send(());
         }
     }
 
     /// Says who carries messages out from now on.
-    pub fn place(&self, place: Place) {
-        let beside = place == Place::Beside;
-        if self.shared.beside.swap(beside, Ordering::Relaxed) != beside && self.pending() > 0 {
-            self.ring();
+    pub fn place(&mut self, place: Place) {
+        match place {
+            Place::Inline => self.bell = None,
+            Place::Beside if self.bell.is_none() => {
+                self.bell = spawn(&self.shared);
+                self.ring();
+            }
+            Place::Beside => {}
         }
     }
 
     /// The position behind everything sent, where the program's thread has to carry it out.
     #[inline]
     pub fn inline_work(&self) -> Option<Ticket> {
-        (!self.shared.beside.load(Ordering::Relaxed) && self.pending() > 0).then(|| self.last())
+        (self.bell.is_none() && self.pending() > 0).then(|| self.last())
     }
 
     /// Messages that have not been carried out.
@@ -230,14 +228,28 @@ impl Waiter {
     }
 }
 
+/// Starts a GraphRunner thread, which ends when its bell is dropped.
+fn spawn(shared: &Arc<Shared>) -> Option<Sender<()>> {
+    let (bell, rings) = bounded(1);
+    let own = shared.clone();
+    let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(move || own.serve(&rings));
+    if let Err(error) = spawned {
+        // Without the thread, the program's carries out everything.
+        tracing::error!(%error, "cannot start the GraphRunner thread");
+        return None;
+    }
+    Some(bell)
+}
+
 impl Shared {
+    /// Carries messages out when the bell rings; once it is gone, what is left.
     fn serve(&self, rings: &Receiver<()>) {
         self.torch.enter_graph_runner();
-        let mut open = true;
-        loop {
-            // What is in the queue when it is closed is still carried out.
-            if open && self.queue.is_empty() {
-                open = rings.recv().is_ok();
+        let mut rung = true;
+        while rung || !self.queue.is_empty() {
+            if self.queue.is_empty() {
+                rung = rings.recv().is_ok();
+                continue;
             }
             let mut executor = self.executor.lock();
             let begin = Instant::now();

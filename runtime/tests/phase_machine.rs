@@ -770,7 +770,7 @@ fn panicking(m: &mut CoExecution) -> Tensor {
 
 #[test]
 fn a_dead_graph_runner_raises_and_does_not_hang() {
-    let mut m = CoExecution::new();
+    let mut m = CoExecution::with(Config { place: Some(Place::Beside), ..Config::default() });
     let x = panicking(&mut m);
     m.one(1, Op::Panic, &[V::T(&x)]);
     m.step();

@@ -235,8 +235,10 @@ impl Engine {
                 made.id
             }));
         });
+        let shares_cores = executor.shares_cores();
+        drop(executor);
         if self.placement.is_none() {
-            let placement = Placement::new(self.config.place, executor.shares_cores());
+            let placement = Placement::new(self.config.place, shares_cores);
             self.runner.place(placement.place());
             self.placement = Some(placement);
         }
