@@ -94,7 +94,8 @@ impl Shim {
         let mut cc = cc::Build::new();
         cc.cpp(true).std("c++20").opt_level(2).debug(false).cargo_metadata(false);
         cc.warnings(false).flag("-Wall").flag("-fno-plt").flag("-fvisibility=hidden");
-        cc.flag("-fvisibility-inlines-hidden").define("NDEBUG", None);
+        // PyTorch's parallel loops are templates: without OpenMP they are serial.
+        cc.flag("-fvisibility-inlines-hidden").flag("-fopenmp").define("NDEBUG", None);
         cc.define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi());
         for dir in ["include", "include/torch/csrc/api/include"] {
             cc.flag("-isystem").flag(torch.dir.join(dir));

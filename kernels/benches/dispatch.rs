@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tandem_kernels::cpu::random::Mt19937;
 use tandem_kernels::executor::{BlockRun, Executor, HostError, HostKernels, HostResult, Step};
 use tandem_kernels::gpu::GpuExecutor;
 use tandem_kernels::gpu::adapter::{Choice, choose, list};
@@ -29,6 +30,14 @@ impl HostKernels for NoTorch {
     fn op_writes(&self, _: OpId) -> Box<[bool]> {
         Box::new([false; 3])
     }
+    fn parallel(&self, n: usize, _: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+        body(0, n);
+    }
+
+    fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
+        false
+    }
+
     fn random_key(&self, _: *mut c_void) -> u64 {
         0
     }

@@ -12,6 +12,7 @@ use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{NodeKey, OutSpec, Outputs, Resized, Variant};
 use tandem_tracegraph::tensor_meta::TensorMeta;
 
+use crate::cpu::random::Mt19937;
 use crate::error::{CallFailure, Failure};
 use crate::host::{Buffer, Generator};
 
@@ -222,8 +223,14 @@ pub trait HostKernels: Send + Sync {
     fn op_name(&self, op: OpId) -> String;
     /// Which of its arguments the operator writes.
     fn op_writes(&self, op: OpId) -> Box<[bool]>;
+    /// Calls `body` with ranges that together are `0..n`, on the threads that kernels run on, none with less than
+    /// `grain` where there are several.
+    fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync));
     /// 64 random bits from a generator, from the device's default one where it is null.
     fn random_key(&self, generator: *mut c_void) -> u64;
+    /// Lets a generator of the host, the default one where it is null, be drawn from; false, and nothing drawn, where
+    /// it is of another kind. Only the cpu executor asks.
+    fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool;
     /// A buffer of undefined bytes, owned by the caller.
     fn buffer_new(&self, nbytes: u64) -> *mut c_void;
     /// Takes another reference.

@@ -8,13 +8,18 @@ use tandem_tracegraph::tensor_meta::TensorMeta;
 use crate::executor::{BlockRun, HostFeed, Step};
 
 /// Positions in the streams of a [`BlockRun`].
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
-    storages: usize,
-    offsets: usize,
-    numbers: usize,
-    hosts: usize,
-    generators: usize,
+    /// In storages.
+    pub storages: usize,
+    /// In offsets.
+    pub offsets: usize,
+    /// In numbers.
+    pub numbers: usize,
+    /// In host tensors.
+    pub hosts: usize,
+    /// In generators.
+    pub generators: usize,
 }
 
 fn take<'r, T>(stream: &'r [T], at: &mut usize) -> &'r T {
@@ -22,7 +27,59 @@ fn take<'r, T>(stream: &'r [T], at: &mut usize) -> &'r T {
     &stream[*at - 1]
 }
 
+/// Numbers that an argument takes from the stream.
+pub fn numbers_of(spec: &ArgSpec) -> usize {
+    let width = |n: &Number| if *n == Number::Complex { 2 } else { 1 };
+    match spec {
+        ArgSpec::Value(number) => width(number),
+        ArgSpec::Values(list) => list.iter().map(width).sum(),
+        ArgSpec::Floats(n) => *n as usize,
+        _ => 0,
+    }
+}
+
 impl Cursor {
+    /// This position as seen from an earlier one.
+    pub fn since(&self, base: &Cursor) -> Cursor {
+        Cursor {
+            storages: self.storages - base.storages,
+            offsets: self.offsets - base.offsets,
+            numbers: self.numbers - base.numbers,
+            hosts: self.hosts - base.hosts,
+            generators: self.generators - base.generators,
+        }
+    }
+
+    /// The position that [`Cursor::since`] was asked for.
+    pub fn behind(&self, base: &Cursor) -> Cursor {
+        Cursor {
+            storages: self.storages + base.storages,
+            offsets: self.offsets + base.offsets,
+            numbers: self.numbers + base.numbers,
+            hosts: self.hosts + base.hosts,
+            generators: self.generators + base.generators,
+        }
+    }
+
+    /// Goes past an op.
+    pub fn pass(&mut self, step: &Step, variant: &Variant) {
+        for spec in &step.key.inputs {
+            match spec {
+                InputSpec::Storage => {
+                    self.storages += 1;
+                    self.offsets += 1;
+                }
+                InputSpec::Host => self.hosts += 1,
+                InputSpec::Absent => {}
+            }
+        }
+        for spec in &step.key.args {
+            self.numbers += numbers_of(spec);
+            self.generators += usize::from(matches!(spec, ArgSpec::Generator));
+        }
+        self.storages += variant.outputs.fresh.len();
+    }
+
     /// The next storage of the stream.
     pub fn storage(&mut self, run: &BlockRun) -> StorageId {
         *take(&run.storages, &mut self.storages)

@@ -6,7 +6,8 @@
 use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{InputSpec, OutSpec, Variant};
 
-use crate::executor::{BlockRun, Step};
+use crate::executor::Step;
+use crate::program::Span;
 
 /// A storage that the program dropped.
 const RELEASED: u32 = 1 << 31;
@@ -32,14 +33,14 @@ fn only_computes(step: &Step, variant: &Variant) -> bool {
 }
 
 impl Liveness {
-    /// Looks at a run, whose ops in order are `ops`.
+    /// Looks at a part of a run, whose ops in order are `ops`.
     pub fn look<'a>(
         &mut self,
-        run: &BlockRun,
+        run: &Span<'_>,
         ops: impl DoubleEndedIterator<Item = (&'a Step, &'a Variant)> + Clone,
     ) {
         self.dead.clear();
-        self.dead.resize(run.len(), false);
+        self.dead.resize(run.variants.len(), false);
         self.starts.clear();
         self.ends.clear();
         let mut start = 0;
@@ -48,14 +49,14 @@ impl Liveness {
             let inputs = step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
             start += inputs + variant.outputs.fresh.len();
         }
-        let highest = run.storages.iter().chain(&run.released).map(|id| id.index() + 1).max().unwrap_or(0);
+        let highest = run.storages.iter().chain(run.released).map(|id| id.index() + 1).max().unwrap_or(0);
         if self.uses.len() < highest {
             self.uses.resize(highest, 0);
         }
         run.storages.iter().for_each(|id| self.uses[id.index()] += 1);
         run.released.iter().for_each(|id| self.uses[id.index()] |= RELEASED);
         let mut end = run.storages.len();
-        for (i, (step, variant)) in (0..run.len()).rev().zip(ops.rev()) {
+        for (i, (step, variant)) in (0..run.variants.len()).rev().zip(ops.rev()) {
             let storages = &run.storages[self.starts[i] as usize..end];
             end = self.starts[i] as usize;
             let (inputs, made) = storages.split_at(storages.len() - variant.outputs.fresh.len());
@@ -72,12 +73,12 @@ impl Liveness {
                 inputs.iter().for_each(|id| self.uses[id.index()] -= 1);
             }
         }
-        for id in &run.released {
+        for id in run.released {
             if self.uses[id.index()] & ENDED == 0 {
                 self.ends.push((0, *id)); // no op uses it
             }
         }
-        run.storages.iter().chain(&run.released).for_each(|id| self.uses[id.index()] = 0);
+        run.storages.iter().chain(run.released).for_each(|id| self.uses[id.index()] = 0);
     }
 
     /// Whether the `i`-th op is dead.

@@ -99,52 +99,109 @@ impl Program {
         &self.times
     }
 
+    /// Whether ops are measured.
+    pub fn measures(&self) -> bool {
+        self.measuring
+    }
+
+    /// The ops of a part of a run, in order.
+    pub fn ops<'a>(&'a self, span: &Span<'_>) -> SmallVec<[(NodeId, u32, &'a Step, &'a Variant); 64]> {
+        let segment = |s: &Segment| &self.blocks[s.block.index()][s.from as usize..s.to as usize];
+        let ids = span.segments.iter().flat_map(segment);
+        let op = |(node, number): (&NodeId, &u32)| {
+            let (step, variant) = self.op(*node, *number)?;
+            Some((*node, *number, step, variant))
+        };
+        ids.zip(span.variants).filter_map(op).collect()
+    }
+
+    /// An op and its variant.
+    pub fn op(&self, node: NodeId, number: u32) -> Option<(&Step, &Variant)> {
+        let step = self.nodes[node.index()].as_ref()?;
+        Some((step, &*step.variants[number as usize]))
+    }
+
     /// Takes the ops of a run in order, each with what is fed to it, and the storages that it releases.
-    pub fn each(&mut self, run: &BlockRun, mut each: impl FnMut(Event<'_, '_>)) {
-        let (blocks, nodes) = (&self.blocks, &self.nodes);
-        let segment = |s: &Segment| &blocks[s.block.index()][s.from as usize..s.to as usize];
-        let ids: SmallVec<[NodeId; 64]> = run.segments.iter().flat_map(segment).copied().collect();
-        let ops: SmallVec<[(&Step, &Variant); 64]> = ids
-            .iter()
-            .zip(&run.variants)
-            .filter_map(|(node, variant)| {
-                let step = nodes[node.index()].as_ref()?;
-                Some((step, &*step.variants[*variant as usize]))
-            })
-            .collect();
-        self.liveness.look(run, ops.iter().copied());
-        let mut cursor = Cursor::default();
-        for (i, (((step, variant), node), number)) in ops.iter().zip(&ids).zip(&run.variants).enumerate() {
-            while let Some(id) = self.liveness.ended_before(i) {
+    pub fn each(&mut self, run: &BlockRun, each: impl FnMut(Event<'_, '_>)) {
+        self.each_of(&Span::whole(run), each);
+    }
+
+    /// The same of a part of a run.
+    pub fn each_of(&mut self, span: &Span<'_>, mut each: impl FnMut(Event<'_, '_>)) {
+        let mut liveness = std::mem::take(&mut self.liveness);
+        let mut times = std::mem::take(&mut self.times);
+        let ops = self.ops(span);
+        liveness.look(span, ops.iter().map(|(_, _, step, variant)| (*step, *variant)));
+        let mut cursor = span.base;
+        for (i, op) in ops.iter().copied().enumerate() {
+            while let Some(id) = liveness.ended_before(i) {
                 each(Event::Release(id));
             }
             let begin = self.measuring.then(Instant::now);
-            let mut call = Call::blank(step.key.op);
-            call.device = step.key.device;
-            call.default_dtype = Dtype((step.key.modes >> 56) as u8 & 0x7f);
-            cursor.fill(&mut call, step, variant, run);
-            let fresh: SmallVec<[StorageId; 4]> =
-                variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
-            each(Event::Op(OpRun {
-                node: *node,
-                step,
-                number: *number,
-                variant,
-                call: &mut call,
-                fresh: &fresh,
-                dead: self.liveness.is_dead(i),
-            }));
+            with_op(&mut cursor, op, span.run, liveness.is_dead(i), |op| each(Event::Op(op)));
             if let Some(begin) = begin {
-                if self.times.len() < nodes.len() {
-                    self.times.resize(nodes.len(), OpTime::default());
+                if times.len() < self.nodes.len() {
+                    times.resize(self.nodes.len(), OpTime::default());
                 }
-                let time = &mut self.times[node.index()];
+                let time = &mut times[op.0.index()];
                 time.count += 1;
                 time.ns += begin.elapsed().as_nanos() as u64;
             }
         }
-        while let Some(id) = self.liveness.ended_before(ops.len()) {
+        while let Some(id) = liveness.ended_before(ops.len()) {
             each(Event::Release(id));
         }
+        drop(ops);
+        (self.liveness, self.times) = (liveness, times);
     }
+}
+
+/// A part of a run: some of its segments, and what is fed to them.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'r> {
+    /// The run.
+    pub run: &'r BlockRun,
+    /// Where its feeds begin in the run's streams.
+    pub base: Cursor,
+    /// Its segments.
+    pub segments: &'r [Segment],
+    /// See [`BlockRun::variants`].
+    pub variants: &'r [u32],
+    /// See [`BlockRun::storages`].
+    pub storages: &'r [StorageId],
+    /// See [`BlockRun::offsets`].
+    pub offsets: &'r [i64],
+    /// Storages that the program dropped and that nothing behind it uses.
+    pub released: &'r [StorageId],
+}
+
+impl<'r> Span<'r> {
+    /// All of a run.
+    pub fn whole(run: &'r BlockRun) -> Span<'r> {
+        Span {
+            run,
+            base: Cursor::default(),
+            segments: &run.segments,
+            variants: &run.variants,
+            storages: &run.storages,
+            offsets: &run.offsets,
+            released: &run.released,
+        }
+    }
+}
+
+/// Takes one op of a run, whose feeds begin at the cursor.
+pub fn with_op<'r>(
+    cursor: &mut Cursor,
+    (node, number, step, variant): (NodeId, u32, &'r Step, &'r Variant),
+    run: &'r BlockRun,
+    dead: bool,
+    take: impl FnOnce(OpRun<'_, 'r>),
+) {
+    let mut call = Call::blank(step.key.op);
+    call.device = step.key.device;
+    call.default_dtype = Dtype((step.key.modes >> 56) as u8 & 0x7f);
+    cursor.fill(&mut call, step, variant, run);
+    let fresh: SmallVec<[StorageId; 4]> = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
+    take(OpRun { node, step, number, variant, call: &mut call, fresh: &fresh, dead });
 }

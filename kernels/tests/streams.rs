@@ -6,9 +6,9 @@ use smallvec::smallvec;
 use tandem_kernels::error::DeviceError;
 use tandem_kernels::gpu::adapter::{Choice, choose, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
-use tandem_kernels::gpu::ir::{E, Mem, Ty};
 use tandem_kernels::gpu::kernel::{Groups, Kernel, Ref, Word};
 use tandem_kernels::gpu::stream::{Bound, Stream};
+use tandem_kernels::ir::{E, Mem, Ty};
 
 /// A stream on any adapter; `None`, said aloud, where there is none.
 fn stream(without: &[&str]) -> Option<Stream> {

@@ -230,6 +230,13 @@ int32_t flushes_denormal() {
 #endif
 }
 
+// The CPU generator behind one of ours; the default one for null.
+at::Generator generator_of(void* g) {
+  if (g == nullptr) return at::detail::getDefaultCPUGenerator();
+  return host_generator(at::Generator(
+      c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(static_cast<c10::GeneratorImpl*>(g))));
+}
+
 c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
 
 }  // namespace
@@ -293,14 +300,37 @@ void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
   return copy;
 }
 
+void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void*, size_t, size_t), const void* body) {
+  at::parallel_for(0, static_cast<int64_t>(n), static_cast<int64_t>(grain),
+                   [&](int64_t from, int64_t to) { part(body, from, to); });
+}
+
 uint64_t ttc_random_key(void* g) {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  if (g != nullptr)
-    generator = host_generator(at::Generator(
-        c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(static_cast<c10::GeneratorImpl*>(g))));
+  const auto generator = generator_of(g);
   auto* impl = generator.get<at::CPUGeneratorImpl>();
   std::lock_guard<std::mutex> lock(impl->mutex_);
   return impl->random64();
+}
+void ttc_generator_state(void* g, uint32_t* words, int32_t* left, uint32_t* next) {
+  const auto generator = generator_of(g);
+  auto* impl = generator.get<at::CPUGeneratorImpl>();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  const auto state = impl->engine().data();
+  std::copy(state.state_.begin(), state.state_.end(), words);
+  *left = state.left_;
+  *next = state.next_;
+}
+void ttc_set_generator_state(void* g, const uint32_t* words, int32_t left, uint32_t next) {
+  const auto generator = generator_of(g);
+  auto* impl = generator.get<at::CPUGeneratorImpl>();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  auto engine = impl->engine();
+  auto state = engine.data();
+  std::copy(words, words + state.state_.size(), state.state_.begin());
+  state.left_ = left;
+  state.next_ = next;
+  engine.set_data(state);
+  impl->set_engine(engine);
 }
 void ttc_generator_retain(void* g) { c10::raw::intrusive_ptr::incref(static_cast<c10::GeneratorImpl*>(g)); }
 void ttc_generator_release(void* g) { c10::raw::intrusive_ptr::decref(static_cast<c10::GeneratorImpl*>(g)); }

@@ -152,8 +152,13 @@ uint64_t ttc_buffer_nbytes(void* buffer);
 void ttc_buffer_resize(void* buffer, uint64_t nbytes);
 // A dense copy of a host window's extent; `offset` receives the window's offset in it.
 void* ttc_snapshot(const TtTensor* window, int64_t* offset);
+// Calls `part` with ranges that together are 0..n, on the threads that PyTorch's kernels run on.
+void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void* body, size_t from, size_t to), const void* body);
 // 64 random bits from a generator; from the default one where it is null.
 uint64_t ttc_random_key(void* generator);
+// The 624 words of a CPU generator's Mersenne Twister (of the default one's where it is null), and its place in them.
+void ttc_generator_state(void* generator, uint32_t* words, int32_t* left, uint32_t* next);
+void ttc_set_generator_state(void* generator, const uint32_t* words, int32_t left, uint32_t next);
 void ttc_generator_retain(void* generator);
 void ttc_generator_release(void* generator);
 // The exception of the last failed ttc_call on this thread, as an owned handle.

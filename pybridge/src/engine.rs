@@ -78,7 +78,10 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
         return Ok(Box::new(Devices::new(all.collect::<Result<_, _>>()?)));
     }
     match choose(&ASKED, software, &adapters).map_err(|e| e.to_string())? {
-        Choice::Cpu => Ok(Box::new(CpuExecutor::new(&SHIM))),
+        Choice::Cpu => {
+            let own_kernels = std::env::var("TANDEM_KERNELS").map_or(true, |kernels| kernels != "aten");
+            Ok(Box::new(CpuExecutor::new(&SHIM, own_kernels)))
+        }
         Choice::Adapter(number) => Ok(Box::new(open(number, 0)?)),
     }
 }

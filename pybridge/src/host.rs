@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 
 use tandem_kernels::cpu::pool::Pool;
+use tandem_kernels::cpu::random::Mt19937;
 use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind};
 use tandem_kernels::host::{Buffer, Generator};
 use tandem_runtime::torch::Torch;
@@ -94,6 +95,31 @@ impl HostKernels for Shim {
 
     fn op_writes(&self, op: OpId) -> Box<[bool]> {
         crate::engine::op_writes(op)
+    }
+
+    fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+        type Body<'a> = &'a (dyn Fn(usize, usize) + Sync);
+        extern "C" fn part(body: *const c_void, from: usize, to: usize) {
+            // SAFETY: `body` is the reference below, which lives until all parts are done.
+            unsafe { (*body.cast::<Body<'_>>())(from, to) }
+        }
+        // SAFETY: the shim calls `part` with this pointer only before it returns.
+        unsafe { ttc_parallel_for(n, grain, part, (&raw const body).cast()) };
+    }
+
+    fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool {
+        let twister = Mt19937::from_parts(|words| {
+            let (mut left, mut next) = (0, 0);
+            // SAFETY: null, or a generator that the call holds; there is room for all words.
+            unsafe { ttc_generator_state(generator, words.as_mut_ptr(), &raw mut left, &raw mut next) };
+            [left as usize, next as usize]
+        });
+        let Some(mut twister) = twister else { return false };
+        with(&mut twister);
+        let (words, [left, next]) = twister.parts();
+        // SAFETY: as above.
+        unsafe { ttc_set_generator_state(generator, words.as_ptr(), left as i32, next as u32) };
+        true
     }
 
     fn random_key(&self, generator: *mut c_void) -> u64 {

@@ -46,6 +46,8 @@ pub struct Config {
     pub place: Option<Place>,
     /// Ops that a run has before it is sent at a block's end.
     pub min_run_ops: usize,
+    /// The same where the program's thread carries runs out: nobody waits for them, and longer ones fuse better.
+    pub min_inline_ops: usize,
     /// Iterations traced before co-execution is tried although the last trace still added something.
     pub max_traced: u32,
     /// Traced ops of one iteration after which tracing gives up on it: it has no end in sight and does not repeat.
@@ -60,6 +62,7 @@ impl Default for Config {
             max_pending: 64,
             place: None,
             min_run_ops: 12,
+            min_inline_ops: 256,
             max_traced: 3,
             max_trace_ops: 100_000,
         }

@@ -142,6 +142,12 @@ impl GraphRunner {
         }
     }
 
+    /// Whether the program's thread carries messages out.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        self.bell.is_none()
+    }
+
     /// The position behind everything sent, where the program's thread has to carry it out.
     #[inline]
     pub fn inline_work(&self) -> Option<Ticket> {

@@ -7,10 +7,15 @@ use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 
+use super::express::apart;
+use super::native::{self, Natives, outputs_in_place};
+use super::plan::{Action, Fused, Plan, Plans, Slot};
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::{BlockRun, Executor, HostKernels, HostResult, HostResultKind, OpTime, Step, call_host};
+use crate::executor::{
+    BlockRun, Executor, HostError, HostFeed, HostKernels, HostResult, HostResultKind, OpTime, Step, call_host,
+};
 use crate::host::{Buffer, Exception};
-use crate::program::{Event, OpRun, Program};
+use crate::program::{Event, OpRun, Program, Span, with_op};
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -30,13 +35,22 @@ pub struct CpuExecutor {
     host: &'static dyn HostKernels,
     storages: Vec<Contents>,
     program: Program,
+    natives: Natives,
+    plans: Plans,
     failures: Vec<Arc<Failure>>,
 }
 
 impl CpuExecutor {
-    /// An executor that calls `host`'s kernels.
-    pub fn new(host: &'static dyn HostKernels) -> CpuExecutor {
-        CpuExecutor { host, storages: Vec::new(), program: Program::default(), failures: Vec::new() }
+    /// An executor that calls `host`'s kernels, and its own where it has some unless there are to be none.
+    pub fn new(host: &'static dyn HostKernels, own_kernels: bool) -> CpuExecutor {
+        CpuExecutor {
+            host,
+            storages: Vec::new(),
+            program: Program::default(),
+            natives: Natives::new(own_kernels),
+            plans: Plans::default(),
+            failures: Vec::new(),
+        }
     }
 
     fn slot(&mut self, id: StorageId) -> &mut Contents {
@@ -79,16 +93,27 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// Runs one step; `fresh` are the ids for the storages that it makes.
-    fn step(
-        &mut self,
-        call: &mut Call<'_>,
-        location: LocationId,
-        variant: &Variant,
-        fresh: &[StorageId],
-    ) -> Result<(), Arc<Failure>> {
-        self.resolve(call, location).map_err(CallFailure::into_failure)?;
+    /// Runs one step.
+    fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
+        let (variant, fresh) = (op.variant, op.fresh);
+        let location = op.step.key.location;
+        self.resolve(op.call, location).map_err(CallFailure::into_failure)?;
         let host = self.host;
+        let call = &*op.call;
+        let id = (op.node, op.number);
+        if self.natives.is_native(id, call, variant, host)
+            && let Some(native) = self.natives.of_variant(id, call, variant, host)
+        {
+            let made = self.make(&variant.outputs.fresh);
+            native::run(&native, call, &made, host);
+            for (id, buffer) in fresh.iter().zip(made) {
+                *self.slot(*id) = Contents::Ready(buffer);
+            }
+            return Ok(());
+        }
+        if self.natives.run_other(call, host) {
+            return Ok(());
+        }
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
         let mut outs = variant.outputs.outs.iter();
         let mut agrees = true;
@@ -112,6 +137,32 @@ impl CpuExecutor {
             *self.slot(*id) = Contents::Ready(buffer);
         }
         Ok(())
+    }
+
+    /// Storages of undefined bytes.
+    fn make(&self, nbytes: &[u64]) -> SmallVec<[Buffer; 2]> {
+        nbytes.iter().map(|n| Buffer::adopt(self.host.buffer_new(*n), self.host)).collect()
+    }
+
+    /// Computes a call with Tandem's own kernel. PyTorch's runs first where only it knows what comes out.
+    fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostError>> {
+        let host = self.host;
+        if self.natives.run_other(call, host) {
+            return Some(Ok((Outputs { outs: vec![OutSpec::Same(0)], ..Outputs::default() }, Vec::new())));
+        }
+        let base = self.natives.base(call.op, host)?;
+        if let Some(outputs) = outputs_in_place(&base, call) {
+            let native = self.natives.of_call(&base, call, &outputs).filter(|_| apart(call))?;
+            native::run(&native, call, &[], host);
+            return Some(Ok((outputs, Vec::new())));
+        }
+        let called = call_host(host, call);
+        if let Ok((outputs, made)) = &called
+            && let Some(native) = self.natives.of_call(&base, call, outputs)
+        {
+            native::run(&native, call, made, host);
+        }
+        Some(called)
     }
 
     fn poison(&mut self, ids: &[StorageId], failure: &Arc<Failure>) {
@@ -199,10 +250,13 @@ impl Executor for CpuExecutor {
     }
 
     fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
+        self.plans.clear();
         self.program.lower(blocks);
     }
 
     fn forget(&mut self) {
+        self.plans.clear();
+        self.natives.forget();
         self.program.forget();
     }
 
@@ -216,11 +270,24 @@ impl Executor for CpuExecutor {
 
     fn run(&mut self, run: &BlockRun) {
         let mut program = std::mem::take(&mut self.program);
-        program.each(run, |event| match event {
-            Event::Op(op) => self.run_op(op),
-            Event::Release(id) => self.release(id),
-        });
-        self.program = program;
+        let mut plans = std::mem::take(&mut self.plans);
+        if program.measures() {
+            program.each(run, |event| self.handle(event));
+        } else if let Some(plan) = plans.find_whole(run, &program, &mut self.natives, self.host) {
+            plans.unused().iter().for_each(|id| self.release(*id));
+            self.carry_out(&plan, &Span::whole(run), &program);
+        } else {
+            for span in plans.parts(run, &program).spans(run) {
+                match plans.find(&span, &program, &mut self.natives, self.host) {
+                    Some(plan) => {
+                        plans.unused().iter().for_each(|id| self.release(*id));
+                        self.carry_out(&plan, &span, &program);
+                    }
+                    None => program.each_of(&span, |event| self.handle(event)),
+                }
+            }
+        }
+        (self.program, self.plans) = (program, plans);
     }
 
     fn call(
@@ -231,6 +298,7 @@ impl Executor for CpuExecutor {
     ) -> Result<Outputs, CallFailure> {
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
+        resolved.default_dtype = call.default_dtype;
         if let Err(failure) = self.resolve(&mut resolved, location) {
             // It is raised now, so nobody needs to be told of it later.
             if let CallFailure::Poisoned(seen) = &failure {
@@ -239,7 +307,8 @@ impl Executor for CpuExecutor {
             return Err(failure);
         }
         let host = self.host;
-        let (outputs, made) = call_host(host, &resolved).map_err(|e| {
+        let called = self.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved));
+        let (outputs, made) = called.map_err(|e| {
             CallFailure::Raised(self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host))))
         })?;
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
@@ -256,17 +325,77 @@ impl Executor for CpuExecutor {
 }
 
 impl CpuExecutor {
-    fn run_op(&mut self, op: OpRun<'_, '_>) {
+    fn run_op(&mut self, mut op: OpRun<'_, '_>) {
         if op.dead {
             return;
         }
         let written: Ids = op.step.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
-        if let Err(failure) = self.step(op.call, op.step.key.location, op.variant, op.fresh) {
+        if let Err(failure) = self.step(&mut op) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
             self.poison(op.fresh, &failure);
             self.poison(&written, &failure);
             self.failures.push(failure);
         }
+    }
+
+    fn handle(&mut self, event: Event<'_, '_>) {
+        match event {
+            Event::Op(op) => self.run_op(op),
+            Event::Release(id) => self.release(id),
+        }
+    }
+
+    fn carry_out(&mut self, plan: &Plan, span: &Span<'_>, program: &Program) {
+        let one = |this: &mut CpuExecutor, number: u32| {
+            let (node, variant, cursor) = &plan.ops[number as usize];
+            if let Some((step, known)) = program.op(*node, *variant) {
+                let op = (*node, *variant, step, known);
+                with_op(&mut cursor.behind(&span.base), op, span.run, false, |op| this.run_op(op));
+            }
+        };
+        for action in &plan.actions {
+            match action {
+                Action::Op(number) => one(self, *number),
+                Action::Release(place) => self.release(span.storages[*place as usize]),
+                Action::Group(fused) => {
+                    if !self.run_group(fused, span) {
+                        fused.ops.clone().for_each(|number| one(self, number));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries a group out; false, and nothing done, where one of its operands is poisoned.
+    fn run_group(&mut self, fused: &Fused, span: &Span<'_>) -> bool {
+        let host = self.host;
+        let id = |place: u32| span.storages[place as usize];
+        if fused.needed.iter().any(|place| self.buffer(id(*place)).is_err()) {
+            return false;
+        }
+        for (place, nbytes) in &fused.fresh {
+            *self.slot(id(*place)) = Contents::Ready(Buffer::adopt(host.buffer_new(*nbytes), host));
+        }
+        let begin = |slot: &Slot| {
+            let (storage, bytes) = match slot {
+                Slot::Storage(place, bytes) => match &self.storages.get(id(*place).index()) {
+                    Some(Contents::Ready(buffer)) => (buffer.as_ptr(), *bytes),
+                    // It is made and dropped within the group, and never stored.
+                    _ => return std::ptr::null_mut(),
+                },
+                Slot::Host(at) => match &span.run.hosts[span.base.hosts + *at as usize] {
+                    HostFeed::Buffer(buffer) => (buffer.as_ptr(), 0),
+                    HostFeed::Inline(_) => return std::ptr::null_mut(),
+                },
+            };
+            // SAFETY: windows begin in their storages.
+            unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
+        };
+        let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
+        let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
+        // SAFETY: the storages are there, and only this thread and those that it starts use them.
+        unsafe { fused.group.run(host, &data, &params, true) };
+        true
     }
 
     /// The address of a byte range of a storage.

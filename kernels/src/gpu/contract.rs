@@ -13,9 +13,9 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::ir::{E, Mem, Node, Ty, Var};
 use super::kernel::{Groups, Kernel, Put, Skeleton, Store};
 use super::print::{Writer, name, pack};
+use crate::ir::{E, Mem, Node, Ty, Var};
 
 /// The axis along which an operand's neighbouring elements lie side by side in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use super::ir::{E, Mem, Node, Ty, Var};
+use crate::ir::{E, Mem, Node, Ty, Var, larger};
 
 /// A tensor of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -636,24 +636,6 @@ pub fn highest(ty: Ty) -> E {
         Ty::I32 => E::int(ty, i64::from(i32::MAX)),
         Ty::I64 => E::int(ty, i64::MAX),
         Ty::F32 | Ty::F64 => E::lit(ty, f64::INFINITY),
-    }
-}
-
-/// The larger of two, NaN where one is.
-pub fn larger(a: &E, b: &E) -> E {
-    match a.ty() {
-        Ty::Bool => a.or(b),
-        Ty::F32 | Ty::F64 => b.gt(a).or(b.is_nan()).and(a.is_nan().not()).select(b, a),
-        _ => a.max(b),
-    }
-}
-
-/// The smaller of two, NaN where one is.
-pub fn smaller(a: &E, b: &E) -> E {
-    match a.ty() {
-        Ty::Bool => a.and(b),
-        Ty::F32 | Ty::F64 => b.lt(a).or(b.is_nan()).and(a.is_nan().not()).select(b, a),
-        _ => a.min(b),
     }
 }
 

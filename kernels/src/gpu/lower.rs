@@ -11,13 +11,14 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use super::ir::{E, Mem, Ty};
 use super::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word, contiguous};
 use super::pipelines::{Pipeline, Pipelines};
 use super::spans::{self, Part};
+use crate::ir::{E, Mem, Ty};
+use crate::promotion::Kind;
+use crate::shapes;
 
-/// Sizes or strides.
-pub type Dims = SmallVec<[i64; 6]>;
+pub use crate::shapes::Dims;
 
 /// Something that happens on the device.
 #[derive(Clone, Debug)]
@@ -109,6 +110,11 @@ impl Operand {
         self.sizes.len()
     }
 
+    /// What counts for its dtype's promotion.
+    pub fn kind(&self) -> Kind {
+        Kind { dtype: self.dtype, ndim: self.ndim(), wrapped: self.wrapped }
+    }
+
     /// Elements.
     pub fn numel(&self) -> i64 {
         self.sizes.iter().product()
@@ -131,12 +137,7 @@ impl Operand {
 
     /// Expanded to sizes that broadcasting gave.
     pub fn expanded(&self, sizes: &[i64]) -> Operand {
-        let lead = sizes.len() - self.ndim();
-        let stride = |d: usize| match d.checked_sub(lead) {
-            Some(own) if self.sizes[own] == sizes[d] => self.strides[own],
-            _ => 0,
-        };
-        let strides: Dims = (0..sizes.len()).map(stride).collect();
+        let strides = shapes::expanded(&self.sizes, &self.strides, sizes);
         self.viewed(sizes, &strides)
     }
 }

@@ -1,6 +1,6 @@
 //! The wgpu executor: WGSL kernels on any adapter (Vulkan, Metal, DX12).
 //!
-//! A call is lowered from its metadata ([`lower`], [`ops`]) to kernels ([`kernel`]) made of expressions ([`ir`]), which
+//! A call is lowered from its metadata ([`lower`], [`ops`]) to kernels ([`kernel`]) made of expressions ([`crate::ir`]), which
 //! are printed as WGSL ([`print`], [`library`]) and compiled in the background ([`pipelines`], [`cache`]). What happens
 //! on the device is recorded in a [`stream`] on buffers from a pool ([`memory`]). Calls that have no lowering take the
 //! host path: PyTorch's CPU kernel, with the copies that needs ([`executor`]).
@@ -10,7 +10,7 @@ mod cache;
 pub mod contract;
 pub mod device;
 mod executor;
-pub mod ir;
+
 pub mod kernel;
 pub mod library;
 pub mod lower;

@@ -11,8 +11,8 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::ir::{Bin, E, Node, Ty, Typed, Var};
 use super::kernel::{Buf, Groups, Kernel, Ref, Skeleton, Stage, Store, THREADS, Word, lanes};
+use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
 /// Bytes of a tensor, counted from its first element.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -316,8 +316,8 @@ impl<'k> Reach<'k> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::ir::Mem;
     use crate::gpu::kernel::Tensor;
+    use crate::ir::Mem;
 
     const LIMIT: u64 = 1 << 20;
 

@@ -105,7 +105,9 @@ impl Engine {
         self.random_open |= self.ops[call.op.index()].random;
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = self.position.next as usize == block.nodes.len();
-        if at_end && self.open.len() >= self.config.min_run_ops {
+        let enough =
+            if self.runner.is_inline() { self.config.min_inline_ops } else { self.config.min_run_ops };
+        if at_end && self.open.len() >= enough {
             self.send_open();
         }
     }

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
+use tandem_kernels::cpu::random::Mt19937;
 use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind};
 use tandem_kernels::host::{Buffer, Generator};
 use tandem_runtime::torch::Torch;
@@ -423,6 +424,14 @@ impl HostKernels for FakeTorch {
 
     fn op_writes(&self, _: OpId) -> Box<[bool]> {
         Box::default()
+    }
+
+    fn parallel(&self, n: usize, _: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+        body(0, n);
+    }
+
+    fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
+        false
     }
 
     fn random_key(&self, _: *mut c_void) -> u64 {

@@ -201,7 +201,7 @@ impl CoExecution {
         let alone = ONE_AT_A_TIME.lock();
         while DEATHS.pop().is_some() {}
         let torch = FakeTorch::leaked();
-        let runner = GraphRunner::start(Box::new(CpuExecutor::new(torch)), torch);
+        let runner = GraphRunner::start(Box::new(CpuExecutor::new(torch, false)), torch);
         let storages = Storages::new(AddressRange::new(1 << 47, 1 << 44));
         let mut engine = Engine::new(config, runner, storages, torch);
         for decl in declarations() {

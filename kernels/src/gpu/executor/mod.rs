@@ -23,7 +23,6 @@ use self::faults::Faults;
 use self::storages::{Absent, Contents, Storages};
 use self::windows::{placed, runs};
 use super::device::Gpu;
-use super::ir::Ty;
 use super::kernel::{Ref, Word};
 use super::lower::{Action, Lowered, Lowering};
 use super::memory::BufId;
@@ -31,6 +30,7 @@ use super::ops::{Lower, draws, lowering};
 use super::stream::Stream;
 use crate::error::{CallFailure, Cause, DeviceError, Failure, Fault};
 use crate::executor::{BlockRun, DeviceReport, Executor, HostKernels, OpTime, Step};
+use crate::ir::Ty;
 use crate::program::{Event, OpRun, Program};
 
 /// What the executor knows of an operator.

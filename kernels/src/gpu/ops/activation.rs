@@ -3,9 +3,9 @@
 use super::Lower;
 use super::elementwise::launch;
 use super::types::{broadcast, output_strides, preserved};
-use crate::gpu::ir::E;
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::ir::E;
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

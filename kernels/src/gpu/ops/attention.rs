@@ -13,9 +13,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::types::preserved;
 use crate::gpu::contract::ceil_div;
-use crate::gpu::ir::{E, Mem, Ty};
 use crate::gpu::kernel::{Groups, Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

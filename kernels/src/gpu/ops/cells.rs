@@ -2,9 +2,9 @@
 //! registers.
 
 use super::Lower;
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::{Kernel, Tensor, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
+use crate::ir::{E, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

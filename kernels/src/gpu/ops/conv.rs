@@ -11,9 +11,9 @@ use super::Lower;
 use super::matmul::{contract, row_sums, terms};
 use super::types::{channels_last, suggests_channels_last};
 use crate::gpu::contract::{Along, Extent, Side};
-use crate::gpu::ir::E;
 use crate::gpu::kernel::{Kernel, Put, Store, Tensor, contiguous};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::ir::E;
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

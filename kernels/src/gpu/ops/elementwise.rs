@@ -1,8 +1,9 @@
 //! Kernels that compute each element of their outputs from the elements at its place, broadcast.
 
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::{Kernel, Tensor, contiguous};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source};
+use crate::ir::{E, Ty};
+use crate::shapes;
 
 /// Launches a kernel that writes `outs`, all of the same sizes, from `ins`, which broadcast to them. Values of `ins`
 /// come in the types of `types`; `body` gets them and the number of the element in the first output's order.
@@ -98,32 +99,8 @@ pub fn produce(
     l.launch(k)
 }
 
-/// Orders dimensions by the first operand's strides, and joins those that lie behind one another in all operands.
+/// See [`shapes::coalesce`].
 pub fn coalesce(sizes: &[i64], operands: &[&Operand]) -> (Dims, Vec<Dims>) {
-    let mut order: Vec<usize> = (0..sizes.len()).filter(|d| sizes[*d] != 1).collect();
-    if let Some(first) = operands.first() {
-        order.sort_by_key(|d| std::cmp::Reverse(first.strides[*d]));
-    }
-    let mut joined = Dims::new();
-    let mut strides: Vec<Dims> = vec![Dims::new(); operands.len()];
-    for d in order {
-        let follows = !joined.is_empty()
-            && operands.iter().zip(&strides).all(|(x, s)| s.last() == Some(&(x.strides[d] * sizes[d])));
-        if follows && let Some(last) = joined.last_mut() {
-            *last *= sizes[d];
-            for (x, s) in operands.iter().zip(&mut strides) {
-                if let Some(last) = s.last_mut() {
-                    *last = x.strides[d];
-                }
-            }
-        } else {
-            joined.push(sizes[d]);
-            operands.iter().zip(&mut strides).for_each(|(x, s)| s.push(x.strides[d]));
-        }
-    }
-    if joined.is_empty() {
-        joined.push(1);
-        strides.iter_mut().for_each(|s| s.push(1));
-    }
-    (joined, strides)
+    let strides: Vec<&[i64]> = operands.iter().map(|x| &x.strides[..]).collect();
+    shapes::coalesce(sizes, &strides)
 }

@@ -6,9 +6,9 @@ use super::Lower;
 use super::elementwise::launch;
 use super::index::bits;
 use super::types::{broadcast, channels_last, preserved};
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Lowering, Spot, dense};
+use crate::ir::{E, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

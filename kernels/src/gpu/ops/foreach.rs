@@ -3,12 +3,13 @@
 use tandem_tracegraph::call::{Arg, Place};
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::pointwise::{Args, LERP, Op, find};
+use super::pointwise::InKernel;
 use super::types::{broadcast, output_strides, preserved};
 use super::{Lower, elementwise};
-use crate::gpu::ir::{E, Mem, Ty};
-use crate::gpu::kernel::{Kernel, Ref, Store, Tensor, highest, larger, lowest, smaller};
+use crate::gpu::kernel::{Kernel, Ref, Store, Tensor, highest, lowest};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot};
+use crate::ir::{E, Mem, Ty, larger, smaller};
+use crate::pointwise::{Args, LERP, Op, find};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {
@@ -45,7 +46,7 @@ struct Job {
     ty: Ty,
 }
 
-type Value = fn(&mut Args<'_, '_>) -> Option<E>;
+type Value = fn(&mut Args<'_>) -> Option<E>;
 
 /// Items of the call's lists, which must be as many in all of them.
 fn items(l: &Lowering<'_>) -> Option<usize> {
@@ -87,7 +88,7 @@ fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
     for item in 0..n {
         let ins: Option<Vec<Operand>> = (0..op.operands).map(|arg| l.operand_of(arg, item)).collect();
         let ins = ins?;
-        let (computed, given) = op.dtypes(&ins, l.call.default_dtype);
+        let (computed, given) = op.dtypes(ins.iter().map(Operand::kind), l.call.default_dtype);
         // Most have no arithmetic of bools, and whole numbers have no negative powers.
         if computed == Dtype::BOOL || inner == "pow" && !computed.is_floating() {
             return None;
@@ -188,7 +189,9 @@ fn carry_out(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
         let ins: Vec<(&Operand, Ty)> = first.ins.iter().map(|x| (x, first.ty)).collect();
         elementwise::launch(l, "foreach", &[&first.out], &ins, |l, k, x, _| {
             let items = vec![(first.item, E::int(Ty::Bool, 1))];
-            value(&mut Args { l, k, x: x.to_vec(), ty: first.ty, dtype: first.dtype, items }).map(|v| vec![v])
+            let scope = &mut InKernel { l, k };
+            let mut args = Args { scope, x: x.to_vec(), ty: first.ty, dtype: first.dtype, items };
+            value(&mut args).map(|v| vec![v])
         })?;
     }
     Some(())
@@ -274,7 +277,8 @@ fn launch_group(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> 
         });
         let x = x.collect();
         let items = jobs.iter().zip(&places).map(|(j, (_, inside))| (j.item, inside.clone())).collect();
-        let Some(result) = value(&mut Args { l, k, x, ty, dtype: jobs[0].dtype, items }) else {
+        let scope = &mut InKernel { l, k };
+        let Some(result) = value(&mut Args { scope, x, ty, dtype: jobs[0].dtype, items }) else {
             fits = false;
             return Vec::new();
         };

@@ -8,9 +8,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::elementwise::produce;
 use super::types::{broadcast, output_strides, preserved};
-use crate::gpu::ir::{E, Mem, Ty};
 use crate::gpu::kernel::{Kernel, Tensor};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -6,9 +6,9 @@ use super::Lower;
 use super::elementwise::produce;
 use super::index::{bits, moved, target, window, zero};
 use super::types::{channels_last, preserved, result_type, suggests_channels_last};
-use crate::gpu::ir::{E, Mem, Ty};
 use crate::gpu::kernel::{Kernel, contiguous, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense, wrap};
+use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

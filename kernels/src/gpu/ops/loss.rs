@@ -5,9 +5,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::elementwise::{coalesce, launch, produce};
 use super::types::{broadcast, output_strides, preserved, result_type};
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::{Kernel, THREADS, Tensor};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
+use crate::ir::{E, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {
@@ -211,7 +211,7 @@ fn loss(l: &mut Lowering<'_>) -> Option<()> {
     if !dtype.is_floating() || l.base == "soft_margin_loss" && x.sizes != target.sizes {
         return None;
     }
-    let ty = crate::gpu::ir::Mem::of(dtype)?.ty();
+    let ty = crate::ir::Mem::of(dtype)?.ty();
     let base = l.base;
     reduced(l, "loss", reduction, (&sizes, &strides, dtype), &[(x, ty), (target, ty)], |l, k, v| {
         let (x, t) = (&v[0], &v[1]);

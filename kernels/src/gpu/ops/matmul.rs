@@ -11,9 +11,9 @@ use super::Lower;
 use super::elementwise;
 use super::types::broadcast;
 use crate::gpu::contract::{Along, Extent, Plan, Side, ceil_div};
-use crate::gpu::ir::{E, Mem, Ty};
 use crate::gpu::kernel::{Kernel, Put, Store, team};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot, dense};
+use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -81,7 +81,7 @@ fn pointwise_table(base: &str) -> Option<Lower> {
         "elu_backward" => pointwise::elu_backward,
         "ldexp" => pointwise::ldexp,
         "polygamma" => pointwise::polygamma,
-        base if pointwise::knows(base) => pointwise::lower,
+        base if crate::pointwise::knows(base) => pointwise::lower,
         _ => return None,
     })
 }

@@ -10,9 +10,9 @@ use super::Lower;
 use super::elementwise::{self, coalesce};
 use super::reduce::{Accumulate, Space, launch, welford};
 use super::types::suggested;
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::{Kernel, Word, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::ir::{E, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -5,9 +5,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use super::Lower;
 use super::elementwise;
-use crate::gpu::ir::{E, Mem, Ty};
-use crate::gpu::kernel::{Kernel, Store, Word, larger};
+use crate::gpu::kernel::{Kernel, Store, Word};
 use crate::gpu::lower::{Lowering, Operand, Source};
+use crate::ir::{E, Mem, Ty, larger};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -5,9 +5,9 @@
 use super::Lower;
 use super::elementwise::{launch, produce};
 use super::types::{preserved, suggested};
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::{Kernel, Tensor, Word};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::ir::{E, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -7,9 +7,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::elementwise::produce;
 use super::types::suggested;
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::{Kernel, Put, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::ir::{E, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

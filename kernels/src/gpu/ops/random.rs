@@ -12,9 +12,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::elementwise;
 use super::types::{broadcast, output_strides, preserved};
-use crate::gpu::ir::{Bin, E, Mem, Ty, Un};
 use crate::gpu::kernel::{Kernel, Store, Word, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::ir::{Bin, E, Mem, Ty, Un};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

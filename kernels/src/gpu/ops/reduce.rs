@@ -10,9 +10,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::elementwise::{self, coalesce};
 use super::types::{broadcast, result_type};
-use crate::gpu::ir::{E, Mem, Ty};
-use crate::gpu::kernel::{Kernel, Word, highest, larger, lowest, smaller, team};
+use crate::gpu::kernel::{Kernel, Word, highest, lowest, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense, wrap};
+use crate::ir::{E, Mem, Ty, larger, smaller};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -8,9 +8,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::reduce::{FILL, exponentials, kept_as};
 use super::softmax::{Rows, at};
-use crate::gpu::ir::{E, Mem, Ty};
 use crate::gpu::kernel::{Kernel, highest, lowest, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
+use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

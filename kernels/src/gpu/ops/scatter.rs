@@ -12,9 +12,9 @@ use super::Lower;
 use super::elementwise;
 use super::index::{Indexing, at_least_1d, bits, is_index, position};
 use super::types::{broadcast, preserved};
-use crate::gpu::ir::{E, Mem, Ty};
 use crate::gpu::kernel::{Kernel, Put, Store, highest, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

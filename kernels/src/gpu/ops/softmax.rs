@@ -9,9 +9,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::elementwise;
 use super::reduce::{Space, exponentials, launch};
-use crate::gpu::ir::{E, Mem, Ty};
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

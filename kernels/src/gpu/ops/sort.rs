@@ -12,9 +12,9 @@ use super::Lower;
 use super::elementwise::produce;
 use super::index::{at_least_1d, bits, moved, position, target, window};
 use super::types::{is_dense, preserved};
-use crate::gpu::ir::{Bin, E, Mem, Ty, Un};
 use crate::gpu::kernel::{Groups, Kernel, THREADS};
 use crate::gpu::lower::{Dims, Lowering, Operand, Spot, dense, wrap};
+use crate::ir::{Bin, E, Mem, Ty, Un};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -3,69 +3,13 @@
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::lower::{Dims, Operand, dense};
+use crate::promotion;
+pub use crate::promotion::promote;
+pub use crate::shapes::broadcast;
 
-/// The dtype that both convert to (`c10::promoteTypes`).
-pub fn promote(a: Dtype, b: Dtype) -> Dtype {
-    let rank = |d: Dtype| match d {
-        Dtype::BOOL => 0,
-        Dtype::UINT8 => 1,
-        Dtype::INT8 => 2,
-        Dtype::INT16 => 3,
-        Dtype::INT32 => 4,
-        Dtype::INT64 => 5,
-        Dtype::FLOAT16 => 6,
-        Dtype::BFLOAT16 => 7,
-        Dtype::FLOAT32 => 8,
-        _ => 9,
-    };
-    let (low, high) = if rank(a) <= rank(b) { (a, b) } else { (b, a) };
-    match (low, high) {
-        (Dtype::UINT8, Dtype::INT8) => Dtype::INT16,
-        (Dtype::FLOAT16, Dtype::BFLOAT16) => Dtype::FLOAT32,
-        _ => high,
-    }
-}
-
-/// The dtype of an operation on operands: tensors with dimensions count before those without, these before numbers.
+/// The dtype of an operation on operands.
 pub fn result_type<'a>(operands: impl IntoIterator<Item = &'a Operand>, default: Dtype) -> Dtype {
-    let mut of: [Option<Dtype>; 3] = [None; 3];
-    for x in operands {
-        let (category, dtype) = match (x.wrapped, x.ndim()) {
-            (true, _) if x.dtype.is_floating() => (2, default),
-            (true, _) => (2, x.dtype),
-            (false, 0) => (1, x.dtype),
-            (false, _) => (0, x.dtype),
-        };
-        of[category] = Some(of[category].map_or(dtype, |d| promote(d, dtype)));
-    }
-    let combine = |higher: Option<Dtype>, lower: Option<Dtype>| match (higher, lower) {
-        (Some(h), Some(l)) if !h.is_floating() && (h == Dtype::BOOL || l.is_floating()) => {
-            Some(promote(h, l))
-        }
-        (Some(h), _) => Some(h),
-        (None, l) => l,
-    };
-    combine(combine(of[0], of[1]), of[2]).unwrap_or(default)
-}
-
-/// The common size of operands that are broadcast; `None` where they do not fit.
-pub fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [i64]>) -> Option<Dims> {
-    let mut common = Dims::new();
-    for shape in shapes {
-        while common.len() < shape.len() {
-            common.insert(0, 1);
-        }
-        let lead = common.len() - shape.len();
-        for (c, s) in common[lead..].iter_mut().zip(shape) {
-            match (*c, *s) {
-                (_, 1) => {}
-                (1, s) => *c = s,
-                (c, s) if c == s => {}
-                _ => return None,
-            }
-        }
-    }
-    Some(common)
+    promotion::result_type(operands.into_iter().map(Operand::kind), default)
 }
 
 /// The strides of a new output whose operands, expanded to `sizes`, have these strides: `TensorIterator` keeps their

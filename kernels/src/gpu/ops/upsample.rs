@@ -9,9 +9,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use super::Lower;
 use super::elementwise::produce;
 use super::types::suggested;
-use crate::gpu::ir::{E, Mem, Ty, Un};
 use crate::gpu::kernel::{Kernel, Put, Tensor};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::ir::{E, Mem, Ty, Un};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

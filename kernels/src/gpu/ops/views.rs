@@ -4,9 +4,9 @@ use super::Lower;
 use super::elementwise::produce;
 use super::index::{moved, target, window, zero};
 use super::types::preserved;
-use crate::gpu::ir::{E, Ty};
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, dense, wrap};
+use crate::ir::{E, Ty};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{Writer, parameter_bytes};
-use crate::gpu::ir::Mem;
 use crate::gpu::kernel::Buf;
+use crate::ir::Mem;
 
 impl Writer<'_> {
     pub(super) fn declarations(&mut self) -> String {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{Target, Writer, name};
-use crate::gpu::ir::{Bin, E, Node, Ty, Un};
+use crate::ir::{Bin, E, Node, Ty, Un};
 
 impl Writer<'_> {
     /// The text of an expression's value, whose computation goes to the block that binds what it needs.

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{MAIN, Writer, name};
-use crate::gpu::ir::{E, Var};
 use crate::gpu::kernel::{Store, THREADS, lanes};
+use crate::ir::{E, Var};
 
 impl Writer<'_> {
     pub(super) fn map(&mut self, count: &E, element: Var, stores: &[Store]) -> String {

@@ -14,9 +14,9 @@ use std::collections::HashMap;
 pub(super) use self::buffers::pack;
 use self::expressions::parameter_word;
 use super::contract;
-use super::ir::{E, Mem, Ty, Typed, Var};
 use super::kernel::{Kernel, Skeleton};
 use super::library;
+use crate::ir::{E, Mem, Ty, Typed, Var};
 
 /// What an adapter offers, as far as the text depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

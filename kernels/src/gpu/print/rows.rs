@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{MAIN, Writer, name};
-use crate::gpu::ir::{E, Ty, Var};
 use crate::gpu::kernel::{Scan, Skeleton, Stage, Store, THREADS, lanes};
+use crate::ir::{E, Ty, Var};
 
 impl Writer<'_> {
     pub(super) fn rows(&mut self, rows: &E, len: &E, row: Var, team: u32, stages: &[Stage]) -> String {

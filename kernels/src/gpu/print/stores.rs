@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::Writer;
 use super::buffers::pack;
 use super::expressions::parameter_word;
-use crate::gpu::ir::Mem;
 use crate::gpu::kernel::{Put, Ref, Store, Word};
+use crate::ir::Mem;
 
 impl Writer<'_> {
     pub(in crate::gpu) fn stores(&mut self, stores: &[Store]) {

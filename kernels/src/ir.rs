@@ -1,7 +1,7 @@
-//! The kernel IR: typed expressions that [`super::print`] turns into WGSL.
+//! The kernel IR: typed expressions that [`crate::gpu`] turns into WGSL.
 //!
 //! An expression computes one element. What it is computed for (each element of an output, each member of a row, a
-//! tile of a contraction) is the matter of the skeletons in [`super::kernel`]. Sizes, strides, offsets and numbers are
+//! tile of a contraction) is the matter of the skeletons in `gpu/kernel.rs`. Sizes, strides, offsets and numbers are
 //! parameters, so a new shape never makes a new shader.
 
 use std::ops;
@@ -230,16 +230,16 @@ pub enum Node {
 }
 
 #[derive(Debug)]
-pub(super) struct Typed {
-    pub(super) node: Node,
-    pub(super) ty: Ty,
+pub(crate) struct Typed {
+    pub(crate) node: Node,
+    pub(crate) ty: Ty,
     /// Variables that it depends on and that something outside binds.
-    pub(super) free: Vec<Var>,
+    pub(crate) free: Vec<Var>,
 }
 
 /// An expression. Cloning shares it, and what is shared is computed once.
 #[derive(Clone, Debug)]
-pub struct E(pub(super) Rc<Typed>);
+pub struct E(pub(crate) Rc<Typed>);
 
 impl E {
     fn new(ty: Ty, node: Node) -> E {
@@ -272,6 +272,16 @@ impl E {
         free.sort_unstable_by_key(|v| v.0);
         free.dedup();
         E(Rc::new(Typed { node, ty, free }))
+    }
+
+    /// What it is.
+    pub fn node(&self) -> &Node {
+        &self.0.node
+    }
+
+    /// Tells it from other expressions that are alive.
+    pub fn address(&self) -> usize {
+        Rc::as_ptr(&self.0) as usize
     }
 
     /// Its type.
@@ -365,12 +375,12 @@ impl E {
         E::new(ty, Node::Call(name, args.into_iter().collect()))
     }
 
-    /// A function of the library that takes and gives this type; see [`super::library`] for those that it has.
+    /// A function of the library that takes and gives this type; see `gpu/library.rs` for those that it has.
     pub fn f(&self, name: &'static str) -> E {
         E::call(name, self.ty(), [self.clone()])
     }
 
-    pub(super) fn fold_of(count: E, vars: Vec<Var>, init: Vec<E>, body: Vec<E>) -> Vec<E> {
+    pub(crate) fn fold_of(count: E, vars: Vec<Var>, init: Vec<E>, body: Vec<E>) -> Vec<E> {
         let types: Vec<Ty> = init.iter().map(E::ty).collect();
         let fold = E::new(Ty::U32, Node::Fold { count, vars, init, body });
         types.into_iter().enumerate().map(|(i, ty)| E::new(ty, Node::Item(fold.clone(), i))).collect()
@@ -531,5 +541,25 @@ impl ops::Neg for E {
     type Output = E;
     fn neg(self) -> E {
         E::un(Un::Neg, self)
+    }
+}
+
+/// The larger of two, NaN where one is.
+pub fn larger(a: &E, b: &E) -> E {
+    match a.ty() {
+        Ty::Bool => a.or(b),
+        Ty::F32 => E::call("larger_f32", Ty::F32, [a.clone(), b.clone()]),
+        Ty::F64 => b.gt(a).or(b.is_nan()).and(a.is_nan().not()).select(b, a),
+        _ => a.max(b),
+    }
+}
+
+/// The smaller of two, NaN where one is.
+pub fn smaller(a: &E, b: &E) -> E {
+    match a.ty() {
+        Ty::Bool => a.and(b),
+        Ty::F32 => E::call("smaller_f32", Ty::F32, [a.clone(), b.clone()]),
+        Ty::F64 => b.lt(a).or(b.is_nan()).and(a.is_nan().not()).select(b, a),
+        _ => a.min(b),
     }
 }

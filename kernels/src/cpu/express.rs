@@ -1,0 +1,459 @@
+//! From an operator's call to the expressions of its elements.
+//!
+//! What the outputs look like is known: PyTorch's own kernel has told it once. So a rule here need not know dtypes and
+//! strides of outputs, only refuse what it does not compute: such calls stay PyTorch's.
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
+
+use super::tile;
+use crate::ir::{E, Mem, Ty, Var};
+use crate::pointwise::{
+    Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, WHERE,
+    find,
+};
+use crate::promotion::Kind;
+use crate::shapes::{Dims, broadcast};
+
+/// Whose memory a window is on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Owner {
+    /// A flat input's storage.
+    Input(u32),
+    /// A storage that the call makes.
+    Fresh(u16),
+}
+
+/// A tensor in memory.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Whose memory.
+    pub owner: Owner,
+    /// How its elements lie.
+    pub mem: Mem,
+    /// Sizes.
+    pub sizes: Dims,
+    /// Strides in elements.
+    pub strides: Dims,
+    /// The offset in elements; of an input's window it comes with the call.
+    pub offset: i64,
+}
+
+/// An operand of an expression.
+#[derive(Clone, Debug)]
+pub enum Operand {
+    /// Elements.
+    Window(Window),
+    /// A host tensor without dimensions, by its flat input.
+    Host(u32),
+    /// A number among the arguments, or an item of a list.
+    Number(u32, u32),
+}
+
+/// A value that is the same for all elements and comes with the call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Param {
+    /// A number among the arguments, or an item of a list.
+    Number(u32, u32, Ty),
+    /// A host tensor without dimensions, by its flat input.
+    Host(u32, Ty),
+    /// The bits of an `f64`.
+    Fixed(u64),
+}
+
+/// The computation of one tensor.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What is written.
+    pub out: Window,
+    /// What is read.
+    pub ins: SmallVec<[Operand; 3]>,
+    /// Types in which operands are read.
+    types: SmallVec<[Ty; 3]>,
+    value: fn(&mut Args<'_>) -> Option<E>,
+    ty: Ty,
+    dtype: Dtype,
+    item: usize,
+}
+
+/// An operator's name as the table has it: without namespace, overload and the underscore of its in-place form.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Base {
+    name: String,
+    in_place: bool,
+}
+
+impl Base {
+    /// Of a full name (`aten::add_.Tensor`); `None` where no rule is for it. `written` are the schema's arguments.
+    pub fn of(name: &str, written: &[bool]) -> Option<Base> {
+        let name = name.strip_prefix("aten::")?;
+        let base = name.split('.').next().unwrap_or(name);
+        let in_place = written.first() == Some(&true) && written[1..].iter().all(|w| !w);
+        if written.contains(&true) && !in_place {
+            return None;
+        }
+        let base = if in_place { base.strip_suffix('_').unwrap_or(base) } else { base };
+        let inner = base.strip_prefix("_foreach_").unwrap_or(base);
+        let special =
+            ["div", "divide", "lerp", "clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill"];
+        let known = special.contains(&inner)
+            || matches!(base, "elu_backward" | "copy" | "fill" | "zero" | "_foreach_copy" | "_foreach_zero")
+            || find(inner).is_some();
+        known.then(|| Base { name: base.to_owned(), in_place })
+    }
+
+    /// Whether it writes its first argument.
+    pub fn in_place(&self) -> bool {
+        self.in_place
+    }
+}
+
+const COPY: Op = Op { rule: Rule::Same, operands: 1, value: |a| Some(a.x[0].clone()) };
+const ZERO: Op = Op { rule: Rule::Same, operands: 0, value: |a| Some(E::lit(a.ty, 0.0)) };
+
+/// The operator of the table and the arguments that are its operands.
+fn rule(base: &Base, call: &Call<'_>) -> Option<(Op, SmallVec<[usize; 3]>)> {
+    let has = |arg: usize| !matches!(call.args.get(arg), None | Some(Arg::None));
+    let name = base.name.as_str();
+    let inner = name.strip_prefix("_foreach_").unwrap_or(name);
+    let foreach = inner.len() != name.len();
+    let (op, operands): (&Op, &[usize]) = match inner {
+        "div" | "divide" if matches!(call.args.get(2), Some(Arg::Str(_))) => (&DIVIDE_ROUNDED, &[0, 1]),
+        "div" | "divide" => (&DIVIDE, &[0, 1]),
+        "lerp" => (&LERP, &[0, 1, 2]),
+        "clamp_min" => (&CLAMP_MIN, &[0, 1]),
+        "clamp_max" => (&CLAMP_MAX, &[0, 1]),
+        "clamp" | "clip" => match (has(1), has(2)) {
+            (true, true) => (&CLAMP, &[0, 1, 2]),
+            (true, false) => (&CLAMP_MIN, &[0, 1]),
+            (false, true) => (&CLAMP_MAX, &[0, 2]),
+            (false, false) => return None,
+        },
+        "where" if call.args.len() == 3 => (&WHERE, &[0, 1, 2]),
+        "masked_fill" => (&WHERE, &[1, 2, 0]),
+        "elu_backward" => (&ELU_BACKWARD, &[0, 5]),
+        "copy" => (&COPY, &[1]),
+        "fill" if matches!(call.args.get(1), Some(Arg::Tensor)) => return None,
+        "fill" => (&COPY, &[1]),
+        "zero" => (&ZERO, &[]),
+        "exponential" if foreach => return None,
+        _ => {
+            let op = find(inner)?;
+            return Some((*op, (0..op.operands).collect()));
+        }
+    };
+    Some((*op, operands.into()))
+}
+
+fn window(owner: Owner, meta: &TensorMeta, offset: i64) -> Option<Window> {
+    let mem = Mem::of(meta.dtype).filter(|mem| tile::fits(*mem))?;
+    if meta.flags & (flags::CONJ | flags::NEG) != 0 {
+        return None;
+    }
+    Some(Window { owner, mem, sizes: meta.sizes().into(), strides: meta.strides().into(), offset })
+}
+
+fn input(call: &Call<'_>, flat: u32) -> Option<(Operand, Kind)> {
+    let input = &call.inputs[flat as usize];
+    let kind =
+        Kind { dtype: input.dtype, ndim: input.sizes.len(), wrapped: input.flags & flags::WRAPPED != 0 };
+    let operand = match input.place {
+        Place::Absent => return None,
+        Place::Inline(_) | Place::Host(_) if input.sizes.is_empty() => {
+            known_number(input.dtype)?;
+            Operand::Host(flat)
+        }
+        _ => Operand::Window(window(Owner::Input(flat), &input.meta(), 0)?),
+    };
+    Some((operand, kind))
+}
+
+/// Host numbers of half precision are PyTorch's.
+fn known_number(dtype: Dtype) -> Option<()> {
+    Mem::of(dtype).filter(|mem| !matches!(mem, Mem::F16 | Mem::Bf16)).map(|_| ())
+}
+
+/// The first flat input of an argument.
+fn first_input(call: &Call<'_>, arg: usize) -> u32 {
+    let count = |arg: &Arg<'_>| match arg {
+        Arg::Tensor => 1,
+        Arg::Tensors(n) => *n,
+        _ => 0,
+    };
+    call.args[..arg].iter().map(count).sum()
+}
+
+/// An argument, or its item where it is a list, as an operand.
+fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kind)> {
+    let number = |arg: &Arg<'_>| match arg {
+        Arg::Int(_) => Some(Dtype::INT64),
+        Arg::Float(_) => Some(call.default_dtype),
+        Arg::Bool(_) => Some(Dtype::BOOL),
+        _ => None,
+    };
+    let dtype = match call.args.get(arg)? {
+        Arg::Tensor => return input(call, first_input(call, arg)),
+        Arg::Tensors(n) if item < *n as usize => return input(call, first_input(call, arg) + item as u32),
+        Arg::Scalars(list) => number(list.get(item)?)?,
+        other => number(other)?,
+    };
+    Some((Operand::Number(arg as u32, item as u32), Kind { dtype, ndim: 0, wrapped: true }))
+}
+
+/// Items of a call's lists, which must be as many in all of them.
+fn items(call: &Call<'_>) -> Option<usize> {
+    let mut lengths = call.args.iter().filter_map(|arg| match arg {
+        Arg::Tensors(n) => Some(*n as usize),
+        Arg::Scalars(list) => Some(list.len()),
+        _ => None,
+    });
+    let first = lengths.next()?;
+    lengths.all(|n| n == first).then_some(first)
+}
+
+/// The computations that a call is, in order; `None` where it stays PyTorch's.
+pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>> {
+    if !outputs.resized.is_empty() {
+        return None;
+    }
+    let (op, operands) = rule(base, call)?;
+    let foreach = base.name.starts_with("_foreach_");
+    // A factor in a tensor has no place among operands.
+    if foreach && matches!(call.args.get(op.operands), Some(Arg::Tensor)) {
+        return None;
+    }
+    let count = if foreach { items(call)? } else { 1 };
+    let outs: Vec<&OutSpec> = outputs.outs.iter().filter(|o| !matches!(o, OutSpec::List(_))).collect();
+    let job = |item: usize| {
+        let out = match outs.get(item) {
+            Some(OutSpec::Fresh { storage, meta, offset }) if !base.in_place => {
+                window(Owner::Fresh(*storage), meta, *offset)?
+            }
+            Some(OutSpec::Same(flat)) if base.in_place => written(call, *flat)?,
+            None if base.in_place => written(call, item as u32)?,
+            _ => return None,
+        };
+        let read: Option<SmallVec<[(Operand, Kind); 3]>> =
+            operands.iter().map(|arg| operand(call, *arg, item)).collect();
+        build(base, call, op, out, read?, item)
+    };
+    (0..count).map(job).collect()
+}
+
+/// An input that is written in place: each element must be there once.
+fn written(call: &Call<'_>, flat: u32) -> Option<Window> {
+    let Operand::Window(window) = input(call, flat)?.0 else { return None };
+    let distinct = window.sizes.iter().zip(&window.strides).all(|(size, stride)| *size == 1 || *stride != 0);
+    distinct.then_some(window)
+}
+
+fn build(
+    base: &Base,
+    call: &Call<'_>,
+    op: Op,
+    out: Window,
+    read: SmallVec<[(Operand, Kind); 3]>,
+    item: usize,
+) -> Option<Job> {
+    let shapes = read.iter().filter_map(|(o, _)| match o {
+        Operand::Window(w) => Some(&w.sizes[..]),
+        _ => None,
+    });
+    let sizes = broadcast(shapes.chain(base.in_place.then_some(&out.sizes[..])))?;
+    if sizes != out.sizes {
+        return None;
+    }
+    let to = out.mem;
+    let kinds: SmallVec<[Kind; 3]> = read.iter().map(|(_, kind)| *kind).collect();
+    let stored = matches!(base.name.as_str(), "copy" | "fill" | "zero" | "_foreach_copy" | "_foreach_zero");
+    let chosen = matches!(base.name.as_str(), "where" | "masked_fill");
+    let own = input_dtype(call, 0);
+    let (dtype, mut types) = match () {
+        () if stored => {
+            // Converted when it is stored; numbers exactly where they can be.
+            let dtype = match (read.first(), kinds.first()) {
+                (Some((Operand::Window(_), _)), Some(kind)) => kind.dtype,
+                _ => own?,
+            };
+            (dtype, SmallVec::from_elem(Mem::of(dtype)?.ty(), read.len()))
+        }
+        () if chosen => {
+            let masked = base.name == "masked_fill";
+            if kinds[0].dtype != Dtype::BOOL || masked && kinds[1].ndim != 0 {
+                return None;
+            }
+            let common =
+                if masked { own? } else { op.dtypes(kinds[1..].iter().copied(), call.default_dtype).0 };
+            // PyTorch refuses some values, which its own kernel says.
+            if masked && kinds[1].dtype.is_floating() && !common.is_floating() {
+                return None;
+            }
+            (common, SmallVec::from_elem(Mem::of(common)?.ty(), read.len()))
+        }
+        () => {
+            let (computed, given) = op.dtypes(kinds.iter().copied(), call.default_dtype);
+            if Mem::of(given) != Some(to) || given != dtype_of(call, &out, given) {
+                return None;
+            }
+            (computed, SmallVec::from_elem(Mem::of(computed)?.ty(), read.len()))
+        }
+    };
+    if chosen {
+        if Mem::of(dtype) != Some(to) {
+            return None;
+        }
+        types[0] = Ty::Bool;
+    }
+    let foreach = base.name.starts_with("_foreach_");
+    if foreach && !stored && (dtype == Dtype::BOOL || base.name.contains("pow") && !dtype.is_floating()) {
+        return None;
+    }
+    // PyTorch has no bounds of bools.
+    if dtype == Dtype::BOOL && base.name.contains("clamp") {
+        return None;
+    }
+    // Half precision is computed in floats and rounded once for each operator: not here.
+    if matches!(dtype, Dtype::FLOAT16 | Dtype::BFLOAT16) {
+        return None;
+    }
+    if base.name == "copy" && slow_to_walk(&out, &read) {
+        return None;
+    }
+    let ins = read.into_iter().map(|(operand, _)| operand).collect();
+    let ty = Mem::of(dtype)?.ty();
+    Some(Job { out, ins, types, value: op.value, ty, dtype, item })
+}
+
+/// The dtype of what a job writes, as far as the call tells it.
+fn dtype_of(call: &Call<'_>, out: &Window, otherwise: Dtype) -> Dtype {
+    match out.owner {
+        Owner::Input(flat) => call.inputs[flat as usize].dtype,
+        Owner::Fresh(_) => otherwise,
+    }
+}
+
+fn input_dtype(call: &Call<'_>, flat: usize) -> Option<Dtype> {
+    call.inputs.get(flat).map(|i| i.dtype)
+}
+
+fn same_memory(a: &Input<'_>, b: &Input<'_>) -> bool {
+    match (a.place, b.place) {
+        (Place::Storage { id: a, .. }, Place::Storage { id: b, .. }) => a == b,
+        (Place::Buffer(a), Place::Buffer(b)) => a == b,
+        _ => false,
+    }
+}
+
+/// Whether what a call reads is what it writes in its first argument, or lies elsewhere. Lists are not looked at.
+pub fn apart(call: &Call<'_>) -> bool {
+    let (Some(Arg::Tensor), Some(to)) = (call.args.first(), call.inputs.first()) else { return true };
+    call.inputs[1..].iter().all(|from| {
+        let same = from.offset == to.offset && from.sizes == to.sizes && from.strides == to.strides;
+        !same_memory(from, to) || same && from.dtype == to.dtype
+    })
+}
+
+/// Whether a copy transposes much: PyTorch's own goes through blocks.
+fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
+    const MUCH: i64 = 1 << 12;
+    let Some((Operand::Window(from), _)) = read.first() else { return false };
+    out.sizes == from.sizes && out.strides != from.strides && out.sizes.iter().product::<i64>() > MUCH
+}
+
+/// An expression's parameters, each once.
+#[derive(Debug)]
+pub struct Params<P> {
+    /// What they are.
+    pub all: Vec<P>,
+}
+
+impl<P> Default for Params<P> {
+    fn default() -> Params<P> {
+        Params { all: Vec::new() }
+    }
+}
+
+impl<P: PartialEq> Params<P> {
+    /// A parameter as an expression.
+    pub fn add(&mut self, param: P, ty: Ty) -> E {
+        let known = self.all.iter().position(|p| *p == param);
+        let number = known.unwrap_or_else(|| {
+            self.all.push(param);
+            self.all.len() - 1
+        });
+        E::param(ty, number as u32)
+    }
+}
+
+struct InTile<'s, 'c> {
+    call: &'s Call<'c>,
+    param: &'s mut dyn FnMut(Param, Ty) -> E,
+    faults: bool,
+}
+
+impl Scope for InTile<'_, '_> {
+    fn args(&self) -> &[Arg<'_>] {
+        &self.call.args
+    }
+
+    fn has(&self, arg: usize) -> bool {
+        match self.call.args.get(arg) {
+            None | Some(Arg::None) => false,
+            Some(Arg::Tensor) => {
+                let flat = first_input(self.call, arg) as usize;
+                !matches!(self.call.inputs[flat].place, Place::Absent)
+            }
+            Some(_) => true,
+        }
+    }
+
+    fn is_bool(&self, arg: usize) -> bool {
+        match self.call.args.get(arg) {
+            Some(Arg::Bool(_)) => true,
+            Some(Arg::Tensor | Arg::Tensors(_)) => {
+                input_dtype(self.call, first_input(self.call, arg) as usize) == Some(Dtype::BOOL)
+            }
+            _ => false,
+        }
+    }
+
+    fn number(&mut self, arg: usize, item: usize, ty: Ty) -> E {
+        (self.param)(Param::Number(arg as u32, item as u32, ty), ty)
+    }
+
+    fn constant(&mut self, value: f32) -> E {
+        (self.param)(Param::Fixed(f64::from(value).to_bits()), Ty::F32)
+    }
+
+    fn fault(&mut self, _when: E) {
+        self.faults = true;
+    }
+
+    fn variable(&mut self, ty: Ty) -> (Var, E) {
+        (Var(0), E::var(ty, Var(0)))
+    }
+}
+
+impl Job {
+    /// The value of an element, as it is stored. `read` gives a window's element, `param` a parameter.
+    pub fn expression(
+        &self,
+        call: &Call<'_>,
+        read: &mut dyn FnMut(&Window) -> E,
+        param: &mut dyn FnMut(Param, Ty) -> E,
+    ) -> Option<E> {
+        let value = |(operand, ty): (&Operand, &Ty)| match operand {
+            Operand::Window(w) => read(w).cast(*ty),
+            Operand::Host(flat) => param(Param::Host(*flat, *ty), *ty),
+            Operand::Number(arg, item) => param(Param::Number(*arg, *item, *ty), *ty),
+        };
+        let x: Vec<E> = self.ins.iter().zip(&self.types).map(value).collect();
+        let mut scope = InTile { call, param, faults: false };
+        let items = vec![(self.item, E::int(Ty::Bool, 1))];
+        let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, items };
+        let value = (self.value)(&mut args)?;
+        (!scope.faults).then(|| value.cast(self.out.mem.ty()))
+    }
+}

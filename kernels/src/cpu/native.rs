@@ -1,0 +1,340 @@
+//! Operators that Tandem computes itself: found by name, compiled once for a variant or a traced call's metadata.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::ids::{NodeId, OpId};
+use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+
+use super::express::{Base, Owner, Param, apart, jobs};
+use super::group::{Builder, Group};
+use super::random;
+use crate::executor::{HostFeed, HostKernels};
+use crate::host::Buffer;
+use crate::ir::Ty;
+
+/// Traced calls whose kernels are kept.
+const MOST_TRACED: usize = 1 << 14;
+
+/// Where a window of a call begins: in a storage, at so many bytes more than the call says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slot {
+    owner: Owner,
+    bytes: i64,
+}
+
+/// An operator's computation under a variant.
+pub type Native = Group<Slot, Param>;
+
+/// Kernels by variant and by call.
+pub struct Natives {
+    /// By operator: not looked for yet, none, or its rule's name.
+    bases: Vec<Option<Option<Arc<Base>>>>,
+    /// By node and variant, likewise.
+    variants: Vec<Vec<Option<Option<Arc<Native>>>>>,
+    traced: FxHashMap<Signature, Option<Arc<Native>>>,
+    /// `bernoulli_` with a number, once it was met.
+    bernoulli: Option<OpId>,
+    on: bool,
+}
+
+/// What a kernel was made for.
+#[derive(PartialEq, Eq, Hash)]
+struct Signature {
+    op: OpId,
+    default_dtype: Dtype,
+    metas: SmallVec<[(u8, TensorMeta); 3]>,
+    args: SmallVec<[ArgKey; 6]>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+enum ArgKey {
+    None,
+    Tensors(u32),
+    /// A fed number by its type, an attribute by its value.
+    Number(u8),
+    Int(i64),
+    Bool(bool),
+    Str(Box<str>),
+    Numbers(Box<[u8]>),
+    Other,
+}
+
+fn number_type(arg: &Arg<'_>) -> u8 {
+    match arg {
+        Arg::Int(_) => 0,
+        Arg::Float(_) => 1,
+        Arg::Bool(_) => 2,
+        _ => 3,
+    }
+}
+
+impl Signature {
+    fn of(call: &Call<'_>) -> Signature {
+        let key = |arg: &Arg<'_>| match arg {
+            Arg::None => ArgKey::None,
+            Arg::Tensor => ArgKey::Tensors(u32::MAX),
+            Arg::Tensors(n) => ArgKey::Tensors(*n),
+            Arg::Int(i) => ArgKey::Int(*i),
+            Arg::Float(_) => ArgKey::Number(1),
+            Arg::Bool(b) => ArgKey::Bool(*b),
+            Arg::Str(s) => ArgKey::Str((*s).into()),
+            Arg::Scalars(list) => ArgKey::Numbers(list.iter().map(number_type).collect()),
+            _ => ArgKey::Other,
+        };
+        let place = |input: &Input<'_>| match input.place {
+            Place::Absent => 0,
+            Place::Inline(_) => 1,
+            Place::Host(_) => 2,
+            Place::Storage { .. } | Place::Buffer(_) => 3,
+        };
+        Signature {
+            op: call.op,
+            default_dtype: call.default_dtype,
+            metas: call.inputs.iter().map(|i| (place(i), i.meta())).collect(),
+            args: call.args.iter().map(key).collect(),
+        }
+    }
+}
+
+/// Compiles a call's computation.
+fn lower(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
+    let jobs = jobs(base, call, outputs)?;
+    let mut builder = Builder::default();
+    let slot =
+        |w: &super::express::Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
+    builder.add(call, &jobs, slot, |param| param)?;
+    // In place, an operand may be what is written.
+    let in_place = base.in_place();
+    builder.finish(|_, _| in_place)
+}
+
+impl Natives {
+    /// None are used unless `on`.
+    pub fn new(on: bool) -> Natives {
+        Natives { bases: Vec::new(), variants: Vec::new(), traced: FxHashMap::default(), bernoulli: None, on }
+    }
+
+    /// Forgets the kernels of variants.
+    pub fn forget(&mut self) {
+        self.variants.clear();
+    }
+
+    /// The name under which an operator has a rule.
+    pub fn base(&mut self, op: OpId, host: &dyn HostKernels) -> Option<Arc<Base>> {
+        if !self.on {
+            return None;
+        }
+        if self.bases.len() <= op.index() {
+            self.bases.resize(op.index() + 1, None);
+        }
+        let base = &mut self.bases[op.index()];
+        let bernoulli = &mut self.bernoulli;
+        base.get_or_insert_with(|| {
+            let name = host.op_name(op);
+            if name == "aten::bernoulli_.float" {
+                *bernoulli = Some(op);
+            }
+            Base::of(&name, &host.op_writes(op)).map(Arc::new)
+        })
+        .clone()
+    }
+
+    /// Computes what is no expression; false where PyTorch's kernel has to. The call's inputs are in host memory.
+    pub fn run_other(&mut self, call: &Call<'_>, host: &'static dyn HostKernels) -> bool {
+        let met = self.bases.get(call.op.index()).is_some_and(Option::is_some);
+        if !met {
+            self.base(call.op, host);
+        }
+        self.bernoulli == Some(call.op) && random::run(call, host)
+    }
+
+    /// The kernel of a node's variant.
+    pub fn of_variant(
+        &mut self,
+        (node, number): (NodeId, u32),
+        call: &Call<'_>,
+        variant: &Variant,
+        host: &dyn HostKernels,
+    ) -> Option<Arc<Native>> {
+        if !self.on {
+            return None;
+        }
+        let (node, number) = (node.index(), number as usize);
+        if self.variants.len() <= node {
+            self.variants.resize(node + 1, Vec::new());
+        }
+        let variants = &mut self.variants[node];
+        if variants.len() <= number {
+            variants.resize(number + 1, None);
+        }
+        if let Some(known) = &variants[number] {
+            return known.clone();
+        }
+        let base = self.base(call.op, host);
+        let found = base.and_then(|base| lower(&base, call, &variant.outputs)).map(Arc::new);
+        self.variants[node][number] = Some(found.clone());
+        found
+    }
+
+    /// Whether a node's variant is computed by a kernel of Tandem's, given what its call reads and writes.
+    pub fn is_native(
+        &mut self,
+        id: (NodeId, u32),
+        call: &Call<'_>,
+        variant: &Variant,
+        host: &dyn HostKernels,
+    ) -> bool {
+        self.of_variant(id, call, variant, host).is_some()
+            && (!variant.outputs.fresh.is_empty() || apart(call))
+    }
+
+    /// The kernel of a call that is no node's.
+    pub fn of_call(&mut self, base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Arc<Native>> {
+        let signature = Signature::of(call);
+        if let Some(known) = self.traced.get(&signature) {
+            return known.clone();
+        }
+        if self.traced.len() >= MOST_TRACED {
+            self.traced.clear();
+        }
+        let found = lower(base, call, outputs).map(Arc::new);
+        self.traced.insert(signature, found.clone());
+        found
+    }
+}
+
+/// What an operator that works in place gives; `None` where that is not told by its arguments.
+pub fn outputs_in_place(base: &Base, call: &Call<'_>) -> Option<Outputs> {
+    if !base.in_place() {
+        return None;
+    }
+    let outs = match call.args.first()? {
+        Arg::Tensor => vec![OutSpec::Same(0)],
+        _ => Vec::new(),
+    };
+    Some(Outputs { outs, ..Outputs::default() })
+}
+
+/// A number that is fed.
+#[derive(Clone, Copy, Debug)]
+pub enum Scalar {
+    /// An int or a bool.
+    Int(i64),
+    /// A float.
+    Float(f64),
+}
+
+impl Scalar {
+    /// In a type, as bits of an `i64` or an `f64`.
+    pub fn bits(self, ty: Ty) -> u64 {
+        match (ty, self) {
+            (Ty::F32 | Ty::F64, Scalar::Float(f)) => f.to_bits(),
+            (Ty::F32 | Ty::F64, Scalar::Int(i)) => (i as f64).to_bits(),
+            (Ty::Bool, Scalar::Float(f)) => u64::from(f != 0.0),
+            (Ty::Bool, Scalar::Int(i)) => u64::from(i != 0),
+            (_, Scalar::Float(f)) => (f as i64) as u64,
+            (_, Scalar::Int(i)) => i as u64,
+        }
+    }
+
+    /// Of a fed host tensor without dimensions.
+    pub fn of_feed(feed: &HostFeed, dtype: Dtype) -> Scalar {
+        match feed {
+            HostFeed::Inline(value) => Scalar::of_bytes(&value.0, dtype),
+            HostFeed::Buffer(_) => Scalar::Int(0),
+        }
+    }
+
+    fn of_bytes(bytes: &[u8], dtype: Dtype) -> Scalar {
+        let mut word = [0; 8];
+        let size = dtype.size().min(8);
+        word[..size].copy_from_slice(&bytes[..size]);
+        let [a, b, c, d, ..] = word;
+        match dtype {
+            Dtype::FLOAT32 => Scalar::Float(f64::from(f32::from_ne_bytes([a, b, c, d]))),
+            Dtype::FLOAT64 => Scalar::Float(f64::from_ne_bytes(word)),
+            Dtype::INT64 => Scalar::Int(i64::from_ne_bytes(word)),
+            Dtype::INT32 => Scalar::Int(i64::from(i32::from_ne_bytes([a, b, c, d]))),
+            Dtype::INT16 => Scalar::Int(i64::from(i16::from_ne_bytes([a, b]))),
+            Dtype::INT8 => Scalar::Int(i64::from(a as i8)),
+            _ => Scalar::Int(i64::from(a)),
+        }
+    }
+}
+
+/// A number among the arguments.
+pub fn of_arg(arg: &Arg<'_>) -> Scalar {
+    match arg {
+        Arg::Int(i) => Scalar::Int(*i),
+        Arg::Float(f) => Scalar::Float(*f),
+        Arg::Bool(b) => Scalar::Int(i64::from(*b)),
+        _ => Scalar::Int(0),
+    }
+}
+
+/// A parameter's bits.
+fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
+    match param {
+        Param::Fixed(bits) => bits,
+        Param::Number(arg, item, ty) => match &call.args[arg as usize] {
+            Arg::Scalars(list) => of_arg(&list[item as usize]).bits(ty),
+            arg => of_arg(arg).bits(ty),
+        },
+        Param::Host(flat, ty) => {
+            let input = &call.inputs[flat as usize];
+            let scalar = match input.place {
+                Place::Inline(value) => Scalar::of_bytes(&value.0, input.dtype),
+                Place::Host(storage) => {
+                    let size = input.dtype.size();
+                    let from = host.buffer_bytes(storage).0;
+                    // SAFETY: the program's tensor has an element there, and lives during the call.
+                    let bytes =
+                        unsafe { std::slice::from_raw_parts(from.add(input.offset as usize * size), size) };
+                    Scalar::of_bytes(bytes, input.dtype)
+                }
+                _ => Scalar::Int(0),
+            };
+            scalar.bits(ty)
+        }
+    }
+}
+
+/// Carries a call's computation out. Its inputs are in host memory; `made` are the storages that it makes.
+pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) {
+    let memory = |storage, bytes: i64| {
+        // SAFETY: windows begin in their storages.
+        unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
+    };
+    let begin = |slot: &Slot| match slot.owner {
+        Owner::Fresh(i) => memory(made[i as usize].as_ptr(), slot.bytes),
+        Owner::Input(flat) => {
+            let input = &call.inputs[flat as usize];
+            match input.place {
+                Place::Buffer(storage) | Place::Host(storage) => {
+                    memory(storage, slot.bytes + input.offset * input.dtype.size() as i64)
+                }
+                _ => std::ptr::null_mut(),
+            }
+        }
+    };
+    let data: SmallVec<[*mut u8; 8]> = native.slots.iter().map(begin).collect();
+    let params: SmallVec<[u64; 8]> = native.params.iter().map(|p| param_bits(*p, call, host)).collect();
+    let alone = call.inputs.len() <= 8 || !shared(call);
+    // SAFETY: the storages are alive during the call, and nobody else uses what it writes.
+    unsafe { native.run(host, &data, &params, alone) };
+}
+
+/// Whether some inputs are on one storage.
+fn shared(call: &Call<'_>) -> bool {
+    let storage = |input: &Input<'_>| match input.place {
+        Place::Buffer(storage) => Some(storage as usize),
+        _ => None,
+    };
+    let mut storages: SmallVec<[usize; 64]> = call.inputs.iter().filter_map(storage).collect();
+    storages.sort_unstable();
+    storages.windows(2).any(|pair| pair[0] == pair[1])
+}

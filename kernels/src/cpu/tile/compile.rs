@@ -1,0 +1,239 @@
+//! From expressions to a tile program: equal ones are computed once, registers are used again.
+
+use rustc_hash::FxHashMap;
+
+use super::{Fun, Inst, Layout, Op, Place, Program, Splat, TILE, size_of};
+use crate::ir::{Bin, E, Node, Ty, Un};
+
+/// Bytes behind each register, so that neighbours do not meet in the cache.
+const GAP: u32 = 64;
+
+/// A value during compilation: its number, in order of definition.
+type Value = u32;
+
+/// What defines a value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Def {
+    Splat(Splat),
+    /// A tile of an operand in memory.
+    Load(u16),
+    /// A strided operand's tile.
+    Gather(u16),
+    Inst(Op, Ty, [Value; 3]),
+}
+
+#[derive(Default)]
+struct Values {
+    defs: Vec<(Def, Ty)>,
+    known: FxHashMap<(Def, Ty), Value>,
+    /// By address; expressions are alive as long as this.
+    visited: FxHashMap<usize, Value>,
+}
+
+impl Values {
+    fn define(&mut self, def: Def, ty: Ty) -> Value {
+        *self.known.entry((def, ty)).or_insert_with(|| {
+            self.defs.push((def, ty));
+            self.defs.len() as Value - 1
+        })
+    }
+
+    fn of(&mut self, e: &E, layouts: &[Layout]) -> Option<Value> {
+        if let Some(value) = self.visited.get(&e.address()) {
+            return Some(*value);
+        }
+        let ty = e.ty();
+        if ty == Ty::U32 {
+            return None;
+        }
+        let def = match e.node() {
+            Node::Lit(bits) => Def::Splat(Splat::Literal(*bits)),
+            Node::Param(number) => Def::Splat(Splat::Parameter(*number)),
+            Node::Load { buf, guard: None, .. } => match layouts[*buf as usize] {
+                Layout::Linear => Def::Load(*buf as u16),
+                Layout::Single => Def::Splat(Splat::Element(*buf as u16)),
+                Layout::Strided => Def::Gather(*buf as u16),
+            },
+            Node::Un(op, a) => self.inst(Op::Un(*op), a.ty(), &[a], layouts)?,
+            Node::Bin(op, a, b) => self.inst(Op::Bin(*op), a.ty(), &[a, b], layouts)?,
+            Node::Select(c, a, b) => self.inst(Op::Select, ty, &[c, a, b], layouts)?,
+            Node::Cast(a) => self.inst(Op::Cast(ty), a.ty(), &[a], layouts)?,
+            Node::Call(name, args) => {
+                let args: Vec<&E> = args.iter().collect();
+                let single = args.iter().all(|a| a.ty() == Ty::F32);
+                let fun = Fun::named(name).filter(|_| single)?;
+                self.inst(Op::Fun(fun), Ty::F32, &args, layouts)?
+            }
+            Node::Load { .. } | Node::Var(_) | Node::Fold { .. } | Node::Item(..) => return None,
+        };
+        let value = self.define(def, ty);
+        self.visited.insert(e.address(), value);
+        Some(value)
+    }
+
+    fn inst(&mut self, op: Op, ty: Ty, args: &[&E], layouts: &[Layout]) -> Option<Def> {
+        if !has(op, ty) {
+            return None;
+        }
+        let first = self.of(args[0], layouts)?;
+        let mut values = [first; 3];
+        for (value, arg) in values.iter_mut().zip(args).skip(1) {
+            *value = self.of(arg, layouts)?;
+        }
+        Some(Def::Inst(op, ty, values))
+    }
+}
+
+/// Whether there is a loop for it. Integers are not divided, since that may fault.
+fn has(op: Op, ty: Ty) -> bool {
+    let float = matches!(ty, Ty::F32 | Ty::F64);
+    match op {
+        Op::Un(Un::Sqrt | Un::Floor | Un::Ceil | Un::Round | Un::Trunc) => float,
+        Op::Un(Un::Neg | Un::Abs) => ty != Ty::Bool,
+        Op::Un(Un::Not) => ty == Ty::Bool,
+        Op::Un(Un::BitNot) | Op::Bin(Bin::BitAnd | Bin::BitOr) => matches!(ty, Ty::I32 | Ty::I64 | Ty::Bool),
+        Op::Un(Un::Bits | Un::FromBits) | Op::Bin(Bin::Shl | Bin::Shr | Bin::Rem) => false,
+        Op::Bin(Bin::BitXor) => !float,
+        Op::Bin(Bin::And | Bin::Or) => ty == Ty::Bool,
+        Op::Bin(Bin::Div) => float,
+        Op::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le) => true,
+        Op::Bin(_) => ty != Ty::Bool,
+        Op::Fun(_) => ty == Ty::F32,
+        Op::Cast(to) => to != Ty::Bool && to != ty,
+        Op::Select | Op::Copy => true,
+    }
+}
+
+fn cost(op: Op) -> u32 {
+    match op {
+        Op::Fun(Fun::Larger | Fun::Smaller | Fun::IsNan) => 1,
+        Op::Fun(Fun::Pow) => 20,
+        Op::Fun(_) => 8,
+        Op::Bin(Bin::Div) | Op::Un(Un::Sqrt) => 3,
+        _ => 1,
+    }
+}
+
+/// Compiles expressions, each with the number of the operand that it is stored to. `layouts` are the operands', and
+/// `aliases` says whether two operands may be in the same memory. `None` where there is no loop for something.
+pub fn compile(
+    stores: &[(u16, E)],
+    layouts: &[Layout],
+    aliases: impl Fn(u16, u16) -> bool,
+) -> Option<Program> {
+    let mut values = Values::default();
+    let stored: Option<Vec<(u16, Value)>> =
+        stores.iter().map(|(to, e)| Some((*to, values.of(e, layouts)?))).collect();
+    let stored = stored?;
+    let defs = values.defs;
+
+    // The last instruction that reads each value; instructions are numbered as the values that they define.
+    let mut last = vec![0; defs.len()];
+    for (number, (def, _)) in defs.iter().enumerate() {
+        if let Def::Inst(_, _, args) = def {
+            args.iter().for_each(|a| last[*a as usize] = number);
+        }
+    }
+    let kept: Vec<bool> = {
+        let mut kept = vec![false; defs.len()];
+        stored.iter().for_each(|(_, value)| kept[*value as usize] = true);
+        kept
+    };
+    // What is computed behind the last reading of all that shares an output's memory goes there at once.
+    let direct = |value: Value| {
+        let mut to = stored.iter().filter(|(_, v)| *v == value);
+        let (output, _) = to.next()?;
+        let read_later = defs.iter().enumerate().any(|(n, (def, _))| match def {
+            Def::Load(operand) => aliases(*operand, *output) && last[n] > value as usize,
+            Def::Gather(operand) => aliases(*operand, *output) && last[n] > value as usize,
+            _ => false,
+        });
+        // Copies of operands to outputs come last, and read them.
+        let copied = stored.iter().any(|(_, v)| match defs[*v as usize].0 {
+            Def::Load(operand) => aliases(operand, *output),
+            _ => false,
+        });
+        let linear = layouts[*output as usize] == Layout::Linear;
+        (linear && !read_later && !copied && to.next().is_none()).then_some(*output)
+    };
+
+    let mut registers = Registers::default();
+    let mut places: Vec<Place> = Vec::with_capacity(defs.len());
+    let mut program = Program::default();
+    let (mut insts, mut splats, mut gathers) = (Vec::new(), Vec::new(), Vec::new());
+    // What is filled once or tile by tile comes before all instructions.
+    for (def, ty) in &defs {
+        places.push(match def {
+            Def::Load(operand) => Place::Memory(*operand),
+            Def::Splat(splat) => {
+                let register = registers.take(*ty);
+                splats.push((register, *ty, *splat));
+                Place::Register(register)
+            }
+            Def::Gather(operand) => {
+                let register = registers.take(*ty);
+                gathers.push((register, *operand));
+                Place::Register(register)
+            }
+            Def::Inst(..) => Place::Register(u32::MAX),
+        });
+    }
+    for (number, (def, ty)) in defs.iter().enumerate() {
+        let Def::Inst(op, of, args) = def else { continue };
+        let to = match direct(number as Value) {
+            Some(output) => Place::Memory(output),
+            None => Place::Register(registers.take(*ty)),
+        };
+        places[number] = to;
+        program.cost += cost(*op);
+        insts.push(Inst { op: *op, ty: *of, args: args.map(|a| places[a as usize]), to });
+        for (i, a) in args.iter().enumerate() {
+            let a = *a as usize;
+            let free = last[a] == number && !kept[a] && matches!(defs[a].0, Def::Inst(..));
+            if free
+                && !args[..i].contains(&(a as Value))
+                && let Place::Register(register) = places[a]
+            {
+                registers.give(register, defs[a].1);
+            }
+        }
+    }
+    let mut scatters = Vec::new();
+    for (output, value) in stored {
+        let (from, ty) = (places[value as usize], defs[value as usize].1);
+        if layouts[output as usize] != Layout::Linear {
+            scatters.push((from, output));
+        } else if from != Place::Memory(output) {
+            program.cost += 1;
+            insts.push(Inst { op: Op::Copy, ty, args: [from; 3], to: Place::Memory(output) });
+        }
+    }
+    program.insts = insts.into();
+    program.splats = splats.into();
+    program.gathers = gathers.into();
+    program.scatters = scatters.into();
+    program.scratch = registers.end;
+    Some(program)
+}
+
+/// Registers by bytes of scratch memory.
+#[derive(Default)]
+struct Registers {
+    end: u32,
+    free: FxHashMap<usize, Vec<u32>>,
+}
+
+impl Registers {
+    fn take(&mut self, ty: Ty) -> u32 {
+        let size = size_of(ty);
+        self.free.get_mut(&size).and_then(Vec::pop).unwrap_or_else(|| {
+            let at = self.end;
+            self.end += (TILE * size) as u32 + GAP;
+            at
+        })
+    }
+
+    fn give(&mut self, register: u32, ty: Ty) {
+        self.free.entry(size_of(ty)).or_default().push(register);
+    }
+}

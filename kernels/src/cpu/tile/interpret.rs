@@ -1,0 +1,460 @@
+//! Carrying a tile program out.
+
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+
+use smallvec::SmallVec;
+
+use super::{Fun, Inst, Op, Place, Program, Splat, TILE, math, size_of};
+use crate::cpu::widest::widest;
+use crate::ir::{Bin, Ty, Un};
+
+/// Elements that are computed together: a register of the widest units, in elements of 32 bits.
+const LANES: usize = 16;
+
+/// An operand in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Window<'a> {
+    /// Its first element.
+    pub data: *mut u8,
+    /// Strides in elements, of the launch's dimensions.
+    pub strides: &'a [i64],
+    /// Bytes of an element.
+    pub size: usize,
+}
+
+/// A program, and what it works on.
+pub struct Launch<'a> {
+    /// The program.
+    pub program: &'a Program,
+    /// Sizes; the last dimension is the innermost.
+    pub sizes: &'a [i64],
+    /// Operands, by number.
+    pub windows: &'a [Window<'a>],
+    /// Parameters, by number: the bits of an `i64` or an `f64`.
+    pub params: &'a [u64],
+}
+
+// SAFETY: threads compute different elements, and what a launch reads nobody else writes.
+unsafe impl Sync for Launch<'_> {}
+
+thread_local!(static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
+
+impl Launch<'_> {
+    /// Computes a range of elements.
+    ///
+    /// # Safety
+    /// The windows lie in live memory, which nobody else writes, and which nobody else reads where they are written.
+    pub unsafe fn run(&self, from: usize, to: usize) {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let words = self.program.scratch as usize / 8 + 16;
+            if scratch.len() < words {
+                scratch.resize(words, 0);
+            }
+            let base = scratch.as_mut_ptr().cast::<u8>();
+            // SAFETY: the vector has 128 bytes more than the program needs.
+            let base = unsafe { base.add(base.align_offset(64)) };
+            // SAFETY: the caller's promise.
+            unsafe { tiles(self, base, from, to) };
+        });
+    }
+}
+
+widest! {
+    fn tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usize) => run_tiles
+}
+
+#[inline(always)]
+unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usize) {
+    let program = launch.program;
+    // SAFETY, here and below: registers lie in the scratch memory, tiles in the windows.
+    unsafe {
+        for (register, ty, splat) in &program.splats {
+            fill(scratch.add(*register as usize), *ty, value(launch, *ty, *splat), (to - from).min(TILE));
+        }
+        let mut at = from;
+        while at < to {
+            let n = (to - at).min(TILE);
+            for (register, operand) in &program.gathers {
+                let window = &launch.windows[*operand as usize];
+                walk(launch.sizes, window, at, n, scratch.add(*register as usize), false);
+            }
+            for inst in &program.insts {
+                step(launch, inst, scratch, at, n);
+            }
+            for (from, operand) in &program.scatters {
+                let window = &launch.windows[*operand as usize];
+                walk(launch.sizes, window, at, n, place(launch, *from, window.size, scratch, at), true);
+            }
+            at += n;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8, at: usize) -> *mut u8 {
+    // SAFETY: see `run_tiles`.
+    unsafe {
+        match place {
+            Place::Register(byte) => scratch.add(byte as usize),
+            Place::Memory(operand) => launch.windows[operand as usize].data.add(at * size),
+        }
+    }
+}
+
+/// The bits of a splat in its type, in the lower bytes.
+unsafe fn value(launch: &Launch<'_>, ty: Ty, splat: Splat) -> u64 {
+    let number = match splat {
+        Splat::Literal(bits) => bits,
+        Splat::Parameter(number) => launch.params[number as usize],
+        Splat::Element(operand) => {
+            let (mut bits, window) = (0u64, &launch.windows[operand as usize]);
+            // SAFETY: the window has an element of at most 8 bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(window.data, (&raw mut bits).cast(), window.size);
+            }
+            return bits;
+        }
+    };
+    match ty {
+        Ty::F32 => u64::from((f64::from_bits(number) as f32).to_bits()),
+        Ty::F64 | Ty::I64 => number,
+        Ty::I32 | Ty::U32 => number & 0xffff_ffff,
+        Ty::Bool => u64::from(number != 0),
+    }
+}
+
+#[inline(always)]
+unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
+    // SAFETY: the register has room for so many elements.
+    unsafe {
+        match size_of(ty) {
+            1 => std::slice::from_raw_parts_mut(to, n).fill(bits as u8),
+            4 => std::slice::from_raw_parts_mut(to.cast::<u32>(), n).fill(bits as u32),
+            _ => std::slice::from_raw_parts_mut(to.cast::<u64>(), n).fill(bits),
+        }
+    }
+}
+
+/// Moves a tile of a strided operand to a register, or from there.
+unsafe fn walk(sizes: &[i64], window: &Window<'_>, at: usize, n: usize, tile: *mut u8, out: bool) {
+    let Some((inner, outer)) = sizes.split_last() else { return };
+    let inner = *inner as usize;
+    let (mut column, mut rest) = (at % inner, at / inner);
+    let mut coords: SmallVec<[usize; 8]> = SmallVec::from_elem(0, outer.len());
+    let mut offset = 0isize;
+    for d in (0..outer.len()).rev() {
+        coords[d] = rest % outer[d] as usize;
+        rest /= outer[d] as usize;
+        offset += coords[d] as isize * window.strides[d] as isize;
+    }
+    let stride = window.strides[outer.len()] as isize;
+    let mut done = 0;
+    while done < n {
+        let run = (inner - column).min(n - done);
+        // SAFETY: the elements lie in the window, and the register has room for the tile.
+        unsafe {
+            let memory = window.data.offset((offset + column as isize * stride) * window.size as isize);
+            let register = tile.add(done * window.size);
+            match window.size {
+                1 => copy_run::<u8>(memory, stride, register, run, out),
+                4 => copy_run::<u32>(memory, stride, register, run, out),
+                _ => copy_run::<u64>(memory, stride, register, run, out),
+            }
+        }
+        done += run;
+        column = 0;
+        for d in (0..outer.len()).rev() {
+            coords[d] += 1;
+            offset += window.strides[d] as isize;
+            if coords[d] < outer[d] as usize {
+                break;
+            }
+            offset -= coords[d] as isize * window.strides[d] as isize;
+            coords[d] = 0;
+        }
+    }
+}
+
+unsafe fn copy_run<T: Copy>(memory: *mut u8, stride: isize, register: *mut u8, n: usize, out: bool) {
+    let (memory, register) = (memory.cast::<T>(), register.cast::<T>());
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (out, stride) {
+            (false, 1) => std::ptr::copy_nonoverlapping(memory, register, n),
+            (true, 1) => std::ptr::copy_nonoverlapping(register, memory, n),
+            (false, 0) => std::slice::from_raw_parts_mut(register, n).fill(*memory),
+            (false, _) => {
+                for i in 0..n {
+                    *register.add(i) = *memory.offset(i as isize * stride);
+                }
+            }
+            (true, _) => {
+                for i in 0..n {
+                    *memory.offset(i as isize * stride) = *register.add(i);
+                }
+            }
+        }
+    }
+}
+
+/// Elements as they lie in memory. Bools are bytes, so that one from elsewhere that is neither 0 nor 1 does no harm.
+trait Element: Copy + Default {}
+impl Element for u8 {}
+impl Element for i32 {}
+impl Element for i64 {}
+impl Element for f32 {}
+impl Element for f64 {}
+
+/// Up to [`LANES`] elements; the rest is 0.
+#[inline(always)]
+unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
+    // SAFETY: `n` elements are there.
+    unsafe {
+        if n >= LANES {
+            return from.cast::<[T; LANES]>().read_unaligned();
+        }
+        let mut lanes = [T::default(); LANES];
+        std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), n);
+        lanes
+    }
+}
+
+#[inline(always)]
+unsafe fn store<T: Element>(to: *mut T, lanes: [T; LANES], n: usize) {
+    // SAFETY: there is room for `n` elements.
+    unsafe {
+        if n >= LANES {
+            to.cast::<[T; LANES]>().write_unaligned(lanes);
+        } else {
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, n);
+        }
+    }
+}
+
+/// `f` of each lane; lanes are read before any is written, so the result may lie where an operand does.
+macro_rules! map {
+    ($n:expr, $to:expr => $R:ty, [$($arg:ident: $T:ty = $from:expr),+], $f:expr) => {{
+        let mut done = 0;
+        while done < $n {
+            let left = $n - done;
+            $(let $arg: [$T; LANES] = load($from.cast::<$T>().add(done), left);)+
+            let mut result = [MaybeUninit::<$R>::uninit(); LANES];
+            for lane in 0..LANES {
+                result[lane].write($f($($arg[lane]),+));
+            }
+            // Every lane was written.
+            let result = std::mem::transmute::<[MaybeUninit<$R>; LANES], [$R; LANES]>(result);
+            store($to.cast::<$R>().add(done), result, left);
+            done += LANES;
+        }
+    }};
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    let larger = if b > a { b } else { a };
+    if b.is_nan() && !a.is_nan() { b } else { larger }
+}
+
+#[inline(always)]
+fn smaller(a: f32, b: f32) -> f32 {
+    let smaller = if b < a { b } else { a };
+    if b.is_nan() && !a.is_nan() { b } else { smaller }
+}
+
+/// One instruction on a tile.
+#[inline(always)]
+unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n: usize) {
+    let size = size_of(inst.ty);
+    // SAFETY: places have the sizes of their types, and tiles lie where they say.
+    unsafe {
+        let first = if matches!(inst.op, Op::Select) { 1 } else { size };
+        let a = place(launch, inst.args[0], first, scratch, at).cast_const();
+        let b = place(launch, inst.args[1], size, scratch, at).cast_const();
+        let c = place(launch, inst.args[2], size, scratch, at).cast_const();
+        let result = match inst.op {
+            Op::Cast(to) => size_of(to),
+            Op::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le | Bin::And | Bin::Or) | Op::Fun(Fun::IsNan) => 1,
+            _ => size,
+        };
+        let to = place(launch, inst.to, result, scratch, at);
+
+        macro_rules! un {
+            ($T:ty => $R:ty, $f:expr) => {
+                map!(n, to => $R, [x: $T = a], $f)
+            };
+        }
+        macro_rules! bin {
+            ($T:ty => $R:ty, $f:expr) => {
+                map!(n, to => $R, [x: $T = a, y: $T = b], $f)
+            };
+        }
+        // The same for all types of numbers.
+        macro_rules! compare {
+            ($f:expr) => {
+                match inst.ty {
+                    Ty::F32 => bin!(f32 => u8, |x: f32, y: f32| u8::from($f(&x, &y))),
+                    Ty::F64 => bin!(f64 => u8, |x: f64, y: f64| u8::from($f(&x, &y))),
+                    Ty::I64 => bin!(i64 => u8, |x: i64, y: i64| u8::from($f(&x, &y))),
+                    Ty::I32 | Ty::U32 => bin!(i32 => u8, |x: i32, y: i32| u8::from($f(&x, &y))),
+                    Ty::Bool => bin!(u8 => u8, |x: u8, y: u8| u8::from($f(&x, &y))),
+                }
+            };
+        }
+        macro_rules! arithmetic {
+            ($float:tt, $whole:ident) => {
+                match inst.ty {
+                    Ty::F32 => bin!(f32 => f32, |x: f32, y: f32| x $float y),
+                    Ty::F64 => bin!(f64 => f64, |x: f64, y: f64| x $float y),
+                    Ty::I64 => bin!(i64 => i64, |x: i64, y: i64| x.$whole(y)),
+                    _ => bin!(i32 => i32, |x: i32, y: i32| x.$whole(y)),
+                }
+            };
+        }
+        macro_rules! float {
+            ($f:ident) => {
+                match inst.ty {
+                    Ty::F64 => un!(f64 => f64, |x: f64| x.$f()),
+                    _ => un!(f32 => f32, |x: f32| x.$f()),
+                }
+            };
+        }
+        macro_rules! bits {
+            ($op:tt) => {
+                match inst.ty {
+                    Ty::I64 => bin!(i64 => i64, |x: i64, y: i64| x $op y),
+                    Ty::Bool => bin!(u8 => u8, |x: u8, y: u8| x $op y),
+                    _ => bin!(i32 => i32, |x: i32, y: i32| x $op y),
+                }
+            };
+        }
+        match inst.op {
+            Op::Copy => match size {
+                1 => un!(u8 => u8, |x: u8| x),
+                4 => un!(i32 => i32, |x: i32| x),
+                _ => un!(i64 => i64, |x: i64| x),
+            },
+            Op::Un(Un::Neg) => match inst.ty {
+                Ty::F32 => un!(f32 => f32, |x: f32| -x),
+                Ty::F64 => un!(f64 => f64, |x: f64| -x),
+                Ty::I64 => un!(i64 => i64, |x: i64| x.wrapping_neg()),
+                _ => un!(i32 => i32, |x: i32| x.wrapping_neg()),
+            },
+            Op::Un(Un::Abs) => match inst.ty {
+                Ty::F32 => un!(f32 => f32, |x: f32| x.abs()),
+                Ty::F64 => un!(f64 => f64, |x: f64| x.abs()),
+                Ty::I64 => un!(i64 => i64, |x: i64| x.wrapping_abs()),
+                _ => un!(i32 => i32, |x: i32| x.wrapping_abs()),
+            },
+            Op::Un(Un::Not) => un!(u8 => u8, |x: u8| u8::from(x == 0)),
+            Op::Un(Un::BitNot) => match inst.ty {
+                Ty::I64 => un!(i64 => i64, |x: i64| !x),
+                Ty::Bool => un!(u8 => u8, |x: u8| u8::from(x == 0)),
+                _ => un!(i32 => i32, |x: i32| !x),
+            },
+            Op::Un(Un::Sqrt) => float!(sqrt),
+            Op::Un(Un::Floor) => float!(floor),
+            Op::Un(Un::Ceil) => float!(ceil),
+            Op::Un(Un::Round) => float!(round_ties_even),
+            Op::Un(Un::Trunc) => float!(trunc),
+            Op::Un(Un::Bits | Un::FromBits) => {}
+            Op::Bin(Bin::Add) => arithmetic!(+, wrapping_add),
+            Op::Bin(Bin::Sub) => arithmetic!(-, wrapping_sub),
+            Op::Bin(Bin::Mul) => arithmetic!(*, wrapping_mul),
+            Op::Bin(Bin::Div) => match inst.ty {
+                Ty::F64 => bin!(f64 => f64, |x: f64, y: f64| x / y),
+                _ => bin!(f32 => f32, |x: f32, y: f32| x / y),
+            },
+            Op::Bin(Bin::Min) => match inst.ty {
+                Ty::F32 => bin!(f32 => f32, |x: f32, y: f32| if y < x { y } else { x }),
+                Ty::F64 => bin!(f64 => f64, |x: f64, y: f64| if y < x { y } else { x }),
+                Ty::I64 => bin!(i64 => i64, |x: i64, y: i64| x.min(y)),
+                _ => bin!(i32 => i32, |x: i32, y: i32| x.min(y)),
+            },
+            Op::Bin(Bin::Max) => match inst.ty {
+                Ty::F32 => bin!(f32 => f32, |x: f32, y: f32| if y > x { y } else { x }),
+                Ty::F64 => bin!(f64 => f64, |x: f64, y: f64| if y > x { y } else { x }),
+                Ty::I64 => bin!(i64 => i64, |x: i64, y: i64| x.max(y)),
+                _ => bin!(i32 => i32, |x: i32, y: i32| x.max(y)),
+            },
+            Op::Bin(Bin::Eq) => compare!(PartialEq::eq),
+            Op::Bin(Bin::Ne) => compare!(PartialEq::ne),
+            Op::Bin(Bin::Lt) => compare!(PartialOrd::lt),
+            Op::Bin(Bin::Le) => compare!(PartialOrd::le),
+            Op::Bin(Bin::And) => bin!(u8 => u8, |x: u8, y: u8| u8::from(x != 0) & u8::from(y != 0)),
+            Op::Bin(Bin::Or) => bin!(u8 => u8, |x: u8, y: u8| u8::from(x != 0) | u8::from(y != 0)),
+            Op::Bin(Bin::BitAnd) => bits!(&),
+            Op::Bin(Bin::BitOr) => bits!(|),
+            Op::Bin(Bin::BitXor) => bits!(^),
+            Op::Bin(Bin::Rem | Bin::Shl | Bin::Shr) => {}
+            Op::Select => match size {
+                1 => {
+                    map!(n, to => u8, [s: u8 = a, x: u8 = b, y: u8 = c], |s, x, y| if s != 0 { x } else { y })
+                }
+                4 => {
+                    map!(n, to => i32, [s: u8 = a, x: i32 = b, y: i32 = c], |s, x, y| if s != 0 { x } else { y })
+                }
+                _ => {
+                    map!(n, to => i64, [s: u8 = a, x: i64 = b, y: i64 = c], |s, x, y| if s != 0 { x } else { y })
+                }
+            },
+            Op::Cast(as_) => match (inst.ty, as_) {
+                (Ty::Bool, Ty::F32) => un!(u8 => f32, |x: u8| f32::from(x)),
+                (Ty::Bool, Ty::F64) => un!(u8 => f64, |x: u8| f64::from(x)),
+                (Ty::Bool, Ty::I64) => un!(u8 => i64, |x: u8| i64::from(x)),
+                (Ty::Bool, _) => un!(u8 => i32, |x: u8| i32::from(x)),
+                (Ty::F32, Ty::F64) => un!(f32 => f64, |x: f32| f64::from(x)),
+                (Ty::F32, Ty::I64) => un!(f32 => i64, |x: f32| x as i64),
+                (Ty::F32, _) => un!(f32 => i32, |x: f32| x as i32),
+                (Ty::F64, Ty::F32) => un!(f64 => f32, |x: f64| x as f32),
+                (Ty::F64, Ty::I64) => un!(f64 => i64, |x: f64| x as i64),
+                (Ty::F64, _) => un!(f64 => i32, |x: f64| x as i32),
+                (Ty::I64, Ty::F32) => un!(i64 => f32, |x: i64| x as f32),
+                (Ty::I64, Ty::F64) => un!(i64 => f64, |x: i64| x as f64),
+                (Ty::I64, _) => un!(i64 => i32, |x: i64| x as i32),
+                (_, Ty::F32) => un!(i32 => f32, |x: i32| x as f32),
+                (_, Ty::F64) => un!(i32 => f64, |x: i32| f64::from(x)),
+                (_, Ty::I64) => un!(i32 => i64, |x: i32| i64::from(x)),
+                (_, _) => {}
+            },
+            Op::Fun(fun) => match fun {
+                Fun::Exp => un!(f32 => f32, math::exp),
+                Fun::Exp2 => un!(f32 => f32, math::exp2),
+                Fun::Expm1 => un!(f32 => f32, math::expm1),
+                Fun::Log => un!(f32 => f32, math::log),
+                Fun::Log2 => un!(f32 => f32, math::log2),
+                Fun::Log10 => un!(f32 => f32, math::log10),
+                Fun::Log1p => un!(f32 => f32, math::log1p),
+                Fun::Tanh => un!(f32 => f32, math::tanh),
+                Fun::Erf => un!(f32 => f32, math::erf),
+                Fun::Pow => power(a, b, to, n),
+                Fun::IsNan => un!(f32 => u8, |x: f32| u8::from(x.is_nan())),
+                Fun::Larger => bin!(f32 => f32, larger),
+                Fun::Smaller => bin!(f32 => f32, smaller),
+            },
+        }
+    }
+}
+
+/// Powers; the usual exponents, where they are the same for all elements, as products and roots, as PyTorch has it.
+#[inline(always)]
+unsafe fn power(a: *const u8, b: *const u8, to: *mut u8, n: usize) {
+    // SAFETY: see `step`.
+    unsafe {
+        let exponents = std::slice::from_raw_parts(b.cast::<f32>(), n);
+        let exponent = exponents[0];
+        let usual = matches!(exponent, 0.5 | 2.0 | 3.0 | -0.5 | -1.0 | -2.0);
+        if !usual || exponents.iter().any(|e| *e != exponent) {
+            return map!(n, to => f32, [x: f32 = a, y: f32 = b], math::pow);
+        }
+        match exponent {
+            0.5 => map!(n, to => f32, [x: f32 = a], |x: f32| x.sqrt()),
+            2.0 => map!(n, to => f32, [x: f32 = a], |x: f32| x * x),
+            3.0 => map!(n, to => f32, [x: f32 = a], |x: f32| x * x * x),
+            -0.5 => map!(n, to => f32, [x: f32 = a], |x: f32| 1.0 / x.sqrt()),
+            -1.0 => map!(n, to => f32, [x: f32 = a], |x: f32| 1.0 / x),
+            _ => map!(n, to => f32, [x: f32 = a], |x: f32| 1.0 / (x * x)),
+        }
+    }
+}
