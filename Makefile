@@ -24,8 +24,12 @@ test: test-rust test-python test-gpu ## all tests
 test-rust: setup ## the crates that need no torch
 	@$(env) cargo test --workspace --exclude tandem-pybridge --locked --quiet
 
+# With PyTorch's kernels, whose bits are eager's; then what compares values with Tandem's own ones.
+own_kernels := test_diverse test_hard_cases test_opinfo test_phases test_placement test_training
+
 test-python: build ## the package; ARGS="-k name" goes to pytest
-	@$(env) pytest tests/python -q $(ARGS)
+	@$(env) TANDEM_KERNELS=aten pytest tests/python -q $(ARGS)
+	@$(env) TANDEM_KERNELS=own pytest $(own_kernels:%=tests/python/%.py) -q $(ARGS)
 
 # As the adapter is, as the weakest one that WebGPU allows, and a sample without one feature at a time.
 gpu_profiles := all int64,f64,f16,immediates,limits int64 f64 f16

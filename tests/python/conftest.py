@@ -1,9 +1,13 @@
 """Every test starts at the beginning of an iteration, in co-execution mode, with counters at zero.
 
-What earlier tests of its file have traced is known.
+What earlier tests of its file have traced is known. Kernels are PyTorch's alone, so that bits are eager's, unless
+`TANDEM_KERNELS` says otherwise.
 """
 
+import os
 import warnings
+
+os.environ.setdefault("TANDEM_KERNELS", "aten")
 
 import pytest
 import torch

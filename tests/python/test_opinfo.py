@@ -13,7 +13,7 @@ import re
 import pytest
 import torch
 import torch_tandem
-from helpers import same_bits
+from helpers import OWN, same_bits
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -94,6 +94,15 @@ def on_tandem(op, sample):
     return outs, grads, torch_tandem.report()["steps_traced"] == before
 
 
+def near(x, y):
+    """Whether values are near, where Tandem's own kernels compute."""
+    try:
+        torch.testing.assert_close(y, x, rtol=1e-4, atol=1e-5, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
+
+
 def difference(op):
     """What differs from eager, `None` if nothing does; how many samples ran; whether all co-executed.
 
@@ -106,6 +115,7 @@ def difference(op):
         except Exception:
             continue
         ran += 1
+        agrees = near if OWN else same_bits
         for phase in ("tracing", "co-executing"):
             try:
                 tandem_outs, tandem_grads, untraced = on_tandem(op, sample)
@@ -115,8 +125,10 @@ def difference(op):
                 if len(eager) != len(tandem):
                     return f"{phase}, {len(tandem)} {what}s instead of {len(eager)}", ran, False
                 for x, y in zip(eager, tandem, strict=True):
-                    if (x is None) != (y is None) or (x is not None and not same_bits(x, y)):
+                    if (x is None) != (y is None) or (x is not None and not agrees(x, y)):
                         return f"{phase}, {what}: {x} and {y}", ran, False
+            # Co-execution has tracing's bits, whosever kernels compute.
+            outs, grads, agrees = tandem_outs, tandem_grads, same_bits
         coexecuted &= untraced
     return None, ran, coexecuted
 
@@ -131,7 +143,7 @@ def test_operators(chunk):
         differs, ran, coexecuted = difference(op)
         if differs and name(op) not in known:
             problems.append(f"{name(op)} is not listed and differs, {differs}")
-        elif not differs and name(op) in known:
+        elif not differs and not OWN and name(op) in known:
             problems.append(f"{name(op)} is listed and agrees")
         if not ran:
             skipped.append(name(op))

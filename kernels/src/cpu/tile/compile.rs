@@ -124,7 +124,19 @@ pub fn compile(
     let mut values = Values::default();
     let stored: Option<Vec<(u16, Value)>> =
         stores.iter().map(|(to, e)| Some((*to, values.of(e, layouts)?))).collect();
-    let stored = stored?;
+    let mut stored = stored?;
+    // What is copied from memory that is written as well is read before.
+    for i in 0..stored.len() {
+        let (output, value) = stored[i];
+        let (def, ty) = values.defs[value as usize];
+        let overwritten = match def {
+            Def::Load(from) => from != output && stored.iter().any(|(to, _)| aliases(from, *to)),
+            _ => false,
+        };
+        if overwritten {
+            stored[i].1 = values.define(Def::Inst(Op::Copy, ty, [value; 3]), ty);
+        }
+    }
     let defs = values.defs;
 
     // The last instruction that reads each value; instructions are numbered as the values that they define.
@@ -148,13 +160,8 @@ pub fn compile(
             Def::Gather(operand) => aliases(*operand, *output) && last[n] > value as usize,
             _ => false,
         });
-        // Copies of operands to outputs come last, and read them.
-        let copied = stored.iter().any(|(_, v)| match defs[*v as usize].0 {
-            Def::Load(operand) => aliases(operand, *output),
-            _ => false,
-        });
         let linear = layouts[*output as usize] == Layout::Linear;
-        (linear && !read_later && !copied && to.next().is_none()).then_some(*output)
+        (linear && !read_later && to.next().is_none()).then_some(*output)
     };
 
     let mut registers = Registers::default();
