@@ -3,8 +3,10 @@
 #include <ATen/core/op_registration/op_registration.h>
 #include <torch/library.h>
 
-#include <mutex>
+#include <array>
+#include <atomic>
 #include <deque>
+#include <mutex>
 #include <unordered_map>
 
 #include "device.h"
@@ -16,10 +18,13 @@ namespace tandem {
 namespace {
 
 // Handles by op id. Written at load and, for other namespaces, at an operator's first call.
+// Kernels look handles up at every call, so that takes no lock: entries of the index are written once.
 struct Table {
+  static constexpr size_t kMost = 1 << 15;
   std::mutex mutex;
   std::deque<c10::OperatorHandle> handles;
   std::unordered_map<c10::OperatorName, uint32_t> ids;
+  std::array<std::atomic<const c10::OperatorHandle*>, kMost> index{};
 };
 Table& table() {
   static Table t;
@@ -78,15 +83,15 @@ uint32_t declare(const c10::OperatorHandle& handle) {
   decl.foreign = name.rfind("aten::", 0) != 0;
   const uint32_t id = tt_declare_op(&decl);
   TORCH_INTERNAL_ASSERT(id == t.handles.size());
+  TORCH_CHECK(id < Table::kMost, "tandem knows more than ", Table::kMost, " operators already");
   t.handles.push_back(handle);
+  t.index[id].store(&t.handles.back(), std::memory_order_release);
   t.ids.emplace(handle.operator_name(), id);
   return id;
 }
 
 const c10::OperatorHandle& handle_of(uint32_t op) {
-  auto& t = table();
-  std::lock_guard<std::mutex> lock(t.mutex);
-  return t.handles[op];
+  return *table().index[op].load(std::memory_order_acquire);
 }
 
 namespace {

@@ -45,12 +45,18 @@ fn start_log() {
         _ => return,
     };
     let ours = ["tandem_kernels", "tandem_runtime", "tandem_tracegraph", "_core"];
-    let wgsl = if std::env::var("TANDEM_DEBUG").as_deref() == Ok("5") { Level::TRACE } else { Level::INFO };
+    let from = |rung: &str| match std::env::var("TANDEM_DEBUG") {
+        Ok(asked) if *asked >= *rung => Level::TRACE,
+        _ => Level::INFO,
+    };
+    let (plans, wgsl) = (from("4"), from("5"));
     // Graphics libraries tell much more than anybody wants to know.
     let targets = Targets::new().with_default(Level::ERROR).with_targets(ours.map(|name| (name, level)));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
     let log = log.with_target(false).with_ansi(std::io::stderr().is_terminal());
-    let log = tracing_subscriber::registry().with(targets.with_target("wgsl", wgsl)).with(log);
+    let log = tracing_subscriber::registry()
+        .with(targets.with_target("plan", plans).with_target("wgsl", wgsl))
+        .with(log);
     // Another library's log may be installed already.
     let _ = log.try_init();
 }

@@ -2,8 +2,9 @@
 //!
 //! **Why.** Where the executor computes on the cores that Python runs on, cores are one budget: kernels that use all of
 //! them are hindered by a busy Python thread far more than the overlap yields, and small kernels are not.
-//! **Strategy.** Both ways are tried for a few iterations in turn, and the one that takes less time an op is kept; later
-//! it is tried again, more and more seldom. The results' bits do not depend on it: the same kernels run in the same
+//! **Strategy.** Both ways are tried for a few iterations in turn until one takes clearly less time an op: where
+//! iterations are of different lengths that takes more trials. It is kept; later it is tried again, more and more seldom.
+//! The results' bits do not depend on it: the same kernels run in the same
 //! order with the same number of threads.
 
 use std::time::{Duration, Instant};
@@ -42,12 +43,44 @@ impl Place {
 /// Iterations of a trial, and the time that it takes at least.
 const TRIAL: u32 = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
-/// Trials of each place in a comparison.
-const ROUNDS: usize = 2;
+/// Trials of each place in a comparison, at least and at most.
+const ROUNDS: [usize; 2] = [2, 12];
+/// A difference is clear where it is so many times its standard error.
+const CLEAR: f64 = 3.0;
+/// What a trial's time varies by at least, as a share.
+const NOISE: f64 = 0.03;
 /// Iterations between comparisons, at first; doubled where the same place wins.
 const HOLD: u64 = 200;
 /// What the other place must win by, as a share.
 const MARGIN: f64 = 0.03;
+
+/// Trials of one place: the logarithms of their times an op.
+#[derive(Clone, Copy, Default, Debug)]
+struct Trials {
+    count: usize,
+    sum: f64,
+    squares: f64,
+}
+
+impl Trials {
+    fn add(&mut self, ns: f64) {
+        let x = ns.ln();
+        self.count += 1;
+        self.sum += x;
+        self.squares += x * x;
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.count.max(1) as f64
+    }
+
+    /// The variance of the mean.
+    fn variance(&self) -> f64 {
+        let n = self.count.max(1) as f64;
+        let spread = (self.squares - self.sum * self.sum / n) / (n - 1.0).max(1.0);
+        spread.max(NOISE * NOISE) / n
+    }
+}
 
 /// Chooses the place.
 #[derive(Debug)]
@@ -58,7 +91,7 @@ pub struct Placement {
     kept: Place,
     state: State,
     hold: u64,
-    /// Least nanoseconds an op in the last comparison: beside, inline.
+    /// Nanoseconds an op in the last comparison: beside, inline.
     measured: Option<[f64; 2]>,
 }
 
@@ -71,10 +104,8 @@ enum State {
 
 #[derive(Debug)]
 struct Comparison {
-    /// Trials done.
-    trials: usize,
-    /// Least nanoseconds an op.
-    best: [f64; 2],
+    /// Trials done, by place.
+    trials: [Trials; 2],
     /// `None` until work of the trial before has been carried out.
     began: Option<Instant>,
     iterations: u32,
@@ -83,7 +114,20 @@ struct Comparison {
 
 impl Comparison {
     fn new() -> Comparison {
-        Comparison { trials: 0, best: [f64::INFINITY; 2], began: None, iterations: 0, ops: 0 }
+        Comparison { trials: [Trials::default(); 2], began: None, iterations: 0, ops: 0 }
+    }
+}
+
+impl Comparison {
+    /// Whether trials have shown which place is better, or as much as they will.
+    fn is_clear(trials: &[Trials; 2]) -> bool {
+        let [fewest, most] = ROUNDS;
+        let [a, b] = trials;
+        if a.count.min(b.count) < fewest {
+            return false;
+        }
+        let difference = (a.mean() - b.mean()).abs();
+        a.count.min(b.count) >= most || difference > CLEAR * (a.variance() + b.variance()).sqrt()
     }
 }
 
@@ -147,23 +191,20 @@ impl Placement {
             return;
         }
         let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
-        let best = &mut comparison.best[self.now as usize];
-        *best = best.min(each);
-        comparison.trials += 1;
-        let best = comparison.best;
-        let done = comparison.trials == 2 * ROUNDS;
-        let next = Comparison { trials: comparison.trials, best, ..Comparison::new() };
-        if !done {
-            self.state = State::Comparing(next);
+        comparison.trials[self.now as usize].add(each);
+        let trials = comparison.trials;
+        if !Comparison::is_clear(&trials) {
+            self.state = State::Comparing(Comparison { trials, ..Comparison::new() });
             self.now = self.now.other();
             return;
         }
-        let [ours, others] = [best[self.kept as usize], best[self.kept.other() as usize]];
+        let mean = trials.map(|t| t.mean().exp());
+        let [ours, others] = [mean[self.kept as usize], mean[self.kept.other() as usize]];
         let same = others > ours * (1.0 - MARGIN);
         self.kept = if same { self.kept } else { self.kept.other() };
         self.hold = if same { self.hold * 2 } else { HOLD };
         self.now = self.kept;
-        self.measured = Some(best);
+        self.measured = Some(mean);
         self.state = State::Holding(self.hold);
     }
 }
@@ -197,6 +238,23 @@ mod tests {
             let slow = places.iter().filter(|p| **p != winner).count();
             assert!(slow < 12, "{slow} iterations in the slower place");
         }
+    }
+
+    #[test]
+    fn iterations_of_different_lengths_need_more_trials() {
+        let mut placement = Placement::new(None, true);
+        let (mut now, mut length) = (Instant::now(), 7u64);
+        for _ in 0..150 {
+            if placement.settles() {
+                placement.settled(now);
+            }
+            length = (length * 5 + 3) % 16;
+            let each = if placement.place() == Place::Beside { 3 } else { 2 };
+            now += Duration::from_millis((4 + length) * each);
+            placement.iteration(100, now);
+        }
+        assert!(matches!(placement.state, State::Holding(_)), "{placement:?}");
+        assert_eq!(placement.place(), Place::Inline);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 """Every test starts at the beginning of an iteration, in co-execution mode, with counters at zero.
 
-What earlier tests of its file have traced is known. Kernels are PyTorch's alone, so that bits are eager's, unless
+What earlier tests of its file have traced is known. Kernels are PyTorch's alone, with eager's bits, unless
 `TANDEM_KERNELS` says otherwise.
 """
 

@@ -1,6 +1,6 @@
 """Running one program on eager CPU and on Tandem in each phase, and comparing bits.
 
-With `TANDEM_KERNELS=own` Tandem's own kernels compute: then the phases have the same bits, and eager's values are near.
+With `TANDEM_KERNELS=own` Tandem's kernels compute: the phases have the same bits, eager's values are near.
 
 A program is a generator function of a device. Each `yield` ends an iteration and hands out what is to be
 compared: tensors, numbers, strings and containers of them. What was handed out is held as it is and read
@@ -91,7 +91,7 @@ def assert_same(expected: Any, actual: Any, where: str) -> None:
 
 
 COMPARABLE = 3
-"""Iterations in which values are near where kernels differ in the last bits: training lets differences grow."""
+"""Iterations in which values are near where kernels differ in the last bits: training lets that grow."""
 
 
 def assert_near(expected: Any, actual: Any, where: str) -> None:

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
+use tandem_tracegraph::tensor_meta::flags;
 
 use super::express::apart;
 use super::native::{self, Natives, outputs_in_place};
@@ -14,6 +15,7 @@ use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{
     BlockRun, Executor, HostError, HostFeed, HostKernels, HostResult, HostResultKind, OpTime, Step, call_host,
 };
+use crate::feeds::Cursor;
 use crate::host::{Buffer, Exception};
 use crate::program::{Event, OpRun, Program, Span, with_op};
 
@@ -139,6 +141,33 @@ impl CpuExecutor {
         Ok(())
     }
 
+    /// A copy of all of a fed host tensor to all of a storage: its snapshot, which nobody else has, is the storage's
+    /// contents from now on. False where the call is something else.
+    fn adopt(&mut self, call: &Call<'_>, run: &BlockRun, cursor: &Cursor) -> bool {
+        let [to, from] = &call.inputs[..] else { return false };
+        let (Place::Storage { id, .. }, Place::Buffer(_)) = (to.place, from.place) else { return false };
+        let whole = to.offset == 0
+            && to.dtype == from.dtype
+            && to.sizes == from.sizes
+            && to.strides == from.strides
+            && (to.flags | from.flags) & flags::META == 0;
+        let Some(HostFeed::Buffer(buffer)) = run.hosts.get(cursor.hosts) else { return false };
+        let nbytes = self.host.buffer_bytes(buffer.as_ptr()).1;
+        let fits = match self.slot(id) {
+            Contents::Undefined(n) => *n == nbytes,
+            Contents::Ready(old) => {
+                let old = old.as_ptr();
+                self.host.buffer_bytes(old).1 == nbytes
+            }
+            _ => false,
+        };
+        if !whole || !fits || to.meta().extent_bytes(0) != nbytes {
+            return false;
+        }
+        *self.slot(id) = Contents::Ready(Buffer::retain(buffer.as_ptr(), self.host));
+        true
+    }
+
     /// Storages of undefined bytes.
     fn make(&self, nbytes: &[u64]) -> SmallVec<[Buffer; 2]> {
         nbytes.iter().map(|n| Buffer::adopt(self.host.buffer_new(*n), self.host)).collect()
@@ -151,6 +180,10 @@ impl CpuExecutor {
             return Some(Ok((Outputs { outs: vec![OutSpec::Same(0)], ..Outputs::default() }, Vec::new())));
         }
         let base = self.natives.base(call.op, host)?;
+        if base.is_copy() && native::copy(call, host) {
+            let outs = vec![OutSpec::Same(0)];
+            return Some(Ok((Outputs { outs, ..Outputs::default() }, Vec::new())));
+        }
         if let Some(outputs) = outputs_in_place(&base, call) {
             let native = self.natives.of_call(&base, call, &outputs).filter(|_| apart(call))?;
             native::run(&native, call, &[], host);
@@ -349,8 +382,14 @@ impl CpuExecutor {
         let one = |this: &mut CpuExecutor, number: u32| {
             let (node, variant, cursor) = &plan.ops[number as usize];
             if let Some((step, known)) = program.op(*node, *variant) {
-                let op = (*node, *variant, step, known);
-                with_op(&mut cursor.behind(&span.base), op, span.run, false, |op| this.run_op(op));
+                let (op, mut at) = ((*node, *variant, step, known), cursor.behind(&span.base));
+                let feeds = at;
+                with_op(&mut at, op, span.run, false, |op| {
+                    let copies = this.natives.is_copy(op.call.op, this.host);
+                    if !copies || !this.adopt(op.call, span.run, &feeds) {
+                        this.run_op(op);
+                    }
+                });
             }
         };
         for action in &plan.actions {

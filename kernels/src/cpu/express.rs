@@ -104,6 +104,11 @@ impl Base {
         known.then(|| Base { name: base.to_owned(), in_place })
     }
 
+    /// Whether it copies its second argument to its first.
+    pub fn is_copy(&self) -> bool {
+        self.in_place && self.name == "copy"
+    }
+
     /// Whether it writes its first argument.
     pub fn in_place(&self) -> bool {
         self.in_place
@@ -338,10 +343,11 @@ fn input_dtype(call: &Call<'_>, flat: usize) -> Option<Dtype> {
     call.inputs.get(flat).map(|i| i.dtype)
 }
 
-fn same_memory(a: &Input<'_>, b: &Input<'_>) -> bool {
+/// Whether two inputs are on one storage.
+pub fn same_memory(a: &Input<'_>, b: &Input<'_>) -> bool {
     match (a.place, b.place) {
         (Place::Storage { id: a, .. }, Place::Storage { id: b, .. }) => a == b,
-        (Place::Buffer(a), Place::Buffer(b)) => a == b,
+        (Place::Buffer(a) | Place::Host(a), Place::Buffer(b) | Place::Host(b)) => a == b,
         _ => false,
     }
 }

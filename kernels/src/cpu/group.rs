@@ -3,6 +3,7 @@
 //! A group has lanes, each of its own sizes: one for an operator on tensors, one an item for an operator on lists. What
 //! a lane's computations pass on to one another stays in registers.
 
+use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -218,6 +219,12 @@ impl<S, P> Group<S, P> {
         } else {
             host.parallel(total, self.grain, &body)
         }
+    }
+}
+
+impl<S, P> fmt::Display for Group<S, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} lanes, {} elements]", self.lanes.len(), self.starts[self.lanes.len()])
     }
 }
 

@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{NodeId, OpId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
-use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use super::express::{Base, Owner, Param, apart, jobs};
+use super::express::{Base, Owner, Param, apart, jobs, same_memory};
 use super::group::{Builder, Group};
 use super::random;
 use crate::executor::{HostFeed, HostKernels};
@@ -141,6 +141,11 @@ impl Natives {
             Base::of(&name, &host.op_writes(op)).map(Arc::new)
         })
         .clone()
+    }
+
+    /// Whether an operator is `copy_`.
+    pub fn is_copy(&mut self, op: OpId, host: &dyn HostKernels) -> bool {
+        self.base(op, host).is_some_and(|base| base.is_copy())
     }
 
     /// Computes what is no expression; false where PyTorch's kernel has to. The call's inputs are in host memory.
@@ -301,6 +306,31 @@ fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
             scalar.bits(ty)
         }
     }
+}
+
+/// Copies elements that lie alike and without gaps as bytes: what a fetch mostly is. False where they do not.
+pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
+    let [to, from] = &call.inputs[..] else { return false };
+    let data = |input: &Input<'_>| match input.place {
+        Place::Buffer(storage) | Place::Host(storage) if input.flags & flags::META & !flags::WRAPPED == 0 => {
+            // SAFETY: the window begins in its storage.
+            Some(unsafe {
+                host.buffer_bytes(storage).0.offset(input.offset as isize * input.dtype.size() as isize)
+            })
+        }
+        _ => None,
+    };
+    let meta = to.meta();
+    let bytes = meta.numel() as usize * to.dtype.size();
+    let alike = to.dtype == from.dtype && to.sizes == from.sizes && to.strides == from.strides;
+    let alike = alike && to.sizes.iter().zip(to.strides).all(|(size, stride)| *size == 1 || *stride > 0);
+    if !alike || same_memory(to, from) || meta.extent_bytes(0) != bytes as u64 {
+        return false;
+    }
+    let (Some(to), Some(from)) = (data(to), data(from)) else { return false };
+    // SAFETY: both windows have so many bytes without gaps, on different storages.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+    true
 }
 
 /// Carries a call's computation out. Its inputs are in host memory; `made` are the storages that it makes.

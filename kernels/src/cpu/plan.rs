@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use smallvec::SmallVec;
-use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
@@ -152,6 +152,9 @@ impl Plans {
             self.known.clear();
         }
         let plan = Arc::new(Planner::new(span, &self.now, program, natives, host).make());
+        if tracing::enabled!(target: "plan", tracing::Level::TRACE) {
+            tracing::trace!(target: "plan", "{}", plan.listing(program, host));
+        }
         self.known.insert(hash, Known { structure: self.now.clone(), plan: plan.clone() });
         Some(plan)
     }
@@ -303,6 +306,29 @@ impl Chance {
     }
 }
 
+impl Plan {
+    /// What happens, a line each.
+    fn listing(&self, program: &Program, host: &dyn HostKernels) -> String {
+        use std::fmt::Write;
+        let name = |number: u32| {
+            let (node, variant, _) = &self.ops[number as usize];
+            program.op(*node, *variant).map(|(step, _)| host.op_name(step.key.op)).unwrap_or_default()
+        };
+        let mut text = String::new();
+        for action in &self.actions {
+            let _ = match action {
+                Action::Op(number) => writeln!(text, "{}", name(*number)),
+                Action::Group(fused) => {
+                    let names: Vec<String> = fused.ops.clone().map(name).collect();
+                    writeln!(text, "{} {}", fused.group, names.join(", "))
+                }
+                Action::Release(_) => Ok(()),
+            };
+        }
+        text
+    }
+}
+
 /// The accesses of a group to a storage.
 #[derive(Clone)]
 struct Access {
@@ -390,8 +416,13 @@ impl<'p> Planner<'p> {
                     let base = self.natives.base(op.call.op, self.host)?;
                     jobs(&base, op.call, &op.variant.outputs)
                 });
+                // The contents of a fed host tensor may become a storage's without a copy.
+                let fed = op.step.key.inputs.contains(&InputSpec::Host)
+                    && self.natives.is_copy(op.call.op, self.host)
+                    && matches!(op.call.inputs.get(1).map(|i| i.place), Some(Place::Buffer(_)));
                 let joined = jobs
                     .flatten()
+                    .filter(|_| !fed)
                     .is_some_and(|jobs| self.join(number, op.call, &at, &jobs, &op.variant.outputs.fresh));
                 if !joined {
                     self.close();

@@ -76,9 +76,18 @@ impl Engine {
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, true));
         }
-        let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
-        let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
+        // Looking at the stack takes longer than the fetch: what was fetched here before is fetched again.
+        let here = (self.at, call.op, self.fetches_here);
+        let location = match (self.fetch_sites.get(&here), &site.stack) {
+            (Some(known), _) => *known,
+            (None, Some(stack)) => {
+                self.forward.locate(stack, site.node, self.last_location(), &mut self.locations)
+            }
+            (None, None) => return Ok(Progress::NeedStack),
+        };
         let (outputs, fresh) = self.run_now(call, location)?;
+        self.fetch_sites.insert(here, location);
+        self.fetches_here += 1;
         let fetch =
             self.report.fetches.entry(location).or_insert(Fetch { op: call.op, count: 0, wait_ns: 0 });
         fetch.count += 1;

@@ -227,6 +227,7 @@ impl Engine {
             self.stale = true;
         }
         self.at = node;
+        self.fetches_here = 0;
         self.push_trace(node);
     }
 

@@ -78,6 +78,7 @@ impl Engine {
         self.storages.next_iteration();
         self.forward.next_iteration();
         self.at = NodeId::START;
+        self.fetches_here = 0;
         self.position = START;
         self.jumped = false;
     }
@@ -171,6 +172,7 @@ impl Engine {
         self.report.nodes.clear();
         self.graph = TraceGraph::default();
         self.symbolic = SymbolicGraph::default();
+        self.fetch_sites.clear();
         self.hints.clear();
         self.passes.clear();
         self.declared = 1;

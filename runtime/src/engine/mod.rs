@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tandem_kernels::executor::BlockRun;
 use tandem_tracegraph::call::Call;
@@ -146,6 +146,10 @@ pub struct Engine {
     /// Paths that iterations took.
     paths: FxHashSet<u64>,
     fetch_wait_ns: u64,
+    /// Fetches since the last op.
+    fetches_here: u32,
+    /// Where the fetches behind each op were issued: by the op before, their operator and their number.
+    fetch_sites: FxHashMap<(NodeId, OpId, u32), LocationId>,
     started: Instant,
     /// GraphRunner's time at work when the clock started, in nanoseconds.
     busy_before: (u64, u64),
@@ -235,6 +239,8 @@ impl Engine {
             report: Report::default(),
             paths: FxHashSet::default(),
             fetch_wait_ns: 0,
+            fetches_here: 0,
+            fetch_sites: FxHashMap::default(),
             started: Instant::now(),
             busy_before: (0, 0),
         }
