@@ -43,8 +43,12 @@ impl Place {
 /// Iterations of a trial, and the time that it takes at least.
 const TRIAL: u32 = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
+/// Iterations before the first trial of a place, in which the executor learns its runs.
+const LEARNING: u32 = 2;
 /// Trials of each place in a comparison, at least and at most.
 const ROUNDS: [usize; 2] = [2, 12];
+/// One trial of each will do where they differ by more than this, as a logarithm.
+const PLAIN: f64 = 0.5;
 /// A difference is clear where it is so many times its standard error.
 const CLEAR: f64 = 3.0;
 /// What a trial's time varies by at least, as a share.
@@ -108,13 +112,15 @@ struct Comparison {
     trials: [Trials; 2],
     /// `None` until work of the trial before has been carried out.
     began: Option<Instant>,
+    /// Iterations in which the executor learnt this place's runs.
+    learnt: u32,
     iterations: u32,
     ops: u64,
 }
 
 impl Comparison {
     fn new() -> Comparison {
-        Comparison { trials: [Trials::default(); 2], began: None, iterations: 0, ops: 0 }
+        Comparison { trials: [Trials::default(); 2], began: None, learnt: 0, iterations: 0, ops: 0 }
     }
 }
 
@@ -123,11 +129,12 @@ impl Comparison {
     fn is_clear(trials: &[Trials; 2]) -> bool {
         let [fewest, most] = ROUNDS;
         let [a, b] = trials;
-        if a.count.min(b.count) < fewest {
-            return false;
+        let (rounds, difference) = (a.count.min(b.count), (a.mean() - b.mean()).abs());
+        match rounds {
+            0 => false,
+            n if n < fewest => difference > PLAIN,
+            n => n >= most || difference > CLEAR * (a.variance() + b.variance()).sqrt(),
         }
-        let difference = (a.mean() - b.mean()).abs();
-        a.count.min(b.count) >= most || difference > CLEAR * (a.variance() + b.variance()).sqrt()
     }
 }
 
@@ -184,6 +191,11 @@ impl Placement {
             State::Comparing(comparison) => comparison,
         };
         let Some(began) = comparison.began else { return };
+        if comparison.trials[self.now as usize].count == 0 && comparison.learnt < LEARNING {
+            comparison.learnt += 1;
+            comparison.began = Some(now);
+            return;
+        }
         comparison.iterations += 1;
         comparison.ops += ops;
         let took = now - began;

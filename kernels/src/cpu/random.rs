@@ -190,3 +190,94 @@ fn temper(mut y: u32) -> u32 {
     y ^= (y << 15) & 0xefc6_0000;
     y ^ (y >> 18)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seed, numbers drawn before, `p`; then of 1000 elements drawn by PyTorch the first 64 and the
+    /// last 64 as bits from the lowest, their sum, and 31 bits of the number drawn next.
+    type Known = (u32, u64, f64, u64, u64, usize, u32);
+
+    const KNOWN: [Known; 6] = [
+        (1, 0, 0.9, 0xdfff_ffe9_f7cf_ffff, 0xfbdf_ffff_fffb_ffff, 896, 0x5368_483d),
+        (42, 1, 0.5, 0x255a_1789_6646_5299, 0x562d_670b_9957_a50c, 510, 0x1632_500b),
+        (0, 623, 0.1, 0x0202_c020_0400_2051, 0x0800_0000_0000_8200, 109, 0x24a8_acca),
+        (u32::MAX, 624, 1.0 / 3.0, 0x8c8e_1700_0190_0108, 0x8a12_1063_5140_b0ed, 349, 0x2af9_54ac),
+        (7, 625, 0.999, u64::MAX, u64::MAX, 1000, 0x36c3_ec90),
+        (123_456_789, 1247, 0.8, 0xbf1f_bbff_f78f_4fdd, 0xffdf_fdff_c76f_eefd, 807, 0x3d76_f781),
+    ];
+
+    /// The generator after `manual_seed(seed)`.
+    fn seeded(seed: u32) -> Mt19937 {
+        let words = |state: &mut [u32; WORDS]| {
+            state[0] = seed;
+            for i in 1..WORDS {
+                let last = state[i - 1];
+                state[i] = (last ^ (last >> 30)).wrapping_mul(1_812_433_253).wrapping_add(i as u32);
+            }
+            [1, 0]
+        };
+        Mt19937::from_parts(words).unwrap()
+    }
+
+    fn bits(values: &[u8]) -> u64 {
+        values.iter().rev().fold(0, |bits, &x| bits << 1 | u64::from(x))
+    }
+
+    fn drawn(generator: &mut Mt19937, p: f64, len: usize) -> Vec<u8> {
+        let mut out = vec![7.0; len];
+        // SAFETY: no promise is asked for.
+        unsafe { bernoulli(generator, p, &mut out) };
+        assert!(out.iter().all(|x| *x == 0.0 || *x == 1.0));
+        out.iter().map(|x| *x as u8).collect()
+    }
+
+    #[test]
+    fn draws_what_pytorch_draws() {
+        for (seed, before, p, first, last, sum, next) in KNOWN {
+            let mut generator = seeded(seed);
+            (0..before).for_each(|_| drop(generator.random()));
+            let drawn = drawn(&mut generator, p, 1000);
+            assert_eq!((bits(&drawn[..64]), bits(&drawn[936..])), (first, last), "seed {seed}");
+            assert_eq!(drawn.iter().filter(|&&x| x == 1).count(), sum);
+            assert_eq!(generator.random() & 0x7fff_ffff, next);
+        }
+    }
+
+    /// The 53 bits of elements 0 and 333 of seed 1: a `p` equal to them is no hit, one above is.
+    #[test]
+    fn exact_where_the_first_word_ties() {
+        for (element, k) in [(0, 549_919_010_554_091_u64), (333, 5_697_308_044_365_548)] {
+            for (k, hit) in [(k, 0), (k + 1, 1)] {
+                let p = k as f64 / (1u64 << 53) as f64;
+                assert_eq!(drawn(&mut seeded(1), p, 400)[element], hit);
+            }
+        }
+    }
+
+    #[test]
+    fn sure_and_impossible() {
+        for (p, expected) in [(0.0, 0), (1.0, 1), (f64::from_bits(1), 0)] {
+            assert!(drawn(&mut seeded(5), p, 2000).iter().all(|&x| x == expected));
+        }
+    }
+
+    #[test]
+    fn any_split_gives_the_same() {
+        let expected = drawn(&mut seeded(99), 0.3, 1500);
+        for at in [1, 2, 311, 312, 313, 624, 1499] {
+            let mut generator = seeded(99);
+            let mut parts = drawn(&mut generator, 0.3, at);
+            parts.extend(drawn(&mut generator, 0.3, 1500 - at));
+            assert_eq!(parts, expected);
+        }
+    }
+
+    #[test]
+    fn states_that_do_not_fit_are_refused() {
+        for parts in [[0, 0], [2, WORDS], [WORDS + 1, 0]] {
+            assert_eq!(Mt19937::from_parts(|_| parts), None);
+        }
+    }
+}
