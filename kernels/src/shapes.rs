@@ -5,6 +5,17 @@ use smallvec::SmallVec;
 /// Sizes or strides.
 pub type Dims = SmallVec<[i64; 6]>;
 
+/// Strides of row-major order.
+pub fn dense(sizes: &[i64]) -> Dims {
+    let mut strides: Dims = sizes.into();
+    let mut stride = 1;
+    for d in (0..sizes.len()).rev() {
+        strides[d] = stride;
+        stride *= sizes[d].max(1);
+    }
+    strides
+}
+
 /// The common size of operands that are broadcast; `None` where they do not fit.
 pub fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [i64]>) -> Option<Dims> {
     let mut common = Dims::new();

@@ -5,8 +5,8 @@ import os
 import sys
 import time
 
-# The CPU executor's own kernels are PyTorch's here, and Tandem computes as many threads as PyTorch does.
-os.environ["TANDEM_KERNELS"] = "aten"
+# PyTorch's kernels, so that eager's bits are expected; with Tandem's own ones, those of tracing.
+os.environ["TANDEM_KERNELS"] = "own" if "--own" in sys.argv else "aten"
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from tests.fuzz import generate, workers
@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="for each finding")
     parser.add_argument("--stop-after", type=int, default=10, metavar="FINDINGS")
+    parser.add_argument("--own", action="store_true", help="Tandem's own kernels; phases are compared")
     parser.add_argument("--show", action="store_true", help="print the programs instead of running them")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.programs)

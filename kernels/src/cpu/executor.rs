@@ -8,7 +8,7 @@ use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::flags;
 
-use super::express::apart;
+use super::express::{apart, plain_outputs};
 use super::native::{self, Natives, outputs_in_place};
 use super::plan::{Action, Fused, Plan, Plans, Slot};
 use crate::error::{CallFailure, Cause, Failure};
@@ -173,7 +173,7 @@ impl CpuExecutor {
         nbytes.iter().map(|n| Buffer::adopt(self.host.buffer_new(*n), self.host)).collect()
     }
 
-    /// Computes a call with Tandem's own kernel. PyTorch's runs first where only it knows what comes out.
+    /// Computes a call with Tandem's own kernel. PyTorch's runs first where only that knows what comes out.
     fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostError>> {
         let host = self.host;
         if self.natives.run_other(call, host) {
@@ -188,6 +188,13 @@ impl CpuExecutor {
             let native = self.natives.of_call(&base, call, &outputs).filter(|_| apart(call))?;
             native::run(&native, call, &[], host);
             return Some(Ok((outputs, Vec::new())));
+        }
+        if let Some(outputs) = plain_outputs(&base, call)
+            && let Some(native) = self.natives.of_call(&base, call, &outputs)
+        {
+            let made = self.make(&outputs.fresh);
+            native::run(&native, call, &made, host);
+            return Some(Ok((outputs, made.into_vec())));
         }
         let called = call_host(host, call);
         if let Ok((outputs, made)) = &called

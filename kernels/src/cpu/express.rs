@@ -15,7 +15,7 @@ use crate::pointwise::{
     find,
 };
 use crate::promotion::Kind;
-use crate::shapes::{Dims, broadcast};
+use crate::shapes::{Dims, broadcast, dense};
 
 /// Whose memory a window is on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -245,6 +245,37 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
         build(base, call, op, out, read?, item)
     };
     (0..count).map(job).collect()
+}
+
+/// What a call gives, where that is plain: its operands are of one shape and without gaps, and so is its only output.
+pub fn plain_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
+    if base.in_place || base.name.starts_with("_foreach_") {
+        return None;
+    }
+    let (op, operands) = rule(base, call)?;
+    let read: Option<SmallVec<[(Operand, Kind); 3]>> =
+        operands.iter().map(|arg| operand(call, *arg, 0)).collect();
+    let read = read?;
+    let kinds = match base.name.as_str() {
+        "where" => &read[1..],
+        "masked_fill" => return None,
+        _ => &read[..],
+    };
+    let (_, given) = op.dtypes(kinds.iter().map(|(_, kind)| *kind), call.default_dtype);
+    let mut windows = read.iter().filter_map(|(operand, _)| match operand {
+        Operand::Window(window) => Some(window),
+        _ => None,
+    });
+    let first = windows.next()?;
+    let dense = dense(&first.sizes);
+    let plain = |w: &Window| w.sizes == first.sizes && w.strides == dense;
+    if !plain(first) || !windows.all(plain) || first.sizes.contains(&0) {
+        return None;
+    }
+    let nbytes = first.sizes.iter().product::<i64>() as u64 * given.size() as u64;
+    let meta = TensorMeta::new(&first.sizes, &dense, given, 0);
+    let outs = vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }];
+    Some(Outputs { outs, fresh: SmallVec::from_elem(nbytes, 1), ..Outputs::default() })
 }
 
 /// An input that is written in place: each element must be there once.

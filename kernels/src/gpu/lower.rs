@@ -18,7 +18,7 @@ use crate::ir::{E, Mem, Ty};
 use crate::promotion::Kind;
 use crate::shapes;
 
-pub use crate::shapes::Dims;
+pub use crate::shapes::{Dims, dense};
 
 /// Something that happens on the device.
 #[derive(Clone, Debug)]
@@ -159,17 +159,6 @@ impl Source {
             Source::Value(e) => e.clone(),
         }
     }
-}
-
-/// Strides of row-major order.
-pub fn dense(sizes: &[i64]) -> Dims {
-    let mut strides: Dims = sizes.into();
-    let mut stride = 1;
-    for d in (0..sizes.len()).rev() {
-        strides[d] = stride;
-        stride *= sizes[d].max(1);
-    }
-    strides
 }
 
 /// A call as lowerings see it. Only metadata may be looked at.
