@@ -228,9 +228,9 @@ proptest! {
         let stores: Vec<(u16, E)> = targets.iter().copied().zip(trees.iter().map(Tree::expression)).collect();
         x.run(&stores, &[f64::from(p)], n);
         for (target, tree) in targets.iter().zip(&trees) {
-            for i in 0..n {
-                let expected = tree.value(before[0][i], before[1][i], p);
-                let got = x.data[*target as usize][i];
+            let operands = before[0].iter().zip(&before[1]);
+            for ((a, b), got) in operands.zip(&x.data[*target as usize]) {
+                let (expected, got) = (tree.value(*a, *b, p), *got);
                 prop_assert!(got == expected || got.is_nan() && expected.is_nan(), "{got} {expected}");
             }
         }

@@ -311,19 +311,21 @@ impl Executor for CpuExecutor {
     fn run(&mut self, run: &BlockRun) {
         let mut program = std::mem::take(&mut self.program);
         let mut plans = std::mem::take(&mut self.plans);
+        let whole = Span::whole(run);
         if program.measures() {
             program.each(run, |event| self.handle(event));
         } else if let Some(plan) = plans.find_whole(run, &program, &mut self.natives, self.host) {
-            plans.unused().iter().for_each(|id| self.release(*id));
-            self.carry_out(&plan, &Span::whole(run), &program);
+            self.carry_out(&plan, plans.unused(), &whole, &program);
         } else {
-            for span in plans.parts(run, &program).spans(run) {
-                match plans.find(&span, &program, &mut self.natives, self.host) {
-                    Some(plan) => {
-                        plans.unused().iter().for_each(|id| self.release(*id));
-                        self.carry_out(&plan, &span, &program);
-                    }
-                    None => program.each_of(&span, |event| self.handle(event)),
+            let parts = (run.segments.len() > 1).then(|| plans.parts(run, &program));
+            let spans: SmallVec<[Span<'_>; 4]> = match &parts {
+                Some(parts) => parts.spans(run).collect(),
+                None => SmallVec::from_slice(&[whole]),
+            };
+            for span in &spans {
+                match plans.find(span, &program, &mut self.natives, self.host) {
+                    Some(plan) => self.carry_out(&plan, plans.unused(), span, &program),
+                    None => program.each_of(span, |event| self.handle(event)),
                 }
             }
         }
@@ -385,7 +387,8 @@ impl CpuExecutor {
         }
     }
 
-    fn carry_out(&mut self, plan: &Plan, span: &Span<'_>, program: &Program) {
+    fn carry_out(&mut self, plan: &Plan, unused: &[StorageId], span: &Span<'_>, program: &Program) {
+        unused.iter().for_each(|id| self.release(*id));
         let one = |this: &mut CpuExecutor, number: u32| {
             let (node, variant, cursor) = &plan.ops[number as usize];
             if let Some((step, known)) = program.op(*node, *variant) {

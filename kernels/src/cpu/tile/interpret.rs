@@ -67,7 +67,7 @@ widest! {
 #[inline(always)]
 unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usize) {
     let program = launch.program;
-    // SAFETY, here and below: registers lie in the scratch memory, tiles in the windows.
+    // SAFETY: registers lie in the scratch memory, tiles in the windows.
     unsafe {
         for (register, ty, splat) in &program.splats {
             fill(scratch.add(*register as usize), *ty, value(launch, *ty, *splat), (to - from).min(TILE));
@@ -428,6 +428,7 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
                 Fun::Log1p => un!(f32 => f32, math::log1p),
                 Fun::Tanh => un!(f32 => f32, math::tanh),
                 Fun::Erf => un!(f32 => f32, math::erf),
+                Fun::Erfc => un!(f32 => f32, math::erfc),
                 Fun::Pow => power(a, b, to, n),
                 Fun::IsNan => un!(f32 => u8, |x: f32| u8::from(x.is_nan())),
                 Fun::Larger => bin!(f32 => f32, larger),

@@ -29,10 +29,6 @@ const LN_2_LO: f32 = -1.9046542e-9;
 /// `log10(2)` cut to 13 bits, so that its product with an exponent is exact, and the rest.
 const LOG10_2_HI: f32 = 0.301025390625;
 const LOG10_2_LO: f32 = 4.605039e-6;
-/// Three-term split of pi/2.
-const PI_2_HI: f32 = std::f32::consts::FRAC_PI_2;
-const PI_2_MID: f32 = -4.371139e-8;
-const PI_2_LO: f32 = -1.7151245e-15;
 
 /// Above this `exp` overflows, and below the negative one it is zero.
 const EXP_MAX: f32 = 89.0;
@@ -47,10 +43,6 @@ const LOG_POLY: [f32; 8] =
     [0.33333215, -0.24999797, 0.20010446, -0.16680504, 0.14005306, -0.121840045, 0.13986897, -0.12892863];
 /// `(tanh(x) - x) / x^3` in `x^2`, for `|x| <= TANH_SPLIT`.
 const TANH_POLY: [f32; 5] = [-0.3333328, 0.13331416, -0.05373794, 0.020634118, -0.005700092];
-/// `(sin(r) - r) / r^3` in `r^2`, for `|r| <= 0.82`.
-const SIN_POLY: [f32; 3] = [-0.16666651, 0.008331928, -0.0001948486];
-/// `(cos(r) - 1 + r^2/2) / r^4` in `r^2`, for `|r| <= 0.82`.
-const COS_POLY: [f32; 3] = [0.041666638, -0.001388697, 2.4395515e-5];
 /// `erf(x)/x - 1` in `x^2`, for `|x| <= ERF_SPLIT`.
 const ERF_POLY: [f32; 7] =
     [0.12837917, -0.37612632, 0.11283676, -0.026858533, 0.005199148, -0.0008123187, 8.293013e-5];
@@ -102,10 +94,7 @@ const ERFC_MAX: f32 = 10.2;
 const ERFC_K: f32 = 2.58984375;
 /// Near `2/sqrt(pi)`, so that the fit is flat at 0, where an error of `q` would count most.
 const ERFC_D: f32 = 1.125;
-/// Largest argument for which `sin` and `cos` are accurate.
-const SIN_COS_MAX: f32 = 1.0e6;
 
-const SIGN_BIT: u32 = 0x8000_0000;
 const TWO_THIRDS_BITS: u32 = 0x3f2a_aaab;
 
 /// Horner's rule, lowest coefficient first.
@@ -285,20 +274,6 @@ pub fn tanh(x: f32) -> f32 {
     (if a < TANH_SPLIT { small } else { large }).copysign(x)
 }
 
-/// Logistic function `1 / (1 + e^-x)`. Error at most 1.48 ulp.
-#[inline(always)]
-pub fn sigmoid(x: f32) -> f32 {
-    // e^-|x| cannot overflow, and it is the whole result for very negative x.
-    let e = exp(-x.abs());
-    let num = if x < 0.0 { e } else { 1.0 };
-    // Quotient with a correction for its own rounding and for that of 1 + e.
-    let d = 1.0 + e;
-    let d_low = e - (d - 1.0);
-    let inv = 1.0 / d;
-    let q = num * inv;
-    q.mul_add(-d_low, q.mul_add(-d, num)).mul_add(inv, q)
-}
-
 /// Error function. Error at most 0.98 ulp.
 #[inline(always)]
 pub fn erf(x: f32) -> f32 {
@@ -334,51 +309,6 @@ pub fn erfc(x: f32) -> f32 {
     let low = horner(r, EXP_POLY).mul_add(r * r, r - (h - 1.0));
     let y = scale(h.mul_add(ratio, low.mul_add(ratio, h * ratio_low)), n);
     if x < 0.0 { 2.0 - y } else { y }
-}
-
-/// Whether `sin` and `cos` keep their error bound at `x`.
-#[inline(always)]
-pub fn sin_cos_in_range(x: f32) -> bool {
-    x.abs() <= SIN_COS_MAX
-}
-
-/// `(sin, cos, q)` of `x - q*pi/2`.
-#[inline(always)]
-fn sin_cos_reduced(x: f32) -> (f32, f32, u32) {
-    let t = x.mul_add(std::f32::consts::FRAC_2_PI, MAGIC);
-    let n = t - MAGIC;
-    // The first step is exact. The rounding error of the second one is kept in `low`.
-    let first = n.mul_add(-PI_2_HI, x);
-    let p = n * PI_2_MID;
-    let p_low = n.mul_add(PI_2_MID, -p);
-    let r = first - p;
-    let low = n.mul_add(-PI_2_LO, ((first - r) - p) - p_low);
-    let z = r * r;
-    let sin = r + (r * z).mul_add(horner(z, SIN_POLY), low);
-    // 1 - z/2 also keeps its rounding error.
-    let h = z * 0.5;
-    let w = 1.0 - h;
-    let cos = w + (((1.0 - w) - h) + (z * z).mul_add(horner(z, COS_POLY), -r * low));
-    (sin, cos, t.to_bits())
-}
-
-/// Sine. Error at most 0.90 ulp for `|x| <= 1e6`. Beyond that the result is meaningless
-/// (see [`sin_cos_in_range`]), except that infinity gives NaN.
-#[inline(always)]
-pub fn sin(x: f32) -> f32 {
-    let (sin, cos, q) = sin_cos_reduced(x);
-    let v = if q & 1 == 0 { sin } else { cos };
-    let y = f32::from_bits(v.to_bits() ^ ((q << 30) & SIGN_BIT));
-    if x == 0.0 { x } else { y }
-}
-
-/// Cosine. Error at most 0.89 ulp for `|x| <= 1e6`. Beyond that the result is meaningless
-/// (see [`sin_cos_in_range`]), except that infinity gives NaN.
-#[inline(always)]
-pub fn cos(x: f32) -> f32 {
-    let (sin, cos, q) = sin_cos_reduced(x);
-    let v = if q & 1 == 0 { cos } else { sin };
-    f32::from_bits(v.to_bits() ^ ((q.wrapping_add(1) << 30) & SIGN_BIT))
 }
 
 /// `x^y`, with the special cases of C99 `pow`. Largest error seen: 0.94 ulp, over 2.6e8 random pairs and all
@@ -493,11 +423,9 @@ mod tests {
     }
 
     #[test]
-    fn sigmoids() {
+    fn hyperbolic_tangent() {
         sweep(STRIDE, 1.34, tanh, f64::tanh);
-        sweep(STRIDE, 1.48, sigmoid, |x| 1.0 / (1.0 + (-x).exp()));
         same(tanh, &[(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN)]);
-        same(sigmoid, &[(0.0, 0.5), (INF, 1.0), (-INF, 0.0), (NAN, NAN), (-200.0, 0.0)]);
     }
 
     /// `(erf(x), erfc(x))` for `x >= 0`: the Maclaurin series without cancellation, or a continued fraction.
@@ -537,23 +465,6 @@ mod tests {
         }
         same(erf, &[(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN)]);
         same(erfc, &[(0.0, 1.0), (-0.0, 1.0), (INF, 0.0), (-INF, 2.0), (NAN, NAN)]);
-    }
-
-    #[test]
-    fn sines() {
-        let limited = |f: fn(f32) -> f32| move |x: f32| if sin_cos_in_range(x) { f(x) } else { 0.0 };
-        let reference = |f: fn(f64) -> f64| move |x: f64| if sin_cos_in_range(x as f32) { f(x) } else { 0.0 };
-        sweep(STRIDE, 0.90, limited(sin), reference(f64::sin));
-        sweep(STRIDE, 0.89, limited(cos), reference(f64::cos));
-        for n in -2000..=2000 {
-            // Where the reduction cancels most.
-            let x = (f64::from(n) * 300.0 * std::f64::consts::FRAC_PI_2) as f32;
-            assert!(ulps(sin(x), f64::from(x).sin()) <= 0.9, "sin({x})");
-            assert!(ulps(cos(x), f64::from(x).cos()) <= 0.89, "cos({x})");
-        }
-        same(sin, &[(0.0, 0.0), (-0.0, -0.0), (INF, NAN), (-INF, NAN), (NAN, NAN)]);
-        same(cos, &[(0.0, 1.0), (-0.0, 1.0), (INF, NAN), (-INF, NAN), (NAN, NAN)]);
-        assert!(sin_cos_in_range(-1.0e6) && !sin_cos_in_range(1.1e6) && !sin_cos_in_range(NAN));
     }
 
     fn check_pow(x: f32, y: f32) {

@@ -37,6 +37,8 @@ pub enum Fun {
     Tanh,
     /// See [`math`].
     Erf,
+    /// See [`math`].
+    Erfc,
     /// `x` to the power of `y`.
     Pow,
     /// Not a number.
@@ -60,6 +62,7 @@ impl Fun {
             "log1p_" => Fun::Log1p,
             "tanh_" => Fun::Tanh,
             "erf_" => Fun::Erf,
+            "erfc_" => Fun::Erfc,
             "pow_" => Fun::Pow,
             "is_nan" => Fun::IsNan,
             "larger_f32" => Fun::Larger,
