@@ -29,7 +29,7 @@ use crate::program::{Program, Span, with_op};
 use crate::shapes::Dims;
 
 /// Structures that are kept.
-const MOST: usize = 1 << 12;
+const MOST: usize = 1 << 10;
 /// Ops of a group at most.
 const GROUP_OPS: usize = 48;
 

@@ -1,0 +1,102 @@
+"""The cpu executor's own point-wise kernels beside eager's, and beside the machine's copy bandwidth.
+
+Each expression is computed on tensors of several sizes, eagerly and co-executed, in turn; results are held
+until all of a block are there, so that none is left out. Bandwidth counts each operand that is read and the
+result once, as if nothing between them touched memory; a copy is eager's.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+import torch_tandem
+from run import BEGIN, END, PAGE, table
+
+SIZES = (1, 64, 4096, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
+BLOCKS = 9
+
+Expression = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def gelu_by_hand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As GPT-2 writes it: eight operators."""
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+EXPRESSIONS: dict[str, tuple[Expression, int]] = {
+    "x + y": (lambda x, y: x + y, 3),
+    "gelu(x)": (lambda x, y: F.gelu(x), 2),
+    "gelu in eight operators": (gelu_by_hand, 2),
+    "silu(x) * y": (lambda x, y: F.silu(x) * y, 3),
+}
+"""Name: the expression, and the tensors that it reads and writes."""
+
+
+def block(run: Expression, x: torch.Tensor, y: torch.Tensor, times: int, wait: Callable[[], None]) -> float:
+    """Seconds an expression."""
+    wait()
+    start = time.perf_counter()
+    held = [run(x, y) for _ in range(times)]
+    wait()
+    spent = time.perf_counter() - start
+    held.clear()
+    torch_tandem.mark_step()
+    return spent / times
+
+
+def held_results(size: int) -> int:
+    """Results of a block: few where they are large, as in programs."""
+    return max(4, min(200, (1 << 20) // size))
+
+
+def measure(run: Expression, size: int) -> tuple[list[float], list[float]]:
+    """Seconds of an expression by block: eager, co-executed."""
+    x, y = torch.randn(size), torch.rand(size)
+    there = x.to("tandem"), y.to("tandem")
+    times = held_results(size)
+    ways = ((x, y, lambda: None), (*there, torch_tandem.synchronize))
+    for _ in range(6):
+        for a, b, wait in ways:
+            block(run, a, b, times, wait)
+    seconds = [[block(run, a, b, times, wait) for a, b, wait in ways] for _ in range(BLOCKS)]
+    eager, tandem = zip(*seconds, strict=True)
+    return list(eager), list(tandem)
+
+
+def bandwidth(size: int) -> float:
+    """Bytes a second of copies to as many tensors as a block has results."""
+    x, copies = torch.randn(size), [torch.zeros(size) for _ in range(held_results(size))]
+    seconds = []
+    for _ in range(BLOCKS):
+        start = time.perf_counter()
+        for y in copies:
+            y.copy_(x)
+        seconds.append((time.perf_counter() - start) / len(copies))
+    return 8 * size / statistics.median(seconds)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    torch.set_num_threads(2)
+    copies = {size: bandwidth(size) for size in SIZES if size >= 1 << 22}
+    rows = []
+    for name, (run, tensors) in EXPRESSIONS.items():
+        for size in SIZES:
+            eager, tandem = measure(run, size)
+            ratios = statistics.quantiles([a / b for a, b in zip(eager, tandem, strict=True)], n=4)
+            us = [f"{statistics.median(side) * 1e6:.4g}" for side in (eager, tandem)]
+            share = 4 * tensors * size / statistics.median(tandem) / copies[size] if size in copies else None
+            ratio = f"{ratios[1]:.2f} ({ratios[0]:.2f} to {ratios[2]:.2f})"
+            rows.append([name, f"{size:,}", *us, ratio, "" if share is None else f"{share:.0%}"])
+            print(rows[-1], flush=True)
+    head = ["expression", "elements", "eager, us", "Tandem, us", "eager / Tandem", "of copy bandwidth"]
+    begin, end = (mark.replace("run.py", "pointwise.py") for mark in (BEGIN, END))
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(f"{before}{begin}\n{table(head, rows)}\n{end}{rest.split(end)[1]}")
+
+
+if __name__ == "__main__":
+    main()
