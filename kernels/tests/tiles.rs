@@ -135,6 +135,36 @@ fn comparisons_nan_and_choices() {
 }
 
 #[test]
+fn a_power_does_not_depend_on_its_exponent_being_one_for_all() {
+    for exponent in [2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 0.7] {
+        let mut x = Operands::flat(600, 4);
+        x.data[0].iter_mut().for_each(|x| *x = x.abs() + 0.1);
+        x.data[1].fill(exponent as f32);
+        let power = |y: E| E::call("pow_", Ty::F32, [load(0), y]);
+        x.run(&[(2, power(load(1))), (3, power(E::param(Ty::F32, 0)))], &[exponent], 600);
+        assert_eq!(x.data[2], x.data[3], "{exponent}");
+    }
+}
+
+#[test]
+fn many_numbers_and_what_is_stored_from_one() {
+    let mut x = Operands::flat(1300, 2);
+    let numbers: Vec<f64> = (0..40).map(|i| f64::from(i) / 8.0).collect();
+    let sum = (0..40).fold(load(0), |sum, i| sum + E::param(Ty::F32, i));
+    let expected: Vec<f32> =
+        x.data[0].iter().map(|a| numbers.iter().fold(*a, |sum, n| sum + *n as f32)).collect();
+    x.run(&[(1, sum)], &numbers, 500);
+    assert_eq!(x.data[1], expected);
+    // Stored with strides.
+    let mut x = Operands::flat(1300, 1);
+    x.sizes = vec![650];
+    x.strides = vec![vec![2]];
+    let before = x.data[0].clone();
+    x.run(&[(0, E::param(Ty::F32, 0))], &[3.5], 650);
+    assert!((0..1300).all(|i| x.data[0][i] == if i % 2 == 0 { 3.5 } else { before[i] }));
+}
+
+#[test]
 fn whole_numbers_are_not_divided() {
     let whole = E::load(Mem::I64, 0, E::int(Ty::I64, 0), None);
     let quotient = &whole / &whole;

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Fun, Inst, Layout, Op, Place, Program, Splat, TILE, size_of};
+use super::{Fun, Inst, LANES, Layout, Op, Place, Program, Splat, TILE, size_of};
 use crate::ir::{Bin, E, Node, Ty, Un};
 
 /// Bytes behind each register, so that neighbours do not meet in the cache.
@@ -129,11 +129,13 @@ pub fn compile(
     for i in 0..stored.len() {
         let (output, value) = stored[i];
         let (def, ty) = values.defs[value as usize];
-        let overwritten = match def {
+        let moved = match def {
             Def::Load(from) => from != output && stored.iter().any(|(to, _)| aliases(from, *to)),
+            // What is stored with strides is stored from a tile.
+            Def::Splat(_) => layouts[output as usize] != Layout::Linear,
             _ => false,
         };
-        if overwritten {
+        if moved {
             stored[i].1 = values.define(Def::Inst(Op::Copy, ty, [value; 3]), ty);
         }
     }
@@ -173,9 +175,9 @@ pub fn compile(
         places.push(match def {
             Def::Load(operand) => Place::Memory(*operand),
             Def::Splat(splat) => {
-                let register = registers.take(*ty);
-                splats.push((register, *ty, *splat));
-                Place::Register(register)
+                let at = registers.splat(*ty);
+                splats.push((at, *ty, *splat));
+                Place::Splat(at)
             }
             Def::Gather(operand) => {
                 let register = registers.take(*ty);
@@ -238,6 +240,13 @@ impl Registers {
             self.end += (TILE * size) as u32 + GAP;
             at
         })
+    }
+
+    /// Room for one vector, on a cache line of its own.
+    fn splat(&mut self, ty: Ty) -> u32 {
+        let at = self.end;
+        self.end += (LANES * size_of(ty)).next_multiple_of(64) as u32;
+        at
     }
 
     fn give(&mut self, register: u32, ty: Ty) {

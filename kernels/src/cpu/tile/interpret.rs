@@ -5,12 +5,9 @@ use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
-use super::{Fun, Inst, Op, Place, Program, Splat, TILE, math, size_of};
+use super::{Fun, Inst, LANES, Op, Place, Program, Splat, TILE, math, size_of};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
-
-/// Elements that are computed together: a register of the widest units, in elements of 32 bits.
-const LANES: usize = 16;
 
 /// An operand in memory.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +67,7 @@ unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usiz
     // SAFETY: registers lie in the scratch memory, tiles in the windows.
     unsafe {
         for (register, ty, splat) in &program.splats {
-            fill(scratch.add(*register as usize), *ty, value(launch, *ty, *splat), (to - from).min(TILE));
+            fill(scratch.add(*register as usize), *ty, value(launch, *ty, *splat), LANES);
         }
         let mut at = from;
         while at < to {
@@ -96,7 +93,7 @@ unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8
     // SAFETY: see `run_tiles`.
     unsafe {
         match place {
-            Place::Register(byte) => scratch.add(byte as usize),
+            Place::Register(byte) | Place::Splat(byte) => scratch.add(byte as usize),
             Place::Memory(operand) => launch.windows[operand as usize].data.add(at * size),
         }
     }
@@ -232,13 +229,29 @@ unsafe fn store<T: Element>(to: *mut T, lanes: [T; LANES], n: usize) {
     }
 }
 
+/// An instruction's operand: where its first lanes are, and which bits of an element's number count: none of a splat's.
+#[derive(Clone, Copy)]
+struct Lanes {
+    first: *const u8,
+    mask: usize,
+}
+
+impl Lanes {
+    /// The lanes from an element on.
+    #[inline(always)]
+    unsafe fn at<T: Element>(self, element: usize, left: usize) -> [T; LANES] {
+        // SAFETY: see `run_tiles`.
+        unsafe { load(self.first.cast::<T>().add(element & self.mask), left) }
+    }
+}
+
 /// `f` of each lane; lanes are read before any is written, so the result may lie where an operand does.
 macro_rules! map {
     ($n:expr, $to:expr => $R:ty, [$($arg:ident: $T:ty = $from:expr),+], $f:expr) => {{
         let mut done = 0;
         while done < $n {
             let left = $n - done;
-            $(let $arg: [$T; LANES] = load($from.cast::<$T>().add(done), left);)+
+            $(let $arg: [$T; LANES] = $from.at(done, left);)+
             let mut result = [MaybeUninit::<$R>::uninit(); LANES];
             for lane in 0..LANES {
                 result[lane].write($f($($arg[lane]),+));
@@ -270,9 +283,11 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
     // SAFETY: places have the sizes of their types, and tiles lie where they say.
     unsafe {
         let first = if matches!(inst.op, Op::Select) { 1 } else { size };
-        let a = place(launch, inst.args[0], first, scratch, at).cast_const();
-        let b = place(launch, inst.args[1], size, scratch, at).cast_const();
-        let c = place(launch, inst.args[2], size, scratch, at).cast_const();
+        let operand = |number: usize, size: usize| {
+            let mask = if matches!(inst.args[number], Place::Splat(_)) { 0 } else { usize::MAX };
+            Lanes { first: place(launch, inst.args[number], size, scratch, at).cast_const(), mask }
+        };
+        let (a, b, c) = (operand(0, first), operand(1, size), operand(2, size));
         let result = match inst.op {
             Op::Cast(to) => size_of(to),
             Op::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le | Bin::And | Bin::Or) | Op::Fun(Fun::IsNan) => 1,
@@ -429,7 +444,7 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
                 Fun::Tanh => un!(f32 => f32, math::tanh),
                 Fun::Erf => un!(f32 => f32, math::erf),
                 Fun::Erfc => un!(f32 => f32, math::erfc),
-                Fun::Pow => power(a, b, to, n),
+                Fun::Pow => powers(a, b, to, n),
                 Fun::IsNan => un!(f32 => u8, |x: f32| u8::from(x.is_nan())),
                 Fun::Larger => bin!(f32 => f32, larger),
                 Fun::Smaller => bin!(f32 => f32, smaller),
@@ -438,24 +453,32 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
     }
 }
 
-/// Powers; the usual exponents, where they are the same for all elements, as products and roots, as PyTorch has it.
+/// A power; the usual exponents as products and roots, as PyTorch has it.
 #[inline(always)]
-unsafe fn power(a: *const u8, b: *const u8, to: *mut u8, n: usize) {
+fn power(x: f32, y: f32) -> f32 {
+    let general = math::pow(x, y);
+    let root = if y == 0.5 { x.sqrt() } else { general };
+    let root = if y == -0.5 { 1.0 / x.sqrt() } else { root };
+    let inverse = if y == -1.0 { 1.0 / x } else { root };
+    let inverse = if y == -2.0 { 1.0 / (x * x) } else { inverse };
+    let square = if y == 2.0 { x * x } else { inverse };
+    if y == 3.0 { x * x * x } else { square }
+}
+
+/// [`power`] of each element, without what an exponent that is the same for all does not need.
+#[inline(always)]
+unsafe fn powers(a: Lanes, b: Lanes, to: *mut u8, n: usize) {
     // SAFETY: see `step`.
     unsafe {
-        let exponents = std::slice::from_raw_parts(b.cast::<f32>(), n);
-        let exponent = exponents[0];
-        let usual = matches!(exponent, 0.5 | 2.0 | 3.0 | -0.5 | -1.0 | -2.0);
-        if !usual || exponents.iter().any(|e| *e != exponent) {
-            return map!(n, to => f32, [x: f32 = a, y: f32 = b], math::pow);
-        }
+        let exponent = if b.mask == 0 { b.first.cast::<f32>().read() } else { f32::NAN };
         match exponent {
             0.5 => map!(n, to => f32, [x: f32 = a], |x: f32| x.sqrt()),
             2.0 => map!(n, to => f32, [x: f32 = a], |x: f32| x * x),
             3.0 => map!(n, to => f32, [x: f32 = a], |x: f32| x * x * x),
             -0.5 => map!(n, to => f32, [x: f32 = a], |x: f32| 1.0 / x.sqrt()),
             -1.0 => map!(n, to => f32, [x: f32 = a], |x: f32| 1.0 / x),
-            _ => map!(n, to => f32, [x: f32 = a], |x: f32| 1.0 / (x * x)),
+            -2.0 => map!(n, to => f32, [x: f32 = a], |x: f32| 1.0 / (x * x)),
+            _ => map!(n, to => f32, [x: f32 = a, y: f32 = b], power),
         }
     }
 }

@@ -16,6 +16,9 @@ use crate::ir::{Bin, Mem, Ty, Un};
 /// Elements of a tile.
 pub const TILE: usize = 512;
 
+/// Elements that are computed together: a register of the widest units, in elements of 32 bits.
+pub const LANES: usize = 16;
+
 /// A function beyond [`Un`] and [`Bin`], of floats of 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Fun {
@@ -90,11 +93,14 @@ pub enum Op {
 }
 
 /// Where an instruction's operand is: a register, from this byte of a thread's scratch memory on, or the tile of an
-/// operand in memory whose elements lie one behind the other.
+/// operand in memory whose elements lie one behind the other. A value that is the same for all elements has one
+/// vector's lanes alone: chains have many, which would leave no room in the first-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Place {
     /// A register.
     Register(u32),
+    /// A value that is the same for all elements, for [`LANES`] of them.
+    Splat(u32),
     /// Memory, by the operand's number.
     Memory(u16),
 }
@@ -138,7 +144,7 @@ pub enum Layout {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Program {
     insts: Box<[Inst]>,
-    /// Registers that are filled once.
+    /// Splats, which are filled once.
     splats: Box<[(u32, Ty, Splat)]>,
     /// Registers that are filled from strided operands, tile by tile.
     gathers: Box<[(u32, u16)]>,
