@@ -123,7 +123,6 @@ fn rule(base: &Base, call: &Call<'_>) -> Option<(Op, SmallVec<[usize; 3]>)> {
     let has = |arg: usize| !matches!(call.args.get(arg), None | Some(Arg::None));
     let name = base.name.as_str();
     let inner = name.strip_prefix("_foreach_").unwrap_or(name);
-    let foreach = inner.len() != name.len();
     let (op, operands): (&Op, &[usize]) = match inner {
         "div" | "divide" if matches!(call.args.get(2), Some(Arg::Str(_))) => (&DIVIDE_ROUNDED, &[0, 1]),
         "div" | "divide" => (&DIVIDE, &[0, 1]),
@@ -143,7 +142,6 @@ fn rule(base: &Base, call: &Call<'_>) -> Option<(Op, SmallVec<[usize; 3]>)> {
         "fill" if matches!(call.args.get(1), Some(Arg::Tensor)) => return None,
         "fill" => (&COPY, &[1]),
         "zero" => (&ZERO, &[]),
-        "exponential" if foreach => return None,
         _ => {
             let op = find(inner)?;
             return Some((*op, (0..op.operands).collect()));
