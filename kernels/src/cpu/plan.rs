@@ -354,6 +354,8 @@ struct Planner<'p> {
     accesses: FxHashMap<Slot0, Vec<Access>>,
     fresh: Vec<(u32, u64)>,
     waiting: Vec<u32>,
+    /// An op of the group has no expression: its ops are carried out one by one.
+    broken: bool,
 }
 
 /// A storage or a fed host tensor.
@@ -391,6 +393,7 @@ impl<'p> Planner<'p> {
             accesses: FxHashMap::default(),
             fresh: Vec::new(),
             waiting: Vec::new(),
+            broken: false,
         }
     }
 
@@ -470,9 +473,8 @@ impl<'p> Planner<'p> {
         let Some(builder) = &mut self.builder else { return false };
         let structure = self.structure;
         let added = builder.add(call, jobs, |w| slot(w, at, structure), |p| feed(p, call, at));
-        // The same expressions were compiled for the op alone.
-        debug_assert!(added.is_some());
         self.members.end = number + 1;
+        self.broken |= added.is_none();
         let first = at.cursor.storages as u32 + at.inputs;
         self.fresh.extend(fresh.iter().zip(first..).map(|(nbytes, place)| (place, *nbytes)));
         true
@@ -525,7 +527,8 @@ impl<'p> Planner<'p> {
             };
             let made: Vec<u32> = fresh.iter().map(|(place, _)| *place).collect();
             let ops = self.members.clone();
-            match builder.finish(same) {
+            let broken = std::mem::take(&mut self.broken);
+            match builder.finish(same).filter(|_| !broken) {
                 Some(group) => {
                     let storages = group.slots.iter().filter_map(|s| match s {
                         Slot::Storage(place, _) if !made.contains(place) => Some(*place),
