@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_kernels::cpu::random::Mt19937;
-use tandem_kernels::executor::{BlockRun, Executor, HostError, HostKernels, HostResult, Step};
+use tandem_kernels::executor::{BlockRun, Executor, HostError, HostKernels, HostResult, Product, Step};
 use tandem_kernels::gpu::GpuExecutor;
 use tandem_kernels::gpu::adapter::{Choice, choose, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
@@ -35,6 +35,10 @@ impl HostKernels for NoTorch {
     }
 
     fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
+        false
+    }
+
+    fn multiply(&self, _: &Product) -> bool {
         false
     }
 

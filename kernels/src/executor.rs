@@ -226,6 +226,8 @@ pub trait HostKernels: Send + Sync {
     /// Calls `body` with ranges that together are `0..n`, on the threads that kernels run on, none with less than
     /// `grain` where there are several.
     fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync));
+    /// Multiplies matrices; false where there is no BLAS to do it.
+    fn multiply(&self, product: &Product) -> bool;
     /// 64 random bits from a generator, from the device's default one where it is null.
     fn random_key(&self, generator: *mut c_void) -> u64;
     /// Lets a generator of the host, the default one where it is null, be drawn from; false, and nothing drawn, where
@@ -247,6 +249,65 @@ pub trait HostKernels: Send + Sync {
     fn generator_release(&self, generator: *mut c_void);
     /// Drops an exception.
     fn exception_drop(&self, exception: *mut c_void);
+}
+
+/// A matrix in memory, as BLAS takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// Its first element.
+    pub data: *mut u8,
+    /// It lies in memory column by column.
+    pub transposed: bool,
+    /// Elements from one row, or column if transposed, to the next.
+    pub ld: i64,
+}
+
+// SAFETY: an address; whoever follows it promises that it may.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
+
+/// `c = alpha * a @ b + beta * c`, of `[m, k]` and `[k, n]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Elements are `f64`, not `f32`.
+    pub double: bool,
+    /// Rows of the result.
+    pub m: i64,
+    /// Columns of the result.
+    pub n: i64,
+    /// Elements of a sum.
+    pub k: i64,
+    /// Factor.
+    pub alpha: f64,
+    /// Factor of what the result was; it is not read where this is 0.
+    pub beta: f64,
+    /// `[m, k]`
+    pub a: Matrix,
+    /// `[k, n]`
+    pub b: Matrix,
+    /// `[m, n]`
+    pub c: Matrix,
+    /// On the calling thread alone.
+    pub alone: bool,
+}
+
+impl Product {
+    /// Multiplications that one thread does in about the time that waking others saves.
+    const SMALL: i64 = 1 << 22;
+
+    /// Whether a product is not worth several threads. The number of threads may show in its bits, so that this
+    /// depends on sizes only.
+    pub fn is_small(m: i64, n: i64, k: i64) -> bool {
+        m * n * k < Product::SMALL
+    }
+
+    /// The same product of matrices at other places.
+    pub fn on(&self, a: *mut u8, b: *mut u8, c: *mut u8) -> Product {
+        let mut product = *self;
+        (product.a.data, product.b.data, product.c.data) = (a, b, c);
+        product
+    }
 }
 
 /// An exception that a kernel threw, as the bridge's handle.

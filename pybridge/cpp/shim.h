@@ -154,6 +154,22 @@ void ttc_buffer_resize(void* buffer, uint64_t nbytes);
 void* ttc_snapshot(const TtTensor* window, int64_t* offset);
 // Calls `part` with ranges that together are 0..n, on the threads that PyTorch's kernels run on.
 void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void* body, size_t from, size_t to), const void* body);
+// A matrix in memory: row by row, or column by column if transposed, `ld` elements apart.
+struct TtMatrix {
+  void* data;
+  bool transposed;
+  int64_t ld;
+};
+// c = alpha a b + beta c, of [m, k] and [k, n] matrices of floats or doubles.
+struct TtProduct {
+  bool is_double;
+  int64_t m, n, k;
+  double alpha, beta;
+  TtMatrix a, b, c;
+  bool alone;
+};
+// Multiplies on PyTorch's BLAS; 0 where it has none by its usual names. If `alone`, on the calling thread only.
+int32_t ttc_multiply(const TtProduct* product);
 // 64 random bits from a generator; from the default one where it is null.
 uint64_t ttc_random_key(void* generator);
 // The 624 words of a CPU generator's Mersenne Twister (of the default one's where it is null), and its place in them.

@@ -116,6 +116,27 @@ pub struct TtOpDecl {
     pub foreign: u8,
 }
 
+#[repr(C)]
+pub struct TtMatrix {
+    pub data: *mut c_void,
+    pub transposed: bool,
+    pub ld: i64,
+}
+
+#[repr(C)]
+pub struct TtProduct {
+    pub is_double: bool,
+    pub m: i64,
+    pub n: i64,
+    pub k: i64,
+    pub alpha: f64,
+    pub beta: f64,
+    pub a: TtMatrix,
+    pub b: TtMatrix,
+    pub c: TtMatrix,
+    pub alone: bool,
+}
+
 unsafe extern "C" {
     pub fn ttc_register();
     pub fn ttc_current_device() -> i32;
@@ -135,6 +156,7 @@ unsafe extern "C" {
         part: extern "C" fn(*const c_void, usize, usize),
         body: *const c_void,
     );
+    pub fn ttc_multiply(product: *const TtProduct) -> i32;
     pub fn ttc_random_key(generator: *mut c_void) -> u64;
     pub fn ttc_generator_state(generator: *mut c_void, words: *mut u32, left: *mut i32, next: *mut u32);
     pub fn ttc_set_generator_state(generator: *mut c_void, words: *const u32, left: i32, next: u32);

@@ -5,7 +5,9 @@ use std::ffi::c_void;
 
 use tandem_kernels::cpu::pool::Pool;
 use tandem_kernels::cpu::random::Mt19937;
-use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind};
+use tandem_kernels::executor::{
+    HostError, HostFeed, HostKernels, HostResult, HostResultKind, Matrix, Product,
+};
 use tandem_kernels::host::{Buffer, Generator};
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Call, InlineValue, Input, Place};
@@ -105,6 +107,15 @@ impl HostKernels for Shim {
         }
         // SAFETY: the shim calls `part` with this pointer only before it returns.
         unsafe { ttc_parallel_for(n, grain, part, (&raw const body).cast()) };
+    }
+
+    fn multiply(&self, product: &Product) -> bool {
+        let matrix = |m: &Matrix| TtMatrix { data: m.data.cast(), transposed: m.transposed, ld: m.ld };
+        let Product { double, m, n, k, alpha, beta, alone, .. } = *product;
+        let [a, b, c] = [&product.a, &product.b, &product.c].map(matrix);
+        let record = TtProduct { is_double: double, m, n, k, alpha, beta, a, b, c, alone };
+        // SAFETY: whoever asks for a product gives matrices of these sizes.
+        unsafe { ttc_multiply(&raw const record) != 0 }
     }
 
     fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool {

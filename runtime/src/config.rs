@@ -61,7 +61,7 @@ impl Default for Config {
             sync: false,
             max_pending: 64,
             place: None,
-            min_run_ops: 12,
+            min_run_ops: 4,
             min_inline_ops: 256,
             max_traced: 3,
             max_trace_ops: 100_000,

@@ -13,7 +13,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
@@ -50,6 +50,8 @@ struct Shared {
     submitted: AtomicU64,
     completed: AtomicU64,
     waiters: AtomicUsize,
+    /// GraphRunner's thread waits for the bell.
+    asleep: AtomicBool,
     progress: Mutex<()>,
     advanced: Condvar,
     busy_ns: AtomicU64,
@@ -104,6 +106,7 @@ impl GraphRunner {
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
+            asleep: AtomicBool::new(false),
             progress: Mutex::new(()),
             advanced: Condvar::new(),
             busy_ns: AtomicU64::new(0),
@@ -123,10 +126,14 @@ impl GraphRunner {
         Ticket(ticket)
     }
 
-    /// Wakes GraphRunner's thread where there is one. A bell that rings already will do.
+    /// Wakes GraphRunner's thread where it sleeps. A bell that rings already will do.
     fn ring(&self) {
         if let Some(bell) = &self.bell {
-            let _ = bell.try_send(());
+            // Behind the message, as the thread looks for one behind its flag: one of the two sees the other.
+            fence(Ordering::SeqCst);
+            if self.shared.asleep.load(Ordering::Relaxed) {
+                let _ = bell.try_send(());
+            }
         }
     }
 
@@ -234,6 +241,25 @@ impl Waiter {
     }
 }
 
+/// How long a thread looks for what it waits for before it sleeps: about what sleeping and waking cost.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// Waits a moment for `reached`; whether it was.
+fn spin_until(reached: impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    loop {
+        for _ in 0..32 {
+            if reached() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if begin.elapsed() > SPIN {
+            return false;
+        }
+    }
+}
+
 /// Starts a GraphRunner thread, which ends when its bell is dropped.
 fn spawn(shared: &Arc<Shared>) -> Option<Sender<()>> {
     let (bell, rings) = bounded(1);
@@ -253,8 +279,11 @@ impl Shared {
         self.torch.enter_graph_runner();
         let mut rung = true;
         while rung || !self.queue.is_empty() {
-            if self.queue.is_empty() {
-                rung = rings.recv().is_ok();
+            if !spin_until(|| !self.queue.is_empty()) {
+                self.asleep.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                rung = !self.queue.is_empty() || rings.recv().is_ok();
+                self.asleep.store(false, Ordering::Relaxed);
                 continue;
             }
             let mut executor = self.executor.lock();
@@ -314,6 +343,9 @@ impl Shared {
     }
 
     fn sleep_until_progress(&self, ticket: Ticket) {
+        if spin_until(|| self.completed.load(Ordering::Acquire) >= ticket.0) {
+            return;
+        }
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut lock = self.progress.lock();
         if self.completed.load(Ordering::SeqCst) < ticket.0 {

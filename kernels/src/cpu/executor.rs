@@ -107,11 +107,12 @@ impl CpuExecutor {
             && let Some(native) = self.natives.of_variant(id, call, variant, host)
         {
             let made = self.make(&variant.outputs.fresh);
-            native::run(&native, call, &made, host);
-            for (id, buffer) in fresh.iter().zip(made) {
-                *self.slot(*id) = Contents::Ready(buffer);
+            if native::run(&native, call, &made, host) {
+                for (id, buffer) in fresh.iter().zip(made) {
+                    *self.slot(*id) = Contents::Ready(buffer);
+                }
+                return Ok(());
             }
-            return Ok(());
         }
         if self.natives.run_other(call, host) {
             return Ok(());
@@ -415,7 +416,8 @@ impl CpuExecutor {
         }
     }
 
-    /// Carries a group out; false, and nothing done, where one of its operands is poisoned.
+    /// Carries ops out together; false, and nothing that matters done, where one of their operands is poisoned or
+    /// PyTorch's kernel has to run.
     fn run_group(&mut self, fused: &Fused, span: &Span<'_>) -> bool {
         let host = self.host;
         let id = |place: u32| span.storages[place as usize];
@@ -440,11 +442,10 @@ impl CpuExecutor {
             // SAFETY: windows begin in their storages.
             unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
         };
-        let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
-        let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
+        let data: SmallVec<[*mut u8; 16]> = fused.computation.slots.iter().map(begin).collect();
+        let params: SmallVec<[u64; 16]> = fused.computation.params.iter().map(|p| p.bits(span)).collect();
         // SAFETY: the storages are there, and only this thread and those that it starts use them.
-        unsafe { fused.group.run(host, &data, &params, true) };
-        true
+        unsafe { fused.computation.run(host, &data, &params, true) }
     }
 
     /// The address of a byte range of a storage.

@@ -8,7 +8,7 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use super::tile;
+use super::{own, tile};
 use crate::ir::{E, Mem, Ty, Var};
 use crate::pointwise::{
     Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, WHERE,
@@ -79,10 +79,11 @@ pub struct Job {
 }
 
 /// An operator's name as the table has it: without namespace, overload and the underscore of its in-place form.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Base {
     name: String,
     in_place: bool,
+    own: Option<own::Rule>,
 }
 
 impl Base {
@@ -101,7 +102,13 @@ impl Base {
         let known = special.contains(&inner)
             || matches!(base, "elu_backward" | "copy" | "fill" | "zero" | "_foreach_copy" | "_foreach_zero")
             || find(inner).is_some();
-        known.then(|| Base { name: base.to_owned(), in_place })
+        let own = if in_place { None } else { own::find(name).or_else(|| own::find(base)) };
+        (known || own.is_some()).then(|| Base { name: base.to_owned(), in_place, own })
+    }
+
+    /// Its rule, where it is no expression.
+    pub fn own(&self) -> Option<own::Rule> {
+        self.own
     }
 
     /// Whether it copies its second argument to its first.
@@ -150,6 +157,11 @@ fn rule(base: &Base, call: &Call<'_>) -> Option<(Op, SmallVec<[usize; 3]>)> {
     Some((*op, operands.into()))
 }
 
+/// A window on a storage that a call makes.
+pub fn fresh_window(storage: u16, meta: &TensorMeta, offset: i64) -> Option<Window> {
+    window(Owner::Fresh(storage), meta, offset)
+}
+
 fn window(owner: Owner, meta: &TensorMeta, offset: i64) -> Option<Window> {
     let mem = Mem::of(meta.dtype).filter(|mem| tile::fits(*mem))?;
     if meta.flags & (flags::CONJ | flags::NEG) != 0 {
@@ -189,7 +201,7 @@ fn first_input(call: &Call<'_>, arg: usize) -> u32 {
 }
 
 /// An argument, or its item where it is a list, as an operand.
-fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kind)> {
+pub fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kind)> {
     let number = |arg: &Arg<'_>| match arg {
         Arg::Int(_) => Some(Dtype::INT64),
         Arg::Float(_) => Some(call.default_dtype),
@@ -247,7 +259,7 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
 
 /// What a call gives, where that is plain: its operands are of one shape and without gaps, and so is its only output.
 pub fn plain_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
-    if base.in_place || base.name.starts_with("_foreach_") {
+    if base.in_place || base.own.is_some() || base.name.starts_with("_foreach_") {
         return None;
     }
     let (op, operands) = rule(base, call)?;

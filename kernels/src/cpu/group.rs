@@ -9,6 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::Call;
 
+use super::computation::{Computation, Work};
 use super::express::{Job, Param, Params, Window};
 use super::tile::{self, Launch, Layout, Program, compile};
 use crate::executor::HostKernels;
@@ -39,12 +40,8 @@ struct LaneWindow {
 
 /// What is carried out together.
 #[derive(Debug)]
-pub struct Group<S, P> {
+pub struct Group {
     lanes: Box<[Lane]>,
-    /// Where windows begin.
-    pub slots: Box<[S]>,
-    /// Where parameters come from.
-    pub params: Box<[P]>,
     /// Elements before each lane, and of all.
     starts: Box<[usize]>,
     grain: usize,
@@ -101,7 +98,7 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Builder<S, P> {
     }
 
     /// Compiles. `aliases` says whether two slots may be in the same memory.
-    pub fn finish(self, aliases: impl Fn(S, S) -> bool) -> Option<Group<S, P>> {
+    pub fn finish(self, aliases: impl Fn(S, S) -> bool) -> Option<Computation<S, P>> {
         let mut programs: Vec<Arc<Program>> = Vec::new();
         let slots = &self.slots;
         let aliases = |a: u16, b: u16| aliases(slots[a as usize], slots[b as usize]);
@@ -113,12 +110,11 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Builder<S, P> {
             starts.push(starts[starts.len() - 1] + lane.sizes.iter().product::<i64>() as usize);
         }
         let grain = lanes.iter().map(|l| l.program.grain()).min().unwrap_or(1);
-        Some(Group {
-            lanes: lanes.into(),
+        let group = Group { lanes: lanes.into(), starts: starts.into(), grain };
+        Some(Computation {
             slots: self.slots.into(),
             params: self.params.all.into(),
-            starts: starts.into(),
-            grain,
+            work: Work::Tiles(group),
         })
     }
 }
@@ -192,7 +188,7 @@ impl LaneBuilder {
     }
 }
 
-impl<S, P> Group<S, P> {
+impl Group {
     /// Computes. `data` are the slots' first elements, `params` the parameters' bits; unless `parallel`, one lane
     /// behind the other.
     ///
@@ -222,7 +218,7 @@ impl<S, P> Group<S, P> {
     }
 }
 
-impl<S, P> fmt::Display for Group<S, P> {
+impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{} lanes, {} elements]", self.lanes.len(), self.starts[self.lanes.len()])
     }

@@ -9,8 +9,9 @@ use tandem_tracegraph::ids::{NodeId, OpId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
+use super::computation::Computation;
 use super::express::{Base, Owner, Param, apart, jobs, same_memory};
-use super::group::{Builder, Group};
+use super::group::Builder;
 use super::random;
 use crate::executor::{HostFeed, HostKernels};
 use crate::host::Buffer;
@@ -27,7 +28,7 @@ pub struct Slot {
 }
 
 /// An operator's computation under a variant.
-pub type Native = Group<Slot, Param>;
+pub type Native = Computation<Slot, Param>;
 
 /// Kernels by variant and by call.
 pub struct Natives {
@@ -60,6 +61,8 @@ enum ArgKey {
     Bool(bool),
     Str(Box<str>),
     Numbers(Box<[u8]>),
+    Ints(Box<[i64]>),
+    Bools(Box<[u8]>),
     Other,
 }
 
@@ -83,6 +86,8 @@ impl Signature {
             Arg::Bool(b) => ArgKey::Bool(*b),
             Arg::Str(s) => ArgKey::Str((*s).into()),
             Arg::Scalars(list) => ArgKey::Numbers(list.iter().map(number_type).collect()),
+            Arg::Ints(list) => ArgKey::Ints((*list).into()),
+            Arg::Bools(list) => ArgKey::Bools((*list).into()),
             _ => ArgKey::Other,
         };
         let place = |input: &Input<'_>| match input.place {
@@ -102,10 +107,13 @@ impl Signature {
 
 /// Compiles a call's computation.
 fn lower(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
-    let jobs = jobs(base, call, outputs)?;
-    let mut builder = Builder::default();
     let slot =
         |w: &super::express::Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
+    if let Some(own) = base.own() {
+        return own(call, outputs).map(|kernel| Computation::of(kernel, slot, |param| param));
+    }
+    let jobs = jobs(base, call, outputs)?;
+    let mut builder = Builder::default();
     builder.add(call, &jobs, slot, |param| param)?;
     // In place, an operand may be what is written.
     let in_place = base.in_place();
@@ -333,8 +341,9 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     true
 }
 
-/// Carries a call's computation out. Its inputs are in host memory; `made` are the storages that it makes.
-pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) {
+/// Carries a call's computation out; false where PyTorch's kernel has to. Its inputs are in host memory; `made` are the
+/// storages that it makes.
+pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
     let memory = |storage, bytes: i64| {
         // SAFETY: windows begin in their storages.
         unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
@@ -355,7 +364,7 @@ pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn
     let params: SmallVec<[u64; 8]> = native.params.iter().map(|p| param_bits(*p, call, host)).collect();
     let alone = call.inputs.len() <= 8 || !shared(call);
     // SAFETY: the storages are alive during the call, and nobody else uses what it writes.
-    unsafe { native.run(host, &data, &params, alone) };
+    unsafe { native.run(host, &data, &params, alone) }
 }
 
 /// Whether some inputs are on one storage.

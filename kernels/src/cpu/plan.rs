@@ -18,9 +18,11 @@ use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
+use super::computation::Computation;
 use super::express::{Job, Operand, Owner, Param, Window, jobs};
-use super::group::{Builder, Group};
+use super::group::Builder;
 use super::native::{Natives, Scalar, of_arg};
+use super::own::Kernel;
 use crate::executor::{BlockRun, HostKernels, Segment};
 use crate::feeds::{Cursor, numbers_of};
 use crate::ir::{Mem, Ty};
@@ -91,7 +93,7 @@ pub struct Fused {
     /// Which.
     pub ops: Range<u32>,
     /// What they compute.
-    pub group: Group<Slot, Feed>,
+    pub computation: Computation<Slot, Feed>,
     /// Storages that they make, by their place in the stream, and their bytes.
     pub fresh: Vec<(u32, u64)>,
     /// Storages that must be there, by their place.
@@ -320,7 +322,7 @@ impl Plan {
                 Action::Op(number) => writeln!(text, "{}", name(*number)),
                 Action::Group(fused) => {
                     let names: Vec<String> = fused.ops.clone().map(name).collect();
-                    writeln!(text, "{} {}", fused.group, names.join(", "))
+                    writeln!(text, "{} {}", fused.computation, names.join(", "))
                 }
                 Action::Release(_) => Ok(()),
             };
@@ -415,10 +417,13 @@ impl<'p> Planner<'p> {
                 let inputs = op.step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count() as u32;
                 let at = At { key: &op.step.key, cursor: at, inputs };
                 let id = (op.node, op.number);
-                let jobs = self.natives.is_native(id, op.call, op.variant, self.host).then(|| {
-                    let base = self.natives.base(op.call.op, self.host)?;
-                    jobs(&base, op.call, &op.variant.outputs)
-                });
+                let base = self.natives.base(op.call.op, self.host);
+                let base = base.filter(|_| self.natives.is_native(id, op.call, op.variant, self.host));
+                if let Some(kernel) = base.as_ref().and_then(|b| b.own()?(op.call, &op.variant.outputs)) {
+                    self.alone(number, kernel, op.call, &at, &op.variant.outputs.fresh);
+                    return;
+                }
+                let jobs = base.map(|base| jobs(&base, op.call, &op.variant.outputs));
                 // The contents of a fed host tensor may become a storage's without a copy.
                 let fed = op.step.key.inputs.contains(&InputSpec::Host)
                     && self.natives.is_copy(op.call.op, self.host)
@@ -449,6 +454,19 @@ impl<'p> Planner<'p> {
                 self.plan.actions.push(Action::Release(place as u32));
             }
         }
+    }
+
+    /// Adds an op that has a kernel of its own.
+    fn alone(&mut self, number: u32, kernel: Kernel, call: &Call<'_>, at: &At<'_>, fresh: &[u64]) {
+        self.close();
+        let structure = self.structure;
+        let computation = Computation::of(kernel, |w| slot(w, at, structure), |p| feed(p, call, at));
+        let first = at.cursor.storages as u32 + at.inputs;
+        let fresh: Vec<(u32, u64)> = (first..).zip(fresh.iter().copied()).collect();
+        let made: Vec<u32> = fresh.iter().map(|(place, _)| *place).collect();
+        let needed = needed(&computation, &made);
+        let ops = number..number + 1;
+        self.plan.actions.push(Action::Group(Box::new(Fused { ops, computation, fresh, needed })));
     }
 
     /// Adds an op to the open group, or to a new one. False where it has to be carried out by itself.
@@ -529,20 +547,30 @@ impl<'p> Planner<'p> {
             let ops = self.members.clone();
             let broken = std::mem::take(&mut self.broken);
             match builder.finish(same).filter(|_| !broken) {
-                Some(group) => {
-                    let storages = group.slots.iter().filter_map(|s| match s {
-                        Slot::Storage(place, _) if !made.contains(place) => Some(*place),
-                        _ => None,
-                    });
-                    let needed = storages.collect();
+                Some(computation) => {
+                    let needed = needed(&computation, &made);
                     let fresh = fresh.into_iter().filter(|(place, _)| !waiting.contains(place)).collect();
-                    self.plan.actions.push(Action::Group(Box::new(Fused { ops, group, fresh, needed })));
+                    self.plan.actions.push(Action::Group(Box::new(Fused {
+                        ops,
+                        computation,
+                        fresh,
+                        needed,
+                    })));
                 }
                 None => self.plan.actions.extend(ops.map(Action::Op)),
             }
         }
         self.plan.actions.extend(waiting.into_iter().map(Action::Release));
     }
+}
+
+/// The storages that must be there: all but those that are made.
+fn needed(computation: &Computation<Slot, Feed>, made: &[u32]) -> Vec<u32> {
+    let storage = |slot: &Slot| match slot {
+        Slot::Storage(place, _) if !made.contains(place) => Some(*place),
+        _ => None,
+    };
+    computation.slots.iter().filter_map(storage).collect()
 }
 
 /// Inputs of a kind before the `flat`-th.

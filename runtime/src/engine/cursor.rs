@@ -105,10 +105,11 @@ impl Engine {
         self.random_open |= self.ops[call.op.index()].random;
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = self.position.next as usize == block.nodes.len();
-        let enough =
-            if self.runner.is_inline() { self.config.min_inline_ops } else { self.config.min_run_ops };
-        if at_end && self.open.len() >= enough {
+        let full = self.pace >= self.config.min_inline_ops;
+        let enough = if self.runner.is_inline() { self.config.min_inline_ops } else { self.pace };
+        if (at_end || !full && !self.runner.is_inline()) && self.open.len() >= enough {
             self.send_open();
+            self.pace = (self.pace * 2).min(self.config.min_inline_ops);
         }
     }
 

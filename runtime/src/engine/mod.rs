@@ -112,6 +112,8 @@ pub struct Engine {
     trace: Trace,
     /// What is validated and not yet sent.
     open: Box<BlockRun>,
+    /// Ops of the next run that GraphRunner gets.
+    pace: usize,
     /// Runs that lazy evaluation keeps until a value is needed.
     held: VecDeque<Box<BlockRun>>,
     /// Ids that died since the last run was sent.
@@ -218,6 +220,7 @@ impl Engine {
             jumped: false,
             trace: Trace::default(),
             open: Box::default(),
+            pace: 4,
             held: VecDeque::new(),
             dying: Vec::new(),
             hints: Vec::new(),
@@ -399,6 +402,7 @@ impl Engine {
     /// Sends what is open; an error where GraphRunner has work left.
     fn settle(&mut self) -> Result<(), Ticket> {
         self.send_open();
+        self.pace = self.config.min_run_ops;
         self.release_held();
         if self.runner.pending() > 0 { Err(self.runner.last()) } else { Ok(()) }
     }

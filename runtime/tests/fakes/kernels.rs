@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 use tandem_kernels::cpu::random::Mt19937;
-use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind};
+use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind, Product};
 use tandem_kernels::host::{Buffer, Generator};
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
@@ -431,6 +431,10 @@ impl HostKernels for FakeTorch {
     }
 
     fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
+        false
+    }
+
+    fn multiply(&self, _: &Product) -> bool {
         false
     }
 

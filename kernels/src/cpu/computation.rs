@@ -1,0 +1,60 @@
+//! What the executor computes itself, whichever way.
+
+use std::fmt;
+
+use super::express::{Param, Window};
+use super::group::Group;
+use super::own::Kernel;
+use crate::executor::HostKernels;
+
+/// A computation on windows. `S` says where they begin, `P` where parameters come from.
+#[derive(Debug)]
+pub struct Computation<S, P> {
+    /// Where windows begin.
+    pub slots: Box<[S]>,
+    /// Where parameters come from.
+    pub params: Box<[P]>,
+    /// What is done.
+    pub work: Work,
+}
+
+/// See [`Computation`].
+#[derive(Debug)]
+pub enum Work {
+    /// Expressions of elements.
+    Tiles(Group),
+    /// An operator's kernel.
+    Kernel(Kernel),
+}
+
+impl<S, P> Computation<S, P> {
+    /// Of a kernel.
+    pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
+        let slots = kernel.windows.iter().map(slot).collect();
+        let params = kernel.params.iter().map(|p| param(*p)).collect();
+        Computation { slots, params, work: Work::Kernel(kernel) }
+    }
+
+    /// Computes. `data` are the slots' first elements, `params` the parameters' bits; `alone` says that no two windows
+    /// overlap but by being the same. False, and nothing that matters done, where PyTorch's kernel has to run.
+    ///
+    /// # Safety
+    /// All windows lie in live memory; what is written nobody else reads or writes meanwhile.
+    pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64], alone: bool) -> bool {
+        match &self.work {
+            // SAFETY: the caller's promise.
+            Work::Tiles(group) => unsafe { group.run(host, data, params, alone) },
+            Work::Kernel(kernel) => return (kernel.work)(host, data, params),
+        }
+        true
+    }
+}
+
+impl<S, P> fmt::Display for Computation<S, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.work {
+            Work::Tiles(group) => group.fmt(f),
+            Work::Kernel(_) => f.write_str("[kernel]"),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Products of matrices, by the BLAS that PyTorch has: without its dispatcher, and small ones on one thread.
+
+use smallvec::smallvec;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::node::Outputs;
+
+use super::super::express::{Param, Window};
+use super::{Kernel, output, tensor};
+use crate::executor::{Matrix, Product};
+use crate::ir::{Mem, Ty};
+use crate::shapes::expanded;
+
+/// How a matrix of these sizes and strides is told to BLAS; `None` where neither its rows nor its columns are without
+/// gaps.
+fn matrix(sizes: [i64; 2], strides: [i64; 2]) -> Option<(bool, i64)> {
+    let ([r, c], [rs, cs]) = (sizes, strides);
+    if (cs == 1 || c == 1) && (r == 1 || rs >= c) {
+        Some((false, if r == 1 { c } else { rs }))
+    } else if (rs == 1 || r == 1) && (c == 1 || cs >= r) {
+        Some((true, if c == 1 { r } else { cs }))
+    } else {
+        None
+    }
+}
+
+fn floats(windows: &[&Window]) -> Option<bool> {
+    let mem = windows.first()?.mem;
+    let same = windows.iter().all(|w| w.mem == mem && !w.sizes.contains(&0));
+    (same && matches!(mem, Mem::F32 | Mem::F64)).then_some(mem == Mem::F64)
+}
+
+/// The product of two windows with two dimensions, without addresses.
+fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
+    let ([m, k], [k2, n]) =
+        (<[i64; 2]>::try_from(&a.sizes[..]).ok()?, <[i64; 2]>::try_from(&b.sizes[..]).ok()?);
+    if k != k2 {
+        return None;
+    }
+    let (ta, lda) = matrix([m, k], [a.strides[0], a.strides[1]])?;
+    let (tb, ldb) = matrix([k, n], [b.strides[0], b.strides[1]])?;
+    let at = |transposed, ld| Matrix { data: std::ptr::null_mut(), transposed, ld };
+    Some(Product {
+        double,
+        m,
+        n,
+        k,
+        alpha: 1.0,
+        beta: 0.0,
+        a: at(ta, lda),
+        b: at(tb, ldb),
+        c: at(false, n),
+        alone: Product::is_small(m, n, k),
+    })
+}
+
+pub fn mm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
+    let product = product(&a, &b, floats(&[&a, &b, &c])?)?;
+    Some(Kernel {
+        windows: smallvec![a, b, c],
+        params: smallvec![],
+        work: Box::new(move |host, data, _| host.multiply(&product.on(data[0], data[1], data[2]))),
+    })
+}
+
+pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (bias, a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, tensor(call, 2)?, output(outputs)?);
+    let double = floats(&[&bias, &a, &b, &c])?;
+    let product = product(&a, &b, double)?;
+    let (m, n) = (product.m as usize, product.n as usize);
+    // A row for all rows, or as many as the result has.
+    let strides = expanded(&bias.sizes, &bias.strides, &c.sizes);
+    let [down, 1] = strides[..] else { return None };
+    let size = bias.mem.size() as usize;
+    let row = n * size;
+    let work = move |host: &dyn crate::executor::HostKernels, data: &[*mut u8], params: &[u64]| {
+        let (beta, alpha) = (f64::from_bits(params[0]), f64::from_bits(params[1]));
+        let [bias, a, b, c] = [data[0], data[1], data[2], data[3]];
+        if beta != 0.0 {
+            for i in 0..m {
+                // SAFETY: the caller's promise: rows of both windows.
+                unsafe {
+                    let from = bias.offset((i as i64 * down) as isize * size as isize);
+                    std::ptr::copy_nonoverlapping(from, c.add(i * row), row);
+                }
+            }
+        }
+        host.multiply(&Product { alpha, beta, ..product.on(a, b, c) })
+    };
+    Some(Kernel {
+        windows: smallvec![bias, a, b, c],
+        params: smallvec![Param::Number(3, 0, Ty::F64), Param::Number(4, 0, Ty::F64)],
+        work: Box::new(work),
+    })
+}
+
+/// Multiplications of a batch above which PyTorch's own, which shares it among threads, is used.
+const BATCH: i64 = 1 << 20;
+
+pub fn bmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
+    let double = floats(&[&a, &b, &c])?;
+    let one = |w: &Window| {
+        let mut w = w.clone();
+        (w.sizes, w.strides) = (w.sizes[1..].into(), w.strides[1..].into());
+        w
+    };
+    if a.sizes.len() != 3 || b.sizes.len() != 3 || a.sizes[0] != b.sizes[0] {
+        return None;
+    }
+    let product = product(&one(&a), &one(&b), double)?;
+    let count = a.sizes[0];
+    if count * product.m * product.n * product.k > BATCH {
+        return None;
+    }
+    let size = a.mem.size() as isize;
+    let steps = [a.strides[0], b.strides[0], c.strides[0]].map(|s| s as isize * size);
+    let work = move |host: &dyn crate::executor::HostKernels, data: &[*mut u8], _: &[u64]| {
+        (0..count as isize).all(|i| {
+            // SAFETY: the caller's promise: the windows have so many matrices.
+            let [a, b, c] = [0, 1, 2].map(|w| unsafe { data[w].offset(i * steps[w]) });
+            host.multiply(&product.on(a, b, c))
+        })
+    };
+    Some(Kernel { windows: smallvec![a, b, c], params: smallvec![], work: Box::new(work) })
+}

@@ -1,0 +1,158 @@
+//! Operators that are no expressions of elements: products of matrices, sums, rows, pieces.
+//!
+//! A rule looks at a call and at what it gives, and makes a kernel for that metadata, or refuses: then the call stays
+//! PyTorch's. All that a kernel does, the order of its additions included, follows from metadata. So bits do not depend
+//! on the number of threads that it runs on, nor on when it is used.
+
+mod gather;
+mod matmul;
+mod pieces;
+mod rows;
+mod sums;
+
+use std::fmt;
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::node::{OutSpec, Outputs};
+
+use super::express::{Operand, Param, Window, fresh_window, operand};
+use crate::executor::HostKernels;
+use crate::ir::Mem;
+use crate::shapes::dense;
+
+/// Computes, given the first elements of a kernel's windows and its parameters' bits. False, and nothing that matters
+/// done, where PyTorch's kernel has to say what is wrong.
+///
+/// The caller promises that all windows lie in live memory and that nobody else reads or writes what is written.
+pub type Work = Box<dyn Fn(&dyn HostKernels, &[*mut u8], &[u64]) -> bool + Send + Sync>;
+
+/// An operator's kernel for a call's metadata.
+pub struct Kernel {
+    /// What it reads and writes, by number.
+    pub windows: SmallVec<[Window; 4]>,
+    /// Numbers that come with the call, by number.
+    pub params: SmallVec<[Param; 2]>,
+    /// What it does.
+    pub work: Work,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("windows", &self.windows).finish_non_exhaustive()
+    }
+}
+
+/// Makes a kernel for a call and what it gives.
+pub type Rule = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
+
+/// The rule of an operator, by its name without namespace.
+pub fn find(name: &str) -> Option<Rule> {
+    Some(match name {
+        "mm" => matmul::mm,
+        "addmm" => matmul::addmm,
+        "bmm" => matmul::bmm,
+        "dot" => sums::dot,
+        "sum" | "sum.dim_IntList" => sums::sum,
+        "mean" | "mean.dim" => sums::mean,
+        "_softmax" => rows::softmax,
+        "_log_softmax" => rows::log_softmax,
+        "_softmax_backward_data" => rows::softmax_backward,
+        "_log_softmax_backward_data" => rows::log_softmax_backward,
+        "cat" => pieces::cat,
+        "select_backward" => pieces::select_backward,
+        "slice_backward" => pieces::slice_backward,
+        "embedding" => gather::embedding,
+        "embedding_dense_backward" => gather::embedding_backward,
+        "index_select" => gather::index_select,
+        "index.Tensor" => gather::index,
+        _ => return None,
+    })
+}
+
+/// A tensor argument.
+fn tensor(call: &Call<'_>, arg: usize) -> Option<Window> {
+    match operand(call, arg, 0)?.0 {
+        Operand::Window(window) => Some(window),
+        _ => None,
+    }
+}
+
+/// A tensor argument without gaps, in row-major order, of this element type.
+fn contiguous(call: &Call<'_>, arg: usize, mem: Mem) -> Option<Window> {
+    tensor(call, arg).filter(|w| w.mem == mem && is_contiguous(w))
+}
+
+fn is_contiguous(window: &Window) -> bool {
+    let expected = dense(&window.sizes);
+    window.sizes.iter().zip(&window.strides).zip(&expected).all(|((size, a), b)| *size == 1 || a == b)
+}
+
+/// The only output, in row-major order.
+fn output(outputs: &Outputs) -> Option<Window> {
+    match &outputs.outs[..] {
+        [OutSpec::Fresh { storage, meta, offset }] if outputs.resized.is_empty() => {
+            fresh_window(*storage, meta, *offset).filter(is_contiguous)
+        }
+        _ => None,
+    }
+}
+
+/// An integer argument.
+fn int(call: &Call<'_>, arg: usize) -> Option<i64> {
+    match call.args.get(arg)? {
+        Arg::Int(i) => Some(*i),
+        Arg::Bool(b) => Some(i64::from(*b)),
+        _ => None,
+    }
+}
+
+/// A dimension argument, counted from the front.
+fn dimension(call: &Call<'_>, arg: usize, ndim: usize) -> Option<usize> {
+    let d = int(call, arg)?;
+    let d = if d < 0 { d + ndim as i64 } else { d };
+    (0..ndim as i64).contains(&d).then_some(d as usize)
+}
+
+/// Number of elements.
+fn count(sizes: &[i64]) -> usize {
+    sizes.iter().product::<i64>() as usize
+}
+
+/// An address that threads share; each uses other parts of what is there.
+#[derive(Clone, Copy)]
+struct Shared<T>(*mut T);
+
+// SAFETY: see above.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: see above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// The `at`-th element's address.
+    ///
+    /// # Safety
+    /// It lies in the same allocation.
+    unsafe fn at(self, at: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(at) }
+    }
+
+    /// Elements from the `at`-th on.
+    ///
+    /// # Safety
+    /// They are there, and nobody else uses them.
+    unsafe fn slice<'a>(self, at: usize, n: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), n) }
+    }
+}
+
+/// Elements below which a thread is not worth waking.
+const GRAIN: usize = 1 << 15;
+
+/// Calls `body` with ranges of rows that have so many elements each.
+fn each_row(host: &dyn HostKernels, rows: usize, each: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+    let grain = (GRAIN / each.max(1)).max(1);
+    if rows <= grain { body(0, rows) } else { host.parallel(rows, grain, body) }
+}

@@ -1,0 +1,170 @@
+//! Softmax of rows, and what goes back through it.
+
+use smallvec::smallvec;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::node::Outputs;
+
+use super::super::tile::math::{exp, log};
+use super::super::widest::widest;
+use super::{Kernel, Shared, contiguous, count, dimension, each_row, int, output};
+use crate::executor::HostKernels;
+use crate::ir::Mem;
+
+/// Values that are kept beside one another.
+const LANES: usize = 16;
+
+/// Rows and elements of one, where a softmax is over the last dimension.
+fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
+    let last = count(&sizes[dim + 1..]) == 1;
+    (last && !sizes.contains(&0)).then(|| [count(&sizes[..dim]), sizes[dim] as usize])
+}
+
+fn forward(call: &Call<'_>, outputs: &Outputs, row: unsafe fn(&[f32], &mut [f32])) -> Option<Kernel> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    if x.sizes.is_empty() || int(call, 2)? != 0 || y.mem != Mem::F32 || y.sizes != x.sizes {
+        return None;
+    }
+    let [rows, n] = shape(&x.sizes, dimension(call, 1, x.sizes.len())?)?;
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let (x, y) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
+        each_row(host, rows, n * COST, &|from, to| {
+            for i in from..to {
+                // SAFETY: the caller's promise; each row is one thread's.
+                unsafe { row(x.slice(i * n, n), y.slice(i * n, n)) };
+            }
+        });
+        true
+    };
+    Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
+}
+
+/// What an exponential costs, in additions.
+const COST: usize = 8;
+
+pub fn softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    forward(call, outputs, softmax_row)
+}
+
+pub fn log_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    forward(call, outputs, log_softmax_row)
+}
+
+type Backward = unsafe fn(&[f32], &[f32], &mut [f32]);
+
+fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel> {
+    let (grad, y, to) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?, output(outputs)?);
+    if y.sizes.is_empty() || grad.sizes != y.sizes || to.mem != Mem::F32 || to.sizes != y.sizes {
+        return None;
+    }
+    let [rows, n] = shape(&y.sizes, dimension(call, 2, y.sizes.len())?)?;
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let [grad, y, to] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
+        each_row(host, rows, n * COST, &|from, end| {
+            for i in (from..end).map(|i| i * n) {
+                // SAFETY: the caller's promise; each row is one thread's.
+                unsafe { row(grad.slice(i, n), y.slice(i, n), to.slice(i, n)) };
+            }
+        });
+        true
+    };
+    Some(Kernel { windows: smallvec![grad, y, to], params: smallvec![], work: Box::new(work) })
+}
+
+pub fn softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    backward(call, outputs, softmax_backward_row)
+}
+
+pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    backward(call, outputs, log_softmax_backward_row)
+}
+
+/// Combines all of `n` values, lane by lane, then the lanes in halves.
+#[inline(always)]
+fn reduce(n: usize, start: f32, value: impl Fn(usize) -> f32, with: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [start; LANES];
+    let whole = n / LANES * LANES;
+    let mut at = 0;
+    while at < whole {
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane = with(*lane, value(at + i));
+        }
+        at += LANES;
+    }
+    for (i, lane) in lanes.iter_mut().enumerate().take(n - whole) {
+        *lane = with(*lane, value(whole + i));
+    }
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] = with(lanes[i], lanes[i + n]);
+        }
+    }
+    lanes[0]
+}
+
+/// The larger one, or NaN where one is.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+#[inline(always)]
+fn largest(x: &[f32]) -> f32 {
+    reduce(x.len(), f32::NEG_INFINITY, |i| x[i], larger)
+}
+
+widest! {
+    fn softmax_row(x: &[f32], y: &mut [f32]) => run_softmax
+}
+
+#[inline(always)]
+unsafe fn run_softmax(x: &[f32], y: &mut [f32]) {
+    let most = largest(x);
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = exp(x - most);
+    }
+    let sum = reduce(y.len(), 0.0, |i| y[i], |a, b| a + b);
+    for y in y {
+        *y /= sum;
+    }
+}
+
+widest! {
+    fn log_softmax_row(x: &[f32], y: &mut [f32]) => run_log_softmax
+}
+
+#[inline(always)]
+unsafe fn run_log_softmax(x: &[f32], y: &mut [f32]) {
+    let most = largest(x);
+    let sum = reduce(x.len(), 0.0, |i| exp(x[i] - most), |a, b| a + b);
+    let log = log(sum);
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = x - most - log;
+    }
+}
+
+widest! {
+    fn softmax_backward_row(grad: &[f32], y: &[f32], to: &mut [f32]) => run_softmax_backward
+}
+
+#[inline(always)]
+unsafe fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
+    let y = &y[..grad.len()];
+    let sum = reduce(grad.len(), 0.0, |i| grad[i] * y[i], |a, b| a + b);
+    for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
+        *to = (grad - sum) * y;
+    }
+}
+
+widest! {
+    fn log_softmax_backward_row(grad: &[f32], y: &[f32], to: &mut [f32]) => run_log_softmax_backward
+}
+
+#[inline(always)]
+unsafe fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
+    let sum = reduce(grad.len(), 0.0, |i| grad[i], |a, b| a + b);
+    for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
+        *to = grad - exp(*y) * sum;
+    }
+}

@@ -1,0 +1,238 @@
+//! Sums and means over dimensions.
+//!
+//! Elements are added in blocks of fixed sizes, and the blocks' sums in turn, so that errors stay small however long a
+//! sum is.
+
+use smallvec::smallvec;
+use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::node::Outputs;
+
+use super::super::widest::widest;
+use super::{Kernel, Shared, contiguous, count, each_row, output};
+use crate::executor::HostKernels;
+use crate::ir::Mem;
+
+/// Sums that are kept beside one another.
+const LANES: usize = 32;
+/// Elements of a block.
+const BLOCK: usize = 4096;
+/// Rows of a block, where rows are added.
+const ROWS: usize = 64;
+/// Columns that are added at a time.
+const COLUMNS: usize = 256;
+
+/// `(outer, summed, inner)` where the summed dimensions are neighbours.
+fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
+    let summed = |d: &usize| dims.contains(d);
+    let Some(first) = (0..sizes.len()).find(summed) else { return Some([count(sizes), 1, 1]) };
+    let last = (0..sizes.len()).rev().find(summed)?;
+    let between = (first..=last).all(|d| summed(&d) || sizes[d] == 1);
+    between.then(|| [count(&sizes[..first]), count(&sizes[first..=last]), count(&sizes[last + 1..])])
+}
+
+/// The dimensions that a call sums over; all where it names none.
+fn dims(call: &Call<'_>, ndim: usize) -> Option<Vec<usize>> {
+    let Some(Arg::Ints(dims)) = call.args.get(1) else { return Some((0..ndim).collect()) };
+    if dims.is_empty() {
+        return Some((0..ndim).collect());
+    }
+    let front = |d: &i64| if *d < 0 { *d + ndim as i64 } else { *d };
+    dims.iter().map(|d| usize::try_from(front(d)).ok()).collect()
+}
+
+fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    if y.mem != Mem::F32 || x.sizes.contains(&0) {
+        return None;
+    }
+    let [outer, summed, inner] = split(&x.sizes, &dims(call, x.sizes.len())?)?;
+    if count(&y.sizes) != outer * inner {
+        return None;
+    }
+    let by = if mean { 1.0 / summed as f64 } else { 1.0 };
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let (from, to) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
+        if inner == 1 {
+            rows(host, from, to, outer, summed);
+        } else {
+            columns(host, from, to, [outer, summed, inner]);
+        }
+        if mean {
+            // SAFETY: the caller's promise.
+            let to = unsafe { to.slice(0, outer * inner) };
+            to.iter_mut().for_each(|y| *y = (f64::from(*y) * by) as f32);
+        }
+        true
+    };
+    Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
+}
+
+pub fn sum(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    summing(call, outputs, false)
+}
+
+pub fn mean(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    summing(call, outputs, true)
+}
+
+/// The product of two vectors.
+pub fn dot(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (a, b, y) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?, output(outputs)?);
+    let n = count(&a.sizes);
+    if y.mem != Mem::F32 || n == 0 || a.sizes != b.sizes {
+        return None;
+    }
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let [a, b, y] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
+        // SAFETY: the caller's promise.
+        let y = unsafe { y.slice(0, 1) };
+        y[0] = blocks(host, n, &|at, n| {
+            let mut sum = 0.0;
+            // SAFETY: as above.
+            unsafe { dot_of(a.slice(at, n), b.slice(at, n), &mut sum) };
+            sum
+        });
+        true
+    };
+    Some(Kernel { windows: smallvec![a, b, y], params: smallvec![], work: Box::new(work) })
+}
+
+/// The sum of what `block` gives for all blocks of `n` elements.
+fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f32 + Sync)) -> f32 {
+    if n <= BLOCK {
+        return block(0, n);
+    }
+    let mut sums = vec![0.0f32; n.div_ceil(BLOCK)];
+    let to = Shared(sums.as_mut_ptr());
+    each_row(host, sums.len(), BLOCK, &|from, end| {
+        // SAFETY: each block's sum has a place of its own.
+        let sums = unsafe { to.slice(from, end - from) };
+        for (i, sum) in (from..end).zip(sums) {
+            *sum = block(i * BLOCK, BLOCK.min(n - i * BLOCK));
+        }
+    });
+    let mut sum = 0.0;
+    // SAFETY: a slice.
+    unsafe { sum_of(&sums, &mut sum) };
+    sum
+}
+
+/// Sums of rows of `n` elements.
+fn rows(host: &dyn HostKernels, from: Shared<f32>, to: Shared<f32>, rows: usize, n: usize) {
+    let row = |row: usize| {
+        move |at: usize, n: usize| {
+            let mut sum = 0.0;
+            // SAFETY: the caller's promise.
+            unsafe { sum_of(from.slice(row + at, n), &mut sum) };
+            sum
+        }
+    };
+    if rows == 1 {
+        // SAFETY: as above.
+        let sum = unsafe { to.slice(0, 1) };
+        sum[0] = blocks(host, n, &row(0));
+        return;
+    }
+    each_row(host, rows, n, &|begin, end| {
+        // SAFETY: as above.
+        let sums = unsafe { to.slice(begin, end - begin) };
+        for (i, sum) in (begin..end).zip(sums) {
+            let block = row(i * n);
+            let each = (0..n).step_by(BLOCK).map(|at| block(at, BLOCK.min(n - at)));
+            *sum = each.reduce(|a, b| a + b).unwrap_or_default();
+        }
+    });
+}
+
+/// Sums over the middle one of three dimensions.
+fn columns(host: &dyn HostKernels, from: Shared<f32>, to: Shared<f32>, [outer, summed, inner]: [usize; 3]) {
+    let pieces = inner.div_ceil(COLUMNS);
+    each_row(host, outer * pieces, summed * COLUMNS.min(inner), &|begin, end| {
+        for piece in begin..end {
+            let (o, at) = (piece / pieces, piece % pieces * COLUMNS);
+            let width = COLUMNS.min(inner - at);
+            // SAFETY: the caller's promise; each piece of the result is one call's.
+            unsafe {
+                let to = to.slice(o * inner + at, width);
+                column_sums(from.at(o * summed * inner + at), summed, inner, to);
+            }
+        }
+    });
+}
+
+widest! {
+    fn sum_of(x: &[f32], sum: &mut f32) => run_sum
+}
+
+#[inline(always)]
+unsafe fn run_sum(x: &[f32], sum: &mut f32) {
+    let mut lanes = [0.0f32; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x;
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += x;
+    }
+    *sum = fold(lanes);
+}
+
+widest! {
+    fn dot_of(a: &[f32], b: &[f32], sum: &mut f32) => run_dot
+}
+
+#[inline(always)]
+unsafe fn run_dot(a: &[f32], b: &[f32], sum: &mut f32) {
+    let mut lanes = [0.0f32; LANES];
+    let whole = a.len() / LANES * LANES;
+    for (a, b) in a[..whole].chunks_exact(LANES).zip(b[..whole].chunks_exact(LANES)) {
+        for i in 0..LANES {
+            lanes[i] = a[i].mul_add(b[i], lanes[i]);
+        }
+    }
+    for (i, (a, b)) in a[whole..].iter().zip(&b[whole..]).enumerate() {
+        lanes[i] = a.mul_add(*b, lanes[i]);
+    }
+    *sum = fold(lanes);
+}
+
+/// The sum of the lanes, in halves.
+#[inline(always)]
+pub fn fold(mut lanes: [f32; LANES]) -> f32 {
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] += lanes[i + n];
+        }
+    }
+    lanes[0]
+}
+
+widest! {
+    fn column_sums(from: *const f32, rows: usize, stride: usize, to: &mut [f32]) => run_columns
+}
+
+#[inline(always)]
+unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, to: &mut [f32]) {
+    let n = to.len();
+    to.fill(0.0);
+    let mut sums = [0.0f32; COLUMNS];
+    for block in (0..rows).step_by(ROWS) {
+        let sums = &mut sums[..n];
+        sums.fill(0.0);
+        for row in block..(block + ROWS).min(rows) {
+            // SAFETY: the caller's promise.
+            let x = unsafe { std::slice::from_raw_parts(from.add(row * stride), n) };
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum += x;
+            }
+        }
+        for (to, sum) in to.iter_mut().zip(&*sums) {
+            *to += sum;
+        }
+    }
+}

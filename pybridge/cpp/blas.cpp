@@ -1,0 +1,60 @@
+// PyTorch's BLAS, called directly: what its dispatcher, its checks and its tensors cost is more than a small product.
+#include "shim.h"
+
+#include <initializer_list>
+#include <limits>
+
+extern "C" {
+
+// Weak, since not every build of PyTorch has them.
+__attribute__((weak)) void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*,
+                                  const float*, const int*, const float*, const int*, const float*, float*, const int*);
+__attribute__((weak)) void dgemm_(const char*, const char*, const int*, const int*, const int*, const double*,
+                                  const double*, const int*, const double*, const int*, const double*, double*,
+                                  const int*);
+__attribute__((weak)) int MKL_Set_Num_Threads_Local(int);
+}
+
+namespace {
+
+// The calling thread does its products alone while this lives.
+class Alone {
+ public:
+  explicit Alone(bool on) : on_(on && MKL_Set_Num_Threads_Local) {
+    if (on_) before_ = MKL_Set_Num_Threads_Local(1);
+  }
+  ~Alone() {
+    if (on_) MKL_Set_Num_Threads_Local(before_);
+  }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+
+ private:
+  bool on_;
+  int before_ = 0;
+};
+
+// BLAS takes matrices column by column, so that the transposed product is asked for: c' = b' a'.
+template <class T, class Gemm>
+void multiply(Gemm gemm, const TtProduct& p) {
+  const Alone alone(p.alone);
+  const int m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
+  const int lda = static_cast<int>(p.a.ld), ldb = static_cast<int>(p.b.ld), ldc = static_cast<int>(p.c.ld);
+  const T alpha = static_cast<T>(p.alpha), beta = static_cast<T>(p.beta);
+  const char ta = p.a.transposed ? 'T' : 'N', tb = p.b.transposed ? 'T' : 'N';
+  gemm(&tb, &ta, &n, &m, &k, &alpha, static_cast<const T*>(p.b.data), &ldb, static_cast<const T*>(p.a.data), &lda,
+       &beta, static_cast<T*>(p.c.data), &ldc);
+}
+
+}  // namespace
+
+extern "C" int32_t ttc_multiply(const TtProduct* p) {
+  if (!sgemm_ || !dgemm_) return 0;
+  for (const int64_t size : {p->m, p->n, p->k, p->a.ld, p->b.ld, p->c.ld})
+    if (size > std::numeric_limits<int>::max()) return 0;
+  if (p->is_double)
+    multiply<double>(dgemm_, *p);
+  else
+    multiply<float>(sgemm_, *p);
+  return 1;
+}
