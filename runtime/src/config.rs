@@ -44,10 +44,13 @@ pub struct Config {
     pub max_pending: u64,
     /// Who carries out runs; chosen by measurement where it is `None`.
     pub place: Option<Place>,
-    /// Ops that a run has before it is sent at a block's end.
-    pub min_run_ops: usize,
-    /// The same where the program's thread carries runs out: nobody waits for them, and longer ones fuse better.
-    pub min_inline_ops: usize,
+    /// Ops of the first run that is sent beside Python after a wait: GraphRunner is to begin soon. Each further one has
+    /// twice as many.
+    pub first_run_ops: usize,
+    /// Ops that a run has before it is sent at a block's end, then or where the program's thread carries runs out.
+    pub run_ops: usize,
+    /// Ops that the program's thread carries out by itself where it needs a value of theirs and nothing is pending.
+    pub most_direct_ops: usize,
     /// Iterations traced before co-execution is tried although the last trace still added something.
     pub max_traced: u32,
     /// Traced ops of one iteration after which tracing gives up on it: it has no end in sight and does not repeat.
@@ -61,8 +64,9 @@ impl Default for Config {
             sync: false,
             max_pending: 64,
             place: None,
-            min_run_ops: 4,
-            min_inline_ops: 256,
+            first_run_ops: 4,
+            run_ops: 256,
+            most_direct_ops: 64,
             max_traced: 3,
             max_trace_ops: 100_000,
         }

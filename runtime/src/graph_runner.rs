@@ -181,6 +181,23 @@ impl GraphRunner {
         self.shared.executor.lock()
     }
 
+    /// Carries a run out on the calling thread, outside the queue. Everything sent must have been carried out.
+    pub fn run(&self, run: &BlockRun) {
+        let begin = Instant::now();
+        let mut executor = self.shared.executor.lock();
+        self.shared.unless_it_panics(|| {
+            self.shared.run(&mut executor, run);
+            true
+        });
+        drop(executor);
+        self.shared.inline_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether a run has panicked: nothing more will be carried out.
+    pub fn is_dead(&self) -> bool {
+        self.shared.dead.load(Ordering::Acquire)
+    }
+
     /// An empty run, reused where possible.
     pub fn blank_run(&self) -> Box<BlockRun> {
         self.recycled.try_recv().unwrap_or_default()
@@ -300,15 +317,22 @@ impl Shared {
     /// Carries out the next message, if there is one. False if nothing more will be carried out: the queue is
     /// closed, or the message panicked, and whoever waits is told.
     fn carry_out_or_die(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
-        if self.dead.load(Ordering::Acquire) {
-            return false;
-        }
-        let carried = catch_unwind(AssertUnwindSafe(|| self.carry_out_one(executor)));
-        carried.unwrap_or_else(|_| {
+        !self.dead.load(Ordering::Acquire) && self.unless_it_panics(|| self.carry_out_one(executor))
+    }
+
+    /// What `work` says; false if it panics, and then nothing more will be carried out.
+    fn unless_it_panics(&self, work: impl FnOnce() -> bool) -> bool {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
             self.dead.store(true, Ordering::Release);
             self.advanced.notify_all();
             false
         })
+    }
+
+    fn run(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>, run: &BlockRun) {
+        let begin = self.timeline.now();
+        self.torch.in_executor(&mut || executor.run(run));
+        self.timeline.ran(begin, run);
     }
 
     /// Carries out the next message, if there is one. False if the queue is closed.
@@ -320,9 +344,7 @@ impl Shared {
         match message {
             Message::Run(mut run, settings) => {
                 self.torch.use_thread_settings(settings);
-                let begin = self.timeline.now();
-                self.torch.in_executor(&mut || executor.run(&run));
-                self.timeline.ran(begin, &run);
+                self.run(executor, &run);
                 run.clear();
                 let _ = self.used.send(run);
             }

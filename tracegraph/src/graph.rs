@@ -56,7 +56,7 @@ impl Default for TraceGraph {
             last_merged: FIRST_ITERATION,
             first_trace_kept: false,
         };
-        graph.insert(start, false);
+        graph.insert(start);
         graph
     }
 }
@@ -173,7 +173,8 @@ impl TraceGraph {
 
     /// Merges one op of a running trace behind `at`. Returns its node, and whether the graph grew.
     pub fn merge(&mut self, at: NodeId, call: &Call<'_>, info: &OpInfo, key: NodeKey) -> (NodeId, bool) {
-        let node = self.find(&key).unwrap_or_else(|| self.insert(key, info.dynamic_shape));
+        let node = self.find(&key).unwrap_or_else(|| self.insert(key));
+        self.node_mut(node).dynamic |= info.is_dynamic(call);
         let grew = self.follow(at, node);
         self.node_mut(node).add_sources(call);
         (node, grew)
@@ -193,7 +194,7 @@ impl TraceGraph {
         known.is_none()
     }
 
-    fn insert(&mut self, key: NodeKey, dynamic: bool) -> NodeId {
+    fn insert(&mut self, key: NodeKey) -> NodeId {
         let sources = vec![Sources::default(); key.inputs.len()];
         let node = Node {
             key: key.clone(),
@@ -201,7 +202,7 @@ impl TraceGraph {
             variants: Variants::default(),
             fetched: false,
             ends: false,
-            dynamic,
+            dynamic: false,
             varies: false,
             misses: 0,
         };

@@ -3,7 +3,9 @@
 //! An operator needs an entry only where its schema and PyTorch's tags do not say enough. Everything that is
 //! not listed is captured and treated as its schema says.
 
+use crate::call::{Call, Input};
 use crate::ids::OpId;
+use crate::tensor_meta::Dtype;
 
 /// How an argument takes part in a node (DESIGN: attributes, shapes and values).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +39,8 @@ pub struct OpInfo {
     pub returns_host: bool,
     /// Output shapes depend on data, so a call is a fetch of shapes.
     pub dynamic_shape: bool,
+    /// They only do where a mask is among the inputs.
+    dynamic_by_mask: bool,
     /// Numbers (not only sizes) decide output shapes and join the variant key.
     pub sized_by_number: bool,
     /// Draws from a generator.
@@ -150,6 +154,15 @@ const STATIC_FOREIGN: &[&str] = &[
 const SIZED_BY_NUMBER: &[&str] =
     &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
 
+impl OpInfo {
+    /// Whether a call's output shapes depend on data.
+    #[inline]
+    pub fn is_dynamic(&self, call: &Call<'_>) -> bool {
+        let mask = |input: &Input<'_>| matches!(input.dtype, Dtype::BOOL | Dtype::UINT8);
+        self.dynamic_shape && (!self.dynamic_by_mask || call.inputs.iter().skip(1).any(mask))
+    }
+}
+
 /// Operators whose plain ints are no attributes but bounds of what they draw.
 const FED_INTS: &[&str] = &["aten::random_"];
 
@@ -194,6 +207,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
         written: decl.written.into(),
         returns_host: decl.returns_host,
         dynamic_shape: decl.dynamic_shape || foreign_dynamic || DYNAMIC.contains(&base),
+        dynamic_by_mask: decl.name == "aten::index.Tensor",
         sized_by_number: SIZED_BY_NUMBER.iter().any(|p| base.starts_with(p)),
         random: decl.random,
         pointwise: decl.pointwise,

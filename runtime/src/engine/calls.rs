@@ -266,7 +266,7 @@ impl Engine {
     fn learn_variant(&mut self, node: NodeId, call: &Call<'_>, outputs: &Outputs) {
         let info = &self.ops[call.op.index()];
         let entry = self.graph.node(node);
-        if entry.dynamic || entry.variant(call, info, 0).is_some() {
+        if entry.dynamic || info.is_dynamic(call) || entry.variant(call, info, 0).is_some() {
             return;
         }
         let variant = Arc::new(Variant::of(&entry.key, call, info, outputs.clone()));

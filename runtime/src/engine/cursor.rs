@@ -105,18 +105,20 @@ impl Engine {
         self.random_open |= self.ops[call.op.index()].random;
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = self.position.next as usize == block.nodes.len();
-        let full = self.pace >= self.config.min_inline_ops;
-        let enough = if self.runner.is_inline() { self.config.min_inline_ops } else { self.pace };
-        if (at_end || !full && !self.runner.is_inline()) && self.open.len() >= enough {
+        let inline = self.runner.is_inline();
+        let enough = if inline { self.config.run_ops } else { self.pace };
+        // Runs end with blocks once GraphRunner has enough to do.
+        let anywhere = !inline && self.pace < self.config.run_ops;
+        if (at_end || anywhere) && self.open.len() >= enough {
             self.send_open();
-            self.pace = (self.pace * 2).min(self.config.min_inline_ops);
+            self.pace = (self.pace * 2).min(self.config.run_ops);
         }
     }
 
-    /// Sends what is validated, with what the program has dropped.
-    pub(super) fn send_open(&mut self) {
+    /// Ends the open run, with what the program has dropped; nothing if it is empty.
+    fn close_open(&mut self) -> bool {
         if self.open.is_empty() {
-            return;
+            return false;
         }
         *self.report.block_ops.entry(self.open.len() as u32).or_default() += 1;
         for segment in &self.open.segments {
@@ -125,9 +127,27 @@ impl Engine {
             self.passes[(first + segment.to) as usize] -= 1;
         }
         self.collect_dead();
-        let mut run = std::mem::replace(&mut self.open, self.runner.blank_run());
-        run.iteration = self.iteration.number;
-        run.released.append(&mut self.dying);
+        self.open.iteration = self.iteration.number;
+        self.open.released.append(&mut self.dying);
+        true
+    }
+
+    /// Carries out what is validated on the calling thread, which needs it now. Nothing is pending.
+    pub(super) fn run_open(&mut self) {
+        if self.config.mode != Mode::Lazy && !self.runner.is_dead() && self.close_open() {
+            self.runner.run(&mut self.open);
+            self.storages.recycle(&self.open.released);
+            self.open.clear();
+            self.random_open = false;
+        }
+    }
+
+    /// Sends what is validated.
+    pub(super) fn send_open(&mut self) {
+        if !self.close_open() {
+            return;
+        }
+        let run = std::mem::replace(&mut self.open, self.runner.blank_run());
         if self.config.mode == Mode::Lazy {
             self.held.push_back(run);
             self.random_held |= std::mem::take(&mut self.random_open);

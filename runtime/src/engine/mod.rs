@@ -206,7 +206,6 @@ impl Engine {
     pub fn new(config: Config, runner: GraphRunner, storages: Storages, torch: &'static dyn Torch) -> Engine {
         let phase = initial_phase(&config);
         Engine {
-            config,
             torch,
             runner,
             ops: Vec::new(),
@@ -220,7 +219,8 @@ impl Engine {
             jumped: false,
             trace: Trace::default(),
             open: Box::default(),
-            pace: 4,
+            pace: config.first_run_ops,
+            config,
             held: VecDeque::new(),
             dying: Vec::new(),
             hints: Vec::new(),
@@ -401,8 +401,14 @@ impl Engine {
 
     /// Sends what is open; an error where GraphRunner has work left.
     fn settle(&mut self) -> Result<(), Ticket> {
+        self.pace = self.config.first_run_ops;
+        if self.open.len() <= self.config.most_direct_ops
+            && self.runner.pending() == 0
+            && self.held.is_empty()
+        {
+            self.run_open();
+        }
         self.send_open();
-        self.pace = self.config.min_run_ops;
         self.release_held();
         if self.runner.pending() > 0 { Err(self.runner.last()) } else { Ok(()) }
     }

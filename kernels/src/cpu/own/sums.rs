@@ -13,7 +13,7 @@ use crate::executor::HostKernels;
 use crate::ir::Mem;
 
 /// Sums that are kept beside one another.
-const LANES: usize = 32;
+const LANES: usize = 128;
 /// Elements of a block.
 const BLOCK: usize = 4096;
 /// Rows of a block, where rows are added.

@@ -203,63 +203,61 @@ impl Element for i64 {}
 impl Element for f32 {}
 impl Element for f64 {}
 
-/// Up to [`LANES`] elements; the rest is 0.
+/// Fewer than [`LANES`] elements; the rest is 0.
 #[inline(always)]
 unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
     // SAFETY: `n` elements are there.
     unsafe {
-        if n >= LANES {
-            return from.cast::<[T; LANES]>().read_unaligned();
-        }
         let mut lanes = [T::default(); LANES];
         std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), n);
         lanes
     }
 }
 
-#[inline(always)]
-unsafe fn store<T: Element>(to: *mut T, lanes: [T; LANES], n: usize) {
-    // SAFETY: there is room for `n` elements.
-    unsafe {
-        if n >= LANES {
-            to.cast::<[T; LANES]>().write_unaligned(lanes);
-        } else {
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, n);
-        }
-    }
-}
-
-/// An instruction's operand: where its first lanes are, and which bits of an element's number count: none of a splat's.
+/// An instruction's operand: where its first lanes are, and whether they are those of all elements.
 #[derive(Clone, Copy)]
 struct Lanes {
     first: *const u8,
-    mask: usize,
+    splat: bool,
 }
 
 impl Lanes {
-    /// The lanes from an element on.
+    /// Bytes from a vector of elements to the next.
     #[inline(always)]
-    unsafe fn at<T: Element>(self, element: usize, left: usize) -> [T; LANES] {
-        // SAFETY: see `run_tiles`.
-        unsafe { load(self.first.cast::<T>().add(element & self.mask), left) }
+    fn step<T>(self) -> usize {
+        if self.splat { 0 } else { std::mem::size_of::<[T; LANES]>() }
     }
 }
 
 /// `f` of each lane; lanes are read before any is written, so the result may lie where an operand does.
 macro_rules! map {
     ($n:expr, $to:expr => $R:ty, [$($arg:ident: $T:ty = $from:expr),+], $f:expr) => {{
-        let mut done = 0;
-        while done < $n {
-            let left = $n - done;
-            $(let $arg: [$T; LANES] = $from.at(done, left);)+
+        let (mut to, mut left) = ($to.cast::<$R>(), $n);
+        $(let mut $arg = ($from.first, $from.step::<$T>());)+
+        // Whole vectors: nothing in this loop is decided.
+        while left >= LANES {
+            $(let $arg = {
+                let lanes = $arg.0.cast::<[$T; LANES]>().read_unaligned();
+                $arg.0 = $arg.0.add($arg.1);
+                lanes
+            };)+
             let mut result = [MaybeUninit::<$R>::uninit(); LANES];
             for lane in 0..LANES {
                 result[lane].write($f($($arg[lane]),+));
             }
             // Every lane was written.
             let result = std::mem::transmute::<[MaybeUninit<$R>; LANES], [$R; LANES]>(result);
-            store($to.cast::<$R>().add(done), result, left);
-            done += LANES;
+            to.cast::<[$R; LANES]>().write_unaligned(result);
+            to = to.add(LANES);
+            left -= LANES;
+        }
+        if left > 0 {
+            $(let $arg: [$T; LANES] = load($arg.0.cast(), left);)+
+            let mut result = [<$R>::default(); LANES];
+            for lane in 0..LANES {
+                result[lane] = $f($($arg[lane]),+);
+            }
+            std::ptr::copy_nonoverlapping(result.as_ptr(), to, left);
         }
     }};
 }
@@ -284,8 +282,8 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
     unsafe {
         let first = if matches!(inst.op, Op::Select) { 1 } else { size };
         let operand = |number: usize, size: usize| {
-            let mask = if matches!(inst.args[number], Place::Splat(_)) { 0 } else { usize::MAX };
-            Lanes { first: place(launch, inst.args[number], size, scratch, at).cast_const(), mask }
+            let splat = matches!(inst.args[number], Place::Splat(_));
+            Lanes { first: place(launch, inst.args[number], size, scratch, at).cast_const(), splat }
         };
         let (a, b, c) = (operand(0, first), operand(1, size), operand(2, size));
         let result = match inst.op {
@@ -470,7 +468,7 @@ fn power(x: f32, y: f32) -> f32 {
 unsafe fn powers(a: Lanes, b: Lanes, to: *mut u8, n: usize) {
     // SAFETY: see `step`.
     unsafe {
-        let exponent = if b.mask == 0 { b.first.cast::<f32>().read() } else { f32::NAN };
+        let exponent = if b.splat { b.first.cast::<f32>().read() } else { f32::NAN };
         match exponent {
             0.5 => map!(n, to => f32, [x: f32 = a], |x: f32| x.sqrt()),
             2.0 => map!(n, to => f32, [x: f32 = a], |x: f32| x * x),
