@@ -86,6 +86,13 @@ impl Executor for Deferred {
         self.get()?.download(id, offset, bytes)
     }
 
+    fn read(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
+        match &mut self.0 {
+            State::Open(executor) => executor.read(id, offset, bytes),
+            _ => None,
+        }
+    }
+
     fn declare(&mut self, node: NodeId, step: Step) {
         if let Ok(executor) = self.get() {
             executor.declare(node, step);

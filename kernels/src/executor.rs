@@ -144,6 +144,12 @@ pub trait Executor: Send {
     /// Reads bytes of a storage from a byte offset, waiting for what writes them.
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>>;
 
+    /// Reads bytes for the program, which is told of the failure that poisoned them now. `None` where that takes more
+    /// than copying: the call that fetches them does it then.
+    fn read(&mut self, _id: StorageId, _offset: u64, _bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
+        None
+    }
+
     /// Keeps an op; nodes come in the order of their numbers, from [`NodeId::START`]'s successor on.
     fn declare(&mut self, node: NodeId, step: Step);
 

@@ -86,6 +86,13 @@ struct TtOuts {
   size_t n_resized;
 };
 
+// Where the host wants elements, and whether they are there.
+struct TtRoom {
+  void* bytes;
+  size_t nbytes;
+  int32_t filled;
+};
+
 // Where a call comes from, as far as PyTorch knows.
 struct TtSite {
   uint64_t sequence;  // the next autograd sequence number on this thread
@@ -119,6 +126,9 @@ uint32_t tt_declare_op(const TtOpDecl* decl);
 int32_t tt_captures_default(const char* name, size_t len);
 // Runs a call on a device; its outputs are there.
 int32_t tt_dispatch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtOuts* outs);
+// The same of a call that gives the elements of its last tensor to the host. Where they lie without gaps
+// and `room` has their size, they are put there, and nothing else is given.
+int32_t tt_fetch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtRoom* room, TtOuts* outs);
 int32_t tt_device_count();
 // A storage of `nbytes` undefined bytes on a device; its address lies in the inaccessible range.
 void* tt_storage_new(uint64_t nbytes, uint8_t device, void** address);

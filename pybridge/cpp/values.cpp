@@ -306,6 +306,15 @@ void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack*
   for (auto& r : results) stack->push_back(std::move(r));
 }
 
+bool fetch(uint32_t op, const c10::IValue* args, size_t n, void* to, size_t nbytes) {
+  Lease encoder;
+  encoder->encode(args, n, /*may_cross=*/true);
+  TtOuts outs;
+  TtRoom room{to, nbytes, 0};
+  check(tt_fetch(op, static_cast<uint8_t>(encoder->device()), encoder->args(), encoder->size(), &room, &outs));
+  return room.filled;
+}
+
 }  // namespace tandem
 
 extern "C" double ttc_time_torch_objects(int64_t times) {

@@ -62,6 +62,9 @@ inline void check(int32_t status) {
 
 // Runs `op` (an id of declare()) on a boxed stack, through Rust. Only copies may cross devices.
 void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack, bool may_cross = false);
+// Gets the elements of the last tensor among the arguments to `to` where they lie without gaps; false where `op` ran as
+// ever, and then values that are no tensors are in host_values().
+bool fetch(uint32_t op, const c10::IValue* args, size_t n, void* to, size_t nbytes);
 uint32_t declare(const c10::OperatorHandle& handle);
 const c10::OperatorHandle& handle_of(uint32_t op);
 std::vector<c10::IValue>& host_values();

@@ -194,9 +194,23 @@ pub struct Reply {
     resized: Vec<TtOut>,
     /// Keeps the metadata that the records point to, where the TraceGraph does not.
     owned: Outputs,
+    /// Where the host wants elements, and whether they are there.
+    room: Option<(*mut u8, usize)>,
+    filled: bool,
 }
 
 impl Reply {
+    /// The next call may give its elements to the host in so many bytes.
+    pub fn make_room(&mut self, bytes: *mut u8, nbytes: usize) {
+        (self.room, self.filled) = (Some((bytes, nbytes)), false);
+    }
+
+    /// Whether it did.
+    pub fn take_room(&mut self) -> bool {
+        self.room = None;
+        std::mem::take(&mut self.filled)
+    }
+
     /// What the shim reads: good until the thread's next call.
     pub fn as_outs(&self) -> TtOuts {
         TtOuts {
@@ -258,6 +272,15 @@ fn out_record(out: &OutSpec, call: &Call<'_>, outputs: &Outputs, fresh: &[FreshS
 }
 
 impl Sink for Reply {
+    fn room(&mut self) -> Option<&mut [u8]> {
+        // SAFETY: whoever made room has so many bytes there until the call is done.
+        self.room.map(|(bytes, n)| unsafe { slice::from_raw_parts_mut(bytes, n) })
+    }
+
+    fn filled(&mut self) {
+        self.filled = true;
+    }
+
     fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]) {
         let outputs = match results {
             Results::Known(outputs) => outputs,

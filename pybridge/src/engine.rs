@@ -472,6 +472,35 @@ unsafe extern "C" fn tt_dispatch(
 }
 
 /// # Safety
+/// As of [`tt_dispatch`], and the room has the bytes that it says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_fetch(
+    op: u32,
+    device: u8,
+    args: *const TtArg,
+    n_args: usize,
+    room: *mut TtRoom,
+    outs: *mut TtOuts,
+) -> i32 {
+    for_shim(|| {
+        // SAFETY: the caller's promise.
+        let args = unsafe { std::slice::from_raw_parts(args, n_args) };
+        // SAFETY: as above.
+        let (bytes, nbytes) = unsafe { ((*room).bytes.cast(), (*room).nbytes) };
+        let mut reply = REPLY.take().unwrap_or_default();
+        reply.make_room(bytes, nbytes);
+        let outcome = dispatch(op, device, args, &mut reply);
+        // SAFETY: as above.
+        unsafe {
+            (*room).filled = i32::from(reply.take_room());
+            *outs = reply.as_outs();
+        }
+        REPLY.set(Some(reply));
+        outcome
+    })
+}
+
+/// # Safety
 /// `address` can be written.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut c_void) -> *mut c_void {

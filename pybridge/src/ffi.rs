@@ -117,6 +117,13 @@ pub struct TtOpDecl {
 }
 
 #[repr(C)]
+pub struct TtRoom {
+    pub bytes: *mut c_void,
+    pub nbytes: usize,
+    pub filled: i32,
+}
+
+#[repr(C)]
 pub struct TtMatrix {
     pub data: *mut c_void,
     pub transposed: bool,

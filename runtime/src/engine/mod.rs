@@ -59,6 +59,14 @@ pub enum Progress {
 pub trait Sink {
     /// The call's outputs and the storages that it made.
     fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]);
+
+    /// Where a call that gives its last tensor's elements to the host may put them, instead of what it gives.
+    fn room(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// They are there.
+    fn filled(&mut self) {}
 }
 
 /// See [`Sink::outputs`].

@@ -1,0 +1,57 @@
+// Output Fetching: the ways in which programs mostly take values, without the operators that PyTorch composes them of.
+#include <ATen/Dispatch.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_to_copy_native.h>
+#include <torch/library.h>
+
+#include "values.h"
+
+namespace tandem {
+
+namespace {
+
+uint32_t id_of(const char* name) {
+  return declare(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
+}
+
+bool is_usual(c10::ScalarType type) {
+  return type <= c10::ScalarType::Double || type == c10::ScalarType::Bool || type == c10::ScalarType::BFloat16;
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  static const uint32_t id = id_of("aten::_local_scalar_dense");
+  const c10::IValue args[] = {self};
+  const auto type = self.scalar_type();
+  alignas(16) char element[16];
+  if (!fetch(id, args, 1, element, is_usual(type) ? self.itemsize() : 0)) return host_values().front().toScalar();
+  at::Scalar value;
+  AT_DISPATCH_ALL_TYPES_AND3(c10::kHalf, c10::kBFloat16, c10::kBool, type, "item",
+                             [&] { value = *reinterpret_cast<const scalar_t*>(element); });
+  return value;
+}
+
+at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                   std::optional<c10::Device> device, std::optional<bool> pin, bool non_blocking,
+                   std::optional<c10::MemoryFormat> format) {
+  const bool plain = device && device->is_cpu() && dtype.value_or(self.scalar_type()) == self.scalar_type() &&
+                     layout.value_or(c10::kStrided) == c10::kStrided && !pin.value_or(false) &&
+                     format.value_or(c10::MemoryFormat::Preserve) == c10::MemoryFormat::Preserve &&
+                     self.is_contiguous() && self.numel() > 0 && !self.is_conj() && !self.is_neg();
+  if (!plain) return at::native::_to_copy(self, dtype, layout, device, pin, non_blocking, format);
+  static const uint32_t id = id_of("aten::copy_");
+  auto to = at::detail::empty_cpu(self.sizes(), self.scalar_type());
+  // Otherwise copy_ has written it: a host tensor in its first argument.
+  const c10::IValue args[] = {to, self, non_blocking};
+  fetch(id, args, 3, to.mutable_data_ptr(), to.nbytes());
+  return to;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_local_scalar_dense", local_scalar_dense);
+  m.impl("_to_copy", to_copy);
+}
+
+}  // namespace tandem
