@@ -263,13 +263,16 @@ void ttc_clear() {
 }
 
 void* ttc_buffer_new(uint64_t nbytes) {
+  if (auto* small = take_small(nbytes)) return small;
   const PoolGuard pool;
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
                                                c10::GetCPUAllocator(), true)
       .release();
 }
 void ttc_buffer_retain(void* b) { c10::raw::intrusive_ptr::incref(storage(b)); }
-void ttc_buffer_release(void* b) { c10::raw::intrusive_ptr::decref(storage(b)); }
+void ttc_buffer_release(void* b) {
+  if (!keep_small(storage(b))) c10::raw::intrusive_ptr::decref(storage(b));
+}
 void* ttc_buffer_data(void* b) { return storage(b)->mutable_data(); }
 uint64_t ttc_buffer_nbytes(void* b) { return storage(b)->nbytes(); }
 

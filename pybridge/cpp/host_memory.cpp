@@ -4,6 +4,9 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <array>
+#include <vector>
+
 #include "shim.h"
 
 namespace tandem {
@@ -33,7 +36,52 @@ struct HostAllocator final : c10::Allocator {
   }
 };
 
+void free_small(void* block) { system_allocator()->raw_deleter()(block); }
+
+// Storages of a few bytes, which every op makes and drops: kept whole, by the lines of memory that they have.
+class SmallStorages {
+ public:
+  static constexpr size_t kLine = 64, kLines = 64, kMost = 64;
+
+  static size_t lines(size_t nbytes) { return (nbytes + kLine - 1) / kLine; }
+
+  std::vector<c10::StorageImpl*>& of(size_t nbytes) { return free_[lines(nbytes)]; }
+
+  ~SmallStorages() {
+    for (auto& storages : free_)
+      for (auto* s : storages) c10::raw::intrusive_ptr::decref(s);
+  }
+
+ private:
+  std::array<std::vector<c10::StorageImpl*>, kLines + 1> free_;
+};
+thread_local SmallStorages small;
+
 }  // namespace
+
+c10::StorageImpl* take_small(size_t nbytes) {
+  if (nbytes == 0 || SmallStorages::lines(nbytes) > SmallStorages::kLines) return nullptr;
+  auto& free = small.of(nbytes);
+  if (!free.empty()) {
+    auto* s = free.back();
+    free.pop_back();
+    s->set_nbytes(nbytes);
+    return s;
+  }
+  auto* block = system_allocator()->raw_allocate(SmallStorages::lines(nbytes) * SmallStorages::kLine);
+  c10::DataPtr data(block, block, &free_small, c10::DeviceType::CPU);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data),
+                                               c10::GetCPUAllocator(), true)
+      .release();
+}
+
+bool keep_small(c10::StorageImpl* s) {
+  if (s->data_ptr().get_deleter() != &free_small || c10::raw::intrusive_ptr::use_count(s) != 1) return false;
+  auto& free = small.of(s->nbytes());
+  if (free.size() >= SmallStorages::kMost) return false;
+  free.push_back(s);
+  return true;
+}
 
 PoolGuard::PoolGuard() { pooled++; }
 PoolGuard::~PoolGuard() { pooled--; }
