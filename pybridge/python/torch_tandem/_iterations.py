@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tandem import _core
 
-_depth = 0
+_inside = False
 
 
 def install() -> None:
@@ -26,11 +26,14 @@ def _after_step(optimizer, args, kwargs) -> None:
 
 
 def _watched_call(self, *args, **kwargs):
-    global _depth
-    _depth += 1
+    global _inside
+    # Most calls are inner ones.
+    if _inside:
+        return self._wrapped_call_impl(*args, **kwargs)
+    _inside = True
     try:
         return self._wrapped_call_impl(*args, **kwargs)
     finally:
-        _depth -= 1
-        if _depth == 0 and not torch.is_grad_enabled():
+        _inside = False
+        if not torch.is_grad_enabled():
             _core.mark_step()
