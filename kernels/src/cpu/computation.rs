@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::express::{Param, Window};
 use super::group::Group;
-use super::own::Kernel;
+use super::own::{self, Kernel};
 use crate::executor::HostKernels;
 
 /// A computation on windows. `S` says where they begin, `P` where parameters come from.
@@ -19,12 +19,20 @@ pub struct Computation<S, P> {
 }
 
 /// See [`Computation`].
-#[derive(Debug)]
 pub enum Work {
     /// Expressions of elements.
     Tiles(Group),
     /// An operator's kernel.
-    Kernel(Kernel),
+    Kernel(own::Work),
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Work::Tiles(group) => fmt::Display::fmt(group, f),
+            Work::Kernel(_) => f.write_str("[kernel]"),
+        }
+    }
 }
 
 impl<S, P> Computation<S, P> {
@@ -32,7 +40,7 @@ impl<S, P> Computation<S, P> {
     pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
         let slots = kernel.windows.iter().map(slot).collect();
         let params = kernel.params.iter().map(|p| param(*p)).collect();
-        Computation { slots, params, work: Work::Kernel(kernel) }
+        Computation { slots, params, work: Work::Kernel(kernel.work) }
     }
 
     /// Computes. `data` are the slots' first elements, `params` the parameters' bits; `alone` says that no two windows
@@ -44,7 +52,7 @@ impl<S, P> Computation<S, P> {
         match &self.work {
             // SAFETY: the caller's promise.
             Work::Tiles(group) => unsafe { group.run(host, data, params, alone) },
-            Work::Kernel(kernel) => return (kernel.work)(host, data, params),
+            Work::Kernel(work) => return work(host, data, params),
         }
         true
     }
@@ -52,9 +60,6 @@ impl<S, P> Computation<S, P> {
 
 impl<S, P> fmt::Display for Computation<S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.work {
-            Work::Tiles(group) => group.fmt(f),
-            Work::Kernel(_) => f.write_str("[kernel]"),
-        }
+        fmt::Debug::fmt(&self.work, f)
     }
 }

@@ -5,6 +5,7 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
 use super::super::express::{Operand, Window, operand};
+use super::pieces::MANY;
 use super::{Kernel, Shared, contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
 use crate::executor::HostKernels;
 use crate::ir::Mem;
@@ -28,8 +29,8 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
             return false;
         }
         each_row(host, n, each, &|begin, end| {
-            for at in begin..end {
-                let row = if index[at] < 0 { index[at] + rows } else { index[at] } as usize;
+            for (at, row) in (begin..end).zip(&index[begin..end]) {
+                let row = if *row < 0 { row + rows } else { *row } as usize;
                 // SAFETY: as above, and the number is in range.
                 unsafe { std::ptr::copy_nonoverlapping(from.at(row * bytes), to.at(at * bytes), bytes) };
             }
@@ -70,7 +71,8 @@ pub fn embedding_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> 
     let [rows, each] = <[i64; 2]>::try_from(&to.sizes[..]).ok()?;
     let (n, width) = (count(&index.sizes), each as usize);
     let padding = int(call, 3)?;
-    if int(call, 4)? != 0 || to.mem != Mem::F32 || count(&grad.sizes) != n * width {
+    if int(call, 4)? != 0 || count(&to.sizes) > MANY || to.mem != Mem::F32 || count(&grad.sizes) != n * width
+    {
         return None;
     }
     let work = move |_: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {

@@ -6,11 +6,10 @@
 
 mod gather;
 mod matmul;
+mod norm;
 mod pieces;
 mod rows;
 mod sums;
-
-use std::fmt;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
@@ -37,12 +36,6 @@ pub struct Kernel {
     pub work: Work,
 }
 
-impl fmt::Debug for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernel").field("windows", &self.windows).finish_non_exhaustive()
-    }
-}
-
 /// Makes a kernel for a call and what it gives.
 pub type Rule = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
 
@@ -59,7 +52,11 @@ pub fn find(name: &str) -> Option<Rule> {
         "_log_softmax" => rows::log_softmax,
         "_softmax_backward_data" => rows::softmax_backward,
         "_log_softmax_backward_data" => rows::log_softmax_backward,
-        "cat" => pieces::cat,
+        "native_layer_norm" => norm::layer_norm,
+        "native_layer_norm_backward" => norm::layer_norm_backward,
+        "native_group_norm" => norm::group_norm,
+        "empty" | "empty_strided" | "new_empty" | "new_empty_strided" | "empty_like" => pieces::empty,
+        "cat" | "stack" => pieces::join,
         "select_backward" => pieces::select_backward,
         "slice_backward" => pieces::slice_backward,
         "embedding" => gather::embedding,

@@ -2,35 +2,57 @@
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
-use tandem_tracegraph::node::Outputs;
+use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::super::express::{Operand, Window, operand};
+use super::super::express::{Operand, Window, fresh_window, operand};
 use super::{Kernel, contiguous, count, dimension, int, is_contiguous, output, tensor};
 use crate::executor::HostKernels;
+use crate::shapes::Dims;
 
 /// Elements above which PyTorch's own, which shares them among threads, is used.
-const MANY: usize = 1 << 18;
+pub const MANY: usize = 1 << 18;
 
-pub fn cat(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let Some(Arg::Tensors(n)) = call.args.first() else { return None };
+/// Undefined contents: nothing is done.
+pub fn empty(_: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let [OutSpec::Fresh { storage, meta, offset }] = &outputs.outs[..] else { return None };
+    let to = fresh_window(*storage, meta, *offset)?;
+    Some(Kernel { windows: smallvec![to], params: smallvec![], work: Box::new(|_, _, _| true) })
+}
+
+/// `cat` and `stack`: the tensors of a list side by side along a dimension, which they have or, where each is one place of
+/// it, have not.
+pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let to = output(outputs)?;
     let dim = dimension(call, 1, to.sizes.len())?;
+    let Some(Arg::Tensors(n)) = call.args.first() else { return None };
     let piece = |i: usize| match operand(call, 0, i)?.0 {
         Operand::Window(w) if w.mem == to.mem && is_contiguous(&w) => Some(w),
         _ => None,
     };
     let pieces: Option<SmallVec<[Window; 4]>> = (0..*n as usize).map(piece).collect();
     let mut windows = pieces?;
-    let fits = |w: &Window| {
-        w.sizes.len() == to.sizes.len()
-            && w.sizes.iter().zip(&to.sizes).enumerate().all(|(d, (a, b))| d == dim || a == b)
+    // The sizes of a piece with the dimension.
+    let sizes = |w: &Window| {
+        let mut sizes = w.sizes.clone();
+        if sizes.len() + 1 == to.sizes.len() {
+            sizes.insert(dim, 1);
+        }
+        sizes
     };
-    let along: i64 = windows.iter().map(|w| w.sizes.get(dim).copied().unwrap_or(0)).sum();
-    if !windows.iter().all(fits) || along != to.sizes[dim] || count(&to.sizes) > MANY {
+    let all: Vec<Dims> = windows.iter().map(sizes).collect();
+    let fits = |sizes: &Dims| {
+        sizes.len() == to.sizes.len()
+            && sizes.iter().zip(&to.sizes).enumerate().all(|(d, (a, b))| d == dim || a == b)
+    };
+    if !all.iter().all(fits) || count(&to.sizes) > MANY {
+        return None;
+    }
+    let along: i64 = all.iter().map(|sizes| sizes[dim]).sum();
+    if along != to.sizes[dim] {
         return None;
     }
     let inner = count(&to.sizes[dim + 1..]) * to.mem.size() as usize;
-    let widths: SmallVec<[usize; 8]> = windows.iter().map(|w| w.sizes[dim] as usize * inner).collect();
+    let widths: SmallVec<[usize; 8]> = all.iter().map(|sizes| sizes[dim] as usize * inner).collect();
     let (outer, width) = (count(&to.sizes[..dim]), to.sizes[dim] as usize * inner);
     let work = move |_: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let to = data[widths.len()];

@@ -80,7 +80,7 @@ pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel
 
 /// Combines all of `n` values, lane by lane, then the lanes in halves.
 #[inline(always)]
-fn reduce(n: usize, start: f32, value: impl Fn(usize) -> f32, with: impl Fn(f32, f32) -> f32) -> f32 {
+pub fn reduce(n: usize, start: f32, value: impl Fn(usize) -> f32, with: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [start; LANES];
     let whole = n / LANES * LANES;
     let mut at = 0;

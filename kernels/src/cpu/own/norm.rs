@@ -1,0 +1,327 @@
+//! Layer norm and group norm: rows brought to mean 0 and variance 1.
+
+use smallvec::{SmallVec, smallvec};
+use tandem_tracegraph::call::{Arg, Call, Place};
+use tandem_tracegraph::node::{OutSpec, Outputs};
+
+use super::super::express::{Param, Window, fresh_window};
+use super::super::widest::widest;
+use super::rows::reduce;
+use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
+use crate::executor::HostKernels;
+use crate::ir::{Mem, Ty};
+
+/// Rows whose parts of the weights' gradients are added up together.
+const ROWS: usize = 32;
+
+/// An output by its number; `None` where it is undefined or not what is written here.
+fn output(outputs: &Outputs, number: usize) -> Option<Window> {
+    match outputs.outs.get(number)? {
+        OutSpec::Fresh { storage, meta, offset } => {
+            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && is_contiguous(w))
+        }
+        _ => None,
+    }
+}
+
+/// An optional argument with one number for each place of a row: `Some(None)` where it is absent.
+fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
+    let flat = call.args[..arg].iter().filter(|a| matches!(a, Arg::Tensor)).count();
+    match call.args.get(arg)? {
+        Arg::None => Some(None),
+        Arg::Tensor if matches!(call.inputs[flat].place, Place::Absent) => Some(None),
+        _ => contiguous(call, arg, Mem::F32).filter(|w| count(&w.sizes) == n).map(Some),
+    }
+}
+
+/// Windows, and the numbers of those that may be absent.
+#[derive(Default)]
+struct Windows(SmallVec<[Window; 4]>);
+
+impl Windows {
+    fn add(&mut self, window: Window) -> usize {
+        self.0.push(window);
+        self.0.len() - 1
+    }
+
+    fn maybe(&mut self, window: Option<Window>) -> Option<usize> {
+        window.map(|w| self.add(w))
+    }
+}
+
+/// Elements from the first of a window on.
+///
+/// # Safety
+/// They are there, and nobody else writes them.
+unsafe fn part<'a>(data: &[*mut u8], window: Option<usize>, at: usize, n: usize) -> Option<&'a [f32]> {
+    // SAFETY: the caller's promise.
+    window.map(|w| unsafe { &*Shared(data[w].cast::<f32>()).slice(at, n) })
+}
+
+/// `native_layer_norm(input, normalized_shape, weight, bias, eps)`.
+pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let Some(Arg::Ints(shape)) = call.args.get(1) else { return None };
+    let n = count(shape);
+    let x = contiguous(call, 0, Mem::F32)?;
+    let all = count(&x.sizes);
+    if all == 0 {
+        return None;
+    }
+    let mut windows = Windows::default();
+    let (weight, bias) = (weights(call, 2, n)?, weights(call, 3, n)?);
+    let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
+    let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
+    let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+        let eps = f64::from_bits(params[0]) as f32;
+        let data = Addresses(data);
+        each_row(host, all / n, n * 4, &|from, to| {
+            let data = data.get();
+            for row in from..to {
+                // SAFETY: the caller's promise; each row is one thread's.
+                unsafe {
+                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
+                    let (weight, bias) = (part(data, weight, 0, n), part(data, bias, 0, n));
+                    let stats = (&mut at(mean, row, 1)[0], &mut at(scale, row, 1)[0]);
+                    normalize(at(x, row * n, n), at(y, row * n, n), (weight, bias), eps, stats);
+                }
+            }
+        });
+        true
+    };
+    let params = smallvec![Param::Number(4, 0, Ty::F64)];
+    Some(Kernel { windows: windows.0, params, work: Box::new(work) })
+}
+
+/// `native_group_norm(input, weight, bias, N, C, HxW, group, eps)`.
+pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let int = |arg: usize| super::int(call, arg).and_then(|i| usize::try_from(i).ok());
+    let (count_, channels, pixels, groups) = (int(3)?, int(4)?, int(5)?, int(6)?);
+    let x = contiguous(call, 0, Mem::F32)?;
+    if count(&x.sizes) == 0 || groups == 0 || count(&x.sizes) != count_ * channels * pixels {
+        return None;
+    }
+    let each = channels / groups;
+    let n = each * pixels;
+    let mut windows = Windows::default();
+    let (weight, bias) = (weights(call, 1, channels)?, weights(call, 2, channels)?);
+    let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
+    let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
+    let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+        let eps = f64::from_bits(params[0]) as f32;
+        let data = Addresses(data);
+        each_row(host, count_ * groups, n * 4, &|from, to| {
+            let data = data.get();
+            for row in from..to {
+                // SAFETY: the caller's promise; each row is one thread's.
+                unsafe {
+                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
+                    let first = row % groups * each;
+                    let weight = part(data, weight, first, each);
+                    let bias = part(data, bias, first, each);
+                    let stats = (&mut at(mean, row, 1)[0], &mut at(scale, row, 1)[0]);
+                    let (x, y) = (at(x, row * n, n), at(y, row * n, n));
+                    normalize_group(x, y, (weight, bias), pixels, eps, stats);
+                }
+            }
+        });
+        true
+    };
+    let params = smallvec![Param::Number(7, 0, Ty::F64)];
+    Some(Kernel { windows: windows.0, params, work: Box::new(work) })
+}
+
+/// `native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)`.
+pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let Some(Arg::Ints(shape)) = call.args.get(2) else { return None };
+    let n = count(shape);
+    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let all = count(&x.sizes);
+    if all == 0 || grad.sizes != x.sizes {
+        return None;
+    }
+    // All of them are what is written here, or undefined.
+    let given = |number: usize| match outputs.outs.get(number)? {
+        OutSpec::Undefined => Some(None),
+        _ => output(outputs, number).map(Some),
+    };
+    let (to, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
+    let mut windows = Windows::default();
+    let weight = weights(call, 5, n)?;
+    let (mean, scale) = (contiguous(call, 3, Mem::F32)?, contiguous(call, 4, Mem::F32)?);
+    let (grad, x) = (windows.add(grad), windows.add(x));
+    let (mean, scale) = (windows.add(mean), windows.add(scale));
+    let weight = windows.maybe(weight);
+    let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
+    let (rows, parts) = (all / n, (all / n).div_ceil(ROWS));
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let summed = to_weight.is_some() || to_bias.is_some();
+        let mut sums = vec![0.0f32; if summed { parts * n * 2 } else { 0 }];
+        let partial = Shared(sums.as_mut_ptr());
+        let data = Addresses(data);
+        each_row(host, parts, ROWS * n * 4, &|from, end| {
+            let data = data.get();
+            for part_ in from..end {
+                // SAFETY: the caller's promise; each part's rows and sums are one thread's.
+                unsafe {
+                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
+                    let sums: &mut [f32] = if summed { partial.slice(part_ * n * 2, n * 2) } else { &mut [] };
+                    for row in part_ * ROWS..rows.min((part_ + 1) * ROWS) {
+                        let (grad, x) = (&*at(grad, row * n, n), &*at(x, row * n, n));
+                        let (mean, scale) = (at(mean, row, 1)[0], at(scale, row, 1)[0]);
+                        if let Some(to) = to {
+                            let weight = part(data, weight, 0, n);
+                            backward(grad, x, weight, [mean, scale], at(to, row * n, n));
+                        }
+                        if summed {
+                            add_up(grad, x, [mean, scale], sums);
+                        }
+                    }
+                }
+            }
+        });
+        for (to, first) in [(to_weight, 0), (to_bias, n)] {
+            let Some(to) = to else { continue };
+            // SAFETY: as above.
+            let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, n) };
+            to.fill(0.0);
+            for part in sums.chunks_exact(n * 2) {
+                to.iter_mut().zip(&part[first..]).for_each(|(to, sum)| *to += sum);
+            }
+        }
+        true
+    };
+    Some(Kernel { windows: windows.0, params: smallvec![], work: Box::new(work) })
+}
+
+/// Addresses that threads share.
+#[derive(Clone, Copy)]
+struct Addresses<'a>(&'a [*mut u8]);
+
+// SAFETY: threads use other parts of what is there.
+unsafe impl Sync for Addresses<'_> {}
+
+impl<'a> Addresses<'a> {
+    fn get(&self) -> &'a [*mut u8] {
+        self.0
+    }
+}
+
+type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
+
+/// A row's mean, and the inverse of its standard deviation.
+#[inline(always)]
+fn moments(x: &[f32], eps: f32) -> [f32; 2] {
+    let n = x.len() as f32;
+    let mean = reduce(x.len(), 0.0, |i| x[i], |a, b| a + b) / n;
+    let square = |i: usize| (x[i] - mean) * (x[i] - mean);
+    let variance = reduce(x.len(), 0.0, square, |a, b| a + b) / n;
+    [mean, 1.0 / (variance + eps).sqrt()]
+}
+
+widest! {
+    fn normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f32, stats: (&mut f32, &mut f32)) => run_normalize
+}
+
+#[inline(always)]
+unsafe fn run_normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f32, stats: (&mut f32, &mut f32)) {
+    let [mean, scale] = moments(x, eps);
+    (*stats.0, *stats.1) = (mean, scale);
+    let y = &mut y[..x.len()];
+    match affine {
+        (Some(weight), Some(bias)) => {
+            let (weight, bias) = (&weight[..x.len()], &bias[..x.len()]);
+            for i in 0..x.len() {
+                y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+            }
+        }
+        (weight, bias) => {
+            for i in 0..x.len() {
+                let value = (x[i] - mean) * scale;
+                let value = weight.map_or(value, |w| value * w[i]);
+                y[i] = bias.map_or(value, |b| value + b[i]);
+            }
+        }
+    }
+}
+
+widest! {
+    fn normalize_group(
+        x: &[f32],
+        y: &mut [f32],
+        affine: Affine<'_>,
+        pixels: usize,
+        eps: f32,
+        stats: (&mut f32, &mut f32),
+    ) => run_normalize_group
+}
+
+#[inline(always)]
+unsafe fn run_normalize_group(
+    x: &[f32],
+    y: &mut [f32],
+    (weight, bias): Affine<'_>,
+    pixels: usize,
+    eps: f32,
+    stats: (&mut f32, &mut f32),
+) {
+    let [mean, scale] = moments(x, eps);
+    (*stats.0, *stats.1) = (mean, scale);
+    for (c, (x, y)) in x.chunks_exact(pixels).zip(y.chunks_exact_mut(pixels)).enumerate() {
+        let factor = weight.map_or(scale, |w| scale * w[c]);
+        let bias = bias.map_or(0.0, |b| b[c]);
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = (x - mean) * factor + bias;
+        }
+    }
+}
+
+widest! {
+    fn backward(grad: &[f32], x: &[f32], weight: Option<&[f32]>, stats: [f32; 2], to: &mut [f32]) => run_backward
+}
+
+#[inline(always)]
+unsafe fn run_backward(grad: &[f32], x: &[f32], weight: Option<&[f32]>, stats: [f32; 2], to: &mut [f32]) {
+    match weight {
+        Some(weight) => {
+            let weight = &weight[..grad.len()];
+            row_backward(grad, x, stats, to, |i| grad[i] * weight[i]);
+        }
+        None => row_backward(grad, x, stats, to, |i| grad[i]),
+    }
+}
+
+#[inline(always)]
+fn row_backward(
+    grad: &[f32],
+    x: &[f32],
+    [mean, scale]: [f32; 2],
+    to: &mut [f32],
+    weighted: impl Fn(usize) -> f32,
+) {
+    let n = grad.len();
+    let (x, to) = (&x[..n], &mut to[..n]);
+    let add = |a: f32, b: f32| a + b;
+    let sum = reduce(n, 0.0, &weighted, add) / n as f32;
+    let product = reduce(n, 0.0, |i| weighted(i) * ((x[i] - mean) * scale), add) / n as f32;
+    for i in 0..n {
+        to[i] = scale * (weighted(i) - sum - (x[i] - mean) * scale * product);
+    }
+}
+
+widest! {
+    fn add_up(grad: &[f32], x: &[f32], stats: [f32; 2], sums: &mut [f32]) => run_add_up
+}
+
+/// Adds a row's part of the gradients of weights and biases.
+#[inline(always)]
+unsafe fn run_add_up(grad: &[f32], x: &[f32], [mean, scale]: [f32; 2], sums: &mut [f32]) {
+    let n = grad.len();
+    let (to_weight, to_bias) = sums.split_at_mut(n);
+    let (x, to_bias) = (&x[..n], &mut to_bias[..n]);
+    for i in 0..n {
+        to_weight[i] += grad[i] * ((x[i] - mean) * scale);
+        to_bias[i] += grad[i];
+    }
+}

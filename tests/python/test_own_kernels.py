@@ -1,0 +1,167 @@
+"""Operators that the cpu executor computes by kernels of its own, at the edges of their sizes and layouts.
+
+Each is compared with float64 on the host, in which the order of additions does not matter: no value may be
+farther away than a few roundings, or than PyTorch's own is. Tracing, co-execution op by op and in a plan give the
+same bits.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+import torch
+import torch_tandem
+from helpers import assert_same, data, results
+from torch.nn import functional as F
+
+ITERATIONS = 6
+SIZES = (1, 2, 7, 16, 17, 129, 600)
+
+Case = tuple[str, Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+
+
+def products() -> Iterator[Case]:
+    for m, k, n in [(1, 1, 1), (5, 1, 7), (1, 9, 33), (65, 3, 1), (31, 64, 17), (200, 300, 90)]:
+        a, b, at, bt = data(m, k), data(k, n, seed=1), data(k, m, seed=2).t(), data(n, k, seed=3).t()
+        yield f"mm {m} {k} {n}", torch.mm, (a, b)
+        yield f"mm transposed {m} {k} {n}", torch.mm, (at, bt)
+        yield f"mm columns {m} {k} {n}", torch.mm, (data(m, 2 * k)[:, ::2], b)
+        yield f"mm part {m} {k} {n}", torch.mm, (data(m, k + 3)[:, :k], bt)
+        for bias in (data(n, seed=4), data(1, seed=4), data(m, n, seed=4), data(m, 1, seed=4)):
+            yield f"addmm {m} {k} {n} {list(bias.shape)}", torch.addmm, (bias, a, bt)
+        yield "addmm scaled", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (data(n), a, b)
+        yield "addmm alone", lambda c, a, b: torch.addmm(c, a, b, beta=0), (data(n) / 0, a, b)
+        yield f"bmm {m} {k} {n}", torch.bmm, (data(3, m, k), data(3, k, n))
+        yield "bmm expanded", torch.bmm, (data(m, k).expand(4, m, k), data(4, n, k).mT)
+    for n in (*SIZES, 20_000):
+        yield f"dot {n}", torch.dot, (data(n), data(n, seed=1))
+
+
+def sums() -> Iterator[Case]:
+    for shape, dims in [
+        ((1,), 0),
+        ((300_000,), 0),
+        ((70, 5000), 1),
+        ((5000, 70), 0),
+        ((3, 4, 5), 1),
+        ((3, 4, 5), (0, 1)),
+        ((3, 4, 5), (1, 2)),
+        ((3, 4, 5), (0, 2)),
+        ((3, 1, 5), (0, 1, 2)),
+        ((300, 260), 0),
+        ((9, 10_000), -1),
+    ]:
+        for op in (torch.sum, torch.mean):
+            yield f"{op.__name__} {shape} {dims}", lambda x, op=op, d=dims: op(x, d), (data(*shape),)
+            yield f"{op.__name__} {shape}", op, (data(*shape),)
+            kept = data(*shape).abs()
+            yield (
+                f"{op.__name__} {shape} {dims} kept",
+                lambda x, op=op, d=dims: op(x, d, keepdim=True),
+                (kept,),
+            )
+
+
+def rows() -> Iterator[Case]:
+    for n in SIZES:
+        for shape, dim in [((3, n), 1), ((n,), 0), ((2, n, 1), 1), ((n, 4), 0)]:
+            x = data(*shape) * 4
+            for op in (F.softmax, F.log_softmax):
+                yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: op(x, d), (x,)
+        x = data(2, n) * 100
+        x[0, n // 2] = torch.inf
+        x[1] = -torch.inf
+        yield f"softmax infinite {n}", lambda x: F.softmax(x, 1), (x,)
+        weight, bias = data(n, seed=1), data(n, seed=2)
+        x = data(5, 3, n) + 3
+        yield f"layer_norm {n}", lambda x, w, b, n=n: F.layer_norm(x, (n,), w, b), (x, weight, bias)
+        yield f"layer_norm plain {n}", lambda x, n=n: F.layer_norm(x, (n,)), (x,)
+        yield f"layer_norm weight {n}", lambda x, w, n=n: F.layer_norm(x, (n,), w, None, 1e-3), (x, weight)
+    for groups, channels, shape in [(1, 3, (4,)), (2, 6, (5, 7)), (4, 4, (2,)), (3, 6, (1,))]:
+        x, weight, bias = data(2, channels, *shape) - 2, data(channels, seed=1), data(channels, seed=2)
+        name = f"group_norm {groups} {channels} {shape}"
+        yield name, lambda x, w, b, g=groups: F.group_norm(x, g, w, b), (x, weight, bias)
+        yield name + " plain", lambda x, g=groups: F.group_norm(x, g), (x,)
+
+
+def pieces() -> Iterator[Case]:
+    a, b, c = data(2, 3, 4), data(2, 5, 4), data(2, 3, 4, seed=1)
+    yield "cat", lambda *x: torch.cat(x, 1), (a, b, c)
+    yield "cat last", lambda a, c: torch.cat([a, c, a], -1), (a, c)
+    yield "cat strided", lambda a, b: torch.cat([a[:, :2], b], 1), (a, b)
+    yield "cat with nothing", lambda a: torch.cat([a, a[:, :0], torch.empty(0, device=a.device)], 1), (a,)
+    for dim in (0, 1, 3, -1):
+        yield f"stack {dim}", lambda a, c, d=dim: torch.stack([a, c], d), (a, c)
+    numbers = torch.tensor([[3, 0], [2, 2]])
+    weight = data(5, 3)
+    yield "embedding", lambda w, i: F.embedding(i, w), (weight, numbers)
+    yield "embedding padded", lambda w, i: F.embedding(i, w, padding_idx=2), (weight, numbers)
+    yield "index", lambda w, i: w[i - 2], (weight, numbers)
+    yield "index of many dimensions", lambda w, i: w[i], (data(4, 2, 3), numbers)
+    yield "index by a mask", lambda w: w[w > 0], (weight,)
+    yield "index_select", lambda w, i: w.index_select(0, i.flatten()), (weight, numbers)
+    yield "index_select columns", lambda w, i: w.index_select(1, i.flatten() % 3), (weight, numbers)
+    yield "select", lambda a: a.select(1, -1) * a[0, 0, 2], (a,)
+    yield "slices", lambda a: a[:, 1:3] * a[:, ::2] + a[:, -2:], (a,)
+
+
+def with_gradients(op: Callable, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What an operator gives, and the gradients of it."""
+    leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    out = op(*leaves)
+    # Gradients that are not all the same.
+    back = torch.arange(out.numel(), device=out.device, dtype=out.dtype).reshape(out.shape).cos()
+    return [out.detach(), *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], back)]
+
+
+def moved(t: torch.Tensor) -> torch.Tensor:
+    """The same window on Tandem: strides are a part of the case."""
+    memory = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
+    return memory.to("tandem").as_strided(t.size(), t.stride(), t.storage_offset())
+
+
+@pytest.mark.parametrize("cases", [products, sums, rows, pieces], ids=lambda f: f.__name__)
+def test_own_kernels_against_double_precision(cases):
+    for name, op, tensors in cases():
+
+        def program(device, op=op, tensors=tensors):
+            leaves = [moved(t) if device == "tandem" else t for t in tensors]
+            for _ in range(ITERATIONS):
+                given = with_gradients(op, leaves)
+                yield given, [t.stride() for t in given]
+
+        exact = with_gradients(op, (t.double() if t.is_floating_point() else t for t in tensors))
+        eager, _ = results(program, "cpu")
+        got, _ = results(program, "tandem")
+        for iteration in got[1:]:
+            assert_same(got[0], iteration, name)
+        (values, strides), (plain, expected_strides) = got[0], eager[0]
+        assert strides == expected_strides, name
+        for number, (a, x, e) in enumerate(zip(values, exact, plain, strict=True)):
+            assert (a.dtype, a.shape) == (e.dtype, e.shape), (name, number)
+            finite = x[x.isfinite()].abs()
+            largest = max(finite.max().item() if finite.numel() else 0.0, 0.1)
+            # Where values cancel, PyTorch's own are away, too.
+            away = (e.double() - x)[x.isfinite()].abs()
+            bound = max(4e-6 * largest, 3 * away.max().item() if away.numel() else 0.0)
+            place = f"{name}, value {number}"
+            torch.testing.assert_close(
+                a.double(),
+                x,
+                rtol=2e-6,
+                atol=bound,
+                equal_nan=True,
+                msg=lambda m, p=place: f"{p}: {m}",
+            )
+
+
+def test_numbers_out_of_range_are_refused():
+    weight = torch.ones(3, 2, device="tandem")
+    good, bad = torch.tensor([0, 2], device="tandem"), torch.tensor([1, 3], device="tandem")
+
+    for take in (lambda i: F.embedding(i, weight), lambda i: weight[i], lambda i: weight.index_select(0, i)):
+        for _ in range(4):
+            take(good)
+            torch_tandem.mark_step()
+        with pytest.raises(IndexError, match=r"out of (range|bounds)"):
+            take(bad).tolist()
+        torch_tandem.mark_step()
