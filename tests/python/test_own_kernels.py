@@ -1,8 +1,8 @@
 """Operators that the cpu executor computes by kernels of its own, at the edges of their sizes and layouts.
 
 Each is compared with float64 on the host, in which the order of additions does not matter: no value may be
-farther away than a few roundings, or than PyTorch's own is. Tracing, co-execution op by op and in a plan give the
-same bits.
+farther away than a few roundings, or than PyTorch's own is. Tracing, co-execution op by op and in a plan have
+the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -71,6 +71,7 @@ def rows() -> Iterator[Case]:
         x[0, n // 2] = torch.inf
         x[1] = -torch.inf
         yield f"softmax infinite {n}", lambda x: F.softmax(x, 1), (x,)
+        yield f"safe softmax {n}", lambda x: torch._safe_softmax(x, 1), (x[1:],)
         weight, bias = data(n, seed=1), data(n, seed=2)
         x = data(5, 3, n) + 3
         yield f"layer_norm {n}", lambda x, w, b, n=n: F.layer_norm(x, (n,), w, b), (x, weight, bias)
@@ -100,6 +101,10 @@ def pieces() -> Iterator[Case]:
     yield "index by a mask", lambda w: w[w > 0], (weight,)
     yield "index_select", lambda w, i: w.index_select(0, i.flatten()), (weight, numbers)
     yield "index_select columns", lambda w, i: w.index_select(1, i.flatten() % 3), (weight, numbers)
+    for n in (3, 16, 80):
+        x = data(9, 20, n)
+        yield f"transposed {n}", lambda x: x.transpose(0, 1).contiguous() * x.permute(1, 0, 2), (x,)
+        yield f"transposed last {n}", lambda x: x.mT.contiguous(), (x,)
     yield "select", lambda a: a.select(1, -1) * a[0, 0, 2], (a,)
     yield "slices", lambda a: a[:, 1:3] * a[:, ::2] + a[:, -2:], (a,)
 

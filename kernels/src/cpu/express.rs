@@ -405,8 +405,14 @@ pub fn apart(call: &Call<'_>) -> bool {
 /// Whether a copy transposes much: PyTorch's own goes through blocks.
 fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
     const MUCH: i64 = 1 << 12;
+    const LONG: i64 = 16;
     let Some((Operand::Window(from), _)) = read.first() else { return false };
-    out.sizes == from.sizes && out.strides != from.strides && out.sizes.iter().product::<i64>() > MUCH
+    let in_runs = (0..out.sizes.len())
+        .any(|d| out.sizes[d] >= LONG && out.strides[d] == 1 && from.strides.get(d) == Some(&1));
+    out.sizes == from.sizes
+        && out.strides != from.strides
+        && !in_runs
+        && out.sizes.iter().product::<i64>() > MUCH
 }
 
 /// An expression's parameters, each once.

@@ -49,6 +49,7 @@ pub fn find(name: &str) -> Option<Rule> {
         "sum" | "sum.dim_IntList" => sums::sum,
         "mean" | "mean.dim" => sums::mean,
         "_softmax" => rows::softmax,
+        "_safe_softmax" => rows::safe_softmax,
         "_log_softmax" => rows::log_softmax,
         "_softmax_backward_data" => rows::softmax_backward,
         "_log_softmax_backward_data" => rows::log_softmax_backward,

@@ -6,7 +6,7 @@ use tandem_tracegraph::node::Outputs;
 
 use super::super::tile::math::{exp, log};
 use super::super::widest::widest;
-use super::{Kernel, Shared, contiguous, count, dimension, each_row, int, output};
+use super::{Kernel, Shared, contiguous, count, dimension, each_row, output};
 use crate::executor::HostKernels;
 use crate::ir::Mem;
 
@@ -21,7 +21,7 @@ fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
 
 fn forward(call: &Call<'_>, outputs: &Outputs, row: unsafe fn(&[f32], &mut [f32])) -> Option<Kernel> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
-    if x.sizes.is_empty() || int(call, 2)? != 0 || y.mem != Mem::F32 || y.sizes != x.sizes {
+    if x.sizes.is_empty() || y.mem != Mem::F32 || y.sizes != x.sizes {
         return None;
     }
     let [rows, n] = shape(&x.sizes, dimension(call, 1, x.sizes.len())?)?;
@@ -43,6 +43,11 @@ const COST: usize = 8;
 
 pub fn softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     forward(call, outputs, softmax_row)
+}
+
+/// Where a row is all of `-inf`, it gives zeros.
+pub fn safe_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    forward(call, outputs, safe_softmax_row)
 }
 
 pub fn log_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
@@ -127,6 +132,20 @@ unsafe fn run_softmax(x: &[f32], y: &mut [f32]) {
     let sum = reduce(y.len(), 0.0, |i| y[i], |a, b| a + b);
     for y in y {
         *y /= sum;
+    }
+}
+
+widest! {
+    fn safe_softmax_row(x: &[f32], y: &mut [f32]) => run_safe_softmax
+}
+
+#[inline(always)]
+unsafe fn run_safe_softmax(x: &[f32], y: &mut [f32]) {
+    if x.iter().all(|x| *x == f32::NEG_INFINITY) {
+        y.fill(0.0);
+    } else {
+        // SAFETY: no precondition of its own.
+        unsafe { run_softmax(x, y) };
     }
 }
 
