@@ -258,11 +258,13 @@ impl Waiter {
     }
 }
 
-/// How long a thread looks for what it waits for before it sleeps: about what sleeping and waking cost.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a thread that waits for GraphRunner looks before it sleeps: about what sleeping and waking cost.
+const WAITER_SPINS: Duration = Duration::from_micros(50);
+/// How long GraphRunner looks for the next message: as long as Python takes for a run. Waking it would cost Python.
+const RUNNER_SPINS: Duration = Duration::from_micros(200);
 
 /// Waits a moment for `reached`; whether it was.
-fn spin_until(reached: impl Fn() -> bool) -> bool {
+fn spin_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     loop {
         for _ in 0..32 {
@@ -271,7 +273,7 @@ fn spin_until(reached: impl Fn() -> bool) -> bool {
             }
             std::hint::spin_loop();
         }
-        if begin.elapsed() > SPIN {
+        if begin.elapsed() > moment {
             return false;
         }
     }
@@ -296,7 +298,7 @@ impl Shared {
         self.torch.enter_graph_runner();
         let mut rung = true;
         while rung || !self.queue.is_empty() {
-            if !spin_until(|| !self.queue.is_empty()) {
+            if !spin_until(RUNNER_SPINS, || !self.queue.is_empty()) {
                 self.asleep.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
                 rung = !self.queue.is_empty() || rings.recv().is_ok();
@@ -365,7 +367,7 @@ impl Shared {
     }
 
     fn sleep_until_progress(&self, ticket: Ticket) {
-        if spin_until(|| self.completed.load(Ordering::Acquire) >= ticket.0) {
+        if spin_until(WAITER_SPINS, || self.completed.load(Ordering::Acquire) >= ticket.0) {
             return;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);

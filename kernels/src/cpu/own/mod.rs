@@ -147,7 +147,7 @@ impl<T> Shared<T> {
 }
 
 /// Elements below which a thread is not worth waking.
-const GRAIN: usize = 1 << 15;
+const GRAIN: usize = 1 << 17;
 
 /// Calls `body` with ranges of rows that have so many elements each.
 fn each_row(host: &dyn HostKernels, rows: usize, each: usize, body: &(dyn Fn(usize, usize) + Sync)) {

@@ -159,7 +159,7 @@ pub struct Program {
 impl Program {
     /// Elements that are worth a thread.
     pub fn grain(&self) -> usize {
-        (32_768 / self.cost.max(1) as usize).max(TILE)
+        (131_072 / self.cost.max(1) as usize).max(TILE)
     }
 }
 
