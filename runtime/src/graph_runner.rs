@@ -181,8 +181,9 @@ impl GraphRunner {
         self.shared.executor.lock()
     }
 
-    /// Carries a run out on the calling thread, outside the queue. Everything sent must have been carried out.
-    pub fn run(&self, run: &BlockRun) {
+    /// Carries a run out on the calling thread, outside the queue; the time that it took, in nanoseconds. Everything sent
+    /// must have been carried out.
+    pub fn run(&self, run: &BlockRun) -> u64 {
         let begin = Instant::now();
         let mut executor = self.shared.executor.lock();
         self.shared.unless_it_panics(|| {
@@ -190,7 +191,9 @@ impl GraphRunner {
             true
         });
         drop(executor);
-        self.shared.inline_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let took = begin.elapsed().as_nanos() as u64;
+        self.shared.inline_ns.fetch_add(took, Ordering::Relaxed);
+        took
     }
 
     /// Whether a run has panicked: nothing more will be carried out.

@@ -7,7 +7,7 @@
 //! The results' bits do not depend on it: the same kernels run in the same
 //! order with the same number of threads.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Who carries out runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,8 +110,10 @@ enum State {
 struct Comparison {
     /// Trials done, by place.
     trials: [Trials; 2],
-    /// `None` until work of the trial before has been carried out.
-    began: Option<Instant>,
+    /// Work of the trial before has been carried out.
+    settled: bool,
+    /// What iterations took.
+    took: Duration,
     /// Iterations in which the executor learnt this place's runs.
     learnt: u32,
     iterations: u32,
@@ -119,12 +121,11 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn new() -> Comparison {
-        Comparison { trials: [Trials::default(); 2], began: None, learnt: 0, iterations: 0, ops: 0 }
+    /// Another trial, behind these.
+    fn after(trials: [Trials; 2]) -> Comparison {
+        Comparison { trials, settled: false, took: Duration::ZERO, learnt: 0, iterations: 0, ops: 0 }
     }
-}
 
-impl Comparison {
     /// Whether trials have shown which place is better, or as much as they will.
     fn is_clear(trials: &[Trials; 2]) -> bool {
         let [fewest, most] = ROUNDS;
@@ -164,24 +165,24 @@ impl Placement {
 
     /// Whether all work has to be carried out before the next op, so that it counts for its own trial.
     pub fn settles(&self) -> bool {
-        matches!(&self.state, State::Comparing(c) if c.began.is_none())
+        matches!(&self.state, State::Comparing(c) if !c.settled)
     }
 
-    /// Nothing is pending: the trial's time begins.
-    pub fn settled(&mut self, now: Instant) {
+    /// Nothing is pending: the trial begins.
+    pub fn settled(&mut self) {
         if let State::Comparing(comparison) = &mut self.state {
-            comparison.began = Some(now);
+            comparison.settled = true;
         }
     }
 
-    /// An iteration that was wholly co-executed has ended.
-    pub fn iteration(&mut self, ops: u64, now: Instant) {
+    /// An iteration that was wholly co-executed has ended; from its first op on it took so long.
+    pub fn iteration(&mut self, ops: u64, took: Duration) {
         if self.fixed {
             return;
         }
         let comparison = match &mut self.state {
             State::Holding(0) => {
-                self.state = State::Comparing(Comparison::new());
+                self.state = State::Comparing(Comparison::after(Default::default()));
                 return;
             }
             State::Holding(left) => {
@@ -190,23 +191,24 @@ impl Placement {
             }
             State::Comparing(comparison) => comparison,
         };
-        let Some(began) = comparison.began else { return };
+        if !comparison.settled {
+            return;
+        }
         if comparison.trials[self.now as usize].count == 0 && comparison.learnt < LEARNING {
             comparison.learnt += 1;
-            comparison.began = Some(now);
             return;
         }
         comparison.iterations += 1;
         comparison.ops += ops;
-        let took = now - began;
-        if comparison.iterations < TRIAL || took < TRIAL_TIME {
+        comparison.took += took;
+        if comparison.iterations < TRIAL || comparison.took < TRIAL_TIME {
             return;
         }
-        let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
+        let each = comparison.took.as_nanos() as f64 / comparison.ops.max(1) as f64;
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
         if !Comparison::is_clear(&trials) {
-            self.state = State::Comparing(Comparison { trials, ..Comparison::new() });
+            self.state = State::Comparing(Comparison::after(trials));
             self.now = self.now.other();
             return;
         }
@@ -227,16 +229,14 @@ mod tests {
 
     /// Runs iterations that take so long in each place; the places that they ran in.
     fn run(placement: &mut Placement, iterations: usize, beside: u64, inline: u64) -> Vec<Place> {
-        let mut now = Instant::now();
         let mut places = Vec::new();
         for _ in 0..iterations {
             if placement.settles() {
-                placement.settled(now);
+                placement.settled();
             }
             places.push(placement.place());
             let ms = if placement.place() == Place::Beside { beside } else { inline };
-            now += Duration::from_millis(ms);
-            placement.iteration(100, now);
+            placement.iteration(100, Duration::from_millis(ms));
         }
         places
     }
@@ -255,15 +255,14 @@ mod tests {
     #[test]
     fn iterations_of_different_lengths_need_more_trials() {
         let mut placement = Placement::new(None, true);
-        let (mut now, mut length) = (Instant::now(), 7u64);
+        let mut length = 7u64;
         for _ in 0..150 {
             if placement.settles() {
-                placement.settled(now);
+                placement.settled();
             }
             length = (length * 5 + 3) % 16;
             let each = if placement.place() == Place::Beside { 3 } else { 2 };
-            now += Duration::from_millis((4 + length) * each);
-            placement.iteration(100, now);
+            placement.iteration(100, Duration::from_millis((4 + length) * each));
         }
         assert!(matches!(placement.state, State::Holding(_)), "{placement:?}");
         assert_eq!(placement.place(), Place::Inline);

@@ -37,7 +37,11 @@ impl Engine {
                 return Ok(Progress::NeedTicket(self.runner.last(), false));
             }
             self.settling = false;
-            self.placement.iter_mut().for_each(|p| p.settled(Instant::now()));
+            self.placement.iter_mut().for_each(Placement::settled);
+        }
+        if self.iteration.ops == 0 {
+            // What the program did between iterations is not theirs.
+            self.iteration.began = Instant::now();
         }
         if !site.program_thread {
             let progress = self.run_unrecorded(call, sink)?;

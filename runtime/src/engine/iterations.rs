@@ -54,7 +54,7 @@ impl Engine {
             self.traced_in_row += 1;
         }
         self.record_step(recorded);
-        let Iteration { number, ops, traced, novel, .. } = self.iteration;
+        let Iteration { number, ops, traced, novel, began, .. } = self.iteration;
         self.repetition.note(novel, ops, ops - traced);
         self.keep_trace(recorded && (traced > 0 || self.stale));
         self.choose_phase();
@@ -69,7 +69,7 @@ impl Engine {
         if traced == 0
             && let Some(placement) = &mut self.placement
         {
-            placement.iteration(ops, Instant::now());
+            placement.iteration(ops, began.elapsed());
             self.settling = placement.settles();
             self.runner.place(placement.place());
         }
