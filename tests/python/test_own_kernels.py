@@ -84,6 +84,28 @@ def rows() -> Iterator[Case]:
         yield name + " plain", lambda x, g=groups: F.group_norm(x, g), (x,)
 
 
+def convolutions() -> Iterator[Case]:
+    for size, filters, stride, padding, dilation in [
+        ((1, 1), (1, 1), 1, 0, 1),
+        ((2, 2), (1, 1), 1, 0, 1),
+        ((2, 2), (1, 1), 2, 0, 1),
+        ((2, 2), (3, 3), 1, 1, 1),
+        ((2, 2), (3, 3), 2, 1, 1),
+        ((1, 4), (1, 3), 1, (0, 1), 1),
+        ((5, 3), (4, 1), 1, 0, 1),
+        ((5, 5), (3, 3), 1, 0, 2),
+        ((9, 9), (3, 3), (4, 3), (0, 1), 1),
+        ((8, 8), (3, 3), 1, 1, 1),
+    ]:
+        x, weight, bias = data(3, 5, *size), data(7, 5, *filters, seed=1), data(7, seed=2)
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        name = f"conv2d {size} {filters} {stride} {padding} {dilation}"
+        yield name, lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, weight, bias)
+        yield name + " without bias", lambda x, w, o=options: F.conv2d(x, w, **o), (x, weight)
+    yield "conv2d of a sum", lambda x, w: F.conv2d(x + 1, w), (data(4, 6, 1, 2), data(300, 6, 1, 1))
+    yield "grouped", lambda x, w: F.conv2d(x, w, groups=2), (data(2, 4, 2, 2), data(6, 2, 1, 1))
+
+
 def pieces() -> Iterator[Case]:
     a, b, c = data(2, 3, 4), data(2, 5, 4), data(2, 3, 4, seed=1)
     yield "cat", lambda *x: torch.cat(x, 1), (a, b, c)
@@ -124,7 +146,7 @@ def moved(t: torch.Tensor) -> torch.Tensor:
     return memory.to("tandem").as_strided(t.size(), t.stride(), t.storage_offset())
 
 
-@pytest.mark.parametrize("cases", [products, sums, rows, pieces], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("cases", [products, sums, rows, convolutions, pieces], ids=lambda f: f.__name__)
 def test_own_kernels_against_double_precision(cases):
     for name, op, tensors in cases():
 

@@ -4,6 +4,7 @@
 //! PyTorch's. All that a kernel does, the order of its additions included, follows from metadata. So bits do not depend
 //! on the number of threads that it runs on, nor on when it is used.
 
+mod conv;
 mod gather;
 mod matmul;
 mod norm;
@@ -45,6 +46,8 @@ pub fn find(name: &str) -> Option<Rule> {
         "mm" => matmul::mm,
         "addmm" => matmul::addmm,
         "bmm" => matmul::bmm,
+        "convolution" => conv::forward,
+        "convolution_backward" => conv::backward,
         "dot" => sums::dot,
         "sum" | "sum.dim_IntList" => sums::sum,
         "mean" | "mean.dim" => sums::mean,

@@ -1,0 +1,310 @@
+//! Convolutions whose outputs are a few pixels, as products of matrices.
+//!
+//! oneDNN's kernels are made for planes: on the last layers of networks that work on small pictures they reach a tenth of
+//! what they do elsewhere, their weights' gradients a hundredth. There the patches that a filter sees are laid out as
+//! rows (`im2col`), and what remains is one product.
+
+use std::cell::RefCell;
+
+use smallvec::{SmallVec, smallvec};
+use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::node::{OutSpec, Outputs};
+
+use super::super::express::{Window, fresh_window};
+use super::{Kernel, Shared, contiguous, each_row, int, is_contiguous, tensor};
+use crate::executor::{HostKernels, Matrix, Product};
+use crate::ir::Mem;
+
+/// Pixels of an output plane at most.
+const FEW: usize = 4;
+
+thread_local!(static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
+
+/// Gives `work` so many numbers of any value.
+fn with_scratch<R>(n: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+    let mut scratch = SCRATCH.take();
+    if scratch.len() < n {
+        scratch.resize(n, 0.0);
+    }
+    let done = work(&mut scratch[..n]);
+    SCRATCH.set(scratch);
+    done
+}
+
+/// The sizes of a convolution.
+#[derive(Clone, Copy, Debug)]
+struct Conv {
+    n: usize,
+    inputs: usize,
+    outputs: usize,
+    size: [usize; 2],
+    filter: [usize; 2],
+    out: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    dilation: [usize; 2],
+}
+
+fn pair(call: &Call<'_>, arg: usize) -> Option<[usize; 2]> {
+    let Some(Arg::Ints(list)) = call.args.get(arg) else { return None };
+    let [a, b] = **list else { return None };
+    Some([usize::try_from(a).ok()?, usize::try_from(b).ok()?])
+}
+
+impl Conv {
+    /// From the arguments from the `first`-th on: stride, padding, dilation, transposed, output padding, groups.
+    fn of(x: &Window, weight: &Window, y: &Window, call: &Call<'_>, first: usize) -> Option<Conv> {
+        let sizes = |w: &Window| {
+            let [a, b, c, d] = w.sizes[..] else { return None };
+            Some([a as usize, b as usize, c as usize, d as usize])
+        };
+        let [n, inputs, height, width] = sizes(x)?;
+        let [outputs, each, rows, columns] = sizes(weight)?;
+        let [_, _, down, across] = sizes(y)?;
+        let plain = int(call, first + 3)? == 0 && int(call, first + 5)? == 1 && each == inputs;
+        let few = (1..=FEW).contains(&(down * across)) && n * inputs * outputs * rows * columns > 0;
+        (plain && few).then_some(())?;
+        Some(Conv {
+            n,
+            inputs,
+            outputs,
+            size: [height, width],
+            filter: [rows, columns],
+            out: [down, across],
+            stride: pair(call, first)?,
+            padding: pair(call, first + 1)?,
+            dilation: pair(call, first + 2)?,
+        })
+    }
+
+    fn pixels(&self) -> usize {
+        self.out[0] * self.out[1]
+    }
+
+    /// Rows of the product: output pixels of all pictures.
+    fn rows(&self) -> usize {
+        self.n * self.pixels()
+    }
+
+    /// Numbers of a patch.
+    fn patch(&self) -> usize {
+        self.inputs * self.filter[0] * self.filter[1]
+    }
+
+    /// Whether patches are the picture itself.
+    fn is_plain(&self) -> bool {
+        self.pixels() == 1 && self.size == [1, 1] && self.filter == [1, 1] && self.padding == [0, 0]
+    }
+
+    /// Calls `each` with the place of each number of a picture's patches in the patches and in the picture; `None` is
+    /// padding.
+    #[inline(always)]
+    fn each(&self, mut each: impl FnMut(usize, Option<usize>)) {
+        let [height, width] = self.size;
+        let at = |d: usize, out: usize, tap: usize| {
+            (out * self.stride[d] + tap * self.dilation[d]).checked_sub(self.padding[d])
+        };
+        let patch = self.patch();
+        for pixel in 0..self.pixels() {
+            let mut to = pixel * patch;
+            for channel in 0..self.inputs {
+                for row in 0..self.filter[0] {
+                    let y = at(0, pixel / self.out[1], row).filter(|y| *y < height);
+                    for column in 0..self.filter[1] {
+                        let x = at(1, pixel % self.out[1], column).filter(|x| *x < width);
+                        let from = y.zip(x).map(|(y, x)| (channel * height + y) * width + x);
+                        each(to, from);
+                        to += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The patches of all pictures, a row for each output pixel.
+    fn patches(&self, host: &dyn HostKernels, x: Shared<f32>, to: &mut [f32]) {
+        let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
+        let to = Shared(to.as_mut_ptr());
+        each_row(host, self.n, all * 4, &|begin, end| {
+            for i in begin..end {
+                // SAFETY: the caller's windows; each picture is one thread's.
+                let (x, to) = unsafe { (x.slice(i * picture, picture), to.slice(i * all, all)) };
+                self.each(|to_, from| to[to_] = from.map_or(0.0, |from| x[from]));
+            }
+        });
+    }
+
+    /// Adds the patches' numbers up where they came from.
+    fn pictures(&self, host: &dyn HostKernels, patches: &mut [f32], to: Shared<f32>) {
+        let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
+        let patches = Shared(patches.as_mut_ptr());
+        each_row(host, self.n, all * 4, &|begin, end| {
+            for i in begin..end {
+                // SAFETY: as above.
+                let (to, from) = unsafe { (to.slice(i * picture, picture), patches.slice(i * all, all)) };
+                to.fill(0.0);
+                self.each(|at, place| {
+                    if let Some(place) = place {
+                        to[place] += from[at];
+                    }
+                });
+            }
+        });
+    }
+
+    fn product(&self, [m, n, k]: [usize; 3], a: Matrix, b: Matrix, c: Matrix, beta: f64) -> Product {
+        let [m, n, k] = [m as i64, n as i64, k as i64];
+        Product { double: false, m, n, k, alpha: 1.0, beta, a, b, c, alone: Product::is_small(m, n, k) }
+    }
+}
+
+fn matrix(data: *mut f32, ld: usize, transposed: bool) -> Matrix {
+    Matrix { data: data.cast(), transposed, ld: ld as i64 }
+}
+
+/// `[n, channels, pixels]` to `[n, pixels, channels]`.
+fn channels_last(from: &[f32], to: &mut [f32], channels: usize, pixels: usize) {
+    let each = channels * pixels;
+    for (from, to) in from.chunks_exact(each).zip(to.chunks_exact_mut(each)) {
+        for (c, from) in from.chunks_exact(pixels).enumerate() {
+            for (p, x) in from.iter().enumerate() {
+                to[p * channels + c] = *x;
+            }
+        }
+    }
+}
+
+fn output(outputs: &Outputs, number: usize) -> Option<Window> {
+    match outputs.outs.get(number)? {
+        OutSpec::Fresh { storage, meta, offset } => {
+            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && is_contiguous(w))
+        }
+        _ => None,
+    }
+}
+
+/// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
+pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (x, weight) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let y = output(outputs, 0)?;
+    let conv = Conv::of(&x, &weight, &y, call, 3)?;
+    let bias = match call.args.get(2)? {
+        Arg::None => None,
+        _ => tensor(call, 2).map(|_| contiguous(call, 2, Mem::F32)).map_or(Some(None), |b| b.map(Some))?,
+    };
+    let (rows, patch, channels) = (conv.rows(), conv.patch(), conv.outputs);
+    let biased = bias.is_some();
+    let mut windows: SmallVec<[Window; 4]> = smallvec![x, weight, y];
+    windows.extend(bias);
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let [x, weight, y] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
+        let one = conv.pixels() == 1;
+        let (cols, last) =
+            (if conv.is_plain() { 0 } else { rows * patch }, if one { 0 } else { rows * channels });
+        with_scratch(cols + last, |scratch| {
+            let (patches, pixels) = scratch.split_at_mut(cols);
+            let from = if cols == 0 {
+                x.0
+            } else {
+                conv.patches(host, x, patches);
+                patches.as_mut_ptr()
+            };
+            // SAFETY: the caller's promise.
+            let y = unsafe { y.slice(0, rows * channels) };
+            let to = if one { &mut *y } else { &mut *pixels };
+            if biased {
+                // SAFETY: as above.
+                let bias = unsafe { Shared(data[3].cast::<f32>()).slice(0, channels) };
+                to.chunks_exact_mut(channels).for_each(|row| row.copy_from_slice(bias));
+            }
+            let a = matrix(from, patch, false);
+            let (b, c) = (matrix(weight.0, patch, true), matrix(to.as_mut_ptr(), channels, false));
+            let done =
+                host.multiply(&conv.product([rows, channels, patch], a, b, c, f64::from(u8::from(biased))));
+            if !one {
+                // Back: channels are the rows of each picture.
+                channels_last(pixels, y, conv.pixels(), channels);
+            }
+            done
+        })
+    };
+    Some(Kernel { windows, params: smallvec![], work: Box::new(work) })
+}
+
+/// `convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+/// output_mask)`.
+pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let weight = contiguous(call, 2, Mem::F32)?;
+    let conv = Conv::of(&x, &weight, &grad, call, 4)?;
+    let given = |number: usize| match outputs.outs.get(number)? {
+        OutSpec::Undefined => Some(None),
+        _ => output(outputs, number).map(Some),
+    };
+    let (to_x, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
+    let (rows, patch, channels) = (conv.rows(), conv.patch(), conv.outputs);
+    let mut windows: SmallVec<[Window; 4]> = smallvec![grad, x, weight];
+    let mut add = |window: Option<Window>| {
+        window.map(|w| {
+            windows.push(w);
+            windows.len() - 1
+        })
+    };
+    let (to_x, to_weight, to_bias) = (add(to_x), add(to_weight), add(to_bias));
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let [grad, x, weight] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
+        let place = |window: Option<usize>| window.map(|w| Shared(data[w].cast::<f32>()));
+        let (last, cols) = (
+            if conv.pixels() == 1 { 0 } else { rows * channels },
+            if conv.is_plain() { 0 } else { rows * patch },
+        );
+        with_scratch(last + cols, |scratch| {
+            let (pixels, patches) = scratch.split_at_mut(last);
+            // SAFETY: the caller's promise.
+            let grad = unsafe { grad.slice(0, rows * channels) };
+            let grad = if last == 0 {
+                grad
+            } else {
+                channels_last(grad, pixels, channels, conv.pixels());
+                pixels
+            };
+            if let Some(to) = place(to_bias) {
+                // SAFETY: as above.
+                let to = unsafe { to.slice(0, channels) };
+                to.fill(0.0);
+                for row in grad.chunks_exact(channels) {
+                    to.iter_mut().zip(row).for_each(|(to, grad)| *to += grad);
+                }
+            }
+            let grad = grad.as_mut_ptr();
+            let mut done = true;
+            if let Some(to) = place(to_weight) {
+                let from = if cols == 0 {
+                    x.0
+                } else {
+                    conv.patches(host, x, patches);
+                    patches.as_mut_ptr()
+                };
+                let (a, b) = (matrix(grad, channels, true), matrix(from, patch, false));
+                let c = matrix(to.0, patch, false);
+                done &= host.multiply(&conv.product([channels, patch, rows], a, b, c, 0.0));
+            }
+            if let Some(to) = place(to_x) {
+                let by = if cols == 0 { to.0 } else { patches.as_mut_ptr() };
+                let (a, b) = (matrix(grad, channels, false), matrix(weight.0, patch, false));
+                done &= host.multiply(&conv.product(
+                    [rows, patch, channels],
+                    a,
+                    b,
+                    matrix(by, patch, false),
+                    0.0,
+                ));
+                if cols > 0 {
+                    conv.pictures(host, patches, to);
+                }
+            }
+            done
+        })
+    };
+    Some(Kernel { windows, params: smallvec![], work: Box::new(work) })
+}
