@@ -96,6 +96,9 @@ def convolutions() -> Iterator[Case]:
         ((5, 5), (3, 3), 1, 0, 2),
         ((9, 9), (3, 3), (4, 3), (0, 1), 1),
         ((8, 8), (3, 3), 1, 1, 1),
+        ((8, 8), (1, 1), 1, 0, 1),
+        ((9, 7), (1, 1), (2, 3), 0, 1),
+        ((3, 4), (1, 1), 1, 1, 1),
     ]:
         x, weight, bias = data(3, 5, *size), data(7, 5, *filters, seed=1), data(7, seed=2)
         options = {"stride": stride, "padding": padding, "dilation": dilation}
@@ -103,6 +106,9 @@ def convolutions() -> Iterator[Case]:
         yield name, lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, weight, bias)
         yield name + " without bias", lambda x, w, o=options: F.conv2d(x, w, **o), (x, weight)
     yield "conv2d of a sum", lambda x, w: F.conv2d(x + 1, w), (data(4, 6, 1, 2), data(300, 6, 1, 1))
+    for stride in (1, 2):
+        x, w = data(9, 40, 12, 12), data(70, 40, 1, 1)
+        yield f"conv2d of many channels {stride}", lambda x, w, s=stride: F.conv2d(x, w, stride=s), (x, w)
     yield "grouped", lambda x, w: F.conv2d(x, w, groups=2), (data(2, 4, 2, 2), data(6, 2, 1, 1))
 
 

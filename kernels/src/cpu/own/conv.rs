@@ -1,22 +1,28 @@
-//! Convolutions whose outputs are a few pixels, as products of matrices.
+//! Convolutions that are products of matrices.
 //!
 //! oneDNN's kernels are made for planes: on the last layers of networks that work on small pictures they reach a tenth of
-//! what they do elsewhere, their weights' gradients a hundredth. There the patches that a filter sees are laid out as
-//! rows (`im2col`), and what remains is one product.
+//! what they do elsewhere, their weights' gradients a hundredth. Where outputs are [`FEW`] pixels, the patches that a
+//! filter sees are laid out as rows (`im2col`), and what remains is one product. Filters of one pixel are a product for
+//! each picture; oneDNN is slow where there is little to do, or where pixels are left out.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use super::super::express::{Window, fresh_window};
-use super::{Kernel, Shared, contiguous, each_row, int, is_contiguous, tensor};
+use super::{Kernel, Shared, Work, contiguous, each_row, int, is_contiguous, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
 use crate::ir::Mem;
 
-/// Pixels of an output plane at most.
+/// Pixels of an output plane at most, where patches are laid out.
 const FEW: usize = 4;
+/// Multiplications below which oneDNN is slow with filters of one pixel.
+const LITTLE: usize = 1 << 22;
+/// Rows of a weights' gradient that are computed together.
+const ROWS: usize = 32;
 
 thread_local!(static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
 
@@ -62,8 +68,7 @@ impl Conv {
         let [outputs, each, rows, columns] = sizes(weight)?;
         let [_, _, down, across] = sizes(y)?;
         let plain = int(call, first + 3)? == 0 && int(call, first + 5)? == 1 && each == inputs;
-        let few = (1..=FEW).contains(&(down * across)) && n * inputs * outputs * rows * columns > 0;
-        (plain && few).then_some(())?;
+        (plain && n * inputs * outputs * rows * columns * down * across > 0).then_some(())?;
         Some(Conv {
             n,
             inputs,
@@ -75,6 +80,27 @@ impl Conv {
             padding: pair(call, first + 1)?,
             dilation: pair(call, first + 2)?,
         })
+    }
+
+    /// Whether its patches are laid out.
+    fn is_few(&self) -> bool {
+        self.pixels() <= FEW
+    }
+
+    /// Whether it is a product for each picture.
+    fn is_by_picture(&self) -> bool {
+        let work = self.rows() * self.inputs * self.outputs;
+        self.filter == [1, 1] && self.padding == [0, 0] && (self.is_strided() || work < LITTLE)
+    }
+
+    fn is_strided(&self) -> bool {
+        self.stride != [1, 1]
+    }
+
+    /// The pixels of a picture that a filter of one pixel sees, in the picture.
+    fn seen(&self) -> impl Iterator<Item = usize> + use<> {
+        let ([down, across], [y, x], width) = (self.out, self.stride, self.size[1]);
+        (0..down).flat_map(move |row| (0..across).map(move |column| row * y * width + column * x))
     }
 
     fn pixels(&self) -> usize {
@@ -183,6 +209,143 @@ fn output(outputs: &Outputs, number: usize) -> Option<Window> {
     }
 }
 
+/// The channels of a picture, without the pixels that a stride leaves out: in the picture itself, or in `room`.
+///
+/// # Safety
+/// `x` is a picture.
+unsafe fn channels(conv: &Conv, x: *mut f32, room: &mut [f32]) -> *mut f32 {
+    if !conv.is_strided() {
+        return x;
+    }
+    let plane = conv.size[0] * conv.size[1];
+    for (c, to) in room.chunks_exact_mut(conv.pixels()).take(conv.inputs).enumerate() {
+        for (to, at) in to.iter_mut().zip(conv.seen()) {
+            // SAFETY: the caller's promise.
+            *to = unsafe { *x.add(c * plane + at) };
+        }
+    }
+    room.as_mut_ptr()
+}
+
+/// A convolution with a filter of one pixel: `y = weight @ x` for each picture.
+fn forward_by_picture(conv: Conv, biased: bool) -> Work {
+    let (pixels, inputs, outputs) = (conv.pixels(), conv.inputs, conv.outputs);
+    Box::new(move |host, data, _| {
+        let at = |i: usize| Shared(data[i].cast::<f32>());
+        let [x, weight, y] = [0, 1, 2].map(at);
+        let bias = biased.then(|| at(3));
+        let done = AtomicBool::new(true);
+        each_row(host, conv.n, pixels * inputs * outputs / 16, &|from, to| {
+            with_scratch(if conv.is_strided() { inputs * pixels } else { 0 }, |room| {
+                for n in from..to {
+                    // SAFETY: the caller's promise; each picture is one thread's.
+                    let (x, y) = unsafe {
+                        let x = channels(&conv, x.at(n * inputs * conv.size[0] * conv.size[1]), room);
+                        (x, y.slice(n * outputs * pixels, outputs * pixels))
+                    };
+                    if let Some(bias) = bias {
+                        // SAFETY: as above.
+                        let bias = unsafe { bias.slice(0, outputs) };
+                        y.chunks_exact_mut(pixels).zip(bias).for_each(|(row, bias)| row.fill(*bias));
+                    }
+                    let (a, b) = (matrix(weight.get(), inputs, false), matrix(x, pixels, false));
+                    let c = matrix(y.as_mut_ptr(), pixels, false);
+                    let sizes = [outputs, pixels, inputs];
+                    let product = conv.product(sizes, a, b, c, f64::from(u8::from(biased)));
+                    done.fetch_and(host.multiply(&Product { alone: true, ..product }), Ordering::Relaxed);
+                }
+            });
+        });
+        done.into_inner()
+    })
+}
+
+/// What goes back through it: `grad_x = weight.T @ grad`, `grad_weight = sum(grad @ x.T)`. The windows of results by
+/// number, where they are wanted.
+fn backward_by_picture(
+    conv: Conv,
+    to_x: Option<usize>,
+    to_weight: Option<usize>,
+    to_bias: Option<usize>,
+) -> Work {
+    let (pixels, inputs, outputs) = (conv.pixels(), conv.inputs, conv.outputs);
+    let (picture, room) = (inputs * conv.size[0] * conv.size[1], inputs * pixels);
+    let each = pixels * inputs * outputs / 16;
+    Box::new(move |host, data, _| {
+        let at = |i: usize| Shared(data[i].cast::<f32>());
+        let [grad, x, weight] = [0, 1, 2].map(at);
+        let (to_x, to_weight, to_bias) = (to_x.map(at), to_weight.map(at), to_bias.map(at));
+        let done = AtomicBool::new(true);
+        let multiply = |product: Product| {
+            done.fetch_and(host.multiply(&Product { alone: true, ..product }), Ordering::Relaxed);
+        };
+        if let Some(to) = to_x {
+            each_row(host, conv.n, each, &|from, end| {
+                with_scratch(if conv.is_strided() { room } else { 0 }, |scratch| {
+                    for n in from..end {
+                        // SAFETY: the caller's promise; each picture is one thread's.
+                        let (to, grad) =
+                            unsafe { (to.slice(n * picture, picture), grad.at(n * outputs * pixels)) };
+                        let by = if conv.is_strided() { scratch.as_mut_ptr() } else { to.as_mut_ptr() };
+                        let (a, b) = (matrix(weight.get(), inputs, true), matrix(grad, pixels, false));
+                        multiply(conv.product(
+                            [inputs, pixels, outputs],
+                            a,
+                            b,
+                            matrix(by, pixels, false),
+                            0.0,
+                        ));
+                        if conv.is_strided() {
+                            to.fill(0.0);
+                            let plane = picture / inputs;
+                            for (to, from) in to.chunks_exact_mut(plane).zip(scratch.chunks_exact(pixels)) {
+                                conv.seen().zip(from).for_each(|(at, from)| to[at] = *from);
+                            }
+                        }
+                    }
+                });
+            });
+        }
+        let Some(to) = to_weight.or(to_bias) else { return done.into_inner() };
+        with_scratch(if conv.is_strided() { conv.n * room } else { 0 }, |scratch| {
+            let seen: SmallVec<[Shared<f32>; 32]> = (0..conv.n)
+                .map(|n| {
+                    let own =
+                        if conv.is_strided() { &mut scratch[n * room..(n + 1) * room] } else { &mut [][..] };
+                    // SAFETY: the caller's promise.
+                    Shared(unsafe { channels(&conv, x.at(n * picture), own) })
+                })
+                .collect();
+            each_row(host, outputs.div_ceil(ROWS), conv.n * pixels * inputs * ROWS / 16, &|from, end| {
+                let rows = from * ROWS..(end * ROWS).min(outputs);
+                for first in rows.clone().step_by(ROWS) {
+                    let m = ROWS.min(rows.end - first);
+                    for (n, x) in seen.iter().enumerate().filter(|_| to_weight.is_some()) {
+                        // SAFETY: the caller's promise; each row is one thread's.
+                        let (grad, to) =
+                            unsafe { (grad.at((n * outputs + first) * pixels), to.at(first * inputs)) };
+                        let (a, b) = (matrix(grad, pixels, false), matrix(x.get(), pixels, true));
+                        let beta = f64::from(u8::from(n > 0));
+                        multiply(conv.product([m, inputs, pixels], a, b, matrix(to, inputs, false), beta));
+                    }
+                }
+                if let Some(to) = to_bias {
+                    for row in rows {
+                        // SAFETY: as above.
+                        unsafe {
+                            let sum = |n: usize| -> f32 {
+                                grad.slice((n * outputs + row) * pixels, pixels).iter().sum()
+                            };
+                            to.slice(row, 1)[0] = (0..conv.n).map(sum).sum();
+                        }
+                    }
+                }
+            });
+        });
+        done.into_inner()
+    })
+}
+
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
 pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (x, weight) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
@@ -196,6 +359,10 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let biased = bias.is_some();
     let mut windows: SmallVec<[Window; 4]> = smallvec![x, weight, y];
     windows.extend(bias);
+    if !conv.is_few() {
+        let work = conv.is_by_picture().then(|| forward_by_picture(conv, biased))?;
+        return Some(Kernel { windows, params: smallvec![], work });
+    }
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let [x, weight, y] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
         let one = conv.pixels() == 1;
@@ -251,6 +418,10 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         })
     };
     let (to_x, to_weight, to_bias) = (add(to_x), add(to_weight), add(to_bias));
+    if !conv.is_few() {
+        let work = conv.is_by_picture().then(|| backward_by_picture(conv, to_x, to_weight, to_bias))?;
+        return Some(Kernel { windows, params: smallvec![], work });
+    }
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let [grad, x, weight] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
         let place = |window: Option<usize>| window.map(|w| Shared(data[w].cast::<f32>()));

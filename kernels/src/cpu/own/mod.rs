@@ -130,6 +130,11 @@ unsafe impl<T> Send for Shared<T> {}
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
+    /// The first element's address.
+    fn get(self) -> *mut T {
+        self.0
+    }
+
     /// The `at`-th element's address.
     ///
     /// # Safety
