@@ -2,7 +2,8 @@
 //!
 //! **Why.** A training step needs the same sizes again and again. The C library gives large blocks back to the system,
 //! so each step would fault its pages in anew, which costs about as much as computing what is stored there.
-//! **Strategy.** Sizes are rounded up by at most an eighth; a released block goes to its size's free list. The system is
+//! **Strategy.** Sizes are rounded up by at most an eighth; a released block goes to its size's free list, and may be taken
+//! for one that is up to a third smaller. The system is
 //! asked for huge pages: blocks of less than 256 KiB are cut from chunks of them. Blocks of less than 4 KiB are left to
 //! the C library, which is good at them.
 //! **Freeing.** Free blocks beyond a quarter of the most that was ever in use go back to the system, those of the size
@@ -31,6 +32,9 @@ const HUGE: usize = 1 << 21;
 
 /// Sizes between two powers of two.
 const STEPS: usize = 8;
+
+/// Sizes that are looked at beyond the one asked for: up to half as much again.
+const LARGER: usize = STEPS / 2;
 
 /// Bytes that are kept beyond the quarter.
 const SLACK: usize = 8 << 20;
@@ -121,6 +125,9 @@ impl Pool {
             blocks.classes.resize_with(class + 1, Class::default);
         }
         blocks.clock += 1;
+        // Where sizes change from step to step, one that is somewhat larger will do: new pages cost more.
+        let last = if can_free(class) { (class + LARGER).min(blocks.classes.len() - 1) } else { class };
+        let class = (class..=last).find(|c| !blocks.classes[*c].free.is_empty()).unwrap_or(class);
         let entry = &mut blocks.classes[class];
         entry.used = blocks.clock;
         let block = match entry.free.pop() {

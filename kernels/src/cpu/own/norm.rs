@@ -6,7 +6,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use super::super::express::{Param, Window, fresh_window};
 use super::super::widest::widest;
-use super::rows::reduce;
+use super::rows::{at, reduce};
 use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
 use crate::executor::HostKernels;
 use crate::ir::{Mem, Ty};
@@ -214,8 +214,10 @@ type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
 #[inline(always)]
 fn moments(x: &[f32], eps: f32) -> [f32; 2] {
     let n = x.len() as f32;
-    let mean = reduce(x.len(), 0.0, |i| x[i], |a, b| a + b) / n;
-    let square = |i: usize| (x[i] - mean) * (x[i] - mean);
+    // SAFETY: below the length.
+    let value = |i: usize| unsafe { at(x, i) };
+    let mean = reduce(x.len(), 0.0, value, |a, b| a + b) / n;
+    let square = |i: usize| (value(i) - mean) * (value(i) - mean);
     let variance = reduce(x.len(), 0.0, square, |a, b| a + b) / n;
     [mean, 1.0 / (variance + eps).sqrt()]
 }
@@ -286,9 +288,11 @@ unsafe fn run_backward(grad: &[f32], x: &[f32], weight: Option<&[f32]>, stats: [
     match weight {
         Some(weight) => {
             let weight = &weight[..grad.len()];
-            row_backward(grad, x, stats, to, |i| grad[i] * weight[i]);
+            // SAFETY: below both lengths.
+            row_backward(grad, x, stats, to, |i| unsafe { at(grad, i) * at(weight, i) });
         }
-        None => row_backward(grad, x, stats, to, |i| grad[i]),
+        // SAFETY: below the length.
+        None => row_backward(grad, x, stats, to, |i| unsafe { at(grad, i) }),
     }
 }
 
@@ -304,7 +308,8 @@ fn row_backward(
     let (x, to) = (&x[..n], &mut to[..n]);
     let add = |a: f32, b: f32| a + b;
     let sum = reduce(n, 0.0, &weighted, add) / n as f32;
-    let product = reduce(n, 0.0, |i| weighted(i) * ((x[i] - mean) * scale), add) / n as f32;
+    // SAFETY: `x` has `n` elements.
+    let product = reduce(n, 0.0, |i| weighted(i) * ((unsafe { at(x, i) } - mean) * scale), add) / n as f32;
     for i in 0..n {
         to[i] = scale * (weighted(i) - sum - (x[i] - mean) * scale * product);
     }

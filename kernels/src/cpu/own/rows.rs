@@ -83,7 +83,17 @@ pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel
     backward(call, outputs, log_softmax_backward_row)
 }
 
-/// Combines all of `n` values, lane by lane, then the lanes in halves.
+/// An element, for loops whose bounds are known: a check in each step would keep them from being vectors.
+///
+/// # Safety
+/// The slice has it.
+#[inline(always)]
+pub unsafe fn at(x: &[f32], i: usize) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { *x.get_unchecked(i) }
+}
+
+/// Combines `value(0)` to `value(n - 1)`, lane by lane, then the lanes in halves.
 #[inline(always)]
 pub fn reduce(n: usize, start: f32, value: impl Fn(usize) -> f32, with: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [start; LANES];
@@ -114,9 +124,19 @@ fn larger(a: f32, b: f32) -> f32 {
     if a > b || a.is_nan() { a } else { b }
 }
 
+/// `exp(x)` of what is at most 0; 0 where that would be no normal number, with which CPUs take a hundred times as long.
+/// Beside the row's largest one, which is 1, nobody sees it. Masks put whole rows there.
+#[inline(always)]
+fn weight(x: f32) -> f32 {
+    const LEAST: f32 = -87.0;
+    let e = exp(if x < LEAST { LEAST } else { x });
+    if x < LEAST { 0.0 } else { e }
+}
+
 #[inline(always)]
 fn largest(x: &[f32]) -> f32 {
-    reduce(x.len(), f32::NEG_INFINITY, |i| x[i], larger)
+    // SAFETY: below the length.
+    reduce(x.len(), f32::NEG_INFINITY, |i| unsafe { at(x, i) }, larger)
 }
 
 widest! {
@@ -127,9 +147,10 @@ widest! {
 unsafe fn run_softmax(x: &[f32], y: &mut [f32]) {
     let most = largest(x);
     for (y, x) in y.iter_mut().zip(x) {
-        *y = exp(x - most);
+        *y = weight(x - most);
     }
-    let sum = reduce(y.len(), 0.0, |i| y[i], |a, b| a + b);
+    // SAFETY: below the length.
+    let sum = reduce(y.len(), 0.0, |i| unsafe { at(y, i) }, |a, b| a + b);
     for y in y {
         *y /= sum;
     }
@@ -156,7 +177,8 @@ widest! {
 #[inline(always)]
 unsafe fn run_log_softmax(x: &[f32], y: &mut [f32]) {
     let most = largest(x);
-    let sum = reduce(x.len(), 0.0, |i| exp(x[i] - most), |a, b| a + b);
+    // SAFETY: below the length.
+    let sum = reduce(x.len(), 0.0, |i| weight(unsafe { at(x, i) } - most), |a, b| a + b);
     let log = log(sum);
     for (y, x) in y.iter_mut().zip(x) {
         *y = x - most - log;
@@ -170,7 +192,8 @@ widest! {
 #[inline(always)]
 unsafe fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
     let y = &y[..grad.len()];
-    let sum = reduce(grad.len(), 0.0, |i| grad[i] * y[i], |a, b| a + b);
+    // SAFETY: below both lengths.
+    let sum = reduce(grad.len(), 0.0, |i| unsafe { at(grad, i) * at(y, i) }, |a, b| a + b);
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
         *to = (grad - sum) * y;
     }
@@ -182,7 +205,8 @@ widest! {
 
 #[inline(always)]
 unsafe fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
-    let sum = reduce(grad.len(), 0.0, |i| grad[i], |a, b| a + b);
+    // SAFETY: below the length.
+    let sum = reduce(grad.len(), 0.0, |i| unsafe { at(grad, i) }, |a, b| a + b);
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
         *to = grad - exp(*y) * sum;
     }
