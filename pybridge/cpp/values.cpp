@@ -23,6 +23,9 @@ uint16_t flags_of(const at::Tensor& t) {
   return flags;
 }
 
+// Integers of the lists of a call without boxes.
+constexpr size_t kMostInts = 256;
+
 // How many elements of each scratch array the arguments need, so that pointers into them stay good.
 struct Need {
   size_t tensors = 0, ints = 0, floats = 0, bools = 0, scalars = 0;
@@ -164,6 +167,72 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
   return a;
 }
 
+void Encoder::begin(size_t n, size_t tensors) {
+  args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear();
+  host_requires_grad_ = false;
+  device_ = -1, named_ = -1, may_cross_ = false;
+  // Pointers into these stay good.
+  args_.reserve(n), tensors_.reserve(tensors), inputs_.reserve(tensors), ints_.reserve(kMostInts);
+}
+
+TtArg& Encoder::next(TtTag tag) {
+  TtArg& a = args_.emplace_back();
+  a.tag = tag;
+  return a;
+}
+
+void Encoder::add(const at::Tensor& t) {
+  encode_tensor(t);
+  next(TT_TENSOR).ptr = &tensors_.back();
+}
+
+void Encoder::add(const std::optional<at::Tensor>& t) {
+  if (t.has_value())
+    add(*t);
+  else
+    next(TT_NONE);
+}
+
+void Encoder::add(const at::ITensorListRef& list) {
+  const auto first = tensors_.size();
+  for (const at::Tensor& t : list) encode_tensor(t);
+  TtArg& a = next(TT_TENSORS);
+  a.len = static_cast<uint32_t>(list.size());
+  a.ptr = tensors_.data() + first;
+}
+
+void Encoder::add(const c10::Scalar& s) { args_.push_back(encode_one(c10::IValue(s))); }
+
+void Encoder::add(c10::SymIntArrayRef list) {
+  TORCH_INTERNAL_ASSERT(ints_.size() + list.size() <= kMostInts);
+  TtArg& a = next(TT_INTS);
+  a.len = static_cast<uint32_t>(list.size());
+  a.ptr = ints_.data() + ints_.size();
+  for (const auto& i : list) ints_.push_back(i.guard_int(__FILE__, __LINE__));
+}
+
+void Encoder::add(at::OptionalIntArrayRef list) {
+  if (!list.has_value()) {
+    next(TT_NONE);
+    return;
+  }
+  TtArg& a = next(TT_INTS);
+  a.len = static_cast<uint32_t>(list->size());
+  // It lives as long as the call.
+  a.ptr = list->data();
+}
+
+void Encoder::add(bool b) { next(TT_BOOL).i = b; }
+
+void Encoder::add(double d) { next(TT_FLOAT).f = d; }
+
+void Encoder::add(std::optional<c10::ScalarType> type) {
+  if (type.has_value())
+    add_int(static_cast<int64_t>(*type));
+  else
+    next(TT_NONE);
+}
+
 void* storage_context(const at::Tensor& t) {
   auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   void* context = si->mutable_data_ptr().get_context();
@@ -201,73 +270,6 @@ at::Tensor window(c10::Storage storage, const TtOut& out) {
   return t;
 }
 
-// One encoder for each depth of nested calls on this thread.
-class Lease {
- public:
-  Lease() {
-    if (pool.size() == depth) pool.push_back(std::make_unique<Encoder>());
-    encoder = pool[depth++].get();
-  }
-  ~Lease() { depth--; }
-  Encoder* operator->() const { return encoder; }
-
- private:
-  static thread_local std::vector<std::unique_ptr<Encoder>> pool;
-  static thread_local size_t depth;
-  Encoder* encoder;
-};
-thread_local std::vector<std::unique_ptr<Encoder>> Lease::pool;
-thread_local size_t Lease::depth = 0;
-
-// Turns output records into IValues; storages shared by several outputs are made once.
-class Decoder {
- public:
-  Decoder(const TtOuts& outs, const Encoder& encoder) : outs_(outs), encoder_(encoder) {}
-
-  c10::IValue next() {
-    const TtOut& out = outs_.outs[at_++];
-    switch (out.kind) {
-      case TT_OUT_HOST:
-        return std::move(host_values()[out.input]);
-      case TT_OUT_LIST: {
-        c10::List<at::Tensor> list;
-        list.reserve(out.input);
-        for (uint32_t i = 0; i < out.input; i++) list.push_back(tensor(outs_.outs[at_++]));
-        return list;
-      }
-      default:
-        return tensor(out);
-    }
-  }
-  bool done() const { return at_ == outs_.n_outs; }
-
- private:
-  at::Tensor tensor(const TtOut& out) {
-    switch (out.kind) {
-      case TT_OUT_SAME:
-        return encoder_.input(out.input);
-      case TT_OUT_ALIAS:
-        return window(encoder_.input(out.input).storage(), out);
-      case TT_OUT_NEW:
-        return window(c10::Storage(storage(out)), out);
-      default:
-        return at::Tensor();
-    }
-  }
-
-  c10::intrusive_ptr<c10::StorageImpl> storage(const TtOut& out) {
-    for (const auto& [context, impl] : made_)
-      if (context == out.storage) return impl;
-    made_.emplace_back(out.storage, adopt_storage(out.storage, out.address, out.nbytes, encoder_.device()));
-    return made_.back().second;
-  }
-
-  const TtOuts& outs_;
-  const Encoder& encoder_;
-  size_t at_ = 0;
-  c10::SmallVector<std::pair<void*, c10::intrusive_ptr<c10::StorageImpl>>, 2> made_;
-};
-
 void apply_resize(const TtOut& change, const at::Tensor& t) {
   auto* impl = t.unsafeGetTensorImpl();
   if (t.device().type() == kTandem) {
@@ -283,25 +285,68 @@ void apply_resize(const TtOut& change, const at::Tensor& t) {
 
 }  // namespace
 
+thread_local std::vector<std::unique_ptr<Encoder>> Lease::pool;
+thread_local size_t Lease::depth = 0;
+
+c10::IValue Decoder::next() {
+  const TtOut& out = outs_.outs[at_++];
+  switch (out.kind) {
+    case TT_OUT_HOST:
+      return std::move(host_values()[out.input]);
+    case TT_OUT_LIST: {
+      c10::List<at::Tensor> list;
+      list.reserve(out.input);
+      for (uint32_t i = 0; i < out.input; i++) list.push_back(next_tensor());
+      return list;
+    }
+    default:
+      return tensor(out);
+  }
+}
+
+at::Tensor Decoder::tensor(const TtOut& out) {
+  switch (out.kind) {
+    case TT_OUT_SAME:
+      return encoder_.input(out.input);
+    case TT_OUT_ALIAS:
+      return window(encoder_.input(out.input).storage(), out);
+    case TT_OUT_NEW:
+      return window(c10::Storage(storage(out)), out);
+    default:
+      return at::Tensor();
+  }
+}
+
+c10::intrusive_ptr<c10::StorageImpl> Decoder::storage(const TtOut& out) {
+  for (const auto& [context, impl] : made_)
+    if (context == out.storage) return impl;
+  made_.emplace_back(out.storage, adopt_storage(out.storage, out.address, out.nbytes, encoder_.device()));
+  return made_.back().second;
+}
+
 std::vector<c10::IValue>& host_values() {
   static thread_local std::vector<c10::IValue> values;
   return values;
+}
+
+TtOuts run(uint32_t op, const Encoder& encoder) {
+  const auto device = encoder.device();
+  if (C10_UNLIKELY(encoder.host_requires_grad()) && c10::GradMode::is_enabled())
+    for (const auto* t : encoder.inputs())
+      if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
+  TtOuts outs;
+  check(tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs));
+  for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
+  return outs;
 }
 
 void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack, bool may_cross) {
   const size_t n = handle.schema().arguments().size();
   Lease encoder;
   encoder->encode(stack->data() + (stack->size() - n), n, may_cross);
-  const auto device = encoder->device();
-  if (C10_UNLIKELY(encoder->host_requires_grad()) && c10::GradMode::is_enabled())
-    for (const auto* t : encoder->inputs())
-      if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
-  TtOuts outs;
-  check(tt_dispatch(op, static_cast<uint8_t>(device), encoder->args(), encoder->size(), &outs));
-  for (size_t i = 0; i < outs.n_resized; i++)
-    apply_resize(outs.resized[i], encoder->input(outs.resized[i].input));
+  const TtOuts outs = run(op, *encoder);
   c10::SmallVector<c10::IValue, 4> results;
-  for (Decoder decoder(outs, *encoder.operator->()); !decoder.done();) results.push_back(decoder.next());
+  for (Decoder decoder(outs, *encoder); !decoder.done();) results.push_back(decoder.next());
   torch::jit::drop(*stack, n);
   for (auto& r : results) stack->push_back(std::move(r));
 }

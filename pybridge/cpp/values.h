@@ -1,9 +1,12 @@
 // Between IValues and flat argument records.
 #pragma once
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
 
 #include <memory>
 #include <vector>
@@ -20,6 +23,21 @@ class Encoder {
  public:
   // Tensors of several devices are refused unless the call may cross devices.
   void encode(const c10::IValue* args, size_t n, bool may_cross);
+
+  // The same, one by one and without boxes: so many arguments, with so many tensors at most.
+  void begin(size_t n, size_t tensors);
+  void add(const at::Tensor& t);
+  void add(const std::optional<at::Tensor>& t);
+  void add(const at::ITensorListRef& list);
+  void add(const c10::Scalar& s);
+  void add(c10::SymIntArrayRef list);
+  void add(at::OptionalIntArrayRef list);
+  void add(const c10::SymInt& i) { add_int(i.guard_int(__FILE__, __LINE__)); }
+  void add(int64_t i) { add_int(i); }
+  void add(bool b);
+  void add(double d);
+  void add(std::optional<c10::ScalarType> type);
+
   const TtArg* args() const { return args_.data(); }
   size_t size() const { return args_.size(); }
   // Where the call runs: on its first tandem tensor's device, else on the one that an argument names.
@@ -32,6 +50,8 @@ class Encoder {
 
  private:
   TtArg encode_one(const c10::IValue& v);
+  TtArg& next(TtTag tag);
+  void add_int(int64_t i) { next(TT_INT).i = i; }
   void encode_tensor(const at::Tensor& t);
   void meet(const at::Tensor& t);
 
@@ -47,6 +67,48 @@ class Encoder {
   std::vector<uint8_t> bools_;
   std::vector<TtArg> scalars_;
 };
+
+// One encoder for each depth of nested calls on this thread.
+class Lease {
+ public:
+  Lease() {
+    if (pool.size() == depth) pool.push_back(std::make_unique<Encoder>());
+    encoder_ = pool[depth++].get();
+  }
+  ~Lease() { depth--; }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Encoder* operator->() const { return encoder_; }
+  Encoder& operator*() const { return *encoder_; }
+
+ private:
+  static thread_local std::vector<std::unique_ptr<Encoder>> pool;
+  static thread_local size_t depth;
+  Encoder* encoder_;
+};
+
+// Turns output records into tensors and values; storages shared by several outputs are made once.
+class Decoder {
+ public:
+  Decoder(const TtOuts& outs, const Encoder& encoder) : outs_(outs), encoder_(encoder) {}
+
+  c10::IValue next();
+  // The next one, which is a tensor.
+  at::Tensor next_tensor() { return tensor(outs_.outs[at_++]); }
+  bool done() const { return at_ == outs_.n_outs; }
+
+ private:
+  at::Tensor tensor(const TtOut& out);
+  c10::intrusive_ptr<c10::StorageImpl> storage(const TtOut& out);
+
+  const TtOuts& outs_;
+  const Encoder& encoder_;
+  size_t at_ = 0;
+  c10::SmallVector<std::pair<void*, c10::intrusive_ptr<c10::StorageImpl>>, 2> made_;
+};
+
+// Runs the encoded call of `op` (an id of declare()) through Rust; the outputs are good until this thread's next call.
+TtOuts run(uint32_t op, const Encoder& encoder);
 
 // The storage context of a tandem tensor, made where the storage has none.
 void* storage_context(const at::Tensor& t);
