@@ -1,4 +1,4 @@
-//! The cpu executor: ATen's own kernels on host buffers, and Tandem's for point-wise operators.
+//! The cpu executor: ATen's kernels on host buffers, and Tandem's own for point-wise and other frequent operators.
 
 mod computation;
 mod executor;

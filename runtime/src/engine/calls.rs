@@ -78,9 +78,11 @@ impl Engine {
     /// Runs a call that gives a value to the host. It is no node: the open block is cut here, and the next
     /// graph has a block end here.
     fn fetch(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
+        let waited = self.report.python_stall_ns;
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, true));
         }
+        self.fetch_wait_ns += self.report.python_stall_ns - waited;
         // Looking at the stack takes longer than the fetch: what was fetched here before is fetched again.
         let here = (self.at, call.op, self.fetches_here);
         let location = match (self.fetch_sites.get(&here), &site.stack) {

@@ -135,9 +135,7 @@ impl Engine {
     /// Carries out what is validated on the calling thread, which needs it now. Nothing is pending.
     pub(super) fn run_open(&mut self) {
         if self.config.mode != Mode::Lazy && !self.runner.is_dead() && self.close_open() {
-            let took = self.runner.run(&self.open);
-            self.fetch_wait_ns += took;
-            self.report.python_stall_ns += took;
+            self.report.python_stall_ns += self.runner.run(&self.open);
             self.storages.recycle(&self.open.released);
             self.open.clear();
             self.random_open = false;

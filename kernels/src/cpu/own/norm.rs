@@ -210,15 +210,22 @@ impl<'a> Addresses<'a> {
 
 type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
 
+/// The mean of `n` values, as a distance from the first one: exact where all are alike, and exact enough where they are
+/// near to each other and far from 0.
+#[inline(always)]
+fn mean(n: usize, value: impl Fn(usize) -> f32) -> f32 {
+    let first = value(0);
+    first + reduce(n, 0.0, |i| value(i) - first, |a, b| a + b) / n as f32
+}
+
 /// A row's mean, and the inverse of its standard deviation.
 #[inline(always)]
 fn moments(x: &[f32], eps: f32) -> [f32; 2] {
-    let n = x.len() as f32;
     // SAFETY: below the length.
     let value = |i: usize| unsafe { at(x, i) };
-    let mean = reduce(x.len(), 0.0, value, |a, b| a + b) / n;
+    let mean = mean(x.len(), value);
     let square = |i: usize| (value(i) - mean) * (value(i) - mean);
-    let variance = reduce(x.len(), 0.0, square, |a, b| a + b) / n;
+    let variance = reduce(x.len(), 0.0, square, |a, b| a + b) / x.len() as f32;
     [mean, 1.0 / (variance + eps).sqrt()]
 }
 
@@ -306,10 +313,10 @@ fn row_backward(
 ) {
     let n = grad.len();
     let (x, to) = (&x[..n], &mut to[..n]);
-    let add = |a: f32, b: f32| a + b;
-    let sum = reduce(n, 0.0, &weighted, add) / n as f32;
+    let sum = self::mean(n, &weighted);
     // SAFETY: `x` has `n` elements.
-    let product = reduce(n, 0.0, |i| weighted(i) * ((unsafe { at(x, i) } - mean) * scale), add) / n as f32;
+    let product = |i: usize| weighted(i) * ((unsafe { at(x, i) } - mean) * scale);
+    let product = reduce(n, 0.0, product, |a, b| a + b) / n as f32;
     for i in 0..n {
         to[i] = scale * (weighted(i) - sum - (x[i] - mean) * scale * product);
     }
