@@ -110,10 +110,14 @@ enum State {
 struct Comparison {
     /// Trials done, by place.
     trials: [Trials; 2],
-    /// Work of the trial before has been carried out.
+    /// Work from before has been carried out, and the trial has begun.
     settled: bool,
+    /// It has had its iterations, and ends once their work has been carried out.
+    ended: bool,
     /// What iterations took.
     took: Duration,
+    /// The time that runs had taken when it began.
+    busy: Duration,
     /// Iterations in which the executor learnt this place's runs.
     learnt: u32,
     iterations: u32,
@@ -123,7 +127,16 @@ struct Comparison {
 impl Comparison {
     /// Another trial, behind these.
     fn after(trials: [Trials; 2]) -> Comparison {
-        Comparison { trials, settled: false, took: Duration::ZERO, learnt: 0, iterations: 0, ops: 0 }
+        Comparison {
+            trials,
+            settled: false,
+            ended: false,
+            took: Duration::ZERO,
+            busy: Duration::ZERO,
+            learnt: 0,
+            iterations: 0,
+            ops: 0,
+        }
     }
 
     /// Whether trials have shown which place is better, or as much as they will.
@@ -165,14 +178,36 @@ impl Placement {
 
     /// Whether all work has to be carried out before the next op, so that it counts for its own trial.
     pub fn settles(&self) -> bool {
-        matches!(&self.state, State::Comparing(c) if !c.settled)
+        matches!(&self.state, State::Comparing(c) if !c.settled || c.ended)
     }
 
-    /// Nothing is pending: the trial begins.
-    pub fn settled(&mut self) {
-        if let State::Comparing(comparison) = &mut self.state {
+    /// Nothing is pending, for which the program had to wait so long; runs have taken so long in all. A trial ends or
+    /// begins.
+    pub fn settled(&mut self, waited: Duration, busy: Duration) {
+        let State::Comparing(comparison) = &mut self.state else { return };
+        if !comparison.ended {
             comparison.settled = true;
+            comparison.busy = busy;
+            return;
         }
+        // Beside Python, runs may be carried out while the program does something else between iterations.
+        let took = (comparison.took + waited).max(busy.saturating_sub(comparison.busy));
+        let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
+        comparison.trials[self.now as usize].add(each);
+        let trials = comparison.trials;
+        if !Comparison::is_clear(&trials) {
+            self.now = self.now.other();
+            self.state = State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) });
+            return;
+        }
+        let mean = trials.map(|t| t.mean().exp());
+        let [ours, others] = [mean[self.kept as usize], mean[self.kept.other() as usize]];
+        let same = others > ours * (1.0 - MARGIN);
+        self.kept = if same { self.kept } else { self.kept.other() };
+        self.hold = if same { self.hold * 2 } else { HOLD };
+        self.now = self.kept;
+        self.measured = Some(mean);
+        self.state = State::Holding(self.hold);
     }
 
     /// An iteration that was wholly co-executed has ended; from its first op on it took so long.
@@ -191,35 +226,19 @@ impl Placement {
             }
             State::Comparing(comparison) => comparison,
         };
-        if !comparison.settled {
+        if !comparison.settled || comparison.ended {
             return;
         }
         if comparison.trials[self.now as usize].count == 0 && comparison.learnt < LEARNING {
             comparison.learnt += 1;
+            // What the last one of these left to do is not the trial's.
+            comparison.settled = comparison.learnt < LEARNING;
             return;
         }
         comparison.iterations += 1;
         comparison.ops += ops;
         comparison.took += took;
-        if comparison.iterations < TRIAL || comparison.took < TRIAL_TIME {
-            return;
-        }
-        let each = comparison.took.as_nanos() as f64 / comparison.ops.max(1) as f64;
-        comparison.trials[self.now as usize].add(each);
-        let trials = comparison.trials;
-        if !Comparison::is_clear(&trials) {
-            self.state = State::Comparing(Comparison::after(trials));
-            self.now = self.now.other();
-            return;
-        }
-        let mean = trials.map(|t| t.mean().exp());
-        let [ours, others] = [mean[self.kept as usize], mean[self.kept.other() as usize]];
-        let same = others > ours * (1.0 - MARGIN);
-        self.kept = if same { self.kept } else { self.kept.other() };
-        self.hold = if same { self.hold * 2 } else { HOLD };
-        self.now = self.kept;
-        self.measured = Some(mean);
-        self.state = State::Holding(self.hold);
+        comparison.ended = comparison.iterations >= TRIAL && comparison.took >= TRIAL_TIME;
     }
 }
 
@@ -232,7 +251,7 @@ mod tests {
         let mut places = Vec::new();
         for _ in 0..iterations {
             if placement.settles() {
-                placement.settled();
+                placement.settled(Duration::ZERO, Duration::ZERO);
             }
             places.push(placement.place());
             let ms = if placement.place() == Place::Beside { beside } else { inline };
@@ -258,7 +277,7 @@ mod tests {
         let mut length = 7u64;
         for _ in 0..150 {
             if placement.settles() {
-                placement.settled();
+                placement.settled(Duration::ZERO, Duration::ZERO);
             }
             length = (length * 5 + 3) % 16;
             let each = if placement.place() == Place::Beside { 3 } else { 2 };
@@ -275,6 +294,23 @@ mod tests {
         assert_eq!(placement.place(), Place::Beside);
         run(&mut placement, 300, 20, 10);
         assert_eq!(placement.place(), Place::Inline);
+    }
+
+    #[test]
+    fn work_that_is_left_counts() {
+        // Beside Python, iterations take a moment, and their runs long.
+        let mut placement = Placement::new(None, true);
+        let mut busy = Duration::ZERO;
+        for _ in 0..60 {
+            if placement.settles() {
+                placement.settled(Duration::ZERO, busy);
+            }
+            let beside = placement.place() == Place::Beside;
+            busy += Duration::from_millis(if beside { 30 } else { 18 });
+            placement.iteration(100, Duration::from_millis(if beside { 8 } else { 20 }));
+        }
+        assert_eq!(placement.place(), Place::Inline);
+        assert!(placement.measured().is_some());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What becomes of an operator call in each phase.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tandem_kernels::error::CallFailure;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
@@ -33,11 +33,12 @@ impl Engine {
             return Ok(Progress::NeedTicket(self.runner.leaving(self.config.max_pending / 2), false));
         }
         if self.settling {
+            let since = *self.settling_since.get_or_insert_with(Instant::now);
             if self.runner.pending() > 0 {
                 return Ok(Progress::NeedTicket(self.runner.last(), false));
             }
-            self.settling = false;
-            self.placement.iter_mut().for_each(Placement::settled);
+            (self.settling, self.settling_since) = (false, None);
+            self.settle_placement(since.elapsed());
         }
         if self.iteration.ops == 0 {
             // What the program did between iterations is not theirs.
@@ -63,6 +64,14 @@ impl Engine {
                 Ok(progress)
             }
         }
+    }
+
+    /// Nothing is pending, for which the program has waited so long: a trial of the placement begins or ends.
+    fn settle_placement(&mut self, waited: Duration) {
+        let (beside, inline) = self.runner.busy_ns();
+        let Some(placement) = &mut self.placement else { return };
+        placement.settled(waited, Duration::from_nanos(beside + inline));
+        self.runner.place(placement.place());
     }
 
     /// Runs an op of another thread, or one that is not to be recorded.

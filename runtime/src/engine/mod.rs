@@ -139,6 +139,8 @@ pub struct Engine {
     placement: Option<Placement>,
     /// Pending work has to be carried out before the next op, for a trial of the placement.
     settling: bool,
+    /// When that was first asked for.
+    settling_since: Option<Instant>,
     /// Traced iterations since the graph was last generated.
     traced_in_row: u32,
     /// The symbolic graph lacks something that the TraceGraph has.
@@ -239,6 +241,7 @@ impl Engine {
             repetition: Repetition::default(),
             placement: None,
             settling: false,
+            settling_since: None,
             traced_in_row: 0,
             stale: false,
             random: Ticket::default(),
