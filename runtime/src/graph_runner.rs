@@ -72,6 +72,11 @@ pub struct GraphRunner {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Ticket(u64);
 
+impl Ticket {
+    /// A position that is never reached: who waits for it is told that GraphRunner has died.
+    pub const NEVER: Ticket = Ticket(u64::MAX);
+}
+
 /// How a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {

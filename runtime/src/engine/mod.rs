@@ -421,6 +421,11 @@ impl Engine {
         }
         self.send_open();
         self.release_held();
-        if self.runner.pending() > 0 { Err(self.runner.last()) } else { Ok(()) }
+        match self.runner.pending() {
+            // A run that panicked outside the queue leaves nothing pending.
+            0 if self.runner.is_dead() => Err(Ticket::NEVER),
+            0 => Ok(()),
+            _ => Err(self.runner.last()),
+        }
     }
 }
