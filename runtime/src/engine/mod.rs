@@ -7,7 +7,7 @@
 //! from that very op, until it comes to an op that the symbolic graph knows. Nothing is executed that the program
 //! did not ask for, so nothing is ever undone.
 //!
-//! [`Engine::dispatch`] never blocks. It answers what it needs, the bridge gets it without holding the
+//! [`Engine::dispatch`] waits for nobody. It answers what it needs, the bridge gets it without holding the
 //! engine's lock, and asks again; until it answers [`Progress::Done`] nothing has changed.
 //!
 //! What becomes of a call is in `calls.rs`, the cursor is in `cursor.rs`, iterations and generation in
