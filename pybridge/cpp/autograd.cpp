@@ -11,6 +11,7 @@
 
 #include <memory>
 
+#include "backward.h"
 #include "values.h"
 
 namespace tandem {
@@ -52,10 +53,12 @@ void ttc_site(TtSite* site) {
   site->sequence = at::sequence_number::peek();
   site->modes = static_cast<int32_t>(c10::get_default_dtype_as_scalartype()) << 1 | c10::GradMode::is_enabled();
   site->node = 0;
-  if (const auto node = torch::autograd::get_current_node()) {
+  const auto* node = tandem::running_node();
+  if (!node) node = torch::autograd::get_current_node().get();
+  if (node) {
     site->node_sequence = node->sequence_nr();
     // Not the address alone: a node may take that of one that was freed.
-    site->node = reinterpret_cast<uint64_t>(node.get()) ^ (site->node_sequence << 48 | 1);
+    site->node = reinterpret_cast<uint64_t>(node) ^ (site->node_sequence << 48 | 1);
   }
 }
 
