@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -63,6 +64,9 @@ struct Pending {
 // The nodes between some roots and some inputs, or all below the roots where no inputs are named.
 class Graph {
  public:
+  // Nodes older than that may have hooks on what they saved.
+  explicit Graph(int64_t hooked_before) : hooked_before_(hooked_before) {}
+
   // False where there is something that is left to PyTorch's engine.
   bool discover(const edge_list& roots, const edge_list& inputs) {
     for (const auto& input : inputs) least_ = std::min(least_, input.function->topological_nr());
@@ -90,7 +94,7 @@ class Graph {
     Node* node = edge.function.get();
     const auto [place, is_new] = places_.emplace(node, pending_.size());
     if (is_new) {
-      if (has_hooks(*node) || is_python(typeid(*node))) return false;
+      if (node->sequence_nr() < hooked_before_ || has_hooks(*node) || is_python(typeid(*node))) return false;
       pending_.push_back({node, {}});
     }
     pending_[place->second].missing++;
@@ -120,6 +124,7 @@ class Graph {
     return true;
   }
 
+  uint64_t hooked_before_;
   uint64_t least_ = std::numeric_limits<uint64_t>::max();
   ska::flat_hash_map<Node*, size_t> places_;
   std::vector<Pending> pending_;
@@ -191,13 +196,19 @@ void execute(Graph& graph, const edge_list& roots, variable_list&& grads, bool k
 }
 
 using Tensors = c10::List<std::optional<at::Tensor>>;
+using Gradients = std::tuple<bool, Tensors>;
+
+// Of many gradients at once, the pass is PyTorch's.
+Gradients leave(at::TensorList, const Tensors&, at::TensorList, bool, bool, int64_t) { return {false, Tensors()}; }
 
 // Sets the gradients below the roots, or gives those of the inputs. False where that is left to PyTorch's engine: then
 // nothing has happened.
-std::tuple<bool, Tensors> backward(at::TensorList roots, const Tensors& root_grads, at::TensorList inputs,
-                                   bool keep_graph, bool create_graph) {
-  const auto left = std::make_tuple(false, Tensors());
-  if (running || torch::autograd::AnomalyMode::is_enabled() || at::hasCallbacks()) return left;
+Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorList inputs, bool keep_graph,
+                   bool create_graph, int64_t hooked_before) {
+  const Gradients left(false, Tensors());
+  // Nodes ask a pass that is under way what they are to compute.
+  const bool inside = running || torch::autograd::get_current_graph_task_id() >= 0;
+  if (inside || torch::autograd::AnomalyMode::is_enabled() || at::hasCallbacks()) return left;
   edge_list edges, asked;
   variable_list grads;
   for (size_t i = 0; i < roots.size(); i++) {
@@ -214,7 +225,7 @@ std::tuple<bool, Tensors> backward(at::TensorList roots, const Tensors& root_gra
                        leaf ? 0 : input.output_nr());
     if (!asked.back().is_valid()) return left;
   }
-  Graph graph;
+  Graph graph(hooked_before);
   if (!graph.discover(edges, asked)) return left;
   const c10::AutoGradMode grad_mode(create_graph);
   torch::autograd::validate_outputs(edges, grads, [](const std::string& text) { return text; });
@@ -230,10 +241,11 @@ std::tuple<bool, Tensors> backward(at::TensorList roots, const Tensors& root_gra
 
 TORCH_LIBRARY(torch_tandem, m) {
   m.def(
-      "backward(Tensor[] roots, Tensor?[] grads, Tensor[] inputs, bool keep_graph, bool create_graph) -> (bool, "
-      "Tensor?[])");
+      "backward(Tensor[] roots, Tensor?[] grads, Tensor[] inputs, bool keep_graph, bool create_graph, "
+      "int hooked_before) -> (bool, Tensor?[])");
 }
 TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) { m.impl("backward", backward); }
+TORCH_LIBRARY_IMPL(torch_tandem, Batched, m) { m.impl("backward", leave); }
 
 }  // namespace
 

@@ -4,9 +4,6 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.variable import Variable
 
-_saved_hooks = False
-"""Saved tensors have had hooks. Checkpointing's ask PyTorch's engine which backward pass is running."""
-
 
 class Engine:
     """Stands where autograd finds its engine."""
@@ -30,16 +27,16 @@ class Engine:
         """As PyTorch's."""
         # What accumulates gradients does so for all leaves, or is rare.
         ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
-        if ours and not _saved_hooks and _plain(tensors) and _plain(inputs) and not _watched():
+        if ours and not _saved_hooks.active and _plain(tensors) and _plain(inputs) and not _watched():
             with torch._C.DisableTorchFunction():
                 done, found = torch.ops.torch_tandem.backward.default(
-                    tensors, grads, inputs, keep_graph, create_graph
+                    tensors, grads, inputs, keep_graph, create_graph, _saved_hooks.before
                 )
             if done:
                 if None in found and not allow_unreachable:
                     raise RuntimeError(
-                        f"The differentiated Tensor at index {found.index(None)} appears to not have been used in "
-                        "the graph. Set allow_unused=True if this is the desired behavior."
+                        f"The differentiated Tensor at index {found.index(None)} appears to not have been "
+                        "used in the graph. Set allow_unused=True if this is the desired behavior."
                     )
                 return tuple(found)
         return self._engine.run_backward(
@@ -49,9 +46,7 @@ class Engine:
 
 def _plain(tensors) -> bool:
     """Whether these are tensors of ours without classes of their own."""
-    return all(
-        type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type == "tandem" for t in tensors
-    )
+    return all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type == "tandem" for t in tensors)
 
 
 def _watched() -> bool:
@@ -59,17 +54,36 @@ def _watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or peek_interpreter_stack() is not None
 
 
-def _note_saved_hooks(push):
-    def noted(*args):
-        global _saved_hooks
-        _saved_hooks = True
-        return push(*args)
+class _SavedHooks:
+    """Which nodes' saved tensors may have hooks. Checkpoints' ask PyTorch's engine which pass runs."""
 
-    return noted
+    def __init__(self) -> None:
+        self.active = 0
+        self.before = 0
+        """No node from this sequence number on has them, once none are active."""
+
+    def install(self) -> None:
+        """Follow how hooks come and go."""
+        autograd = torch._C._autograd
+        push, pop = autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks
+
+        def noted_push(*args):
+            self.active += 1
+            return push(*args)
+
+        def noted_pop(*args):
+            self.active -= 1
+            self.before = max(self.before, autograd._get_sequence_nr())
+            return pop(*args)
+
+        autograd._push_saved_tensors_default_hooks = noted_push
+        autograd._pop_saved_tensors_default_hooks = noted_pop
+
+
+_saved_hooks = _SavedHooks()
 
 
 def install() -> None:
     """Have backward passes go through here."""
     Variable._execution_engine = Engine(Variable._execution_engine)
-    hooks = torch._C._autograd
-    hooks._push_saved_tensors_default_hooks = _note_saved_hooks(hooks._push_saved_tensors_default_hooks)
+    _saved_hooks.install()
