@@ -1,7 +1,7 @@
 // Backward on the calling thread: what PyTorch's engine does, with less around each node.
 //
 // Nodes run in the engine's order and gradients are added up as it adds them up, so that the results have its bits.
-// Whatever it does beside that (hooks, Python nodes, anomaly mode, profiling) is left to it.
+// Whatever it does beside that (hooks, anomaly mode, profiling) is left to it.
 #include <ATen/TensorOperators.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/record_function.h>
@@ -37,7 +37,7 @@ using torch::autograd::variable_list;
 
 thread_local const Node* running = nullptr;
 
-// Whether a node of this type may run Python code. The class is in a library that this one does not link.
+// Whether nodes of this type are the program's Python code. The class is in a library that this one does not link.
 bool is_python(const std::type_info& type) {
   thread_local ska::flat_hash_map<const std::type_info*, bool> known;
   const auto found = known.find(&type);
@@ -45,9 +45,23 @@ bool is_python(const std::type_info& type) {
   return known.emplace(&type, std::strstr(type.name(), "PyNode") != nullptr).first->second;
 }
 
-bool has_hooks(Node& node) {
+// A compiled graph's node asks PyTorch's engine whether it may give its memory away.
+bool is_compiled(const Node& node) {
+  if (!is_python(typeid(node))) return false;
+  std::pair<const Node*, bool> asked{&node, false};
+  // It looks at a Python object.
+  tt_with_gil(
+      [](void* data) {
+        auto& [node, answer] = *static_cast<decltype(asked)*>(data);
+        answer = node->is_aot_backward();
+      },
+      &asked);
+  return asked.second;
+}
+
+bool is_unusual(Node& node) {
   return !node.pre_hooks().empty() || !node.post_hooks().empty() || !node.tensor_pre_hooks().empty() ||
-         !node.retains_grad_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
+         !node.retains_grad_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr || is_compiled(node);
 }
 
 // A node on its way: the gradients that have arrived, and how many are still to come.
@@ -94,7 +108,7 @@ class Graph {
     Node* node = edge.function.get();
     const auto [place, is_new] = places_.emplace(node, pending_.size());
     if (is_new) {
-      if (node->sequence_nr() < hooked_before_ || has_hooks(*node) || is_python(typeid(*node))) return false;
+      if (node->sequence_nr() < hooked_before_ || is_unusual(*node)) return false;
       pending_.push_back({node, {}});
     }
     pending_[place->second].missing++;

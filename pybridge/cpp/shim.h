@@ -139,6 +139,8 @@ int32_t tt_storage_resize(void* storage, uint64_t nbytes);
 // Waits for all pending work, or for the pending random draws.
 int32_t tt_synchronize();
 int32_t tt_wait_random();
+// Calls `body` with the GIL in hand.
+void tt_with_gil(void (*body)(void* data), void* data);
 // A block of Tandem's host memory, aligned to 64; null where the C library is to give it.
 void* tt_pool_take(size_t nbytes);
 // Takes a block back; 0 where it is not the pool's.

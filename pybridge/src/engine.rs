@@ -543,6 +543,11 @@ extern "C" fn tt_synchronize() -> i32 {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn tt_with_gil(body: extern "C" fn(*mut c_void), data: *mut c_void) {
+    Python::attach(|_| body(data));
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn tt_wait_random() -> i32 {
     for_shim(wait_random)
 }

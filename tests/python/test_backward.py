@@ -2,11 +2,48 @@
 
 import pytest
 import torch
-from helpers import OWN, coexecuting, data
+from helpers import coexecuting, data
 from models import STEPS, layers
 from torch import nn
 from torch.autograd.variable import Variable
 from torch.utils.checkpoint import checkpoint
+
+
+@coexecuting
+def test_sums_are_in_the_engines_order(device):
+    """Many gradients meet, some of them in views and some expanded, and accumulate over passes."""
+    w = data(8, 8).to(device).requires_grad_()
+    b = data(8, seed=1).to(device).requires_grad_()
+    for step in range(STEPS):
+        x = data(5, 8, seed=step).to(device)
+        for _ in range(1 + step % 3):
+            x = (x @ w + b).tanh() + x.mean(0) * w.sum(1) * 1e-3
+        parts = [x[:, i : i + 2] * w[i][:2] for i in range(0, 8, 2)]
+        (torch.cat(parts, 1).exp().mean() + (b * b).sum() + w.t().diagonal().sum()).backward()
+        yield w.grad, b.grad
+        if step % 4 == 3:
+            w.grad = None
+
+
+@coexecuting
+def test_gradients_of_gradients(device):
+    """A penalty on a gradient: a pass that makes a graph, and one through it."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    for step, parameter in enumerate(model.parameters()):
+        parameter.data.copy_(data(*parameter.shape, seed=step))
+    model.to(device)
+    for step in range(STEPS):
+        x = data(3, 4, seed=step).to(device).requires_grad_()
+        y = model(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        inner = torch.autograd.grad(y.pow(2).mean(), model.parameters(), create_graph=True)
+        fast = [p - 0.1 * g for p, g in zip(model.parameters(), inner, strict=True)]
+        outer = torch.func.functional_call(
+            model, dict(zip(dict(model.named_parameters()), fast, strict=True)), x
+        )
+        ((slope.norm(dim=1) - 1).pow(2).mean() + outer.sum()).backward()
+        yield [p.grad for p in model.parameters()]
+        model.zero_grad(set_to_none=step % 2 == 0)
 
 
 @pytest.fixture
@@ -66,22 +103,11 @@ def accumulated(model):
     return loss_of(model)
 
 
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
 UNUSUAL = {
     "tensor hook": hook,
     "retained gradient": retained,
     "accumulation hook": accumulated,
     "module hook": lambda model: model[0].register_full_backward_hook(lambda *_: None) and loss_of(model),
-    "function": lambda model: Double.apply(loss_of(model)),
     "checkpoint": lambda model: checkpoint(model, data(3, 4).to("tandem"), use_reentrant=False).sum(),
 }
 
@@ -150,40 +176,48 @@ def test_an_input_without_a_gradient():
     assert torch.autograd.grad((w * 2)[0], w, materialize_grads=True)[0].tolist() == [2, 0]
 
 
-@coexecuting
-def test_sums_are_in_the_engines_order(device):
-    """Many gradients meet, some of them in views and some expanded, and accumulate over passes."""
-    w = data(8, 8).to(device).requires_grad_()
-    b = data(8, seed=1).to(device).requires_grad_()
-    for step in range(STEPS):
-        x = data(5, 8, seed=step).to(device)
-        for _ in range(1 + step % 3):
-            x = (x @ w + b).tanh() + x.mean(0) * w.sum(1) * 1e-3
-        parts = [x[:, i : i + 2] * w[i][:2] for i in range(0, 8, 2)]
-        (torch.cat(parts, 1).exp().mean() + (b * b).sum() + w.t().diagonal().sum()).backward()
-        yield w.grad, b.grad
-        if step % 4 == 3:
-            w.grad = None
+class Told(torch.autograd.Function):
+    """Twice its argument; `backward` calls what it is given, before its end and behind the pass."""
+
+    @staticmethod
+    def forward(ctx, x, now, behind):
+        ctx.now, ctx.behind = now, behind
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        Variable._execution_engine.queue_callback(ctx.behind)
+        ctx.now()
+        return grad * 2, None, None
 
 
-@coexecuting
-def test_gradients_of_gradients(device):
-    """A penalty on a gradient: a pass that makes a graph, and one through it."""
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
-    for step, parameter in enumerate(model.parameters()):
-        parameter.data.copy_(data(*parameter.shape, seed=step))
-    model.to(device)
-    for step in range(STEPS):
-        x = data(3, 4, seed=step).to(device).requires_grad_()
-        y = model(x)
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        inner = torch.autograd.grad(y.pow(2).mean(), model.parameters(), create_graph=True)
-        fast = [p - 0.1 * g for p, g in zip(model.parameters(), inner, strict=True)]
-        outer = torch.func.functional_call(
-            model, dict(zip(dict(model.named_parameters()), fast, strict=True)), x
-        )
-        ((slope.norm(dim=1) - 1).pow(2).mean() + outer.sum()).backward()
-        yield [p.grad for p in model.parameters()]
-        model.zero_grad(set_to_none=step % 2 == 0)
-        if OWN and step == 2:
-            return
+def test_functions_of_the_program(left):
+    w = torch.ones(3, device="tandem", requires_grad=True)
+    told = []
+    Told.apply(w * 3, lambda: told.append("now"), lambda: told.append(w.grad.tolist())).sum().backward()
+    assert told == ["now", [6, 6, 6]]
+    assert not left
+
+
+def test_a_function_that_raises():
+    def fail():
+        raise KeyError("of the program")
+
+    w = torch.ones(3, device="tandem", requires_grad=True)
+    with pytest.raises(KeyError, match="of the program"):
+        Told.apply(w, fail, fail).sum().backward()
+    (w * w).sum().backward()
+    assert w.grad.tolist() == [2, 2, 2]
+
+
+def test_a_pass_within_a_pass(left):
+    w = torch.ones(3, device="tandem", requires_grad=True)
+    inner = torch.ones(3, device="tandem", requires_grad=True)
+
+    def nested():
+        with torch.enable_grad():
+            (inner * inner).sum().backward()
+
+    Told.apply(w, nested, lambda: None).sum().backward()
+    assert len(left) == 1
+    assert inner.grad.tolist() == w.grad.tolist() == [2, 2, 2]

@@ -1,5 +1,7 @@
 """Backward passes over Tandem's tensors: PyTorch's engine is asked only for what ours leaves to it."""
 
+import threading
+
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.variable import Variable
@@ -10,9 +12,18 @@ class Engine:
 
     def __init__(self, engine) -> None:
         self._engine = engine
+        self._running = threading.local()
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
+
+    def queue_callback(self, callback) -> None:
+        """Have something called when the running pass ends: functions ask for that in their `backward`."""
+        callbacks = getattr(self._running, "callbacks", None)
+        if callbacks is None:
+            self._engine.queue_callback(callback)
+        else:
+            callbacks.append(callback)
 
     def run_backward(
         self,
@@ -28,10 +39,7 @@ class Engine:
         # What accumulates gradients does so for all leaves, or is rare.
         ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
         if ours and not _saved_hooks.active and _plain(tensors) and _plain(inputs) and not _watched():
-            with torch._C.DisableTorchFunction():
-                done, found = torch.ops.torch_tandem.backward.default(
-                    tensors, grads, inputs, keep_graph, create_graph, _saved_hooks.before
-                )
+            done, found = self._run(tensors, grads, inputs, keep_graph, create_graph)
             if done:
                 if None in found and not allow_unreachable:
                     raise RuntimeError(
@@ -42,6 +50,18 @@ class Engine:
         return self._engine.run_backward(
             tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
         )
+
+    def _run(self, *args):
+        outer, callbacks = getattr(self._running, "callbacks", None), []
+        self._running.callbacks = callbacks
+        try:
+            with torch._C.DisableTorchFunction():
+                done, found = torch.ops.torch_tandem.backward.default(*args, _saved_hooks.before)
+            for callback in callbacks:  # which may add more
+                callback()
+        finally:
+            self._running.callbacks = outer
+        return done, found
 
 
 def _plain(tensors) -> bool:
