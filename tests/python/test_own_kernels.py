@@ -12,6 +12,7 @@ import torch
 import torch_tandem
 from helpers import assert_same, data, results
 from torch.nn import functional as F
+from torchvision.ops import roi_align
 
 ITERATIONS = 6
 SIZES = (1, 2, 7, 16, 17, 129, 600)
@@ -137,6 +138,25 @@ def pieces() -> Iterator[Case]:
     yield "slices", lambda a: a[:, 1:3] * a[:, ::2] + a[:, -2:], (a,)
 
 
+def regions() -> Iterator[Case]:
+    # Quarters of pixels: inside, over the edges, outside, empty and the wrong way round.
+    edges = [[0, 4, 6, 19, 22], [1, -9, -3, 40, 50], [1, 60, 60, 90, 90], [0, 8, 8, 8, 8], [0, 20, 9, 10, 3]]
+    edges += [[i % 2, i, 2 * i, 3 * i + 7, 3 * i + 5] for i in range(12)]
+    for shape, size, samples, aligned in [
+        ((2, 3, 7, 9), (2, 2), 2, True),
+        ((2, 3, 7, 9), (2, 3), -1, False),
+        ((2, 70, 12, 12), (7, 7), 2, False),
+        ((2, 1, 1, 1), (1, 1), 0, True),
+    ]:
+        yield (
+            f"roi_align {shape} {size} {samples} {aligned}",
+            lambda x, r, o=(size, 0.5, samples, aligned): roi_align(
+                x, torch.cat([r[:, :1], r[:, 1:] / 4], 1).to(x.dtype), *o
+            ),
+            (data(*shape), torch.tensor(edges)),
+        )
+
+
 def with_gradients(op: Callable, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """What an operator gives, and the gradients of it."""
     leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in tensors]
@@ -152,7 +172,9 @@ def moved(t: torch.Tensor) -> torch.Tensor:
     return memory.to("tandem").as_strided(t.size(), t.stride(), t.storage_offset())
 
 
-@pytest.mark.parametrize("cases", [products, sums, rows, convolutions, pieces], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "cases", [products, sums, rows, convolutions, pieces, regions], ids=lambda f: f.__name__
+)
 def test_own_kernels_against_double_precision(cases):
     for name, op, tensors in cases():
 

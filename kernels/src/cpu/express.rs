@@ -89,7 +89,7 @@ pub struct Base {
 impl Base {
     /// Of a full name (`aten::add_.Tensor`); `None` where no rule is for it. `written` are the schema's arguments.
     pub fn of(name: &str, written: &[bool]) -> Option<Base> {
-        let name = name.strip_prefix("aten::")?;
+        let name = name.strip_prefix("aten::").unwrap_or(name);
         let base = name.split('.').next().unwrap_or(name);
         let in_place = written.first() == Some(&true) && written[1..].iter().all(|w| !w);
         if written.contains(&true) && !in_place {

@@ -9,6 +9,7 @@ mod gather;
 mod matmul;
 mod norm;
 mod pieces;
+mod roi_align;
 mod rows;
 mod sums;
 
@@ -40,7 +41,7 @@ pub struct Kernel {
 /// Makes a kernel for a call and what it gives.
 pub type Rule = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
 
-/// The rule of an operator, by its name without namespace.
+/// The rule of an operator, by its name, without `aten::`.
 pub fn find(name: &str) -> Option<Rule> {
     Some(match name {
         "mm" => matmul::mm,
@@ -67,6 +68,8 @@ pub fn find(name: &str) -> Option<Rule> {
         "embedding_dense_backward" => gather::embedding_backward,
         "index_select" => gather::index_select,
         "index.Tensor" => gather::index,
+        "torchvision::roi_align" => roi_align::forward,
+        "torchvision::_roi_align_backward" => roi_align::backward,
         _ => return None,
     })
 }
