@@ -135,9 +135,33 @@ unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
 
 /// Moves a tile of a strided operand to a register, or from there.
 unsafe fn walk(sizes: &[i64], window: &Window<'_>, at: usize, n: usize, tile: *mut u8, out: bool) {
+    // SAFETY: the caller's promise; elements are moved as integers of their size.
+    unsafe {
+        match window.size {
+            1 => walk_rows::<u8>(sizes, window, at, n, tile, out),
+            4 => walk_rows::<u32>(sizes, window, at, n, tile.cast(), out),
+            _ => walk_rows::<u64>(sizes, window, at, n, tile.cast(), out),
+        }
+    }
+}
+
+/// The same, row by row of the innermost dimension, and those in turn along the next one, where most rows follow one
+/// another.
+unsafe fn walk_rows<T: Copy>(
+    sizes: &[i64],
+    window: &Window<'_>,
+    at: usize,
+    n: usize,
+    tile: *mut T,
+    out: bool,
+) {
     let Some((inner, outer)) = sizes.split_last() else { return };
     let inner = *inner as usize;
-    let (mut column, mut rest) = (at % inner, at / inner);
+    let stride = window.strides[outer.len()] as isize;
+    let (rows, outer) = outer.split_last().map_or((1, outer), |(rows, outer)| (*rows as usize, outer));
+    let row_stride = if sizes.len() > 1 { window.strides[outer.len()] as isize } else { 0 };
+    let (mut column, rest) = (at % inner, at / inner);
+    let (mut row, mut rest) = (rest % rows, rest / rows);
     let mut coords: SmallVec<[usize; 8]> = SmallVec::from_elem(0, outer.len());
     let mut offset = 0isize;
     for d in (0..outer.len()).rev() {
@@ -145,22 +169,19 @@ unsafe fn walk(sizes: &[i64], window: &Window<'_>, at: usize, n: usize, tile: *m
         rest /= outer[d] as usize;
         offset += coords[d] as isize * window.strides[d] as isize;
     }
-    let stride = window.strides[outer.len()] as isize;
+    let data = window.data.cast::<T>();
     let mut done = 0;
     while done < n {
-        let run = (inner - column).min(n - done);
-        // SAFETY: the elements lie in the window, and the register has room for the tile.
-        unsafe {
-            let memory = window.data.offset((offset + column as isize * stride) * window.size as isize);
-            let register = tile.add(done * window.size);
-            match window.size {
-                1 => copy_run::<u8>(memory, stride, register, run, out),
-                4 => copy_run::<u32>(memory, stride, register, run, out),
-                _ => copy_run::<u64>(memory, stride, register, run, out),
-            }
+        let mut memory = data.wrapping_offset(offset + row as isize * row_stride + column as isize * stride);
+        while row < rows && done < n {
+            let run = (inner - column).min(n - done);
+            // SAFETY: the elements lie in the window, and the register has room for the tile.
+            unsafe { copy_run(memory, stride, tile.add(done), run, out) };
+            done += run;
+            memory = memory.wrapping_offset(row_stride - column as isize * stride);
+            (column, row) = (0, row + 1);
         }
-        done += run;
-        column = 0;
+        row = 0;
         for d in (0..outer.len()).rev() {
             coords[d] += 1;
             offset += window.strides[d] as isize;
@@ -173,13 +194,34 @@ unsafe fn walk(sizes: &[i64], window: &Window<'_>, at: usize, n: usize, tile: *m
     }
 }
 
-unsafe fn copy_run<T: Copy>(memory: *mut u8, stride: isize, register: *mut u8, n: usize, out: bool) {
-    let (memory, register) = (memory.cast::<T>(), register.cast::<T>());
+/// Copies what is mostly a short row, for which asking how best to copy takes longer than copying.
+#[inline(always)]
+unsafe fn copy_row<T: Copy>(from: *const T, to: *mut T, n: usize) {
+    const SHORT: usize = 64;
+    const PART: usize = 8;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if n > SHORT {
+            return std::ptr::copy_nonoverlapping(from, to, n);
+        }
+        let whole = n - n % PART;
+        for at in (0..whole).step_by(PART) {
+            let part = from.add(at).cast::<[T; PART]>().read_unaligned();
+            to.add(at).cast::<[T; PART]>().write_unaligned(part);
+        }
+        for at in whole..n {
+            *to.add(at) = *from.add(at);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn copy_run<T: Copy>(memory: *mut T, stride: isize, register: *mut T, n: usize, out: bool) {
     // SAFETY: the caller's promise.
     unsafe {
         match (out, stride) {
-            (false, 1) => std::ptr::copy_nonoverlapping(memory, register, n),
-            (true, 1) => std::ptr::copy_nonoverlapping(register, memory, n),
+            (false, 1) => copy_row(memory, register, n),
+            (true, 1) => copy_row(register, memory, n),
             (false, 0) => std::slice::from_raw_parts_mut(register, n).fill(*memory),
             (false, _) => {
                 for i in 0..n {
