@@ -16,7 +16,7 @@ use tandem_kernels::cpu::CpuExecutor;
 use tandem_kernels::deferred::Deferred;
 use tandem_kernels::error::{Cause, Failure, Fault};
 use tandem_kernels::executor::Executor;
-use tandem_kernels::gpu::adapter::{Choice, choose, choose_each, entries, list};
+use tandem_kernels::gpu::adapter::{Choice, choose, choose_each, entries, list, may_have_gpu};
 use tandem_kernels::gpu::device::{Gpu, Options};
 use tandem_kernels::gpu::{Devices, GpuExecutor};
 use tandem_kernels::host::Exception;
@@ -67,7 +67,12 @@ pub fn device_count() -> usize {
 /// The executor that `TANDEM_DEVICE` asks for.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
     let software = std::env::var("TANDEM_ALLOW_SOFTWARE").is_ok_and(|v| v == "1");
-    let adapters = if *ASKED == "cpu" { Vec::new() } else { list() };
+    let asks_drivers = match ASKED.as_str() {
+        "cpu" => false,
+        "" => may_have_gpu(),
+        _ => true,
+    };
+    let adapters = if asks_drivers { list() } else { Vec::new() };
     let open = |number, index| {
         let gpu = Gpu::open(number, index, &Options::from_env()).map_err(|e| e.to_string())?;
         Ok::<_, String>(GpuExecutor::new(gpu, &SHIM))

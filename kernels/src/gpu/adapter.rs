@@ -103,6 +103,19 @@ pub fn list() -> Vec<Listing> {
     enumerate().iter().enumerate().map(|(i, a)| listing(i, a)).collect()
 }
 
+/// Whether the system shows a sign of a GPU. Where there is none, its drivers need not be asked: that takes a while,
+/// and a software driver that was asked keeps some 60 MB.
+pub fn may_have_gpu() -> bool {
+    const SIGNS: [&str; 6] = ["dri", "dxg", "kgsl", "mali", "nvidia", "pvr"];
+    if !cfg!(target_os = "linux") {
+        return true;
+    }
+    let Ok(mut files) = std::fs::read_dir("/dev") else { return true };
+    files.any(|file| {
+        file.is_ok_and(|file| SIGNS.iter().any(|sign| file.file_name().to_string_lossy().starts_with(sign)))
+    })
+}
+
 /// What to run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
