@@ -144,9 +144,9 @@ class Graph {
   std::vector<Pending> pending_;
 };
 
-// Whether a sum may be written over this addend: nobody else can see it.
+// Whether a sum may be written over this addend: nobody else can see it, and no graph is made.
 bool is_ours(const at::Tensor& t) {
-  return !at::isTensorSubclassLike(t) && t.is_non_overlapping_and_dense() && !t._is_zerotensor() &&
+  return !c10::GradMode::is_enabled() && !at::isTensorSubclassLike(t) && t.is_non_overlapping_and_dense() && !t._is_zerotensor() &&
          t.use_count() == 1 && t.has_storage() && t.storage().use_count() == 1;
 }
 
