@@ -1,5 +1,6 @@
 """Backward passes over Tandem's tensors: PyTorch's engine is asked only for what ours leaves to it."""
 
+import contextlib
 import threading
 
 import torch
@@ -47,21 +48,28 @@ class Engine:
                         "used in the graph. Set allow_unused=True if this is the desired behavior."
                     )
                 return tuple(found)
-        return self._engine.run_backward(
-            tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
-        )
+        with self._queueing(None):
+            return self._engine.run_backward(
+                tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+            )
 
     def _run(self, *args):
-        outer, callbacks = getattr(self._running, "callbacks", None), []
-        self._running.callbacks = callbacks
-        try:
+        with self._queueing([]) as callbacks:
             with torch._C.DisableTorchFunction():
                 done, found = torch.ops.torch_tandem.backward.default(*args, _saved_hooks.before)
             for callback in callbacks:  # which may add more
                 callback()
+        return done, found
+
+    @contextlib.contextmanager
+    def _queueing(self, callbacks):
+        """Callbacks of this thread go to a list, or to PyTorch's engine: passes may be inside one another."""
+        outer = getattr(self._running, "callbacks", None)
+        self._running.callbacks = callbacks
+        try:
+            yield callbacks
         finally:
             self._running.callbacks = outer
-        return done, found
 
 
 def _plain(tensors) -> bool:
