@@ -3,9 +3,10 @@
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{Name, StorageId};
 use tandem_tracegraph::node::{ArgSpec, Attr, InputSpec, Number, Variant};
-use tandem_tracegraph::tensor_meta::TensorMeta;
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::executor::{BlockRun, HostFeed, Step};
+use crate::ir::Ty;
 
 /// Positions in the streams of a [`BlockRun`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -183,5 +184,63 @@ impl<'r> Sizes<'r> {
         if self.sized_by_number {
             self.take(n);
         }
+    }
+}
+
+/// A number that is fed.
+#[derive(Clone, Copy, Debug)]
+pub enum Scalar {
+    /// An int or a bool.
+    Int(i64),
+    /// A float.
+    Float(f64),
+}
+
+impl Scalar {
+    /// In a type, as bits of an `i64` or an `f64`.
+    pub fn bits(self, ty: Ty) -> u64 {
+        match (ty, self) {
+            (Ty::F32 | Ty::F64, Scalar::Float(f)) => f.to_bits(),
+            (Ty::F32 | Ty::F64, Scalar::Int(i)) => (i as f64).to_bits(),
+            (Ty::Bool, Scalar::Float(f)) => u64::from(f != 0.0),
+            (Ty::Bool, Scalar::Int(i)) => u64::from(i != 0),
+            (_, Scalar::Float(f)) => (f as i64) as u64,
+            (_, Scalar::Int(i)) => i as u64,
+        }
+    }
+
+    /// Of a fed host tensor without dimensions.
+    pub fn of_feed(feed: &HostFeed, dtype: Dtype) -> Scalar {
+        match feed {
+            HostFeed::Inline(value) => Scalar::of_bytes(&value.0, dtype),
+            HostFeed::Buffer(_) => Scalar::Int(0),
+        }
+    }
+
+    /// Of the bytes of a host tensor's only element.
+    pub fn of_bytes(bytes: &[u8], dtype: Dtype) -> Scalar {
+        let mut word = [0; 8];
+        let size = dtype.size().min(8);
+        word[..size].copy_from_slice(&bytes[..size]);
+        let [a, b, c, d, ..] = word;
+        match dtype {
+            Dtype::FLOAT32 => Scalar::Float(f64::from(f32::from_ne_bytes([a, b, c, d]))),
+            Dtype::FLOAT64 => Scalar::Float(f64::from_ne_bytes(word)),
+            Dtype::INT64 => Scalar::Int(i64::from_ne_bytes(word)),
+            Dtype::INT32 => Scalar::Int(i64::from(i32::from_ne_bytes([a, b, c, d]))),
+            Dtype::INT16 => Scalar::Int(i64::from(i16::from_ne_bytes([a, b]))),
+            Dtype::INT8 => Scalar::Int(i64::from(a as i8)),
+            _ => Scalar::Int(i64::from(a)),
+        }
+    }
+}
+
+/// A number among the arguments.
+pub fn of_arg(arg: &Arg<'_>) -> Scalar {
+    match arg {
+        Arg::Int(i) => Scalar::Int(*i),
+        Arg::Float(f) => Scalar::Float(*f),
+        Arg::Bool(b) => Scalar::Int(i64::from(*b)),
+        _ => Scalar::Int(0),
     }
 }

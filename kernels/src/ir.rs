@@ -7,6 +7,7 @@
 use std::ops;
 use std::rc::Rc;
 
+use rustc_hash::FxHashMap;
 use tandem_tracegraph::tensor_meta::Dtype;
 
 /// The type of a value in registers.
@@ -30,6 +31,12 @@ impl Ty {
     /// Whether it is a float.
     pub fn is_float(self) -> bool {
         matches!(self, Ty::F32 | Ty::F64)
+    }
+
+    /// A word of a value of this type, which is given as the bits of an `i64` or an `f64`.
+    pub fn word(self, bits: u64, upper: bool) -> u32 {
+        let bits = if self == Ty::F32 { u64::from((f64::from_bits(bits) as f32).to_bits()) } else { bits };
+        (bits >> if upper { 32 } else { 0 }) as u32
     }
 
     /// Words that a parameter of this type takes.
@@ -91,6 +98,11 @@ impl Mem {
             Mem::F16 | Mem::Bf16 | Mem::F32 => Ty::F32,
             Mem::F64 => Ty::F64,
         }
+    }
+
+    /// Whether an element is any value of its type, so that nothing is lost when one is stored.
+    pub fn is_exact(self) -> bool {
+        matches!(self, Mem::Bool | Mem::I32 | Mem::I64 | Mem::F32 | Mem::F64)
     }
 
     /// Bytes.
@@ -378,6 +390,36 @@ impl E {
     /// A function of the library that takes and gives this type; see `gpu/library.rs` for those that it has.
     pub fn f(&self, name: &'static str) -> E {
         E::call(name, self.ty(), [self.clone()])
+    }
+
+    /// The same function of other leaves: `leaf` gives what stands for a parameter or a load; `known` keeps what was
+    /// found for the expressions of one function. `None` where there are loops or variables.
+    pub fn with_leaves(
+        &self,
+        known: &mut FxHashMap<usize, E>,
+        leaf: &mut dyn FnMut(&E) -> Option<E>,
+    ) -> Option<E> {
+        if let Some(found) = known.get(&self.address()) {
+            return Some(found.clone());
+        }
+        let mut of = |e: &E| e.with_leaves(known, leaf);
+        let node = match self.node() {
+            Node::Lit(bits) => Node::Lit(*bits),
+            Node::Param(_) | Node::Load { .. } => {
+                let found = leaf(self)?;
+                known.insert(self.address(), found.clone());
+                return Some(found);
+            }
+            Node::Un(op, a) => Node::Un(*op, of(a)?),
+            Node::Bin(op, a, b) => Node::Bin(*op, of(a)?, of(b)?),
+            Node::Select(c, a, b) => Node::Select(of(c)?, of(a)?, of(b)?),
+            Node::Cast(a) => Node::Cast(of(a)?),
+            Node::Call(name, args) => Node::Call(name, args.iter().map(of).collect::<Option<_>>()?),
+            Node::Var(_) | Node::Fold { .. } | Node::Item(..) => return None,
+        };
+        let found = E::new(self.ty(), node);
+        known.insert(self.address(), found.clone());
+        Some(found)
     }
 
     pub(crate) fn fold_of(count: E, vars: Vec<Var>, init: Vec<E>, body: Vec<E>) -> Vec<E> {

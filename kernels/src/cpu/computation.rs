@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::express::{Param, Window};
 use super::group::Group;
 use super::own::{self, Kernel};
 use crate::executor::HostKernels;
+use crate::express::{Param, Window};
 
 /// A computation on windows. `S` says where they begin, `P` where parameters come from.
 #[derive(Debug)]

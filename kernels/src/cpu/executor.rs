@@ -8,15 +8,16 @@ use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::flags;
 
-use super::express::{apart, plain_outputs};
-use super::native::{self, Natives, outputs_in_place};
-use super::plan::{Action, Fused, Plan, Plans, Slot};
+use super::computation::Computation;
+use super::native::{self, Fusion, Natives, outputs_in_place};
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{
     BlockRun, Executor, HostError, HostFeed, HostKernels, HostResult, HostResultKind, OpTime, Step, call_host,
 };
+use crate::express::{Base, apart, plain_outputs};
 use crate::feeds::Cursor;
 use crate::host::{Buffer, Exception};
+use crate::plan::{self, Action, Feed, Fused, Slot};
 use crate::program::{Event, OpRun, Program, Span, with_op};
 
 /// The contents of a storage.
@@ -31,6 +32,10 @@ enum Contents {
     /// What would have written it failed.
     Poisoned(Arc<Failure>),
 }
+
+type Group = Computation<Slot, Feed>;
+type Plan = plan::Plan<Group>;
+type Plans = plan::Plans<Group>;
 
 /// Runs ops as ATen CPU kernels, on the calling thread.
 pub struct CpuExecutor {
@@ -180,18 +185,19 @@ impl CpuExecutor {
         if self.natives.run_other(call, host) {
             return Some(Ok((Outputs { outs: vec![OutSpec::Same(0)], ..Outputs::default() }, Vec::new())));
         }
-        let base = self.natives.base(call.op, host)?;
-        if base.is_copy() && native::copy(call, host) {
+        let rule = self.natives.rule(call.op, host)?;
+        let base = rule.base();
+        if base.is_some_and(Base::is_copy) && native::copy(call, host) {
             let outs = vec![OutSpec::Same(0)];
             return Some(Ok((Outputs { outs, ..Outputs::default() }, Vec::new())));
         }
-        if let Some(outputs) = outputs_in_place(&base, call) {
-            let native = self.natives.of_call(&base, call, &outputs).filter(|_| apart(call))?;
+        if let Some(outputs) = base.and_then(|base| outputs_in_place(base, call)) {
+            let native = self.natives.of_call(&rule, call, &outputs).filter(|_| apart(call))?;
             native::run(&native, call, &[], host);
             return Some(Ok((outputs, Vec::new())));
         }
-        if let Some(outputs) = plain_outputs(&base, call)
-            && let Some(native) = self.natives.of_call(&base, call, &outputs)
+        if let Some(outputs) = base.and_then(|base| plain_outputs(base, call))
+            && let Some(native) = self.natives.of_call(&rule, call, &outputs)
         {
             let made = self.make(&outputs.fresh);
             native::run(&native, call, &made, host);
@@ -199,7 +205,7 @@ impl CpuExecutor {
         }
         let called = call_host(host, call);
         if let Ok((outputs, made)) = &called
-            && let Some(native) = self.natives.of_call(&base, call, outputs)
+            && let Some(native) = self.natives.of_call(&rule, call, outputs)
         {
             native::run(&native, call, made, host);
         }
@@ -323,7 +329,7 @@ impl Executor for CpuExecutor {
         let whole = Span::whole(run);
         if program.measures() {
             program.each(run, |event| self.handle(event));
-        } else if let Some(plan) = plans.find_whole(run, &program, &mut self.natives, self.host) {
+        } else if let Some(plan) = plans.find_whole(run, &program, &mut self.fusion()) {
             self.carry_out(&plan, plans.unused(), &whole, &program);
         } else {
             let parts = (run.segments.len() > 1).then(|| plans.parts(run, &program));
@@ -332,7 +338,7 @@ impl Executor for CpuExecutor {
                 None => SmallVec::from_slice(&[whole]),
             };
             for span in &spans {
-                match plans.find(span, &program, &mut self.natives, self.host) {
+                match plans.find(span, &program, &mut self.fusion()) {
                     Some(plan) => self.carry_out(&plan, plans.unused(), span, &program),
                     None => program.each_of(span, |event| self.handle(event)),
                 }
@@ -389,6 +395,10 @@ impl CpuExecutor {
         }
     }
 
+    fn fusion(&mut self) -> Fusion<'_> {
+        Fusion { natives: &mut self.natives, host: self.host }
+    }
+
     fn handle(&mut self, event: Event<'_, '_>) {
         match event {
             Event::Op(op) => self.run_op(op),
@@ -426,7 +436,7 @@ impl CpuExecutor {
 
     /// Carries ops out together; false, and nothing that matters done, where one of their operands is poisoned or
     /// PyTorch's kernel has to run.
-    fn run_group(&mut self, fused: &Fused, span: &Span<'_>) -> bool {
+    fn run_group(&mut self, fused: &Fused<Group>, span: &Span<'_>) -> bool {
         let host = self.host;
         let id = |place: u32| span.storages[place as usize];
         if fused.needed.iter().any(|place| self.buffer(id(*place)).is_err()) {
@@ -450,10 +460,10 @@ impl CpuExecutor {
             // SAFETY: windows begin in their storages.
             unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
         };
-        let data: SmallVec<[*mut u8; 16]> = fused.computation.slots.iter().map(begin).collect();
-        let params: SmallVec<[u64; 16]> = fused.computation.params.iter().map(|p| p.bits(span)).collect();
+        let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
+        let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
         // SAFETY: the storages are there, and only this thread and those that it starts use them.
-        unsafe { fused.computation.run(host, &data, &params, true) }
+        unsafe { fused.group.run(host, &data, &params, true) }
     }
 
     /// The address of a byte range of a storage.

@@ -2,11 +2,9 @@
 
 mod computation;
 mod executor;
-mod express;
 mod group;
 mod native;
 mod own;
-mod plan;
 pub mod pool;
 pub mod random;
 pub mod tile;

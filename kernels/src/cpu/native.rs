@@ -10,12 +10,14 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use super::computation::Computation;
-use super::express::{Base, Owner, Param, apart, jobs, same_memory};
-use super::group::Builder;
-use super::random;
-use crate::executor::{HostFeed, HostKernels};
+use super::group::compiled;
+use super::{own, random};
+use crate::executor::HostKernels;
+use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, same_memory};
+use crate::feeds::{Scalar, of_arg};
 use crate::host::Buffer;
-use crate::ir::Ty;
+use crate::plan::{self, Before, Draft, Feed, Fuser};
+use crate::program::OpRun;
 
 /// Traced calls whose kernels are kept.
 const MOST_TRACED: usize = 1 << 14;
@@ -30,10 +32,37 @@ pub struct Slot {
 /// An operator's computation under a variant.
 pub type Native = Computation<Slot, Param>;
 
+/// How an operator is computed.
+pub enum Rule {
+    /// By an expression of its elements.
+    Expression(Base),
+    /// By a kernel of its own.
+    Kernel(own::Rule),
+}
+
+impl Rule {
+    /// Of an operator by its full name; `written` are the schema's arguments.
+    fn of(name: &str, written: &[bool]) -> Option<Rule> {
+        let short = name.strip_prefix("aten::").unwrap_or(name);
+        let base = short.split('.').next().unwrap_or(short);
+        let kernel =
+            if written.contains(&true) { None } else { own::find(short).or_else(|| own::find(base)) };
+        kernel.map(Rule::Kernel).or_else(|| Base::of(name, written).map(Rule::Expression))
+    }
+
+    /// What it is computed from elements by.
+    pub fn base(&self) -> Option<&Base> {
+        match self {
+            Rule::Expression(base) => Some(base),
+            Rule::Kernel(_) => None,
+        }
+    }
+}
+
 /// Kernels by variant and by call.
 pub struct Natives {
-    /// By operator: not looked for yet, none, or its rule's name.
-    bases: Vec<Option<Option<Arc<Base>>>>,
+    /// By operator: not looked for yet, none, or its rule.
+    rules: Vec<Option<Option<Arc<Rule>>>>,
     /// By node and variant, likewise.
     variants: Vec<Vec<Option<Option<Arc<Native>>>>>,
     traced: FxHashMap<Signature, Option<Arc<Native>>>,
@@ -106,24 +135,24 @@ impl Signature {
 }
 
 /// Compiles a call's computation.
-fn lower(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
-    let slot =
-        |w: &super::express::Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
-    if let Some(own) = base.own() {
-        return own(call, outputs).map(|kernel| Computation::of(kernel, slot, |param| param));
-    }
+fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
+    let slot = |w: &Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
+    let base = match rule {
+        Rule::Kernel(own) => return Some(Computation::of(own(call, outputs)?, slot, |param| param)),
+        Rule::Expression(base) => base,
+    };
     let jobs = jobs(base, call, outputs)?;
-    let mut builder = Builder::default();
-    builder.add(call, &jobs, slot, |param| param)?;
+    let mut draft = Draft::default();
+    draft.add(call, &jobs, slot, |param| param)?;
     // In place, an operand may be what is written.
     let in_place = base.in_place();
-    builder.finish(|_, _| in_place)
+    compiled(draft, |_, _| in_place)
 }
 
 impl Natives {
     /// None are used unless `on`.
     pub fn new(on: bool) -> Natives {
-        Natives { bases: Vec::new(), variants: Vec::new(), traced: FxHashMap::default(), bernoulli: None, on }
+        Natives { rules: Vec::new(), variants: Vec::new(), traced: FxHashMap::default(), bernoulli: None, on }
     }
 
     /// Forgets the kernels of variants.
@@ -131,36 +160,36 @@ impl Natives {
         self.variants.clear();
     }
 
-    /// The name under which an operator has a rule.
-    pub fn base(&mut self, op: OpId, host: &dyn HostKernels) -> Option<Arc<Base>> {
+    /// The rule of an operator.
+    pub fn rule(&mut self, op: OpId, host: &dyn HostKernels) -> Option<Arc<Rule>> {
         if !self.on {
             return None;
         }
-        if self.bases.len() <= op.index() {
-            self.bases.resize(op.index() + 1, None);
+        if self.rules.len() <= op.index() {
+            self.rules.resize(op.index() + 1, None);
         }
-        let base = &mut self.bases[op.index()];
+        let rule = &mut self.rules[op.index()];
         let bernoulli = &mut self.bernoulli;
-        base.get_or_insert_with(|| {
+        rule.get_or_insert_with(|| {
             let name = host.op_name(op);
             if name == "aten::bernoulli_.float" {
                 *bernoulli = Some(op);
             }
-            Base::of(&name, &host.op_writes(op)).map(Arc::new)
+            Rule::of(&name, &host.op_writes(op)).map(Arc::new)
         })
         .clone()
     }
 
     /// Whether an operator is `copy_`.
     pub fn is_copy(&mut self, op: OpId, host: &dyn HostKernels) -> bool {
-        self.base(op, host).is_some_and(|base| base.is_copy())
+        self.rule(op, host).is_some_and(|rule| rule.base().is_some_and(Base::is_copy))
     }
 
     /// Computes what is no expression; false where PyTorch's kernel has to. The call's inputs are in host memory.
     pub fn run_other(&mut self, call: &Call<'_>, host: &'static dyn HostKernels) -> bool {
-        let met = self.bases.get(call.op.index()).is_some_and(Option::is_some);
+        let met = self.rules.get(call.op.index()).is_some_and(Option::is_some);
         if !met {
-            self.base(call.op, host);
+            self.rule(call.op, host);
         }
         self.bernoulli == Some(call.op) && random::run(call, host)
     }
@@ -187,8 +216,8 @@ impl Natives {
         if let Some(known) = &variants[number] {
             return known.clone();
         }
-        let base = self.base(call.op, host);
-        let found = base.and_then(|base| lower(&base, call, &variant.outputs)).map(Arc::new);
+        let rule = self.rule(call.op, host);
+        let found = rule.and_then(|rule| lower(&rule, call, &variant.outputs)).map(Arc::new);
         self.variants[node][number] = Some(found.clone());
         found
     }
@@ -206,7 +235,7 @@ impl Natives {
     }
 
     /// The kernel of a call that is no node's.
-    pub fn of_call(&mut self, base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Arc<Native>> {
+    pub fn of_call(&mut self, rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Arc<Native>> {
         let signature = Signature::of(call);
         if let Some(known) = self.traced.get(&signature) {
             return known.clone();
@@ -214,9 +243,76 @@ impl Natives {
         if self.traced.len() >= MOST_TRACED {
             self.traced.clear();
         }
-        let found = lower(base, call, outputs).map(Arc::new);
+        let found = lower(rule, call, outputs).map(Arc::new);
         self.traced.insert(signature, found.clone());
         found
+    }
+}
+
+/// The executor's own kernels, as plans see them.
+pub struct Fusion<'n> {
+    /// They.
+    pub natives: &'n mut Natives,
+    /// PyTorch's.
+    pub host: &'static dyn HostKernels,
+}
+
+impl Fusion<'_> {
+    /// The rule of an op that is computed here.
+    fn rule(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Rule>> {
+        let rule = self.natives.rule(op.call.op, self.host)?;
+        self.natives.is_native((op.node, op.number), op.call, op.variant, self.host).then_some(rule)
+    }
+}
+
+impl Fuser for Fusion<'_> {
+    type Group = Computation<plan::Slot, Feed>;
+
+    fn alone(
+        &mut self,
+        op: &OpRun<'_, '_>,
+        slot: &dyn Fn(&Window) -> plan::Slot,
+        feed: &dyn Fn(Param) -> Feed,
+    ) -> Option<Self::Group> {
+        match &*self.rule(op)? {
+            Rule::Kernel(own) => Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed)),
+            Rule::Expression(_) => None,
+        }
+    }
+
+    fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
+        let rule = self.rule(op)?;
+        let base = rule.base()?;
+        // The contents of a fed host tensor may become a storage's without a copy.
+        let fed = matches!(op.call.inputs.get(1).map(|i| i.place), Some(Place::Buffer(_)));
+        if fed && base.is_copy() {
+            return None;
+        }
+        jobs(base, op.call, &op.variant.outputs)
+    }
+
+    fn most_tensors(&self) -> usize {
+        usize::MAX
+    }
+
+    fn behind(&mut self, _: &Before<'_, '_, '_>, _: &Draft<plan::Slot, Feed>) -> Option<Self::Group> {
+        None
+    }
+
+    fn compile(
+        &mut self,
+        draft: Draft<plan::Slot, Feed>,
+        same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
+    ) -> Option<Self::Group> {
+        compiled(draft, same)
+    }
+
+    fn slots(group: &Self::Group) -> &[plan::Slot] {
+        &group.slots
+    }
+
+    fn op_name(&self, op: OpId) -> String {
+        self.host.op_name(op)
     }
 }
 
@@ -230,63 +326,6 @@ pub fn outputs_in_place(base: &Base, call: &Call<'_>) -> Option<Outputs> {
         _ => Vec::new(),
     };
     Some(Outputs { outs, ..Outputs::default() })
-}
-
-/// A number that is fed.
-#[derive(Clone, Copy, Debug)]
-pub enum Scalar {
-    /// An int or a bool.
-    Int(i64),
-    /// A float.
-    Float(f64),
-}
-
-impl Scalar {
-    /// In a type, as bits of an `i64` or an `f64`.
-    pub fn bits(self, ty: Ty) -> u64 {
-        match (ty, self) {
-            (Ty::F32 | Ty::F64, Scalar::Float(f)) => f.to_bits(),
-            (Ty::F32 | Ty::F64, Scalar::Int(i)) => (i as f64).to_bits(),
-            (Ty::Bool, Scalar::Float(f)) => u64::from(f != 0.0),
-            (Ty::Bool, Scalar::Int(i)) => u64::from(i != 0),
-            (_, Scalar::Float(f)) => (f as i64) as u64,
-            (_, Scalar::Int(i)) => i as u64,
-        }
-    }
-
-    /// Of a fed host tensor without dimensions.
-    pub fn of_feed(feed: &HostFeed, dtype: Dtype) -> Scalar {
-        match feed {
-            HostFeed::Inline(value) => Scalar::of_bytes(&value.0, dtype),
-            HostFeed::Buffer(_) => Scalar::Int(0),
-        }
-    }
-
-    fn of_bytes(bytes: &[u8], dtype: Dtype) -> Scalar {
-        let mut word = [0; 8];
-        let size = dtype.size().min(8);
-        word[..size].copy_from_slice(&bytes[..size]);
-        let [a, b, c, d, ..] = word;
-        match dtype {
-            Dtype::FLOAT32 => Scalar::Float(f64::from(f32::from_ne_bytes([a, b, c, d]))),
-            Dtype::FLOAT64 => Scalar::Float(f64::from_ne_bytes(word)),
-            Dtype::INT64 => Scalar::Int(i64::from_ne_bytes(word)),
-            Dtype::INT32 => Scalar::Int(i64::from(i32::from_ne_bytes([a, b, c, d]))),
-            Dtype::INT16 => Scalar::Int(i64::from(i16::from_ne_bytes([a, b]))),
-            Dtype::INT8 => Scalar::Int(i64::from(a as i8)),
-            _ => Scalar::Int(i64::from(a)),
-        }
-    }
-}
-
-/// A number among the arguments.
-pub fn of_arg(arg: &Arg<'_>) -> Scalar {
-    match arg {
-        Arg::Int(i) => Scalar::Int(*i),
-        Arg::Float(f) => Scalar::Float(*f),
-        Arg::Bool(b) => Scalar::Int(i64::from(*b)),
-        _ => Scalar::Int(0),
-    }
 }
 
 /// A parameter's bits.

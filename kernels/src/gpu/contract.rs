@@ -51,7 +51,7 @@ pub struct Contract {
     /// The sum.
     sum: Var,
     /// What is done with it at (batch, m, n).
-    stores: Vec<Store>,
+    pub(super) stores: Vec<Store>,
     tile: Tile,
     /// Parts that `k` is split into, and the share of each.
     parts: [E; 2],

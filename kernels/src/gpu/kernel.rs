@@ -18,6 +18,8 @@ pub enum Ref {
     Fresh(u16),
     /// A storage that lives within the call.
     Temp(u16),
+    /// The storage of a slot of the group that is computed with the call.
+    Slot(u16),
     /// Where kernels report what only they can see, see [`Kernel::fault`].
     Faults,
 }
@@ -38,6 +40,8 @@ pub enum Word {
     Number(u32, u32, Ty, bool),
     /// The value of a host tensor of one element: input, type, which word of it.
     Host(u32, Ty, bool),
+    /// A parameter of a group: its number, type, which word of it.
+    Feed(u32, Ty, bool),
     /// The key of the call's random draw, which word of it.
     Key(bool),
     /// Tells the launch when it reports a fault.
@@ -311,16 +315,29 @@ impl Kernel {
 
     /// A window on a tensor. Windows on one tensor share its buffer.
     pub fn window(&mut self, tensor: Ref, mem: Mem, sizes: &[i64], strides: &[i64], written: bool) -> Tensor {
+        let offset = match tensor {
+            Ref::Input(_) => Some(Word::Offset(tensor, mem)),
+            Ref::Fresh(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => None,
+        };
+        self.window_from(offset, tensor, mem, (sizes, strides), written)
+    }
+
+    /// A window that begins at an offset, where that is not 0.
+    pub fn window_from(
+        &mut self,
+        offset: Option<Word>,
+        tensor: Ref,
+        mem: Mem,
+        (sizes, strides): (&[i64], &[i64]),
+        written: bool,
+    ) -> Tensor {
         let known = self.bufs.iter().position(|b| b.tensor == tensor && b.mem == mem);
         let buf = known.unwrap_or_else(|| {
             self.bufs.push(Buf { tensor, mem, written, atomic: false, wide: false, base: None });
             self.bufs.len() - 1
         });
         self.bufs[buf].written |= written;
-        let offset = match tensor {
-            Ref::Input(_) => Some(self.word(Ty::U32, Word::Offset(tensor, mem))),
-            Ref::Fresh(_) | Ref::Temp(_) | Ref::Faults => None,
-        };
+        let offset = offset.map(|word| self.word(Ty::U32, word));
         let steps = sizes
             .iter()
             .zip(strides)
@@ -346,6 +363,15 @@ impl Kernel {
             });
         }
         at.unwrap_or_else(|| E::u32(0))
+    }
+
+    /// The value at coordinates of the element with this number, in the window's own order.
+    pub fn load_at(&self, t: &Tensor, coords: &[E], number: &E) -> E {
+        if !t.is_contiguous() {
+            return self.load(t, coords);
+        }
+        let at = t.offset.as_ref().map_or(number.clone(), |offset| offset + number);
+        E::load(t.mem, t.buf, at, None)
     }
 
     /// The value at coordinates.
@@ -524,6 +550,25 @@ pub fn lanes(bufs: &[Buf], stores: &[Store]) -> u32 {
         return 1;
     }
     stores.iter().map(|s| 4 / bufs[s.buf as usize].mem.size().min(4)).max().unwrap_or(1)
+}
+
+impl Skeleton {
+    /// What is stored, stage by stage. `None` where that is not known.
+    pub fn stores(&mut self) -> Option<Vec<&mut Vec<Store>>> {
+        Some(match self {
+            Skeleton::Map { stores, .. } => vec![stores],
+            Skeleton::Contract(contract) => vec![&mut contract.stores],
+            Skeleton::Rows { stages, .. } => {
+                let stores = stages.iter_mut().filter_map(|stage| match stage {
+                    Stage::Reduce { .. } => None,
+                    Stage::Scan(scan) => Some(&mut scan.stores),
+                    Stage::Each(_, stores) | Stage::Once(stores) => Some(stores),
+                });
+                stores.collect()
+            }
+            Skeleton::Raw(_) => return None,
+        })
+    }
 }
 
 /// Describes what the team of a row does.

@@ -11,6 +11,7 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
+use super::group::Epilogue;
 use super::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word, contiguous};
 use super::pipelines::{Pipeline, Pipelines};
 use super::spans::{self, Part};
@@ -72,6 +73,8 @@ impl Lowered {
             Ref::Fresh(i) => self.outputs.fresh[i as usize],
             Ref::Temp(i) => self.temps[i as usize],
             Ref::Faults => 4,
+            // Groups are only on what can be bound as a whole.
+            Ref::Slot(_) => 0,
         }
     }
 }
@@ -184,6 +187,8 @@ pub struct Lowering<'a> {
     first: SmallVec<[u32; 12]>,
     pipelines: &'a mut Pipelines,
     lowered: Lowered,
+    /// What is computed from the elements of the first new tensor where they are made, and kernels that do it.
+    epilogue: Option<(&'a Epilogue<'a>, u32)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -206,12 +211,26 @@ impl<'a> Lowering<'a> {
         });
         let first = first.collect();
         let call = View { args: &call.args, inputs: &call.inputs, default_dtype: call.default_dtype };
-        Lowering { call, base, written, first, pipelines, lowered: Lowered::default() }
+        Lowering { call, base, written, first, pipelines, lowered: Lowered::default(), epilogue: None }
     }
 
-    /// What was made.
-    pub fn finish(self) -> Lowered {
-        self.lowered
+    /// The same with an epilogue.
+    pub fn with_epilogue(self, epilogue: &'a Epilogue<'a>) -> Lowering<'a> {
+        Lowering { epilogue: Some((epilogue, 0)), ..self }
+    }
+
+    /// What was made; `None` where the epilogue has no place.
+    pub fn finish(self) -> Option<Lowered> {
+        let clears = |action: &Action| matches!(action, Action::Clear(Ref::Fresh(0), _));
+        let touches = |action: &&Action| matches!(action, Action::Dispatch { tensors, .. } if tensors.contains(&Ref::Fresh(0)));
+        if let Some((_, ended)) = self.epilogue {
+            let actions = &self.lowered.actions;
+            let once = ended == 1 && actions.iter().filter(touches).count() == 1;
+            if !once || actions.iter().any(clears) {
+                return None;
+            }
+        }
+        Some(self.lowered)
     }
 
     // --- Arguments ------------------------------------------------------------------------------------
@@ -530,6 +549,9 @@ impl<'a> Lowering<'a> {
     /// Adds a kernel, which runs in parts where its tensors are large. `None` where that cannot be, and where the device
     /// lacks what it needs.
     pub fn launch(&mut self, mut kernel: Kernel) -> Option<()> {
+        if let Some((epilogue, ended)) = &mut self.epilogue {
+            *ended += u32::from(epilogue.join(&mut kernel)?);
+        }
         let extent = |buf: &Buf| self.lowered.extent(self.call.inputs, buf.tensor);
         let bytes: SmallVec<[u64; 8]> = kernel.bufs.iter().map(extent).collect();
         // Elements are numbered in 32 bits.
@@ -540,6 +562,9 @@ impl<'a> Lowering<'a> {
         let gpu = &self.pipelines.gpu;
         let mut parts = Vec::new();
         if bytes.iter().any(|bytes| *bytes > gpu.max_binding) {
+            if self.epilogue.is_some() {
+                return None;
+            }
             parts = spans::parts(&kernel, &bytes, gpu.max_binding - 2 * gpu.binding_step)?;
             kernel.divide();
         }

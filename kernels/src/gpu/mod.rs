@@ -3,14 +3,15 @@
 //! A call is lowered from its metadata ([`lower`], [`ops`]) to kernels ([`kernel`]) made of expressions ([`crate::ir`]), which
 //! are printed as WGSL ([`print`], [`library`]) and compiled in the background ([`pipelines`], [`cache`]). What happens
 //! on the device is recorded in a [`stream`] on buffers from a pool ([`memory`]). Calls that have no lowering take the
-//! host path: PyTorch's CPU kernel, with the copies that needs ([`executor`]).
+//! host path: PyTorch's CPU kernel, with the copies that needs ([`executor`]). Point-wise ops of runs that come again are fused
+//! ([`group`]).
 
 pub mod adapter;
 mod cache;
 pub mod contract;
 pub mod device;
 mod executor;
-
+mod group;
 pub mod kernel;
 pub mod library;
 pub mod lower;

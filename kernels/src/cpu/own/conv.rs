@@ -12,9 +12,9 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::super::express::{Window, fresh_window};
 use super::{Kernel, Shared, Work, contiguous, each_row, int, is_contiguous, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
+use crate::express::{Window, fresh_window};
 use crate::ir::Mem;
 
 /// Pixels of an output plane at most, where patches are laid out.

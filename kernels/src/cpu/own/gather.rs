@@ -4,10 +4,10 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use super::super::express::{Operand, Window, operand};
 use super::pieces::MANY;
 use super::{Kernel, Shared, contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
 use crate::executor::HostKernels;
+use crate::express::{Operand, Window, operand};
 use crate::ir::Mem;
 
 /// Takes rows of `from` to `to`; negative numbers count from the end where they may. Numbers out of range are

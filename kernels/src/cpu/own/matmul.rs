@@ -4,9 +4,9 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use super::super::express::{Param, Window};
 use super::{Kernel, output, tensor};
 use crate::executor::{Matrix, Product};
+use crate::express::{Param, Window};
 use crate::ir::{Mem, Ty};
 use crate::shapes::expanded;
 

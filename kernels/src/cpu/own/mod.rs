@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::express::{Operand, Param, Window, fresh_window, operand};
 use crate::executor::HostKernels;
+use crate::express::{Operand, Param, Window, fresh_window, operand};
 use crate::ir::Mem;
 use crate::shapes::dense;
 

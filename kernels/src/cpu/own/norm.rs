@@ -4,11 +4,11 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::super::express::{Param, Window, fresh_window};
 use super::super::widest::widest;
 use super::rows::{at, reduce};
 use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
 use crate::executor::HostKernels;
+use crate::express::{Param, Window, fresh_window};
 use crate::ir::{Mem, Ty};
 
 /// Rows whose parts of the weights' gradients are added up together.

@@ -4,9 +4,9 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::super::express::{Operand, Window, fresh_window, operand};
 use super::{Kernel, contiguous, count, dimension, int, is_contiguous, output, tensor};
 use crate::executor::HostKernels;
+use crate::express::{Operand, Window, fresh_window, operand};
 use crate::shapes::Dims;
 
 /// Elements above which PyTorch's own, which shares them among threads, is used.

@@ -8,9 +8,9 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use super::super::express::{Param, Window};
 use super::{Kernel, Shared, contiguous, count, each_row, int, output};
 use crate::executor::HostKernels;
+use crate::express::{Param, Window};
 use crate::ir::{Mem, Ty};
 
 /// What is the same for all regions of a call.

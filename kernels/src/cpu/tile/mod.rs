@@ -11,7 +11,7 @@ pub mod math;
 pub use compile::compile;
 pub use interpret::{Launch, Window};
 
-use crate::ir::{Bin, Mem, Ty, Un};
+use crate::ir::{Bin, Ty, Un};
 
 /// Elements of a tile.
 pub const TILE: usize = 512;
@@ -170,9 +170,4 @@ pub fn size_of(ty: Ty) -> usize {
         Ty::I32 | Ty::U32 | Ty::F32 => 4,
         Ty::I64 | Ty::F64 => 8,
     }
-}
-
-/// Whether tiles have elements that lie in memory so.
-pub fn fits(mem: Mem) -> bool {
-    matches!(mem, Mem::Bool | Mem::I32 | Mem::I64 | Mem::F32 | Mem::F64)
 }

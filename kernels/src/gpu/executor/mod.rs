@@ -6,6 +6,7 @@
 
 mod devices;
 mod faults;
+mod groups;
 mod host_path;
 mod storages;
 mod windows;
@@ -20,9 +21,11 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 pub use self::devices::Devices;
 use self::faults::Faults;
+use self::groups::Given;
 use self::storages::{Absent, Contents, Storages};
 use self::windows::{placed, runs};
 use super::device::Gpu;
+use super::group::{Epilogue, Group};
 use super::kernel::{Ref, Word};
 use super::lower::{Action, Lowered, Lowering};
 use super::memory::BufId;
@@ -30,14 +33,18 @@ use super::ops::{Lower, draws, lowering};
 use super::stream::Stream;
 use crate::error::{CallFailure, Cause, DeviceError, Failure, Fault};
 use crate::executor::{BlockRun, DeviceReport, Executor, HostKernels, OpTime, Step};
+use crate::express::Base;
 use crate::ir::Ty;
-use crate::program::{Event, OpRun, Program};
+use crate::plan::Plans;
+use crate::program::{OpRun, Program};
 
 /// What the executor knows of an operator.
 struct Op {
     name: String,
     writes: Box<[bool]>,
     lower: Option<Lower>,
+    /// What it is computed from elements by, where it may be fused.
+    base: Option<Base>,
     /// Calls that took the host path.
     hosted: u64,
 }
@@ -51,6 +58,7 @@ pub struct GpuExecutor {
     stream: Stream,
     storages: Storages,
     program: Program,
+    plans: Plans<Group>,
     lowered: Vec<Lowerings>,
     ops: Vec<Option<Op>>,
     faults: Faults,
@@ -78,6 +86,7 @@ impl GpuExecutor {
             stream,
             storages: Storages::default(),
             program: Program::default(),
+            plans: Plans::default(),
             lowered: vec![Vec::new()],
             ops: Vec::new(),
             failures: Vec::new(),
@@ -94,7 +103,8 @@ impl GpuExecutor {
             let (name, writes) = (host.op_name(id), host.op_writes(id));
             let native = lowering(&name, &writes).filter(|(base, _)| !(host_random && draws(base)));
             let lower = native.map(|(_, lower)| lower);
-            Op { name, writes, lower, hosted: 0 }
+            let base = Base::of(&name, &writes);
+            Op { name, writes, lower, base, hosted: 0 }
         })
     }
 
@@ -104,16 +114,25 @@ impl GpuExecutor {
 
     /// Lowers a call; `None` where it takes the host path.
     fn lower_call(&mut self, call: &Call<'_>) -> Option<Arc<Lowered>> {
+        self.lower_with(call, None).map(Arc::new)
+    }
+
+    /// The same with an epilogue.
+    fn lower_with(&mut self, call: &Call<'_>, epilogue: Option<&Epilogue<'_>>) -> Option<Lowered> {
         self.op(call.op);
         let op = self.ops[call.op.index()].as_ref()?;
         let lower = op.lower?;
         let (base, _) = lowering(&op.name, &op.writes)?;
-        let mut lowering = Lowering::new(call, base, &op.writes, &mut self.stream.pipelines);
+        let lowering = Lowering::new(call, base, &op.writes, &mut self.stream.pipelines);
+        let mut lowering = match epilogue {
+            Some(epilogue) => lowering.with_epilogue(epilogue),
+            None => lowering,
+        };
         lower(&mut lowering)?;
-        let lowered = lowering.finish();
+        let lowered = lowering.finish()?;
         let limit = self.stream.gpu.max_buffer;
         let fits = lowered.outputs.fresh.iter().chain(&lowered.temps).all(|bytes| *bytes <= limit);
-        fits.then(|| Arc::new(lowered))
+        fits.then_some(lowered)
     }
 
     /// Runs a lowered call. Nothing has happened where it is refused for the host path.
@@ -123,6 +142,7 @@ impl GpuExecutor {
         location: LocationId,
         lowered: &Lowered,
         fresh: &[StorageId],
+        given: &Given,
     ) -> Result<(), Refused> {
         if lowered.moves && self.move_in(call).map_err(|error| self.device_failure(call, location, error))? {
             self.native += 1;
@@ -171,7 +191,7 @@ impl GpuExecutor {
             uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
             return Err(Refused::Host);
         }
-        let outcome = self.carry_out(call, location, lowered, fresh, &inputs);
+        let outcome = self.carry_out(call, location, lowered, (fresh, given), &inputs);
         uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
         outcome.map_err(|error| self.device_failure(call, location, error))?;
         self.native += 1;
@@ -226,7 +246,7 @@ impl GpuExecutor {
         call: &Call<'_>,
         location: LocationId,
         lowered: &Lowered,
-        fresh: &[StorageId],
+        (fresh, given): (&[StorageId], &Given),
         inputs: &[Option<BufId>],
     ) -> Result<(), DeviceError> {
         let mut made: SmallVec<[BufId; 4]> = SmallVec::new();
@@ -246,6 +266,7 @@ impl GpuExecutor {
                 Ref::Input(i) => inputs[i as usize],
                 Ref::Fresh(i) => Some(made[i as usize]),
                 Ref::Temp(i) => Some(temps[i as usize]),
+                Ref::Slot(i) => given.bufs[i as usize],
                 Ref::Faults => Some(self.faults.buffer),
             };
             match action {
@@ -264,7 +285,10 @@ impl GpuExecutor {
                         let bound = self.bind(call, lowered, (tensors, &bufs), part);
                         let resolve = |word: &Word| {
                             let placed = placed(*word, call, (tensors, &bound), part);
-                            placed.unwrap_or_else(|| self.word(*word, call, key, tag.unwrap_or_default()))
+                            placed.unwrap_or_else(|| match word {
+                                Word::Feed(..) => given.word(*word),
+                                word => self.word(*word, call, key, tag.unwrap_or_default()),
+                            })
                         };
                         let words: SmallVec<[u32; 64]> = words.iter().map(resolve).collect();
                         self.stream.dispatch(pipeline, bound, words, part.map_or(*groups, |p| p.groups))?;
@@ -379,8 +403,8 @@ impl GpuExecutor {
             }
             Word::Key(upper) => (key >> if upper { 32 } else { 0 }) as u32,
             Word::Tag => tag,
-            // See `placed`.
-            Word::Offset(..) | Word::First | Word::Count => 0,
+            // See `placed`, and `groups`.
+            Word::Offset(..) | Word::First | Word::Count | Word::Feed(..) => 0,
         }
     }
 
@@ -397,7 +421,7 @@ impl GpuExecutor {
         let location = op.step.key.location;
         let outcome = match lowered {
             Some(lowered) if lowered.outputs == op.variant.outputs => {
-                self.run_native(op.call, location, &lowered, op.fresh)
+                self.run_native(op.call, location, &lowered, op.fresh, &Given::default())
             }
             Some(_) => Err(Refused::Failed(self.failure(op.call.op, location, Cause::Metadata))),
             None => Err(Refused::Host),
@@ -628,10 +652,12 @@ impl Executor for GpuExecutor {
     }
 
     fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
+        self.plans.clear();
         self.program.lower(blocks);
     }
 
     fn forget(&mut self) {
+        self.plans.clear();
         self.program.forget();
         self.lowered.clear();
     }
@@ -646,10 +672,10 @@ impl Executor for GpuExecutor {
 
     fn run(&mut self, run: &BlockRun) {
         let mut program = std::mem::take(&mut self.program);
-        program.each(run, |event| match event {
-            Event::Op(op) => self.run_op(&op),
-            Event::Release(id) => self.release(id),
-        });
+        match program.measures() {
+            true => program.each(run, |event| self.handle(event)),
+            false => self.run_planned(run, &mut program),
+        }
         self.program = program;
         self.end_run();
     }
@@ -663,7 +689,7 @@ impl Executor for GpuExecutor {
         if let Some(lowered) = self.lower_call(call) {
             let fresh: SmallVec<[StorageId; 4]> =
                 lowered.outputs.fresh.iter().map(|n| name_fresh(*n)).collect();
-            match self.run_native(call, location, &lowered, &fresh) {
+            match self.run_native(call, location, &lowered, &fresh, &Given::default()) {
                 Ok(()) => return Ok(lowered.outputs.clone()),
                 Err(Refused::Host) => {
                     let variant = Variant {

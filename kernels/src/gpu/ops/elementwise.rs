@@ -33,11 +33,8 @@ pub fn launch(
             .iter()
             .map(|(source, ty)| {
                 let value = match source {
-                    Source::Window(t) if contiguous(&t.sizes, &t.strides) => {
-                        let flat = t.offset.as_ref().map_or(number.clone(), |o| o + number);
-                        E::load(t.mem, t.buf, flat, None)
-                    }
-                    source => source.at(k, coords),
+                    Source::Window(t) => k.load_at(t, coords, number),
+                    Source::Value(e) => e.clone(),
                 };
                 value.cast(*ty)
             })

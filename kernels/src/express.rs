@@ -1,4 +1,5 @@
-//! From an operator's call to the expressions of its elements.
+//! From an operator's call to the expressions of its elements, for groups of both executors and for the cpu executor's
+//! single operators.
 //!
 //! What the outputs look like is known: PyTorch's own kernel has told it once. So a rule here need not know dtypes and
 //! strides of outputs, only refuse what it does not compute: such calls stay PyTorch's.
@@ -8,7 +9,6 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use super::{own, tile};
 use crate::ir::{E, Mem, Ty, Var};
 use crate::pointwise::{
     Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, WHERE,
@@ -83,7 +83,6 @@ pub struct Job {
 pub struct Base {
     name: String,
     in_place: bool,
-    own: Option<own::Rule>,
 }
 
 impl Base {
@@ -102,13 +101,7 @@ impl Base {
         let known = special.contains(&inner)
             || matches!(base, "elu_backward" | "copy" | "fill" | "zero" | "_foreach_copy" | "_foreach_zero")
             || find(inner).is_some();
-        let own = if in_place { None } else { own::find(name).or_else(|| own::find(base)) };
-        (known || own.is_some()).then(|| Base { name: base.to_owned(), in_place, own })
-    }
-
-    /// Its rule, where it is no expression.
-    pub fn own(&self) -> Option<own::Rule> {
-        self.own
+        known.then(|| Base { name: base.to_owned(), in_place })
     }
 
     /// Whether it copies its second argument to its first.
@@ -163,7 +156,7 @@ pub fn fresh_window(storage: u16, meta: &TensorMeta, offset: i64) -> Option<Wind
 }
 
 fn window(owner: Owner, meta: &TensorMeta, offset: i64) -> Option<Window> {
-    let mem = Mem::of(meta.dtype).filter(|mem| tile::fits(*mem))?;
+    let mem = Mem::of(meta.dtype).filter(|mem| mem.is_exact())?;
     if meta.flags & (flags::CONJ | flags::NEG) != 0 {
         return None;
     }
@@ -259,7 +252,7 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
 
 /// What a call gives, where that is plain: its operands are of one shape and without gaps, and so is its only output.
 pub fn plain_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
-    if base.in_place || base.own.is_some() || base.name.starts_with("_foreach_") {
+    if base.in_place || base.name.starts_with("_foreach_") {
         return None;
     }
     let (op, operands) = rule(base, call)?;
@@ -415,38 +408,13 @@ fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
         && out.sizes.iter().product::<i64>() > MUCH
 }
 
-/// An expression's parameters, each once.
-#[derive(Debug)]
-pub struct Params<P> {
-    /// What they are.
-    pub all: Vec<P>,
-}
-
-impl<P> Default for Params<P> {
-    fn default() -> Params<P> {
-        Params { all: Vec::new() }
-    }
-}
-
-impl<P: PartialEq> Params<P> {
-    /// A parameter as an expression.
-    pub fn add(&mut self, param: P, ty: Ty) -> E {
-        let known = self.all.iter().position(|p| *p == param);
-        let number = known.unwrap_or_else(|| {
-            self.all.push(param);
-            self.all.len() - 1
-        });
-        E::param(ty, number as u32)
-    }
-}
-
-struct InTile<'s, 'c> {
+struct InDraft<'s, 'c> {
     call: &'s Call<'c>,
     param: &'s mut dyn FnMut(Param, Ty) -> E,
     faults: bool,
 }
 
-impl Scope for InTile<'_, '_> {
+impl Scope for InDraft<'_, '_> {
     fn args(&self) -> &[Arg<'_>] {
         &self.call.args
     }
@@ -503,7 +471,7 @@ impl Job {
             Operand::Number(arg, item) => param(Param::Number(*arg, *item, *ty), *ty),
         };
         let x: Vec<E> = self.ins.iter().zip(&self.types).map(value).collect();
-        let mut scope = InTile { call, param, faults: false };
+        let mut scope = InDraft { call, param, faults: false };
         let items = vec![(self.item, E::int(Ty::Bool, 1))];
         let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, items };
         let value = (self.value)(&mut args)?;

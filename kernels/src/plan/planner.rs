@@ -1,0 +1,326 @@
+//! The making of a plan.
+//!
+//! Neighbouring point-wise ops become a group if each window that one of them writes is for the others either the same
+//! window or other memory.
+
+use std::ops::Range;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
+
+use super::{Action, Before, Draft, Feed, Fused, Fuser, Plan, Slot, Structure};
+use crate::express::{Job, Operand, Owner, Param, Window};
+use crate::feeds::{Cursor, numbers_of, of_arg};
+use crate::ir::Mem;
+use crate::liveness::Liveness;
+use crate::program::{Program, Span, with_op};
+use crate::shapes::Dims;
+
+/// Ops of a group at most.
+const GROUP_OPS: usize = 48;
+
+/// The accesses of a group to a storage.
+#[derive(Clone)]
+struct Access {
+    lane: usize,
+    offset: i64,
+    mem: Mem,
+    sizes: Dims,
+    strides: Dims,
+    written: bool,
+}
+
+pub struct Planner<'p, F: Fuser> {
+    span: &'p Span<'p>,
+    structure: &'p Structure,
+    program: &'p Program,
+    fuser: &'p mut F,
+    plan: Plan<F::Group>,
+    /// The group that is being made: its draft, ops, accesses by storage, releases that wait for its end.
+    draft: Option<Draft<Slot, Feed>>,
+    members: Range<u32>,
+    lanes: Vec<Dims>,
+    accesses: FxHashMap<Slot0, Vec<Access>>,
+    fresh: Vec<(u32, u64)>,
+    waiting: Vec<u32>,
+    /// An op of the group has no expression: its ops are carried out one by one.
+    broken: bool,
+    /// The last op that is carried out by itself, and its place among the actions.
+    last: Option<(u32, usize)>,
+}
+
+/// A storage or a fed host tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Slot0 {
+    Storage(u32),
+    Host(u32),
+}
+
+/// An op's place in the streams.
+struct At<'a> {
+    key: &'a NodeKey,
+    cursor: Cursor,
+    inputs: u32,
+}
+
+impl<'p, F: Fuser> Planner<'p, F> {
+    pub fn new(
+        span: &'p Span<'p>,
+        structure: &'p Structure,
+        program: &'p Program,
+        fuser: &'p mut F,
+    ) -> Planner<'p, F> {
+        Planner {
+            span,
+            structure,
+            program,
+            fuser,
+            plan: Plan { ops: Vec::new(), actions: Vec::new() },
+            draft: None,
+            members: 0..0,
+            lanes: Vec::new(),
+            accesses: FxHashMap::default(),
+            fresh: Vec::new(),
+            waiting: Vec::new(),
+            broken: false,
+            last: None,
+        }
+    }
+
+    pub fn make(mut self) -> Plan<F::Group> {
+        let (span, program, structure) = (self.span, self.program, self.structure);
+        let ops = program.ops(span);
+        let mut liveness = Liveness::default();
+        liveness.look(span, ops.iter().map(|(_, _, step, variant)| (*step, *variant)));
+        let mut cursor = span.base;
+        for (i, op) in ops.iter().copied().enumerate() {
+            self.release(&mut liveness, i);
+            let (at, dead) = (cursor.since(&span.base), liveness.is_dead(i));
+            with_op(&mut cursor, op, span.run, dead, |op| {
+                if dead {
+                    return;
+                }
+                let number = self.plan.ops.len() as u32;
+                self.plan.ops.push((op.node, op.number, at));
+                let inputs = op.step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count() as u32;
+                let at = At { key: &op.step.key, cursor: at, inputs };
+                let fresh = &op.variant.outputs.fresh;
+                let (slot, feed) = (|w: &Window| slot(w, &at, structure), |p| feed(p, op.call, &at));
+                if let Some(group) = self.fuser.alone(&op, &slot, &feed) {
+                    self.close();
+                    let first = at.cursor.storages as u32 + at.inputs;
+                    let fresh: Vec<(u32, u64)> = (first..).zip(fresh.iter().copied()).collect();
+                    self.plan.actions.push(Self::fused(number..number + 1, group, &fresh, &[]));
+                    return;
+                }
+                // What reads nothing can come before the open group.
+                if op.call.inputs.is_empty() {
+                    self.plan.actions.push(Action::Op(number));
+                    return;
+                }
+                let jobs = self.fuser.jobs(&op);
+                if !jobs.is_some_and(|jobs| self.join(number, op.call, &at, &jobs, fresh)) {
+                    self.close();
+                    self.last = Some((number, self.plan.actions.len()));
+                    self.plan.actions.push(Action::Op(number));
+                }
+            });
+        }
+        self.release(&mut liveness, ops.len());
+        self.close();
+        self.plan
+    }
+
+    /// A group that makes storages, of which some are dropped within it.
+    fn fused(ops: Range<u32>, group: F::Group, made: &[(u32, u64)], dropped: &[u32]) -> Action<F::Group> {
+        let needed = |slot: &Slot| match slot {
+            Slot::Storage(place, _) => (!made.iter().any(|(m, _)| m == place)).then_some(*place),
+            Slot::Host(_) => None,
+        };
+        let needed = F::slots(&group).iter().filter_map(needed).collect();
+        let fresh = made.iter().filter(|(place, _)| !dropped.contains(place)).copied().collect();
+        Action::Group(Box::new(Fused { ops, group, fresh, needed }))
+    }
+
+    /// Storages that no op from the `i`-th on uses go, behind the open group.
+    fn release(&mut self, liveness: &mut Liveness, i: usize) {
+        while let Some(id) = liveness.ended_before(i) {
+            let place = self.span.storages.iter().position(|s| *s == id);
+            let Some(place) = place else { continue };
+            if self.draft.is_some() {
+                self.waiting.push(place as u32);
+            } else {
+                self.plan.actions.push(Action::Release(place as u32));
+            }
+        }
+    }
+
+    /// Adds an op to the open group, or to a new one. False where it has to be carried out by itself.
+    fn join(&mut self, number: u32, call: &Call<'_>, at: &At<'_>, jobs: &[Job], fresh: &[u64]) -> bool {
+        if jobs.iter().any(|job| job.out.sizes.contains(&0)) {
+            return false;
+        }
+        let alike = self.draft.is_some()
+            && self.members.len() < GROUP_OPS
+            && jobs.len() == self.lanes.len()
+            && jobs.iter().zip(&self.lanes).all(|(job, sizes)| job.out.sizes == *sizes);
+        if !alike || !self.access(at, jobs) {
+            self.close();
+            self.lanes = jobs.iter().map(|job| job.out.sizes.clone()).collect();
+            if !self.access(at, jobs) {
+                self.accesses.clear();
+                return false;
+            }
+            self.draft = Some(Draft::default());
+            self.members = number..number;
+        }
+        let Some(draft) = &mut self.draft else { return false };
+        let structure = self.structure;
+        let added = draft.add(call, jobs, |w| slot(w, at, structure), |p| feed(p, call, at));
+        self.members.end = number + 1;
+        self.broken |= added.is_none();
+        let first = at.cursor.storages as u32 + at.inputs;
+        self.fresh.extend(fresh.iter().zip(first..).map(|(nbytes, place)| (place, *nbytes)));
+        true
+    }
+
+    /// Notes what an op touches. False, and nothing noted of the op that matters, where it does not go with the group.
+    fn access(&mut self, at: &At<'_>, jobs: &[Job]) -> bool {
+        for (lane, job) in jobs.iter().enumerate() {
+            let read = job.ins.iter().filter_map(|operand| match operand {
+                Operand::Window(window) => Some((window, false)),
+                _ => None,
+            });
+            for (window, written) in read.chain([(&job.out, true)]) {
+                let (storage, offset) = match slot(window, at, self.structure) {
+                    Slot::Storage(place, bytes) => (Slot0::Storage(place), bytes),
+                    Slot::Host(number) => (Slot0::Host(number), 0),
+                };
+                let all = self.accesses.entry(storage).or_default();
+                let fits = all.iter().all(|a| {
+                    let same = a.lane == lane
+                        && a.offset == offset
+                        && a.mem == window.mem
+                        && a.sizes == window.sizes
+                        && a.strides == window.strides;
+                    same || !(a.written || written)
+                });
+                if !fits {
+                    return false;
+                }
+                let Window { mem, sizes, strides, .. } = window;
+                let (mem, sizes, strides) = (*mem, sizes.clone(), strides.clone());
+                all.push(Access { lane, offset, mem, sizes, strides, written });
+            }
+        }
+        self.tensors() <= self.fuser.most_tensors()
+    }
+
+    /// Tensors of the group's first lane but those that it drops.
+    fn tensors(&self) -> usize {
+        let dropped: FxHashSet<Slot0> = self.waiting.iter().map(|place| Slot0::Storage(*place)).collect();
+        let kept = self.accesses.iter().filter(|(storage, _)| !dropped.contains(storage));
+        kept.filter(|(_, all)| all.iter().any(|a| a.lane == 0)).count()
+    }
+
+    /// Ends the open group.
+    fn close(&mut self) {
+        self.accesses.clear();
+        self.lanes.clear();
+        let made = std::mem::take(&mut self.fresh);
+        let waiting = std::mem::take(&mut self.waiting);
+        if let Some(mut draft) = self.draft.take() {
+            draft.drop_slots(|slot| matches!(slot, Slot::Storage(place, _) if waiting.contains(&place)));
+            let same = |a, b| match (a, b) {
+                (Slot::Storage(a, _), Slot::Storage(b, _)) => a == b,
+                (a, b) => a == b,
+            };
+            let ops = self.members.clone();
+            let broken = std::mem::take(&mut self.broken);
+            let behind = if broken { None } else { self.behind(&draft) };
+            if let Some((group, at, own)) = behind {
+                // The op makes its storages itself.
+                let made: Vec<(u32, u64)> =
+                    made.iter().copied().chain(own.clone().map(|place| (place, 0))).collect();
+                let waiting: Vec<u32> = waiting.iter().copied().chain(own).collect();
+                self.plan.actions[at] = Self::fused(ops.start - 1..ops.end, group, &made, &waiting);
+            } else {
+                let group = if broken { None } else { self.fuser.compile(draft, &same) };
+                match group {
+                    Some(group) => self.plan.actions.push(Self::fused(ops, group, &made, &waiting)),
+                    None => self.plan.actions.extend(ops.map(Action::Op)),
+                }
+            }
+        }
+        self.plan.actions.extend(waiting.into_iter().map(Action::Release));
+    }
+}
+
+impl<F: Fuser> Planner<'_, F> {
+    /// The draft as a part of the op right before it, whose place among the actions it takes, and the storages that the
+    /// op makes.
+    fn behind(&mut self, draft: &Draft<Slot, Feed>) -> Option<(F::Group, usize, Range<u32>)> {
+        let (number, at) = self.last.filter(|(number, _)| number + 1 == self.members.start)?;
+        let (node, variant, cursor) = self.plan.ops[number as usize];
+        let (step, known) = self.program.op(node, variant)?;
+        let inputs = step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
+        let given = &self.structure.first[cursor.storages..cursor.storages + inputs];
+        let first = (cursor.storages + inputs) as u32;
+        let made = first..first + known.outputs.fresh.len() as u32;
+        let (mut cursor, mut group) = (cursor.behind(&self.span.base), None);
+        with_op(&mut cursor, (node, variant, step, known), self.span.run, false, |op| {
+            group = self.fuser.behind(&Before { number, op: &op, made: made.clone(), given }, draft);
+        });
+        Some((group?, at, made))
+    }
+}
+
+/// Inputs of a kind before the `flat`-th.
+fn before(key: &NodeKey, flat: u32, kind: InputSpec) -> u32 {
+    key.inputs[..flat as usize].iter().filter(|i| **i == kind).count() as u32
+}
+
+fn slot(window: &Window, at: &At<'_>, structure: &Structure) -> Slot {
+    let size = i64::from(window.mem.size());
+    match window.owner {
+        Owner::Fresh(i) => {
+            let place = at.cursor.storages as u32 + at.inputs + u32::from(i);
+            Slot::Storage(structure.first[place as usize], window.offset * size)
+        }
+        Owner::Input(flat) if at.key.inputs[flat as usize] == InputSpec::Host => {
+            Slot::Host(at.cursor.hosts as u32 + before(at.key, flat, InputSpec::Host))
+        }
+        Owner::Input(flat) => {
+            let number = before(at.key, flat, InputSpec::Storage) as usize;
+            let place = structure.first[at.cursor.storages + number];
+            Slot::Storage(place, structure.offsets[at.cursor.offsets + number] * size)
+        }
+    }
+}
+
+fn feed(param: Param, call: &Call<'_>, at: &At<'_>) -> Feed {
+    match param {
+        Param::Fixed(bits) => Feed::Fixed(bits),
+        Param::Host(flat, ty) => {
+            let number = at.cursor.hosts as u32 + before(at.key, flat, InputSpec::Host);
+            Feed::Host(number, call.inputs[flat as usize].dtype, ty)
+        }
+        Param::Number(arg, item, ty) => {
+            let earlier: usize = at.key.args[..arg as usize].iter().map(numbers_of).sum();
+            let from = at.cursor.numbers + earlier;
+            match &at.key.args[arg as usize] {
+                ArgSpec::Value(number) => Feed::Number(from as u32, *number, ty),
+                ArgSpec::Values(list) => {
+                    let width = |n: &Number| if *n == Number::Complex { 2 } else { 1 };
+                    let within: usize = list[..item as usize].iter().map(width).sum();
+                    Feed::Number((from + within) as u32, list[item as usize], ty)
+                }
+                _ => {
+                    let value: &Arg<'_> = &call.args[arg as usize];
+                    Feed::Fixed(of_arg(value).bits(ty))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+"""Ops that come again and again are fused: fewer kernels, the same values."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_tandem
+
+DEVICE = "tandem"
+Step = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def assert_alike(
+    result: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
+    torch.testing.assert_close(result.cpu(), expected.cpu(), rtol=rtol, atol=atol)
+
+
+def dispatches() -> int:
+    torch_tandem.synchronize()
+    return torch_tandem.report()["devices"][0]["dispatches"]
+
+
+def repeat(step: Step, *inputs: torch.Tensor, steps: int = 10) -> int:
+    """Runs a step on both devices, with another number each time; kernels of the last time."""
+    there = [x.to(DEVICE) for x in inputs]
+    counts = []
+    for i in range(steps):
+        before = dispatches()
+        results = step(*there, 0.1 * i)
+        torch_tandem.mark_step()
+        counts.append(dispatches() - before)
+        for result, expected in zip(results, step(*inputs, 0.1 * i), strict=True):
+            assert_alike(result, expected)
+    return counts[-1]
+
+
+def chain(x, w, s):
+    y = F.gelu(x * w + s)
+    return (torch.where(y > 0, y, 0.1 * y) * 2,)
+
+
+def broadcast_and_strided(x, w, s):
+    return (((x.t() + s) * w[:, None]).sigmoid() + w[0],)
+
+
+def masks_and_whole_numbers(x, w, s):
+    mask = (x > s) & (w > 0)
+    return mask, mask.long() * 3 + 1, torch.where(mask, x, w).double()
+
+
+def results_that_stay(x, w, s):
+    y = x * w
+    z = y + s
+    return y, z, (y - z).abs()
+
+
+def in_place(x, w, s):
+    y = x * w
+    y.mul_(2).add_(w).clamp_(min=s)
+    return (y,)
+
+
+def disjoint_and_overlapping_windows(x, w, s):
+    y = x * s
+    y[:8].add_(y[8:16])
+    y[4:12] = y[:8] * 2 + w
+    return (y,)
+
+
+X, W = (64, 33), (33,)
+
+
+# Behind a wait GraphRunner gets the first four ops by themselves.
+
+
+@pytest.mark.parametrize(
+    ("step", "shapes", "kernels"),
+    [
+        (chain, (X, W), 2),
+        (broadcast_and_strided, (X, W), 1),
+        (masks_and_whole_numbers, (X, X), 2),
+        (results_that_stay, (X, W), 1),
+        (in_place, (X, W), 1),
+        (disjoint_and_overlapping_windows, ((16, 33), W), None),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_pointwise_operators_are_one_kernel(step, shapes, kernels):
+    count = repeat(step, *(torch.randn(shape) for shape in shapes))
+    assert kernels is None or count == kernels
+
+
+EPILOGUES = {
+    "linear": (lambda x, w, b, s: (F.gelu(F.linear(x, w, b)) * s,), (32, 48), (64, 48), (64,)),
+    "kept": (lambda x, w, s: ((y := x @ w), F.relu(y) + s), (32, 48), (48, 64)),
+    "residual": (lambda x, w, s: (x + F.silu(x @ w),), (40, 40), (40, 40)),
+    "in place": (lambda x, w, s: ((x @ w).mul_(s).add_(x),), (40, 40), (40, 40)),
+    "convolution": (lambda x, w, s: (F.relu(F.conv2d(x, w, padding=1)),), (2, 8, 9, 9), (16, 8, 3, 3)),
+    "softmax": (lambda x, y, s: (x.softmax(-1) * y,), (20, 300), (20, 300)),
+    "sum": (lambda x, s: ((x.sum(1) * s + 1).abs(),), (20, 300)),
+    "layer norm": (lambda x, y, s: (F.layer_norm(x, (48,)) * s + y,), (32, 48), (32, 48)),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_operators_are_fused_with_what_follows(name):
+    step, *shapes = EPILOGUES[name]
+    assert repeat(step, *(torch.randn(shape) for shape in shapes)) == 1
+
+
+def test_a_large_depth_is_split_and_its_parts_are_joined_in_the_epilogue():
+    count = repeat(lambda x, w, s: (torch.tanh((x @ w) * s),), torch.randn(16, 3000), torch.randn(3000, 24))
+    assert count == 2
+
+
+def test_what_an_operator_reads_is_not_written_by_its_epilogue():
+    def step(x, w, s):
+        y = x * s
+        y.add_(y @ w)  # each element of the product needs a row of what is written
+        return (y,)
+
+    repeat(step, torch.randn(40, 40), torch.randn(40, 40))
+
+
+def test_fed_host_tensors():
+    there = torch.randn(9, 7).to(DEVICE)
+    here = there.cpu()
+    for _ in range(6):
+        fed = torch.randn(9, 7)
+        result = (there * fed.to(DEVICE) + 1).sigmoid() * fed.to(DEVICE)
+        torch_tandem.mark_step()
+        assert_alike(result, (here * fed + 1).sigmoid() * fed)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "RMSprop"])
+def test_optimizers(optimizer):
+    def train(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(9, 30), torch.nn.ReLU(), torch.nn.Linear(30, 1)).to(
+            device
+        )
+        options = {"momentum": 0.9} if optimizer != "Adam" else {"weight_decay": 0.01}
+        update = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01, foreach=True, **options)
+        x = torch.randn(20, 9).to(device)
+        for _ in range(8):
+            update.zero_grad()
+            model(x).square().mean().backward()
+            update.step()
+        return list(model.parameters())
+
+    for result, expected in zip(train(DEVICE), train("cpu"), strict=True):
+        assert_alike(result, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "look_up", [F.embedding, lambda index, table: table[index]], ids=["embedding", "index"]
+)
+def test_a_fault_spoils_what_depends_on_it_and_nothing_else(look_up):
+    table = torch.randn(10, 4).to(DEVICE)
+    good = torch.ones(3, 4).to(DEVICE)
+    for i in range(6):
+        index = torch.tensor([1, 2, 3 if i < 5 else 99]).to(DEVICE)
+        rows = look_up(index, table)
+        spoilt = (rows * 2 + 1).relu()
+        kept = (good * 2 + 1).relu()
+        torch_tandem.mark_step()
+        if i < 5:
+            expected = (table.cpu()[[1, 2, 3]] * 2 + 1).relu()
+            assert_alike(spoilt, expected)
+    with pytest.raises((IndexError, RuntimeError)):
+        spoilt.cpu()
+    assert_alike(kept, torch.full((3, 4), 3.0))
