@@ -7,7 +7,8 @@ use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{Outputs, Variant};
 
 use crate::error::{CallFailure, Cause, DeviceError, Failure};
-use crate::executor::{BlockRun, DeviceReport, Executor, OpTime, Step};
+use crate::executor::{BlockRun, DeviceReport, Executor, Step};
+use crate::profile::Profile;
 
 /// Opens an executor; an error says in the user's words why there is none.
 pub type Open = Box<dyn FnOnce() -> Result<Box<dyn Executor>, String> + Send>;
@@ -123,10 +124,10 @@ impl Executor for Deferred {
         }
     }
 
-    fn measured(&self) -> &[OpTime] {
+    fn measured(&self) -> Option<&Profile> {
         match &self.0 {
             State::Open(executor) => executor.measured(),
-            _ => &[],
+            _ => None,
         }
     }
 

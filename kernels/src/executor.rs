@@ -15,6 +15,7 @@ use tandem_tracegraph::tensor_meta::TensorMeta;
 use crate::cpu::random::Mt19937;
 use crate::error::{CallFailure, Failure};
 use crate::host::{Buffer, Generator};
+use crate::profile::Profile;
 
 /// A host tensor's contents, fed to a block.
 #[derive(Debug)]
@@ -110,15 +111,6 @@ impl BlockRun {
     }
 }
 
-/// How often an op ran, and for how long.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct OpTime {
-    /// Runs.
-    pub count: u64,
-    /// All runs together, in nanoseconds.
-    pub ns: u64,
-}
-
 /// Runs ops and plans on one device, or on several that calls and nodes name by their index.
 pub trait Executor: Send {
     /// A short name for reports.
@@ -162,11 +154,11 @@ pub trait Executor: Send {
     /// Forgets all ops and blocks.
     fn forget(&mut self);
 
-    /// Whether to measure each op's time from now on.
+    /// Whether to measure kernels of runs from now on.
     fn measure(&mut self, on: bool);
 
-    /// What was measured, by node.
-    fn measured(&self) -> &[OpTime];
+    /// What was measured; `None` where there is no device yet.
+    fn measured(&self) -> Option<&Profile>;
 
     /// Runs parts of blocks. An op that fails poisons what it would have written; ops that read poison
     /// are skipped and poison in turn; independent ops run.

@@ -16,6 +16,7 @@ pub mod ir;
 pub mod liveness;
 mod plan;
 pub mod pointwise;
+pub mod profile;
 pub mod program;
 pub mod promotion;
 pub mod shapes;

@@ -1,7 +1,6 @@
 //! Ops and blocks as executors keep them, and the walk through a run.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::Call;
@@ -9,7 +8,7 @@ use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::Variant;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::executor::{BlockRun, OpTime, Segment, Step};
+use crate::executor::{BlockRun, Segment, Step};
 use crate::feeds::Cursor;
 use crate::liveness::Liveness;
 
@@ -20,19 +19,11 @@ pub struct Program {
     nodes: Vec<Option<Step>>,
     blocks: Vec<Box<[NodeId]>>,
     liveness: Liveness,
-    measuring: bool,
-    times: Vec<OpTime>,
 }
 
 impl Default for Program {
     fn default() -> Program {
-        Program {
-            nodes: vec![None],
-            blocks: Vec::new(),
-            liveness: Liveness::default(),
-            measuring: false,
-            times: Vec::new(),
-        }
+        Program { nodes: vec![None], blocks: Vec::new(), liveness: Liveness::default() }
     }
 }
 
@@ -85,23 +76,6 @@ impl Program {
     pub fn forget(&mut self) {
         self.nodes.truncate(1);
         self.blocks.clear();
-        self.times.clear();
-    }
-
-    /// Whether to measure each op's time from now on.
-    pub fn measure(&mut self, on: bool) {
-        self.measuring = on;
-        self.times.clear();
-    }
-
-    /// What was measured, by node.
-    pub fn measured(&self) -> &[OpTime] {
-        &self.times
-    }
-
-    /// Whether ops are measured.
-    pub fn measures(&self) -> bool {
-        self.measuring
     }
 
     /// The ops of a part of a run, in order.
@@ -129,7 +103,6 @@ impl Program {
     /// The same of a part of a run.
     pub fn each_of(&mut self, span: &Span<'_>, mut each: impl FnMut(Event<'_, '_>)) {
         let mut liveness = std::mem::take(&mut self.liveness);
-        let mut times = std::mem::take(&mut self.times);
         let ops = self.ops(span);
         liveness.look(span, ops.iter().map(|(_, _, step, variant)| (*step, *variant)));
         let mut cursor = span.base;
@@ -137,22 +110,13 @@ impl Program {
             while let Some(id) = liveness.ended_before(i) {
                 each(Event::Release(id));
             }
-            let begin = self.measuring.then(Instant::now);
             with_op(&mut cursor, op, span.run, liveness.is_dead(i), |op| each(Event::Op(op)));
-            if let Some(begin) = begin {
-                if times.len() < self.nodes.len() {
-                    times.resize(self.nodes.len(), OpTime::default());
-                }
-                let time = &mut times[op.0.index()];
-                time.count += 1;
-                time.ns += begin.elapsed().as_nanos() as u64;
-            }
         }
         while let Some(id) = liveness.ended_before(ops.len()) {
             each(Event::Release(id));
         }
         drop(ops);
-        (self.liveness, self.times) = (liveness, times);
+        self.liveness = liveness;
     }
 }
 

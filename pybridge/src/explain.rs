@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use tandem_kernels::executor::{DeviceReport, OpTime};
+use tandem_kernels::executor::{DeviceReport, Executor};
 use tandem_kernels::gpu::adapter::{Listing, list};
+use tandem_kernels::profile::{KernelTime, Ops};
 use tandem_runtime::engine::Engine;
 use tandem_runtime::placement::Place;
 use tandem_runtime::report::{
-    DeviceLine, DivergenceLine, FeedLine, FetchLine, OperatorLine, PhaseLine, PlacementLine, Report,
-    StepLine, Summary,
+    DeviceLine, DivergenceLine, FeedLine, FetchLine, KernelLine, OperatorLine, PhaseLine, PlacementLine,
+    Report, StepLine, Summary,
 };
 use tandem_runtime::timeline::{Event, Python as PythonDid};
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
@@ -30,7 +31,11 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
     let report = engine.report().clone();
     let (busy, inline) = engine.busy_ns();
     let since = engine.started().elapsed().as_nanos() as u64;
-    let times = engine.runner().executor().measured().to_vec();
+    let measured = |executor: &dyn Executor| -> Vec<(Ops, KernelTime)> {
+        let kernels = executor.measured().map(|profile| profile.kernels());
+        kernels.into_iter().flatten().map(|(ops, time)| (ops.clone(), *time)).collect()
+    };
+    let kernels = measured(&**engine.runner().executor());
     let engine = &*engine;
     let devices = engine.runner().executor().devices();
     let device_lines: Vec<DeviceLine> = devices.iter().map(device_line).collect();
@@ -53,7 +58,8 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         jumps: report.jumps,
         fetches: fetches(engine, &report, &mut lines, py),
         feeds: feeds(engine, &report, &mut lines, py),
-        operators: operators(engine, &report, &times),
+        operators: operators(engine, &report, &kernels),
+        kernels: kernel_lines(engine, &kernels, &mut lines, py),
         phases: report.phases.iter().map(PhaseLine::from).collect(),
         steps: report.steps.iter().map(StepLine::from).collect(),
         python_exec_us: us(since.saturating_sub(report.python_stall_ns)),
@@ -209,13 +215,18 @@ fn feeds(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) ->
     feeds
 }
 
-fn operators(engine: &Engine, report: &Report, times: &[OpTime]) -> Vec<OperatorLine> {
+/// Ops that are one kernel have equal shares of its time.
+fn operators(engine: &Engine, report: &Report, kernels: &[(Ops, KernelTime)]) -> Vec<OperatorLine> {
+    let mut times: FxHashMap<NodeId, u64> = FxHashMap::default();
+    for (ops, time) in kernels {
+        ops.iter().for_each(|op| *times.entry(*op).or_default() += time.ns / ops.len() as u64);
+    }
     let mut by_op: FxHashMap<OpId, (u64, u64, u64)> = FxHashMap::default();
     for (id, node, (traced, run)) in counted(engine, report) {
         let entry = by_op.entry(node.key.op).or_default();
         entry.0 += traced + run;
         entry.1 += run;
-        entry.2 += times.get(id.index()).map_or(0, |t| t.ns);
+        entry.2 += times.get(&id).copied().unwrap_or(0);
     }
     let line = |(op, (count, coexecuted, ns)): (OpId, (u64, u64, u64))| OperatorLine {
         name: op_name(engine, op),
@@ -226,6 +237,41 @@ fn operators(engine: &Engine, report: &Report, times: &[OpTime]) -> Vec<Operator
     let mut operators: Vec<OperatorLine> = by_op.into_iter().map(line).collect();
     operators.sort_by(|a, b| (b.exec_us, b.count, &a.name).cmp(&(a.exec_us, a.count, &b.name)));
     operators
+}
+
+/// Kernels that are told of.
+const MOST_KERNELS: usize = 200;
+
+/// The kernels that took most.
+fn kernel_lines(
+    engine: &Engine,
+    kernels: &[(Ops, KernelTime)],
+    lines: &mut Lines,
+    py: Python<'_>,
+) -> Vec<KernelLine> {
+    let mut most: Vec<&(Ops, KernelTime)> = kernels.iter().collect();
+    most.sort_by(|a, b| b.1.ns.cmp(&a.1.ns).then_with(|| a.0.cmp(&b.0)));
+    most.truncate(MOST_KERNELS);
+    let line = |(ops, time): &(Ops, KernelTime)| {
+        let nodes =
+            || ops.iter().filter(|id| id.index() < engine.graph().len()).map(|id| engine.graph().node(*id));
+        let mut from: Vec<String> = Vec::new();
+        for node in nodes() {
+            let line = lines.user_line(node.key.location, engine.locations(), py);
+            if !from.contains(&line) {
+                from.push(line);
+            }
+        }
+        KernelLine {
+            ops: nodes().map(|node| op_name(engine, node.key.op)).collect(),
+            lines: from,
+            count: time.count,
+            exec_us: us(time.ns),
+            bytes: time.bytes,
+            flops: time.flops,
+        }
+    };
+    most.into_iter().map(line).collect()
 }
 
 // --- Graphs -------------------------------------------------------------------------------------------------

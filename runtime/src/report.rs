@@ -274,6 +274,22 @@ pub struct OperatorLine {
     pub exec_us: u64,
 }
 
+/// A kernel, as measured over all its runs.
+#[derive(Serialize, Debug)]
+#[allow(missing_docs)]
+pub struct KernelLine {
+    /// The operators that it carries out, in order.
+    pub ops: Vec<String>,
+    /// The lines that issued them.
+    pub lines: Vec<String>,
+    pub count: u64,
+    pub exec_us: u64,
+    /// Bytes that it has to move.
+    pub bytes: u64,
+    /// Arithmetic operations that it has to do.
+    pub flops: u64,
+}
+
 /// See [`Phases`].
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
@@ -357,6 +373,8 @@ pub struct Summary {
     pub fetches: Vec<FetchLine>,
     pub feeds: Vec<FeedLine>,
     pub operators: Vec<OperatorLine>,
+    /// The kernels that took most, where they were measured.
+    pub kernels: Vec<KernelLine>,
     pub phases: Vec<PhaseLine>,
     pub steps: Vec<StepLine>,
     pub python_exec_us: u64,

@@ -12,12 +12,13 @@ use super::computation::Computation;
 use super::native::{self, Fusion, Natives, outputs_in_place};
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{
-    BlockRun, Executor, HostError, HostFeed, HostKernels, HostResult, HostResultKind, OpTime, Step, call_host,
+    BlockRun, Executor, HostError, HostFeed, HostKernels, HostResult, HostResultKind, Step, call_host,
 };
 use crate::express::{Base, apart, plain_outputs};
 use crate::feeds::Cursor;
 use crate::host::{Buffer, Exception};
 use crate::plan::{self, Action, Feed, Fused, Slot};
+use crate::profile::{Profile, timing};
 use crate::program::{Event, OpRun, Program, Span, with_op};
 
 /// The contents of a storage.
@@ -42,6 +43,7 @@ pub struct CpuExecutor {
     host: &'static dyn HostKernels,
     storages: Vec<Contents>,
     program: Program,
+    profile: Profile,
     natives: Natives,
     plans: Plans,
     failures: Vec<Arc<Failure>>,
@@ -54,6 +56,7 @@ impl CpuExecutor {
             host,
             storages: Vec::new(),
             program: Program::default(),
+            profile: Profile::default(),
             natives: Natives::new(own_kernels),
             plans: Plans::default(),
             failures: Vec::new(),
@@ -313,23 +316,22 @@ impl Executor for CpuExecutor {
         self.plans.clear();
         self.natives.forget();
         self.program.forget();
+        self.profile.clear();
     }
 
     fn measure(&mut self, on: bool) {
-        self.program.measure(on);
+        self.profile.measure(on);
     }
 
-    fn measured(&self) -> &[OpTime] {
-        self.program.measured()
+    fn measured(&self) -> Option<&Profile> {
+        Some(&self.profile)
     }
 
     fn run(&mut self, run: &BlockRun) {
         let mut program = std::mem::take(&mut self.program);
         let mut plans = std::mem::take(&mut self.plans);
         let whole = Span::whole(run);
-        if program.measures() {
-            program.each(run, |event| self.handle(event));
-        } else if let Some(plan) = plans.find_whole(run, &program, &mut self.fusion()) {
+        if let Some(plan) = plans.find_whole(run, &program, &mut self.fusion()) {
             self.carry_out(&plan, plans.unused(), &whole, &program);
         } else {
             let parts = (run.segments.len() > 1).then(|| plans.parts(run, &program));
@@ -401,7 +403,11 @@ impl CpuExecutor {
 
     fn handle(&mut self, event: Event<'_, '_>) {
         match event {
-            Event::Op(op) => self.run_op(op),
+            Event::Op(op) => {
+                let timing = timing(&self.profile, &op, self.host);
+                self.run_op(op);
+                timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
+            }
             Event::Release(id) => self.release(id),
         }
     }
@@ -416,12 +422,13 @@ impl CpuExecutor {
                 with_op(&mut at, op, span.run, false, |op| {
                     let copies = this.natives.is_copy(op.call.op, this.host);
                     if !copies || !this.adopt(op.call, span.run, &feeds) {
-                        this.run_op(op);
+                        this.handle(Event::Op(op));
                     }
                 });
             }
         };
         for action in &plan.actions {
+            let timing = plan.timing(action, &self.profile, span, program, self.host);
             match action {
                 Action::Op(number) => one(self, *number),
                 Action::Release(place) => self.release(span.storages[*place as usize]),
@@ -431,6 +438,7 @@ impl CpuExecutor {
                     }
                 }
             }
+            timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
         }
     }
 

@@ -197,7 +197,7 @@ impl<'d> Epilogue<'d> {
         used[window]?;
         let outputs = &before.op.variant.outputs;
         let numel = match outputs.outs.first()? {
-            OutSpec::Fresh { storage: 0, meta, offset: 0 } => meta.numel() as i64,
+            OutSpec::Fresh { storage: 0, meta, offset: 0 } => meta.numel(),
             _ => return None,
         };
         // What it is on is there before the op runs, and the op does not read what it writes.

@@ -15,6 +15,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use smallvec::SmallVec;
@@ -24,11 +25,12 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 pub use self::draft::{Draft, Held, Lane};
 use self::planner::Planner;
-use crate::executor::{BlockRun, Segment};
+use crate::executor::{BlockRun, HostKernels, Segment};
 use crate::express::{Job, Param, Window};
 use crate::feeds::{Cursor, Scalar};
 use crate::ir::Ty;
-use crate::program::{OpRun, Program, Span};
+use crate::profile::{Profile, Tally};
+use crate::program::{OpRun, Program, Span, with_op};
 
 /// An executor, as far as plans depend on it.
 pub trait Fuser {
@@ -140,6 +142,8 @@ pub struct Fused<G> {
     pub fresh: Vec<(u32, u64)>,
     /// Storages that must be there, by their place.
     pub needed: Vec<u32>,
+    /// Storages that the program drops within it, by their place.
+    pub dropped: Vec<u32>,
 }
 
 /// Where a window begins.
@@ -359,6 +363,33 @@ impl Chance {
         }
         self.tries += 1;
         self.hits += u32::from(hit);
+    }
+}
+
+impl<G> Plan<G> {
+    /// What a group that begins now will be noted with; nothing where none is measured.
+    pub fn timing(
+        &self,
+        action: &Action<G>,
+        profile: &Profile,
+        span: &Span<'_>,
+        program: &Program,
+        host: &dyn HostKernels,
+    ) -> Option<(Tally, Instant)> {
+        let Action::Group(fused) = action else { return None };
+        if !profile.is_on() {
+            return None;
+        }
+        let mut tally = Tally::default();
+        let dropped = |id: StorageId| fused.dropped.iter().any(|place| span.storages[*place as usize] == id);
+        for (node, variant, cursor) in &self.ops[fused.ops.start as usize..fused.ops.end as usize] {
+            let (step, known) = program.op(*node, *variant)?;
+            let mut at = cursor.behind(&span.base);
+            with_op(&mut at, (*node, *variant, step, known), span.run, false, |op| {
+                tally.add(&op, |id| !dropped(id), host);
+            });
+        }
+        Some((tally, Instant::now()))
     }
 }
 

@@ -140,7 +140,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         };
         let needed = F::slots(&group).iter().filter_map(needed).collect();
         let fresh = made.iter().filter(|(place, _)| !dropped.contains(place)).copied().collect();
-        Action::Group(Box::new(Fused { ops, group, fresh, needed }))
+        Action::Group(Box::new(Fused { ops, group, fresh, needed, dropped: dropped.into() }))
     }
 
     /// Storages that no op from the `i`-th on uses go, behind the open group.

@@ -125,6 +125,9 @@ def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
         ]
         columns = ("times", "line", "operator", "what was fed", "size")
         yield f"feeds: {_total(feeds)}", _table(columns, rows)
+    kernels = report.get("kernels", [])
+    if kernels and report.get("machine"):
+        yield f"kernels: {_total(kernels)} runs", _kernels(kernels, report["machine"])
     host = sorted(report.get("host_ops", {}).items(), key=lambda item: -item[1])
     if host:
         rows = [(times, name) for name, times in host]
@@ -149,6 +152,27 @@ def _divergences(entries: list[dict[str, Any]]) -> Table:
         cost = duration(d.get("cost_us", 0))
         rows.append((d.get("count"), where or _line(d), op, d.get("what", ""), expected, got, cost))
     return _table(("times", "line", "operator", "what", "expected", "got", "cost"), rows)
+
+
+def _kernels(entries: list[dict[str, Any]], machine: dict[str, float]) -> Table:
+    """By what they took, each beside what the machine reaches."""
+    rows = []
+    for kernel in entries:
+        seconds = max(kernel["exec_us"], 1) / 1e6
+        names = [name.removeprefix("aten::") for name in kernel["ops"]]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        first, *rest = [short_line(line).rpartition(" in ")[0] or line for line in kernel["lines"]] or [""]
+        rows.append(
+            (
+                kernel["count"],
+                duration(kernel["exec_us"]),
+                first + (f" and {_plural(len(rest), 'line')}" if rest else ""),
+                ", ".join(names[:3]) + more,
+                f"{kernel['bytes'] / seconds / machine['copy']:.0%}",
+                f"{kernel['flops'] / seconds / machine['matmul']:.0%}",
+            )
+        )
+    return _table(("runs", "time", "line", "operators", "of copying", "of multiplying"), rows)
 
 
 def _table(columns: Iterable[str], rows: list[tuple]) -> Table:

@@ -13,8 +13,9 @@ use tandem_tracegraph::node::{Outputs, Variant};
 
 use super::GpuExecutor;
 use crate::error::{CallFailure, Failure};
-use crate::executor::{BlockRun, DeviceReport, Executor, OpTime, Step};
+use crate::executor::{BlockRun, DeviceReport, Executor, Step};
 use crate::host::Buffer;
+use crate::profile::{Profile, timing};
 use crate::program::{Event, OpRun, Program};
 
 /// Runs ops on several devices, each with its own executor.
@@ -22,6 +23,7 @@ pub struct Devices {
     /// By index; never empty.
     all: Vec<GpuExecutor>,
     program: Program,
+    profile: Profile,
     /// The device of each storage, by id.
     homes: Vec<u8>,
 }
@@ -29,7 +31,7 @@ pub struct Devices {
 impl Devices {
     /// `tandem:0` comes first.
     pub fn new(all: Vec<GpuExecutor>) -> Devices {
-        Devices { all, program: Program::default(), homes: Vec::new() }
+        Devices { all, program: Program::default(), profile: Profile::default(), homes: Vec::new() }
     }
 
     fn home(&self, id: StorageId) -> u8 {
@@ -131,21 +133,26 @@ impl Executor for Devices {
 
     fn forget(&mut self) {
         self.program.forget();
+        self.profile.clear();
         self.all.iter_mut().for_each(GpuExecutor::forget);
     }
 
     fn measure(&mut self, on: bool) {
-        self.program.measure(on);
+        self.profile.measure(on);
     }
 
-    fn measured(&self) -> &[OpTime] {
-        self.program.measured()
+    fn measured(&self) -> Option<&Profile> {
+        Some(&self.profile)
     }
 
     fn run(&mut self, run: &BlockRun) {
         let mut program = std::mem::take(&mut self.program);
         program.each(run, |event| match event {
-            Event::Op(mut op) => self.run_op(&mut op),
+            Event::Op(mut op) => {
+                let timing = timing(&self.profile, &op, self.all[0].host);
+                self.run_op(&mut op);
+                timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
+            }
             Event::Release(id) => self.release(id),
         });
         self.program = program;

@@ -16,6 +16,7 @@ use crate::gpu::lower::Action as Step;
 use crate::gpu::memory::BufId;
 use crate::gpu::stream::Bound;
 use crate::plan::{Action, Before, Draft, Feed, Fused, Fuser, Plan, Slot};
+use crate::profile::timing;
 use crate::program::{Event, OpRun, Program, Span, with_op};
 
 /// What a group is given when it is carried out.
@@ -119,7 +120,11 @@ impl GpuExecutor {
 
     pub(super) fn handle(&mut self, event: Event<'_, '_>) {
         match event {
-            Event::Op(op) => self.run_op(&op),
+            Event::Op(op) => {
+                let timing = timing(&self.profile, &op, self.host);
+                self.run_op(&op);
+                timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
+            }
             Event::Release(id) => self.release(id),
         }
     }
@@ -136,10 +141,11 @@ impl GpuExecutor {
             let (node, variant, cursor) = &plan.ops[number as usize];
             if let Some((step, known)) = program.op(*node, *variant) {
                 let (op, mut at) = ((*node, *variant, step, known), cursor.behind(&span.base));
-                with_op(&mut at, op, span.run, false, |op| this.run_op(&op));
+                with_op(&mut at, op, span.run, false, |op| this.handle(Event::Op(op)));
             }
         };
         for action in &plan.actions {
+            let timing = plan.timing(action, &self.profile, span, program, self.host);
             match action {
                 Action::Op(number) => one(self, *number),
                 Action::Release(place) => self.release(span.storages[*place as usize]),
@@ -149,6 +155,7 @@ impl GpuExecutor {
                     Err(_) => fused.ops.clone().for_each(|number| one(self, number)),
                 },
             }
+            timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
         }
     }
 

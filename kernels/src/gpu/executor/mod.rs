@@ -32,10 +32,11 @@ use super::memory::BufId;
 use super::ops::{Lower, draws, lowering};
 use super::stream::Stream;
 use crate::error::{CallFailure, Cause, DeviceError, Failure, Fault};
-use crate::executor::{BlockRun, DeviceReport, Executor, HostKernels, OpTime, Step};
+use crate::executor::{BlockRun, DeviceReport, Executor, HostKernels, Step};
 use crate::express::Base;
 use crate::ir::Ty;
 use crate::plan::Plans;
+use crate::profile::Profile;
 use crate::program::{OpRun, Program};
 
 /// What the executor knows of an operator.
@@ -58,6 +59,7 @@ pub struct GpuExecutor {
     stream: Stream,
     storages: Storages,
     program: Program,
+    profile: Profile,
     plans: Plans<Group>,
     lowered: Vec<Lowerings>,
     ops: Vec<Option<Op>>,
@@ -86,6 +88,7 @@ impl GpuExecutor {
             stream,
             storages: Storages::default(),
             program: Program::default(),
+            profile: Profile::default(),
             plans: Plans::default(),
             lowered: vec![Vec::new()],
             ops: Vec::new(),
@@ -659,23 +662,21 @@ impl Executor for GpuExecutor {
     fn forget(&mut self) {
         self.plans.clear();
         self.program.forget();
+        self.profile.clear();
         self.lowered.clear();
     }
 
     fn measure(&mut self, on: bool) {
-        self.program.measure(on);
+        self.profile.measure(on);
     }
 
-    fn measured(&self) -> &[OpTime] {
-        self.program.measured()
+    fn measured(&self) -> Option<&Profile> {
+        Some(&self.profile)
     }
 
     fn run(&mut self, run: &BlockRun) {
         let mut program = std::mem::take(&mut self.program);
-        match program.measures() {
-            true => program.each(run, |event| self.handle(event)),
-            false => self.run_planned(run, &mut program),
-        }
+        self.run_planned(run, &mut program);
         self.program = program;
         self.end_run();
     }

@@ -148,6 +148,7 @@ def _sources(report: dict[str, Any], graph: dict[str, Any] | None) -> dict[str, 
     """The text of each line that the page names."""
     names = ("divergences", "fetches", "feeds", "lines")
     lines = {entry.get("line", "") for name in names for entry in report.get(name, [])}
+    lines.update(line for kernel in report.get("kernels", []) for line in kernel["lines"])
     lines.update(node.get("line", "") for node in (graph or {}).get("nodes", []))
     texts = ((line, _findings.source(line)) for line in sorted(lines)[:_MOST_SOURCES])
     return {line: text for line, text in texts if text}

@@ -200,6 +200,52 @@ function tablesSection({ report }, findInGraph) {
     ],
   }));
 
+  add("Kernels", report.machine ? report.kernels : null, null, (rows) => {
+    const worst = most(rows, "exec_us");
+    const rate = (row, name) => ((row[name] ?? 0) / Math.max(row.exec_us ?? 0, 1)) * 1e6;
+    const achieved = (title, name, peak, show) =>
+      number(
+        title,
+        (row) => rate(row, name) / peak,
+        (row) => `${percent(rate(row, name), peak)} (${show(rate(row, name))}/s)`,
+        (row) => rate(row, name) / peak,
+      );
+    const operations = (n) => `${(n / 1e9).toFixed(1)} GFLOP`;
+    const { copy, matmul } = report.machine;
+    return {
+      sum:
+        `${plural(rows.length, "kernel")}; this machine copies ${bytes(copy)}/s and multiplies matrices ` +
+        `at ${operations(matmul)}/s`,
+      sort: 3,
+      columns: [
+        {
+          title: "Line",
+          value: (row) => row.lines.map(shortLine).join(", "),
+          source: (row) => row.lines.map(sourceOf).filter(Boolean).join("; "),
+        },
+        { title: "Operators", value: (row) => row.ops.map((op) => op.replace("aten::", "")).join(", ") },
+        number(
+          "Runs",
+          (row) => row.count ?? 0,
+          (row) => count(row.count),
+        ),
+        number(
+          "Ran",
+          (row) => row.exec_us ?? 0,
+          (row) => duration(row.exec_us),
+          (row) => (row.exec_us ?? 0) / worst,
+        ),
+        number(
+          "Moves",
+          (row) => (row.bytes ?? 0) / Math.max(row.count ?? 0, 1),
+          (row) => bytes((row.bytes ?? 0) / Math.max(row.count ?? 0, 1)),
+        ),
+        achieved("Of copying", "bytes", copy, bytes),
+        achieved("Of multiplying", "flops", matmul, operations),
+      ],
+    };
+  });
+
   add("Operators", report.operators, null, (rows) => {
     const worst = most(rows, "exec_us");
     return {

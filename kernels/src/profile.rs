@@ -1,0 +1,170 @@
+//! What kernels take, move and compute: the roofline's figures.
+//!
+//! Bytes are those that one perfect kernel would move: each tensor that is read once, and each that is stored once; what
+//! lives within a kernel not at all. Operations are counted for products of matrices and convolutions, two for a
+//! multiplication and addition; any other operator has one for each element that it makes or reads, whichever are more.
+
+use std::time::Instant;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Arg, Input, Place};
+use tandem_tracegraph::ids::{NodeId, StorageId};
+use tandem_tracegraph::node::OutSpec;
+
+use crate::executor::HostKernels;
+use crate::program::OpRun;
+use crate::shapes::Dims;
+
+/// A kernel, by the ops that it carries out.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct KernelTime {
+    /// Runs.
+    pub count: u64,
+    /// All runs together, in nanoseconds.
+    pub ns: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Arithmetic operations.
+    pub flops: u64,
+}
+
+/// The ops of a kernel, in order.
+pub type Ops = SmallVec<[NodeId; 4]>;
+
+/// What was measured.
+#[derive(Debug, Default)]
+pub struct Profile {
+    on: bool,
+    kernels: FxHashMap<Ops, KernelTime>,
+}
+
+impl Profile {
+    /// Measures from now on, or not; what was measured is forgotten.
+    pub fn measure(&mut self, on: bool) {
+        self.on = on;
+        self.kernels.clear();
+    }
+
+    /// Forgets what was measured.
+    pub fn clear(&mut self) {
+        self.kernels.clear();
+    }
+
+    /// Whether kernels are measured.
+    pub fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// What was measured, by the kernels' ops.
+    pub fn kernels(&self) -> &FxHashMap<Ops, KernelTime> {
+        &self.kernels
+    }
+
+    /// A kernel ran.
+    pub fn ran(&mut self, tally: Tally, begin: Instant) {
+        let kernel = self.kernels.entry(tally.ops).or_default();
+        kernel.count += 1;
+        kernel.ns += begin.elapsed().as_nanos() as u64;
+        kernel.bytes += tally.bytes;
+        kernel.flops += tally.flops;
+    }
+}
+
+/// What one run of a kernel moves and computes.
+#[derive(Default)]
+pub struct Tally {
+    ops: Ops,
+    bytes: u64,
+    flops: u64,
+    made: FxHashSet<StorageId>,
+    read: FxHashSet<(StorageId, i64, Dims)>,
+    written: FxHashSet<(StorageId, i64, Dims)>,
+}
+
+/// What an op that begins now will be noted with; nothing where none is measured.
+pub fn timing(profile: &Profile, op: &OpRun<'_, '_>, host: &dyn HostKernels) -> Option<(Tally, Instant)> {
+    (profile.on && !op.dead).then(|| {
+        let mut tally = Tally::default();
+        tally.add(op, |_| true, host);
+        (tally, Instant::now())
+    })
+}
+
+/// Bytes of elements, those that expansion repeats once.
+fn bytes(input: &Input<'_>) -> u64 {
+    let distinct = input.sizes.iter().zip(input.strides).filter(|(_, stride)| **stride != 0);
+    distinct.map(|(size, _)| *size as u64).product::<u64>() * input.dtype.size() as u64
+}
+
+impl Tally {
+    /// Adds an op whose inputs have their storages' ids; `kept` says whether a storage that it makes is stored.
+    pub fn add(&mut self, op: &OpRun<'_, '_>, kept: impl Fn(StorageId) -> bool, host: &dyn HostKernels) {
+        self.ops.push(op.node);
+        self.flops += flops(op, host);
+        for (flat, input) in op.call.inputs.iter().enumerate() {
+            let Place::Storage { id, .. } = input.place else {
+                self.bytes += bytes(input);
+                continue;
+            };
+            let window = (id, input.offset, Dims::from_slice(input.sizes));
+            let own = self.made.contains(&id) || self.written.contains(&window);
+            if !own && self.read.insert(window.clone()) {
+                self.bytes += bytes(input);
+            }
+            let written = op.step.writes.contains(&(flat as u32));
+            if written && kept(id) && self.written.insert(window) {
+                self.bytes += bytes(input);
+            }
+        }
+        self.made.extend(op.fresh);
+        for out in &op.variant.outputs.outs {
+            if let OutSpec::Fresh { storage, meta, .. } = out
+                && op.fresh.get(*storage as usize).is_some_and(|id| kept(*id))
+            {
+                self.bytes += meta.numel().max(0) as u64 * meta.dtype.size() as u64;
+            }
+        }
+    }
+}
+
+/// Operations of an op.
+fn flops(op: &OpRun<'_, '_>, host: &dyn HostKernels) -> u64 {
+    let name = host.op_name(op.call.op);
+    let base = name.strip_prefix("aten::").unwrap_or(&name).split('.').next().unwrap_or_default();
+    let inputs = &op.call.inputs;
+    let numel = |i: usize| inputs.get(i).map_or(0, |x| x.sizes.iter().product::<i64>() as u64);
+    let size = |i: usize, d: usize| {
+        let sizes = inputs.get(i).map_or(&[][..], |x| x.sizes);
+        sizes.len().checked_sub(d + 1).map_or(1, |at| sizes[at] as u64)
+    };
+    let outs = op.variant.outputs.outs.iter().filter_map(|out| match out {
+        OutSpec::Fresh { meta, .. } => Some(meta.numel().max(0) as u64),
+        _ => None,
+    });
+    let made: u64 = outs.clone().sum();
+    let per_filter = |weight: usize| {
+        let filters = inputs.get(weight).and_then(|w| w.sizes.first()).map_or(1, |n| (*n).max(1) as u64);
+        numel(weight) / filters
+    };
+    match base {
+        "mm" | "bmm" => 2 * made * size(0, 0),
+        "addmm" | "baddbmm" | "addmv" => 2 * made * size(1, 0),
+        "mv" | "dot" => 2 * numel(0),
+        "convolution" | "_convolution" => 2 * made * per_filter(1),
+        "convolution_backward" => {
+            let wanted = op.call.args.iter().find_map(|arg| match arg {
+                Arg::Bools(mask) => Some(mask.iter().take(2).filter(|m| **m != 0).count() as u64),
+                _ => None,
+            });
+            2 * numel(0) * per_filter(2) * wanted.unwrap_or(2)
+        }
+        // Scores, and their product with the values: queries [.., L, E], keys [.., S, E].
+        _ if base.contains("scaled_dot_product") => {
+            let products = if base.contains("backward") { 5 } else { 2 };
+            let first = usize::from(base.contains("backward"));
+            2 * products * numel(first) * size(first + 1, 1)
+        }
+        _ => made.max((0..inputs.len()).map(numel).max().unwrap_or(0)),
+    }
+}

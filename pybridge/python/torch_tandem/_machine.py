@@ -1,0 +1,35 @@
+"""What this machine reaches at most: the roofline that kernels are set beside."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_COPIED = 64 << 20  # bytes: beyond caches
+_ROWS = 1024  # of square matrices
+_TRIES = 5
+
+
+@functools.cache
+def peaks() -> dict[str, float]:
+    """Bytes a second of a copy, read and written, and operations a second of a product of matrices; the best
+    of a few tries on PyTorch's threads."""
+    source = torch.ones(_COPIED // 4, device="cpu")
+    target = torch.empty_like(source)
+    a = torch.ones(_ROWS, _ROWS, device="cpu")
+    with torch.no_grad():
+        copy = _best(lambda: target.copy_(source))
+        product = _best(lambda: a @ a)
+    return {"copy": 2 * _COPIED / copy, "matmul": 2 * _ROWS**3 / product}
+
+
+def _best(work: Callable[[], Any]) -> float:
+    """Seconds, at best."""
+    times = []
+    for _ in range(_TRIES):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return min(times)
