@@ -290,6 +290,18 @@ def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
                 "bytes": 0,
             },
         ],
+        "machine": {"copy": 2e10, "matmul": 1e11},
+        "kernels": [
+            {
+                "ops": ["aten::mul.Tensor", "aten::add.Tensor", "aten::gelu", "aten::sum"][: 1 + n % 4],
+                "lines": [f"{MODEL}:{n + k} in forward{bad}" for k in range(1 + n % 2)],
+                "count": 10 * n,
+                "exec_us": 1000 * n,
+                "bytes": 15_000_000 * n,
+                "flops": 30_000_000 * n,
+            }
+            for n in range(1, 13)
+        ],
         "operators": [
             {
                 "name": f"aten::{name}",

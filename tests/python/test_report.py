@@ -1,6 +1,7 @@
 """The page, the trace file and the summary, from made-up data and from a program."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,6 +55,32 @@ def synthetic_page(nodes: int = 300, hostile: bool = False) -> str:
             node["line"] += synthetic.HOSTILE
             node["stack"] = [frame + synthetic.HOSTILE for frame in node["stack"]]
     return _report.page(report, synthetic.timeline(report, hostile), graph)
+
+
+# --- What was measured ---
+
+
+def test_kernels_have_their_lines_bytes_and_operations():
+    program = PROGRAM.replace("import torch", "import torch, torch_tandem\ntorch_tandem.record()", 1) + (
+        "import json\n"
+        "report = torch_tandem.report()\n"
+        "print(json.dumps({name: report[name] for name in ('kernels', 'machine')}))\n"
+    )
+    program = program.replace("SGD", "Adam").replace("range(20)", "range(40)")
+    environment = {**os.environ, "TANDEM_KERNELS": "own"}
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    out = run.stdout
+    measured = json.loads(out.splitlines()[-1])
+    assert measured["machine"]["copy"] > 1e8 and measured["machine"]["matmul"] > 1e8
+    kernels = measured["kernels"]
+    # x [4, 8], weights [8, 8] and a bias make [4, 8]; two for each multiplication and addition.
+    layers = [k for k in kernels if k["ops"][0] == "aten::addmm"]
+    first = next(k for k in layers if k["flops"] / k["count"] == 2 * 4 * 8 * 8)
+    assert first["bytes"] / first["count"] == 4 * (4 * 8 + 8 * 8 + 8 + 4 * 8)
+    assert first["lines"] == ["<string>:7 in <module>"]
+    assert max(len(k["ops"]) for k in kernels) > 1  # some are fused
 
 
 # --- The page ---
@@ -378,6 +405,14 @@ def test_timeline_zooms(browser):
     assert "Iterations 1 to 400" in browser.texts(".readout")[0]
     browser.click("#timeline .choice button:last-child")
     browser.click("#timeline .chart canvas:last-of-type")
+
+
+def test_kernels_are_set_beside_what_the_machine_reaches(browser):
+    browser.open(synthetic_page())
+    rows = browser.texts("#kernels tbody td:nth-child(2)")
+    assert rows[0] == "mul.Tensor" and len(rows) == 12  # the one that took most
+    assert browser.texts("#kernels tbody td:nth-child(6)")[0].startswith("75 %")
+    assert browser.texts("#kernels tbody td:nth-child(7)")[0].startswith("30 %")
 
 
 def test_tables_sort_and_filter(browser):
