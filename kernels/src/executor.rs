@@ -224,7 +224,7 @@ pub trait HostKernels: Send + Sync {
     /// Calls `body` with ranges that together are `0..n`, on the threads that kernels run on, none with less than
     /// `grain` where there are several.
     fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync));
-    /// Multiplies matrices; false where there is no BLAS to do it.
+    /// Multiplies matrices on the calling thread alone; false where there is no BLAS to do it.
     fn multiply(&self, product: &Product) -> bool;
     /// 64 random bits from a generator, from the device's default one where it is null.
     fn random_key(&self, generator: *mut c_void) -> u64;
@@ -286,18 +286,49 @@ pub struct Product {
     pub b: Matrix,
     /// `[m, n]`
     pub c: Matrix,
-    /// On the calling thread alone.
-    pub alone: bool,
 }
 
 impl Product {
-    /// Multiplications that one thread does in about the time that waking others saves.
-    const SMALL: i64 = 1 << 22;
+    /// Multiplications of a piece, which a thread does in some 100 us.
+    const PIECE: i64 = 6 << 20;
+    /// Pieces are so many rows or columns, or multiples of them: what kernels take at a time.
+    const BLOCK: i64 = 16;
 
-    /// Whether a product is not worth several threads. The number of threads may show in its bits, so that this
-    /// depends on sizes only.
-    pub fn is_small(m: i64, n: i64, k: i64) -> bool {
-        m * n * k < Product::SMALL
+    /// Parts of the result that are computed each by itself: a function of sizes alone, since parts show in bits.
+    pub fn pieces(&self) -> usize {
+        let most = self.m.max(self.n) / (4 * Product::BLOCK);
+        (self.m * self.n * self.k / Product::PIECE).min(most).max(1) as usize
+    }
+
+    /// The `number`-th of [`Product::pieces`].
+    pub fn piece(&self, number: usize) -> Product {
+        let (of, number) = (self.pieces() as i64, number as i64);
+        let long = self.m.max(self.n);
+        let end = |n: i64| ((long * n / of + Product::BLOCK - 1) / Product::BLOCK * Product::BLOCK).min(long);
+        let (from, to) = (
+            if number == 0 { 0 } else { end(number) },
+            if number + 1 == of { long } else { end(number + 1) },
+        );
+        let size = if self.double { 8 } else { 4 };
+        let behind = |matrix: &Matrix, elements: i64| Matrix {
+            data: matrix.data.wrapping_offset((elements * size) as isize),
+            ..*matrix
+        };
+        // From one row, or column, of a matrix to the next.
+        let (row, column) = (
+            |matrix: &Matrix| if matrix.transposed { 1 } else { matrix.ld },
+            |matrix: &Matrix| if matrix.transposed { matrix.ld } else { 1 },
+        );
+        let mut piece = *self;
+        if self.m >= self.n {
+            piece.m = to - from;
+            (piece.a, piece.c) = (behind(&self.a, from * row(&self.a)), behind(&self.c, from * row(&self.c)));
+        } else {
+            piece.n = to - from;
+            (piece.b, piece.c) =
+                (behind(&self.b, from * column(&self.b)), behind(&self.c, from * column(&self.c)));
+        }
+        piece
     }
 
     /// The same product of matrices at other places.

@@ -20,24 +20,23 @@ namespace {
 // The calling thread does its products alone while this lives.
 class Alone {
  public:
-  explicit Alone(bool on) : on_(on && MKL_Set_Num_Threads_Local) {
-    if (on_) before_ = MKL_Set_Num_Threads_Local(1);
+  Alone() {
+    if (MKL_Set_Num_Threads_Local) before_ = MKL_Set_Num_Threads_Local(1);
   }
   ~Alone() {
-    if (on_) MKL_Set_Num_Threads_Local(before_);
+    if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(before_);
   }
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;
 
  private:
-  bool on_;
   int before_ = 0;
 };
 
 // BLAS takes matrices column by column, so that the transposed product is asked for: c' = b' a'.
 template <class T, class Gemm>
 void multiply(Gemm gemm, const TtProduct& p) {
-  const Alone alone(p.alone);
+  const Alone alone;
   const int m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
   const int lda = static_cast<int>(p.a.ld), ldb = static_cast<int>(p.b.ld), ldc = static_cast<int>(p.c.ld);
   const T alpha = static_cast<T>(p.alpha), beta = static_cast<T>(p.beta);

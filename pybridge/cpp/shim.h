@@ -164,8 +164,8 @@ uint64_t ttc_buffer_nbytes(void* buffer);
 void ttc_buffer_resize(void* buffer, uint64_t nbytes);
 // A dense copy of a host window's extent; `offset` receives the window's offset in it.
 void* ttc_snapshot(const TtTensor* window, int64_t* offset);
-// Calls `part` with ranges that together are 0..n, on the threads that PyTorch's kernels run on.
-void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void* body, size_t from, size_t to), const void* body);
+// Threads that PyTorch's kernels run on.
+uint32_t ttc_num_threads();
 // A matrix in memory: row by row, or column by column if transposed, `ld` elements apart.
 struct TtMatrix {
   void* data;
@@ -178,9 +178,8 @@ struct TtProduct {
   int64_t m, n, k;
   double alpha, beta;
   TtMatrix a, b, c;
-  bool alone;
 };
-// Multiplies on PyTorch's BLAS; 0 where it has none by its usual names. If `alone`, on the calling thread only.
+// Multiplies on PyTorch's BLAS; 0 where it has none by its usual names. On the calling thread alone.
 int32_t ttc_multiply(const TtProduct* product);
 // 64 random bits from a generator; from the default one where it is null.
 uint64_t ttc_random_key(void* generator);

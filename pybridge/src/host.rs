@@ -5,6 +5,7 @@ use std::ffi::c_void;
 
 use tandem_kernels::cpu::pool::Pool;
 use tandem_kernels::cpu::random::Mt19937;
+use tandem_kernels::cpu::team::TEAM;
 use tandem_kernels::executor::{
     HostError, HostFeed, HostKernels, HostResult, HostResultKind, Matrix, Product,
 };
@@ -100,20 +101,16 @@ impl HostKernels for Shim {
     }
 
     fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync)) {
-        type Body<'a> = &'a (dyn Fn(usize, usize) + Sync);
-        extern "C" fn part(body: *const c_void, from: usize, to: usize) {
-            // SAFETY: `body` is the reference below, which lives until all parts are done.
-            unsafe { (*body.cast::<Body<'_>>())(from, to) }
-        }
-        // SAFETY: the shim calls `part` with this pointer only before it returns.
-        unsafe { ttc_parallel_for(n, grain, part, (&raw const body).cast()) };
+        // SAFETY: it reads a setting.
+        let threads = unsafe { ttc_num_threads() };
+        TEAM.run(threads as usize, n, grain, body);
     }
 
     fn multiply(&self, product: &Product) -> bool {
         let matrix = |m: &Matrix| TtMatrix { data: m.data.cast(), transposed: m.transposed, ld: m.ld };
-        let Product { double, m, n, k, alpha, beta, alone, .. } = *product;
+        let Product { double, m, n, k, alpha, beta, .. } = *product;
         let [a, b, c] = [&product.a, &product.b, &product.c].map(matrix);
-        let record = TtProduct { is_double: double, m, n, k, alpha, beta, a, b, c, alone };
+        let record = TtProduct { is_double: double, m, n, k, alpha, beta, a, b, c };
         // SAFETY: whoever asks for a product gives matrices of these sizes.
         unsafe { ttc_multiply(&raw const record) != 0 }
     }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use tandem_kernels::cpu::team::{Waiting, runs_beside_the_program};
 use tandem_kernels::executor::{BlockRun, Executor, Step};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
@@ -304,6 +305,7 @@ impl Shared {
     /// Carries messages out when the bell rings; once it is gone, what is left.
     fn serve(&self, rings: &Receiver<()>) {
         self.torch.enter_graph_runner();
+        runs_beside_the_program();
         let mut rung = true;
         while rung || !self.queue.is_empty() {
             if !spin_until(RUNNER_SPINS, || !self.queue.is_empty()) {
@@ -375,6 +377,7 @@ impl Shared {
     }
 
     fn sleep_until_progress(&self, ticket: Ticket) {
+        let _waiting = Waiting::begin();
         if spin_until(WAITER_SPINS, || self.completed.load(Ordering::Acquire) >= ticket.0) {
             return;
         }

@@ -7,6 +7,7 @@ mod native;
 mod own;
 pub mod pool;
 pub mod random;
+pub mod team;
 pub mod tile;
 mod widest;
 

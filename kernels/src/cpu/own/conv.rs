@@ -12,6 +12,7 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
+use super::matmul::multiply;
 use super::{Kernel, Shared, Work, contiguous, each_row, int, is_contiguous, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
 use crate::express::{Window, fresh_window};
@@ -180,7 +181,7 @@ impl Conv {
 
     fn product(&self, [m, n, k]: [usize; 3], a: Matrix, b: Matrix, c: Matrix, beta: f64) -> Product {
         let [m, n, k] = [m as i64, n as i64, k as i64];
-        Product { double: false, m, n, k, alpha: 1.0, beta, a, b, c, alone: Product::is_small(m, n, k) }
+        Product { double: false, m, n, k, alpha: 1.0, beta, a, b, c }
     }
 }
 
@@ -252,7 +253,7 @@ fn forward_by_picture(conv: Conv, biased: bool) -> Work {
                     let c = matrix(y.as_mut_ptr(), pixels, false);
                     let sizes = [outputs, pixels, inputs];
                     let product = conv.product(sizes, a, b, c, f64::from(u8::from(biased)));
-                    done.fetch_and(host.multiply(&Product { alone: true, ..product }), Ordering::Relaxed);
+                    done.fetch_and(host.multiply(&product), Ordering::Relaxed);
                 }
             });
         });
@@ -277,7 +278,7 @@ fn backward_by_picture(
         let (to_x, to_weight, to_bias) = (to_x.map(at), to_weight.map(at), to_bias.map(at));
         let done = AtomicBool::new(true);
         let multiply = |product: Product| {
-            done.fetch_and(host.multiply(&Product { alone: true, ..product }), Ordering::Relaxed);
+            done.fetch_and(host.multiply(&product), Ordering::Relaxed);
         };
         if let Some(to) = to_x {
             each_row(host, conv.n, each, &|from, end| {
@@ -387,7 +388,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             let a = matrix(from, patch, false);
             let (b, c) = (matrix(weight.0, patch, true), matrix(to.as_mut_ptr(), channels, false));
             let done =
-                host.multiply(&conv.product([rows, channels, patch], a, b, c, f64::from(u8::from(biased))));
+                multiply(host, &conv.product([rows, channels, patch], a, b, c, f64::from(u8::from(biased))));
             if !one {
                 // Back: channels are the rows of each picture.
                 channels_last(pixels, y, conv.pixels(), channels);
@@ -458,18 +459,15 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                 };
                 let (a, b) = (matrix(grad, channels, true), matrix(from, patch, false));
                 let c = matrix(to.0, patch, false);
-                done &= host.multiply(&conv.product([channels, patch, rows], a, b, c, 0.0));
+                done &= multiply(host, &conv.product([channels, patch, rows], a, b, c, 0.0));
             }
             if let Some(to) = place(to_x) {
                 let by = if cols == 0 { to.0 } else { patches.as_mut_ptr() };
                 let (a, b) = (matrix(grad, channels, false), matrix(weight.0, patch, false));
-                done &= host.multiply(&conv.product(
-                    [rows, patch, channels],
-                    a,
-                    b,
-                    matrix(by, patch, false),
-                    0.0,
-                ));
+                done &= multiply(
+                    host,
+                    &conv.product([rows, patch, channels], a, b, matrix(by, patch, false), 0.0),
+                );
                 if cols > 0 {
                     conv.pictures(host, patches, to);
                 }

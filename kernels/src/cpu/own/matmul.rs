@@ -1,11 +1,13 @@
-//! Products of matrices, by the BLAS that PyTorch has: without its dispatcher, and small ones on one thread.
+//! Products of matrices, by the BLAS that PyTorch has: without its dispatcher, in pieces that threads share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
 use super::{Kernel, output, tensor};
-use crate::executor::{Matrix, Product};
+use crate::executor::{HostKernels, Matrix, Product};
 use crate::express::{Param, Window};
 use crate::ir::{Mem, Ty};
 use crate::shapes::expanded;
@@ -39,19 +41,40 @@ fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
     let (ta, lda) = matrix([m, k], [a.strides[0], a.strides[1]])?;
     let (tb, ldb) = matrix([k, n], [b.strides[0], b.strides[1]])?;
     let at = |transposed, ld| Matrix { data: std::ptr::null_mut(), transposed, ld };
-    Some(Product {
-        double,
-        m,
-        n,
-        k,
-        alpha: 1.0,
-        beta: 0.0,
-        a: at(ta, lda),
-        b: at(tb, ldb),
-        c: at(false, n),
-        alone: Product::is_small(m, n, k),
-    })
+    Some(Product { double, m, n, k, alpha: 1.0, beta: 0.0, a: at(ta, lda), b: at(tb, ldb), c: at(false, n) })
 }
+
+/// Multiplies piece by piece; false where there is no BLAS to do it.
+pub fn multiply(host: &dyn HostKernels, product: &Product) -> bool {
+    multiply_all(host, 1, product.pieces(), &|_, piece| product.piece(piece))
+}
+
+/// Multiplies `count` times so many pieces, which `of` tells.
+fn multiply_all(
+    host: &dyn HostKernels,
+    count: usize,
+    pieces: usize,
+    of: &(dyn Fn(usize, usize) -> Product + Sync),
+) -> bool {
+    let done = AtomicBool::new(true);
+    let body = |from: usize, to: usize| {
+        for i in from..to {
+            if !host.multiply(&of(i / pieces, i % pieces)) {
+                done.store(false, Ordering::Relaxed);
+            }
+        }
+    };
+    let one = of(0, 0);
+    let grain = (GRAIN / (one.m * one.n * one.k).max(1)).max(1) as usize;
+    match count * pieces {
+        n if n <= grain => body(0, n),
+        n => host.parallel(n, grain, &body),
+    }
+    done.into_inner()
+}
+
+/// Multiplications that are worth a thread.
+const GRAIN: i64 = 1 << 20;
 
 pub fn mm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
@@ -59,7 +82,7 @@ pub fn mm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel {
         windows: smallvec![a, b, c],
         params: smallvec![],
-        work: Box::new(move |host, data, _| host.multiply(&product.on(data[0], data[1], data[2]))),
+        work: Box::new(move |host, data, _| multiply(host, &product.on(data[0], data[1], data[2]))),
     })
 }
 
@@ -73,7 +96,7 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let [down, 1] = strides[..] else { return None };
     let size = bias.mem.size() as usize;
     let row = n * size;
-    let work = move |host: &dyn crate::executor::HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
         let (beta, alpha) = (f64::from_bits(params[0]), f64::from_bits(params[1]));
         let [bias, a, b, c] = [data[0], data[1], data[2], data[3]];
         if beta != 0.0 {
@@ -85,7 +108,7 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                 }
             }
         }
-        host.multiply(&Product { alpha, beta, ..product.on(a, b, c) })
+        multiply(host, &Product { alpha, beta, ..product.on(a, b, c) })
     };
     Some(Kernel {
         windows: smallvec![bias, a, b, c],
@@ -93,9 +116,6 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         work: Box::new(work),
     })
 }
-
-/// Multiplications of a batch above which PyTorch's own, which shares it among threads, is used.
-const BATCH: i64 = 1 << 20;
 
 pub fn bmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
@@ -109,17 +129,14 @@ pub fn bmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         return None;
     }
     let product = product(&one(&a), &one(&b), double)?;
-    let count = a.sizes[0];
-    if count * product.m * product.n * product.k > BATCH {
-        return None;
-    }
+    let count = a.sizes[0] as usize;
     let size = a.mem.size() as isize;
     let steps = [a.strides[0], b.strides[0], c.strides[0]].map(|s| s as isize * size);
-    let work = move |host: &dyn crate::executor::HostKernels, data: &[*mut u8], _: &[u64]| {
-        (0..count as isize).all(|i| {
-            // SAFETY: the caller's promise: the windows have so many matrices.
-            let [a, b, c] = [0, 1, 2].map(|w| unsafe { data[w].offset(i * steps[w]) });
-            host.multiply(&product.on(a, b, c))
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let data = [data[0] as usize, data[1] as usize, data[2] as usize];
+        multiply_all(host, count, product.pieces(), &|i, piece| {
+            let [a, b, c] = [0, 1, 2].map(|w| (data[w] as *mut u8).wrapping_offset(i as isize * steps[w]));
+            product.on(a, b, c).piece(piece)
         })
     };
     Some(Kernel { windows: smallvec![a, b, c], params: smallvec![], work: Box::new(work) })

@@ -1,0 +1,241 @@
+//! Threads that share the executor's own kernels.
+//!
+//! **Why.** OpenMP's threads spin for milliseconds behind a kernel and wait for each other at its end, so beside a busy
+//! Python thread a kernel of two threads can take longer than one of a single thread. **Strategy.** Whoever runs a
+//! kernel takes it in pieces, one by one; helpers take pieces, too, but only while there is a core for them: not on the
+//! one that Python is using. So a kernel never waits for a helper for longer than a piece.
+//! **Bits.** Which thread takes a piece, and how many there are, does not show in results.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
+
+use parking_lot::{Condvar, Mutex};
+
+/// Pieces of a kernel for each thread.
+const PIECES: usize = 4;
+/// Looks for the next kernel before a helper sleeps: some 20 us.
+const LOOKS: u32 = 1 << 10;
+/// Looks for the end of a helper's last piece before its core is offered to it.
+const PATIENCE: u32 = 1 << 14;
+
+/// Program's threads that wait for GraphRunner now.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Whether this thread runs kernels while the program runs on.
+    static BESIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says that the calling thread runs kernels while the program runs on.
+pub fn runs_beside_the_program() {
+    BESIDE.set(true);
+}
+
+/// The calling thread is the program's, and needs no core while this lives.
+pub struct Waiting(());
+
+impl Waiting {
+    /// From now on.
+    pub fn begin() -> Waiting {
+        WAITING.fetch_add(1, Ordering::Relaxed);
+        Waiting(())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Ranges that a kernel is called with.
+type Body<'b> = dyn Fn(usize, usize) + Sync + 'b;
+
+/// A kernel that is being carried out.
+struct Job {
+    body: *const Body<'static>,
+    n: usize,
+    piece: usize,
+    next: AtomicUsize,
+    /// Helpers with a smaller number may take pieces.
+    helpers: usize,
+    /// Runs beside the program.
+    beside: bool,
+}
+
+// SAFETY: `body` may be called from any thread, and lives as long as the job: see `Team::run`.
+unsafe impl Sync for Job {}
+
+impl Job {
+    /// How many helpers there are cores for.
+    fn helpers(&self) -> usize {
+        let crowded = self.beside && WAITING.load(Ordering::Relaxed) == 0;
+        let cores = cores() - 1 - usize::from(crowded && cores() > 1);
+        self.helpers.min(cores)
+    }
+
+    /// Carries a piece out; false where none is left.
+    fn take(&self) -> bool {
+        let from = self.next.fetch_add(self.piece, Ordering::Relaxed);
+        if from >= self.n {
+            return false;
+        }
+        // SAFETY: see `Team::run`.
+        unsafe { (*self.body)(from, (from + self.piece).min(self.n)) };
+        true
+    }
+
+    fn is_done(&self) -> bool {
+        self.next.load(Ordering::Relaxed) >= self.n
+    }
+}
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+}
+
+/// A kernel's thread and its helpers.
+pub struct Team {
+    /// Held by the one whose kernel it is.
+    taken: Mutex<()>,
+    job: AtomicPtr<Job>,
+    /// Number of the job.
+    number: AtomicU64,
+    /// Helpers that look at the job.
+    inside: AtomicUsize,
+    asleep: Mutex<usize>,
+    sleepers: AtomicUsize,
+    bell: Condvar,
+    started: Once,
+}
+
+/// The process's.
+pub static TEAM: Team = Team {
+    taken: Mutex::new(()),
+    job: AtomicPtr::new(std::ptr::null_mut()),
+    number: AtomicU64::new(0),
+    inside: AtomicUsize::new(0),
+    asleep: Mutex::new(0),
+    sleepers: AtomicUsize::new(0),
+    bell: Condvar::new(),
+    started: Once::new(),
+};
+
+impl Team {
+    /// Calls `body` with ranges that make up `0..n`, of which no two threads get less than `grain`, on up to so many
+    /// threads; the calling one is the first.
+    pub fn run(&'static self, threads: usize, n: usize, grain: usize, body: &Body<'_>) {
+        let threads = threads.min(cores());
+        if threads < 2 || n <= grain {
+            return body(0, n);
+        }
+        // Another thread's kernel has the helpers.
+        let Some(_taken) = self.taken.try_lock() else { return body(0, n) };
+        self.started.call_once(|| self.start());
+        let piece = grain.max(n.div_ceil(threads * PIECES));
+        // SAFETY: no helper looks at the job any more when `Ended` is dropped, before this function returns.
+        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        let (next, helpers) = (AtomicUsize::new(0), threads - 1);
+        let mut job = Job { body, n, piece, next, helpers, beside: BESIDE.get() };
+        let ended = Ended(self);
+        self.number.fetch_add(1, Ordering::Relaxed);
+        self.job.store(&raw mut job, Ordering::SeqCst);
+        loop {
+            if self.sleepers.load(Ordering::Relaxed) > 0 && !job.is_done() && job.helpers() > 0 {
+                let _lock = self.asleep.lock();
+                self.bell.notify_all();
+            }
+            if !job.take() {
+                break;
+            }
+        }
+        drop(ended);
+    }
+
+    fn start(&'static self) {
+        for number in 0..cores() - 1 {
+            let thread = std::thread::Builder::new().name(format!("tandem-kernels-{number}"));
+            if let Err(error) = thread.spawn(move || self.help(number)) {
+                tracing::warn!(%error, "cannot start a thread that helps kernels");
+            }
+        }
+    }
+
+    fn help(&self, own: usize) {
+        let (mut last, mut looks) = (0, 0);
+        loop {
+            let new =
+                !self.job.load(Ordering::Relaxed).is_null() && self.number.load(Ordering::Relaxed) != last;
+            let crowded = new && self.join(own, &mut last);
+            looks = if new { 0 } else { looks + 1 };
+            if looks > LOOKS || crowded {
+                self.sleep();
+                looks = 0;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Takes pieces of the job, until there are none left or there is no core for this helper: then it is true.
+    fn join(&self, own: usize, last: &mut u64) -> bool {
+        let _inside = Inside::enter(&self.inside);
+        let job = self.job.load(Ordering::SeqCst);
+        let number = self.number.load(Ordering::Relaxed);
+        if job.is_null() {
+            return false;
+        }
+        // SAFETY: whoever runs the job waits until nobody is inside.
+        let job = unsafe { &*job };
+        while own < job.helpers() && job.take() {}
+        if job.is_done() {
+            *last = number;
+        }
+        own >= job.helpers()
+    }
+
+    /// Sleeps until a job needs helpers: it rings until it has them.
+    fn sleep(&self) {
+        let mut lock = self.asleep.lock();
+        *lock += 1;
+        self.sleepers.store(*lock, Ordering::SeqCst);
+        self.bell.wait(&mut lock);
+        *lock -= 1;
+        self.sleepers.store(*lock, Ordering::SeqCst);
+    }
+}
+
+/// A helper that may look at the job while this lives.
+struct Inside<'t>(&'t AtomicUsize);
+
+impl Inside<'_> {
+    fn enter(count: &AtomicUsize) -> Inside<'_> {
+        count.fetch_add(1, Ordering::SeqCst);
+        Inside(count)
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The job ends when this is dropped: helpers leave it.
+struct Ended<'t>(&'t Team);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.job.store(std::ptr::null_mut(), Ordering::SeqCst);
+        let mut looks = 0;
+        while self.0.inside.load(Ordering::SeqCst) > 0 {
+            looks += 1;
+            if looks > PATIENCE {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
