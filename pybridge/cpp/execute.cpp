@@ -303,6 +303,10 @@ void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
   return copy;
 }
 
+void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void*, size_t, size_t), const void* body) {
+  at::parallel_for(0, static_cast<int64_t>(n), static_cast<int64_t>(grain),
+                   [&](int64_t from, int64_t to) { part(body, from, to); });
+}
 uint32_t ttc_num_threads() { return static_cast<uint32_t>(at::get_num_threads()); }
 
 uint64_t ttc_random_key(void* g) {

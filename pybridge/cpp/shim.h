@@ -166,6 +166,8 @@ void ttc_buffer_resize(void* buffer, uint64_t nbytes);
 void* ttc_snapshot(const TtTensor* window, int64_t* offset);
 // Threads that PyTorch's kernels run on.
 uint32_t ttc_num_threads();
+// Calls `part` with ranges that together are 0..n, on these threads.
+void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void* body, size_t from, size_t to), const void* body);
 // A matrix in memory: row by row, or column by column if transposed, `ld` elements apart.
 struct TtMatrix {
   void* data;

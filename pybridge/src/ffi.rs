@@ -157,6 +157,12 @@ unsafe extern "C" {
     pub fn ttc_buffer_resize(buffer: *mut c_void, nbytes: u64);
     pub fn ttc_snapshot(window: *const TtTensor, offset: *mut i64) -> *mut c_void;
     pub fn ttc_num_threads() -> u32;
+    pub fn ttc_parallel_for(
+        n: usize,
+        grain: usize,
+        part: extern "C" fn(*const c_void, usize, usize),
+        body: *const c_void,
+    );
     pub fn ttc_multiply(product: *const TtProduct) -> i32;
     pub fn ttc_random_key(generator: *mut c_void) -> u64;
     pub fn ttc_generator_state(generator: *mut c_void, words: *mut u32, left: *mut i32, next: *mut u32);

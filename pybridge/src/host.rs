@@ -2,10 +2,11 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::time::{Duration, Instant};
 
 use tandem_kernels::cpu::pool::Pool;
 use tandem_kernels::cpu::random::Mt19937;
-use tandem_kernels::cpu::team::TEAM;
+use tandem_kernels::cpu::team::{TEAM, is_beside_the_program};
 use tandem_kernels::executor::{
     HostError, HostFeed, HostKernels, HostResult, HostResultKind, Matrix, Product,
 };
@@ -72,6 +73,16 @@ fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
     HostResult { kind, sizes, strides, offset: out.offset, dtype: Dtype(out.dtype), flags: out.flags }
 }
 
+/// Elements from which on PyTorch's kernels use several threads.
+const PARALLEL: i64 = 1 << 15;
+/// How long OpenMP's threads keep their cores busy behind a kernel, waiting for the next one.
+const SPINS: Duration = Duration::from_millis(5);
+
+thread_local! {
+    /// When this thread's last kernel of PyTorch's ended that used several threads.
+    static LARGE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
 impl HostKernels for Shim {
     fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         let mut records = RECORDS.take();
@@ -89,6 +100,9 @@ impl HostKernels for Shim {
             items(outs.resized, outs.n_resized).iter().for_each(|o| sink(result(o, true)));
             ttc_clear();
         }
+        if call.inputs.iter().any(|input| input.sizes.iter().product::<i64>() >= PARALLEL) {
+            LARGE.set(Some(Instant::now()));
+        }
         Ok(())
     }
 
@@ -101,9 +115,19 @@ impl HostKernels for Shim {
     }
 
     fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync)) {
-        // SAFETY: it reads a setting.
-        let threads = unsafe { ttc_num_threads() };
-        TEAM.run(threads as usize, n, grain, body);
+        let spinning = LARGE.get().is_some_and(|ended| ended.elapsed() < SPINS);
+        if !spinning || is_beside_the_program() {
+            // SAFETY: it reads a setting.
+            let threads = unsafe { ttc_num_threads() };
+            return TEAM.run(threads as usize, n, grain, body);
+        }
+        type Body<'a> = &'a (dyn Fn(usize, usize) + Sync);
+        extern "C" fn part(body: *const c_void, from: usize, to: usize) {
+            // SAFETY: `body` is the reference below, which lives until all parts are done.
+            unsafe { (*body.cast::<Body<'_>>())(from, to) }
+        }
+        // SAFETY: the shim calls `part` with this pointer only before it returns.
+        unsafe { ttc_parallel_for(n, grain, part, (&raw const body).cast()) };
     }
 
     fn multiply(&self, product: &Product) -> bool {

@@ -32,6 +32,11 @@ pub fn runs_beside_the_program() {
     BESIDE.set(true);
 }
 
+/// Whether the calling thread does.
+pub fn is_beside_the_program() -> bool {
+    BESIDE.get()
+}
+
 /// The calling thread is the program's, and needs no core while this lives.
 pub struct Waiting(());
 
