@@ -395,17 +395,15 @@ pub fn apart(call: &Call<'_>) -> bool {
     })
 }
 
-/// Whether a copy transposes much: PyTorch's own goes through blocks.
+/// Whether a copy transposes a large matrix: PyTorch's own goes through blocks.
 fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
-    const MUCH: i64 = 1 << 12;
-    const LONG: i64 = 16;
+    const MUCH: i64 = 60 * 60;
     let Some((Operand::Window(from), _)) = read.first() else { return false };
-    let in_runs = (0..out.sizes.len())
-        .any(|d| out.sizes[d] >= LONG && out.strides[d] == 1 && from.strides.get(d) == Some(&1));
+    let [rows, columns] = out.sizes[..] else { return false };
     out.sizes == from.sizes
-        && out.strides != from.strides
-        && !in_runs
-        && out.sizes.iter().product::<i64>() > MUCH
+        && out.strides[..] == [columns, 1]
+        && from.strides[..] == [1, rows]
+        && rows * columns >= MUCH
 }
 
 struct InDraft<'s, 'c> {

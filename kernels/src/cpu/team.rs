@@ -14,8 +14,10 @@ use parking_lot::{Condvar, Mutex};
 
 /// Pieces of a kernel for each thread.
 const PIECES: usize = 4;
-/// Looks for the next kernel before a helper sleeps: some 20 us.
-const LOOKS: u32 = 1 << 10;
+/// Looks for the next kernel before a helper sleeps: some 100 us.
+const LOOKS: u32 = 1 << 13;
+/// Grains of a kernel that are worth waking helpers.
+const WAKE: usize = 3;
 /// Looks for the end of a helper's last piece before its core is offered to it.
 const PATIENCE: u32 = 1 << 14;
 
@@ -147,8 +149,9 @@ impl Team {
         let ended = Ended(self);
         self.number.fetch_add(1, Ordering::Relaxed);
         self.job.store(&raw mut job, Ordering::SeqCst);
+        let wakes = n >= WAKE * grain;
         loop {
-            if self.sleepers.load(Ordering::Relaxed) > 0 && !job.is_done() && job.helpers() > 0 {
+            if wakes && self.sleepers.load(Ordering::Relaxed) > 0 && !job.is_done() && job.helpers() > 0 {
                 let _lock = self.asleep.lock();
                 self.bell.notify_all();
             }

@@ -104,6 +104,9 @@ fn has(op: Op, ty: Ty) -> bool {
     }
 }
 
+/// What moving an element from or to its place costs, where neighbours lie apart.
+const STRIDED: u32 = 2;
+
 fn cost(op: Op) -> u32 {
     match op {
         Op::Fun(Fun::Larger | Fun::Smaller | Fun::IsNan) => 1,
@@ -217,6 +220,7 @@ pub fn compile(
             insts.push(Inst { op: Op::Copy, ty, args: [from; 3], to: Place::Memory(output) });
         }
     }
+    program.cost += STRIDED * (gathers.len() + scatters.len()) as u32;
     program.insts = insts.into();
     program.splats = splats.into();
     program.gathers = gathers.into();
