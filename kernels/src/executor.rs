@@ -413,3 +413,30 @@ pub(crate) fn call_host(
     })?;
     Ok((outputs, made))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_product_make_it_up() {
+        for (m, n, k) in [(4, 5, 6), (256, 256, 384), (1000, 40, 4000), (33, 5000, 300), (4096, 4096, 64)] {
+            for transposed in [false, true] {
+                let at = |ld| Matrix { data: std::ptr::null_mut(), transposed, ld };
+                let (a, b) = if transposed { (at(m), at(k)) } else { (at(k), at(n)) };
+                let c = Matrix { data: std::ptr::null_mut(), transposed: false, ld: n };
+                let whole = Product { double: false, m, n, k, alpha: 1.0, beta: 0.0, a, b, c };
+                let mut done = 0;
+                for number in 0..whole.pieces() {
+                    let piece = whole.piece(number);
+                    assert!(piece.m > 0 && piece.n > 0 && piece.k == k);
+                    let step = if m >= n { 4 * n } else { 4 };
+                    assert_eq!(piece.c.data as i64, done * step);
+                    done += if m >= n { piece.m } else { piece.n };
+                    assert_eq!(if m >= n { piece.n } else { piece.m }, m.min(n));
+                }
+                assert_eq!(done, m.max(n));
+            }
+        }
+    }
+}

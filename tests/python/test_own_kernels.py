@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 import torch
 import torch_tandem
-from helpers import assert_same, data, results
+from helpers import OWN, assert_same, data, results
 from torch.nn import functional as F
 from torchvision.ops import roi_align
 
@@ -21,7 +21,16 @@ Case = tuple[str, Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], tuple[
 
 
 def products() -> Iterator[Case]:
-    for m, k, n in [(1, 1, 1), (5, 1, 7), (1, 9, 33), (65, 3, 1), (31, 64, 17), (200, 300, 90)]:
+    for m, k, n in [
+        (1, 1, 1),
+        (5, 1, 7),
+        (1, 9, 33),
+        (65, 3, 1),
+        (31, 64, 17),
+        (200, 300, 90),
+        (500, 200, 300),
+        (40, 600, 1000),
+    ]:
         a, b, at, bt = data(m, k), data(k, n, seed=1), data(k, m, seed=2).t(), data(n, k, seed=3).t()
         yield f"mm {m} {k} {n}", torch.mm, (a, b)
         yield f"mm transposed {m} {k} {n}", torch.mm, (at, bt)
@@ -83,6 +92,29 @@ def rows() -> Iterator[Case]:
         name = f"group_norm {groups} {channels} {shape}"
         yield name, lambda x, w, b, g=groups: F.group_norm(x, g, w, b), (x, weight, bias)
         yield name + " plain", lambda x, g=groups: F.group_norm(x, g), (x,)
+
+
+def batch_norms() -> Iterator[Case]:
+    def step(x, *affine, training=True, running=True):
+        channels = x.shape[1]
+        # The statistics are updated in place, and are results.
+        mean, var = (
+            torch.full((channels,), 0.3, device=x.device),
+            torch.full((channels,), 1.7, device=x.device),
+        )
+        mean, var = (mean.to(x.dtype), var.to(x.dtype)) if running else (None, None)
+        weight, bias = affine or (None, None)
+        y = F.batch_norm(x, mean, var, weight, bias, training, 0.1, 1e-5)
+        return torch.cat([y.flatten(), mean, var]) if running else y
+
+    for shape in [(1, 2, 4), (3, 5, 2, 2), (8, 33, 4, 4), (2, 3, 17, 19), (2, 4, 64, 64), (5, 2, 3, 3, 3)]:
+        x = data(*shape) * 3 + 50
+        weight, bias = data(shape[1], seed=1), data(shape[1], seed=2)
+        name = f"batch_norm {shape}"
+        yield name, step, (x, weight, bias)
+        yield name + " plain", step, (x,)
+        yield name + " of this batch", lambda *given: step(*given, running=False), (x, weight, bias)
+        yield name + " with its statistics", lambda *given: step(*given, training=False), (x, weight, bias)
 
 
 def convolutions() -> Iterator[Case]:
@@ -173,7 +205,7 @@ def moved(t: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "cases", [products, sums, rows, convolutions, pieces, regions], ids=lambda f: f.__name__
+    "cases", [products, sums, rows, batch_norms, convolutions, pieces, regions], ids=lambda f: f.__name__
 )
 def test_own_kernels_against_double_precision(cases):
     for name, op, tensors in cases():
@@ -220,3 +252,18 @@ def test_numbers_out_of_range_are_refused():
         with pytest.raises(IndexError, match=r"out of (range|bounds)"):
             take(bad).tolist()
         torch_tandem.mark_step()
+
+
+@pytest.mark.skipif(not OWN, reason="PyTorch's depend on it")
+def test_products_have_the_same_bits_with_any_number_of_threads():
+    a, b = data(300, 500).to("tandem"), data(500, 400).to("tandem")
+    batch = data(6, 200, 200).to("tandem")
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append([(a @ b).cpu(), torch.bmm(batch, batch).cpu()])
+    finally:
+        torch.set_num_threads(before)
+    for one, two in zip(*made, strict=True):
+        assert_same(one, two, "threads")

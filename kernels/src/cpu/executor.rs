@@ -199,7 +199,11 @@ impl CpuExecutor {
             native::run(&native, call, &[], host);
             return Some(Ok((outputs, Vec::new())));
         }
-        if let Some(outputs) = base.and_then(|base| plain_outputs(base, call))
+        let known = match rule.gives() {
+            Some(gives) => Some(gives(call)?),
+            None => base.and_then(|base| plain_outputs(base, call)),
+        };
+        if let Some(outputs) = known
             && let Some(native) = self.natives.of_call(&rule, call, &outputs)
         {
             let made = self.make(&outputs.fresh);
@@ -207,7 +211,7 @@ impl CpuExecutor {
             return Some(Ok((outputs, made.into_vec())));
         }
         let called = call_host(host, call);
-        if let Ok((outputs, made)) = &called
+        if let (Ok((outputs, made)), None) = (&called, rule.gives())
             && let Some(native) = self.natives.of_call(&rule, call, outputs)
         {
             native::run(&native, call, made, host);

@@ -36,8 +36,8 @@ pub type Native = Computation<Slot, Param>;
 pub enum Rule {
     /// By an expression of its elements.
     Expression(Base),
-    /// By a kernel of its own.
-    Kernel(own::Rule),
+    /// By a kernel of its own, which may say what comes out.
+    Kernel(own::Rule, Option<own::Gives>),
 }
 
 impl Rule {
@@ -47,14 +47,24 @@ impl Rule {
         let base = short.split('.').next().unwrap_or(short);
         let kernel =
             if written.contains(&true) { None } else { own::find(short).or_else(|| own::find(base)) };
-        kernel.map(Rule::Kernel).or_else(|| Base::of(name, written).map(Rule::Expression))
+        kernel
+            .map(|rule| Rule::Kernel(rule, own::gives(short)))
+            .or_else(|| Base::of(name, written).map(Rule::Expression))
     }
 
     /// What it is computed from elements by.
     pub fn base(&self) -> Option<&Base> {
         match self {
             Rule::Expression(base) => Some(base),
-            Rule::Kernel(_) => None,
+            Rule::Kernel(..) => None,
+        }
+    }
+
+    /// What says what comes out; where it does not know, PyTorch's kernel computes.
+    pub fn gives(&self) -> Option<own::Gives> {
+        match self {
+            Rule::Expression(_) => None,
+            Rule::Kernel(_, gives) => *gives,
         }
     }
 }
@@ -138,7 +148,7 @@ impl Signature {
 fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
     let slot = |w: &Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
     let base = match rule {
-        Rule::Kernel(own) => return Some(Computation::of(own(call, outputs)?, slot, |param| param)),
+        Rule::Kernel(own, _) => return Some(Computation::of(own(call, outputs)?, slot, |param| param)),
         Rule::Expression(base) => base,
     };
     let jobs = jobs(base, call, outputs)?;
@@ -275,7 +285,7 @@ impl Fuser for Fusion<'_> {
         feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
         match &*self.rule(op)? {
-            Rule::Kernel(own) => Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed)),
+            Rule::Kernel(own, _) => Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed)),
             Rule::Expression(_) => None,
         }
     }

@@ -247,3 +247,60 @@ impl Drop for Ended<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_element_is_taken_once() {
+        for n in [1, 7, 1000, 100_003] {
+            for threads in [1, 2, 5] {
+                let taken: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+                TEAM.run(threads, n, 10, &|from, to| {
+                    assert!(from < to || n == 0);
+                    taken[from..to].iter().for_each(|t| {
+                        t.fetch_add(1, Ordering::Relaxed);
+                    });
+                });
+                assert!(taken.iter().all(|t| t.load(Ordering::Relaxed) == 1), "{n} {threads}");
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_of_several_threads_and_within_kernels_are_whole() {
+        let sum = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        TEAM.run(4, 100, 1, &|from, to| {
+                            TEAM.run(4, 2 * (to - from), 1, &|a, b| {
+                                sum.fetch_add((b - a) as u64, Ordering::Relaxed);
+                            });
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.into_inner(), 3 * 200 * 200);
+    }
+
+    #[test]
+    fn a_program_that_waits_gives_its_core() {
+        runs_beside_the_program();
+        let _waiting = Waiting::begin();
+        let helped = AtomicU64::new(0);
+        let own = std::thread::current().id();
+        for _ in 0..50 {
+            TEAM.run(2, 64, 1, &|_, _| {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+                if std::thread::current().id() != own {
+                    helped.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        assert!(cores() < 2 || helped.into_inner() > 0);
+    }
+}

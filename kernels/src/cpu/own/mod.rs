@@ -4,6 +4,7 @@
 //! PyTorch's. All that a kernel does, the order of its additions included, follows from metadata. So bits do not depend
 //! on the number of threads that it runs on, nor on when it is used.
 
+mod batch_norm;
 mod conv;
 mod gather;
 mod matmul;
@@ -60,6 +61,8 @@ pub fn find(name: &str) -> Option<Rule> {
         "native_layer_norm" => norm::layer_norm,
         "native_layer_norm_backward" => norm::layer_norm_backward,
         "native_group_norm" => norm::group_norm,
+        "native_batch_norm" => batch_norm::forward,
+        "native_batch_norm_backward" => batch_norm::backward,
         "empty" | "empty_strided" | "new_empty" | "new_empty_strided" | "empty_like" => pieces::empty,
         "cat" | "stack" => pieces::join,
         "select_backward" => pieces::select_backward,
@@ -72,6 +75,14 @@ pub fn find(name: &str) -> Option<Rule> {
         "torchvision::_roi_align_backward" => roi_align::backward,
         _ => return None,
     })
+}
+
+/// What an operator gives.
+pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
+
+/// What an operator gives that writes what its schema does not say: PyTorch's kernel must not run for that alone.
+pub fn gives(name: &str) -> Option<Gives> {
+    (name == "native_batch_norm").then_some(batch_norm::forward_outputs)
 }
 
 /// A tensor argument.

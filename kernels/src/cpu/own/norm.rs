@@ -15,7 +15,7 @@ use crate::ir::{Mem, Ty};
 const ROWS: usize = 32;
 
 /// An output by its number; `None` where it is undefined or not what is written here.
-fn output(outputs: &Outputs, number: usize) -> Option<Window> {
+pub fn output(outputs: &Outputs, number: usize) -> Option<Window> {
     match outputs.outs.get(number)? {
         OutSpec::Fresh { storage, meta, offset } => {
             fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && is_contiguous(w))
@@ -25,7 +25,7 @@ fn output(outputs: &Outputs, number: usize) -> Option<Window> {
 }
 
 /// An optional argument with one number for each place of a row: `Some(None)` where it is absent.
-fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
+pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
     let flat = call.args[..arg].iter().filter(|a| matches!(a, Arg::Tensor)).count();
     match call.args.get(arg)? {
         Arg::None => Some(None),
@@ -36,15 +36,17 @@ fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
 
 /// Windows, and the numbers of those that may be absent.
 #[derive(Default)]
-struct Windows(SmallVec<[Window; 4]>);
+pub struct Windows(pub SmallVec<[Window; 4]>);
 
 impl Windows {
-    fn add(&mut self, window: Window) -> usize {
+    /// Adds one.
+    pub fn add(&mut self, window: Window) -> usize {
         self.0.push(window);
         self.0.len() - 1
     }
 
-    fn maybe(&mut self, window: Option<Window>) -> Option<usize> {
+    /// Adds one that may be absent.
+    pub fn maybe(&mut self, window: Option<Window>) -> Option<usize> {
         window.map(|w| self.add(w))
     }
 }
@@ -197,13 +199,14 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
 
 /// Addresses that threads share.
 #[derive(Clone, Copy)]
-struct Addresses<'a>(&'a [*mut u8]);
+pub struct Addresses<'a>(pub &'a [*mut u8]);
 
 // SAFETY: threads use other parts of what is there.
 unsafe impl Sync for Addresses<'_> {}
 
 impl<'a> Addresses<'a> {
-    fn get(&self) -> &'a [*mut u8] {
+    /// They.
+    pub fn get(&self) -> &'a [*mut u8] {
         self.0
     }
 }

@@ -1,0 +1,296 @@
+//! Batch norm: channels brought to mean 0 and variance 1, and its gradient.
+//!
+//! A channel is one thread's: what is read again lies in a cache. Sums are added up picture by picture.
+
+use smallvec::{SmallVec, smallvec};
+use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+
+use super::super::widest::widest;
+use super::norm::{Addresses, Windows, output, weights};
+use super::rows::{at, reduce};
+use super::{Kernel, Shared, Work, contiguous, count, each_row};
+use crate::executor::HostKernels;
+use crate::express::Param;
+use crate::ir::{Mem, Ty};
+
+/// How the elements of a channel lie: pictures, elements from one to the next, elements of each.
+#[derive(Clone, Copy)]
+struct Channel {
+    pictures: usize,
+    step: usize,
+    pixels: usize,
+}
+
+impl Channel {
+    fn count(self) -> usize {
+        self.pictures * self.pixels
+    }
+}
+
+/// Channels of an input without gaps; vectors of features have no rows to go along.
+fn channels(sizes: &[i64]) -> Option<(usize, Channel)> {
+    let [pictures, channels, rest @ ..] = sizes else { return None };
+    let (pictures, channels, pixels) = (*pictures as usize, *channels as usize, count(rest));
+    let long = !rest.is_empty() && pixels >= 4 && pictures * channels > 0;
+    long.then_some((channels, Channel { pictures, step: channels * pixels, pixels }))
+}
+
+fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
+    match call.args.get(arg)? {
+        Arg::Bool(b) => Some(*b),
+        _ => None,
+    }
+}
+
+/// What `native_batch_norm` gives, where it is computed here.
+pub fn forward_outputs(call: &Call<'_>) -> Option<Outputs> {
+    let x = contiguous(call, 0, Mem::F32)?;
+    let (n, _) = channels(&x.sizes)?;
+    statistics(call, n, flag(call, 5)?)?;
+    let vector = if flag(call, 5)? { n as i64 } else { 0 };
+    let metas = [(&x.sizes[..], &x.strides[..]), (&[vector][..], &[1][..]), (&[vector][..], &[1][..])];
+    let metas = metas.map(|(sizes, strides)| TensorMeta::new(sizes, strides, Dtype::FLOAT32, 0));
+    Some(Outputs {
+        fresh: metas.iter().map(|meta| meta.extent_bytes(0)).collect(),
+        outs: (0..).zip(metas).map(|(storage, meta)| OutSpec::Fresh { storage, meta, offset: 0 }).collect(),
+        ..Outputs::default()
+    })
+}
+
+/// The running statistics: both or none, and both where nothing else says what to subtract.
+fn statistics(call: &Call<'_>, n: usize, training: bool) -> Option<Option<[crate::express::Window; 2]>> {
+    match (weights(call, 3, n)?, weights(call, 4, n)?) {
+        (Some(mean), Some(variance)) => Some(Some([mean, variance])),
+        (None, None) if training => Some(None),
+        _ => None,
+    }
+}
+
+/// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`.
+pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let x = contiguous(call, 0, Mem::F32)?;
+    let (n, channel) = channels(&x.sizes)?;
+    let training = flag(call, 5)?;
+    let running = statistics(call, n, training)?;
+    let mut windows = Windows::default();
+    let (weight, bias) = (weights(call, 1, n)?, weights(call, 2, n)?);
+    let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
+    let saved = match training {
+        true => Some([windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?)]),
+        false => None,
+    };
+    let running = running.map(|both| both.map(|w| windows.add(w)));
+    let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+        let [momentum, eps] = [f64::from_bits(params[0]), f64::from_bits(params[1])];
+        let data = Addresses(data);
+        each_row(host, n, channel.count() * 4, &|from, to| {
+            let data = data.get();
+            for c in from..to {
+                // SAFETY: the caller's promise; each channel is one thread's.
+                unsafe {
+                    let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
+                    let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
+                    let [mean, scale] = match (saved, running) {
+                        (Some(saved), running) => {
+                            let (mut found, mut room) = ([0.0; 2], [0.0; ROOM]);
+                            let (x, channel) = gathered(first(x), channel, &mut room);
+                            moments(x, channel, &mut found);
+                            let [mean, squares] = found;
+                            let count = channel.count() as f64;
+                            let scale = 1.0 / (squares / count + eps).sqrt();
+                            (*number(saved[0]), *number(saved[1])) = (mean as f32, scale as f32);
+                            if let Some([to_mean, to_variance]) = running.map(|both| both.map(number)) {
+                                let next = |old: f32, new: f64| {
+                                    (momentum * new + (1.0 - momentum) * f64::from(old)) as f32
+                                };
+                                *to_mean = next(*to_mean, mean);
+                                *to_variance = next(*to_variance, squares / (count - 1.0));
+                            }
+                            [mean, scale]
+                        }
+                        (None, Some([mean, variance])) => {
+                            [f64::from(*number(mean)), 1.0 / (f64::from(*number(variance)) + eps).sqrt()]
+                        }
+                        (None, None) => return,
+                    };
+                    let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
+                    let bias = bias.map_or(0.0, |b| *number(b));
+                    normalize(first(x), first(y), channel, [mean as f32, factor as f32, bias]);
+                }
+            }
+        });
+        true
+    };
+    let params = smallvec![Param::Number(6, 0, Ty::F64), Param::Number(7, 0, Ty::F64)];
+    Some(Kernel { windows: windows.0, params, work: Box::new(work) })
+}
+
+/// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
+/// output_mask)`.
+pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let (n, channel) = channels(&x.sizes)?;
+    if grad.sizes != x.sizes || !flag(call, 7)? {
+        return None;
+    }
+    let given = |number: usize| match outputs.outs.get(number)? {
+        OutSpec::Undefined => Some(None),
+        _ => output(outputs, number).map(Some),
+    };
+    let (to_x, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
+    let mut windows = Windows::default();
+    let weight = weights(call, 2, n)?;
+    let (mean, scale) = (weights(call, 5, n)??, weights(call, 6, n)??);
+    let (grad, x) = (windows.add(grad), windows.add(x));
+    let (mean, scale) = (windows.add(mean), windows.add(scale));
+    let weight = windows.maybe(weight);
+    let (to_x, to_weight, to_bias) = (windows.maybe(to_x), windows.maybe(to_weight), windows.maybe(to_bias));
+    let work: Work = Box::new(move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let data = Addresses(data);
+        each_row(host, n, channel.count() * 4, &|from, to| {
+            let data = data.get();
+            for c in from..to {
+                // SAFETY: the caller's promise; each channel is one thread's.
+                unsafe {
+                    let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
+                    let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
+                    let (mean, scale) = (*number(mean), f64::from(*number(scale)));
+                    let (mut sums, mut rooms) = ([0.0; 2], [[0.0; ROOM]; 2]);
+                    let [room, other] = &mut rooms;
+                    let (near, together) = gathered(first(grad), channel, room);
+                    products(near, gathered(first(x), channel, other).0, together, mean, &mut sums);
+                    let [sum, product] = sums;
+                    to_weight.into_iter().for_each(|to| *number(to) = (product * scale) as f32);
+                    to_bias.into_iter().for_each(|to| *number(to) = sum as f32);
+                    if let Some(to) = to_x {
+                        let count = channel.count() as f64;
+                        let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
+                        let by = product * scale * scale / count;
+                        let numbers = [mean, (sum / count) as f32, by as f32, factor as f32];
+                        gradient(first(grad), first(x), first(to), channel, numbers);
+                    }
+                }
+            }
+        });
+        true
+    });
+    Some(Kernel { windows: windows.0, params: SmallVec::new(), work })
+}
+
+/// Elements of a channel that are worth bringing together, and pixels of a picture below which they are.
+const ROOM: usize = 1024;
+const FEW: usize = 64;
+
+/// A channel's elements, brought together where pictures are small.
+///
+/// # Safety
+/// They are there, and nobody else writes them.
+unsafe fn gathered(x: *mut f32, channel: Channel, room: &mut [f32; ROOM]) -> (*mut f32, Channel) {
+    let count = channel.count();
+    if channel.pixels >= FEW || count > ROOM {
+        return (x, channel);
+    }
+    for (number, to) in room[..count].chunks_exact_mut(channel.pixels).enumerate() {
+        // SAFETY: the caller's promise.
+        to.copy_from_slice(unsafe { picture(x, channel, number) });
+    }
+    (room.as_mut_ptr(), Channel { pictures: 1, step: 0, pixels: count })
+}
+
+/// A channel's part of a picture.
+///
+/// # Safety
+/// It is there, and nobody else writes it.
+unsafe fn picture<'a>(x: *mut f32, channel: Channel, number: usize) -> &'a mut [f32] {
+    // SAFETY: the caller's promise.
+    unsafe { Shared(x).slice(number * channel.step, channel.pixels) }
+}
+
+widest! {
+    /// The mean, and the sum of squares around it.
+    fn moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) => run_moments
+}
+
+#[inline(always)]
+unsafe fn run_moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) {
+    // SAFETY: the caller's promise; below the length.
+    unsafe {
+        // Around the first value, so that little is lost where all are far from 0.
+        let first = *x;
+        let sum = |mean: f32, squared: bool| {
+            let mut sum = 0.0f64;
+            for number in 0..channel.pictures {
+                let x = &*picture(x, channel, number);
+                let value = |i: usize| {
+                    let value = at(x, i) - mean;
+                    if squared { value * value } else { value }
+                };
+                sum += f64::from(reduce(x.len(), 0.0, value, |a, b| a + b));
+            }
+            sum
+        };
+        let mean = f64::from(first) + sum(first, false) / channel.count() as f64;
+        let near = mean as f32;
+        let off = mean - f64::from(near);
+        *to = [mean, (sum(near, true) - off * off * channel.count() as f64).max(0.0)];
+    }
+}
+
+widest! {
+    fn normalize(x: *mut f32, y: *mut f32, channel: Channel, numbers: [f32; 3]) => run_normalize
+}
+
+#[inline(always)]
+unsafe fn run_normalize(x: *mut f32, y: *mut f32, channel: Channel, [mean, factor, bias]: [f32; 3]) {
+    for number in 0..channel.pictures {
+        // SAFETY: the caller's promise.
+        let (x, y) = unsafe { (&*picture(x, channel, number), picture(y, channel, number)) };
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = (x - mean) * factor + bias;
+        }
+    }
+}
+
+widest! {
+    /// The sum of a gradient, and of its products with distances from the mean.
+    fn products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) => run_products
+}
+
+#[inline(always)]
+unsafe fn run_products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) {
+    for number in 0..channel.pictures {
+        // SAFETY: the caller's promise; below both lengths.
+        unsafe {
+            let (grad, x) = (&*picture(grad, channel, number), &*picture(x, channel, number));
+            to[0] += f64::from(reduce(grad.len(), 0.0, |i| at(grad, i), |a, b| a + b));
+            let product = |i: usize| at(grad, i) * (at(x, i) - mean);
+            to[1] += f64::from(reduce(grad.len(), 0.0, product, |a, b| a + b));
+        }
+    }
+}
+
+widest! {
+    fn gradient(grad: *mut f32, x: *mut f32, to: *mut f32, channel: Channel, numbers: [f32; 4]) => run_gradient
+}
+
+#[inline(always)]
+unsafe fn run_gradient(
+    grad: *mut f32,
+    x: *mut f32,
+    to: *mut f32,
+    channel: Channel,
+    [mean, sum, product, factor]: [f32; 4],
+) {
+    for number in 0..channel.pictures {
+        // SAFETY: the caller's promise.
+        let (grad, x, to) = unsafe {
+            (&*picture(grad, channel, number), &*picture(x, channel, number), picture(to, channel, number))
+        };
+        for ((to, grad), x) in to.iter_mut().zip(grad).zip(x) {
+            *to = (grad - sum - (x - mean) * product) * factor;
+        }
+    }
+}
