@@ -87,17 +87,17 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let [momentum, eps] = [f64::from_bits(params[0]), f64::from_bits(params[1])];
         let data = Addresses(data);
         each_row(host, n, channel.count() * 4, &|from, to| {
-            let data = data.get();
+            let (data, mut room) = (data.get(), [0.0; ROOM]);
             for c in from..to {
                 // SAFETY: the caller's promise; each channel is one thread's.
                 unsafe {
                     let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
                     let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
+                    let (near, together) = gathered(first(x), channel, &mut room);
                     let [mean, scale] = match (saved, running) {
                         (Some(saved), running) => {
-                            let (mut found, mut room) = ([0.0; 2], [0.0; ROOM]);
-                            let (x, channel) = gathered(first(x), channel, &mut room);
-                            moments(x, channel, &mut found);
+                            let mut found = [0.0; 2];
+                            moments(near, together, &mut found);
                             let [mean, squares] = found;
                             let count = channel.count() as f64;
                             let scale = 1.0 / (squares / count + eps).sqrt();
@@ -118,7 +118,13 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                     };
                     let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
                     let bias = bias.map_or(0.0, |b| *number(b));
-                    normalize(first(x), first(y), channel, [mean as f32, factor as f32, bias]);
+                    let numbers = [mean as f32, factor as f32, bias];
+                    if together.pictures == channel.pictures {
+                        normalize(near, first(y), channel, numbers);
+                    } else {
+                        normalize(near, near, together, numbers);
+                        move_pictures(first(y), channel, near, true);
+                    }
                 }
             }
         });
@@ -151,17 +157,18 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let work: Work = Box::new(move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let data = Addresses(data);
         each_row(host, n, channel.count() * 4, &|from, to| {
-            let data = data.get();
+            let (data, mut rooms) = (data.get(), [[0.0; ROOM]; 2]);
             for c in from..to {
                 // SAFETY: the caller's promise; each channel is one thread's.
                 unsafe {
                     let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
                     let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
                     let (mean, scale) = (*number(mean), f64::from(*number(scale)));
-                    let (mut sums, mut rooms) = ([0.0; 2], [[0.0; ROOM]; 2]);
+                    let mut sums = [0.0; 2];
                     let [room, other] = &mut rooms;
                     let (near, together) = gathered(first(grad), channel, room);
-                    products(near, gathered(first(x), channel, other).0, together, mean, &mut sums);
+                    let (near_x, _) = gathered(first(x), channel, other);
+                    products(near, near_x, together, mean, &mut sums);
                     let [sum, product] = sums;
                     to_weight.into_iter().for_each(|to| *number(to) = (product * scale) as f32);
                     to_bias.into_iter().for_each(|to| *number(to) = sum as f32);
@@ -170,7 +177,12 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                         let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
                         let by = product * scale * scale / count;
                         let numbers = [mean, (sum / count) as f32, by as f32, factor as f32];
-                        gradient(first(grad), first(x), first(to), channel, numbers);
+                        if together.pictures == channel.pictures {
+                            gradient(near, near_x, first(to), channel, numbers);
+                        } else {
+                            gradient(near, near_x, near, together, numbers);
+                            move_pictures(first(to), channel, near, true);
+                        }
                     }
                 }
             }
@@ -193,11 +205,42 @@ unsafe fn gathered(x: *mut f32, channel: Channel, room: &mut [f32; ROOM]) -> (*m
     if channel.pixels >= FEW || count > ROOM {
         return (x, channel);
     }
-    for (number, to) in room[..count].chunks_exact_mut(channel.pixels).enumerate() {
-        // SAFETY: the caller's promise.
-        to.copy_from_slice(unsafe { picture(x, channel, number) });
-    }
+    // SAFETY: the caller's promise; the room has so many.
+    unsafe { move_pictures(x, channel, room.as_mut_ptr(), false) };
     (room.as_mut_ptr(), Channel { pictures: 1, step: 0, pixels: count })
+}
+
+/// Brings pictures of a channel together, or back where they were.
+///
+/// # Safety
+/// They are there, there is room for them, and nobody else uses either.
+unsafe fn move_pictures(x: *mut f32, channel: Channel, room: *mut f32, back: bool) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match channel.pixels {
+            4 => move_parts::<4>(x, channel, room, back),
+            16 => move_parts::<16>(x, channel, room, back),
+            _ => move_parts::<1>(x, channel, room, back),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn move_parts<const N: usize>(x: *mut f32, channel: Channel, room: *mut f32, back: bool) {
+    for number in 0..channel.pictures {
+        for part in (0..channel.pixels).step_by(N) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let there = x.add(number * channel.step + part).cast::<[f32; N]>();
+                let here = room.add(number * channel.pixels + part).cast::<[f32; N]>();
+                if back {
+                    there.write_unaligned(here.read_unaligned());
+                } else {
+                    here.write_unaligned(there.read_unaligned());
+                }
+            }
+        }
+    }
 }
 
 /// A channel's part of a picture.
@@ -216,40 +259,44 @@ widest! {
 
 #[inline(always)]
 unsafe fn run_moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) {
-    // SAFETY: the caller's promise; below the length.
+    let count = channel.count() as f64;
+    // SAFETY: the caller's promise.
     unsafe {
         // Around the first value, so that little is lost where all are far from 0.
         let first = *x;
-        let sum = |mean: f32, squared: bool| {
-            let mut sum = 0.0f64;
-            for number in 0..channel.pictures {
-                let x = &*picture(x, channel, number);
-                let value = |i: usize| {
-                    let value = at(x, i) - mean;
-                    if squared { value * value } else { value }
-                };
-                sum += f64::from(reduce(x.len(), 0.0, value, |a, b| a + b));
-            }
-            sum
-        };
-        let mean = f64::from(first) + sum(first, false) / channel.count() as f64;
+        let mean = f64::from(first) + sum(x, channel, |x| x - first) / count;
         let near = mean as f32;
         let off = mean - f64::from(near);
-        *to = [mean, (sum(near, true) - off * off * channel.count() as f64).max(0.0)];
+        let squares = sum(x, channel, |x| (x - near) * (x - near)) - off * off * count;
+        *to = [mean, squares.max(0.0)];
     }
+}
+
+/// The sum over a channel.
+#[inline(always)]
+unsafe fn sum(x: *mut f32, channel: Channel, value: impl Fn(f32) -> f32) -> f64 {
+    let mut sum = 0.0f64;
+    for number in 0..channel.pictures {
+        // SAFETY: the caller's promise.
+        let x = unsafe { &*picture(x, channel, number) };
+        // SAFETY: below the length.
+        sum += f64::from(reduce(x.len(), 0.0, |i| value(unsafe { at(x, i) }), |a, b| a + b));
+    }
+    sum
 }
 
 widest! {
     fn normalize(x: *mut f32, y: *mut f32, channel: Channel, numbers: [f32; 3]) => run_normalize
 }
 
+/// `x` and `y` may be the same.
 #[inline(always)]
 unsafe fn run_normalize(x: *mut f32, y: *mut f32, channel: Channel, [mean, factor, bias]: [f32; 3]) {
     for number in 0..channel.pictures {
-        // SAFETY: the caller's promise.
-        let (x, y) = unsafe { (&*picture(x, channel, number), picture(y, channel, number)) };
-        for (y, x) in y.iter_mut().zip(x) {
-            *y = (x - mean) * factor + bias;
+        let begin = number * channel.step;
+        for i in begin..begin + channel.pixels {
+            // SAFETY: the caller's promise.
+            unsafe { *y.add(i) = (*x.add(i) - mean) * factor + bias };
         }
     }
 }
@@ -276,6 +323,7 @@ widest! {
     fn gradient(grad: *mut f32, x: *mut f32, to: *mut f32, channel: Channel, numbers: [f32; 4]) => run_gradient
 }
 
+/// `grad` and `to` may be the same.
 #[inline(always)]
 unsafe fn run_gradient(
     grad: *mut f32,
@@ -285,12 +333,10 @@ unsafe fn run_gradient(
     [mean, sum, product, factor]: [f32; 4],
 ) {
     for number in 0..channel.pictures {
-        // SAFETY: the caller's promise.
-        let (grad, x, to) = unsafe {
-            (&*picture(grad, channel, number), &*picture(x, channel, number), picture(to, channel, number))
-        };
-        for ((to, grad), x) in to.iter_mut().zip(grad).zip(x) {
-            *to = (grad - sum - (x - mean) * product) * factor;
+        let begin = number * channel.step;
+        for i in begin..begin + channel.pixels {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(i) = (*grad.add(i) - sum - (*x.add(i) - mean) * product) * factor };
         }
     }
 }
