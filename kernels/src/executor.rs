@@ -289,15 +289,23 @@ pub struct Product {
 }
 
 impl Product {
-    /// Multiplications of a piece, which a thread does in some 100 us.
+    /// Multiplications of a piece, which a thread does in some 200 us.
     const PIECE: i64 = 6 << 20;
+    /// Multiplications that take as long as moving an element to or from memory.
+    const MOVE: i64 = 8;
     /// Pieces are so many rows or columns, or multiples of them: what kernels take at a time.
     const BLOCK: i64 = 16;
 
     /// Parts of the result that are computed each by itself: a function of sizes alone, since parts show in bits.
     pub fn pieces(&self) -> usize {
         let most = self.m.max(self.n) / (4 * Product::BLOCK);
-        (self.m * self.n * self.k / Product::PIECE).min(most).max(1) as usize
+        (self.work() / Product::PIECE).min(most).max(1) as usize
+    }
+
+    /// What it takes, in multiplications.
+    pub fn work(&self) -> i64 {
+        let moved = self.m * self.n + self.m * self.k + self.k * self.n;
+        self.m * self.n * self.k + Product::MOVE * moved
     }
 
     /// The `number`-th of [`Product::pieces`].

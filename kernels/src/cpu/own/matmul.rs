@@ -65,7 +65,7 @@ fn multiply_all(
         }
     };
     let one = of(0, 0);
-    let grain = (GRAIN / (one.m * one.n * one.k).max(1)).max(1) as usize;
+    let grain = (GRAIN / one.work().max(1)).max(1) as usize;
     match count * pieces {
         n if n <= grain => body(0, n),
         n => host.parallel(n, grain, &body),
