@@ -68,8 +68,9 @@ impl Tensor {
     pub fn slice(&self, start: i64, len: i64, step: i64) -> Tensor {
         let w = self.window.borrow();
         let stride = w.strides[0];
-        let window =
-            Window { sizes: vec![len], strides: vec![stride * step], offset: w.offset + start * stride };
+        // What has one element is sliced again and again in loops: its stride does not matter, and must not overflow.
+        let strides = vec![if len > 1 { stride * step } else { 1 }];
+        let window = Window { sizes: vec![len], strides, offset: w.offset + start * stride };
         Tensor { requires_grad: self.requires_grad, ..Tensor::new(self.store.clone(), window) }
     }
 
