@@ -432,12 +432,13 @@ impl CpuExecutor {
             }
         };
         for action in &plan.actions {
-            let timing = plan.timing(action, &self.profile, span, program, self.host);
+            let mut timing = plan.timing(action, &self.profile, span, program, self.host);
             match action {
                 Action::Op(number) => one(self, *number),
                 Action::Release(place) => self.release(span.storages[*place as usize]),
                 Action::Group(fused) => {
                     if !self.run_group(fused, span) {
+                        timing = None;
                         fused.ops.clone().for_each(|number| one(self, number));
                     }
                 }

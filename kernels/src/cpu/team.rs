@@ -7,8 +7,8 @@
 //! **Bits.** Which thread takes a piece, and how many there are, does not show in results.
 
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Once, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -115,7 +115,8 @@ pub struct Team {
     asleep: Mutex<usize>,
     sleepers: AtomicUsize,
     bell: Condvar,
-    started: Once,
+    /// Helpers that there are.
+    started: AtomicUsize,
 }
 
 /// The process's.
@@ -127,7 +128,7 @@ pub static TEAM: Team = Team {
     asleep: Mutex::new(0),
     sleepers: AtomicUsize::new(0),
     bell: Condvar::new(),
-    started: Once::new(),
+    started: AtomicUsize::new(0),
 };
 
 impl Team {
@@ -140,7 +141,7 @@ impl Team {
         }
         // Another thread's kernel has the helpers.
         let Some(_taken) = self.taken.try_lock() else { return body(0, n) };
-        self.started.call_once(|| self.start());
+        self.start(threads - 1);
         let piece = grain.max(n.div_ceil(threads * PIECES));
         // SAFETY: no helper looks at the job any more when `Ended` is dropped, before this function returns.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
@@ -151,7 +152,9 @@ impl Team {
         self.job.store(&raw mut job, Ordering::SeqCst);
         let wakes = n >= WAKE * grain;
         loop {
-            if wakes && self.sleepers.load(Ordering::Relaxed) > 0 && !job.is_done() && job.helpers() > 0 {
+            let asleep = self.sleepers.load(Ordering::Relaxed);
+            let awake = self.started.load(Ordering::Relaxed).saturating_sub(asleep);
+            if wakes && asleep > 0 && awake < job.helpers() && !job.is_done() {
                 let _lock = self.asleep.lock();
                 self.bell.notify_all();
             }
@@ -162,8 +165,10 @@ impl Team {
         drop(ended);
     }
 
-    fn start(&'static self) {
-        for number in 0..cores() - 1 {
+    /// Starts helpers until there are so many; for whoever has the team.
+    fn start(&'static self, helpers: usize) {
+        for number in self.started.load(Ordering::Relaxed)..helpers {
+            self.started.store(number + 1, Ordering::Relaxed);
             let thread = std::thread::Builder::new().name(format!("tandem-kernels-{number}"));
             if let Err(error) = thread.spawn(move || self.help(number)) {
                 tracing::warn!(%error, "cannot start a thread that helps kernels");

@@ -145,14 +145,17 @@ impl GpuExecutor {
             }
         };
         for action in &plan.actions {
-            let timing = plan.timing(action, &self.profile, span, program, self.host);
+            let mut timing = plan.timing(action, &self.profile, span, program, self.host);
             match action {
                 Action::Op(number) => one(self, *number),
                 Action::Release(place) => self.release(span.storages[*place as usize]),
                 Action::Group(fused) => match self.run_group(fused, plan, span, program) {
                     Ok(()) => self.native += fused.ops.len() as u64,
                     Err(Refused::Failed(failure)) => self.fail_group(&fused.group, &failure, span),
-                    Err(_) => fused.ops.clone().for_each(|number| one(self, number)),
+                    Err(_) => {
+                        timing = None;
+                        fused.ops.clone().for_each(|number| one(self, number));
+                    }
                 },
             }
             timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
