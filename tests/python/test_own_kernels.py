@@ -142,6 +142,32 @@ def convolutions() -> Iterator[Case]:
     for stride in (1, 2):
         x, w = data(9, 40, 12, 12), data(70, 40, 1, 1)
         yield f"conv2d of many channels {stride}", lambda x, w, s=stride: F.conv2d(x, w, stride=s), (x, w)
+    # Tiles of several pictures, and of several rows of one; filters and channels that are shared out.
+    for shape, out, size, stride, padding in [
+        ((9, 70, 4, 4), 130, 3, 1, 1),
+        ((3, 4, 40, 37), 20, 3, 1, 1),
+        ((5, 40, 6, 6), 70, 3, 2, 1),
+        ((2, 3, 35, 41), 40, 5, (3, 2), (4, 0)),
+        ((2, 600, 3, 4), 140, 1, 1, 0),
+        ((2, 6, 20, 20), 4, 2, 3, 0),
+    ]:
+        x, w, b = data(*shape), data(out, shape[1], size, size, seed=1) / 8, data(out, seed=2)
+        options = {"stride": stride, "padding": padding}
+        yield f"conv2d {shape} {out} {options}", lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, w, b)
+    for shape, out, options in [
+        ((3, 6, 1, 1), 5, {}),
+        ((3, 6, 2, 2), 5, {"stride": 2, "padding": 1}),
+        ((3, 6, 5, 7), 5, {"stride": 2, "padding": 1, "output_padding": 1}),
+        ((2, 30, 9, 9), 50, {"stride": 2, "padding": 1}),
+        ((2, 6, 9, 9), 5, {"padding": 2, "dilation": 2}),
+    ]:
+        x, w, b = data(*shape), data(shape[1], out, 3, 3, seed=1), data(out, seed=2)
+        name = f"conv_transpose2d {shape} {out} {options}"
+        yield name, lambda x, w, b, o=options: F.conv_transpose2d(x, w, b, **o), (x, w, b)
+    x, w, b = data(3, 4, 50), data(6, 4, 5, seed=1), data(6, seed=2)
+    yield "conv1d", lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=2), (x, w, b)
+    yield "conv1d of pixels", lambda x, w, b: F.conv1d(x, w[:, :, :1].contiguous(), b), (x, w, b)
+    yield "conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w, stride=3), (data(3, 6, 20), w)
     yield "grouped", lambda x, w: F.conv2d(x, w, groups=2), (data(2, 4, 2, 2), data(6, 2, 1, 1))
 
 

@@ -160,6 +160,33 @@ fn columns(host: &dyn HostKernels, from: Shared<f32>, to: Shared<f32>, [outer, s
     });
 }
 
+/// Sums over all but the middle one of three dimensions.
+pub(super) fn channel_sums(
+    host: &dyn HostKernels,
+    from: Shared<f32>,
+    to: Shared<f32>,
+    [outer, channels, n]: [usize; 3],
+) {
+    each_row(host, channels, outer * n, &|begin, end| {
+        for channel in begin..end {
+            let block = |i: usize, at: usize| {
+                let mut sum = 0.0;
+                // SAFETY: the caller's promise.
+                let row = unsafe { from.slice((i * channels + channel) * n + at, BLOCK.min(n - at)) };
+                match n {
+                    // SAFETY: safe but for the units that the CPU has.
+                    LANES.. => unsafe { sum_of(row, &mut sum) },
+                    _ => sum = row.iter().sum(),
+                }
+                sum
+            };
+            let sums = (0..outer).map(|i| (0..n).step_by(BLOCK).map(|at| block(i, at)).sum::<f32>());
+            // SAFETY: the caller's promise; each channel is one thread's.
+            unsafe { *to.at(channel) = sums.sum() };
+        }
+    });
+}
+
 widest! {
     fn sum_of(x: &[f32], sum: &mut f32) => run_sum
 }

@@ -1,0 +1,674 @@
+//! Convolutions tile by tile: the pixels that a filter sees are laid out as columns in a cache (`im2col`), and what
+//! remains are products of matrices.
+//!
+//! A convolution goes from pictures, the *image*, to the places of its filters, the *grid*; a transposed one goes back.
+//! So there are three kernels: [`to_grid`], [`to_image`] and [`to_weight`]. Tiles follow from sizes alone, and so do
+//! the parts that threads share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use smallvec::SmallVec;
+
+use super::super::super::widest::widest;
+use super::super::{Shared, each_row};
+use super::{Conv, matrix, with_scratch};
+use crate::executor::HostKernels;
+
+/// Numbers of a tile's columns at most: half a second-level cache.
+const ROOM: usize = 1 << 17;
+/// Columns of a tile, at least and at most.
+const COLUMNS: [usize; 2] = [64, 1024];
+/// Parts that threads share, where there is enough for them.
+const PARTS: usize = 8;
+/// Rows of a product that a part has at least.
+const ROWS: usize = 64;
+/// Columns of a product that a part of the weights' gradient has.
+const WIDE: usize = 512;
+/// Columns that are added up at a time, where there is room for them.
+const LONG: usize = 256;
+/// Numbers of the sums that the weights' gradient is made from, at most.
+const SUMS: usize = 1 << 20;
+/// Numbers behind a tile's end that may be written.
+const SLACK: usize = 16;
+
+/// A dimension of pictures. Where filters go on by several pixels, pixels that lie so far apart are neighbours in what
+/// is laid out: a *phase*.
+#[derive(Clone, Debug)]
+struct Axis {
+    size: usize,
+    out: usize,
+    stride: usize,
+    padding: usize,
+    /// The pixels, from 0 to the stride, that are seen with the first tap.
+    phases: SmallVec<[usize; 2]>,
+    /// The phase that each tap sees, by number, and how far from the first pixel.
+    taps: SmallVec<[(usize, usize); 4]>,
+    /// The farthest one.
+    reach: usize,
+}
+
+impl Axis {
+    fn of(conv: &Conv, d: usize) -> Axis {
+        let (stride, all) = (conv.stride[d], (0..conv.filter[d]).map(|tap| tap * conv.dilation[d]));
+        let phases: SmallVec<[usize; 2]> =
+            (0..stride).filter(|phase| all.clone().any(|at| at % stride == *phase)).collect();
+        let number = |at: usize| phases.iter().position(|phase| at % stride == *phase).unwrap_or_default();
+        let taps = all.clone().map(|at| (number(at), at / stride)).collect();
+        let reach = all.map(|at| at / stride).max().unwrap_or_default();
+        let (size, out, padding) = (conv.size[d], conv.out[d], conv.padding[d]);
+        Axis { size, out, stride, padding, phases, taps, reach }
+    }
+
+    /// The places of a phase, counted from the one that the filter at `first` of the grid sees with its first tap, that
+    /// lie in the picture, out of those that `n` filters see; and the first one's pixel.
+    fn inside(&self, phase: usize, first: usize, n: usize) -> (std::ops::Range<usize>, usize) {
+        let phase = self.phases[phase];
+        let begin = self.padding.saturating_sub(phase).div_ceil(self.stride).saturating_sub(first);
+        let end = match (self.size + self.padding).checked_sub(phase + 1) {
+            Some(last) => (last / self.stride + 1).saturating_sub(first),
+            None => 0,
+        };
+        let end = end.min(n + self.reach);
+        let range = begin.min(end)..end;
+        let pixel = ((first + range.start) * self.stride + phase).saturating_sub(self.padding);
+        (range, pixel)
+    }
+}
+
+/// Some rows of the grids of some pictures.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    picture: usize,
+    pictures: usize,
+    row: usize,
+    rows: usize,
+}
+
+/// How columns are laid out.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    conv: Conv,
+    y: Axis,
+    x: Axis,
+}
+
+impl Layout {
+    pub fn of(conv: Conv) -> Layout {
+        Layout { conv, y: Axis::of(&conv, 0), x: Axis::of(&conv, 1) }
+    }
+
+    fn taps(&self) -> usize {
+        self.conv.filter[0] * self.conv.filter[1]
+    }
+
+    /// The phases of a plane, by their numbers in both dimensions.
+    fn phases(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let [down, across] = [self.y.phases.len(), self.x.phases.len()];
+        (0..down).flat_map(move |y| (0..across).map(move |x| (y, x)))
+    }
+
+    /// What each tap sees, in both dimensions: a phase, and how far from its first pixel.
+    fn seen_by_taps(&self) -> impl Iterator<Item = ((usize, usize), (usize, usize))> + '_ {
+        self.y.taps.iter().flat_map(|y| self.x.taps.iter().map(move |x| (*y, *x)))
+    }
+
+    /// Pixels of a picture's plane.
+    fn plane(&self) -> usize {
+        self.conv.size[0] * self.conv.size[1]
+    }
+
+    /// Numbers of the phases of a plane that so many rows of the grid see.
+    fn seen(&self, rows: usize) -> usize {
+        self.y.phases.len() * self.x.phases.len() * (rows + self.y.reach) * self.width()
+    }
+
+    fn width(&self) -> usize {
+        self.x.out + self.x.reach
+    }
+
+    fn columns(&self, tile: &Tile) -> usize {
+        tile.pictures * tile.rows * self.x.out
+    }
+
+    /// Whether columns are the picture itself.
+    fn is_plain(&self, tile: &Tile) -> bool {
+        self.conv.is_pointwise() && tile.pictures == 1
+    }
+
+    /// Tiles of about so many columns.
+    fn tiles(&self, columns: usize) -> Vec<Tile> {
+        let Conv { n, out: [down, across], .. } = self.conv;
+        let columns = columns.clamp(COLUMNS[0], COLUMNS[1]);
+        let at_once = (columns / (down * across)).max(1);
+        let parts = if at_once > 1 { 1 } else { (down * across).div_ceil(columns).min(down) };
+        let mut tiles = Vec::new();
+        for picture in (0..n).step_by(at_once) {
+            for part in 0..parts {
+                let (row, end) = (down * part / parts, down * (part + 1) / parts);
+                tiles.push(Tile { picture, pictures: at_once.min(n - picture), row, rows: end - row });
+            }
+        }
+        tiles
+    }
+
+    /// The grid's numbers in a tile, a row for each filter, and from one row to the next: where they are, or gathered.
+    ///
+    /// # Safety
+    /// `grid` is the grid of all pictures.
+    unsafe fn rows_of(&self, grid: Shared<f32>, tile: &Tile, room: &mut [f32]) -> (*mut f32, usize) {
+        let (pixels, filters) = (self.conv.pixels(), self.conv.outputs);
+        if tile.pictures == 1 {
+            // SAFETY: the caller's promise.
+            let at = unsafe { grid.at(tile.picture * filters * pixels + tile.row * self.x.out) };
+            return (at, pixels);
+        }
+        // SAFETY: as above.
+        unsafe {
+            let from = grid.slice(tile.picture * filters * pixels, tile.pictures * filters * pixels);
+            swap_rows(from, room, [tile.pictures, filters, pixels]);
+        }
+        (room.as_mut_ptr(), self.columns(tile))
+    }
+
+    /// Numbers that [`Layout::rows_of`] needs room for.
+    fn gathered(&self, tiles: &[Tile]) -> usize {
+        let most = tiles.iter().filter(|tile| tile.pictures > 1).map(|tile| self.columns(tile)).max();
+        most.unwrap_or_default() * self.conv.outputs
+    }
+}
+
+/// `[a, b, n]` to `[b, a, n]`.
+fn swap_rows(from: &[f32], to: &mut [f32], [a, b, n]: [usize; 3]) {
+    for (at, from) in from.chunks_exact(n).enumerate() {
+        let to_row = at % b * a + at / b;
+        to[to_row * n..(to_row + 1) * n].copy_from_slice(from);
+    }
+}
+
+widest! {
+    /// Lays out a tile's columns of so many channels, a row of `ld` numbers for each tap of each channel. `image` is the
+    /// first channel's plane in the tile's first picture; there is [`SLACK`] behind `room` and `to`.
+    fn lay_out(
+        layout: &Layout, tile: &Tile, image: *const f32, channels: usize, room: &mut [f32], to: &mut [f32], ld: usize,
+    ) => run_lay_out
+}
+
+#[inline(always)]
+unsafe fn run_lay_out(
+    layout: &Layout,
+    tile: &Tile,
+    image: *const f32,
+    channels: usize,
+    room: &mut [f32],
+    to: &mut [f32],
+    ld: usize,
+) {
+    if layout.conv.is_pointwise() {
+        let (step, n) = (layout.conv.inputs * layout.plane(), tile.rows * layout.x.out);
+        for (channel, to) in to.chunks_mut(ld).take(channels).enumerate() {
+            for (picture, to) in to.chunks_exact_mut(n).take(tile.pictures).enumerate() {
+                // SAFETY: the caller's promise; such tiles are of whole planes.
+                let from = unsafe {
+                    std::slice::from_raw_parts(image.add(picture * step + channel * layout.plane()), n)
+                };
+                copy(from, to);
+            }
+        }
+        return;
+    }
+    let seen = layout.seen(tile.rows);
+    assert!(room.len() >= tile.pictures * seen + SLACK);
+    assert!(ld >= layout.columns(tile) && to.len() >= channels * layout.taps() * ld + SLACK);
+    // Padding is the same in all channels.
+    room[..tile.pictures * seen].fill(0.0);
+    for channel in 0..channels {
+        // SAFETY: the caller's promise, and there is room.
+        unsafe {
+            for picture in 0..tile.pictures {
+                let plane = image.add((picture * layout.conv.inputs + channel) * layout.plane());
+                take_apart(layout, tile, plane, &mut room[picture * seen..]);
+            }
+            let to = to[channel * layout.taps() * ld..].as_mut_ptr();
+            match layout.x.out {
+                ..=4 => shift::<4, true>(layout, tile, room.as_ptr(), to, ld),
+                5..=8 => shift::<8, true>(layout, tile, room.as_ptr(), to, ld),
+                9..=16 => shift::<16, true>(layout, tile, room.as_ptr(), to, ld),
+                _ => shift::<16, false>(layout, tile, room.as_ptr(), to, ld),
+            }
+        }
+    }
+}
+
+/// Takes the phases of a plane apart, as far as they are in the picture.
+#[inline(always)]
+unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut [f32]) {
+    let Layout { y, x, .. } = layout;
+    let (width, height) = (layout.width(), tile.rows + y.reach);
+    for (py, px) in layout.phases() {
+        let (rows, first_row) = y.inside(py, tile.row, tile.rows);
+        let (columns, first) = x.inside(px, 0, x.out);
+        let Some(last) = columns.len().checked_sub(1) else { continue };
+        let to = (py * x.phases.len() + px) * height * width + columns.start;
+        for (i, row) in rows.enumerate() {
+            let to = &mut room[to + row * width..][..columns.len()];
+            // SAFETY: the caller's promise; `inside` gives pixels of the picture.
+            let from = unsafe {
+                let line = plane.add((first_row + i * y.stride) * x.size + first);
+                std::slice::from_raw_parts(line, last * x.stride + 1)
+            };
+            match x.stride {
+                1 => copy(from, to),
+                2 => to.iter_mut().zip(from.iter().step_by(2)).for_each(|(to, x)| *to = *x),
+                stride => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x),
+            }
+        }
+    }
+}
+
+/// Copies a short row.
+#[inline(always)]
+fn copy(from: &[f32], to: &mut [f32]) {
+    /// By parts of `N`, the last of which overlaps.
+    #[inline(always)]
+    fn by<const N: usize>(from: &[f32], to: &mut [f32]) {
+        for (from, to) in from.chunks_exact(N).zip(to.chunks_exact_mut(N)) {
+            to.copy_from_slice(from);
+        }
+        let last = from.len() - N;
+        to[last..].copy_from_slice(&from[last..]);
+    }
+    match from.len() {
+        16.. => by::<16>(from, to),
+        8.. => by::<8>(from, to),
+        4.. => by::<4>(from, to),
+        _ => to.iter_mut().zip(from).for_each(|(to, x)| *to = *x),
+    }
+}
+
+/// Lays out a channel: what each tap sees is in `room`, shifted. Copies `N` numbers at a time, so that what is behind a
+/// row's end is overwritten by the next row; `ONE` says that rows are no longer.
+#[inline(always)]
+unsafe fn shift<const N: usize, const ONE: bool>(
+    layout: &Layout,
+    tile: &Tile,
+    room: *const f32,
+    to: *mut f32,
+    ld: usize,
+) {
+    let Layout { y, x, .. } = layout;
+    let (width, across, seen) = (layout.width(), x.out, layout.seen(tile.rows));
+    let plane = (tile.rows + y.reach) * width;
+    for (tap, ((py, down), (px, right))) in layout.seen_by_taps().enumerate() {
+        let first = (py * x.phases.len() + px) * plane + down * width + right;
+        // SAFETY: the caller's room.
+        unsafe {
+            let mut to = to.add(tap * ld);
+            for picture in 0..tile.pictures {
+                let mut from = room.add(picture * seen + first);
+                for _ in 0..tile.rows {
+                    to.cast::<[f32; N]>().write_unaligned(from.cast::<[f32; N]>().read_unaligned());
+                    if !ONE {
+                        for k in (N..across).step_by(N) {
+                            let part = from.add(k).cast::<[f32; N]>().read_unaligned();
+                            to.add(k).cast::<[f32; N]>().write_unaligned(part);
+                        }
+                    }
+                    (from, to) = (from.add(width), to.add(across));
+                }
+            }
+        }
+    }
+}
+
+widest! {
+    /// Adds a tile's columns up in the phases of so many channels' planes: `[channels, pictures, seen]`.
+    fn add_up(layout: &Layout, tile: &Tile, channels: usize, columns: &[f32], to: &mut [f32]) => run_add_up
+}
+
+#[inline(always)]
+unsafe fn run_add_up(layout: &Layout, tile: &Tile, channels: usize, columns: &[f32], to: &mut [f32]) {
+    let Layout { conv, y, x } = layout;
+    let (width, across) = (layout.width(), x.out);
+    let (plane, seen) = ((conv.out[0] + y.reach) * width, layout.seen(conv.out[0]));
+    let mut columns = columns.chunks_exact(tile.rows * across);
+    for channel in 0..channels {
+        for ((py, down), (px, right)) in layout.seen_by_taps() {
+            let first = (py * x.phases.len() + px) * plane + (tile.row + down) * width + right;
+            for picture in 0..tile.pictures {
+                let to = &mut to[(channel * tile.pictures + picture) * seen + first..];
+                let Some(from) = columns.next() else { return };
+                for (from, to) in from.chunks_exact(across).zip(to.chunks_mut(width)) {
+                    add(from, &mut to[..across]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds a short row.
+#[inline(always)]
+fn add(from: &[f32], to: &mut [f32]) {
+    #[inline(always)]
+    fn by<'s, const N: usize>(from: &'s [f32], to: &'s mut [f32]) -> (&'s [f32], &'s mut [f32]) {
+        let (from, rest) = from.as_chunks::<N>();
+        let (to, last) = to.as_chunks_mut::<N>();
+        for (from, to) in from.iter().zip(to) {
+            for i in 0..N {
+                to[i] += from[i];
+            }
+        }
+        (rest, last)
+    }
+    let (from, to) = by::<8>(from, to);
+    let (from, to) = by::<4>(from, to);
+    from.iter().zip(to).for_each(|(from, to)| *to += from);
+}
+
+widest! {
+    /// Puts a plane's phases together, on what is given for its pixels.
+    fn put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f32]) => run_put_together
+}
+
+#[inline(always)]
+unsafe fn run_put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f32]) {
+    let Layout { conv, y, x } = layout;
+    let width = layout.width();
+    to.fill(bias);
+    for (py, px) in layout.phases() {
+        let (rows, first_row) = y.inside(py, 0, conv.out[0]);
+        let (columns, first) = x.inside(px, 0, conv.out[1]);
+        let phase = (py * x.phases.len() + px) * (conv.out[0] + y.reach) * width;
+        for (i, row) in rows.enumerate() {
+            let from = &seen[phase + row * width..][columns.clone()];
+            let to = &mut to[(first_row + i * y.stride) * x.size..][first.min(x.size)..];
+            match x.stride {
+                1 => to.iter_mut().zip(from).for_each(|(to, x)| *to += x),
+                stride => to.iter_mut().step_by(stride).zip(from).for_each(|(to, x)| *to += x),
+            }
+        }
+    }
+}
+
+/// From an image to the grid: `grid = weight @ columns`, and a bias for each filter.
+pub fn to_grid(
+    layout: &Layout,
+    host: &dyn HostKernels,
+    image: Shared<f32>,
+    weight: Shared<f32>,
+    bias: Option<Shared<f32>>,
+    grid: Shared<f32>,
+) -> bool {
+    let conv = &layout.conv;
+    let (filters, patch, pixels) = (conv.outputs, conv.patch(), conv.pixels());
+    let tiles = layout.tiles((conv.rows() / PARTS).min(ROOM / patch));
+    let splits = (PARTS / 2 / tiles.len()).min(filters / ROWS).max(1);
+    let done = AtomicBool::new(true);
+    let each = conv.rows() * filters * patch / (tiles.len() * splits) / 16;
+    each_row(host, tiles.len() * splits, each, &|from, end| {
+        for part in from..end {
+            let (tile, split) = (&tiles[part / splits], part % splits);
+            let some = filters * split / splits..filters * (split + 1) / splits;
+            let n = layout.columns(tile);
+            let (plain, together) = (layout.is_plain(tile), tile.pictures > 1);
+            let cols = if plain { 0 } else { patch * n + SLACK };
+            let seen = if plain { 0 } else { tile.pictures * layout.seen(tile.rows) + SLACK };
+            let room = cols + seen + if together { some.len() * n } else { 0 };
+            with_scratch(room, |scratch| {
+                let (cols, scratch) = scratch.split_at_mut(cols);
+                let (seen, out) = scratch.split_at_mut(seen);
+                // SAFETY: the caller's promise; each filter in a tile is one thread's.
+                let ok = unsafe {
+                    let picture = image.at(tile.picture * conv.inputs * layout.plane());
+                    let b = if plain {
+                        matrix(picture.add(tile.row * conv.out[1]), layout.plane(), false)
+                    } else {
+                        lay_out(layout, tile, picture, conv.inputs, seen, cols, n);
+                        matrix(cols.as_mut_ptr(), n, false)
+                    };
+                    let own = (tile.picture * filters + some.start) * pixels + tile.row * conv.out[1];
+                    let (to, ld) = if together { (out.as_mut_ptr(), n) } else { (grid.at(own), pixels) };
+                    if let Some(bias) = bias {
+                        for (row, bias) in bias.slice(some.start, some.len()).iter().enumerate() {
+                            Shared(to).slice(row * ld, n).fill(*bias);
+                        }
+                    }
+                    let (a, c) = (matrix(weight.at(some.start * patch), patch, false), matrix(to, ld, false));
+                    let beta = f64::from(u8::from(bias.is_some()));
+                    let ok = host.multiply(&conv.product([some.len(), n, patch], a, b, c, beta));
+                    if together {
+                        for (picture, rows) in (0..tile.pictures).map(|p| (p, out.chunks_exact(n))) {
+                            let to = grid.slice(own + picture * filters * pixels, some.len() * pixels);
+                            for (to, row) in to.chunks_exact_mut(pixels).zip(rows) {
+                                to.copy_from_slice(&row[picture * pixels..][..pixels]);
+                            }
+                        }
+                    }
+                    ok
+                };
+                done.fetch_and(ok, Ordering::Relaxed);
+            });
+        }
+    });
+    done.into_inner()
+}
+
+/// From the grid to an image: `columns = weight.T @ grid`, added up where they were seen, and a bias for each channel.
+pub fn to_image(
+    layout: &Layout,
+    host: &dyn HostKernels,
+    grid: Shared<f32>,
+    weight: Shared<f32>,
+    bias: Option<Shared<f32>>,
+    image: Shared<f32>,
+) -> bool {
+    let conv = &layout.conv;
+    let (filters, patch, taps) = (conv.outputs, conv.patch(), layout.taps());
+    let tiles = layout.tiles(conv.rows() / PARTS);
+    // Tiles of the same pictures follow each other.
+    let groups: Vec<&[Tile]> = tiles.chunk_by(|a, b| a.picture == b.picture).collect();
+    let ranges = PARTS.div_ceil(groups.len()).min(patch / ROWS).clamp(1, conv.inputs);
+    let done = AtomicBool::new(true);
+    let each = conv.rows() * filters * patch / (groups.len() * ranges) / 16;
+    each_row(host, groups.len() * ranges, each, &|from, end| {
+        for part in from..end {
+            let (group, range) = (groups[part / ranges], part % ranges);
+            let channels = conv.inputs * range / ranges..conv.inputs * (range + 1) / ranges;
+            let (first, rows) = (channels.start * taps, channels.len() * taps);
+            let Tile { picture, pictures, .. } = group[0];
+            let n = group.iter().map(|tile| layout.columns(tile)).max().unwrap_or_default();
+            let (plain, pointwise) = (layout.is_plain(&group[0]), conv.is_pointwise());
+            let seen = if pointwise { 0 } else { channels.len() * pictures * layout.seen(conv.out[0]) };
+            let (cols, gathered) = (if plain { 0 } else { rows * n }, layout.gathered(group));
+            with_scratch(cols + seen + gathered, |scratch| {
+                let (cols, scratch) = scratch.split_at_mut(cols);
+                let (seen, gathered) = scratch.split_at_mut(seen);
+                seen.fill(0.0);
+                let bias_of = |channel: usize| {
+                    // SAFETY: the caller's promise.
+                    bias.map_or(0.0, |bias| unsafe { *bias.at(channel) })
+                };
+                // SAFETY: the caller's promise; each channel of a picture is one thread's.
+                let planes = |picture: usize, channel: usize| unsafe {
+                    image.slice((picture * conv.inputs + channel) * layout.plane(), layout.plane())
+                };
+                for tile in group {
+                    let n = layout.columns(tile);
+                    // SAFETY: the caller's promise; each channel of a picture is one thread's.
+                    unsafe {
+                        let (b, ldb) = layout.rows_of(grid, tile, gathered);
+                        let a = matrix(weight.at(first), patch, true);
+                        let (c, ldc) = if plain {
+                            let to = planes(picture, channels.start).as_mut_ptr();
+                            (to.add(tile.row * conv.out[1]), layout.plane())
+                        } else {
+                            (cols.as_mut_ptr(), n)
+                        };
+                        if plain && bias.is_some() {
+                            for (row, channel) in channels.clone().enumerate() {
+                                Shared(c).slice(row * ldc, n).fill(bias_of(channel));
+                            }
+                        }
+                        let beta = f64::from(u8::from(plain && bias.is_some()));
+                        let (b, c) = (matrix(b, ldb, false), matrix(c, ldc, false));
+                        let product = conv.product([rows, n, filters], a, b, c, beta);
+                        done.fetch_and(host.multiply(&product), Ordering::Relaxed);
+                        if !pointwise {
+                            add_up(layout, tile, channels.len(), &cols[..rows * n], seen);
+                        } else if !plain {
+                            for (row, from) in cols[..rows * n].chunks_exact(layout.plane()).enumerate() {
+                                let channel = channels.start + row / pictures;
+                                let to = planes(picture + row % pictures, channel);
+                                let bias = bias_of(channel);
+                                to.iter_mut().zip(from).for_each(|(to, x)| *to = x + bias);
+                            }
+                        }
+                    }
+                }
+                let each = layout.seen(conv.out[0]);
+                for (at, seen) in seen.chunks_exact(each).enumerate() {
+                    let channel = channels.start + at / pictures;
+                    let to = planes(picture + at % pictures, channel);
+                    // SAFETY: safe but for the units that the CPU has.
+                    unsafe { put_together(layout, seen, bias_of(channel), to) };
+                }
+            });
+        }
+    });
+    done.into_inner()
+}
+
+/// The weights' gradient: `sum(grid @ columns.T)`. Parts are some channels' taps in some tiles, whose sums are added up.
+pub fn to_weight(
+    layout: &Layout,
+    host: &dyn HostKernels,
+    image: Shared<f32>,
+    grid: Shared<f32>,
+    weight: Shared<f32>,
+) -> bool {
+    let conv = &layout.conv;
+    let (filters, patch, taps) = (conv.outputs, conv.patch(), layout.taps());
+    let ranges = (patch / WIDE).clamp(1, conv.inputs);
+    let tiles = layout.tiles((conv.rows() / PARTS).max(LONG).min(ROOM / (patch / ranges)));
+    let sums = (PARTS / ranges).min(tiles.len()).min(SUMS / (filters * patch)).max(1);
+    let done = AtomicBool::new(true);
+    let each = conv.rows() * filters * patch / (ranges * sums) / 16;
+    // What belongs together is gathered once for all ranges.
+    let whole = if layout.gathered(&tiles) > 0 { conv.rows() * filters } else { 0 };
+    with_scratch(whole + (sums - 1) * filters * patch, |scratch| {
+        let (gathered, others) = scratch.split_at_mut(whole);
+        let (gathered, others) = (Shared(gathered.as_mut_ptr()), Shared(others.as_mut_ptr()));
+        // SAFETY: the caller's promise; each tile has a place of its own.
+        let rows_of = |tile: &Tile| unsafe {
+            let at = tile.picture * filters * conv.pixels();
+            let n = if tile.pictures == 1 { 0 } else { layout.columns(tile) * filters };
+            layout.rows_of(grid, tile, gathered.slice(if n == 0 { 0 } else { at }, n))
+        };
+        let rows: Vec<(Shared<f32>, usize)> =
+            tiles.iter().map(&rows_of).map(|(at, ld)| (Shared(at), ld)).collect();
+        each_row(host, ranges * sums, each, &|from, end| {
+            for part in from..end {
+                let (range, sum) = (part % ranges, part / ranges);
+                let channels = conv.inputs * range / ranges..conv.inputs * (range + 1) / ranges;
+                let some = tiles.len() * sum / sums..tiles.len() * (sum + 1) / sums;
+                let (tiles, rows) = (&tiles[some.clone()], &rows[some]);
+                let k = channels.len() * taps;
+                let ld = |tile: &Tile| layout.columns(tile) + SLACK;
+                let most = tiles.iter().map(ld).max().unwrap_or_default();
+                let seen = tiles.iter().map(|tile| tile.pictures * layout.seen(tile.rows)).max();
+                let seen = seen.unwrap_or_default() + SLACK;
+                with_scratch(k * most + SLACK + seen, |scratch| {
+                    let (cols, seen) = scratch.split_at_mut(k * most + SLACK);
+                    for (number, (tile, (rows, ld_rows))) in tiles.iter().zip(rows).enumerate() {
+                        let n = layout.columns(tile);
+                        // SAFETY: the caller's promise; each part of a sum is one thread's.
+                        let ok = unsafe {
+                            let plane = tile.picture * conv.inputs + channels.start;
+                            let picture = image.at(plane * layout.plane());
+                            let b = if layout.is_plain(tile) {
+                                matrix(picture.add(tile.row * conv.out[1]), layout.plane(), true)
+                            } else {
+                                lay_out(layout, tile, picture, channels.len(), seen, cols, ld(tile));
+                                matrix(cols.as_mut_ptr(), ld(tile), true)
+                            };
+                            let to = match sum {
+                                0 => weight.get(),
+                                sum => others.at((sum - 1) * filters * patch),
+                            };
+                            let (a, c) = (matrix(rows.get(), *ld_rows, false), to.add(channels.start * taps));
+                            let (c, beta) = (matrix(c, patch, false), f64::from(u8::from(number > 0)));
+                            host.multiply(&conv.product([filters, k, n], a, b, c, beta))
+                        };
+                        done.fetch_and(ok, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        if sums > 1 {
+            each_row(host, filters, (sums - 1) * patch, &|from, end| {
+                let (at, n) = (from * patch, (end - from) * patch);
+                // SAFETY: as above.
+                unsafe {
+                    let to = weight.slice(at, n);
+                    for sum in 0..sums - 1 {
+                        add_all(others.slice(sum * filters * patch + at, n), to);
+                    }
+                }
+            });
+        }
+    });
+    done.into_inner()
+}
+
+widest! {
+    /// Adds numbers to others.
+    fn add_all(from: &[f32], to: &mut [f32]) => run_add_all
+}
+
+#[inline(always)]
+unsafe fn run_add_all(from: &[f32], to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, x)| *to += x);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_are_the_pixels_that_filters_see() {
+        for (size, filter, stride, padding, dilation) in [
+            (8, 3, 1, 1, 1),
+            (9, 3, 2, 1, 1),
+            (7, 2, 3, 0, 2),
+            (5, 1, 2, 0, 1),
+            (4, 4, 2, 5, 1),
+            (3, 3, 4, 2, 2),
+        ] {
+            let out = (size + 2 * padding - dilation * (filter - 1) - 1) / stride + 1;
+            let conv = Conv {
+                n: 1,
+                inputs: 1,
+                outputs: 1,
+                size: [1, size],
+                filter: [1, filter],
+                out: [1, out],
+                stride: [1, stride],
+                padding: [0, padding],
+                dilation: [1, dilation],
+            };
+            let axis = Axis::of(&conv, 1);
+            for first in 0..out {
+                for n in 1..=out - first {
+                    for place in first..first + n {
+                        for (tap, (phase, shift)) in axis.taps.iter().enumerate() {
+                            let (range, pixel) = axis.inside(*phase, first, n);
+                            let at = place - first + shift;
+                            let found = range.contains(&at).then(|| pixel + (at - range.start) * axis.stride);
+                            let seen = (place * stride + tap * dilation).checked_sub(padding);
+                            assert_eq!(found, seen.filter(|seen| *seen < size), "{conv:?} {first} {n}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Convolutions whose grids are few pixels: the patches that filters see are laid out as rows (`im2col`), and all
+//! pictures are one product, which reads weights once.
+
+use super::super::matmul::multiply;
+use super::super::{Shared, each_row};
+use super::{Conv, matrix, with_scratch};
+use crate::executor::HostKernels;
+
+impl Conv {
+    /// Whether patches are the picture itself.
+    fn is_plain(&self) -> bool {
+        self.pixels() == 1 && self.is_pointwise()
+    }
+
+    /// Calls `each` with the place of each number of a picture's patches in the patches and in the picture; `None` is
+    /// padding.
+    #[inline(always)]
+    fn each(&self, mut each: impl FnMut(usize, Option<usize>)) {
+        let [height, width] = self.size;
+        let at = |d: usize, out: usize, tap: usize| {
+            (out * self.stride[d] + tap * self.dilation[d]).checked_sub(self.padding[d])
+        };
+        let patch = self.patch();
+        for pixel in 0..self.pixels() {
+            let mut to = pixel * patch;
+            for channel in 0..self.inputs {
+                for row in 0..self.filter[0] {
+                    let y = at(0, pixel / self.out[1], row).filter(|y| *y < height);
+                    for column in 0..self.filter[1] {
+                        let x = at(1, pixel % self.out[1], column).filter(|x| *x < width);
+                        let from = y.zip(x).map(|(y, x)| (channel * height + y) * width + x);
+                        each(to, from);
+                        to += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The patches of all pictures, a row for each output pixel.
+    fn patches(&self, host: &dyn HostKernels, x: Shared<f32>, to: &mut [f32]) {
+        let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
+        let to = Shared(to.as_mut_ptr());
+        each_row(host, self.n, all * 4, &|begin, end| {
+            for i in begin..end {
+                // SAFETY: the caller's windows; each picture is one thread's.
+                let (x, to) = unsafe { (x.slice(i * picture, picture), to.slice(i * all, all)) };
+                self.each(|to_, from| to[to_] = from.map_or(0.0, |from| x[from]));
+            }
+        });
+    }
+
+    /// Adds the patches' numbers up where they came from, to a bias for each channel.
+    fn pictures(
+        &self,
+        host: &dyn HostKernels,
+        patches: &mut [f32],
+        bias: Option<Shared<f32>>,
+        to: Shared<f32>,
+    ) {
+        let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
+        let patches = Shared(patches.as_mut_ptr());
+        each_row(host, self.n, all * 4, &|begin, end| {
+            for i in begin..end {
+                // SAFETY: as above.
+                let (to, from) = unsafe { (to.slice(i * picture, picture), patches.slice(i * all, all)) };
+                fill_planes(to, self.inputs, bias);
+                self.each(|at, place| {
+                    if let Some(place) = place {
+                        to[place] += from[at];
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// `[n, channels, pixels]` to `[n, pixels, channels]`.
+fn channels_last(from: &[f32], to: &mut [f32], channels: usize, pixels: usize) {
+    let each = channels * pixels;
+    for (from, to) in from.chunks_exact(each).zip(to.chunks_exact_mut(each)) {
+        for (c, from) in from.chunks_exact(pixels).enumerate() {
+            for (p, x) in from.iter().enumerate() {
+                to[p * channels + c] = *x;
+            }
+        }
+    }
+}
+
+/// Fills each channel's plane with its bias.
+fn fill_planes(to: &mut [f32], channels: usize, bias: Option<Shared<f32>>) {
+    let plane = to.len() / channels;
+    for (channel, to) in to.chunks_exact_mut(plane).enumerate() {
+        // SAFETY: a bias has a number for each channel.
+        to.fill(bias.map_or(0.0, |bias| unsafe { *bias.at(channel) }));
+    }
+}
+
+/// From an image to the grid: `grid = patches @ weight.T`, and a bias for each filter.
+pub fn to_grid(
+    conv: &Conv,
+    host: &dyn HostKernels,
+    image: Shared<f32>,
+    weight: Shared<f32>,
+    bias: Option<Shared<f32>>,
+    grid: Shared<f32>,
+) -> bool {
+    let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
+    let one = conv.pixels() == 1;
+    let cols = if conv.is_plain() { 0 } else { rows * patch };
+    with_scratch(cols + if one { 0 } else { rows * filters }, |scratch| {
+        let (patches, pixels) = scratch.split_at_mut(cols);
+        let from = if cols == 0 {
+            image.get()
+        } else {
+            conv.patches(host, image, patches);
+            patches.as_mut_ptr()
+        };
+        // SAFETY: the caller's promise.
+        let grid = unsafe { grid.slice(0, rows * filters) };
+        let to = if one { &mut *grid } else { &mut *pixels };
+        if let Some(bias) = bias {
+            // SAFETY: as above.
+            let bias = unsafe { bias.slice(0, filters) };
+            to.chunks_exact_mut(filters).for_each(|row| row.copy_from_slice(bias));
+        }
+        let (a, b) = (matrix(from, patch, false), matrix(weight.get(), patch, true));
+        let (c, beta) = (matrix(to.as_mut_ptr(), filters, false), f64::from(u8::from(bias.is_some())));
+        let done = multiply(host, &conv.product([rows, filters, patch], a, b, c, beta));
+        if !one {
+            // Back: channels are the rows of each picture.
+            channels_last(pixels, grid, conv.pixels(), filters);
+        }
+        done
+    })
+}
+
+/// Calls `with` with the grid, a row for each pixel.
+///
+/// # Safety
+/// `grid` is the grid of all pictures.
+unsafe fn with_rows<R>(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) -> R) -> R {
+    if conv.pixels() == 1 {
+        return with(grid.get());
+    }
+    with_scratch(conv.rows() * conv.outputs, |rows| {
+        // SAFETY: the caller's promise.
+        let grid = unsafe { grid.slice(0, conv.rows() * conv.outputs) };
+        channels_last(grid, rows, conv.outputs, conv.pixels());
+        with(rows.as_mut_ptr())
+    })
+}
+
+/// From the grid to an image: `patches = grid @ weight`, added up where they were seen, and a bias for each channel.
+pub fn to_image(
+    conv: &Conv,
+    host: &dyn HostKernels,
+    grid: Shared<f32>,
+    weight: Shared<f32>,
+    bias: Option<Shared<f32>>,
+    image: Shared<f32>,
+) -> bool {
+    let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
+    let plain = conv.is_plain() && bias.is_none();
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_rows(conv, grid, |grid| {
+            with_scratch(if plain { 0 } else { rows * patch }, |patches| {
+                let to = if plain { image.get() } else { patches.as_mut_ptr() };
+                let (a, b) = (matrix(grid, filters, false), matrix(weight.get(), patch, false));
+                let c = matrix(to, patch, false);
+                let done = multiply(host, &conv.product([rows, patch, filters], a, b, c, 0.0));
+                if !plain {
+                    conv.pictures(host, patches, bias, image);
+                }
+                done
+            })
+        })
+    }
+}
+
+/// The weights' gradient: `grid.T @ patches`.
+pub fn to_weight(
+    conv: &Conv,
+    host: &dyn HostKernels,
+    image: Shared<f32>,
+    grid: Shared<f32>,
+    weight: Shared<f32>,
+) -> bool {
+    let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_rows(conv, grid, |grid| {
+            with_scratch(if conv.is_plain() { 0 } else { rows * patch }, |patches| {
+                let from = if conv.is_plain() {
+                    image.get()
+                } else {
+                    conv.patches(host, image, patches);
+                    patches.as_mut_ptr()
+                };
+                let (a, b) = (matrix(grid, filters, true), matrix(from, patch, false));
+                let c = matrix(weight.get(), patch, false);
+                multiply(host, &conv.product([filters, patch, rows], a, b, c, 0.0))
+            })
+        })
+    }
+}
