@@ -289,17 +289,20 @@ pub struct Product {
 }
 
 impl Product {
-    /// Multiplications of a piece, which a thread does in some 200 us.
-    const PIECE: i64 = 6 << 20;
+    /// Multiplications of a piece, about, which a thread does in some 50 us.
+    const PIECE: i64 = 3 << 20;
     /// Multiplications that take as long as moving an element to or from memory.
     const MOVE: i64 = 8;
     /// Pieces are so many rows or columns, or multiples of them: what kernels take at a time.
     const BLOCK: i64 = 16;
 
-    /// Parts of the result that are computed each by itself: a function of sizes alone, since parts show in bits.
+    /// Parts of the result that are computed each by itself: a function of sizes alone, since parts show in bits. A power
+    /// of two, so that two or four threads get as much each.
     pub fn pieces(&self) -> usize {
         let most = self.m.max(self.n) / (4 * Product::BLOCK);
-        (self.work() / Product::PIECE).min(most).max(1) as usize
+        let pieces = (self.work() / Product::PIECE).min(most).max(1) as usize;
+        let more = pieces.next_power_of_two();
+        if 4 * pieces >= 3 * more && more <= most as usize { more } else { more.div_ceil(2) }
     }
 
     /// What it takes, in multiplications.

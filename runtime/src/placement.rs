@@ -3,9 +3,10 @@
 //! **Why.** Where the executor computes on the cores that Python runs on, cores are one budget: kernels that use all of
 //! them are hindered by a busy Python thread far more than the overlap yields, and small kernels are not.
 //! **Strategy.** Both ways are tried for a few iterations in turn until one takes clearly less time an op: where
-//! iterations are of different lengths that takes more trials. It is kept; later it is tried again, more and more seldom.
-//! The results' bits do not depend on it: the same kernels run in the same
-//! order with the same number of threads.
+//! iterations are of different lengths that takes more trials. As long as the other place does not look better, it is
+//! tried only now and then, so that finding out costs little. The better one is kept; later both are tried again, more
+//! and more seldom. The results' bits do not depend on it: the same kernels run in the same order with the same number
+//! of threads.
 
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ const ROUNDS: [usize; 2] = [2, 12];
 const PLAIN: f64 = 0.5;
 /// Iterations before the first comparison, in which kernels and memory are made.
 const BEGINNING: u64 = 4;
+/// Iterations in the place that is kept behind a trial of the other one that did not take less time.
+const REST: u64 = 25;
 /// A difference is clear where it is so many times its standard error.
 const CLEAR: f64 = 3.0;
 /// What a trial's time varies by at least, as a share.
@@ -104,8 +107,8 @@ pub struct Placement {
 
 #[derive(Debug)]
 enum State {
-    /// So many more iterations until the next comparison.
-    Holding(u64),
+    /// So many more iterations until the next trial, with those that the comparison has had so far.
+    Holding(u64, [Trials; 2]),
     Comparing(Comparison),
 }
 
@@ -163,7 +166,7 @@ impl Placement {
             fixed: fixed.is_some() || !shares_cores,
             now,
             kept: now,
-            state: State::Holding(BEGINNING),
+            state: State::Holding(BEGINNING, Default::default()),
             hold: HOLD,
             measured: None,
         }
@@ -198,19 +201,27 @@ impl Placement {
         let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
+        let mean = trials.map(|t| t.mean().exp());
+        if trials.iter().all(|t| t.count > 0) {
+            self.measured = Some(mean);
+        }
         if !Comparison::is_clear(&trials, self.kept) {
+            let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
+            let rests = self.now != self.kept && !seems_better;
             self.now = self.now.other();
-            self.state = State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) });
+            self.state = if rests {
+                State::Holding(REST, trials)
+            } else {
+                State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) })
+            };
             return;
         }
-        let mean = trials.map(|t| t.mean().exp());
         let [ours, others] = [mean[self.kept as usize], mean[self.kept.other() as usize]];
         let same = others > ours * (1.0 - MARGIN);
         self.kept = if same { self.kept } else { self.kept.other() };
         self.hold = if same { self.hold * 2 } else { HOLD };
         self.now = self.kept;
-        self.measured = Some(mean);
-        self.state = State::Holding(self.hold);
+        self.state = State::Holding(self.hold, Default::default());
     }
 
     /// An iteration that was wholly co-executed has ended; from its first op on it took so long.
@@ -219,11 +230,11 @@ impl Placement {
             return;
         }
         let comparison = match &mut self.state {
-            State::Holding(0) => {
-                self.state = State::Comparing(Comparison::after(Default::default()));
+            State::Holding(0, trials) => {
+                self.state = State::Comparing(Comparison::after(*trials));
                 return;
             }
-            State::Holding(left) => {
+            State::Holding(left, _) => {
                 *left -= 1;
                 return;
             }
@@ -286,7 +297,7 @@ mod tests {
             let each = if placement.place() == Place::Beside { 3 } else { 2 };
             placement.iteration(100, Duration::from_millis((4 + length) * each));
         }
-        assert!(matches!(placement.state, State::Holding(_)), "{placement:?}");
+        assert!(matches!(placement.state, State::Holding(..)), "{placement:?}");
         assert_eq!(placement.place(), Place::Inline);
     }
 

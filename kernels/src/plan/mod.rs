@@ -67,7 +67,7 @@ pub trait Fuser {
 }
 
 /// Structures that are kept.
-const MOST: usize = 1 << 10;
+const MOST: usize = 1 << 13;
 /// The op before a group.
 pub struct Before<'b, 'o, 'r> {
     /// Its number in the plan.

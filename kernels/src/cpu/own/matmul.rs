@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use super::{Kernel, output, tensor};
+use super::{Kernel, Shared, output, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
 use crate::express::{Param, Window};
 use crate::ir::{Mem, Ty};
@@ -46,17 +46,17 @@ fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
 
 /// Multiplies piece by piece; false where there is no BLAS to do it.
 pub fn multiply(host: &dyn HostKernels, product: &Product) -> bool {
-    multiply_all(host, 1, product.pieces(), &|_, piece| product.piece(piece))
+    multiply_all(host, product, 1, &|_, piece| product.piece(piece))
 }
 
-/// Multiplies `count` times so many pieces, which `of` tells.
+/// Makes `count` products of these sizes, of which `of` tells the pieces, and has ready what they are added to.
 fn multiply_all(
     host: &dyn HostKernels,
+    product: &Product,
     count: usize,
-    pieces: usize,
     of: &(dyn Fn(usize, usize) -> Product + Sync),
 ) -> bool {
-    let done = AtomicBool::new(true);
+    let (done, pieces) = (AtomicBool::new(true), product.pieces());
     let body = |from: usize, to: usize| {
         for i in from..to {
             if !host.multiply(&of(i / pieces, i % pieces)) {
@@ -64,8 +64,7 @@ fn multiply_all(
             }
         }
     };
-    let one = of(0, 0);
-    let grain = (GRAIN / one.work().max(1)).max(1) as usize;
+    let grain = (GRAIN / (product.work() / pieces as i64).max(1)).max(1) as usize;
     match count * pieces {
         n if n <= grain => body(0, n),
         n => host.parallel(n, grain, &body),
@@ -90,7 +89,7 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (bias, a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, tensor(call, 2)?, output(outputs)?);
     let double = floats(&[&bias, &a, &b, &c])?;
     let product = product(&a, &b, double)?;
-    let (m, n) = (product.m as usize, product.n as usize);
+    let n = product.n as usize;
     // A row for all rows, or as many as the result has.
     let strides = expanded(&bias.sizes, &bias.strides, &c.sizes);
     let [down, 1] = strides[..] else { return None };
@@ -99,16 +98,21 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
         let (beta, alpha) = (f64::from_bits(params[0]), f64::from_bits(params[1]));
         let [bias, a, b, c] = [data[0], data[1], data[2], data[3]];
-        if beta != 0.0 {
-            for i in 0..m {
+        let product = Product { alpha, beta, ..product.on(a, b, c) };
+        let [bias, c] = [Shared(bias), Shared(c)];
+        multiply_all(host, &product, 1, &|_, number| {
+            let piece = product.piece(number);
+            let at = (piece.c.data as usize - c.get() as usize) / size;
+            let (first, column, bytes) = (at / n, at % n * size, piece.n as usize * size);
+            for i in (first..first + piece.m as usize).filter(|_| beta != 0.0) {
                 // SAFETY: the caller's promise: rows of both windows.
                 unsafe {
-                    let from = bias.offset((i as i64 * down) as isize * size as isize);
-                    std::ptr::copy_nonoverlapping(from, c.add(i * row), row);
+                    let from = bias.get().offset((i as i64 * down) as isize * size as isize).add(column);
+                    std::ptr::copy_nonoverlapping(from, c.at(i * row + column), bytes);
                 }
             }
-        }
-        multiply(host, &Product { alpha, beta, ..product.on(a, b, c) })
+            piece
+        })
     };
     Some(Kernel {
         windows: smallvec![bias, a, b, c],
@@ -134,7 +138,7 @@ pub fn bmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let steps = [a.strides[0], b.strides[0], c.strides[0]].map(|s| s as isize * size);
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let data = [data[0] as usize, data[1] as usize, data[2] as usize];
-        multiply_all(host, count, product.pieces(), &|i, piece| {
+        multiply_all(host, &product, count, &|i, piece| {
             let [a, b, c] = [0, 1, 2].map(|w| (data[w] as *mut u8).wrapping_offset(i as isize * steps[w]));
             product.on(a, b, c).piece(piece)
         })
