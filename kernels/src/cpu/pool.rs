@@ -3,12 +3,11 @@
 //! **Why.** A training step needs the same sizes again and again. The C library gives large blocks back to the system,
 //! so each step would fault its pages in anew, which costs about as much as computing what is stored there.
 //! **Strategy.** Sizes are rounded up by at most an eighth; a released block goes to its size's free list, and may be taken
-//! for one that is up to a third smaller. The system is asked for huge pages: blocks of less than 256 KiB are cut from
+//! for one that is up to a third smaller: what changes from step to step does not fill lists of its own. The system is asked for huge pages: blocks of less than 256 KiB are cut from
 //! chunks of them. Blocks of less than 4 KiB are left to the C library.
 //! **Freeing.** Free blocks beyond a quarter of the most that was ever in use go back to the system, those of the size
 //! that was idle for longest first; chunks stay.
 
-use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
 use parking_lot::Mutex;
@@ -18,6 +17,7 @@ use rustc_hash::FxHashMap;
 pub const SMALLEST: usize = 1 << 12;
 
 /// As PyTorch's own, so that kernels see what they see in eager.
+#[cfg(any(test, not(target_os = "linux")))]
 const ALIGNMENT: usize = 64;
 
 /// Blocks below are cut from chunks.
@@ -89,20 +89,60 @@ fn can_free(class: usize) -> bool {
     size_of(class) >= CUT
 }
 
-fn layout(bytes: usize) -> Option<Layout> {
-    Layout::from_size_align(bytes, if bytes >= HUGE { HUGE } else { ALIGNMENT }).ok()
+/// Memory from the system, in huge pages where it is large. Not from the C library's heap: aligned blocks that come and
+/// go leave gaps there that it does not use again.
+#[cfg(target_os = "linux")]
+fn system(bytes: usize) -> Option<Block> {
+    let alignment = if bytes >= HUGE { HUGE } else { 1 };
+    let room = bytes + alignment - 1;
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at any place.
+    let first = unsafe { libc::mmap(std::ptr::null_mut(), room, access, kind, -1, 0) };
+    if first == libc::MAP_FAILED {
+        return None;
+    }
+    let first = first.cast::<u8>();
+    let before = first.align_offset(alignment);
+    // SAFETY: parts of the mapping that nobody uses; the advice changes no contents.
+    unsafe {
+        let block = first.add(before);
+        if before > 0 {
+            libc::munmap(first.cast(), before);
+        }
+        // Whole pages: both ends of the mapping are the system's, and so is the block's.
+        if room > before + bytes {
+            libc::munmap(block.add(bytes).cast(), room - before - bytes);
+        }
+        if bytes >= HUGE {
+            libc::madvise(block.cast(), bytes, libc::MADV_HUGEPAGE);
+        }
+        NonNull::new(block).map(Block)
+    }
 }
 
-/// Memory from the system, in huge pages where it is large.
+/// Gives memory back to the system.
+#[cfg(target_os = "linux")]
+fn give_back(block: &Block, bytes: usize) {
+    // SAFETY: what `system` gave, which nobody uses.
+    unsafe { libc::munmap(block.0.as_ptr().cast(), bytes) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn layout(bytes: usize) -> Option<std::alloc::Layout> {
+    std::alloc::Layout::from_size_align(bytes, ALIGNMENT).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
 fn system(bytes: usize) -> Option<Block> {
     // SAFETY: the size is not 0.
-    let block = NonNull::new(unsafe { alloc(layout(bytes)?) })?;
-    #[cfg(target_os = "linux")]
-    if bytes >= HUGE {
-        // SAFETY: the range was just allocated; the advice changes no contents.
-        unsafe { libc::madvise(block.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
-    }
-    Some(Block(block))
+    NonNull::new(unsafe { std::alloc::alloc(layout(bytes)?) }).map(Block)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn give_back(block: &Block, bytes: usize) {
+    let Some(layout) = layout(bytes) else { return };
+    // SAFETY: the block was made with this layout, and nobody uses it.
+    unsafe { std::alloc::dealloc(block.0.as_ptr(), layout) };
 }
 
 impl Pool {
@@ -125,7 +165,7 @@ impl Pool {
         }
         blocks.clock += 1;
         // Where sizes change from step to step, one that is somewhat larger will do: new pages cost more.
-        let last = if can_free(class) { (class + LARGER).min(blocks.classes.len() - 1) } else { class };
+        let last = (class + LARGER).min(blocks.classes.len() - 1);
         let class = (class..=last).find(|c| !blocks.classes[*c].free.is_empty()).unwrap_or(class);
         let entry = &mut blocks.classes[class];
         entry.used = blocks.clock;
@@ -199,11 +239,9 @@ impl Blocks {
             let idle = |(class, entry): &(usize, &Class)| can_free(*class) && !entry.free.is_empty();
             let idle = self.classes.iter().enumerate().filter(idle).min_by_key(|(_, c)| c.used);
             let Some((class, _)) = idle else { return };
-            let block = self.classes[class].free.pop();
-            let (Some(block), Some(layout)) = (block, layout(size_of(class))) else { return };
-            self.free_bytes -= layout.size();
-            // SAFETY: the block was made with this layout and is in no list any more.
-            unsafe { dealloc(block.0.as_ptr(), layout) };
+            let Some(block) = self.classes[class].free.pop() else { return };
+            self.free_bytes -= size_of(class);
+            give_back(&block, size_of(class));
         }
     }
 }
