@@ -289,20 +289,30 @@ pub struct Product {
 }
 
 impl Product {
-    /// Multiplications of a piece, about, which a thread does in some 50 us.
-    const PIECE: i64 = 3 << 20;
     /// Multiplications that take as long as moving an element to or from memory.
     const MOVE: i64 = 8;
+    /// Rows or columns of a piece at least.
+    const LEAST: i64 = 64;
     /// Pieces are so many rows or columns, or multiples of them: what kernels take at a time.
     const BLOCK: i64 = 16;
 
     /// Parts of the result that are computed each by itself: a function of sizes alone, since parts show in bits. A power
-    /// of two, so that two or four threads get as much each.
+    /// of two, so that two or four threads get as much each, and no more than pay: BLAS is the faster, the larger they
+    /// are.
     pub fn pieces(&self) -> usize {
-        let most = self.m.max(self.n) / (4 * Product::BLOCK);
-        let pieces = (self.work() / Product::PIECE).min(most).max(1) as usize;
-        let more = pieces.next_power_of_two();
-        if 4 * pieces >= 3 * more && more <= most as usize { more } else { more.div_ceil(2) }
+        let wanted = match self.work() >> 20 {
+            ..3 => 1,
+            ..24 => 2,
+            ..96 => 4,
+            millions => 1 << (millions / 12).ilog2(),
+        };
+        let most = (self.m.max(self.n) / Product::LEAST).max(1);
+        wanted.min(1 << most.ilog2()) as usize
+    }
+
+    /// Whether parts are rows of the result; else they are columns.
+    fn is_cut_by_rows(&self) -> bool {
+        self.m >= self.n || self.m / self.pieces() as i64 >= Product::LEAST
     }
 
     /// What it takes, in multiplications.
@@ -314,7 +324,8 @@ impl Product {
     /// The `number`-th of [`Product::pieces`].
     pub fn piece(&self, number: usize) -> Product {
         let (of, number) = (self.pieces() as i64, number as i64);
-        let long = self.m.max(self.n);
+        let by_rows = self.is_cut_by_rows();
+        let long = if by_rows { self.m } else { self.n };
         let end = |n: i64| ((long * n / of + Product::BLOCK - 1) / Product::BLOCK * Product::BLOCK).min(long);
         let (from, to) = (
             if number == 0 { 0 } else { end(number) },
@@ -331,7 +342,7 @@ impl Product {
             |matrix: &Matrix| if matrix.transposed { matrix.ld } else { 1 },
         );
         let mut piece = *self;
-        if self.m >= self.n {
+        if by_rows {
             piece.m = to - from;
             (piece.a, piece.c) = (behind(&self.a, from * row(&self.a)), behind(&self.c, from * row(&self.c)));
         } else {
@@ -441,12 +452,13 @@ mod tests {
                 for number in 0..whole.pieces() {
                     let piece = whole.piece(number);
                     assert!(piece.m > 0 && piece.n > 0 && piece.k == k);
-                    let step = if m >= n { 4 * n } else { 4 };
+                    let by_rows = whole.is_cut_by_rows();
+                    let step = if by_rows { 4 * n } else { 4 };
                     assert_eq!(piece.c.data as i64, done * step);
-                    done += if m >= n { piece.m } else { piece.n };
-                    assert_eq!(if m >= n { piece.n } else { piece.m }, m.min(n));
+                    done += if by_rows { piece.m } else { piece.n };
+                    assert_eq!(if by_rows { piece.n } else { piece.m }, if by_rows { n } else { m });
                 }
-                assert_eq!(done, m.max(n));
+                assert_eq!(done, if whole.is_cut_by_rows() { m } else { n });
             }
         }
     }
