@@ -200,18 +200,20 @@ impl CpuExecutor {
             return Some(Ok((outputs, Vec::new())));
         }
         let known = match rule.gives() {
-            Some(gives) => Some(gives(call)?),
+            Some(gives) => gives(call),
             None => base.and_then(|base| plain_outputs(base, call)),
         };
         if let Some(outputs) = known
             && let Some(native) = self.natives.of_call(&rule, call, &outputs)
         {
             let made = self.make(&outputs.fresh);
-            native::run(&native, call, &made, host);
-            return Some(Ok((outputs, made.into_vec())));
+            if native::run(&native, call, &made, host) {
+                return Some(Ok((outputs, made.into_vec())));
+            }
         }
         let called = call_host(host, call);
-        if let (Ok((outputs, made)), None) = (&called, rule.gives())
+        if !rule.is_alone()
+            && let Ok((outputs, made)) = &called
             && let Some(native) = self.natives.of_call(&rule, call, outputs)
         {
             native::run(&native, call, made, host);

@@ -36,8 +36,14 @@ pub type Native = Computation<Slot, Param>;
 pub enum Rule {
     /// By an expression of its elements.
     Expression(Base),
-    /// By a kernel of its own, which may say what comes out.
-    Kernel(own::Rule, Option<own::Gives>),
+    /// By a kernel of its own.
+    Kernel {
+        rule: own::Rule,
+        /// Says what comes out.
+        gives: Option<own::Gives>,
+        /// PyTorch's kernel must not run, too.
+        alone: bool,
+    },
 }
 
 impl Rule {
@@ -48,7 +54,7 @@ impl Rule {
         let kernel =
             if written.contains(&true) { None } else { own::find(short).or_else(|| own::find(base)) };
         kernel
-            .map(|rule| Rule::Kernel(rule, own::gives(short)))
+            .map(|rule| Rule::Kernel { rule, gives: own::gives(short), alone: own::is_impure(short) })
             .or_else(|| Base::of(name, written).map(Rule::Expression))
     }
 
@@ -56,16 +62,21 @@ impl Rule {
     pub fn base(&self) -> Option<&Base> {
         match self {
             Rule::Expression(base) => Some(base),
-            Rule::Kernel(..) => None,
+            Rule::Kernel { .. } => None,
         }
     }
 
-    /// What says what comes out; where it does not know, PyTorch's kernel computes.
+    /// Says what comes out.
     pub fn gives(&self) -> Option<own::Gives> {
         match self {
             Rule::Expression(_) => None,
-            Rule::Kernel(_, gives) => *gives,
+            Rule::Kernel { gives, .. } => *gives,
         }
+    }
+
+    /// Whether PyTorch's kernel must not run, too.
+    pub fn is_alone(&self) -> bool {
+        matches!(self, Rule::Kernel { alone: true, .. })
     }
 }
 
@@ -148,7 +159,9 @@ impl Signature {
 fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
     let slot = |w: &Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
     let base = match rule {
-        Rule::Kernel(own, _) => return Some(Computation::of(own(call, outputs)?, slot, |param| param)),
+        Rule::Kernel { rule: own, .. } => {
+            return Some(Computation::of(own(call, outputs)?, slot, |param| param));
+        }
         Rule::Expression(base) => base,
     };
     let jobs = jobs(base, call, outputs)?;
@@ -285,7 +298,9 @@ impl Fuser for Fusion<'_> {
         feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
         match &*self.rule(op)? {
-            Rule::Kernel(own, _) => Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed)),
+            Rule::Kernel { rule: own, .. } => {
+                Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed))
+            }
             Rule::Expression(_) => None,
         }
     }

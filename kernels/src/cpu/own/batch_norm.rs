@@ -45,7 +45,7 @@ fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
 }
 
 /// What `native_batch_norm` gives, where it is computed here.
-pub fn forward_outputs(call: &Call<'_>) -> Option<Outputs> {
+pub fn forward_gives(call: &Call<'_>) -> Option<Outputs> {
     let x = contiguous(call, 0, Mem::F32)?;
     let (n, _) = channels(&x.sizes)?;
     statistics(call, n, flag(call, 5)?)?;

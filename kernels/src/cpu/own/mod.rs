@@ -17,6 +17,7 @@ mod sums;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::executor::HostKernels;
 use crate::express::{Operand, Param, Window, fresh_window, operand};
@@ -80,9 +81,38 @@ pub fn find(name: &str) -> Option<Rule> {
 /// What an operator gives.
 pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
 
-/// What an operator gives that writes what its schema does not say: PyTorch's kernel must not run for that alone.
+/// What an operator gives, where that is told by its arguments: PyTorch's kernel need not run first to find out. A rule
+/// accepts what PyTorch does, and nothing else.
 pub fn gives(name: &str) -> Option<Gives> {
-    (name == "native_batch_norm").then_some(batch_norm::forward_outputs)
+    Some(match name {
+        "mm" | "addmm" => matmul::mm_gives,
+        "bmm" => matmul::bmm_gives,
+        "convolution" => conv::forward_gives,
+        "convolution_backward" => conv::backward_gives,
+        "native_batch_norm" => batch_norm::forward_gives,
+        _ => return None,
+    })
+}
+
+/// Whether an operator writes what its schema does not say, so that only one kernel may run.
+pub fn is_impure(name: &str) -> bool {
+    name == "native_batch_norm"
+}
+
+/// New tensors without gaps in row-major order, or none.
+fn new_tensors<'s>(dtype: Dtype, sizes: impl IntoIterator<Item = Option<&'s [i64]>>) -> Outputs {
+    let mut outputs = Outputs::default();
+    for sizes in sizes {
+        let meta = sizes.map(|sizes| TensorMeta::new(sizes, &dense(sizes), dtype, 0));
+        outputs.outs.push(match meta {
+            Some(meta) => {
+                outputs.fresh.push(meta.extent_bytes(0));
+                OutSpec::Fresh { storage: outputs.fresh.len() as u16 - 1, meta, offset: 0 }
+            }
+            None => OutSpec::Undefined,
+        });
+    }
+    outputs
 }
 
 /// A tensor argument.

@@ -13,13 +13,15 @@ use std::cell::RefCell;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::tensor_meta::Dtype;
 
 use self::columns::Layout;
 use super::sums::channel_sums;
-use super::{Kernel, Shared, contiguous, int, is_contiguous, tensor};
+use super::{Kernel, Shared, contiguous, int, is_contiguous, new_tensors, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
 use crate::express::{Window, fresh_window};
 use crate::ir::Mem;
+use crate::shapes::dense;
 
 /// Pixels of a grid at most, where patches are laid out.
 const FEW: usize = 4;
@@ -197,6 +199,68 @@ fn output(outputs: &Outputs, number: usize) -> Option<Window> {
         }
         _ => None,
     }
+}
+
+/// An argument without gaps in row-major order, also where a dimension has one place: else PyTorch may lay results out
+/// in another order.
+fn exact(call: &Call<'_>, arg: usize) -> Option<Window> {
+    contiguous(call, arg, Mem::F32).filter(|w| w.strides[..] == dense(&w.sizes)[..])
+}
+
+/// The sizes of what a convolution makes of `x`, with the arguments from the `first`-th on.
+fn result(x: &Window, weight: &Window, call: &Call<'_>, first: usize) -> Option<SmallVec<[i64; 4]>> {
+    let back = is_transposed(call, first)?;
+    let (&[n, channels, ref size @ ..], &[outputs, inputs, ref filter @ ..]) =
+        (&x.sizes[..], &weight.sizes[..])
+    else {
+        return None;
+    };
+    let Some(Arg::Ints(more)) = call.args.get(first + 4) else { return None };
+    let [stride, padding, dilation] = [(first, 1), (first + 1, 0), (first + 2, 1)]
+        .map(|(arg, missing)| pair(call, arg, missing).map(|both| both.map(|n| n as i64)));
+    let [stride, padding, dilation] = [stride?, padding?, dilation?];
+    let lines = 2 - size.len().min(2);
+    let fits = size.len() == filter.len() && matches!(size.len(), 1 | 2) && more.len() == size.len();
+    (fits && channels == if back { outputs } else { inputs } && int(call, first + 5)? == 1).then_some(())?;
+    let mut sizes = SmallVec::from_slice(&[n, if back { inputs } else { outputs }]);
+    for (d, (size, filter)) in size.iter().zip(filter).enumerate() {
+        let (stride, padding, reach) =
+            (stride[d + lines], padding[d + lines], dilation[d + lines] * (filter - 1));
+        let more = more[d];
+        let to = match back {
+            true => (size - 1) * stride - 2 * padding + reach + more + 1,
+            false => (size + 2 * padding - reach - 1).div_euclid(stride.max(1)) + 1,
+        };
+        // PyTorch refuses what is longer than a step.
+        let valid = stride > 0 && to > 0 && (!back || (0..stride.max(dilation[d + lines])).contains(&more));
+        valid.then_some(())?;
+        sizes.push(to);
+    }
+    Some(sizes)
+}
+
+/// What `convolution` gives.
+pub fn forward_gives(call: &Call<'_>) -> Option<Outputs> {
+    let (x, weight) = (exact(call, 0)?, exact(call, 1)?);
+    let sizes = result(&x, &weight, call, 3)?;
+    let biased = match call.args.get(2)? {
+        Arg::None => true,
+        _ => contiguous(call, 2, Mem::F32)?.sizes[..] == [sizes[1]],
+    };
+    (biased && !x.sizes.contains(&0)).then(|| new_tensors(Dtype::FLOAT32, [Some(&sizes[..])]))
+}
+
+/// What `convolution_backward` gives.
+pub fn backward_gives(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, x, weight) = (exact(call, 0)?, exact(call, 1)?, exact(call, 2)?);
+    let sizes = result(&x, &weight, call, 4)?;
+    let Some(Arg::Bools(wanted)) = call.args.get(10) else { return None };
+    let [to_x, to_weight, to_bias] =
+        <[_; 3]>::try_from(wanted.iter().map(|w| *w != 0).collect::<Vec<_>>()).ok()?;
+    let bias = [sizes[1]];
+    let all = [(to_x, &x.sizes[..]), (to_weight, &weight.sizes[..]), (to_bias, &bias[..])];
+    let fits = grad.sizes[..] == sizes[..] && !x.sizes.contains(&0);
+    fits.then(|| new_tensors(Dtype::FLOAT32, all.map(|(wanted, sizes)| wanted.then_some(sizes))))
 }
 
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
