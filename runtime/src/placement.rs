@@ -53,8 +53,9 @@ const ROUNDS: [usize; 2] = [2, 12];
 const PLAIN: f64 = 0.5;
 /// Iterations before the first comparison, in which kernels and memory are made.
 const BEGINNING: u64 = 4;
-/// Iterations in the place that is kept behind a trial of the other one that did not take less time.
-const REST: u64 = 25;
+/// Iterations in the place that is kept behind the first trial of the other one that did not take less time; twice as
+/// many behind the next, and so on up to eight times.
+const REST: u64 = 30;
 /// A difference is clear where it is so many times its standard error.
 const CLEAR: f64 = 3.0;
 /// What a trial's time varies by at least, as a share.
@@ -210,7 +211,8 @@ impl Placement {
             let rests = self.now != self.kept && !seems_better;
             self.now = self.now.other();
             self.state = if rests {
-                State::Holding(REST, trials)
+                let rounds = trials[self.kept.other() as usize].count;
+                State::Holding(REST << (rounds - 1).min(3), trials)
             } else {
                 State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) })
             };
