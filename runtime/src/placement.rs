@@ -41,15 +41,15 @@ impl Place {
     }
 }
 
-/// Iterations of a trial, and the time that it takes at least.
+/// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long.
 const TRIAL: u32 = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
+const LONG_TRIAL: Duration = Duration::from_millis(80);
 /// Iterations before the first trial of a place, in which the executor learns its runs.
 const LEARNING: u32 = 2;
 /// Trials of each place in a comparison, at least and at most.
 const ROUNDS: [usize; 2] = [2, 12];
-/// One trial of each will do to keep a place that is better by more than this, as a logarithm. To leave it takes more:
-/// the first trial of a program is slower than all others.
+/// The first trial of each will do to keep a place that is better by more than this, as a logarithm.
 const PLAIN: f64 = 0.5;
 /// Iterations before the first comparison, in which kernels and memory are made.
 const BEGINNING: u64 = 4;
@@ -65,9 +65,12 @@ const HOLD: u64 = 200;
 /// What the other place must win by, as a share.
 const MARGIN: f64 = 0.03;
 
-/// Trials of one place: the logarithms of their times an op.
+/// Trials of one place: the logarithms of their times an op. The first one counts for little: memory and caches are what
+/// the other place has left.
 #[derive(Clone, Copy, Default, Debug)]
 struct Trials {
+    first: Option<f64>,
+    /// Of the others.
     count: usize,
     sum: f64,
     squares: f64,
@@ -76,13 +79,20 @@ struct Trials {
 impl Trials {
     fn add(&mut self, ns: f64) {
         let x = ns.ln();
+        if self.first.is_none() {
+            self.first = Some(x);
+            return;
+        }
         self.count += 1;
         self.sum += x;
         self.squares += x * x;
     }
 
     fn mean(&self) -> f64 {
-        self.sum / self.count.max(1) as f64
+        match self.count {
+            0 => self.first.unwrap_or_default(),
+            n => self.sum / n as f64,
+        }
     }
 
     /// The variance of the mean.
@@ -152,8 +162,7 @@ impl Comparison {
         let [ours, others] = [trials[kept as usize], trials[kept.other() as usize]];
         let (rounds, gain) = (ours.count.min(others.count), ours.mean() - others.mean());
         match rounds {
-            0 => false,
-            n if n < fewest => gain < -PLAIN,
+            n if n < fewest => [ours, others].iter().all(|t| t.first.is_some()) && gain < -PLAIN,
             n => n >= most || gain.abs() > CLEAR * (ours.variance() + others.variance()).sqrt(),
         }
     }
@@ -203,15 +212,15 @@ impl Placement {
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
         let mean = trials.map(|t| t.mean().exp());
-        if trials.iter().all(|t| t.count > 0) {
+        if trials.iter().all(|t| t.first.is_some()) {
             self.measured = Some(mean);
         }
         if !Comparison::is_clear(&trials, self.kept) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
-            let rests = self.now != self.kept && !seems_better;
+            let rounds = trials[self.kept.other() as usize].count;
+            let rests = self.now != self.kept && !seems_better && rounds > 0;
             self.now = self.now.other();
             self.state = if rests {
-                let rounds = trials[self.kept.other() as usize].count;
                 State::Holding(REST << (rounds - 1).min(3), trials)
             } else {
                 State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) })
@@ -245,7 +254,7 @@ impl Placement {
         if !comparison.settled || comparison.ended {
             return;
         }
-        if comparison.trials[self.now as usize].count == 0 && comparison.learnt < LEARNING {
+        if comparison.trials[self.now as usize].first.is_none() && comparison.learnt < LEARNING {
             comparison.learnt += 1;
             // What the last one of these left to do is not the trial's.
             comparison.settled = comparison.learnt < LEARNING;
@@ -254,7 +263,8 @@ impl Placement {
         comparison.iterations += 1;
         comparison.ops += ops;
         comparison.took += took;
-        comparison.ended = comparison.iterations >= TRIAL && comparison.took >= TRIAL_TIME;
+        let enough = comparison.iterations >= TRIAL && comparison.took >= TRIAL_TIME;
+        comparison.ended = enough || comparison.took >= LONG_TRIAL;
     }
 }
 
