@@ -302,8 +302,8 @@ impl Product {
     pub fn pieces(&self) -> usize {
         let wanted = match self.work() >> 20 {
             ..3 => 1,
-            ..24 => 2,
-            ..96 => 4,
+            3..24 => 2,
+            24..96 => 4,
             millions => 1 << (millions / 12).ilog2(),
         };
         let most = (self.m.max(self.n) / Product::LEAST).max(1);

@@ -134,7 +134,7 @@ impl Conv {
 /// How a convolution is computed.
 enum Way {
     Patches(Conv),
-    Columns(Layout),
+    Columns(Box<Layout>),
 }
 
 impl Way {
@@ -150,7 +150,7 @@ impl Way {
             conv.rows() * conv.outputs * conv.patch() <= LITTLE
         };
         let worth = conv.filter == [1, 1] || conv.stride != [1, 1] || little;
-        worth.then(|| Way::Columns(Layout::of(conv)))
+        worth.then(|| Way::Columns(Box::new(Layout::of(conv))))
     }
 
     /// From an image to the grid; a bias for each filter.
