@@ -77,7 +77,7 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         generate_us: us(report.generated.1),
         paths: engine.paths(),
         placement: engine.placement().map(|p| PlacementLine {
-            place: p.place().name(),
+            place: p.kept().name(),
             beside_ns: p.measured().map(|m| m[Place::Beside as usize]),
             inline_ns: p.measured().map(|m| m[Place::Inline as usize]),
         }),

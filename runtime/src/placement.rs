@@ -112,7 +112,7 @@ pub struct Placement {
     kept: Place,
     state: State,
     hold: u64,
-    /// Nanoseconds an op in the last comparison: beside, inline.
+    /// Nanoseconds an op by which the kept place was kept: beside, inline.
     measured: Option<[f64; 2]>,
 }
 
@@ -187,7 +187,12 @@ impl Placement {
         self.now
     }
 
-    /// Nanoseconds an op in the last comparison, beside and inline.
+    /// Where runs are carried out but for trials of the other place.
+    pub fn kept(&self) -> Place {
+        self.kept
+    }
+
+    /// Nanoseconds an op, beside and inline, by which the place that is kept was kept.
     pub fn measured(&self) -> Option<[f64; 2]> {
         self.measured
     }
@@ -212,15 +217,13 @@ impl Placement {
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
         let mean = trials.map(|t| t.mean().exp());
-        if trials.iter().all(|t| t.first.is_some()) {
-            self.measured = Some(mean);
-        }
         if !Comparison::is_clear(&trials, self.kept) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
             let rounds = trials[self.kept.other() as usize].count;
             let rests = self.now != self.kept && !seems_better && rounds > 0;
             self.now = self.now.other();
             self.state = if rests {
+                self.measured = Some(mean);
                 State::Holding(REST << (rounds - 1).min(3), trials)
             } else {
                 State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) })
@@ -232,6 +235,7 @@ impl Placement {
         self.kept = if same { self.kept } else { self.kept.other() };
         self.hold = if same { self.hold * 2 } else { HOLD };
         self.now = self.kept;
+        self.measured = Some(mean);
         self.state = State::Holding(self.hold, Default::default());
     }
 
