@@ -164,6 +164,12 @@ def convolutions() -> Iterator[Case]:
         x, w, b = data(*shape), data(shape[1], out, 3, 3, seed=1), data(out, seed=2)
         name = f"conv_transpose2d {shape} {out} {options}"
         yield name, lambda x, w, b, o=options: F.conv_transpose2d(x, w, b, **o), (x, w, b)
+    x, w = data(2, 3, 9, 8), data(4, 3, 2, 2, seed=1)
+    yield (
+        "one number for two dimensions",
+        lambda x, w: torch.convolution(x, w, None, [2], [1], [1], False, [0], 1),
+        (x, w),
+    )
     x, w, b = data(3, 4, 50), data(6, 4, 5, seed=1), data(6, seed=2)
     yield "conv1d", lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=2), (x, w, b)
     yield "conv1d of pixels", lambda x, w, b: F.conv1d(x, w[:, :, :1].contiguous(), b), (x, w, b)
@@ -293,3 +299,13 @@ def test_products_have_the_same_bits_with_any_number_of_threads():
         torch.set_num_threads(before)
     for one, two in zip(*made, strict=True):
         assert_same(one, two, "threads")
+
+
+def test_convolutions_that_pytorch_refuses():
+    x, w = data(2, 3, 5, 5), data(4, 3, 3, 3, seed=1)
+    for options in ({"dilation": 0}, {"stride": 0}, {"dilation": 3}, {"groups": 2}):
+        with pytest.raises(RuntimeError) as expected:
+            F.conv2d(x, w, **options)
+        with pytest.raises(RuntimeError) as got:
+            F.conv2d(x.to("tandem"), w.to("tandem"), **options)
+        assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0], options

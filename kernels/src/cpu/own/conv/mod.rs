@@ -62,12 +62,13 @@ struct Conv {
     dilation: [usize; 2],
 }
 
-/// Two numbers for the dimensions of pictures; lines are pictures of one row.
-fn pair(call: &Call<'_>, arg: usize, missing: usize) -> Option<[usize; 2]> {
+/// A number for each of so many dimensions of pictures; lines are pictures of one row. One number for two dimensions is
+/// left to PyTorch.
+fn pair(call: &Call<'_>, arg: usize, dims: usize, missing: usize) -> Option<[usize; 2]> {
     let Some(Arg::Ints(list)) = call.args.get(arg) else { return None };
-    match **list {
-        [a, b] => Some([usize::try_from(a).ok()?, usize::try_from(b).ok()?]),
-        [b] => Some([missing, usize::try_from(b).ok()?]),
+    match (dims, &**list) {
+        (2, &[a, b]) => Some([usize::try_from(a).ok()?, usize::try_from(b).ok()?]),
+        (1, &[b]) => Some([missing, usize::try_from(b).ok()?]),
         _ => None,
     }
 }
@@ -92,6 +93,7 @@ impl Conv {
         let fits = int(call, first + 5)? == 1 && each == inputs && filters == outputs && pictures == n;
         let some = n * inputs * outputs * rows * columns * height * width * down * across > 0;
         (fits && some).then_some(())?;
+        let dims = image.sizes.len() - 2;
         Some(Conv {
             n,
             inputs,
@@ -99,9 +101,9 @@ impl Conv {
             size: [height, width],
             filter: [rows, columns],
             out: [down, across],
-            stride: pair(call, first, 1)?,
-            padding: pair(call, first + 1, 0)?,
-            dilation: pair(call, first + 2, 1)?,
+            stride: pair(call, first, dims, 1)?,
+            padding: pair(call, first + 1, dims, 0)?,
+            dilation: pair(call, first + 2, dims, 1)?,
         })
     }
 
@@ -217,7 +219,7 @@ fn result(x: &Window, weight: &Window, call: &Call<'_>, first: usize) -> Option<
     };
     let Some(Arg::Ints(more)) = call.args.get(first + 4) else { return None };
     let [stride, padding, dilation] = [(first, 1), (first + 1, 0), (first + 2, 1)]
-        .map(|(arg, missing)| pair(call, arg, missing).map(|both| both.map(|n| n as i64)));
+        .map(|(arg, missing)| pair(call, arg, size.len(), missing).map(|both| both.map(|n| n as i64)));
     let [stride, padding, dilation] = [stride?, padding?, dilation?];
     let lines = 2 - size.len().min(2);
     let fits = size.len() == filter.len() && matches!(size.len(), 1 | 2) && more.len() == size.len();
@@ -232,7 +234,10 @@ fn result(x: &Window, weight: &Window, call: &Call<'_>, first: usize) -> Option<
             false => (size + 2 * padding - reach - 1).div_euclid(stride.max(1)) + 1,
         };
         // PyTorch refuses what is longer than a step.
-        let valid = stride > 0 && to > 0 && (!back || (0..stride.max(dilation[d + lines])).contains(&more));
+        let valid = stride > 0
+            && dilation[d + lines] > 0
+            && to > 0
+            && (!back || (0..stride.max(dilation[d + lines])).contains(&more));
         valid.then_some(())?;
         sizes.push(to);
     }
