@@ -3,8 +3,9 @@
 //! **Why.** A training step needs the same sizes again and again. The C library gives large blocks back to the system,
 //! so each step would fault its pages in anew, which costs about as much as computing what is stored there.
 //! **Strategy.** Sizes are rounded up by at most an eighth; a released block goes to its size's free list, and may be taken
-//! for one that is up to a third smaller: what changes from step to step does not fill lists of its own. The system is asked for huge pages: blocks of less than 256 KiB are cut from
-//! chunks of them. Blocks of less than 4 KiB are left to the C library.
+//! for one that is up to a third smaller: what changes from step to step does not fill lists of its own. The system is
+//! asked for huge pages: blocks of less than 256 KiB are cut from chunks of them. Blocks of less than 4 KiB are left to
+//! the C library.
 //! **Freeing.** Free blocks beyond a quarter of the most that was ever in use go back to the system, those of the size
 //! that was idle for longest first; chunks stay.
 

@@ -258,6 +258,7 @@ unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut
             };
             match x.stride {
                 1 => copy(from, to),
+                // The usual step, known to the compiler.
                 2 => to.iter_mut().zip(from.iter().step_by(2)).for_each(|(to, x)| *to = *x),
                 stride => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x),
             }
@@ -377,10 +378,13 @@ unsafe fn run_put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f
     for (py, px) in layout.phases() {
         let (rows, first_row) = y.inside(py, 0, conv.out[0]);
         let (columns, first) = x.inside(px, 0, conv.out[1]);
+        if columns.is_empty() {
+            continue;
+        }
         let phase = (py * x.phases.len() + px) * (conv.out[0] + y.reach) * width;
         for (i, row) in rows.enumerate() {
             let from = &seen[phase + row * width..][columns.clone()];
-            let to = &mut to[(first_row + i * y.stride) * x.size..][first.min(x.size)..];
+            let to = &mut to[(first_row + i * y.stride) * x.size..][first..];
             match x.stride {
                 1 => to.iter_mut().zip(from).for_each(|(to, x)| *to += x),
                 stride => to.iter_mut().step_by(stride).zip(from).for_each(|(to, x)| *to += x),
