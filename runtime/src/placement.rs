@@ -42,8 +42,8 @@ impl Place {
 }
 
 /// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long.
-const TRIAL: u32 = 3;
-const TRIAL_TIME: Duration = Duration::from_millis(20);
+const TRIAL: usize = 3;
+const TRIAL_TIME: Duration = Duration::from_millis(8);
 const LONG_TRIAL: Duration = Duration::from_millis(80);
 /// Iterations before the first trial of a place, in which the executor learns its runs.
 const LEARNING: u32 = 2;
@@ -56,8 +56,11 @@ const BEGINNING: u64 = 4;
 /// Iterations in the place that is kept behind the first trial of the other one that did not take less time; twice as
 /// many behind the next, and so on up to eight times.
 const REST: u64 = 30;
-/// A difference is clear where it is so many times its standard error.
+/// A difference is clear where it is so many times its standard error,
 const CLEAR: f64 = 3.0;
+/// or where every trial of one place took so much more than every one of the other, as a logarithm: a program that
+/// pauses now and then makes the standard error large.
+const APART: f64 = 0.1;
 /// What a trial's time varies by at least, as a share.
 const NOISE: f64 = 0.03;
 /// Iterations between comparisons, at first; doubled where the same place wins.
@@ -74,6 +77,8 @@ struct Trials {
     count: usize,
     sum: f64,
     squares: f64,
+    least: f64,
+    most: f64,
 }
 
 impl Trials {
@@ -83,6 +88,10 @@ impl Trials {
             self.first = Some(x);
             return;
         }
+        (self.least, self.most) = match self.count {
+            0 => (x, x),
+            _ => (self.least.min(x), self.most.max(x)),
+        };
         self.count += 1;
         self.sum += x;
         self.squares += x * x;
@@ -133,11 +142,12 @@ struct Comparison {
     ended: bool,
     /// What iterations took.
     took: Duration,
+    /// Nanoseconds an op, of each of them.
+    each: Vec<f64>,
     /// The time that runs had taken when it began.
     busy: Duration,
     /// Iterations in which the executor learnt this place's runs.
     learnt: u32,
-    iterations: u32,
     ops: u64,
 }
 
@@ -149,9 +159,9 @@ impl Comparison {
             settled: false,
             ended: false,
             took: Duration::ZERO,
+            each: Vec::new(),
             busy: Duration::ZERO,
             learnt: 0,
-            iterations: 0,
             ops: 0,
         }
     }
@@ -163,7 +173,12 @@ impl Comparison {
         let (rounds, gain) = (ours.count.min(others.count), ours.mean() - others.mean());
         match rounds {
             n if n < fewest => [ours, others].iter().all(|t| t.first.is_some()) && gain < -PLAIN,
-            n => n >= most || gain.abs() > CLEAR * (ours.variance() + others.variance()).sqrt(),
+            n => {
+                let apart = (ours.least - others.most).max(others.least - ours.most);
+                n >= most
+                    || apart > APART
+                    || gain.abs() > CLEAR * (ours.variance() + others.variance()).sqrt()
+            }
         }
     }
 }
@@ -211,12 +226,17 @@ impl Placement {
             comparison.busy = busy;
             return;
         }
+        // Their median, since a program may pause within some of them.
+        let middle = (comparison.each.len() - 1) / 2;
+        let (_, usual, _) = comparison.each.select_nth_unstable_by(middle, f64::total_cmp);
         // Beside Python, runs may be carried out while the program does something else between iterations.
-        let took = (comparison.took + waited).max(busy.saturating_sub(comparison.busy));
-        let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
+        let ops = comparison.ops.max(1) as f64;
+        let busy_each = busy.saturating_sub(comparison.busy).as_nanos() as f64 / ops;
+        let each = (*usual + waited.as_nanos() as f64 / ops).max(busy_each);
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
         let mean = trials.map(|t| t.mean().exp());
+        tracing::debug!(place = self.now.name(), op_ns = each, iterations = comparison.each.len(), mean = ?mean, kept = self.kept.name(), "trial");
         if !Comparison::is_clear(&trials, self.kept) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
             let rounds = trials[self.kept.other() as usize].count;
@@ -264,10 +284,10 @@ impl Placement {
             comparison.settled = comparison.learnt < LEARNING;
             return;
         }
-        comparison.iterations += 1;
         comparison.ops += ops;
         comparison.took += took;
-        let enough = comparison.iterations >= TRIAL && comparison.took >= TRIAL_TIME;
+        comparison.each.push(took.as_nanos() as f64 / ops.max(1) as f64);
+        let enough = comparison.each.len() >= TRIAL && comparison.took >= TRIAL_TIME;
         comparison.ended = enough || comparison.took >= LONG_TRIAL;
     }
 }
