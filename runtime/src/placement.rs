@@ -43,10 +43,12 @@ impl Place {
 
 /// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long.
 const TRIAL: usize = 3;
-const TRIAL_TIME: Duration = Duration::from_millis(8);
+const TRIAL_TIME: Duration = Duration::from_millis(20);
 const LONG_TRIAL: Duration = Duration::from_millis(80);
 /// Iterations before the first trial of a place, in which the executor learns its runs.
 const LEARNING: u32 = 2;
+/// What an iteration counts for at most, as a multiple of the trial's median: the program may pause within some.
+const PAUSE: f64 = 3.0;
 /// Trials of each place in a comparison, at least and at most.
 const ROUNDS: [usize; 2] = [2, 12];
 /// The first trial of each will do to keep a place that is better by more than this, as a logarithm.
@@ -140,30 +142,25 @@ struct Comparison {
     settled: bool,
     /// It has had its iterations, and ends once their work has been carried out.
     ended: bool,
-    /// What iterations took.
-    took: Duration,
-    /// Nanoseconds an op, of each of them.
-    each: Vec<f64>,
+    /// Its iterations' ops, and the nanoseconds that they took.
+    took: Vec<(f64, f64)>,
     /// The time that runs had taken when it began.
     busy: Duration,
     /// Iterations in which the executor learnt this place's runs.
     learnt: u32,
-    ops: u64,
 }
 
 impl Comparison {
     /// Another trial, behind these.
     fn after(trials: [Trials; 2]) -> Comparison {
-        Comparison {
-            trials,
-            settled: false,
-            ended: false,
-            took: Duration::ZERO,
-            each: Vec::new(),
-            busy: Duration::ZERO,
-            learnt: 0,
-            ops: 0,
-        }
+        Comparison { trials, settled: false, ended: false, took: Vec::new(), busy: Duration::ZERO, learnt: 0 }
+    }
+
+    /// Nanoseconds an op, of the iteration in the middle.
+    fn median(&self) -> f64 {
+        let mut each: Vec<f64> = self.took.iter().map(|(ops, ns)| ns / ops).collect();
+        let middle = (each.len() - 1) / 2;
+        *each.select_nth_unstable_by(middle, f64::total_cmp).1
     }
 
     /// Whether trials have shown which place is better, the one that is kept or the other, or as much as they will.
@@ -226,17 +223,16 @@ impl Placement {
             comparison.busy = busy;
             return;
         }
-        // Their median, since a program may pause within some of them.
-        let middle = (comparison.each.len() - 1) / 2;
-        let (_, usual, _) = comparison.each.select_nth_unstable_by(middle, f64::total_cmp);
+        let most = PAUSE * comparison.median();
+        let took: f64 = comparison.took.iter().map(|(ops, ns)| ns.min(most * ops)).sum();
         // Beside Python, runs may be carried out while the program does something else between iterations.
-        let ops = comparison.ops.max(1) as f64;
-        let busy_each = busy.saturating_sub(comparison.busy).as_nanos() as f64 / ops;
-        let each = (*usual + waited.as_nanos() as f64 / ops).max(busy_each);
+        let took =
+            (took + waited.as_nanos() as f64).max(busy.saturating_sub(comparison.busy).as_nanos() as f64);
+        let each = took / comparison.took.iter().map(|(ops, _)| ops).sum::<f64>();
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
         let mean = trials.map(|t| t.mean().exp());
-        tracing::debug!(place = self.now.name(), op_ns = each, iterations = comparison.each.len(), mean = ?mean, kept = self.kept.name(), "trial");
+        tracing::debug!(place = self.now.name(), op_ns = each, iterations = comparison.took.len(), mean = ?mean, kept = self.kept.name(), "trial");
         if !Comparison::is_clear(&trials, self.kept) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
             let rounds = trials[self.kept.other() as usize].count;
@@ -284,11 +280,10 @@ impl Placement {
             comparison.settled = comparison.learnt < LEARNING;
             return;
         }
-        comparison.ops += ops;
-        comparison.took += took;
-        comparison.each.push(took.as_nanos() as f64 / ops.max(1) as f64);
-        let enough = comparison.each.len() >= TRIAL && comparison.took >= TRIAL_TIME;
-        comparison.ended = enough || comparison.took >= LONG_TRIAL;
+        comparison.took.push((ops.max(1) as f64, took.as_nanos() as f64));
+        let so_far = Duration::from_nanos(comparison.took.iter().map(|(_, ns)| *ns as u64).sum());
+        let enough = comparison.took.len() >= TRIAL && so_far >= TRIAL_TIME;
+        comparison.ended = enough || so_far >= LONG_TRIAL;
     }
 }
 
