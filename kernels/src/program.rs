@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::ids::{NodeId, StorageId};
+use tandem_tracegraph::ids::{BlockId, NodeId, StorageId};
 use tandem_tracegraph::node::Variant;
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -18,12 +19,14 @@ pub struct Program {
     /// Ops by node; [`NodeId::START`] is none.
     nodes: Vec<Option<Step>>,
     blocks: Vec<Box<[NodeId]>>,
+    /// For each block, the first one that has the same ops: rounds of an unrolled loop do.
+    same: Vec<BlockId>,
     liveness: Liveness,
 }
 
 impl Default for Program {
     fn default() -> Program {
-        Program { nodes: vec![None], blocks: Vec::new(), liveness: Liveness::default() }
+        Program { nodes: vec![None], blocks: Vec::new(), same: Vec::new(), liveness: Liveness::default() }
     }
 }
 
@@ -69,13 +72,22 @@ impl Program {
 
     /// The blocks of a symbolic graph, which replace all earlier ones.
     pub fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
+        let mut known = FxHashMap::default();
+        let first = |(id, nodes)| *known.entry(nodes).or_insert(id);
+        self.same = (0..).map(BlockId).zip(&blocks).map(first).collect();
         self.blocks = blocks;
+    }
+
+    /// The first block that has the same ops as this one.
+    pub fn alike(&self, block: BlockId) -> BlockId {
+        self.same[block.index()]
     }
 
     /// Forgets all ops and blocks.
     pub fn forget(&mut self) {
         self.nodes.truncate(1);
         self.blocks.clear();
+        self.same.clear();
     }
 
     /// The ops of a part of a run, in order.

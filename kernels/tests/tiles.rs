@@ -46,14 +46,13 @@ impl Operands {
     /// Runs expressions, each stored to an operand, in parts of `part` elements.
     fn run(&mut self, stores: &[(u16, E)], params: &[f64], part: usize) {
         let program = compile(stores, &self.layouts(), |a, b| a == b).expect("there are loops for it");
-        let windows: Vec<Window<'_>> = self
-            .data
-            .iter_mut()
-            .zip(&self.strides)
-            .map(|(data, strides)| Window { data: data.as_mut_ptr().cast(), strides, size: 4 })
-            .collect();
+        let data: Vec<*mut u8> = self.data.iter_mut().map(|data| data.as_mut_ptr().cast()).collect();
+        let strides = self.strides.iter().map(|strides| strides.iter().copied().collect());
+        let windows: Vec<Window> =
+            (0..).zip(strides).map(|(slot, strides)| Window { slot, strides, size: 4 }).collect();
         let params: Vec<u64> = params.iter().map(|p| p.to_bits()).collect();
-        let launch = Launch { program: &program, sizes: &self.sizes, windows: &windows, params: &params };
+        let (sizes, windows) = (&self.sizes, &windows);
+        let launch = Launch { program: &program, sizes, windows, data: &data, params: &params };
         let n = self.sizes.iter().product::<i64>() as usize;
         for from in (0..n).step_by(part) {
             // SAFETY: the windows lie in the vectors, which nobody else uses.

@@ -24,8 +24,7 @@ pub struct Group {
 #[derive(Debug)]
 struct Lane {
     sizes: Dims,
-    /// Slot, strides and bytes of an element.
-    windows: Box<[(u16, Dims, usize)]>,
+    windows: Box<[tile::Window]>,
     program: Arc<Program>,
 }
 
@@ -118,17 +117,15 @@ impl Lane {
             programs.push(Arc::new(program));
             programs[programs.len() - 1].clone()
         });
-        let windows = draft.windows.iter().zip(strides).map(|(w, s)| (w.slot, s, w.mem.size() as usize));
+        let windows = draft.windows.iter().zip(strides);
+        let windows =
+            windows.map(|(w, strides)| tile::Window { slot: w.slot, strides, size: w.mem.size() as usize });
         Some(Lane { windows: windows.collect(), sizes, program })
     }
 
     unsafe fn run(&self, data: &[*mut u8], params: &[u64], from: usize, to: usize) {
-        let windows: SmallVec<[tile::Window<'_>; 8]> = self
-            .windows
-            .iter()
-            .map(|(slot, strides, size)| tile::Window { data: data[*slot as usize], strides, size: *size })
-            .collect();
-        let launch = Launch { program: &self.program, sizes: &self.sizes, windows: &windows, params };
+        let launch =
+            Launch { program: &self.program, sizes: &self.sizes, windows: &self.windows, data, params };
         // SAFETY: the caller's promise.
         unsafe { launch.run(from, to) };
     }

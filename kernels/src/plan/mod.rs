@@ -2,8 +2,8 @@
 //!
 //! **Why.** A training step sends the same runs each time. What depends on their structure alone is found out once:
 //! which ops are dead, which are carried out together, which results nobody will read, where feeds are.
-//! **Strategy.** Runs that are not alike as a whole are taken segment by segment. A run's structure is its ops and
-//! variants, which of its storages are one, the windows' offsets and what the program has dropped ([`Structure`]). When
+//! **Strategy.** Runs that are not alike as a whole are taken segment by segment. A run's structure is its ops (blocks
+//! with the same ones are one) and variants, which of its storages are one, the windows' offsets and what the program has dropped ([`Structure`]). When
 //! it comes for the second time, a plan is made ([`planner`]): neighbouring point-wise ops become a group, and results
 //! that die within their group are never stored. What carries a group out is the executor's matter ([`Fuser`]).
 //! **Bits.** On the cpu executor a group computes what its ops compute one by one.
@@ -196,7 +196,7 @@ impl<G: fmt::Debug> Plans<G> {
         program: &Program,
         fuser: &mut impl Fuser<Group = G>,
     ) -> Option<Arc<Plan<G>>> {
-        self.look(span);
+        self.look(span, program);
         let mut hasher = FxHasher::default();
         self.now.hash(&mut hasher);
         let hash = hasher.finish();
@@ -280,12 +280,13 @@ impl<G: fmt::Debug> Plans<G> {
     }
 
     /// Finds a part's structure.
-    fn look(&mut self, span: &Span<'_>) {
+    fn look(&mut self, span: &Span<'_>, program: &Program) {
         self.epoch += 1;
         let epoch = self.epoch;
         let mut now = std::mem::take(&mut self.now);
         now.segments.clear();
-        now.segments.extend(span.segments.iter().map(|Segment { block, from, to }| (block.0, *from, *to)));
+        let segment = |s: &Segment| (program.alike(s.block).0, s.from, s.to);
+        now.segments.extend(span.segments.iter().map(segment));
         now.variants.clear();
         now.variants.extend_from_slice(span.variants);
         now.offsets.clear();

@@ -3,7 +3,7 @@
 //! Elements are added in blocks of fixed sizes, and the blocks' sums in turn, so that errors stay small however long a
 //! sum is.
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
@@ -102,7 +102,7 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f32
     if n <= BLOCK {
         return block(0, n);
     }
-    let mut sums = vec![0.0f32; n.div_ceil(BLOCK)];
+    let mut sums: SmallVec<[f32; 64]> = SmallVec::from_elem(0.0, n.div_ceil(BLOCK));
     let to = Shared(sums.as_mut_ptr());
     each_row(host, sums.len(), BLOCK, &|from, end| {
         // SAFETY: each block's sum has a place of its own.

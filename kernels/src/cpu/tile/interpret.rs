@@ -8,14 +8,15 @@ use smallvec::SmallVec;
 use super::{Fun, Inst, LANES, Op, Place, Program, Splat, TILE, math, size_of};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
+use crate::shapes::Dims;
 
 /// An operand in memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Window<'a> {
-    /// Its first element.
-    pub data: *mut u8,
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// The number of the address of its first element.
+    pub slot: u16,
     /// Strides in elements, of the launch's dimensions.
-    pub strides: &'a [i64],
+    pub strides: Dims,
     /// Bytes of an element.
     pub size: usize,
 }
@@ -27,7 +28,9 @@ pub struct Launch<'a> {
     /// Sizes; the last dimension is the innermost.
     pub sizes: &'a [i64],
     /// Operands, by number.
-    pub windows: &'a [Window<'a>],
+    pub windows: &'a [Window],
+    /// Addresses, by slot.
+    pub data: &'a [*mut u8],
     /// Parameters, by number: the bits of an `i64` or an `f64`.
     pub params: &'a [u64],
 }
@@ -38,6 +41,12 @@ unsafe impl Sync for Launch<'_> {}
 thread_local!(static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
 
 impl Launch<'_> {
+    /// The first element of an operand.
+    #[inline(always)]
+    fn first(&self, operand: u16) -> *mut u8 {
+        self.data[self.windows[operand as usize].slot as usize]
+    }
+
     /// Computes a range of elements.
     ///
     /// # Safety
@@ -73,15 +82,14 @@ unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usiz
         while at < to {
             let n = (to - at).min(TILE);
             for (register, operand) in &program.gathers {
-                let window = &launch.windows[*operand as usize];
-                walk(launch.sizes, window, at, n, scratch.add(*register as usize), false);
+                walk(launch, *operand, at, n, scratch.add(*register as usize), false);
             }
             for inst in &program.insts {
                 step(launch, inst, scratch, at, n);
             }
             for (from, operand) in &program.scatters {
-                let window = &launch.windows[*operand as usize];
-                walk(launch.sizes, window, at, n, place(launch, *from, window.size, scratch, at), true);
+                let size = launch.windows[*operand as usize].size;
+                walk(launch, *operand, at, n, place(launch, *from, size, scratch, at), true);
             }
             at += n;
         }
@@ -94,7 +102,7 @@ unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8
     unsafe {
         match place {
             Place::Register(byte) | Place::Splat(byte) => scratch.add(byte as usize),
-            Place::Memory(operand) => launch.windows[operand as usize].data.add(at * size),
+            Place::Memory(operand) => launch.first(operand).add(at * size),
         }
     }
 }
@@ -105,12 +113,15 @@ unsafe fn value(launch: &Launch<'_>, ty: Ty, splat: Splat) -> u64 {
         Splat::Literal(bits) => bits,
         Splat::Parameter(number) => launch.params[number as usize],
         Splat::Element(operand) => {
-            let (mut bits, window) = (0u64, &launch.windows[operand as usize]);
-            // SAFETY: the window has an element of at most 8 bytes.
-            unsafe {
-                std::ptr::copy_nonoverlapping(window.data, (&raw mut bits).cast(), window.size);
-            }
-            return bits;
+            let first = launch.first(operand);
+            // SAFETY: the window has an element of that size.
+            return unsafe {
+                match launch.windows[operand as usize].size {
+                    1 => u64::from(*first),
+                    4 => u64::from(first.cast::<u32>().read_unaligned()),
+                    _ => first.cast::<u64>().read_unaligned(),
+                }
+            };
         }
     };
     match ty {
@@ -134,13 +145,15 @@ unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
 }
 
 /// Moves a tile of a strided operand to a register, or from there.
-unsafe fn walk(sizes: &[i64], window: &Window<'_>, at: usize, n: usize, tile: *mut u8, out: bool) {
+unsafe fn walk(launch: &Launch<'_>, operand: u16, at: usize, n: usize, tile: *mut u8, out: bool) {
+    let Window { strides, size, .. } = &launch.windows[operand as usize];
+    let (sizes, data) = (launch.sizes, launch.first(operand));
     // SAFETY: the caller's promise; elements are moved as integers of their size.
     unsafe {
-        match window.size {
-            1 => walk_rows::<u8>(sizes, window, at, n, tile, out),
-            4 => walk_rows::<u32>(sizes, window, at, n, tile.cast(), out),
-            _ => walk_rows::<u64>(sizes, window, at, n, tile.cast(), out),
+        match size {
+            1 => walk_rows::<u8>(sizes, strides, data, at, n, tile, out),
+            4 => walk_rows::<u32>(sizes, strides, data.cast(), at, n, tile.cast(), out),
+            _ => walk_rows::<u64>(sizes, strides, data.cast(), at, n, tile.cast(), out),
         }
     }
 }
@@ -149,7 +162,8 @@ unsafe fn walk(sizes: &[i64], window: &Window<'_>, at: usize, n: usize, tile: *m
 /// another.
 unsafe fn walk_rows<T: Copy>(
     sizes: &[i64],
-    window: &Window<'_>,
+    strides: &[i64],
+    data: *mut T,
     at: usize,
     n: usize,
     tile: *mut T,
@@ -157,9 +171,9 @@ unsafe fn walk_rows<T: Copy>(
 ) {
     let Some((inner, outer)) = sizes.split_last() else { return };
     let inner = *inner as usize;
-    let stride = window.strides[outer.len()] as isize;
+    let stride = strides[outer.len()] as isize;
     let (rows, outer) = outer.split_last().map_or((1, outer), |(rows, outer)| (*rows as usize, outer));
-    let row_stride = if sizes.len() > 1 { window.strides[outer.len()] as isize } else { 0 };
+    let row_stride = if sizes.len() > 1 { strides[outer.len()] as isize } else { 0 };
     let (mut column, rest) = (at % inner, at / inner);
     let (mut row, mut rest) = (rest % rows, rest / rows);
     let mut coords: SmallVec<[usize; 8]> = SmallVec::from_elem(0, outer.len());
@@ -167,9 +181,8 @@ unsafe fn walk_rows<T: Copy>(
     for d in (0..outer.len()).rev() {
         coords[d] = rest % outer[d] as usize;
         rest /= outer[d] as usize;
-        offset += coords[d] as isize * window.strides[d] as isize;
+        offset += coords[d] as isize * strides[d] as isize;
     }
-    let data = window.data.cast::<T>();
     let mut done = 0;
     while done < n {
         let mut memory = data.wrapping_offset(offset + row as isize * row_stride + column as isize * stride);
@@ -184,11 +197,11 @@ unsafe fn walk_rows<T: Copy>(
         row = 0;
         for d in (0..outer.len()).rev() {
             coords[d] += 1;
-            offset += window.strides[d] as isize;
+            offset += strides[d] as isize;
             if coords[d] < outer[d] as usize {
                 break;
             }
-            offset -= coords[d] as isize * window.strides[d] as isize;
+            offset -= coords[d] as isize * strides[d] as isize;
             coords[d] = 0;
         }
     }
@@ -251,8 +264,23 @@ unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
     // SAFETY: `n` elements are there.
     unsafe {
         let mut lanes = [T::default(); LANES];
-        std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), n);
+        match n {
+            1 => lanes[0] = from.read(),
+            _ => std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), n),
+        }
         lanes
+    }
+}
+
+/// Fewer than [`LANES`] elements, mostly a single one: asking for more to be copied takes longer than copying it.
+#[inline(always)]
+unsafe fn store<T: Element>(lanes: &[T; LANES], to: *mut T, n: usize) {
+    // SAFETY: there is room for `n` elements.
+    unsafe {
+        match n {
+            1 => to.write(lanes[0]),
+            _ => std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, n),
+        }
     }
 }
 
@@ -299,7 +327,7 @@ macro_rules! map {
             for lane in 0..LANES {
                 result[lane] = $f($($arg[lane]),+);
             }
-            std::ptr::copy_nonoverlapping(result.as_ptr(), to, left);
+            store(&result, to, left);
         }
     }};
 }
