@@ -30,7 +30,7 @@ impl HostKernels for NoTorch {
     fn op_writes(&self, _: OpId) -> Box<[bool]> {
         Box::new([false; 3])
     }
-    fn parallel(&self, n: usize, _: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+    fn parallel(&self, n: usize, _: f64, body: &(dyn Fn(usize, usize) + Sync)) {
         body(0, n);
     }
 

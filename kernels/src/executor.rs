@@ -222,8 +222,8 @@ pub trait HostKernels: Send + Sync {
     /// Which of its arguments the operator writes.
     fn op_writes(&self, op: OpId) -> Box<[bool]>;
     /// Calls `body` with ranges that together are `0..n`, on the threads that kernels run on, none with less than
-    /// `grain` where there are several.
-    fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync));
+    /// `grain` where there are several: what is worth a thread, less than 1 where a single one is worth more.
+    fn parallel(&self, n: usize, grain: f64, body: &(dyn Fn(usize, usize) + Sync));
     /// Multiplies matrices on the calling thread alone; false where there is no BLAS to do it.
     fn multiply(&self, product: &Product) -> bool;
     /// 64 random bits from a generator, from the device's default one where it is null.

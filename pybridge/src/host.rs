@@ -114,7 +114,7 @@ impl HostKernels for Shim {
         crate::engine::op_writes(op)
     }
 
-    fn parallel(&self, n: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+    fn parallel(&self, n: usize, grain: f64, body: &(dyn Fn(usize, usize) + Sync)) {
         let spinning = LARGE.get().is_some_and(|ended| ended.elapsed() < SPINS);
         if !spinning || is_beside_the_program() {
             // SAFETY: it reads a setting.
@@ -127,7 +127,7 @@ impl HostKernels for Shim {
             unsafe { (*body.cast::<Body<'_>>())(from, to) }
         }
         // SAFETY: the shim calls `part` with this pointer only before it returns.
-        unsafe { ttc_parallel_for(n, grain, part, (&raw const body).cast()) };
+        unsafe { ttc_parallel_for(n, grain.max(1.0) as usize, part, (&raw const body).cast()) };
     }
 
     fn multiply(&self, product: &Product) -> bool {

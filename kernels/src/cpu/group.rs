@@ -70,7 +70,7 @@ impl Group {
         if total <= self.grain || !parallel {
             body(0, total)
         } else {
-            host.parallel(total, self.grain, &body)
+            host.parallel(total, self.grain as f64, &body)
         }
     }
 }

@@ -17,7 +17,7 @@ const PIECES: usize = 4;
 /// Looks for the next kernel before a helper sleeps: some 100 us.
 const LOOKS: u32 = 1 << 13;
 /// Grains of a kernel that are worth waking helpers.
-const WAKE: usize = 3;
+const WAKE: f64 = 3.0;
 /// Looks for the end of a helper's last piece before its core is offered to it.
 const PATIENCE: u32 = 1 << 14;
 
@@ -134,15 +134,15 @@ pub static TEAM: Team = Team {
 impl Team {
     /// Calls `body` with ranges that make up `0..n`, of which no two threads get less than `grain`, on up to so many
     /// threads; the calling one is the first.
-    pub fn run(&'static self, threads: usize, n: usize, grain: usize, body: &Body<'_>) {
+    pub fn run(&'static self, threads: usize, n: usize, grain: f64, body: &Body<'_>) {
         let threads = threads.min(cores());
-        if threads < 2 || n <= grain {
+        if threads < 2 || n < 2 || n as f64 <= grain {
             return body(0, n);
         }
         // Another thread's kernel has the helpers.
         let Some(_taken) = self.taken.try_lock() else { return body(0, n) };
         self.start(threads - 1);
-        let piece = grain.max(n.div_ceil(threads * PIECES));
+        let piece = (grain.ceil() as usize).max(n.div_ceil(threads * PIECES));
         // SAFETY: no helper looks at the job any more when `Ended` is dropped, before this function returns.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let (next, helpers) = (AtomicUsize::new(0), threads - 1);
@@ -150,7 +150,7 @@ impl Team {
         let ended = Ended(self);
         self.number.fetch_add(1, Ordering::Relaxed);
         self.job.store(&raw mut job, Ordering::SeqCst);
-        let wakes = n >= WAKE * grain;
+        let wakes = n as f64 >= WAKE * grain;
         loop {
             let asleep = self.sleepers.load(Ordering::Relaxed);
             let awake = self.started.load(Ordering::Relaxed).saturating_sub(asleep);
@@ -262,7 +262,7 @@ mod tests {
         for n in [1, 7, 1000, 100_003] {
             for threads in [1, 2, 5] {
                 let taken: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
-                TEAM.run(threads, n, 10, &|from, to| {
+                TEAM.run(threads, n, 10.0, &|from, to| {
                     assert!(from < to || n == 0);
                     taken[from..to].iter().for_each(|t| {
                         t.fetch_add(1, Ordering::Relaxed);
@@ -280,8 +280,8 @@ mod tests {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for _ in 0..200 {
-                        TEAM.run(4, 100, 1, &|from, to| {
-                            TEAM.run(4, 2 * (to - from), 1, &|a, b| {
+                        TEAM.run(4, 100, 1.0, &|from, to| {
+                            TEAM.run(4, 2 * (to - from), 1.0, &|a, b| {
                                 sum.fetch_add((b - a) as u64, Ordering::Relaxed);
                             });
                         });
@@ -299,7 +299,7 @@ mod tests {
         let helped = AtomicU64::new(0);
         let own = std::thread::current().id();
         for _ in 0..50 {
-            TEAM.run(2, 64, 1, &|_, _| {
+            TEAM.run(2, 64, 1.0, &|_, _| {
                 std::thread::sleep(std::time::Duration::from_micros(50));
                 if std::thread::current().id() != own {
                     helped.fetch_add(1, Ordering::Relaxed);

@@ -426,7 +426,7 @@ impl HostKernels for FakeTorch {
         Box::default()
     }
 
-    fn parallel(&self, n: usize, _: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+    fn parallel(&self, n: usize, _: f64, body: &(dyn Fn(usize, usize) + Sync)) {
         body(0, n);
     }
 

@@ -65,16 +65,16 @@ fn multiply_all(
             }
         }
     };
-    let grain = (GRAIN / (product.work() / pieces as i64).max(1)).max(1) as usize;
+    let grain = GRAIN * pieces as f64 / product.work().max(1) as f64;
     match count * pieces {
-        n if n <= grain => body(0, n),
+        n if n < 2 || n as f64 <= grain => body(0, n),
         n => host.parallel(n, grain, &body),
     }
     done.into_inner()
 }
 
 /// Multiplications that are worth a thread.
-const GRAIN: i64 = 1 << 20;
+const GRAIN: f64 = (1 << 20) as f64;
 
 /// The dtype of some windows that have the same, with a kernel here.
 fn dtype(windows: &[&Window]) -> Option<Dtype> {

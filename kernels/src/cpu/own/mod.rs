@@ -199,10 +199,10 @@ impl<T> Shared<T> {
 }
 
 /// Elements below which a thread is not worth waking.
-const GRAIN: usize = 1 << 17;
+const GRAIN: f64 = (1 << 17) as f64;
 
 /// Calls `body` with ranges of rows that have so many elements each.
 fn each_row(host: &dyn HostKernels, rows: usize, each: usize, body: &(dyn Fn(usize, usize) + Sync)) {
-    let grain = (GRAIN / each.max(1)).max(1);
-    if rows <= grain { body(0, rows) } else { host.parallel(rows, grain, body) }
+    let grain = GRAIN / each.max(1) as f64;
+    if rows < 2 || rows as f64 <= grain { body(0, rows) } else { host.parallel(rows, grain, body) }
 }
