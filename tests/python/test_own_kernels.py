@@ -87,7 +87,13 @@ def rows() -> Iterator[Case]:
         yield f"layer_norm {n}", lambda x, w, b, n=n: F.layer_norm(x, (n,), w, b), (x, weight, bias)
         yield f"layer_norm plain {n}", lambda x, n=n: F.layer_norm(x, (n,)), (x,)
         yield f"layer_norm weight {n}", lambda x, w, n=n: F.layer_norm(x, (n,), w, None, 1e-3), (x, weight)
-    for groups, channels, shape in [(1, 3, (4,)), (2, 6, (5, 7)), (4, 4, (2,)), (3, 6, (1,))]:
+    for groups, channels, shape in [
+        (1, 3, (4,)),
+        (2, 6, (5, 7)),
+        (4, 4, (2,)),
+        (3, 6, (1,)),
+        (8, 64, (30, 40)),
+    ]:
         x, weight, bias = data(2, channels, *shape) - 2, data(channels, seed=1), data(channels, seed=2)
         name = f"group_norm {groups} {channels} {shape}"
         yield name, lambda x, w, b, g=groups: F.group_norm(x, g, w, b), (x, weight, bias)
@@ -202,6 +208,62 @@ def pieces() -> Iterator[Case]:
     yield "slices", lambda a: a[:, 1:3] * a[:, ::2] + a[:, -2:], (a,)
 
 
+def many_pieces() -> Iterator[Case]:
+    """The same of sizes that threads share, and of windows that lie in memory anyhow."""
+    a, b = data(40, 90, 120), data(40, 120, 70, seed=1)
+    for dim in (0, 1, 2):
+        yield (
+            f"cat large {dim}",
+            lambda a, d=dim: torch.cat([a, a.narrow(d, 7, 5), a], d),
+            (a,),
+        )
+    yield "cat transposed", lambda a, b: torch.cat([a, b.mT, a[:, ::2]], 1), (a, b)
+    yield "cat columns", lambda a: torch.cat([a[:, :, ::3], a.flip(2)[:, :, 5:]], 2), (a,)
+    yield (
+        "cat of numbers",
+        lambda a, i: torch.cat([i.T, i.T], 0) * a[0, 0, 0],
+        (a, torch.arange(60).view(4, 15)),
+    )
+    yield "cat of bools", lambda a: torch.cat([a > 0, a.mT.contiguous().mT > 1], 1) * a[0, 0, 0], (a,)
+    yield "stack transposed", lambda a, b: torch.stack([a[:, :70, :70], b[:, :70].mT], 2), (a, b)
+    yield "slices of columns", lambda a: a[:, :, 3:90:2].mT.cos(), (a,)
+    yield "slice of nothing", lambda a: torch.cat([a[:, 5:5], a[:, 80:]], 1), (a,)
+    yield "select of columns", lambda a: a.select(2, 3).T.sin(), (a,)
+    for pad in [(1, 2), (0, 3, 2, 0), (1, 1, 1, 1, 1, 1), (-1, 2)]:
+        yield f"padded {pad}", lambda a, p=pad: F.pad(a, p), (a,)
+        yield f"padded with a number {pad}", lambda a, p=pad: F.pad(a.mT, p, value=0.5), (a,)
+    yield "padded numbers", lambda a, i: F.pad(i, (2, 1), value=3) * a[0, 0, 0], (a, torch.arange(7))
+    numbers, weight = torch.arange(600).view(20, 30) * 7 % 900, data(900, 400)
+    yield "embedding large", lambda w, i: F.embedding(i, w), (weight, numbers)
+    yield "embedding of columns", lambda w, i: F.embedding(i.T[::2], w, padding_idx=7), (weight, numbers)
+    yield "embedding expanded", lambda w, i: F.embedding(i[:1].expand(9, 30), w), (weight, numbers)
+    yield "index_select strided", lambda w, i: w.index_select(0, i[:, 3]), (weight, numbers)
+
+
+def losses() -> Iterator[Case]:
+    for examples, classes in [(1, 1), (7, 3), (300, 700)]:
+        x, target = data(examples, classes) * 3, torch.arange(examples) * 5 % classes
+        for reduction in ("mean", "sum", "none"):
+            name = f"cross_entropy {examples} {classes} {reduction}"
+            options = {"reduction": reduction, "ignore_index": 2}
+            yield name, lambda x, t, r=reduction: F.cross_entropy(x, t, reduction=r), (x, target)
+            yield f"{name} ignoring", lambda x, t, o=options: F.cross_entropy(x, t, **o), (x, target)
+        weight = data(classes, seed=1).abs()
+        yield (
+            f"cross_entropy weighted {examples}",
+            lambda x, t, w: F.cross_entropy(x, t, w.detach()),
+            (x, target, weight),
+        )
+    yield "cross_entropy of pictures", F.cross_entropy, (data(2, 3, 4, 5), torch.arange(40).view(2, 4, 5) % 3)
+    shapes = [(3,), (1,), (40, 50), (400, 300), (2, 3, 4)]
+    for order in (2.0, 1, 3.5):
+        yield (
+            f"norms {order}",
+            lambda *x, p=order: torch.stack(torch._foreach_norm(x, p)),
+            tuple(data(*shape, seed=i) + 0.1 for i, shape in enumerate(shapes)),
+        )
+
+
 def regions() -> Iterator[Case]:
     # Quarters of pixels: inside, over the edges, outside, empty and the wrong way round.
     edges = [[0, 4, 6, 19, 22], [1, -9, -3, 40, 50], [1, 60, 60, 90, 90], [0, 8, 8, 8, 8], [0, 20, 9, 10, 3]]
@@ -237,7 +299,9 @@ def moved(t: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "cases", [products, sums, rows, batch_norms, convolutions, pieces, regions], ids=lambda f: f.__name__
+    "cases",
+    [products, sums, rows, batch_norms, convolutions, pieces, many_pieces, losses, regions],
+    ids=lambda f: f.__name__,
 )
 def test_own_kernels_against_double_precision(cases):
     for name, op, tensors in cases():
@@ -284,6 +348,16 @@ def test_numbers_out_of_range_are_refused():
         with pytest.raises(IndexError, match=r"out of (range|bounds)"):
             take(bad).tolist()
         torch_tandem.mark_step()
+
+
+def test_classes_out_of_range_are_refused():
+    x, good, bad = data(4, 3).to("tandem"), torch.tensor([0, 2, -100, 1]), torch.tensor([0, 3, 1, 1])
+    for _ in range(4):
+        F.cross_entropy(x, good.to("tandem")).item()
+        torch_tandem.mark_step()
+    with pytest.raises((IndexError, RuntimeError), match=r"(?i)target 3 is out of bounds"):
+        F.cross_entropy(x, bad.to("tandem")).item()
+    torch_tandem.mark_step()
 
 
 @pytest.mark.skipif(not OWN, reason="PyTorch's depend on it")

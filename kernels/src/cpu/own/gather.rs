@@ -1,20 +1,63 @@
 //! Rows taken by their numbers, and put back.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use super::pieces::MANY;
 use super::{Kernel, Shared, contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
 use crate::executor::HostKernels;
 use crate::express::{Operand, Window, operand};
 use crate::ir::Mem;
 
+/// Numbers of rows, wherever they lie.
+struct Numbers {
+    n: usize,
+    /// Where each is, in elements from the first one; `None` where there are no gaps.
+    offsets: Option<Vec<isize>>,
+}
+
+impl Numbers {
+    /// Those of a window.
+    fn of(window: &Window) -> Option<Numbers> {
+        if window.mem != Mem::I64 {
+            return None;
+        }
+        let n = count(&window.sizes);
+        if is_contiguous(window) {
+            return Some(Numbers { n, offsets: None });
+        }
+        let mut offsets = vec![0];
+        for (size, stride) in window.sizes.iter().zip(&window.strides) {
+            let along = |offset: isize| (0..*size).map(move |i| offset + (i * stride) as isize);
+            offsets = offsets.into_iter().flat_map(along).collect();
+        }
+        Some(Numbers { n, offsets: Some(offsets) })
+    }
+
+    /// They, unless one is out of range.
+    ///
+    /// # Safety
+    /// The window begins at `first`, and nobody writes it.
+    unsafe fn read<'a>(&self, first: *mut i64, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
+        let numbers: Cow<'a, [i64]> = match &self.offsets {
+            // SAFETY: the caller's promise.
+            None => Cow::Borrowed(unsafe { Shared(first).slice(0, self.n) }),
+            // SAFETY: as above.
+            Some(offsets) => offsets.iter().map(|offset| unsafe { first.offset(*offset).read() }).collect(),
+        };
+        numbers.iter().all(|i| range.contains(i)).then_some(numbers)
+    }
+}
+
 /// Takes rows of `from` to `to`; negative numbers count from the end where they may. Numbers out of range are
 /// PyTorch's to refuse.
 fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kernel> {
     let rows = *from.sizes.first()?;
-    let (n, each) = (count(&index.sizes), count(&from.sizes[1..]));
+    let numbers = Numbers::of(&index)?;
+    let (n, each) = (numbers.n, count(&from.sizes[1..]));
     if from.mem != to.mem || count(&to.sizes) != n * each || !is_contiguous(&from) || from.sizes.contains(&0)
     {
         return None;
@@ -24,10 +67,7 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let (from, to) = (Shared(data[0]), Shared(data[2]));
         // SAFETY: the caller's promise.
-        let index: &[i64] = unsafe { Shared(data[1].cast::<i64>()).slice(0, n) };
-        if !index.iter().all(|i| (lowest..rows).contains(i)) {
-            return false;
-        }
+        let Some(index) = (unsafe { numbers.read(data[1].cast(), lowest..rows) }) else { return false };
         each_row(host, n, each, &|begin, end| {
             for (at, row) in (begin..end).zip(&index[begin..end]) {
                 let row = if *row < 0 { row + rows } else { *row } as usize;
@@ -42,14 +82,13 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
 
 /// `embedding(weight, indices, ...)`.
 pub fn embedding(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let index = contiguous(call, 1, Mem::I64)?;
-    take(tensor(call, 0).filter(|w| w.sizes.len() == 2)?, index, output(outputs)?, false)
+    take(tensor(call, 0).filter(|w| w.sizes.len() == 2)?, tensor(call, 1)?, output(outputs)?, false)
 }
 
 /// `index_select(self, dim, index)` of the first dimension.
 pub fn index_select(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let from = tensor(call, 0)?;
-    let index = contiguous(call, 2, Mem::I64)?;
+    let index = tensor(call, 2)?;
     (dimension(call, 1, from.sizes.len())? == 0).then_some(())?;
     take(from, index, output(outputs)?, false)
 }
@@ -58,7 +97,7 @@ pub fn index_select(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 pub fn index(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let Some(Arg::Tensors(1)) = call.args.get(1) else { return None };
     let index = match operand(call, 1, 0)?.0 {
-        Operand::Window(w) if w.mem == Mem::I64 && is_contiguous(&w) => w,
+        Operand::Window(w) => w,
         _ => return None,
     };
     take(tensor(call, 0)?, index, output(outputs)?, true)
@@ -67,31 +106,30 @@ pub fn index(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 /// `embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq)`.
 pub fn embedding_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let to = output(outputs)?;
-    let (grad, index) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::I64)?);
+    let (grad, index) = (contiguous(call, 0, Mem::F32)?, tensor(call, 1)?);
     let [rows, each] = <[i64; 2]>::try_from(&to.sizes[..]).ok()?;
-    let (n, width) = (count(&index.sizes), each as usize);
+    let numbers = Numbers::of(&index)?;
+    let (n, width) = (numbers.n, each as usize);
     let padding = int(call, 3)?;
-    if int(call, 4)? != 0 || count(&to.sizes) > MANY || to.mem != Mem::F32 || count(&grad.sizes) != n * width
-    {
+    if int(call, 4)? != 0 || to.mem != Mem::F32 || count(&grad.sizes) != n * width {
         return None;
     }
-    let work = move |_: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         // SAFETY: the caller's promise.
-        let (grad, index, to) = unsafe {
-            let index: &[i64] = Shared(data[1].cast::<i64>()).slice(0, n);
-            let grad: &[f32] = Shared(data[0].cast::<f32>()).slice(0, n * width);
-            (grad, index, Shared(data[2].cast::<f32>()).slice(0, rows as usize * width))
-        };
-        if !index.iter().all(|i| (0..rows).contains(i)) {
-            return false;
-        }
-        to.fill(0.0);
-        for (i, row) in index.iter().enumerate().filter(|(_, row)| **row != padding) {
-            let to = &mut to[*row as usize * width..][..width];
-            for (to, grad) in to.iter_mut().zip(&grad[i * width..]) {
-                *to += grad;
+        let Some(index) = (unsafe { numbers.read(data[1].cast(), 0..rows) }) else { return false };
+        let (grad, to) = (Shared(data[0].cast::<f32>()), Shared(data[2].cast::<f32>()));
+        each_row(host, rows as usize, width, &|begin, end| {
+            // SAFETY: the caller's promise; each row is one thread's.
+            unsafe {
+                to.slice(begin * width, (end - begin) * width).fill(0.0);
+                for (i, row) in index.iter().enumerate() {
+                    if *row != padding && (begin..end).contains(&(*row as usize)) {
+                        let to = to.slice(*row as usize * width, width);
+                        to.iter_mut().zip(&*grad.slice(i * width, width)).for_each(|(to, grad)| *to += grad);
+                    }
+                }
             }
-        }
+        });
         true
     };
     Some(Kernel { windows: smallvec![grad, index, to], params: smallvec![], work: Box::new(work) })

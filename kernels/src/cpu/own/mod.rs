@@ -7,11 +7,13 @@
 mod batch_norm;
 mod conv;
 mod gather;
+mod loss;
 mod matmul;
 mod norm;
 mod pieces;
 mod roi_align;
 mod rows;
+mod strided;
 mod sums;
 
 use smallvec::SmallVec;
@@ -62,16 +64,21 @@ pub fn find(name: &str) -> Option<Rule> {
         "native_layer_norm" => norm::layer_norm,
         "native_layer_norm_backward" => norm::layer_norm_backward,
         "native_group_norm" => norm::group_norm,
+        "native_group_norm_backward" => norm::group_norm_backward,
         "native_batch_norm" => batch_norm::forward,
         "native_batch_norm_backward" => batch_norm::backward,
         "empty" | "empty_strided" | "new_empty" | "new_empty_strided" | "empty_like" => pieces::empty,
         "cat" | "stack" => pieces::join,
         "select_backward" => pieces::select_backward,
         "slice_backward" => pieces::slice_backward,
+        "constant_pad_nd" => pieces::constant_pad,
         "embedding" => gather::embedding,
         "embedding_dense_backward" => gather::embedding_backward,
         "index_select" => gather::index_select,
         "index.Tensor" => gather::index,
+        "nll_loss_forward" => loss::forward,
+        "nll_loss_backward" => loss::backward,
+        "_foreach_norm.Scalar" => sums::norms,
         "torchvision::roi_align" => roi_align::forward,
         "torchvision::_roi_align_backward" => roi_align::backward,
         _ => return None,

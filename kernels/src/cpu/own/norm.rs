@@ -197,6 +197,62 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     Some(Kernel { windows: windows.0, params: smallvec![], work: Box::new(work) })
 }
 
+/// `native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, output_mask)`.
+pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let int = |arg: usize| super::int(call, arg).and_then(|i| usize::try_from(i).ok());
+    let (count_, channels, pixels, groups) = (int(5)?, int(6)?, int(7)?, int(8)?);
+    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let all = count(&x.sizes);
+    if all == 0 || groups == 0 || all != count_ * channels * pixels || grad.sizes != x.sizes {
+        return None;
+    }
+    let (each, rows) = (channels / groups, count_ * groups);
+    let n = each * pixels;
+    // All of them are what is written here, or undefined.
+    let given = |number: usize| match outputs.outs.get(number)? {
+        OutSpec::Undefined => Some(None),
+        _ => output(outputs, number).map(Some),
+    };
+    let (to, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
+    let mut windows = Windows::default();
+    let (mean, scale) = (contiguous(call, 2, Mem::F32)?, contiguous(call, 3, Mem::F32)?);
+    let weight = weights(call, 4, channels)?;
+    let (grad, x) = (windows.add(grad), windows.add(x));
+    let (mean, scale) = (windows.add(mean), windows.add(scale));
+    let weight = windows.maybe(weight);
+    let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        // Of each picture's channels: what goes to their weights, and to their biases.
+        let mut sums = vec![[0.0f32; 2]; count_ * channels];
+        let partial = Shared(sums.as_mut_ptr());
+        let data = Addresses(data);
+        each_row(host, rows, n * 4, &|from, end| {
+            let data = data.get();
+            for row in from..end {
+                // SAFETY: the caller's promise; each group's pixels and sums are one thread's.
+                unsafe {
+                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
+                    let (grad, x) = (&*at(grad, row * n, n), &*at(x, row * n, n));
+                    let stats = [at(mean, row, 1)[0], at(scale, row, 1)[0]];
+                    let weight = part(data, weight, row % groups * each, each);
+                    let to = to.map(|to| at(to, row * n, n));
+                    group_backward(grad, x, weight, stats, to, partial.slice(row * each, each));
+                }
+            }
+        });
+        for (to, which) in [(to_weight, 0), (to_bias, 1)] {
+            let Some(to) = to else { continue };
+            // SAFETY: as above.
+            let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, channels) };
+            for (c, to) in to.iter_mut().enumerate() {
+                *to = (0..count_).map(|i| sums[i * channels + c][which]).sum();
+            }
+        }
+        true
+    };
+    Some(Kernel { windows: windows.0, params: smallvec![], work: Box::new(work) })
+}
+
 /// Addresses that threads share.
 #[derive(Clone, Copy)]
 pub struct Addresses<'a>(pub &'a [*mut u8]);
@@ -322,6 +378,51 @@ fn row_backward(
     let product = reduce(n, 0.0, product, |a, b| a + b) / n as f32;
     for i in 0..n {
         to[i] = scale * (weighted(i) - sum - (x[i] - mean) * scale * product);
+    }
+}
+
+widest! {
+    fn group_backward(
+        grad: &[f32],
+        x: &[f32],
+        weight: Option<&[f32]>,
+        stats: [f32; 2],
+        to: Option<&mut [f32]>,
+        sums: &mut [[f32; 2]],
+    ) => run_group_backward
+}
+
+/// A group's gradient, and what goes to the weight and to the bias of each of its channels.
+#[inline(always)]
+unsafe fn run_group_backward(
+    grad: &[f32],
+    x: &[f32],
+    weight: Option<&[f32]>,
+    [mean, scale]: [f32; 2],
+    to: Option<&mut [f32]>,
+    sums: &mut [[f32; 2]],
+) {
+    let pixels = grad.len() / sums.len();
+    let channels = || grad.chunks_exact(pixels).zip(x.chunks_exact(pixels));
+    let (mut sum, mut product) = (0.0, 0.0);
+    for (c, (sums, (grad, x))) in sums.iter_mut().zip(channels()).enumerate() {
+        // SAFETY: below both lengths.
+        let value = |i: usize| unsafe { at(grad, i) * ((at(x, i) - mean) * scale) };
+        let to_weight = reduce(pixels, 0.0, value, |a, b| a + b);
+        // SAFETY: below the length.
+        let to_bias = reduce(pixels, 0.0, |i| unsafe { at(grad, i) }, |a, b| a + b);
+        *sums = [to_weight, to_bias];
+        let weight = weight.map_or(1.0, |w| w[c]);
+        sum += weight * to_bias;
+        product += weight * to_weight;
+    }
+    let Some(to) = to else { return };
+    let (sum, product) = (sum / grad.len() as f32, product / grad.len() as f32);
+    for (c, (to, (grad, x))) in to.chunks_exact_mut(pixels).zip(channels()).enumerate() {
+        let weight = weight.map_or(1.0, |w| w[c]);
+        for (to, (grad, x)) in to.iter_mut().zip(grad.iter().zip(x)) {
+            *to = scale * (weight * grad - sum - (x - mean) * scale * product);
+        }
     }
 }
 

@@ -5,12 +5,13 @@
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
-use tandem_tracegraph::node::Outputs;
+use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use super::super::widest::widest;
-use super::{Kernel, Shared, contiguous, count, each_row, output};
+use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous, output};
 use crate::executor::HostKernels;
-use crate::ir::Mem;
+use crate::express::{Operand, Param, Window, fresh_window, operand};
+use crate::ir::{Mem, Ty};
 
 /// Sums that are kept beside one another.
 const LANES: usize = 128;
@@ -95,6 +96,44 @@ pub fn dot(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         true
     };
     Some(Kernel { windows: smallvec![a, b, y], params: smallvec![], work: Box::new(work) })
+}
+
+/// `_foreach_norm(self, ord, dtype)`: the euclidean lengths of tensors; other orders are PyTorch's.
+pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (Some(Arg::Tensors(n)), Some(Arg::None)) = (call.args.first(), call.args.get(2)) else { return None };
+    let n = *n as usize;
+    let [OutSpec::List(m), outs @ ..] = &outputs.outs[..] else { return None };
+    let window = |i: usize| match operand(call, 0, i)?.0 {
+        Operand::Window(w) if w.mem == Mem::F32 && is_contiguous(&w) => Some(w),
+        _ => None,
+    };
+    let out = |out: &OutSpec| match out {
+        OutSpec::Fresh { storage, meta, offset } => {
+            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && count(&w.sizes) == 1)
+        }
+        _ => None,
+    };
+    let windows: Option<SmallVec<[Window; 4]>> = (0..n).map(window).chain(outs.iter().map(out)).collect();
+    let windows = windows.filter(|windows| *m as usize == n && windows.len() == 2 * n)?;
+    let sizes: Vec<usize> = windows[..n].iter().map(|w| count(&w.sizes)).collect();
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+        if f64::from_bits(params[0]) != 2.0 {
+            return false;
+        }
+        for (i, n) in sizes.iter().enumerate() {
+            let x = Shared(data[i].cast::<f32>());
+            let square = blocks(host, *n, &|at, n| {
+                let mut sum = 0.0;
+                // SAFETY: the caller's promise.
+                unsafe { dot_of(x.slice(at, n), x.slice(at, n), &mut sum) };
+                sum
+            });
+            // SAFETY: as above.
+            unsafe { *data[sizes.len() + i].cast::<f32>() = square.sqrt() };
+        }
+        true
+    };
+    Some(Kernel { windows, params: smallvec![Param::Number(1, 0, Ty::F64)], work: Box::new(work) })
 }
 
 /// The sum of what `block` gives for all blocks of `n` elements.

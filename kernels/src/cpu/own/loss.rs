@@ -1,0 +1,112 @@
+//! The negative log-likelihood, and what goes back through it.
+
+use smallvec::smallvec;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::node::Outputs;
+
+use super::norm::{self, weights};
+use super::{Kernel, Shared, contiguous, count, each_row, int, output};
+use crate::executor::HostKernels;
+use crate::ir::Mem;
+
+/// How what the examples lose is put together.
+#[derive(Clone, Copy, PartialEq)]
+enum Reduction {
+    Mean,
+    Sum,
+}
+
+/// `[N, C]` of log-probabilities with a class for each of `N` examples, where all weigh the same.
+struct Shape {
+    examples: usize,
+    classes: i64,
+    reduction: Reduction,
+    ignored: i64,
+}
+
+impl Shape {
+    /// Of a call whose log-probabilities are its argument `first`: target, weights, the reduction and the class that is
+    /// ignored follow.
+    fn of(call: &Call<'_>, first: usize) -> Option<Shape> {
+        let x = contiguous(call, first, Mem::F32)?;
+        let target = contiguous(call, first + 1, Mem::I64)?;
+        let [examples, classes] = <[i64; 2]>::try_from(&x.sizes[..]).ok()?;
+        let reduction = match int(call, first + 3)? {
+            1 => Reduction::Mean,
+            2 => Reduction::Sum,
+            _ => return None,
+        };
+        let plain = weights(call, first + 2, classes as usize)?.is_none() && target.sizes[..] == [examples];
+        let examples = examples as usize;
+        plain.then_some(Shape { examples, classes, reduction, ignored: int(call, first + 4)? })
+    }
+
+    /// The class of each example, `None` where it is ignored; `None` where PyTorch refuses one.
+    ///
+    /// # Safety
+    /// They are there, and nobody writes them.
+    unsafe fn targets(&self, first: *mut u8) -> Option<Vec<Option<usize>>> {
+        // SAFETY: the caller's promise.
+        let targets = unsafe { Shared(first.cast::<i64>()).slice(0, self.examples) };
+        let class = |target: &i64| match *target {
+            ignored if ignored == self.ignored => Some(None),
+            class => (0..self.classes).contains(&class).then_some(Some(class as usize)),
+        };
+        targets.iter().map(class).collect()
+    }
+}
+
+/// `nll_loss_forward(self, target, weight, reduction, ignore_index)`.
+pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let shape = Shape::of(call, 0)?;
+    let (x, target) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::I64)?);
+    let (loss, total) = (norm::output(outputs, 0)?, norm::output(outputs, 1)?);
+    let work = move |_: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        // SAFETY: the caller's promise.
+        let Some(targets) = (unsafe { shape.targets(data[1]) }) else { return false };
+        let classes = shape.classes as usize;
+        // SAFETY: as above.
+        let (x, loss, total) = unsafe {
+            let at = |i: usize, n: usize| Shared(data[i].cast::<f32>()).slice(0, n);
+            (&*at(0, shape.examples * classes), &mut at(2, 1)[0], &mut at(3, 1)[0])
+        };
+        let counted = || targets.iter().enumerate().filter_map(|(i, class)| Some((i, (*class)?)));
+        let sum: f64 = counted().map(|(i, class)| f64::from(-x[i * classes + class])).sum();
+        let number = counted().count() as f64;
+        *loss = if shape.reduction == Reduction::Mean { sum / number } else { sum } as f32;
+        *total = number as f32;
+        true
+    };
+    Some(Kernel { windows: smallvec![x, target, loss, total], params: smallvec![], work: Box::new(work) })
+}
+
+/// `nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight)`.
+pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let shape = Shape::of(call, 1)?;
+    let (grad, target) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 2, Mem::I64)?);
+    let (total, to) = (contiguous(call, 6, Mem::F32)?, output(outputs).filter(|to| to.mem == Mem::F32)?);
+    let single = count(&grad.sizes) == 1 && count(&total.sizes) == 1;
+    if !single || count(&to.sizes) != shape.examples * shape.classes as usize {
+        return None;
+    }
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        // SAFETY: the caller's promise.
+        let Some(targets) = (unsafe { shape.targets(data[1]) }) else { return false };
+        // SAFETY: as above.
+        let [grad, total] = [0, 2].map(|i| unsafe { data[i].cast::<f32>().read() });
+        let each = if shape.reduction == Reduction::Mean { -grad / total } else { -grad };
+        let (to, classes) = (Shared(data[3].cast::<f32>()), shape.classes as usize);
+        each_row(host, shape.examples, classes, &|begin, end| {
+            for i in begin..end {
+                // SAFETY: the caller's promise; each example is one thread's.
+                let to = unsafe { to.slice(i * classes, classes) };
+                to.fill(0.0);
+                if let Some(class) = targets[i] {
+                    to[class] = each;
+                }
+            }
+        });
+        true
+    };
+    Some(Kernel { windows: smallvec![grad, target, total, to], params: smallvec![], work: Box::new(work) })
+}
