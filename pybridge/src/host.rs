@@ -79,7 +79,7 @@ const PARALLEL: i64 = 1 << 15;
 const SPINS: Duration = Duration::from_millis(5);
 
 thread_local! {
-    /// When this thread's last kernel of PyTorch's ended that used several threads.
+    /// When this thread's last kernel ended that used OpenMP's threads.
     static LARGE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
@@ -128,6 +128,7 @@ impl HostKernels for Shim {
         }
         // SAFETY: the shim calls `part` with this pointer only before it returns.
         unsafe { ttc_parallel_for(n, grain.max(1.0) as usize, part, (&raw const body).cast()) };
+        LARGE.set(Some(Instant::now()));
     }
 
     fn multiply(&self, product: &Product) -> bool {
