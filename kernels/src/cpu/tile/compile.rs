@@ -20,6 +20,8 @@ enum Def {
     /// A strided operand's tile.
     Gather(u16),
     Inst(Op, Ty, [Value; 3]),
+    /// Nothing: it is a part of another instruction.
+    Merged,
 }
 
 #[derive(Default)]
@@ -84,6 +86,31 @@ impl Values {
     }
 }
 
+/// Makes a sum whose one term is a product that nothing else reads a single instruction, which spares a pass over the
+/// tile. Both are rounded as before.
+fn merge_products(defs: &mut [(Def, Ty)], stored: &[(u16, Value)]) {
+    let mut readers = vec![0u32; defs.len()];
+    for (def, _) in defs.iter() {
+        if let Def::Inst(op, _, args) = def {
+            let args = &args[..if matches!(op, Op::Bin(_)) { 2 } else { 3 }];
+            args.iter().for_each(|a| readers[*a as usize] += 1);
+        }
+    }
+    stored.iter().for_each(|(_, value)| readers[*value as usize] += 1);
+    for i in 0..defs.len() {
+        let (Def::Inst(Op::Bin(Bin::Add), Ty::F32, [a, b, _]), ty) = defs[i] else { continue };
+        for (product, other) in [(a, b), (b, a)] {
+            if let Def::Inst(Op::Bin(Bin::Mul), _, [x, y, _]) = defs[product as usize].0
+                && readers[product as usize] == 1
+            {
+                defs[i] = (Def::Inst(Op::MulAdd, Ty::F32, [x, y, other]), ty);
+                defs[product as usize].0 = Def::Merged;
+                break;
+            }
+        }
+    }
+}
+
 /// Whether there is a loop for it. Integers are not divided, since that may fault.
 fn has(op: Op, ty: Ty) -> bool {
     let float = matches!(ty, Ty::F32 | Ty::F64);
@@ -98,7 +125,7 @@ fn has(op: Op, ty: Ty) -> bool {
         Op::Bin(Bin::Div) => float,
         Op::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le) => true,
         Op::Bin(_) => ty != Ty::Bool,
-        Op::Fun(_) => ty == Ty::F32,
+        Op::Fun(_) | Op::MulAdd => ty == Ty::F32,
         Op::Cast(to) => to != Ty::Bool && to != ty,
         Op::Select | Op::Copy => true,
     }
@@ -112,6 +139,7 @@ fn cost(op: Op) -> u32 {
         Op::Fun(Fun::Larger | Fun::Smaller | Fun::IsNan) => 1,
         Op::Fun(Fun::Pow) => 20,
         Op::Fun(_) => 8,
+        Op::MulAdd => 2,
         Op::Bin(Bin::Div) | Op::Un(Un::Sqrt) => 3,
         _ => 1,
     }
@@ -142,7 +170,8 @@ pub fn compile(
             stored[i].1 = values.define(Def::Inst(Op::Copy, ty, [value; 3]), ty);
         }
     }
-    let defs = values.defs;
+    let mut defs = values.defs;
+    merge_products(&mut defs, &stored);
 
     // The last instruction that reads each value; instructions are numbered as the values that they define.
     let mut last = vec![0; defs.len()];
@@ -187,7 +216,7 @@ pub fn compile(
                 gathers.push((register, *operand));
                 Place::Register(register)
             }
-            Def::Inst(..) => Place::Register(u32::MAX),
+            Def::Inst(..) | Def::Merged => Place::Register(u32::MAX),
         });
     }
     for (number, (def, ty)) in defs.iter().enumerate() {

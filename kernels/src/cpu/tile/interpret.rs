@@ -471,6 +471,9 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
             Op::Bin(Bin::BitOr) => bits!(|),
             Op::Bin(Bin::BitXor) => bits!(^),
             Op::Bin(Bin::Rem | Bin::Shl | Bin::Shr) => {}
+            Op::MulAdd => {
+                map!(n, to => f32, [x: f32 = a, y: f32 = b, z: f32 = c], |x: f32, y: f32, z: f32| x * y + z)
+            }
             Op::Select => match size {
                 1 => {
                     map!(n, to => u8, [s: u8 = a, x: u8 = b, y: u8 = c], |s, x, y| if s != 0 { x } else { y })

@@ -82,6 +82,8 @@ pub enum Op {
     Un(Un),
     /// Of `a` and `b`.
     Bin(Bin),
+    /// `a` times `b`, rounded, plus `c`.
+    MulAdd,
     /// Where `a` is true `b`, elsewhere `c`.
     Select,
     /// `a` in another type.
