@@ -3,7 +3,8 @@
 //! **Why.** OpenMP's threads spin for milliseconds behind a kernel and wait for each other at its end, so beside a busy
 //! Python thread a kernel of two threads can take longer than one of a single thread. **Strategy.** Whoever runs a
 //! kernel takes it in pieces, one by one; helpers take pieces, too, but only while there is a core for them: not on the
-//! one that Python is using. So a kernel never waits for a helper for longer than a piece.
+//! one that Python is using. So a kernel never waits for a helper for longer than a piece. Helpers begin at the other end,
+//! so that what a core has in its cache is mostly what it gets of the next kernel.
 //! **Bits.** Which thread takes a piece, and how many there are, does not show in results.
 
 use std::cell::Cell;
@@ -64,7 +65,8 @@ struct Job {
     body: *const Body<'static>,
     n: usize,
     piece: usize,
-    next: AtomicUsize,
+    /// Pieces that are left: the number of the first one in the upper half, that of the one behind the last in the lower.
+    left: AtomicU64,
     /// Helpers with a smaller number may take pieces.
     helpers: usize,
     /// Runs beside the program.
@@ -82,19 +84,25 @@ impl Job {
         self.helpers.min(cores)
     }
 
-    /// Carries a piece out; false where none is left.
-    fn take(&self) -> bool {
-        let from = self.next.fetch_add(self.piece, Ordering::Relaxed);
-        if from >= self.n {
+    /// Carries a piece out, the first or the last one; false where none is left.
+    fn take(&self, last: bool) -> bool {
+        let step = |left: u64| {
+            let (begin, end) = (left >> 32, left & u64::from(u32::MAX));
+            (begin < end).then(|| if last { left - 1 } else { left + (1 << 32) })
+        };
+        let Ok(left) = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) else {
             return false;
-        }
+        };
+        let number = if last { (left & u64::from(u32::MAX)) - 1 } else { left >> 32 };
+        let from = number as usize * self.piece;
         // SAFETY: see `Team::run`.
         unsafe { (*self.body)(from, (from + self.piece).min(self.n)) };
         true
     }
 
     fn is_done(&self) -> bool {
-        self.next.load(Ordering::Relaxed) >= self.n
+        let left = self.left.load(Ordering::Relaxed);
+        left >> 32 >= left & u64::from(u32::MAX)
     }
 }
 
@@ -145,8 +153,8 @@ impl Team {
         let piece = (grain.ceil() as usize).max(n.div_ceil(threads * PIECES));
         // SAFETY: no helper looks at the job any more when `Ended` is dropped, before this function returns.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
-        let (next, helpers) = (AtomicUsize::new(0), threads - 1);
-        let mut job = Job { body, n, piece, next, helpers, beside: BESIDE.get() };
+        let (left, helpers) = (AtomicU64::new(n.div_ceil(piece) as u64), threads - 1);
+        let mut job = Job { body, n, piece, left, helpers, beside: BESIDE.get() };
         let ended = Ended(self);
         self.number.fetch_add(1, Ordering::Relaxed);
         self.job.store(&raw mut job, Ordering::SeqCst);
@@ -158,7 +166,7 @@ impl Team {
                 let _lock = self.asleep.lock();
                 self.bell.notify_all();
             }
-            if !job.take() {
+            if !job.take(false) {
                 break;
             }
         }
@@ -201,7 +209,7 @@ impl Team {
         }
         // SAFETY: whoever runs the job waits until nobody is inside.
         let job = unsafe { &*job };
-        while own < job.helpers() && job.take() {}
+        while own < job.helpers() && job.take(own.is_multiple_of(2)) {}
         if job.is_done() {
             *last = number;
         }

@@ -97,12 +97,12 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let each = if shape.reduction == Reduction::Mean { -grad / total } else { -grad };
         let (to, classes) = (Shared(data[3].cast::<f32>()), shape.classes as usize);
         each_row(host, shape.examples, classes, &|begin, end| {
-            for i in begin..end {
+            for (i, class) in (begin..end).zip(&targets[begin..end]) {
                 // SAFETY: the caller's promise; each example is one thread's.
                 let to = unsafe { to.slice(i * classes, classes) };
                 to.fill(0.0);
-                if let Some(class) = targets[i] {
-                    to[class] = each;
+                if let Some(class) = class {
+                    to[*class] = each;
                 }
             }
         });

@@ -35,7 +35,8 @@ impl Copy {
             && (*f, *t) == (bytes, bytes)
         {
             copy.run *= copy.sizes.pop().unwrap_or(1) as usize;
-            (copy.from.pop(), copy.to.pop());
+            copy.from.pop();
+            copy.to.pop();
         }
         copy
     }
