@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::ids::{BlockId, NodeId, StorageId};
+use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::Variant;
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -19,14 +18,12 @@ pub struct Program {
     /// Ops by node; [`NodeId::START`] is none.
     nodes: Vec<Option<Step>>,
     blocks: Vec<Box<[NodeId]>>,
-    /// For each block, the first one that has the same ops: rounds of an unrolled loop do.
-    same: Vec<BlockId>,
     liveness: Liveness,
 }
 
 impl Default for Program {
     fn default() -> Program {
-        Program { nodes: vec![None], blocks: Vec::new(), same: Vec::new(), liveness: Liveness::default() }
+        Program { nodes: vec![None], blocks: Vec::new(), liveness: Liveness::default() }
     }
 }
 
@@ -72,28 +69,23 @@ impl Program {
 
     /// The blocks of a symbolic graph, which replace all earlier ones.
     pub fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
-        let mut known = FxHashMap::default();
-        let first = |(id, nodes)| *known.entry(nodes).or_insert(id);
-        self.same = (0..).map(BlockId).zip(&blocks).map(first).collect();
         self.blocks = blocks;
     }
 
-    /// The first block that has the same ops as this one.
-    pub fn alike(&self, block: BlockId) -> BlockId {
-        self.same[block.index()]
+    /// The nodes of a segment, in order.
+    pub fn nodes(&self, segment: &Segment) -> &[NodeId] {
+        &self.blocks[segment.block.index()][segment.from as usize..segment.to as usize]
     }
 
     /// Forgets all ops and blocks.
     pub fn forget(&mut self) {
         self.nodes.truncate(1);
         self.blocks.clear();
-        self.same.clear();
     }
 
     /// The ops of a part of a run, in order.
     pub fn ops<'a>(&'a self, span: &Span<'_>) -> SmallVec<[(NodeId, u32, &'a Step, &'a Variant); 64]> {
-        let segment = |s: &Segment| &self.blocks[s.block.index()][s.from as usize..s.to as usize];
-        let ids = span.segments.iter().flat_map(segment);
+        let ids = span.segments.iter().flat_map(|s| self.nodes(s));
         let op = |(node, number): (&NodeId, &u32)| {
             let (step, variant) = self.op(*node, *number)?;
             Some((*node, *number, step, variant))

@@ -41,14 +41,15 @@ impl Place {
     }
 }
 
-/// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long.
+/// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long, but not with
+/// the first one, in which the program may have paused.
 const TRIAL: usize = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
 const LONG_TRIAL: Duration = Duration::from_millis(80);
 /// Iterations before the first trial of a place, in which the executor learns its runs.
 const LEARNING: u32 = 2;
 /// What an iteration counts for at most, as a multiple of the trial's median: the program may pause within some.
-const PAUSE: f64 = 3.0;
+const PAUSE: f64 = 1.5;
 /// Trials of each place in a comparison, at least and at most.
 const ROUNDS: [usize; 2] = [2, 12];
 /// The first trial of each will do to keep a place that is better by more than this, as a logarithm.
@@ -283,7 +284,7 @@ impl Placement {
         comparison.took.push((ops.max(1) as f64, took.as_nanos() as f64));
         let so_far = Duration::from_nanos(comparison.took.iter().map(|(_, ns)| *ns as u64).sum());
         let enough = comparison.took.len() >= TRIAL && so_far >= TRIAL_TIME;
-        comparison.ended = enough || so_far >= LONG_TRIAL;
+        comparison.ended = enough || (comparison.took.len() > 1 && so_far >= LONG_TRIAL);
     }
 }
 

@@ -2,10 +2,11 @@
 //!
 //! **Why.** A training step sends the same runs each time. What depends on their structure alone is found out once:
 //! which ops are dead, which are carried out together, which results nobody will read, where feeds are.
-//! **Strategy.** Runs that are not alike as a whole are taken segment by segment. A run's structure is its ops (blocks
-//! with the same ones are one) and variants, which of its storages are one, the windows' offsets and what the program has dropped ([`Structure`]). When
+//! **Strategy.** Runs that are not alike as a whole are taken segment by segment. A run's structure is its ops and variants, which of its storages are one, the windows' offsets and what the program has dropped ([`Structure`]). When
 //! it comes for the second time, a plan is made ([`planner`]): neighbouring point-wise ops become a group, and results
 //! that die within their group are never stored. What carries a group out is the executor's matter ([`Fuser`]).
+//! It does not depend on how ops are cut into blocks, so that rounds of an unrolled loop share a plan, and plans outlive
+//! the symbolic graph.
 //! **Bits.** On the cpu executor a group computes what its ops compute one by one.
 
 mod draft;
@@ -25,7 +26,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 pub use self::draft::{Draft, Held, Lane};
 use self::planner::Planner;
-use crate::executor::{BlockRun, HostKernels, Segment};
+use crate::executor::{BlockRun, HostKernels};
 use crate::express::{Job, Param, Window};
 use crate::feeds::{Cursor, Scalar};
 use crate::ir::Ty;
@@ -83,7 +84,7 @@ pub struct Before<'b, 'o, 'r> {
 /// What a plan depends on.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Structure {
-    segments: Vec<(u32, u32, u32)>,
+    nodes: Vec<NodeId>,
     variants: Vec<u32>,
     /// For each storage of the run's stream, where it is there for the first time.
     first: Vec<u32>,
@@ -284,9 +285,8 @@ impl<G: fmt::Debug> Plans<G> {
         self.epoch += 1;
         let epoch = self.epoch;
         let mut now = std::mem::take(&mut self.now);
-        now.segments.clear();
-        let segment = |s: &Segment| (program.alike(s.block).0, s.from, s.to);
-        now.segments.extend(span.segments.iter().map(segment));
+        now.nodes.clear();
+        span.segments.iter().for_each(|s| now.nodes.extend_from_slice(program.nodes(s)));
         now.variants.clear();
         now.variants.extend_from_slice(span.variants);
         now.offsets.clear();
