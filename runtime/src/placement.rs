@@ -41,15 +41,12 @@ impl Place {
     }
 }
 
-/// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long, but not with
-/// the first one, in which the program may have paused.
-const TRIAL: usize = 3;
+/// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long.
+const TRIAL: u32 = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
 const LONG_TRIAL: Duration = Duration::from_millis(80);
 /// Iterations before the first trial of a place, in which the executor learns its runs.
 const LEARNING: u32 = 2;
-/// What an iteration counts for at most, as a multiple of the trial's median: the program may pause within some.
-const PAUSE: f64 = 1.5;
 /// Trials of each place in a comparison, at least and at most.
 const ROUNDS: [usize; 2] = [2, 12];
 /// The first trial of each will do to keep a place that is better by more than this, as a logarithm.
@@ -143,8 +140,10 @@ struct Comparison {
     settled: bool,
     /// It has had its iterations, and ends once their work has been carried out.
     ended: bool,
-    /// Its iterations' ops, and the nanoseconds that they took.
-    took: Vec<(f64, f64)>,
+    /// Its iterations, their ops, and what they took.
+    iterations: u32,
+    ops: u64,
+    took: Duration,
     /// The time that runs had taken when it began.
     busy: Duration,
     /// Iterations in which the executor learnt this place's runs.
@@ -154,14 +153,16 @@ struct Comparison {
 impl Comparison {
     /// Another trial, behind these.
     fn after(trials: [Trials; 2]) -> Comparison {
-        Comparison { trials, settled: false, ended: false, took: Vec::new(), busy: Duration::ZERO, learnt: 0 }
-    }
-
-    /// Nanoseconds an op, of the iteration in the middle.
-    fn median(&self) -> f64 {
-        let mut each: Vec<f64> = self.took.iter().map(|(ops, ns)| ns / ops).collect();
-        let middle = (each.len() - 1) / 2;
-        *each.select_nth_unstable_by(middle, f64::total_cmp).1
+        Comparison {
+            trials,
+            settled: false,
+            ended: false,
+            iterations: 0,
+            ops: 0,
+            took: Duration::ZERO,
+            busy: Duration::ZERO,
+            learnt: 0,
+        }
     }
 
     /// Whether trials have shown which place is better, the one that is kept or the other, or as much as they will.
@@ -224,16 +225,13 @@ impl Placement {
             comparison.busy = busy;
             return;
         }
-        let most = PAUSE * comparison.median();
-        let took: f64 = comparison.took.iter().map(|(ops, ns)| ns.min(most * ops)).sum();
         // Beside Python, runs may be carried out while the program does something else between iterations.
-        let took =
-            (took + waited.as_nanos() as f64).max(busy.saturating_sub(comparison.busy).as_nanos() as f64);
-        let each = took / comparison.took.iter().map(|(ops, _)| ops).sum::<f64>();
+        let took = (comparison.took + waited).max(busy.saturating_sub(comparison.busy));
+        let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
         let mean = trials.map(|t| t.mean().exp());
-        tracing::debug!(place = self.now.name(), op_ns = each, iterations = comparison.took.len(), mean = ?mean, kept = self.kept.name(), "trial");
+        tracing::debug!(place = self.now.name(), op_ns = each, iterations = comparison.iterations, mean = ?mean, kept = self.kept.name(), "trial");
         if !Comparison::is_clear(&trials, self.kept) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
             let rounds = trials[self.kept.other() as usize].count;
@@ -256,8 +254,10 @@ impl Placement {
         self.state = State::Holding(self.hold, Default::default());
     }
 
-    /// An iteration that was wholly co-executed has ended; from its first op on it took so long.
-    pub fn iteration(&mut self, ops: u64, took: Duration) {
+    /// An iteration that was wholly co-executed has ended; from its first op on it took so long, of which the program's
+    /// thread was idle for a while, but not for GraphRunner. Where that was most of it, the program paused, which is not
+    /// the place's.
+    pub fn iteration(&mut self, ops: u64, took: Duration, idle: Duration) {
         if self.fixed {
             return;
         }
@@ -281,10 +281,11 @@ impl Placement {
             comparison.settled = comparison.learnt < LEARNING;
             return;
         }
-        comparison.took.push((ops.max(1) as f64, took.as_nanos() as f64));
-        let so_far = Duration::from_nanos(comparison.took.iter().map(|(_, ns)| *ns as u64).sum());
-        let enough = comparison.took.len() >= TRIAL && so_far >= TRIAL_TIME;
-        comparison.ended = enough || (comparison.took.len() > 1 && so_far >= LONG_TRIAL);
+        comparison.iterations += 1;
+        comparison.ops += ops;
+        comparison.took += if idle * 2 > took { took - idle } else { took };
+        let enough = comparison.iterations >= TRIAL && comparison.took >= TRIAL_TIME;
+        comparison.ended = enough || comparison.took >= LONG_TRIAL;
     }
 }
 
@@ -301,7 +302,7 @@ mod tests {
             }
             places.push(placement.place());
             let ms = if placement.place() == Place::Beside { beside } else { inline };
-            placement.iteration(100, Duration::from_millis(ms));
+            placement.iteration(100, Duration::from_millis(ms), Duration::ZERO);
         }
         places
     }
@@ -327,7 +328,7 @@ mod tests {
             }
             length = (length * 5 + 3) % 16;
             let each = if placement.place() == Place::Beside { 3 } else { 2 };
-            placement.iteration(100, Duration::from_millis((4 + length) * each));
+            placement.iteration(100, Duration::from_millis((4 + length) * each), Duration::ZERO);
         }
         assert!(matches!(placement.state, State::Holding(..)), "{placement:?}");
         assert_eq!(placement.place(), Place::Inline);
@@ -343,6 +344,21 @@ mod tests {
     }
 
     #[test]
+    fn pauses_do_not_count() {
+        let mut placement = Placement::new(None, true);
+        for number in 0..40 {
+            if placement.settles() {
+                placement.settled(Duration::ZERO, Duration::ZERO);
+            }
+            let beside = placement.place() == Place::Beside;
+            // The better place has all the pauses.
+            let idle = Duration::from_millis(if beside && number % 2 == 0 { 200 } else { 0 });
+            placement.iteration(100, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle);
+        }
+        assert_eq!(placement.kept(), Place::Beside);
+    }
+
+    #[test]
     fn work_that_is_left_counts() {
         // Beside Python, iterations take a moment, and their runs long.
         let mut placement = Placement::new(None, true);
@@ -353,7 +369,7 @@ mod tests {
             }
             let beside = placement.place() == Place::Beside;
             busy += Duration::from_millis(if beside { 30 } else { 18 });
-            placement.iteration(100, Duration::from_millis(if beside { 8 } else { 20 }));
+            placement.iteration(100, Duration::from_millis(if beside { 8 } else { 20 }), Duration::ZERO);
         }
         assert_eq!(placement.place(), Place::Inline);
         assert!(placement.measured().is_some());

@@ -42,7 +42,7 @@ impl Engine {
         }
         if self.iteration.ops == 0 {
             // What the program did between iterations is not theirs.
-            self.iteration.began = Instant::now();
+            self.begin_iteration();
         }
         if !site.program_thread {
             let progress = self.run_unrecorded(call, sink)?;

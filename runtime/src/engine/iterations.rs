@@ -54,6 +54,7 @@ impl Engine {
             self.traced_in_row += 1;
         }
         self.record_step(recorded);
+        let idle = self.idle();
         let Iteration { number, ops, traced, novel, began, .. } = self.iteration;
         self.repetition.note(novel, ops, ops - traced);
         self.keep_trace(recorded && (traced > 0 || self.stale));
@@ -69,7 +70,7 @@ impl Engine {
         if traced == 0
             && let Some(placement) = &mut self.placement
         {
-            placement.iteration(ops, began.elapsed());
+            placement.iteration(ops, began.elapsed(), idle);
             self.settling = placement.settles();
             self.runner.place(placement.place());
         }
@@ -81,6 +82,21 @@ impl Engine {
         self.fetches_here = 0;
         self.position = START;
         self.jumped = false;
+    }
+
+    /// What the program does from now on is the iteration's.
+    pub(super) fn begin_iteration(&mut self) {
+        self.iteration.began = Instant::now();
+        self.iteration.thread_time = thread_time();
+        self.iteration.asleep_before = self.report.python_stall_busy_ns;
+    }
+
+    /// How long this iteration's thread neither ran nor waited for GraphRunner.
+    fn idle(&self) -> Duration {
+        let Iteration { began, thread_time: before, asleep_before, .. } = self.iteration;
+        let ran = thread_time().zip(before).map(|(now, before)| now.saturating_sub(before));
+        let asleep = Duration::from_nanos(self.report.python_stall_busy_ns - asleep_before);
+        ran.map_or(Duration::ZERO, |ran| began.elapsed().saturating_sub(ran + asleep))
     }
 
     fn record_step(&mut self, recorded: bool) {
@@ -294,4 +310,17 @@ fn is_contraction(name: &str) -> bool {
         "aten::_scaled_dot",
     ];
     CONTRACTIONS.iter().any(|c| name.starts_with(c))
+}
+
+/// Time that the calling thread has run for, where the system tells.
+#[cfg(target_os = "linux")]
+fn thread_time() -> Option<Duration> {
+    use rustix::time::{ClockId, clock_gettime};
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).ok()
+}
+
+/// The same.
+#[cfg(not(target_os = "linux"))]
+fn thread_time() -> Option<Duration> {
+    None
 }

@@ -184,9 +184,13 @@ struct Iteration {
     /// The last divergence and when it was, while tracing goes on behind it.
     open_divergence: Option<(usize, Instant)>,
     began: Instant,
+    /// What its thread had run for when it began.
+    thread_time: Option<Duration>,
     /// Counters at its beginning, in nanoseconds: PythonRunner's waits and GraphRunner's work.
     stalled_before: u64,
     busy_before: u64,
+    /// Nanoseconds of PythonRunner's waits in which GraphRunner worked.
+    asleep_before: u64,
 }
 
 impl Iteration {
@@ -201,8 +205,10 @@ impl Iteration {
             divergences: 0,
             open_divergence: None,
             began: Instant::now(),
+            thread_time: None,
             stalled_before,
             busy_before,
+            asleep_before: 0,
         }
     }
 }
