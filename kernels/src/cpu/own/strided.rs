@@ -56,15 +56,17 @@ impl Copy {
     /// # Safety
     /// The windows begin at `from` and `to`, and nobody else uses those runs of `to`.
     pub unsafe fn carry_out(&self, from: *const u8, to: *mut u8, begin: usize, end: usize) {
-        match self.run {
-            // SAFETY: the caller's promise.
-            4 => unsafe { self.each(from, to, begin, end, |from, to| *to.cast::<u32>() = *from.cast()) },
-            // SAFETY: as above.
-            8 => unsafe { self.each(from, to, begin, end, |from, to| *to.cast::<u64>() = *from.cast()) },
-            // SAFETY: as above.
-            n => unsafe {
-                self.each(from, to, begin, end, |from, to| std::ptr::copy_nonoverlapping(from, to, n))
-            },
+        // SAFETY: the caller's promise, for all of them. Runs of bytes need not be aligned.
+        unsafe {
+            match self.run {
+                4 => self.each(from, to, begin, end, |from, to| {
+                    to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned());
+                }),
+                8 => self.each(from, to, begin, end, |from, to| {
+                    to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned());
+                }),
+                n => self.each(from, to, begin, end, |from, to| std::ptr::copy_nonoverlapping(from, to, n)),
+            }
         }
     }
 
