@@ -215,10 +215,9 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     };
     let (to, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
     let mut windows = Windows::default();
-    let (mean, scale) = (contiguous(call, 2, Mem::F32)?, contiguous(call, 3, Mem::F32)?);
+    let scale = contiguous(call, 3, Mem::F32)?;
     let weight = weights(call, 4, channels)?;
-    let (grad, x) = (windows.add(grad), windows.add(x));
-    let (mean, scale) = (windows.add(mean), windows.add(scale));
+    let (grad, x, scale) = (windows.add(grad), windows.add(x), windows.add(scale));
     let weight = windows.maybe(weight);
     let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
@@ -233,10 +232,10 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
                     let (grad, x) = (&*at(grad, row * n, n), &*at(x, row * n, n));
-                    let stats = [at(mean, row, 1)[0], at(scale, row, 1)[0]];
                     let weight = part(data, weight, row % groups * each, each);
                     let to = to.map(|to| at(to, row * n, n));
-                    group_backward(grad, x, weight, stats, to, partial.slice(row * each, each));
+                    let sums = partial.slice(row * each, each);
+                    group_backward(grad, x, weight, at(scale, row, 1)[0], to, sums);
                 }
             }
         });
@@ -386,28 +385,33 @@ widest! {
         grad: &[f32],
         x: &[f32],
         weight: Option<&[f32]>,
-        stats: [f32; 2],
+        scale: f32,
         to: Option<&mut [f32]>,
         sums: &mut [[f32; 2]],
     ) => run_group_backward
 }
 
-/// A group's gradient, and what goes to the weight and to the bias of each of its channels.
+/// A group's gradient, and what goes to the weight and to the bias of each of its channels. The mean is taken anew, as a
+/// distance from the first value: where all are near to each other, the saved one's rounding would show.
 #[inline(always)]
 unsafe fn run_group_backward(
     grad: &[f32],
     x: &[f32],
     weight: Option<&[f32]>,
-    [mean, scale]: [f32; 2],
+    scale: f32,
     to: Option<&mut [f32]>,
     sums: &mut [[f32; 2]],
 ) {
-    let pixels = grad.len() / sums.len();
+    let (n, pixels) = (grad.len(), grad.len() / sums.len());
+    let first = x[0];
+    // SAFETY: below the length.
+    let mean = reduce(n, 0.0, |i| unsafe { at(x, i) } - first, |a, b| a + b) / n as f32;
+    let normalized = |x: f32| ((x - first) - mean) * scale;
     let channels = || grad.chunks_exact(pixels).zip(x.chunks_exact(pixels));
     let (mut sum, mut product) = (0.0, 0.0);
     for (c, (sums, (grad, x))) in sums.iter_mut().zip(channels()).enumerate() {
         // SAFETY: below both lengths.
-        let value = |i: usize| unsafe { at(grad, i) * ((at(x, i) - mean) * scale) };
+        let value = |i: usize| unsafe { at(grad, i) * normalized(at(x, i)) };
         let to_weight = reduce(pixels, 0.0, value, |a, b| a + b);
         // SAFETY: below the length.
         let to_bias = reduce(pixels, 0.0, |i| unsafe { at(grad, i) }, |a, b| a + b);
@@ -417,11 +421,11 @@ unsafe fn run_group_backward(
         product += weight * to_weight;
     }
     let Some(to) = to else { return };
-    let (sum, product) = (sum / grad.len() as f32, product / grad.len() as f32);
+    let (sum, product) = (sum / n as f32, product / n as f32);
     for (c, (to, (grad, x))) in to.chunks_exact_mut(pixels).zip(channels()).enumerate() {
         let weight = weight.map_or(1.0, |w| w[c]);
         for (to, (grad, x)) in to.iter_mut().zip(grad.iter().zip(x)) {
-            *to = scale * (weight * grad - sum - (x - mean) * scale * product);
+            *to = scale * (weight * grad - sum - normalized(*x) * product);
         }
     }
 }
