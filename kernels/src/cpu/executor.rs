@@ -314,6 +314,7 @@ impl Executor for CpuExecutor {
     }
 
     fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
+        self.plans.clear();
         self.program.lower(blocks);
     }
 
