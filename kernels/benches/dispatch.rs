@@ -89,6 +89,7 @@ fn addition(n: i64) -> Step {
         variants: vec![Arc::new(variant)],
         writes: Box::default(),
         sized_by_number: false,
+        draws: false,
         pure: true,
     }
 }

@@ -37,6 +37,8 @@ pub struct Step {
     pub writes: Box<[u32]>,
     /// Numbers, not only sizes, are in the variants' numbers.
     pub sized_by_number: bool,
+    /// It draws from a generator.
+    pub draws: bool,
     /// It only computes its outputs: it writes and draws nothing, and no value makes it fail.
     pub pure: bool,
 }

@@ -314,7 +314,6 @@ impl Executor for CpuExecutor {
     }
 
     fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
-        self.plans.clear();
         self.program.lower(blocks);
     }
 

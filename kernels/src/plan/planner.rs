@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
 use super::{Action, Before, Draft, Feed, Fused, Fuser, Plan, Slot, Structure};
@@ -101,22 +102,29 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 if dead {
                     return;
                 }
-                let number = self.plan.ops.len() as u32;
-                self.plan.ops.push((op.node, op.number, at));
                 let inputs = op.step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count() as u32;
                 let at = At { key: &op.step.key, cursor: at, inputs };
                 let fresh = &op.variant.outputs.fresh;
                 let (slot, feed) = (|w: &Window| slot(w, &at, structure), |p| feed(p, op.call, &at));
-                if let Some(group) = self.fuser.alone(&op, &slot, &feed) {
-                    self.close();
-                    let first = at.cursor.storages as u32 + at.inputs;
-                    let fresh: Vec<(u32, u64)> = (first..).zip(fresh.iter().copied()).collect();
-                    self.plan.actions.push(Self::fused(number..number + 1, group, &fresh, &[]));
+                let alone = self.fuser.alone(&op, &slot, &feed);
+                let (is_alone, entry) = (alone.is_some(), (op.node, op.number, at.cursor));
+                let action = |number: u32| match alone {
+                    Some(group) => {
+                        let first = at.cursor.storages as u32 + at.inputs;
+                        let fresh: Vec<(u32, u64)> = (first..).zip(fresh.iter().copied()).collect();
+                        Self::fused(number..number + 1, group, &fresh, &[])
+                    }
+                    None => Action::Op(number),
+                };
+                if op.call.inputs.is_empty() && !op.step.draws {
+                    self.put_ahead(entry, action);
                     return;
                 }
-                // What reads nothing can come before the open group.
-                if op.call.inputs.is_empty() {
-                    self.plan.actions.push(Action::Op(number));
+                let number = self.plan.ops.len() as u32;
+                self.plan.ops.push(entry);
+                if is_alone {
+                    self.close();
+                    self.plan.actions.push(action(number));
                     return;
                 }
                 let jobs = self.fuser.jobs(&op);
@@ -130,6 +138,20 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.release(&mut liveness, ops.len());
         self.close();
         self.plan
+    }
+
+    /// An op that depends on nothing comes before the open group, and before the op that the group may become part of.
+    fn put_ahead(&mut self, op: (NodeId, u32, Cursor), action: impl FnOnce(u32) -> Action<F::Group>) {
+        let group = if self.draft.is_some() { self.members.start } else { self.plan.ops.len() as u32 };
+        let before = self.last.filter(|(number, _)| number + 1 == group);
+        let (number, at) = before.unwrap_or((group, self.plan.actions.len()));
+        self.plan.ops.insert(number as usize, op);
+        self.plan.actions.insert(at, action(number));
+        if before.is_some() {
+            self.plan.actions[at + 1] = Action::Op(number + 1);
+            self.last = Some((number + 1, at + 1));
+        }
+        self.members = self.members.start + 1..self.members.end + 1;
     }
 
     /// A group that makes storages, of which some are dropped within it.

@@ -275,6 +275,7 @@ impl Engine {
                 variants: node.variants.to_vec(),
                 writes: crate::feed::written_inputs(&node.key, info),
                 sized_by_number: info.sized_by_number,
+                draws: info.random,
                 pure: info.pointwise && !info.random && !info.writes(),
             }
         };

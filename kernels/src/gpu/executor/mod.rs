@@ -655,7 +655,6 @@ impl Executor for GpuExecutor {
     }
 
     fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
-        self.plans.clear();
         self.program.lower(blocks);
     }
 
