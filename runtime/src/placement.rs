@@ -211,6 +211,11 @@ impl Placement {
         self.measured
     }
 
+    /// Whether iterations are measured.
+    pub fn is_comparing(&self) -> bool {
+        matches!(self.state, State::Comparing(_))
+    }
+
     /// Whether all work has to be carried out before the next op, so that it counts for its own trial.
     pub fn settles(&self) -> bool {
         matches!(&self.state, State::Comparing(c) if !c.settled || c.ended)
@@ -231,7 +236,14 @@ impl Placement {
         comparison.trials[self.now as usize].add(each);
         let trials = comparison.trials;
         let mean = trials.map(|t| t.mean().exp());
-        tracing::debug!(place = self.now.name(), op_ns = each, iterations = comparison.iterations, mean = ?mean, kept = self.kept.name(), "trial");
+        tracing::debug!(
+            place = self.now.name(),
+            op_ns = each,
+            iterations = comparison.iterations,
+            mean = ?mean,
+            kept = self.kept.name(),
+            "trial"
+        );
         if !Comparison::is_clear(&trials, self.kept) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
             let rounds = trials[self.kept.other() as usize].count;

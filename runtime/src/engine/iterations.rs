@@ -11,6 +11,7 @@ use tandem_tracegraph::verify::verify;
 
 use super::{Engine, Iteration, Phase, START, initial_phase};
 use crate::graph_runner::Message;
+use crate::placement::Placement;
 use crate::repetition::Repetition;
 use crate::report::{Ran, StepRecord};
 
@@ -87,14 +88,15 @@ impl Engine {
     /// What the program does from now on is the iteration's.
     pub(super) fn begin_iteration(&mut self) {
         self.iteration.began = Instant::now();
-        self.iteration.thread_time = thread_time();
+        let measured = self.placement.as_ref().is_some_and(Placement::is_comparing);
+        self.iteration.thread_time = if measured { thread_time() } else { None };
         self.iteration.asleep_before = self.report.python_stall_busy_ns;
     }
 
-    /// How long this iteration's thread neither ran nor waited for GraphRunner.
+    /// How long this iteration's thread neither ran nor waited for GraphRunner, where that is measured.
     fn idle(&self) -> Duration {
         let Iteration { began, thread_time: before, asleep_before, .. } = self.iteration;
-        let ran = thread_time().zip(before).map(|(now, before)| now.saturating_sub(before));
+        let ran = before.and_then(|before| Some(thread_time()?.saturating_sub(before)));
         let asleep = Duration::from_nanos(self.report.python_stall_busy_ns - asleep_before);
         ran.map_or(Duration::ZERO, |ran| began.elapsed().saturating_sub(ran + asleep))
     }

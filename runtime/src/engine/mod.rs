@@ -184,7 +184,7 @@ struct Iteration {
     /// The last divergence and when it was, while tracing goes on behind it.
     open_divergence: Option<(usize, Instant)>,
     began: Instant,
-    /// What its thread had run for when it began.
+    /// What its thread had run for when it began, where iterations are measured for the placement.
     thread_time: Option<Duration>,
     /// Counters at its beginning, in nanoseconds: PythonRunner's waits and GraphRunner's work.
     stalled_before: u64,

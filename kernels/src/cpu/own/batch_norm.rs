@@ -8,7 +8,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use super::super::widest::widest;
-use super::norm::{Addresses, Windows, output, weights};
+use super::norm::{Addresses, Windows, output, wanted, weights};
 use super::rows::{at, reduce};
 use super::{Kernel, Shared, Work, contiguous, count, each_row};
 use crate::executor::HostKernels;
@@ -142,10 +142,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     if grad.sizes != x.sizes || !flag(call, 7)? {
         return None;
     }
-    let given = |number: usize| match outputs.outs.get(number)? {
-        OutSpec::Undefined => Some(None),
-        _ => output(outputs, number).map(Some),
-    };
+    let given = |number: usize| wanted(outputs, number);
     let (to_x, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
     let mut windows = Windows::default();
     let weight = weights(call, 2, n)?;

@@ -24,6 +24,14 @@ pub fn output(outputs: &Outputs, number: usize) -> Option<Window> {
     }
 }
 
+/// An output that the call may not ask for: `Some(None)` where it is undefined.
+pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
+    match outputs.outs.get(number)? {
+        OutSpec::Undefined => Some(None),
+        _ => output(outputs, number).map(Some),
+    }
+}
+
 /// An optional argument with one number for each place of a row: `Some(None)` where it is absent.
 pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
     let flat = call.args[..arg].iter().filter(|a| matches!(a, Arg::Tensor)).count();
@@ -143,11 +151,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     if all == 0 || grad.sizes != x.sizes {
         return None;
     }
-    // All of them are what is written here, or undefined.
-    let given = |number: usize| match outputs.outs.get(number)? {
-        OutSpec::Undefined => Some(None),
-        _ => output(outputs, number).map(Some),
-    };
+    let given = |number: usize| wanted(outputs, number);
     let (to, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
     let mut windows = Windows::default();
     let weight = weights(call, 5, n)?;
@@ -208,11 +212,7 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     }
     let (each, rows) = (channels / groups, count_ * groups);
     let n = each * pixels;
-    // All of them are what is written here, or undefined.
-    let given = |number: usize| match outputs.outs.get(number)? {
-        OutSpec::Undefined => Some(None),
-        _ => output(outputs, number).map(Some),
-    };
+    let given = |number: usize| wanted(outputs, number);
     let (to, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
     let mut windows = Windows::default();
     let scale = contiguous(call, 3, Mem::F32)?;

@@ -45,6 +45,18 @@ impl Piece {
     }
 }
 
+/// A part's sizes and strides with the whole's dimensions, of which the part may lack `dim`; the others are the same.
+fn along_dimension(part: &Window, whole: &Window, dim: usize) -> Option<(Dims, Dims)> {
+    let (mut sizes, mut strides) = (part.sizes.clone(), part.strides.clone());
+    if sizes.len() + 1 == whole.sizes.len() {
+        sizes.insert(dim, 1);
+        strides.insert(dim, 0);
+    }
+    let fits = sizes.len() == whole.sizes.len()
+        && sizes.iter().zip(&whole.sizes).enumerate().all(|(d, (a, b))| d == dim || a == b);
+    fits.then_some((sizes, strides))
+}
+
 /// `cat` and `stack`: the tensors of a list side by side along a dimension, which they have or, where each is one place of
 /// it, have not.
 pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
@@ -59,16 +71,7 @@ pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let mut windows = windows?;
     let (mut pieces, mut along): (Vec<Piece>, i64) = (Vec::new(), 0);
     for window in &windows {
-        let (mut sizes, mut strides): (Dims, Dims) = (window.sizes.clone(), window.strides.clone());
-        if sizes.len() + 1 == to.sizes.len() {
-            sizes.insert(dim, 1);
-            strides.insert(dim, 0);
-        }
-        let fits = sizes.len() == to.sizes.len()
-            && sizes.iter().zip(&to.sizes).enumerate().all(|(d, (a, b))| d == dim || a == b);
-        if !fits {
-            return None;
-        }
+        let (sizes, strides) = along_dimension(window, &to, dim)?;
         pieces.push(Piece::of(&sizes, &strides, &to, along * to.strides[dim], &to.strides));
         along += sizes[dim];
     }
@@ -119,14 +122,8 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
 
 /// Zeros, with the gradient where its elements were taken from: from the `start`-th of a dimension on, every `step`-th.
 fn within(grad: Window, to: Window, dim: usize, start: i64, step: i64) -> Option<Kernel> {
-    let (mut sizes, mut strides): (Dims, Dims) = (grad.sizes.clone(), grad.strides.clone());
-    if sizes.len() + 1 == to.sizes.len() {
-        sizes.insert(dim, 1);
-        strides.insert(dim, 0);
-    }
-    let fits = sizes.len() == to.sizes.len()
-        && sizes.iter().zip(&to.sizes).enumerate().all(|(d, (a, b))| d == dim || a == b);
-    if !fits || (sizes[dim] > 0 && start + (sizes[dim] - 1) * step >= to.sizes[dim]) {
+    let (sizes, strides) = along_dimension(&grad, &to, dim)?;
+    if sizes[dim] > 0 && start + (sizes[dim] - 1) * step >= to.sizes[dim] {
         return None;
     }
     let mut steps = to.strides.clone();
