@@ -15,7 +15,7 @@ use crate::pointwise::{
     find,
 };
 use crate::promotion::Kind;
-use crate::shapes::{Dims, broadcast, dense};
+use crate::shapes::{Dims, View, broadcast, dense, output_strides};
 
 /// Whose memory a window is on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -250,35 +250,37 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
     (0..count).map(job).collect()
 }
 
-/// What a call gives, where that is plain: its operands are of one shape and without gaps, and so is its only output.
-pub fn plain_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
-    if base.in_place || base.name.starts_with("_foreach_") {
+/// What a call gives that writes nothing; `None` where that is not plain.
+pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
+    let other = matches!(base.name.as_str(), "masked_fill" | "polar" | "float_power");
+    if base.in_place || other || base.name.starts_with("_foreach_") {
         return None;
     }
     let (op, operands) = rule(base, call)?;
     let read: Option<SmallVec<[(Operand, Kind); 3]>> =
         operands.iter().map(|arg| operand(call, *arg, 0)).collect();
     let read = read?;
-    let kinds = match base.name.as_str() {
-        "where" => &read[1..],
-        "masked_fill" => return None,
-        _ => &read[..],
-    };
+    let kinds = if base.name == "where" { &read[1..] } else { &read[..] };
     let (_, given) = op.dtypes(kinds.iter().map(|(_, kind)| *kind), call.default_dtype);
-    let mut windows = read.iter().filter_map(|(operand, _)| match operand {
-        Operand::Window(window) => Some(window),
+    let windows = read.iter().filter_map(|(operand, _)| match operand {
+        Operand::Window(window) => Some((&window.sizes[..], &window.strides[..])),
         _ => None,
     });
-    let first = windows.next()?;
-    let dense = dense(&first.sizes);
-    let plain = |w: &Window| w.sizes == first.sizes && w.strides == dense;
-    if !plain(first) || !windows.all(plain) || first.sizes.contains(&0) {
+    let mut views: SmallVec<[View<'_>; 3]> = windows.collect();
+    let sizes = broadcast(views.iter().map(|(sizes, _)| *sizes)).filter(|_| !views.is_empty())?;
+    views.retain(|(own, _)| !own.is_empty() || sizes.is_empty());
+    // PyTorch's iterator has these derivatives' gradients last.
+    if matches!(base.name.as_str(), "threshold_backward" | "leaky_relu_backward") {
+        views.reverse();
+    }
+    // How a dimension of one element lies among others has many answers.
+    let plain = |(own, strides): &View<'_>| !own.contains(&1) || dense(own)[..] == **strides;
+    if sizes.contains(&0) || !views.iter().all(plain) {
         return None;
     }
-    let nbytes = first.sizes.iter().product::<i64>() as u64 * given.size() as u64;
-    let meta = TensorMeta::new(&first.sizes, &dense, given, 0);
-    let outs = vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }];
-    Some(Outputs { outs, fresh: SmallVec::from_elem(nbytes, 1), ..Outputs::default() })
+    let meta = TensorMeta::new(&sizes, &output_strides(&sizes, &views), given, 0);
+    let fresh = SmallVec::from_elem(meta.extent_bytes(0), 1);
+    Some(Outputs { outs: vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }], fresh, ..Outputs::default() })
 }
 
 /// An input that is written in place: each element must be there once.

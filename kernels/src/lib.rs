@@ -14,6 +14,7 @@ pub mod gpu;
 pub mod host;
 pub mod ir;
 pub mod liveness;
+pub mod outputs;
 mod plan;
 pub mod pointwise;
 pub mod profile;

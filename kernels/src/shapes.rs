@@ -75,3 +75,136 @@ pub fn coalesce(sizes: &[i64], operands: &[&[i64]]) -> (Dims, Vec<Dims>) {
     }
     (joined, strides)
 }
+
+/// Whether strides are those of row-major order.
+pub fn is_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
+    let mut expected = 1;
+    if sizes.contains(&0) {
+        return true;
+    }
+    sizes.iter().zip(strides).rev().all(|(size, stride)| {
+        let fits = *size == 1 || *stride == expected;
+        expected *= size;
+        fits
+    })
+}
+
+/// Sizes and strides of a tensor.
+pub type View<'v> = (&'v [i64], &'v [i64]);
+
+/// The strides of a new output whose operands, expanded to `sizes`, have these strides: `TensorIterator` keeps their
+/// order of dimensions.
+pub fn output_strides(sizes: &[i64], operands: &[View<'_>]) -> Dims {
+    let ndim = sizes.len();
+    let same_shape = operands.iter().all(|(own, _)| *own == sizes);
+    if same_shape && let [first, rest @ ..] = operands {
+        if operands.iter().all(|(sizes, strides)| is_contiguous(sizes, strides)) {
+            return dense(sizes);
+        }
+        for format in [4, 5] {
+            if ndim == format && operands.iter().all(|(sizes, strides)| is_channels_last(sizes, strides)) {
+                return channels_last(sizes);
+            }
+        }
+        if rest.iter().all(|o| o.1 == first.1) && is_dense(sizes, first.1) {
+            return first.1.into();
+        }
+    }
+    let strides: Vec<Dims> = operands.iter().map(|(own, strides)| expanded(own, strides, sizes)).collect();
+    let mut order: Vec<usize> = (0..ndim).rev().collect();
+    let swap = |a: usize, b: usize| {
+        for s in &strides {
+            match (s[a], s[b]) {
+                (0, _) | (_, 0) => {}
+                (x, y) if x < y => return -1,
+                (x, y) if x > y => return 1,
+                _ if sizes[a] > sizes[b] => return 1,
+                _ => {}
+            }
+        }
+        0
+    };
+    for i in 1..ndim {
+        let mut at = i;
+        for below in (0..i).rev() {
+            match swap(order[below], order[at]) {
+                1 => {
+                    order.swap(below, at);
+                    at = below;
+                }
+                -1 => break,
+                _ => {}
+            }
+        }
+    }
+    let mut out: Dims = sizes.into();
+    let mut stride = 1;
+    for d in order {
+        out[d] = stride;
+        stride *= sizes[d].max(1);
+    }
+    out
+}
+
+/// Strides of channels-last order: two or three dimensions behind batch and channels.
+pub fn channels_last(sizes: &[i64]) -> Dims {
+    let mut strides: Dims = sizes.into();
+    let mut stride = 1;
+    for d in std::iter::once(1).chain((2..sizes.len()).rev()).chain([0]) {
+        strides[d] = stride;
+        stride *= sizes[d].max(1);
+    }
+    strides
+}
+
+/// Whether strides are channels-last ones, as `is_channels_last_contiguous` has it.
+pub fn is_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
+    if !matches!(sizes.len(), 4 | 5) {
+        return false;
+    }
+    let mut expected = 1;
+    std::iter::once(1).chain((2..sizes.len()).rev()).chain([0]).all(|d| {
+        let fits = sizes[d] == 1 || strides[d] == expected;
+        expected *= sizes[d];
+        fits
+    })
+}
+
+/// Whether strides order the dimensions as channels-last does (`is_channels_last_strides`), which is what
+/// `suggest_memory_format` asks.
+pub fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
+    if !matches!(sizes.len(), 4 | 5) || strides[1] == 0 {
+        return false;
+    }
+    let mut min = 0;
+    for d in std::iter::once(1).chain((2..sizes.len()).rev()).chain([0]) {
+        if sizes[d] == 0 || strides[d] < min {
+            return false;
+        }
+        // Tensors of one channel are ambiguous: plain row-major order is preferred.
+        if d == 0 && min == strides[1] {
+            return false;
+        }
+        min = strides[d];
+        if sizes[d] > 1 {
+            min *= sizes[d];
+        }
+    }
+    true
+}
+
+/// Whether elements lie without gaps and overlaps, in whatever order (`is_non_overlapping_and_dense`).
+pub fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
+    if sizes.contains(&0) {
+        return true;
+    }
+    let mut dims: Vec<(i64, i64)> =
+        strides.iter().copied().zip(sizes.iter().copied()).filter(|(_, size)| *size != 1).collect();
+    dims.sort_unstable();
+    let mut expected = 1;
+    dims.iter().all(|(stride, size)| {
+        let fits = *stride == expected;
+        expected *= size;
+        fits
+    })
+}

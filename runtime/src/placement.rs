@@ -3,7 +3,7 @@
 //! **Why.** Where the executor computes on the cores that Python runs on, cores are one budget: kernels that use all of
 //! them are hindered by a busy Python thread far more than the overlap yields, and small kernels are not.
 //! **Strategy.** Both ways are tried for a few iterations in turn until one takes clearly less time an op: where
-//! iterations are of different lengths that takes more trials. As long as the other place does not look better, it is
+//! iterations are of different lengths, what an op and a byte take is told apart first. As long as the other place does not look better, it is
 //! tried only now and then, so that finding out costs little. The better one is kept; later both are tried again, more
 //! and more seldom. The results' bits do not depend on it: the same kernels run in the same order with the same number
 //! of threads.
@@ -61,6 +61,9 @@ const CLEAR: f64 = 3.0;
 /// or where every trial of one place took so much more than every one of the other, as a logarithm: a program that
 /// pauses now and then makes the standard error large.
 const APART: f64 = 0.1;
+/// Trials of each place behind which what a byte takes is looked for, and how unlike their shares of bytes must be.
+const FITTED: usize = 3;
+const UNLIKE: f64 = 0.001;
 /// What a trial's time varies by at least, as a share.
 const NOISE: f64 = 0.03;
 /// Iterations between comparisons, at first; doubled where the same place wins.
@@ -68,10 +71,54 @@ const HOLD: u64 = 200;
 /// What the other place must win by, as a share.
 const MARGIN: f64 = 0.03;
 
-/// Trials of one place: the logarithms of their times an op. The first one counts for little: memory and caches are what
-/// the other place has left.
+/// What a trial's iterations did, and how long it took.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    ops: f64,
+    /// Bytes of the storages that were made.
+    bytes: f64,
+    ns: f64,
+}
+
+/// Trials of one place. The first one counts for little: memory and caches are what the other place has left.
+type Trials = Vec<Trial>;
+
+/// What an op and a byte take, by trials in both places.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    op: f64,
+    byte: f64,
+}
+
+impl Cost {
+    /// Where trials do not tell what a byte takes: an op is an op.
+    const PLAIN: Cost = Cost { op: 1.0, byte: 0.0 };
+
+    /// The best fit of both, with what it is wrong by as a share. Iterations of different lengths would else look as if
+    /// the place made the difference.
+    fn of(trials: &[Trials; 2]) -> Cost {
+        let all = || trials.iter().flat_map(|t| t.iter().skip(1));
+        if trials.iter().any(|t| t.len() <= FITTED) {
+            return Cost::PLAIN;
+        }
+        let sum = |f: fn(f64, f64) -> f64| all().map(|t| f(t.ops / t.ns, t.bytes / t.ns)).sum::<f64>();
+        let (oo, ob, bb) = (sum(|o, _| o * o), sum(|o, b| o * b), sum(|_, b| b * b));
+        let (o, b) = (sum(|o, _| o), sum(|_, b| b));
+        let determinant = oo * bb - ob * ob;
+        let (op, byte) = ((o * bb - b * ob) / determinant, (b * oo - o * ob) / determinant);
+        let told = determinant > UNLIKE * oo * bb && op >= 0.0 && byte >= 0.0;
+        if told { Cost { op, byte } } else { Cost::PLAIN }
+    }
+
+    /// What a trial should have taken.
+    fn expected(&self, trial: &Trial) -> f64 {
+        self.op * trial.ops + self.byte * trial.bytes
+    }
+}
+
+/// Trials of one place in numbers: logarithms of what they took, over what they should have.
 #[derive(Clone, Copy, Default, Debug)]
-struct Trials {
+struct Scores {
     first: Option<f64>,
     /// Of the others.
     count: usize,
@@ -81,9 +128,14 @@ struct Trials {
     most: f64,
 }
 
-impl Trials {
-    fn add(&mut self, ns: f64) {
-        let x = ns.ln();
+impl Scores {
+    fn of(trials: &Trials, cost: &Cost) -> Scores {
+        let mut scores = Scores::default();
+        trials.iter().for_each(|trial| scores.add((trial.ns / cost.expected(trial)).ln()));
+        scores
+    }
+
+    fn add(&mut self, x: f64) {
         if self.first.is_none() {
             self.first = Some(x);
             return;
@@ -140,9 +192,10 @@ struct Comparison {
     settled: bool,
     /// It has had its iterations, and ends once their work has been carried out.
     ended: bool,
-    /// Its iterations, their ops, and what they took.
+    /// Its iterations, their ops, the bytes that they made, and what they took.
     iterations: u32,
     ops: u64,
+    bytes: u64,
     took: Duration,
     /// The time that runs had taken when it began.
     busy: Duration,
@@ -159,6 +212,7 @@ impl Comparison {
             ended: false,
             iterations: 0,
             ops: 0,
+            bytes: 0,
             took: Duration::ZERO,
             busy: Duration::ZERO,
             learnt: 0,
@@ -166,9 +220,9 @@ impl Comparison {
     }
 
     /// Whether trials have shown which place is better, the one that is kept or the other, or as much as they will.
-    fn is_clear(trials: &[Trials; 2], kept: Place) -> bool {
+    fn is_clear(scores: &[Scores; 2], kept: Place) -> bool {
         let [fewest, most] = ROUNDS;
-        let [ours, others] = [trials[kept as usize], trials[kept.other() as usize]];
+        let [ours, others] = [scores[kept as usize], scores[kept.other() as usize]];
         let (rounds, gain) = (ours.count.min(others.count), ours.mean() - others.mean());
         match rounds {
             n if n < fewest => [ours, others].iter().all(|t| t.first.is_some()) && gain < -PLAIN,
@@ -232,21 +286,27 @@ impl Placement {
         }
         // Beside Python, runs may be carried out while the program does something else between iterations.
         let took = (comparison.took + waited).max(busy.saturating_sub(comparison.busy));
-        let each = took.as_nanos() as f64 / comparison.ops.max(1) as f64;
-        comparison.trials[self.now as usize].add(each);
-        let trials = comparison.trials;
-        let mean = trials.map(|t| t.mean().exp());
+        let ops = comparison.ops.max(1) as f64;
+        let trial = Trial { ops, bytes: comparison.bytes as f64, ns: took.as_nanos() as f64 };
+        let mut trials = std::mem::take(&mut comparison.trials);
+        trials[self.now as usize].push(trial);
+        let cost = Cost::of(&trials);
+        let scores = [0, 1].map(|place: usize| Scores::of(&trials[place], &cost));
+        let all = || trials.iter().flatten();
+        let typical = all().map(|t| cost.expected(t)).sum::<f64>() / all().map(|t| t.ops).sum::<f64>();
+        let mean = scores.map(|s| s.first.map_or(0.0, |_| s.mean().exp() * typical));
         tracing::debug!(
             place = self.now.name(),
-            op_ns = each,
+            op_ns = trial.ns / ops,
             iterations = comparison.iterations,
             mean = ?mean,
+            cost = ?cost,
             kept = self.kept.name(),
             "trial"
         );
-        if !Comparison::is_clear(&trials, self.kept) {
+        if !Comparison::is_clear(&scores, self.kept) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
-            let rounds = trials[self.kept.other() as usize].count;
+            let rounds = scores[self.kept.other() as usize].count;
             let rests = self.now != self.kept && !seems_better && rounds > 0;
             self.now = self.now.other();
             self.state = if rests {
@@ -266,16 +326,17 @@ impl Placement {
         self.state = State::Holding(self.hold, Default::default());
     }
 
-    /// An iteration that was wholly co-executed has ended; from its first op on it took so long, of which the program's
+    /// An iteration that was wholly co-executed has ended, which had so many ops and made so many bytes of storages; from
+    /// its first op on it took so long, of which the program's
     /// thread was idle for a while, but not for GraphRunner. Where that was most of it, the program paused, which is not
     /// the place's.
-    pub fn iteration(&mut self, ops: u64, took: Duration, idle: Duration) {
+    pub fn iteration(&mut self, ops: u64, bytes: u64, took: Duration, idle: Duration) {
         if self.fixed {
             return;
         }
         let comparison = match &mut self.state {
             State::Holding(0, trials) => {
-                self.state = State::Comparing(Comparison::after(*trials));
+                self.state = State::Comparing(Comparison::after(std::mem::take(trials)));
                 return;
             }
             State::Holding(left, _) => {
@@ -287,7 +348,7 @@ impl Placement {
         if !comparison.settled || comparison.ended {
             return;
         }
-        if comparison.trials[self.now as usize].first.is_none() && comparison.learnt < LEARNING {
+        if comparison.trials[self.now as usize].is_empty() && comparison.learnt < LEARNING {
             comparison.learnt += 1;
             // What the last one of these left to do is not the trial's.
             comparison.settled = comparison.learnt < LEARNING;
@@ -295,6 +356,7 @@ impl Placement {
         }
         comparison.iterations += 1;
         comparison.ops += ops;
+        comparison.bytes += bytes;
         comparison.took += if idle * 2 > took { took - idle } else { took };
         let enough = comparison.iterations >= TRIAL && comparison.took >= TRIAL_TIME;
         comparison.ended = enough || comparison.took >= LONG_TRIAL;
@@ -314,7 +376,7 @@ mod tests {
             }
             places.push(placement.place());
             let ms = if placement.place() == Place::Beside { beside } else { inline };
-            placement.iteration(100, Duration::from_millis(ms), Duration::ZERO);
+            placement.iteration(100, 0, Duration::from_millis(ms), Duration::ZERO);
         }
         places
     }
@@ -340,10 +402,29 @@ mod tests {
             }
             length = (length * 5 + 3) % 16;
             let each = if placement.place() == Place::Beside { 3 } else { 2 };
-            placement.iteration(100, Duration::from_millis((4 + length) * each), Duration::ZERO);
+            placement.iteration(100, 0, Duration::from_millis((4 + length) * each), Duration::ZERO);
         }
         assert!(matches!(placement.state, State::Holding(..)), "{placement:?}");
         assert_eq!(placement.place(), Place::Inline);
+    }
+
+    #[test]
+    fn what_tensors_of_different_sizes_take_is_not_the_place_s() {
+        let mut placement = Placement::new(None, true);
+        let mut length = 7u64;
+        let mut slower = 0;
+        for _ in 0..100 {
+            if placement.settles() {
+                placement.settled(Duration::ZERO, Duration::ZERO);
+            }
+            length = (length * 29 + 13) % 97;
+            let each = if placement.place() == Place::Beside { 115 } else { 100 };
+            slower += usize::from(placement.place() == Place::Beside);
+            let ns = (5_000_000 + 250_000 * length) * each / 100;
+            placement.iteration(100, 10_000 * length, Duration::from_nanos(ns), Duration::ZERO);
+        }
+        assert!(slower < 30, "{slower} iterations in the slower place");
+        assert_eq!(placement.kept(), Place::Inline);
     }
 
     #[test]
@@ -365,7 +446,7 @@ mod tests {
             let beside = placement.place() == Place::Beside;
             // The better place has all the pauses.
             let idle = Duration::from_millis(if beside && number % 2 == 0 { 200 } else { 0 });
-            placement.iteration(100, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle);
+            placement.iteration(100, 0, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle);
         }
         assert_eq!(placement.kept(), Place::Beside);
     }
@@ -381,7 +462,7 @@ mod tests {
             }
             let beside = placement.place() == Place::Beside;
             busy += Duration::from_millis(if beside { 30 } else { 18 });
-            placement.iteration(100, Duration::from_millis(if beside { 8 } else { 20 }), Duration::ZERO);
+            placement.iteration(100, 0, Duration::from_millis(if beside { 8 } else { 20 }), Duration::ZERO);
         }
         assert_eq!(placement.place(), Place::Inline);
         assert!(placement.measured().is_some());

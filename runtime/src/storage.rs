@@ -114,6 +114,11 @@ impl Storages {
         Storages { entries: Vec::new(), free: Vec::new(), epoch: 1, addresses, held: Vec::new() }
     }
 
+    /// Bytes of all storages that were made, each with less than 64 behind it, until addresses come again.
+    pub fn made(&self) -> u64 {
+        self.addresses.next
+    }
+
     /// A new storage of `nbytes` on a device, named in this iteration.
     pub fn create(&mut self, nbytes: u64, device: u8, name: Name) -> FreshStorage {
         if self.held.len() <= usize::from(device) {

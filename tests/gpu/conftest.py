@@ -31,6 +31,8 @@ def fresh_iteration():
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
         yield
     torch_tandem.mark_step()
+    notes = torch_tandem.report()["notes"]
+    assert not [note for note in notes if "other shapes than expected" in note]
 
 
 @pytest.fixture

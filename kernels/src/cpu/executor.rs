@@ -9,14 +9,15 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::flags;
 
 use super::computation::Computation;
-use super::native::{self, Fusion, Natives, outputs_in_place};
+use super::native::{self, Fusion, Natives};
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{
     BlockRun, Executor, HostError, HostFeed, HostKernels, HostResult, HostResultKind, Step, call_host,
 };
-use crate::express::{Base, apart, plain_outputs};
+use crate::express::{Base, apart};
 use crate::feeds::Cursor;
 use crate::host::{Buffer, Exception};
+use crate::outputs::outputs_in_place;
 use crate::plan::{self, Action, Feed, Fused, Slot};
 use crate::profile::{Profile, timing};
 use crate::program::{Event, OpRun, Program, Span, with_op};
@@ -194,16 +195,13 @@ impl CpuExecutor {
             let outs = vec![OutSpec::Same(0)];
             return Some(Ok((Outputs { outs, ..Outputs::default() }, Vec::new())));
         }
-        if let Some(outputs) = base.and_then(|base| outputs_in_place(base, call)) {
+        if base.is_some_and(Base::in_place) {
+            let outputs = outputs_in_place(call)?;
             let native = self.natives.of_call(&rule, call, &outputs).filter(|_| apart(call))?;
             native::run(&native, call, &[], host);
             return Some(Ok((outputs, Vec::new())));
         }
-        let known = match rule.gives() {
-            Some(gives) => gives(call),
-            None => base.and_then(|base| plain_outputs(base, call)),
-        };
-        if let Some(outputs) = known
+        if let Some(outputs) = rule.outputs(call)
             && let Some(native) = self.natives.of_call(&rule, call, &outputs)
         {
             let made = self.make(&outputs.fresh);

@@ -4,7 +4,7 @@ mod computation;
 mod executor;
 mod group;
 mod native;
-mod own;
+pub mod own;
 pub mod pool;
 pub mod random;
 pub mod team;

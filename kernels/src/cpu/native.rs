@@ -6,16 +6,17 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{NodeId, OpId};
-use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
+use tandem_tracegraph::node::{Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use super::computation::Computation;
 use super::group::compiled;
 use super::{own, random};
 use crate::executor::HostKernels;
-use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, same_memory};
+use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::feeds::{Scalar, of_arg};
 use crate::host::Buffer;
+use crate::outputs::OutputRule;
 use crate::plan::{self, Before, Draft, Feed, Fuser};
 use crate::program::OpRun;
 
@@ -40,7 +41,7 @@ pub enum Rule {
     Kernel {
         rule: own::Rule,
         /// Says what comes out.
-        gives: Option<own::Gives>,
+        outputs: Option<OutputRule>,
         /// PyTorch's kernel must not run, too.
         alone: bool,
     },
@@ -54,7 +55,11 @@ impl Rule {
         let kernel =
             if written.contains(&true) { None } else { own::find(short).or_else(|| own::find(base)) };
         kernel
-            .map(|rule| Rule::Kernel { rule, gives: own::gives(short), alone: own::is_impure(short) })
+            .map(|rule| Rule::Kernel {
+                rule,
+                outputs: OutputRule::of(name, written),
+                alone: own::is_impure(short),
+            })
             .or_else(|| Base::of(name, written).map(Rule::Expression))
     }
 
@@ -66,11 +71,11 @@ impl Rule {
         }
     }
 
-    /// Says what comes out.
-    pub fn gives(&self) -> Option<own::Gives> {
+    /// What a call gives that writes nothing; `None` where only PyTorch's kernel says.
+    pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         match self {
-            Rule::Expression(_) => None,
-            Rule::Kernel { gives, .. } => *gives,
+            Rule::Expression(base) => new_outputs(base, call),
+            Rule::Kernel { outputs, .. } => outputs.as_ref()?.outputs(call),
         }
     }
 
@@ -339,18 +344,6 @@ impl Fuser for Fusion<'_> {
     fn op_name(&self, op: OpId) -> String {
         self.host.op_name(op)
     }
-}
-
-/// What an operator that works in place gives; `None` where that is not told by its arguments.
-pub fn outputs_in_place(base: &Base, call: &Call<'_>) -> Option<Outputs> {
-    if !base.in_place() {
-        return None;
-    }
-    let outs = match call.args.first()? {
-        Arg::Tensor => vec![OutSpec::Same(0)],
-        _ => Vec::new(),
-    };
-    Some(Outputs { outs, ..Outputs::default() })
 }
 
 /// A parameter's bits.

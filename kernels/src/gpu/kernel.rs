@@ -8,6 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::{E, Mem, Node, Ty, Var, larger};
+use crate::shapes::is_contiguous;
 
 /// A tensor of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -85,26 +86,13 @@ pub struct Tensor {
 impl Tensor {
     /// Whether element `i` in row-major order lies `i` elements behind the first.
     pub fn is_contiguous(&self) -> bool {
-        contiguous(&self.sizes, &self.strides)
+        is_contiguous(&self.sizes, &self.strides)
     }
 
     /// Elements.
     pub fn numel(&self) -> i64 {
         self.sizes.iter().product()
     }
-}
-
-/// Whether strides are those of row-major order.
-pub fn contiguous(sizes: &[i64], strides: &[i64]) -> bool {
-    let mut expected = 1;
-    if sizes.contains(&0) {
-        return true;
-    }
-    sizes.iter().zip(strides).rev().all(|(size, stride)| {
-        let fits = *size == 1 || *stride == expected;
-        expected *= size;
-        fits
-    })
 }
 
 /// How a value goes to memory.

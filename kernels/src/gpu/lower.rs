@@ -12,14 +12,14 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use super::group::Epilogue;
-use super::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word, contiguous};
+use super::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word};
 use super::pipelines::{Pipeline, Pipelines};
 use super::spans::{self, Part};
 use crate::ir::{E, Mem, Ty};
 use crate::promotion::Kind;
 use crate::shapes;
 
-pub use crate::shapes::{Dims, dense};
+pub use crate::shapes::{Dims, dense, is_contiguous};
 
 /// Something that happens on the device.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ impl Operand {
 
     /// Whether its elements lie in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
-        contiguous(&self.sizes, &self.strides)
+        is_contiguous(&self.sizes, &self.strides)
     }
 
     /// Whether several of its elements are one, by expansion.

@@ -99,6 +99,8 @@ pub struct Plans<G> {
     known: FxHashMap<u64, Known<G>>,
     /// Hashes of structures that came once.
     once: FxHashSet<u64>,
+    /// Hashes of the ops of structures that have a plan.
+    planned: FxHashSet<u64>,
     whole: Chance,
     /// By storage: the run that it was in last, and its first place there.
     places: Vec<(u32, u32)>,
@@ -173,6 +175,7 @@ impl<G> Default for Plans<G> {
         Plans {
             known: FxHashMap::default(),
             once: FxHashSet::default(),
+            planned: FxHashSet::default(),
             whole: Chance::default(),
             places: Vec::new(),
             epoch: 0,
@@ -187,6 +190,7 @@ impl<G: fmt::Debug> Plans<G> {
     pub fn clear(&mut self) {
         self.known.clear();
         self.once.clear();
+        self.planned.clear();
         self.whole = Chance::default();
     }
 
@@ -205,7 +209,10 @@ impl<G: fmt::Debug> Plans<G> {
         if let Some(known) = self.known.get(&hash) {
             return (known.structure == self.now).then(|| known.plan.clone());
         }
-        if self.once.insert(hash) {
+        let mut hasher = FxHasher::default();
+        self.now.nodes.hash(&mut hasher);
+        let nodes = hasher.finish();
+        if self.once.insert(hash) && !self.planned.contains(&nodes) {
             if self.once.len() > MOST {
                 self.once.clear();
             }
@@ -218,6 +225,7 @@ impl<G: fmt::Debug> Plans<G> {
         if tracing::enabled!(target: "plan", tracing::Level::TRACE) {
             tracing::trace!(target: "plan", "{}", plan.listing(program, fuser));
         }
+        self.planned.insert(nodes);
         self.known.insert(hash, Known { structure: self.now.clone(), plan: plan.clone() });
         Some(plan)
     }

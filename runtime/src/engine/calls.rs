@@ -197,6 +197,7 @@ impl Engine {
         self.iteration.novel |= self.graph.len() > known;
         self.note_growth(grew);
         self.learn_variant(node, call, &outputs);
+        self.check_rule(call, &outputs);
         self.commit(node, &fresh);
         self.forward.note(site, location, &self.locations);
         self.count_op(false);
@@ -233,17 +234,42 @@ impl Engine {
         position: Position,
         sink: &mut dyn Sink,
     ) -> Result<Progress, CallError> {
-        let node = self.graph.node(node_id);
-        let location = node.key.location;
-        let info = &self.ops[call.op.index()];
-        match node.variant(call, info, self.hint(position)) {
-            Some(variant) if !node.dynamic && !may_overlap(info, call) => {
+        match self.variant(call, node_id, position) {
+            Some(variant) => {
+                let location = self.graph.node(node_id).key.location;
                 self.feed(call, position, node_id, variant, sink);
                 self.forward.note(site, location, &self.locations);
                 self.count_op(true);
                 Ok(Progress::Done)
             }
-            _ => self.run_inside(call, site, node_id, position, sink),
+            None => self.run_inside(call, site, node_id, position, sink),
+        }
+    }
+
+    /// The variant under which an op can be co-executed: one that it has, or a new one where a rule tells its results.
+    fn variant(&mut self, call: &Call<'_>, id: NodeId, position: Position) -> Option<u32> {
+        let (node, info) = (self.graph.node(id), &self.ops[call.op.index()]);
+        if node.dynamic || may_overlap(info, call) {
+            return None;
+        }
+        let known = node.variant(call, info, self.hint(position));
+        if known.is_some() {
+            return known;
+        }
+        let outputs = self.rules[call.op.index()].as_ref()?.outputs(call)?;
+        self.learn_variant(id, call, &outputs);
+        self.graph.node(id).variant(call, &self.ops[call.op.index()], 0)
+    }
+
+    /// What a call gave is what the operator's rule says, or the rule is not followed any more.
+    fn check_rule(&mut self, call: &Call<'_>, outputs: &Outputs) {
+        let rule = &mut self.rules[call.op.index()];
+        let told = rule.as_ref().and_then(|rule| rule.outputs(call));
+        if told.is_some_and(|told| told != *outputs) {
+            *rule = None;
+            let name = &self.ops[call.op.index()].name;
+            tracing::error!(name, "what an operator gives is not what its rule says; please report it");
+            self.report.note(format!("{name} gave other shapes than expected: please report it"));
         }
     }
 

@@ -71,12 +71,14 @@ impl Engine {
         if traced == 0
             && let Some(placement) = &mut self.placement
         {
-            placement.iteration(ops, began.elapsed(), idle);
+            let bytes = self.storages.made().saturating_sub(self.iteration.made_before);
+            placement.iteration(ops, bytes, began.elapsed(), idle);
             self.settling = placement.settles();
             self.runner.place(placement.place());
         }
         let busy = self.runner.busy_ns();
         self.iteration = Iteration::new(number + 1, self.report.python_stall_ns, busy.0 + busy.1);
+        self.iteration.made_before = self.storages.made();
         self.storages.next_iteration();
         self.forward.next_iteration();
         self.at = NodeId::START;

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tandem_kernels::executor::BlockRun;
+use tandem_kernels::outputs::OutputRule;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};
@@ -106,6 +107,8 @@ pub struct Engine {
     torch: &'static dyn Torch,
     runner: GraphRunner,
     ops: Vec<OpInfo>,
+    /// By operator: what tells its results.
+    rules: Vec<Option<OutputRule>>,
     locations: Locations,
     graph: TraceGraph,
     symbolic: SymbolicGraph,
@@ -191,6 +194,8 @@ struct Iteration {
     busy_before: u64,
     /// Nanoseconds of PythonRunner's waits in which GraphRunner worked.
     asleep_before: u64,
+    /// See [`Storages::made`].
+    made_before: u64,
 }
 
 impl Iteration {
@@ -209,6 +214,7 @@ impl Iteration {
             stalled_before,
             busy_before,
             asleep_before: 0,
+            made_before: 0,
         }
     }
 }
@@ -225,6 +231,7 @@ impl Engine {
             torch,
             runner,
             ops: Vec::new(),
+            rules: Vec::new(),
             locations: Locations::default(),
             graph: TraceGraph::default(),
             symbolic: SymbolicGraph::default(),
@@ -269,7 +276,9 @@ impl Engine {
     /// Declares an operator; ids count up from 0.
     pub fn declare(&mut self, decl: OpDecl<'_>) -> OpId {
         let id = OpId(self.ops.len() as u32);
-        self.ops.push(describe(id, decl));
+        let info = describe(id, decl);
+        self.rules.push(OutputRule::of(&info.name, &info.written));
+        self.ops.push(info);
         id
     }
 

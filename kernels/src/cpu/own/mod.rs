@@ -19,11 +19,11 @@ mod sums;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
-use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::executor::HostKernels;
 use crate::express::{Operand, Param, Window, fresh_window, operand};
 use crate::ir::Mem;
+use crate::outputs::Gives;
 use crate::shapes::dense;
 
 /// Computes, given the first elements of a kernel's windows and its parameters' bits. False, and nothing that matters
@@ -85,9 +85,6 @@ pub fn find(name: &str) -> Option<Rule> {
     })
 }
 
-/// What an operator gives.
-pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
-
 /// What an operator gives, where that is told by its arguments: PyTorch's kernel need not run first to find out. A rule
 /// accepts what PyTorch does, and nothing else.
 pub fn gives(name: &str) -> Option<Gives> {
@@ -104,22 +101,6 @@ pub fn gives(name: &str) -> Option<Gives> {
 /// Whether an operator writes what its schema does not say, so that only one kernel may run.
 pub fn is_impure(name: &str) -> bool {
     name == "native_batch_norm"
-}
-
-/// New tensors without gaps in row-major order, or none.
-fn new_tensors<'s>(dtype: Dtype, sizes: impl IntoIterator<Item = Option<&'s [i64]>>) -> Outputs {
-    let mut outputs = Outputs::default();
-    for sizes in sizes {
-        let meta = sizes.map(|sizes| TensorMeta::new(sizes, &dense(sizes), dtype, 0));
-        outputs.outs.push(match meta {
-            Some(meta) => {
-                outputs.fresh.push(meta.extent_bytes(0));
-                OutSpec::Fresh { storage: outputs.fresh.len() as u16 - 1, meta, offset: 0 }
-            }
-            None => OutSpec::Undefined,
-        });
-    }
-    outputs
 }
 
 /// A tensor argument.

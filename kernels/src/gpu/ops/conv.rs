@@ -11,9 +11,10 @@ use super::Lower;
 use super::matmul::{contract, row_sums, terms};
 use super::types::{channels_last, suggests_channels_last};
 use crate::gpu::contract::{Along, Extent, Side};
-use crate::gpu::kernel::{Kernel, Put, Store, Tensor, contiguous};
+use crate::gpu::kernel::{Kernel, Put, Store, Tensor};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::ir::E;
+use crate::shapes::is_contiguous;
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {
@@ -228,7 +229,7 @@ impl Window {
 
 /// Whether the places of an image lie behind one another.
 fn is_plane(x: &Operand) -> bool {
-    contiguous(&x.sizes[2..], &x.strides[2..])
+    is_contiguous(&x.sizes[2..], &x.strides[2..])
 }
 
 /// Whether a channel's weights lie behind one another in the order that [`Geometry::taps_of`] counts.
@@ -238,7 +239,7 @@ fn lies_flat(g: &Geometry, weight: &Operand) -> bool {
         sizes[1..].rotate_left(1);
         strides[1..].rotate_left(1);
     }
-    contiguous(&sizes[1..], &strides[1..])
+    is_contiguous(&sizes[1..], &strides[1..])
 }
 
 /// Whether four neighbouring places, from a multiple of four on, are four elements of one image.

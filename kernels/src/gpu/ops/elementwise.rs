@@ -1,9 +1,10 @@
 //! Kernels that compute each element of their outputs from the elements at its place, broadcast.
 
-use crate::gpu::kernel::{Kernel, Tensor, contiguous};
+use crate::gpu::kernel::{Kernel, Tensor};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source};
 use crate::ir::{E, Ty};
 use crate::shapes;
+use crate::shapes::is_contiguous;
 
 /// Launches a kernel that writes `outs`, all of the same sizes, from `ins`, which broadcast to them. Values of `ins`
 /// come in the types of `types`; `body` gets them and the number of the element in the first output's order.
@@ -84,7 +85,7 @@ pub fn produce(
             return Vec::new();
         };
         // What reports faults leaves single elements out, so it shares no words.
-        let linear = |t: &Tensor| k.faults.is_empty() && contiguous(&sizes, &along(&t.strides));
+        let linear = |t: &Tensor| k.faults.is_empty() && is_contiguous(&sizes, &along(&t.strides));
         let store = |(t, value): (&Tensor, E)| {
             if linear(t) { k.store_linear(t, number, value) } else { k.store(t, &coords, value) }
         };

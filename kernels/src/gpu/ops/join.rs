@@ -6,9 +6,10 @@ use super::Lower;
 use super::elementwise::produce;
 use super::index::{bits, moved, target, window, zero};
 use super::types::{channels_last, preserved, result_type, suggests_channels_last};
-use crate::gpu::kernel::{Kernel, contiguous, team};
+use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense, wrap};
 use crate::ir::{E, Mem, Ty};
+use crate::shapes::is_contiguous;
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {
@@ -127,7 +128,7 @@ fn join_group(l: &mut Lowering<'_>, out: &Operand, dim: usize, start: i64, group
     let mut part = out.sizes.clone();
     part[dim] = group.iter().map(|t| t.sizes[dim]).sum();
     let sizes = along(&part);
-    let linear = part == out.sizes && contiguous(&sizes, &along(&out.strides));
+    let linear = part == out.sizes && is_contiguous(&sizes, &along(&out.strides));
 
     let mut k = Kernel::new("cat");
     let target = l.write(&mut k, out)?;

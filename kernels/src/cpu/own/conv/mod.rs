@@ -17,10 +17,11 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use self::columns::Layout;
 use super::sums::channel_sums;
-use super::{Kernel, Shared, contiguous, int, is_contiguous, new_tensors, tensor};
+use super::{Kernel, Shared, contiguous, int, is_contiguous, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
 use crate::express::{Window, fresh_window};
 use crate::ir::Mem;
+use crate::outputs::new_tensors;
 use crate::shapes::dense;
 
 /// Pixels of a grid at most, where patches are laid out.

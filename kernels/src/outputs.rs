@@ -1,0 +1,423 @@
+//! What operators give, told by their arguments alone: shapes, strides and dtypes of their results.
+//!
+//! **Why.** A combination of shapes that an op has not met needs its results' shapes before the program can go on.
+//! Where a rule tells them, nothing has to run for that.
+//! **Strategy.** A rule accepts calls that PyTorch accepts, and tells what PyTorch's CPU kernels give, bit for bit of
+//! the metadata. Where it is not sure it says nothing. While calls are traced, rules are held against what happened.
+
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
+
+use crate::cpu::own;
+use crate::express::{Base, jobs, new_outputs};
+use crate::shapes::{Dims, dense, suggests_channels_last};
+
+/// A rule: what a call gives, `None` where only running it says.
+pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
+
+/// How to tell what an operator gives.
+#[derive(Clone, Debug)]
+pub enum OutputRule {
+    /// By the shapes that elements are computed from.
+    Pointwise(Base),
+    /// By a rule of its own.
+    Own(Gives),
+}
+
+impl OutputRule {
+    /// Of an operator by its full name; `written` are the schema's arguments. `None` where there is no rule.
+    pub fn of(name: &str, written: &[bool]) -> Option<OutputRule> {
+        let short = name.strip_prefix("aten::").unwrap_or(name);
+        let own = own::gives(short).or_else(|| gives(short)).map(OutputRule::Own);
+        own.or_else(|| Base::of(name, written).map(OutputRule::Pointwise))
+    }
+
+    /// What a call gives; `None` where only running it says.
+    pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
+        match self {
+            OutputRule::Own(gives) => gives(call),
+            OutputRule::Pointwise(base) => {
+                let outputs = if base.in_place() { outputs_in_place(call) } else { new_outputs(base, call) }?;
+                // What cannot be computed may be what PyTorch refuses.
+                jobs(base, call, &outputs).map(|_| outputs)
+            }
+        }
+    }
+}
+
+/// What an operator gives that writes its first argument.
+pub(crate) fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
+    let outs = match call.args.first()? {
+        Arg::Tensor => vec![OutSpec::Same(0)],
+        _ => Vec::new(),
+    };
+    Some(Outputs { outs, ..Outputs::default() })
+}
+
+fn gives(name: &str) -> Option<Gives> {
+    Some(match name {
+        "bernoulli_.float" | "uniform_" | "normal_" => outputs_in_place,
+        "empty.memory_format" => empty,
+        "empty_strided" => empty_strided,
+        "sum" | "mean" => |call| reduction(call, None, 1),
+        "sum.dim_IntList" | "mean.dim" => |call| reduction(call, Some(2), 3),
+        "std.correction" | "var.correction" => |call| reduction(call, Some(3), usize::MAX),
+        "_softmax" | "_log_softmax" | "_safe_softmax" => softmax,
+        "_softmax_backward_data" | "_log_softmax_backward_data" => softmax_backward,
+        "tril" | "triu" => triangle,
+        "cat" => cat,
+        "native_layer_norm" => layer_norm,
+        "native_layer_norm_backward" => layer_norm_backward,
+        "native_batch_norm_backward" => batch_norm_backward,
+        "embedding" => embedding,
+        "embedding_dense_backward" => embedding_backward,
+        "select_backward" => select_backward,
+        "slice_backward" => slice_backward,
+        "constant_pad_nd" => pad,
+        "nll_loss_forward" => nll_loss,
+        "nll_loss_backward" => nll_loss_backward,
+        "masked_fill.Scalar" => masked_fill,
+        _ => return None,
+    })
+}
+
+/// New tensors without gaps in row-major order, or none.
+pub(crate) fn new_tensors<'s>(dtype: Dtype, sizes: impl IntoIterator<Item = Option<&'s [i64]>>) -> Outputs {
+    let mut outputs = Outputs::default();
+    for sizes in sizes {
+        let meta = sizes.map(|sizes| TensorMeta::new(sizes, &dense(sizes), dtype, 0));
+        push(&mut outputs, meta);
+    }
+    outputs
+}
+
+/// Adds a new tensor, or an undefined one.
+fn push(outputs: &mut Outputs, meta: Option<TensorMeta>) {
+    outputs.outs.push(match meta {
+        Some(meta) => {
+            outputs.fresh.push(meta.extent_bytes(0));
+            OutSpec::Fresh { storage: outputs.fresh.len() as u16 - 1, meta, offset: 0 }
+        }
+        None => OutSpec::Undefined,
+    });
+}
+
+/// One new tensor in row-major order.
+fn one(dtype: Dtype, sizes: &[i64]) -> Option<Outputs> {
+    Some(new_tensors(dtype, [Some(sizes)]))
+}
+
+/// The input that an argument is.
+fn input<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
+    let Some(Arg::Tensor) = call.args.get(arg) else { return None };
+    let flat: usize = call.args[..arg].iter().map(tensors_of).sum();
+    call.inputs.get(flat)
+}
+
+/// A tensor argument on a device, of values as they are.
+fn tensor<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
+    plain(input(call, arg)?)
+}
+
+fn tensors_of(arg: &Arg<'_>) -> usize {
+    match arg {
+        Arg::Tensor => 1,
+        Arg::Tensors(n) => *n as usize,
+        _ => 0,
+    }
+}
+
+fn plain<'c>(input: &'c Input<'c>) -> Option<&'c Input<'c>> {
+    let there = matches!(input.place, Place::Storage { .. } | Place::Buffer(_));
+    (there && input.flags & flags::META == 0).then_some(input)
+}
+
+/// A tensor of floating-point numbers.
+fn floats<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
+    tensor(call, arg).filter(|x| x.dtype.is_floating())
+}
+
+/// An optional tensor, which has these sizes and this dtype where it is there.
+fn optional(call: &Call<'_>, arg: usize, sizes: &[i64], dtype: Dtype) -> Option<bool> {
+    if matches!(call.args.get(arg)?, Arg::None) || matches!(input(call, arg)?.place, Place::Absent) {
+        return Some(false);
+    }
+    tensor(call, arg).filter(|x| x.sizes == sizes && x.dtype == dtype).map(|_| true)
+}
+
+fn int(call: &Call<'_>, arg: usize) -> Option<i64> {
+    match call.args.get(arg)? {
+        Arg::Int(i) => Some(*i),
+        _ => None,
+    }
+}
+
+fn ints<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c [i64]> {
+    match call.args.get(arg)? {
+        Arg::Ints(list) => Some(list),
+        _ => None,
+    }
+}
+
+/// A dtype that was asked for.
+fn asked(call: &Call<'_>, arg: usize) -> Option<Option<Dtype>> {
+    match call.args.get(arg) {
+        None | Some(Arg::None) => Some(None),
+        Some(Arg::Int(i)) => Some(Some(Dtype(*i as u8))),
+        Some(_) => None,
+    }
+}
+
+/// A dimension, counted from the front.
+fn dimension(d: i64, ndim: usize) -> Option<usize> {
+    let d = if d < 0 { d + ndim as i64 } else { d };
+    (0..ndim as i64).contains(&d).then_some(d as usize)
+}
+
+/// `empty(size, dtype, layout, device, pin_memory, memory_format)`.
+fn empty(call: &Call<'_>) -> Option<Outputs> {
+    let (sizes, dtype) = (ints(call, 0)?, asked(call, 1)?.unwrap_or(call.default_dtype));
+    let plain = matches!(call.args.get(5), None | Some(Arg::None | Arg::Int(0)));
+    let laid_out = matches!(call.args.get(2), None | Some(Arg::None | Arg::Int(0)));
+    (plain && laid_out && sizes.iter().all(|n| *n >= 0)).then(|| one(dtype, sizes))?
+}
+
+/// `empty_strided(size, stride, dtype, layout, device, pin_memory)`.
+fn empty_strided(call: &Call<'_>) -> Option<Outputs> {
+    let (sizes, strides) = (ints(call, 0)?, ints(call, 1)?);
+    let dtype = asked(call, 2)?.unwrap_or(call.default_dtype);
+    let laid_out = matches!(call.args.get(3), None | Some(Arg::None | Arg::Int(0)));
+    let fits = sizes.len() == strides.len() && sizes.iter().chain(strides).all(|n| *n >= 0);
+    if !fits || !laid_out {
+        return None;
+    }
+    let mut outputs = Outputs::default();
+    push(&mut outputs, Some(TensorMeta::new(sizes, strides, dtype, 0)));
+    Some(outputs)
+}
+
+/// A reduction over the dimensions in argument 1, of floating-point numbers; `keep` says where `keepdim` is, over all
+/// where that is `None`.
+fn reduction(call: &Call<'_>, keep: Option<usize>, dtype: usize) -> Option<Outputs> {
+    let x = floats(call, 0)?;
+    let dtype = asked(call, dtype)?.unwrap_or(x.dtype);
+    let mut reduced = vec![true; x.sizes.len()];
+    let mut keeps = false;
+    if let Some(keep) = keep {
+        keeps = matches!(call.args.get(keep), Some(Arg::Bool(true)));
+        let dims: &[i64] = match call.args.get(1)? {
+            Arg::None => &[],
+            Arg::Ints(dims) => dims,
+            _ => return None,
+        };
+        if !dims.is_empty() {
+            reduced.fill(false);
+        }
+        for d in dims {
+            // PyTorch refuses a dimension that is there twice.
+            let d = dimension(*d, x.sizes.len()).filter(|d| !reduced[*d])?;
+            reduced[d] = true;
+        }
+    }
+    if !dtype.is_floating() {
+        return None;
+    }
+    let kept = x.sizes.iter().zip(&reduced);
+    let sizes: Dims =
+        kept.filter(|(_, r)| keeps || !**r).map(|(n, reduced)| if *reduced { 1 } else { *n }).collect();
+    one(dtype, &sizes)
+}
+
+/// `_softmax(self, dim, half_to_float)`, `_log_softmax`; `_safe_softmax(self, dim, dtype)`.
+fn softmax(call: &Call<'_>) -> Option<Outputs> {
+    let x = floats(call, 0)?;
+    dimension(int(call, 1)?, x.sizes.len())?;
+    let same = match call.args.get(2) {
+        None | Some(Arg::None | Arg::Bool(false)) => true,
+        Some(Arg::Int(dtype)) => Dtype(*dtype as u8) == x.dtype,
+        _ => false,
+    };
+    same.then(|| one(x.dtype, x.sizes))?
+}
+
+/// `_softmax_backward_data(grad_output, output, dim, input_dtype)`, `_log_softmax_backward_data`.
+fn softmax_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, y) = (floats(call, 0)?, floats(call, 1)?);
+    dimension(int(call, 2)?, y.sizes.len())?;
+    let same = grad.sizes == y.sizes && grad.dtype == y.dtype && asked(call, 3)? == Some(y.dtype);
+    same.then(|| one(grad.dtype, grad.sizes))?
+}
+
+/// `tril(self, diagonal)`, `triu`.
+fn triangle(call: &Call<'_>) -> Option<Outputs> {
+    let x = tensor(call, 0).filter(|x| x.sizes.len() >= 2)?;
+    one(x.dtype, x.sizes)
+}
+
+/// `cat(tensors, dim)` of tensors of one dtype; those of no elements and one dimension do not count.
+fn cat(call: &Call<'_>) -> Option<Outputs> {
+    let Some(Arg::Tensors(n)) = call.args.first() else { return None };
+    let given = call.inputs.get(..*n as usize)?;
+    let all: Option<Vec<&Input<'_>>> = given.iter().filter(|x| x.sizes != [0]).map(plain).collect();
+    let all = all?;
+    let first = *all.first()?;
+    let dim = dimension(int(call, 1)?, first.sizes.len())?;
+    let fits = |x: &&Input<'_>| {
+        let alike = x.sizes.iter().zip(first.sizes).enumerate().all(|(d, (a, b))| d == dim || a == b);
+        alike && x.sizes.len() == first.sizes.len()
+    };
+    let one_dtype = given.iter().all(|x| x.dtype == first.dtype);
+    if !one_dtype || !all.iter().all(fits) || all.iter().any(|x| suggests_channels_last(x.sizes, x.strides)) {
+        return None;
+    }
+    let mut sizes: Dims = first.sizes.into();
+    sizes[dim] = all.iter().map(|x| x.sizes[dim]).sum();
+    one(first.dtype, &sizes)
+}
+
+/// How many of a tensor's dimensions come before those that it is normalized over.
+fn leading(x: &Input<'_>, normalized: &[i64]) -> Option<usize> {
+    let leading = x.sizes.len().checked_sub(normalized.len())?;
+    (!normalized.is_empty() && x.sizes[leading..] == *normalized).then_some(leading)
+}
+
+/// `native_layer_norm(input, normalized_shape, weight, bias, eps)`.
+fn layer_norm(call: &Call<'_>) -> Option<Outputs> {
+    let (x, normalized) = (floats(call, 0)?, ints(call, 1)?);
+    let leading = leading(x, normalized)?;
+    optional(call, 2, normalized, x.dtype)?;
+    optional(call, 3, normalized, x.dtype)?;
+    let mut rows: Dims = x.sizes.into();
+    rows[leading..].fill(1);
+    Some(new_tensors(x.dtype, [Some(x.sizes), Some(&rows), Some(&rows)]))
+}
+
+/// Which gradients are wanted.
+fn wanted(call: &Call<'_>, arg: usize) -> Option<[bool; 3]> {
+    match call.args.get(arg)? {
+        Arg::Bools([a, b, c]) => Some([*a != 0, *b != 0, *c != 0]),
+        _ => None,
+    }
+}
+
+/// `native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)`.
+fn layer_norm_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, x, normalized) = (floats(call, 0)?, floats(call, 1)?, ints(call, 2)?);
+    leading(x, normalized)?;
+    let given = [optional(call, 5, normalized, x.dtype)?, optional(call, 6, normalized, x.dtype)?];
+    let [input, weight, bias] = wanted(call, 7)?;
+    let fits = grad.sizes == x.sizes && grad.dtype == x.dtype;
+    if !fits || (weight && !given[0]) || (bias && !given[1]) {
+        return None;
+    }
+    let gradients = [(input, x.sizes), (weight, normalized), (bias, normalized)];
+    Some(new_tensors(x.dtype, gradients.map(|(wanted, sizes)| wanted.then_some(sizes))))
+}
+
+/// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
+/// output_mask)`.
+fn batch_norm_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, x) = (floats(call, 0)?, floats(call, 1)?);
+    let row_major = |x: &Input<'_>| x.strides == &dense(x.sizes)[..];
+    if x.sizes.len() < 2 || x.sizes.contains(&0) || !row_major(x) || !row_major(grad) {
+        return None;
+    }
+    let channels = [x.sizes[1]];
+    let wanted = wanted(call, 9)?;
+    let fits = grad.sizes == x.sizes && grad.dtype == x.dtype && optional(call, 2, &channels, x.dtype)?;
+    let sizes = [x.sizes, &channels, &channels];
+    let one = |number: usize| wanted[number].then_some(sizes[number]);
+    fits.then(|| new_tensors(x.dtype, [one(0), one(1), one(2)]))
+}
+
+fn is_index(x: &Input<'_>) -> bool {
+    matches!(x.dtype, Dtype::INT32 | Dtype::INT64)
+}
+
+/// `embedding(weight, indices, padding_idx, ...)`.
+fn embedding(call: &Call<'_>) -> Option<Outputs> {
+    let (table, indices) = (tensor(call, 0)?, tensor(call, 1).filter(|x| is_index(x))?);
+    let [_, each] = table.sizes[..] else { return None };
+    let sizes: Dims = indices.sizes.iter().copied().chain([each]).collect();
+    one(table.dtype, &sizes)
+}
+
+/// `embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)`.
+fn embedding_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, indices) = (floats(call, 0)?, tensor(call, 1).filter(|x| is_index(x))?);
+    let (each, rows) = grad.sizes.split_last()?;
+    let weights = int(call, 2).filter(|n| *n > 0)?;
+    (rows == indices.sizes).then(|| one(grad.dtype, &[weights, *each]))?
+}
+
+/// `select_backward(grad_output, input_sizes, dim, index)`.
+fn select_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, sizes) = (tensor(call, 0)?, ints(call, 1)?);
+    let dim = dimension(int(call, 2)?, sizes.len())?;
+    dimension(int(call, 3)?, sizes[dim] as usize)?;
+    let rest = sizes.iter().enumerate().filter(|(d, _)| *d != dim).map(|(_, n)| n);
+    rest.eq(grad.sizes).then(|| one(grad.dtype, sizes))?
+}
+
+/// `slice_backward(grad_output, input_sizes, dim, start, end, step)`.
+fn slice_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, sizes) = (tensor(call, 0)?, ints(call, 1)?);
+    let dim = dimension(int(call, 2)?, sizes.len())?;
+    let within = |i: i64| (if i < 0 { i + sizes[dim] } else { i }).clamp(0, sizes[dim]);
+    let (start, end) = (within(int(call, 3)?), within(int(call, 4)?));
+    let step = int(call, 5).filter(|step| *step > 0)?;
+    let many = ((end - start).max(0) + step - 1) / step;
+    let mut part: Dims = sizes.into();
+    part[dim] = many;
+    (part[..] == *grad.sizes).then(|| one(grad.dtype, sizes))?
+}
+
+/// `constant_pad_nd(self, pad, value)`: `pad` has how much comes before and behind, the last dimension first.
+fn pad(call: &Call<'_>) -> Option<Outputs> {
+    let (x, pad) = (tensor(call, 0)?, ints(call, 1)?);
+    let fits = pad.len().is_multiple_of(2) && pad.len() / 2 <= x.sizes.len();
+    if !fits || suggests_channels_last(x.sizes, x.strides) {
+        return None;
+    }
+    let mut sizes: Dims = x.sizes.into();
+    for (size, around) in sizes.iter_mut().rev().zip(pad.chunks(2)) {
+        *size += around[0] + around[1];
+    }
+    // A tensor that only loses elements is cloned, and dimensions of one element keep what strides they have.
+    let clear = pad.iter().any(|n| *n > 0) || (x.strides == &dense(x.sizes)[..] && !sizes.contains(&1));
+    (clear && sizes.iter().all(|n| *n > 0) && !x.sizes.contains(&0)).then(|| one(x.dtype, &sizes))?
+}
+
+/// The rows and classes of a loss whose target names a class each.
+fn classes(x: &Input<'_>, target: &Input<'_>, weight: usize, call: &Call<'_>) -> Option<[i64; 2]> {
+    let shape @ [rows, classes] = <[i64; 2]>::try_from(x.sizes).ok()?;
+    optional(call, weight, &[classes], x.dtype)?;
+    (target.sizes[..] == [rows] && target.dtype == Dtype::INT64).then_some(shape)
+}
+
+/// `nll_loss_forward(self, target, weight, reduction, ignore_index)`.
+fn nll_loss(call: &Call<'_>) -> Option<Outputs> {
+    let (x, target) = (floats(call, 0)?, tensor(call, 1)?);
+    let [rows, _] = classes(x, target, 2, call)?;
+    let loss: &[i64] = if int(call, 3)? == 0 { &[rows] } else { &[] };
+    Some(new_tensors(x.dtype, [Some(loss), Some(&[])]))
+}
+
+/// `nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight)`.
+fn nll_loss_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, x, target) = (floats(call, 0)?, floats(call, 1)?, tensor(call, 2)?);
+    let [rows, _] = classes(x, target, 3, call)?;
+    let expected: &[i64] = if int(call, 4)? == 0 { &[rows] } else { &[] };
+    let fits = grad.sizes == expected && grad.dtype == x.dtype;
+    fits.then(|| one(x.dtype, x.sizes))?
+}
+
+/// `masked_fill(self, mask, value)`, by a number.
+fn masked_fill(call: &Call<'_>) -> Option<Outputs> {
+    let (x, mask) = (floats(call, 0)?, tensor(call, 1).filter(|mask| mask.dtype == Dtype::BOOL)?);
+    let number = matches!(call.args.get(2), Some(Arg::Int(_) | Arg::Float(_) | Arg::Bool(_)));
+    let lead = x.sizes.len().checked_sub(mask.sizes.len())?;
+    let spreads = mask.sizes.iter().zip(&x.sizes[lead..]).all(|(m, n)| m == n || *m == 1);
+    (number && spreads && x.strides == &dense(x.sizes)[..]).then(|| one(x.dtype, x.sizes))?
+}
