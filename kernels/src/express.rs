@@ -252,7 +252,8 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
 
 /// What a call gives that writes nothing; `None` where that is not plain.
 pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
-    let other = matches!(base.name.as_str(), "masked_fill" | "polar" | "float_power");
+    let other =
+        matches!(base.name.as_str(), "masked_fill" | "copy" | "fill" | "zero" | "polar" | "float_power");
     if base.in_place || other || base.name.starts_with("_foreach_") {
         return None;
     }

@@ -1,0 +1,63 @@
+"""Ops of shapes that have not come before are co-executed where their results' shapes are told by their arguments."""
+
+import copy
+import os
+
+import torch
+import torch_tandem
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Attention with a mask, dropout and layer norm over embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, 16)
+        self.norm = nn.LayerNorm(16)
+        self.to_all = nn.Linear(16, 48)
+        self.end = nn.Linear(16, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.tokens(x)
+        q, k, v = self.to_all(self.norm(h)).chunk(3, -1)
+        weights = q @ k.transpose(1, 2) / 4
+        weights = weights + torch.ones_like(weights).tril() * 0.5
+        weights = weights.masked_fill(weights < -3, -1e4)
+        h = h + F.dropout(weights.softmax(-1), 0.25) @ v
+        last = F.pad(h[:, -1:].mean(2), (1, 0)).sum(1, keepdim=True) + h.std((1, 2))[:, None]
+        h = torch.cat([h, torch.tanh(h * last[:, :, None])], 1)
+        return self.end(h)
+
+
+def train(device: str, lengths: list[int], block: Block) -> tuple[list[float], list[int], list[torch.Tensor]]:
+    """Losses, the runs that each step sent, and the weights."""
+    block = copy.deepcopy(block).to(device)
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+    losses, sent = [], []
+    torch.manual_seed(0)
+    for length in lengths:
+        x = torch.randint(20, (2, length), generator=torch.Generator().manual_seed(length)).to(device)
+        y = torch.cat([x, x], 1).flatten()
+        before = torch_tandem.report()["blocks_sent"]
+        optimizer.zero_grad()
+        loss = F.cross_entropy(block(x).flatten(0, 1), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        sent.append(torch_tandem.report()["blocks_sent"] - before)
+    return losses, sent, [p.detach().cpu() for p in block.parameters()]
+
+
+def test_every_step_has_another_length():
+    torch.manual_seed(0)
+    block = Block()
+    lengths = [5, 5, 5, 5, 5, 5, 5, *range(6, 20), 1, 2, 3]
+    losses, sent, weights = train("tandem", lengths, block)
+    expected, _, theirs = train("cpu", lengths, block)
+    tolerance = 0 if os.environ["TANDEM_KERNELS"] == "aten" else 1e-5
+    torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(weights, theirs, rtol=tolerance, atol=tolerance)
+    # A length that is new does not divide the step into more runs.
+    assert sent[6:21] == [sent[6]] * 15, sent
