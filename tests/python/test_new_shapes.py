@@ -1,4 +1,4 @@
-"""Ops of shapes that have not come before are co-executed where their results' shapes are told by their arguments."""
+"""Ops of new shapes are co-executed where their arguments tell the shapes of their results."""
 
 import copy
 import os
