@@ -27,6 +27,10 @@ use crate::shapes::dense;
 /// Pixels of a grid at most, where patches are laid out.
 const FEW: usize = 4;
 
+/// Pictures up to which filters that go on by several pixels are faster here, whatever their channels,
+const MANY: usize = 16;
+/// and channels below which they are for any number of pictures.
+const DEEP: usize = 8;
 /// Multiplications up to which filters that go on by one pixel are faster here.
 const LITTLE: usize = 50 << 20;
 /// Pixels of all pictures' grids up to which their gradients are.
@@ -147,12 +151,12 @@ impl Way {
         if conv.pixels() <= few {
             return Some(Way::Patches(conv));
         }
-        let little = if gradients {
-            conv.rows() <= SHORT
-        } else {
-            conv.rows() * conv.outputs * conv.patch() <= LITTLE
+        let worth = match conv {
+            _ if conv.filter == [1, 1] => true,
+            _ if conv.stride != [1, 1] => conv.n <= MANY || conv.inputs < DEEP,
+            _ if gradients => conv.rows() <= SHORT,
+            _ => conv.rows() * conv.outputs * conv.patch() <= LITTLE,
         };
-        let worth = conv.filter == [1, 1] || conv.stride != [1, 1] || little;
         worth.then(|| Way::Columns(Box::new(Layout::of(conv))))
     }
 
