@@ -5,9 +5,9 @@
 //! **Strategy.** Runs that are not alike as a whole are taken segment by segment. A run's structure is its ops and
 //! variants, which of its storages are one, the windows' offsets and what the program has dropped ([`Structure`]). It
 //! does not depend on how ops are cut into blocks, so that rounds of an unrolled loop share a plan, and plans outlive
-//! the symbolic graph. When a structure comes for the second time, a plan is made ([`planner`]): neighbouring
-//! point-wise ops become a group, and results that die within their group are never stored. What carries a group out
-//! is the executor's matter ([`Fuser`]).
+//! the symbolic graph. When a structure comes for the second time, or its ops have a plan for other shapes, a plan is
+//! made ([`planner`]): neighbouring point-wise ops become a group, and results that die within their group are never
+//! stored. What carries a group out is the executor's matter ([`Fuser`]).
 //! **Bits.** On the cpu executor a group computes what its ops compute one by one.
 
 mod draft;
