@@ -59,6 +59,6 @@ def test_every_step_has_another_length():
     tolerance = 0 if os.environ["TANDEM_KERNELS"] == "aten" else 1e-5
     torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(weights, theirs, rtol=tolerance, atol=tolerance)
-    # The length is new in each of these steps, and dozens of ops have new shapes. One that runs at once ends a
-    # run; beside Python a step is a few runs anyway.
+    # The length is new in each of these steps, and dozens of ops have new shapes. One that runs at once
+    # ends a run; beside Python a step is a few runs anyway.
     assert max(sent[7:21]) < 10, sent
