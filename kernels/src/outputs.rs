@@ -55,9 +55,16 @@ pub(crate) fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
     Some(Outputs { outs, ..Outputs::default() })
 }
 
+/// What an operator gives that draws all elements of its first argument, which PyTorch refuses where several are one.
+fn drawn(call: &Call<'_>) -> Option<Outputs> {
+    let x = floats(call, 0)?;
+    let distinct = x.sizes.iter().zip(x.strides).all(|(size, stride)| *size <= 1 || *stride != 0);
+    distinct.then(|| outputs_in_place(call))?
+}
+
 fn gives(name: &str) -> Option<Gives> {
     Some(match name {
-        "bernoulli_.float" | "uniform_" | "normal_" => outputs_in_place,
+        "bernoulli_.float" | "uniform_" | "normal_" => drawn,
         "empty.memory_format" => empty,
         "empty_strided" => empty_strided,
         "sum" | "mean" => |call| reduction(call, None, 1),
