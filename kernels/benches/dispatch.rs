@@ -76,7 +76,7 @@ fn addition(n: i64) -> Step {
     let out = OutSpec::Fresh { storage: 0, meta: meta.clone(), offset: 0 };
     let outputs =
         Outputs { outs: vec![out], fresh: [n as u64 * 4].into_iter().collect(), resized: Vec::new() };
-    let variant = Variant { metas: vec![meta.clone(), meta].into(), numbers: Box::default(), outputs };
+    let variant = Variant::new(vec![meta.clone(), meta].into(), Box::default(), outputs);
     Step {
         key: NodeKey {
             op: OpId(0),

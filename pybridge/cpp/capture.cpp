@@ -137,18 +137,18 @@ void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   dispatch(declare(handle), handle, stack);
 }
 
-void copy_from(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  static const auto copy = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-  static const uint32_t id = declare(copy);
-  auto args = torch::jit::pop(*stack, 3);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      args[0].toTensor().layout() == c10::Layout::Strided,
-      "tandem supports dense tensors only, but a tensor with layout ", args[0].toTensor().layout(),
-      " is copied to or from it; call .to_dense() first");
-  stack->push_back(args[1]);
-  stack->push_back(args[0]);
-  stack->push_back(args[2]);
-  dispatch(id, copy, stack, /*may_cross=*/true);
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
+  static const uint32_t id = declare(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+  TORCH_CHECK_NOT_IMPLEMENTED(self.layout() == c10::Layout::Strided,
+                              "tandem supports dense tensors only, but a tensor with layout ", self.layout(),
+                              " is copied to or from it; call .to_dense() first");
+  Lease encoder;
+  encoder->begin(3, 2, /*may_cross=*/true);
+  encoder->add(to);
+  encoder->add(self);
+  encoder->add(non_blocking);
+  run(id, *encoder);
+  return to;
 }
 
 // A CPU operator that draws from a generator waits for draws that GraphRunner has pending.
@@ -233,7 +233,7 @@ TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFromBoxedFunction<&copy_from>());
+  m.impl("_copy_from", copy_from);
 }
 
 // Otherwise the lazy conjugation and negation of a copy's source would be resolved by another copy.

@@ -1,4 +1,5 @@
-// Output Fetching: the ways in which programs mostly take values, without the operators that PyTorch composes them of.
+// Output Fetching: the ways in which programs mostly take values, without the operators that PyTorch composes them of
+// and without boxes (see unboxed.cpp).
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -21,10 +22,12 @@ bool is_usual(c10::ScalarType type) {
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   static const uint32_t id = id_of("aten::_local_scalar_dense");
-  const c10::IValue args[] = {self};
+  Lease encoder;
+  encoder->begin(1, 1);
+  encoder->add(self);
   const auto type = self.scalar_type();
   alignas(16) char element[16];
-  if (!fetch(id, args, 1, element, is_usual(type) ? self.itemsize() : 0)) return host_values().front().toScalar();
+  if (!fetch(id, *encoder, element, is_usual(type) ? self.itemsize() : 0)) return host_values().front().toScalar();
   at::Scalar value;
   AT_DISPATCH_ALL_TYPES_AND3(c10::kHalf, c10::kBFloat16, c10::kBool, type, "item",
                              [&] { value = *reinterpret_cast<const scalar_t*>(element); });
@@ -40,10 +43,14 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
                      self.is_contiguous() && self.numel() > 0 && !self.is_conj() && !self.is_neg();
   if (!plain) return at::native::_to_copy(self, dtype, layout, device, pin, non_blocking, format);
   static const uint32_t id = id_of("aten::copy_");
-  auto to = at::detail::empty_cpu(self.sizes(), self.scalar_type());
+  const at::Tensor to = at::detail::empty_cpu(self.sizes(), self.scalar_type());
   // Otherwise copy_ has written it: a host tensor in its first argument.
-  const c10::IValue args[] = {to, self, non_blocking};
-  fetch(id, args, 3, to.mutable_data_ptr(), to.nbytes());
+  Lease encoder;
+  encoder->begin(3, 2);
+  encoder->add(to);
+  encoder->add(self);
+  encoder->add(non_blocking);
+  fetch(id, *encoder, to.mutable_data_ptr(), to.nbytes());
   return to;
 }
 

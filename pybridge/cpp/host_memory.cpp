@@ -41,11 +41,25 @@ void free_small(void* block) { system_allocator()->raw_deleter()(block); }
 // Storages of a few bytes, which every op makes and drops: kept whole, by the lines of memory that they have.
 class SmallStorages {
  public:
-  static constexpr size_t kLine = 64, kLines = 64, kMost = 64;
+  static constexpr size_t kLine = 64, kLines = 64;
 
   static size_t lines(size_t nbytes) { return (nbytes + kLine - 1) / kLine; }
 
-  std::vector<c10::StorageImpl*>& of(size_t nbytes) { return free_[lines(nbytes)]; }
+  c10::StorageImpl* take(size_t nbytes) {
+    auto& free = free_[lines(nbytes)];
+    if (free.empty()) return nullptr;
+    auto* s = free.back();
+    free.pop_back();
+    kept_ -= taken_by(nbytes);
+    return s;
+  }
+
+  bool keep(c10::StorageImpl* s) {
+    if (kept_ + taken_by(s->nbytes()) > kMost) return false;
+    free_[lines(s->nbytes())].push_back(s);
+    kept_ += taken_by(s->nbytes());
+    return true;
+  }
 
   ~SmallStorages() {
     for (auto& storages : free_)
@@ -53,7 +67,14 @@ class SmallStorages {
   }
 
  private:
+  // Bytes that are kept: what an iteration of small ops holds for its backward pass.
+  static constexpr size_t kMost = 4 << 20;
+
+  // With the storage object itself.
+  static size_t taken_by(size_t nbytes) { return lines(nbytes) * kLine + sizeof(c10::StorageImpl); }
+
   std::array<std::vector<c10::StorageImpl*>, kLines + 1> free_;
+  size_t kept_ = 0;
 };
 thread_local SmallStorages small;
 
@@ -61,10 +82,7 @@ thread_local SmallStorages small;
 
 c10::StorageImpl* take_small(size_t nbytes) {
   if (nbytes == 0 || SmallStorages::lines(nbytes) > SmallStorages::kLines) return nullptr;
-  auto& free = small.of(nbytes);
-  if (!free.empty()) {
-    auto* s = free.back();
-    free.pop_back();
+  if (auto* s = small.take(nbytes)) {
     s->set_nbytes(nbytes);
     return s;
   }
@@ -77,10 +95,7 @@ c10::StorageImpl* take_small(size_t nbytes) {
 
 bool keep_small(c10::StorageImpl* s) {
   if (s->data_ptr().get_deleter() != &free_small || c10::raw::intrusive_ptr::use_count(s) != 1) return false;
-  auto& free = small.of(s->nbytes());
-  if (free.size() >= SmallStorages::kMost) return false;
-  free.push_back(s);
-  return true;
+  return small.keep(s);
 }
 
 PoolGuard::PoolGuard() { pooled++; }

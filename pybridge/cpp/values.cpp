@@ -46,13 +46,13 @@ struct Need {
 
 }  // namespace
 
-void Encoder::encode(const c10::IValue* args, size_t n, bool may_cross) {
+void Encoder::encode(const c10::IValue* args, size_t n) {
   Need need;
   for (size_t i = 0; i < n; i++) need.count(args[i]);
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear(), floats_.clear(), bools_.clear();
   scalars_.clear();
   host_requires_grad_ = false;
-  device_ = -1, named_ = -1, may_cross_ = may_cross;
+  device_ = -1, named_ = -1, may_cross_ = false;
   args_.reserve(n), tensors_.reserve(need.tensors), inputs_.reserve(need.tensors);
   ints_.reserve(need.ints), floats_.reserve(need.floats), bools_.reserve(need.bools);
   scalars_.reserve(need.scalars);
@@ -167,10 +167,10 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
   return a;
 }
 
-void Encoder::begin(size_t n, size_t tensors) {
+void Encoder::begin(size_t n, size_t tensors, bool may_cross) {
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear();
   host_requires_grad_ = false;
-  device_ = -1, named_ = -1, may_cross_ = false;
+  device_ = -1, named_ = -1, may_cross_ = may_cross;
   // Pointers into these stay good.
   args_.reserve(n), tensors_.reserve(tensors), inputs_.reserve(tensors), ints_.reserve(kMostInts);
 }
@@ -201,7 +201,14 @@ void Encoder::add(const at::ITensorListRef& list) {
   a.ptr = tensors_.data() + first;
 }
 
-void Encoder::add(const c10::Scalar& s) { args_.push_back(encode_one(c10::IValue(s))); }
+void Encoder::add(const c10::Scalar& s) {
+  switch (s.isSymbolic() ? c10::ScalarType::Undefined : s.type()) {
+    case c10::ScalarType::Double: return add(s.toDouble());
+    case c10::ScalarType::Long: return add_int(s.toLong());
+    case c10::ScalarType::Bool: return add(s.toBool());
+    default: args_.push_back(encode_one(c10::IValue(s)));
+  }
+}
 
 void Encoder::add(c10::SymIntArrayRef list) {
   TORCH_INTERNAL_ASSERT(ints_.size() + list.size() <= kMostInts);
@@ -340,10 +347,10 @@ TtOuts run(uint32_t op, const Encoder& encoder) {
   return outs;
 }
 
-void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack, bool may_cross) {
+void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const size_t n = handle.schema().arguments().size();
   Lease encoder;
-  encoder->encode(stack->data() + (stack->size() - n), n, may_cross);
+  encoder->encode(stack->data() + (stack->size() - n), n);
   const TtOuts outs = run(op, *encoder);
   c10::SmallVector<c10::IValue, 4> results;
   for (Decoder decoder(outs, *encoder); !decoder.done();) results.push_back(decoder.next());
@@ -351,12 +358,10 @@ void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack*
   for (auto& r : results) stack->push_back(std::move(r));
 }
 
-bool fetch(uint32_t op, const c10::IValue* args, size_t n, void* to, size_t nbytes) {
-  Lease encoder;
-  encoder->encode(args, n, /*may_cross=*/true);
+bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes) {
   TtOuts outs;
   TtRoom room{to, nbytes, 0};
-  check(tt_fetch(op, static_cast<uint8_t>(encoder->device()), encoder->args(), encoder->size(), &room, &outs));
+  check(tt_fetch(op, static_cast<uint8_t>(encoder.device()), encoder.args(), encoder.size(), &room, &outs));
   return room.filled;
 }
 

@@ -21,11 +21,12 @@ inline const c10::DispatchKeySet kTandemKeys{c10::DispatchKey::PrivateUse1};
 // Records of one call. Pointers in them are good while both the encoder and the IValues live.
 class Encoder {
  public:
-  // Tensors of several devices are refused unless the call may cross devices.
-  void encode(const c10::IValue* args, size_t n, bool may_cross);
+  // Tensors of several devices are refused.
+  void encode(const c10::IValue* args, size_t n);
 
   // The same, one by one and without boxes: so many arguments, with so many tensors at most.
-  void begin(size_t n, size_t tensors);
+  // Tensors of several devices are refused unless the call may cross devices.
+  void begin(size_t n, size_t tensors, bool may_cross = false);
   void add(const at::Tensor& t);
   void add(const std::optional<at::Tensor>& t);
   void add(const at::ITensorListRef& list);
@@ -122,11 +123,11 @@ inline void check(int32_t status) {
   if (status != TT_OK) throw_pending();
 }
 
-// Runs `op` (an id of declare()) on a boxed stack, through Rust. Only copies may cross devices.
-void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack, bool may_cross = false);
-// Gets the elements of the last tensor among the arguments to `to` where they lie without gaps; false where `op` ran as
-// ever, and then values that are no tensors are in host_values().
-bool fetch(uint32_t op, const c10::IValue* args, size_t n, void* to, size_t nbytes);
+// Runs `op` (an id of declare()) on a boxed stack, through Rust.
+void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
+// Gets the elements of the last tensor among the encoded arguments to `to` where they lie without gaps; false where `op`
+// ran as ever, and then values that are no tensors are in host_values().
+bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes);
 uint32_t declare(const c10::OperatorHandle& handle);
 const c10::OperatorHandle& handle_of(uint32_t op);
 std::vector<c10::IValue>& host_values();

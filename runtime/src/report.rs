@@ -172,17 +172,15 @@ impl Report {
         Some(at)
     }
 
-    /// Counts an op of an iteration.
-    #[inline]
-    pub fn count_op(&mut self, iteration: u64, coexecuted: bool) {
-        let (one, run) = (1, u64::from(coexecuted));
-        self.ops_captured += one;
-        self.ops_coexecuted += run;
+    /// Counts ops of an iteration, and those of them that were co-executed.
+    pub fn count_ops(&mut self, iteration: u64, ops: u64, coexecuted: u64) {
+        self.ops_captured += ops;
+        self.ops_coexecuted += coexecuted;
         if iteration > 5 {
-            self.after_5 = (self.after_5.0 + one, self.after_5.1 + run);
+            self.after_5 = (self.after_5.0 + ops, self.after_5.1 + coexecuted);
         }
         if iteration > 10 {
-            self.after_10 = (self.after_10.0 + one, self.after_10.1 + run);
+            self.after_10 = (self.after_10.0 + ops, self.after_10.1 + coexecuted);
         }
     }
 

@@ -123,9 +123,4 @@ impl Input<'_> {
     pub fn meta(&self) -> TensorMeta {
         TensorMeta::new(self.sizes, self.strides, self.dtype, self.flags)
     }
-
-    /// Whether `meta` describes this window.
-    pub fn has_meta(&self, meta: &TensorMeta) -> bool {
-        meta.matches(self.sizes, self.strides, self.dtype, self.flags)
-    }
 }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::call::{Arg, Call, Input, Place};
 use crate::ids::{LocationId, Name, OpId};
 use crate::ops::{ArgClass, OpInfo};
-use crate::tensor_meta::{TensorMeta, flags};
+use crate::tensor_meta::{Dtype, TensorMeta, flags};
 
 /// A value that is part of a node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -271,6 +271,46 @@ pub struct Variant {
     pub numbers: Box<[i64]>,
     /// What comes out.
     pub outputs: Outputs,
+    /// Metadata and numbers in one row, which calls are held against.
+    signature: Signature,
+}
+
+/// Of each input that is present a word of dtype, flags and dimensions, its sizes and its strides; then the numbers.
+#[derive(Clone, PartialEq, Debug)]
+struct Signature(Box<[i64]>);
+
+impl Signature {
+    fn of(metas: &[TensorMeta], numbers: &[i64]) -> Signature {
+        let mut row = Vec::new();
+        for meta in metas {
+            row.push(Signature::word(meta.dtype, meta.flags, meta.ndim()));
+            row.extend_from_slice(meta.sizes());
+            row.extend_from_slice(meta.strides());
+        }
+        row.extend_from_slice(numbers);
+        Signature(row.into())
+    }
+
+    #[inline]
+    fn word(dtype: Dtype, flags: u16, ndim: usize) -> i64 {
+        (ndim as i64) << 24 | i64::from(flags & flags::META) << 8 | i64::from(dtype.0)
+    }
+
+    /// What is behind an input in a row; `None` if the row does not begin with it.
+    #[inline(always)]
+    fn behind<'r>(row: &'r [i64], input: &Input<'_>) -> Option<&'r [i64]> {
+        let n = input.sizes.len();
+        let (word, rest) = row.split_first()?;
+        if *word != Signature::word(input.dtype, input.flags, n) {
+            return None;
+        }
+        let (sizes, rest) = rest.split_at_checked(n)?;
+        let (strides, rest) = rest.split_at_checked(n)?;
+        // Not slices: calling memcmp for a few numbers costs more than comparing them.
+        let same = sizes.iter().zip(input.sizes).all(|(a, b)| a == b)
+            && strides.iter().zip(input.strides).all(|(a, b)| a == b);
+        same.then_some(rest)
+    }
 }
 
 #[inline]
@@ -290,33 +330,41 @@ fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i6
 }
 
 impl Variant {
+    /// Under this metadata and these numbers, an op gives these outputs.
+    pub fn new(metas: Box<[TensorMeta]>, numbers: Box<[i64]>, outputs: Outputs) -> Variant {
+        let signature = Signature::of(&metas, &numbers);
+        Variant { metas, numbers, outputs, signature }
+    }
+
     /// The variant that a call with these outputs establishes.
     pub fn of(key: &NodeKey, call: &Call<'_>, info: &OpInfo, outputs: Outputs) -> Variant {
         let numbers = collect_numbers(key, call, info).into_vec().into();
         let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
-        Variant { metas: present.map(Input::meta).collect(), numbers, outputs }
+        Variant::new(present.map(Input::meta).collect(), numbers, outputs)
     }
 
     /// Whether a call that matches `key` falls under this variant.
     #[inline]
     pub fn matches(&self, key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> bool {
-        let mut metas = self.metas.iter();
+        let mut row = &*self.signature.0;
         for input in &call.inputs {
             if matches!(input.place, Place::Absent) {
                 continue;
             }
-            if !metas.next().is_some_and(|m| input.has_meta(m)) {
-                return false;
-            }
+            let Some(rest) = Signature::behind(row, input) else { return false };
+            row = rest;
         }
-        if self.numbers.is_empty() {
-            return true;
-        }
-        let mut expected = self.numbers.iter();
-        key.args
-            .iter()
-            .zip(&call.args)
-            .all(|(spec, arg)| numbers(spec, arg, info.sized_by_number, &mut |n| expected.next() == Some(&n)))
+        self.has_numbers(row, key, call, info)
+    }
+
+    /// Whether the end of the signature's row is a call's numbers.
+    #[inline]
+    fn has_numbers(&self, row: &[i64], key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> bool {
+        let mut expected = row.iter();
+        row.is_empty()
+            || key.args.iter().zip(&call.args).all(|(spec, arg)| {
+                numbers(spec, arg, info.sized_by_number, &mut |n| expected.next() == Some(&n))
+            })
     }
 }
 
@@ -440,6 +488,33 @@ impl Node {
         })
     }
 
+    /// Whether a call is this node, its location aside, with inputs from where they have come and under the variant
+    /// `hint`: what nearly every call is, in one pass.
+    #[inline]
+    pub fn recurs(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> bool {
+        let key = &self.key;
+        let Some(variant) = self.variants.get(hint as usize) else { return false };
+        if key.op != call.op || key.device != call.device || key.inputs.len() != call.inputs.len() {
+            return false;
+        }
+        let mut row = &*variant.signature.0;
+        for ((input, spec), sources) in call.inputs.iter().zip(&key.inputs).zip(&self.sources) {
+            let expected = match (input.place, spec) {
+                (Place::Storage { name, .. }, InputSpec::Storage) => sources.contains(name),
+                (Place::Absent, InputSpec::Absent) => continue,
+                (Place::Host(_) | Place::Buffer(_) | Place::Inline(_), InputSpec::Host) => true,
+                _ => false,
+            };
+            match Signature::behind(row, input) {
+                Some(rest) if expected => row = rest,
+                _ => return false,
+            }
+        }
+        key.modes == mode_bits(call)
+            && key.args.iter().zip(&call.args).all(|(spec, arg)| arg_matches(spec, arg))
+            && variant.has_numbers(row, key, call, info)
+    }
+
     /// Roughly the memory that it takes with its key in the index, in bytes.
     pub fn bytes(&self) -> usize {
         let key = size_of::<NodeKey>()
@@ -448,7 +523,8 @@ impl Node {
         let meta = size_of::<TensorMeta>();
         let variant = |v: &Arc<Variant>| {
             let outs = v.outputs.outs.len() * size_of::<OutSpec>();
-            size_of::<Variant>() + v.metas.len() * meta + v.numbers.len() * size_of::<i64>() + outs
+            let numbers = v.numbers.len() + v.signature.0.len();
+            size_of::<Variant>() + v.metas.len() * meta + numbers * size_of::<i64>() + outs
         };
         size_of::<Node>()
             + 2 * key

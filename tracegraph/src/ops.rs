@@ -35,6 +35,8 @@ pub struct OpInfo {
     pub args: Box<[ArgClass]>,
     /// Which arguments are written.
     pub written: Box<[bool]>,
+    /// Whether any is.
+    pub writes: bool,
     /// A return is not a tensor, so a call is a fetch.
     pub returns_host: bool,
     /// Output shapes depend on data, so a call is a fetch of shapes.
@@ -47,13 +49,6 @@ pub struct OpInfo {
     pub random: bool,
     /// Computes each element of its outputs from elements of its inputs, and nothing else.
     pub pointwise: bool,
-}
-
-impl OpInfo {
-    /// Whether any argument is written.
-    pub fn writes(&self) -> bool {
-        self.written.contains(&true)
-    }
 }
 
 /// Why a default-backend kernel of PyTorch's is left in place instead of being captured.
@@ -204,6 +199,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
         id,
         name: decl.name.into(),
         args: args.into(),
+        writes: decl.written.contains(&true),
         written: decl.written.into(),
         returns_host: decl.returns_host,
         dynamic_shape: decl.dynamic_shape || foreign_dynamic || DYNAMIC.contains(&base),

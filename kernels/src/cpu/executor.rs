@@ -41,29 +41,35 @@ type Plans = plan::Plans<Group>;
 
 /// Runs ops as ATen CPU kernels, on the calling thread.
 pub struct CpuExecutor {
+    program: Program,
+    plans: Plans,
+    machine: Machine,
+}
+
+/// What carries ops and plans out, and what on.
+struct Machine {
     host: &'static dyn HostKernels,
     storages: Vec<Contents>,
-    program: Program,
     profile: Profile,
     natives: Natives,
-    plans: Plans,
     failures: Vec<Arc<Failure>>,
 }
 
 impl CpuExecutor {
     /// An executor that calls `host`'s kernels, and its own where it has some unless there are to be none.
     pub fn new(host: &'static dyn HostKernels, own_kernels: bool) -> CpuExecutor {
-        CpuExecutor {
+        let machine = Machine {
             host,
             storages: Vec::new(),
-            program: Program::default(),
             profile: Profile::default(),
             natives: Natives::new(own_kernels),
-            plans: Plans::default(),
             failures: Vec::new(),
-        }
+        };
+        CpuExecutor { program: Program::default(), plans: Plans::default(), machine }
     }
+}
 
+impl Machine {
     fn slot(&mut self, id: StorageId) -> &mut Contents {
         if self.storages.len() <= id.index() {
             self.storages.resize_with(id.index() + 1, || Contents::Free);
@@ -264,12 +270,12 @@ impl Executor for CpuExecutor {
     }
 
     fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) {
-        *self.slot(id) = Contents::Undefined(nbytes);
+        *self.machine.slot(id) = Contents::Undefined(nbytes);
     }
 
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>> {
-        let host = self.host;
-        match self.slot(id) {
+        let host = self.machine.host;
+        match self.machine.slot(id) {
             Contents::Ready(buffer) => host.buffer_resize(buffer.as_ptr(), nbytes),
             Contents::Poisoned(failure) => return Err(failure.clone()),
             contents => *contents = Contents::Undefined(nbytes),
@@ -278,18 +284,18 @@ impl Executor for CpuExecutor {
     }
 
     fn release(&mut self, id: StorageId) {
-        *self.slot(id) = Contents::Free;
+        self.machine.release(id);
     }
 
     fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
-        let to = self.bytes(id, offset, bytes.len())?;
+        let to = self.machine.bytes(id, offset, bytes.len())?;
         // SAFETY: `bytes` checked that the range lies in the buffer, which no other thread writes now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
-        let from = self.bytes(id, offset, bytes.len())?;
+        let from = self.machine.bytes(id, offset, bytes.len())?;
         // SAFETY: as in `upload`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -298,7 +304,7 @@ impl Executor for CpuExecutor {
     fn read(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
         let read = self.download(id, offset, bytes);
         if let Err(seen) = &read {
-            self.failures.retain(|f| !Arc::ptr_eq(f, seen));
+            self.machine.failures.retain(|f| !Arc::ptr_eq(f, seen));
         }
         Some(read)
     }
@@ -317,39 +323,36 @@ impl Executor for CpuExecutor {
 
     fn forget(&mut self) {
         self.plans.clear();
-        self.natives.forget();
+        self.machine.natives.forget();
         self.program.forget();
-        self.profile.clear();
+        self.machine.profile.clear();
     }
 
     fn measure(&mut self, on: bool) {
-        self.profile.measure(on);
+        self.machine.profile.measure(on);
     }
 
     fn measured(&self) -> Option<&Profile> {
-        Some(&self.profile)
+        Some(&self.machine.profile)
     }
 
     fn run(&mut self, run: &BlockRun) {
-        let mut program = std::mem::take(&mut self.program);
-        let mut plans = std::mem::take(&mut self.plans);
+        let CpuExecutor { program, plans, machine } = self;
         let whole = Span::whole(run);
-        if let Some(plan) = plans.find_whole(run, &program, &mut self.fusion()) {
-            self.carry_out(&plan, plans.unused(), &whole, &program);
-        } else {
-            let parts = (run.segments.len() > 1).then(|| plans.parts(run, &program));
-            let spans: SmallVec<[Span<'_>; 4]> = match &parts {
-                Some(parts) => parts.spans(run).collect(),
-                None => SmallVec::from_slice(&[whole]),
-            };
-            for span in &spans {
-                match plans.find(span, &program, &mut self.fusion()) {
-                    Some(plan) => self.carry_out(&plan, plans.unused(), span, &program),
-                    None => program.each_of(span, |event| self.handle(event)),
-                }
+        if let Some(plan) = plans.find_whole(run, program, &mut machine.fusion()) {
+            return machine.carry_out(&plan, plans.unused(), &whole, program);
+        }
+        let parts = (run.segments.len() > 1).then(|| plans.parts(run, program));
+        let spans: SmallVec<[Span<'_>; 4]> = match &parts {
+            Some(parts) => parts.spans(run).collect(),
+            None => SmallVec::from_slice(&[whole]),
+        };
+        for span in &spans {
+            match plans.find(span, program, &mut machine.fusion()) {
+                Some(plan) => machine.carry_out(&plan, plans.unused(), span, program),
+                None => program.each_of(span, |event| machine.handle(event)),
             }
         }
-        (self.program, self.plans) = (program, plans);
     }
 
     fn call(
@@ -361,32 +364,36 @@ impl Executor for CpuExecutor {
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         resolved.default_dtype = call.default_dtype;
-        if let Err(failure) = self.resolve(&mut resolved, location) {
+        if let Err(failure) = self.machine.resolve(&mut resolved, location) {
             // It is raised now, so nobody needs to be told of it later.
             if let CallFailure::Poisoned(seen) = &failure {
-                self.failures.retain(|f| !Arc::ptr_eq(f, seen));
+                self.machine.failures.retain(|f| !Arc::ptr_eq(f, seen));
             }
             return Err(failure);
         }
-        let host = self.host;
-        let called = self.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved));
+        let host = self.machine.host;
+        let called = self.machine.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved));
         let (outputs, made) = called.map_err(|e| {
-            CallFailure::Raised(self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host))))
+            CallFailure::Raised(self.machine.failure(
+                call,
+                location,
+                Cause::Kernel(Exception::adopt(e.0, host)),
+            ))
         })?;
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
-            *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
+            *self.machine.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
         }
         Ok(outputs)
     }
 
     fn synchronize(&mut self) -> Vec<Arc<Failure>> {
-        std::mem::take(&mut self.failures)
+        std::mem::take(&mut self.machine.failures)
     }
 
     fn empty_cache(&mut self) {}
 }
 
-impl CpuExecutor {
+impl Machine {
     fn run_op(&mut self, mut op: OpRun<'_, '_>) {
         if op.dead {
             return;
@@ -398,6 +405,10 @@ impl CpuExecutor {
             self.poison(&written, &failure);
             self.failures.push(failure);
         }
+    }
+
+    fn release(&mut self, id: StorageId) {
+        *self.slot(id) = Contents::Free;
     }
 
     fn fusion(&mut self) -> Fusion<'_> {
@@ -417,7 +428,7 @@ impl CpuExecutor {
 
     fn carry_out(&mut self, plan: &Plan, unused: &[StorageId], span: &Span<'_>, program: &Program) {
         unused.iter().for_each(|id| self.release(*id));
-        let one = |this: &mut CpuExecutor, number: u32| {
+        let one = |this: &mut Machine, number: u32| {
             let (node, variant, cursor) = &plan.ops[number as usize];
             if let Some((step, known)) = program.op(*node, *variant) {
                 let (op, mut at) = ((*node, *variant, step, known), cursor.behind(&span.base));

@@ -83,7 +83,7 @@ pub struct Before<'b, 'o, 'r> {
 }
 
 /// What a plan depends on.
-#[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Structure {
     nodes: Vec<NodeId>,
     variants: Vec<u32>,
@@ -92,6 +92,18 @@ pub struct Structure {
     offsets: Vec<i64>,
     /// Storages that the program dropped, by their first place in the stream.
     released: Vec<u32>,
+}
+
+impl Hash for Structure {
+    /// Word by word: most structures are short, and hashing a list of bytes takes longer.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for (a, b) in self.nodes.iter().zip(&self.variants) {
+            state.write_u64(u64::from(a.0) << 32 | u64::from(*b));
+        }
+        self.first.iter().for_each(|place| state.write_u32(*place));
+        self.offsets.iter().for_each(|offset| state.write_i64(*offset));
+        self.released.iter().for_each(|place| state.write_u32(*place));
+    }
 }
 
 /// The plans of an executor.
@@ -203,15 +215,11 @@ impl<G: fmt::Debug> Plans<G> {
         fuser: &mut impl Fuser<Group = G>,
     ) -> Option<Arc<Plan<G>>> {
         self.look(span, program);
-        let mut hasher = FxHasher::default();
-        self.now.hash(&mut hasher);
-        let hash = hasher.finish();
+        let hash = hash_of(&self.now);
         if let Some(known) = self.known.get(&hash) {
             return (known.structure == self.now).then(|| known.plan.clone());
         }
-        let mut hasher = FxHasher::default();
-        self.now.nodes.hash(&mut hasher);
-        let nodes = hasher.finish();
+        let nodes = hash_of(&self.now.nodes);
         if self.once.insert(hash) && !self.planned.contains(&nodes) {
             if self.once.len() > MOST {
                 self.once.clear();
@@ -220,6 +228,7 @@ impl<G: fmt::Debug> Plans<G> {
         }
         if self.known.len() >= MOST {
             self.known.clear();
+            self.planned.clear();
         }
         let plan = Arc::new(Planner::new(span, &self.now, program, fuser).make());
         if tracing::enabled!(target: "plan", tracing::Level::TRACE) {
@@ -345,6 +354,12 @@ impl Parts {
             }
         })
     }
+}
+
+fn hash_of(it: &impl Hash) -> u64 {
+    let mut hasher = FxHasher::default();
+    it.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// How often whole runs had a plan of late.

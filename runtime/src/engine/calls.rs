@@ -49,12 +49,16 @@ impl Engine {
             self.report.ops_other_threads += u64::from(progress == Progress::Done);
             return Ok(progress);
         }
+        if let Some((node, position, variant)) = self.as_before(call) {
+            self.coexecute(call, site, node, position, variant, sink);
+            return Ok(Progress::Done);
+        }
         let info = &self.ops[call.op.index()];
         if info.returns_host || writes_host(info, call) {
             return self.fetch(call, site, sink);
         }
         match self.phase {
-            Phase::CoExecution => self.coexecute(call, site, sink),
+            Phase::CoExecution => self.validate(call, site, sink),
             Phase::Tracing => self.jump_or_trace(call, site, sink),
             Phase::Imperative => {
                 let progress = self.run_unrecorded(call, sink)?;
@@ -64,6 +68,31 @@ impl Engine {
                 Ok(progress)
             }
         }
+    }
+
+    /// The usual case: the call is the only op that may come, as it was the last time, by operator, attributes, dataflow
+    /// and shapes. Most of what an op costs the program's thread is spent here.
+    #[inline]
+    fn as_before(&self, call: &Call<'_>) -> Option<(NodeId, Position, u32)> {
+        if self.phase != Phase::CoExecution || self.is_holding_enough() {
+            return None;
+        }
+        let (position, id) = match self.next_op() {
+            Some(id) => (self.position, id),
+            None => match *self.symbolic.cases(self.position.block) {
+                [only] => (Position { block: Some(only), next: 0 }, self.symbolic.block(only).nodes[0]),
+                _ => return None,
+            },
+        };
+        let (node, info) = (self.graph.node(id), &self.ops[call.op.index()]);
+        let variant = self.hint(position);
+        let recurs = node.recurs(call, info, variant) && !node.dynamic && !may_overlap(info, call);
+        recurs.then_some((id, position, variant))
+    }
+
+    /// Lazy evaluation holds back no more than this.
+    fn is_holding_enough(&self) -> bool {
+        self.config.mode == Mode::Lazy && self.held.len() as u64 >= self.config.max_pending
     }
 
     /// Nothing is pending, for which the program has waited so long: a trial of the placement begins or ends.
@@ -93,7 +122,7 @@ impl Engine {
         }
         self.fetch_wait_ns += self.report.python_stall_ns - waited;
         // Looking at the stack takes longer than the fetch: what was fetched here before is fetched again.
-        let here = (self.at, call.op, self.fetches_here);
+        let here = (self.at, call.op, self.fetches_here.min(MAX_FETCHES));
         let location = match (self.fetch_sites.get(&here), &site.stack) {
             (Some(known), _) => *known,
             (None, Some(stack)) => {
@@ -111,7 +140,9 @@ impl Engine {
             let (outputs, fresh) = self.run_now(call, location)?;
             sink.outputs(call, Results::Owned(outputs), &fresh);
         }
-        self.fetch_sites.insert(here, location);
+        if site.stack.is_some() {
+            self.fetch_sites.insert(here, location);
+        }
         self.fetches_here += 1;
         let fetch =
             self.report.fetches.entry(location).or_insert(Fetch { op: call.op, count: 0, wait_ns: 0 });
@@ -209,13 +240,8 @@ impl Engine {
     }
 
     /// Co-execution: validates the call against the cursor.
-    fn coexecute(
-        &mut self,
-        call: &Call<'_>,
-        site: &Site,
-        sink: &mut dyn Sink,
-    ) -> Result<Progress, CallError> {
-        if self.config.mode == Mode::Lazy && self.held.len() as u64 >= self.config.max_pending {
+    fn validate(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
+        if self.is_holding_enough() {
             return Ok(Progress::NeedTicket(self.flush(), false));
         }
         match self.expect(call, site) {
@@ -225,25 +251,39 @@ impl Engine {
         }
     }
 
-    /// Co-executes an op at its position.
+    /// Co-executes an op at its position, or runs it there where its variant must be found out.
     fn continue_at(
         &mut self,
         call: &Call<'_>,
         site: &Site,
-        node_id: NodeId,
+        node: NodeId,
         position: Position,
         sink: &mut dyn Sink,
     ) -> Result<Progress, CallError> {
-        match self.variant(call, node_id, position) {
+        match self.variant(call, node, position) {
             Some(variant) => {
-                let location = self.graph.node(node_id).key.location;
-                self.feed(call, position, node_id, variant, sink);
-                self.forward.note(site, location, &self.locations);
-                self.count_op(true);
+                self.coexecute(call, site, node, position, variant, sink);
                 Ok(Progress::Done)
             }
-            None => self.run_inside(call, site, node_id, position, sink),
+            None => self.run_inside(call, site, node, position, sink),
         }
+    }
+
+    /// Notes a validated op, and what it feeds.
+    #[inline]
+    fn coexecute(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        node: NodeId,
+        position: Position,
+        variant: u32,
+        sink: &mut dyn Sink,
+    ) {
+        let location = self.graph.node(node).key.location;
+        self.feed(call, position, node, variant, sink);
+        self.forward.note(site, location, &self.locations);
+        self.count_op(true);
     }
 
     /// The variant under which an op can be co-executed: one that it has, or a new one where a rule tells its results.
@@ -359,7 +399,6 @@ impl Engine {
     fn count_op(&mut self, coexecuted: bool) {
         self.iteration.ops += 1;
         self.iteration.traced += u64::from(!coexecuted);
-        self.report.count_op(self.iteration.number, coexecuted);
     }
 }
 
@@ -373,18 +412,29 @@ pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &O
     }
 }
 
+/// Fetches behind one op whose places are told apart.
+const MAX_FETCHES: u32 = 1024;
+
 /// Inputs of a call beyond which overlaps are not looked for: lists of tensors, whose ops do not check them either.
 const MAX_CHECKED: usize = 8;
 
 /// Whether a call writes a window that partly overlaps another of its inputs: PyTorch then raises, at the call.
+#[inline]
 fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
-    if !info.writes() || call.inputs.len() > MAX_CHECKED {
-        return false;
-    }
-    let storage = |input: &Input<'_>| match input.place {
-        Place::Storage { id, .. } => Some(id),
-        _ => None,
-    };
+    let inputs = &call.inputs[..];
+    info.writes
+        && inputs.len() <= MAX_CHECKED
+        && inputs.iter().enumerate().any(|(i, a)| inputs[..i].iter().any(|b| share_storage(a, b)))
+        && writes_beside(info, call)
+}
+
+#[inline]
+fn share_storage(a: &Input<'_>, b: &Input<'_>) -> bool {
+    matches!((a.place, b.place), (Place::Storage { id: a, .. }, Place::Storage { id: b, .. }) if a == b)
+}
+
+/// See [`may_overlap`], of a call with two inputs on one storage.
+fn writes_beside(info: &OpInfo, call: &Call<'_>) -> bool {
     let mut flat = 0;
     call.args.iter().zip(info.written.iter()).any(|(arg, written)| {
         let first = flat;
@@ -395,8 +445,7 @@ fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
         };
         *written
             && call.inputs[first..flat].iter().any(|w| {
-                let beside = |r: &Input<'_>| storage(r).is_some() && storage(r) == storage(w);
-                call.inputs.iter().any(|r| beside(r) && !same_window(w, r) && !apart(w, r))
+                call.inputs.iter().any(|r| share_storage(r, w) && !same_window(w, r) && !apart(w, r))
             })
     })
 }
@@ -413,7 +462,7 @@ fn apart(a: &Input<'_>, b: &Input<'_>) -> bool {
 }
 
 fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {
-    if !info.writes() {
+    if !info.writes {
         return false;
     }
     let mut inputs = call.inputs.iter();

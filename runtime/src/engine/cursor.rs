@@ -29,9 +29,7 @@ impl Engine {
     /// op that may come; where they leave a choice or differ in dataflow, the place decides.
     pub(super) fn expect(&mut self, call: &Call<'_>, site: &Site) -> Expected {
         let modes = mode_bits(call);
-        if let Some(b) = self.position.block
-            && let Some(&id) = self.symbolic.block(b).nodes.get(self.position.next as usize)
-        {
+        if let Some(id) = self.next_op() {
             let node = self.graph.node(id);
             if !node.key.matches(call, modes) {
                 return Expected::No;
@@ -67,6 +65,13 @@ impl Engine {
             }
             None => Expected::No,
         }
+    }
+
+    /// The op that comes next inside the block; `None` at its end.
+    #[inline]
+    pub(super) fn next_op(&self) -> Option<NodeId> {
+        let block = self.symbolic.block(self.position.block?);
+        block.nodes.get(self.position.next as usize).copied()
     }
 
     /// The variant that was used at a position last.
@@ -190,10 +195,7 @@ impl Engine {
 
     fn difference(&self, call: &Call<'_>) -> Difference {
         let name = |id| self.ops[tandem_tracegraph::ids::OpId::index(id)].name.to_string();
-        let inside = self
-            .position
-            .block
-            .and_then(|b| self.symbolic.block(b).nodes.get(self.position.next as usize).copied());
+        let inside = self.next_op();
         let heads = self.symbolic.cases(self.position.block).iter().map(|b| self.symbolic.block(*b).nodes[0]);
         let candidates: SmallVec<[NodeId; 4]> = match inside {
             Some(node) => SmallVec::from_elem(node, 1),

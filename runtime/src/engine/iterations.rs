@@ -35,11 +35,13 @@ impl Engine {
 
     /// Ends an iteration.
     pub fn mark_step(&mut self) {
+        self.fetches_here = 0;
         if self.iteration.ops == 0 {
             return;
         }
         self.send_open();
         self.close_divergence();
+        self.count_ops();
         let recorded = self.phase != Phase::Imperative;
         if recorded && !self.graph.node(self.at).ends {
             self.graph.node_mut(self.at).ends = true;
@@ -82,7 +84,6 @@ impl Engine {
         self.storages.next_iteration();
         self.forward.next_iteration();
         self.at = NodeId::START;
-        self.fetches_here = 0;
         self.position = START;
         self.jumped = false;
     }
@@ -220,6 +221,14 @@ impl Engine {
         ));
     }
 
+    /// Adds the running iteration's ops to the report.
+    pub(super) fn count_ops(&mut self) {
+        let Iteration { number, ops, traced, counted, .. } = self.iteration;
+        self.iteration.counted = (ops, traced);
+        let (ops, traced) = (ops - counted.0, traced - counted.1);
+        self.report.count_ops(number, ops, ops - traced);
+    }
+
     /// Adds what was co-executed to the nodes' counters.
     pub(super) fn count_passes(&mut self) {
         let mut running = 0;
@@ -280,7 +289,7 @@ impl Engine {
                 writes: crate::feed::written_inputs(&node.key, info),
                 sized_by_number: info.sized_by_number,
                 draws: info.random,
-                pure: info.pointwise && !info.random && !info.writes(),
+                pure: info.pointwise && !info.random && !info.writes,
             }
         };
         self.runner.send(Message::Declare(NodeId(self.declared as u32), new.map(step).collect()));

@@ -177,6 +177,8 @@ struct Iteration {
     number: u64,
     ops: u64,
     traced: u64,
+    /// Of both, what is in the report.
+    counted: (u64, u64),
     /// It added something to the TraceGraph.
     grew: bool,
     /// It added an op.
@@ -204,6 +206,7 @@ impl Iteration {
             number,
             ops: 0,
             traced: 0,
+            counted: (0, 0),
             grew: false,
             novel: false,
             since_growth: 0,
@@ -305,6 +308,7 @@ impl Engine {
     /// The counters.
     pub fn report(&mut self) -> &mut Report {
         self.count_passes();
+        self.count_ops();
         &mut self.report
     }
 
@@ -327,6 +331,7 @@ impl Engine {
     /// Starts all counters again.
     pub fn reset_report(&mut self) {
         self.count_passes();
+        self.count_ops();
         self.runner.executor().reset_counters();
         self.report = Report::default();
         self.paths.clear();

@@ -692,11 +692,7 @@ impl Executor for GpuExecutor {
             match self.run_native(call, location, &lowered, &fresh, &Given::default()) {
                 Ok(()) => return Ok(lowered.outputs.clone()),
                 Err(Refused::Host) => {
-                    let variant = Variant {
-                        metas: Box::default(),
-                        numbers: Box::default(),
-                        outputs: lowered.outputs.clone(),
-                    };
+                    let variant = Variant::new(Box::default(), Box::default(), lowered.outputs.clone());
                     return self.run_host(call, location, Some((&variant, &fresh)));
                 }
                 Err(Refused::Failed(failure)) => return Err(CallFailure::Raised(failure)),
