@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python test-gpu conformance fuzz lint format bench bench-lazy bench-scaling bench-gpu wheel clean
+.PHONY: help setup build demo test test-rust test-python test-gpu conformance fuzz lint format bench bench-lazy bench-memory bench-scaling bench-gpu wheel clean
 
 env := source scripts/env.sh &&
 
@@ -13,8 +13,12 @@ help: ## this list
 setup: ## the virtual environment and the crates
 	@scripts/setup.sh
 
+# What is measured is compiled as wheels are.
+PROFILE := release
+bench bench-lazy bench-memory bench-scaling bench-gpu: PROFILE := dist
+
 build: setup ## compile and install the package, editable, into the virtual environment
-	@$(env) PIP_QUIET=1 maturin develop --release --locked
+	@$(env) PIP_QUIET=1 maturin develop --profile $(PROFILE) --locked
 
 demo: build ## an unchanged training script, with and without Tandem; TANDEM_DEVICE=gpu for the wgpu executor
 	@$(env) python examples/demo.py
@@ -67,6 +71,9 @@ bench-lazy: build ## lazy evaluation against co-execution
 
 bench-scaling: build ## the cost of an op in long programs and with many paths
 	@$(env) python benches/scaling.py $(ARGS)
+
+bench-memory: build ## tensors' and resident memory, beside eager
+	@$(env) python benches/memory.py $(ARGS)
 
 bench-gpu: build ## the wgpu executor's kernels and the suite on a GPU, beside CUDA where torch has it
 	@$(env) python benches/gpu.py $(ARGS)

@@ -8,7 +8,7 @@ import argparse
 import sys
 import tempfile
 
-from run import BEGIN, END, PAGE, measure, ratio, table, times
+from run import measure, ratio, table, times, write_section
 
 PROGRAMS = ("resnet50", "bert_qa", "dcgan")
 WAYS = ("eager", "lazy", "tandem")
@@ -29,10 +29,7 @@ def main() -> int:
             print(rows[-1], flush=True)
     ways = ["eager", "lazy", "co-execution"]
     head = ["program", *ways, "eager / lazy", "eager / co-execution", "lazy / co-execution"]
-    begin, end = (mark.replace("run.py", "lazy.py") for mark in (BEGIN, END))
-    before, rest = PAGE.read_text().split(begin)
-    after = rest.split(end)[1]
-    PAGE.write_text(f"{before}{begin}\nA step, in milliseconds:\n\n{table(head, rows)}\n{end}{after}")
+    write_section("lazy.py", f"A step, in milliseconds:\n\n{table(head, rows)}")
     return 0
 
 

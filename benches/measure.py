@@ -60,6 +60,10 @@ class Runner:
         """Seconds that Python has waited for the device so far."""
         return 0.0
 
+    def count_pool(self) -> Callable[[], int]:
+        """What gives the most bytes from now on that a pool of the device's own had in use."""
+        return lambda: 0
+
     def warm_up(self) -> dict:
         """The first steps' losses and times."""
         losses = []
@@ -130,6 +134,10 @@ class Tandem(Runner):
     def stalled(self) -> float:
         return self.tandem.report()["python_stall_us"] * 1e-6
 
+    def count_pool(self) -> Callable[[], int]:
+        self.tandem.reset_report()
+        return lambda: self.tandem.report()["pool"]["peak"]
+
     def finish(self) -> dict:
         report = self.tandem.report()
         after = 10 if "ops_after_10" in report else 5
@@ -156,6 +164,12 @@ class Lazy(Tandem):
 
 
 RUNNERS = dict(zip(WAYS, (Runner, CompiledModel, CompiledStep, Tandem), strict=True)) | {"lazy": Lazy}
+
+
+def load(name: str) -> ModuleType:
+    """A program of the suite."""
+    sys.path.insert(0, str(ROOT))
+    return importlib.import_module(f"benches.programs.{name}")
 
 
 def serve(connection: Connection, program: ModuleType, way: str, compile_limit: int) -> None:
@@ -256,8 +270,7 @@ class Side:
 
 def measure(name: str, ways: list[str], blocks: int, steps: int | None, compile_limit: int) -> dict:
     """The results of each way to run a program, and over how many steps its losses may be compared."""
-    sys.path.insert(0, str(ROOT))
-    program = importlib.import_module(f"benches.programs.{name}")
+    program = load(name)
     sides: dict[str, Side] = {}
     try:
         for way in ways:

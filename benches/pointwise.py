@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 import torch_tandem
-from run import BEGIN, END, PAGE, table
+from run import table, write_section
 
 SIZES = (1, 64, 4096, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
 BLOCKS = 9
@@ -93,9 +93,7 @@ def main() -> None:
             rows.append([name, f"{size:,}", *us, ratio, "" if share is None else f"{share:.0%}"])
             print(rows[-1], flush=True)
     head = ["expression", "elements", "eager, us", "Tandem, us", "eager / Tandem", "of copy bandwidth"]
-    begin, end = (mark.replace("run.py", "pointwise.py") for mark in (BEGIN, END))
-    before, rest = PAGE.read_text().split(begin)
-    PAGE.write_text(f"{before}{begin}\n{table(head, rows)}\n{end}{rest.split(end)[1]}")
+    write_section("pointwise.py", table(head, rows))
 
 
 if __name__ == "__main__":

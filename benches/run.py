@@ -124,6 +124,13 @@ def machine() -> str:
     )
 
 
+def write_section(script: str, text: str) -> None:
+    """Put what a script of this folder measured in its place on the page."""
+    begin, end = (mark.replace("run.py", script) for mark in (BEGIN, END))
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", choices=PROGRAMS, action="append", help="only this one; may be repeated")
@@ -146,9 +153,7 @@ def main() -> int:
             print(tables(results[-1:]), end="\n\n", flush=True)
     if args.program or args.only or args.quick:
         return 0
-    before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{machine()}\n\n{tables(results)}\n{END}{after}")
+    write_section("run.py", f"{machine()}\n\n{tables(results)}")
     return 0
 
 

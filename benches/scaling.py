@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 import torch_tandem
-from run import BEGIN, END, PAGE, table
+from run import table, write_section
 from torch_tandem import _core
 
 Program = Callable[[torch.Tensor], torch.Tensor]
@@ -102,9 +102,7 @@ def main() -> None:
         rows.append([name, f"{nodes:,}", figures, f"{ratio:.2f}", f"{share:.1%}", f"{each:.0f}"])
         print(rows[-1], flush=True)
     head = ["program", "new nodes", "ns an op", "beside 100 ops, one path", "co-executed", "bytes a node"]
-    begin, end = (mark.replace("run.py", "scaling.py") for mark in (BEGIN, END))
-    before, rest = PAGE.read_text().split(begin)
-    PAGE.write_text(f"{before}{begin}\n{table(head, rows)}\n{end}{rest.split(end)[1]}")
+    write_section("scaling.py", table(head, rows))
 
 
 if __name__ == "__main__":

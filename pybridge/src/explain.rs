@@ -12,7 +12,7 @@ use tandem_runtime::engine::Engine;
 use tandem_runtime::placement::Place;
 use tandem_runtime::report::{
     DeviceLine, DivergenceLine, FeedLine, FetchLine, KernelLine, OperatorLine, PhaseLine, PlacementLine,
-    Report, StepLine, Summary,
+    PoolLine, Report, StepLine, Summary,
 };
 use tandem_runtime::timeline::{Event, Python as PythonDid};
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
@@ -86,6 +86,7 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         devices: device_lines,
         memory_allocated: 0,
         memory_peak: 0,
+        pool: PoolLine::default(),
         executor: engine.runner().executor().name().to_owned(),
         notes: report.notes,
     }

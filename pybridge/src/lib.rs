@@ -18,6 +18,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde::Serialize;
 use tandem_runtime::config::Mode;
+use tandem_runtime::report::PoolLine;
 use tandem_tracegraph::svg::svg;
 use tandem_tracegraph::text::{self, Listing};
 use tracing::Level;
@@ -218,6 +219,8 @@ mod _core {
         let held = engine.storages().held();
         summary.memory_allocated = held.iter().map(|h| h.bytes).sum();
         summary.memory_peak = held.iter().map(|h| h.peak).sum();
+        let [in_use, peak, free] = POOL.bytes();
+        summary.pool = PoolLine { in_use, peak, free };
         json(&summary)
     }
 
@@ -253,6 +256,7 @@ mod _core {
     #[pyfunction]
     fn reset_report() {
         lock().reset_report();
+        POOL.count_anew();
     }
 
     /// The symbolic graph as `"text"`, `"dot"` (Graphviz) or `"svg"`.

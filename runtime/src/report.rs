@@ -399,8 +399,20 @@ pub struct Summary {
     pub host_ops: BTreeMap<String, u64>,
     pub memory_allocated: u64,
     pub memory_peak: u64,
+    pub pool: PoolLine,
     pub executor: String,
     pub notes: Vec<String>,
+}
+
+/// Host memory of kernels' results of 4 KiB and more, in bytes.
+#[derive(Clone, Default, Debug, Serialize)]
+pub struct PoolLine {
+    /// In use.
+    pub in_use: usize,
+    /// The most that was in use.
+    pub peak: usize,
+    /// Kept for the next use.
+    pub free: usize,
 }
 
 /// Who carries runs out, and what was measured when that was last chosen.

@@ -225,6 +225,7 @@ def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
         "paths": 4,
         "memory_allocated": 1_900_000_000,
         "memory_peak": 2_400_000_000,
+        "pool": {"in_use": 2_000_000_000, "peak": 2_500_000_000, "free": 300_000_000},
         "executor": "cpu",
         "notes": [f"the script names no device: its tensors were adopted{bad}"],
         "divergences": [
