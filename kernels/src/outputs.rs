@@ -9,7 +9,7 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use crate::cpu::own;
+use crate::cpu::own::{batch_norm, conv, matmul};
 use crate::express::{Base, jobs, new_outputs};
 use crate::shapes::{Dims, dense, suggests_channels_last};
 
@@ -29,7 +29,7 @@ impl OutputRule {
     /// Of an operator by its full name; `written` are the schema's arguments. `None` where there is no rule.
     pub fn of(name: &str, written: &[bool]) -> Option<OutputRule> {
         let short = name.strip_prefix("aten::").unwrap_or(name);
-        let own = own::gives(short).or_else(|| gives(short)).map(OutputRule::Own);
+        let own = gives(short).map(OutputRule::Own);
         own.or_else(|| Base::of(name, written).map(OutputRule::Pointwise))
     }
 
@@ -65,6 +65,11 @@ fn drawn(call: &Call<'_>) -> Option<Outputs> {
 fn gives(name: &str) -> Option<Gives> {
     Some(match name {
         "bernoulli_.float" | "uniform_" | "normal_" => drawn,
+        "mm" | "addmm" => matmul::mm_gives,
+        "bmm" => matmul::bmm_gives,
+        "convolution" => conv::forward_gives,
+        "convolution_backward" => conv::backward_gives,
+        "native_batch_norm" => batch_norm::forward_gives,
         "empty.memory_format" => empty,
         "empty_strided" => empty_strided,
         "sum" | "mean" => |call| reduction(call, None, 1),

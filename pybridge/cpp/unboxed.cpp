@@ -1,56 +1,14 @@
-// The operators that programs call most, without boxes. A boxed tensor is one more reference, and of a tensor that only
-// Python holds, PyTorch counts that in the Python object: it takes the GIL for it, and again when the box goes.
+// The operators that programs call most, without boxes.
 #include <ATen/Operators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <string>
-#include <tuple>
 
-#include "values.h"
+#include "unboxed.h"
 
 namespace tandem {
 
 namespace {
-
-// Tensors of an argument, at most.
-template <class T>
-size_t tensors_of(const T&) {
-  return 1;
-}
-size_t tensors_of(const at::ITensorListRef& list) { return list.size(); }
-
-template <class R>
-struct Give {
-  static R from(Decoder& outs) { return outs.next_tensor(); }
-};
-template <class... T>
-struct Give<std::tuple<T...>> {
-  // Braces are evaluated in order.
-  static std::tuple<T...> from(Decoder& outs) { return std::tuple<T...>{Give<T>::from(outs)...}; }
-};
-
-template <class Op, class Schema>
-struct Unboxed;
-
-template <class Op, class R, class... Args>
-struct Unboxed<Op, R(Args...)> {
-  static R call(Args... args) {
-    static const uint32_t id =
-        declare(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
-    Lease encoder;
-    encoder->begin(sizeof...(Args), (tensors_of(args) + ...));
-    (encoder->add(args), ...);
-    const TtOuts outs = run(id, *encoder);
-    if constexpr (std::is_reference_v<R>) {
-      // In place, it gives what it was given first.
-      return std::get<0>(std::tie(args...));
-    } else {
-      Decoder decoder(outs, *encoder);
-      return Give<R>::from(decoder);
-    }
-  }
-};
 
 template <class Op>
 void add(torch::Library& m) {
@@ -77,7 +35,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   add_all<op::sigmoid, op::sigmoid_backward, op::tanh, op::tanh_backward, op::relu, op::threshold_backward, op::silu,
           op::silu_backward, op::leaky_relu, op::leaky_relu_backward>(m);
   add_all<op::mm, op::addmm, op::bmm, op::dot, op::sum, op::sum_dim_IntList, op::mean, op::mean_dim, op::_softmax,
-          op::_softmax_backward_data, op::_log_softmax, op::_log_softmax_backward_data, op::cat, op::embedding,
+          op::_softmax_backward_data, op::_log_softmax, op::_log_softmax_backward_data, op::embedding,
           op::embedding_dense_backward, op::index_select, op::select_backward, op::slice_backward,
           op::native_layer_norm, op::convolution>(m);
 }

@@ -6,7 +6,7 @@
 //! for one that is up to a third smaller: what changes from step to step does not fill lists of its own. The system is
 //! asked for huge pages: blocks of less than 256 KiB are cut from chunks of them. Blocks of less than 4 KiB are left to
 //! the C library.
-//! **Freeing.** Free blocks beyond a quarter of the most that was in use of late go back to the system, those of the size
+//! **Freeing.** Free blocks beyond an eighth of the most that was in use of late go back to the system, those of the size
 //! that was idle for longest first; chunks stay.
 
 use std::ptr::NonNull;
@@ -39,7 +39,7 @@ const LARGER: usize = STEPS / 2;
 /// Blocks that are taken in a window of time.
 const WINDOW: u64 = 1 << 12;
 
-/// Bytes that are kept beyond the quarter.
+/// Bytes that are kept beyond the eighth.
 const SLACK: usize = 8 << 20;
 
 /// A block; nobody else has it.
@@ -206,7 +206,7 @@ impl Pool {
         blocks.asked_bytes -= asked;
         blocks.free_bytes += if can_free(class) { size_of(class) } else { 0 };
         let peak = blocks.peaks[0].max(blocks.peaks[1]);
-        let keep = peak + peak / 4 + SLACK - blocks.live_bytes;
+        let keep = peak + peak / 8 + SLACK - blocks.live_bytes;
         blocks.shrink(keep);
         true
     }

@@ -4,11 +4,11 @@
 //! PyTorch's. All that a kernel does, the order of its additions included, follows from metadata. So bits do not depend
 //! on the number of threads that it runs on, nor on when it is used.
 
-mod batch_norm;
-mod conv;
+pub(crate) mod batch_norm;
+pub(crate) mod conv;
 mod gather;
 mod loss;
-mod matmul;
+pub(crate) mod matmul;
 mod norm;
 mod pieces;
 mod roi_align;
@@ -23,8 +23,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use crate::executor::HostKernels;
 use crate::express::{Operand, Param, Window, fresh_window, operand};
 use crate::ir::Mem;
-use crate::outputs::Gives;
-use crate::shapes::dense;
+use crate::shapes;
 
 /// Computes, given the first elements of a kernel's windows and its parameters' bits. False, and nothing that matters
 /// done, where PyTorch's kernel has to say what is wrong.
@@ -85,19 +84,6 @@ pub fn find(name: &str) -> Option<Rule> {
     })
 }
 
-/// What an operator gives, where that is told by its arguments: PyTorch's kernel need not run first to find out. A rule
-/// accepts what PyTorch does, and nothing else.
-pub fn gives(name: &str) -> Option<Gives> {
-    Some(match name {
-        "mm" | "addmm" => matmul::mm_gives,
-        "bmm" => matmul::bmm_gives,
-        "convolution" => conv::forward_gives,
-        "convolution_backward" => conv::backward_gives,
-        "native_batch_norm" => batch_norm::forward_gives,
-        _ => return None,
-    })
-}
-
 /// Whether an operator writes what its schema does not say, so that only one kernel may run.
 pub fn is_impure(name: &str) -> bool {
     name == "native_batch_norm"
@@ -117,8 +103,7 @@ fn contiguous(call: &Call<'_>, arg: usize, mem: Mem) -> Option<Window> {
 }
 
 fn is_contiguous(window: &Window) -> bool {
-    let expected = dense(&window.sizes);
-    window.sizes.iter().zip(&window.strides).zip(&expected).all(|((size, a), b)| *size == 1 || a == b)
+    shapes::is_contiguous(&window.sizes, &window.strides)
 }
 
 /// The only output, in row-major order.
