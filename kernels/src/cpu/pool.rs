@@ -309,8 +309,22 @@ mod tests {
         let others: Vec<_> = (0..40).map(|_| pool.take(3 << 20).unwrap()).collect();
         others.into_iter().for_each(|block| assert!(pool.give(block.as_ptr())));
         let [live, peak, free] = pool.bytes();
-        assert!(live == 0 && free <= peak + peak / 4 + peak / 8 + SLACK, "{live} {peak} {free}");
+        let rounded = peak + peak / 8;
+        assert!(live == 0 && free <= rounded + rounded / 8 + SLACK, "{live} {peak} {free}");
         pool.clear();
         assert_eq!(pool.bytes()[2], 0);
+    }
+
+    #[test]
+    fn old_peaks_are_forgotten() {
+        let pool = Pool::new();
+        let many: Vec<_> = (0..40).map(|_| pool.take(1 << 20).unwrap()).collect();
+        many.into_iter().for_each(|block| assert!(pool.give(block.as_ptr())));
+        assert!(pool.bytes()[2] >= 40 << 20);
+        for _ in 0..=2 * WINDOW {
+            let block = pool.take(SMALLEST).unwrap();
+            assert!(pool.give(block.as_ptr()));
+        }
+        assert!(pool.bytes()[2] <= SLACK + SMALLEST * 2);
     }
 }
