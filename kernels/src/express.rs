@@ -269,6 +269,10 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     });
     let mut views: SmallVec<[View<'_>; 3]> = windows.collect();
     let sizes = broadcast(views.iter().map(|(sizes, _)| *sizes)).filter(|_| !views.is_empty())?;
+    // Some derivatives accept operands of other sizes and some do not; autograd never asks.
+    if base.name.ends_with("_backward") && views.iter().any(|(own, _)| **own != *sizes) {
+        return None;
+    }
     views.retain(|(own, _)| !own.is_empty() || sizes.is_empty());
     // PyTorch's iterator has these derivatives' gradients last.
     if matches!(base.name.as_str(), "threshold_backward" | "leaky_relu_backward") {

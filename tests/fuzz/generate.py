@@ -135,6 +135,8 @@ EXPRESSIONS = {
     ],
 }  # fmt: skip
 
+# Behind `numpy()` of its own memory a CPU tensor cannot grow, but `out=` of PyTorch 2.15 writes as if it had: hence
+# the clones.
 STATEMENTS = [
     "{M} = {m}", "{M} = {m}", "{M} = {m}", "s.v0 = {v}", "s.v1 = {v}", "s.v2 = {v}", "s.d0 = {d}",
     "s.h0 = {h}", "s.b0 = {b}", "s.i0 = {i}", "s.r0 = {r}", "s.u0 = {u}", "s.m0, s.m1 = s.m1, s.m0",
@@ -160,11 +162,11 @@ STATEMENTS = [
     "s.u0 = {M}.view(-1)[2 * {n}:]", "{M}.t_()", "{M} = Twice.apply({m}.clone())",
     "{M} = {m}.requires_grad_() if {c} else {m}", "s.r0.resize_({n} + 1, 4).zero_()", "s.host.fill_({f})",
     "s.host.add_(1)", "s.host.copy_({m}.detach())", "s.host[{n}] = torch.rand(4)", "s.host = s.host * 0.5",
-    "s.host.copy_({m}.detach().cpu())", "s.host = torch.from_numpy({m}.detach().cpu().numpy().copy())",
+    "s.host.copy_({m}.detach().cpu())", "s.host = torch.from_numpy({m}.detach().cpu().clone().numpy().copy())",
     "s.see({m})", "s.see({v})", "s.see({s})", "s.see({d})", "s.see({h})", "s.see({b})", "s.see({i})",
     "s.see({r})", "s.see({u})", "s.see({f})", "s.see({n})", "s.watch({m})", "s.see({s}.item())",
     "s.see({v}.detach().tolist())", "s.see({r}.detach().cpu().clone())",
-    "s.see({m}.detach().cpu().numpy().sum())",
+    "s.see({m}.detach().cpu().clone().numpy().sum())",
     "s.see(text({v}))", "s.see(f'{{v}.detach()[0]:.3f}')", "s.see(bool({c}))", "s.see(s.m0 is s.m1)",
     "s.see(s.m0.requires_grad)", "s.see(s.m0.data_ptr() == s.m1.data_ptr())", "s.kept.append({m})",
     "s.kept.append({r})", "s.kept.append([{M}, {v}])", "s.kept = s.kept[-{n}:]", "s.kept.clear()",

@@ -555,6 +555,14 @@ impl Node {
         candidates.iter().copied().find(|i| falls_under(*i))
     }
 
+    /// Whether a variant has inputs of a call's dtypes: what the operator accepts depends on them.
+    pub fn has_dtypes(&self, call: &Call<'_>) -> bool {
+        let kind = |dtype: Dtype, all: u16| (dtype, all & flags::META);
+        let present = || call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
+        let given = || present().map(|input| kind(input.dtype, input.flags));
+        self.variants.iter().any(|v| v.metas.iter().map(|meta| kind(meta.dtype, meta.flags)).eq(given()))
+    }
+
     /// Adds a variant that no other matches; whether there is room for it.
     pub fn add_variant(&mut self, variant: Arc<Variant>) -> bool {
         let room = self.variants.len() < MAX_VARIANTS;

@@ -287,13 +287,14 @@ impl Engine {
     }
 
     /// The variant under which an op can be co-executed: one that it has, or a new one where a rule tells its results.
+    /// A rule is asked for shapes alone: what PyTorch refuses of other dtypes, it must refuse now.
     fn variant(&mut self, call: &Call<'_>, id: NodeId, position: Position) -> Option<u32> {
         let (node, info) = (self.graph.node(id), &self.ops[call.op.index()]);
         if node.dynamic || may_overlap(info, call) {
             return None;
         }
         let known = node.variant(call, info, self.hint(position));
-        if known.is_some() {
+        if known.is_some() || !node.has_dtypes(call) {
             return known;
         }
         let outputs = self.rules[call.op.index()].as_ref()?.outputs(call)?;
