@@ -1,0 +1,108 @@
+"""How far losses drift from eager's by last bits alone, and how far Tandem's are from them.
+
+Kernels that add in another order give other last bits, and training may make much of them: a value that crosses
+zero at a relu, a draw that falls on the other side. So each program runs eagerly once as it is, and some times with
+the results of operators that are not exactly rounded changed by at most one unit in the last place, at random.
+The steps over which all of these runs keep to 1e-5 are those over which another implementation can be held to it.
+"""
+
+import argparse
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from measure import RUNNERS, WARM_UP, Runner, Side, load
+from run import PROGRAMS, table, write_section
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+TOLERANCE = 1e-5
+RUNS = 5
+
+INEXACT = set("""
+    mm addmm bmm baddbmm mv dot convolution convolution_backward sum mean var std var_mean cumsum logsumexp
+    linalg_vector_norm norm _foreach_norm exp expm1 log log1p tanh tanh_backward sigmoid sigmoid_backward sin cos erf
+    pow rsqrt gelu gelu_backward silu silu_backward softplus softplus_backward elu elu_backward mish mish_backward
+    logit addcmul addcmul_ addcdiv addcdiv_ lerp lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_
+    _foreach_pow _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm
+    native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm
+    native_batch_norm_backward embedding_dense_backward mse_loss nll_loss_forward binary_cross_entropy
+    binary_cross_entropy_backward binary_cross_entropy_with_logits smooth_l1_loss _adaptive_avg_pool2d avg_pool2d
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+    _thnn_fused_lstm_cell roi_align _roi_align_backward
+""".split())  # fmt: skip
+
+
+class LastBits(TorchDispatchMode):
+    """Changes the last bits of what inexact operators give."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.split("::")[1] in INEXACT:
+            for x in tree_leaves(result):
+                if isinstance(x, torch.Tensor) and x.is_floating_point():
+                    ulps = torch.randint(-1, 2, x.shape, generator=self.random, dtype=x.dtype)
+                    x.mul_(1 + torch.finfo(x.dtype).eps * ulps)
+        return result
+
+
+class Disturbed(Runner):
+    """Eager PyTorch, with other last bits."""
+
+    def __init__(self, program: ModuleType, seed: int) -> None:
+        with LastBits(seed):
+            super().__init__(program)
+        self.seed = seed
+
+    def warm_up(self) -> dict:
+        with LastBits(self.seed):
+            return super().warm_up()
+
+
+def drift(expected: list[float], losses: list[float]) -> list[float]:
+    """How far losses are from the expected ones, relatively; the worst of each step and those before it."""
+    apart = [abs(x - y) / max(abs(x), 1e-12) if x != y else 0.0 for x, y in zip(expected, losses, strict=True)]
+    return [max(apart[: i + 1]) for i in range(len(apart))]
+
+
+def run(program: ModuleType, way: str) -> list[float]:
+    side = Side(program, way, 0)
+    side.warm_up()
+    side.end()
+    if side.failure:
+        raise RuntimeError(f"{way}: {side.failure}")
+    return side.facts["losses"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("programs", nargs="*", default=PROGRAMS, help="all unless given")
+    names = parser.parse_args().programs
+    ways = [f"disturbed {seed}" for seed in range(RUNS)]
+    RUNNERS.update((way, functools.partial(Disturbed, seed=seed)) for seed, way in enumerate(ways))
+    rows = []
+    for name in names:
+        program = load(name)
+        eager = run(program, "eager")
+        theirs = [drift(eager, run(program, way)) for way in ways]
+        ours = drift(eager, run(program, "tandem"))
+        allowed = sum(max(step) <= TOLERANCE for step in zip(*theirs, strict=True))
+        at = max(allowed, 1) - 1
+        least, most = (f"{choose(run[-1] for run in theirs):.0e}" for choose in (min, max))
+        rows.append([name, str(allowed), f"{ours[at]:.0e}", f"{ours[-1]:.0e}", f"{least} to {most}"])
+        print(rows[-1], flush=True)
+    head = [
+        "program", "steps that keep to 1e-5", "Tandem over these", f"Tandem over {WARM_UP}",
+        f"eager with other last bits over {WARM_UP}",
+    ]  # fmt: skip
+    if names == PROGRAMS:
+        write_section("losses.py", table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
