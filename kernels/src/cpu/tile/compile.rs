@@ -249,6 +249,7 @@ pub fn compile(
             insts.push(Inst { op: Op::Copy, ty, args: [from; 3], to: Place::Memory(output) });
         }
     }
+    program.streams = streams(&insts);
     program.cost += STRIDED * (gathers.len() + scatters.len()) as u32;
     program.insts = insts.into();
     program.splats = splats.into();
@@ -256,6 +257,22 @@ pub fn compile(
     program.scatters = scatters.into();
     program.scratch = registers.end;
     Some(program)
+}
+
+/// The operands in memory that instructions read and write, and whether they write them.
+fn streams(insts: &[Inst]) -> Box<[(u16, bool)]> {
+    let mut streams: Vec<(u16, bool)> = Vec::new();
+    for inst in insts {
+        let read = inst.args.iter().map(|place| (*place, false));
+        for (place, written) in read.chain([(inst.to, true)]) {
+            let Place::Memory(operand) = place else { continue };
+            match streams.iter_mut().find(|(known, _)| *known == operand) {
+                Some(known) => known.1 |= written,
+                None => streams.push((operand, written)),
+            }
+        }
+    }
+    streams.into()
 }
 
 /// Registers by bytes of scratch memory.

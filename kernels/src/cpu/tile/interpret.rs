@@ -84,7 +84,11 @@ unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usiz
             for (register, operand) in &program.gathers {
                 walk(launch, *operand, at, n, scratch.add(*register as usize), false);
             }
-            for inst in &program.insts {
+            let ahead = to - at >= FAR;
+            for (number, inst) in program.insts.iter().enumerate() {
+                if ahead {
+                    fetch_ahead(launch, at + TILE, number);
+                }
                 step(launch, inst, scratch, at, n);
             }
             for (from, operand) in &program.scatters {
@@ -95,6 +99,51 @@ unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usiz
         }
     }
 }
+
+/// Elements left beyond which the next tile is fetched while this one is computed: for fewer, whose memory is mostly in
+/// a cache, asking costs more than it spares.
+const FAR: usize = 32 * TILE;
+
+/// Asks for an instruction's share of the lines that the tile at `next` begins with. Otherwise memory would rest
+/// while a chain computes: its first instruction reads, its last one writes.
+#[inline(always)]
+unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
+    const LINE: usize = 64;
+    let program = launch.program;
+    let count = program.insts.len();
+    if count == 1 && program.cost < WORTH_FETCHING {
+        return;
+    }
+    for (operand, written) in &program.streams {
+        let size = launch.windows[*operand as usize].size;
+        let lines = TILE * size / LINE;
+        // SAFETY: the next tile is whole, see `run_tiles`.
+        let first = unsafe { launch.first(*operand).add(next * size) };
+        for line in number * lines / count..(number + 1) * lines / count {
+            fetch(first.wrapping_add(line * LINE), *written);
+        }
+    }
+}
+
+/// Has the cache fetch a line, to be written where that is so.
+#[inline(always)]
+fn fetch(line: *const u8, written: bool) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: this changes no state that a program sees, wherever it points.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+        if written {
+            _mm_prefetch::<_MM_HINT_ET0>(line.cast());
+        } else {
+            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (line, written);
+}
+
+/// What an element of a single instruction costs at least (see [`Program::cost`]) for memory to rest meanwhile.
+const WORTH_FETCHING: u32 = 8;
 
 #[inline(always)]
 unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8, at: usize) -> *mut u8 {

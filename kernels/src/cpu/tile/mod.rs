@@ -152,6 +152,8 @@ pub struct Program {
     gathers: Box<[(u32, u16)]>,
     /// Strided operands that are written, each from a place.
     scatters: Box<[(Place, u16)]>,
+    /// Operands whose elements lie one behind the other, and whether they are written.
+    streams: Box<[(u16, bool)]>,
     /// Bytes of scratch memory.
     scratch: u32,
     /// Roughly the cost of an element, in additions.
