@@ -26,13 +26,23 @@ def gelu_by_hand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
+def rows(x: torch.Tensor) -> torch.Tensor:
+    """As a matrix of rows of at most 1,024."""
+    return x.view(-1, min(x.numel(), 1024))
+
+
 EXPRESSIONS: dict[str, tuple[Expression, int]] = {
     "x + y": (lambda x, y: x + y, 3),
     "gelu(x)": (lambda x, y: F.gelu(x), 2),
     "gelu in eight operators": (gelu_by_hand, 2),
     "silu(x) * y": (lambda x, y: F.silu(x) * y, 3),
+    "x.sum()": (lambda x, y: x.sum(), 1),
+    "rows(x).sum(1)": (lambda x, y: rows(x).sum(1), 1),
+    "rows(x).sum(0)": (lambda x, y: rows(x).sum(0), 1),
+    "rows(x).softmax(1)": (lambda x, y: rows(x).softmax(1), 2),
+    "(x * y).sum()": (lambda x, y: (x * y).sum(), 2),
 }
-"""Name: the expression, and the tensors that it reads and writes."""
+"""Name: the expression, and how many tensors of that size it reads and writes."""
 
 
 def block(run: Expression, x: torch.Tensor, y: torch.Tensor, times: int, wait: Callable[[], None]) -> float:

@@ -1,5 +1,6 @@
 //! The cpu executor: ATen's kernels on host buffers, and Tandem's own for point-wise and other frequent operators.
 
+mod ahead;
 mod computation;
 mod executor;
 mod group;

@@ -151,8 +151,10 @@ unsafe fn run_softmax(x: &[f32], y: &mut [f32]) {
     }
     // SAFETY: below the length.
     let sum = reduce(y.len(), 0.0, |i| unsafe { at(y, i) }, |a, b| a + b);
+    // The sum is between 1 and the row's length, and a product takes a fraction of a quotient's time.
+    let share = 1.0 / sum;
     for y in y {
-        *y /= sum;
+        *y *= share;
     }
 }
 

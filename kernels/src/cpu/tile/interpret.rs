@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use smallvec::SmallVec;
 
 use super::{Fun, Inst, LANES, Op, Place, Program, Splat, TILE, math, size_of};
+use crate::cpu::ahead::{self, LINE};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
 use crate::shapes::Dims;
@@ -108,7 +109,6 @@ const FAR: usize = 32 * TILE;
 /// while a chain computes: its first instruction reads, its last one writes.
 #[inline(always)]
 unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
-    const LINE: usize = 64;
     let program = launch.program;
     let count = program.insts.len();
     if count == 1 && program.cost < WORTH_FETCHING {
@@ -119,27 +119,8 @@ unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
         let lines = TILE * size / LINE;
         // SAFETY: the next tile is whole, see `run_tiles`.
         let first = unsafe { launch.first(*operand).add(next * size) };
-        for line in number * lines / count..(number + 1) * lines / count {
-            fetch(first.wrapping_add(line * LINE), *written);
-        }
+        ahead::fetch(first, number * lines / count..(number + 1) * lines / count, *written);
     }
-}
-
-/// Has the cache fetch a line, to be written where that is so.
-#[inline(always)]
-fn fetch(line: *const u8, written: bool) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: this changes no state that a program sees, wherever it points.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-        if written {
-            _mm_prefetch::<_MM_HINT_ET0>(line.cast());
-        } else {
-            _mm_prefetch::<_MM_HINT_T0>(line.cast());
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (line, written);
 }
 
 /// What an element of a single instruction costs at least (see [`Program::cost`]) for memory to rest meanwhile.
