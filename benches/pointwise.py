@@ -1,4 +1,4 @@
-"""The cpu executor's own point-wise kernels beside eager's, and beside the machine's copy bandwidth.
+"""The cpu executor's own kernels of elements and rows beside eager's, and beside the copy bandwidth.
 
 Each expression is computed on tensors of several sizes, eagerly and co-executed, in turn; results are held
 until all of a block are there, so that none is left out. Bandwidth counts each operand that is read and the

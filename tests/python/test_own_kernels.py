@@ -71,6 +71,38 @@ def sums() -> Iterator[Case]:
             )
 
 
+def sums_of_groups() -> Iterator[Case]:
+    """Point-wise operators before a sum, which takes their results block by block."""
+
+    def kept(x, y):
+        e = (x * 0.5).exp()
+        return e.sum() + (e * y).mean() + e.sum(-1).mean()
+
+    def many(x, y):
+        t = x * y
+        total = t.sum()
+        return (t * total).mean() + (t + 1).sum(-1).sum() + t.mean()
+
+    for shape in [(1,), (5,), (4096,), (4097,), (70, 5000), (3, 4, 5), (300_000,), (600, 6)]:
+        x, y = data(*shape), data(*shape, seed=1)
+        yield f"of products {shape}", lambda x, y: (x * y).sum(), (x, y)
+        yield f"of a chain {shape}", lambda x, y: ((x * y).tanh() + x).mean(), (x, y)
+        yield f"of rows {shape}", lambda x, y: (x * y + 1).mean(-1), (x, y)
+        yield f"of rows that stay {shape}", lambda x, y: (x - y).square().sum(-1, keepdim=True) * y, (x, y)
+        yield f"of all but rows {shape}", lambda x, y: (x * y).sum(0), (x, y)
+        yield f"kept {shape}", kept, (x, y)
+        yield f"many {shape}", many, (x, y)
+        yield f"in place {shape}", lambda x, y: x.clone().mul_(y).add_(1).sum(), (x, y)
+        yield f"reshaped {shape}", lambda x, y: (x * y).view(-1, x.size(-1)).sum(1), (x, y)
+        yield f"of some {shape}", lambda x, y: (x * y)[..., 1:].sum() + (x * y)[:1].sum(), (x, y)
+        yield f"of bools {shape}", lambda x, y: (x > 0).float().sum() * (x * y).sum(), (x, y)
+    x, y = data(90, 70), data(70, 90, seed=1)
+    yield "of transposed ones", lambda x, y: (x.T * y).sum() + (x.T * y).sum(1).sum(), (x, y)
+    yield "transposed", lambda x, y: (x.T * y.T.contiguous().T).sum(-1), (x, y)
+    yield "spread", lambda x, y: (x[:, :1] * y.T).sum(1) + (x[:1] * y.T).sum() + (x[:, :1] * 2).sum(), (x, y)
+    yield "spread more", lambda x, y: (x[:, None] * y.T[None]).mean(-1), (x, y)
+
+
 def rows() -> Iterator[Case]:
     for n in SIZES:
         for shape, dim in [((3, n), 1), ((n,), 0), ((2, n, 1), 1), ((n, 4), 0)]:
@@ -296,7 +328,7 @@ def moved(t: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "cases",
-    [products, sums, rows, batch_norms, convolutions, pieces, many_pieces, losses, regions],
+    [products, sums, sums_of_groups, rows, batch_norms, convolutions, pieces, many_pieces, losses, regions],
     ids=lambda f: f.__name__,
 )
 def test_own_kernels_against_double_precision(cases):

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::group::Group;
 use super::own::{self, Kernel};
+use super::summed::Summed;
 use crate::executor::HostKernels;
 use crate::express::{Param, Window};
 
@@ -22,6 +23,8 @@ pub struct Computation<S, P> {
 pub enum Work {
     /// Expressions of elements.
     Tiles(Group),
+    /// Expressions of elements, and sums of them.
+    Summed(Summed),
     /// An operator's kernel.
     Kernel(own::Work),
 }
@@ -30,6 +33,7 @@ impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Work::Tiles(group) => fmt::Display::fmt(group, f),
+            Work::Summed(summed) => fmt::Display::fmt(summed, f),
             Work::Kernel(_) => f.write_str("[kernel]"),
         }
     }
@@ -52,6 +56,8 @@ impl<S, P> Computation<S, P> {
         match &self.work {
             // SAFETY: the caller's promise.
             Work::Tiles(group) => unsafe { group.run(host, data, params, alone) },
+            // SAFETY: as above.
+            Work::Summed(summed) => return unsafe { summed.run(host, data, params) },
             Work::Kernel(work) => return work(host, data, params),
         }
         true

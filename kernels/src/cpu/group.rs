@@ -21,8 +21,9 @@ pub struct Group {
     grain: usize,
 }
 
+/// Elements that are numbered alike, and the program that computes them.
 #[derive(Debug)]
-struct Lane {
+pub(super) struct Lane {
     sizes: Dims,
     windows: Box<[tile::Window]>,
     program: Arc<Program>,
@@ -82,33 +83,19 @@ impl fmt::Display for Group {
 }
 
 /// Addresses that threads share.
-struct Shared<'a>(&'a [*mut u8]);
+pub(super) struct Shared<'a>(pub &'a [*mut u8]);
 
 // SAFETY: see `Group::run`.
 unsafe impl Sync for Shared<'_> {}
 
 impl Lane {
-    fn of(
+    pub fn of(
         draft: &plan::Lane,
         programs: &mut Vec<Arc<Program>>,
         aliases: &dyn Fn(u16, u16) -> bool,
     ) -> Option<Lane> {
         let (sizes, strides) = draft.arranged();
-        let layout = |strides: &Dims| {
-            let mut expected = 1;
-            let linear = sizes.iter().zip(strides).rev().all(|(size, stride)| {
-                let fits = *size == 1 || *stride == expected;
-                expected *= size;
-                fits
-            });
-            let single = sizes.iter().zip(strides).all(|(size, stride)| *size == 1 || *stride == 0);
-            match (linear, single) {
-                (true, _) => Layout::Linear,
-                (_, true) => Layout::Single,
-                _ => Layout::Strided,
-            }
-        };
-        let layouts: SmallVec<[Layout; 8]> = strides.iter().map(layout).collect();
+        let layouts: SmallVec<[Layout; 8]> = strides.iter().map(|strides| layout(&sizes, strides)).collect();
         let stores: Vec<(u16, E)> = draft.stores().map(|(number, e)| (number as u16, e.clone())).collect();
         let slot = |window: u16| draft.windows[window as usize].slot;
         let program = compile(&stores, &layouts, |a, b| aliases(slot(a), slot(b)))?;
@@ -123,10 +110,35 @@ impl Lane {
         Some(Lane { windows: windows.collect(), sizes, program })
     }
 
-    unsafe fn run(&self, data: &[*mut u8], params: &[u64], from: usize, to: usize) {
+    /// Whether the elements of a window lie one behind the other, as they are numbered.
+    pub fn is_linear(&self, window: usize) -> bool {
+        layout(&self.sizes, &self.windows[window].strides) == Layout::Linear
+    }
+
+    /// Computes some of the elements; see [`Group::run`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn run(&self, data: &[*mut u8], params: &[u64], from: usize, to: usize) {
         let launch =
             Launch { program: &self.program, sizes: &self.sizes, windows: &self.windows, data, params };
         // SAFETY: the caller's promise.
         unsafe { launch.run(from, to) };
+    }
+}
+
+/// How the elements of a window follow one another.
+fn layout(sizes: &[i64], strides: &[i64]) -> Layout {
+    let mut expected = 1;
+    let linear = sizes.iter().zip(strides).rev().all(|(size, stride)| {
+        let fits = *size == 1 || *stride == expected;
+        expected *= size;
+        fits
+    });
+    let single = sizes.iter().zip(strides).all(|(size, stride)| *size == 1 || *stride == 0);
+    match (linear, single) {
+        (true, _) => Layout::Linear,
+        (_, true) => Layout::Single,
+        _ => Layout::Strided,
     }
 }

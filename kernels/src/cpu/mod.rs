@@ -8,6 +8,7 @@ mod native;
 pub mod own;
 pub mod pool;
 pub mod random;
+mod summed;
 pub mod team;
 pub mod tile;
 mod widest;

@@ -11,13 +11,14 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use super::computation::Computation;
 use super::group::compiled;
+use super::summed::summed;
 use super::{own, random};
 use crate::executor::HostKernels;
 use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::feeds::{Scalar, of_arg};
 use crate::host::Buffer;
 use crate::outputs::OutputRule;
-use crate::plan::{self, Before, Draft, Feed, Fuser};
+use crate::plan::{self, Before, Draft, Ending, Feed, Fuser, RowSums};
 use crate::program::OpRun;
 
 /// Traced calls whose kernels are kept.
@@ -335,6 +336,21 @@ impl Fuser for Fusion<'_> {
         same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
     ) -> Option<Self::Group> {
         compiled(draft, same)
+    }
+
+    fn row_sums(&mut self, op: &OpRun<'_, '_>) -> Option<RowSums> {
+        let Rule::Kernel { .. } = &*self.rule(op)? else { return None };
+        let name = self.host.op_name(op.call.op);
+        own::row_sums(name.strip_prefix("aten::")?, op.call, &op.variant.outputs)
+    }
+
+    fn compile_with_sums(
+        &mut self,
+        draft: Draft<plan::Slot, Feed>,
+        ending: Ending,
+        same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
+    ) -> Option<Self::Group> {
+        summed(draft, &ending, same)
     }
 
     fn slots(group: &Self::Group) -> &[plan::Slot] {

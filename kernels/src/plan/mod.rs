@@ -61,11 +61,57 @@ pub trait Fuser {
     fn compile(&mut self, draft: Draft<Slot, Feed>, same: &dyn Fn(Slot, Slot) -> bool)
     -> Option<Self::Group>;
 
+    /// An op as sums of rows, which a group that gives their elements may end in.
+    fn row_sums(&mut self, _: &OpRun<'_, '_>) -> Option<RowSums> {
+        None
+    }
+
+    /// Carries a draft of one lane out together with sums of what it gives; see [`Fuser::compile`].
+    fn compile_with_sums(
+        &mut self,
+        _: Draft<Slot, Feed>,
+        _: Ending,
+        _: &dyn Fn(Slot, Slot) -> bool,
+    ) -> Option<Self::Group> {
+        None
+    }
+
     /// What a group is on.
     fn slots(group: &Self::Group) -> &[Slot];
 
     /// An operator's name.
     fn op_name(&self, op: OpId) -> String;
+}
+
+/// An op that adds up rows.
+pub struct RowSums {
+    /// What is added up: without gaps, in row-major order.
+    pub from: Window,
+    /// The sums.
+    pub to: Window,
+    /// Its rows.
+    pub rows: Rows,
+}
+
+/// Rows that are added up.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// How many.
+    pub rows: usize,
+    /// Elements of one.
+    pub n: usize,
+    /// What a sum is multiplied by: 1, or less for means.
+    pub by: f64,
+}
+
+/// [`RowSums`] as a group's end.
+pub struct Ending {
+    /// Where what is added up begins. Nobody reads it behind the group where its storage is dropped within.
+    pub from: Slot,
+    /// Where the sums begin.
+    pub to: Slot,
+    /// The rows.
+    pub rows: Rows,
 }
 
 /// Structures that are kept.

@@ -10,13 +10,13 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
-use super::{Action, Before, Draft, Feed, Fused, Fuser, Plan, Slot, Structure};
+use super::{Action, Before, Draft, Ending, Feed, Fused, Fuser, Plan, RowSums, Slot, Structure};
 use crate::express::{Job, Operand, Owner, Param, Window};
 use crate::feeds::{Cursor, numbers_of, of_arg};
 use crate::ir::Mem;
 use crate::liveness::Liveness;
-use crate::program::{Program, Span, with_op};
-use crate::shapes::Dims;
+use crate::program::{OpRun, Program, Span, with_op};
+use crate::shapes::{Dims, is_contiguous};
 
 /// Ops of a group at most.
 const GROUP_OPS: usize = 48;
@@ -47,6 +47,8 @@ pub struct Planner<'p, F: Fuser> {
     waiting: Vec<u32>,
     /// An op of the group has no expression: its ops are carried out one by one.
     broken: bool,
+    /// The sums that the group ends in.
+    ending: Option<Ending>,
     /// The last op that is carried out by itself, and its place among the actions.
     last: Option<(u32, usize)>,
 }
@@ -85,6 +87,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
             fresh: Vec::new(),
             waiting: Vec::new(),
             broken: false,
+            ending: None,
             last: None,
         }
     }
@@ -123,6 +126,9 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 let number = self.plan.ops.len() as u32;
                 self.plan.ops.push(entry);
                 if is_alone {
+                    if self.end(number, &op, &at, fresh) {
+                        return;
+                    }
                     self.close();
                     self.plan.actions.push(action(number));
                     return;
@@ -184,6 +190,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
             return false;
         }
         let alike = self.draft.is_some()
+            && self.ending.is_none()
             && self.members.len() < GROUP_OPS
             && jobs.len() == self.lanes.len()
             && jobs.iter().zip(&self.lanes).all(|(job, sizes)| job.out.sizes == *sizes);
@@ -204,6 +211,33 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.broken |= added.is_none();
         let first = at.cursor.storages as u32 + at.inputs;
         self.fresh.extend(fresh.iter().zip(first..).map(|(nbytes, place)| (place, *nbytes)));
+        true
+    }
+
+    /// Makes sums of what the open group gives its end. False where the op is something else.
+    fn end(&mut self, number: u32, op: &OpRun<'_, '_>, at: &At<'_>, fresh: &[u64]) -> bool {
+        let open = self.draft.is_some() && !self.broken && self.ending.is_none() && self.lanes.len() == 1;
+        if !open || self.members.end != number {
+            return false;
+        }
+        let Some(RowSums { from, to, rows }) = self.fuser.row_sums(op) else { return false };
+        let (from_slot, to) = (slot(&from, at, self.structure), slot(&to, at, self.structure));
+        let Slot::Storage(place, offset) = from_slot else { return false };
+        let Some(all) = self.accesses.get(&Slot0::Storage(place)) else { return false };
+        let count = |sizes: &[i64]| sizes.iter().product::<i64>();
+        let same = |a: &Access| {
+            a.offset == offset
+                && a.mem == from.mem
+                && count(&a.sizes) == count(&from.sizes)
+                && is_contiguous(&a.sizes, &a.strides)
+        };
+        if !all.iter().all(same) || !all.iter().any(|a| a.written) {
+            return false;
+        }
+        self.ending = Some(Ending { from: from_slot, to, rows });
+        self.members.end = number + 1;
+        let first = at.cursor.storages as u32 + at.inputs;
+        self.fresh.extend((first..).zip(fresh.iter().copied()));
         true
     }
 
@@ -253,14 +287,18 @@ impl<'p, F: Fuser> Planner<'p, F> {
         let made = std::mem::take(&mut self.fresh);
         let waiting = std::mem::take(&mut self.waiting);
         if let Some(mut draft) = self.draft.take() {
-            draft.drop_slots(|slot| matches!(slot, Slot::Storage(place, _) if waiting.contains(&place)));
+            let ending = self.ending.take();
+            let summed = ending.as_ref().map(|ending| ending.from);
+            draft.drop_slots(|slot| {
+                Some(slot) != summed && matches!(slot, Slot::Storage(place, _) if waiting.contains(&place))
+            });
             let same = |a, b| match (a, b) {
                 (Slot::Storage(a, _), Slot::Storage(b, _)) => a == b,
                 (a, b) => a == b,
             };
             let ops = self.members.clone();
             let broken = std::mem::take(&mut self.broken);
-            let behind = if broken { None } else { self.behind(&draft) };
+            let behind = if broken || ending.is_some() { None } else { self.behind(&draft) };
             if let Some((group, at, own)) = behind {
                 // The op makes its storages itself.
                 let made: Vec<(u32, u64)> =
@@ -268,7 +306,11 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 let waiting: Vec<u32> = waiting.iter().copied().chain(own).collect();
                 self.plan.actions[at] = Self::fused(ops.start - 1..ops.end, group, &made, &waiting);
             } else {
-                let group = if broken { None } else { self.fuser.compile(draft, &same) };
+                let group = match ending {
+                    _ if broken => None,
+                    Some(ending) => self.fuser.compile_with_sums(draft, ending, &same),
+                    None => self.fuser.compile(draft, &same),
+                };
                 match group {
                     Some(group) => self.plan.actions.push(Self::fused(ops, group, &made, &waiting)),
                     None => self.plan.actions.extend(ops.map(Action::Op)),

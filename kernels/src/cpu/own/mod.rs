@@ -14,7 +14,7 @@ mod pieces;
 mod roi_align;
 mod rows;
 mod strided;
-mod sums;
+pub(crate) mod sums;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
@@ -23,6 +23,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use crate::executor::HostKernels;
 use crate::express::{Operand, Param, Window, fresh_window, operand};
 use crate::ir::Mem;
+use crate::plan::RowSums;
 use crate::shapes;
 
 /// Computes, given the first elements of a kernel's windows and its parameters' bits. False, and nothing that matters
@@ -53,7 +54,7 @@ pub fn find(name: &str) -> Option<Rule> {
         "convolution" => conv::forward,
         "convolution_backward" => conv::backward,
         "dot" => sums::dot,
-        "sum" | "sum.dim_IntList" => sums::sum,
+        "sum" | "sum.dim_IntList" => sums::summed,
         "mean" | "mean.dim" => sums::mean,
         "_softmax" => rows::softmax,
         "_safe_softmax" => rows::safe_softmax,
@@ -82,6 +83,15 @@ pub fn find(name: &str) -> Option<Rule> {
         "torchvision::_roi_align_backward" => roi_align::backward,
         _ => return None,
     })
+}
+
+/// An operator as a sum over rows, by its name, without `aten::`.
+pub fn row_sums(name: &str, call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
+    match name {
+        "sum" | "sum.dim_IntList" => sums::of_rows(call, outputs, false),
+        "mean" | "mean.dim" => sums::of_rows(call, outputs, true),
+        _ => None,
+    }
 }
 
 /// Whether an operator writes what its schema does not say, so that only one kernel may run.

@@ -12,11 +12,12 @@ use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous, output};
 use crate::executor::HostKernels;
 use crate::express::{Operand, Param, Window, fresh_window, operand};
 use crate::ir::{Mem, Ty};
+use crate::plan::{RowSums, Rows};
 
 /// Sums that are kept beside one another.
 const LANES: usize = 128;
 /// Elements of a block.
-const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 /// Rows of a block, where rows are added.
 const ROWS: usize = 64;
 /// Columns that are added at a time.
@@ -41,34 +42,62 @@ fn dims(call: &Call<'_>, ndim: usize) -> Option<Vec<usize>> {
     dims.iter().map(|d| usize::try_from(front(d)).ok()).collect()
 }
 
-fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
+/// What is summed, its result, `(outer, summed, inner)`, and what sums are multiplied by.
+fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Window, [usize; 3], f64)> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     if y.mem != Mem::F32 || x.sizes.contains(&0) {
         return None;
     }
-    let [outer, summed, inner] = split(&x.sizes, &dims(call, x.sizes.len())?)?;
-    if count(&y.sizes) != outer * inner {
-        return None;
-    }
+    let shape @ [outer, summed, inner] = split(&x.sizes, &dims(call, x.sizes.len())?)?;
     let by = if mean { 1.0 / summed as f64 } else { 1.0 };
+    (count(&y.sizes) == outer * inner).then_some((x, y, shape, by))
+}
+
+/// A sum over rows as what a group may end in.
+pub fn of_rows(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<RowSums> {
+    let (from, to, [rows, n, inner], by) = parts(call, outputs, mean)?;
+    (inner == 1).then_some(RowSums { from, to, rows: Rows { rows, n, by } })
+}
+
+fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
+    let (x, y, [outer, summed, inner], by) = parts(call, outputs, mean)?;
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let (from, to) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
+        // SAFETY: the caller's promise.
+        let result = unsafe { to.slice(0, outer * inner) };
         if inner == 1 {
-            rows(host, from, to, outer, summed);
+            let block = |at: usize, n: usize| {
+                // SAFETY: as above.
+                unsafe { sum(from.slice(at, n)) }
+            };
+            sum_rows(host, result, &Rows { rows: outer, n: summed, by }, &block);
         } else {
             columns(host, from, to, [outer, summed, inner]);
-        }
-        if mean {
-            // SAFETY: the caller's promise.
-            let to = unsafe { to.slice(0, outer * inner) };
-            to.iter_mut().for_each(|y| *y = (f64::from(*y) * by) as f32);
+            scale(result, by);
         }
         true
     };
     Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
 }
 
-pub fn sum(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+fn scale(sums: &mut [f32], by: f64) {
+    if by != 1.0 {
+        sums.iter_mut().for_each(|y| *y = (f64::from(*y) * by) as f32);
+    }
+}
+
+/// The sum of a block.
+///
+/// # Safety
+/// None of its own.
+pub unsafe fn sum(x: &[f32]) -> f32 {
+    let mut sum = 0.0;
+    // SAFETY: safe but for the units that the CPU has.
+    unsafe { sum_of(x, &mut sum) };
+    sum
+}
+
+pub fn summed(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     summing(call, outputs, false)
 }
 
@@ -156,31 +185,27 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f32
     sum
 }
 
-/// Sums of rows of `n` elements.
-fn rows(host: &dyn HostKernels, from: Shared<f32>, to: Shared<f32>, rows: usize, n: usize) {
-    let row = |row: usize| {
-        move |at: usize, n: usize| {
-            let mut sum = 0.0;
-            // SAFETY: the caller's promise.
-            unsafe { sum_of(from.slice(row + at, n), &mut sum) };
-            sum
-        }
-    };
+/// Sums of rows, of which `block` gives those of blocks: of so many elements from one on.
+pub fn sum_rows(
+    host: &dyn HostKernels,
+    to: &mut [f32],
+    &Rows { rows, n, by }: &Rows,
+    block: &(dyn Fn(usize, usize) -> f32 + Sync),
+) {
     if rows == 1 {
-        // SAFETY: as above.
-        let sum = unsafe { to.slice(0, 1) };
-        sum[0] = blocks(host, n, &row(0));
-        return;
+        to[0] = blocks(host, n, block);
+    } else {
+        let sums = Shared(to.as_mut_ptr());
+        each_row(host, rows, n, &|begin, end| {
+            // SAFETY: each row's sum has a place of its own.
+            let sums = unsafe { sums.slice(begin, end - begin) };
+            for (row, sum) in (begin..end).zip(sums) {
+                let each = (0..n).step_by(BLOCK).map(|at| block(row * n + at, BLOCK.min(n - at)));
+                *sum = each.reduce(|a, b| a + b).unwrap_or_default();
+            }
+        });
     }
-    each_row(host, rows, n, &|begin, end| {
-        // SAFETY: as above.
-        let sums = unsafe { to.slice(begin, end - begin) };
-        for (i, sum) in (begin..end).zip(sums) {
-            let block = row(i * n);
-            let each = (0..n).step_by(BLOCK).map(|at| block(at, BLOCK.min(n - at)));
-            *sum = each.reduce(|a, b| a + b).unwrap_or_default();
-        }
-    });
+    scale(to, by);
 }
 
 /// Sums over the middle one of three dimensions.

@@ -1,0 +1,81 @@
+//! Groups that end in sums over rows: the prologue of a reduction.
+//!
+//! What is added up is computed block by block and added up while it is in the first-level cache; where nobody else
+//! reads it, it is never stored. Blocks are those of a sum by itself, so its bits are the same.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+
+use smallvec::SmallVec;
+
+use super::computation::{Computation, Work};
+use super::group::{Lane, Shared};
+use super::own::sums::{BLOCK, sum, sum_rows};
+use crate::executor::HostKernels;
+use crate::plan::{Draft, Ending, Feed, Rows, Slot};
+
+/// What is computed, and added up.
+#[derive(Debug)]
+pub struct Summed {
+    lane: Lane,
+    /// Numbers of the slots of what is added up and of the sums.
+    from: usize,
+    to: usize,
+    rows: Rows,
+}
+
+/// Compiles a draft of one lane with sums of what it gives. `aliases` says whether two slots may be in the same memory.
+pub fn summed(
+    draft: Draft<Slot, Feed>,
+    ending: &Ending,
+    aliases: impl Fn(Slot, Slot) -> bool,
+) -> Option<Computation<Slot, Feed>> {
+    let (slots, [lane]) = (&draft.slots, &draft.lanes[..]) else { return None };
+    let from = slots.iter().position(|slot| *slot == ending.from)?;
+    let mut stores = lane.stores();
+    let (window, _) = stores.find(|(number, _)| lane.windows[*number].slot as usize == from)?;
+    let compiled = Lane::of(lane, &mut Vec::new(), &|a, b| aliases(slots[a as usize], slots[b as usize]))?;
+    if !compiled.is_linear(window) {
+        return None;
+    }
+    let to = slots.len();
+    let slots = slots.iter().copied().chain([ending.to]).collect();
+    let work = Work::Summed(Summed { lane: compiled, from, to, rows: ending.rows });
+    Some(Computation { slots, params: draft.params.into(), work })
+}
+
+impl Summed {
+    /// Computes; see [`Computation::run`]. What is added up may have no address: then it is not stored.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
+        if data[self.to].is_null() {
+            return false;
+        }
+        let shared = Shared(data);
+        let block = |at: usize, n: usize| {
+            let shared = &shared;
+            let mut values = [MaybeUninit::<f32>::uninit(); BLOCK];
+            let mut data: SmallVec<[*mut u8; 16]> = SmallVec::from_slice(shared.0);
+            if data[self.from].is_null() {
+                data[self.from] = values.as_mut_ptr().wrapping_sub(at).cast();
+            }
+            // SAFETY: the caller's promise; of what has no address only this block is written, and there is room for it.
+            unsafe {
+                self.lane.run(&data, params, at, at + n);
+                sum(std::slice::from_raw_parts(data[self.from].cast::<f32>().wrapping_add(at), n))
+            }
+        };
+        // SAFETY: the sums have a storage of their own.
+        let to = unsafe { std::slice::from_raw_parts_mut(data[self.to].cast::<f32>(), self.rows.rows) };
+        sum_rows(host, to, &self.rows, &block);
+        true
+    }
+}
+
+impl fmt::Display for Summed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[summed: {} rows of {}]", self.rows.rows, self.rows.n)
+    }
+}
