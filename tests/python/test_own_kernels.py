@@ -96,6 +96,11 @@ def sums_of_groups() -> Iterator[Case]:
         yield f"reshaped {shape}", lambda x, y: (x * y).view(-1, x.size(-1)).sum(1), (x, y)
         yield f"of some {shape}", lambda x, y: (x * y)[..., 1:].sum() + (x * y)[:1].sum(), (x, y)
         yield f"of bools {shape}", lambda x, y: (x > 0).float().sum() * (x * y).sum(), (x, y)
+        flat = (x.flatten(), y.flatten())
+        yield f"dot of a result {shape}", lambda x, y: (x + y * 2).dot(y) * y.dot(x - y), flat
+        yield f"dot with itself {shape}", lambda x, y: (lambda d: d.dot(d))((x - y).tanh()), flat
+        yield f"dot in place {shape}", lambda x, y: (lambda q: q.dot(q.add_(y)))(x.clone()), flat
+        yield f"dot of both {shape}", lambda x, y: (lambda a, b: a.dot(b))(x + y, x - y), flat
     x, y = data(90, 70), data(70, 90, seed=1)
     yield "of transposed ones", lambda x, y: (x.T * y).sum() + (x.T * y).sum(1).sum(), (x, y)
     yield "transposed", lambda x, y: (x.T * y.T.contiguous().T).sum(-1), (x, y)

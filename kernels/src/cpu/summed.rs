@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::computation::{Computation, Work};
 use super::group::{Lane, Shared};
-use super::own::sums::{BLOCK, sum, sum_rows};
+use super::own::sums::{BLOCK, products, sum, sum_rows};
 use crate::executor::HostKernels;
 use crate::plan::{Draft, Ending, Feed, Rows, Slot};
 
@@ -18,8 +18,9 @@ use crate::plan::{Draft, Ending, Feed, Rows, Slot};
 #[derive(Debug)]
 pub struct Summed {
     lane: Lane,
-    /// Numbers of the slots of what is added up and of the sums.
+    /// Numbers of the slots of what is added up, of what that is multiplied by first, and of the sums.
     from: usize,
+    times: Option<usize>,
     to: usize,
     rows: Rows,
 }
@@ -38,10 +39,16 @@ pub fn summed(
     if !compiled.is_linear(window) {
         return None;
     }
-    let to = slots.len();
-    let slots = slots.iter().copied().chain([ending.to]).collect();
-    let work = Work::Summed(Summed { lane: compiled, from, to, rows: ending.rows });
-    Some(Computation { slots, params: draft.params.into(), work })
+    let mut slots = draft.slots;
+    let mut number = |slot: Slot| {
+        slots.iter().position(|known| *known == slot).unwrap_or_else(|| {
+            slots.push(slot);
+            slots.len() - 1
+        })
+    };
+    let (times, to) = (ending.times.map(&mut number), number(ending.to));
+    let work = Work::Summed(Summed { lane: compiled, from, times, to, rows: ending.rows });
+    Some(Computation { slots: slots.into(), params: draft.params.into(), work })
 }
 
 impl Summed {
@@ -64,7 +71,12 @@ impl Summed {
             // SAFETY: the caller's promise; of what has no address only this block is written, and there is room for it.
             unsafe {
                 self.lane.run(&data, params, at, at + n);
-                sum(std::slice::from_raw_parts(data[self.from].cast::<f32>().wrapping_add(at), n))
+                let values =
+                    |slot: usize| std::slice::from_raw_parts(data[slot].cast::<f32>().wrapping_add(at), n);
+                match self.times {
+                    Some(times) => products(values(self.from), values(times)),
+                    None => sum(values(self.from)),
+                }
             }
         };
         // SAFETY: the sums have a storage of their own.

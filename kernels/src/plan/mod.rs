@@ -87,6 +87,8 @@ pub trait Fuser {
 pub struct RowSums {
     /// What is added up: without gaps, in row-major order.
     pub from: Window,
+    /// What each element is multiplied by first, likewise.
+    pub times: Option<Window>,
     /// The sums.
     pub to: Window,
     /// Its rows.
@@ -108,6 +110,8 @@ pub struct Rows {
 pub struct Ending {
     /// Where what is added up begins. Nobody reads it behind the group where its storage is dropped within.
     pub from: Slot,
+    /// Where what each element is multiplied by first begins; the group writes it only where that is `from`.
+    pub times: Option<Slot>,
     /// Where the sums begin.
     pub to: Slot,
     /// The rows.

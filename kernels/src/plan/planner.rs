@@ -220,25 +220,42 @@ impl<'p, F: Fuser> Planner<'p, F> {
         if !open || self.members.end != number {
             return false;
         }
-        let Some(RowSums { from, to, rows }) = self.fuser.row_sums(op) else { return false };
-        let (from_slot, to) = (slot(&from, at, self.structure), slot(&to, at, self.structure));
-        let Slot::Storage(place, offset) = from_slot else { return false };
-        let Some(all) = self.accesses.get(&Slot0::Storage(place)) else { return false };
-        let count = |sizes: &[i64]| sizes.iter().product::<i64>();
-        let same = |a: &Access| {
-            a.offset == offset
-                && a.mem == from.mem
-                && count(&a.sizes) == count(&from.sizes)
-                && is_contiguous(&a.sizes, &a.strides)
+        let Some(RowSums { from, times, to, rows }) = self.fuser.row_sums(op) else { return false };
+        // Factors change places where it is the other one that the group gives.
+        let (from, times) = match times {
+            Some(times) if !self.gives(&from, at) => (times, Some(from)),
+            times => (from, times),
         };
-        if !all.iter().all(same) || !all.iter().any(|a| a.written) {
+        let slot = |window: &Window| slot(window, at, self.structure);
+        let (first, factor) = (slot(&from), times.as_ref().map(slot));
+        let read_only = |slot: Slot| match slot {
+            Slot::Storage(place, _) => {
+                self.accesses.get(&Slot0::Storage(place)).is_none_or(|all| !all.iter().any(|a| a.written))
+            }
+            Slot::Host(_) => false,
+        };
+        if !self.gives(&from, at) || !factor.is_none_or(|factor| factor == first || read_only(factor)) {
             return false;
         }
-        self.ending = Some(Ending { from: from_slot, to, rows });
+        self.ending = Some(Ending { from: first, times: factor, to: slot(&to), rows });
         self.members.end = number + 1;
         let first = at.cursor.storages as u32 + at.inputs;
         self.fresh.extend((first..).zip(fresh.iter().copied()));
         true
+    }
+
+    /// Whether the open group writes a window without gaps, and touches nothing else on its storage.
+    fn gives(&self, window: &Window, at: &At<'_>) -> bool {
+        let Slot::Storage(place, offset) = slot(window, at, self.structure) else { return false };
+        let Some(all) = self.accesses.get(&Slot0::Storage(place)) else { return false };
+        let count = |sizes: &[i64]| sizes.iter().product::<i64>();
+        let same = |a: &Access| {
+            a.offset == offset
+                && a.mem == window.mem
+                && count(&a.sizes) == count(&window.sizes)
+                && is_contiguous(&a.sizes, &a.strides)
+        };
+        all.iter().all(same) && all.iter().any(|a| a.written)
     }
 
     /// Notes what an op touches. False, and nothing noted of the op that matters, where it does not go with the group.

@@ -90,6 +90,7 @@ pub fn row_sums(name: &str, call: &Call<'_>, outputs: &Outputs) -> Option<RowSum
     match name {
         "sum" | "sum.dim_IntList" => sums::of_rows(call, outputs, false),
         "mean" | "mean.dim" => sums::of_rows(call, outputs, true),
+        "dot" => sums::of_products(call, outputs),
         _ => None,
     }
 }

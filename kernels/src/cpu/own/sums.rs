@@ -56,7 +56,7 @@ fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Wind
 /// A sum over rows as what a group may end in.
 pub fn of_rows(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<RowSums> {
     let (from, to, [rows, n, inner], by) = parts(call, outputs, mean)?;
-    (inner == 1).then_some(RowSums { from, to, rows: Rows { rows, n, by } })
+    (inner == 1).then_some(RowSums { from, times: None, to, rows: Rows { rows, n, by } })
 }
 
 fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
@@ -97,6 +97,17 @@ pub unsafe fn sum(x: &[f32]) -> f32 {
     sum
 }
 
+/// The sum of two blocks' products, of as many elements.
+///
+/// # Safety
+/// None of its own.
+pub unsafe fn products(a: &[f32], b: &[f32]) -> f32 {
+    let mut sum = 0.0;
+    // SAFETY: safe but for the units that the CPU has.
+    unsafe { dot_of(a, b, &mut sum) };
+    sum
+}
+
 pub fn summed(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     summing(call, outputs, false)
 }
@@ -105,26 +116,28 @@ pub fn mean(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     summing(call, outputs, true)
 }
 
+/// The product of two vectors as a sum of products.
+pub fn of_products(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
+    let (from, times) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let (to, n) = (output(outputs)?, count(&from.sizes));
+    let fits = to.mem == Mem::F32 && n > 0 && from.sizes == times.sizes;
+    fits.then(|| RowSums { from, times: Some(times), to, rows: Rows { rows: 1, n, by: 1.0 } })
+}
+
 /// The product of two vectors.
 pub fn dot(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (a, b, y) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?, output(outputs)?);
-    let n = count(&a.sizes);
-    if y.mem != Mem::F32 || n == 0 || a.sizes != b.sizes {
-        return None;
-    }
+    let RowSums { from, times, to, rows } = of_products(call, outputs)?;
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let [a, b, y] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
+        let [a, b, to] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
         // SAFETY: the caller's promise.
-        let y = unsafe { y.slice(0, 1) };
-        y[0] = blocks(host, n, &|at, n| {
-            let mut sum = 0.0;
+        let to = unsafe { to.slice(0, 1) };
+        sum_rows(host, to, &rows, &|at, n| {
             // SAFETY: as above.
-            unsafe { dot_of(a.slice(at, n), b.slice(at, n), &mut sum) };
-            sum
+            unsafe { products(a.slice(at, n), b.slice(at, n)) }
         });
         true
     };
-    Some(Kernel { windows: smallvec![a, b, y], params: smallvec![], work: Box::new(work) })
+    Some(Kernel { windows: smallvec![from, times?, to], params: smallvec![], work: Box::new(work) })
 }
 
 /// `_foreach_norm(self, ord, dtype)`: the euclidean lengths of tensors; other orders are PyTorch's.
@@ -152,10 +165,8 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         for (i, n) in sizes.iter().enumerate() {
             let x = Shared(data[i].cast::<f32>());
             let square = blocks(host, *n, &|at, n| {
-                let mut sum = 0.0;
                 // SAFETY: the caller's promise.
-                unsafe { dot_of(x.slice(at, n), x.slice(at, n), &mut sum) };
-                sum
+                unsafe { products(x.slice(at, n), x.slice(at, n)) }
             });
             // SAFETY: as above.
             unsafe { *data[sizes.len() + i].cast::<f32>() = square.sqrt() };
