@@ -3,10 +3,10 @@
 //! **Why.** Where the executor computes on the cores that Python runs on, cores are one budget: kernels that use all of
 //! them are hindered by a busy Python thread far more than the overlap yields, and small kernels are not.
 //! **Strategy.** Both ways are tried for a few iterations in turn until one takes clearly less time an op: where
-//! iterations are of different lengths, what an op and a byte take is told apart first. As long as the other place does not look better, it is
-//! tried only now and then, so that finding out costs little. The better one is kept; later both are tried again, more
-//! and more seldom. The results' bits do not depend on it: the same kernels run in the same order with the same number
-//! of threads.
+//! iterations are of different lengths, what an op and a byte take is told apart first. As long as the other place does
+//! not look better, it is tried only now and then, so that finding out costs little. The better one is kept; later both
+//! are tried again, more and more seldom. The results' bits do not depend on it: the same kernels run in the same order
+//! with the same number of threads.
 
 use std::time::Duration;
 
