@@ -1,7 +1,7 @@
 //! Asking for memory before it is needed.
 //!
 //! A loop that computes much an element rests memory meanwhile: the hardware fetches ahead only as far as a loop reads
-//! without pausing, and not beyond a page. So loops over tiles and rows ask for the next one.
+//! without pausing, and not beyond a page. So a loop over tiles asks for the next one.
 
 use std::ops::Range;
 

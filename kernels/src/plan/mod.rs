@@ -7,7 +7,7 @@
 //! does not depend on how ops are cut into blocks, so that rounds of an unrolled loop share a plan, and plans outlive
 //! the symbolic graph. When a structure comes for the second time, or its ops have a plan for other shapes, a plan is
 //! made ([`planner`]): neighbouring point-wise ops become a group, and results that die within their group are never
-//! stored. What carries a group out is the executor's matter ([`Fuser`]).
+//! stored. A sum over what a group gives may be its end. What carries a group out is the executor's matter ([`Fuser`]).
 //! **Bits.** On the cpu executor a group computes what its ops compute one by one.
 
 mod draft;
