@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use tandem_kernels::cores::Cores;
 use tandem_kernels::cpu::team::{Waiting, runs_beside_the_program};
 use tandem_kernels::executor::{BlockRun, Executor, Step};
 use tandem_tracegraph::ids::NodeId;
@@ -53,6 +54,8 @@ struct Shared {
     waiters: AtomicUsize,
     /// GraphRunner's thread waits for the bell.
     asleep: AtomicBool,
+    /// Where it wakes.
+    cores: Mutex<Cores>,
     progress: Mutex<()>,
     advanced: Condvar,
     busy_ns: AtomicU64,
@@ -113,6 +116,7 @@ impl GraphRunner {
             completed: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             asleep: AtomicBool::new(false),
+            cores: Mutex::new(Cores::new()),
             progress: Mutex::new(()),
             advanced: Condvar::new(),
             busy_ns: AtomicU64::new(0),
@@ -138,6 +142,7 @@ impl GraphRunner {
             // Behind the message, as the thread looks for one behind its flag: one of the two sees the other.
             fence(Ordering::SeqCst);
             if self.shared.asleep.load(Ordering::Relaxed) {
+                self.shared.cores.lock().leave_this();
                 let _ = bell.try_send(());
             }
         }
@@ -306,6 +311,8 @@ impl Shared {
     fn serve(&self, rings: &Receiver<()>) {
         self.torch.enter_graph_runner();
         runs_beside_the_program();
+        *self.cores.lock() = Cores::new();
+        self.cores.lock().add_this_thread();
         let mut rung = true;
         while rung || !self.queue.is_empty() {
             if !spin_until(RUNNER_SPINS, || !self.queue.is_empty()) {
@@ -313,6 +320,8 @@ impl Shared {
                 fence(Ordering::SeqCst);
                 rung = !self.queue.is_empty() || rings.recv().is_ok();
                 self.asleep.store(false, Ordering::Relaxed);
+                // Kernel threads that it starts may use all cores.
+                self.cores.lock().leave_none();
                 continue;
             }
             let mut executor = self.executor.lock();

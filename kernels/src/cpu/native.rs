@@ -347,10 +347,10 @@ impl Fuser for Fusion<'_> {
     fn compile_with_sums(
         &mut self,
         draft: Draft<plan::Slot, Feed>,
-        ending: Ending,
+        ending: &Ending,
         same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
-    ) -> Option<Self::Group> {
-        summed(draft, &ending, same)
+    ) -> Result<Self::Group, Draft<plan::Slot, Feed>> {
+        summed(draft, ending, same)
     }
 
     fn slots(group: &Self::Group) -> &[plan::Slot] {

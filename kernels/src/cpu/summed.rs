@@ -26,19 +26,13 @@ pub struct Summed {
 }
 
 /// Compiles a draft of one lane with sums of what it gives. `aliases` says whether two slots may be in the same memory.
+/// The draft where what is added up does not lie in the order in which the lane numbers its elements.
 pub fn summed(
     draft: Draft<Slot, Feed>,
     ending: &Ending,
     aliases: impl Fn(Slot, Slot) -> bool,
-) -> Option<Computation<Slot, Feed>> {
-    let (slots, [lane]) = (&draft.slots, &draft.lanes[..]) else { return None };
-    let from = slots.iter().position(|slot| *slot == ending.from)?;
-    let mut stores = lane.stores();
-    let (window, _) = stores.find(|(number, _)| lane.windows[*number].slot as usize == from)?;
-    let compiled = Lane::of(lane, &mut Vec::new(), &|a, b| aliases(slots[a as usize], slots[b as usize]))?;
-    if !compiled.is_linear(window) {
-        return None;
-    }
+) -> Result<Computation<Slot, Feed>, Draft<Slot, Feed>> {
+    let Some((lane, from)) = in_order(&draft, ending.from, aliases) else { return Err(draft) };
     let mut slots = draft.slots;
     let mut number = |slot: Slot| {
         slots.iter().position(|known| *known == slot).unwrap_or_else(|| {
@@ -47,8 +41,21 @@ pub fn summed(
         })
     };
     let (times, to) = (ending.times.map(&mut number), number(ending.to));
-    let work = Work::Summed(Summed { lane: compiled, from, times, to, rows: ending.rows });
-    Some(Computation { slots: slots.into(), params: draft.params.into(), work })
+    let work = Work::Summed(Summed { lane, from, times, to, rows: ending.rows });
+    Ok(Computation { slots: slots.into(), params: draft.params.into(), work })
+}
+
+/// A draft's only lane, and the number of a slot that it stores in the order of its elements.
+fn in_order(
+    draft: &Draft<Slot, Feed>,
+    summed: Slot,
+    aliases: impl Fn(Slot, Slot) -> bool,
+) -> Option<(Lane, usize)> {
+    let (slots, [lane]) = (&draft.slots, &draft.lanes[..]) else { return None };
+    let from = slots.iter().position(|slot| *slot == summed)?;
+    let (window, _) = lane.stores().find(|(number, _)| lane.windows[*number].slot as usize == from)?;
+    let compiled = Lane::of(lane, &mut Vec::new(), &|a, b| aliases(slots[a as usize], slots[b as usize]))?;
+    compiled.is_linear(window).then_some((compiled, from))
 }
 
 impl Summed {

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::cores::Cores;
+
 /// Pieces of a kernel for each thread.
 const PIECES: usize = 4;
 /// Looks for the next kernel before a helper sleeps: some 100 us.
@@ -120,11 +122,17 @@ pub struct Team {
     number: AtomicU64,
     /// Helpers that look at the job.
     inside: AtomicUsize,
-    asleep: Mutex<usize>,
+    asleep: Mutex<Asleep>,
     sleepers: AtomicUsize,
     bell: Condvar,
     /// Helpers that there are.
     started: AtomicUsize,
+}
+
+/// Helpers that sleep, and where they may wake.
+struct Asleep {
+    count: usize,
+    cores: Cores,
 }
 
 /// The process's.
@@ -133,7 +141,7 @@ pub static TEAM: Team = Team {
     job: AtomicPtr::new(std::ptr::null_mut()),
     number: AtomicU64::new(0),
     inside: AtomicUsize::new(0),
-    asleep: Mutex::new(0),
+    asleep: Mutex::new(Asleep { count: 0, cores: Cores::new() }),
     sleepers: AtomicUsize::new(0),
     bell: Condvar::new(),
     started: AtomicUsize::new(0),
@@ -163,7 +171,8 @@ impl Team {
             let asleep = self.sleepers.load(Ordering::Relaxed);
             let awake = self.started.load(Ordering::Relaxed).saturating_sub(asleep);
             if wakes && asleep > 0 && awake < job.helpers() && !job.is_done() {
-                let _lock = self.asleep.lock();
+                let mut lock = self.asleep.lock();
+                lock.cores.leave_this();
                 self.bell.notify_all();
             }
             if !job.take(false) {
@@ -185,6 +194,7 @@ impl Team {
     }
 
     fn help(&self, own: usize) {
+        self.asleep.lock().cores.add_this_thread();
         let (mut last, mut looks) = (0, 0);
         loop {
             let new =
@@ -219,11 +229,11 @@ impl Team {
     /// Sleeps until a job needs helpers: it rings until it has them.
     fn sleep(&self) {
         let mut lock = self.asleep.lock();
-        *lock += 1;
-        self.sleepers.store(*lock, Ordering::SeqCst);
+        lock.count += 1;
+        self.sleepers.store(lock.count, Ordering::SeqCst);
         self.bell.wait(&mut lock);
-        *lock -= 1;
-        self.sleepers.store(*lock, Ordering::SeqCst);
+        lock.count -= 1;
+        self.sleepers.store(lock.count, Ordering::SeqCst);
     }
 }
 

@@ -66,14 +66,15 @@ pub trait Fuser {
         None
     }
 
-    /// Carries a draft of one lane out together with sums of what it gives; see [`Fuser::compile`].
+    /// Carries a draft of one lane out together with sums of what it gives; see [`Fuser::compile`]. The draft where the
+    /// sums have to be carried out by themselves.
     fn compile_with_sums(
         &mut self,
-        _: Draft<Slot, Feed>,
-        _: Ending,
+        draft: Draft<Slot, Feed>,
+        _: &Ending,
         _: &dyn Fn(Slot, Slot) -> bool,
-    ) -> Option<Self::Group> {
-        None
+    ) -> Result<Self::Group, Draft<Slot, Feed>> {
+        Err(draft)
     }
 
     /// What a group is on.

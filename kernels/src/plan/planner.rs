@@ -47,8 +47,8 @@ pub struct Planner<'p, F: Fuser> {
     waiting: Vec<u32>,
     /// An op of the group has no expression: its ops are carried out one by one.
     broken: bool,
-    /// The sums that the group ends in.
-    ending: Option<Ending>,
+    /// The sums that the group ends in, with the number of storages that are made before them.
+    ending: Option<(Ending, usize)>,
     /// The last op that is carried out by itself, and its place among the actions.
     last: Option<(u32, usize)>,
 }
@@ -237,7 +237,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         if !self.gives(&from, at) || !factor.is_none_or(|factor| factor == first || read_only(factor)) {
             return false;
         }
-        self.ending = Some(Ending { from: first, times: factor, to: slot(&to), rows });
+        let ending = Ending { from: first, times: factor, to: slot(&to), rows };
+        self.ending = Some((ending, self.fresh.len()));
         self.members.end = number + 1;
         let first = at.cursor.storages as u32 + at.inputs;
         self.fresh.extend((first..).zip(fresh.iter().copied()));
@@ -301,40 +302,68 @@ impl<'p, F: Fuser> Planner<'p, F> {
     fn close(&mut self) {
         self.accesses.clear();
         self.lanes.clear();
-        let made = std::mem::take(&mut self.fresh);
+        let mut made = std::mem::take(&mut self.fresh);
         let waiting = std::mem::take(&mut self.waiting);
+        let ending = self.ending.take();
         if let Some(mut draft) = self.draft.take() {
-            let ending = self.ending.take();
-            let summed = ending.as_ref().map(|ending| ending.from);
+            let summed = ending.as_ref().map(|(ending, _)| ending.from);
             draft.drop_slots(|slot| {
                 Some(slot) != summed && matches!(slot, Slot::Storage(place, _) if waiting.contains(&place))
             });
-            let same = |a, b| match (a, b) {
-                (Slot::Storage(a, _), Slot::Storage(b, _)) => a == b,
-                (a, b) => a == b,
-            };
-            let ops = self.members.clone();
-            let broken = std::mem::take(&mut self.broken);
-            let behind = if broken || ending.is_some() { None } else { self.behind(&draft) };
-            if let Some((group, at, own)) = behind {
-                // The op makes its storages itself.
-                let made: Vec<(u32, u64)> =
-                    made.iter().copied().chain(own.clone().map(|place| (place, 0))).collect();
-                let waiting: Vec<u32> = waiting.iter().copied().chain(own).collect();
-                self.plan.actions[at] = Self::fused(ops.start - 1..ops.end, group, &made, &waiting);
-            } else {
-                let group = match ending {
-                    _ if broken => None,
-                    Some(ending) => self.fuser.compile_with_sums(draft, ending, &same),
-                    None => self.fuser.compile(draft, &same),
-                };
-                match group {
-                    Some(group) => self.plan.actions.push(Self::fused(ops, group, &made, &waiting)),
-                    None => self.plan.actions.extend(ops.map(Action::Op)),
-                }
+            match ending {
+                None => self.close_with(draft, self.members.clone(), &made, &waiting),
+                Some((ending, before)) => match self.fuser.compile_with_sums(draft, &ending, &same_storage) {
+                    Ok(group) => {
+                        let fused = Self::fused(self.members.clone(), group, &made, &waiting);
+                        self.plan.actions.push(fused);
+                    }
+                    Err(draft) => {
+                        let sums = self.members.end - 1;
+                        let read = |place: &u32| {
+                            let is = |slot| matches!(slot, Slot::Storage(p, _) if p == *place);
+                            is(ending.from) || ending.times.is_some_and(is)
+                        };
+                        let dropped: Vec<u32> = waiting.iter().copied().filter(|p| !read(p)).collect();
+                        made.truncate(before);
+                        self.close_with(draft, self.members.start..sums, &made, &dropped);
+                        self.plan.actions.push(Action::Op(sums));
+                    }
+                },
             }
         }
         self.plan.actions.extend(waiting.into_iter().map(Action::Release));
+    }
+
+    /// Carries a draft out: together with the op before it, by itself, or op by op.
+    fn close_with(
+        &mut self,
+        draft: Draft<Slot, Feed>,
+        ops: Range<u32>,
+        made: &[(u32, u64)],
+        dropped: &[u32],
+    ) {
+        if std::mem::take(&mut self.broken) {
+            self.plan.actions.extend(ops.map(Action::Op));
+        } else if let Some((group, at, own)) = self.behind(&draft) {
+            // The op makes its storages itself.
+            let made: Vec<(u32, u64)> =
+                made.iter().copied().chain(own.clone().map(|place| (place, 0))).collect();
+            let dropped: Vec<u32> = dropped.iter().copied().chain(own).collect();
+            self.plan.actions[at] = Self::fused(ops.start - 1..ops.end, group, &made, &dropped);
+        } else {
+            match self.fuser.compile(draft, &same_storage) {
+                Some(group) => self.plan.actions.push(Self::fused(ops, group, made, dropped)),
+                None => self.plan.actions.extend(ops.map(Action::Op)),
+            }
+        }
+    }
+}
+
+/// Whether two slots are in the same memory.
+fn same_storage(a: Slot, b: Slot) -> bool {
+    match (a, b) {
+        (Slot::Storage(a, _), Slot::Storage(b, _)) => a == b,
+        (a, b) => a == b,
     }
 }
 
