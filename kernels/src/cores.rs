@@ -11,6 +11,7 @@ mod linux {
     use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
     /// Threads that sleep now and then, and the core that they keep off.
+    #[derive(Default)]
     pub struct Cores {
         threads: Vec<Pid>,
         left: Option<usize>,
@@ -67,6 +68,7 @@ pub use elsewhere::Cores;
 #[cfg(not(target_os = "linux"))]
 mod elsewhere {
     /// Nothing: other systems choose by themselves.
+    #[derive(Default)]
     pub struct Cores;
 
     impl Cores {

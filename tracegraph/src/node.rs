@@ -271,45 +271,89 @@ pub struct Variant {
     pub numbers: Box<[i64]>,
     /// What comes out.
     pub outputs: Outputs,
-    /// Metadata and numbers in one row, which calls are held against.
-    signature: Signature,
+    /// What calls are held against; empty in variants that none is.
+    row: Row,
 }
 
-/// Of each input that is present a word of dtype, flags and dimensions, its sizes and its strides; then the numbers.
-#[derive(Clone, PartialEq, Debug)]
-struct Signature(Box<[i64]>);
+/// A call in words: all that makes it a node's and a variant's but its place and where its inputs come from.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Row(SmallVec<[u64; 20]>);
 
-impl Signature {
-    fn of(metas: &[TensorMeta], numbers: &[i64]) -> Signature {
-        let mut row = Vec::new();
-        for meta in metas {
-            row.push(Signature::word(meta.dtype, meta.flags, meta.ndim()));
-            row.extend_from_slice(meta.sizes());
-            row.extend_from_slice(meta.strides());
-        }
-        row.extend_from_slice(numbers);
-        Signature(row.into())
+impl Row {
+    fn of(call: &Call<'_>, info: &OpInfo) -> Row {
+        let mut row = Row::default();
+        words(call, info, &mut |word| {
+            row.0.push(word);
+            true
+        });
+        row
     }
 
-    #[inline]
-    fn word(dtype: Dtype, flags: u16, ndim: usize) -> i64 {
-        (ndim as i64) << 24 | i64::from(flags & flags::META) << 8 | i64::from(dtype.0)
-    }
-
-    /// What is behind an input in a row; `None` if the row does not begin with it.
+    /// Whether it is a call's.
     #[inline(always)]
-    fn behind<'r>(row: &'r [i64], input: &Input<'_>) -> Option<&'r [i64]> {
-        let n = input.sizes.len();
-        let (word, rest) = row.split_first()?;
-        if *word != Signature::word(input.dtype, input.flags, n) {
-            return None;
+    fn is(&self, call: &Call<'_>, info: &OpInfo) -> bool {
+        let mut rest = self.0.iter();
+        words(call, info, &mut |word| rest.next() == Some(&word)) && rest.as_slice().is_empty()
+    }
+}
+
+/// Shows the words of a call one by one, as long as `visit` says so; whether it did to the end.
+#[inline(always)]
+fn words(call: &Call<'_>, info: &OpInfo, visit: &mut impl FnMut(u64) -> bool) -> bool {
+    let modes = u64::from(call.grad_enabled) << 63 | (call.inputs.len() as u64 & 0x7fff) << 48;
+    let kinds = u64::from(call.default_dtype.0) << 40 | u64::from(call.device) << 32;
+    visit(modes | kinds | u64::from(call.op.0))
+        && call.inputs.iter().all(|input| input_words(input, visit))
+        && call.args.iter().zip(&info.args).all(|(arg, class)| arg_words(*class, arg, info, visit))
+}
+
+#[inline(always)]
+fn input_words(input: &Input<'_>, visit: &mut impl FnMut(u64) -> bool) -> bool {
+    let spec = input_spec(input);
+    if spec == InputSpec::Absent {
+        return visit(spec as u64);
+    }
+    let flags = u64::from(input.flags & (flags::META | flags::REQUIRES_GRAD));
+    let word = (input.sizes.len() as u64) << 32 | flags << 16 | u64::from(input.dtype.0) << 8;
+    visit(word | spec as u64)
+        && input.sizes.iter().all(|n| visit(*n as u64))
+        && input.strides.iter().all(|n| visit(*n as u64))
+}
+
+/// What is fed has a word for its type alone.
+#[inline(always)]
+fn arg_words(class: ArgClass, arg: &Arg<'_>, info: &OpInfo, visit: &mut impl FnMut(u64) -> bool) -> bool {
+    let (is_fed, sized) = (class == ArgClass::Value, info.sized_by_number);
+    let with = |kind: u64, n: u64| n << 8 | kind;
+    match arg {
+        Arg::None => visit(0),
+        Arg::Tensor => visit(1),
+        Arg::Tensors(n) => visit(with(2, u64::from(*n))),
+        Arg::Float(f) => visit(3) && (!sized || visit(f.to_bits())),
+        Arg::Int(i) => visit(4) && (is_fed && !sized || visit(*i as u64)),
+        Arg::Bool(b) => visit(5) && (is_fed && !sized || visit(u64::from(*b))),
+        Arg::Generator(_) => visit(6),
+        Arg::Device(d) => visit(with(7, *d as u64)),
+        Arg::Ints(list) => visit(with(8, list.len() as u64)) && list.iter().all(|i| visit(*i as u64)),
+        other => rare_words(other, sized, visit),
+    }
+}
+
+/// Of arguments that few operators have.
+#[inline(never)]
+fn rare_words(arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(u64) -> bool) -> bool {
+    let with = |kind: u64, n: usize| (n as u64) << 8 | kind;
+    match arg {
+        Arg::Complex(re, im) => visit(9) && (!sized || visit(re.to_bits()) && visit(im.to_bits())),
+        Arg::Floats(list) => {
+            visit(with(10, list.len())) && (!sized || list.iter().all(|f| visit(f.to_bits())))
         }
-        let (sizes, rest) = rest.split_at_checked(n)?;
-        let (strides, rest) = rest.split_at_checked(n)?;
-        // Not slices: calling memcmp for a few numbers costs more than comparing them.
-        let same = sizes.iter().zip(input.sizes).all(|(a, b)| a == b)
-            && strides.iter().zip(input.strides).all(|(a, b)| a == b);
-        same.then_some(rest)
+        Arg::Scalars(list) => {
+            visit(with(11, list.len())) && list.iter().all(|a| visit(number(a).map_or(0, |n| n as u64)))
+        }
+        Arg::Str(text) => visit(with(12, text.len())) && text.bytes().all(|b| visit(u64::from(b))),
+        Arg::Bools(list) => visit(with(13, list.len())) && list.iter().all(|b| visit(u64::from(*b))),
+        _ => false,
     }
 }
 
@@ -330,41 +374,17 @@ fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i6
 }
 
 impl Variant {
-    /// Under this metadata and these numbers, an op gives these outputs.
+    /// Under this metadata and these numbers, an op gives these outputs. No call is told to fall under it.
     pub fn new(metas: Box<[TensorMeta]>, numbers: Box<[i64]>, outputs: Outputs) -> Variant {
-        let signature = Signature::of(&metas, &numbers);
-        Variant { metas, numbers, outputs, signature }
+        Variant { metas, numbers, outputs, row: Row::default() }
     }
 
     /// The variant that a call with these outputs establishes.
     pub fn of(key: &NodeKey, call: &Call<'_>, info: &OpInfo, outputs: Outputs) -> Variant {
         let numbers = collect_numbers(key, call, info).into_vec().into();
         let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
-        Variant::new(present.map(Input::meta).collect(), numbers, outputs)
-    }
-
-    /// Whether a call that matches `key` falls under this variant.
-    #[inline]
-    pub fn matches(&self, key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> bool {
-        let mut row = &*self.signature.0;
-        for input in &call.inputs {
-            if matches!(input.place, Place::Absent) {
-                continue;
-            }
-            let Some(rest) = Signature::behind(row, input) else { return false };
-            row = rest;
-        }
-        self.has_numbers(row, key, call, info)
-    }
-
-    /// Whether the end of the signature's row is a call's numbers.
-    #[inline]
-    fn has_numbers(&self, row: &[i64], key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> bool {
-        let mut expected = row.iter();
-        row.is_empty()
-            || key.args.iter().zip(&call.args).all(|(spec, arg)| {
-                numbers(spec, arg, info.sized_by_number, &mut |n| expected.next() == Some(&n))
-            })
+        let metas = present.map(Input::meta).collect();
+        Variant { row: Row::of(call, info), ..Variant::new(metas, numbers, outputs) }
     }
 }
 
@@ -488,31 +508,11 @@ impl Node {
         })
     }
 
-    /// Whether a call is this node, its location aside, with inputs from where they have come and under the variant
-    /// `hint`: what nearly every call is, in one pass.
-    #[inline]
-    pub fn recurs(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> bool {
-        let key = &self.key;
-        let Some(variant) = self.variants.get(hint as usize) else { return false };
-        if key.op != call.op || key.device != call.device || key.inputs.len() != call.inputs.len() {
-            return false;
-        }
-        let mut row = &*variant.signature.0;
-        for ((input, spec), sources) in call.inputs.iter().zip(&key.inputs).zip(&self.sources) {
-            let expected = match (input.place, spec) {
-                (Place::Storage { name, .. }, InputSpec::Storage) => sources.contains(name),
-                (Place::Absent, InputSpec::Absent) => continue,
-                (Place::Host(_) | Place::Buffer(_) | Place::Inline(_), InputSpec::Host) => true,
-                _ => false,
-            };
-            match Signature::behind(row, input) {
-                Some(rest) if expected => row = rest,
-                _ => return false,
-            }
-        }
-        key.modes == mode_bits(call)
-            && key.args.iter().zip(&call.args).all(|(spec, arg)| arg_matches(spec, arg))
-            && variant.has_numbers(row, key, call, info)
+    /// Whether a call is this node, its location aside, with inputs from where they have come and under a variant of it:
+    /// what nearly every call is.
+    #[inline(always)]
+    pub fn recurs(&self, call: &Call<'_>, info: &OpInfo, variant: &Variant) -> bool {
+        variant.row.is(call, info) && self.has_sources(call)
     }
 
     /// Roughly the memory that it takes with its key in the index, in bytes.
@@ -523,8 +523,11 @@ impl Node {
         let meta = size_of::<TensorMeta>();
         let variant = |v: &Arc<Variant>| {
             let outs = v.outputs.outs.len() * size_of::<OutSpec>();
-            let numbers = v.numbers.len() + v.signature.0.len();
-            size_of::<Variant>() + v.metas.len() * meta + numbers * size_of::<i64>() + outs
+            let spilled = if v.row.0.spilled() { v.row.0.len() } else { 0 };
+            size_of::<Variant>()
+                + v.metas.len() * meta
+                + (v.numbers.len() + spilled) * size_of::<i64>()
+                + outs
         };
         size_of::<Node>()
             + 2 * key
@@ -546,8 +549,7 @@ impl Node {
     /// The variant that a call falls under; `hint` is tried first.
     #[inline]
     pub fn variant(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> Option<u32> {
-        let falls_under =
-            |i: u32| self.variants.get(i as usize).is_some_and(|v| v.matches(&self.key, call, info));
+        let falls_under = |i: u32| self.variants.get(i as usize).is_some_and(|v| v.row.is(call, info));
         if falls_under(hint) {
             return Some(hint);
         }

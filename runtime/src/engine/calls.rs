@@ -85,9 +85,10 @@ impl Engine {
             },
         };
         let (node, info) = (self.graph.node(id), &self.ops[call.op.index()]);
-        let variant = self.hint(position);
-        let recurs = node.recurs(call, info, variant) && !node.dynamic && !may_overlap(info, call);
-        recurs.then_some((id, position, variant))
+        let hint = self.hint(position)?;
+        let recurs =
+            node.recurs(call, info, hint.variant.as_ref()?) && !node.dynamic && !may_overlap(info, call);
+        recurs.then_some((id, position, hint.number))
     }
 
     /// Lazy evaluation holds back no more than this.
@@ -270,7 +271,7 @@ impl Engine {
     }
 
     /// Notes a validated op, and what it feeds.
-    #[inline]
+    #[inline(always)]
     fn coexecute(
         &mut self,
         call: &Call<'_>,
@@ -293,7 +294,8 @@ impl Engine {
         if node.dynamic || may_overlap(info, call) {
             return None;
         }
-        let known = node.variant(call, info, self.hint(position));
+        let hint = self.hint(position).map_or(0, |hint| hint.number);
+        let known = node.variant(call, info, hint);
         if known.is_some() || !node.has_dtypes(call) {
             return known;
         }
@@ -420,11 +422,19 @@ const MAX_FETCHES: u32 = 1024;
 const MAX_CHECKED: usize = 8;
 
 /// Whether a call writes a window that partly overlaps another of its inputs: PyTorch then raises, at the call.
-#[inline]
+#[inline(always)]
 fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
-    let inputs = &call.inputs[..];
     info.writes
-        && inputs.len() <= MAX_CHECKED
+        && match &call.inputs[..] {
+            [] | [_] => false,
+            [a, b] => share_storage(a, b) && writes_beside(info, call),
+            inputs => many_may_overlap(info, call, inputs),
+        }
+}
+
+/// See [`may_overlap`].
+fn many_may_overlap(info: &OpInfo, call: &Call<'_>, inputs: &[Input<'_>]) -> bool {
+    inputs.len() <= MAX_CHECKED
         && inputs.iter().enumerate().any(|(i, a)| inputs[..i].iter().any(|b| share_storage(a, b)))
         && writes_beside(info, call)
 }

@@ -9,7 +9,7 @@ use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::mode_bits;
 
 use super::calls::grow_resized;
-use super::{Engine, Fresh, Phase, Position, Results, Sink};
+use super::{Engine, Fresh, Hint, Phase, Position, Results, Sink};
 use crate::config::Mode;
 use crate::graph_runner::Message;
 use crate::site::Site;
@@ -76,12 +76,13 @@ impl Engine {
 
     /// The variant that was used at a position last.
     #[inline]
-    pub(super) fn hint(&self, position: Position) -> u32 {
+    pub(super) fn hint(&self, position: Position) -> Option<&Hint> {
         let first = position.block.map_or(0, |b| self.symbolic.block(b).first);
-        self.hints.get((first + position.next) as usize).copied().unwrap_or(0)
+        self.hints.get((first + position.next) as usize)
     }
 
     /// Notes a validated op and what it feeds.
+    #[inline(always)]
     pub(super) fn feed(
         &mut self,
         call: &Call<'_>,
@@ -93,12 +94,16 @@ impl Engine {
         let Some(block_id) = position.block else { return };
         self.advance(node_id);
         let block = self.symbolic.block(block_id);
-        self.hints[(block.first + position.next) as usize] = variant;
         self.open.push(block_id, position.next, variant);
         crate::feed::inputs(&mut self.open, call, self.torch);
         let node = self.graph.node(node_id);
         crate::feed::values(&mut self.open, &node.key, call, self.torch);
-        let outputs = &node.variants[variant as usize].outputs;
+        let hint = &mut self.hints[(block.first + position.next) as usize];
+        if hint.variant.is_none() || hint.number != variant {
+            *hint = Hint { number: variant, variant: node.variants.get(variant as usize).cloned() };
+        }
+        let Some(known) = &hint.variant else { return };
+        let outputs = &known.outputs;
         let mut fresh = Fresh::new();
         for (i, nbytes) in outputs.fresh.iter().enumerate() {
             let made = self.storages.create(*nbytes, call.device, Name::made_by(node_id, i as u16));

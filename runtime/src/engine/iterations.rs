@@ -9,7 +9,7 @@ use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
 use tandem_tracegraph::text::Listing;
 use tandem_tracegraph::verify::verify;
 
-use super::{Engine, Iteration, Phase, START, initial_phase};
+use super::{Engine, Hint, Iteration, Phase, START, initial_phase};
 use crate::graph_runner::Message;
 use crate::placement::Placement;
 use crate::repetition::Repetition;
@@ -258,7 +258,7 @@ impl Engine {
         let blocks = self.symbolic.blocks.iter().map(|b| b.nodes.clone().into_boxed_slice()).collect();
         self.runner.send(Message::Lower(blocks));
         self.hints.clear();
-        self.hints.resize(self.symbolic.steps as usize, 0);
+        self.hints.resize(self.symbolic.steps as usize, Hint::default());
         self.passes.clear();
         self.passes.resize(self.symbolic.steps as usize + 1, 0);
         self.stale = false;

@@ -29,7 +29,7 @@ use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};
 use tandem_tracegraph::location::Locations;
-use tandem_tracegraph::node::Outputs;
+use tandem_tracegraph::node::{Outputs, Variant};
 use tandem_tracegraph::ops::{OpDecl, OpInfo, describe};
 use tandem_tracegraph::symbolic::SymbolicGraph;
 use tandem_tracegraph::trace::Trace;
@@ -99,6 +99,13 @@ struct Position {
 
 const START: Position = Position { block: None, next: 0 };
 
+/// A variant of a node: its number there, and it.
+#[derive(Clone, Default)]
+struct Hint {
+    number: u32,
+    variant: Option<Arc<Variant>>,
+}
+
 type Fresh = SmallVec<[FreshStorage; 2]>;
 
 /// The engine: one a process, behind one lock.
@@ -130,7 +137,7 @@ pub struct Engine {
     /// Ids that died since the last run was sent.
     dying: Vec<StorageId>,
     /// The variant that each step of the symbolic graph used last.
-    hints: Vec<u32>,
+    hints: Vec<Hint>,
     /// Differences of the number of times that each step ran since the last generation.
     passes: Vec<i64>,
     /// Nodes that the executor knows, the start included.
