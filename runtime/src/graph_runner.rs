@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tandem_kernels::cores::Cores;
-use tandem_kernels::cpu::team::{Waiting, runs_beside_the_program};
+use tandem_kernels::cpu::team::{TEAM, Waiting, runs_beside_the_program};
 use tandem_kernels::executor::{BlockRun, Executor, Step};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
@@ -277,13 +277,17 @@ const WAITER_SPINS: Duration = Duration::from_micros(50);
 /// How long GraphRunner looks for the next message: as long as Python takes for a run. Waking it would cost Python.
 const RUNNER_SPINS: Duration = Duration::from_micros(200);
 
-/// Waits a moment for `reached`; whether it was.
-fn spin_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
-    let begin = Instant::now();
+/// Looks for a moment whether `reached` is so, and for pieces of the other thread's kernels meanwhile; whether it was.
+fn assist_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
+    let _assisting = Waiting::assisting();
+    let mut begin = Instant::now();
     loop {
         for _ in 0..32 {
             if reached() {
                 return true;
+            }
+            if TEAM.assist() {
+                begin = Instant::now();
             }
             std::hint::spin_loop();
         }
@@ -315,7 +319,7 @@ impl Shared {
         self.cores.lock().add_this_thread();
         let mut rung = true;
         while rung || !self.queue.is_empty() {
-            if !spin_until(RUNNER_SPINS, || !self.queue.is_empty()) {
+            if !assist_until(RUNNER_SPINS, || !self.queue.is_empty()) {
                 self.asleep.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
                 rung = !self.queue.is_empty() || rings.recv().is_ok();
@@ -386,10 +390,10 @@ impl Shared {
     }
 
     fn sleep_until_progress(&self, ticket: Ticket) {
-        let _waiting = Waiting::begin();
-        if spin_until(WAITER_SPINS, || self.completed.load(Ordering::Acquire) >= ticket.0) {
+        if assist_until(WAITER_SPINS, || self.completed.load(Ordering::Acquire) >= ticket.0) {
             return;
         }
+        let _waiting = Waiting::asleep();
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut lock = self.progress.lock();
         if self.completed.load(Ordering::SeqCst) < ticket.0 {

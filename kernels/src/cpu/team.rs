@@ -3,7 +3,8 @@
 //! **Why.** OpenMP's threads spin for milliseconds behind a kernel and wait for each other at its end, so beside a busy
 //! Python thread a kernel of two threads can take longer than one of a single thread. **Strategy.** Whoever runs a
 //! kernel takes it in pieces, one by one; helpers take pieces, too, but only while there is a core for them: not on the
-//! one that Python is using. So a kernel never waits for a helper for longer than a piece. Helpers begin at the other end,
+//! one that Python is using. A thread that waits for the one that runs the kernel is such a helper, too, before it sleeps.
+//! So a kernel never waits for a helper for longer than a piece. Helpers begin at the other end,
 //! so that what a core has in its cache is mostly what it gets of the next kernel.
 //! **Bits.** Which thread takes a piece, and how many there are, does not show in results.
 
@@ -16,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::cores::Cores;
 
 /// Pieces of a kernel for each thread.
-const PIECES: usize = 4;
+const PIECES: usize = 8;
 /// Looks for the next kernel before a helper sleeps: some 100 us.
 const LOOKS: u32 = 1 << 13;
 /// Grains of a kernel that are worth waking helpers.
@@ -24,8 +25,9 @@ const WAKE: f64 = 3.0;
 /// Looks for the end of a helper's last piece before its core is offered to it.
 const PATIENCE: u32 = 1 << 14;
 
-/// Program's threads that wait for GraphRunner now.
+/// Program's threads that wait for GraphRunner now: that sleep, and that look for kernels to assist.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+static ASSISTING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// Whether this thread runs kernels while the program runs on.
@@ -42,20 +44,29 @@ pub fn is_beside_the_program() -> bool {
     BESIDE.get()
 }
 
-/// The calling thread is the program's, and needs no core while this lives.
-pub struct Waiting(());
+/// The calling thread is the program's, and has nothing else to do while this lives.
+pub struct Waiting(&'static AtomicUsize);
 
 impl Waiting {
-    /// From now on.
-    pub fn begin() -> Waiting {
-        WAITING.fetch_add(1, Ordering::Relaxed);
-        Waiting(())
+    /// From now on it sleeps, and needs no core.
+    pub fn asleep() -> Waiting {
+        Waiting::among(&WAITING)
+    }
+
+    /// From now on it looks for kernels: a helper less is needed.
+    pub fn assisting() -> Waiting {
+        Waiting::among(&ASSISTING)
+    }
+
+    fn among(count: &'static AtomicUsize) -> Waiting {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waiting(count)
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -83,7 +94,7 @@ impl Job {
     fn helpers(&self) -> usize {
         let crowded = self.beside && WAITING.load(Ordering::Relaxed) == 0;
         let cores = cores() - 1 - usize::from(crowded && cores() > 1);
-        self.helpers.min(cores)
+        self.helpers.saturating_sub(ASSISTING.load(Ordering::Relaxed)).min(cores)
     }
 
     /// Carries a piece out, the first or the last one; false where none is left.
@@ -226,6 +237,25 @@ impl Team {
         own >= job.helpers()
     }
 
+    /// Takes pieces of the job, if there is one, for a thread that waits; whether it did.
+    pub fn assist(&self) -> bool {
+        if self.job.load(Ordering::Relaxed).is_null() {
+            return false;
+        }
+        let _inside = Inside::enter(&self.inside);
+        let job = self.job.load(Ordering::SeqCst);
+        if job.is_null() {
+            return false;
+        }
+        // SAFETY: whoever runs the job waits until nobody is inside.
+        let job = unsafe { &*job };
+        let mut took = false;
+        while job.take(true) {
+            took = true;
+        }
+        took
+    }
+
     /// Sleeps until a job needs helpers: it rings until it has them.
     fn sleep(&self) {
         let mut lock = self.asleep.lock();
@@ -311,9 +341,31 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_waits_assists() {
+        let (taken, assisted, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _waiting = Waiting::assisting();
+                while done.load(Ordering::Relaxed) == 0 {
+                    assisted.fetch_add(usize::from(TEAM.assist()), Ordering::Relaxed);
+                }
+            });
+            for _ in 0..50 {
+                TEAM.run(2, 64, 1.0, &|from, to| {
+                    std::thread::sleep(std::time::Duration::from_micros(50));
+                    taken.fetch_add(to - from, Ordering::Relaxed);
+                });
+            }
+            done.store(1, Ordering::Relaxed);
+        });
+        assert_eq!(taken.into_inner(), 50 * 64);
+        assert!(cores() < 2 || assisted.into_inner() > 0);
+    }
+
+    #[test]
     fn a_program_that_waits_gives_its_core() {
         runs_beside_the_program();
-        let _waiting = Waiting::begin();
+        let _waiting = Waiting::asleep();
         let helped = AtomicU64::new(0);
         let own = std::thread::current().id();
         for _ in 0..50 {
