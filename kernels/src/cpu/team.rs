@@ -4,8 +4,8 @@
 //! Python thread a kernel of two threads can take longer than one of a single thread. **Strategy.** Whoever runs a
 //! kernel takes it in pieces, one by one; helpers take pieces, too, but only while there is a core for them: not on the
 //! one that Python is using. A thread that waits for the one that runs the kernel is such a helper, too, before it sleeps.
-//! So a kernel never waits for a helper for longer than a piece. Helpers begin at the other end,
-//! so that what a core has in its cache is mostly what it gets of the next kernel.
+//! So a kernel never waits for a helper for longer than a piece. Helpers begin at the other end, so that what a core has
+//! in its cache is mostly what it gets of the next kernel.
 //! **Bits.** Which thread takes a piece, and how many there are, does not show in results.
 
 use std::cell::Cell;
