@@ -142,7 +142,12 @@ impl GraphRunner {
             // Behind the message, as the thread looks for one behind its flag: one of the two sees the other.
             fence(Ordering::SeqCst);
             if self.shared.asleep.load(Ordering::Relaxed) {
-                self.shared.cores.lock().leave_this();
+                let mut cores = self.shared.cores.lock();
+                // It may have woken by itself, and must not be kept off a core then.
+                if self.shared.asleep.load(Ordering::Relaxed) {
+                    cores.leave_this();
+                }
+                drop(cores);
                 let _ = bell.try_send(());
             }
         }
@@ -315,8 +320,9 @@ impl Shared {
     fn serve(&self, rings: &Receiver<()>) {
         self.torch.enter_graph_runner();
         runs_beside_the_program();
-        *self.cores.lock() = Cores::new();
-        self.cores.lock().add_this_thread();
+        let mut cores = Cores::new();
+        cores.add_this_thread();
+        *self.cores.lock() = cores;
         let mut rung = true;
         while rung || !self.queue.is_empty() {
             if !assist_until(RUNNER_SPINS, || !self.queue.is_empty()) {

@@ -106,7 +106,7 @@ def sums_of_groups() -> Iterator[Case]:
     yield "transposed", lambda x, y: (x.T * y.T.contiguous().T).sum(-1), (x, y)
     yield "spread", lambda x, y: (x[:, :1] * y.T).sum(1) + (x[:1] * y.T).sum() + (x[:, :1] * 2).sum(), (x, y)
     by_columns = x.T.contiguous().T
-    yield "beside a transposed one", lambda x, y: (lambda t: t + (t * y.T).sum())(x * 2), (by_columns, y)
+    yield "behind a transposed one", lambda x, y: (lambda t, u: t * u.sum())(x * 2, y * 3), (by_columns, x)
     yield "spread more", lambda x, y: (x[:, None] * y.T[None]).mean(-1), (x, y)
 
 

@@ -44,7 +44,7 @@ pub fn is_beside_the_program() -> bool {
     BESIDE.get()
 }
 
-/// The calling thread is the program's, and has nothing else to do while this lives.
+/// The calling thread has nothing else to do while this lives.
 pub struct Waiting(&'static AtomicUsize);
 
 impl Waiting {
@@ -220,40 +220,32 @@ impl Team {
         }
     }
 
-    /// Takes pieces of the job, until there are none left or there is no core for this helper: then it is true.
-    fn join(&self, own: usize, last: &mut u64) -> bool {
+    /// What `look` says of the job, if there is one.
+    fn look<R>(&self, look: impl FnOnce(&Job) -> R) -> Option<R> {
         let _inside = Inside::enter(&self.inside);
         let job = self.job.load(Ordering::SeqCst);
-        let number = self.number.load(Ordering::Relaxed);
-        if job.is_null() {
-            return false;
-        }
-        // SAFETY: whoever runs the job waits until nobody is inside.
-        let job = unsafe { &*job };
-        while own < job.helpers() && job.take(own.is_multiple_of(2)) {}
-        if job.is_done() {
-            *last = number;
-        }
-        own >= job.helpers()
+        // SAFETY: null, or whoever runs the job waits until nobody is inside.
+        unsafe { job.as_ref() }.map(look)
+    }
+
+    /// Takes pieces of the job, until there are none left or there is no core for this helper: then it is true.
+    fn join(&self, own: usize, last: &mut u64) -> bool {
+        let crowded = self.look(|job| {
+            let number = self.number.load(Ordering::Relaxed);
+            while own < job.helpers() && job.take(own.is_multiple_of(2)) {}
+            if job.is_done() {
+                *last = number;
+            }
+            own >= job.helpers()
+        });
+        crowded.unwrap_or(false)
     }
 
     /// Takes pieces of the job, if there is one, for a thread that waits; whether it did.
     pub fn assist(&self) -> bool {
-        if self.job.load(Ordering::Relaxed).is_null() {
-            return false;
-        }
-        let _inside = Inside::enter(&self.inside);
-        let job = self.job.load(Ordering::SeqCst);
-        if job.is_null() {
-            return false;
-        }
-        // SAFETY: whoever runs the job waits until nobody is inside.
-        let job = unsafe { &*job };
-        let mut took = false;
-        while job.take(true) {
-            took = true;
-        }
-        took
+        let take_all =
+            |job: &Job| std::iter::repeat_with(|| job.take(true)).take_while(|took| *took).count() > 0;
+        !self.job.load(Ordering::Relaxed).is_null() && self.look(take_all).unwrap_or(false)
     }
 
     /// Sleeps until a job needs helpers: it rings until it has them.

@@ -99,10 +99,10 @@ impl Engine {
         let node = self.graph.node(node_id);
         crate::feed::values(&mut self.open, &node.key, call, self.torch);
         let hint = &mut self.hints[(block.first + position.next) as usize];
-        if hint.variant.is_none() || hint.number != variant {
-            *hint = Hint { number: variant, variant: node.variants.get(variant as usize).cloned() };
+        if hint.number != variant {
+            *hint = Hint { number: variant, variant: None };
         }
-        let Some(known) = &hint.variant else { return };
+        let known = hint.variant.get_or_insert_with(|| node.variants[variant as usize].clone());
         let outputs = &known.outputs;
         let mut fresh = Fresh::new();
         for (i, nbytes) in outputs.fresh.iter().enumerate() {
