@@ -10,9 +10,10 @@ use tandem_kernels::gpu::adapter::{Listing, list};
 use tandem_kernels::profile::{KernelTime, Ops};
 use tandem_runtime::engine::Engine;
 use tandem_runtime::placement::Place;
+use tandem_runtime::regions::Region;
 use tandem_runtime::report::{
-    DeviceLine, DivergenceLine, FeedLine, FetchLine, KernelLine, OperatorLine, PhaseLine, PlacementLine,
-    PoolLine, Report, StepLine, Summary,
+    DeviceLine, DivergenceLine, FeedLine, FetchLine, KernelLine, OperatorLine, PhaseLine, PoolLine,
+    RegionLine, Report, StepLine, Summary,
 };
 use tandem_runtime::timeline::{Event, Python as PythonDid};
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
@@ -76,11 +77,7 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         generated: report.generated.0,
         generate_us: us(report.generated.1),
         paths: engine.paths(),
-        placement: engine.placement().map(|p| PlacementLine {
-            place: p.kept().name(),
-            beside_ns: p.measured().map(|m| m[Place::Beside as usize]),
-            inline_ns: p.measured().map(|m| m[Place::Inline as usize]),
-        }),
+        regions: regions(engine, &mut lines, py),
         host_ops: host_ops(engine, &devices),
         device: device_lines.iter().cloned().reduce(sum_of_devices),
         devices: device_lines,
@@ -144,6 +141,20 @@ fn divergences(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'
         last: d.last,
     };
     report.divergences.iter().map(line).collect()
+}
+
+fn regions(engine: &Engine, lines: &mut Lines, py: Python<'_>) -> Vec<RegionLine> {
+    let line = |region: &Region| {
+        let location = region.header.map(|node| engine.graph().node(node).key.location);
+        let measured = region.placement.measured();
+        RegionLine {
+            line: location.map(|l| lines.user_line(l, engine.locations(), py)),
+            place: region.placement.kept().name(),
+            beside_ns: measured.map(|m| m[Place::Beside as usize]),
+            inline_ns: measured.map(|m| m[Place::Inline as usize]),
+        }
+    };
+    engine.regions().iter().map(line).collect()
 }
 
 fn fetches(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) -> Vec<FetchLine> {

@@ -10,6 +10,7 @@ pub mod error;
 mod feed;
 pub mod graph_runner;
 pub mod placement;
+pub mod regions;
 pub mod repetition;
 pub mod report;
 pub mod site;

@@ -2,12 +2,13 @@
 //!
 //! **Why.** Where the executor computes on the cores that Python runs on, cores are one budget: kernels that use all of
 //! them are hindered by a busy Python thread far more than the overlap yields, and small kernels are not.
-//! **Strategy.** Both ways are tried for a few iterations in turn until one takes clearly less time an op: where
-//! iterations are of different lengths, what an op and a byte take is told apart first. As long as the other place does
+//! **Strategy.** Both ways are tried for a few passages in turn until one takes clearly less time an op: where
+//! passages are of different lengths, what an op and a byte take is told apart first. As long as the other place does
 //! not look better, it is tried only now and then, so that finding out costs little. The better one is kept; later both
 //! are tried again, more and more seldom. The results' bits do not depend on it: the same kernels run in the same order
 //! with the same number of threads.
 
+use std::ops::AddAssign;
 use std::time::Duration;
 
 /// Who carries out runs.
@@ -41,19 +42,19 @@ impl Place {
     }
 }
 
-/// Iterations of a trial, and the time that it takes at least. It ends earlier where it has taken long.
+/// Passages of a trial, and the time that it takes at least. It ends earlier where it has taken long.
 const TRIAL: u32 = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
 const LONG_TRIAL: Duration = Duration::from_millis(80);
-/// Iterations before the first trial of a place, in which the executor learns its runs.
+/// Passages before the first trial of a place, in which the executor learns its runs.
 const LEARNING: u32 = 2;
 /// Trials of each place in a comparison, at least and at most.
 const ROUNDS: [usize; 2] = [2, 12];
 /// The first trial of each will do to keep a place that is better by more than this, as a logarithm.
 const PLAIN: f64 = 0.5;
-/// Iterations before the first comparison, in which kernels and memory are made.
+/// Passages before the first comparison, in which kernels and memory are made.
 const BEGINNING: u64 = 4;
-/// Iterations in the place that is kept behind the first trial of the other one that did not take less time; twice as
+/// Passages in the place that is kept behind the first trial of the other one that did not take less time; twice as
 /// many behind the next, and so on up to eight times.
 const REST: u64 = 30;
 /// A difference is clear where it is so many times its standard error,
@@ -64,14 +65,38 @@ const APART: f64 = 0.1;
 /// Trials of each place behind which what a byte takes is looked for, and how unlike their shares of bytes must be.
 const FITTED: usize = 3;
 const UNLIKE: f64 = 0.001;
+/// Until that is known, places are compared where their trials' bytes an op differ by no more than this share.
+const ALIKE: f64 = 0.1;
 /// What a trial's time varies by at least, as a share.
 const NOISE: f64 = 0.03;
-/// Iterations between comparisons, at first; doubled where the same place wins.
+/// Passages between comparisons, at first; doubled where the same place wins.
 const HOLD: u64 = 200;
 /// What the other place must win by, as a share.
 const MARGIN: f64 = 0.03;
 
-/// What a trial's iterations did, and how long it took.
+/// One passage through a region: an iteration of the program, or what it did in a loop.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Passage {
+    /// Operators.
+    pub ops: u64,
+    /// Bytes of the storages that were made.
+    pub bytes: u64,
+    /// How long the program took.
+    pub took: Duration,
+    /// Of that, how long its thread was idle, but not for GraphRunner.
+    pub idle: Duration,
+}
+
+impl AddAssign for Passage {
+    fn add_assign(&mut self, other: Passage) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.took += other.took;
+        self.idle += other.idle;
+    }
+}
+
+/// What a trial's passages did, and how long it took.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     ops: f64,
@@ -94,12 +119,12 @@ impl Cost {
     /// Where trials do not tell what a byte takes: an op is an op.
     const PLAIN: Cost = Cost { op: 1.0, byte: 0.0 };
 
-    /// The best fit of both, with what it is wrong by as a share. Iterations of different lengths would else look as if
+    /// The best fit of both, with what it is wrong by as a share. Passages of different lengths would else look as if
     /// the place made the difference.
-    fn of(trials: &[Trials; 2]) -> Cost {
+    fn of(trials: &[Trials; 2]) -> Option<Cost> {
         let all = || trials.iter().flat_map(|t| t.iter().skip(1));
         if trials.iter().any(|t| t.len() <= FITTED) {
-            return Cost::PLAIN;
+            return None;
         }
         let sum = |f: fn(f64, f64) -> f64| all().map(|t| f(t.ops / t.ns, t.bytes / t.ns)).sum::<f64>();
         let (oo, ob, bb) = (sum(|o, _| o * o), sum(|o, b| o * b), sum(|_, b| b * b));
@@ -107,13 +132,20 @@ impl Cost {
         let determinant = oo * bb - ob * ob;
         let (op, byte) = ((o * bb - b * ob) / determinant, (b * oo - o * ob) / determinant);
         let told = determinant > UNLIKE * oo * bb && op >= 0.0 && byte >= 0.0;
-        if told { Cost { op, byte } } else { Cost::PLAIN }
+        told.then_some(Cost { op, byte })
     }
 
     /// What a trial should have taken.
     fn expected(&self, trial: &Trial) -> f64 {
         self.op * trial.ops + self.byte * trial.bytes
     }
+}
+
+/// Whether trials of both places had about as many bytes an op.
+fn are_alike(trials: &[Trials; 2]) -> bool {
+    let sum = |t: &Trials, f: fn(&Trial) -> f64| t.iter().map(f).sum::<f64>();
+    let [a, b] = trials.each_ref().map(|t| sum(t, |t| t.bytes) / sum(t, |t| t.ops).max(1.0));
+    (a - b).abs() <= ALIKE * a.max(b)
 }
 
 /// Trials of one place in numbers: logarithms of what they took, over what they should have.
@@ -164,7 +196,7 @@ impl Scores {
     }
 }
 
-/// Chooses the place.
+/// Chooses the place of a region.
 #[derive(Debug)]
 pub struct Placement {
     fixed: bool,
@@ -179,7 +211,7 @@ pub struct Placement {
 
 #[derive(Debug)]
 enum State {
-    /// So many more iterations until the next trial, with those that the comparison has had so far.
+    /// So many more passages until the next trial, with those that the comparison has had so far.
     Holding(u64, [Trials; 2]),
     Comparing(Comparison),
 }
@@ -190,16 +222,16 @@ struct Comparison {
     trials: [Trials; 2],
     /// Work from before has been carried out, and the trial has begun.
     settled: bool,
-    /// It has had its iterations, and ends once their work has been carried out.
+    /// It has had its passages, and ends once their work has been carried out.
     ended: bool,
-    /// Its iterations, their ops, the bytes that they made, and what they took.
-    iterations: u32,
+    /// Its passages, their ops, the bytes that they made, and what they took.
+    passages: u32,
     ops: u64,
     bytes: u64,
     took: Duration,
     /// The time that runs had taken when it began.
     busy: Duration,
-    /// Iterations in which the executor learnt this place's runs.
+    /// Passages in which the executor learnt this place's runs.
     learnt: u32,
 }
 
@@ -210,7 +242,7 @@ impl Comparison {
             trials,
             settled: false,
             ended: false,
-            iterations: 0,
+            passages: 0,
             ops: 0,
             bytes: 0,
             took: Duration::ZERO,
@@ -220,11 +252,12 @@ impl Comparison {
     }
 
     /// Whether trials have shown which place is better, the one that is kept or the other, or as much as they will.
-    fn is_clear(scores: &[Scores; 2], kept: Place) -> bool {
+    fn is_clear(scores: &[Scores; 2], kept: Place, comparable: bool) -> bool {
         let [fewest, most] = ROUNDS;
         let [ours, others] = [scores[kept as usize], scores[kept.other() as usize]];
         let (rounds, gain) = (ours.count.min(others.count), ours.mean() - others.mean());
         match rounds {
+            n if !comparable => n >= most,
             n if n < fewest => [ours, others].iter().all(|t| t.first.is_some()) && gain < -PLAIN,
             n => {
                 let apart = (ours.least - others.most).max(others.least - ours.most);
@@ -239,15 +272,25 @@ impl Comparison {
 impl Placement {
     /// On `fixed` where that is given; else chosen by measurement if the executor computes on Python's cores.
     pub fn new(fixed: Option<Place>, shares_cores: bool) -> Placement {
-        let now = fixed.unwrap_or(if shares_cores { Place::Inline } else { Place::Beside });
+        let first = fixed.unwrap_or(if shares_cores { Place::Inline } else { Place::Beside });
+        Placement { fixed: fixed.is_some() || !shares_cores, ..Placement::from(first) }
+    }
+
+    /// Chosen by measurement, at first this one.
+    pub fn from(first: Place) -> Placement {
         Placement {
-            fixed: fixed.is_some() || !shares_cores,
-            now,
-            kept: now,
+            fixed: false,
+            now: first,
+            kept: first,
             state: State::Holding(BEGINNING, Default::default()),
             hold: HOLD,
             measured: None,
         }
+    }
+
+    /// Whether it never changes.
+    pub fn is_fixed(&self) -> bool {
+        self.fixed
     }
 
     /// Where runs are to be carried out now.
@@ -265,7 +308,7 @@ impl Placement {
         self.measured
     }
 
-    /// Whether iterations are measured.
+    /// Whether passages are measured.
     pub fn is_comparing(&self) -> bool {
         matches!(self.state, State::Comparing(_))
     }
@@ -284,13 +327,15 @@ impl Placement {
             comparison.busy = busy;
             return;
         }
-        // Beside Python, runs may be carried out while the program does something else between iterations.
+        // Beside Python, runs may be carried out while the program does something else between passages.
         let took = (comparison.took + waited).max(busy.saturating_sub(comparison.busy));
         let ops = comparison.ops.max(1) as f64;
         let trial = Trial { ops, bytes: comparison.bytes as f64, ns: took.as_nanos() as f64 };
         let mut trials = std::mem::take(&mut comparison.trials);
         trials[self.now as usize].push(trial);
-        let cost = Cost::of(&trials);
+        let told = Cost::of(&trials);
+        let comparable = told.is_some() || are_alike(&trials);
+        let cost = told.unwrap_or(Cost::PLAIN);
         let scores = [0, 1].map(|place: usize| Scores::of(&trials[place], &cost));
         let all = || trials.iter().flatten();
         let typical = all().map(|t| cost.expected(t)).sum::<f64>() / all().map(|t| t.ops).sum::<f64>();
@@ -298,13 +343,13 @@ impl Placement {
         tracing::debug!(
             place = self.now.name(),
             op_ns = trial.ns / ops,
-            iterations = comparison.iterations,
+            passages = comparison.passages,
             mean = ?mean,
             cost = ?cost,
             kept = self.kept.name(),
             "trial"
         );
-        if !Comparison::is_clear(&scores, self.kept) {
+        if !Comparison::is_clear(&scores, self.kept, comparable) {
             let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
             let rounds = scores[self.kept.other() as usize].count;
             let rests = self.now != self.kept && !seems_better && rounds > 0;
@@ -326,11 +371,9 @@ impl Placement {
         self.state = State::Holding(self.hold, Default::default());
     }
 
-    /// An iteration that was wholly co-executed has ended, which had so many ops and made so many bytes of storages; from
-    /// its first op on it took so long, of which the program's
-    /// thread was idle for a while, but not for GraphRunner. Where that was most of it, the program paused, which is not
-    /// the place's.
-    pub fn iteration(&mut self, ops: u64, bytes: u64, took: Duration, idle: Duration) {
+    /// A passage that was wholly co-executed has ended. Where its thread was idle for most of it, the program paused,
+    /// which is not the place's.
+    pub fn passed(&mut self, passage: Passage) {
         if self.fixed {
             return;
         }
@@ -354,11 +397,12 @@ impl Placement {
             comparison.settled = comparison.learnt < LEARNING;
             return;
         }
-        comparison.iterations += 1;
+        let Passage { ops, bytes, took, idle } = passage;
+        comparison.passages += 1;
         comparison.ops += ops;
         comparison.bytes += bytes;
         comparison.took += if idle * 2 > took { took - idle } else { took };
-        let enough = comparison.iterations >= TRIAL && comparison.took >= TRIAL_TIME;
+        let enough = comparison.passages >= TRIAL && comparison.took >= TRIAL_TIME;
         comparison.ended = enough || comparison.took >= LONG_TRIAL;
     }
 }
@@ -366,6 +410,10 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn passage(bytes: u64, took: Duration, idle: Duration) -> Passage {
+        Passage { ops: 100, bytes, took, idle }
+    }
 
     /// Runs iterations that take so long in each place; the places that they ran in.
     fn run(placement: &mut Placement, iterations: usize, beside: u64, inline: u64) -> Vec<Place> {
@@ -376,7 +424,7 @@ mod tests {
             }
             places.push(placement.place());
             let ms = if placement.place() == Place::Beside { beside } else { inline };
-            placement.iteration(100, 0, Duration::from_millis(ms), Duration::ZERO);
+            placement.passed(passage(0, Duration::from_millis(ms), Duration::ZERO));
         }
         places
     }
@@ -402,7 +450,7 @@ mod tests {
             }
             length = (length * 5 + 3) % 16;
             let each = if placement.place() == Place::Beside { 3 } else { 2 };
-            placement.iteration(100, 0, Duration::from_millis((4 + length) * each), Duration::ZERO);
+            placement.passed(passage(0, Duration::from_millis((4 + length) * each), Duration::ZERO));
         }
         assert!(matches!(placement.state, State::Holding(..)), "{placement:?}");
         assert_eq!(placement.place(), Place::Inline);
@@ -421,7 +469,7 @@ mod tests {
             let each = if placement.place() == Place::Beside { 115 } else { 100 };
             slower += usize::from(placement.place() == Place::Beside);
             let ns = (5_000_000 + 250_000 * length) * each / 100;
-            placement.iteration(100, 10_000 * length, Duration::from_nanos(ns), Duration::ZERO);
+            placement.passed(passage(10_000 * length, Duration::from_nanos(ns), Duration::ZERO));
         }
         assert!(slower < 30, "{slower} iterations in the slower place");
         assert_eq!(placement.kept(), Place::Inline);
@@ -437,6 +485,21 @@ mod tests {
     }
 
     #[test]
+    fn iterations_that_one_place_happened_to_have_are_not_its_fault() {
+        // Every fourth one has other work besides; a trial has three.
+        let mut placement = Placement::new(None, true);
+        for number in 0..200 {
+            if placement.settles() {
+                placement.settled(Duration::ZERO, Duration::ZERO);
+            }
+            let each = if placement.place() == Place::Beside { 80 } else { 100 };
+            let (ms, bytes) = if number % 4 == 0 { (60, 1_000_000) } else { (10, 10_000) };
+            placement.passed(passage(bytes, Duration::from_micros(ms * 10 * each), Duration::ZERO));
+        }
+        assert_eq!(placement.kept(), Place::Beside);
+    }
+
+    #[test]
     fn pauses_do_not_count() {
         let mut placement = Placement::new(None, true);
         for number in 0..40 {
@@ -446,7 +509,7 @@ mod tests {
             let beside = placement.place() == Place::Beside;
             // The better place has all the pauses.
             let idle = Duration::from_millis(if beside && number % 2 == 0 { 200 } else { 0 });
-            placement.iteration(100, 0, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle);
+            placement.passed(passage(0, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle));
         }
         assert_eq!(placement.kept(), Place::Beside);
     }
@@ -462,7 +525,7 @@ mod tests {
             }
             let beside = placement.place() == Place::Beside;
             busy += Duration::from_millis(if beside { 30 } else { 18 });
-            placement.iteration(100, 0, Duration::from_millis(if beside { 8 } else { 20 }), Duration::ZERO);
+            placement.passed(passage(0, Duration::from_millis(if beside { 8 } else { 20 }), Duration::ZERO));
         }
         assert_eq!(placement.place(), Place::Inline);
         assert!(placement.measured().is_some());

@@ -389,8 +389,8 @@ pub struct Summary {
     pub generated: u64,
     pub generate_us: u64,
     pub paths: u64,
-    /// Who carries runs out, once an op has run.
-    pub placement: Option<PlacementLine>,
+    /// Who carries runs out, once an op has run: outside of long loops, then in each of them.
+    pub regions: Vec<RegionLine>,
     /// The GPU, where the executor has one; of several the sum.
     pub device: Option<DeviceLine>,
     /// Each GPU, `tandem:0` first.
@@ -415,9 +415,11 @@ pub struct PoolLine {
     pub free: usize,
 }
 
-/// Who carries runs out, and what was measured when that was last chosen.
+/// Who carries a region's runs out, and what was measured when that was last chosen.
 #[derive(Clone, Debug, Serialize)]
-pub struct PlacementLine {
+pub struct RegionLine {
+    /// Where the loop begins; `None` for what is outside of long loops.
+    pub line: Option<String>,
     /// `beside` Python, on GraphRunner's thread; or `inline`, on Python's.
     pub place: &'static str,
     /// Nanoseconds an op beside Python, where both were tried.

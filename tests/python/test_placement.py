@@ -26,13 +26,32 @@ for i in range(60):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch_tandem.synchronize()
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(json.dumps({"losses": losses, "placement": torch_tandem.report()["placement"], "faults": faults}))
+print(json.dumps({"losses": losses, "regions": torch_tandem.report()["regions"], "faults": faults}))
+"""
+
+WITH_EVALUATION = """
+import json, torch, torch_tandem
+torch.manual_seed(0)
+model = torch.nn.Linear(1024, 1024).to("tandem")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.randn(1024, 1024).to("tandem")
+losses = []
+for epoch in range(10):
+    for _ in range(4):
+        loss = model(data[:16]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        for _ in range(16):
+            losses.append(data.mm(model.weight).add(model.bias).square().mean().item())
+print(json.dumps({"losses": losses, "regions": torch_tandem.report()["regions"]}))
 """
 
 
-def run(place: str) -> dict:
+def run(place: str, program: str = PROGRAM) -> dict:
     environment = os.environ | {"TANDEM_RUNNER": place, "TANDEM_DEVICE": "cpu"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -48,16 +67,28 @@ def test_bits_do_not_depend_on_who_carries_out_runs(runs):
 
 def test_a_place_that_was_asked_for_is_kept(runs):
     for place in ("beside", "inline"):
-        assert runs[place]["placement"] == {"place": place, "beside_ns": None, "inline_ns": None}
+        only = {"line": None, "place": place, "beside_ns": None, "inline_ns": None}
+        assert runs[place]["regions"] == [only]
 
 
 def test_both_places_are_tried_and_the_faster_one_is_kept(runs):
-    placement = runs[""]["placement"]
+    placement, *loops = runs[""]["regions"]
+    assert not loops
     if placement["beside_ns"] is None:
         pytest.skip("iterations were too short for the trials to end")
     faster = min(("beside", "inline"), key=lambda place: placement[f"{place}_ns"])
     if abs(placement["beside_ns"] / placement["inline_ns"] - 1) > 0.03:
         assert placement["place"] == faster
+
+
+def test_a_long_loop_is_a_region_of_its_own():
+    """Its evaluation takes some 16 x 10 ms; which place is better for it is not this test's."""
+    chosen, inline = run("", WITH_EVALUATION), run("inline", WITH_EVALUATION)
+    assert chosen["losses"] == inline["losses"]
+    assert len(inline["regions"]) == 1
+    outside, loop = chosen["regions"]
+    assert outside["line"] is None
+    assert "<string>:16" in loop["line"], loop
 
 
 def test_steps_fault_no_pages_in(runs):

@@ -31,6 +31,8 @@ pub struct Block {
     pub within: Option<LoopId>,
     /// The header of the outermost loop that was unrolled here.
     pub unrolled: Option<NodeId>,
+    /// The header of the outermost loop that its first op is in, unrolled or not.
+    pub outermost: Option<NodeId>,
 }
 
 /// A While.
@@ -175,6 +177,7 @@ impl Blocks {
                 fetched: steps.all[last as usize].fetched,
                 within: None,
                 unrolled: line.iter().find_map(|s| steps.all[*s as usize].unrolled),
+                outermost: steps.outermost[steps.all[head as usize].node.index()],
             });
             first += length;
         }

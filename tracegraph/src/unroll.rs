@@ -44,6 +44,8 @@ pub struct Steps {
     pub next: Successors,
     /// Headers of loops that were found to vary.
     pub varying: Vec<NodeId>,
+    /// For each node, the header of the outermost loop that it is in.
+    pub outermost: Vec<Option<NodeId>>,
     ids: FxHashMap<(NodeId, Rounds), u32>,
 }
 
@@ -182,8 +184,10 @@ impl Steps {
             graph.ids().map(|n| graph.warm_children(n).iter().map(|c| c.0).collect()).collect();
         let forest = LoopForest::of(&children);
         let chains: Vec<SmallVec<[u32; 4]>> = graph.ids().map(|n| forest.chain(n.0)).collect();
+        let header = |chain: &SmallVec<[u32; 4]>| Some(NodeId(forest.loops[*chain.first()? as usize].header));
+        let outermost = chains.iter().map(header).collect();
         let mut walk = Walk::new(&forest, &chains);
-        let mut steps = Steps { varying: walk.decide(graph), ..Steps::default() };
+        let mut steps = Steps { varying: walk.decide(graph), outermost, ..Steps::default() };
         steps.id(NodeId::START, NO_ROUNDS, None);
         steps.all[0].ends = graph.node(NodeId::START).ends;
         for trace in graph.traces().iter() {

@@ -77,10 +77,13 @@ def _facts(report: dict[str, Any]) -> Table:
     for runner, title in (("python", "PythonRunner"), ("runner", "GraphRunner")):
         executing, stalled = count(f"{runner}_exec_us"), count(f"{runner}_stall_us")
         grid.add_row(title, f"{duration(executing)} executing, {duration(stalled)} waiting")
-    placement = report.get("placement")
-    if placement and placement["beside_ns"]:
-        who = "GraphRunner's thread" if placement["place"] == "beside" else "Python's thread"
-        beside, inline = (f"{placement[f'{place}_ns'] / 1000:.1f} us" for place in ("beside", "inline"))
+    for region in report.get("regions", []):
+        if not region["beside_ns"]:
+            continue
+        who = "GraphRunner's thread" if region["place"] == "beside" else "Python's thread"
+        beside, inline = (f"{region[f'{place}_ns'] / 1000:.1f} us" for place in ("beside", "inline"))
+        if region["line"]:
+            who += f" in the loop from {escape(region['line'])}"
         grid.add_row("kernels", f"on {who}: {beside} an operator beside Python, {inline} on its thread")
     grid.add_row("overlap", f"{duration(count('overlap_us'))} in which both executed")
     grid.add_row(

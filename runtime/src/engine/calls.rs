@@ -1,7 +1,7 @@
 //! What becomes of an operator call in each phase.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tandem_kernels::error::CallFailure;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
@@ -38,7 +38,7 @@ impl Engine {
                 return Ok(Progress::NeedTicket(self.runner.last(), false));
             }
             (self.settling, self.settling_since) = (false, None);
-            self.settle_placement(since.elapsed());
+            self.settled(since.elapsed());
         }
         if self.iteration.ops == 0 {
             // What the program did between iterations is not theirs.
@@ -94,14 +94,6 @@ impl Engine {
     /// Lazy evaluation holds back no more than this.
     fn is_holding_enough(&self) -> bool {
         self.config.mode == Mode::Lazy && self.held.len() as u64 >= self.config.max_pending
-    }
-
-    /// Nothing is pending, for which the program has waited so long: a trial of the placement begins or ends.
-    fn settle_placement(&mut self, waited: Duration) {
-        let (beside, inline) = self.runner.busy_ns();
-        let Some(placement) = &mut self.placement else { return };
-        placement.settled(waited, Duration::from_nanos(beside + inline));
-        self.runner.place(placement.place());
     }
 
     /// Runs an op of another thread, or one that is not to be recorded.
@@ -361,10 +353,9 @@ impl Engine {
         });
         let shares_cores = executor.shares_cores();
         drop(executor);
-        if self.placement.is_none() {
-            let placement = Placement::new(self.config.place, shares_cores);
-            self.runner.place(placement.place());
-            self.placement = Some(placement);
+        if self.regions.is_empty() {
+            self.regions.begin(Placement::new(self.config.place, shares_cores));
+            self.runner.place(self.regions.place());
         }
         match outcome {
             Some(Ok(outputs)) => {

@@ -92,6 +92,9 @@ impl Engine {
         sink: &mut dyn Sink,
     ) {
         let Some(block_id) = position.block else { return };
+        if position.next == 0 && self.regions.crosses(block_id) {
+            self.cross(block_id);
+        }
         self.advance(node_id);
         let block = self.symbolic.block(block_id);
         self.open.push(block_id, position.next, variant);

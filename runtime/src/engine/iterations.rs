@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use tandem_kernels::executor::Step;
 use tandem_tracegraph::graph::TraceGraph;
-use tandem_tracegraph::ids::{NodeId, OpId};
+use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
 use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
 use tandem_tracegraph::text::Listing;
 use tandem_tracegraph::verify::verify;
 
 use super::{Engine, Hint, Iteration, Phase, START, initial_phase};
 use crate::graph_runner::Message;
-use crate::placement::Placement;
+use crate::regions::Clocks;
 use crate::repetition::Repetition;
 use crate::report::{Ran, StepRecord};
 
@@ -57,8 +57,8 @@ impl Engine {
             self.traced_in_row += 1;
         }
         self.record_step(recorded);
-        let idle = self.idle();
-        let Iteration { number, ops, traced, novel, began, .. } = self.iteration;
+        let clocks = self.clocks();
+        let Iteration { number, ops, traced, novel, .. } = self.iteration;
         self.repetition.note(novel, ops, ops - traced);
         self.keep_trace(recorded && (traced > 0 || self.stale));
         self.choose_phase();
@@ -70,17 +70,12 @@ impl Engine {
             next = ?self.phase,
             "iteration"
         );
-        if traced == 0
-            && let Some(placement) = &mut self.placement
-        {
-            let bytes = self.storages.made().saturating_sub(self.iteration.made_before);
-            placement.iteration(ops, bytes, began.elapsed(), idle);
-            self.settling = placement.settles();
-            self.runner.place(placement.place());
+        if !self.regions.is_empty() {
+            self.regions.end_iteration(traced == 0, clocks);
+            self.place_runs();
         }
         let busy = self.runner.busy_ns();
         self.iteration = Iteration::new(number + 1, self.report.python_stall_ns, busy.0 + busy.1);
-        self.iteration.made_before = self.storages.made();
         self.storages.next_iteration();
         self.forward.next_iteration();
         self.at = NodeId::START;
@@ -91,17 +86,44 @@ impl Engine {
     /// What the program does from now on is the iteration's.
     pub(super) fn begin_iteration(&mut self) {
         self.iteration.began = Instant::now();
-        let measured = self.placement.as_ref().is_some_and(Placement::is_comparing);
-        self.iteration.thread_time = if measured { thread_time() } else { None };
-        self.iteration.asleep_before = self.report.python_stall_busy_ns;
+        self.regions.begin_iteration(self.clocks());
     }
 
-    /// How long this iteration's thread neither ran nor waited for GraphRunner, where that is measured.
-    fn idle(&self) -> Duration {
-        let Iteration { began, thread_time: before, asleep_before, .. } = self.iteration;
-        let ran = before.and_then(|before| Some(thread_time()?.saturating_sub(before)));
-        let asleep = Duration::from_nanos(self.report.python_stall_busy_ns - asleep_before);
-        ran.map_or(Duration::ZERO, |ran| began.elapsed().saturating_sub(ran + asleep))
+    /// The program goes to another region, or begins another passage through it.
+    #[cold]
+    pub(super) fn cross(&mut self, block: BlockId) {
+        if self.regions.cross(block, self.clocks()) {
+            self.send_open();
+        }
+        self.place_runs();
+    }
+
+    /// Runs are carried out where the region's are, behind what has to be carried out before.
+    fn place_runs(&mut self) {
+        self.settling = self.regions.settles();
+        if !self.settling {
+            self.runner.place(self.regions.place());
+        }
+    }
+
+    /// What has to be carried out before has been, for which the program has waited so long.
+    pub(super) fn settled(&mut self, waited: Duration) {
+        let clocks = self.clocks();
+        self.regions.settled(waited, clocks);
+        self.runner.place(self.regions.place());
+    }
+
+    fn clocks(&self) -> Clocks {
+        let (beside, inline) = self.runner.busy_ns();
+        Clocks {
+            now: Instant::now(),
+            ops: self.iteration.ops,
+            traced: self.iteration.traced,
+            made: self.storages.made(),
+            ran: if self.regions.is_comparing() { thread_time() } else { None },
+            asleep: Duration::from_nanos(self.report.python_stall_busy_ns),
+            busy: Duration::from_nanos(beside + inline),
+        }
     }
 
     fn record_step(&mut self, recorded: bool) {
@@ -194,6 +216,7 @@ impl Engine {
         self.graph = TraceGraph::default();
         self.symbolic = SymbolicGraph::default();
         self.fetch_sites.clear();
+        self.regions.forget();
         self.hints.clear();
         self.passes.clear();
         self.declared = 1;
@@ -254,6 +277,7 @@ impl Engine {
         for header in std::mem::take(&mut self.symbolic.varying) {
             self.graph.node_mut(header).varies = true;
         }
+        self.regions.find(&self.symbolic);
         self.declare_nodes();
         let blocks = self.symbolic.blocks.iter().map(|b| b.nodes.clone().into_boxed_slice()).collect();
         self.runner.send(Message::Lower(blocks));

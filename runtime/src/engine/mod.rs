@@ -37,7 +37,7 @@ use tandem_tracegraph::trace::Trace;
 use crate::config::{Config, Mode};
 use crate::error::CallError;
 use crate::graph_runner::{GraphRunner, Ticket, WaitTime};
-use crate::placement::Placement;
+use crate::regions::Regions;
 use crate::repetition::Repetition;
 use crate::report::Report;
 use crate::site::ForwardRecord;
@@ -145,9 +145,8 @@ pub struct Engine {
     forward: ForwardRecord,
     iteration: Iteration,
     repetition: Repetition,
-    /// `None` until the executor has run something.
-    placement: Option<Placement>,
-    /// Pending work has to be carried out before the next op, for a trial of the placement.
+    regions: Regions,
+    /// Pending work has to be carried out before the next op, for a trial of a region's placement.
     settling: bool,
     /// When that was first asked for.
     settling_since: Option<Instant>,
@@ -196,15 +195,9 @@ struct Iteration {
     /// The last divergence and when it was, while tracing goes on behind it.
     open_divergence: Option<(usize, Instant)>,
     began: Instant,
-    /// What its thread had run for when it began, where iterations are measured for the placement.
-    thread_time: Option<Duration>,
     /// Counters at its beginning, in nanoseconds: PythonRunner's waits and GraphRunner's work.
     stalled_before: u64,
     busy_before: u64,
-    /// Nanoseconds of PythonRunner's waits in which GraphRunner worked.
-    asleep_before: u64,
-    /// See [`Storages::made`].
-    made_before: u64,
 }
 
 impl Iteration {
@@ -220,11 +213,8 @@ impl Iteration {
             divergences: 0,
             open_divergence: None,
             began: Instant::now(),
-            thread_time: None,
             stalled_before,
             busy_before,
-            asleep_before: 0,
-            made_before: 0,
         }
     }
 }
@@ -262,7 +252,7 @@ impl Engine {
             forward: ForwardRecord::default(),
             iteration: Iteration::new(1, 0, 0),
             repetition: Repetition::default(),
-            placement: None,
+            regions: Regions::default(),
             settling: false,
             settling_since: None,
             traced_in_row: 0,
@@ -362,9 +352,9 @@ impl Engine {
         &self.runner
     }
 
-    /// Who carries out runs, once that is known.
-    pub fn placement(&self) -> Option<&Placement> {
-        self.placement.as_ref()
+    /// The program's regions: who carries out runs.
+    pub fn regions(&self) -> &Regions {
+        &self.regions
     }
 
     /// The running phase.
