@@ -8,6 +8,7 @@ use std::ops;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 /// The type of a value in registers.
@@ -241,6 +242,33 @@ pub enum Node {
     Item(E, usize),
 }
 
+impl Node {
+    /// What it is computed from, but for loops and addresses.
+    fn children(&self) -> SmallVec<[&E; 3]> {
+        match self {
+            Node::Un(_, a) | Node::Cast(a) => smallvec![a],
+            Node::Bin(_, a, b) => smallvec![a, b],
+            Node::Select(c, a, b) => smallvec![c, a, b],
+            Node::Call(_, args) => args.iter().collect(),
+            Node::Lit(_) | Node::Var(_) | Node::Param(_) | Node::Load { .. } => SmallVec::new(),
+            Node::Fold { .. } | Node::Item(..) => SmallVec::new(),
+        }
+    }
+
+    /// Whether it is the same function of its children, or a leaf of the same kind.
+    fn is_like(&self, other: &Node) -> bool {
+        match (self, other) {
+            (Node::Lit(a), Node::Lit(b)) => a == b,
+            (Node::Un(a, _), Node::Un(b, _)) => a == b,
+            (Node::Bin(a, ..), Node::Bin(b, ..)) => a == b,
+            (Node::Call(a, x), Node::Call(b, y)) => a == b && x.len() == y.len(),
+            (Node::Param(_), Node::Param(_)) | (Node::Load { .. }, Node::Load { .. }) => true,
+            (Node::Select(..), Node::Select(..)) | (Node::Cast(_), Node::Cast(_)) => true,
+            _ => false,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Typed {
     pub(crate) node: Node,
@@ -248,6 +276,9 @@ pub(crate) struct Typed {
     /// Variables that it depends on and that something outside binds.
     pub(crate) free: Vec<Var>,
 }
+
+/// What was found for expressions, by their addresses; see [`E::joined`].
+pub type Known = FxHashMap<SmallVec<[usize; 4]>, E>;
 
 /// An expression. Cloning shares it, and what is shared is computed once.
 #[derive(Clone, Debug)]
@@ -394,31 +425,41 @@ impl E {
 
     /// The same function of other leaves: `leaf` gives what stands for a parameter or a load; `known` keeps what was
     /// found for the expressions of one function. `None` where there are loops or variables.
-    pub fn with_leaves(
-        &self,
-        known: &mut FxHashMap<usize, E>,
-        leaf: &mut dyn FnMut(&E) -> Option<E>,
-    ) -> Option<E> {
-        if let Some(found) = known.get(&self.address()) {
+    pub fn with_leaves(&self, known: &mut Known, leaf: &mut dyn FnMut(&E) -> Option<E>) -> Option<E> {
+        E::joined(std::slice::from_ref(self), known, &mut |all| leaf(&all[0]))
+    }
+
+    /// The function that all of these are, of other leaves: `leaf` gives what stands for their leaves at one place.
+    /// `None` where they are different functions, and as [`E::with_leaves`].
+    pub fn joined(all: &[E], known: &mut Known, leaf: &mut dyn FnMut(&[E]) -> Option<E>) -> Option<E> {
+        let key = all.iter().map(E::address).collect();
+        if let Some(found) = known.get(&key) {
             return Some(found.clone());
         }
-        let mut of = |e: &E| e.with_leaves(known, leaf);
-        let node = match self.node() {
+        let (first, others) = all.split_first()?;
+        if others.iter().any(|e| e.ty() != first.ty() || !e.node().is_like(first.node())) {
+            return None;
+        }
+        let mut of = |child: usize| {
+            let children: Vec<E> = all.iter().map(|e| e.node().children()[child].clone()).collect();
+            E::joined(&children, known, leaf)
+        };
+        let node = match first.node() {
             Node::Lit(bits) => Node::Lit(*bits),
             Node::Param(_) | Node::Load { .. } => {
-                let found = leaf(self)?;
-                known.insert(self.address(), found.clone());
+                let found = leaf(all)?;
+                known.insert(key, found.clone());
                 return Some(found);
             }
-            Node::Un(op, a) => Node::Un(*op, of(a)?),
-            Node::Bin(op, a, b) => Node::Bin(*op, of(a)?, of(b)?),
-            Node::Select(c, a, b) => Node::Select(of(c)?, of(a)?, of(b)?),
-            Node::Cast(a) => Node::Cast(of(a)?),
-            Node::Call(name, args) => Node::Call(name, args.iter().map(of).collect::<Option<_>>()?),
+            Node::Un(op, _) => Node::Un(*op, of(0)?),
+            Node::Bin(op, ..) => Node::Bin(*op, of(0)?, of(1)?),
+            Node::Select(..) => Node::Select(of(0)?, of(1)?, of(2)?),
+            Node::Cast(_) => Node::Cast(of(0)?),
+            Node::Call(name, args) => Node::Call(name, (0..args.len()).map(of).collect::<Option<_>>()?),
             Node::Var(_) | Node::Fold { .. } | Node::Item(..) => return None,
         };
-        let found = E::new(self.ty(), node);
-        known.insert(self.address(), found.clone());
+        let found = E::new(first.ty(), node);
+        known.insert(key, found.clone());
         Some(found)
     }
 

@@ -116,6 +116,19 @@ def test_a_large_depth_is_split_and_its_parts_are_joined_in_the_epilogue():
     assert count == 2
 
 
+def test_small_tensors_of_lists_share_kernels():
+    def step(*inputs):
+        *xs, s = inputs
+        ys = torch._foreach_mul(xs, [s * (i + 1) for i in range(len(xs))])
+        torch._foreach_addcmul_(ys, xs, xs, 0.5)
+        return tuple(torch._foreach_sqrt(torch._foreach_abs(ys)))
+
+    small = [torch.randn(shape) for shape in [(3, 5), (1,), (700,), (4, 4, 4)]]
+    assert repeat(step, *small) == 1
+    large = torch.randn(300, 300)
+    assert repeat(step, small[0], large, small[2]) == 2
+
+
 def test_what_an_operator_reads_is_not_written_by_its_epilogue():
     def step(x, w, s):
         y = x * s

@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::node::OutSpec;
 
+use super::bundle::Bundle;
 use super::kernel::{Groups, Kernel, Put, Ref, Skeleton, Store, Tensor, Word};
 use super::lower::Lowered;
 use super::pipelines::{Pipeline, Pipelines};
@@ -54,8 +55,17 @@ impl Group {
         pipelines: &mut Pipelines,
     ) -> Option<Group> {
         let (mut launches, mut stored) = (Vec::new(), Vec::new());
-        for lane in &draft.lanes {
-            let (kernel, stores) = kernel_of(lane, &draft.slots, same)?;
+        let slots = &draft.slots;
+        // A buffer is named by the first slot in its memory.
+        let buffer = |slot: u16| -> u32 {
+            let first = slots.iter().position(|s| same(*s, slots[slot as usize]));
+            first.unwrap_or(slot as usize) as u32
+        };
+        let (bundles, others) = Bundle::of(&draft.lanes, &buffer, pipelines.gpu.max_buffers);
+        let bundled = bundles.iter().map(|bundle| bundle.kernel(slots, &buffer));
+        let kernels = bundled.chain(others.into_iter().map(|lane| kernel_of(lane, slots, &buffer)));
+        for kernel in kernels {
+            let (kernel, stores) = kernel?;
             stored.extend(stores);
             launches.push(Launch {
                 pipeline: pipelines.of(&kernel)?,
@@ -90,10 +100,11 @@ fn slot_of(tensor: Ref) -> Option<u16> {
     }
 }
 
-type Stored = Vec<(u16, SmallVec<[u16; 8]>)>;
+/// Slots that are stored to, each with those that its values come from.
+pub(super) type Stored = Vec<(u16, SmallVec<[u16; 8]>)>;
 
 /// The windows that a lane uses, each with whether it is written; and what it stores from what.
-fn uses(lane: &Lane) -> Option<(Vec<Option<bool>>, Stored)> {
+pub(super) fn uses(lane: &Lane) -> Option<(Vec<Option<bool>>, Stored)> {
     let mut stored = Stored::new();
     let mut used: Vec<Option<bool>> = vec![None; lane.windows.len()];
     for (number, value) in lane.stores() {
@@ -112,25 +123,23 @@ fn uses(lane: &Lane) -> Option<(Vec<Option<bool>>, Stored)> {
 }
 
 /// Elements before a window, from the beginning of its storage.
-fn offset(slot: Slot, mem: Mem) -> Word {
+pub(super) fn offset(slot: Slot, mem: Mem) -> Word {
     Word::Fixed(match slot {
         Slot::Storage(_, bytes) => bytes / i64::from(mem.size()),
         Slot::Host(_) => 0,
     } as u32)
 }
 
-/// A lane's kernel, and what it stores from what. A buffer is named by the first slot in its memory.
-fn kernel_of(lane: &Lane, slots: &[Slot], same: &dyn Fn(Slot, Slot) -> bool) -> Option<(Kernel, Stored)> {
+/// A lane's kernel, and what it stores from what.
+fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option<(Kernel, Stored)> {
     let (used, stored) = uses(lane)?;
     let (sizes, strides) = lane.arranged();
     let mut k = Kernel::new("group");
     let mut tensors: Vec<Option<Tensor>> = Vec::new();
     for ((window, strides), used) in lane.windows.iter().zip(&strides).zip(&used) {
         tensors.push(used.map(|written| {
-            let slot = slots[window.slot as usize];
-            let first = slots.iter().position(|s| same(*s, slot)).unwrap_or(window.slot as usize);
-            let offset = Some(offset(slot, window.mem));
-            k.window_from(offset, Ref::Input(first as u32), window.mem, (&sizes, strides), written)
+            let offset = Some(offset(slots[window.slot as usize], window.mem));
+            k.window_from(offset, Ref::Input(buffer(window.slot)), window.mem, (&sizes, strides), written)
         }));
     }
     let mut fits = true;
@@ -169,7 +178,7 @@ fn stores(
 }
 
 /// A parameter, once in each type.
-fn feed(k: &mut Kernel, fed: &mut FxHashMap<(u32, Ty), E>, param: u32, ty: Ty) -> E {
+pub(super) fn feed(k: &mut Kernel, fed: &mut FxHashMap<(u32, Ty), E>, param: u32, ty: Ty) -> E {
     let value = || k.value(ty, |upper| Word::Feed(param, ty, upper));
     fed.entry((param, ty)).or_insert_with(value).clone()
 }

@@ -7,6 +7,7 @@
 //! ([`group`]).
 
 pub mod adapter;
+mod bundle;
 mod cache;
 pub mod contract;
 pub mod device;
