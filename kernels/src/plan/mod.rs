@@ -134,7 +134,7 @@ pub struct Before<'b, 'o, 'r> {
 }
 
 /// What a plan depends on.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Eq, Default, Debug)]
 pub struct Structure {
     nodes: Vec<NodeId>,
     variants: Vec<u32>,
@@ -145,8 +145,28 @@ pub struct Structure {
     released: Vec<u32>,
 }
 
+impl PartialEq for Structure {
+    fn eq(&self, other: &Structure) -> bool {
+        are_equal(&self.nodes, &other.nodes)
+            && are_equal(&self.variants, &other.variants)
+            && are_equal(&self.first, &other.first)
+            && are_equal(&self.offsets, &other.offsets)
+            && are_equal(&self.released, &other.released)
+    }
+}
+
+/// Whether lists are equal, of which most are short: asking for bytes to be compared takes longer than a few words.
+fn are_equal<T: PartialEq>(a: &[T], b: &[T]) -> bool {
+    const SHORT: usize = 16;
+    match a.len() {
+        n if n != b.len() => false,
+        0..SHORT => a.iter().zip(b).all(|(a, b)| a == b),
+        _ => a == b,
+    }
+}
+
 impl Hash for Structure {
-    /// Word by word: most structures are short, and hashing a list of bytes takes longer.
+    /// Word by word, as [`are_equal`].
     fn hash<H: Hasher>(&self, state: &mut H) {
         for (a, b) in self.nodes.iter().zip(&self.variants) {
             state.write_u64(u64::from(a.0) << 32 | u64::from(*b));
