@@ -124,7 +124,8 @@ def test_small_tensors_of_lists_share_kernels():
         return tuple(torch._foreach_sqrt(torch._foreach_abs(ys)))
 
     small = [torch.randn(shape) for shape in [(3, 5), (1,), (700,), (4, 4, 4)]]
-    assert repeat(step, *small) == 1
+    # The weakest adapters have eight buffers a kernel.
+    assert repeat(step, *small) <= 2
     large = torch.randn(300, 300)
     assert repeat(step, small[0], large, small[2]) == 2
 
