@@ -13,7 +13,7 @@ import torch
 from measure import RUNNERS, load
 from run import table, write_section
 
-# By then Tandem's pool has given back what the first, traced steps needed, and the C library has grown to its size.
+# By then Tandem's pool has given back what the first, traced steps needed.
 WARM_UP, STEPS = 28, 4
 TEN = [
     "resnet50",
