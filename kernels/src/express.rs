@@ -10,12 +10,13 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::ir::{E, Mem, Ty, Var};
+use crate::overlap::{Overlap, overlap};
 use crate::pointwise::{
     Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, WHERE,
     find,
 };
 use crate::promotion::Kind;
-use crate::shapes::{Dims, View, broadcast, dense, output_strides};
+use crate::shapes::{Dims, View, broadcast, dense, is_non_overlapping, output_strides};
 
 /// Whose memory a window is on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -291,8 +292,7 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
 /// An input that is written in place: each element must be there once.
 fn written(call: &Call<'_>, flat: u32) -> Option<Window> {
     let Operand::Window(window) = input(call, flat)?.0 else { return None };
-    let distinct = window.sizes.iter().zip(&window.strides).all(|(size, stride)| *size == 1 || *stride != 0);
-    distinct.then_some(window)
+    is_non_overlapping(&window.sizes, &window.strides).then_some(window)
 }
 
 fn build(
@@ -393,13 +393,9 @@ pub fn same_memory(a: &Input<'_>, b: &Input<'_>) -> bool {
     }
 }
 
-/// Whether what a call reads is what it writes in its first argument, or lies elsewhere. Lists are not looked at.
+/// Whether elements of what a call writes in its first argument may be computed in any order.
 pub fn apart(call: &Call<'_>) -> bool {
-    let (Some(Arg::Tensor), Some(to)) = (call.args.first(), call.inputs.first()) else { return true };
-    call.inputs[1..].iter().all(|from| {
-        let same = from.offset == to.offset && from.sizes == to.sizes && from.strides == to.strides;
-        !same_memory(from, to) || same && from.dtype == to.dtype
-    })
+    overlap(call, &[true]) == Overlap::None
 }
 
 /// Whether a copy transposes a large matrix: PyTorch's own goes through blocks.
@@ -416,6 +412,7 @@ fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
 struct InDraft<'s, 'c> {
     call: &'s Call<'c>,
     param: &'s mut dyn FnMut(Param, Ty) -> E,
+    item: usize,
     faults: bool,
 }
 
@@ -435,14 +432,8 @@ impl Scope for InDraft<'_, '_> {
         }
     }
 
-    fn is_bool(&self, arg: usize) -> bool {
-        match self.call.args.get(arg) {
-            Some(Arg::Bool(_)) => true,
-            Some(Arg::Tensor | Arg::Tensors(_)) => {
-                input_dtype(self.call, first_input(self.call, arg) as usize) == Some(Dtype::BOOL)
-            }
-            _ => false,
-        }
+    fn dtype(&self, arg: usize) -> Option<Dtype> {
+        operand(self.call, arg, self.item).map(|(_, kind)| kind.dtype)
     }
 
     fn number(&mut self, arg: usize, item: usize, ty: Ty) -> E {
@@ -476,7 +467,7 @@ impl Job {
             Operand::Number(arg, item) => param(Param::Number(*arg, *item, *ty), *ty),
         };
         let x: Vec<E> = self.ins.iter().zip(&self.types).map(value).collect();
-        let mut scope = InDraft { call, param, faults: false };
+        let mut scope = InDraft { call, param, item: self.item, faults: false };
         let items = vec![(self.item, E::int(Ty::Bool, 1))];
         let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, items };
         let value = (self.value)(&mut args)?;

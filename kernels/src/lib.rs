@@ -16,6 +16,7 @@ pub mod host;
 pub mod ir;
 pub mod liveness;
 pub mod outputs;
+pub mod overlap;
 mod plan;
 pub mod pointwise;
 pub mod profile;

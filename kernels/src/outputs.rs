@@ -11,7 +11,7 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::cpu::own::{batch_norm, conv, matmul};
 use crate::express::{Base, jobs, new_outputs};
-use crate::shapes::{Dims, dense, suggests_channels_last};
+use crate::shapes::{Dims, dense, is_non_overlapping, suggests_channels_last};
 
 /// A rule: what a call gives, `None` where only running it says.
 pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
@@ -58,8 +58,7 @@ pub(crate) fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
 /// What an operator gives that draws all elements of its first argument, which PyTorch refuses where several are one.
 fn drawn(call: &Call<'_>) -> Option<Outputs> {
     let x = floats(call, 0)?;
-    let distinct = x.sizes.iter().zip(x.strides).all(|(size, stride)| *size <= 1 || *stride != 0);
-    distinct.then(|| outputs_in_place(call))?
+    is_non_overlapping(x.sizes, x.strides).then(|| outputs_in_place(call))?
 }
 
 fn gives(name: &str) -> Option<Gives> {

@@ -28,8 +28,8 @@ pub trait Scope {
     fn args(&self) -> &[Arg<'_>];
     /// Whether an argument is given.
     fn has(&self, arg: usize) -> bool;
-    /// Whether an argument is a bool tensor or a bool.
-    fn is_bool(&self, arg: usize) -> bool;
+    /// The dtype of a tensor, of a number what type promotion takes it for; `None` of other arguments.
+    fn dtype(&self, arg: usize) -> Option<Dtype>;
     /// A number, or an item of a list of numbers, in a type.
     fn number(&mut self, arg: usize, item: usize, ty: Ty) -> E;
     /// A float that metadata decide.
@@ -76,14 +76,26 @@ impl Args<'_> {
         let refused = match self.scope.args().get(2) {
             Some(Arg::Float(_)) => !self.dtype.is_floating(),
             Some(Arg::Bool(_)) => self.dtype != Dtype::BOOL,
+            Some(Arg::Complex(..)) => true,
             _ => false,
         };
         (!refused).then(|| self.number(2))
     }
 
+    /// Whether an argument is a bool tensor or a bool.
+    fn is_bool(&self, arg: usize) -> bool {
+        self.scope.dtype(arg) == Some(Dtype::BOOL)
+    }
+
+    /// Whether some arguments have one dtype, for operators that promote none.
+    fn one_dtype(&self, mut others: std::ops::Range<usize>) -> bool {
+        let first = others.next().and_then(|arg| self.scope.dtype(arg));
+        others.all(|arg| self.scope.dtype(arg) == first)
+    }
+
     /// The terms of a difference, the second one with its factor; PyTorch refuses bools.
     fn difference(&mut self) -> Option<[E; 2]> {
-        if self.ty == Ty::Bool || self.scope.is_bool(0) || self.scope.is_bool(1) {
+        if self.ty == Ty::Bool || self.is_bool(0) || self.is_bool(1) {
             return None;
         }
         let alpha = self.alpha()?;
@@ -231,6 +243,15 @@ fn remainder(x: &E, y: &E) -> E {
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 
+/// Whether `gelu` is approximated, by its argument of that name; `None` where PyTorch refuses that.
+fn is_tanh(approximate: &str) -> Option<bool> {
+    match approximate {
+        "tanh" => Some(true),
+        "none" => Some(false),
+        _ => None,
+    }
+}
+
 fn normal_cdf(x: &E) -> E {
     0.5 * (1.0 + (x * SQRT_HALF).f("erf_"))
 }
@@ -332,7 +353,7 @@ fn table() -> Vec<Row> {
     vec![
         // --- Arithmetic
         ("add", Same, 2, |a| match a.ty {
-            Ty::Bool => Some(a.x[0].or(&a.x[1])),
+            Ty::Bool => { let alpha = a.alpha()?; Some(a.x[0].or(a.x[1].and(alpha))) }
             _ => { let alpha = a.alpha()?; Some(&a.x[0] + &a.x[1] * alpha) }
         }),
         ("sub subtract", Same, 2, |a| a.difference().map(|[x, y]| x - y)),
@@ -355,7 +376,7 @@ fn table() -> Vec<Row> {
             (a.ty != Ty::Bool).then(|| fmod(&a.x[0], &a.x[1]))
         }),
         ("neg negative", Same, 1, |a| (a.ty != Ty::Bool).then(|| -&a.x[0])),
-        ("abs absolute", Same, 1, |a| Some(match a.ty { Ty::Bool => a.x[0].clone(), _ => a.x[0].abs() })),
+        ("abs absolute", Same, 1, |a| (a.ty != Ty::Bool).then(|| a.x[0].abs())),
         ("sign sgn", Same, 1, |a| Some(sign(&a.x[0]))),
         ("square", Same, 1, |a| (a.ty != Ty::Bool).then(|| &a.x[0] * &a.x[0])),
         ("reciprocal", Float, 1, |a| Some(1.0 / &a.x[0])),
@@ -382,7 +403,7 @@ fn table() -> Vec<Row> {
         })),
         ("heaviside", Same, 2, |a| {
             let (x, y) = (&a.x[0], &a.x[1]);
-            (a.ty != Ty::Bool).then(|| x.eq(0.0).select(y, x.lt(0.0).or(x.is_nan()).select(x.like(0.0), x.like(1.0))))
+            (a.ty != Ty::Bool && a.one_dtype(0..2)).then(|| x.eq(0.0).select(y, x.lt(0.0).or(x.is_nan()).select(x.like(0.0), x.like(1.0))))
         }),
         ("xlogy", Float, 2, |a| {
             let (x, y) = (&a.x[0], &a.x[1]);
@@ -499,7 +520,7 @@ fn table() -> Vec<Row> {
         ("gelu", Same, 1, |a| {
             let x = a.x[0].clone();
             a.ty.is_float().then_some(())?;
-            Some(if a.string(1)? == "tanh" {
+            Some(if is_tanh(a.string(1)?)? {
                 let inner = SQRT_2_OVER_PI * (&x + 0.044715 * (&x * &x * &x));
                 0.5 * &x * (1.0 + inner.tanh())
             } else {
@@ -509,7 +530,7 @@ fn table() -> Vec<Row> {
         ("gelu_backward", Same, 2, |a| {
             let (g, x) = (&a.x[0], &a.x[1]);
             a.ty.is_float().then_some(())?;
-            Some(if a.string(2)? == "tanh" {
+            Some(if is_tanh(a.string(2)?)? {
                 let x2 = x * x;
                 let t = (SQRT_2_OVER_PI * (x + 0.044715 * (&x2 * x))).tanh();
                 let left = 0.5 * (1.0 + &t);
@@ -621,7 +642,9 @@ pub static LERP: Op = Op {
     value: |a| {
         let (s, e, w) = (&a.x[0], &a.x[1], &a.x[2]);
         let d = e - s;
-        a.ty.is_float().then(|| w.abs().lt(0.5).select(s + w * &d, e - &d * (1.0 - w)))
+        let weight = matches!(a.scope.args().get(2), Some(Arg::Tensor | Arg::Tensors(_)));
+        let one_dtype = a.one_dtype(0..if weight { 3 } else { 2 });
+        (a.ty.is_float() && one_dtype).then(|| w.abs().lt(0.5).select(s + w * &d, e - &d * (1.0 - w)))
     },
 };
 

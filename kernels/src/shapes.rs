@@ -193,6 +193,20 @@ pub fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
     true
 }
 
+/// Whether each element has memory of its own: no two indices may lead to one address. False for some windows of which
+/// only counting would tell.
+pub fn is_non_overlapping(sizes: &[i64], strides: &[i64]) -> bool {
+    let mut dims: Dims = (0..sizes.len() as i64).filter(|d| sizes[*d as usize] != 1).collect();
+    dims.sort_unstable_by_key(|d| strides[*d as usize]);
+    let mut last = 0;
+    sizes.contains(&0)
+        || dims.iter().map(|d| (sizes[*d as usize], strides[*d as usize])).all(|(size, stride)| {
+            let fits = stride > last;
+            last += (size - 1) * stride;
+            fits
+        })
+}
+
 /// Whether elements lie without gaps and overlaps, in whatever order (`is_non_overlapping_and_dense`).
 pub fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
     if sizes.contains(&0) {

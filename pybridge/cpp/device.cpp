@@ -195,6 +195,11 @@ at::Generator host_generator(const at::Generator& g) {
   return g;
 }
 
+bool is_ordered(const at::Generator& g) {
+  auto* impl = g.unsafeGetGeneratorImpl();
+  return dynamic_cast<TandemGenerator*>(impl) || impl == at::detail::getDefaultCPUGenerator().unsafeGetGeneratorImpl();
+}
+
 void register_hooks() {
   if (!at::isPrivateUse1HooksRegistered()) at::RegisterPrivateUse1HooksInterface(new Hooks());
   c10::SetAllocator(kTandem, allocator());

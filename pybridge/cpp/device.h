@@ -15,6 +15,9 @@ c10::DeviceIndex current_device();
 c10::DeviceIndex index_of(c10::Device device);
 // The CPU generator that a generator of this device draws from.
 at::Generator host_generator(const at::Generator& g);
+// Whether a generator's state is read and set in program order: this device's are, and PyTorch's default one; others that
+// the program makes for the CPU are not.
+bool is_ordered(const at::Generator& g);
 void register_hooks();
 void register_cuda_guard();
 

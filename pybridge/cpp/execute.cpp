@@ -26,6 +26,7 @@ namespace {
 struct Results {
   std::vector<c10::IValue> values;
   std::vector<at::Tensor> inputs;  // flat; undefined where absent
+  std::vector<uint32_t> first;  // of each argument, its first flat input
   std::vector<TtOut> outs, resized;
 };
 Results& results() {
@@ -127,7 +128,20 @@ void describe(const at::Tensor& t, TtOut& out) {
   out.nbytes = t.storage().nbytes();
 }
 
-TtOut describe_output(const at::Tensor& t, const Results& r) {
+// The flat input that return `i` is by the schema; -1 where it is none. A window that is given for `out=` may be an
+// operand's too in one call and not in the next, so whether tensors are one does not tell.
+int64_t written_input(const c10::FunctionSchema& schema, size_t i, const Results& r) {
+  const auto* alias = schema.returns()[i].alias_info();
+  if (!alias || !alias->isWrite()) return -1;
+  const auto& arguments = schema.arguments();
+  for (size_t k = 0; k < arguments.size(); k++) {
+    const auto* own = arguments[k].alias_info();
+    if (own && own->isWrite() && own->beforeSets() == alias->beforeSets()) return r.first[k];
+  }
+  return -1;
+}
+
+TtOut describe_output(const at::Tensor& t, const Results& r, int64_t written = -1) {
   TtOut out{};
   if (!t.defined()) return out;
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -137,6 +151,10 @@ TtOut describe_output(const at::Tensor& t, const Results& r) {
   describe(t, out);
   out.kind = TT_OUT_NEW;
   out.storage = t.storage().unsafeGetStorageImpl();
+  if (written >= 0 && r.inputs[written].is_same(t)) {
+    out.kind = TT_OUT_SAME, out.input = static_cast<uint32_t>(written);
+    return out;
+  }
   for (uint32_t i = 0; i < r.inputs.size(); i++) {
     if (!r.inputs[i].defined()) continue;
     if (r.inputs[i].is_same(t)) {
@@ -155,13 +173,14 @@ void materialize_zeros(c10::IValue& v) {
     v = at::zeros(v.toTensor().sizes(), v.toTensor().options());
 }
 
-void describe_results(Results& r) {
+void describe_results(Results& r, const c10::FunctionSchema& schema) {
   auto& host = host_values();
   host.clear();
-  for (auto& v : r.values) {
+  for (size_t i = 0; i < r.values.size(); i++) {
+    auto& v = r.values[i];
     materialize_zeros(v);
     if (v.isTensor()) {
-      r.outs.push_back(describe_output(v.toTensor(), r));
+      r.outs.push_back(describe_output(v.toTensor(), r, written_input(schema, i, r)));
     } else if (v.isTensorList()) {
       TtOut header{};
       header.kind = TT_OUT_LIST;
@@ -200,23 +219,24 @@ c10::impl::ForceDispatchKeyGuard below_autograd() {
 void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
   const PoolGuard pool;
   auto& r = results();
-  r.values.clear(), r.inputs.clear(), r.outs.clear(), r.resized.clear();
+  r.values.clear(), r.inputs.clear(), r.first.clear(), r.outs.clear(), r.resized.clear();
   const auto& handle = handle_of(op);
   const auto& schema = handle.schema();
-  for (size_t i = 0; i < n; i++) r.values.push_back(decode(args[i], schema.arguments()[i].type(), r.inputs));
+  for (size_t i = 0; i < n; i++) {
+    r.first.push_back(static_cast<uint32_t>(r.inputs.size()));
+    r.values.push_back(decode(args[i], schema.arguments()[i].type(), r.inputs));
+  }
   {
     auto guard = below_autograd();
     handle.callBoxed(r.values);
   }
-  describe_results(r);
-  uint32_t flat = 0;
+  describe_results(r, schema);
   for (size_t i = 0; i < n; i++) {
     if (args[i].tag != TT_TENSOR && args[i].tag != TT_TENSORS) continue;
     const auto* ts = static_cast<const TtTensor*>(args[i].ptr);
     const uint32_t len = args[i].tag == TT_TENSOR ? 1 : args[i].len;
     const auto* alias = schema.arguments()[i].alias_info();
-    for (uint32_t k = 0; k < len; k++, flat++)
-      if (alias && alias->isWrite()) describe_resized(ts[k], flat, r);
+    for (uint32_t k = 0; alias && alias->isWrite() && k < len; k++) describe_resized(ts[k], r.first[i] + k, r);
   }
   *outs = {r.outs.data(), r.outs.size(), r.resized.data(), r.resized.size()};
 }

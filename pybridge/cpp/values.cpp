@@ -51,7 +51,7 @@ void Encoder::encode(const c10::IValue* args, size_t n) {
   for (size_t i = 0; i < n; i++) need.count(args[i]);
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear(), floats_.clear(), bools_.clear();
   scalars_.clear();
-  host_requires_grad_ = false;
+  host_requires_grad_ = draws_unordered_ = false;
   device_ = -1, named_ = -1, may_cross_ = false;
   args_.reserve(n), tensors_.reserve(need.tensors), inputs_.reserve(need.tensors);
   ints_.reserve(need.ints), floats_.reserve(need.floats), bools_.reserve(need.bools);
@@ -132,6 +132,7 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
     a.i = ours ? 0 : d == c10::DeviceType::Meta ? 2 : 1;
   } else if (v.isGenerator()) {
     a.tag = TT_GENERATOR, a.ptr = v.toGenerator().unsafeGetGeneratorImpl();
+    draws_unordered_ |= !is_ordered(v.toGenerator());
   } else if (v.isList()) {
     const auto list = v.toListRef();
     a.len = static_cast<uint32_t>(list.size());
@@ -169,7 +170,7 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
 
 void Encoder::begin(size_t n, size_t tensors, bool may_cross) {
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear();
-  host_requires_grad_ = false;
+  host_requires_grad_ = draws_unordered_ = false;
   device_ = -1, named_ = -1, may_cross_ = may_cross;
   // Pointers into these stay good.
   args_.reserve(n), tensors_.reserve(tensors), inputs_.reserve(tensors), ints_.reserve(kMostInts);
@@ -343,6 +344,8 @@ TtOuts run(uint32_t op, const Encoder& encoder) {
       if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
   TtOuts outs;
   check(tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs));
+  // The outputs are good until this thread's next call, which waiting is not.
+  if (C10_UNLIKELY(encoder.draws_unordered())) check(tt_wait_random());
   for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
   return outs;
 }

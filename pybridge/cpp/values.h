@@ -43,6 +43,8 @@ class Encoder {
   size_t size() const { return args_.size(); }
   // Where the call runs: on its first tandem tensor's device, else on the one that an argument names.
   c10::DeviceIndex device() const;
+  // It draws from a generator whose state the program may read and set behind Tandem's back.
+  bool draws_unordered() const { return draws_unordered_; }
   // Some host tensor with dimensions requires grad.
   bool host_requires_grad() const { return host_requires_grad_; }
   const std::vector<const at::Tensor*>& inputs() const { return inputs_; }
@@ -60,6 +62,7 @@ class Encoder {
   c10::DeviceIndex device_ = -1, named_ = -1;
   bool may_cross_ = false;
   bool host_requires_grad_ = false;
+  bool draws_unordered_ = false;
   std::vector<TtArg> args_;
   std::vector<TtTensor> tensors_;
   std::vector<const at::Tensor*> inputs_;

@@ -304,6 +304,7 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         call.default_dtype = Dtype((place.modes >> 1) as u8);
         // SAFETY: the shim keeps the records alive until tt_dispatch returns.
         unsafe { fill(&mut call, args, engine.storages()) };
+        call.numbers_fit = engine.op(call.op).takes(&call);
         match engine.dispatch(&call, &site, reply)? {
             Progress::Done => {
                 if let Some(ticket) = engine.runner().inline_work() {

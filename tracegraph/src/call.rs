@@ -23,6 +23,10 @@ pub struct Call<'a> {
     pub grad_enabled: bool,
     /// The default dtype, which some outputs have.
     pub default_dtype: Dtype,
+    /// Whether all numbers are ones that PyTorch takes in any call of these dtypes; see [`OpInfo::takes`].
+    ///
+    /// [`OpInfo::takes`]: crate::ops::OpInfo::takes
+    pub numbers_fit: bool,
 }
 
 impl Call<'_> {
@@ -35,6 +39,7 @@ impl Call<'_> {
             device: 0,
             grad_enabled: false,
             default_dtype: Dtype::FLOAT32,
+            numbers_fit: true,
         }
     }
 }

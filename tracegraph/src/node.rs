@@ -559,10 +559,12 @@ impl Node {
 
     /// Whether a variant has inputs of a call's dtypes: what the operator accepts depends on them.
     pub fn has_dtypes(&self, call: &Call<'_>) -> bool {
-        let kind = |dtype: Dtype, all: u16| (dtype, all & flags::META);
+        // A tensor without dimensions takes part in type promotion in another way.
+        let kind = |dtype: Dtype, all: u16, ndim: usize| (dtype, all & flags::META, ndim == 0);
         let present = || call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
-        let given = || present().map(|input| kind(input.dtype, input.flags));
-        self.variants.iter().any(|v| v.metas.iter().map(|meta| kind(meta.dtype, meta.flags)).eq(given()))
+        let given = || present().map(|input| kind(input.dtype, input.flags, input.sizes.len()));
+        let seen = |meta: &TensorMeta| kind(meta.dtype, meta.flags, meta.ndim());
+        self.variants.iter().any(|v| v.metas.iter().map(seen).eq(given()))
     }
 
     /// Adds a variant that no other matches; whether there is room for it.

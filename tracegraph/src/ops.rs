@@ -3,7 +3,7 @@
 //! An operator needs an entry only where its schema and PyTorch's tags do not say enough. Everything that is
 //! not listed is captured and treated as its schema says.
 
-use crate::call::{Call, Input};
+use crate::call::{Arg, Call, Input, Place};
 use crate::ids::OpId;
 use crate::tensor_meta::Dtype;
 
@@ -49,6 +49,10 @@ pub struct OpInfo {
     pub random: bool,
     /// Computes each element of its outputs from elements of its inputs, and nothing else.
     pub pointwise: bool,
+    /// Some argument is a fed number.
+    has_numbers: bool,
+    /// What numbers it accepts.
+    bound: Option<Bound>,
 }
 
 /// Why a default-backend kernel of PyTorch's is left in place instead of being captured.
@@ -149,7 +153,98 @@ const STATIC_FOREIGN: &[&str] = &[
 const SIZED_BY_NUMBER: &[&str] =
     &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
 
+/// A number that an operator's kernels accept within bounds only.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Bound {
+    argument: usize,
+    least: f64,
+    greatest: f64,
+    /// Of integer tensors only.
+    of_integers: bool,
+}
+
+/// Operators by name without overload, with the bounds of their numbers. PyTorch raises beyond them.
+#[rustfmt::skip]
+const BOUNDS: &[(&str, usize, f64, f64)] = &[
+    ("bernoulli", 1, 0.0, 1.0),
+    ("bernoulli_", 1, 0.0, 1.0),
+    ("cauchy_", 2, f64::MIN_POSITIVE, f64::INFINITY),
+    ("elu_backward", 1, 0.0, f64::INFINITY),
+    ("exponential_", 1, f64::MIN_POSITIVE, f64::INFINITY),
+    ("geometric_", 1, f64::MIN_POSITIVE, 1.0 - f64::EPSILON),
+    ("huber_loss", 3, f64::MIN_POSITIVE, f64::INFINITY),
+    ("leaky_relu_backward", 2, 0.0, f64::INFINITY),
+    ("log_normal_", 2, f64::MIN_POSITIVE, f64::INFINITY),
+    ("native_dropout", 1, 0.0, 1.0),
+    ("normal_", 2, 0.0, f64::INFINITY),
+    ("smooth_l1_loss", 3, 0.0, f64::INFINITY),
+    ("softshrink", 1, 0.0, f64::INFINITY),
+];
+
+/// Powers of integer tensors, whose exponents must not be negative.
+const INTEGER_POWERS: &[(&str, usize)] =
+    &[("pow", 1), ("pow_", 1), ("_foreach_pow", 1), ("_foreach_pow_", 1)];
+
+impl Bound {
+    fn of(base: &str) -> Option<Bound> {
+        let base = base.strip_prefix("aten::")?;
+        let bound = BOUNDS.iter().find(|(name, ..)| *name == base);
+        let power = INTEGER_POWERS.iter().find(|(name, _)| *name == base);
+        bound
+            .map(|&(_, argument, least, greatest)| Bound { argument, least, greatest, of_integers: false })
+            .or_else(|| {
+                power.map(|&(_, argument)| Bound {
+                    argument,
+                    least: 0.0,
+                    greatest: f64::INFINITY,
+                    of_integers: true,
+                })
+            })
+    }
+
+    fn takes(&self, arg: &Arg<'_>, dtype: Dtype) -> bool {
+        let within = |x: f64| (self.least..=self.greatest).contains(&x);
+        if self.of_integers && dtype.is_floating() {
+            return true;
+        }
+        match arg {
+            Arg::Float(x) => within(*x),
+            Arg::Int(x) => within(*x as f64),
+            Arg::Scalars(list) => list.iter().all(|x| self.takes(x, dtype)),
+            _ => true,
+        }
+    }
+}
+
+/// Whether a number can be an element of a dtype as it is: PyTorch's kernels convert it, and raise where it does not.
+#[inline]
+fn fits(number: &Arg<'_>, dtype: Dtype) -> bool {
+    let within = |x: f64| dtype.range().is_none_or(|(least, greatest)| (least..=greatest).contains(&x));
+    match number {
+        Arg::Float(x) => within(*x) || !x.is_finite() && dtype.is_floating(),
+        Arg::Int(x) => within(*x as f64),
+        Arg::Complex(..) => dtype.is_complex(),
+        Arg::Scalars(list) => list.iter().all(|x| fits(x, dtype)),
+        _ => true,
+    }
+}
+
 impl OpInfo {
+    /// Whether a call's numbers are ones that PyTorch takes whatever the tensors' values: in the range of the first
+    /// tensor's dtype and within the operator's bounds. Beyond, PyTorch's own kernel has to say, at the call.
+    #[inline]
+    pub fn takes(&self, call: &Call<'_>) -> bool {
+        if !self.has_numbers {
+            return true;
+        }
+        let mut present = call.inputs.iter().filter(|input| !matches!(input.place, Place::Absent));
+        let Some(dtype) = present.next().map(|input| input.dtype) else { return true };
+        let numbers = call.args.iter().zip(&self.args).filter(|(_, class)| **class == ArgClass::Value);
+        let mut numbers = numbers.map(|(arg, _)| arg);
+        numbers.all(|number| fits(number, dtype))
+            && self.bound.is_none_or(|b| call.args.get(b.argument).is_none_or(|arg| b.takes(arg, dtype)))
+    }
+
     /// Whether a call's output shapes depend on data.
     #[inline]
     pub fn is_dynamic(&self, call: &Call<'_>) -> bool {
@@ -194,10 +289,13 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
     if FED_INTS.contains(&base) {
         args.iter_mut().filter(|c| **c == ArgClass::Attr).for_each(|c| *c = ArgClass::Value);
     }
+    let draws = args.contains(&ArgClass::Generator);
     let foreign_dynamic = decl.foreign && !STATIC_FOREIGN.contains(&base);
     OpInfo {
         id,
         name: decl.name.into(),
+        has_numbers: args.contains(&ArgClass::Value),
+        bound: Bound::of(base),
         args: args.into(),
         writes: decl.written.contains(&true),
         written: decl.written.into(),
@@ -205,7 +303,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
         dynamic_shape: decl.dynamic_shape || foreign_dynamic || DYNAMIC.contains(&base),
         dynamic_by_mask: decl.name == "aten::index.Tensor",
         sized_by_number: SIZED_BY_NUMBER.iter().any(|p| base.starts_with(p)),
-        random: decl.random,
+        random: decl.random || draws,
         pointwise: decl.pointwise,
     }
 }

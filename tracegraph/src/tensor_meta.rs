@@ -40,9 +40,31 @@ impl Dtype {
         }
     }
 
+    /// Whether elements are complex numbers.
+    pub fn is_complex(self) -> bool {
+        matches!(self.0, 8..=10)
+    }
+
     /// Whether it is one of the floating-point types that CPU kernels compute in.
     pub fn is_floating(self) -> bool {
         matches!(self.0, 5..=7 | 15)
+    }
+
+    /// The least and the greatest finite value of an element; `None` where PyTorch checks no number's range.
+    pub fn range(self) -> Option<(f64, f64)> {
+        let greatest = match self {
+            Dtype::UINT8 => return Some((0.0, 255.0)),
+            Dtype::INT8 => return Some((-128.0, 127.0)),
+            Dtype::INT16 => return Some((-32768.0, 32767.0)),
+            Dtype::INT32 => return Some((f64::from(i32::MIN), f64::from(i32::MAX))),
+            // The greatest that a double has: the dtype's own is no double.
+            Dtype::INT64 => return Some((i64::MIN as f64, (i64::MAX - 1023) as f64)),
+            Dtype::FLOAT16 | Dtype(8) => 65504.0,
+            Dtype::BFLOAT16 => f64::from(f32::from_bits(0x7f7f_0000)),
+            Dtype::FLOAT32 | Dtype(9) => f64::from(f32::MAX),
+            _ => return None,
+        };
+        Some((-greatest, greatest))
     }
 
     /// The name that PyTorch's users know.

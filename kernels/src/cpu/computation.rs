@@ -47,15 +47,16 @@ impl<S, P> Computation<S, P> {
         Computation { slots, params, work: Work::Kernel(kernel.work) }
     }
 
-    /// Computes. `data` are the slots' first elements, `params` the parameters' bits; `alone` says that no two windows
-    /// overlap but by being the same. False, and nothing that matters done, where PyTorch's kernel has to run.
+    /// Computes. `data` are the slots' first elements, `params` the parameters' bits. False, and nothing that matters
+    /// done, where PyTorch's kernel has to run.
     ///
     /// # Safety
-    /// All windows lie in live memory; what is written nobody else reads or writes meanwhile.
-    pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64], alone: bool) -> bool {
+    /// All windows lie in live memory; what is written nobody else reads or writes meanwhile, and no other window of
+    /// this computation shares it but by being the same one of the same lane.
+    pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
         match &self.work {
             // SAFETY: the caller's promise.
-            Work::Tiles(group) => unsafe { group.run(host, data, params, alone) },
+            Work::Tiles(group) => unsafe { group.run(host, data, params) },
             // SAFETY: as above.
             Work::Summed(summed) => return unsafe { summed.run(host, data, params) },
             Work::Kernel(work) => return work(host, data, params),

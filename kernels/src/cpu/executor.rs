@@ -18,9 +18,11 @@ use crate::express::{Base, apart};
 use crate::feeds::Cursor;
 use crate::host::{Buffer, Exception};
 use crate::outputs::outputs_in_place;
+use crate::overlap::same_window;
 use crate::plan::{self, Action, Feed, Fused, Slot};
 use crate::profile::{Profile, timing};
 use crate::program::{Event, OpRun, Program, Span, with_op};
+use crate::shapes::is_dense;
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -142,7 +144,7 @@ impl Machine {
                 made.push(Buffer::retain(ptr, host));
             }
             if !matches!(result.kind, HostResultKind::Resized(_)) {
-                agrees &= outs.next().is_some_and(|out| out_agrees(out, &result));
+                agrees &= outs.next().is_some_and(|out| out_agrees(out, &result, call));
             }
         });
         if let Err(e) = called {
@@ -162,10 +164,12 @@ impl Machine {
     fn adopt(&mut self, call: &Call<'_>, run: &BlockRun, cursor: &Cursor) -> bool {
         let [to, from] = &call.inputs[..] else { return false };
         let (Place::Storage { id, .. }, Place::Buffer(_)) = (to.place, from.place) else { return false };
+        // Without gaps: what lies in the gaps of a window is not the program's to overwrite.
         let whole = to.offset == 0
             && to.dtype == from.dtype
             && to.sizes == from.sizes
             && to.strides == from.strides
+            && is_dense(to.sizes, to.strides)
             && (to.flags | from.flags) & flags::META == 0;
         let Some(HostFeed::Buffer(buffer)) = run.hosts.get(cursor.hosts) else { return false };
         let nbytes = self.host.buffer_bytes(buffer.as_ptr()).1;
@@ -192,6 +196,9 @@ impl Machine {
     /// Computes a call with Tandem's own kernel. PyTorch's runs first where only that knows what comes out.
     fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostError>> {
         let host = self.host;
+        if !call.numbers_fit {
+            return None;
+        }
         if self.natives.run_other(call, host) {
             return Some(Ok((Outputs { outs: vec![OutSpec::Same(0)], ..Outputs::default() }, Vec::new())));
         }
@@ -203,12 +210,12 @@ impl Machine {
         }
         if base.is_some_and(Base::in_place) {
             let outputs = outputs_in_place(call)?;
-            let native = self.natives.of_call(&rule, call, &outputs).filter(|_| apart(call))?;
+            let native = self.natives.of_call(&rule, call, &outputs, host).filter(|_| apart(call))?;
             native::run(&native, call, &[], host);
             return Some(Ok((outputs, Vec::new())));
         }
         if let Some(outputs) = rule.outputs(call)
-            && let Some(native) = self.natives.of_call(&rule, call, &outputs)
+            && let Some(native) = self.natives.of_call(&rule, call, &outputs, host)
         {
             let made = self.make(&outputs.fresh);
             if native::run(&native, call, &made, host) {
@@ -218,7 +225,7 @@ impl Machine {
         let called = call_host(host, call);
         if !rule.is_alone()
             && let Ok((outputs, made)) = &called
-            && let Some(native) = self.natives.of_call(&rule, call, outputs)
+            && let Some(native) = self.natives.of_call(&rule, call, outputs, host)
         {
             native::run(&native, call, made, host);
         }
@@ -247,13 +254,16 @@ fn storage_of(call: &Call<'_>, input: u32) -> Option<StorageId> {
     }
 }
 
-fn out_agrees(out: &OutSpec, result: &HostResult<'_>) -> bool {
+fn out_agrees(out: &OutSpec, result: &HostResult<'_>, call: &Call<'_>) -> bool {
     match (out, result.kind) {
         (OutSpec::Fresh { meta, .. }, HostResultKind::Fresh(..))
         | (OutSpec::Alias { meta, .. }, HostResultKind::Alias(_)) => {
             meta.matches(result.sizes, result.strides, result.dtype, result.flags)
         }
-        (OutSpec::Same(a), HostResultKind::Same(b)) => *a == b,
+        // Several inputs may be one window.
+        (OutSpec::Same(a), HostResultKind::Same(b)) => {
+            *a == b || same_window(&call.inputs[*a as usize], &call.inputs[b as usize])
+        }
         (OutSpec::List(a), HostResultKind::List(b)) => *a == b,
         (OutSpec::Undefined, HostResultKind::Undefined) => true,
         _ => false,
@@ -364,6 +374,7 @@ impl Executor for CpuExecutor {
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         resolved.default_dtype = call.default_dtype;
+        resolved.numbers_fit = call.numbers_fit;
         if let Err(failure) = self.machine.resolve(&mut resolved, location) {
             // It is raised now, so nobody needs to be told of it later.
             if let CallFailure::Poisoned(seen) = &failure {
@@ -486,7 +497,7 @@ impl Machine {
         let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
         let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
         // SAFETY: the storages are there, and only this thread and those that it starts use them.
-        unsafe { fused.group.run(host, &data, &params, true) }
+        unsafe { fused.group.run(host, &data, &params) }
     }
 
     /// The address of a byte range of a storage.

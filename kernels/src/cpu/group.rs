@@ -47,12 +47,11 @@ pub fn compiled<S: Copy, P>(draft: Draft<S, P>, aliases: impl Fn(S, S) -> bool) 
 }
 
 impl Group {
-    /// Computes. `data` are the slots' first elements, `params` the parameters' bits; unless `parallel`, one lane
-    /// behind the other.
+    /// Computes. `data` are the slots' first elements, `params` the parameters' bits.
     ///
     /// # Safety
-    /// All windows lie in live memory; what is written nobody else reads or writes meanwhile.
-    pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64], parallel: bool) {
+    /// All windows lie in live memory; what a lane writes nobody else, another lane included, reads or writes meanwhile.
+    pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) {
         let total = self.starts[self.lanes.len()];
         let data = Shared(data);
         let body = |from: usize, to: usize| {
@@ -68,11 +67,7 @@ impl Group {
                 lane += 1;
             }
         };
-        if total <= self.grain || !parallel {
-            body(0, total)
-        } else {
-            host.parallel(total, self.grain as f64, &body)
-        }
+        if total <= self.grain { body(0, total) } else { host.parallel(total, self.grain as f64, &body) }
     }
 }
 

@@ -6,22 +6,23 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{NodeId, OpId};
-use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use super::computation::Computation;
 use super::group::compiled;
 use super::summed::summed;
 use super::{own, random};
-use crate::executor::HostKernels;
+use crate::executor::{HostKernels, call_host};
 use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::feeds::{Scalar, of_arg};
-use crate::host::Buffer;
+use crate::host::{Buffer, Exception};
 use crate::outputs::OutputRule;
 use crate::plan::{self, Before, Draft, Ending, Feed, Fuser, RowSums};
 use crate::program::OpRun;
+use crate::shapes::is_dense;
 
-/// Traced calls whose kernels are kept.
+/// Traced calls whose kernels are kept, and kinds of calls of which it is known whether PyTorch accepts them.
 const MOST_TRACED: usize = 1 << 14;
 
 /// Where a window of a call begins: in a storage, at so many bytes more than the call says.
@@ -93,6 +94,8 @@ pub struct Natives {
     /// By node and variant, likewise.
     variants: Vec<Vec<Option<Option<Arc<Native>>>>>,
     traced: FxHashMap<Signature, Option<Arc<Native>>>,
+    /// Whether PyTorch accepts calls of some kind, and gives what the rule says.
+    accepted: FxHashMap<Kind, bool>,
     /// `bernoulli_` with a number, once it was met.
     bernoulli: Option<OpId>,
     on: bool,
@@ -131,32 +134,99 @@ fn number_type(arg: &Arg<'_>) -> u8 {
     }
 }
 
+fn arg_keys(call: &Call<'_>) -> SmallVec<[ArgKey; 6]> {
+    let key = |arg: &Arg<'_>| match arg {
+        Arg::None => ArgKey::None,
+        Arg::Tensor => ArgKey::Tensors(u32::MAX),
+        Arg::Tensors(n) => ArgKey::Tensors(*n),
+        Arg::Int(i) => ArgKey::Int(*i),
+        Arg::Float(_) => ArgKey::Number(1),
+        Arg::Bool(b) => ArgKey::Bool(*b),
+        Arg::Str(s) => ArgKey::Str((*s).into()),
+        Arg::Scalars(list) => ArgKey::Numbers(list.iter().map(number_type).collect()),
+        Arg::Ints(list) => ArgKey::Ints((*list).into()),
+        Arg::Bools(list) => ArgKey::Bools((*list).into()),
+        _ => ArgKey::Other,
+    };
+    call.args.iter().map(key).collect()
+}
+
+fn place_key(input: &Input<'_>) -> u8 {
+    match input.place {
+        Place::Absent => 0,
+        Place::Inline(_) => 1,
+        Place::Host(_) => 2,
+        Place::Storage { .. } | Place::Buffer(_) => 3,
+    }
+}
+
 impl Signature {
     fn of(call: &Call<'_>) -> Signature {
-        let key = |arg: &Arg<'_>| match arg {
-            Arg::None => ArgKey::None,
-            Arg::Tensor => ArgKey::Tensors(u32::MAX),
-            Arg::Tensors(n) => ArgKey::Tensors(*n),
-            Arg::Int(i) => ArgKey::Int(*i),
-            Arg::Float(_) => ArgKey::Number(1),
-            Arg::Bool(b) => ArgKey::Bool(*b),
-            Arg::Str(s) => ArgKey::Str((*s).into()),
-            Arg::Scalars(list) => ArgKey::Numbers(list.iter().map(number_type).collect()),
-            Arg::Ints(list) => ArgKey::Ints((*list).into()),
-            Arg::Bools(list) => ArgKey::Bools((*list).into()),
-            _ => ArgKey::Other,
-        };
-        let place = |input: &Input<'_>| match input.place {
-            Place::Absent => 0,
-            Place::Inline(_) => 1,
-            Place::Host(_) => 2,
-            Place::Storage { .. } | Place::Buffer(_) => 3,
-        };
         Signature {
             op: call.op,
             default_dtype: call.default_dtype,
-            metas: call.inputs.iter().map(|i| (place(i), i.meta())).collect(),
-            args: call.args.iter().map(key).collect(),
+            metas: call.inputs.iter().map(|i| (place_key(i), i.meta())).collect(),
+            args: arg_keys(call),
+        }
+    }
+}
+
+/// What PyTorch accepts a point-wise call by, shapes aside.
+#[derive(PartialEq, Eq, Hash)]
+struct Kind {
+    op: OpId,
+    default_dtype: Dtype,
+    /// Of each input its place, dtype, flags and number of dimensions.
+    inputs: SmallVec<[(u8, Dtype, u16, usize); 3]>,
+    args: SmallVec<[ArgKey; 6]>,
+}
+
+impl Kind {
+    fn of(call: &Call<'_>) -> Kind {
+        let kind = |i: &Input<'_>| (place_key(i), i.dtype, i.flags & flags::META, i.sizes.len());
+        Kind {
+            op: call.op,
+            default_dtype: call.default_dtype,
+            inputs: call.inputs.iter().map(kind).collect(),
+            args: arg_keys(call),
+        }
+    }
+}
+
+/// Sizes and strides of tensors with one element.
+const ONES: [i64; 64] = [1; 64];
+
+/// Whether PyTorch's kernel accepts a call like this, with tensors of one element each, and gives the dtypes that the
+/// outputs say: no table here repeats what PyTorch refuses.
+fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernels) -> bool {
+    let mut small = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
+    small.default_dtype = call.default_dtype;
+    let mut tensors: SmallVec<[Buffer; 4]> = SmallVec::new();
+    for input in &mut small.inputs {
+        let Some(ones) = ONES.get(..input.sizes.len()) else { return false };
+        if matches!(input.place, Place::Absent | Place::Inline(_)) || ones.is_empty() && place_key(input) == 2
+        {
+            continue;
+        }
+        let tensor = Buffer::adopt(host.buffer_new(input.dtype.size() as u64), host);
+        // SAFETY: the buffer is this function's own, and has the bytes of one element.
+        unsafe { host.buffer_bytes(tensor.as_ptr()).0.write_bytes(0, input.dtype.size()) };
+        (input.place, input.offset) = (Place::Buffer(tensor.as_ptr()), 0);
+        (input.sizes, input.strides) = (ones, ones);
+        tensors.push(tensor);
+    }
+    let dtypes = |outputs: &Outputs| {
+        let dtype = |out: &OutSpec| match out {
+            OutSpec::Fresh { meta, .. } => Some(meta.dtype),
+            _ => None,
+        };
+        outputs.outs.iter().map(dtype).collect::<SmallVec<[Option<Dtype>; 2]>>()
+    };
+    match call_host(host, &small) {
+        Ok((given, _)) => given.resized.is_empty() && dtypes(&given) == dtypes(outputs),
+        Err(error) => {
+            drop(Exception::adopt(error.0, host));
+            false
         }
     }
 }
@@ -181,7 +251,14 @@ fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
 impl Natives {
     /// None are used unless `on`.
     pub fn new(on: bool) -> Natives {
-        Natives { rules: Vec::new(), variants: Vec::new(), traced: FxHashMap::default(), bernoulli: None, on }
+        Natives {
+            rules: Vec::new(),
+            variants: Vec::new(),
+            traced: FxHashMap::default(),
+            accepted: FxHashMap::default(),
+            bernoulli: None,
+            on,
+        }
     }
 
     /// Forgets the kernels of variants.
@@ -229,7 +306,7 @@ impl Natives {
         (node, number): (NodeId, u32),
         call: &Call<'_>,
         variant: &Variant,
-        host: &dyn HostKernels,
+        host: &'static dyn HostKernels,
     ) -> Option<Arc<Native>> {
         if !self.on {
             return None;
@@ -246,7 +323,7 @@ impl Natives {
             return known.clone();
         }
         let rule = self.rule(call.op, host);
-        let found = rule.and_then(|rule| lower(&rule, call, &variant.outputs)).map(Arc::new);
+        let found = rule.and_then(|rule| self.lowered(&rule, call, &variant.outputs, host));
         self.variants[node][number] = Some(found.clone());
         found
     }
@@ -257,14 +334,20 @@ impl Natives {
         id: (NodeId, u32),
         call: &Call<'_>,
         variant: &Variant,
-        host: &dyn HostKernels,
+        host: &'static dyn HostKernels,
     ) -> bool {
         self.of_variant(id, call, variant, host).is_some()
             && (!variant.outputs.fresh.is_empty() || apart(call))
     }
 
     /// The kernel of a call that is no node's.
-    pub fn of_call(&mut self, rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Arc<Native>> {
+    pub fn of_call(
+        &mut self,
+        rule: &Rule,
+        call: &Call<'_>,
+        outputs: &Outputs,
+        host: &'static dyn HostKernels,
+    ) -> Option<Arc<Native>> {
         let signature = Signature::of(call);
         if let Some(known) = self.traced.get(&signature) {
             return known.clone();
@@ -272,9 +355,30 @@ impl Natives {
         if self.traced.len() >= MOST_TRACED {
             self.traced.clear();
         }
-        let found = lower(rule, call, outputs).map(Arc::new);
+        let found = self.lowered(rule, call, outputs, host);
         self.traced.insert(signature, found.clone());
         found
+    }
+
+    /// A call's kernel, where there is one and PyTorch accepts such calls.
+    fn lowered(
+        &mut self,
+        rule: &Rule,
+        call: &Call<'_>,
+        outputs: &Outputs,
+        host: &'static dyn HostKernels,
+    ) -> Option<Arc<Native>> {
+        let native = lower(rule, call, outputs)?;
+        if self.accepted.len() >= MOST_TRACED {
+            self.accepted.clear();
+        }
+        let accepted = match rule {
+            Rule::Kernel { .. } => true,
+            Rule::Expression(_) => {
+                *self.accepted.entry(Kind::of(call)).or_insert_with(|| is_accepted(call, outputs, host))
+            }
+        };
+        accepted.then(|| Arc::new(native))
     }
 }
 
@@ -401,11 +505,9 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
         }
         _ => None,
     };
-    let meta = to.meta();
-    let bytes = meta.numel() as usize * to.dtype.size();
+    let bytes = to.meta().numel() as usize * to.dtype.size();
     let alike = to.dtype == from.dtype && to.sizes == from.sizes && to.strides == from.strides;
-    let alike = alike && to.sizes.iter().zip(to.strides).all(|(size, stride)| *size == 1 || *stride > 0);
-    if !alike || same_memory(to, from) || meta.extent_bytes(0) != bytes as u64 {
+    if !alike || same_memory(to, from) || !is_dense(to.sizes, to.strides) {
         return false;
     }
     let (Some(to), Some(from)) = (data(to), data(from)) else { return false };
@@ -414,8 +516,8 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     true
 }
 
-/// Carries a call's computation out; false where PyTorch's kernel has to. Its inputs are in host memory; `made` are the
-/// storages that it makes.
+/// Carries a call's computation out; false where PyTorch's kernel has to. Its inputs are in host memory, and what it
+/// writes is [`apart`]; `made` are the storages that it makes.
 pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
     let memory = |storage, bytes: i64| {
         // SAFETY: windows begin in their storages.
@@ -435,18 +537,6 @@ pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn
     };
     let data: SmallVec<[*mut u8; 8]> = native.slots.iter().map(begin).collect();
     let params: SmallVec<[u64; 8]> = native.params.iter().map(|p| param_bits(*p, call, host)).collect();
-    let alone = call.inputs.len() <= 8 || !shared(call);
     // SAFETY: the storages are alive during the call, and nobody else uses what it writes.
-    unsafe { native.run(host, &data, &params, alone) }
-}
-
-/// Whether some inputs are on one storage.
-fn shared(call: &Call<'_>) -> bool {
-    let storage = |input: &Input<'_>| match input.place {
-        Place::Buffer(storage) => Some(storage as usize),
-        _ => None,
-    };
-    let mut storages: SmallVec<[usize; 64]> = call.inputs.iter().filter_map(storage).collect();
-    storages.sort_unstable();
-    storages.windows(2).any(|pair| pair[0] == pair[1])
+    unsafe { native.run(host, &data, &params) }
 }

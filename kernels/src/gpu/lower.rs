@@ -19,7 +19,7 @@ use crate::ir::{E, Mem, Ty};
 use crate::promotion::Kind;
 use crate::shapes;
 
-pub use crate::shapes::{Dims, dense, is_contiguous};
+pub use crate::shapes::{Dims, dense, is_contiguous, is_non_overlapping};
 
 /// Something that happens on the device.
 #[derive(Clone, Debug)]
@@ -128,9 +128,9 @@ impl Operand {
         is_contiguous(&self.sizes, &self.strides)
     }
 
-    /// Whether several of its elements are one, by expansion.
+    /// Whether several of its elements may be one.
     pub fn overlaps(&self) -> bool {
-        self.sizes.iter().zip(&self.strides).any(|(size, stride)| *size > 1 && *stride == 0)
+        !is_non_overlapping(&self.sizes, &self.strides)
     }
 
     /// The same elements under other sizes and strides.

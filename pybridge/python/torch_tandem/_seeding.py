@@ -4,33 +4,31 @@ The device draws from PyTorch's default CPU generator, on GraphRunner. So whoeve
 generator's state on the host first waits for the draws that the program asked for before.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 
 from torch_tandem import _core
 
 
-class _OrderedGenerator(torch.Generator):
-    """The default CPU generator, whose state is read and set in program order."""
-
-    def manual_seed(self, seed):
+def _after_draws(method: Callable) -> Callable:
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
         _core.wait_random()
-        return super().manual_seed(seed)
+        return method(*args, **kwargs)
 
-    def seed(self):
-        _core.wait_random()
-        return super().seed()
+    return wrapper
 
-    def initial_seed(self):
-        _core.wait_random()
-        return super().initial_seed()
 
-    def get_state(self):
-        _core.wait_random()
-        return super().get_state()
+# Every method reads or sets the state, and `__reduce__` pickles it.
+_METHODS = [name for name, method in vars(torch.Generator).items() if callable(method) and name[0] != "_"]
 
-    def set_state(self, state):
-        _core.wait_random()
-        return super().set_state(state)
+_OrderedGenerator = type(
+    "Generator",
+    (torch.Generator,),
+    {name: _after_draws(getattr(torch.Generator, name)) for name in [*_METHODS, "__reduce__"]},
+)
 
 
 def install() -> None:

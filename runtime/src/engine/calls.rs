@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem_kernels::error::CallFailure;
-use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_kernels::overlap::{Overlap, may_share_storage, overlap};
+use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
 use tandem_tracegraph::ops::OpInfo;
@@ -86,8 +87,10 @@ impl Engine {
         };
         let (node, info) = (self.graph.node(id), &self.ops[call.op.index()]);
         let hint = self.hint(position)?;
-        let recurs =
-            node.recurs(call, info, hint.variant.as_ref()?) && !node.dynamic && !may_overlap(info, call);
+        let recurs = call.numbers_fit
+            && node.recurs(call, info, hint.variant.as_ref()?)
+            && !node.dynamic
+            && !may_overlap(info, call);
         recurs.then_some((id, position, hint.number))
     }
 
@@ -283,7 +286,7 @@ impl Engine {
     /// A rule is asked for shapes alone: what PyTorch refuses of other dtypes, it must refuse now.
     fn variant(&mut self, call: &Call<'_>, id: NodeId, position: Position) -> Option<u32> {
         let (node, info) = (self.graph.node(id), &self.ops[call.op.index()]);
-        if node.dynamic || may_overlap(info, call) {
+        if node.dynamic || !call.numbers_fit || may_overlap(info, call) {
             return None;
         }
         let hint = self.hint(position).map_or(0, |hint| hint.number);
@@ -409,58 +412,10 @@ pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &O
 /// Fetches behind one op whose places are told apart.
 const MAX_FETCHES: u32 = 1024;
 
-/// Inputs of a call beyond which overlaps are not looked for: lists of tensors, whose ops do not check them either.
-const MAX_CHECKED: usize = 8;
-
 /// Whether a call writes a window that partly overlaps another of its inputs: PyTorch then raises, at the call.
 #[inline(always)]
 fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
-    info.writes
-        && match &call.inputs[..] {
-            [] | [_] => false,
-            [a, b] => share_storage(a, b) && writes_beside(info, call),
-            inputs => many_may_overlap(info, call, inputs),
-        }
-}
-
-/// See [`may_overlap`].
-fn many_may_overlap(info: &OpInfo, call: &Call<'_>, inputs: &[Input<'_>]) -> bool {
-    inputs.len() <= MAX_CHECKED
-        && inputs.iter().enumerate().any(|(i, a)| inputs[..i].iter().any(|b| share_storage(a, b)))
-        && writes_beside(info, call)
-}
-
-#[inline]
-fn share_storage(a: &Input<'_>, b: &Input<'_>) -> bool {
-    matches!((a.place, b.place), (Place::Storage { id: a, .. }, Place::Storage { id: b, .. }) if a == b)
-}
-
-/// See [`may_overlap`], of a call with two inputs on one storage.
-fn writes_beside(info: &OpInfo, call: &Call<'_>) -> bool {
-    let mut flat = 0;
-    call.args.iter().zip(info.written.iter()).any(|(arg, written)| {
-        let first = flat;
-        flat += match arg {
-            Arg::Tensor => 1,
-            Arg::Tensors(n) => *n as usize,
-            _ => 0,
-        };
-        *written
-            && call.inputs[first..flat].iter().any(|w| {
-                call.inputs.iter().any(|r| share_storage(r, w) && !same_window(w, r) && !apart(w, r))
-            })
-    })
-}
-
-fn same_window(a: &Input<'_>, b: &Input<'_>) -> bool {
-    a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype
-}
-
-/// Whether one window ends before the other begins.
-fn apart(a: &Input<'_>, b: &Input<'_>) -> bool {
-    let range = |i: &Input<'_>| (i.offset as u64 * i.dtype.size() as u64, i.meta().extent_bytes(i.offset));
-    let (a, b) = (range(a), range(b));
-    a.1 <= b.0 || b.1 <= a.0
+    info.writes && may_share_storage(&call.inputs) && overlap(call, &info.written) == Overlap::Partial
 }
 
 fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {

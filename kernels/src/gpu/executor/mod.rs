@@ -686,7 +686,9 @@ impl Executor for GpuExecutor {
         location: LocationId,
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
-        if let Some(lowered) = self.lower_call(call) {
+        if call.numbers_fit
+            && let Some(lowered) = self.lower_call(call)
+        {
             let fresh: SmallVec<[StorageId; 4]> =
                 lowered.outputs.fresh.iter().map(|n| name_fresh(*n)).collect();
             match self.run_native(call, location, &lowered, &fresh, &Given::default()) {

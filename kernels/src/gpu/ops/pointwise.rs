@@ -27,8 +27,8 @@ impl Scope for InKernel<'_, '_> {
         self.l.has(arg)
     }
 
-    fn is_bool(&self, arg: usize) -> bool {
-        self.l.operand(arg).is_some_and(|x| x.dtype == Dtype::BOOL)
+    fn dtype(&self, arg: usize) -> Option<Dtype> {
+        self.l.operand(arg).map(|x| x.dtype)
     }
 
     fn number(&mut self, arg: usize, item: usize, ty: Ty) -> E {

@@ -1,0 +1,212 @@
+//! Windows of one call that are in the same memory.
+//!
+//! PyTorch refuses a call that writes a part of what it reads elsewhere, and carries out the items of a list one by
+//! one, so that an item may read what an earlier one has written.
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::ids::StorageId;
+
+/// How the windows that a call writes lie to its other inputs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Overlap {
+    /// Each is the same window as an operand of its own item, or shares no byte with it.
+    None,
+    /// Some is the window of an operand of another item.
+    Items,
+    /// Some shares bytes with another window.
+    Partial,
+}
+
+/// An operand's bytes in a storage.
+struct Span<'c> {
+    storage: Memory,
+    begin: u64,
+    end: u64,
+    /// Number of the item in its list; tensors outside of lists are no item's.
+    item: Option<u32>,
+    written: bool,
+    input: &'c Input<'c>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Memory {
+    Storage(StorageId),
+    Host(usize),
+}
+
+fn memory(input: &Input<'_>) -> Option<Memory> {
+    match input.place {
+        Place::Storage { id, .. } => Some(Memory::Storage(id)),
+        Place::Buffer(storage) | Place::Host(storage) => Some(Memory::Host(storage as usize)),
+        Place::Absent | Place::Inline(_) => None,
+    }
+}
+
+/// How the windows of the arguments that are `written` lie to the other inputs of a call.
+pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
+    let mut spans: SmallVec<[Span<'_>; 8]> = SmallVec::new();
+    let mut inputs = call.inputs.iter();
+    for (number, arg) in call.args.iter().enumerate() {
+        let (count, listed) = match arg {
+            Arg::Tensor => (1, false),
+            Arg::Tensors(n) => (*n, true),
+            _ => continue,
+        };
+        let written = written.get(number) == Some(&true);
+        for (item, input) in (0..count).zip(inputs.by_ref()) {
+            let Some(storage) = memory(input).filter(|_| !input.sizes.contains(&0)) else { continue };
+            let begin = input.offset as u64 * input.dtype.size() as u64;
+            let end = input.meta().extent_bytes(input.offset);
+            spans.push(Span { storage, begin, end, item: listed.then_some(item), written, input });
+        }
+    }
+    spans.sort_unstable_by_key(|s| (s.storage, s.begin));
+    let mut found = Overlap::None;
+    for (i, a) in spans.iter().enumerate() {
+        let behind = spans[i + 1..].iter().take_while(|b| b.storage == a.storage && b.begin < a.end);
+        for b in behind.filter(|b| a.written || b.written) {
+            found = found.max(match same_window(a.input, b.input) {
+                true if a.item == b.item => Overlap::None,
+                true => Overlap::Items,
+                false => Overlap::Partial,
+            });
+        }
+    }
+    found
+}
+
+/// Whether two windows of one storage are the same.
+pub(crate) fn same_window(a: &Input<'_>, b: &Input<'_>) -> bool {
+    a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype
+}
+
+/// Inputs that are compared pair by pair.
+const FEW: usize = 8;
+/// Bits by which storages of many inputs are told apart; ids are small numbers.
+const BITS: usize = 1 << 14;
+
+/// Whether two inputs of a call may be on one storage: exact for few inputs, never false by mistake for many.
+#[inline]
+pub fn may_share_storage(inputs: &[Input<'_>]) -> bool {
+    match inputs {
+        [] | [_] => false,
+        inputs if inputs.len() <= FEW => {
+            inputs.iter().enumerate().any(|(i, a)| inputs[..i].iter().any(|b| same_storage(a, b)))
+        }
+        inputs => some_bit_twice(inputs),
+    }
+}
+
+#[inline]
+fn same_storage(a: &Input<'_>, b: &Input<'_>) -> bool {
+    matches!((a.place, b.place), (Place::Storage { id: a, .. }, Place::Storage { id: b, .. }) if a == b)
+}
+
+#[inline(never)]
+fn some_bit_twice(inputs: &[Input<'_>]) -> bool {
+    let mut seen = [0u64; BITS / 64];
+    inputs.iter().any(|input| {
+        let Place::Storage { id, .. } = input.place else { return false };
+        let (word, bit) = (id.index() % BITS / 64, 1 << (id.index() % 64));
+        let known = seen[word] & bit != 0;
+        seen[word] |= bit;
+        known
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tandem_tracegraph::ids::{Name, OpId};
+    use tandem_tracegraph::tensor_meta::Dtype;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    struct Window {
+        storage: u32,
+        offset: i64,
+        sizes: Vec<i64>,
+        strides: Vec<i64>,
+    }
+
+    impl Window {
+        fn input(&self) -> Input<'_> {
+            Input {
+                place: Place::Storage { id: StorageId(self.storage), name: Name::STATE },
+                sizes: &self.sizes,
+                strides: &self.strides,
+                offset: self.offset,
+                dtype: Dtype::FLOAT32,
+                flags: 0,
+            }
+        }
+
+        fn span(&self) -> std::ops::RangeInclusive<i64> {
+            let last: i64 = self.sizes.iter().zip(&self.strides).map(|(n, s)| (n - 1) * s).sum();
+            self.offset..=self.offset + last
+        }
+    }
+
+    fn window() -> impl Strategy<Value = Window> {
+        let dims = proptest::collection::vec((1..4i64, 0..5i64), 0..3);
+        (0..3u32, 0..8i64, dims).prop_map(|(storage, offset, dims)| {
+            let (sizes, strides) = dims.into_iter().unzip();
+            Window { storage, offset, sizes, strides }
+        })
+    }
+
+    fn call<'w>(lists: &'w [Vec<Window>]) -> Call<'w> {
+        let mut call = Call::blank(OpId(0));
+        for list in lists {
+            call.args.push(Arg::Tensors(list.len() as u32));
+            call.inputs.extend(list.iter().map(Window::input));
+        }
+        call
+    }
+
+    proptest! {
+        /// Every pair is looked at, one by one.
+        #[test]
+        fn what_overlaps_is_found(
+            first in proptest::collection::vec(window(), 1..12),
+            second in proptest::collection::vec(window(), 0..12),
+        ) {
+            let lists = [first, second];
+            let call = call(&lists);
+            let all: Vec<(usize, usize, &Window)> = lists
+                .iter()
+                .enumerate()
+                .flat_map(|(list, windows)| windows.iter().enumerate().map(move |(i, w)| (list, i, w)))
+                .collect();
+            let mut expected = Overlap::None;
+            let mut shared = false;
+            for (i, (list, item, a)) in all.iter().enumerate() {
+                for (other, number, b) in &all[..i] {
+                    shared |= a.storage == b.storage;
+                    let apart = a.span().end() < b.span().start() || b.span().end() < a.span().start();
+                    if a.storage != b.storage || apart || (*list == 1 && *other == 1) {
+                        continue;
+                    }
+                    let same = a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides;
+                    expected = expected.max(match (same, item == number) {
+                        (true, true) => Overlap::None,
+                        (true, false) => Overlap::Items,
+                        (false, _) => Overlap::Partial,
+                    });
+                }
+            }
+            prop_assert_eq!(overlap(&call, &[true, false]), expected);
+            prop_assert!(may_share_storage(&call.inputs) || !shared);
+        }
+    }
+
+    #[test]
+    fn many_storages_are_told_apart() {
+        let windows: Vec<Window> =
+            (0..600).map(|storage| Window { storage, offset: 0, sizes: vec![2], strides: vec![1] }).collect();
+        assert!(!may_share_storage(&call(&[windows.clone()]).inputs));
+        assert!(may_share_storage(&call(&[windows.clone(), windows[..1].to_vec()]).inputs));
+    }
+}
