@@ -318,7 +318,13 @@ fn build(
     let own = input_dtype(call, 0);
     let (dtype, mut types) = match () {
         () if stored => {
-            // Converted when it is stored; numbers exactly where they can be.
+            // Converted when it is stored; numbers exactly where they can be, which PyTorch's kernels know.
+            if let [(Operand::Host(_), kind)] = &read[..]
+                && kind.dtype.is_floating()
+                && !own?.is_floating()
+            {
+                return None;
+            }
             let dtype = match (read.first(), kinds.first()) {
                 (Some((Operand::Window(_), _)), Some(kind)) => kind.dtype,
                 _ => own?,
@@ -471,6 +477,9 @@ impl Job {
         let items = vec![(self.item, E::int(Ty::Bool, 1))];
         let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, items };
         let value = (self.value)(&mut args)?;
+        // PyTorch converts floats to uint8 by way of 64 bits, which shows where 32 are not enough.
+        let wide = self.out.mem == Mem::U8 && value.ty() == Ty::F64;
+        let value = if wide { value.cast(Ty::I64) } else { value };
         (!scope.faults).then(|| value.cast(self.out.mem.ty()))
     }
 }

@@ -5,6 +5,7 @@ use tandem_tracegraph::ids::{Name, StorageId};
 use tandem_tracegraph::node::{ArgSpec, Attr, InputSpec, Number, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
+use crate::casts::ToInteger;
 use crate::executor::{BlockRun, HostFeed, Step};
 use crate::ir::Ty;
 
@@ -204,7 +205,8 @@ impl Scalar {
             (Ty::F32 | Ty::F64, Scalar::Int(i)) => (i as f64).to_bits(),
             (Ty::Bool, Scalar::Float(f)) => u64::from(f != 0.0),
             (Ty::Bool, Scalar::Int(i)) => u64::from(i != 0),
-            (_, Scalar::Float(f)) => (f as i64) as u64,
+            (Ty::I64, Scalar::Float(f)) => f.to_i64() as u64,
+            (_, Scalar::Float(f)) => i64::from(f.to_i32()) as u64,
             (_, Scalar::Int(i)) => i as u64,
         }
     }

@@ -4,6 +4,7 @@
 //! [`gpu::GpuExecutor`] with WGSL kernels on any adapter. Both walk runs with [`program::Program`].
 //! Nothing here knows of Python; PyTorch is reached through [`executor::HostKernels`].
 
+mod casts;
 pub mod cores;
 pub mod cpu;
 pub mod deferred;

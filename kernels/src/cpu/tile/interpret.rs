@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use smallvec::SmallVec;
 
 use super::{Fun, Inst, LANES, Op, Place, Program, Splat, TILE, math, size_of};
+use crate::casts::ToInteger;
 use crate::cpu::ahead::{self, LINE};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
@@ -521,11 +522,11 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
                 (Ty::Bool, Ty::I64) => un!(u8 => i64, |x: u8| i64::from(x)),
                 (Ty::Bool, _) => un!(u8 => i32, |x: u8| i32::from(x)),
                 (Ty::F32, Ty::F64) => un!(f32 => f64, |x: f32| f64::from(x)),
-                (Ty::F32, Ty::I64) => un!(f32 => i64, |x: f32| x as i64),
-                (Ty::F32, _) => un!(f32 => i32, |x: f32| x as i32),
+                (Ty::F32, Ty::I64) => un!(f32 => i64, f32::to_i64),
+                (Ty::F32, _) => un!(f32 => i32, f32::to_i32),
                 (Ty::F64, Ty::F32) => un!(f64 => f32, |x: f64| x as f32),
-                (Ty::F64, Ty::I64) => un!(f64 => i64, |x: f64| x as i64),
-                (Ty::F64, _) => un!(f64 => i32, |x: f64| x as i32),
+                (Ty::F64, Ty::I64) => un!(f64 => i64, f64::to_i64),
+                (Ty::F64, _) => un!(f64 => i32, f64::to_i32),
                 (Ty::I64, Ty::F32) => un!(i64 => f32, |x: i64| x as f32),
                 (Ty::I64, Ty::F64) => un!(i64 => f64, |x: i64| x as f64),
                 (Ty::I64, _) => un!(i64 => i32, |x: i64| x as i32),
