@@ -7,6 +7,7 @@
 #include <c10/core/Storage.h>
 
 #include <chrono>
+#include <limits>
 
 #include "device.h"
 
@@ -161,6 +162,12 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
       a.ptr = scalars_.data() + scalars_.size();
       for (const auto& e : list) scalars_.push_back(encode_one(e));
     }
+  } else if (v.isUnsigned()) {
+    const auto u = v.toUInt();
+    TORCH_CHECK_NOT_IMPLEMENTED(u <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
+                                "tandem does not support numbers beyond 2**63 - 1, and ", u,
+                                " is given; make the tensor on the CPU and move it: tensor.to(device)");
+    a.tag = TT_INT, a.i = static_cast<int64_t>(u);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "tandem does not support an argument of type ", v.tagKind(),
                                 "; run this operator on the CPU: tensor.cpu()");
@@ -244,11 +251,17 @@ void Encoder::add(std::optional<c10::ScalarType> type) {
 void* storage_context(const at::Tensor& t) {
   auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   void* context = si->mutable_data_ptr().get_context();
-  if (C10_UNLIKELY(context == nullptr) && si->data() != nullptr) {
+  if (C10_LIKELY(context != nullptr)) {
+    // The memory of a slice of a storage is that storage's.
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        C10_LIKELY(si->data_ptr().get_deleter() == &tt_storage_release),
+        "tandem does not support tensors on a part of an untyped storage; take a part of the tensor instead, or copy "
+        "the storage to the CPU first: storage.cpu()");
+  } else if (si->data() != nullptr) {
     // Pickling wraps a storage's address in a tensor that does not own it.
     context = tt_storage_at(si->mutable_data());
     TORCH_CHECK(context != nullptr, "a tandem tensor has the address ", si->data(), ", where no tandem storage is");
-  } else if (C10_UNLIKELY(context == nullptr)) {
+  } else {
     // Made empty by torch itself (an untyped storage of zero bytes, a moved-from one).
     auto fresh = allocate_on(index_of(t.device()), si->nbytes());
     context = fresh.get_context();
