@@ -1,0 +1,85 @@
+"""Tandem tensors for other libraries and other processes.
+
+A tandem tensor's address is nobody's memory, so what goes to them is a copy on the host: by DLPack, by pickling for
+another process, and where a storage's bytes are changed in place.
+"""
+
+import functools
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+from torch.utils.dlpack import DLDeviceType
+
+_dlpack, _dlpack_device = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
+_to_dlpack = torch._C._to_dlpack
+
+
+def install() -> None:
+    """Teach PyTorch's ways out of the process's tensors what tandem tensors are."""
+    torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__ = _export, _export_device
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = _export_capsule
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        reduction.register(kind, _reduce_tensor)
+    reduction.register(torch.UntypedStorage, _reduce_storage)
+    for name in ("_byteswap", "_set_from_file", "_share_fd_cpu_", "_share_filename_cpu_"):
+        setattr(torch.UntypedStorage, name, _on_host(getattr(torch.UntypedStorage, name)))
+
+
+@functools.wraps(_dlpack)
+def _export(self: torch.Tensor, *, stream: Any = -1, copy: bool | None = None, **options: Any) -> Any:
+    if self.device.type != "tandem":
+        return _dlpack(self, stream=stream, copy=copy, **options)
+    if copy is False:
+        raise BufferError("a tandem tensor goes to another library as a copy on the host, which copy=False forbids")
+    return _dlpack(self.cpu(), **options)
+
+
+@functools.wraps(_dlpack_device)
+def _export_device(self: torch.Tensor) -> tuple[Any, int]:
+    return (DLDeviceType.kDLCPU, 0) if self.device.type == "tandem" else _dlpack_device(self)
+
+
+@functools.wraps(_to_dlpack)
+def _export_capsule(tensor: torch.Tensor) -> Any:
+    return _to_dlpack(tensor.cpu() if tensor.device.type == "tandem" else tensor)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable, tuple]:
+    if tensor.device.type != "tandem" or (tensor.requires_grad and not tensor.is_leaf):
+        return reductions.reduce_tensor(tensor)
+    return _rebuild_tensor, (type(tensor), tensor.detach().cpu(), tensor.device, tensor.requires_grad)
+
+
+def _rebuild_tensor(kind: type, host: torch.Tensor, device: torch.device, requires_grad: bool) -> torch.Tensor:
+    tensor = host.to(device)
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable, tuple]:
+    if storage.device.type != "tandem":
+        return reductions.reduce_storage(storage)
+    return _rebuild_storage, (storage.cpu(), storage.device)
+
+
+def _rebuild_storage(host: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    return torch.UntypedStorage(host.nbytes(), device=device).copy_(host)
+
+
+def _on_host(method: Callable) -> Callable:
+    """A method that looks at a storage's memory: on a copy, which then is what the storage holds."""
+
+    @functools.wraps(method)
+    def wrapper(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type != "tandem":
+            return method(self, *args, **kwargs)
+        host = self.cpu()
+        result = method(host, *args, **kwargs)
+        self.copy_(host)
+        return result
+
+    return wrapper
