@@ -190,7 +190,7 @@ impl Raise {
 /// The failed operator and the user's line.
 pub fn explain(failure: &Failure) -> String {
     let engine = lock();
-    let line = Python::attach(|py| user_line(failure.location, engine.locations(), py));
+    let line = user_line(failure.location, engine.locations());
     let text = match &failure.cause {
         Cause::Kernel(_) => String::new(),
         cause => format!("tandem: {cause}; "),

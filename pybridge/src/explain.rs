@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use tandem_kernels::executor::{DeviceReport, Executor};
@@ -28,7 +27,7 @@ fn us(ns: u64) -> u64 {
 }
 
 /// Everything counted so far.
-pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
+pub fn summary(engine: &mut Engine) -> Summary {
     let report = engine.report().clone();
     let (busy, inline) = engine.busy_ns();
     let since = engine.started().elapsed().as_nanos() as u64;
@@ -54,13 +53,13 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         ops_other_threads: report.ops_other_threads,
         blocks_sent: report.block_ops.values().sum(),
         median_block_ops: report.median_block_ops(),
-        divergences: divergences(engine, &report, &mut lines, py),
+        divergences: divergences(engine, &report, &mut lines),
         divergences_beyond: report.divergences_beyond,
         jumps: report.jumps,
-        fetches: fetches(engine, &report, &mut lines, py),
-        feeds: feeds(engine, &report, &mut lines, py),
+        fetches: fetches(engine, &report, &mut lines),
+        feeds: feeds(engine, &report, &mut lines),
         operators: operators(engine, &report, &kernels),
-        kernels: kernel_lines(engine, &kernels, &mut lines, py),
+        kernels: kernel_lines(engine, &kernels, &mut lines),
         phases: report.phases.iter().map(PhaseLine::from).collect(),
         steps: report.steps.iter().map(StepLine::from).collect(),
         python_exec_us: us(since.saturating_sub(report.python_stall_ns)),
@@ -77,7 +76,7 @@ pub fn summary(engine: &mut Engine, py: Python<'_>) -> Summary {
         generated: report.generated.0,
         generate_us: us(report.generated.1),
         paths: engine.paths(),
-        regions: regions(engine, &mut lines, py),
+        regions: regions(engine, &mut lines),
         host_ops: host_ops(engine, &devices),
         device: device_lines.iter().cloned().reduce(sum_of_devices),
         devices: device_lines,
@@ -127,9 +126,9 @@ fn op_name(engine: &Engine, op: OpId) -> String {
     engine.op(op).name.to_string()
 }
 
-fn divergences(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) -> Vec<DivergenceLine> {
+fn divergences(engine: &Engine, report: &Report, lines: &mut Lines) -> Vec<DivergenceLine> {
     let line = |d: &tandem_runtime::report::Divergence| DivergenceLine {
-        line: lines.user_line(d.location, engine.locations(), py),
+        line: lines.user_line(d.location, engine.locations()),
         op: op_name(engine, d.op),
         what: d.difference.what.name(),
         expected: d.difference.expected.clone(),
@@ -143,12 +142,12 @@ fn divergences(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'
     report.divergences.iter().map(line).collect()
 }
 
-fn regions(engine: &Engine, lines: &mut Lines, py: Python<'_>) -> Vec<RegionLine> {
+fn regions(engine: &Engine, lines: &mut Lines) -> Vec<RegionLine> {
     let line = |region: &Region| {
         let location = region.header.map(|node| engine.graph().node(node).key.location);
         let measured = region.placement.measured();
         RegionLine {
-            line: location.map(|l| lines.user_line(l, engine.locations(), py)),
+            line: location.map(|l| lines.user_line(l, engine.locations())),
             place: region.placement.kept().name(),
             beside_ns: measured.map(|m| m[Place::Beside as usize]),
             inline_ns: measured.map(|m| m[Place::Inline as usize]),
@@ -157,12 +156,12 @@ fn regions(engine: &Engine, lines: &mut Lines, py: Python<'_>) -> Vec<RegionLine
     engine.regions().iter().map(line).collect()
 }
 
-fn fetches(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) -> Vec<FetchLine> {
+fn fetches(engine: &Engine, report: &Report, lines: &mut Lines) -> Vec<FetchLine> {
     let mut fetches: Vec<FetchLine> = report
         .fetches
         .iter()
         .map(|(location, fetch)| FetchLine {
-            line: lines.user_line(*location, engine.locations(), py),
+            line: lines.user_line(*location, engine.locations()),
             op: op_name(engine, fetch.op),
             count: fetch.count,
             wait_us: us(fetch.wait_ns),
@@ -183,13 +182,13 @@ fn counted<'a>(
         .map(|(i, counts)| (NodeId(i as u32), engine.graph().node(NodeId(i as u32)), *counts))
 }
 
-fn feeds(engine: &Engine, report: &Report, lines: &mut Lines, py: Python<'_>) -> Vec<FeedLine> {
+fn feeds(engine: &Engine, report: &Report, lines: &mut Lines) -> Vec<FeedLine> {
     let mut feeds: Vec<FeedLine> = Vec::new();
     for (_, node, (traced, run)) in counted(engine, report) {
         let count = traced + run;
         let mut feed = |kind, bytes| {
             feeds.push(FeedLine {
-                line: lines.user_line(node.key.location, engine.locations(), py),
+                line: lines.user_line(node.key.location, engine.locations()),
                 op: op_name(engine, node.key.op),
                 kind,
                 count,
@@ -255,12 +254,7 @@ fn operators(engine: &Engine, report: &Report, kernels: &[(Ops, KernelTime)]) ->
 const MOST_KERNELS: usize = 200;
 
 /// The kernels that took most.
-fn kernel_lines(
-    engine: &Engine,
-    kernels: &[(Ops, KernelTime)],
-    lines: &mut Lines,
-    py: Python<'_>,
-) -> Vec<KernelLine> {
+fn kernel_lines(engine: &Engine, kernels: &[(Ops, KernelTime)], lines: &mut Lines) -> Vec<KernelLine> {
     let mut most: Vec<&(Ops, KernelTime)> = kernels.iter().collect();
     most.sort_by(|a, b| b.1.ns.cmp(&a.1.ns).then_with(|| a.0.cmp(&b.0)));
     most.truncate(MOST_KERNELS);
@@ -269,7 +263,7 @@ fn kernel_lines(
             || ops.iter().filter(|id| id.index() < engine.graph().len()).map(|id| engine.graph().node(*id));
         let mut from: Vec<String> = Vec::new();
         for node in nodes() {
-            let line = lines.user_line(node.key.location, engine.locations(), py);
+            let line = lines.user_line(node.key.location, engine.locations());
             if !from.contains(&line) {
                 from.push(line);
             }
@@ -336,13 +330,13 @@ struct GraphBlock {
 }
 
 /// The graphs as they are now.
-pub fn graph(engine: &mut Engine, py: Python<'_>) -> Graph {
+pub fn graph(engine: &mut Engine) -> Graph {
     let report = engine.report().clone();
     let engine = &*engine;
     let graph = engine.graph();
     let symbolic = engine.symbolic();
     let mut lines = Lines::default();
-    let nodes = graph.ids().skip(1).map(|id| graph_node(engine, &report, id, &mut lines, py)).collect();
+    let nodes = graph.ids().skip(1).map(|id| graph_node(engine, &report, id, &mut lines)).collect();
     let children: Vec<_> = graph.ids().map(|n| graph.children(n).iter().map(|c| c.0).collect()).collect();
     let forest = LoopForest::of(&children);
     let unrolled = |header: u32| symbolic.blocks.iter().any(|b| b.unrolled == Some(NodeId(header)));
@@ -370,7 +364,7 @@ pub fn graph(engine: &mut Engine, py: Python<'_>) -> Graph {
     }
 }
 
-fn graph_node(engine: &Engine, report: &Report, id: NodeId, lines: &mut Lines, py: Python<'_>) -> GraphNode {
+fn graph_node(engine: &Engine, report: &Report, id: NodeId, lines: &mut Lines) -> GraphNode {
     let graph = engine.graph();
     let node = graph.node(id);
     let listed = list_op(graph, id, &|op| op_name(engine, op));
@@ -385,8 +379,8 @@ fn graph_node(engine: &Engine, report: &Report, id: NodeId, lines: &mut Lines, p
     GraphNode {
         id: id.0,
         op: listed.op,
-        line: lines.user_line(node.key.location, engine.locations(), py),
-        stack: lines.functions(node.key.location, engine.locations(), py),
+        line: lines.user_line(node.key.location, engine.locations()),
+        stack: lines.functions(node.key.location, engine.locations()),
         backward: engine.locations().get(node.key.location).backward.is_some(),
         out: listed.outs,
         args: listed.args,
@@ -414,7 +408,7 @@ pub struct TimelineLines {
 }
 
 /// The recorded events.
-pub fn timeline(engine: &Engine, py: Python<'_>) -> TimelineLines {
+pub fn timeline(engine: &Engine) -> TimelineLines {
     let (events, dropped) = engine.runner().timeline().events();
     let mut lines = Lines::default();
     let mut timeline = TimelineLines { dropped, ..TimelineLines::default() };
@@ -427,7 +421,7 @@ pub fn timeline(engine: &Engine, py: Python<'_>) -> TimelineLines {
                     PythonDid::Stall => "stall",
                     PythonDid::Trace => "trace",
                 };
-                let line = lines.user_line(location, engine.locations(), py);
+                let line = lines.user_line(location, engine.locations());
                 timeline.python.push((us(span.start), us(span.duration), what, iteration, line));
             }
             Event::Run(span, block, ops, iteration) => {

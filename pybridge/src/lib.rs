@@ -213,9 +213,9 @@ mod _core {
 
     /// The counters as JSON.
     #[pyfunction]
-    fn report(py: Python<'_>) -> PyResult<String> {
+    fn report() -> PyResult<String> {
         let mut engine = lock();
-        let mut summary = explain::summary(&mut engine, py);
+        let mut summary = explain::summary(&mut engine);
         let held = engine.storages().held();
         summary.memory_allocated = held.iter().map(|h| h.bytes).sum();
         summary.memory_peak = held.iter().map(|h| h.peak).sum();
@@ -226,14 +226,14 @@ mod _core {
 
     /// The TraceGraph and the symbolic graph as JSON.
     #[pyfunction]
-    fn graph(py: Python<'_>) -> PyResult<String> {
-        json(&explain::graph(&mut lock(), py))
+    fn graph() -> PyResult<String> {
+        json(&explain::graph(&mut lock()))
     }
 
     /// The recorded events as JSON.
     #[pyfunction]
-    fn timeline(py: Python<'_>) -> PyResult<String> {
-        json(&explain::timeline(&lock(), py))
+    fn timeline() -> PyResult<String> {
+        json(&explain::timeline(&lock()))
     }
 
     /// Whether to record events and to measure each op.

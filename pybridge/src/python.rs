@@ -4,6 +4,7 @@
 //! declared here.
 
 use std::ffi::{c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
 use parking_lot::Mutex;
@@ -12,7 +13,7 @@ use pyo3::ffi::{
     PyGILState_Ensure, PyGILState_Release, PyObject, PyThreadState,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
 use rustc_hash::FxHashMap;
 use tandem_runtime::site::Stack;
 use tandem_tracegraph::ids::LocationId;
@@ -22,25 +23,34 @@ unsafe extern "C" {
     fn PyFrame_GetBack(frame: *mut PyFrameObject) -> *mut PyFrameObject;
     fn PyFrame_GetCode(frame: *mut PyFrameObject) -> *mut PyObject;
     fn PyFrame_GetLasti(frame: *mut PyFrameObject) -> c_int;
-    fn PyCode_Addr2Line(code: *mut PyObject, instruction: c_int) -> c_int;
     fn PyGILState_Check() -> c_int;
 }
 
-/// Code objects that frames have shown. Equal ones of one file are one: a program may compile the same text, or
-/// define the same function, again and again.
+/// Code that frames have shown. Equal code objects of one file are one code: a program may compile the same text, or
+/// define the same function, again and again. None is kept alive.
+#[derive(Default)]
 struct Codes {
-    /// Ids by address, of the code objects in `kept`.
-    by_address: FxHashMap<usize, u32>,
-    /// Kept alive so that their addresses stay theirs.
-    kept: Vec<Py<PyAny>>,
-    /// Ids by file and code object.
-    by_value: Py<PyDict>,
-    /// One object an id.
-    all: Vec<Py<PyAny>>,
+    /// Ids of code objects by address. An entry counts while its object lives; afterwards the address may be another's.
+    by_address: FxHashMap<usize, (u32, Py<PyWeakrefReference>)>,
+    /// Entries of `by_address` beyond which dead ones are dropped.
+    most: usize,
+    /// Ids by digest of file and contents.
+    by_value: FxHashMap<u64, u32>,
+    /// By id.
+    all: Vec<Code>,
 }
 
-/// Code objects that are kept alive for being found by address; further ones are found by value.
-const MAX_KEPT: usize = 1 << 14;
+/// What is told of a code.
+struct Code {
+    file: String,
+    /// Qualified name.
+    name: String,
+    /// First byte of the instructions of each line, and the line.
+    lines: Box<[(c_int, c_int)]>,
+}
+
+/// Addresses that are kept without a look whether their objects live.
+const MANY: usize = 1 << 10;
 
 static CODES: Mutex<Option<Codes>> = Mutex::new(None);
 
@@ -48,25 +58,23 @@ static CODES: Mutex<Option<Codes>> = Mutex::new(None);
 const OUR_OWN: u32 = u32::MAX;
 
 impl Codes {
-    fn new(py: Python<'_>) -> Codes {
-        let by_value = PyDict::new(py).unbind();
-        Codes { by_address: FxHashMap::default(), kept: Vec::new(), by_value, all: Vec::new() }
-    }
-
     /// Takes over a new reference.
     fn intern(&mut self, code: *mut PyObject, py: Python<'_>) -> u32 {
-        if let Some(&id) = self.by_address.get(&(code as usize)) {
-            // SAFETY: the reference is ours, and `kept` holds another one.
-            unsafe { Py_DecRef(code) };
-            return id;
-        }
         // SAFETY: PyFrame_GetCode gave a new reference to an object.
         let code = unsafe { Bound::from_owned_ptr(py, code) };
         let address = code.as_ptr() as usize;
+        if let Some((id, object)) = self.by_address.get(&address)
+            && object.bind(py).upgrade().is_some_and(|object| object.is(&code))
+        {
+            return *id;
+        }
         let id = self.id_by_value(&code).unwrap_or(0);
-        if self.kept.len() < MAX_KEPT {
-            self.by_address.insert(address, id);
-            self.kept.push(code.unbind());
+        if self.by_address.len() >= self.most.max(MANY) {
+            self.by_address.retain(|_, (_, object)| object.bind(py).upgrade().is_some());
+            self.most = 2 * self.by_address.len();
+        }
+        if let Ok(object) = PyWeakrefReference::new(&code) {
+            self.by_address.insert(address, (id, object.unbind()));
         }
         id
     }
@@ -76,15 +84,32 @@ impl Codes {
         if file.contains("/torch_tandem/") {
             return Ok(OUR_OWN);
         }
-        let key = (file, code);
-        let by_value = self.by_value.bind(code.py());
-        if let Some(id) = by_value.get_item(&key)? {
-            return id.extract();
+        let mut hasher = DefaultHasher::new();
+        file.hash(&mut hasher);
+        // Version 2 of the format says the same of equal objects, whoever else refers to their parts.
+        let bytes = code.py().import("marshal")?.call_method1("dumps", (code, 2))?;
+        bytes.cast::<PyBytes>()?.as_bytes().hash(&mut hasher);
+        let digest = hasher.finish();
+        if let Some(id) = self.by_value.get(&digest) {
+            return Ok(*id);
         }
+        let mut lines = Vec::new();
+        for line in code.call_method0("co_lines")?.try_iter()? {
+            let (start, _, line): (c_int, c_int, Option<c_int>) = line?.extract()?;
+            lines.extend(line.map(|line| (start, line)));
+        }
+        let name = code.getattr("co_qualname")?.extract()?;
         let id = self.all.len() as u32;
-        by_value.set_item(key, id)?;
-        self.all.push(code.clone().unbind());
+        self.by_value.insert(digest, id);
+        self.all.push(Code { file, name, lines: lines.into() });
         Ok(id)
+    }
+}
+
+impl Code {
+    fn line(&self, instruction: c_int) -> c_int {
+        let behind = self.lines.partition_point(|(start, _)| *start <= instruction);
+        behind.checked_sub(1).map_or(-1, |at| self.lines[at].1)
     }
 }
 
@@ -93,7 +118,7 @@ pub fn walk_stack() -> Stack {
     let mut stack = Stack::default();
     Python::attach(|py| {
         let mut codes = CODES.lock();
-        let codes = codes.get_or_insert_with(|| Codes::new(py));
+        let codes = codes.get_or_insert_default();
         // SAFETY: the GIL is held; the first frame is borrowed, those behind it are new references that are
         // dropped one step later; code objects are handed to `intern`, which takes them over.
         unsafe {
@@ -131,14 +156,10 @@ impl FrameText {
     }
 }
 
-fn describe_frame(frame: Frame, py: Python<'_>) -> Option<FrameText> {
-    let code = CODES.lock().as_ref()?.all.get(frame.code as usize)?.clone_ref(py).into_bound(py);
-    Some(FrameText {
-        file: code.getattr("co_filename").ok()?.extract().ok()?,
-        // SAFETY: a code object, with the GIL held.
-        line: unsafe { PyCode_Addr2Line(code.as_ptr(), frame.instruction) },
-        name: code.getattr("co_qualname").ok()?.extract().ok()?,
-    })
+fn describe_frame(frame: Frame) -> Option<FrameText> {
+    let codes = CODES.lock();
+    let code = codes.as_ref()?.all.get(frame.code as usize)?;
+    Some(FrameText { file: code.file.clone(), line: code.line(frame.instruction), name: code.name.clone() })
 }
 
 /// Frames in words, described once each.
@@ -146,22 +167,22 @@ fn describe_frame(frame: Frame, py: Python<'_>) -> Option<FrameText> {
 pub struct Lines(FxHashMap<Frame, Option<Rc<FrameText>>>);
 
 impl Lines {
-    fn frames(&mut self, frames: &[Frame], py: Python<'_>) -> Vec<Rc<FrameText>> {
+    fn frames(&mut self, frames: &[Frame]) -> Vec<Rc<FrameText>> {
         let mut text =
-            |f: &Frame| self.0.entry(*f).or_insert_with(|| describe_frame(*f, py).map(Rc::new)).clone();
+            |f: &Frame| self.0.entry(*f).or_insert_with(|| describe_frame(*f).map(Rc::new)).clone();
         frames.iter().filter_map(&mut text).collect()
     }
 
     /// `file.py:12 in train`: the innermost frame of the location that is the user's. For an op that autograd
     /// itself issues it is that of the forward op.
-    pub fn user_line(&mut self, location: LocationId, locations: &Locations, py: Python<'_>) -> String {
+    pub fn user_line(&mut self, location: LocationId, locations: &Locations) -> String {
         let place = locations.get(location);
-        let frames = self.frames(locations.frames(location), py);
+        let frames = self.frames(locations.frames(location));
         let in_engine = frames.first().is_some_and(|f| f.name == "_engine_run_backward");
         if let (Some(backward), true) = (place.backward, in_engine)
             && backward.forward != LocationId::UNKNOWN
         {
-            return self.user_line(backward.forward, locations, py);
+            return self.user_line(backward.forward, locations);
         }
         let user = frames.iter().find(|f| f.is_users()).or(frames.last());
         user.map_or_else(|| "unknown".into(), |f| format!("{}:{} in {}", f.file, f.line, f.name))
@@ -169,8 +190,8 @@ impl Lines {
 
     /// The functions on the way to an op, outermost first, each with the line that calls the next; for an op of
     /// backward, those of the forward op.
-    pub fn functions(&mut self, location: LocationId, locations: &Locations, py: Python<'_>) -> Vec<String> {
-        let frames = self.frames(locations.user_frames(location), py);
+    pub fn functions(&mut self, location: LocationId, locations: &Locations) -> Vec<String> {
+        let frames = self.frames(locations.user_frames(location));
         let passes_on = |f: &FrameText| f.file.ends_with("/torch/nn/modules/module.py");
         let named = |f: &Rc<FrameText>| format!("{}:{}", f.name, f.line);
         frames.iter().rev().filter(|f| !passes_on(f)).map(named).collect()
@@ -178,8 +199,8 @@ impl Lines {
 }
 
 /// [`Lines::user_line`], once.
-pub fn user_line(location: LocationId, locations: &Locations, py: Python<'_>) -> String {
-    Lines::default().user_line(location, locations, py)
+pub fn user_line(location: LocationId, locations: &Locations) -> String {
+    Lines::default().user_line(location, locations)
 }
 
 /// Whether the calling thread holds the GIL.
