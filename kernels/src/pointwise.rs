@@ -587,7 +587,7 @@ fn table() -> Vec<Row> {
         ("elu", Same, 1, |a| {
             let (alpha, scale, input_scale) = (a.number(1), a.number(2), a.number(3));
             let x = &a.x[0];
-            a.ty.is_float().then(|| x.gt(0.0).select(x * &scale, (x * input_scale).f("expm1_") * (alpha * &scale)))
+            a.ty.is_float().then(|| x.lt(0.0).select((x * input_scale).f("expm1_") * (alpha * &scale), x * &scale))
         }),
         ("leaky_relu", Same, 1, |a| { let s = a.number(1); a.ty.is_float().then(|| a.x[0].gt(0.0).select(&a.x[0], &a.x[0] * s)) }),
         ("leaky_relu_backward", Same, 2, |a| { let s = a.number(2); Some(a.x[1].gt(0.0).select(&a.x[0], &a.x[0] * s)) }),

@@ -14,7 +14,8 @@ OPERATORS = """
     gelu_backward hardsigmoid hardswish_backward hardtanh hardtanh_backward heaviside hypot leaky_relu
     leaky_relu_backward lerp lerp_ logaddexp mish_backward neg neg_ nextafter pow remainder relu round rsub
     sigmoid_backward silu silu_ softplus softplus_backward softshrink sub sub_ tanh_backward threshold
-    threshold_backward trunc where bitwise_and logical_and clamp clamp_ maximum eq sqrt
+    threshold_backward trunc where xlogy mish logit copysign lcm nan_to_num sinc bitwise_and logical_and
+    clamp clamp_ maximum eq sqrt
 """
 
 
@@ -22,8 +23,8 @@ def choices(argument: torch.Argument) -> tuple[Any, ...]:
     """What an argument may be; the first is what nearly every operator accepts."""
     kind = str(argument.type)
     if kind in ("str", "Optional[str]"):
-        return (argument.default_value or "floor",)
-    others = {"Tensor": DTYPES, "number": (2.5, 2, True), "Optional[number]": (2.5, 2, None)}
+        return (argument.default_value or "floor", "x")
+    others = {"Tensor": DTYPES, "number": (2.5, 2, True, 1j), "Optional[number]": (2.5, 2, None)}
     return others.get(kind) or ({"bool": False, "float": 0.5, "int": 0}.get(kind),)
 
 
@@ -68,3 +69,108 @@ def test_other_dtypes_behind_accepted_ones(name):
             if refused is None:
                 assert result.stride() == expected.stride()
                 torch.testing.assert_close(result.cpu(), expected, equal_nan=True)
+
+
+NUMBERS = {
+    torch.float32: (1e39, -1e300, float("inf"), float("nan"), 2**200, 2.5 + 1j),
+    torch.float16: (1e5, float("-inf"), 70000),
+    torch.int32: (float("nan"), float("inf"), 2**31, -(2**31) - 1, 1e10, 2.5, 1j),
+    torch.int8: (128, 300, -129, 1e3),
+    torch.uint8: (256, -1, -300, float("nan")),
+    torch.bool: (2, float("nan"), 1.1),
+}
+
+
+def lines(x: torch.Tensor, n: Any) -> dict[str, Any]:
+    """What may be done with a tensor and a number."""
+    y = x.clone()
+    fill = torch.nn.functional
+    return {
+        "fill_": lambda: y.fill_(n),
+        "full": lambda: torch.full((2,), n, dtype=x.dtype, device=x.device),
+        "full_like": lambda: torch.full_like(x, n),
+        "clamp": lambda: x.clamp(max=n),
+        "clamp_": lambda: y.clamp_(n, n),
+        "add": lambda: torch.add(x, x, alpha=n),
+        "sub_": lambda: y.sub_(x, alpha=n),
+        "masked_fill": lambda: x.masked_fill(x > 0, n),
+        "masked_fill_": lambda: y.masked_fill_(x > 0, n),
+        "where": lambda: torch.where(x > 0, x, n),
+        "addcmul": lambda: torch.addcmul(x, x, x, value=n),
+        "plus": lambda: x + n,
+        "times": lambda: x * n,
+        "less": lambda: x < n,
+        "pow": lambda: x**n,
+        "foreach": lambda: torch._foreach_add([x, x], n)[1],
+        "foreach_": lambda: (torch._foreach_mul_([y], n), y)[1],
+        "foreach_alpha": lambda: torch._foreach_add([x], [x], alpha=n)[0],
+        "index_fill": lambda: x.index_fill(0, torch.tensor([0], device=x.device), n),
+        "setitem": lambda: y.__setitem__(0, n) or y,
+        "pad": lambda: fill.pad(x, (1, 1), value=n),
+        "threshold": lambda: fill.threshold(x, 0.5, n),
+        "softshrink": lambda: fill.softshrink(x, n),
+        "hardshrink": lambda: fill.hardshrink(x, n),
+        "leaky_relu": lambda: fill.leaky_relu(x, n),
+        "elu": lambda: fill.elu(x, n),
+        "lerp": lambda: torch.lerp(x, x, n),
+        "nan_to_num": lambda: x.nan_to_num(n),
+    }
+
+
+def outcome(line: Any) -> tuple[Any, str | None]:
+    try:
+        return line(), None
+    except Exception as error:
+        return None, type(error).__name__
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_numbers_out_of_range_behind_ordinary_ones(dtype):
+    for name in lines(torch.ones(1), 1):
+        for corner in NUMBERS[dtype]:
+            # The types of numbers are told apart: each corner comes behind ordinary numbers of its own type.
+            numbers = [type(corner)(1)] * 4 + [corner] * 2
+            for step, number in enumerate(numbers):
+                torch_tandem.set_mode("trace" if step < 3 else "lazy")
+                results = []
+                for device in ("tandem", "cpu"):
+                    x = torch.tensor([0, 1, 1]).to(dtype).to(device)
+                    results.append(outcome(lines(x, number)[name]))
+                torch_tandem.mark_step()
+                (result, error), (expected, refused) = results
+                where = f"{name} of {dtype} with {number}, after {step} calls"
+                assert error == refused, where
+                if refused is None:
+                    torch.testing.assert_close(result.cpu(), expected, equal_nan=True, msg=where)
+
+
+SLOPES = {
+    "leaky_relu_": torch.nn.functional.leaky_relu_,
+    "elu_": torch.nn.functional.elu_,
+    "celu_": torch.nn.functional.celu_,
+    "rrelu_": lambda x, slope: torch.nn.functional.rrelu_(x, slope, slope),
+}
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_gradients_that_need_what_was_overwritten(name):
+    for mode in ("trace", "lazy"):
+        torch_tandem.reset()
+        for step, slope in enumerate([0.1, 0.1, 0.1, 0.2, -0.5, 0.3, -0.1]):
+            torch_tandem.set_mode("trace" if step < 3 else mode)
+            results = []
+            for device in ("tandem", "cpu"):
+                x = torch.tensor([-2.0, -0.5, 0.5]).to(device).requires_grad_()
+
+                def line(x=x, slope=slope):
+                    y = x * 1
+                    SLOPES[name](y, slope)
+                    y.sum().backward()
+                    return x.grad
+
+                results.append(outcome(line))
+            torch_tandem.mark_step()
+            (result, error), (expected, refused) = results
+            assert error == refused, f"{name} by {slope}, after {step} calls"
+            if refused is None:
+                torch.testing.assert_close(result.cpu(), expected)

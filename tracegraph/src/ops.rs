@@ -52,7 +52,7 @@ pub struct OpInfo {
     /// Some argument is a fed number.
     has_numbers: bool,
     /// What numbers it accepts.
-    bound: Option<Bound>,
+    bounds: Box<[Bound]>,
 }
 
 /// Why a default-backend kernel of PyTorch's is left in place instead of being captured.
@@ -177,8 +177,10 @@ const BOUNDS: &[(&str, usize, f64, f64)] = &[
     ("log_normal_", 2, f64::MIN_POSITIVE, f64::INFINITY),
     ("native_dropout", 1, 0.0, 1.0),
     ("normal_", 2, 0.0, f64::INFINITY),
+    ("rrelu_with_noise_backward", 3, 0.0, f64::INFINITY),
+    ("rrelu_with_noise_backward", 4, 0.0, f64::INFINITY),
     ("smooth_l1_loss", 3, 0.0, f64::INFINITY),
-    ("softshrink", 1, 0.0, f64::INFINITY),
+    ("softshrink", 1, 0.0, f64::MAX),
 ];
 
 /// Powers of integer tensors, whose exponents must not be negative.
@@ -186,20 +188,19 @@ const INTEGER_POWERS: &[(&str, usize)] =
     &[("pow", 1), ("pow_", 1), ("_foreach_pow", 1), ("_foreach_pow_", 1)];
 
 impl Bound {
-    fn of(base: &str) -> Option<Bound> {
-        let base = base.strip_prefix("aten::")?;
-        let bound = BOUNDS.iter().find(|(name, ..)| *name == base);
-        let power = INTEGER_POWERS.iter().find(|(name, _)| *name == base);
-        bound
-            .map(|&(_, argument, least, greatest)| Bound { argument, least, greatest, of_integers: false })
-            .or_else(|| {
-                power.map(|&(_, argument)| Bound {
-                    argument,
-                    least: 0.0,
-                    greatest: f64::INFINITY,
-                    of_integers: true,
-                })
-            })
+    fn of(base: &str) -> Box<[Bound]> {
+        let base = base.strip_prefix("aten::").unwrap_or(base);
+        let bounds = BOUNDS
+            .iter()
+            .filter(|(name, ..)| *name == base)
+            .map(|&(_, argument, least, greatest)| Bound { argument, least, greatest, of_integers: false });
+        let powers = INTEGER_POWERS.iter().filter(|(name, _)| *name == base).map(|&(_, argument)| Bound {
+            argument,
+            least: 0.0,
+            greatest: f64::INFINITY,
+            of_integers: true,
+        });
+        bounds.chain(powers).collect()
     }
 
     fn takes(&self, arg: &Arg<'_>, dtype: Dtype) -> bool {
@@ -242,7 +243,7 @@ impl OpInfo {
         let numbers = call.args.iter().zip(&self.args).filter(|(_, class)| **class == ArgClass::Value);
         let mut numbers = numbers.map(|(arg, _)| arg);
         numbers.all(|number| fits(number, dtype))
-            && self.bound.is_none_or(|b| call.args.get(b.argument).is_none_or(|arg| b.takes(arg, dtype)))
+            && self.bounds.iter().all(|b| call.args.get(b.argument).is_none_or(|arg| b.takes(arg, dtype)))
     }
 
     /// Whether a call's output shapes depend on data.
@@ -295,7 +296,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
         id,
         name: decl.name.into(),
         has_numbers: args.contains(&ArgClass::Value),
-        bound: Bound::of(base),
+        bounds: Bound::of(base),
         args: args.into(),
         writes: decl.written.contains(&true),
         written: decl.written.into(),

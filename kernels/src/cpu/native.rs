@@ -20,7 +20,7 @@ use crate::host::{Buffer, Exception};
 use crate::outputs::OutputRule;
 use crate::plan::{self, Before, Draft, Ending, Feed, Fuser, RowSums};
 use crate::program::OpRun;
-use crate::shapes::is_dense;
+use crate::shapes::{Dims, dense, is_dense};
 
 /// Traced calls whose kernels are kept, and kinds of calls of which it is known whether PyTorch accepts them.
 const MOST_TRACED: usize = 1 << 14;
@@ -171,19 +171,19 @@ impl Signature {
     }
 }
 
-/// What PyTorch accepts a point-wise call by, shapes aside.
+/// What PyTorch accepts a point-wise call by: everything but how long dimensions are that are longer than 1.
 #[derive(PartialEq, Eq, Hash)]
 struct Kind {
     op: OpId,
     default_dtype: Dtype,
-    /// Of each input its place, dtype, flags and number of dimensions.
-    inputs: SmallVec<[(u8, Dtype, u16, usize); 3]>,
+    /// Of each input its place, dtype, flags, and for each dimension 1 or 2.
+    inputs: SmallVec<[(u8, Dtype, u16, Dims); 3]>,
     args: SmallVec<[ArgKey; 6]>,
 }
 
 impl Kind {
     fn of(call: &Call<'_>) -> Kind {
-        let kind = |i: &Input<'_>| (place_key(i), i.dtype, i.flags & flags::META, i.sizes.len());
+        let kind = |i: &Input<'_>| (place_key(i), i.dtype, i.flags & flags::META, shortened(i.sizes));
         Kind {
             op: call.op,
             default_dtype: call.default_dtype,
@@ -193,26 +193,39 @@ impl Kind {
     }
 }
 
-/// Sizes and strides of tensors with one element.
-const ONES: [i64; 64] = [1; 64];
+/// Sizes of at most 2 that broadcast as others do.
+fn shortened(sizes: &[i64]) -> Dims {
+    sizes.iter().map(|size| (*size).min(2)).collect()
+}
 
-/// Whether PyTorch's kernel accepts a call like this, with tensors of one element each, and gives the dtypes that the
-/// outputs say: no table here repeats what PyTorch refuses.
+/// Dimensions of tensors that are tried out.
+const MOST_DIMS: usize = 8;
+
+/// Whether PyTorch's kernel accepts a call like this, with short tensors, and gives the dtypes that the outputs say: no
+/// table here repeats what PyTorch refuses.
 fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernels) -> bool {
     let mut small = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
     small.default_dtype = call.default_dtype;
+    let shape = |input: &Input<'_>| {
+        let sizes = shortened(input.sizes);
+        (dense(&sizes), sizes)
+    };
+    let shapes: Vec<(Dims, Dims)> = call.inputs.iter().map(shape).collect();
     let mut tensors: SmallVec<[Buffer; 4]> = SmallVec::new();
-    for input in &mut small.inputs {
-        let Some(ones) = ONES.get(..input.sizes.len()) else { return false };
-        if matches!(input.place, Place::Absent | Place::Inline(_)) || ones.is_empty() && place_key(input) == 2
-        {
+    for (input, (strides, sizes)) in small.inputs.iter_mut().zip(&shapes) {
+        let by_value = matches!(input.place, Place::Absent | Place::Inline(_));
+        if by_value || sizes.is_empty() && matches!(input.place, Place::Host(_)) {
             continue;
         }
-        let tensor = Buffer::adopt(host.buffer_new(input.dtype.size() as u64), host);
-        // SAFETY: the buffer is this function's own, and has the bytes of one element.
-        unsafe { host.buffer_bytes(tensor.as_ptr()).0.write_bytes(0, input.dtype.size()) };
+        if sizes.len() > MOST_DIMS {
+            return false;
+        }
+        let nbytes = sizes.iter().product::<i64>() as usize * input.dtype.size();
+        let tensor = Buffer::adopt(host.buffer_new(nbytes as u64), host);
+        // SAFETY: the buffer is this function's own, and has so many bytes.
+        unsafe { host.buffer_bytes(tensor.as_ptr()).0.write_bytes(0, nbytes) };
         (input.place, input.offset) = (Place::Buffer(tensor.as_ptr()), 0);
-        (input.sizes, input.strides) = (ones, ones);
+        (input.sizes, input.strides) = (sizes, strides);
         tensors.push(tensor);
     }
     let dtypes = |outputs: &Outputs| {
