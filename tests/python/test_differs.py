@@ -125,6 +125,18 @@ def interpolated(device):
         yield out
 
 
+def masked_encoder(device):
+    torch.manual_seed(1)
+    encoder = (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).to(device).eval()
+    )
+    padding = torch.arange(5) >= torch.tensor([[3], [5]])
+    for step in range(STEPS):
+        with torch.no_grad():
+            out = encoder(data(2, 5, 8, seed=step).to(device), src_key_padding_mask=padding.to(device))
+        yield out.cpu()[~padding]
+
+
 CHOICES = {
     "`torch.optim` with neither `foreach` nor `fused`": [optimized(torch.optim.Adam)],
     "`AveragedModel` without a function": [averaged],
@@ -132,6 +144,7 @@ CHOICES = {
     "`nn.GRU`": [layer(nn.GRU, 6, 3, 4)],
     "`nn.RNN`": [layer(nn.RNN, 6, 3, 4)],
     "`nn.LSTMCell` and `nn.GRUCell`": [layer(nn.LSTMCell, 3, 4), layer(nn.GRUCell, 3, 4)],
+    "`nn.TransformerEncoder` in evaluation, with a padding mask": [masked_encoder],
     "`torch.autocast`": [under_autocast],
     "`F.interpolate` under deterministic algorithms": [interpolated],
 }

@@ -1,6 +1,8 @@
 """What may change from step to step without a divergence: sizes, numbers, and which elements are read."""
 
+import gc
 import random
+import weakref
 
 import torch
 from helpers import check, diverged
@@ -225,3 +227,23 @@ def test_errors_that_are_caught_in_every_step():
             yield loss.detach(), errors, model.weight.detach().clone()
 
     never_retraced(program)
+
+
+# --- code ---------------------------------------------------------------------------------------
+
+
+def test_code_that_is_made_anew_each_time():
+    made = []
+
+    def program(device):
+        x = torch.ones(3, device=device)
+        for _ in range(STEPS):
+            names = {}
+            exec(compile("def step(x):\n    return x * 0.5 + 1", "<made>", "exec"), names)
+            made.append(weakref.ref(names["step"].__code__))
+            x = names["step"](x)
+            yield x
+
+    never_retraced(program)
+    gc.collect()
+    assert not any(code() for code in made), "code that nobody can run any more is kept alive"
