@@ -1,4 +1,4 @@
-"""Floats as integers: towards zero, and beyond the integer's range what eager makes of them on this machine."""
+"""Floats as integers: towards zero, and beyond the range what eager makes of them on this machine."""
 
 import pytest
 import torch
