@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
+use tandem_tracegraph::ops::overwrites;
 use tandem_tracegraph::tensor_meta::flags;
 
 use super::computation::Computation;
@@ -31,8 +32,8 @@ enum Contents {
     Undefined(u64),
     /// Bytes.
     Ready(Buffer),
-    /// What would have written it failed.
-    Poisoned(Arc<Failure>),
+    /// What would have written so many bytes failed.
+    Poisoned(Arc<Failure>, u64),
 }
 
 type Group = Computation<Slot, Feed>;
@@ -87,7 +88,7 @@ impl Machine {
         }
         match contents {
             Contents::Ready(buffer) => Ok(buffer.as_ptr()),
-            Contents::Poisoned(failure) => Err(Absent::Poisoned(failure.clone())),
+            Contents::Poisoned(failure, _) => Err(Absent::Poisoned(failure.clone())),
             Contents::Free | Contents::Undefined(_) => Err(Absent::Free),
         }
     }
@@ -103,6 +104,7 @@ impl Machine {
 
     /// Replaces storage ids by buffers.
     fn resolve(&mut self, call: &mut Call<'_>, location: LocationId) -> Result<(), CallFailure> {
+        self.heal(call);
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
             match self.buffer(id) {
@@ -238,9 +240,34 @@ impl Machine {
         Some(called)
     }
 
-    fn poison(&mut self, ids: &[StorageId], failure: &Arc<Failure>) {
-        for id in ids {
-            *self.slot(*id) = Contents::Poisoned(failure.clone());
+    fn poison(&mut self, id: StorageId, nbytes: u64, failure: &Arc<Failure>) {
+        *self.slot(id) = Contents::Poisoned(failure.clone(), nbytes);
+    }
+
+    /// The size of a storage.
+    fn nbytes(&self, id: StorageId) -> u64 {
+        match self.storages.get(id.index()) {
+            Some(Contents::Ready(buffer)) => self.host.buffer_bytes(buffer.as_ptr()).1,
+            Some(Contents::Undefined(nbytes) | Contents::Poisoned(_, nbytes)) => *nbytes,
+            Some(Contents::Free) | None => 0,
+        }
+    }
+
+    /// Before a call that writes all of a poisoned storage and reads nothing of it, the storage is a new one: a program
+    /// that caught the exception loads its state.
+    fn heal(&mut self, call: &Call<'_>) {
+        let Some(to) = call.inputs.first() else { return };
+        let Place::Storage { id, .. } = to.place else { return };
+        if let Some(Contents::Poisoned(_, nbytes)) = self.storages.get(id.index())
+            && to.offset == 0
+            && to.meta().extent_bytes(0) == *nbytes
+            && to.sizes.iter().product::<i64>() as u64 * to.dtype.size() as u64 == *nbytes
+            && overwrites(&self.host.op_name(call.op))
+            && !call.inputs[1..]
+                .iter()
+                .any(|i| matches!(i.place, Place::Storage { id: other, .. } if other == id))
+        {
+            *self.slot(id) = Contents::Undefined(*nbytes);
         }
     }
 }
@@ -299,7 +326,7 @@ impl Executor for CpuExecutor {
             Contents::Ready(buffer) => {
                 host.buffer_resize(buffer.as_ptr(), nbytes).map_err(|e| self.machine.no_memory(e))
             }
-            Contents::Poisoned(failure) => Err(CallFailure::Poisoned(failure.clone())),
+            Contents::Poisoned(failure, _) => Err(CallFailure::Poisoned(failure.clone())),
             Contents::Free | Contents::Undefined(_) => self.machine.allocate(id, nbytes),
         }
     }
@@ -417,8 +444,12 @@ impl Machine {
         let written: Ids = op.step.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
         if let Err(failure) = self.step(&mut op) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
-            self.poison(op.fresh, &failure);
-            self.poison(&written, &failure);
+            for (id, nbytes) in op.fresh.iter().zip(&op.variant.outputs.fresh) {
+                self.poison(*id, *nbytes, &failure);
+            }
+            for id in written {
+                self.poison(id, self.nbytes(id), &failure);
+            }
             self.failures.push(failure);
         }
     }

@@ -17,7 +17,7 @@ use crate::executor::HostKernels;
 use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::feeds::{Scalar, of_arg};
 use crate::host::Buffer;
-use crate::outputs::OutputRule;
+use crate::outputs::{OutputRule, have_sizes};
 use crate::plan::{self, Before, Draft, Ending, Feed, Fuser, RowSums};
 use crate::program::OpRun;
 
@@ -75,7 +75,7 @@ impl Rule {
     /// What a call gives that writes nothing; `None` where only PyTorch's kernel says.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         match self {
-            Rule::Expression(base) => new_outputs(base, call),
+            Rule::Expression(base) => new_outputs(base, call).filter(have_sizes),
             Rule::Kernel { outputs, .. } => outputs.as_ref()?.outputs(call),
         }
     }

@@ -73,7 +73,11 @@ impl GpuExecutor {
                     return Err(CallFailure::Raised(self.failure(call.op, location, Cause::Device(error))));
                 }
                 Err(Absent::Host(exception)) => {
-                    return Err(CallFailure::Raised(self.failure(call.op, location, Cause::Kernel(exception))));
+                    return Err(CallFailure::Raised(self.failure(
+                        call.op,
+                        location,
+                        Cause::Kernel(exception),
+                    )));
                 }
             }
         }

@@ -16,8 +16,8 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use self::columns::Layout;
-use super::sums::channel_sums;
 use super::scratch::filled;
+use super::sums::channel_sums;
 use super::{Kernel, Shared, contiguous, int, is_contiguous, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
 use crate::express::{Window, fresh_window};
