@@ -45,15 +45,17 @@ impl HostKernels for NoTorch {
     fn random_key(&self, _: *mut c_void) -> u64 {
         0
     }
-    fn buffer_new(&self, _: u64) -> *mut c_void {
-        std::ptr::null_mut()
+    fn buffer_new(&self, _: u64) -> Result<*mut c_void, HostError> {
+        Ok(std::ptr::null_mut())
     }
     fn buffer_retain(&self, _: *mut c_void) {}
     fn buffer_release(&self, _: *mut c_void) {}
     fn buffer_bytes(&self, _: *mut c_void) -> (*mut u8, u64) {
         (std::ptr::null_mut(), 0)
     }
-    fn buffer_resize(&self, _: *mut c_void, _: u64) {}
+    fn buffer_resize(&self, _: *mut c_void, _: u64) -> Result<(), HostError> {
+        Ok(())
+    }
     fn generator_retain(&self, _: *mut c_void) {}
     fn generator_release(&self, _: *mut c_void) {}
     fn exception_drop(&self, _: *mut c_void) {}

@@ -62,15 +62,13 @@ impl Executor for Deferred {
         matches!(&self.0, State::Open(executor) if executor.shares_cores())
     }
 
-    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) {
+    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure> {
         // Whoever uses the storage is told why there is none.
-        if let Ok(executor) = self.get() {
-            executor.allocate(id, device, nbytes);
-        }
+        self.get().map_or(Ok(()), |executor| executor.allocate(id, device, nbytes))
     }
 
-    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>> {
-        self.get()?.resize(id, nbytes)
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
+        self.get().map_err(CallFailure::Raised)?.resize(id, nbytes)
     }
 
     fn release(&mut self, id: StorageId) {

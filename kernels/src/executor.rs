@@ -124,10 +124,10 @@ pub trait Executor: Send {
     }
 
     /// Gives a storage `nbytes` undefined bytes on a device.
-    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64);
+    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure>;
 
-    /// Changes a storage's size, keeping the common prefix.
-    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>>;
+    /// Changes a storage's size, keeping the common prefix. Where it fails, the storage is what it was.
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure>;
 
     /// Frees a storage's contents, after everything that was issued before.
     fn release(&mut self, id: StorageId);
@@ -233,16 +233,16 @@ pub trait HostKernels: Send + Sync {
     /// Lets a generator of the host, the default one where it is null, be drawn from; false, and nothing drawn, where
     /// it is of another kind. Only the cpu executor asks.
     fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool;
-    /// A buffer of undefined bytes, owned by the caller.
-    fn buffer_new(&self, nbytes: u64) -> *mut c_void;
+    /// A buffer of undefined bytes, owned by the caller; PyTorch's exception where there is no memory.
+    fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError>;
     /// Takes another reference.
     fn buffer_retain(&self, buffer: *mut c_void);
     /// Drops a reference.
     fn buffer_release(&self, buffer: *mut c_void);
     /// Its bytes.
     fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64);
-    /// Changes its size, keeping the common prefix.
-    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64);
+    /// Changes its size, keeping the common prefix. Where there is no memory, it is what it was.
+    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError>;
     /// Takes another reference to a generator.
     fn generator_retain(&self, generator: *mut c_void);
     /// Drops a reference to a generator.

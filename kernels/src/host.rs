@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::executor::HostKernels;
+use crate::executor::{HostError, HostKernels};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $release:ident, $retain:ident) => {
@@ -64,6 +64,13 @@ handle!(
     generator_retain
 );
 
+impl Buffer {
+    /// A buffer of undefined bytes.
+    pub fn new(nbytes: u64, host: &'static dyn HostKernels) -> Result<Buffer, HostError> {
+        Ok(Buffer::adopt(host.buffer_new(nbytes)?, host))
+    }
+}
+
 /// A kept C++ exception.
 pub struct Exception {
     ptr: *mut c_void,
@@ -77,8 +84,8 @@ unsafe impl Sync for Exception {}
 
 impl Exception {
     /// Takes over a handle.
-    pub fn adopt(ptr: *mut c_void, host: &'static dyn HostKernels) -> Exception {
-        Exception { ptr, host }
+    pub fn adopt(error: HostError, host: &'static dyn HostKernels) -> Exception {
+        Exception { ptr: error.0, host }
     }
 
     /// The handle, valid while this lives.

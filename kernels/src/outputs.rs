@@ -35,15 +35,33 @@ impl OutputRule {
 
     /// What a call gives; `None` where only running it says.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
-        match self {
-            OutputRule::Own(gives) => gives(call),
+        let outputs = match self {
+            OutputRule::Own(gives) => gives(call)?,
             OutputRule::Pointwise(base) => {
                 let outputs = if base.in_place() { outputs_in_place(call) } else { new_outputs(base, call) }?;
                 // What cannot be computed may be what PyTorch refuses.
-                jobs(base, call, &outputs).map(|_| outputs)
+                jobs(base, call, &outputs).map(|_| outputs)?
             }
-        }
+        };
+        have_sizes(&outputs).then_some(outputs)
     }
+}
+
+/// Whether the new tensors' bytes can be counted; PyTorch refuses others.
+pub(crate) fn have_sizes(outputs: &Outputs) -> bool {
+    outputs.outs.iter().all(|out| match out {
+        OutSpec::Fresh { meta, .. } => {
+            let (item, dims) = (meta.dtype.size() as i64, meta.sizes().iter().zip(meta.strides()));
+            let further = |last: i64, dim: (&i64, &i64)| last.checked_add((dim.0 - 1).checked_mul(*dim.1)?);
+            let last =
+                dims.clone().try_fold(0, further).and_then(|last| last.checked_add(1)?.checked_mul(item));
+            // Of row-major strides, which may be wrong already.
+            let bytes = dims.clone().try_fold(item, |bytes, dim| bytes.checked_mul(*dim.0));
+            let expanded = dims.clone().any(|(_, stride)| *stride == 0);
+            meta.sizes().contains(&0) || (last.is_some() && (bytes.is_some() || expanded))
+        }
+        _ => true,
+    })
 }
 
 /// What an operator gives that writes its first argument.

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "errors.h"
 #include "host_memory.h"
 #include "values.h"
 
@@ -242,9 +243,9 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction:
 
 }  // namespace tandem
 
-extern "C" void ttc_register() {
+extern "C" int32_t ttc_register() {
   static std::once_flag once;
-  std::call_once(once, [] {
+  const auto all = [] {
     // PyTorch warns that the CPU kernels of random operators are overridden, which is meant.
     struct Silent final : c10::WarningHandler {
       void process(const c10::Warning&) override {}
@@ -253,5 +254,9 @@ extern "C" void ttc_register() {
     tandem::register_host_allocator();
     tandem::register_hooks();
     tandem::register_operators();
+  };
+  return tandem::or_kept(int32_t{TT_RAISE}, [&] {
+    std::call_once(once, all);
+    return int32_t{TT_OK};
   });
 }

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "device.h"
+#include "errors.h"
 #include "values.h"
 
 namespace tandem {
@@ -24,10 +25,13 @@ constexpr char kEmptyStrided[] = "empty_strided";
 
 }  // namespace tandem
 
-extern "C" void ttc_enable_cuda_alias() {
+extern "C" int32_t ttc_enable_cuda_alias() {
   using namespace tandem;
-  register_cuda_guard();
-  auto& cuda = library(c10::DispatchKey::CUDA);
-  cuda.impl(kEmpty, torch::CppFunction::makeFromBoxedFunction<&factory<kEmpty>>());
-  cuda.impl(kEmptyStrided, torch::CppFunction::makeFromBoxedFunction<&factory<kEmptyStrided>>());
+  return or_kept(int32_t{TT_RAISE}, [] {
+    register_cuda_guard();
+    auto& cuda = library(c10::DispatchKey::CUDA);
+    cuda.impl(kEmpty, torch::CppFunction::makeFromBoxedFunction<&factory<kEmpty>>());
+    cuda.impl(kEmptyStrided, torch::CppFunction::makeFromBoxedFunction<&factory<kEmptyStrided>>());
+    return int32_t{TT_OK};
+  });
 }

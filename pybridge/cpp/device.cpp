@@ -182,6 +182,7 @@ c10::DeviceIndex index_of(c10::Device device) {
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes) {
   void* address = nullptr;
   void* context = tt_storage_new(nbytes, static_cast<uint8_t>(device), &address);
+  if (!context) throw_pending();
   return {address, context, &tt_storage_release, c10::Device(kTandem, device)};
 }
 

@@ -259,6 +259,15 @@ at::Generator generator_of(void* g) {
 
 c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
 
+// A storage of undefined bytes, owned by the caller.
+c10::StorageImpl* new_storage(size_t nbytes) {
+  if (auto* small = take_small(nbytes)) return small;
+  const PoolGuard pool;
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
+                                               c10::GetCPUAllocator(), true)
+      .release();
+}
+
 }  // namespace
 
 }  // namespace tandem
@@ -268,13 +277,10 @@ using namespace tandem;
 extern "C" {
 
 int32_t ttc_call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
-  try {
+  return or_kept(int32_t{TT_RAISE}, [&] {
     call(op, args, n, outs);
-    return TT_OK;
-  } catch (...) {
-    keep_exception(std::current_exception());
-    return TT_RAISE;
-  }
+    return int32_t{TT_OK};
+  });
 }
 
 void ttc_clear() {
@@ -283,11 +289,7 @@ void ttc_clear() {
 }
 
 void* ttc_buffer_new(uint64_t nbytes) {
-  if (auto* small = take_small(nbytes)) return small;
-  const PoolGuard pool;
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                               c10::GetCPUAllocator(), true)
-      .release();
+  return or_kept(static_cast<void*>(nullptr), [&]() -> void* { return new_storage(nbytes); });
 }
 void ttc_buffer_retain(void* b) { c10::raw::intrusive_ptr::incref(storage(b)); }
 void ttc_buffer_release(void* b) {
@@ -296,14 +298,17 @@ void ttc_buffer_release(void* b) {
 void* ttc_buffer_data(void* b) { return storage(b)->mutable_data(); }
 uint64_t ttc_buffer_nbytes(void* b) { return storage(b)->nbytes(); }
 
-void ttc_buffer_resize(void* b, uint64_t nbytes) {
-  const PoolGuard pool;
-  auto* s = storage(b);
-  auto fresh = c10::GetCPUAllocator()->allocate(nbytes);
-  if (const auto keep = std::min<size_t>(nbytes, s->nbytes()))
-    std::memcpy(fresh.mutable_get(), s->data(), keep);
-  s->set_data_ptr_noswap(std::move(fresh));
-  s->set_nbytes(nbytes);
+int32_t ttc_buffer_resize(void* b, uint64_t nbytes) {
+  return or_kept(int32_t{TT_RAISE}, [&] {
+    const PoolGuard pool;
+    auto* s = storage(b);
+    auto fresh = c10::GetCPUAllocator()->allocate(nbytes);
+    if (const auto keep = std::min<size_t>(nbytes, s->nbytes()))
+      std::memcpy(fresh.mutable_get(), s->data(), keep);
+    s->set_data_ptr_noswap(std::move(fresh));
+    s->set_nbytes(nbytes);
+    return int32_t{TT_OK};
+  });
 }
 
 void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
@@ -316,7 +321,7 @@ void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
   }
   const size_t nbytes = empty ? 0 : (last + 1) * item;
   void* copy = ttc_buffer_new(nbytes);
-  if (nbytes)
+  if (copy && nbytes)
     std::memcpy(ttc_buffer_data(copy), static_cast<const char*>(storage(t->storage)->data()) + t->offset * item,
                 nbytes);
   *offset = 0;

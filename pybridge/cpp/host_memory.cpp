@@ -3,8 +3,10 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 
 #include <array>
+#include <new>
 #include <vector>
 
 #include "shim.h"
@@ -20,15 +22,34 @@ c10::Allocator* system_allocator() {
   return allocator;
 }
 
+// As PyTorch's allocator words it.
+void check_may_allocate(size_t nbytes) {
+  TORCH_CHECK(tt_may_allocate(), "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", nbytes,
+              " bytes. Error code 12 (Cannot allocate memory)");
+}
+
+// What `allocate` gives. Memory that the pool keeps free is no reason to fail.
+template <class Allocate>
+auto from_system(Allocate allocate) {
+  try {
+    return allocate(*system_allocator());
+  } catch (const c10::Error&) {
+    if (!tt_pool_trim()) throw;
+  }
+  return allocate(*system_allocator());
+}
+
 void give_back(void* block) {
   if (!tt_pool_give(block)) system_allocator()->raw_deleter()(block);
 }
 
 struct HostAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
-    if (pooled > 0)
+    if (pooled > 0) {
+      check_may_allocate(nbytes);
       if (void* block = tt_pool_take(nbytes)) return {block, block, &give_back, c10::DeviceType::CPU};
-    return system_allocator()->allocate(nbytes);
+    }
+    return from_system([&](c10::Allocator& system) { return system.allocate(nbytes); });
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, std::size_t nbytes) const override {
@@ -56,7 +77,11 @@ class SmallStorages {
 
   bool keep(c10::StorageImpl* s) {
     if (kept_ + taken_by(s->nbytes()) > kMost) return false;
-    free_[lines(s->nbytes())].push_back(s);
+    try {
+      free_[lines(s->nbytes())].push_back(s);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
     kept_ += taken_by(s->nbytes());
     return true;
   }
@@ -82,11 +107,13 @@ thread_local SmallStorages small;
 
 c10::StorageImpl* take_small(size_t nbytes) {
   if (nbytes == 0 || SmallStorages::lines(nbytes) > SmallStorages::kLines) return nullptr;
+  check_may_allocate(nbytes);
   if (auto* s = small.take(nbytes)) {
     s->set_nbytes(nbytes);
     return s;
   }
-  auto* block = system_allocator()->raw_allocate(SmallStorages::lines(nbytes) * SmallStorages::kLine);
+  const size_t whole = SmallStorages::lines(nbytes) * SmallStorages::kLine;
+  auto* block = from_system([&](c10::Allocator& system) { return system.raw_allocate(whole); });
   c10::DataPtr data(block, block, &free_small, c10::DeviceType::CPU);
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data),
                                                c10::GetCPUAllocator(), true)

@@ -145,10 +145,15 @@ void tt_with_gil(void (*body)(void* data), void* data);
 void* tt_pool_take(size_t nbytes);
 // Takes a block back; 0 where it is not the pool's.
 int32_t tt_pool_give(void* block);
+// Gives what the pool keeps free back to the system; 0 where that is nothing.
+int32_t tt_pool_trim();
+// Whether the next allocation of host memory for Tandem may be made: tests make some fail.
+int32_t tt_may_allocate();
 
 // --- C++, called by Rust -----------------------------------------------------------------------
+// No exception may leave these functions. Those that may throw keep it for ttc_take_exception and return TT_RAISE, or null.
 
-void ttc_register();
+int32_t ttc_register();
 // The calling thread's current device, which exists.
 int32_t ttc_current_device();
 void ttc_set_device(int32_t device);
@@ -156,13 +161,15 @@ void ttc_set_device(int32_t device);
 // Values that are not tensors are kept for the functor that waits on the same thread.
 int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
 void ttc_clear();
+// A storage of so many undefined bytes; null where there is no memory.
 void* ttc_buffer_new(uint64_t nbytes);
 void ttc_buffer_retain(void* buffer);
 void ttc_buffer_release(void* buffer);
 void* ttc_buffer_data(void* buffer);
 uint64_t ttc_buffer_nbytes(void* buffer);
-void ttc_buffer_resize(void* buffer, uint64_t nbytes);
-// A dense copy of a host window's extent; `offset` receives the window's offset in it.
+// Where there is no memory, the storage is what it was.
+int32_t ttc_buffer_resize(void* buffer, uint64_t nbytes);
+// A dense copy of a host window's extent, null where there is no memory; `offset` receives the window's offset in it.
 void* ttc_snapshot(const TtTensor* window, int64_t* offset);
 // Threads that PyTorch's kernels run on.
 uint32_t ttc_num_threads();
@@ -190,7 +197,7 @@ void ttc_generator_state(void* generator, uint32_t* words, int32_t* left, uint32
 void ttc_set_generator_state(void* generator, const uint32_t* words, int32_t left, uint32_t next);
 void ttc_generator_retain(void* generator);
 void ttc_generator_release(void* generator);
-// The exception of the last failed ttc_call on this thread, as an owned handle.
+// The exception of this thread's last function that failed, as an owned handle.
 void* ttc_take_exception();
 void ttc_drop_exception(void* exception);
 // Which builtin Python exception it is (TtException), and its message, cut to `capacity` bytes.
@@ -205,7 +212,7 @@ void ttc_use_thread_settings(int32_t settings);
 void ttc_site(TtSite* site);
 void ttc_enter_graph_runner();
 void ttc_single_threaded_backward(int32_t on);
-void ttc_enable_cuda_alias();
+int32_t ttc_enable_cuda_alias();
 // Nanoseconds to make and free one tensor and its storage, for the benchmark that sets Tandem's cost beside it.
 double ttc_time_torch_objects(int64_t times);
 // Makes one torch.Generator (a PyObject*) share the default CPU generator of another; whether it did.

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Storage.h>
+#include <c10/core/impl/COW.h>
 
 #include <chrono>
 #include <limits>
@@ -89,6 +90,8 @@ void Encoder::encode_tensor(const at::Tensor& t) {
         t.scalar_type(), "; call .to_dense() or .dequantize() on it first");
     out.place = TT_HOST;
     out.storage = impl->unsafe_storage().unsafeGetStorageImpl();
+    // Here an exception may be thrown: a copy that was put off until somebody writes is made now.
+    if (c10::impl::cow::is_cow_data_ptr(impl->unsafe_storage().data_ptr())) impl->unsafe_storage().mutable_data();
   } else {
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
                 t.device(), " and tandem:", static_cast<int>(this->device()), "!");

@@ -33,7 +33,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Reply, context_of, fill, storage_of};
 use crate::ffi::*;
-use crate::host::{SHIM, in_executor};
+use crate::host::{SHIM, in_executor, kept};
 use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack};
 
 /// Bytes of address space in which tandem tensors have their addresses.
@@ -395,6 +395,14 @@ pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
     }
 }
 
+/// What a registration with PyTorch says.
+pub fn registered(status: i32) -> Result<(), Raise> {
+    match status {
+        OK => Ok(()),
+        _ => Err(Raise::Message(describe_exception(&Exception::adopt(kept(), &SHIM)).1)),
+    }
+}
+
 /// The kind (`TtException`) and the message of a kept exception.
 fn describe_exception(exception: &Exception) -> (i32, String) {
     let mut message = vec![0u8; 4096];
@@ -512,7 +520,7 @@ unsafe extern "C" fn tt_fetch(
 unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut c_void) -> *mut c_void {
     let mut context = std::ptr::null_mut();
     for_shim(|| {
-        let made = settled(|engine| engine.create_storage(nbytes, device))?;
+        let made = settled(|engine| engine.create_storage(nbytes, device))??;
         context = context_of(made.id);
         // SAFETY: the caller's promise.
         unsafe { *address = made.address as *mut c_void };

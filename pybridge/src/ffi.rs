@@ -144,7 +144,7 @@ pub struct TtProduct {
 }
 
 unsafe extern "C" {
-    pub fn ttc_register();
+    pub fn ttc_register() -> i32;
     pub fn ttc_current_device() -> i32;
     pub fn ttc_set_device(device: i32);
     pub fn ttc_call(op: u32, args: *const TtArg, n_args: usize, outs: *mut TtOuts) -> i32;
@@ -154,7 +154,7 @@ unsafe extern "C" {
     pub fn ttc_buffer_release(buffer: *mut c_void);
     pub fn ttc_buffer_data(buffer: *mut c_void) -> *mut c_void;
     pub fn ttc_buffer_nbytes(buffer: *mut c_void) -> u64;
-    pub fn ttc_buffer_resize(buffer: *mut c_void, nbytes: u64);
+    pub fn ttc_buffer_resize(buffer: *mut c_void, nbytes: u64) -> i32;
     pub fn ttc_snapshot(window: *const TtTensor, offset: *mut i64) -> *mut c_void;
     pub fn ttc_num_threads() -> u32;
     pub fn ttc_parallel_for(
@@ -184,7 +184,7 @@ unsafe extern "C" {
     pub fn ttc_enter_graph_runner();
     pub fn ttc_site(site: *mut TtSite);
     pub fn ttc_single_threaded_backward(on: i32);
-    pub fn ttc_enable_cuda_alias();
+    pub fn ttc_enable_cuda_alias() -> i32;
     pub fn ttc_time_torch_objects(times: i64) -> f64;
     pub fn ttc_share_default_generator(generator: *mut c_void, with: *mut c_void) -> i32;
 }

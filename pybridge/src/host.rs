@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use tandem_kernels::cpu::pool::Pool;
 use tandem_kernels::cpu::random::Mt19937;
+use tandem_kernels::cpu::scarcity::may_allocate;
 use tandem_kernels::cpu::team::{TEAM, is_beside_the_program};
 use tandem_kernels::executor::{
     HostError, HostFeed, HostKernels, HostResult, HostResultKind, Matrix, Product,
 };
-use tandem_kernels::host::{Buffer, Generator};
+use tandem_kernels::host::{Buffer, Exception, Generator};
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Call, InlineValue, Input, Place};
 use tandem_tracegraph::ids::OpId;
@@ -25,6 +26,19 @@ pub static POOL: Pool = Pool::new();
 #[unsafe(no_mangle)]
 extern "C" fn tt_pool_take(nbytes: usize) -> *mut c_void {
     POOL.take(nbytes).map_or(std::ptr::null_mut(), |block| block.as_ptr().cast())
+}
+
+/// Gives what the pool keeps free back to the system; 0 where that is nothing.
+#[unsafe(no_mangle)]
+extern "C" fn tt_pool_trim() -> i32 {
+    let [_, _, free] = POOL.bytes();
+    POOL.clear();
+    i32::from(free > 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_may_allocate() -> i32 {
+    i32::from(may_allocate())
 }
 
 #[unsafe(no_mangle)]
@@ -55,6 +69,17 @@ pub fn in_executor() -> bool {
 unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
     // SAFETY: the caller's promise.
     if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ptr, len) } }
+}
+
+/// What the shim's last function that failed threw.
+pub fn kept() -> HostError {
+    // SAFETY: no precondition.
+    HostError(unsafe { ttc_take_exception() })
+}
+
+/// A storage that the shim made, or why it made none.
+fn made(storage: *mut c_void) -> Result<*mut c_void, HostError> {
+    if storage.is_null() { Err(kept()) } else { Ok(storage) }
 }
 
 fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
@@ -93,7 +118,7 @@ impl HostKernels for Shim {
             if ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs) != OK {
                 ttc_clear();
                 RECORDS.set(records);
-                return Err(HostError(ttc_take_exception()));
+                return Err(kept());
             }
             RECORDS.set(records);
             items(outs.outs, outs.n_outs).iter().for_each(|o| sink(result(o, false)));
@@ -160,9 +185,9 @@ impl HostKernels for Shim {
         unsafe { ttc_random_key(generator) }
     }
 
-    fn buffer_new(&self, nbytes: u64) -> *mut c_void {
+    fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError> {
         // SAFETY: no precondition.
-        unsafe { ttc_buffer_new(nbytes) }
+        made(unsafe { ttc_buffer_new(nbytes) })
     }
 
     fn buffer_retain(&self, buffer: *mut c_void) {
@@ -180,9 +205,12 @@ impl HostKernels for Shim {
         unsafe { (ttc_buffer_data(buffer).cast(), ttc_buffer_nbytes(buffer)) }
     }
 
-    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) {
+    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {
         // SAFETY: handles hold pointers to live storages.
-        unsafe { ttc_buffer_resize(buffer, nbytes) }
+        match unsafe { ttc_buffer_resize(buffer, nbytes) } {
+            OK => Ok(()),
+            _ => Err(kept()),
+        }
     }
 
     fn generator_retain(&self, generator: *mut c_void) {
@@ -202,7 +230,7 @@ impl HostKernels for Shim {
 }
 
 impl Torch for Shim {
-    fn snapshot(&self, input: &Input<'_>) -> HostFeed {
+    fn snapshot(&self, input: &Input<'_>) -> Result<HostFeed, Exception> {
         let Place::Host(storage) = input.place else { unreachable!("only host windows are snapshotted") };
         // SAFETY: the program's tensor keeps its storage alive during the call; a window of no dimensions has
         // one element, inside its storage.
@@ -212,12 +240,13 @@ impl Torch for Shim {
                 let mut value = InlineValue([0; 16]);
                 let from = ttc_buffer_data(storage).cast::<u8>().add(input.offset as usize * size);
                 std::ptr::copy_nonoverlapping(from, value.0.as_mut_ptr(), size);
-                return HostFeed::Inline(value);
+                return Ok(HostFeed::Inline(value));
             }
             let mut offset = 0;
             let record = window_record(HOST, storage, input);
-            let buffer = ttc_snapshot(&raw const record, &raw mut offset);
-            HostFeed::Buffer(Buffer::adopt(buffer, &SHIM))
+            let buffer = made(ttc_snapshot(&raw const record, &raw mut offset));
+            let buffer = buffer.map_err(|e| Exception::adopt(e, &SHIM))?;
+            Ok(HostFeed::Buffer(Buffer::adopt(buffer, &SHIM)))
         }
     }
 

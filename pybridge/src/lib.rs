@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde::Serialize;
+use tandem_kernels::cpu::scarcity::fail_nth;
 use tandem_runtime::config::Mode;
 use tandem_runtime::report::PoolLine;
 use tandem_tracegraph::svg::svg;
@@ -68,14 +69,15 @@ mod _core {
 
     /// Registers the device with PyTorch, and this thread as the program's.
     #[pyfunction]
-    fn init() {
+    fn init(py: Python<'_>) -> PyResult<()> {
         start_log();
         engine::claim_program_thread();
         // SAFETY: torch is loaded: this library could not have been otherwise.
-        unsafe {
-            ffi::ttc_register();
+        let status = unsafe {
             ffi::ttc_single_threaded_backward(1);
-        }
+            ffi::ttc_register()
+        };
+        raise(py, engine::registered(status))
     }
 
     /// Waits until everything is done. Raises the first failure that nobody has seen.
@@ -297,9 +299,16 @@ mod _core {
 
     /// Has "cuda" factories and moves make tandem tensors.
     #[pyfunction]
-    fn enable_cuda_alias() {
+    fn enable_cuda_alias(py: Python<'_>) -> PyResult<()> {
         // SAFETY: registration, once, with torch loaded.
-        unsafe { ffi::ttc_enable_cuda_alias() }
+        raise(py, engine::registered(unsafe { ffi::ttc_enable_cuda_alias() }))
+    }
+
+    /// Makes the `n`-th allocation of host memory for Tandem from now fail, for tests of what follows; none where `n` is
+    /// 0. The allocations that were left before.
+    #[pyfunction]
+    fn fail_allocation(n: u64) -> u64 {
+        fail_nth(n)
     }
 
     /// Whether backward runs on the thread that calls it.

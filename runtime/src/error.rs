@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tandem_kernels::error::Failure;
+use tandem_kernels::error::{CallFailure, Failure};
 use thiserror::Error;
 
 /// Raised at the call.
@@ -19,4 +19,13 @@ pub enum CallError {
         "tandem: the GraphRunner thread has died; the program cannot go on. This is a bug in Tandem: please report it"
     )]
     Dead,
+}
+
+impl From<CallFailure> for CallError {
+    fn from(failure: CallFailure) -> CallError {
+        match failure {
+            CallFailure::Raised(failure) => CallError::Raised(failure),
+            CallFailure::Poisoned(failure) => CallError::Poisoned(failure),
+        }
+    }
 }

@@ -1,21 +1,45 @@
 //! Input Feeding: what a validated op adds to the open block's streams.
 
 use tandem_kernels::executor::BlockRun;
-use tandem_tracegraph::call::{Arg, Call, Place};
+use tandem_kernels::host::Exception;
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{ArgSpec, NodeKey};
 use tandem_tracegraph::ops::OpInfo;
 
 use crate::torch::Torch;
 
-/// Binds storages and offsets, and copies host tensors, which the program may overwrite at once.
-pub fn inputs(run: &mut BlockRun, call: &Call<'_>, torch: &dyn Torch) {
-    for input in &call.inputs {
+/// Binds storages and offsets, and copies host tensors, which the program may overwrite at once. Where one cannot be
+/// copied, nothing is fed.
+pub fn inputs(run: &mut BlockRun, call: &Call<'_>, torch: &dyn Torch) -> Result<(), Exception> {
+    for (i, input) in call.inputs.iter().enumerate() {
         match input.place {
             Place::Storage { id, .. } => {
                 run.storages.push(id);
                 run.offsets.push(input.offset);
             }
-            Place::Host(_) => run.hosts.push(torch.snapshot(input)),
+            Place::Host(_) => match torch.snapshot(input) {
+                Ok(fed) => run.hosts.push(fed),
+                Err(exception) => {
+                    take_back(run, &call.inputs[..i]);
+                    return Err(exception);
+                }
+            },
+            Place::Absent | Place::Buffer(_) | Place::Inline(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Undoes what some inputs fed last.
+#[cold]
+fn take_back(run: &mut BlockRun, fed: &[Input<'_>]) {
+    for input in fed {
+        match input.place {
+            Place::Storage { .. } => {
+                run.storages.pop();
+                run.offsets.pop();
+            }
+            Place::Host(_) => drop(run.hosts.pop()),
             Place::Absent | Place::Buffer(_) | Place::Inline(_) => {}
         }
     }

@@ -3,13 +3,13 @@
 use std::ffi::c_void;
 
 use tandem_kernels::executor::HostFeed;
-use tandem_kernels::host::Generator;
+use tandem_kernels::host::{Exception, Generator};
 use tandem_tracegraph::call::Input;
 
 /// What the runtime asks of PyTorch.
 pub trait Torch: Send + Sync {
-    /// The contents of a host window as they are now.
-    fn snapshot(&self, input: &Input<'_>) -> HostFeed;
+    /// The contents of a host window as they are now; PyTorch's exception where there is no memory for a copy.
+    fn snapshot(&self, input: &Input<'_>) -> Result<HostFeed, Exception>;
     /// Keeps a generator for a run.
     fn generator(&self, generator: *mut c_void) -> Generator;
     /// What the calling thread's kernels depend on (number of threads, floating-point modes), packed.

@@ -262,6 +262,15 @@ pub fn written_unsaid(name: &str) -> &'static [usize] {
     if name == "aten::native_batch_norm" { &[3, 4] } else { &[] }
 }
 
+/// Operators that write all of their first argument and read nothing of it.
+const OVERWRITING: &[&str] =
+    &["aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_"];
+
+/// Whether an operator writes all of its first argument whatever that held.
+pub fn overwrites(name: &str) -> bool {
+    OVERWRITING.contains(&name.split('.').next().unwrap_or(name))
+}
+
 /// What the shim knows of an operator from its schema and tags.
 #[derive(Debug)]
 pub struct OpDecl<'a> {

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
+use tandem_tracegraph::ops::overwrites;
 use tandem_tracegraph::tensor_meta::flags;
 
 use super::computation::Computation;
@@ -33,8 +34,8 @@ enum Contents {
     Undefined(u64),
     /// Bytes.
     Ready(Buffer),
-    /// What would have written it failed.
-    Poisoned(Arc<Failure>),
+    /// What would have written so many bytes failed.
+    Poisoned(Arc<Failure>, u64),
 }
 
 type Group = Computation<Slot, Feed>;
@@ -84,11 +85,12 @@ impl Machine {
         let host = self.host;
         let contents = self.slot(id);
         if let Contents::Undefined(nbytes) = contents {
-            *contents = Contents::Ready(Buffer::adopt(host.buffer_new(*nbytes), host));
+            let made = Buffer::new(*nbytes, host);
+            *contents = Contents::Ready(made.map_err(|e| Absent::NoMemory(Exception::adopt(e, host)))?);
         }
         match contents {
             Contents::Ready(buffer) => Ok(buffer.as_ptr()),
-            Contents::Poisoned(failure) => Err(Absent::Poisoned(failure.clone())),
+            Contents::Poisoned(failure, _) => Err(Absent::Poisoned(failure.clone())),
             Contents::Free | Contents::Undefined(_) => Err(Absent::Free),
         }
     }
@@ -97,8 +99,14 @@ impl Machine {
         Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause })
     }
 
+    /// The failure of a call that threw.
+    fn raised(&self, call: &Call<'_>, location: LocationId, error: HostError) -> Arc<Failure> {
+        self.failure(call, location, Cause::Kernel(Exception::adopt(error, self.host)))
+    }
+
     /// Replaces storage ids by buffers.
     fn resolve(&mut self, call: &mut Call<'_>, location: LocationId) -> Result<(), CallFailure> {
+        self.heal(call);
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
             match self.buffer(id) {
@@ -106,6 +114,9 @@ impl Machine {
                 Err(Absent::Poisoned(failure)) => return Err(CallFailure::Poisoned(failure)),
                 Err(Absent::Free) => {
                     return Err(CallFailure::Raised(self.failure(call, location, Cause::NoMemory)));
+                }
+                Err(Absent::NoMemory(exception)) => {
+                    return Err(CallFailure::Raised(self.failure(call, location, Cause::Kernel(exception))));
                 }
             }
         }
@@ -124,6 +135,7 @@ impl Machine {
             && let Some(native) = self.natives.of_variant(id, call, variant, host)
         {
             let made = self.make(&variant.outputs.fresh);
+            let made = made.map_err(|e| self.raised(call, location, e))?;
             if native::run(&native, call, &made, host) {
                 for (id, buffer) in fresh.iter().zip(made) {
                     *self.slot(*id) = Contents::Ready(buffer);
@@ -148,7 +160,7 @@ impl Machine {
             }
         });
         if let Err(e) = called {
-            return Err(self.failure(call, location, Cause::Kernel(Exception::adopt(e.0, host))));
+            return Err(self.raised(call, location, e));
         }
         if !agrees || made.len() != fresh.len() {
             return Err(self.failure(call, location, Cause::Metadata));
@@ -189,8 +201,8 @@ impl Machine {
     }
 
     /// Storages of undefined bytes.
-    fn make(&self, nbytes: &[u64]) -> SmallVec<[Buffer; 2]> {
-        nbytes.iter().map(|n| Buffer::adopt(self.host.buffer_new(*n), self.host)).collect()
+    fn make(&self, nbytes: &[u64]) -> Result<SmallVec<[Buffer; 2]>, HostError> {
+        nbytes.iter().map(|n| Buffer::new(*n, self.host)).collect()
     }
 
     /// Computes a call with Tandem's own kernel. PyTorch's runs first where only that knows what comes out.
@@ -217,7 +229,10 @@ impl Machine {
         if let Some(outputs) = rule.outputs(call)
             && let Some(native) = self.natives.of_call(&rule, call, &outputs, host)
         {
-            let made = self.make(&outputs.fresh);
+            let made = match self.make(&outputs.fresh) {
+                Ok(made) => made,
+                Err(e) => return Some(Err(e)),
+            };
             if native::run(&native, call, &made, host) {
                 return Some(Ok((outputs, made.into_vec())));
             }
@@ -232,9 +247,34 @@ impl Machine {
         Some(called)
     }
 
-    fn poison(&mut self, ids: &[StorageId], failure: &Arc<Failure>) {
-        for id in ids {
-            *self.slot(*id) = Contents::Poisoned(failure.clone());
+    fn poison(&mut self, id: StorageId, nbytes: u64, failure: &Arc<Failure>) {
+        *self.slot(id) = Contents::Poisoned(failure.clone(), nbytes);
+    }
+
+    /// The size of a storage.
+    fn nbytes(&self, id: StorageId) -> u64 {
+        match self.storages.get(id.index()) {
+            Some(Contents::Ready(buffer)) => self.host.buffer_bytes(buffer.as_ptr()).1,
+            Some(Contents::Undefined(nbytes) | Contents::Poisoned(_, nbytes)) => *nbytes,
+            Some(Contents::Free) | None => 0,
+        }
+    }
+
+    /// Before a call that writes all of a poisoned storage and reads nothing of it, the storage is a new one: a program
+    /// that caught the exception loads its state.
+    fn heal(&mut self, call: &Call<'_>) {
+        let Some(to) = call.inputs.first() else { return };
+        let Place::Storage { id, .. } = to.place else { return };
+        if let Some(Contents::Poisoned(_, nbytes)) = self.storages.get(id.index())
+            && to.offset == 0
+            && to.meta().extent_bytes(0) == *nbytes
+            && to.sizes.iter().product::<i64>() as u64 * to.dtype.size() as u64 == *nbytes
+            && overwrites(&self.host.op_name(call.op))
+            && !call.inputs[1..]
+                .iter()
+                .any(|i| matches!(i.place, Place::Storage { id: other, .. } if other == id))
+        {
+            *self.slot(id) = Contents::Undefined(*nbytes);
         }
     }
 }
@@ -243,9 +283,16 @@ impl Machine {
 enum Absent {
     Free,
     Poisoned(Arc<Failure>),
+    NoMemory(Exception),
 }
 
 type Ids = SmallVec<[StorageId; 4]>;
+
+/// The failure of what is no operator's.
+fn unnamed(name: &str, cause: Cause) -> Arc<Failure> {
+    let op = tandem_tracegraph::ids::OpId(u32::MAX);
+    Arc::new(Failure { op, name: name.into(), location: LocationId::UNKNOWN, cause })
+}
 
 fn storage_of(call: &Call<'_>, input: u32) -> Option<StorageId> {
     match call.inputs[input as usize].place {
@@ -279,18 +326,19 @@ impl Executor for CpuExecutor {
         true
     }
 
-    fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) {
-        *self.machine.slot(id) = Contents::Undefined(nbytes);
+    fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) -> Result<(), CallFailure> {
+        self.machine.allocate(id, nbytes)
     }
 
-    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>> {
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
         let host = self.machine.host;
         match self.machine.slot(id) {
-            Contents::Ready(buffer) => host.buffer_resize(buffer.as_ptr(), nbytes),
-            Contents::Poisoned(failure) => return Err(failure.clone()),
-            contents => *contents = Contents::Undefined(nbytes),
+            Contents::Ready(buffer) => {
+                host.buffer_resize(buffer.as_ptr(), nbytes).map_err(|e| self.machine.no_memory(e))
+            }
+            Contents::Poisoned(failure, _) => Err(CallFailure::Poisoned(failure.clone())),
+            Contents::Free | Contents::Undefined(_) => self.machine.allocate(id, nbytes),
         }
-        Ok(())
     }
 
     fn release(&mut self, id: StorageId) {
@@ -384,13 +432,8 @@ impl Executor for CpuExecutor {
         }
         let host = self.machine.host;
         let called = self.machine.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved));
-        let (outputs, made) = called.map_err(|e| {
-            CallFailure::Raised(self.machine.failure(
-                call,
-                location,
-                Cause::Kernel(Exception::adopt(e.0, host)),
-            ))
-        })?;
+        let (outputs, made) =
+            called.map_err(|e| CallFailure::Raised(self.machine.raised(call, location, e)))?;
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
             *self.machine.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
         }
@@ -412,8 +455,12 @@ impl Machine {
         let written: Ids = op.step.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
         if let Err(failure) = self.step(&mut op) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
-            self.poison(op.fresh, &failure);
-            self.poison(&written, &failure);
+            for (id, nbytes) in op.fresh.iter().zip(&op.variant.outputs.fresh) {
+                self.poison(*id, *nbytes, &failure);
+            }
+            for id in written {
+                self.poison(id, self.nbytes(id), &failure);
+            }
             self.failures.push(failure);
         }
     }
@@ -477,7 +524,15 @@ impl Machine {
             return false;
         }
         for (place, nbytes) in &fused.fresh {
-            *self.slot(id(*place)) = Contents::Ready(Buffer::adopt(host.buffer_new(*nbytes), host));
+            match Buffer::new(*nbytes, host) {
+                Ok(made) => *self.slot(id(*place)) = Contents::Ready(made),
+                Err(e) => {
+                    // Each op makes its own, or raises.
+                    drop(Exception::adopt(e, host));
+                    fused.fresh.iter().for_each(|(place, _)| self.release(id(*place)));
+                    return false;
+                }
+            }
         }
         let begin = |slot: &Slot| {
             let (storage, bytes) = match slot {
@@ -500,23 +555,28 @@ impl Machine {
         unsafe { fused.group.run(host, &data, &params) }
     }
 
+    /// Gives a storage undefined bytes.
+    fn allocate(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
+        let made = Buffer::new(nbytes, self.host).map_err(|e| self.no_memory(e))?;
+        *self.slot(id) = Contents::Ready(made);
+        Ok(())
+    }
+
+    /// What is raised where a storage gets no memory.
+    fn no_memory(&self, error: HostError) -> CallFailure {
+        CallFailure::Raised(unnamed("allocate", Cause::Kernel(Exception::adopt(error, self.host))))
+    }
+
     /// The address of a byte range of a storage.
     fn bytes(&mut self, id: StorageId, offset: u64, len: usize) -> Result<*mut u8, Arc<Failure>> {
-        let no_memory = || {
-            Arc::new(Failure {
-                op: tandem_tracegraph::ids::OpId(u32::MAX),
-                name: "copy".into(),
-                location: LocationId::UNKNOWN,
-                cause: Cause::NoMemory,
-            })
-        };
         let buffer = self.buffer(id).map_err(|absent| match absent {
             Absent::Poisoned(failure) => failure,
-            Absent::Free => no_memory(),
+            Absent::Free => unnamed("copy", Cause::NoMemory),
+            Absent::NoMemory(exception) => unnamed("copy", Cause::Kernel(exception)),
         })?;
         let (data, nbytes) = self.host.buffer_bytes(buffer);
         if offset + len as u64 > nbytes {
-            return Err(no_memory());
+            return Err(unnamed("copy", Cause::NoMemory));
         }
         // SAFETY: the range lies in the buffer.
         Ok(unsafe { data.add(offset as usize) })

@@ -8,6 +8,7 @@ mod native;
 pub mod own;
 pub mod pool;
 pub mod random;
+pub mod scarcity;
 mod summed;
 pub mod team;
 pub mod tile;

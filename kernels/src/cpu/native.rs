@@ -17,7 +17,7 @@ use crate::executor::{HostKernels, call_host};
 use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::feeds::{Scalar, of_arg};
 use crate::host::{Buffer, Exception};
-use crate::outputs::OutputRule;
+use crate::outputs::{OutputRule, have_sizes};
 use crate::plan::{self, Before, Draft, Ending, Feed, Fuser, RowSums};
 use crate::program::OpRun;
 use crate::shapes::{Dims, dense, is_dense};
@@ -76,7 +76,7 @@ impl Rule {
     /// What a call gives that writes nothing; `None` where only PyTorch's kernel says.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         match self {
-            Rule::Expression(base) => new_outputs(base, call),
+            Rule::Expression(base) => new_outputs(base, call).filter(have_sizes),
             Rule::Kernel { outputs, .. } => outputs.as_ref()?.outputs(call),
         }
     }
@@ -202,15 +202,17 @@ fn shortened(sizes: &[i64]) -> Dims {
 const MOST_DIMS: usize = 8;
 
 /// Whether PyTorch's kernel accepts a call like this, with short tensors, and gives the dtypes that the outputs say: no
-/// table here repeats what PyTorch refuses.
-fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernels) -> bool {
-    let mut small = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
-    small.default_dtype = call.default_dtype;
+/// table here repeats what PyTorch refuses. `None` where there is no memory to try it.
+fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernels) -> Option<bool> {
     let shape = |input: &Input<'_>| {
         let sizes = shortened(input.sizes);
         (dense(&sizes), sizes)
     };
     let shapes: Vec<(Dims, Dims)> = call.inputs.iter().map(shape).collect();
+    let mut small = Call::blank(call.op);
+    small.args.extend(call.args.iter().cloned());
+    small.inputs.extend(call.inputs.iter().cloned());
+    small.default_dtype = call.default_dtype;
     let mut tensors: SmallVec<[Buffer; 4]> = SmallVec::new();
     for (input, (strides, sizes)) in small.inputs.iter_mut().zip(&shapes) {
         let by_value = matches!(input.place, Place::Absent | Place::Inline(_));
@@ -218,10 +220,10 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
             continue;
         }
         if sizes.len() > MOST_DIMS {
-            return false;
+            return Some(false);
         }
         let nbytes = sizes.iter().product::<i64>() as usize * input.dtype.size();
-        let tensor = Buffer::adopt(host.buffer_new(nbytes as u64), host);
+        let tensor = Buffer::new(nbytes as u64, host).map_err(|error| Exception::adopt(error, host)).ok()?;
         // SAFETY: the buffer is this function's own, and has so many bytes.
         unsafe { host.buffer_bytes(tensor.as_ptr()).0.write_bytes(0, nbytes) };
         (input.place, input.offset) = (Place::Buffer(tensor.as_ptr()), 0);
@@ -235,13 +237,10 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
         };
         outputs.outs.iter().map(dtype).collect::<SmallVec<[Option<Dtype>; 2]>>()
     };
-    match call_host(host, &small) {
-        Ok((given, _)) => given.resized.is_empty() && dtypes(&given) == dtypes(outputs),
-        Err(error) => {
-            drop(Exception::adopt(error.0, host));
-            false
-        }
-    }
+    let attempt = || call_host(host, &small).map_err(|error| drop(Exception::adopt(error, host)));
+    // Out of memory is no refusal: it does not come twice for so few bytes.
+    let given = attempt().or_else(|()| attempt());
+    Some(given.is_ok_and(|(given, _)| given.resized.is_empty() && dtypes(&given) == dtypes(outputs)))
 }
 
 /// Compiles a call's computation.
@@ -336,7 +335,7 @@ impl Natives {
             return known.clone();
         }
         let rule = self.rule(call.op, host);
-        let found = rule.and_then(|rule| self.lowered(&rule, call, &variant.outputs, host));
+        let found = rule.map_or(Some(None), |rule| self.lowered(&rule, call, &variant.outputs, host))?;
         self.variants[node][number] = Some(found.clone());
         found
     }
@@ -368,30 +367,31 @@ impl Natives {
         if self.traced.len() >= MOST_TRACED {
             self.traced.clear();
         }
-        let found = self.lowered(rule, call, outputs, host);
+        let found = self.lowered(rule, call, outputs, host)?;
         self.traced.insert(signature, found.clone());
         found
     }
 
-    /// A call's kernel, where there is one and PyTorch accepts such calls.
+    /// A call's kernel, where there is one and PyTorch accepts such calls. `None` where that cannot be told now.
     fn lowered(
         &mut self,
         rule: &Rule,
         call: &Call<'_>,
         outputs: &Outputs,
         host: &'static dyn HostKernels,
-    ) -> Option<Arc<Native>> {
-        let native = lower(rule, call, outputs)?;
+    ) -> Option<Option<Arc<Native>>> {
+        let Some(native) = lower(rule, call, outputs) else { return Some(None) };
         if self.accepted.len() >= MOST_TRACED {
             self.accepted.clear();
         }
-        let accepted = match rule {
-            Rule::Kernel { .. } => true,
-            Rule::Expression(_) => {
-                *self.accepted.entry(Kind::of(call)).or_insert_with(|| is_accepted(call, outputs, host))
-            }
-        };
-        accepted.then(|| Arc::new(native))
+        if let Rule::Kernel { .. } = rule {
+            return Some(Some(Arc::new(native)));
+        }
+        let kind = Kind::of(call);
+        let known = self.accepted.get(&kind).copied();
+        let accepted = known.or_else(|| is_accepted(call, outputs, host))?;
+        self.accepted.insert(kind, accepted);
+        Some(accepted.then(|| Arc::new(native)))
     }
 }
 

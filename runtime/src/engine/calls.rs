@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tandem_kernels::error::CallFailure;
 use tandem_kernels::overlap::{Overlap, may_share_storage, overlap};
-use tandem_tracegraph::call::{Arg, Call, Place};
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
 use tandem_tracegraph::ops::OpInfo;
@@ -51,7 +50,7 @@ impl Engine {
             return Ok(progress);
         }
         if let Some((node, position, variant)) = self.as_before(call) {
-            self.coexecute(call, site, node, position, variant, sink);
+            self.coexecute(call, site, node, position, variant, sink)?;
             return Ok(Progress::Done);
         }
         let info = &self.ops[call.op.index()];
@@ -258,7 +257,7 @@ impl Engine {
     ) -> Result<Progress, CallError> {
         match self.variant(call, node, position) {
             Some(variant) => {
-                self.coexecute(call, site, node, position, variant, sink);
+                self.coexecute(call, site, node, position, variant, sink)?;
                 Ok(Progress::Done)
             }
             None => self.run_inside(call, site, node, position, sink),
@@ -275,11 +274,12 @@ impl Engine {
         position: Position,
         variant: u32,
         sink: &mut dyn Sink,
-    ) {
+    ) -> Result<(), CallError> {
         let location = self.graph.node(node).key.location;
-        self.feed(call, position, node, variant, sink);
+        self.feed(call, position, node, variant, sink)?;
         self.forward.note(site, location, &self.locations);
         self.count_op(true);
+        Ok(())
     }
 
     /// The variant under which an op can be co-executed: one that it has, or a new one where a rule tells its results.
@@ -360,15 +360,9 @@ impl Engine {
             self.regions.begin(Placement::new(self.config.place, shares_cores));
             self.runner.place(self.regions.place());
         }
-        match outcome {
-            Some(Ok(outputs)) => {
-                grow_resized(&mut self.storages, call, &outputs);
-                Ok((outputs, fresh))
-            }
-            Some(Err(CallFailure::Raised(failure))) => Err(CallError::Raised(failure)),
-            Some(Err(CallFailure::Poisoned(failure))) => Err(CallError::Poisoned(failure)),
-            None => Err(CallError::Dead),
-        }
+        let outputs = outcome.ok_or(CallError::Dead)??;
+        grow_resized(&mut self.storages, call, &outputs);
+        Ok((outputs, fresh))
     }
 
     /// Keeps a new combination of shapes for the next time.

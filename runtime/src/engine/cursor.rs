@@ -1,8 +1,11 @@
 //! The cursor in the symbolic graph: which op is expected, what it feeds, and what becomes of one that is not.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
+use tandem_kernels::error::{Cause, Failure};
+use tandem_kernels::host::Exception;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::difference::{Difference, What};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
@@ -11,6 +14,7 @@ use tandem_tracegraph::node::mode_bits;
 use super::calls::grow_resized;
 use super::{Engine, Fresh, Hint, Phase, Position, Results, Sink};
 use crate::config::Mode;
+use crate::error::CallError;
 use crate::graph_runner::Message;
 use crate::site::Site;
 
@@ -81,7 +85,7 @@ impl Engine {
         self.hints.get((first + position.next) as usize)
     }
 
-    /// Notes a validated op and what it feeds.
+    /// Notes a validated op and what it feeds. Where a host tensor cannot be copied, the op is nothing that happened.
     #[inline(always)]
     pub(super) fn feed(
         &mut self,
@@ -90,15 +94,17 @@ impl Engine {
         node_id: NodeId,
         variant: u32,
         sink: &mut dyn Sink,
-    ) {
-        let Some(block_id) = position.block else { return };
+    ) -> Result<(), CallError> {
+        let Some(block_id) = position.block else { return Ok(()) };
         if position.next == 0 && self.regions.crosses(block_id) {
             self.cross(block_id);
+        }
+        if let Err(exception) = crate::feed::inputs(&mut self.open, call, self.torch) {
+            return Err(self.not_fed(call, node_id, exception));
         }
         self.advance(node_id);
         let block = self.symbolic.block(block_id);
         self.open.push(block_id, position.next, variant);
-        crate::feed::inputs(&mut self.open, call, self.torch);
         let node = self.graph.node(node_id);
         crate::feed::values(&mut self.open, &node.key, call, self.torch);
         let hint = &mut self.hints[(block.first + position.next) as usize];
@@ -126,6 +132,18 @@ impl Engine {
             self.send_open();
             self.pace = (self.pace * 2).min(self.config.run_ops);
         }
+        Ok(())
+    }
+
+    /// What an op raises whose host tensors could not be copied.
+    #[cold]
+    fn not_fed(&self, call: &Call<'_>, node: NodeId, exception: Exception) -> CallError {
+        CallError::Raised(Arc::new(Failure {
+            op: call.op,
+            name: self.ops[call.op.index()].name.to_string(),
+            location: self.graph.node(node).key.location,
+            cause: Cause::Kernel(exception),
+        }))
     }
 
     /// Ends the open run, with what the program has dropped; nothing if it is empty.

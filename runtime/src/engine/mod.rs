@@ -41,7 +41,7 @@ use crate::regions::Regions;
 use crate::repetition::Repetition;
 use crate::report::Report;
 use crate::site::ForwardRecord;
-use crate::storage::{FreshStorage, Storages};
+use crate::storage::{FreshStorage, Storages, died};
 use crate::timeline::Python;
 use crate::torch::Torch;
 
@@ -377,18 +377,28 @@ impl Engine {
     }
 
     /// A storage of undefined bytes on a device, outside any op.
-    pub fn create_storage(&mut self, nbytes: u64, device: u8) -> Result<FreshStorage, Ticket> {
+    pub fn create_storage(
+        &mut self,
+        nbytes: u64,
+        device: u8,
+    ) -> Result<Result<FreshStorage, CallError>, Ticket> {
         self.settle()?;
         let made = self.storages.create(nbytes, device, Name::STATE);
-        self.runner.executor().allocate(made.id, device, nbytes);
-        Ok(made)
+        let allocated = self.runner.executor().allocate(made.id, device, nbytes);
+        if allocated.is_err() {
+            died(made.id);
+        }
+        Ok(allocated.map(|()| made).map_err(CallError::from))
     }
 
     /// Changes a storage's size, keeping the common prefix.
     pub fn resize_storage(&mut self, id: StorageId, nbytes: u64) -> Result<Result<(), CallError>, Ticket> {
         self.settle()?;
-        self.storages.set_nbytes(id, nbytes);
-        Ok(self.runner.executor().resize(id, nbytes).map_err(CallError::Poisoned))
+        let resized = self.runner.executor().resize(id, nbytes);
+        if resized.is_ok() {
+            self.storages.set_nbytes(id, nbytes);
+        }
+        Ok(resized.map_err(CallError::from))
     }
 
     /// Sends what is validated; the position behind which GraphRunner has nothing left to do.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use parking_lot::{Condvar, Mutex};
 use tandem_kernels::cpu::random::Mt19937;
 use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind, Product};
-use tandem_kernels::host::{Buffer, Generator};
+use tandem_kernels::host::{Buffer, Exception, Generator};
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::OpId;
@@ -226,7 +226,7 @@ impl FakeTorch {
     }
 
     pub fn buffer(&'static self, values: &[f32]) -> Buffer {
-        let buffer = Buffer::adopt(self.buffer_new(values.len() as u64 * 4), self);
+        let buffer = Buffer::new(values.len() as u64 * 4, self).unwrap();
         // SAFETY: the buffer is new.
         let bytes = unsafe { &mut *bytes(buffer.as_ptr()).bytes.get() };
         bytes.clear();
@@ -358,7 +358,7 @@ impl FakeTorch {
         };
         match out {
             Out::New(sizes, values) => {
-                let buffer = self.buffer_new(values.len() as u64 * 4);
+                let buffer = self.buffer_new(values.len() as u64 * 4).unwrap();
                 // SAFETY: the buffer is new.
                 unsafe { *bytes(buffer).bytes.get() = values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
                 tell(HostResultKind::Fresh(buffer, values.len() as u64 * 4), &sizes, 0);
@@ -442,11 +442,11 @@ impl HostKernels for FakeTorch {
         0
     }
 
-    fn buffer_new(&self, nbytes: u64) -> *mut c_void {
+    fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError> {
         self.live.fetch_add(1, Ordering::SeqCst);
         // Not zeros: reading what nobody has written shows.
         let bytes = UnsafeCell::new(vec![0xee; nbytes as usize]);
-        Box::into_raw(Box::new(Bytes { references: AtomicUsize::new(1), bytes })).cast()
+        Ok(Box::into_raw(Box::new(Bytes { references: AtomicUsize::new(1), bytes })).cast())
     }
 
     fn buffer_retain(&self, buffer: *mut c_void) {
@@ -469,9 +469,10 @@ impl HostKernels for FakeTorch {
         (bytes.as_mut_ptr(), bytes.len() as u64)
     }
 
-    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) {
+    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {
         // SAFETY: as above.
         unsafe { &mut *bytes(buffer).bytes.get() }.resize(nbytes as usize, 0xee);
+        Ok(())
     }
 
     fn generator_retain(&self, generator: *mut c_void) {
@@ -497,7 +498,7 @@ impl FakeTorch {
 }
 
 impl Torch for FakeTorch {
-    fn snapshot(&self, input: &Input<'_>) -> HostFeed {
+    fn snapshot(&self, input: &Input<'_>) -> Result<HostFeed, Exception> {
         let mut values = read(input);
         // The variant's strides hold for the snapshot too.
         let stride = input.strides.first().copied().unwrap_or(1);
@@ -506,7 +507,7 @@ impl Torch for FakeTorch {
                 |v: f32| std::iter::once(v).chain(std::iter::repeat_n(f32::NAN, stride as usize - 1));
             values = values.into_iter().flat_map(spread).collect();
         }
-        HostFeed::Buffer(self.handle().buffer(&values))
+        Ok(HostFeed::Buffer(self.handle().buffer(&values)))
     }
 
     fn generator(&self, generator: *mut c_void) -> Generator {

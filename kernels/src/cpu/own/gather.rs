@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
+use super::scratch::room;
 use super::{Kernel, Shared, contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
 use crate::executor::HostKernels;
 use crate::express::{Operand, Window, operand};
@@ -37,7 +38,7 @@ impl Numbers {
         Some(Numbers { n, offsets: Some(offsets) })
     }
 
-    /// They, unless one is out of range.
+    /// They, unless one is out of range or there is no memory for them.
     ///
     /// # Safety
     /// The window begins at `first`, and nobody writes it.
@@ -45,8 +46,12 @@ impl Numbers {
         let numbers: Cow<'a, [i64]> = match &self.offsets {
             // SAFETY: the caller's promise.
             None => Cow::Borrowed(unsafe { Shared(first).slice(0, self.n) }),
-            // SAFETY: as above.
-            Some(offsets) => offsets.iter().map(|offset| unsafe { first.offset(*offset).read() }).collect(),
+            Some(offsets) => {
+                let mut numbers = room(self.n)?;
+                // SAFETY: as above.
+                numbers.extend(offsets.iter().map(|offset| unsafe { first.offset(*offset).read() }));
+                Cow::Owned(numbers)
+            }
         };
         numbers.iter().all(|i| range.contains(i)).then_some(numbers)
     }

@@ -5,6 +5,7 @@ use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
 use super::norm::{self, weights};
+use super::scratch::room;
 use super::{Kernel, Shared, contiguous, count, each_row, int, output};
 use crate::executor::HostKernels;
 use crate::ir::Mem;
@@ -41,7 +42,8 @@ impl Shape {
         plain.then_some(Shape { examples, classes, reduction, ignored: int(call, first + 4)? })
     }
 
-    /// The class of each example, `None` where it is ignored; `None` where PyTorch refuses one.
+    /// The class of each example, `None` where it is ignored; `None` where PyTorch refuses one
+    /// or there is no memory for them.
     ///
     /// # Safety
     /// They are there, and nobody writes them.
@@ -52,7 +54,11 @@ impl Shape {
             ignored if ignored == self.ignored => Some(None),
             class => (0..self.classes).contains(&class).then_some(Some(class as usize)),
         };
-        targets.iter().map(class).collect()
+        let mut classes = room(self.examples)?;
+        for target in &*targets {
+            classes.push(class(target)?);
+        }
+        Some(classes)
     }
 }
 

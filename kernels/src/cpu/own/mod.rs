@@ -13,6 +13,7 @@ mod norm;
 mod pieces;
 mod roi_align;
 mod rows;
+mod scratch;
 mod strided;
 pub(crate) mod sums;
 
@@ -27,7 +28,7 @@ use crate::plan::RowSums;
 use crate::shapes;
 
 /// Computes, given the first elements of a kernel's windows and its parameters' bits. False, and nothing that matters
-/// done, where PyTorch's kernel has to say what is wrong.
+/// done, where PyTorch's kernel has to say what is wrong, or where there is no memory for what is kept meanwhile.
 ///
 /// The caller promises that all windows lie in live memory and that nobody else reads or writes what is written.
 pub type Work = Box<dyn Fn(&dyn HostKernels, &[*mut u8], &[u64]) -> bool + Send + Sync>;

@@ -6,6 +6,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use super::super::widest::widest;
 use super::rows::{at, reduce};
+use super::scratch::filled;
 use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
 use crate::executor::HostKernels;
 use crate::express::{Param, Window, fresh_window};
@@ -163,7 +164,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let (rows, parts) = (all / n, (all / n).div_ceil(ROWS));
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let summed = to_weight.is_some() || to_bias.is_some();
-        let mut sums = vec![0.0f32; if summed { parts * n * 2 } else { 0 }];
+        let Some(mut sums) = filled(if summed { parts * n * 2 } else { 0 }, 0.0f32) else { return false };
         let partial = Shared(sums.as_mut_ptr());
         let data = Addresses(data);
         each_row(host, parts, ROWS * n * 4, &|from, end| {
@@ -222,7 +223,7 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         // Of each picture's channels: what goes to their weights, and to their biases.
-        let mut sums = vec![[0.0f32; 2]; count_ * channels];
+        let Some(mut sums) = filled(count_ * channels, [0.0f32; 2]) else { return false };
         let partial = Shared(sums.as_mut_ptr());
         let data = Addresses(data);
         each_row(host, rows, n * 4, &|from, end| {

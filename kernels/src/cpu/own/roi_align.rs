@@ -8,6 +8,7 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
+use super::scratch::room;
 use super::{Kernel, Shared, contiguous, count, each_row, int, output};
 use crate::executor::HostKernels;
 use crate::express::{Param, Window};
@@ -54,7 +55,8 @@ impl Shape {
         self.height * self.width
     }
 
-    /// The samples of a region: image, left, top, right, bottom. `None` for an image that is not there.
+    /// The samples of a region: image, left, top, right, bottom. `None` for an image that is not there,
+    /// or where there is no memory for them.
     fn region(&self, region: &[f32], scale: f32) -> Option<Region> {
         let image = region[0] as i64;
         let image = usize::try_from(image).ok().filter(|i| *i < self.batch)?;
@@ -68,7 +70,8 @@ impl Shape {
             _ => (extent / bins as f32).ceil() as i64,
         };
         let (down, across) = (grid(height, self.rows).max(0), grid(width, self.columns).max(0));
-        let mut samples = Vec::with_capacity(self.bins() * (down * across) as usize);
+        let each = usize::try_from(down.checked_mul(across)?).ok()?;
+        let mut samples = room(self.bins().checked_mul(each)?)?;
         for bin in 0..self.bins() {
             let (row, column) = ((bin / self.columns) as f32, (bin % self.columns) as f32);
             for i in 0..down {
@@ -79,7 +82,7 @@ impl Shape {
                 }
             }
         }
-        Some(Region { image, samples, each: (down * across) as usize })
+        Some(Region { image, samples, each })
     }
 
     /// `None` outside the plane, where nothing is.

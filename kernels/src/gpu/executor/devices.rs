@@ -98,12 +98,12 @@ impl Executor for Devices {
         "gpu"
     }
 
-    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) {
+    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure> {
         settle(&mut self.homes, id, device);
-        self.at_home(id).allocate(id, device, nbytes);
+        self.at_home(id).allocate(id, device, nbytes)
     }
 
-    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>> {
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
         self.at_home(id).resize(id, nbytes)
     }
 

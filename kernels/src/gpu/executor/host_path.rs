@@ -72,6 +72,13 @@ impl GpuExecutor {
                 Err(Absent::Device(error)) => {
                     return Err(CallFailure::Raised(self.failure(call.op, location, Cause::Device(error))));
                 }
+                Err(Absent::Host(exception)) => {
+                    return Err(CallFailure::Raised(self.failure(
+                        call.op,
+                        location,
+                        Cause::Kernel(exception),
+                    )));
+                }
             }
         }
         self.check_faults(false);
@@ -148,7 +155,7 @@ impl GpuExecutor {
             let begin = input.offset as u64 * size;
             let end = input.meta().extent_bytes(input.offset).max(begin);
             if end <= nbytes && (end - begin) * 2 < nbytes {
-                let part = Buffer::adopt(self.host.buffer_new(end - begin), self.host);
+                let part = Buffer::new(end - begin, self.host).map_err(|e| Absent::on_host(e, self.host))?;
                 read(&mut self.stream, self.host, buf, begin, &part).map_err(Absent::Device)?;
                 let ptr = part.as_ptr();
                 parts.push(part);
@@ -166,6 +173,6 @@ impl GpuExecutor {
         location: LocationId,
     ) -> Result<(Outputs, Vec<Buffer>), Arc<Failure>> {
         call_host(self.host, resolved)
-            .map_err(|e| self.failure(call.op, location, Cause::Kernel(Exception::adopt(e.0, self.host))))
+            .map_err(|e| self.failure(call.op, location, Cause::Kernel(Exception::adopt(e, self.host))))
     }
 }

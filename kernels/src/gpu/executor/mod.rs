@@ -171,6 +171,10 @@ impl GpuExecutor {
                             return Err(Refused::Failed(self.failure(call.op, location, Cause::NoMemory)));
                         }
                         Err(Absent::Device(error)) => return Err(self.device_failure(call, location, error)),
+                        Err(Absent::Host(exception)) => {
+                            let cause = Cause::Kernel(exception);
+                            return Err(Refused::Failed(self.failure(call.op, location, cause)));
+                        }
                     }
                 }
                 Place::Host(_) | Place::Buffer(_) if !input.sizes.is_empty() => {
@@ -235,6 +239,9 @@ impl GpuExecutor {
                 Absent::Poisoned(failure) => Refused::Poisoned(failure),
                 Absent::Free => Refused::Failed(self.failure(call.op, location, Cause::NoMemory)),
                 Absent::Device(error) => self.device_failure(call, location, error),
+                Absent::Host(exception) => {
+                    Refused::Failed(self.failure(call.op, location, Cause::Kernel(exception)))
+                }
             })?;
         }
         Ok(())
@@ -617,12 +624,16 @@ impl Executor for GpuExecutor {
         "gpu"
     }
 
-    fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) {
+    fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) -> Result<(), CallFailure> {
         self.storages.set(id, Contents::Undefined(nbytes), &mut self.stream);
+        Ok(())
     }
 
-    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), Arc<Failure>> {
-        self.storages.resize(id, nbytes, &mut self.stream, self.host).map_err(|absent| self.absent(absent))
+    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
+        self.storages.resize(id, nbytes, &mut self.stream, self.host).map_err(|absent| match absent {
+            Absent::Poisoned(failure) => CallFailure::Poisoned(failure),
+            absent => CallFailure::Raised(self.absent(absent)),
+        })
     }
 
     fn release(&mut self, id: StorageId) {
@@ -778,6 +789,7 @@ impl GpuExecutor {
             Absent::Poisoned(failure) => failure,
             Absent::Free => self.copy_failure(Cause::NoMemory),
             Absent::Device(error) => self.failure_of(error),
+            Absent::Host(exception) => self.copy_failure(Cause::Kernel(exception)),
         }
     }
 

@@ -7,10 +7,10 @@ use tandem_tracegraph::ids::StorageId;
 
 use super::faults::Taints;
 use crate::error::{DeviceError, Failure};
-use crate::executor::HostKernels;
+use crate::executor::{HostError, HostKernels};
 use crate::gpu::memory::BufId;
 use crate::gpu::stream::Stream;
-use crate::host::Buffer;
+use crate::host::{Buffer, Exception};
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -42,6 +42,15 @@ pub enum Absent {
     Poisoned(Arc<Failure>),
     /// The device cannot.
     Device(DeviceError),
+    /// The host has no memory for what was to be brought there.
+    Host(Exception),
+}
+
+impl Absent {
+    /// No buffer on the host.
+    pub fn on_host(error: HostError, host: &'static dyn HostKernels) -> Absent {
+        Absent::Host(Exception::adopt(error, host))
+    }
 }
 
 /// All storages, by id.
@@ -126,20 +135,20 @@ impl Storages {
         stream: &mut Stream,
         host: &'static dyn HostKernels,
     ) -> Result<*mut std::ffi::c_void, Absent> {
-        let make = |nbytes: u64| Buffer::adopt(host.buffer_new(nbytes), host);
+        let make = |nbytes: u64| Buffer::new(nbytes, host).map_err(|e| Absent::on_host(e, host));
         match self.slot(id) {
             Contents::Free => Err(Absent::Free),
             Contents::Poisoned(failure) => Err(Absent::Poisoned(failure.clone())),
             Contents::Undefined(nbytes) => {
                 let nbytes = *nbytes;
-                let buffer = make(nbytes);
+                let buffer = make(nbytes)?;
                 let ptr = buffer.as_ptr();
                 self.set_host(id, buffer, nbytes, stream);
                 Ok(ptr)
             }
             Contents::Held { host: Some(buffer), .. } => Ok(buffer.as_ptr()),
             Contents::Held { device: Some(buf), host: slot, nbytes, .. } => {
-                let buffer = make(*nbytes);
+                let buffer = make(*nbytes)?;
                 read(stream, host, *buf, 0, &buffer).map_err(Absent::Device)?;
                 Ok(slot.insert(buffer).as_ptr())
             }

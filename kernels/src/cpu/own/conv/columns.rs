@@ -417,11 +417,11 @@ pub fn to_grid(
             let cols = if plain { 0 } else { patch * n + SLACK };
             let seen = if plain { 0 } else { tile.pictures * layout.seen(tile.rows) + SLACK };
             let room = cols + seen + if together { some.len() * n } else { 0 };
-            with_scratch(room, |scratch| {
+            let ok = with_scratch(room, |scratch| {
                 let (cols, scratch) = scratch.split_at_mut(cols);
                 let (seen, out) = scratch.split_at_mut(seen);
                 // SAFETY: the caller's promise; each filter in a tile is one thread's.
-                let ok = unsafe {
+                unsafe {
                     let picture = image.at(tile.picture * conv.inputs * layout.plane());
                     let b = if plain {
                         matrix(picture.add(tile.row * conv.out[1]), layout.plane(), false)
@@ -448,9 +448,9 @@ pub fn to_grid(
                         }
                     }
                     ok
-                };
-                done.fetch_and(ok, Ordering::Relaxed);
+                }
             });
+            done.fetch_and(ok, Ordering::Relaxed);
         }
     });
     done.into_inner()
@@ -483,7 +483,8 @@ pub fn to_image(
             let (plain, pointwise) = (layout.is_plain(&group[0]), conv.is_pointwise());
             let seen = if pointwise { 0 } else { channels.len() * pictures * layout.seen(conv.out[0]) };
             let (cols, gathered) = (if plain { 0 } else { rows * n }, layout.gathered(group));
-            with_scratch(cols + seen + gathered, |scratch| {
+            let ok = with_scratch(cols + seen + gathered, |scratch| {
+                let mut done = true;
                 let (cols, scratch) = scratch.split_at_mut(cols);
                 let (seen, gathered) = scratch.split_at_mut(seen);
                 seen.fill(0.0);
@@ -515,7 +516,7 @@ pub fn to_image(
                         let beta = f64::from(u8::from(plain && bias.is_some()));
                         let (b, c) = (matrix(b, ldb, false), matrix(c, ldc, false));
                         let product = conv.product([rows, n, filters], a, b, c, beta);
-                        done.fetch_and(host.multiply(&product), Ordering::Relaxed);
+                        done &= host.multiply(&product);
                         if !pointwise {
                             add_up(layout, tile, channels.len(), &cols[..rows * n], seen);
                         } else if !plain {
@@ -535,7 +536,9 @@ pub fn to_image(
                     // SAFETY: safe but for the units that the CPU has.
                     unsafe { put_together(layout, seen, bias_of(channel), to) };
                 }
+                done
             });
+            done.fetch_and(ok, Ordering::Relaxed);
         }
     });
     done.into_inner()
@@ -558,7 +561,7 @@ pub fn to_weight(
     let each = conv.rows() * filters * patch / (ranges * sums) / 16;
     // What belongs together is gathered once for all ranges.
     let whole = if layout.gathered(&tiles) > 0 { conv.rows() * filters } else { 0 };
-    with_scratch(whole + (sums - 1) * filters * patch, |scratch| {
+    let ready = with_scratch(whole + (sums - 1) * filters * patch, |scratch| {
         let (gathered, others) = scratch.split_at_mut(whole);
         let (gathered, others) = (Shared(gathered.as_mut_ptr()), Shared(others.as_mut_ptr()));
         // SAFETY: the caller's promise; each tile has a place of its own.
@@ -580,12 +583,13 @@ pub fn to_weight(
                 let most = tiles.iter().map(ld).max().unwrap_or_default();
                 let seen = tiles.iter().map(|tile| tile.pictures * layout.seen(tile.rows)).max();
                 let seen = seen.unwrap_or_default() + SLACK;
-                with_scratch(k * most + SLACK + seen, |scratch| {
+                let ok = with_scratch(k * most + SLACK + seen, |scratch| {
+                    let mut done = true;
                     let (cols, seen) = scratch.split_at_mut(k * most + SLACK);
                     for (number, (tile, (rows, ld_rows))) in tiles.iter().zip(rows).enumerate() {
                         let n = layout.columns(tile);
                         // SAFETY: the caller's promise; each part of a sum is one thread's.
-                        let ok = unsafe {
+                        done &= unsafe {
                             let plane = tile.picture * conv.inputs + channels.start;
                             let picture = image.at(plane * layout.plane());
                             let b = if layout.is_plain(tile) {
@@ -602,9 +606,10 @@ pub fn to_weight(
                             let (c, beta) = (matrix(c, patch, false), f64::from(u8::from(number > 0)));
                             host.multiply(&conv.product([filters, k, n], a, b, c, beta))
                         };
-                        done.fetch_and(ok, Ordering::Relaxed);
                     }
+                    done
                 });
+                done.fetch_and(ok, Ordering::Relaxed);
             }
         });
         if sums > 1 {
@@ -619,8 +624,9 @@ pub fn to_weight(
                 }
             });
         }
+        true
     });
-    done.into_inner()
+    ready && done.into_inner()
 }
 
 widest! {

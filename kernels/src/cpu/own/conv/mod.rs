@@ -16,6 +16,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use self::columns::Layout;
+use super::scratch::filled;
 use super::sums::channel_sums;
 use super::{Kernel, Shared, contiguous, int, is_contiguous, tensor};
 use crate::executor::{HostKernels, Matrix, Product};
@@ -38,11 +39,14 @@ const SHORT: usize = 192;
 
 thread_local!(static SCRATCH: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) });
 
-/// Gives `work` so many numbers of any value.
-fn with_scratch<R>(n: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+/// Gives `work` so many numbers of any value; false where there is no memory for them.
+fn with_scratch(n: usize, work: impl FnOnce(&mut [f32]) -> bool) -> bool {
     let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
     if scratch.len() < n {
-        scratch.resize(n, 0.0);
+        match filled(n, 0.0) {
+            Some(more) => scratch = more,
+            None => return false,
+        }
     }
     let done = work(&mut scratch[..n]);
     SCRATCH.with_borrow_mut(|all| all.push(scratch));

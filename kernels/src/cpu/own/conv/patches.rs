@@ -135,11 +135,11 @@ pub fn to_grid(
     })
 }
 
-/// Calls `with` with the grid, a row for each pixel.
+/// Calls `with` with the grid, a row for each pixel; false where there is no memory for it.
 ///
 /// # Safety
 /// `grid` is the grid of all pictures.
-unsafe fn with_rows<R>(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) -> R) -> R {
+unsafe fn with_rows(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) -> bool) -> bool {
     if conv.pixels() == 1 {
         return with(grid.get());
     }

@@ -1,0 +1,16 @@
+//! Memory that kernels need while they run. Where there is none, PyTorch's kernel does without it or raises.
+
+use crate::cpu::scarcity::may_allocate;
+
+/// Room for so many items; `None` where there is no memory for them.
+pub fn room<T>(n: usize) -> Option<Vec<T>> {
+    let mut items = Vec::new();
+    (may_allocate() && items.try_reserve_exact(n).is_ok()).then_some(items)
+}
+
+/// So many items of one value, likewise.
+pub fn filled<T: Clone>(n: usize, value: T) -> Option<Vec<T>> {
+    let mut items = room(n)?;
+    items.resize(n, value);
+    Some(items)
+}
