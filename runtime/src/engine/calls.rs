@@ -186,6 +186,9 @@ impl Engine {
         let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
         let key = NodeKey::of(call, &self.ops[call.op.index()], location);
         let known = self.graph.find(&key);
+        if let Some(node) = known {
+            self.learn_repeated(node);
+        }
         let place = known.and_then(|n| Some((n, (*self.symbolic.places.get(n.index())?)?)));
         match place {
             Some((node, (block, next))) => {
