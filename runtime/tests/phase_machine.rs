@@ -981,10 +981,10 @@ fn a_branch_in_an_unrolled_loop_is_learnt_when_it_comes_again() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Of a way from op to op that came twice before in an iteration nothing is traced, whichever loops it is in,
+    /// Of a way from op to op that came before in an iteration nothing is traced, whichever loops it is in,
     /// unrolled or not.
     #[test]
-    fn a_way_that_came_twice_co_executes(
+    fn a_way_that_came_before_co_executes(
         passes in prop::collection::vec((0usize..3, 0u32..16, 1usize..4, prop::bool::weighted(0.1)), 1..24)
     ) {
         let (mut m, w) = trained();
@@ -996,7 +996,7 @@ proptest! {
                 let mut known = true;
                 for &line in &way {
                     let times = taken.entry((at, line)).or_default();
-                    known &= *times >= 2;
+                    known &= *times >= 1;
                     *times += 1;
                     at = line;
                 }
