@@ -253,5 +253,6 @@ extern "C" void ttc_register() {
     tandem::register_host_allocator();
     tandem::register_hooks();
     tandem::register_operators();
+    tandem::count_host_calls();
   });
 }

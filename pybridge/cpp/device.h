@@ -16,6 +16,7 @@ c10::DeviceIndex index_of(c10::Device device);
 // The CPU generator that a generator of this device draws from.
 at::Generator host_generator(const at::Generator& g);
 void register_hooks();
+void count_host_calls();
 void register_cuda_guard();
 
 }  // namespace tandem
