@@ -72,7 +72,8 @@ def models(report: dict[str, Any]) -> list[Finding]:
     found = []
     for model in report.get("models_elsewhere", []):
         where, device = place(model["line"]), model["device"]
-        text = f"Not on Tandem: {model['what']} at {where} has its {model['parameters']:,} parameters on {device}."
+        count = f"{model['parameters']:,}"
+        text = f"Not on Tandem: {model['what']} at {where} has its {count} parameters on {device}."
         advice = 'Move it and its inputs to "tandem" or "cuda", or pass that as the device to what places it.'
         found.append(Finding("slow", text, advice, model["line"]))
     return found

@@ -1,4 +1,4 @@
-"""Models that are not on the device: noticed where an optimizer or a module runs whose parameters are elsewhere."""
+"""Models that are not on the device, noticed where they run or an optimizer trains them."""
 
 import os
 import site
@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 _looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
+_named = WeakIdKeyDictionary()  # parameters of models that are told
 _elsewhere: dict[str, dict[str, Any]] = {}
 
 _TORCH = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
@@ -35,8 +37,10 @@ def of_module(module: nn.Module) -> None:
 
 def _note(what: str, parameters: list[torch.Tensor]) -> None:
     devices = {p.device.type for p in parameters} - {"meta"}
-    if not devices or "tandem" in devices:
+    if not devices or "tandem" in devices or any(p in _named for p in parameters):
         return
+    for parameter in parameters:
+        _named[parameter] = True
     line = _place(sys._getframe(2))
     entry = {"what": what, "line": line, "device": min(devices), "parameters": len(parameters)}
     _elsewhere.setdefault(f"{what} {line}", entry)
@@ -65,4 +69,5 @@ def models() -> list[dict[str, Any]]:
 def clear() -> None:
     """Forget them, until they run again."""
     _looked_at.clear()
+    _named.clear()
     _elsewhere.clear()
