@@ -1,4 +1,4 @@
-"""What a program does again within an iteration co-executes: loops behind training, without optimizer steps."""
+"""What a program does again within an iteration co-executes: evaluation, decoding and the like."""
 
 import pytest
 import torch
