@@ -222,7 +222,7 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
   const Gradients left(false, Tensors());
   // Nodes ask a pass that is under way what they are to compute.
   const bool inside = running || torch::autograd::get_current_graph_task_id() >= 0;
-  if (inside || torch::autograd::AnomalyMode::is_enabled() || at::hasCallbacks()) return left;
+  if (inside || torch::autograd::AnomalyMode::is_enabled() || at::getStepCallbacksUnlessEmpty(at::RecordScope::BACKWARD_FUNCTION)) return left;
   edge_list edges, asked;
   variable_list grads;
   for (size_t i = 0; i < roots.size(); i++) {

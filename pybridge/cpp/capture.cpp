@@ -254,6 +254,7 @@ extern "C" int32_t ttc_register() {
     tandem::register_host_allocator();
     tandem::register_hooks();
     tandem::register_operators();
+    tandem::count_host_calls();
   };
   return tandem::or_kept(int32_t{TT_RAISE}, [&] {
     std::call_once(once, all);

@@ -19,6 +19,7 @@ at::Generator host_generator(const at::Generator& g);
 // the program makes for the CPU are not.
 bool is_ordered(const at::Generator& g);
 void register_hooks();
+void count_host_calls();
 void register_cuda_guard();
 
 }  // namespace tandem

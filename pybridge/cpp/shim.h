@@ -139,6 +139,8 @@ int32_t tt_storage_resize(void* storage, uint64_t nbytes);
 // Waits for all pending work, or for the pending random draws.
 int32_t tt_synchronize();
 int32_t tt_wait_random();
+// Whether the calling thread is the program's, and not inside a kernel that Tandem runs.
+int32_t tt_is_program();
 // Calls `body` with the GIL in hand.
 void tt_with_gil(void (*body)(void* data), void* data);
 // A block of Tandem's host memory, aligned to 64; null where the C library is to give it.
@@ -213,6 +215,9 @@ void ttc_site(TtSite* site);
 void ttc_enter_graph_runner();
 void ttc_single_threaded_backward(int32_t on);
 int32_t ttc_enable_cuda_alias();
+// Operators that the program called on host tensors, estimated from a sample, since the count was reset.
+uint64_t ttc_host_calls();
+void ttc_reset_host_calls();
 // Nanoseconds to make and free one tensor and its storage, for the benchmark that sets Tandem's cost beside it.
 double ttc_time_torch_objects(int64_t times);
 // Makes one torch.Generator (a PyObject*) share the default CPU generator of another; whether it did.

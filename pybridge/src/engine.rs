@@ -562,6 +562,11 @@ extern "C" fn tt_with_gil(body: extern "C" fn(*mut c_void), data: *mut c_void) {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn tt_is_program() -> i32 {
+    i32::from(!in_executor() && PROGRAM_THREAD.load(Ordering::Relaxed) == thread_token())
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn tt_wait_random() -> i32 {
     for_shim(wait_random)
 }

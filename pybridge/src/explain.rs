@@ -20,6 +20,7 @@ use tandem_tracegraph::loops::LoopForest;
 use tandem_tracegraph::node::{ArgSpec, InputSpec, Node};
 use tandem_tracegraph::text::list_op;
 
+use crate::ffi::ttc_host_calls;
 use crate::python::Lines;
 
 fn us(ns: u64) -> u64 {
@@ -51,6 +52,8 @@ pub fn summary(engine: &mut Engine) -> Summary {
         ops_after_10: report.after_10.0,
         ops_coexecuted_after_10: report.after_10.1,
         ops_other_threads: report.ops_other_threads,
+        // SAFETY: reads a counter.
+        ops_on_host: unsafe { ttc_host_calls() },
         blocks_sent: report.block_ops.values().sum(),
         median_block_ops: report.median_block_ops(),
         divergences: divergences(engine, &report, &mut lines),

@@ -145,6 +145,8 @@ pub struct TtProduct {
 
 unsafe extern "C" {
     pub fn ttc_register() -> i32;
+    pub fn ttc_host_calls() -> u64;
+    pub fn ttc_reset_host_calls();
     pub fn ttc_current_device() -> i32;
     pub fn ttc_set_device(device: i32);
     pub fn ttc_call(op: u32, args: *const TtArg, n_args: usize, outs: *mut TtOuts) -> i32;

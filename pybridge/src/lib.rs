@@ -258,6 +258,8 @@ mod _core {
     #[pyfunction]
     fn reset_report() {
         lock().reset_report();
+        // SAFETY: sets a counter.
+        unsafe { ffi::ttc_reset_host_calls() }
         POOL.count_anew();
     }
 

@@ -363,6 +363,8 @@ pub struct Summary {
     pub ops_after_10: u64,
     pub ops_coexecuted_after_10: u64,
     pub ops_other_threads: u64,
+    /// Operators that the program's thread called on host tensors, estimated from a sample of its calls.
+    pub ops_on_host: u64,
     pub blocks_sent: u64,
     pub median_block_ops: u32,
     pub divergences: Vec<DivergenceLine>,

@@ -4,13 +4,14 @@ Each row issues other operators than on the CPU, and other rows of this kind are
 agrees between the phases bit for bit, and with eager to rounding.
 """
 
+import copy
 import pathlib
 import re
 from collections import Counter
 
 import pytest
 import torch
-from helpers import check
+from helpers import OWN, check
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
@@ -190,3 +191,41 @@ def test_integer_buffers_of_an_averaged_model_raise():
     average.update_parameters(model)
     with pytest.raises(RuntimeError, match="Integer division"):
         average.update_parameters(model)
+
+
+def test_the_lists_of_autocast():
+    """The operators that one of the lists has are those that the page names."""
+    registered = torch._C._dispatch_get_all_op_names()
+
+    def casts(key):
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        return {name.removeprefix("aten::").split(".")[0] for name in registered if has(name, key)}
+
+    ours, cpu = casts("AutocastPrivateUse1"), casts("AutocastCPU")
+    section = DIFFERS.read_text().split("\n## The lists of `torch.autocast`\n")[1].split("\n## ")[0]
+    _, *on_tandem, on_cpu, _ = section.split("\n\n")
+    named = lambda text: set(re.findall(r"`(\w+)`", text))  # noqa: E731
+    assert set().union(*map(named, on_tandem)) == ours - cpu
+    assert named(on_cpu) == cpu - ours
+
+
+@pytest.mark.parametrize("operator", ["layer_norm", "softmax", "cross_entropy"])
+def test_an_operator_of_one_list_is_the_first_that_differs(operator):
+    """What is computed up to there under autocast has the same bits."""
+    torch.manual_seed(0)
+    layer, x, y = nn.Linear(8, 8), data(4, 8), torch.tensor([1, 0, 3, 2])
+    run = {
+        "layer_norm": lambda h: F.layer_norm(h, (8,)),
+        "softmax": lambda h: h.softmax(-1),
+        "cross_entropy": lambda h: F.cross_entropy(h, y.to(h.device)),
+    }[operator]
+
+    def program(device):
+        moved = copy.deepcopy(layer).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            h = moved(x.to(device))
+            return h.detach().cpu(), run(h).detach().cpu()
+
+    (before, eager), (same, other) = program("cpu"), program("tandem")
+    assert before.dtype == same.dtype and (OWN or torch.equal(before, same))
+    assert eager.dtype != other.dtype or not torch.equal(eager, other)

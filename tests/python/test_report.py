@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 import synthetic
+import torch
 import torch_tandem
 from browser import Browser, Unusable
 from torch_tandem import _core, _findings, _perfetto, _report, _summary
@@ -456,3 +457,67 @@ def test_nothing_is_wider_than_the_window(browser, width):
         assert browser.run("document.documentElement.scrollWidth") <= width
     finally:
         browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+# --- Models that are elsewhere ---
+
+SOMEWHERE_ELSE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Estimator:
+    def __init__(self, net, where="cpu"):
+        self.net, self.where = net().to(where), where
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+
+    def fit(self, x, y):
+        for i in range(len(x)):
+            self.optimizer.zero_grad()
+            out = self.net(x[i].to(self.where))
+            nn.functional.cross_entropy(out, y[i].to(self.where)).backward()
+            self.optimizer.step()
+
+
+Estimator(Net, WHERE).fit(torch.randn(100, 4, 8), torch.zeros(100, 4, dtype=torch.long))
+"""
+
+
+@pytest.mark.parametrize("where", ["cpu", "tandem"])
+def test_the_summary_says_first_that_a_model_is_elsewhere(tmp_path, where):
+    script = tmp_path / "fit.py"
+    script.write_text(SOMEWHERE_ELSE.replace("WHERE", repr(where)))
+    command = [sys.executable, "-m", "torch_tandem", "run", "--adopt=always", "fit.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    text = " ".join(ran.stderr.split())
+    share = float(re.search(r"([\d.]+) % co-executed", text)[1])
+    if where == "tandem":
+        assert "Not on Tandem" not in text and share > 90, text
+        return
+    head = text.split("iterations ")[0]
+    assert head.count("Not on Tandem") == 1 and "the model Net at fit.py:" in head, text
+    assert "4 parameters on cpu" in head and share < 40, text
+
+
+def test_calls_on_host_tensors_are_counted():
+    torch_tandem.reset_report()
+    x = torch.zeros(16)
+    for _ in range(20_000):
+        x.add_(1.0).view(4, 4)
+    assert 16_000 < torch_tandem.report()["ops_on_host"] < 25_000
+    torch_tandem.reset_report()
+    y = torch.zeros(16, device="tandem")
+    for _ in range(20_000):
+        y.add_(1.0)
+    torch_tandem.synchronize()
+    assert torch_tandem.report()["ops_on_host"] == 0

@@ -19,8 +19,10 @@ use crate::trace::{Trace, Traces};
 /// That one op followed another.
 #[derive(Clone, Copy, Debug)]
 struct Followed {
-    /// The iteration that was traced so last.
+    /// The iteration that did so last, where its trace was kept or it was not expected.
     last: u64,
+    /// The iteration in which that was not expected last.
+    unexpected: u64,
 }
 
 /// The merged traces.
@@ -32,6 +34,8 @@ pub struct TraceGraph {
     iteration: u64,
     /// The last iteration in which an op was merged.
     last_merged: u64,
+    /// Since the latest symbolic graph was generated, an edge was unexpected that was not before in its iteration.
+    news: bool,
     /// The only trace kept is the first iteration's, until another one comes.
     first_trace_kept: bool,
 }
@@ -54,6 +58,7 @@ impl Default for TraceGraph {
             traces: Traces::default(),
             iteration: FIRST_ITERATION,
             last_merged: FIRST_ITERATION,
+            news: false,
             first_trace_kept: false,
         };
         graph.insert(start);
@@ -145,17 +150,42 @@ impl TraceGraph {
         if let Some(trace) = trace {
             self.forget_first();
             self.first_trace_kept = self.iteration == FIRST_ITERATION;
-            // What was co-executed before the trace began was not merged.
-            let mut at = NodeId::START;
-            for node in trace.nodes() {
-                if let Some(edge) = self.graph.find_edge(index(at), index(node)) {
-                    self.graph[edge].last = self.iteration;
-                }
-                at = node;
-            }
+            self.took(NodeId::START, trace.nodes());
             self.traces.keep(trace);
         }
         self.iteration += 1;
+    }
+
+    /// The running iteration took this way from `at`: what of it was co-executed was not merged.
+    pub fn took(&mut self, mut at: NodeId, way: impl Iterator<Item = NodeId>) {
+        for node in way {
+            if let Some(edge) = self.graph.find_edge(index(at), index(node)) {
+                self.graph[edge].last = self.iteration;
+            }
+            at = node;
+        }
+    }
+
+    /// Whether one op has followed the other.
+    pub fn follows(&self, at: NodeId, node: NodeId) -> bool {
+        self.graph.find_edge(index(at), index(node)).is_some()
+    }
+
+    /// Whether there are paths that the latest symbolic graph was generated without; that it still lacks a path of
+    /// before in its iteration is no news, so that nothing is generated in vain again and again.
+    pub fn has_news(&self) -> bool {
+        self.news
+    }
+
+    /// A symbolic graph is generated with all that there is.
+    pub fn reset_news(&mut self) {
+        self.news = false;
+    }
+
+    /// Edges that the running iteration has taken unexpectedly: no trace that is kept need have them.
+    pub fn unexpected(&self) -> impl Iterator<Item = (NodeId, NodeId)> + '_ {
+        let recent = self.graph.edge_references().filter(|e| e.weight().unexpected == self.iteration);
+        recent.map(|e| (id(e.source()), id(e.target())))
     }
 
     /// Later traces come: the first iteration's is not one to learn from.
@@ -180,16 +210,16 @@ impl TraceGraph {
         (node, grew)
     }
 
-    /// Notes that an op was followed by another; whether that is new.
+    /// Notes that an op was followed by another, which was not expected; whether that is new.
     pub fn follow(&mut self, at: NodeId, node: NodeId) -> bool {
+        let known = self.graph.find_edge(index(at), index(node));
+        self.news |= known.is_none_or(|edge| self.graph[edge].unexpected != self.iteration);
         self.last_merged = self.iteration;
         self.forget_first();
-        let known = self.graph.find_edge(index(at), index(node));
+        let followed = Followed { last: self.iteration, unexpected: self.iteration };
         match known {
-            Some(edge) => self.graph[edge].last = self.iteration,
-            None => {
-                self.graph.add_edge(index(at), index(node), Followed { last: self.iteration });
-            }
+            Some(edge) => self.graph[edge] = followed,
+            None => drop(self.graph.add_edge(index(at), index(node), followed)),
         }
         known.is_none()
     }

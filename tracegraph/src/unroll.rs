@@ -3,7 +3,8 @@
 //! A loop is unrolled where every trace took the same number of rounds through it, each time at the same place:
 //! the rounds of the unrolled loops around it. Then each round has steps of its own, and a straight line through
 //! all rounds is one block. Other loops stay loops (While): their steps serve any number of rounds. A step is
-//! thus an op with the rounds of the unrolled loops that it is in.
+//! thus an op with the rounds of the unrolled loops that it is in. Where the running iteration takes paths through
+//! a loop that were not expected, which rounds take them is not known before it ends: until then it is a loop.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -133,6 +134,9 @@ impl<'a> Walk<'a> {
         let depth = |lap: u32| self.forest.loops[lap as usize].depth;
         let levels = (0..self.forest.loops.len() as u32).map(depth).max().map_or(0, |d| d + 1);
         let mut varying = Vec::new();
+        let around = |n: NodeId| &self.chains[n.index()];
+        let both = |(a, b)| around(a).iter().copied().filter(move |lap| around(b).contains(lap));
+        let unsettled: FxHashSet<u32> = graph.unexpected().flat_map(both).collect();
         for level in 0..levels {
             let mut counts: FxHashMap<(u32, Rounds), u32> = FxHashMap::default();
             let mut seen: FxHashSet<u32> = FxHashSet::default();
@@ -168,7 +172,7 @@ impl<'a> Walk<'a> {
                 let header = NodeId(self.forest.loops[lap as usize].header);
                 if varies.contains(&lap) {
                     varying.push(header);
-                } else if !graph.node(header).varies && !large.contains(&lap) {
+                } else if !graph.node(header).varies && !large.contains(&lap) && !unsettled.contains(&lap) {
                     self.unrolled[lap as usize] = true;
                 }
             }

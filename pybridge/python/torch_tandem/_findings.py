@@ -47,9 +47,16 @@ def as_data(report: dict[str, Any]) -> dict[str, Any]:
 def verdict(report: dict[str, Any]) -> str:
     """How the program did, in one sentence."""
     captured = report.get("ops_captured", 0)
+    elsewhere = [f"{model.text} {model.advice}" for model in models(report)]
     if not captured:
-        return "No operator ran on the device tandem."
-    parts = [f"{_percent(report.get('ops_coexecuted', 0), captured)} of {_calls(captured)} co-executed"]
+        return " ".join([*elsewhere, "No operator ran on the device tandem."])
+    on_host = report.get("ops_on_host", 0)
+    parts = [
+        f"{_percent(report.get('ops_coexecuted', 0), captured + on_host)} of "
+        f"{_calls(captured + on_host)} co-executed"
+    ]
+    if on_host > 0.01 * captured:
+        parts.append(f"about {_percent(on_host, captured + on_host)} ran on host tensors")
     diverged = sum(d.get("count", 0) for d in report.get("divergences", []))
     parts.append({0: "no divergence", 1: "1 divergence"}.get(diverged, f"{diverged:,} divergences"))
     times = _times(report)
@@ -57,15 +64,30 @@ def verdict(report: dict[str, Any]) -> str:
     worst = _worst_fetch(report)
     if worst:
         waited += f", most at {place(worst[0])}"
-    return "; ".join([*parts, waited]) + "."
+    return " ".join([*elsewhere, "; ".join([*parts, waited]) + "."])
+
+
+def models(report: dict[str, Any]) -> list[Finding]:
+    """The models that are not on the device."""
+    found = []
+    for model in report.get("models_elsewhere", []):
+        where, device = place(model["line"]), model["device"]
+        count = f"{model['parameters']:,}"
+        text = f"Not on Tandem: {model['what']} at {where} has its {count} parameters on {device}."
+        advice = 'Move it and its inputs to "tandem" or "cuda", or pass that as the device to what places it.'
+        found.append(Finding("slow", text, advice, model["line"]))
+    return found
 
 
 def findings(report: dict[str, Any]) -> list[Finding]:
     """What explains the program's speed, the most important first."""
+    elsewhere = models(report)
+    if elsewhere and not report.get("ops_captured"):
+        return elsewhere
     if not report.get("ops_captured"):
         advice = "Run it with `tandem run`, or move the model and its inputs to the device: `.to('tandem')`."
         return [Finding("slow", "Nothing ran on Tandem.", advice)]
-    found = [*_coverage(report), *_pace(report), *_divergences(report), *_feeds(report)]
+    found = [*elsewhere, *_coverage(report), *_pace(report), *_divergences(report), *_feeds(report)]
     order = {"slow": 0, "note": 1, "good": 2}
     return sorted(found, key=lambda f: order[f.severity])
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem import _core
+from torch_tandem import _core, _residence
 
 _inside = False
 
@@ -22,6 +22,7 @@ def install() -> None:
 def _after_step(optimizer, args, kwargs) -> None:
     if nn.Module.__call__ is _watched_call:
         nn.Module.__call__ = nn.Module._wrapped_call_impl
+    _residence.of_optimizer(optimizer)
     _core.mark_step()
 
 
@@ -31,6 +32,7 @@ def _watched_call(self, *args, **kwargs):
     if _inside:
         return self._wrapped_call_impl(*args, **kwargs)
     _inside = True
+    _residence.of_module(self)
     try:
         return self._wrapped_call_impl(*args, **kwargs)
     finally:

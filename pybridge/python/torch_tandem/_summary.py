@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from torch_tandem._findings import duration, findings, short_line, size, verdict
+from torch_tandem._findings import duration, findings, models, short_line, size, verdict
 
 _ROWS = 10  # of each table; the report has them all
 _WIDTH = 110  # where the output is not a terminal
@@ -47,6 +47,8 @@ def _line(entry: dict[str, Any]) -> str:
 
 def _print(console: Console, report: dict[str, Any]) -> None:
     console.rule("Tandem", style="dim")
+    for model in models(report):
+        console.print(escape(f"{model.text} {model.advice}"), style="bold")
     if not report.get("ops_captured"):
         console.print("No operator ran on the device tandem.")
     else:
@@ -64,12 +66,17 @@ def _facts(report: dict[str, Any]) -> Table:
 
     grid = Table.grid(padding=(0, 2))
     grid.add_row("iterations", f"{count('steps_traced')} traced, {count('steps_coexecuted')} co-executed")
-    share = _share(report, "ops_coexecuted", "ops_captured")
+    on_host = count("ops_on_host")
+    share = _percent(count("ops_coexecuted"), count("ops_captured") + on_host)
     operators = f"{count('ops_captured'):,} captured, {share} co-executed"
+    if on_host:
+        operators = (
+            f"{count('ops_captured'):,} captured, about {on_host:,} on host tensors, {share} co-executed"
+        )
     for number, name in ((10, "tenth"), (5, "fifth")):
         if count(f"ops_after_{number}"):
-            share = _share(report, f"ops_coexecuted_after_{number}", f"ops_after_{number}")
-            operators += f" ({share} after the {name} iteration)"
+            share = _percent(count(f"ops_coexecuted_after_{number}"), count(f"ops_after_{number}"))
+            operators += f" ({share} of the captured ones after the {name} iteration)"
             break
     grid.add_row("operators", operators)
     if count("ops_other_threads"):
@@ -193,9 +200,8 @@ def _total(entries: list[dict[str, Any]]) -> str:
     return f"{sum(entry.get('count', 0) for entry in entries):,}"
 
 
-def _share(report: dict[str, Any], part: str, whole: str) -> str:
-    total = report.get(whole, 0)
-    return f"{100 * report.get(part, 0) / total:.1f} %" if total else "0 %"
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0 %"
 
 
 def _plural(number: int, noun: str) -> str:

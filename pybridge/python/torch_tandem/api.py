@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any, Literal
 
-from torch_tandem import _core, _machine, _notes, _perfetto, _report, _summary
+from torch_tandem import _core, _machine, _notes, _perfetto, _report, _residence, _summary
 
 Mode = Literal["coexec", "lazy", "trace"]
 
@@ -54,6 +54,7 @@ def report() -> dict[str, Any]:
     """What happened so far, as plain data."""
     data = json.loads(_core.report())
     data["notes"] = [*data.get("notes", []), *_notes.lines()]
+    data["models_elsewhere"] = _residence.models()
     # Kernels of a GPU are not timed one by one.
     if data.get("kernels") and data.get("executor") == "cpu":
         data["machine"] = _machine.peaks()
@@ -68,6 +69,7 @@ def reset() -> None:
 def reset_report() -> None:
     """Start counting anew."""
     _notes.clear()
+    _residence.clear()
     _core.reset_report()
 
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem_kernels::overlap::{Overlap, may_share_storage, overlap};
-use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::{NodeKey, Outputs, Variant};
 use tandem_tracegraph::ops::OpInfo;
@@ -188,6 +188,9 @@ impl Engine {
         let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
         let key = NodeKey::of(call, &self.ops[call.op.index()], location);
         let known = self.graph.find(&key);
+        if let Some(node) = known {
+            self.learn_repeated(node);
+        }
         let place = known.and_then(|n| Some((n, (*self.symbolic.places.get(n.index())?)?)));
         match place {
             Some((node, (block, next))) => {

@@ -289,7 +289,7 @@ impl Engine {
 
     /// Behind a traced op: tracing that goes on and on comes to an end.
     pub(super) fn check_tracing(&mut self) {
-        self.generate_on_the_way();
+        self.generate_first();
         if self.iteration.traced > self.config.max_trace_ops {
             self.give_up_tracing();
         }

@@ -9,7 +9,7 @@ use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
 use tandem_tracegraph::text::Listing;
 use tandem_tracegraph::verify::verify;
 
-use super::{Engine, Hint, Iteration, Phase, START, initial_phase};
+use super::{Engine, Hint, Iteration, Phase, Position, START, initial_phase};
 use crate::graph_runner::Message;
 use crate::regions::Clocks;
 use crate::repetition::Repetition;
@@ -21,9 +21,12 @@ const MAX_TRACE: usize = 200_000;
 const MAX_PATHS: usize = 100_000;
 /// Nodes beyond which the TraceGraph is given up and begun anew.
 const MAX_NODES: usize = 200_000;
-/// Ops traced without anything new, besides as many as the TraceGraph has, before the symbolic graph is generated
-/// within an iteration: it has a loop that takes long, or no end at all.
+/// Ops traced without anything new, besides as many as the TraceGraph has, before the symbolic graph is first
+/// generated within an iteration: it has a loop that takes long, or no end at all.
 const SETTLED_OPS: u64 = 256;
+/// Nodes of the TraceGraph an op issued between one generation within an iteration and the next. Tracing an op takes
+/// longer than generating as many.
+const NODES_AN_OP: u64 = 8;
 
 impl Engine {
     #[inline]
@@ -75,6 +78,7 @@ impl Engine {
             self.place_runs();
         }
         let busy = self.runner.busy_ns();
+        self.ended_ops += ops;
         self.iteration = Iteration::new(number + 1, self.report.python_stall_ns, busy.0 + busy.1);
         self.storages.next_iteration();
         self.forward.next_iteration();
@@ -227,12 +231,36 @@ impl Engine {
         self.runner.send(Message::Forget);
     }
 
-    /// Generates the symbolic graph within an iteration that goes on and on.
-    pub(super) fn generate_on_the_way(&mut self) {
-        let repeats = self.iteration.since_growth > SETTLED_OPS + self.graph.len() as u64;
-        if repeats && (self.stale || !self.generated) {
-            self.generate();
+    /// Generates the first symbolic graph within an iteration that goes on and on.
+    pub(super) fn generate_first(&mut self) {
+        if !self.generated && self.iteration.since_growth > SETTLED_OPS + self.graph.len() as u64 {
+            self.generate_on_the_way();
         }
+    }
+
+    /// An op that is not expected, by a path that the TraceGraph knows and the symbolic graph was generated without:
+    /// it comes for the second time in an iteration, and probably more often, so the next graph is generated now.
+    /// The cursor is behind the op before.
+    pub(super) fn learn_repeated(&mut self, node: NodeId) {
+        let issued = self.ended_ops + self.iteration.ops - self.generated_at;
+        if self.generated
+            && self.graph.has_news()
+            && self.graph.follows(self.at, node)
+            && issued * NODES_AN_OP >= self.graph.len() as u64
+            && self.is_due()
+        {
+            self.generate_on_the_way();
+            let place = self.symbolic.places[self.at.index()];
+            self.position = place.map_or(START, |(block, at)| Position { block: Some(block), next: at + 1 });
+        }
+    }
+
+    /// Generates with the running iteration's path so far.
+    fn generate_on_the_way(&mut self) {
+        let told = std::mem::replace(&mut self.iteration.told, self.trace.len());
+        let before = told.checked_sub(1).and_then(|last| self.trace.nodes().nth(last));
+        self.graph.took(before.unwrap_or(NodeId::START), self.trace.nodes().skip(told));
+        self.generate();
     }
 
     pub(super) fn give_up_tracing(&mut self) {
@@ -288,6 +316,8 @@ impl Engine {
         self.stale = false;
         self.traced_in_row = 0;
         self.generated = true;
+        self.generated_at = self.ended_ops + self.iteration.ops;
+        self.graph.reset_news();
         let took = begin.elapsed();
         self.generating += took;
         self.report.generated.0 += 1;

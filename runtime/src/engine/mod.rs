@@ -160,6 +160,10 @@ pub struct Engine {
     random_held: bool,
     /// The symbolic graph was generated.
     generated: bool,
+    /// Ops issued until then.
+    generated_at: u64,
+    /// Ops of the iterations that have ended.
+    ended_ops: u64,
     /// Time that this took, all times together.
     generating: Duration,
     created: Instant,
@@ -191,6 +195,8 @@ struct Iteration {
     novel: bool,
     /// Ops traced since something was added.
     since_growth: u64,
+    /// Ops whose order the TraceGraph was told at a generation on the way.
+    told: usize,
     divergences: u64,
     /// The last divergence and when it was, while tracing goes on behind it.
     open_divergence: Option<(usize, Instant)>,
@@ -210,6 +216,7 @@ impl Iteration {
             grew: false,
             novel: false,
             since_growth: 0,
+            told: 0,
             divergences: 0,
             open_divergence: None,
             began: Instant::now(),
@@ -261,6 +268,8 @@ impl Engine {
             random_open: false,
             random_held: false,
             generated: false,
+            generated_at: 0,
+            ended_ops: 0,
             generating: Duration::ZERO,
             created: Instant::now(),
             report: Report::default(),

@@ -1,0 +1,73 @@
+"""Models that are not on the device, noticed where they run or an optimizer trains them."""
+
+import os
+import site
+import sys
+import sysconfig
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+_looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
+_named = WeakIdKeyDictionary()  # parameters of models that are told
+_elsewhere: dict[str, dict[str, Any]] = {}
+
+_TORCH = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+_LIBRARIES = tuple({*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")})
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer takes a step."""
+    if optimizer not in _looked_at:
+        _looked_at.add(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        _note(f"the model that {type(optimizer).__name__} trains", parameters)
+
+
+def of_module(module: nn.Module) -> None:
+    """The program calls a module."""
+    if module not in _looked_at:
+        _looked_at.add(module)
+        _note(f"the model {type(module).__name__}", list(module.parameters()))
+
+
+def _note(what: str, parameters: list[torch.Tensor]) -> None:
+    devices = {p.device.type for p in parameters} - {"meta"}
+    if not devices or "tandem" in devices or any(p in _named for p in parameters):
+        return
+    for parameter in parameters:
+        _named[parameter] = True
+    line = _place(sys._getframe(2))
+    entry = {"what": what, "line": line, "device": min(devices), "parameters": len(parameters)}
+    _elsewhere.setdefault(f"{what} {line}", entry)
+
+
+def _place(frame: FrameType | None) -> str:
+    """The program's own line, or else a library's, that led here."""
+    best = ""
+    while frame is not None:
+        code = frame.f_code
+        path = code.co_filename
+        if not path.startswith(("<", *_TORCH)):
+            line = f"{path}:{frame.f_lineno} in {code.co_qualname}"
+            if not path.startswith(_LIBRARIES):
+                return line
+            best = best or line
+        frame = frame.f_back
+    return best
+
+
+def models() -> list[dict[str, Any]]:
+    """The models that are not on the device, in the order in which they ran."""
+    return list(_elsewhere.values())
+
+
+def clear() -> None:
+    """Forget them, until they run again."""
+    _looked_at.clear()
+    _named.clear()
+    _elsewhere.clear()
