@@ -9,6 +9,8 @@ import tempfile
 import threading
 from collections.abc import Callable
 
+from .worker import EAGER
+
 LIMIT = 240.0
 """Seconds that a case may take."""
 
@@ -96,6 +98,11 @@ def run(names: list[str], groups: tuple[str, ...], jobs: int, tell: Callable[...
                     worker.close()
                     worker = Worker(groups)
                 outcome = worker.check(name)
+                if outcome[1] == "crashed":
+                    worker.close()
+                    worker = Worker(groups)
+                    if worker.check(EAGER + name)[1] == "crashed":
+                        outcome = (name, "no case", "eager PyTorch crashes", 0.0)
                 with lock:
                     tell(*outcome)
         finally:

@@ -64,7 +64,7 @@ def some(made: list[Any]) -> list[Any]:
 
 
 def moved(value: Any, device: str) -> Any:
-    """A copy on a device with strides, offsets in place of views of the same bits."""
+    """A copy on a device: tensors as windows of copied storages."""
     if isinstance(value, torch.Tensor):
         return move_tensor(value, device)
     if isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu"):
@@ -73,25 +73,19 @@ def moved(value: Any, device: str) -> Any:
 
 
 def move_tensor(t: torch.Tensor, device: str) -> torch.Tensor:
-    """A tensor's copy, strides and lazy conjugation kept."""
+    """A leaf with the same window of a copy of the whole storage, conjugated and negated as lazily."""
     plain = t.detach()
-    if t.layout != torch.strided:
+    if t.layout != torch.strided or t.numel() == 0:
         return plain.clone().to(device).requires_grad_(t.requires_grad)
     conjugated, negated = plain.is_conj(), plain.is_neg()
-    if conjugated:
-        plain = plain.conj()
-    if negated:
-        plain = torch._neg_view(plain)
-    copy = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=device)
-    if any(s == 0 and n > 1 for s, n in zip(plain.stride(), plain.shape, strict=True)):
-        copy = plain.clone().to(device)
-    else:
-        copy.copy_(plain)
-    if negated:
-        copy = torch._neg_view(copy)
-    if conjugated:
-        copy = copy.conj()
-    return copy.requires_grad_(t.requires_grad)
+    plain = plain.conj() if conjugated else plain
+    plain = torch._neg_view(plain) if negated else plain
+    words = plain.untyped_storage().nbytes() // plain.element_size()
+    copy = plain.as_strided((words,), (1,), 0).clone().to(device)
+    copy = copy.as_strided(plain.shape, plain.stride(), plain.storage_offset())
+    copy = torch._neg_view(copy) if negated else copy
+    copy = copy.conj() if conjugated else copy
+    return copy.detach().requires_grad_(t.requires_grad)
 
 
 @dataclasses.dataclass

@@ -6,12 +6,16 @@ import time
 import traceback
 import warnings
 
+EAGER = "eager "
+"""Before a name: only eager PyTorch's part of the case is run."""
+
 
 def main(groups: tuple[str, ...]) -> None:
     """Serve until the parent closes the pipe."""
     import torch
     import torch_tandem
 
+    from . import agree
     from .cases import NotACase, all_cases
 
     torch.set_num_threads(1)
@@ -21,7 +25,7 @@ def main(groups: tuple[str, ...]) -> None:
     table = {case.name: case for case in all_cases(groups)}
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        name = line.strip()
+        name, agree.EAGER_ONLY = line.strip().removeprefix(EAGER), line.startswith(EAGER)
         start = time.perf_counter()
         state, why = "passed", ""
         try:
