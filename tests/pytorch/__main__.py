@@ -32,7 +32,7 @@ def main() -> int:
         if file:
             file.write(f"{state}\t{name}\t{seconds}\t{' '.join(why.split())}\n")
             file.flush()
-        if state not in ("passed", "no case"):
+        if state not in ("passed", "refused", "no case"):
             print(f"{state}: {name} ({seconds:.1f} s): {' '.join(why.split())}", flush=True)
 
     run(names, groups, options.jobs, tell)

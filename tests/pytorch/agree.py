@@ -1,5 +1,6 @@
 """One program on eager CPU and twice on Tandem: traced, then co-executed. What it hands out must agree."""
 
+import collections
 import os
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,12 @@ TOLERANCES = {
 }
 SINGLE = (1e-4, 1e-5)
 
+seen: collections.Counter[str] = collections.Counter()
+"""How many programs eager PyTorch accepted and refused."""
+
+refusals: list[str] = []
+"""What eager PyTorch refused last, and why."""
+
 PHASES = ("traced", "co-executed")
 
 Program = Callable[[str], Any]
@@ -34,12 +41,21 @@ class Unlike(AssertionError):
     """Tandem does something else than eager PyTorch."""
 
 
-def agree(program: Program, where: str = "", exact: Program | None = None, values: bool = True) -> None:
+def agree(
+    program: Program,
+    where: str = "",
+    exact: Program | None = None,
+    values: bool = True,
+    bits: bool = not OWN,
+) -> None:
     """Compare what a program of a device hands out, or the type of what it raises.
 
     Where values are not near, `exact`, the program in double precision, decides whose are nearer to it.
     """
     eager = outcome(program, "cpu")
+    seen["refused" if isinstance(eager, Exception) else "accepted"] += 1
+    if isinstance(eager, Exception):
+        refusals[:] = [told(eager)]
     if EAGER_ONLY:
         return
     before = None
@@ -54,9 +70,9 @@ def agree(program: Program, where: str = "", exact: Program | None = None, value
             compare(before, got, f"{place} against traced", True, values)
             continue
         try:
-            compare(eager, got, place, not OWN, values)
+            compare(eager, got, place, bits, values)
         except Unlike:
-            if exact is None or not OWN:
+            if exact is None or bits:
                 raise
             double = outcome(exact, "cpu")
             if isinstance(double, Exception) or not nearer(double, eager, got):

@@ -28,9 +28,12 @@ def main(groups: tuple[str, ...]) -> None:
         name, agree.EAGER_ONLY = line.strip().removeprefix(EAGER), line.startswith(EAGER)
         start = time.perf_counter()
         state, why = "passed", ""
+        agree.seen.clear()
         try:
             table[name].check()
             torch_tandem.synchronize()
+            if agree.seen["refused"] and not agree.seen["accepted"]:
+                state, why = "refused", agree.refusals[0]
         except NotACase as reason:
             state, why = "no case", str(reason)
         except AssertionError as error:
