@@ -5,8 +5,8 @@ import fnmatch
 import zlib
 from collections.abc import Callable, Iterator
 
-GROUPS = ("errors", "ops", "variants", "transforms", "modules", "optimizers", "references")
-"""The groups that need the wheel alone. `files` is another, of PyTorch's test files."""
+GROUPS = ("errors", "ops", "variants", "transforms", "modules", "optimizers")
+"""The groups that need the wheel alone. `files` is another: PyTorch's test files."""
 
 
 class NotACase(Exception):

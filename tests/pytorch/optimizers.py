@@ -25,7 +25,11 @@ def cases() -> Iterator[Case]:
             if not has(info, implementation):
                 continue
             for name, way in WAYS.items():
-                if name == "complex" and not info.supports_complex:
+                if name == "complex" and (not info.supports_complex or implementation == "fused"):
+                    continue
+                if name == "groups" and not info.supports_param_groups:
+                    continue
+                if (implementation == "differentiable") != (name == "differentiable"):
                     continue
                 check = functools.partial(optimizer, info, implementation, way)
                 yield Case(f"optimizers/{name}/{info.name}.{implementation}/float32", check)
@@ -60,7 +64,7 @@ def optimizer(info: Any, implementation: str, way: Callable[..., Any]) -> None:
                 settings.pop("capturable", None)
             settings = {k: moved_number(v, device, implementation) for k, v in settings.items()}
             kind = torch.complex64 if way is complex_parameters and dtype == torch.float32 else dtype
-            parameters = made(device, kind)
+            parameters = made(device, kind, strided=info.optim_cls is not torch.optim.LBFGS)
             return way(info, parameters, settings)
 
         place = f"{given.desc or given.kwargs}"
@@ -77,12 +81,13 @@ def moved_number(value: Any, device: str, implementation: str) -> Any:
     return value
 
 
-def made(device: str, dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    """Parameters of a small model, one of them strided otherwise."""
+def made(device: str, dtype: torch.dtype, strided: bool) -> list[torch.nn.Parameter]:
+    """Parameters of a small model, one of them strided otherwise where the optimizer takes that."""
     generator = torch.Generator().manual_seed(3)
     shapes = ((4, 3), (3, 5), (7, 2))
     values = [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
-    values[1] = values[1].t().contiguous().t()
+    if strided:
+        values[1] = values[1].t().contiguous().t()
     return [torch.nn.Parameter(v.to(device)) for v in values]
 
 
@@ -138,8 +143,6 @@ complex_parameters = functools.wraps(steps)(lambda *given: steps(*given))
 
 def groups(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
     """Groups with options of their own, one of them added on the way."""
-    if not info.supports_param_groups:
-        raise TypeError("it has no groups")
     optimizer = info.optim_cls([{"params": parameters[:1]}, {"params": parameters[1:2], "lr": 0.002}], **settings)
     trained(optimizer, parameters[:2])
     optimizer.add_param_group({"params": parameters[2:]})
@@ -216,6 +219,19 @@ def autograd(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str
     return losses, parameters, len(called)
 
 
+def differentiable(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
+    """Gradients through steps, of the parameters and gradients before them."""
+    grads = [(p.detach() * 0.3 + 0.5).requires_grad_() for p in parameters]
+    copies = [p.clone() for p in parameters]
+    optimizer = info.optim_cls(copies, **settings)
+    for _ in range(3):
+        for p, g in zip(copies, grads, strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+    loss = sum(p.sin().sum() for p in copies)
+    return copies, torch.autograd.grad(loss, [*parameters, *grads], allow_unused=True)
+
+
 WAYS = {
     "steps": steps,
     "complex": complex_parameters,
@@ -224,4 +240,5 @@ WAYS = {
     "states": states,
     "schedulers": schedulers,
     "autograd": autograd,
+    "differentiable": differentiable,
 }
