@@ -196,7 +196,9 @@ def difference(x: torch.Tensor, y: torch.Tensor) -> str:
         return "the signs of zeros differ"
     far = (x - y).abs() / (x.abs() + 0.1) * unlike
     worst = int(torch.nan_to_num(far, nan=1e30, posinf=1e30).argmax())
-    return f"{int(unlike.sum())} of {x.numel()} elements differ: {y[worst].item()} instead of {x[worst].item()}"
+    return (
+        f"{int(unlike.sum())} of {x.numel()} elements differ: {y[worst].item()} instead of {x[worst].item()}"
+    )
 
 
 def nearer(exact: Any, eager: Any, got: Any) -> bool:
@@ -214,7 +216,11 @@ def nearer(exact: Any, eager: Any, got: Any) -> bool:
                 return False
             continue
         to = wide(x.values)
-        far = [torch.nan_to_num((v.values.to(to) - e.values.to(to)).abs()).max() for v in (x, y) if v.values.numel()]
+        far = [
+            torch.nan_to_num((v.values.to(to) - e.values.to(to)).abs()).max()
+            for v in (x, y)
+            if v.values.numel()
+        ]
         if far and far[1] > 1.5 * far[0] + 1e-12:
             return False
         if not torch.equal(x.values.isnan(), y.values.isnan()):

@@ -1,4 +1,4 @@
-"""What is run: cases, each a name and a check that raises where Tandem does not do what eager PyTorch does."""
+"""What is run: cases, each a name and a check that raises where Tandem does something else than eager."""
 
 import dataclasses
 import fnmatch
@@ -35,5 +35,6 @@ def chosen(names: list[str], pattern: str | None, shard: tuple[int, int]) -> lis
     return [
         name
         for name in names
-        if (not pattern or fnmatch.fnmatchcase(name, f"*{pattern}*")) and zlib.crc32(name.encode()) % shards == number
+        if (not pattern or fnmatch.fnmatchcase(name, f"*{pattern}*"))
+        and zlib.crc32(name.encode()) % shards == number
     ]

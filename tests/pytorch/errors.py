@@ -154,7 +154,9 @@ def optimizer(info: Any) -> None:
                 return memo.get(id(x), x)
 
             if isinstance(parameters, (set, torch.Tensor)):
-                parameters = {move(p) for p in parameters} if isinstance(parameters, set) else move(parameters)
+                parameters = (
+                    {move(p) for p in parameters} if isinstance(parameters, set) else move(parameters)
+                )
             else:
                 parameters = tree_map(move, parameters)
             with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""PyTorch's own test files, their device-generic tests on this device. They come from a checkout, not from here.
+"""PyTorch's own test files, their device-generic tests on this device. They come from a checkout.
 
-Each test runs twice, so that the second time its operators are co-executed. One that fails here and for the CPU
-alike says nothing about this device.
+Each test runs twice, so that the second time its operators are co-executed. One that fails here and for the
+CPU alike says nothing about this device.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Every module of PyTorch's database: training and inference, forward to double backward, layouts, pickles, `to`."""
+"""Every module of PyTorch's database: forward to double backward, strides, channels last, pickles, `to`."""
 
 import copy
 import functools
@@ -37,9 +37,7 @@ def module(info: Any, dtype: torch.dtype, way: Callable[..., Any], training: boo
     """A module's inputs in one way."""
     torch.manual_seed(0)
     grad = way is not to_and_back
-    made = info.module_inputs_func(
-        info, device="cpu", dtype=dtype, requires_grad=grad, training=training
-    )
+    made = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=grad, training=training)
     made = [m for m in made if m.forward_input is not None]
     if not made:
         raise NotACase("it has no inputs")
@@ -169,7 +167,10 @@ def to_and_back(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) 
                 instance.to(to)
                 seen.append([p is q for p, q in zip(parameters, instance.parameters(), strict=True)])
                 seen.append([p.dtype for p in instance.parameters()])
-                seen.append(all(p.device.type == torch.device(device).type for p in instance.parameters()) or to == "cpu")
+                seen.append(
+                    all(p.device.type == torch.device(device).type for p in instance.parameters())
+                    or to == "cpu"
+                )
         finally:
             torch.__future__.set_swap_module_params_on_conversion(False)
     other = copy.deepcopy(instance)
@@ -177,7 +178,8 @@ def to_and_back(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         args, kwargs = tree_map(
-            lambda t: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, (args, kwargs)
+            lambda t: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t,
+            (args, kwargs),
         )
         torch.manual_seed(2)
         return seen, other(*args, **kwargs), other.state_dict()

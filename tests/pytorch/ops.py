@@ -1,10 +1,11 @@
-"""Every operator of PyTorch's database in every dtype: values, gradients, strides; as a method, and in place."""
+"""Every operator of PyTorch's database in every dtype: values, gradients, strides, in place."""
 
 import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from .agree import agree
 from .cases import Case
@@ -12,7 +13,7 @@ from .samples import UNDEFINED, by_dtype, call_of, double, entries, name_of, sam
 
 
 def cases() -> Iterator[Case]:
-    """Each entry and dtype once, and in place in those that show a kernel's kinds."""
+    """Each entry and dtype, and in place."""
     for op in entries():
         for dtype in by_dtype(op):
             kind = str(dtype).removeprefix("torch.")
@@ -45,8 +46,6 @@ def values(op: Any, dtype: torch.dtype) -> None:
 
 def gradients(out: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
     """Gradients of the inputs that require them."""
-    from torch.utils._pytree import tree_leaves
-
     leaves = [t for t in inputs if t.requires_grad]
     roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
     if not leaves or not roots:

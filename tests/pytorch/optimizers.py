@@ -1,4 +1,4 @@
-"""Every optimizer of PyTorch's database, in each of its implementations: steps, closures, states, schedulers."""
+"""Every optimizer of PyTorch's database in each of its implementations: steps, closures, states, schedulers."""
 
 import copy
 import functools
@@ -143,7 +143,9 @@ complex_parameters = functools.wraps(steps)(lambda *given: steps(*given))
 
 def groups(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
     """Groups with options of their own, one of them added on the way."""
-    optimizer = info.optim_cls([{"params": parameters[:1]}, {"params": parameters[1:2], "lr": 0.002}], **settings)
+    optimizer = info.optim_cls(
+        [{"params": parameters[:1]}, {"params": parameters[1:2], "lr": 0.002}], **settings
+    )
     trained(optimizer, parameters[:2])
     optimizer.add_param_group({"params": parameters[2:]})
     trained(optimizer, parameters, STEPS)
@@ -165,7 +167,7 @@ def closures(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str
 
 
 def states(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """A state saved, loaded into another optimizer of copied parameters, and deeply copied; all go on alike."""
+    """A state saved, loaded into an optimizer of copied parameters, and deeply copied; all go on alike."""
     optimizer = info.optim_cls(parameters, **settings)
     trained(optimizer, parameters)
     file = io.BytesIO()

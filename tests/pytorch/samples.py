@@ -49,10 +49,12 @@ def entries() -> list[Any]:
     return [op for op in op_db if not op.name.startswith(CUDA)]
 
 
-def samples(op: Any, dtype: torch.dtype, requires_grad: bool = False, device: str = "cpu") -> list[SampleInput]:
+def samples(
+    op: Any, dtype: torch.dtype, requires_grad: bool = False, device: str = "cpu"
+) -> list[SampleInput]:
     """Some of an entry's samples, from the first to the last."""
     torch.manual_seed(0)
-    made = list(itertools.islice(op.sample_inputs(device, dtype, requires_grad=requires_grad), 400))
+    made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), 400))
     return some(made)
 
 
@@ -64,7 +66,7 @@ def some(made: list[Any]) -> list[Any]:
 
 
 def moved(value: Any, device: str) -> Any:
-    """A copy on a device: tensors as windows of copied storages."""
+    """A value for a device: tensors are windows of copied storages."""
     if isinstance(value, torch.Tensor):
         return move_tensor(value, device)
     if isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu"):
@@ -109,7 +111,8 @@ def call_of(op: Any, sample: SampleInput, device: str) -> Call:
     kept = ON_HOST.get(op.name)
     args = [sample.input, *sample.args]
     args = [
-        tree_map(lambda x, to=("cpu" if i - 1 == kept else device): moved(x, to), a) for i, a in enumerate(args)
+        tree_map(lambda x, to=("cpu" if i - 1 == kept else device): moved(x, to), a)
+        for i, a in enumerate(args)
     ]
     return Call(op, args, tree_map(lambda x: moved(x, device), sample.kwargs))
 

@@ -1,4 +1,4 @@
-"""Other ways to call every operator: `out=`, non-contiguous, conjugated and negated arguments, views, in place."""
+"""Other ways to call every operator: `out=`, non-contiguous, conjugated and negated arguments; views."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from .agree import agree
 from .cases import Case
 from .ops import differentiable, gradients
 from .samples import UNDEFINED, by_dtype, call_of, double, entries, name_of, samples
+
 
 def cases() -> Iterator[Case]:
     """A case for each entry and way that it has."""
@@ -63,7 +64,12 @@ def out_variant(op: Any, dtype: torch.dtype, way: str) -> None:
             return out, kept, written, same, [None if b is None else b.detach() for b in base]
 
         values = op.name not in UNDEFINED
-        agree(program, f"sample {number}", exact=functools.partial(program, sample=double(sample)), values=values)
+        agree(
+            program,
+            f"sample {number}",
+            exact=functools.partial(program, sample=double(sample)),
+            values=values,
+        )
 
 
 def noncontiguous(op: Any, dtype: torch.dtype) -> None:
@@ -118,7 +124,9 @@ def aliases(op: Any, dtype: torch.dtype) -> None:
             for t in made:
                 if t.layout != torch.strided:
                     continue
-                shares = t.device == given.device and t.untyped_storage()._cdata == given.untyped_storage()._cdata
+                shares = (
+                    t.device == given.device and t.untyped_storage()._cdata == given.untyped_storage()._cdata
+                )
                 seen.append((shares, t._is_view(), t is given, t.storage_offset() if shares else 0))
                 if shares and not torch._debug_has_internal_overlap(t):
                     t.zero_()
