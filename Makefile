@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python test-gpu conformance fuzz lint format bench bench-lazy bench-memory bench-scaling bench-gpu wheel clean
+.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-files fuzz lint format bench bench-lazy bench-memory bench-scaling bench-gpu wheel clean
 
 env := source scripts/env.sh &&
 
@@ -48,6 +48,14 @@ test-gpu: build ## the wgpu executor on any adapter, the software one included; 
 
 conformance: build ## PyTorch's operator samples on the wgpu executor: docs/conformance.md
 	@$(env) python -m tests.conformance --write docs/conformance.md $(ARGS)
+
+conformance-pytorch: build ## PyTorch's operators, modules and optimizers in all phases: docs/conformance-pytorch.md
+	@$(env) python -m tests.pytorch --write docs/conformance-pytorch.md $(ARGS)
+
+# PyTorch's test files are fetched at the commit of this torch, unless SOURCE names a checkout.
+conformance-pytorch-files: build ## PyTorch's own test files on this device; SOURCE=checkout, ARGS="-k name"
+	@$(env) export TANDEM_PYTORCH_SOURCE=$$(python scripts/pytorch_tests.py $(if $(SOURCE),--source $(SOURCE))); \
+	    python -m tests.pytorch --only files $(ARGS)
 
 fuzz: build ## 2,000 random programs, eagerly and in each mode; ARGS="--seed 7" goes to it
 	@$(env) python -m tests.fuzz --programs 2000 $(ARGS)

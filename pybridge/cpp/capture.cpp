@@ -170,6 +170,12 @@ bool has_default_kernel(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
+// An `out=` variant with a kernel of the CPU's own, whose checks of dtypes a generated one does not make.
+bool has_cpu_out(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return !arguments.empty() && arguments.back().is_out() && op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
 }  // namespace
 
 torch::Library& library(c10::DispatchKey key) {
@@ -196,7 +202,7 @@ static void capture(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU))
     return;
-  if (has_default_kernel(op) && !tt_captures_default(name.data(), name.size())) return;
+  if (has_default_kernel(op) && !has_cpu_out(op) && !tt_captures_default(name.data(), name.size())) return;
   const uint32_t id = declare(op);
   const auto& base = op.operator_name().name;
   const bool foreach = base.rfind("aten::_foreach_", 0) == 0 && base.back() == '_';

@@ -1,0 +1,228 @@
+"""One program on eager CPU and twice on Tandem: traced, then co-executed. What it hands out must agree."""
+
+import collections
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_tandem
+from torch.utils._pytree import tree_flatten, tree_map
+
+EAGER_ONLY = False
+"""Set in a worker that finds out whether eager PyTorch crashes by itself."""
+
+OWN = os.environ.get("TANDEM_KERNELS") != "aten"
+"""Whether Tandem's own kernels compute, whose last bits are not eager's."""
+
+# Relative and absolute, where own kernels compute.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float16: (4e-3, 4e-3),
+    torch.bfloat16: (3e-2, 3e-2),
+    torch.complex32: (4e-3, 4e-3),
+    torch.complex128: (1e-7, 1e-7),
+}
+SINGLE = (1e-4, 1e-5)
+
+seen: collections.Counter[str] = collections.Counter()
+"""How many programs eager PyTorch accepted and refused."""
+
+refusals: list[str] = []
+"""What eager PyTorch refused last, and why."""
+
+PHASES = ("traced", "co-executed")
+
+Program = Callable[[str], Any]
+
+
+class Unlike(AssertionError):
+    """Tandem does something else than eager PyTorch."""
+
+
+def agree(
+    program: Program,
+    where: str = "",
+    exact: Program | None = None,
+    values: bool = True,
+    bits: bool = not OWN,
+) -> None:
+    """Compare what a program of a device hands out, or the type of what it raises.
+
+    Where values are not near, `exact`, the program in double precision, decides whose are nearer to it.
+    """
+    eager = outcome(program, "cpu")
+    seen["refused" if isinstance(eager, Exception) else "accepted"] += 1
+    if isinstance(eager, Exception):
+        refusals[:] = [told(eager)]
+    if EAGER_ONLY:
+        return
+    before = None
+    for phase in PHASES:
+        got = outcome(program, "tandem")
+        torch_tandem.mark_step()
+        place = f"{where}, {phase}"
+        if isinstance(eager, Exception) or isinstance(got, Exception):
+            same_error(eager, got, place)
+            continue
+        if before is not None:
+            compare(before, got, f"{place} against traced", True, values)
+            continue
+        try:
+            compare(eager, got, place, bits, values)
+        except Unlike:
+            if exact is None or bits:
+                raise
+            double = outcome(exact, "cpu")
+            if isinstance(double, Exception) or not nearer(double, eager, got):
+                raise
+        before = got
+
+
+def outcome(program: Program, device: str) -> Any:
+    """What a program hands out, on the host, or the exception that it raises."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return tree_map(on_host, program(device))
+        except Exception as error:
+            error.__traceback__ = None
+            return error
+
+
+def on_host(x: Any) -> Any:
+    """A tensor with what is to be compared of it."""
+    return Seen(x) if isinstance(x, torch.Tensor) else x
+
+
+class Seen:
+    """A tensor's values and metadata."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.meta = {
+            "dtype": t.dtype,
+            "shape": tuple(t.shape),
+            "layout": t.layout,
+            "requires_grad": t.requires_grad,
+        }
+        if t.layout == torch.strided:
+            self.meta["strides"] = tuple(
+                s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1 and t.numel()
+            )
+            self.meta["offset"] = t.storage_offset() if t.numel() else 0
+            self.meta["conjugated"] = t.is_conj()
+            self.meta["negated"] = t.is_neg()
+        self.values = t.detach().cpu().resolve_conj().resolve_neg()
+
+
+def same_error(eager: Any, got: Any, place: str) -> None:
+    """Whether both raised, and the same type."""
+    if not isinstance(got, Exception):
+        raise Unlike(f"{place}: eager raises {told(eager)}, Tandem accepts")
+    if not isinstance(eager, Exception):
+        raise Unlike(f"{place}: eager accepts, Tandem raises {told(got)}")
+    if type(got) is not type(eager):
+        raise Unlike(f"{place}: eager raises {told(eager)}, Tandem {told(got)}")
+
+
+def told(error: Exception) -> str:
+    """An exception in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def compare(eager: Any, got: Any, place: str, bits: bool, values: bool = True) -> None:
+    """Raise `Unlike` unless structures, metadata and values agree."""
+    left, left_spec = tree_flatten(eager)
+    right, right_spec = tree_flatten(got)
+    if len(left) != len(right) or str(left_spec) != str(right_spec):
+        raise Unlike(f"{place}: the structures differ: {left_spec} and {right_spec}")
+    for number, (x, y) in enumerate(zip(left, right, strict=True)):
+        if isinstance(x, Seen) and isinstance(y, Seen):
+            for key, value in x.meta.items():
+                if y.meta[key] != value:
+                    raise Unlike(f"{place}, value {number}: {key} {y.meta[key]} instead of {value}")
+            if values and not (same_bits(x.values, y.values) if bits else near(x.values, y.values)):
+                raise Unlike(f"{place}, value {number}: {difference(x.values, y.values)}")
+        elif type(x) is not type(y):
+            raise Unlike(f"{place}, value {number}: {y!r} instead of {x!r}")
+        elif isinstance(x, torch.device):
+            continue
+        elif values and not (x == y or (x != x and y != y) or (not bits and close(x, y))):
+            raise Unlike(f"{place}, value {number}: {y!r} instead of {x!r}")
+
+
+def close(x: Any, y: Any) -> bool:
+    """Whether two numbers are near."""
+    return isinstance(x, (float, complex)) and abs(x - y) <= 1e-5 + 1e-4 * abs(x)
+
+
+def near(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether values are near, as far as their dtype tells; integers are equal."""
+    if x.layout != torch.strided:
+        x, y = x.to_dense(), y.to_dense()
+    if not (x.is_floating_point() or x.is_complex()):
+        return torch.equal(x, y)
+    rtol, atol = TOLERANCES.get(x.dtype, SINGLE)
+    return torch.allclose(y.to(wide(x)), x.to(wide(x)), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def wide(x: torch.Tensor) -> torch.dtype:
+    """A dtype that holds all of a tensor's values and compares."""
+    return torch.complex128 if x.is_complex() else torch.float64
+
+
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether values are the same; all NaNs are."""
+    if x.layout != torch.strided:
+        x, y = x.to_dense(), y.to_dense()
+    if x.is_complex():
+        x, y = torch.view_as_real(x), torch.view_as_real(y)
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    if x.dtype not in (torch.float32, torch.float64):
+        x, y = x.float(), y.float()
+    return bool((((x == y) & (x.signbit() == y.signbit())) | (x.isnan() & y.isnan())).all())
+
+
+def difference(x: torch.Tensor, y: torch.Tensor) -> str:
+    """How values differ, in words."""
+    if x.numel() == 0 or x.layout != torch.strided:
+        return "values differ"
+    x, y = x.to(wide(x)).flatten(), y.to(wide(y)).flatten()
+    unlike = (x != y) & ~(x.isnan() & y.isnan())
+    if not unlike.any():
+        return "the signs of zeros differ"
+    far = (x - y).abs() / (x.abs() + 0.1) * unlike
+    worst = int(torch.nan_to_num(far, nan=1e30, posinf=1e30).argmax())
+    return (
+        f"{int(unlike.sum())} of {x.numel()} elements differ: {y[worst].item()} instead of {x[worst].item()}"
+    )
+
+
+def nearer(exact: Any, eager: Any, got: Any) -> bool:
+    """Whether Tandem's values are at least as near to exact ones as eager's, nearly."""
+    leaves = [tree_flatten(x)[0] for x in (exact, eager, got)]
+    if len({len(x) for x in leaves}) > 1:
+        return False
+    for e, x, y in zip(*leaves, strict=True):
+        if not (isinstance(e, Seen) and isinstance(y, Seen)):
+            continue
+        if any(y.meta[key] != x.meta[key] for key in x.meta):
+            return False
+        if not x.values.is_floating_point() and not x.values.is_complex():
+            if not torch.equal(x.values, y.values):
+                return False
+            continue
+        to = wide(x.values)
+        far = [
+            torch.nan_to_num((v.values.to(to) - e.values.to(to)).abs()).max()
+            for v in (x, y)
+            if v.values.numel()
+        ]
+        if far and far[1] > 1.5 * far[0] + 1e-12:
+            return False
+        if not torch.equal(x.values.isnan(), y.values.isnan()):
+            return False
+    return True

@@ -1,0 +1,107 @@
+"""PyTorch's own test files, their device-generic tests on this device. They come from a checkout.
+
+Each test runs twice, so that the second time its operators are co-executed. One that fails here and for the
+CPU alike says nothing about this device.
+"""
+
+import functools
+import importlib
+import os
+import pathlib
+import sys
+import unittest
+from collections.abc import Iterator
+
+import torch_tandem
+
+from .agree import Unlike, seen
+from .cases import Case, NotACase
+
+SOURCE = "TANDEM_PYTORCH_SOURCE"
+"""The variable that names a checkout."""
+
+FILES = (
+    "test_torch",
+    "test_view_ops",
+    "test_indexing",
+    "test_tensor_creation_ops",
+    "test_shape_ops",
+    "test_type_promotion",
+    "test_binary_ufuncs",
+    "test_unary_ufuncs",
+    "test_reductions",
+    "test_sort_and_select",
+    "test_scatter_gather_ops",
+    "test_segment_reductions",
+    "test_spectral_ops",
+    "test_complex",
+    "test_masked",
+    "test_numpy_interop",
+    "test_autograd",
+    "test_nn",
+    "test_modules",
+    "test_optim",
+    "test_foreach",
+    "test_linalg",
+    "test_ops",
+    "test_ops_gradients",
+    "test_ops_fwd_gradients",
+)
+
+OURS, CPU = "PRIVATEUSE1", "CPU"
+
+
+def cases() -> Iterator[Case]:
+    """The tests of each file that can be imported, by class."""
+    source = os.environ.get(SOURCE)
+    if not source:
+        raise SystemExit(f"{SOURCE} has to name a checkout of PyTorch: scripts/pytorch_tests.py makes one")
+    os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "privateuse1,cpu"
+    os.environ.setdefault("PYTORCH_TEST_WITH_SLOW", "0")
+    sys.path.insert(0, str(pathlib.Path(source) / "test"))
+    only = os.environ.get("TANDEM_PYTORCH_FILES")
+    for file in only.split(",") if only else FILES:
+        try:
+            module = importlib.import_module(file)
+        except Exception as error:
+            print(f"{file} cannot be imported: {error}", file=sys.stderr)
+            continue
+        for name, group in sorted(vars(module).items()):
+            if isinstance(group, type) and issubclass(group, unittest.TestCase) and name.endswith(OURS):
+                eager = getattr(module, name.removesuffix(OURS) + CPU, None)
+                for test in sorted(t for t in dir(group) if t.startswith("test_")):
+                    check = functools.partial(run, group, eager, test)
+                    yield Case(f"files/{file}/{name.removesuffix(OURS)}/{test}", check)
+
+
+def run(group: type, eager: type | None, test: str) -> None:
+    """One test, twice."""
+    for phase in ("traced", "co-executed"):
+        result = outcome(group, test)
+        torch_tandem.mark_step()
+        if result.skipped:
+            raise NotACase(result.skipped[0][1])
+        wrong = result.errors + result.failures
+        if result.unexpectedSuccesses:
+            raise NotACase("PyTorch expects it to fail")
+        if wrong:
+            if eager is not None and fails_in_eager(eager, test):
+                raise NotACase("eager PyTorch fails it, too")
+            raise Unlike(f"{phase}: {' | '.join(wrong[0][1].strip().splitlines()[-6:])[-560:]}")
+    seen["accepted"] += 1
+
+
+def outcome(group: type, test: str) -> unittest.TestResult:
+    """What comes of a test."""
+    result = unittest.TestResult()
+    unittest.TestSuite([group(test)]).run(result)
+    return result
+
+
+def fails_in_eager(eager: type, test: str) -> bool:
+    """Whether the CPU's test of the same name fails or is skipped, too."""
+    theirs = test.replace("_tandem", "_cpu").replace("privateuse1", "cpu")
+    if not hasattr(eager, theirs):
+        return False
+    result = outcome(eager, theirs)
+    return bool(result.errors or result.failures or result.skipped or result.unexpectedSuccesses)

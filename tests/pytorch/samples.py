@@ -1,0 +1,137 @@
+"""An OpInfo's samples, and moving them between devices."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils._pytree import tree_leaves, tree_map
+
+SAMPLES = 6
+"""How many of a subject's samples run in a case, as unlike each other as they come."""
+
+# Their values are whatever memory held.
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+
+# Arguments that PyTorch reads on the host, whatever device the operator runs on.
+ON_HOST = {"tensor_split": 0}
+
+# Operators that compile CUDA kernels.
+CUDA = "jiterator"
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.complex32,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+
+
+def name_of(op: Any) -> str:
+    """An entry's name."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def entries() -> list[Any]:
+    """The database without what needs CUDA. Names are unique."""
+    return [op for op in op_db if not op.name.startswith(CUDA)]
+
+
+def samples(
+    op: Any, dtype: torch.dtype, requires_grad: bool = False, device: str = "cpu"
+) -> list[SampleInput]:
+    """Some of an entry's samples, from the first to the last."""
+    torch.manual_seed(0)
+    made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), 400))
+    return some(made)
+
+
+def some(made: list[Any]) -> list[Any]:
+    """A few of many, evenly."""
+    if len(made) <= SAMPLES:
+        return made
+    return [made[i * (len(made) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
+
+
+def moved(value: Any, device: str) -> Any:
+    """A value for a device: tensors are windows of copied storages."""
+    if isinstance(value, torch.Tensor):
+        return move_tensor(value, device)
+    if isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu"):
+        return torch.device(device)
+    return value
+
+
+def move_tensor(t: torch.Tensor, device: str) -> torch.Tensor:
+    """A leaf with the same window of a copy of the whole storage, conjugated and negated as lazily."""
+    plain = t.detach()
+    if t.layout != torch.strided or t.numel() == 0:
+        return plain.clone().to(device).requires_grad_(t.requires_grad)
+    conjugated, negated = plain.is_conj(), plain.is_neg()
+    plain = plain.conj() if conjugated else plain
+    plain = torch._neg_view(plain) if negated else plain
+    words = plain.untyped_storage().nbytes() // plain.element_size()
+    copy = plain.as_strided((words,), (1,), 0).clone().to(device)
+    copy = copy.as_strided(plain.shape, plain.stride(), plain.storage_offset())
+    copy = torch._neg_view(copy) if negated else copy
+    copy = copy.conj() if conjugated else copy
+    return copy.detach().requires_grad_(t.requires_grad)
+
+
+@dataclasses.dataclass
+class Call:
+    """An entry's call with a sample moved to a device."""
+
+    op: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.op(*(args or self.args), **{**self.kwargs, **kwargs})
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors among the arguments."""
+        return [t for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, torch.Tensor)]
+
+
+def call_of(op: Any, sample: SampleInput, device: str) -> Call:
+    """A sample on a device; what PyTorch reads on the host stays there."""
+    kept = ON_HOST.get(op.name)
+    args = [sample.input, *sample.args]
+    args = [
+        tree_map(lambda x, to=("cpu" if i - 1 == kept else device): moved(x, to), a)
+        for i, a in enumerate(args)
+    ]
+    return Call(op, args, tree_map(lambda x: moved(x, device), sample.kwargs))
+
+
+def double(sample: SampleInput) -> SampleInput:
+    """A sample in double precision."""
+
+    def convert(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()):
+            to = torch.complex128 if x.is_complex() else torch.float64
+            return x.detach().to(to).requires_grad_(x.requires_grad)
+        if x in (torch.float16, torch.bfloat16, torch.float32):
+            return torch.float64
+        return x
+
+    return sample.transform(convert)
+
+
+def by_dtype(op: Any) -> Iterator[torch.dtype]:
+    """The dtypes that an entry has on the CPU."""
+    supported = op.supported_dtypes("cpu")
+    return (d for d in DTYPES if d in supported)

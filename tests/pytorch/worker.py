@@ -1,0 +1,61 @@
+"""A worker process: reads cases' names, a line each, and answers each with a line of JSON."""
+
+import json
+import sys
+import time
+import traceback
+import warnings
+
+EAGER = "eager "
+"""Before a name: only eager PyTorch's part of the case is run."""
+
+
+def main(groups: tuple[str, ...]) -> None:
+    """Serve until the parent closes the pipe."""
+    import torch
+    import torch_tandem
+
+    from . import agree
+    from .cases import NotACase, all_cases
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    table = {case.name: case for case in all_cases(groups)}
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        name, agree.EAGER_ONLY = line.strip().removeprefix(EAGER), line.startswith(EAGER)
+        start = time.perf_counter()
+        state, why = "passed", ""
+        agree.seen.clear()
+        try:
+            table[name].check()
+            torch_tandem.synchronize()
+            if agree.seen["refused"] and not agree.seen["accepted"]:
+                state, why = "refused", agree.refusals[0]
+        except NotACase as reason:
+            state, why = "no case", str(reason)
+        except AssertionError as error:
+            state, why = "failed", str(error)[:600]
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+            state, why = "failed", f"{type(error).__name__} at {place}: {str(error)[:500]}"
+        settle(torch_tandem)
+        seconds = time.perf_counter() - start
+        print(json.dumps([name, state, why, round(seconds, 2)]), file=answers, flush=True)
+
+
+def settle(torch_tandem: object) -> None:
+    """Leave nothing of a case to the next one."""
+    try:
+        torch_tandem.mark_step()
+        torch_tandem.synchronize()
+    except Exception:
+        pass
+    torch_tandem.reset()
+
+
+if __name__ == "__main__":
+    main(tuple(sys.argv[1].split(",")))
