@@ -3,6 +3,7 @@
 import argparse
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ Make = Callable[[int], generate.Program]
 def report(seed: int, result: str, before: list[int], make: Make, settings: workers.Settings, seconds: float) -> None:
     """Print a finding, shrunk."""
     print(f"\n--- seed {seed}: {result}", flush=True)
+    lines = make(seed).source().split("\n")
+    for line in re.findall(r"\((\d+), [\"']", result):
+        print(f"    line {line}: {lines[int(line) - 1].strip()}")
     if seconds <= 0:
         return
     program = make(seed)

@@ -44,13 +44,13 @@ HOST = Group(
         "s.p0[1::2].copy_(s.wide[1::2])", "s.p0.view(-1)[::2].copy_(s.wide.view(-1)[::2])",
         "s.p0.view(-1)[::3].copy_(s.wide.view(-1)[::3])", "s.p0.copy_(s.wide.t())", "s.p0.t().copy_(s.wide.t())",
         "{WIDE}.copy_({host}); s.wide.add_(1)", "{HOST}.copy_({m}.detach())", "{HOST}.copy_({WIDE}.detach())",
-        "{HOST}[:] = {m}.detach().cpu()", "{HOST}.copy_({d}.detach())", "s.wide[::2].copy_(s.p0[::2])",
-        "s.wide.view(-1)[::2].copy_(s.p0.view(-1)[::2])", "s.see({WIDE}.cpu())", "s.see({WIDE}.to('cpu', copy=True))",
-        "s.see({host}.to(s.device))", "s.m0 = {host}.to(s.device, torch.float32, copy=True)", "s.see(s.p0)",
+        "{HOST}[:] = {m}.detach().to('cpu', copy=True)", "{HOST}.copy_({d}.detach())", "s.wide[::2].copy_(s.p0[::2])",
+        "s.wide.view(-1)[::2].copy_(s.p0.view(-1)[::2])", "s.see({WIDE}.to('cpu', copy=True))", "s.see({WIDE}.to('cpu', copy=True))",
+        "s.see({host}.to(s.device, copy=True))", "s.m0 = {host}.to(s.device, torch.float32, copy=True)", "s.see(s.p0)",
         "s.see({WIDE})", "s.see(s.wide)", "s.see(torch.tensor({hostv}.tolist(), device=s.device))",
         "s.p0 = s.wide.to(s.device, copy=True)", "s.p0 = s.wide.t().to(s.device, copy=True)", "s.wide.mul_({f})",
         "s.wide[{n}].fill_({f})", "s.wide.copy_(s.p0)", "s.p0.add_({f})", "s.p0[::2].mul_({f})",
-        "{WIDE}.add_({host}.to(s.device).float())", "{HOST}.add_({m}.detach().cpu())",
+        "{WIDE}.add_({host}.to(s.device).float())", "{HOST}.add_({m}.detach().to('cpu', copy=True))",
         "s.see(torch.empty_like({host}, device=s.device).copy_({host}))", "{WIDE}.fill_(s.wide[0, {n}])",
         "{WIDE}.mul_(torch.tensor({f}))", "s.see({WIDE} * s.wide[{n}, 0])", "{WIDE}.copy_(s.wide[{n}, 0])",
         "({m} * s.leaf).sum().tanh().backward()", "s.see(s.leaf.grad)", "s.leaf.grad = None",
@@ -273,13 +273,13 @@ MODES = Group(
         "s.see(torch.full((2,), {f}, device=s.device))", "s.see(torch.is_grad_enabled())", "s.see(torch.is_inference_mode_enabled())", "torch.set_flush_denormal({c}); torch.set_flush_denormal(False)",
         "x = {m}.detach().clone().requires_grad_()\ny = During.apply(x.sin(), lambda: torch.set_grad_enabled({c}))\ny.sum().backward()\ns.see([x.grad, torch.is_grad_enabled()])\ntorch.set_grad_enabled(True)",
         "s.see(torch.linspace(0, 1, 4, device=s.device))", "s.see(torch.rand(2, device=s.device))", "s.see(torch.zeros(2, device=s.device).new_tensor([1.5]))", "s.see(torch.scalar_tensor({f}, device=s.device))",
-        "s.enter(torch.autograd.forward_ad.dual_level())", "s.enter(torch.autograd.graph.disable_saved_tensors_hooks('no'))", "s.enter(torch.random.fork_rng(devices=[]))",
-        "s.see(torch.ones(2).device.type == s.device)", "s.enter(torch.autograd.set_detect_anomaly(True, check_nan=False))",
+                "torch.autograd.set_detect_anomaly({c}, check_nan=False)",
         "with torch.inference_mode():\n    s.m0 = {m} + 1", "with torch.inference_mode({c}):\n    {M}.add_(1)", "s.m1 = s.m0.detach()", "s.see(s.m0._version if not s.m0.is_inference() else -1)",
     ],
     blocks=[
         ("with torch.inference_mode():", {}, []), ("with torch.autograd.forward_ad.dual_level():", {}, []), ("with torch.autocast(s.device, dtype=torch.bfloat16):", {}, []),
         ("with torch.inference_mode({c}):", {}, []), ("with torch.autograd.grad_mode.inference_mode(False):", {}, []), ("with torch.device(s.device):", {}, []),
+        ("with torch.autograd.graph.disable_saved_tensors_hooks('no'):", {}, []), ("with torch.autograd.set_detect_anomaly(True, check_nan=False):", {}, []),
     ],
 )  # fmt: skip
 
@@ -303,7 +303,7 @@ DTYPES = Group(
     },
     statements=[
         "s.t0 = {any}", "s.t1 = {any}", "s.t2 = {any}", "s.t0 = {any}.to({e})", "{T}.add_({any})", "{T}.mul_({big})", "{T}.fill_({big})", "{T}.copy_({any})", "{T}[{b}] = {big}", "{T}[{n}] = {big}", "{T}.zero_()", "{T}.masked_fill_({b}, {big})",
-        "s.see({any})", "s.see({any})", "s.see({any}.to({e}))", "s.see({any}.sum())", "s.see({any}.float().mean())", "s.see({any}.max())", "s.see({any}[0, {n}].item())", "s.see({any}.tolist())", "s.see(text({any}))", "s.see({any}.cpu().to({e}))",
+        "s.see({any})", "s.see({any})", "s.see({any}.to({e}))", "s.see({any}.sum())", "s.see({any}.float().mean())", "s.see({any}.max())", "s.see({any}[0, {n}].item())", "s.see({any}.tolist())", "s.see(text({any}))", "s.see({any}.to('cpu', copy=True).to({e}))",
         "s.see((s.wide[:4, :4] * {f}).to({e}).to(s.device))", "{T}.sub_({any}, alpha={big})", "{T}.div_({n})", "{T}.clamp_(-2, {big})", "{T}.pow_(2)", "{T} += {n}", "{T}.neg_()", "{T}.copy_(s.host)", "s.host.copy_({any})", "{M}.copy_({any})", "{M}.add_({any})", "{M}.add_({x}, alpha={big})",
         "{M}.fill_({big})", "{M}.mul_({big})", "s.h0 = {any}.to(torch.bfloat16)", "s.d0 = {any}.to(torch.float64)", "s.b0 = {any}.bool()", "s.i0 = {any}[0].to(torch.int64).remainder(4)", "s.see(torch.result_type({any}, {big}))", "s.see({any}.dtype)", "s.see(torch.can_cast({any}.dtype, {e}))",
         "s.see(bool({any}.any()))", "s.see(torch.equal({any}, {any}))", "s.see({any}.to(torch.uint8).sum())", "s.see(torch.arange(0, 4, 1, dtype={e}, device=s.device))", "s.see(torch.zeros(2, dtype={e}, device=s.device).fill_({big}))", "s.see(torch.full((2,), {big}, dtype={e}, device=s.device))",
@@ -403,13 +403,13 @@ COPIES = Group(
 )  # fmt: skip
 
 NUMPY = Group(
-    leaves={"np": ["s.nums", "s.nums[::2, ::2]", "s.nums.T", "s.nums[::-1]", "{m}.detach().cpu().clone().numpy()", "np.float32({f}) * s.nums", "s.nums[1:5, 2:6]", "np.ones((4, 4), np.float32)"]},
+    leaves={"np": ["s.nums", "s.nums[::2, ::2]", "s.nums.T", "s.nums[::-1]", "{m}.detach().to('cpu', copy=True).clone().numpy()", "np.float32({f}) * s.nums", "s.nums[1:5, 2:6]", "np.ones((4, 4), np.float32)"]},
     statements=[
-        "s.see(torch.from_numpy({np}.copy()).to(s.device))", "s.p0.copy_(torch.from_numpy(s.nums))", "s.p0[::2].copy_(torch.from_numpy(s.nums)[::2])", "s.p0[::2, ::2] = torch.from_numpy(s.nums[::2, ::2])", "s.nums[::2] += 1", "s.nums *= 0.5", "s.nums[:4, :4] = {m}.detach().cpu().numpy()", "s.see(s.nums.sum())", "s.m0 = torch.tensor({np}[:4, :4].copy(), device=s.device)",
-        "s.see(torch.as_tensor({np}.astype(np.float64), device=s.device))", "s.see({m} * np.float32({f}))", "s.see(np.float64(0.5) * {m}[0, 0].item())", "s.see({m} + np.array({f}))", "s.see({m}.detach().cpu().numpy())", "s.see(s.p0[1::2, ::2].cpu().numpy())", "s.see(torch.tensor([np.float32(1), np.float32({f})], device=s.device))", "x = {m}.detach().cpu()\nx.numpy()[:] = {n}\ns.see(x)\ns.see({m})",
+        "s.see(torch.from_numpy({np}.copy()).to(s.device))", "s.p0.copy_(torch.from_numpy(s.nums))", "s.p0[::2].copy_(torch.from_numpy(s.nums)[::2])", "s.p0[::2, ::2] = torch.from_numpy(s.nums[::2, ::2])", "s.nums[::2] += 1", "s.nums *= 0.5", "s.nums[:4, :4] = {m}.detach().to('cpu', copy=True).numpy()", "s.see(s.nums.sum())", "s.m0 = torch.tensor({np}[:4, :4].copy(), device=s.device)",
+        "s.see(torch.as_tensor({np}.astype(np.float64), device=s.device))", "s.see({m} * np.float32({f}))", "s.see(np.float64(0.5) * {m}[0, 0].item())", "s.see({m}.detach().to('cpu', copy=True).numpy())", "s.see(s.p0[1::2, ::2].to('cpu', copy=True).numpy())", "s.see(torch.tensor([np.float32(1), np.float32({f})], device=s.device))", "x = {m}.detach().to('cpu', copy=True)\nx.numpy()[:] = {n}\ns.see(x)\ns.see({m})",
         "x = torch.from_numpy(s.nums)\nx.add_(1)\ns.p0.copy_(x)\nx.sub_(1)", "s.see({m}[np.int64({n})])", "s.see({m}[np.array([0, {n}])])", "{M}[np.array([1, 0])] = {f}", "s.see(torch.full((2,), np.float32({f}), device=s.device))", "s.see(torch.zeros(np.int64({n}), 2, device=s.device))", "{M}.fill_(np.float64({f}))", "{M}.mul_(np.float32({f}))", "s.see({m}.sum(axis=np.int64(0)))",
-        "s.see(np.asarray({m}.detach().cpu()))", "s.see(np.stack([x.cpu().numpy() for x in {m}.detach()]))", "s.see({h}.detach().float().cpu().numpy())", "s.see({m}.detach().cpu().numpy() @ s.nums[:4, :4])", "np.copyto(s.nums[4:, 4:], {m}.detach().cpu().numpy())", "s.host = torch.from_numpy(s.nums[:4, :4].copy())", "s.wide = torch.from_numpy(s.nums)", "s.wide = torch.from_numpy(s.nums.copy())",
-        "s.see({m}.reshape(*np.array([2, 8])))", "s.see(torch.tensor(s.nums[0], dtype=torch.int32, device=s.device))", "s.see(bool(np.any({m}.detach().cpu().numpy() > 0)))", "{M}.copy_(torch.from_numpy(s.nums[::2, ::2]))\ns.nums[0] += 1",
+        "s.see(np.asarray({m}.detach().to('cpu', copy=True)))", "s.see(np.stack([x.to('cpu', copy=True).numpy() for x in {m}.detach()]))", "s.see({h}.detach().float().to('cpu', copy=True).numpy())", "s.see({m}.detach().to('cpu', copy=True).numpy() @ s.nums[:4, :4])", "np.copyto(s.nums[4:, 4:], {m}.detach().to('cpu', copy=True).numpy())", "s.host = torch.from_numpy(s.nums[:4, :4].copy())", "s.wide = torch.from_numpy(s.nums)", "s.wide = torch.from_numpy(s.nums.copy())",
+        "s.see({m}.reshape(*np.array([2, 8])))", "s.see(torch.tensor(s.nums[0], dtype=torch.int32, device=s.device))", "s.see(bool(np.any({m}.detach().to('cpu', copy=True).numpy() > 0)))", "{M}.copy_(torch.from_numpy(s.nums[::2, ::2]))\ns.nums[0] += 1",
     ],
 )  # fmt: skip
 

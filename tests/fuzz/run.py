@@ -6,6 +6,7 @@ import operator
 import os
 import random
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,19 @@ def readable(x: Any) -> str:
     return str([readable(y) for y in x]) if isinstance(x, list) else repr(x)
 
 
-def run(function: Any, device: str) -> tuple[list[Any], list[Any]]:
-    """What a program lets be seen, with the state that it leaves, and references to code that it made."""
+@dataclass
+class Ran:
+    """What a program let be seen, with the state that it left."""
+
+    seen: list[Any]
+    notes: dict[int, tuple[int, str]]
+    """Lines of what was seen, and the texts of errors; for people."""
+    codes: list[Any]
+    """References to code that the program made."""
+
+
+def run(function: Any, device: str) -> Ran:
+    """Run a program."""
     state = State(device)
     try:
         function(state)
@@ -61,21 +73,22 @@ def run(function: Any, device: str) -> tuple[list[Any], list[Any]]:
         try:
             seen.append(plain(x))
         except Exception as e:
-            seen.append(f"unreadable: {type(e).__name__}")
+            seen.append(f"unreadable: {type(e).__name__}: {str(e)[:200]}")
     seen.append(plain(torch.get_rng_state()))
-    codes = state.codes
+    ran = Ran(seen, state.notes, state.codes)
     vars(state).clear()
-    return seen, codes
+    return ran
 
 
-def first_difference(expected: list[Any], actual: list[Any], same: Any = operator.eq) -> tuple[int, str] | None:
+def first_difference(expected: Ran, actual: Ran, same: Any = operator.eq) -> tuple[int, str] | None:
     """Where results differ first, and how."""
-    for i, (x, y) in enumerate(zip(expected, actual, strict=False)):
+    for i, (x, y) in enumerate(zip(expected.seen, actual.seen, strict=False)):
         if not same(x, y):
             a, b = readable(x), readable(y)
-            return i, f"value {i} of {len(expected)}: {a[:600]} became {b[:600]}"
-    if len(expected) != len(actual):
-        return min(len(expected), len(actual)), f"{len(actual)} values instead of {len(expected)}"
+            near_by = [ran.notes.get(i) or ran.notes.get(i - 1) for ran in (expected, actual)]
+            return i, f"value {i} of {len(expected.seen)}: {a[:600]} became {b[:600]} {near_by}"
+    if len(expected.seen) != len(actual.seen):
+        return min(len(expected.seen), len(actual.seen)), f"{len(actual.seen)} values instead of {len(expected.seen)}"
     return None
 
 
@@ -105,7 +118,7 @@ def near(x: Any, y: Any) -> bool:
     return bool(np.isclose(a, b, tolerance, tolerance, equal_nan=True).all())
 
 
-def unlike_eager(function: Any, eager: list[Any], traced: list[Any]) -> str | None:
+def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
     """How tracing differs from eager by more than roundings.
 
     A branch may depend on a last bit: where eager differs from itself as much once its numbers are changed by
@@ -117,7 +130,7 @@ def unlike_eager(function: Any, eager: list[Any], traced: list[Any]) -> str | No
     for noise in (1e-6, -1e-6, 3e-7, -3e-6):
         NOISE[0] = noise
         try:
-            again, _ = run(function, "cpu")
+            again = run(function, "cpu")
         finally:
             NOISE[0] = 0.0
         itself = first_difference(eager, again, near)
@@ -135,7 +148,7 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
     gc.collect()
     gc.disable()
     torch_tandem.set_mode("trace")
-    expected, _ = run(function, "cpu")
+    expected = run(function, "cpu")
     # PyTorch's lists of what autocast converts are the device's.
     exact = not OWN and "autocast" not in source
     captured, left = None, None
@@ -147,8 +160,8 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
         gc.collect()
         torch_tandem.reset_report()
         before = torch.tandem.memory_allocated()
-        actual, codes = run(function, "tandem")
-        made += codes
+        actual = run(function, "tandem")
+        made += actual.codes
         if mode == "trace" and not exact:
             if "autocast" not in source and (difference := unlike_eager(function, expected, actual)):
                 return f"eager: {mode}: {difference}"

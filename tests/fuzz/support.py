@@ -408,7 +408,7 @@ class State(SimpleNamespace):
     def __init__(self, device: str):
         super().__init__(
             device=device, seen=[], rng=random.Random(0), kept=[], hooks=[], ref=None, it=iter(()),
-            modes=[], states=[], codes=[], later=None, half=None, saved=None, checked=False, cache=None, wk=None, acc=None,
+            modes=[], states=[], codes=[], later=None, half=None, saved=None, checked=False, notes={}, cache=None, wk=None, acc=None,
         )  # fmt: skip
         self.pool = _pool(1)
         torch.manual_seed(0)
@@ -452,6 +452,7 @@ class State(SimpleNamespace):
 
     def see(self, x):
         """Let a value be compared: a tensor's at the end, by a copy."""
+        self.notes[len(self.seen)] = (sys._getframe(1).f_lineno, "")
         if isinstance(x, torch.Tensor):
             self.seen.append(layout(x))
             # A copy without views or versions of its own to keep.
@@ -469,6 +470,7 @@ class State(SimpleNamespace):
             if trace.tb_frame.f_code.co_filename == "<program>":
                 line = trace.tb_lineno
             trace = trace.tb_next
+        self.notes[len(self.seen)] = (line, f"{type(error).__name__}: {error}"[:200])
         self.seen.append(("raised", type(error).__name__, line))
 
     def died(self, number):
@@ -546,7 +548,12 @@ class State(SimpleNamespace):
         while self.modes:
             with contextlib.suppress(Exception):
                 self.leave()
+        if torch.is_inference_mode_enabled():
+            torch.inference_mode(False).__enter__()
         torch.set_grad_enabled(True)
+        torch.autograd.set_detect_anomaly(False)
+        torch.set_autocast_enabled(self.device, False)
+        torch.clear_autocast_cache()
         torch.set_default_dtype(torch.float32)
         torch.use_deterministic_algorithms(False)
         self.pool.shutdown()
@@ -556,7 +563,14 @@ class State(SimpleNamespace):
         with torch.no_grad():
             for name, x in sorted(vars(self).items()):
                 for k, y in enumerate(x if name == "kept" else [x]):
-                    if isinstance(y, torch.Tensor):
-                        shared = storages.setdefault(y.untyped_storage()._cdata, len(storages))
-                        self.seen += [(name, k, shared), layout(y), y.detach(), y.grad if y.is_leaf else None]
+                    if not isinstance(y, torch.Tensor):
+                        continue
+                    shared = storages.setdefault(y.untyped_storage()._cdata, len(storages))
+                    self.notes[len(self.seen)] = (1, f"{name} at the end")
+                    self.seen += [(name, k, shared), y.detach()]
+                    try:
+                        self.seen += [layout(y), y.grad if y.is_leaf else None]
+                    except RuntimeError as error:
+                        # A view whose graph PyTorch refuses to make.
+                        self.seen.append(type(error).__name__)
         self.seen += [g.get_state() for g in (self.g, self.g1, self.hg)]
