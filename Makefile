@@ -49,6 +49,11 @@ test-gpu: build ## the wgpu executor on any adapter, the software one included; 
 conformance: build ## PyTorch's operator samples on the wgpu executor: docs/conformance.md
 	@$(env) python -m tests.conformance --write docs/conformance.md $(ARGS)
 
+# At length: 20,000 programs each, with seeds of their own. `--without GROUPS` leaves out what is known to fail.
+#   python -m tests.fuzz --programs 20000 --own
+#   python -m tests.fuzz --programs 20000
+#   python -m tests.fuzz --programs 20000 --modes lazy
+#   python -m tests.fuzz --programs 20000 --runner beside --threads 2
 fuzz: build ## 2,000 random programs, eagerly and in each mode; ARGS="--seed 7" goes to it
 	@$(env) python -m tests.fuzz --programs 2000 $(ARGS)
 

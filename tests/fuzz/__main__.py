@@ -16,11 +16,12 @@ from tests.fuzz import generate, workers
 from tests.fuzz.corners import GROUPS
 from tests.fuzz.shrink import shrink
 
-
 Make = Callable[[int], generate.Program]
 
 
-def report(seed: int, result: str, before: list[int], make: Make, settings: workers.Settings, seconds: float) -> None:
+def report(
+    seed: int, result: str, before: list[int], make: Make, settings: workers.Settings, seconds: float
+) -> None:
     """Print a finding, shrunk."""
     print(f"\n--- seed {seed}: {result}", flush=True)
     lines = make(seed).source().split("\n")
@@ -57,7 +58,9 @@ def names(text: str) -> list[str]:
     """Names of groups, between commas."""
     found = [name for name in text.split(",") if name]
     if unknown := set(found) - set(GROUPS):
-        raise argparse.ArgumentTypeError(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+        raise argparse.ArgumentTypeError(
+            f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}"
+        )
     return found
 
 
@@ -68,12 +71,26 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="for each finding")
     parser.add_argument("--stop-after", type=int, default=10, metavar="FINDINGS")
-    parser.add_argument("--own", action="store_true", help="Tandem's own kernels; phases are compared, and eager is near")
-    parser.add_argument("--modes", default="coexec,lazy,coexec", help="behind tracing; chosen from these at random")
-    parser.add_argument("--runner", choices=["beside", "inline"], help="who carries runs out; unset, Tandem finds out")
+    parser.add_argument(
+        "--own", action="store_true", help="Tandem's own kernels; phases are compared, and eager is near"
+    )
+    parser.add_argument(
+        "--modes", default="coexec,lazy,coexec", help="behind tracing; chosen from these at random"
+    )
+    parser.add_argument(
+        "--runner", choices=["beside", "inline"], help="who carries runs out; unset, Tandem finds out"
+    )
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's")
-    parser.add_argument("--without", type=names, default=[], metavar="GROUPS", help=f"corners to leave out, of {', '.join(GROUPS)}")
-    parser.add_argument("--only", type=names, default=list(GROUPS), metavar="GROUPS", help="corners to choose from")
+    parser.add_argument(
+        "--without",
+        type=names,
+        default=[],
+        metavar="GROUPS",
+        help=f"corners to leave out, of {', '.join(GROUPS)}",
+    )
+    parser.add_argument(
+        "--only", type=names, default=list(GROUPS), metavar="GROUPS", help="corners to choose from"
+    )
     parser.add_argument("--show", action="store_true", help="print the programs instead of running them")
     options = parser.parse_args()
     groups = [name for name in options.only if name not in options.without]

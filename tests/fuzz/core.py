@@ -161,7 +161,7 @@ STATEMENTS = [
     "s.host.copy_({m}.detach().cpu())", "s.host = torch.from_numpy({m}.detach().cpu().clone().numpy().copy())",
     "s.see({m})", "s.see({v})", "s.see({s})", "s.see({d})", "s.see({h})", "s.see({b})", "s.see({i})",
     "s.see({r})", "s.see({u})", "s.see({f})", "s.see({n})", "s.watch({m})", "s.see({s}.item())",
-    "s.see({v}.detach().tolist())", "s.see({r}.detach().cpu().clone())",
+    "s.see({v}.detach().tolist())", "s.see({r}.detach().to('cpu', copy=True))",
     "s.see({m}.detach().cpu().clone().numpy().sum())",
     "s.see(text({v}))", "s.see(f'{{v}.detach()[0]:.3f}')", "s.see(bool({c}))", "s.see(s.m0 is s.m1)",
     "s.see(s.m0.requires_grad)", "s.see(s.m0.data_ptr() == s.m1.data_ptr())", "s.kept.append({m})",

@@ -8,7 +8,10 @@ from tests.fuzz.corners import GROUPS
 from tests.fuzz.program import Node, Program, holes
 
 SIMPLEST = core.SIMPLEST | {
-    kind: texts[0] for group in GROUPS.values() for kind, texts in group.leaves.items() if kind not in core.SIMPLEST
+    kind: texts[0]
+    for group in GROUPS.values()
+    for kind, texts in group.leaves.items()
+    if kind not in core.SIMPLEST
 }
 """What each kind of expression is at its simplest; it may have holes of its own."""
 
@@ -44,7 +47,9 @@ class Generator:
         self.corner_statements = [
             text
             for group in corners
-            for text in self.rng.sample(group.statements, min(len(group.statements), self.rng.randrange(3, 20)))
+            for text in self.rng.sample(
+                group.statements, min(len(group.statements), self.rng.randrange(3, 20))
+            )
         ]
         self.scope: list[dict[str, list[str]]] = []
         self.inside = False
@@ -54,7 +59,11 @@ class Generator:
 
     def leaf(self, kind: str) -> Node:
         local = [text for scope in self.scope for text in scope.get(kind, [])]
-        text = self.rng.choice(local) if local and self.rng.random() < 0.5 else self.rng.choice(self.leaves[kind])
+        text = (
+            self.rng.choice(local)
+            if local and self.rng.random() < 0.5
+            else self.rng.choice(self.leaves[kind])
+        )
         return self.fill(kind, text, 0)
 
     def expression(self, kind: str, depth: int) -> Node:

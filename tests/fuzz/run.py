@@ -88,7 +88,9 @@ def first_difference(expected: Ran, actual: Ran, same: Any = operator.eq) -> tup
             near_by = [ran.notes.get(i) or ran.notes.get(i - 1) for ran in (expected, actual)]
             return i, f"value {i} of {len(expected.seen)}: {a[:600]} became {b[:600]} {near_by}"
     if len(expected.seen) != len(actual.seen):
-        return min(len(expected.seen), len(actual.seen)), f"{len(actual.seen)} values instead of {len(expected.seen)}"
+        return min(
+            len(expected.seen), len(actual.seen)
+        ), f"{len(actual.seen)} values instead of {len(expected.seen)}"
     return None
 
 
@@ -109,7 +111,9 @@ def near(x: Any, y: Any) -> bool:
     _, dtype, a = x
     b = y[2]
     if dtype in ("torch.float16", "torch.bfloat16"):
-        a, b = (torch.frombuffer(bytearray(z), dtype=getattr(torch, dtype[6:])).double().numpy() for z in (a, b))
+        a, b = (
+            torch.frombuffer(bytearray(z), dtype=getattr(torch, dtype[6:])).double().numpy() for z in (a, b)
+        )
         return bool(np.isclose(a, b, 0.05, 0.05, equal_nan=True).all())
     tolerance = TOLERANCES.get(dtype)
     if tolerance is None:

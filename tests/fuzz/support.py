@@ -316,7 +316,9 @@ class Wrong(torch.autograd.Function):
     def backward(ctx, g):
         if ctx.how == "raise":
             raise LookupError
-        return {"shape": (g[:3], None), "number": (g,), "dtype": (g.double(), None), "none": (None, None)}[ctx.how]
+        return {"shape": (g[:3], None), "number": (g,), "dtype": (g.double(), None), "none": (None, None)}[
+            ctx.how
+        ]
 
 
 class Setup(torch.autograd.Function):
@@ -359,7 +361,9 @@ class Counted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        ctx.s.seen.append((torch.is_grad_enabled(), ctx.needs_input_grad, tuple(g.shape), g.stride(), g.requires_grad))
+        ctx.s.seen.append(
+            (torch.is_grad_enabled(), ctx.needs_input_grad, tuple(g.shape), g.stride(), g.requires_grad)
+        )
         return g + 1, None
 
 
@@ -466,7 +470,8 @@ class State(SimpleNamespace):
     def failed(self, error):
         """Let be seen what was raised, and by which line of the program."""
         line, trace = None, error.__traceback__
-        while trace is not None:
+        # Once it has run a few times, CPython joins instructions, and says the line of the first.
+        while trace is not None and not isinstance(error, UnboundLocalError):
             if trace.tb_frame.f_code.co_filename == "<program>":
                 line = trace.tb_lineno
             trace = trace.tb_next

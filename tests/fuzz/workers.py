@@ -23,7 +23,6 @@ SECONDS = 20
 BATCH = 16
 
 
-
 @dataclass(frozen=True)
 class Settings:
     """How programs are run: the modes to choose from, and PyTorch's threads."""
