@@ -33,7 +33,7 @@ def plain(x: Any) -> Any:
         return {k: plain(v) for k, v in x.items()}
     if isinstance(x, list | tuple | set):
         return [type(x).__name__, *map(plain, x)]
-    return x if isinstance(x, int | str | bytes | type(None)) else repr(x)
+    return x if isinstance(x, int | str | bytes | type(None)) else repr(x).partition(" at 0x")[0]
 
 
 def readable(x: Any) -> str:
@@ -85,7 +85,10 @@ def first_difference(expected: Ran, actual: Ran, same: Any = operator.eq) -> tup
     for i, (x, y) in enumerate(zip(expected.seen, actual.seen, strict=False)):
         if not same(x, y):
             a, b = readable(x), readable(y)
-            near_by = [ran.notes.get(i) or ran.notes.get(i - 1) for ran in (expected, actual)]
+            near_by = [
+                next((ran.notes[k] for k in (i, i - 1, i - 2, i - 3) if k in ran.notes), None)
+                for ran in (expected, actual)
+            ]
             return i, f"value {i} of {len(expected.seen)}: {a[:600]} became {b[:600]} {near_by}"
     if len(expected.seen) != len(actual.seen):
         return min(
