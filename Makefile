@@ -57,6 +57,11 @@ conformance-pytorch-files: build ## PyTorch's own test files on this device; SOU
 	@$(env) export TANDEM_PYTORCH_SOURCE=$$(python scripts/pytorch_tests.py $(if $(SOURCE),--source $(SOURCE))); \
 	    python -m tests.pytorch --only files $(ARGS)
 
+# At length: 20,000 programs each, with seeds of their own. `--without GROUPS` leaves out what is known to fail.
+#   python -m tests.fuzz --programs 20000 --own
+#   python -m tests.fuzz --programs 20000
+#   python -m tests.fuzz --programs 20000 --modes lazy
+#   python -m tests.fuzz --programs 20000 --runner beside --threads 2
 fuzz: build ## 2,000 random programs, eagerly and in each mode; ARGS="--seed 7" goes to it
 	@$(env) python -m tests.fuzz --programs 2000 $(ARGS)
 

@@ -68,6 +68,6 @@ class Program:
         lines += block(self.before, 1) if self.before else []
         lines += [f"    for step in range({self.iterations}):", "        try:"]
         lines += block(self.iteration, 3)
-        lines += ["        except Exception as error:", "            s.see(type(error).__name__)"]
+        lines += ["        except Exception as error:", "            s.failed(error)"]
         lines += [f"        {line}" for line in (self.tidy, self.end) if line]
         return "\n".join(lines) + "\n"

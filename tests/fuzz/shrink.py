@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 
-from tests.fuzz.generate import SIMPLEST
+from tests.fuzz.generate import SIMPLEST, simplest
 from tests.fuzz.program import Node, Program
 
 Fails = Callable[[Program], bool]
@@ -88,8 +88,8 @@ def _simpler_parts(program: Program) -> Iterator[Program]:
         if node.kind in ("statement", "fixed"):
             continue
         simpler = []
-        if node.line() != SIMPLEST[node.kind]:
-            simpler.append(Node(node.kind, SIMPLEST[node.kind]))
+        if node.text != SIMPLEST[node.kind]:
+            simpler.append(simplest(node.kind))
         simpler += [part for part in node.parts if part.kind == node.kind]
         for other in simpler:
             smaller = copy.deepcopy(program)

@@ -1,11 +1,19 @@
 """What random programs are written with."""
 
+import concurrent.futures
+import contextlib
 import copy
+import ctypes
 import functools
 import gc
+import io
 import itertools
+import pickle
 import random
 import re
+import sys
+import types
+import warnings
 import weakref
 from types import SimpleNamespace
 
@@ -17,8 +25,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 __all__ = [
-    "F", "Ghost", "Net", "Scale", "State", "Twice", "checkpoint", "copy", "data", "functools", "gc", "halve",
-    "itertools", "late", "mark_step", "nn", "np", "safe", "text", "torch", "weakref",
+    "Bare", "Counted", "During", "F", "Functions", "Ghost", "Ghostly", "Mixed", "Net", "Once", "Same", "Saves", "Scale", "Setup",
+    "State", "Tagged", "Twice", "TwoDirty", "Views", "Wrong", "asyncio_sum", "checkpoint", "contextlib", "copy", "data", "fail",
+    "functools", "gc", "halfway", "halve", "in_thread", "io", "itertools", "late", "mark_step", "nn", "np", "pickle", "safe", "start",
+    "sys", "text", "torch", "types", "warnings", "weakref",
 ]  # fmt: skip
 
 SIDE = 4
@@ -26,15 +36,26 @@ SIDE = 4
 mark_step = torch_tandem.mark_step
 
 
+NOISE = [0.0]
+"""How far a program's numbers are changed, relatively: whether an other last bit shows in its results."""
+
+
+def _noisy(x: torch.Tensor, seed: int) -> torch.Tensor:
+    if not NOISE[0] or not x.is_floating_point():
+        return x
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (x * (1 + NOISE[0] * noise.to(x.device))).to(x.dtype)
+
+
 def data(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Numbers on the host, a few of which are equal."""
     numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (numbers * 8).round().div(8).to(dtype)
+    return _noisy((numbers * 8).round().div(8), seed).to(dtype)
 
 
 def safe(x: torch.Tensor) -> torch.Tensor:
     """A new tensor of small finite numbers."""
-    return x.nan_to_num(0.5, 2.0, -2.0).clamp(-2, 2)
+    return _noisy(x.nan_to_num(0.5, 2.0, -2.0).clamp(-2, 2), 0)
 
 
 def text(x: torch.Tensor) -> str:
@@ -50,6 +71,94 @@ def late(x: torch.Tensor) -> float:
 def halve(p: torch.Tensor) -> None:
     """A hook that changes a gradient."""
     p.grad.mul_(0.5)
+
+
+def fail() -> None:
+    """What a hook or a thread may do."""
+    raise LookupError
+
+
+_pool = concurrent.futures.ThreadPoolExecutor
+
+
+def start(function):
+    """A call on a thread of its own; its future has the result."""
+    pool = _pool(1)
+    future = pool.submit(function)
+    pool.shutdown(wait=False)
+    return future
+
+
+def in_thread(function):
+    """A call on another thread, while this one waits."""
+    return start(function).result()
+
+
+def halfway(s, x):
+    """A generator that may be left at any place, and does something then."""
+    try:
+        with torch.no_grad():
+            x.add_(1)
+            sent = yield x.sum()
+            x.mul_(sent or 0.5)
+            yield x.mean()
+    except KeyError:
+        yield x.max()
+    finally:
+        s.m0 = s.m0 + 1
+
+
+def asyncio_sum(tensors):
+    """A sum that coroutines take turns at."""
+    import asyncio
+
+    async def one(x):
+        await asyncio.sleep(0)
+        return x.sum()
+
+    async def every():
+        return sum(await asyncio.gather(*map(one, tensors)))
+
+    return asyncio.run(every())
+
+
+class _Heap(ctypes.Structure):
+    """The C library's `struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "used", "fordblks", "keepcost")]  # fmt: skip
+
+
+def heap() -> int:
+    """Bytes of the C library's heap that are in use."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Heap
+    return mallinfo().used
+
+
+class Ghostly(contextlib.AbstractContextManager):
+    """A context that issues operators at its end."""
+
+    def __init__(self, s, x):
+        self.s, self.x = s, x
+
+    def __exit__(self, *_):
+        self.x.add_(1)
+        self.s.m1 = self.s.m1 * 0.5
+
+
+class Tagged(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+class Functions(torch.overrides.TorchFunctionMode):
+    """Notes the names of functions that are called while it is active."""
+
+    def __init__(self, s):
+        self.s = s
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.s.seen.append(getattr(function, "__name__", "?"))
+        return function(*args, **(kwargs or {}))
 
 
 class Scale(torch.autograd.Function):
@@ -78,6 +187,184 @@ class Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g * 2
+
+
+class During(torch.autograd.Function):
+    """Does something in mid-pass."""
+
+    @staticmethod
+    def forward(ctx, x, act):
+        ctx.act = act
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.act()
+        return g, None
+
+
+class Mixed(torch.autograd.Function):
+    """One output has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        high = x > 0
+        ctx.mark_non_differentiable(high)
+        ctx.save_for_backward(high)
+        return x * 2, high
+
+    @staticmethod
+    def backward(ctx, g, none):
+        (high,) = ctx.saved_tensors
+        return g * 2 + high
+
+
+class Once(torch.autograd.Function):
+    """Its gradient has none."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+
+class Bare(torch.autograd.Function):
+    """Gradients that nobody has are None."""
+
+    @staticmethod
+    def forward(ctx, x, materialize):
+        ctx.set_materialize_grads(materialize)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        if a is None or b is None:
+            return (a if b is None else b), None
+        return a * 2 + b * 3, None
+
+
+class TwoDirty(torch.autograd.Function):
+    """Writes one input of two, and looks at what is needed."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(y)
+        x.add_(y)
+        return x, y * 2
+
+    @staticmethod
+    def backward(ctx, a, b):
+        (y,) = ctx.saved_tensors
+        return a if ctx.needs_input_grad[0] else None, a + b * 2 + y * 0
+
+
+class Same(torch.autograd.Function):
+    """Returns its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+class Saves(torch.autograd.Function):
+    """Saves its output."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.tanh()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * (1 - y * y)
+
+
+class Views(torch.autograd.Function):
+    """Returns a view."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x[1:]
+
+    @staticmethod
+    def backward(ctx, g):
+        return F.pad(g, (0, 0, 1, 0))
+
+
+class Wrong(torch.autograd.Function):
+    """Returns what PyTorch refuses, or converts."""
+
+    @staticmethod
+    def forward(ctx, x, how):
+        ctx.how = how
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        if ctx.how == "raise":
+            raise LookupError
+        return {"shape": (g[:3], None), "number": (g,), "dtype": (g.double(), None), "none": (None, None)}[
+            ctx.how
+        ]
+
+
+class Setup(torch.autograd.Function):
+    """In PyTorch's newer style, for transforms."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, factor):
+        return x * factor, x.sum()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return g * ctx.factor + h + 0 * x, None
+
+    @staticmethod
+    def jvp(ctx, t, _):
+        return t * ctx.factor, t.sum()
+
+    @classmethod
+    def apply(cls, *args):
+        return super().apply(*args)[0]
+
+
+class Counted(torch.autograd.Function):
+    """Lets be seen what its backward pass is like."""
+
+    @staticmethod
+    def forward(ctx, x, s):
+        ctx.s = s
+        s.seen.append(ctx.needs_input_grad)
+        return x.exp().clamp(max=3)
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.s.seen.append(
+            (torch.is_grad_enabled(), ctx.needs_input_grad, tuple(g.shape), g.stride(), g.requires_grad)
+        )
+        return g + 1, None
 
 
 class Net(nn.Module):
@@ -111,16 +398,28 @@ class Ghost:
             self.x.mul_(0.5).add_(self.n)
 
 
+def layout(x: torch.Tensor) -> tuple:
+    """What a tensor is like, but for its values."""
+    return (
+        tuple(x.shape), str(x.dtype), x.stride(), x.storage_offset(), x.is_contiguous(), x.untyped_storage().nbytes(),
+        None if x.is_inference() else x._version, x.requires_grad, x.grad_fn is None, x.is_leaf, x.is_inference(), x.is_conj(), x.is_neg(),
+    )  # fmt: skip
+
+
 class State(SimpleNamespace):
     """A program's state on a device, and what it lets be seen."""
 
     def __init__(self, device: str):
         super().__init__(
-            device=device, seen=[], rng=random.Random(0), kept=[], hooks=[], ref=None, it=iter(())
-        )
+            device=device, seen=[], rng=random.Random(0), kept=[], hooks=[], ref=None, it=iter(()),
+            modes=[], states=[], codes=[], later=None, half=None, saved=None, checked=False, notes={}, cache=None, wk=None, acc=None,
+        )  # fmt: skip
+        self.pool = _pool(1)
         torch.manual_seed(0)
-        self.g = torch.Generator(device)
-        self.g.manual_seed(1)
+        self.g, self.g1, self.hg = torch.Generator(device), torch.Generator(device), torch.Generator()
+        self.gens = [self.g1]
+        for k, g in enumerate((self.g, self.g1, self.hg)):
+            g.manual_seed(1 + k)
         for i in range(3):
             setattr(self, f"m{i}", data(i, SIDE, SIDE).to(device))
             setattr(self, f"v{i}", data(3 + i, SIDE).to(device))
@@ -133,6 +432,14 @@ class State(SimpleNamespace):
         self.host = data(11, SIDE, SIDE)
         self.w = data(12, SIDE, SIDE).to(device).requires_grad_()
         self.c = data(13, SIDE).to(device).requires_grad_()
+        self.p0 = data(14, 2 * SIDE, 2 * SIDE).to(device)
+        self.wide = data(15, 2 * SIDE, 2 * SIDE)
+        self.nums = data(16, 2 * SIDE, 2 * SIDE).numpy().copy()
+        self.leaf = torch.tensor(0.5, requires_grad=True)
+        self.t0 = (data(17, SIDE, SIDE) * 100).to(torch.int32).to(device)
+        self.t1 = (data(18, SIDE, SIDE) * 100).to(torch.uint8).to(device)
+        self.t2 = torch.complex(data(19, SIDE, SIDE), data(20, SIDE, SIDE)).to(device)
+        self.store = data(21, SIDE).to(device).untyped_storage()
 
     def net(self, x):
         return self.module(x)
@@ -149,8 +456,10 @@ class State(SimpleNamespace):
 
     def see(self, x):
         """Let a value be compared: a tensor's at the end, by a copy."""
+        self.notes[len(self.seen)] = (sys._getframe(1).f_lineno, "")
         if isinstance(x, torch.Tensor):
-            self.seen.append((tuple(x.shape), x.dtype, x.stride(), x.requires_grad))
+            self.seen.append(layout(x))
+            # A copy without views or versions of its own to keep.
             x = x.detach().clone()
         self.seen.append(x)
 
@@ -158,20 +467,115 @@ class State(SimpleNamespace):
         """Let a tensor itself be compared as it is at the end."""
         self.seen.append(x.detach())
 
+    def failed(self, error):
+        """Let be seen what was raised, and by which line of the program."""
+        line, trace = None, error.__traceback__
+        # Once it has run a few times, CPython joins instructions, and says the line of the first.
+        while trace is not None and not isinstance(error, UnboundLocalError):
+            if trace.tb_frame.f_code.co_filename == "<program>":
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        self.notes[len(self.seen)] = (line, f"{type(error).__name__}: {error}"[:200])
+        self.seen.append(("raised", type(error).__name__, line))
+
+    def died(self, number):
+        """Let be seen when a tensor goes."""
+        self.seen.append(("died", number))
+
+    def leaks(self, function):
+        """Let be seen whether each call leaves something behind; once, because it takes long."""
+        if self.checked:
+            return
+        self.checked, used = True, []
+        for _ in range(4):
+            for _ in range(100):
+                function()
+            if self.device != "cpu":
+                torch_tandem.synchronize()
+            used.append(heap())
+        # While operators are recorded, memory grows with them.
+        grown = self.device == "cpu" or torch_tandem.mode() == "trace"
+        self.seen.append(grown and all(b - a >= 1600 for a, b in itertools.pairwise(used[1:])))
+
+    def enter(self, mode):
+        """Leave a mode on."""
+        mode.__enter__()
+        self.modes.append(mode)
+
+    def leave(self):
+        """End the latest mode that was left on."""
+        if self.modes:
+            self.modes.pop().__exit__(None, None, None)
+
+    def made(self, text, names):
+        """Run code that is new each time; `names` are the program's."""
+        code = compile(text.replace("STEP", str(names["step"])), "<made>", "exec")
+        self.codes.append(weakref.ref(code))
+        exec(code, {**globals(), **names})
+
+    def fresh(self, function):
+        """A function of new code that is like another's."""
+        code = function.__code__.replace()
+        self.codes.append(weakref.ref(code))
+        return types.FunctionType(code, function.__globals__, closure=function.__closure__)
+
     def tidy(self, in_place: bool):
         """Keep the numbers small and the graphs short."""
+        for name, x in sorted(vars(self).items()):
+            if isinstance(x, torch.Tensor) and name not in ("host", "b0", "wide"):
+                try:
+                    with torch.no_grad():
+                        self._tidy(name, x, in_place)
+                except Exception as error:
+                    self.failed(error)
+        for x in (self.host, self.wide):
+            x.nan_to_num_(0.5, 2.0, -2.0).clamp_(-2, 2)
+        np.clip(np.nan_to_num(self.nums, copy=False), -2, 2, out=self.nums)
+
+    def _tidy(self, name: str, x: torch.Tensor, in_place: bool):
+        if name == "leaf":
+            return
+        if name in ("w", "c"):
+            x.requires_grad_().copy_(safe(x))
+        elif name == "i0":
+            self.i0 = x % SIDE
+        elif not x.is_floating_point():
+            setattr(self, name, x.detach())
+        elif in_place and not x.is_inference() and all(x.stride()) and name != "t0":
+            x = x.detach()
+            x.nan_to_num_(0.5, 2.0, -2.0).clamp_(-2, 2)
+            setattr(self, name, x)
+        else:
+            setattr(self, name, safe(x.detach()))
+
+    def settle(self):
+        """End what the program left on, and let be seen what it left."""
+        while self.modes:
+            with contextlib.suppress(Exception):
+                self.leave()
+        if torch.is_inference_mode_enabled():
+            torch.inference_mode(False).__enter__()
+        torch.set_grad_enabled(True)
+        torch.autograd.set_detect_anomaly(False)
+        torch.set_autocast_enabled(self.device, False)
+        torch.clear_autocast_cache()
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        self.pool.shutdown()
+        if self.later is not None:
+            concurrent.futures.wait([self.later])
+        storages: dict[int, int] = {}
         with torch.no_grad():
             for name, x in sorted(vars(self).items()):
-                if not isinstance(x, torch.Tensor) or name in ("host", "b0"):
-                    continue
-                if name in ("w", "c"):
-                    x.requires_grad_().copy_(safe(x))
-                elif name == "i0":
-                    self.i0 = x % SIDE
-                elif in_place and not x.is_inference() and 0 not in x.stride():
-                    x = x.detach()
-                    x.nan_to_num_(0.5, 2.0, -2.0).clamp_(-2, 2)
-                    setattr(self, name, x)
-                else:
-                    setattr(self, name, safe(x.detach()))
-            self.host.nan_to_num_(0.5, 2.0, -2.0).clamp_(-2, 2)
+                for k, y in enumerate(x if name == "kept" else [x]):
+                    if not isinstance(y, torch.Tensor):
+                        continue
+                    shared = storages.setdefault(y.untyped_storage()._cdata, len(storages))
+                    self.notes[len(self.seen)] = (1, f"{name} at the end")
+                    self.seen += [(name, k, shared), y.detach()]
+                    try:
+                        self.seen += [layout(y), y.grad if y.is_leaf else None]
+                    except RuntimeError as error:
+                        # A view whose graph PyTorch refuses to make.
+                        self.seen.append(type(error).__name__)
+        self.seen += [g.get_state() for g in (self.g, self.g1, self.hg)]

@@ -5,12 +5,14 @@ A process that dies or hangs is a finding about the program that it ran.
 
 import faulthandler
 import gc
+import itertools
 import multiprocessing
 import os
 import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 import torch
@@ -20,13 +22,22 @@ import torch._functorch.apis  # noqa: F401
 SECONDS = 20
 BATCH = 16
 
+
+@dataclass(frozen=True)
+class Settings:
+    """How programs are run: the modes to choose from, and PyTorch's threads."""
+
+    modes: tuple[str, ...] = ("coexec", "lazy", "coexec")
+    threads: int = 1
+
+
 _context = multiprocessing.get_context("fork")
 
 
-def _work(connection: Connection, sources: list[str]) -> None:
+def _work(connection: Connection, sources: list[str], settings: Settings) -> None:
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(settings.threads)
     faulthandler.enable()
     # A `__del__` may raise, as it does eagerly.
     sys.unraisablehook = lambda _: None
@@ -38,7 +49,7 @@ def _work(connection: Connection, sources: list[str]) -> None:
 
     for source in sources:
         try:
-            result = check(source)
+            result = check(source, settings.modes)
         except BaseException as error:
             result = "harness: " + "".join(traceback.format_exception(error)[-3:])
         connection.send(result)
@@ -53,10 +64,10 @@ def _work(connection: Connection, sources: list[str]) -> None:
 class Worker:
     """A process with some programs to check."""
 
-    def __init__(self, seeds: list[int], sources: list[str]):
+    def __init__(self, seeds: list[int], sources: list[str], settings: Settings):
         self.seeds = seeds
         self.connection, far = _context.Pipe(duplex=False)
-        self.process = _context.Process(target=_work, args=(far, sources))
+        self.process = _context.Process(target=_work, args=(far, sources, settings))
         self.process.start()
         far.close()
         self.done: list[tuple[int, str | None]] = []
@@ -89,15 +100,24 @@ class Worker:
         self.seeds = self.seeds[: len(self.done)]
 
 
-def check_all(programs: Iterable[tuple[int, str]], jobs: int) -> Iterator[tuple[int, str | None, list[int]]]:
+def check_all(
+    programs: Iterable[tuple[int, str]], jobs: int, settings: Settings
+) -> Iterator[tuple[int, str | None, list[int]]]:
     """Check programs; each result comes with the seeds that ran before it in its process."""
-    todo = list(programs)
-    text = dict(todo)
+    programs = iter(programs)
+    todo: list[tuple[int, str]] = []
+    text: dict[int, str] = {}
     running: list[Worker] = []
-    while todo or running:
-        while todo and len(running) < jobs:
-            batch, todo = todo[:BATCH], todo[BATCH:]
-            running.append(Worker([s for s, _ in batch], [p for _, p in batch]))
+    while True:
+        while len(running) < jobs:
+            new = list(itertools.islice(programs, max(0, BATCH - len(todo))))
+            text.update(new)
+            batch, todo = [*todo, *new][:BATCH], [*todo, *new][BATCH:]
+            if not batch:
+                break
+            running.append(Worker([s for s, _ in batch], [p for _, p in batch], settings))
+        if not running:
+            return
         ready = wait([w.connection for w in running], timeout=1)
         for worker in list(running):
             seeds = list(worker.seeds)
@@ -116,11 +136,13 @@ def check_all(programs: Iterable[tuple[int, str]], jobs: int) -> Iterator[tuple[
                 worker.connection.close()
                 # What the process did not come to.
                 todo = [(seed, text[seed]) for seed in seeds[len(worker.done) :]] + todo
+                for seed in seeds[: len(worker.done)]:
+                    del text[seed]
 
 
-def check_alone(sources: list[str]) -> str | None:
+def check_alone(sources: list[str], settings: Settings) -> str | None:
     """The last result of programs that run one after the other in a process of their own."""
-    worker = Worker(list(range(len(sources))), sources)
+    worker = Worker(list(range(len(sources))), sources, settings)
     while True:
         if not wait([worker.connection], timeout=max(0.1, worker.deadline - time.monotonic())):
             worker.expire()
