@@ -2,9 +2,8 @@
 // dispatcher on average is looked at, which is a matter of a countdown in PyTorch for the others.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "shim.h"
@@ -44,15 +43,9 @@ bool computes(const c10::OperatorHandle& op) {
   return !view && (op.hasKernelForDispatchKey(c10::DispatchKey::CPU) || schema.name() == "aten::copy_");
 }
 
-// Whether a kernel makes the call, below autograd. In inference mode that does not show.
-bool is_nested() {
-  auto excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
-  return excluded.has(c10::DispatchKey::AutogradCPU) && !c10::InferenceMode::is_enabled();
-}
-
 std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& call) {
   auto name = call.operator_name();
-  if (!name || is_nested() || !tt_is_program() || !takes_host_tensors(call.inputs())) return nullptr;
+  if (!name || !tt_is_program() || !takes_host_tensors(call.inputs())) return nullptr;
   auto op = c10::Dispatcher::singleton().findOp(*name);
   if (op && computes(*op)) seen.fetch_add(1, std::memory_order_relaxed);
   return nullptr;

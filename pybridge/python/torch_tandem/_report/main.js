@@ -29,13 +29,17 @@ function figures({ report: r, times: t }) {
     ["Iterations", count(steps), `${count(r.steps_traced)} traced, ${count(r.steps_coexecuted)} co-executed`],
     [
       "Co-executed",
-      percent(r.ops_coexecuted, r.ops_captured),
-      late ? `${late} after iteration ${after}` : `of ${count(r.ops_captured)} calls`,
+      percent(r.ops_coexecuted, (r.ops_captured ?? 0) + (r.ops_on_host ?? 0)),
+      late ? `${late} of the captured ones after iteration ${after}` : `of ${count(r.ops_captured)} calls`,
     ],
     [
       "Operator calls",
       compact(r.ops_captured),
-      r.ops_other_threads ? `${count(r.ops_other_threads)} from other threads` : "all from one thread",
+      r.ops_on_host
+        ? `and about ${count(r.ops_on_host)} on host tensors`
+        : r.ops_other_threads
+          ? `${count(r.ops_other_threads)} from other threads`
+          : "all from one thread",
     ],
     ["Python waited", percent(t.waiting, t.elapsed), `${duration(t.waiting)} ${since}`],
     ["Kernels ran", percent(t.busy, t.elapsed), `${duration(t.busy)} ${since}`],
