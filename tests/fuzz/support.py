@@ -406,6 +406,9 @@ def layout(x: torch.Tensor) -> tuple:
     )  # fmt: skip
 
 
+_forever: list[torch.inference_mode] = []
+
+
 class State(SimpleNamespace):
     """A program's state on a device, and what it lets be seen."""
 
@@ -554,7 +557,9 @@ class State(SimpleNamespace):
             with contextlib.suppress(Exception):
                 self.leave()
         if torch.is_inference_mode_enabled():
-            torch.inference_mode(False).__enter__()
+            # Its mode would come back with its end.
+            _forever.append(torch.inference_mode(False))
+            _forever[-1].__enter__()
         torch.set_grad_enabled(True)
         torch.autograd.set_detect_anomaly(False)
         torch.set_autocast_enabled(self.device, False)
