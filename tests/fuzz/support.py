@@ -128,11 +128,13 @@ class _Heap(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "used", "fordblks", "keepcost")]  # fmt: skip
 
 
+_mallinfo = ctypes.CDLL(None).mallinfo2
+_mallinfo.restype = _Heap
+
+
 def heap() -> int:
     """Bytes of the C library's heap that are in use."""
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = _Heap
-    return mallinfo().used
+    return _mallinfo().used
 
 
 class Ghostly(contextlib.AbstractContextManager):
@@ -406,6 +408,9 @@ def layout(x: torch.Tensor) -> tuple:
     )  # fmt: skip
 
 
+_forever: list[torch.inference_mode] = []
+
+
 class State(SimpleNamespace):
     """A program's state on a device, and what it lets be seen."""
 
@@ -487,12 +492,15 @@ class State(SimpleNamespace):
         if self.checked:
             return
         self.checked, used = True, []
+        # What accumulates a leaf's gradient lives as long as a graph that ends there.
+        graph = self.m0.detach() * self.leaf
         for _ in range(4):
             for _ in range(100):
                 function()
             if self.device != "cpu":
                 torch_tandem.synchronize()
             used.append(heap())
+        del graph
         # While operators are recorded, memory grows with them.
         grown = self.device == "cpu" or torch_tandem.mode() == "trace"
         self.seen.append(grown and all(b - a >= 1600 for a, b in itertools.pairwise(used[1:])))
@@ -554,7 +562,9 @@ class State(SimpleNamespace):
             with contextlib.suppress(Exception):
                 self.leave()
         if torch.is_inference_mode_enabled():
-            torch.inference_mode(False).__enter__()
+            # Its mode would come back with its end.
+            _forever.append(torch.inference_mode(False))
+            _forever[-1].__enter__()
         torch.set_grad_enabled(True)
         torch.autograd.set_detect_anomaly(False)
         torch.set_autocast_enabled(self.device, False)
