@@ -76,19 +76,21 @@ class Graph {
   Graph(const edge_list& roots, const edge_list& inputs) {
     for (const auto& input : inputs) least_ = std::min(least_, input.function->topological_nr());
     if (inputs.empty()) least_ = 0;
-    for (const auto& root : roots) meet(root);
+    if (roots.size() == 1) only_root_ = roots[0].function.get();
+    for (const auto& root : roots)
+      if (only_root_ || leads_on(root)) meet(root);
     for (size_t next = 0; next < pending_.size(); next++)
-      for (const auto& edge : pending_[next].node->next_edges()) meet(edge);
+      for (const auto& edge : pending_[next].node->next_edges())
+        if (leads_on(edge)) meet(edge);
     if (!inputs.empty()) choose(inputs);
   }
 
   // Where an edge leads to, or null where nobody asks for what comes there.
   Pending* at(const Edge& edge) {
-    if (!leads_on(edge)) return nullptr;
     const auto place = places_.find(edge.function.get());
     if (place == places_.end()) return nullptr;
     auto& next = pending_[place->second];
-    return next.needed || next.captured ? &next : nullptr;
+    return next.needed || next.captured || next.node == only_root_ ? &next : nullptr;
   }
 
   // Has PyTorch's record of the pass tell which nodes run, and nodes which of their gradients are asked for. Only a pass
@@ -98,7 +100,8 @@ class Graph {
     // The record belongs to the pass that runs, and nobody else is told of it before its first node runs.
     auto& met = const_cast<std::unordered_set<Node*>&>(*torch::autograd::get_current_graph_task_nodes_in_graph());
     met.reserve(pending_.size());
-    for (const auto& next : pending_) met.insert(next.node);
+    for (const auto& next : pending_)
+      if (next.node != only_root_) met.insert(next.node);
     if (!with_inputs) return;
     auto& infos =
         const_cast<std::unordered_map<Node*, GraphTask::ExecInfo>&>(*torch::autograd::get_current_graph_task_exec_info());
@@ -114,7 +117,6 @@ class Graph {
   bool leads_on(const Edge& edge) const { return edge.is_valid() && edge.function->topological_nr() >= least_; }
 
   void meet(const Edge& edge) {
-    if (!leads_on(edge)) return;
     Node* node = edge.function.get();
     const auto [place, is_new] = places_.emplace(node, pending_.size());
     if (is_new) pending_.push_back({node, {}});
@@ -139,6 +141,8 @@ class Graph {
   }
 
   uint64_t least_ = std::numeric_limits<uint64_t>::max();
+  // The engine begins with an only root, needed or not, and does not count it among the nodes that it met.
+  const Node* only_root_ = nullptr;
   ska::flat_hash_map<Node*, size_t> places_;
   std::vector<Pending> pending_;
 };
@@ -193,15 +197,18 @@ variable_list run(Node& node, variable_list&& grads, bool keep_graph) {
   grads = call_tensor_hooks(node, std::move(grads));
   for (const auto& hook : node.pre_hooks()) grads = (*hook)(grads);
   if (!keep_graph) node.will_release_variables();
-  // Hooks behind the node see what came in. Those that the node itself adds as the first ones come too late.
-  const bool has_post_hooks = !node.post_hooks().empty();
-  const auto seen = has_post_hooks ? grads : variable_list();
-  auto outputs = node(std::move(grads));
+  variable_list outputs;
+  if (node.post_hooks().empty()) {
+    outputs = node(std::move(grads));
+  } else {
+    // Hooks behind the node see what came in; those that the node itself adds as the first ones come too late for that.
+    auto copy = grads;
+    outputs = node(std::move(copy));
+  }
   torch::autograd::validate_outputs(node.next_edges(), outputs, [&](const std::string& text) {
     return "Function " + node.name() + " returned an " + text;
   });
-  if (has_post_hooks)
-    for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, seen);
+  for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, grads);
   if (!keep_graph) node.release_variables();
   if (C10_UNLIKELY(torch::autograd::AnomalyMode::is_enabled()) && torch::autograd::AnomalyMode::should_check_nan())
     refuse_nan(node, outputs);
@@ -365,7 +372,7 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
   edge_list sinks;
   if (!asked.empty()) sinks.push_back(pass->next_edge(0));
   torch::autograd::Engine::get_default_engine().execute({Edge(pass, 0)}, {Pass::token()}, keep_graph, create_graph,
-                                                        /*accumulate_grad=*/false, sinks);
+                                                        /*accumulate_grad=*/sinks.empty(), sinks);
   Tensors captured;
   for (const auto& edge : asked) {
     const auto grad = pass->captured(edge);
