@@ -6,8 +6,8 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/TensorSubclassLikeUtils.h>
-#include <ATen/record_function.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -282,7 +282,10 @@ class Pass final : public Node {
         if (--next->missing == 0) ready.push(next);
       }
     };
-    pass(roots_, grads_);
+    {
+      const Running guard(roots_.front().function.get());
+      pass(roots_, grads_);
+    }
     grads_.clear();
     while (!ready.empty()) {
       auto& next = *ready.top();
