@@ -238,7 +238,7 @@ class Tagged(torch.Tensor):
 
 
 def test_the_programs_code_finds_the_state_of_the_pass():
-    """`__torch_function__` is on, a mode that one node leaves on is off for the next, and a pass has a number."""
+    """`__torch_function__` is on, a mode that one node leaves on is off for the next; passes have numbers."""
     w = torch.ones(2, device="tandem", requires_grad=True)
     seen = []
 
@@ -268,9 +268,11 @@ def test_anomaly_mode_within_a_pass():
     w = torch.ones(2, device="tandem", requires_grad=True)
     with torch.autograd.set_detect_anomaly(False):
         y = Told.apply((w * 0).sqrt() * 0, lambda: torch.autograd.set_detect_anomaly(True), lambda: None)
-        with pytest.warns(UserWarning, match="Error detected in SqrtBackward0"):
-            with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values in its 0th output"):
-                y.sum().backward()
+        with (
+            pytest.warns(UserWarning, match="Error detected in SqrtBackward0"),
+            pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values in its 0th output"),
+        ):
+            y.sum().backward()
 
 
 def test_a_host_leafs_hooks_do_not_pile_up():

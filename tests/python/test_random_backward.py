@@ -1,4 +1,4 @@
-"""Random autograd graphs with hooks of all kinds, registered at all times: Tandem does and calls what the CPU does.
+"""Random autograd graphs with hooks of all kinds, registered at all times: Tandem calls what the CPU calls.
 
 `python tests/python/test_random_backward.py SECONDS [SEED]` goes on until a program differs.
 """
