@@ -21,7 +21,26 @@ Tensors = tuple[torch.Tensor, ...]
 Operator = Callable[..., torch.Tensor]
 
 LENGTHS = (1, 3, 64, 65, 1000, 70_001, 1 << 20)
-LARGE = (*LENGTHS, 2, 5, 15, 16, 17, 31, 63, 100, 257, 511, 4095, 4096, 4097, 10_007, 1 << 16, 300_001, 9_400_003)
+LARGE = (
+    *LENGTHS,
+    2,
+    5,
+    15,
+    16,
+    17,
+    31,
+    63,
+    100,
+    257,
+    511,
+    4095,
+    4096,
+    4097,
+    10_007,
+    1 << 16,
+    300_001,
+    9_400_003,
+)
 DRAWS = 3
 MOST = 1 << 20
 """Elements of an operator's operands that are drawn once, and beyond which it is left to `--large`."""
@@ -78,11 +97,19 @@ def reductions(n: int) -> Iterator[tuple[str, Operator, list[tuple[int, ...]]]]:
     yield "group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, n), (4,), (4,)]
     yield "group_norm of many", lambda x, w, b: F.group_norm(x, 3, w, b), [(n, 6, 3), (6,), (6,)]
     yield "batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [(2, 3, n), (3,), (3,)]
-    yield "batch_norm of many", lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [(n, 3, 5), (3,), (3,)]
+    yield (
+        "batch_norm of many",
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+        [(n, 3, 5), (3,), (3,)],
+    )
     if n > 1:
         yield "cross_entropy", lambda x: F.cross_entropy(x, classes(x)), [(n, 3)]
         yield "cross_entropy of many", lambda x: F.cross_entropy(x, classes(x), reduction="sum"), [(2, n)]
-    yield "embedding", lambda w, x: (F.embedding(classes(x[:, None]) % 2, w) * x[:, None]).sum(0), [(2, 3), (n,)]
+    yield (
+        "embedding",
+        lambda w, x: (F.embedding(classes(x[:, None]) % 2, w) * x[:, None]).sum(0),
+        [(2, 3), (n,)],
+    )
     if n <= 1 << 16:
         yield "conv1d", lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1), [(2, 3, n), (2, 3, 3), (2,)]
         yield "conv2d of pixels", lambda x, w, b: F.conv2d(x, w, b), [(n, 3, 2, 2), (2, 3, 1, 1), (2,)]
@@ -172,7 +199,9 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="more and longer rows")
     large = parser.parse_args().large
     found = sorted(ratios(*((LARGE, 1 << 25) if large else (LENGTHS, MOST))), reverse=True)
-    print(f"{len(found)} values, {sum(ratio > 2 for ratio, _ in found)} beyond twice PyTorch's error; the worst:")
+    print(
+        f"{len(found)} values, {sum(ratio > 2 for ratio, _ in found)} beyond twice PyTorch's error; the worst:"
+    )
     for ratio, what in found[:40]:
         print(f"{ratio:8.2f}  {what}")
 

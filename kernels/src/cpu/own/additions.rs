@@ -3,31 +3,44 @@
 //! A product of two floats has no rounding at all in 64 bits. The order follows from the number of values alone, not from
 //! the CPU's units.
 
-/// Sums that are kept beside one another.
+/// Sums that are kept beside one another,
 const LANES: usize = 32;
+/// and those of them that what is left of the last lanes goes to, if it is so much.
+const HALF: usize = LANES / 2;
 
 /// A sum that values are added to.
 #[derive(Clone, Copy)]
-pub struct Sum([f64; LANES]);
+pub struct Sum {
+    lanes: [f64; LANES],
+    /// The sum of values that fill no lanes; apart from them, so that they stay in registers.
+    rest: f64,
+}
 
 impl Sum {
     /// Of nothing.
     #[inline(always)]
     pub fn new() -> Sum {
-        Sum([0.0; LANES])
+        Sum { lanes: [0.0; LANES], rest: 0.0 }
     }
 
     /// Adds `value(0)` to `value(n - 1)`.
     #[inline(always)]
     fn add_all(&mut self, n: usize, value: impl Fn(usize) -> f64) {
-        let whole = n / LANES * LANES;
-        for at in (0..whole).step_by(LANES) {
-            for (i, lane) in self.0.iter_mut().enumerate() {
+        let (whole, halves) = (n / LANES * LANES, n / HALF * HALF);
+        let mut at = 0;
+        while at < whole {
+            for (i, lane) in self.lanes.iter_mut().enumerate() {
                 *lane += value(at + i);
             }
+            at += LANES;
         }
-        for (lane, at) in self.0.iter_mut().zip(whole..n) {
-            *lane += value(at);
+        if whole < halves {
+            for (i, lane) in self.lanes[..HALF].iter_mut().enumerate() {
+                *lane += value(whole + i);
+            }
+        }
+        for i in halves..n {
+            self.rest += value(i);
         }
     }
 
@@ -45,16 +58,21 @@ impl Sum {
 
     /// What has been added, lanes in halves.
     #[inline(always)]
-    pub fn total(self) -> f64 {
-        let (mut lanes, mut n) = (self.0, LANES);
-        while n > 1 {
-            n /= 2;
-            for i in 0..n {
-                lanes[i] += lanes[i + n];
-            }
-        }
-        lanes[0]
+    pub fn total(&self) -> f64 {
+        let half: [f64; HALF] = halved(&self.lanes);
+        let [a, b, c, d] = halved::<4>(&halved::<8>(&half));
+        (a + c) + (b + d) + self.rest
     }
+}
+
+/// The sums of the halves' elements.
+#[inline(always)]
+fn halved<const N: usize>(lanes: &[f64]) -> [f64; N] {
+    let mut sums = [0.0; N];
+    for (i, sum) in sums.iter_mut().enumerate() {
+        *sum = lanes[i] + lanes[i + N];
+    }
+    sums
 }
 
 /// The sum of `value(0)` to `value(n - 1)`.

@@ -447,20 +447,36 @@ widest! {
 unsafe fn run_add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f64]) {
     let n = sums.len() / 2;
     let (to_weight, to_bias) = sums.split_at_mut(n);
-    let row = |number: usize| {
-        let own = number * n..(number + 1) * n;
-        (&grad[own.clone()], &x[own], mean[number], scale[number])
-    };
-    let mut add = |rows: &[(&[f32], &[f32], f32, f32)]| {
+    if let (&[m0, m1, m2, m3], &[s0, s1, s2, s3]) = (mean, scale) {
+        let [g0, g1, g2, g3] = [0, 1, 2, 3].map(|row| &grad[row * n..][..n]);
+        let [x0, x1, x2, x3] = [0, 1, 2, 3].map(|row| &x[row * n..][..n]);
+        // Written out, and a result at a time: else the loops are no vectors.
         for i in 0..n {
-            for (grad, x, mean, scale) in rows {
-                to_weight[i] += f64::from(grad[i]) * f64::from((x[i] - mean) * scale);
+            to_weight[i] = to_weight[i]
+                + product(g0[i], x0[i], m0, s0)
+                + product(g1[i], x1[i], m1, s1)
+                + product(g2[i], x2[i], m2, s2)
+                + product(g3[i], x3[i], m3, s3);
+        }
+        for i in 0..n {
+            to_bias[i] =
+                to_bias[i] + f64::from(g0[i]) + f64::from(g1[i]) + f64::from(g2[i]) + f64::from(g3[i]);
+        }
+    } else {
+        for (row, (mean, scale)) in mean.iter().zip(scale).enumerate() {
+            let (grad, x) = (&grad[row * n..][..n], &x[row * n..][..n]);
+            for i in 0..n {
+                to_weight[i] += product(grad[i], x[i], *mean, *scale);
+            }
+            for i in 0..n {
                 to_bias[i] += f64::from(grad[i]);
             }
         }
-    };
-    match mean.len() {
-        GROUP => add(&[0, 1, 2, 3].map(row)),
-        few => (0..few).for_each(|number| add(&[row(number)])),
     }
+}
+
+/// What an element gives to its weight's gradient.
+#[inline(always)]
+fn product(grad: f32, x: f32, mean: f32, scale: f32) -> f64 {
+    f64::from(grad) * f64::from((x - mean) * scale)
 }
