@@ -26,7 +26,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::engine::{Raise, lock, to_py};
+use crate::engine::{Raise, lock, to_py, with_executor};
 use crate::host::POOL;
 
 fn raise<T>(py: Python<'_>, result: Result<T, Raise>) -> PyResult<T> {
@@ -169,7 +169,7 @@ mod _core {
     #[pyfunction]
     fn empty_cache(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::synchronize())?;
-        lock().runner().executor().empty_cache();
+        with_executor(&lock(), |executor| executor.empty_cache());
         POOL.clear();
         Ok(())
     }
@@ -179,7 +179,7 @@ mod _core {
     #[pyo3(signature = (device = 0))]
     fn lose_device(py: Python<'_>, device: u8) -> PyResult<()> {
         raise(py, engine::drain())?;
-        lock().runner().executor().lose(device);
+        with_executor(&lock(), |executor| executor.lose(device));
         Ok(())
     }
 
@@ -242,7 +242,7 @@ mod _core {
         raise(py, engine::drain())?;
         let engine = lock();
         engine.runner().timeline().record(on);
-        engine.runner().executor().measure(on);
+        with_executor(&engine, |executor| executor.measure(on));
         Ok(())
     }
 
@@ -254,8 +254,9 @@ mod _core {
 
     /// Counts from now.
     #[pyfunction]
-    fn reset_report() {
-        lock().reset_report();
+    fn reset_report(py: Python<'_>) {
+        // GraphRunner may hold the executor, and need the GIL.
+        py.detach(|| lock().reset_report());
         POOL.count_anew();
     }
 
