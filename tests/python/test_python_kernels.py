@@ -1,4 +1,4 @@
-"""PyTorch's operators with kernels that are written in Python: GraphRunner needs the GIL in the middle of a run."""
+"""PyTorch's operators with kernels written in Python: GraphRunner needs the GIL in the middle of a run."""
 
 import subprocess
 import sys

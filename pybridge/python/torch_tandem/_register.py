@@ -40,6 +40,8 @@ _ACCEPTED = {
     "TANDEM_SYNC": ("0", "1"),
     "TANDEM_AUTOLOAD": ("0", "1"),
     "TANDEM_ALLOW_SOFTWARE": ("0", "1"),
+    "TANDEM_GPU_CHECKS": ("0", "1"),
+    "TANDEM_GPU_COOPERATIVE": ("0", "1"),
 }
 
 
