@@ -141,8 +141,6 @@ int32_t tt_synchronize();
 int32_t tt_wait_random();
 // Whether the calling thread is the program's, and not inside a kernel that Tandem runs.
 int32_t tt_is_program();
-// Calls `body` with the GIL in hand.
-void tt_with_gil(void (*body)(void* data), void* data);
 // A block of Tandem's host memory, aligned to 64; null where the C library is to give it.
 void* tt_pool_take(size_t nbytes);
 // Takes a block back; 0 where it is not the pool's.

@@ -129,6 +129,15 @@ pub fn lock() -> MutexGuard<'static, Engine> {
     })
 }
 
+/// Uses the executor. GraphRunner may hold it and need the GIL, for a kernel that is written in Python.
+pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut dyn Executor) -> R) -> R {
+    let gil = WithoutGil::new();
+    let result = with(&mut **engine.runner().executor());
+    // The executor comes behind the GIL in the lock order.
+    drop(gil);
+    result
+}
+
 /// An operator's name.
 pub fn op_name(op: OpId) -> String {
     DECLARED.read().get(op.index()).map_or_else(|| "an operator".to_owned(), |d| d.name.to_string())
@@ -554,11 +563,6 @@ extern "C" fn tt_storage_resize(context: *mut c_void, nbytes: u64) -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn tt_synchronize() -> i32 {
     for_shim(synchronize)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn tt_with_gil(body: extern "C" fn(*mut c_void), data: *mut c_void) {
-    Python::attach(|_| body(data));
 }
 
 #[unsafe(no_mangle)]

@@ -20,6 +20,7 @@ use tandem_tracegraph::loops::LoopForest;
 use tandem_tracegraph::node::{ArgSpec, InputSpec, Node};
 use tandem_tracegraph::text::list_op;
 
+use crate::engine::with_executor;
 use crate::ffi::ttc_host_calls;
 use crate::python::Lines;
 
@@ -36,9 +37,10 @@ pub fn summary(engine: &mut Engine) -> Summary {
         let kernels = executor.measured().map(|profile| profile.kernels());
         kernels.into_iter().flatten().map(|(ops, time)| (ops.clone(), *time)).collect()
     };
-    let kernels = measured(&**engine.runner().executor());
     let engine = &*engine;
-    let devices = engine.runner().executor().devices();
+    let (kernels, devices, executor) = with_executor(engine, |executor| {
+        (measured(executor), executor.devices(), executor.name().to_owned())
+    });
     let device_lines: Vec<DeviceLine> = devices.iter().map(device_line).collect();
     let mut lines = Lines::default();
     Summary {
@@ -86,7 +88,7 @@ pub fn summary(engine: &mut Engine) -> Summary {
         memory_allocated: 0,
         memory_peak: 0,
         pool: PoolLine::default(),
-        executor: engine.runner().executor().name().to_owned(),
+        executor,
         notes: report.notes,
     }
 }

@@ -27,7 +27,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::engine::{Raise, lock, to_py};
+use crate::engine::{Raise, lock, to_py, with_executor};
 use crate::host::POOL;
 
 fn raise<T>(py: Python<'_>, result: Result<T, Raise>) -> PyResult<T> {
@@ -171,7 +171,7 @@ mod _core {
     #[pyfunction]
     fn empty_cache(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::synchronize())?;
-        lock().runner().executor().empty_cache();
+        with_executor(&lock(), |executor| executor.empty_cache());
         POOL.clear();
         Ok(())
     }
@@ -181,7 +181,7 @@ mod _core {
     #[pyo3(signature = (device = 0))]
     fn lose_device(py: Python<'_>, device: u8) -> PyResult<()> {
         raise(py, engine::drain())?;
-        lock().runner().executor().lose(device);
+        with_executor(&lock(), |executor| executor.lose(device));
         Ok(())
     }
 
@@ -244,7 +244,7 @@ mod _core {
         raise(py, engine::drain())?;
         let engine = lock();
         engine.runner().timeline().record(on);
-        engine.runner().executor().measure(on);
+        with_executor(&engine, |executor| executor.measure(on));
         Ok(())
     }
 
@@ -256,10 +256,11 @@ mod _core {
 
     /// Counts from now.
     #[pyfunction]
-    fn reset_report() {
-        lock().reset_report();
+    fn reset_report(py: Python<'_>) {
+        // GraphRunner may hold the executor, and need the GIL.
+        py.detach(|| lock().reset_report());
         // SAFETY: sets a counter.
-        unsafe { ffi::ttc_reset_host_calls() }
+        unsafe { ffi::ttc_reset_host_calls() };
         POOL.count_anew();
     }
 

@@ -52,9 +52,7 @@ struct Shared {
     submitted: AtomicU64,
     completed: AtomicU64,
     waiters: AtomicUsize,
-    /// GraphRunner's thread waits for the bell.
-    asleep: AtomicBool,
-    /// Where it wakes.
+    /// Where GraphRunner's thread wakes.
     cores: Mutex<Cores>,
     progress: Mutex<()>,
     advanced: Condvar,
@@ -68,7 +66,7 @@ pub struct GraphRunner {
     shared: Arc<Shared>,
     queue: Sender<Message>,
     /// Wakes the thread; `None` where there is none.
-    bell: Option<Sender<()>>,
+    bell: Option<Bell>,
     recycled: Receiver<Box<BlockRun>>,
 }
 
@@ -115,7 +113,6 @@ impl GraphRunner {
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
-            asleep: AtomicBool::new(false),
             cores: Mutex::new(Cores::new()),
             progress: Mutex::new(()),
             advanced: Condvar::new(),
@@ -141,14 +138,14 @@ impl GraphRunner {
         if let Some(bell) = &self.bell {
             // Behind the message, as the thread looks for one behind its flag: one of the two sees the other.
             fence(Ordering::SeqCst);
-            if self.shared.asleep.load(Ordering::Relaxed) {
+            if bell.asleep.load(Ordering::Relaxed) {
                 let mut cores = self.shared.cores.lock();
                 // It may have woken by itself, and must not be kept off a core then.
-                if self.shared.asleep.load(Ordering::Relaxed) {
+                if bell.asleep.load(Ordering::Relaxed) {
                     cores.leave_this();
                 }
                 drop(cores);
-                let _ = bell.try_send(());
+                let _ = bell.rings.try_send(());
             }
         }
     }
@@ -302,11 +299,20 @@ fn assist_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
     }
 }
 
+/// What wakes a GraphRunner thread, and ends it when dropped.
+struct Bell {
+    rings: Sender<()>,
+    /// The thread waits for the bell. Each thread has a flag of its own: one that ends late must not clear the next one's.
+    asleep: Arc<AtomicBool>,
+}
+
 /// Starts a GraphRunner thread, which ends when its bell is dropped.
-fn spawn(shared: &Arc<Shared>) -> Option<Sender<()>> {
-    let (bell, rings) = bounded(1);
-    let own = shared.clone();
-    let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(move || own.serve(&rings));
+fn spawn(shared: &Arc<Shared>) -> Option<Bell> {
+    let (sender, rings) = bounded(1);
+    let bell = Bell { rings: sender, asleep: Arc::default() };
+    let (own, asleep) = (shared.clone(), bell.asleep.clone());
+    let serve = move || own.serve(&rings, &asleep);
+    let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(serve);
     if let Err(error) = spawned {
         // Without the thread, the program's carries out everything.
         tracing::error!(%error, "cannot start the GraphRunner thread");
@@ -317,7 +323,7 @@ fn spawn(shared: &Arc<Shared>) -> Option<Sender<()>> {
 
 impl Shared {
     /// Carries messages out when the bell rings; once it is gone, what is left.
-    fn serve(&self, rings: &Receiver<()>) {
+    fn serve(&self, rings: &Receiver<()>, asleep: &AtomicBool) {
         self.torch.enter_graph_runner();
         runs_beside_the_program();
         let mut cores = Cores::new();
@@ -326,10 +332,10 @@ impl Shared {
         let mut rung = true;
         while rung || !self.queue.is_empty() {
             if !assist_until(RUNNER_SPINS, || !self.queue.is_empty()) {
-                self.asleep.store(true, Ordering::Relaxed);
+                asleep.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
                 rung = !self.queue.is_empty() || rings.recv().is_ok();
-                self.asleep.store(false, Ordering::Relaxed);
+                asleep.store(false, Ordering::Relaxed);
                 // Kernel threads that it starts may use all cores.
                 self.cores.lock().leave_none();
                 continue;

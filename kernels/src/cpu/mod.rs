@@ -3,6 +3,7 @@
 mod ahead;
 mod computation;
 mod executor;
+mod floats;
 mod group;
 mod native;
 pub mod own;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::floats::Floats;
 use crate::cores::Cores;
 
 /// Pieces of a kernel for each thread.
@@ -84,6 +85,8 @@ struct Job {
     helpers: usize,
     /// Runs beside the program.
     beside: bool,
+    /// Whether the thread that runs it flushes denormal numbers: so must all others.
+    floats: Floats,
 }
 
 // SAFETY: `body` may be called from any thread, and lives as long as the job: see `Team::run`.
@@ -108,6 +111,7 @@ impl Job {
         };
         let number = if last { (left & u64::from(u32::MAX)) - 1 } else { left >> 32 };
         let from = number as usize * self.piece;
+        let _floats = self.floats.during();
         // SAFETY: see `Team::run`.
         unsafe { (*self.body)(from, (from + self.piece).min(self.n)) };
         true
@@ -173,7 +177,7 @@ impl Team {
         // SAFETY: no helper looks at the job any more when `Ended` is dropped, before this function returns.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let (left, helpers) = (AtomicU64::new(n.div_ceil(piece) as u64), threads - 1);
-        let mut job = Job { body, n, piece, left, helpers, beside: BESIDE.get() };
+        let mut job = Job { body, n, piece, left, helpers, beside: BESIDE.get(), floats: Floats::now() };
         let ended = Ended(self);
         self.number.fetch_add(1, Ordering::Relaxed);
         self.job.store(&raw mut job, Ordering::SeqCst);

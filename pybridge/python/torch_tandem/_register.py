@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import warnings
 
 import torch
 
@@ -32,8 +33,26 @@ def _before_fork() -> None:
         _core.synchronize()
 
 
+_ACCEPTED = {
+    "TANDEM_MODE": ("coexec", "lazy", "trace"),
+    "TANDEM_RUNNER": ("beside", "inline"),
+    "TANDEM_KERNELS": ("own", "aten"),
+    "TANDEM_DEBUG": ("0", "1", "2", "3", "4", "5"),
+    "TANDEM_SYNC": ("0", "1"),
+    "TANDEM_AUTOLOAD": ("0", "1"),
+    "TANDEM_ALLOW_SOFTWARE": ("0", "1"),
+    "TANDEM_GPU_CHECKS": ("0", "1"),
+    "TANDEM_GPU_COOPERATIVE": ("0", "1"),
+}
+
+
 def _read_environment() -> None:
-    if mode := os.environ.get("TANDEM_MODE"):
+    for name, accepted in _ACCEPTED.items():
+        given = os.environ.get(name, "")
+        if given and given not in accepted:
+            message = f"{name}={given} is ignored: Tandem knows {', '.join(accepted)}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+    if (mode := os.environ.get("TANDEM_MODE")) in _ACCEPTED["TANDEM_MODE"]:
         _core.set_mode(mode)
     if os.environ.get("TANDEM_SYNC") == "1":
         _core.set_sync(True)

@@ -8,8 +8,9 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use super::super::widest::widest;
+use super::additions::Sum;
 use super::norm::{Addresses, Windows, output, wanted, weights};
-use super::rows::{at, reduce};
+use super::rows::at;
 use super::{Kernel, Shared, Work, contiguous, count, each_row};
 use crate::executor::HostKernels;
 use crate::express::Param;
@@ -272,14 +273,14 @@ unsafe fn run_moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) {
 /// The sum over a channel.
 #[inline(always)]
 unsafe fn sum(x: *mut f32, channel: Channel, value: impl Fn(f32) -> f32) -> f64 {
-    let mut sum = 0.0f64;
+    let mut sum = Sum::new();
     for number in 0..channel.pictures {
         // SAFETY: the caller's promise.
         let x = unsafe { &*picture(x, channel, number) };
         // SAFETY: below the length.
-        sum += f64::from(reduce(x.len(), 0.0, |i| value(unsafe { at(x, i) }), |a, b| a + b));
+        sum.add(x.len(), |i| value(unsafe { at(x, i) }));
     }
-    sum
+    sum.total()
 }
 
 widest! {
@@ -293,7 +294,7 @@ unsafe fn run_normalize(x: *mut f32, y: *mut f32, channel: Channel, [mean, facto
         let begin = number * channel.step;
         for i in begin..begin + channel.pixels {
             // SAFETY: the caller's promise.
-            unsafe { *y.add(i) = (*x.add(i) - mean) * factor + bias };
+            unsafe { *y.add(i) = (*x.add(i) - mean).mul_add(factor, bias) };
         }
     }
 }
@@ -305,15 +306,16 @@ widest! {
 
 #[inline(always)]
 unsafe fn run_products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) {
+    let (mut sum, mut product) = (Sum::new(), Sum::new());
     for number in 0..channel.pictures {
         // SAFETY: the caller's promise; below both lengths.
         unsafe {
             let (grad, x) = (&*picture(grad, channel, number), &*picture(x, channel, number));
-            to[0] += f64::from(reduce(grad.len(), 0.0, |i| at(grad, i), |a, b| a + b));
-            let product = |i: usize| at(grad, i) * (at(x, i) - mean);
-            to[1] += f64::from(reduce(grad.len(), 0.0, product, |a, b| a + b));
+            sum.add(grad.len(), |i| at(grad, i));
+            product.add_products(grad.len(), |i| at(grad, i), |i| at(x, i) - mean);
         }
     }
+    *to = [sum.total(), product.total()];
 }
 
 widest! {
@@ -333,7 +335,7 @@ unsafe fn run_gradient(
         let begin = number * channel.step;
         for i in begin..begin + channel.pixels {
             // SAFETY: the caller's promise.
-            unsafe { *to.add(i) = (*grad.add(i) - sum - (*x.add(i) - mean) * product) * factor };
+            unsafe { *to.add(i) = (mean - *x.add(i)).mul_add(product, *grad.add(i) - sum) * factor };
         }
     }
 }

@@ -4,6 +4,7 @@
 //! PyTorch's. All that a kernel does, the order of its additions included, follows from metadata. So bits do not depend
 //! on the number of threads that it runs on, nor on when it is used.
 
+mod additions;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 mod gather;

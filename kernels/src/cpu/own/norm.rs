@@ -5,15 +5,19 @@ use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use super::super::widest::widest;
-use super::rows::{at, reduce};
+use super::additions::{products, sum};
+use super::rows::at;
 use super::scratch::filled;
 use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
 use crate::executor::HostKernels;
 use crate::express::{Param, Window, fresh_window};
 use crate::ir::{Mem, Ty};
 
-/// Rows whose parts of the weights' gradients are added up together.
+/// Rows that are added at a time.
+const GROUP: usize = 4;
+/// Rows at least whose parts of the weights' gradients are added up together, and such parts at most.
 const ROWS: usize = 32;
+const PARTS: usize = 64;
 
 /// An output by its number; `None` where it is undefined or not what is written here.
 pub fn output(outputs: &Outputs, number: usize) -> Option<Window> {
@@ -84,7 +88,7 @@ pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
     let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
-        let eps = f64::from_bits(params[0]) as f32;
+        let eps = f64::from_bits(params[0]);
         let data = Addresses(data);
         each_row(host, all / n, n * 4, &|from, to| {
             let data = data.get();
@@ -120,7 +124,7 @@ pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
     let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
-        let eps = f64::from_bits(params[0]) as f32;
+        let eps = f64::from_bits(params[0]);
         let data = Addresses(data);
         each_row(host, count_ * groups, n * 4, &|from, to| {
             let data = data.get();
@@ -161,28 +165,33 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let (mean, scale) = (windows.add(mean), windows.add(scale));
     let weight = windows.maybe(weight);
     let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
-    let (rows, parts) = (all / n, (all / n).div_ceil(ROWS));
+    let rows = all / n;
+    let each = ROWS.max(rows.div_ceil(PARTS)).next_multiple_of(GROUP);
+    let parts = rows.div_ceil(each);
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let summed = to_weight.is_some() || to_bias.is_some();
-        let Some(mut sums) = filled(if summed { parts * n * 2 } else { 0 }, 0.0f32) else { return false };
+        let Some(mut sums) = filled(if summed { parts * n * 2 } else { 0 }, 0.0f64) else { return false };
         let partial = Shared(sums.as_mut_ptr());
         let data = Addresses(data);
-        each_row(host, parts, ROWS * n * 4, &|from, end| {
+        each_row(host, parts, each * n * 4, &|from, end| {
             let data = data.get();
             for part_ in from..end {
                 // SAFETY: the caller's promise; each part's rows and sums are one thread's.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
-                    let sums: &mut [f32] = if summed { partial.slice(part_ * n * 2, n * 2) } else { &mut [] };
-                    for row in part_ * ROWS..rows.min((part_ + 1) * ROWS) {
-                        let (grad, x) = (&*at(grad, row * n, n), &*at(x, row * n, n));
-                        let (mean, scale) = (at(mean, row, 1)[0], at(scale, row, 1)[0]);
-                        if let Some(to) = to {
+                    let sums: &mut [f64] = if summed { partial.slice(part_ * n * 2, n * 2) } else { &mut [] };
+                    let end = rows.min((part_ + 1) * each);
+                    for row in (part_ * each..end).step_by(GROUP) {
+                        let few = GROUP.min(end - row);
+                        let (grad, x) = (&*at(grad, row * n, few * n), &*at(x, row * n, few * n));
+                        let (mean, scale) = (&*at(mean, row, few), &*at(scale, row, few));
+                        for (to, i) in to.into_iter().flat_map(|to| (0..few).map(move |i| (to, i))) {
+                            let (own, to) = (i * n..(i + 1) * n, at(to, (row + i) * n, n));
                             let weight = part(data, weight, 0, n);
-                            backward(grad, x, weight, [mean, scale], at(to, row * n, n));
+                            backward(&grad[own.clone()], &x[own], weight, [mean[i], scale[i]], to);
                         }
                         if summed {
-                            add_up(grad, x, [mean, scale], sums);
+                            add_up(grad, x, mean, scale, sums);
                         }
                     }
                 }
@@ -192,10 +201,11 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
             let Some(to) = to else { continue };
             // SAFETY: as above.
             let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, n) };
-            to.fill(0.0);
-            for part in sums.chunks_exact(n * 2) {
-                to.iter_mut().zip(&part[first..]).for_each(|(to, sum)| *to += sum);
+            let (total, others) = sums[first..].split_at_mut(n);
+            for part in others.chunks(n).skip(1).step_by(2) {
+                total.iter_mut().zip(part).for_each(|(total, sum)| *total += sum);
             }
+            to.iter_mut().zip(total).for_each(|(to, total)| *to = *total as f32);
         }
         true
     };
@@ -223,7 +233,7 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         // Of each picture's channels: what goes to their weights, and to their biases.
-        let Some(mut sums) = filled(count_ * channels, [0.0f32; 2]) else { return false };
+        let Some(mut sums) = filled(count_ * channels, [0.0f64; 2]) else { return false };
         let partial = Shared(sums.as_mut_ptr());
         let data = Addresses(data);
         each_row(host, rows, n * 4, &|from, end| {
@@ -245,7 +255,7 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
             // SAFETY: as above.
             let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, channels) };
             for (c, to) in to.iter_mut().enumerate() {
-                *to = (0..count_).map(|i| sums[i * channels + c][which]).sum();
+                *to = (0..count_).map(|i| sums[i * channels + c][which]).sum::<f64>() as f32;
             }
         }
         true
@@ -269,44 +279,46 @@ impl<'a> Addresses<'a> {
 
 type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
 
-/// The mean of `n` values, as a distance from the first one: exact where all are alike, and exact enough where they are
-/// near to each other and far from 0.
+/// The mean of values, as a distance from the first one: exact also where they are near to each other and far from 0.
+/// It is a float, and how far that is from it: with both, distances from it are exact, too.
 #[inline(always)]
-fn mean(n: usize, value: impl Fn(usize) -> f32) -> f32 {
-    let first = value(0);
-    first + reduce(n, 0.0, |i| value(i) - first, |a, b| a + b) / n as f32
+fn mean(x: &[f32]) -> [f32; 2] {
+    let first = x[0];
+    // SAFETY: below the length.
+    let mean = f64::from(first) + sum(x.len(), |i| unsafe { at(x, i) } - first) / x.len() as f64;
+    let near = mean as f32;
+    [near, (mean - f64::from(near)) as f32]
 }
 
-/// A row's mean, and the inverse of its standard deviation.
+/// A row's mean, as above, and the inverse of its standard deviation.
 #[inline(always)]
-fn moments(x: &[f32], eps: f32) -> [f32; 2] {
+fn moments(x: &[f32], eps: f64) -> [f32; 3] {
+    let [near, off] = mean(x);
     // SAFETY: below the length.
-    let value = |i: usize| unsafe { at(x, i) };
-    let mean = mean(x.len(), value);
-    let square = |i: usize| (value(i) - mean) * (value(i) - mean);
-    let variance = reduce(x.len(), 0.0, square, |a, b| a + b) / x.len() as f32;
-    [mean, 1.0 / (variance + eps).sqrt()]
+    let distance = |i: usize| unsafe { at(x, i) } - near - off;
+    let variance = products(x.len(), distance, distance) / x.len() as f64;
+    [near, off, (1.0 / (variance + eps).sqrt()) as f32]
 }
 
 widest! {
-    fn normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f32, stats: (&mut f32, &mut f32)) => run_normalize
+    fn normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f64, stats: (&mut f32, &mut f32)) => run_normalize
 }
 
 #[inline(always)]
-unsafe fn run_normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f32, stats: (&mut f32, &mut f32)) {
-    let [mean, scale] = moments(x, eps);
+unsafe fn run_normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f64, stats: (&mut f32, &mut f32)) {
+    let [mean, off, scale] = moments(x, eps);
     (*stats.0, *stats.1) = (mean, scale);
     let y = &mut y[..x.len()];
     match affine {
         (Some(weight), Some(bias)) => {
             let (weight, bias) = (&weight[..x.len()], &bias[..x.len()]);
             for i in 0..x.len() {
-                y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+                y[i] = (x[i] - mean - off) * scale * weight[i] + bias[i];
             }
         }
         (weight, bias) => {
             for i in 0..x.len() {
-                let value = (x[i] - mean) * scale;
+                let value = (x[i] - mean - off) * scale;
                 let value = weight.map_or(value, |w| value * w[i]);
                 y[i] = bias.map_or(value, |b| value + b[i]);
             }
@@ -320,7 +332,7 @@ widest! {
         y: &mut [f32],
         affine: Affine<'_>,
         pixels: usize,
-        eps: f32,
+        eps: f64,
         stats: (&mut f32, &mut f32),
     ) => run_normalize_group
 }
@@ -331,16 +343,16 @@ unsafe fn run_normalize_group(
     y: &mut [f32],
     (weight, bias): Affine<'_>,
     pixels: usize,
-    eps: f32,
+    eps: f64,
     stats: (&mut f32, &mut f32),
 ) {
-    let [mean, scale] = moments(x, eps);
+    let [mean, off, scale] = moments(x, eps);
     (*stats.0, *stats.1) = (mean, scale);
     for (c, (x, y)) in x.chunks_exact(pixels).zip(y.chunks_exact_mut(pixels)).enumerate() {
         let factor = weight.map_or(scale, |w| scale * w[c]);
         let bias = bias.map_or(0.0, |b| b[c]);
         for (y, x) in y.iter_mut().zip(x) {
-            *y = (x - mean) * factor + bias;
+            *y = (x - mean - off).mul_add(factor, bias);
         }
     }
 }
@@ -372,12 +384,12 @@ fn row_backward(
 ) {
     let n = grad.len();
     let (x, to) = (&x[..n], &mut to[..n]);
-    let sum = self::mean(n, &weighted);
     // SAFETY: `x` has `n` elements.
-    let product = |i: usize| weighted(i) * ((unsafe { at(x, i) } - mean) * scale);
-    let product = reduce(n, 0.0, product, |a, b| a + b) / n as f32;
+    let normalized = |i: usize| (unsafe { at(x, i) } - mean) * scale;
+    let product = (products(n, &weighted, normalized) / n as f64) as f32;
+    let sum = (sum(n, &weighted) / n as f64) as f32;
     for i in 0..n {
-        to[i] = scale * (weighted(i) - sum - (x[i] - mean) * scale * product);
+        to[i] = scale * ((mean - x[i]) * scale).mul_add(product, weighted(i) - sum);
     }
 }
 
@@ -388,12 +400,12 @@ widest! {
         weight: Option<&[f32]>,
         scale: f32,
         to: Option<&mut [f32]>,
-        sums: &mut [[f32; 2]],
+        sums: &mut [[f64; 2]],
     ) => run_group_backward
 }
 
-/// A group's gradient, and what goes to the weight and to the bias of each of its channels. The mean is taken anew, as a
-/// distance from the first value: where all are near to each other, the saved one's rounding would show.
+/// A group's gradient, and what goes to the weight and to the bias of each of its channels. The mean is taken anew: where
+/// all are near to each other, the saved one's rounding would show.
 #[inline(always)]
 unsafe fn run_group_backward(
     grad: &[f32],
@@ -401,48 +413,71 @@ unsafe fn run_group_backward(
     weight: Option<&[f32]>,
     scale: f32,
     to: Option<&mut [f32]>,
-    sums: &mut [[f32; 2]],
+    sums: &mut [[f64; 2]],
 ) {
     let (n, pixels) = (grad.len(), grad.len() / sums.len());
-    let first = x[0];
-    // SAFETY: below the length.
-    let mean = reduce(n, 0.0, |i| unsafe { at(x, i) } - first, |a, b| a + b) / n as f32;
-    let normalized = |x: f32| ((x - first) - mean) * scale;
+    let [near, off] = mean(x);
+    let normalized = |x: f32| (x - near - off) * scale;
     let channels = || grad.chunks_exact(pixels).zip(x.chunks_exact(pixels));
     let (mut sum, mut product) = (0.0, 0.0);
     for (c, (sums, (grad, x))) in sums.iter_mut().zip(channels()).enumerate() {
         // SAFETY: below both lengths.
-        let value = |i: usize| unsafe { at(grad, i) * normalized(at(x, i)) };
-        let to_weight = reduce(pixels, 0.0, value, |a, b| a + b);
-        // SAFETY: below the length.
-        let to_bias = reduce(pixels, 0.0, |i| unsafe { at(grad, i) }, |a, b| a + b);
+        let (g, x) = (|i: usize| unsafe { at(grad, i) }, |i: usize| normalized(unsafe { at(x, i) }));
+        let (to_weight, to_bias) = (products(pixels, g, x), self::sum(pixels, g));
         *sums = [to_weight, to_bias];
-        let weight = weight.map_or(1.0, |w| w[c]);
+        let weight = weight.map_or(1.0, |w| f64::from(w[c]));
         sum += weight * to_bias;
         product += weight * to_weight;
     }
     let Some(to) = to else { return };
-    let (sum, product) = (sum / n as f32, product / n as f32);
+    let [sum, product] = [sum, product].map(|total| (total / n as f64) as f32);
     for (c, (to, (grad, x))) in to.chunks_exact_mut(pixels).zip(channels()).enumerate() {
         let weight = weight.map_or(1.0, |w| w[c]);
         for (to, (grad, x)) in to.iter_mut().zip(grad.iter().zip(x)) {
-            *to = scale * (weight * grad - sum - normalized(*x) * product);
+            *to = scale * (-normalized(*x)).mul_add(product, weight.mul_add(*grad, -sum));
         }
     }
 }
 
 widest! {
-    fn add_up(grad: &[f32], x: &[f32], stats: [f32; 2], sums: &mut [f32]) => run_add_up
+    fn add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f64]) => run_add_up
 }
 
-/// Adds a row's part of the gradients of weights and biases.
+/// Adds some rows' part of the gradients of weights and biases.
 #[inline(always)]
-unsafe fn run_add_up(grad: &[f32], x: &[f32], [mean, scale]: [f32; 2], sums: &mut [f32]) {
-    let n = grad.len();
+unsafe fn run_add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f64]) {
+    let n = sums.len() / 2;
     let (to_weight, to_bias) = sums.split_at_mut(n);
-    let (x, to_bias) = (&x[..n], &mut to_bias[..n]);
-    for i in 0..n {
-        to_weight[i] += grad[i] * ((x[i] - mean) * scale);
-        to_bias[i] += grad[i];
+    if let (&[m0, m1, m2, m3], &[s0, s1, s2, s3]) = (mean, scale) {
+        let [g0, g1, g2, g3] = [0, 1, 2, 3].map(|row| &grad[row * n..][..n]);
+        let [x0, x1, x2, x3] = [0, 1, 2, 3].map(|row| &x[row * n..][..n]);
+        // Written out, and a result at a time: else the loops are no vectors.
+        for i in 0..n {
+            to_weight[i] = to_weight[i]
+                + product(g0[i], x0[i], m0, s0)
+                + product(g1[i], x1[i], m1, s1)
+                + product(g2[i], x2[i], m2, s2)
+                + product(g3[i], x3[i], m3, s3);
+        }
+        for i in 0..n {
+            to_bias[i] =
+                to_bias[i] + f64::from(g0[i]) + f64::from(g1[i]) + f64::from(g2[i]) + f64::from(g3[i]);
+        }
+    } else {
+        for (row, (mean, scale)) in mean.iter().zip(scale).enumerate() {
+            let (grad, x) = (&grad[row * n..][..n], &x[row * n..][..n]);
+            for i in 0..n {
+                to_weight[i] += product(grad[i], x[i], *mean, *scale);
+            }
+            for i in 0..n {
+                to_bias[i] += f64::from(grad[i]);
+            }
+        }
     }
+}
+
+/// What an element gives to its weight's gradient.
+#[inline(always)]
+fn product(grad: f32, x: f32, mean: f32, scale: f32) -> f64 {
+    f64::from(grad) * f64::from((x - mean) * scale)
 }

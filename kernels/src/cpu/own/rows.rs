@@ -6,6 +6,7 @@ use tandem_tracegraph::node::Outputs;
 
 use super::super::tile::math::{exp, log};
 use super::super::widest::widest;
+use super::additions::{products, sum};
 use super::{Kernel, Shared, contiguous, count, dimension, each_row, output};
 use crate::executor::HostKernels;
 use crate::ir::Mem;
@@ -93,31 +94,6 @@ pub unsafe fn at(x: &[f32], i: usize) -> f32 {
     unsafe { *x.get_unchecked(i) }
 }
 
-/// Combines `value(0)` to `value(n - 1)`, lane by lane, then the lanes in halves.
-#[inline(always)]
-pub fn reduce(n: usize, start: f32, value: impl Fn(usize) -> f32, with: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [start; LANES];
-    let whole = n / LANES * LANES;
-    let mut at = 0;
-    while at < whole {
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            *lane = with(*lane, value(at + i));
-        }
-        at += LANES;
-    }
-    for (i, lane) in lanes.iter_mut().enumerate().take(n - whole) {
-        *lane = with(*lane, value(whole + i));
-    }
-    let mut n = LANES;
-    while n > 1 {
-        n /= 2;
-        for i in 0..n {
-            lanes[i] = with(lanes[i], lanes[i + n]);
-        }
-    }
-    lanes[0]
-}
-
 /// The larger one, or NaN where one is.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
@@ -133,10 +109,28 @@ fn weight(x: f32) -> f32 {
     if x < LEAST { 0.0 } else { e }
 }
 
+/// The largest value.
 #[inline(always)]
 fn largest(x: &[f32]) -> f32 {
-    // SAFETY: below the length.
-    reduce(x.len(), f32::NEG_INFINITY, |i| unsafe { at(x, i) }, larger)
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, *x);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = larger(*lane, *x);
+    }
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] = larger(lanes[i], lanes[i + n]);
+        }
+    }
+    lanes[0]
 }
 
 widest! {
@@ -150,9 +144,9 @@ unsafe fn run_softmax(x: &[f32], y: &mut [f32]) {
         *y = weight(x - most);
     }
     // SAFETY: below the length.
-    let sum = reduce(y.len(), 0.0, |i| unsafe { at(y, i) }, |a, b| a + b);
+    let sum = sum(y.len(), |i| unsafe { at(y, i) });
     // The sum is between 1 and the row's length, and a product takes a fraction of a quotient's time.
-    let share = 1.0 / sum;
+    let share = (1.0 / sum) as f32;
     for y in y {
         *y *= share;
     }
@@ -180,8 +174,8 @@ widest! {
 unsafe fn run_log_softmax(x: &[f32], y: &mut [f32]) {
     let most = largest(x);
     // SAFETY: below the length.
-    let sum = reduce(x.len(), 0.0, |i| weight(unsafe { at(x, i) } - most), |a, b| a + b);
-    let log = log(sum);
+    let sum = sum(x.len(), |i| weight(unsafe { at(x, i) } - most));
+    let log = log(sum as f32);
     for (y, x) in y.iter_mut().zip(x) {
         *y = x - most - log;
     }
@@ -195,7 +189,7 @@ widest! {
 unsafe fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
     let y = &y[..grad.len()];
     // SAFETY: below both lengths.
-    let sum = reduce(grad.len(), 0.0, |i| unsafe { at(grad, i) * at(y, i) }, |a, b| a + b);
+    let sum = products(grad.len(), |i| unsafe { at(grad, i) }, |i| unsafe { at(y, i) }) as f32;
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
         *to = (grad - sum) * y;
     }
@@ -208,7 +202,7 @@ widest! {
 #[inline(always)]
 unsafe fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
     // SAFETY: below the length.
-    let sum = reduce(grad.len(), 0.0, |i| unsafe { at(grad, i) }, |a, b| a + b);
+    let sum = sum(grad.len(), |i| unsafe { at(grad, i) }) as f32;
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
         *to = grad - exp(*y) * sum;
     }

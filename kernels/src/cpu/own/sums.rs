@@ -1,27 +1,27 @@
 //! Sums and means over dimensions.
 //!
-//! Elements are added in blocks of fixed sizes, and the blocks' sums in turn, so that errors stay small however long a
-//! sum is.
+//! Elements are added in blocks of fixed sizes, as [`additions`] says, and the blocks' sums in turn.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use super::super::widest::widest;
+use super::additions;
+use super::rows::at;
 use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous, output};
 use crate::executor::HostKernels;
 use crate::express::{Operand, Param, Window, fresh_window, operand};
 use crate::ir::{Mem, Ty};
 use crate::plan::{RowSums, Rows};
 
-/// Sums that are kept beside one another.
-const LANES: usize = 128;
 /// Elements of a block.
 pub const BLOCK: usize = 4096;
-/// Rows of a block, where rows are added.
-const ROWS: usize = 64;
-/// Columns that are added at a time.
+/// Elements below which a row is not worth vectors.
+const SHORT: usize = 16;
+/// Columns, and rows of them, that are added at a time.
 const COLUMNS: usize = 256;
+const ROWS: usize = 4;
 
 /// `(outer, summed, inner)` where the summed dimensions are neighbours.
 fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
@@ -63,34 +63,27 @@ fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
     let (x, y, [outer, summed, inner], by) = parts(call, outputs, mean)?;
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let (from, to) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
-        // SAFETY: the caller's promise.
-        let result = unsafe { to.slice(0, outer * inner) };
         if inner == 1 {
+            // SAFETY: the caller's promise.
+            let result = unsafe { to.slice(0, outer) };
             let block = |at: usize, n: usize| {
                 // SAFETY: as above.
                 unsafe { sum(from.slice(at, n)) }
             };
             sum_rows(host, result, &Rows { rows: outer, n: summed, by }, &block);
         } else {
-            columns(host, from, to, [outer, summed, inner]);
-            scale(result, by);
+            columns(host, from, to, [outer, summed, inner], by);
         }
         true
     };
     Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
 }
 
-fn scale(sums: &mut [f32], by: f64) {
-    if by != 1.0 {
-        sums.iter_mut().for_each(|y| *y = (f64::from(*y) * by) as f32);
-    }
-}
-
 /// The sum of a block.
 ///
 /// # Safety
 /// None of its own.
-pub unsafe fn sum(x: &[f32]) -> f32 {
+pub unsafe fn sum(x: &[f32]) -> f64 {
     let mut sum = 0.0;
     // SAFETY: safe but for the units that the CPU has.
     unsafe { sum_of(x, &mut sum) };
@@ -101,7 +94,7 @@ pub unsafe fn sum(x: &[f32]) -> f32 {
 ///
 /// # Safety
 /// None of its own.
-pub unsafe fn products(a: &[f32], b: &[f32]) -> f32 {
+pub unsafe fn products(a: &[f32], b: &[f32]) -> f64 {
     let mut sum = 0.0;
     // SAFETY: safe but for the units that the CPU has.
     unsafe { dot_of(a, b, &mut sum) };
@@ -169,7 +162,7 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                 unsafe { products(x.slice(at, n), x.slice(at, n)) }
             });
             // SAFETY: as above.
-            unsafe { *data[sizes.len() + i].cast::<f32>() = square.sqrt() };
+            unsafe { *data[sizes.len() + i].cast::<f32>() = square.sqrt() as f32 };
         }
         true
     };
@@ -177,11 +170,11 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 }
 
 /// The sum of what `block` gives for all blocks of `n` elements.
-fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f32 + Sync)) -> f32 {
+fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64 + Sync)) -> f64 {
     if n <= BLOCK {
         return block(0, n);
     }
-    let mut sums: SmallVec<[f32; 64]> = SmallVec::from_elem(0.0, n.div_ceil(BLOCK));
+    let mut sums: SmallVec<[f64; 64]> = SmallVec::from_elem(0.0, n.div_ceil(BLOCK));
     let to = Shared(sums.as_mut_ptr());
     each_row(host, sums.len(), BLOCK, &|from, end| {
         // SAFETY: each block's sum has a place of its own.
@@ -190,10 +183,7 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f32
             *sum = block(i * BLOCK, BLOCK.min(n - i * BLOCK));
         }
     });
-    let mut sum = 0.0;
-    // SAFETY: a slice.
-    unsafe { sum_of(&sums, &mut sum) };
-    sum
+    sums.iter().sum()
 }
 
 /// Sums of rows, of which `block` gives those of blocks: of so many elements from one on.
@@ -201,10 +191,10 @@ pub fn sum_rows(
     host: &dyn HostKernels,
     to: &mut [f32],
     &Rows { rows, n, by }: &Rows,
-    block: &(dyn Fn(usize, usize) -> f32 + Sync),
+    block: &(dyn Fn(usize, usize) -> f64 + Sync),
 ) {
     if rows == 1 {
-        to[0] = blocks(host, n, block);
+        to[0] = (blocks(host, n, block) * by) as f32;
     } else {
         let sums = Shared(to.as_mut_ptr());
         each_row(host, rows, n, &|begin, end| {
@@ -212,15 +202,20 @@ pub fn sum_rows(
             let sums = unsafe { sums.slice(begin, end - begin) };
             for (row, sum) in (begin..end).zip(sums) {
                 let each = (0..n).step_by(BLOCK).map(|at| block(row * n + at, BLOCK.min(n - at)));
-                *sum = each.reduce(|a, b| a + b).unwrap_or_default();
+                *sum = (each.sum::<f64>() * by) as f32;
             }
         });
     }
-    scale(to, by);
 }
 
-/// Sums over the middle one of three dimensions.
-fn columns(host: &dyn HostKernels, from: Shared<f32>, to: Shared<f32>, [outer, summed, inner]: [usize; 3]) {
+/// Sums over the middle one of three dimensions, multiplied by a number.
+fn columns(
+    host: &dyn HostKernels,
+    from: Shared<f32>,
+    to: Shared<f32>,
+    [outer, summed, inner]: [usize; 3],
+    by: f64,
+) {
     let pieces = inner.div_ceil(COLUMNS);
     each_row(host, outer * pieces, summed * COLUMNS.min(inner), &|begin, end| {
         for piece in begin..end {
@@ -229,7 +224,7 @@ fn columns(host: &dyn HostKernels, from: Shared<f32>, to: Shared<f32>, [outer, s
             // SAFETY: the caller's promise; each piece of the result is one call's.
             unsafe {
                 let to = to.slice(o * inner + at, width);
-                column_sums(from.at(o * summed * inner + at), summed, inner, to);
+                column_sums(from.at(o * summed * inner + at), summed, inner, by, to);
             }
         }
     });
@@ -245,96 +240,62 @@ pub(super) fn channel_sums(
     each_row(host, channels, outer * n, &|begin, end| {
         for channel in begin..end {
             let block = |i: usize, at: usize| {
-                let mut sum = 0.0;
                 // SAFETY: the caller's promise.
                 let row = unsafe { from.slice((i * channels + channel) * n + at, BLOCK.min(n - at)) };
                 match n {
-                    // SAFETY: safe but for the units that the CPU has.
-                    LANES.. => unsafe { sum_of(row, &mut sum) },
-                    _ => sum = row.iter().sum(),
+                    // SAFETY: a slice.
+                    SHORT.. => unsafe { sum(row) },
+                    _ => row.iter().map(|x| f64::from(*x)).sum(),
                 }
-                sum
             };
-            let sums = (0..outer).map(|i| (0..n).step_by(BLOCK).map(|at| block(i, at)).sum::<f32>());
+            let sums = (0..outer).map(|i| (0..n).step_by(BLOCK).map(|at| block(i, at)).sum::<f64>());
             // SAFETY: the caller's promise; each channel is one thread's.
-            unsafe { *to.at(channel) = sums.sum() };
+            unsafe { *to.at(channel) = sums.sum::<f64>() as f32 };
         }
     });
 }
 
 widest! {
-    fn sum_of(x: &[f32], sum: &mut f32) => run_sum
+    fn sum_of(x: &[f32], sum: &mut f64) => run_sum
 }
 
 #[inline(always)]
-unsafe fn run_sum(x: &[f32], sum: &mut f32) {
-    let mut lanes = [0.0f32; LANES];
-    let chunks = x.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += x;
-        }
-    }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += x;
-    }
-    *sum = fold(lanes);
+unsafe fn run_sum(x: &[f32], sum: &mut f64) {
+    // SAFETY: below the length.
+    *sum = additions::sum(x.len(), |i| unsafe { at(x, i) });
 }
 
 widest! {
-    fn dot_of(a: &[f32], b: &[f32], sum: &mut f32) => run_dot
+    fn dot_of(a: &[f32], b: &[f32], sum: &mut f64) => run_dot
 }
 
 #[inline(always)]
-unsafe fn run_dot(a: &[f32], b: &[f32], sum: &mut f32) {
-    let mut lanes = [0.0f32; LANES];
-    let whole = a.len() / LANES * LANES;
-    for (a, b) in a[..whole].chunks_exact(LANES).zip(b[..whole].chunks_exact(LANES)) {
-        for i in 0..LANES {
-            lanes[i] = a[i].mul_add(b[i], lanes[i]);
-        }
-    }
-    for (i, (a, b)) in a[whole..].iter().zip(&b[whole..]).enumerate() {
-        lanes[i] = a.mul_add(*b, lanes[i]);
-    }
-    *sum = fold(lanes);
-}
-
-/// The sum of the lanes, in halves.
-#[inline(always)]
-pub fn fold(mut lanes: [f32; LANES]) -> f32 {
-    let mut n = LANES;
-    while n > 1 {
-        n /= 2;
-        for i in 0..n {
-            lanes[i] += lanes[i + n];
-        }
-    }
-    lanes[0]
+unsafe fn run_dot(a: &[f32], b: &[f32], sum: &mut f64) {
+    let n = a.len().min(b.len());
+    // SAFETY: below both lengths.
+    *sum = additions::products(n, |i| unsafe { at(a, i) }, |i| unsafe { at(b, i) });
 }
 
 widest! {
-    fn column_sums(from: *const f32, rows: usize, stride: usize, to: &mut [f32]) => run_columns
+    fn column_sums(from: *const f32, rows: usize, stride: usize, by: f64, to: &mut [f32]) => run_columns
 }
 
 #[inline(always)]
-unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, to: &mut [f32]) {
+unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to: &mut [f32]) {
     let n = to.len();
-    to.fill(0.0);
-    let mut sums = [0.0f32; COLUMNS];
-    for block in (0..rows).step_by(ROWS) {
-        let sums = &mut sums[..n];
-        sums.fill(0.0);
-        for row in block..(block + ROWS).min(rows) {
-            // SAFETY: the caller's promise.
-            let x = unsafe { std::slice::from_raw_parts(from.add(row * stride), n) };
-            for (sum, x) in sums.iter_mut().zip(x) {
-                *sum += x;
-            }
-        }
-        for (to, sum) in to.iter_mut().zip(&*sums) {
-            *to += sum;
+    // SAFETY: the caller's promise.
+    let row = |i: usize| unsafe { std::slice::from_raw_parts(from.add(i * stride), n) };
+    let mut sums = [0.0f64; COLUMNS];
+    let sums = &mut sums[..n];
+    let whole = rows / ROWS * ROWS;
+    for first in (0..whole).step_by(ROWS) {
+        let rows: [&[f32]; ROWS] = std::array::from_fn(|i| row(first + i));
+        for i in 0..n {
+            sums[i] = rows.iter().fold(sums[i], |sum, row| sum + f64::from(row[i]));
         }
     }
+    for i in whole..rows {
+        sums.iter_mut().zip(row(i)).for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+    to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (*sum * by) as f32);
 }
