@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from torch_tandem import _backward, _core, _iterations, _seeding, _settings, device
+from torch_tandem import _backward, _compile, _core, _iterations, _seeding, _settings, device
 
 
 def register() -> None:
@@ -19,6 +19,7 @@ def register() -> None:
     _settings.install()
     _iterations.install()
     _backward.install()
+    _compile.refuse_inductor()
     os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
     _read_environment()
