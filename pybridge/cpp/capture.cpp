@@ -1,6 +1,8 @@
 // Registration: which dispatcher calls reach Tandem, and as which op id.
+#include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/op_registration/op_registration.h>
+#include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
 #include <array>
@@ -133,6 +135,20 @@ class ForeachFunctor final : public c10::OperatorKernel {
   c10::SmallVector<size_t, 2> written_;
 };
 
+// Under deterministic algorithms new memory is filled, as PyTorch's devices do: an op of its own, so that it comes and
+// goes with the setting.
+class EmptyFunctor final : public c10::OperatorKernel {
+ public:
+  explicit EmptyFunctor(uint32_t op) : op_(op) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    dispatch(op_, handle, stack);
+    if (fills_new_memory()) at::native::fill_empty_deterministic_(stack->back().toTensor());
+  }
+
+ private:
+  uint32_t op_;
+};
+
 // Operators of other namespaces are declared when they are first called.
 void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   dispatch(declare(handle), handle, stack);
@@ -206,8 +222,11 @@ static void capture(const c10::OperatorHandle& op) {
   const uint32_t id = declare(op);
   const auto& base = op.operator_name().name;
   const bool foreach = base.rfind("aten::_foreach_", 0) == 0 && base.back() == '_';
-  auto function = foreach ? torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ForeachFunctor>(id, op.schema()))
-                          : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CaptureFunctor>(id));
+  const bool empty = name == "aten::empty.memory_format" || name == "aten::empty_strided";
+  using torch::CppFunction;
+  auto function = foreach ? CppFunction::makeFromBoxedFunctor(std::make_unique<ForeachFunctor>(id, op.schema()))
+                  : empty ? CppFunction::makeFromBoxedFunctor(std::make_unique<EmptyFunctor>(id))
+                          : CppFunction::makeFromBoxedFunctor(std::make_unique<CaptureFunctor>(id));
   library(c10::DispatchKey::PrivateUse1).impl(name.substr(6).c_str(), std::move(function));
 }
 

@@ -1,5 +1,7 @@
 // "cuda" as another name for this device: factories, guards and moves that name CUDA make tandem tensors.
+#include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
 #include "device.h"
@@ -16,6 +18,7 @@ template <const char* kName>
 void factory(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   static const uint32_t id = declare(handle);
   dispatch(id, handle, stack);
+  if (fills_new_memory()) at::native::fill_empty_deterministic_(stack->back().toTensor());
 }
 
 constexpr char kEmpty[] = "empty.memory_format";

@@ -4,10 +4,16 @@
 #include <ATen/Context.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -23,10 +29,35 @@ c10::DeviceIndex exchange_current(c10::DeviceIndex device) {
   return std::exchange(current, index_of(c10::Device(kTandem, device)));
 }
 
-class Allocator final : public c10::Allocator {
+class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     return allocate_on(current, n);
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { check(tt_empty_cache()); }
+  // There is one stream.
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    TtMemory memory{};
+    check(tt_memory(static_cast<uint8_t>(device), &memory));
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    auto& allocated = stats.allocated_bytes[kAll];
+    allocated.current = memory.allocated, allocated.peak = memory.peak;
+    allocated.allocated = memory.made, allocated.freed = memory.freed;
+    stats.active_bytes = stats.requested_bytes = stats.reserved_bytes = stats.allocated_bytes;
+    auto& reserved = stats.reserved_bytes[kAll];
+    reserved.current += memory.kept;
+    reserved.peak = std::max(reserved.peak, reserved.current);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 0); }
+  void resetPeakStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 1); }
+  // The machine's: no driver tells of a device's own.
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return {static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page, static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page};
   }
   void copy_data(void*, const void*, std::size_t) const override {
     TORCH_CHECK(false, "tandem storages cannot be copied through their addresses; use tensor.clone()");
@@ -110,6 +141,9 @@ const at::Generator& default_generator() {
   return generator;
 }
 
+// A point in program order. One that is timed waits for the work before it when it is recorded, so that its time is true.
+using Event = std::chrono::steady_clock::time_point;
+
 // One stream for all devices: GraphRunner runs everything in program order.
 template <c10::DeviceType kType>
 class Guard final : public c10::impl::DeviceGuardImplInterface {
@@ -121,17 +155,34 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device d) const noexcept override {
     if (d.has_index()) current = d.index();
   }
-  c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
+  c10::Stream getStream(c10::Device d) const override {
+    return c10::Stream(c10::Stream::DEFAULT, c10::Device(kType, index_of(d)));
+  }
   c10::Stream getDefaultStream(c10::Device d) const override { return getStream(d); }
   c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return getStream(d); }
   c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
   c10::Stream exchangeStream(c10::Stream s) const override { return s; }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(tt_device_count()); }
-  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    if (flag == c10::EventFlag::BACKEND_DEFAULT) check(tt_synchronize());
+    if (!*event) *event = new Event;
+    *static_cast<Event*>(*event) = std::chrono::steady_clock::now();
+  }
   void block(void*, const c10::Stream&) const override {}
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
-  bool queryEvent(void*) const override { return true; }
-  bool queryStream(const c10::Stream&) const override { return true; }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  // It waits for the work before, so that is always done.
+  bool queryEvent(void* event) const override {
+    if (event) check(tt_synchronize());
+    return true;
+  }
+  bool queryStream(const c10::Stream&) const override {
+    check(tt_synchronize());
+    return true;
+  }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    const auto time = *static_cast<Event*>(to) - *static_cast<Event*>(from);
+    return std::chrono::duration<double, std::milli>(time).count();
+  }
   void synchronizeStream(const c10::Stream&) const override { check(tt_synchronize()); }
   void synchronizeEvent(void*) const override { check(tt_synchronize()); }
   void synchronizeDevice(const c10::DeviceIndex) const override { check(tt_synchronize()); }
@@ -170,6 +221,11 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard<kTandem>)
 }  // namespace
 
 c10::DeviceIndex current_device() { return current; }
+
+bool fills_new_memory() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
 
 c10::DeviceIndex index_of(c10::Device device) {
   if (!device.has_index()) return current;

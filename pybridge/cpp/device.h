@@ -8,6 +8,9 @@ namespace tandem {
 
 c10::Allocator* allocator();
 // A storage's memory on a device, whichever is current.
+// Whether new memory is to be filled: the program asked for deterministic algorithms.
+bool fills_new_memory();
+
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes);
 // The calling thread's current device.
 c10::DeviceIndex current_device();

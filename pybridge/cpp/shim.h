@@ -147,6 +147,19 @@ void* tt_pool_take(size_t nbytes);
 int32_t tt_pool_give(void* block);
 // Gives what the pool keeps free back to the system; 0 where that is nothing.
 int32_t tt_pool_trim();
+// Frees what is cached, behind pending work.
+int32_t tt_empty_cache();
+// Bytes on a device.
+struct TtMemory {
+  int64_t allocated;  // in live storages
+  int64_t peak;       // the most of them since that was last counted anew
+  int64_t made;       // in all storages made since that was last counted anew
+  int64_t freed;      // in those of which nothing is left
+  int64_t kept;       // free, for the next storage
+};
+int32_t tt_memory(uint8_t device, TtMemory* memory);
+// Counts the peak anew, or what was made and freed.
+void tt_reset_memory(uint8_t device, int32_t peak);
 // Whether the next allocation of host memory for Tandem may be made: tests make some fail.
 int32_t tt_may_allocate();
 

@@ -2,6 +2,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -49,9 +50,11 @@ void grow_storage(const at::Tensor& t) {
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
                           std::optional<c10::MemoryFormat> format) {
   // As PyTorch's own: strides stay where the sizes do.
+  const auto before = static_cast<int64_t>(self.storage().nbytes());
   if (self.sizes() != size) self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   if (format) self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
   grow_storage(self);
+  if (fills_new_memory()) at::native::fill_resize_deterministic_(self, before);
   return self;
 }
 

@@ -33,7 +33,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Reply, context_of, fill, storage_of};
 use crate::ffi::*;
-use crate::host::{SHIM, in_executor, kept};
+use crate::host::{POOL, SHIM, in_executor, kept};
 use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack};
 
 /// Bytes of address space in which tandem tensors have their addresses.
@@ -573,4 +573,54 @@ extern "C" fn tt_is_program() -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn tt_wait_random() -> i32 {
     for_shim(wait_random)
+}
+
+/// Frees what is cached.
+pub fn empty_cache() -> Result<(), Raise> {
+    synchronize()?;
+    with_executor(&lock(), |executor| executor.empty_cache());
+    POOL.clear();
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_empty_cache() -> i32 {
+    for_shim(empty_cache)
+}
+
+/// # Safety
+/// `memory` can be written.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_memory(device: u8, memory: *mut TtMemory) -> i32 {
+    for_shim(|| {
+        check_process()?;
+        let mut engine = lock();
+        engine.collect_dead();
+        let held = engine.storages().held().get(usize::from(device)).copied().unwrap_or_default();
+        let [_, _, kept] = POOL.bytes();
+        // SAFETY: the caller's promise.
+        unsafe {
+            *memory = TtMemory {
+                allocated: held.bytes as i64,
+                peak: held.peak as i64,
+                made: held.made() as i64,
+                freed: held.freed() as i64,
+                kept: kept as i64,
+            };
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_reset_memory(device: u8, peak: i32) {
+    for_shim(|| {
+        let mut engine = lock();
+        engine.collect_dead();
+        match peak {
+            0 => engine.storages().reset_accumulated(device),
+            _ => engine.storages().reset_peak(device),
+        }
+        Ok(())
+    });
 }

@@ -143,6 +143,15 @@ pub struct TtProduct {
     pub c: TtMatrix,
 }
 
+#[repr(C)]
+pub struct TtMemory {
+    pub allocated: i64,
+    pub peak: i64,
+    pub made: i64,
+    pub freed: i64,
+    pub kept: i64,
+}
+
 unsafe extern "C" {
     pub fn ttc_register() -> i32;
     pub fn ttc_host_calls() -> u64;

@@ -170,10 +170,7 @@ mod _core {
     /// Frees what the executor caches.
     #[pyfunction]
     fn empty_cache(py: Python<'_>) -> PyResult<()> {
-        raise(py, engine::synchronize())?;
-        with_executor(&lock(), |executor| executor.empty_cache());
-        POOL.clear();
-        Ok(())
+        raise(py, engine::empty_cache())
     }
 
     /// Gives a GPU up as if the driver had lost it, for tests of what follows.

@@ -59,12 +59,27 @@ pub struct Held {
     pub bytes: u64,
     /// The most there have been.
     pub peak: u64,
+    /// Bytes of all storages there have been.
+    made: u64,
+    /// Of which so many were made, and freed, before they were last counted anew.
+    before: [u64; 2],
 }
 
 impl Held {
     fn add(&mut self, nbytes: u64) {
         self.bytes += nbytes;
         self.peak = self.peak.max(self.bytes);
+        self.made += nbytes;
+    }
+
+    /// Bytes made since they were last counted anew.
+    pub fn made(&self) -> u64 {
+        self.made - self.before[0]
+    }
+
+    /// Bytes freed since then.
+    pub fn freed(&self) -> u64 {
+        self.made - self.bytes - self.before[1]
     }
 }
 
@@ -216,6 +231,13 @@ impl Storages {
     pub fn reset_peak(&mut self, device: u8) {
         if let Some(held) = self.held.get_mut(usize::from(device)) {
             held.peak = held.bytes;
+        }
+    }
+
+    /// Counts what is made and freed on a device from now.
+    pub fn reset_accumulated(&mut self, device: u8) {
+        if let Some(held) = self.held.get_mut(usize::from(device)) {
+            held.before = [held.made, held.made - held.bytes];
         }
     }
 }

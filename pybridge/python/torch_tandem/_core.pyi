@@ -38,9 +38,10 @@ def lose_device(device: int = 0) -> None:
     """Give a GPU up as if the driver had lost it, for tests of what follows."""
 
 def fail_allocation(n: int) -> int:
-    """Make the n-th allocation of host memory for Tandem from now fail, for tests of what follows; none where n is 0.
+    """Make the n-th allocation of host memory for Tandem from now fail, for tests; none where n is 0.
 
-    The allocations that were left before."""
+    Return the allocations that were left before.
+    """
 
 def mark_step() -> None:
     """End an iteration."""

@@ -7,7 +7,7 @@ import warnings
 
 import torch
 
-from torch_tandem import _backward, _core, _interchange, _iterations, _seeding, _settings, device
+from torch_tandem import _backward, _compile, _core, _interchange, _iterations, _seeding, _settings, device
 
 
 def register() -> None:
@@ -21,6 +21,7 @@ def register() -> None:
     _iterations.install()
     _backward.install()
     _interchange.install()
+    _compile.refuse_inductor()
     os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
     _read_environment()

@@ -247,13 +247,13 @@ def max_memory_allocated(device: Any = None) -> int:
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes in the device's live storages: nothing is reserved beyond them."""
-    return memory_allocated(device)
+    """Bytes in the device's live storages, and those that are kept for the next ones."""
+    return torch.accelerator.memory_reserved(_index(device))
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """The most bytes that were in the device's live storages at once."""
-    return max_memory_allocated(device)
+    """The most bytes that were in the device's live storages at once, or are reserved now."""
+    return torch.accelerator.max_memory_reserved(_index(device))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
@@ -261,16 +261,14 @@ def reset_peak_memory_stats(device: Any = None) -> None:
     _core.reset_peak_memory_stats(_index(device))
 
 
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Count what is allocated and freed from now."""
+    torch.accelerator.reset_accumulated_memory_stats(_index(device))
+
+
 def memory_stats(device: Any = None) -> OrderedDict[str, int]:
     """Memory statistics under CUDA's names."""
-    current, peak = memory_allocated(device), max_memory_allocated(device)
-    stats: OrderedDict[str, int] = OrderedDict()
-    for kind in ("active_bytes", "allocated_bytes", "reserved_bytes"):
-        stats[f"{kind}.all.current"] = current
-        stats[f"{kind}.all.peak"] = peak
-    stats["num_alloc_retries"] = 0
-    stats["num_ooms"] = 0
-    return stats
+    return torch.accelerator.memory_stats(_index(device))
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
