@@ -284,7 +284,10 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     if sizes.contains(&0) || !views.iter().all(plain) {
         return None;
     }
-    let meta = TensorMeta::new(&sizes, &output_strides(&sizes, &views), given, 0);
+    // PyTorch makes a number's powers contiguous, whatever the strides of the exponents.
+    let of_number = base.name == "pow" && !matches!(read[0].0, Operand::Window(_));
+    let strides = if of_number { dense(&sizes) } else { output_strides(&sizes, &views) };
+    let meta = TensorMeta::new(&sizes, &strides, given, 0);
     let fresh = SmallVec::from_elem(meta.extent_bytes(0), 1);
     Some(Outputs { outs: vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }], fresh, ..Outputs::default() })
 }

@@ -418,3 +418,15 @@ def test_convolutions_that_pytorch_refuses():
         with pytest.raises(RuntimeError) as got:
             F.conv2d(x.to("tandem"), w.to("tandem"), **options)
         assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0], options
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_powers_of_a_number_are_contiguous(permuted):
+    for _ in range(3):
+        made = {}
+        for device in ("cpu", "tandem"):
+            x = torch.arange(6.0, device=device).view(2, 3)
+            made[device] = torch.pow(1.5, x.t() if permuted else x)
+        torch_tandem.mark_step()
+        assert made["tandem"].stride() == made["cpu"].stride()
+        torch.testing.assert_close(made["tandem"].cpu(), made["cpu"])

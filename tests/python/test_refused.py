@@ -174,3 +174,15 @@ def test_gradients_that_need_what_was_overwritten(name):
             assert error == refused, f"{name} by {slope}, after {step} calls"
             if refused is None:
                 torch.testing.assert_close(result.cpu(), expected)
+
+
+@pytest.mark.parametrize("function", [torch.all, torch.any])
+@pytest.mark.parametrize("dim", [None, 0, (0, 1)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+def test_out_of_another_dtype_where_the_operator_checks_it(function, dim, dtype):
+    for device in ("cpu", "tandem"):
+        x = torch.ones(2, 3, device=device)
+        given = {} if dim is None else {"dim": dim}
+        out = torch.empty_like(function(x, **given), dtype=dtype)
+        with pytest.raises(RuntimeError, match="only supports bool tensor for result"):
+            function(x, **given, out=out)

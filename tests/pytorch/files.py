@@ -48,7 +48,8 @@ FILES = (
     "test_ops_fwd_gradients",
 )
 
-OURS, CPU = "PRIVATEUSE1", "CPU"
+OURS = ("PRIVATEUSE1", "TANDEM")
+"""What names of this device's classes end in, before and after the device has its own name there."""
 
 
 def cases() -> Iterator[Case]:
@@ -56,7 +57,7 @@ def cases() -> Iterator[Case]:
     source = os.environ.get(SOURCE)
     if not source:
         raise SystemExit(f"{SOURCE} has to name a checkout of PyTorch: scripts/pytorch_tests.py makes one")
-    os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "privateuse1,cpu"
+    os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "privateuse1,tandem,cpu"
     os.environ.setdefault("PYTORCH_TEST_WITH_SLOW", "0")
     sys.path.insert(0, str(pathlib.Path(source) / "test"))
     only = os.environ.get("TANDEM_PYTORCH_FILES")
@@ -68,10 +69,10 @@ def cases() -> Iterator[Case]:
             continue
         for name, group in sorted(vars(module).items()):
             if isinstance(group, type) and issubclass(group, unittest.TestCase) and name.endswith(OURS):
-                eager = getattr(module, name.removesuffix(OURS) + CPU, None)
-                for test in sorted(t for t in dir(group) if t.startswith("test_")):
-                    check = functools.partial(run, group, eager, test)
-                    yield Case(f"files/{file}/{name.removesuffix(OURS)}/{test}", check)
+                plain = name.removesuffix(OURS[0]).removesuffix(OURS[1])
+                eager = getattr(module, f"{plain}CPU", None)
+                for test in unittest.defaultTestLoader.getTestCaseNames(group):
+                    yield Case(f"files/{file}/{plain}/{test}", functools.partial(run, group, eager, test))
 
 
 def run(group: type, eager: type | None, test: str) -> None:
@@ -100,7 +101,7 @@ def outcome(group: type, test: str) -> unittest.TestResult:
 
 def fails_in_eager(eager: type, test: str) -> bool:
     """Whether the CPU's test of the same name fails or is skipped, too."""
-    theirs = test.replace("_tandem", "_cpu").replace("privateuse1", "cpu")
+    theirs = test.replace("_tandem", "_cpu").replace("_privateuse1", "_cpu")
     if not hasattr(eager, theirs):
         return False
     result = outcome(eager, theirs)

@@ -1,4 +1,4 @@
-"""Every optimizer of PyTorch's database in each of its implementations: steps, closures, states, schedulers."""
+"""Every optimizer of PyTorch's database, each implementation: steps, closures, states, schedulers."""
 
 import copy
 import functools

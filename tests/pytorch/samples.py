@@ -49,9 +49,7 @@ def entries() -> list[Any]:
     return [op for op in op_db if not op.name.startswith(CUDA)]
 
 
-def samples(
-    op: Any, dtype: torch.dtype, requires_grad: bool = False, device: str = "cpu"
-) -> list[SampleInput]:
+def samples(op: Any, dtype: torch.dtype, requires_grad: bool = False) -> list[SampleInput]:
     """Some of an entry's samples, from the first to the last."""
     torch.manual_seed(0)
     made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), 400))

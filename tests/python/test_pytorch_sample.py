@@ -1,0 +1,50 @@
+"""A sample of `make conformance-pytorch`: of each kind of case a few, which change when cases are added."""
+
+import itertools
+import zlib
+
+import pytest
+import torch_tandem
+
+from tests.pytorch.cases import Case, NotACase, all_cases
+from tests.pytorch.known import FAILING, news, reason
+
+EACH = 4
+"""Cases of each kind."""
+
+
+def kind(case: Case) -> str:
+    """A case's group and check."""
+    return "/".join(case.name.split("/")[:2])
+
+
+def sample() -> dict[str, list[Case]]:
+    """Some of each kind, by their names' sums, that are not known to fail."""
+    cases = sorted(all_cases(), key=lambda case: (kind(case), zlib.crc32(case.name.encode())))
+    kinds = itertools.groupby(cases, kind)
+    return {name: list(itertools.islice((c for c in of if not reason(c.name)), EACH)) for name, of in kinds}
+
+
+SAMPLE = sample()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SAMPLE)
+def test_sample(name):
+    for case in SAMPLE[name]:
+        torch_tandem.reset()
+        try:
+            case.check()
+        except NotACase:
+            continue
+        except AssertionError as error:
+            raise AssertionError(f"{case.name}: {error}") from error
+
+
+def test_news_are_unlisted_failures_and_listed_passes():
+    listed = "ops/values/to_sparse/float32"
+    outcomes = [("ops/values/add/float32", state, "why") for state in (*FAILING, "passed", "refused")]
+    assert len(news(outcomes)) == len(FAILING)
+    assert reason(listed)
+    assert not news([(listed, "failed", "")])
+    assert len(news([(listed, "passed", "")])) == 1
