@@ -115,8 +115,11 @@ class TandemGenerator final : public c10::GeneratorImpl {
   const at::Generator& host() const { return host_; }
 
   void set_current_seed(uint64_t seed) override { settled().set_current_seed(seed); }
-  void set_offset(uint64_t offset) override { settled().set_offset(offset); }
-  uint64_t get_offset() const override { return settled().get_offset(); }
+  // A Mersenne Twister has no offset, which pickling asks generators of other devices than the CPU for.
+  void set_offset(uint64_t offset) override {
+    TORCH_CHECK(offset == 0, "the generator of a tandem device has no offset; use set_state");
+  }
+  uint64_t get_offset() const override { return 0; }
   uint64_t current_seed() const override { return settled().current_seed(); }
   uint64_t seed() override { return settled().seed(); }
   void set_state(const c10::TensorImpl& state) override {

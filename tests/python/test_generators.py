@@ -24,9 +24,13 @@ class Generators:
         self.x = torch.zeros(6, device=device)
 
 
-def draw(s, g, rng):
+DEVICES = 3
+"""Place of the device's generator; the others are the host's, the first of them PyTorch's default one."""
+
+
+def draw(s, i, rng):
     # The default generator is the device's, too.
-    given = None if g is torch.default_generator else g
+    given = s.all[i] if i else None
     how = rng.randrange(5)
     if how == 0:
         s.x = s.x * 0.5 + torch.rand(6, device=s.device, generator=given)
@@ -42,37 +46,36 @@ def draw(s, g, rng):
         s.x = s.x + torch.randn(6, device=s.device, generator=given).abs()
 
 
-def draw_on_the_host(s, g, rng):
-    if g.device.type == "cpu":
-        s.x = s.x + torch.rand(6, generator=g).to(s.device)
+def draw_on_the_host(s, i, rng):
+    if i < DEVICES:
+        s.x = s.x + torch.rand(6, generator=s.all[i]).to(s.device)
 
 
-def seed(s, g, rng):
-    g.manual_seed(rng.randrange(5))
+def seed(s, i, rng):
+    s.all[i].manual_seed(rng.randrange(5))
 
 
-def keep(s, g, rng):
-    s.states[rng.randrange(len(s.states))] = g.get_state()
+def keep(s, i, rng):
+    s.states[rng.randrange(len(s.states))] = s.all[i].get_state()
 
 
-def restore(s, g, rng):
-    g.set_state(s.states[rng.randrange(len(s.states))])
+def restore(s, i, rng):
+    s.all[i].set_state(s.states[rng.randrange(len(s.states))])
 
 
-def clone(s, g, rng):
-    other = g.clone_state()
-    s.all[1 + rng.randrange(3)] = other
-    if g.device.type != s.device:
-        s.x = s.x + torch.rand(6, device=s.device, generator=other)
+def clone(s, i, rng):
+    other = s.all[i].clone_state()
+    s.x = s.x + torch.rand(6, device=s.device, generator=other)
+    s.all[i or 1] = other
 
 
-def through_a_pickle(s, g, rng):
-    if g.device.type == "cpu" and g is not torch.default_generator:
-        s.all[1 + rng.randrange(2)] = pickle.loads(pickle.dumps(g))
+def through_a_pickle(s, i, rng):
+    other = pickle.loads(pickle.dumps(s.all[i]))
+    s.x = s.x + torch.rand(6, device=s.device, generator=other)
 
 
-def ask(s, g, rng):
-    s.x = s.x + g.initial_seed() % 3
+def ask(s, i, rng):
+    s.x = s.x + s.all[i].initial_seed() % 3
 
 
 STEPS = [draw, draw, draw, draw_on_the_host, seed, keep, restore, clone, through_a_pickle, ask]
@@ -86,7 +89,7 @@ def values(device: str, number: int) -> list[torch.Tensor]:
         # The same steps in each iteration, so that they are co-executed.
         rng = random.Random(number)
         for _ in range(10):
-            rng.choice(STEPS)(s, s.all[rng.randrange(4)], rng)
+            rng.choice(STEPS)(s, rng.randrange(4), rng)
         torch_tandem.mark_step()
         seen.append(s.x.clone())
         seen.extend(g.get_state() for g in s.all)
