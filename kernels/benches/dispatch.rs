@@ -129,7 +129,7 @@ fn main() {
             executor.declare(NodeId(node), addition(256));
         }
         executor.lower(vec![(1..=OPS).map(NodeId).collect()]);
-        executor.allocate(StorageId(0), 0, 1024);
+        executor.allocate(StorageId(0), 0, 1024).expect("there is memory");
         let run = chain();
         let mut times = Vec::new();
         for round in 0..300 {

@@ -97,6 +97,7 @@ impl Program {
             device: 0,
             grad_enabled: false,
             default_dtype: Dtype::FLOAT32,
+            numbers_fit: true,
         };
         let info = info(op);
         let at = self.at.unwrap();

@@ -1,7 +1,7 @@
 """Tandem tensors for other libraries and other processes.
 
-A tandem tensor's address is nobody's memory, so what goes to them is a copy on the host: by DLPack, by pickling for
-another process, and where a storage's bytes are changed in place.
+A tandem tensor's address is nobody's memory, so what goes to them is a copy on the host: by DLPack, by
+pickling for another process, and where a storage's bytes are changed in place.
 """
 
 import functools
@@ -33,7 +33,9 @@ def _export(self: torch.Tensor, *, stream: Any = -1, copy: bool | None = None, *
     if self.device.type != "tandem":
         return _dlpack(self, stream=stream, copy=copy, **options)
     if copy is False:
-        raise BufferError("a tandem tensor goes to another library as a copy on the host, which copy=False forbids")
+        raise BufferError(
+            "a tandem tensor goes to another library as a copy on the host, which copy=False forbids"
+        )
     return _dlpack(self.cpu(), **options)
 
 
@@ -53,7 +55,9 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable, tuple]:
     return _rebuild_tensor, (type(tensor), tensor.detach().cpu(), tensor.device, tensor.requires_grad)
 
 
-def _rebuild_tensor(kind: type, host: torch.Tensor, device: torch.device, requires_grad: bool) -> torch.Tensor:
+def _rebuild_tensor(
+    kind: type, host: torch.Tensor, device: torch.device, requires_grad: bool
+) -> torch.Tensor:
     tensor = host.to(device)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad)

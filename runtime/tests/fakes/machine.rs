@@ -80,6 +80,7 @@ fn call<'a>(
         device: 0,
         grad_enabled: true,
         default_dtype: Dtype::FLOAT32,
+        numbers_fit: true,
     }
 }
 
@@ -374,7 +375,7 @@ impl Machine for CoExecution {
         let made = loop {
             let attempt = self.engine().create_storage(values.len() as u64 * 4, 0);
             match attempt {
-                Ok(made) => break made,
+                Ok(made) => break made.expect("there is memory"),
                 Err(ticket) => self.wait(ticket).expect("GraphRunner lives"),
             }
         };
