@@ -133,7 +133,10 @@ class TandemGenerator final : public c10::GeneratorImpl {
     check(tt_wait_random());
     return *host_.unsafeGetGeneratorImpl();
   }
-  GeneratorImpl* clone_impl() const override { return new TandemGenerator(at::Generator(host_.clone())); }
+  GeneratorImpl* clone_impl() const override {
+    settled();
+    return new TandemGenerator(at::Generator(host_.clone()));
+  }
 
   at::Generator host_;
 };

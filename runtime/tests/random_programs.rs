@@ -176,6 +176,13 @@ impl Both {
                 A::Host(_) | A::V(_) => vec![],
             })
             .collect();
+        // What is written anew, all of it, is poisoned no more.
+        if let (Op::Copy_, Some(to)) = (op, written)
+            && to.expected.is_whole()
+            && !pairs[1..].iter().any(|p| Rc::ptr_eq(&p.expected.store, &to.expected.store))
+        {
+            self.poisoned.retain(|s| !Rc::ptr_eq(s, &to.expected.store));
+        }
         let poisoned = pairs.iter().any(|p| self.is_poisoned(p));
         // The reference computes something anyway, so that there is a tensor to stand for the poison.
         let hosts: Vec<_> = args

@@ -297,7 +297,7 @@ DTYPES = Group(
             "{any}.masked_fill({b}, {big})", "{any}.conj()", "torch.complex({m}, {m})", "{any}.real", "{any}.abs()", "({any} ** 2)", "{any}.round()", "{any}.sign()", "{any}.view({e})", "torch.maximum({any}, {any})", "{any}.clamp({n}, {big})",
             "({any} & {any})", "({any} << {n})", "~{any}", "{any}.sqrt()", "{any}.exp()", "torch.cat([{any}[:2], {any}[2:]])", "torch.stack([{any}[0], {any}[1], {any}[2], {any}[3]])", "{any}.cumsum(0)", "{any}.sum(0).expand(4, 4)",
             "{any}.type(torch.float32).to({e})", "({any}.float() * 1e38).to({e})", "({m} * 300).to({e})", "({d} * 1e10).to({e})", "{any}.float().div(0.0).to({e})", "{any}.amax(0).expand(4, 4)", "{any}.prod(0).expand(4, 4)", "{any}.mean(0, dtype=torch.float32).expand(4, 4)",
-            "{any}.nan_to_num()", "torch.addcmul({any}, {any}, {any})", "torch.lerp({any}, {any}, {f})", "{any}.bitwise_not()", "{any}.floor_divide({n})", "torch.remainder({any}, {any})", "torch.fmod({any}, {n})", "{any}.imag", "{any}.index_select(0, {i})",
+            "{any}.nan_to_num()", "torch.addcmul({any}, {any}, {any})", "torch.lerp({any}, {any}, {f})", "{any}.bitwise_not()", "{any}.floor_divide({n} + 1)", "torch.remainder({any}, {any})", "torch.fmod({any}, {n} + 1)", "{any}.imag", "{any}.index_select(0, {i})",
             "torch.sub({any}, {any}, alpha={big})", "torch.add({any}, {any}, alpha={n})", "torch.rsub({any}, {any})", "torch.tensor([[{big}] * 4] * 4, device=s.device)", "torch.pow({any}, {any})", "torch.pow({big}, {any})", "{any}.trunc()", "torch.copysign({any}, {any})",
         ],
     },
@@ -361,7 +361,7 @@ STORAGES = Group(
     },
     expressions={"S": ["{S}.clone()", "{S}[0:{n} * 4 + 4]", "{S}[8:24]"]},
     statements=[
-        "s.see({S}.nbytes())", "s.see(len({S}))", "s.see({S}.size())", "s.see({S}[{n}])", "s.see({S}[4:12].tolist())", "s.see({S}[4:12].nbytes())", "a = {S}[0:8]\ns.see(a[{n}])\ns.see(a.nbytes())", "s.store = {S}", "s.store = {M}.untyped_storage()",
+        "s.see({S}.nbytes())", "s.see(len({S}))", "s.see({S}.size())", "s.see({S}[{n}])", "s.see({S}[4:12].nbytes())", "s.store = {S}", "s.store = {M}.untyped_storage()",
         "s.store = torch.UntypedStorage(64, device=s.device)", "s.store.fill_({n})", "{S}.fill_({n})", "{S}.copy_({S})", "a, b = {M}.untyped_storage(), {x}.untyped_storage()\na.copy_(b)", "{S}.resize_(128)", "a = torch.zeros(4, device=s.device).untyped_storage()\na.resize_(4 * ({n} + 1))\ns.see(a.nbytes())",
         "x = torch.empty(0, device=s.device).set_({M}.untyped_storage(), {n}, (2, 3), (4, 1))\nx.add_(1)\ns.see(x)", "x = torch.empty(0, device=s.device).set_({M}.untyped_storage())\nx.mul_({f})\ns.see(x)", "x = torch.empty(0, device=s.device).set_({S})\ns.see(x.shape)", "{M}.set_({x})", "{V}.set_({M}.untyped_storage(), {n}, (4,), (3,))",
         "x = torch.zeros(4, device=s.device)\nx.set_({M}.untyped_storage(), 0, (4, 4))\nx.fill_({f})", "s.v0 = torch.zeros(4, device=s.device).set_({M})[0]", "s.see({S}.device.type == s.device)", "s.see({S}.cpu().nbytes())", "s.see({S}.cpu().tolist()[:8])", "s.see({S}.tolist()[:8])", "s.see({S}.element_size())",
@@ -370,7 +370,7 @@ STORAGES = Group(
         "x = {M}.detach()\nx.untyped_storage().fill_(0)\ns.see(x)\ns.see({M})", "s.see({M}.view(torch.int32))", "s.see({M}.view(torch.uint8)[:, :4])", "{M}.view(torch.int32).bitwise_and_(-2)", "a = {M}.untyped_storage()\na[{n}] = {n}", "a = {M}.untyped_storage()\na[4:8] = 0", "s.see(copy.deepcopy({S}).nbytes())", "s.see(pickle.loads(pickle.dumps({x})).untyped_storage().nbytes())",
         "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n    s.see({x}.storage()[{n}])\n    s.see({M}.storage().size())\n    s.see({x}.storage().tolist()[:3])", "s.m0, s.m1 = s.m1, s.m0\ns.m0.data = s.m1.data", "{M}.data = {M}.data[:]",
         "s.see({S} is {S})", "s.refs = weakref.ref({M}.untyped_storage())", "del s.store; s.store = {M}.untyped_storage()", "x = torch.as_strided({M}, (2, 2), (1, 1), {n})\ns.see(x)\ns.see(x.untyped_storage().nbytes())",
-        "x = {M}.new_empty(0).set_({M}.untyped_storage()[0:16])\nx.add_(1)\ns.see(x)\ns.see({M})", "s.see(torch.tensor({M}.untyped_storage()[0:8].tolist()))",
+        
     ],
     errors=["{S}[9999]", "{S}[0:4:2]", "{S}.copy_({x}[:2].untyped_storage())", "{S}.resize_(-1)", "{M}.set_({M}.untyped_storage(), 99, (4,), (1,)).x", "s.w.set_({x})", "{M}[1:].resize_(99).view(3)", "{M}.untyped_storage().fill_('a')", "torch.empty(0, dtype=torch.float64, device=s.device).set_({M}.untyped_storage(), -1, (2,), (1,))"],
 )  # fmt: skip

@@ -195,7 +195,7 @@ def test_integer_buffers_of_an_averaged_model_raise():
 
 def test_the_lists_of_autocast():
     """The operators that one of the lists has are those that the page names."""
-    registered = torch._C._dispatch_get_all_op_names()
+    registered = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
 
     def casts(key):
         has = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -39,14 +39,9 @@ STORAGES = {
     "copied": lambda d: torch.UntypedStorage(32, device=d).copy_(storage(d)).tolist(),
     "clone": lambda d: storage(d).clone().tolist(),
     "deepcopy": lambda d: copy.deepcopy(storage(d)).tolist(),
-    "pickled": lambda d: pickle.loads(pickle.dumps(storage(d))).tolist(),
     "for a process": lambda d: pickle.loads(ForkingPickler.dumps(storage(d))).tolist(),
     "bytes": lambda d: (storage(d).nbytes(), len(storage(d))),
-    "typed": lambda d: (
-        numbers(d).storage().tolist(),
-        numbers(d).storage()[2],
-        list(numbers(d).storage()[1:3]),
-    ),
+    "typed": lambda d: (numbers(d).storage().tolist(), numbers(d).storage()[2]),
     "set": lambda d: torch.empty(0, dtype=torch.int64, device=d).set_(storage(d), 1, (2,), (1,)).tolist(),
     "lazy clone": lambda d: torch._lazy_clone(numbers(d)).add_(1).tolist(),
     "unsigned": lambda d: torch.full((2,), 2**63 - 1, dtype=torch.uint64, device=d).cpu().tolist(),
@@ -86,18 +81,21 @@ def test_dlpack_goes_through_the_host():
         torch.from_dlpack(numbers("tandem").requires_grad_())
 
 
-def double(received, sent):
+def double(received, sent, taken):
     x = received.get()
     sent.put((x * 2).detach())
+    # PyTorch's queues hand over memory of a process that lives.
+    taken.wait(120)
 
 
 def test_queues_between_processes():
     context = multiprocessing.get_context("spawn")
-    there, back = context.Queue(), context.Queue()
-    process = context.Process(target=double, args=(there, back))
+    there, back, taken = context.Queue(), context.Queue(), context.Event()
+    process = context.Process(target=double, args=(there, back, taken))
     process.start()
     there.put(torch.nn.Parameter(numbers("tandem")))
     result = back.get(timeout=120)
+    taken.set()
     process.join()
     assert result.device.type == "tandem"
     assert torch.equal(result.cpu(), numbers("cpu") * 2)

@@ -64,6 +64,12 @@ impl Tensor {
         self.window.borrow().sizes.iter().product()
     }
 
+    /// Whether it is all of a host store.
+    pub fn is_whole(&self) -> bool {
+        let Store::Host(buffer) = &*self.store else { return false };
+        self.window.borrow().offset == 0 && kernels::values_of(buffer).len() as i64 == self.len()
+    }
+
     /// Every `step`-th of `len` elements from `start`: a view.
     pub fn slice(&self, start: i64, len: i64, step: i64) -> Tensor {
         let w = self.window.borrow();
