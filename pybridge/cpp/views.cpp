@@ -62,8 +62,8 @@ at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t off
                                c10::IntArrayRef stride) {
   TORCH_CHECK(source.device_type() == kTandem, "Expected a tandem storage in set_, got one on ",
               source.device());
+  at::native::checkSetStorage(self, std::move(source), offset, size, stride);
   auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(std::move(source));
   if (stride.data() || size.empty()) {
     impl->set_sizes_and_strides(size, stride, offset);
   } else {

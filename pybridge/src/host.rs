@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
+use tandem_kernels::cpu::floats::Floats;
 use tandem_kernels::cpu::pool::Pool;
 use tandem_kernels::cpu::random::Mt19937;
 use tandem_kernels::cpu::scarcity::may_allocate;
@@ -146,7 +147,14 @@ impl HostKernels for Shim {
             let threads = unsafe { ttc_num_threads() };
             return TEAM.run(threads as usize, n, grain, body);
         }
+        // OpenMP's threads keep the mode that they began with.
+        let mode = Floats::now();
+        let body = &|from: usize, to: usize| {
+            let _during = mode.during();
+            body(from, to);
+        };
         type Body<'a> = &'a (dyn Fn(usize, usize) + Sync);
+        let body: Body<'_> = body;
         extern "C" fn part(body: *const c_void, from: usize, to: usize) {
             // SAFETY: `body` is the reference below, which lives until all parts are done.
             unsafe { (*body.cast::<Body<'_>>())(from, to) }

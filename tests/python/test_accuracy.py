@@ -43,9 +43,10 @@ LARGE = (
     300_001,
     9_400_003,
 )
-DRAWS = 2
+DRAWS = ((1 << 12, 24), (1 << 20, 2))
+"""How often operands of fewer elements are drawn: errors of few values are a matter of luck."""
 MOST = 1 << 20
-"""Elements of an operator's operands that are drawn once, and beyond which it is left to `--large`."""
+"""Elements of an operator's operands beyond which it is left to `--large`."""
 ROUNDING = 2.0**-24
 """Half a bit of a float in proportion to it: what a result is off by that is as exact as can be."""
 
@@ -137,7 +138,7 @@ def with_gradients(op: Operator, tensors: Tensors) -> list[torch.Tensor]:
 def errors(op: Operator, shapes: list[tuple[int, ...]], spread: Spread) -> list[tuple[float, float, float]]:
     """For each value that an operator gives: its error, PyTorch's, the largest element's rounding."""
     found: list[list[tuple[float, float, float]]] = []
-    for seed in range(DRAWS if elements(shapes) < MOST else 1):
+    for seed in range(next((times for most, times in DRAWS if elements(shapes) < most), 1)):
         # The last operands are weights and the like.
         tensors = tuple(draw(s, spread if i == 0 else normal, 10 * seed + i) for i, s in enumerate(shapes))
         exact = with_gradients(op, tuple(t.double() for t in tensors))

@@ -3,7 +3,7 @@
 mod ahead;
 mod computation;
 mod executor;
-mod floats;
+pub mod floats;
 mod group;
 mod native;
 pub mod own;
