@@ -201,7 +201,8 @@ variable_list run(Node& node, variable_list&& grads, bool keep_graph) {
   if (node.post_hooks().empty()) {
     outputs = node(std::move(grads));
   } else {
-    // Hooks behind the node see what came in; those that the node itself adds as the first ones come too late for that.
+    // Post hooks are called with the gradients that the node received, so the node gets a copy. Where the node itself
+    // adds its first post hook, there is no copy, as in PyTorch's engine.
     auto copy = grads;
     outputs = node(std::move(copy));
   }

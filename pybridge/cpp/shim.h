@@ -174,7 +174,7 @@ void ttc_set_device(int32_t device);
 // Values that are not tensors are kept for the functor that waits on the same thread.
 int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
 void ttc_clear();
-// A storage of so many undefined bytes; null where there is no memory.
+// A new storage of `nbytes` uninitialized bytes; null where there is no memory.
 void* ttc_buffer_new(uint64_t nbytes);
 void ttc_buffer_retain(void* buffer);
 void ttc_buffer_release(void* buffer);

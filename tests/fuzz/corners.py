@@ -370,7 +370,7 @@ STORAGES = Group(
         "x = {M}.detach()\nx.untyped_storage().fill_(0)\ns.see(x)\ns.see({M})", "s.see({M}.view(torch.int32))", "s.see({M}.view(torch.uint8)[:, :4])", "{M}.view(torch.int32).bitwise_and_(-2)", "a = {M}.untyped_storage()\na[{n}] = {n}", "a = {M}.untyped_storage()\na[4:8] = 0", "s.see(copy.deepcopy({S}).nbytes())", "s.see(pickle.loads(pickle.dumps({x})).untyped_storage().nbytes())",
         "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n    s.see({x}.storage()[{n}])\n    s.see({M}.storage().size())\n    s.see({x}.storage().tolist()[:3])", "s.m0, s.m1 = s.m1, s.m0\ns.m0.data = s.m1.data", "{M}.data = {M}.data[:]",
         "s.see({S} is {S})", "s.refs = weakref.ref({M}.untyped_storage())", "del s.store; s.store = {M}.untyped_storage()", "x = torch.as_strided({M}, (2, 2), (1, 1), {n})\ns.see(x)\ns.see(x.untyped_storage().nbytes())",
-        
+
     ],
     errors=["{S}[9999]", "{S}[0:4:2]", "{S}.copy_({x}[:2].untyped_storage())", "{S}.resize_(-1)", "{M}.set_({M}.untyped_storage(), 99, (4,), (1,)).x", "s.w.set_({x})", "{M}[1:].resize_(99).view(3)", "{M}.untyped_storage().fill_('a')", "torch.empty(0, dtype=torch.float64, device=s.device).set_({M}.untyped_storage(), -1, (2,), (1,))"],
 )  # fmt: skip

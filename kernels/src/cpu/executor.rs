@@ -34,7 +34,7 @@ enum Contents {
     Undefined(u64),
     /// Bytes.
     Ready(Buffer),
-    /// What would have written so many bytes failed.
+    /// The op that would have written the storage failed; its size in bytes.
     Poisoned(Arc<Failure>, u64),
 }
 

@@ -224,7 +224,7 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
         }
         let nbytes = sizes.iter().product::<i64>() as usize * input.dtype.size();
         let tensor = Buffer::new(nbytes as u64, host).map_err(|error| Exception::adopt(error, host)).ok()?;
-        // SAFETY: the buffer is this function's own, and has so many bytes.
+        // SAFETY: the buffer is this function's own, and is `nbytes` long.
         unsafe { host.buffer_bytes(tensor.as_ptr()).0.write_bytes(0, nbytes) };
         (input.place, input.offset) = (Place::Buffer(tensor.as_ptr()), 0);
         (input.sizes, input.strides) = (sizes, strides);

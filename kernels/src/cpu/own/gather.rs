@@ -38,7 +38,7 @@ impl Numbers {
         Some(Numbers { n, offsets: Some(offsets) })
     }
 
-    /// They, unless one is out of range or there is no memory for them.
+    /// The indices; `None` where one is out of range or there is no memory for them.
     ///
     /// # Safety
     /// The window begins at `first`, and nobody writes it.

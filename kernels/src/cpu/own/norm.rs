@@ -280,7 +280,7 @@ impl<'a> Addresses<'a> {
 type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
 
 /// The mean of values, as a distance from the first one: exact also where they are near to each other and far from 0.
-/// It is a float, and how far that is from it: with both, distances from it are exact, too.
+/// Returned as a float and the remainder that rounding to it lost, so that distances from the mean are exact, too.
 #[inline(always)]
 fn mean(x: &[f32]) -> [f32; 2] {
     let first = x[0];

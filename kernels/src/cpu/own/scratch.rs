@@ -2,7 +2,7 @@
 
 use crate::cpu::scarcity::may_allocate;
 
-/// Room for so many items; `None` where there is no memory for them.
+/// An empty vector with a capacity of `n` items; `None` where there is no memory for it.
 pub fn room<T>(n: usize) -> Option<Vec<T>> {
     let mut items = Vec::new();
     (may_allocate() && items.try_reserve_exact(n).is_ok()).then_some(items)

@@ -39,7 +39,7 @@ const SHORT: usize = 192;
 
 thread_local!(static SCRATCH: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) });
 
-/// Gives `work` so many numbers of any value; false where there is no memory for them.
+/// Calls `work` with a scratch buffer of uninitialized floats; false where there is no memory for it.
 fn with_scratch(n: usize, work: impl FnOnce(&mut [f32]) -> bool) -> bool {
     let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
     if scratch.len() < n {
