@@ -8,7 +8,7 @@ pub fn room<T>(n: usize) -> Option<Vec<T>> {
     (may_allocate() && items.try_reserve_exact(n).is_ok()).then_some(items)
 }
 
-/// So many items of one value, likewise.
+/// A vector of `n` copies of a value; `None` where there is no memory for it.
 pub fn filled<T: Clone>(n: usize, value: T) -> Option<Vec<T>> {
     let mut items = room(n)?;
     items.resize(n, value);
