@@ -49,6 +49,7 @@ void grow_storage(const at::Tensor& t) {
 
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
                           std::optional<c10::MemoryFormat> format) {
+  for (const auto n : size) TORCH_CHECK(n >= 0, "Trying to create tensor with negative dimension ", n, ": ", size);
   // As PyTorch's own: strides stay where the sizes do.
   const auto before = static_cast<int64_t>(self.storage().nbytes());
   if (self.sizes() != size) self.unsafeGetTensorImpl()->set_sizes_contiguous(size);

@@ -604,3 +604,11 @@ def test_refused_layouts(name):
     with pytest.raises(NotImplementedError, match="tandem"):
         REFUSED[name](x)
     assert (x + 1).sum().item() == 18
+
+
+def test_a_negative_size_changes_nothing():
+    x = torch.ones(4, 4, device="tandem")
+    with pytest.raises(RuntimeError, match="negative dimension -1"):
+        x.resize_(-1)
+    assert x.shape == (4, 4)
+    assert x.add(1).sum().item() == 32
