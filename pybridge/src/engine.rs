@@ -133,7 +133,7 @@ pub fn lock() -> MutexGuard<'static, Engine> {
 pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut dyn Executor) -> R) -> R {
     let gil = WithoutGil::new();
     let result = with(&mut **engine.runner().executor());
-    // The executor comes behind the GIL in the lock order.
+    // The executor's lock is released before the GIL is taken again: the lock order is engine, GIL, executor.
     drop(gil);
     result
 }

@@ -61,7 +61,7 @@ pub struct Held {
     pub peak: u64,
     /// Bytes of all storages there have been.
     made: u64,
-    /// Of which so many were made, and freed, before they were last counted anew.
+    /// Values of `made` and of the freed bytes when the counters were last reset.
     before: [u64; 2],
 }
 

@@ -240,7 +240,7 @@ impl Engine {
 
     /// An op that is not expected, by a path that the TraceGraph knows and the symbolic graph was generated without:
     /// it comes for the second time in an iteration, and probably more often, so the next graph is generated now.
-    /// The cursor is behind the op before.
+    /// Afterwards the cursor points to the op after the last one that was issued.
     pub(super) fn learn_repeated(&mut self, node: NodeId) {
         let issued = self.ended_ops + self.iteration.ops - self.generated_at;
         if self.generated
