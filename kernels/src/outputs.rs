@@ -159,7 +159,7 @@ fn tensors_of(arg: &Arg<'_>) -> usize {
 
 fn plain<'c>(input: &'c Input<'c>) -> Option<&'c Input<'c>> {
     let there = matches!(input.place, Place::Storage { .. } | Place::Buffer(_));
-    (there && input.flags & flags::META == 0).then_some(input)
+    (there && input.flags & (flags::CONJ | flags::NEG | flags::WRAPPED) == 0).then_some(input)
 }
 
 /// A tensor of floating-point numbers.

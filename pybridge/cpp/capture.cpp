@@ -5,6 +5,7 @@
 #include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <deque>
@@ -121,15 +122,45 @@ class ForeachFunctor final : public c10::OperatorKernel {
     }
   }
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    end_with_inference_tensor(stack);
     c10::SmallVector<c10::IValue, 2> lists;
     for (const size_t i : written_) lists.push_back((*stack)[stack->size() - n_ + i]);
-    dispatch(op_, handle, stack);
-    // Afterwards, as PyTorch's do: counting raises for a tensor of inference mode, which is written by then.
-    for (const auto& list : lists)
-      for (const auto& t : list.toListRef()) t.toTensor().unsafeGetTensorImpl()->bump_version();
+    written_before_failure() = 0;
+    try {
+      dispatch(op_, handle, stack);
+    } catch (...) {
+      for (const auto& list : lists) count(list, written_before_failure());
+      throw;
+    }
+    for (const auto& list : lists) count(list, list.toListRef().size());
   }
 
  private:
+  static void count(const c10::IValue& list, size_t n) {
+    for (size_t i = 0; i < n; i++) list.toListRef()[i].toTensor().unsafeGetTensorImpl()->bump_version();
+  }
+
+  // Outside of inference mode a tensor that was made there has no version to count. PyTorch's kernels raise when they
+  // have written it, so those behind it stay as they are.
+  void end_with_inference_tensor(torch::jit::Stack* stack) const {
+    if (c10::InferenceMode::is_enabled() || written_.empty()) return;
+    c10::IValue* args = stack->data() + (stack->size() - n_);
+    const auto list = args[written_[0]].toListRef();
+    const auto is_inference = [](const c10::IValue& t) { return t.toTensor().is_inference(); };
+    const auto first = std::find_if(list.begin(), list.end(), is_inference);
+    if (first == list.end() || first + 1 == list.end()) return;
+    const size_t all = list.size(), kept = first - list.begin() + 1;
+    // The operator itself refuses lists of different lengths.
+    const auto differs = [&](const c10::IValue& arg) { return arg.isList() && arg.toListRef().size() != all; };
+    if (std::any_of(args, args + n_, differs)) return;
+    for (size_t i = 0; i < n_; i++) {
+      if (!args[i].isList()) continue;
+      auto shorter = args[i].toList().copy();
+      shorter.resize(kept);
+      args[i] = std::move(shorter);
+    }
+  }
+
   uint32_t op_;
   size_t n_;
   c10::SmallVector<size_t, 2> written_;

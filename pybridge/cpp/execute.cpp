@@ -59,9 +59,8 @@ bool shows(const at::Tensor& r, const TtTensor& t) {
 
 at::Tensor decode_tensor(const TtTensor& t, std::vector<at::Tensor>& inputs) {
   if (t.place == TT_ABSENT) return inputs.emplace_back();
-  // Some kernels ask whether two arguments are one tensor (attention, of query and key).
-  if (t.place == TT_HOST)
-    for (size_t i = 0; i < std::min<size_t>(inputs.size(), 4); i++)
+  if (t.place == TT_HOST && t.flags & TT_SAME)
+    for (size_t i = std::min(inputs.size(), kCompared); i-- > 0;)
       if (shows(inputs[i], t)) return inputs.emplace_back(inputs[i]);
   auto r = t.place == TT_INLINE ? inline_scalar(t) : host_window(t);
   if (t.flags & TT_CONJ) r._set_conj(true);
@@ -209,11 +208,22 @@ void describe_resized(const TtTensor& before, uint32_t i, Results& r) {
   r.resized.push_back(out);
 }
 
-// The kernels run as eager's do below autograd: no grad, no autocast, no Python modes.
-c10::impl::ForceDispatchKeyGuard below_autograd() {
-  static const auto excluded = c10::default_excluded_set | c10::autograd_dispatch_keyset |
-                               c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
-  return c10::impl::ForceDispatchKeyGuard(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded);
+// The kernels run as eager's do below autograd: no grad, no autocast, no Python modes. Versions are counted only where
+// `counted`.
+c10::impl::ForceDispatchKeyGuard below_autograd(bool counted) {
+  static const auto versions = c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+  static const auto excluded = c10::default_excluded_set | c10::autograd_dispatch_keyset;
+  return c10::impl::ForceDispatchKeyGuard(c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+                                          counted ? excluded - versions : excluded | versions);
+}
+
+// The argument that is a list of tensors which the call writes; -1 where there is none.
+int64_t written_list(const c10::FunctionSchema& schema, const TtArg* args, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    const auto* alias = args[i].tag == TT_TENSORS ? schema.arguments()[i].alias_info() : nullptr;
+    if (alias && alias->isWrite()) return static_cast<int64_t>(i);
+  }
+  return -1;
 }
 
 void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
@@ -226,9 +236,18 @@ void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
     r.first.push_back(static_cast<uint32_t>(r.inputs.size()));
     r.values.push_back(decode(args[i], schema.arguments()[i].type(), r.inputs));
   }
-  {
-    auto guard = below_autograd();
+  const auto list = written_list(schema, args, n);
+  try {
+    auto guard = below_autograd(/*counted=*/list >= 0);
     handle.callBoxed(r.values);
+  } catch (...) {
+    auto& written = written_before_failure();
+    written = 0;
+    for (uint32_t k = 0; list >= 0 && k < args[list].len; k++) {
+      const auto& t = r.inputs[r.first[list] + k];
+      written += t.defined() && !t.is_inference() && t._version() > 0;
+    }
+    throw;
   }
   describe_results(r, schema);
   for (size_t i = 0; i < n; i++) {
@@ -269,6 +288,11 @@ c10::StorageImpl* new_storage(size_t nbytes) {
 }
 
 }  // namespace
+
+uint32_t& written_before_failure() {
+  static thread_local uint32_t n = 0;
+  return n;
+}
 
 }  // namespace tandem
 

@@ -27,7 +27,14 @@ enum TtTag : uint8_t {
 
 enum TtPlace : uint8_t { TT_ABSENT = 0, TT_TANDEM, TT_HOST, TT_INLINE };
 
-enum TtFlag : uint16_t { TT_REQUIRES_GRAD = 1, TT_CONJ = 2, TT_NEG = 4, TT_WRAPPED = 8 };
+enum TtFlag : uint16_t {
+  TT_REQUIRES_GRAD = 1,
+  TT_CONJ = 2,
+  TT_NEG = 4,
+  TT_WRAPPED = 8,
+  TT_SAME = 16,   // the same tensor object as an input before it
+  TT_APART = 32,  // another tensor object than the input before it that shows the same window
+};
 
 // A window (sizes, strides, offset, dtype) on a storage. Sizes and strides are in elements.
 struct TtTensor {

@@ -25,6 +25,13 @@ uint16_t flags_of(const at::Tensor& t) {
   return flags;
 }
 
+bool show_the_same(const TtTensor& a, const TtTensor& b) {
+  constexpr uint16_t kShown = TT_CONJ | TT_NEG;
+  return a.storage == b.storage && a.place == b.place && a.offset == b.offset && a.dtype == b.dtype &&
+         (a.flags & kShown) == (b.flags & kShown) && a.ndim == b.ndim && std::equal(a.sizes, a.sizes + a.ndim, b.sizes) &&
+         std::equal(a.strides, a.strides + a.ndim, b.strides);
+}
+
 // Integers of the lists of a call without boxes.
 constexpr size_t kMostInts = 256;
 
@@ -102,6 +109,12 @@ void Encoder::encode_tensor(const at::Tensor& t) {
   out.ndim = static_cast<uint32_t>(impl->dim());
   out.dtype = static_cast<uint8_t>(t.scalar_type());
   out.flags = flags_of(t);
+  // Kernels ask whether two arguments are one tensor (attention), and refuse outputs that are an operand.
+  for (size_t i = std::min(tensors_.size() - 1, kCompared); i-- > 0;) {
+    if (C10_LIKELY(!show_the_same(tensors_[i], out))) continue;
+    out.flags |= inputs_[i]->unsafeGetTensorImpl() == impl ? TT_SAME : TT_APART;
+    break;
+  }
   // Autograd itself moves the gradient of a tensor without dimensions.
   host_requires_grad_ |= out.place == TT_HOST && (out.flags & TT_REQUIRES_GRAD) && out.ndim > 0;
 }

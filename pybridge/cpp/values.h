@@ -134,6 +134,10 @@ bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes);
 uint32_t declare(const c10::OperatorHandle& handle);
 const c10::OperatorHandle& handle_of(uint32_t op);
 std::vector<c10::IValue>& host_values();
+// Inputs of a call, from its first one, that are compared with those behind them.
+constexpr size_t kCompared = 16;
+// The tensors of a call's written list that PyTorch's kernel had written when it last failed on this thread.
+uint32_t& written_before_failure();
 // Lets the gradient of a host tensor that an op was fed with arrive from a device of ours.
 void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device);
 

@@ -19,7 +19,7 @@ import torch
 import torch._dynamo
 import torch._functorch.apis  # noqa: F401
 
-SECONDS = 20
+SECONDS = 90
 BATCH = 16
 
 

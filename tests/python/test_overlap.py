@@ -109,6 +109,32 @@ def out_of_several(base, rng, step):
     base[18:21] = place.sum(0)
 
 
+def out_through_another_object(base, rng, step):
+    x = rng.choice([base[:12].view(3, 4)[:, :3], base[:9].view(3, 3)])
+    index = torch.tensor([rng.randrange(3) for _ in range(3)], device=base.device)
+    # Kernels tell an operand from another object with the same window.
+    place = rng.choice([x, x.view_as(x), x[:], base[12:21].view(3, 3)])
+    torch.index_select(x, 0, index, out=place)
+    small = base[21:24]
+    place = rng.choice([small, small[:]])
+    torch.add(x, small, out=place)
+    base[:9] = place.flatten()
+
+
+def lists_that_fail(base, rng, step):
+    n = rng.randrange(2, 6)
+    xs = [base.new_ones(3) * (i + 1) for i in range(n)]
+    if rng.random() < 0.5:
+        with torch.inference_mode():
+            xs[rng.randrange(n)] = base.new_ones(3)
+    ys = [base.new_ones(3 if rng.random() < 0.8 else 2) for _ in range(n)]
+    try:
+        torch._foreach_add_(xs, ys) if rng.random() < 0.8 else torch._foreach_mul_(xs, [2.0] * n)
+    finally:
+        base[:n] = torch.stack([x.sum() for x in xs])
+        base[6 : 6 + n] = torch.tensor([-1 if x.is_inference() else x._version for x in xs])
+
+
 CASES: list[Callable] = [
     in_place,
     functional,
@@ -119,6 +145,8 @@ CASES: list[Callable] = [
     long_lists,
     out,
     out_of_several,
+    out_through_another_object,
+    lists_that_fail,
 ]
 
 

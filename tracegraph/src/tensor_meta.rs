@@ -101,8 +101,12 @@ pub mod flags {
     pub const NEG: u16 = 4;
     /// Made from a Python number: takes part in type promotion as one.
     pub const WRAPPED: u16 = 8;
+    /// The same tensor object as an input before it.
+    pub const SAME: u16 = 16;
+    /// Another tensor object than the input before it that shows the same window.
+    pub const APART: u16 = 32;
     /// The bits that are metadata.
-    pub const META: u16 = CONJ | NEG | WRAPPED;
+    pub const META: u16 = CONJ | NEG | WRAPPED | SAME | APART;
 }
 
 /// Sizes and strides in elements, dtype, and the [`flags::META`] bits.

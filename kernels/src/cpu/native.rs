@@ -510,7 +510,7 @@ fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
 pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [to, from] = &call.inputs[..] else { return false };
     let data = |input: &Input<'_>| match input.place {
-        Place::Buffer(storage) | Place::Host(storage) if input.flags & flags::META & !flags::WRAPPED == 0 => {
+        Place::Buffer(storage) | Place::Host(storage) if input.flags & (flags::CONJ | flags::NEG) == 0 => {
             // SAFETY: the window begins in its storage.
             Some(unsafe {
                 host.buffer_bytes(storage).0.offset(input.offset as isize * input.dtype.size() as isize)
