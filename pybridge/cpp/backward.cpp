@@ -366,6 +366,7 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
     grads.push_back(*grad);
   }
   for (const auto& input : inputs) {
+    if (!input.requires_grad()) return left;
     // The accumulator of a leaf that no op has used yet does not exist, and then the graph does not lead to it.
     const auto leaf = input.is_leaf();
     asked.emplace_back(leaf ? torch::autograd::impl::try_get_grad_accumulator(input) : input.grad_fn(),

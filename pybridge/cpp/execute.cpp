@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -166,18 +165,11 @@ TtOut describe_output(const at::Tensor& t, const Results& r, int64_t written = -
   return out;
 }
 
-// Autograd's lazy zeros have no memory.
-void materialize_zeros(c10::IValue& v) {
-  if (v.isTensor() && v.toTensor().defined() && v.toTensor()._is_zerotensor())
-    v = at::zeros(v.toTensor().sizes(), v.toTensor().options());
-}
-
 void describe_results(Results& r, const c10::FunctionSchema& schema) {
   auto& host = host_values();
   host.clear();
   for (size_t i = 0; i < r.values.size(); i++) {
     auto& v = r.values[i];
-    materialize_zeros(v);
     if (v.isTensor()) {
       r.outs.push_back(describe_output(v.toTensor(), r, written_input(schema, i, r)));
     } else if (v.isTensorList()) {

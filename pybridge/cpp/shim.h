@@ -34,6 +34,7 @@ enum TtFlag : uint16_t {
   TT_WRAPPED = 8,
   TT_SAME = 16,   // the same tensor object as an input before it
   TT_APART = 32,  // another tensor object than the input before it that shows the same window
+  TT_ZERO = 64,   // of a call: an integer of the host's without dimensions that is zero as an element of some dtype
 };
 
 // A window (sizes, strides, offset, dtype) on a storage. Sizes and strides are in elements.

@@ -25,6 +25,11 @@ uint16_t flags_of(const at::Tensor& t) {
   return flags;
 }
 
+// Whether an integer is zero as an element of some dtype: its low byte, the first one, is.
+bool may_be_zero(const at::Tensor& t) {
+  return c10::isIntegralType(t.scalar_type(), /*includeBool=*/true) && *static_cast<const char*>(t.const_data_ptr()) == 0;
+}
+
 bool show_the_same(const TtTensor& a, const TtTensor& b) {
   constexpr uint16_t kShown = TT_CONJ | TT_NEG;
   return a.storage == b.storage && a.place == b.place && a.offset == b.offset && a.dtype == b.dtype &&
@@ -109,6 +114,7 @@ void Encoder::encode_tensor(const at::Tensor& t) {
   out.ndim = static_cast<uint32_t>(impl->dim());
   out.dtype = static_cast<uint8_t>(t.scalar_type());
   out.flags = flags_of(t);
+  if (C10_UNLIKELY(out.place == TT_HOST && out.ndim == 0) && may_be_zero(t)) out.flags |= TT_ZERO;
   // Kernels ask whether two arguments are one tensor (attention), and refuse outputs that are an operand.
   for (size_t i = std::min(tensors_.size() - 1, kCompared); i-- > 0;) {
     if (C10_LIKELY(!show_the_same(tensors_[i], out))) continue;

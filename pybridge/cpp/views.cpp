@@ -1,8 +1,10 @@
 // Operators that only move a window or swap a storage: metadata, never graph nodes.
+#include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -96,12 +98,23 @@ bool compatible_shallow_copy(const at::Tensor&, const at::Tensor&) { return true
 // Copy-on-write shares memory by its address, which is nobody's here.
 at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
 
+// Forward-mode gradients that are zero: without memory, and PyTorch leaves out the arithmetic with them.
+at::Tensor efficient_zeros(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                           std::optional<at::Device> device, std::optional<bool>) {
+  const auto index = device && device->has_index() ? device->index() : current_device();
+  at::native::ZeroTensorAllocator nothing(at::Device(kTandem, index));
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(sizes), &nothing,
+                                   kTandemKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+                                   at::dtype_or_default(dtype), std::nullopt);
+}
+
 // There is one stream.
 void record_stream(at::Tensor&, at::Stream) {}
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_efficientzerotensor", efficient_zeros);
   m.impl("_lazy_clone", lazy_clone);
   m.impl("record_stream", record_stream);
   m.impl("view", view);

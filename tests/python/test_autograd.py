@@ -129,6 +129,20 @@ def test_forward_mode():
     check(program)
 
 
+def test_zero_tangents_leave_signs_alone():
+    def program(device):
+        x, t = data(4).to(device), torch.zeros(4).to(device)
+        for step in range(STEPS):
+            with torch.autograd.forward_ad.dual_level():
+                dual = torch.autograd.forward_ad.make_dual(x, t)
+                # What the constant contributes is zero without memory, which PyTorch does not add.
+                out = torch.autograd.forward_ad.unpack_dual(dual * -float(step + 1) + x * x)
+                yield out.primal.clone(), out.tangent.signbit(), out.tangent.clone()
+            x = x + 1
+
+    check(program)
+
+
 def test_functional_api():
     def program(device):
         x = data(3).to(device)

@@ -285,3 +285,15 @@ def test_a_host_leaf_that_is_used_again_and_again():
     assert node is torch.autograd.graph.get_gradient_edge(w).node
     assert w.grad.device.type == "cpu"
     assert w.grad.tolist() == [40, 40]
+
+
+@pytest.mark.parametrize("device", ["cpu", "tandem"])
+def test_a_leaf_that_requires_grad_no_more(device):
+    w, c = (torch.ones(2, device=device, requires_grad=True) for _ in range(2))
+    y = (w * c).sum()
+    w.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.autograd.grad(y, [c, w], retain_graph=True)
+    y.backward()
+    assert w.grad is None
+    assert c.grad.tolist() == [1, 1]

@@ -72,10 +72,10 @@ def test_other_dtypes_behind_accepted_ones(name):
 
 
 NUMBERS = {
-    torch.float32: (1e39, -1e300, float("inf"), float("nan"), 2**200, 2.5 + 1j),
+    torch.float32: (0.0, -1.0, 1e39, -1e300, float("inf"), float("nan"), 2**200, 2.5 + 1j),
     torch.float16: (1e5, float("-inf"), 70000),
-    torch.int32: (float("nan"), float("inf"), 2**31, -(2**31) - 1, 1e10, 2.5, 1j),
-    torch.int8: (128, 300, -129, 1e3),
+    torch.int32: (0, -1, float("nan"), float("inf"), 2**31, -(2**31) - 1, 1e10, 2.5, 1j),
+    torch.int8: (0, 128, 300, -129, 1e3),
     torch.uint8: (256, -1, -300, float("nan")),
     torch.bool: (2, float("nan"), 1.1),
 }
@@ -114,6 +114,16 @@ def lines(x: torch.Tensor, n: Any) -> dict[str, Any]:
         "elu": lambda: fill.elu(x, n),
         "lerp": lambda: torch.lerp(x, x, n),
         "nan_to_num": lambda: x.nan_to_num(n),
+        "floor_divide": lambda: x // n,
+        "remainder_": lambda: y.remainder_(n),
+        "fmod": lambda: x.fmod(n),
+        "truncated": lambda: x.div(n, rounding_mode="trunc"),
+        "celu": lambda: fill.celu(x, n),
+        "renorm": lambda: x[None].renorm(2, 0, n),
+        "cdist": lambda: torch.cdist(x[None], x[None], p=n),
+        "histc": lambda: torch.histc(x, 3, -0.5, n),
+        "uniform_": lambda: y.uniform_(0.5, n) * 0,
+        "random_": lambda: y.random_(n) * 0,
     }
 
 

@@ -5,7 +5,7 @@
 
 use crate::call::{Arg, Call, Input, Place};
 use crate::ids::OpId;
-use crate::tensor_meta::Dtype;
+use crate::tensor_meta::{Dtype, flags};
 
 /// How an argument takes part in a node (DESIGN: attributes, shapes and values).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,10 +49,10 @@ pub struct OpInfo {
     pub random: bool,
     /// Computes each element of its outputs from elements of its inputs, and nothing else.
     pub pointwise: bool,
-    /// Some argument is a fed number.
+    /// Some argument is a fed number, or is bound.
     has_numbers: bool,
-    /// What numbers it accepts.
-    bounds: Box<[Bound]>,
+    /// What numbers it accepts, by argument.
+    bounds: Box<[(usize, Bound)]>,
 }
 
 /// Why a default-backend kernel of PyTorch's is left in place instead of being captured.
@@ -153,68 +153,109 @@ const STATIC_FOREIGN: &[&str] = &[
 const SIZED_BY_NUMBER: &[&str] =
     &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
 
-/// A number that an operator's kernels accept within bounds only.
+/// What numbers an operator's kernels accept. A NaN is none of them.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Bound {
-    argument: usize,
-    least: f64,
-    greatest: f64,
-    /// Of integer tensors only.
-    of_integers: bool,
+enum Bound {
+    /// From one to another.
+    Within(f64, f64),
+    /// Any but zero.
+    NotZero,
+    /// Of integer tensors, at least zero.
+    Natural,
+    /// Of integer tensors, any but zero; a tensor of the host without dimensions, which Python's numbers are.
+    Divisor,
+    /// The end of a range that begins at another argument, as long as a number of the tensor's dtype can be.
+    EndOf(usize),
+    /// Greater than another argument.
+    Above(usize),
 }
 
-/// Operators by name without overload, with the bounds of their numbers. PyTorch raises beyond them.
+/// Operators, by name with or without overload, with bounds of an argument. PyTorch raises beyond them.
 #[rustfmt::skip]
-const BOUNDS: &[(&str, usize, f64, f64)] = &[
-    ("bernoulli", 1, 0.0, 1.0),
-    ("bernoulli_", 1, 0.0, 1.0),
-    ("cauchy_", 2, f64::MIN_POSITIVE, f64::INFINITY),
-    ("elu_backward", 1, 0.0, f64::INFINITY),
-    ("exponential_", 1, f64::MIN_POSITIVE, f64::INFINITY),
-    ("geometric_", 1, f64::MIN_POSITIVE, 1.0 - f64::EPSILON),
-    ("huber_loss", 3, f64::MIN_POSITIVE, f64::INFINITY),
-    ("leaky_relu_backward", 2, 0.0, f64::INFINITY),
-    ("log_normal_", 2, f64::MIN_POSITIVE, f64::INFINITY),
-    ("native_dropout", 1, 0.0, 1.0),
-    ("normal_", 2, 0.0, f64::INFINITY),
-    ("rrelu_with_noise_backward", 3, 0.0, f64::INFINITY),
-    ("rrelu_with_noise_backward", 4, 0.0, f64::INFINITY),
-    ("smooth_l1_loss", 3, 0.0, f64::INFINITY),
-    ("softshrink", 1, 0.0, f64::MAX),
+const BOUNDS: &[(&str, usize, Bound)] = &[
+    ("_cdist_forward", 2, Bound::Within(0.0, f64::INFINITY)),
+    ("_foreach_pow", 1, Bound::Natural),
+    ("_foreach_pow_", 1, Bound::Natural),
+    ("_pdist_forward", 1, Bound::Within(0.0, f64::INFINITY)),
+    ("_scaled_dot_product_flash_attention_for_cpu", 3, Bound::Within(0.0, 0.0)),
+    ("bernoulli", 1, Bound::Within(0.0, 1.0)),
+    ("bernoulli_", 1, Bound::Within(0.0, 1.0)),
+    ("cauchy_", 2, Bound::Within(f64::MIN_POSITIVE, f64::INFINITY)),
+    ("celu", 1, Bound::NotZero),
+    ("celu_", 1, Bound::NotZero),
+    ("div.Tensor_mode", 1, Bound::Divisor),
+    ("div.out_mode", 1, Bound::Divisor),
+    ("div_.Tensor_mode", 1, Bound::Divisor),
+    ("elu_backward", 1, Bound::Within(0.0, f64::INFINITY)),
+    ("exponential_", 1, Bound::Within(f64::MIN_POSITIVE, f64::INFINITY)),
+    ("floor_divide", 1, Bound::Divisor),
+    ("floor_divide_", 1, Bound::Divisor),
+    ("fmod", 1, Bound::Divisor),
+    ("fmod_", 1, Bound::Divisor),
+    ("geometric_", 1, Bound::Within(f64::MIN_POSITIVE, 1.0 - f64::EPSILON)),
+    ("histc", 3, Bound::EndOf(2)),
+    ("huber_loss", 3, Bound::Within(f64::MIN_POSITIVE, f64::INFINITY)),
+    ("leaky_relu_backward", 2, Bound::Within(0.0, f64::INFINITY)),
+    ("log_normal_", 2, Bound::Within(f64::MIN_POSITIVE, f64::INFINITY)),
+    ("native_dropout", 1, Bound::Within(0.0, 1.0)),
+    ("normal.Tensor_float", 1, Bound::Within(0.0, f64::INFINITY)),
+    ("normal_", 2, Bound::Within(0.0, f64::INFINITY)),
+    ("pow", 1, Bound::Natural),
+    ("pow_", 1, Bound::Natural),
+    ("random_.from", 2, Bound::Above(1)),
+    ("random_.to", 1, Bound::Within(1.0, f64::INFINITY)),
+    ("remainder", 1, Bound::Divisor),
+    ("remainder_", 1, Bound::Divisor),
+    ("renorm", 1, Bound::Within(f64::MIN_POSITIVE, f64::INFINITY)),
+    ("renorm", 3, Bound::Within(0.0, f64::INFINITY)),
+    ("renorm_", 1, Bound::Within(f64::MIN_POSITIVE, f64::INFINITY)),
+    ("renorm_", 3, Bound::Within(0.0, f64::INFINITY)),
+    ("rrelu_with_noise_backward", 3, Bound::Within(0.0, f64::INFINITY)),
+    ("rrelu_with_noise_backward", 4, Bound::Within(0.0, f64::INFINITY)),
+    ("smooth_l1_loss", 3, Bound::Within(0.0, f64::INFINITY)),
+    ("softshrink", 1, Bound::Within(0.0, f64::MAX)),
+    ("uniform_", 2, Bound::EndOf(1)),
 ];
 
-/// Powers of integer tensors, whose exponents must not be negative.
-const INTEGER_POWERS: &[(&str, usize)] =
-    &[("pow", 1), ("pow_", 1), ("_foreach_pow", 1), ("_foreach_pow_", 1)];
+/// The bounds of an operator's arguments.
+fn bounds_of(name: &str) -> Box<[(usize, Bound)]> {
+    let name = name.strip_prefix("aten::").unwrap_or(name);
+    let base = name.split('.').next().unwrap_or(name);
+    let own = BOUNDS.iter().filter(|(of, ..)| *of == base || *of == name);
+    own.map(|&(_, argument, bound)| (argument, bound)).collect()
+}
 
 impl Bound {
-    fn of(base: &str) -> Box<[Bound]> {
-        let base = base.strip_prefix("aten::").unwrap_or(base);
-        let bounds = BOUNDS
-            .iter()
-            .filter(|(name, ..)| *name == base)
-            .map(|&(_, argument, least, greatest)| Bound { argument, least, greatest, of_integers: false });
-        let powers = INTEGER_POWERS.iter().filter(|(name, _)| *name == base).map(|&(_, argument)| Bound {
-            argument,
-            least: 0.0,
-            greatest: f64::INFINITY,
-            of_integers: true,
-        });
-        bounds.chain(powers).collect()
-    }
-
-    fn takes(&self, arg: &Arg<'_>, dtype: Dtype) -> bool {
-        let within = |x: f64| (self.least..=self.greatest).contains(&x);
-        if self.of_integers && dtype.is_floating() {
-            return true;
-        }
+    fn takes(self, arg: &Arg<'_>, call: &Call<'_>, dtype: Dtype) -> bool {
         match arg {
-            Arg::Float(x) => within(*x),
-            Arg::Int(x) => within(*x as f64),
-            Arg::Scalars(list) => list.iter().all(|x| self.takes(x, dtype)),
-            _ => true,
+            Arg::Scalars(list) => list.iter().all(|x| self.takes(x, call, dtype)),
+            Arg::Tensor => self != Bound::Divisor || !has_zero(call),
+            _ => number(arg).is_none_or(|x| match self {
+                Bound::Within(least, greatest) => (least..=greatest).contains(&x),
+                Bound::NotZero => x != 0.0,
+                Bound::Natural => dtype.is_floating() || x >= 0.0,
+                Bound::Divisor => dtype.is_floating() || x != 0.0,
+                Bound::EndOf(other) => call.args.get(other).and_then(number).is_none_or(|y| {
+                    x >= y && (x - y).is_finite() && fits(&Arg::Float(x - y), dtype)
+                }),
+                Bound::Above(other) => call.args.get(other).and_then(number).is_none_or(|y| x > y),
+            }),
         }
     }
+}
+
+fn number(arg: &Arg<'_>) -> Option<f64> {
+    match arg {
+        Arg::Float(x) => Some(*x),
+        Arg::Int(x) => Some(*x as f64),
+        _ => None,
+    }
+}
+
+/// Whether integers alone meet a zero of the host's.
+fn has_zero(call: &Call<'_>) -> bool {
+    call.inputs.iter().any(|input| input.flags & flags::ZERO != 0)
+        && !call.inputs.iter().any(|input| input.dtype.is_floating())
 }
 
 /// Whether a number can be an element of a dtype as it is: PyTorch's kernels convert it, and raise where it does not.
@@ -243,7 +284,9 @@ impl OpInfo {
         let numbers = call.args.iter().zip(&self.args).filter(|(_, class)| **class == ArgClass::Value);
         let mut numbers = numbers.map(|(arg, _)| arg);
         numbers.all(|number| fits(number, dtype))
-            && self.bounds.iter().all(|b| call.args.get(b.argument).is_none_or(|arg| b.takes(arg, dtype)))
+            && self.bounds.iter().all(|(argument, bound)| {
+                call.args.get(*argument).is_none_or(|arg| bound.takes(arg, call, dtype))
+            })
     }
 
     /// Whether a call's output shapes depend on data.
@@ -301,11 +344,12 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
     }
     let draws = args.contains(&ArgClass::Generator);
     let foreign_dynamic = decl.foreign && !STATIC_FOREIGN.contains(&base);
+    let bounds = bounds_of(decl.name);
     OpInfo {
         id,
         name: decl.name.into(),
-        has_numbers: args.contains(&ArgClass::Value),
-        bounds: Bound::of(base),
+        has_numbers: args.contains(&ArgClass::Value) || !bounds.is_empty(),
+        bounds,
         args: args.into(),
         writes: decl.written.contains(&true),
         written: decl.written.into(),

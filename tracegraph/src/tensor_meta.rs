@@ -105,6 +105,9 @@ pub mod flags {
     pub const SAME: u16 = 16;
     /// Another tensor object than the input before it that shows the same window.
     pub const APART: u16 = 32;
+    /// An integer of the host's without dimensions that is zero as an element of some dtype. Known at the call only,
+    /// and never metadata.
+    pub const ZERO: u16 = 64;
     /// The bits that are metadata.
     pub const META: u16 = CONJ | NEG | WRAPPED | SAME | APART;
 }
