@@ -1,0 +1,125 @@
+"""Numbers that change: the calls of a line differ in one number, which PyTorch refuses now and then.
+
+A number is fed to co-executed calls, so its refusal has to come at the call and not where a value is read.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch_tandem
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, SampleInput
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from . import agree
+from .agree import Seen, Unlike, compare, seen, told
+from .cases import Case, NotACase
+from .samples import UNDEFINED, Call, call_of, entries, name_of, samples
+
+STEPS = 7
+"""Calls of the line; two before the last one the number is another."""
+
+FLOATS = (0.0, -1.0, 2.5, 1e30, float("nan"))
+INTS = (0, -1, 3)
+
+# With a number that PyTorch does not check, their values are whatever memory held.
+UNCHECKED = {"grid_sampler_2d", "grid_sampler_3d", "native_group_norm", "resize_"}
+
+
+def cases() -> Iterator[Case]:
+    """Each entry, of real and of integer tensors."""
+    for op in entries():
+        for dtype in (torch.float32, torch.int64):
+            if dtype in op.supported_dtypes("cpu"):
+                kind = str(dtype).removeprefix("torch.")
+                yield Case(f"numbers/any/{name_of(op)}/{kind}", functools.partial(numbers, op, dtype))
+
+
+def numbers(op: Any, dtype: torch.dtype) -> None:
+    """An entry's samples, with each number replaced by each of the others."""
+    tried = set()
+    for sample in [*samples(op, dtype), *with_python_number(op, dtype)]:
+        leaves, spec = tree_flatten((list(sample.args), sample.kwargs))
+        for place, leaf in enumerate(leaves):
+            if type(leaf) not in (int, float) or (str(spec), place) in tried:
+                continue
+            tried.add((str(spec), place))
+            for number in INTS if type(leaf) is int else FLOATS:
+                args, kwargs = tree_unflatten([*leaves[:place], number, *leaves[place + 1 :]], spec)
+                other = SampleInput(sample.input, args=tuple(args), kwargs=kwargs)
+                line(op, sample, other, f"number {place} is {number} instead of {leaf}")
+    if not tried:
+        raise NotACase("it takes no numbers")
+
+
+def with_python_number(op: Any, dtype: torch.dtype) -> list[SampleInput]:
+    """A sample of a binary operator whose second operand is a Python number."""
+    if not isinstance(op, BinaryUfuncInfo) or not op.supports_rhs_python_scalar:
+        return []
+    x = torch.arange(1, 7).to(dtype)
+    return [SampleInput(x, args=(2,), kwargs=kwargs) for kwargs in op.sample_kwargs("cpu", dtype, x)[:1]]
+
+
+def line(op: Any, good: SampleInput, other: SampleInput, where: str) -> None:
+    """The calls of a line, beside eager's."""
+
+    def run(device: str, check: Callable[[int, Any], None]) -> None:
+        for step in range(STEPS):
+            call = call_of(op, other if step == STEPS - 2 else good, device)
+            check(step, raised(call))
+            torch_tandem.mark_step()
+
+    eager: list[Any] = []
+    run("cpu", lambda _, got: eager.append(got))
+    seen["refused" if isinstance(eager[0], Exception) else "accepted"] += 1
+    agree.refusals[:] = [told(got) for got in eager if isinstance(got, Exception)]
+    if agree.EAGER_ONLY:
+        return
+
+    def as_eager(step: int, got: Any) -> None:
+        place = f"{where}, call {step}"
+        expected = eager[step]
+        if isinstance(expected, Exception) and isinstance(got, Exception):
+            if type(expected) is not type(got):
+                raise Unlike(f"{place}: eager raises {told(expected)}, Tandem {told(got)}")
+        elif isinstance(expected, Exception):
+            late = told_late()
+            raise Unlike(f"{place}: eager raises {told(expected)}, Tandem {late or 'accepts'}")
+        elif isinstance(got, Exception):
+            raise Unlike(f"{place}: eager accepts, Tandem raises {told(got)}")
+        else:
+            compare(expected, on_host(got), place, False, op.name not in UNDEFINED | UNCHECKED)
+
+    run("tandem", as_eager)
+
+
+def raised(call: Call) -> Any:
+    """What a call gives, or raises at once."""
+    torch.manual_seed(0)
+    try:
+        out = call()
+        return out if call.args and uses_tandem(call) else on_host(out)
+    except Exception as error:
+        error.__traceback__ = None
+        return error
+
+
+def uses_tandem(call: Call) -> bool:
+    """Whether a call is on the device: its outputs are read once it has not raised."""
+    return any(t.device.type == "tandem" for t in call.tensors())
+
+
+def on_host(out: Any) -> Any:
+    """Outputs as they are compared."""
+    leaves, spec = tree_flatten(out)
+    return tree_unflatten([Seen(x) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+
+
+def told_late() -> str:
+    """The failure that comes when work is waited for."""
+    try:
+        torch_tandem.synchronize()
+    except Exception as error:
+        return f"late {told(error)}"
+    return ""
