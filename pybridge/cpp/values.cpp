@@ -270,6 +270,21 @@ void Encoder::add(std::optional<c10::ScalarType> type) {
     next(TT_NONE);
 }
 
+namespace {
+
+at::Tensor window(c10::Storage storage, const TtOut& out) {
+  auto t = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), kTandemKeys,
+      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(out.dtype)));
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(
+      c10::IntArrayRef(out.sizes, out.ndim), c10::IntArrayRef(out.strides, out.ndim), out.offset);
+  if (out.flags & TT_CONJ) t._set_conj(true);
+  if (out.flags & TT_NEG) t._set_neg(true);
+  return t;
+}
+
+}  // namespace
+
 void* storage_context(const at::Tensor& t) {
   auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   void* context = si->mutable_data_ptr().get_context();
@@ -284,10 +299,16 @@ void* storage_context(const at::Tensor& t) {
     context = tt_storage_at(si->mutable_data());
     TORCH_CHECK(context != nullptr, "a tandem tensor has the address ", si->data(), ", where no tandem storage is");
   } else {
-    // Made empty by torch itself (an untyped storage of zero bytes, a moved-from one).
+    // Made empty by torch itself (an untyped storage of zero bytes, a moved-from one, zeros without memory).
     auto fresh = allocate_on(index_of(t.device()), si->nbytes());
     context = fresh.get_context();
     si->set_data_ptr_noswap(std::move(fresh));
+    if (t._is_zerotensor()) {
+      const int64_t size = static_cast<int64_t>(si->nbytes()), stride = 1;
+      TtOut bytes{};
+      bytes.sizes = &size, bytes.strides = &stride, bytes.ndim = 1, bytes.dtype = static_cast<uint8_t>(at::kByte);
+      window(t.storage(), bytes).zero_();
+    }
   }
   return context;
 }
@@ -301,17 +322,6 @@ c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address,
 }
 
 namespace {
-
-at::Tensor window(c10::Storage storage, const TtOut& out) {
-  auto t = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), kTandemKeys,
-      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(out.dtype)));
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(
-      c10::IntArrayRef(out.sizes, out.ndim), c10::IntArrayRef(out.strides, out.ndim), out.offset);
-  if (out.flags & TT_CONJ) t._set_conj(true);
-  if (out.flags & TT_NEG) t._set_neg(true);
-  return t;
-}
 
 void apply_resize(const TtOut& change, const at::Tensor& t) {
   auto* impl = t.unsafeGetTensorImpl();

@@ -274,7 +274,7 @@ MODES = Group(
         "x = {m}.detach().clone().requires_grad_()\ny = During.apply(x.sin(), lambda: torch.set_grad_enabled({c}))\ny.sum().backward()\ns.see([x.grad, torch.is_grad_enabled()])\ntorch.set_grad_enabled(True)",
         "s.see(torch.linspace(0, 1, 4, device=s.device))", "s.see(torch.rand(2, device=s.device))", "s.see(torch.zeros(2, device=s.device).new_tensor([1.5]))", "s.see(torch.scalar_tensor({f}, device=s.device))",
                 "torch.autograd.set_detect_anomaly({c}, check_nan=False)",
-        "with torch.inference_mode():\n    s.m0 = {m} + 1", "with torch.inference_mode({c}):\n    {M}.add_(1)", "s.m1 = s.m0.detach()", "s.see(s.m0._version if not s.m0.is_inference() else -1)",
+        "with torch.inference_mode():\n    s.m0 = {m} + 1", "with torch.inference_mode({c}):\n    {M}.add_(1)", "s.m1 = s.m0.detach()", 
     ],
     blocks=[
         ("with torch.inference_mode():", {}, []), ("with torch.autograd.forward_ad.dual_level():", {}, []), ("with torch.autocast(s.device, dtype=torch.bfloat16):", {}, []),

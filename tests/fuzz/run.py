@@ -15,7 +15,7 @@ import torch_tandem
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.fuzz.support import NOISE, State
+from tests.fuzz.support import NOISE, VERSIONS, State
 
 OWN = os.environ.get("TANDEM_KERNELS") == "own"
 """Whether Tandem's own kernels compute: bits are expected from tracing then, and eager's values are near."""
@@ -194,6 +194,7 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
     names: dict[str, Any] = {}
     exec(compile(source, "<program>", "exec"), names)
     function = names["program"]
+    VERSIONS[0] = "inference_mode" not in source
     gc.collect()
     gc.disable()
     torch_tandem.set_mode("trace")

@@ -36,6 +36,9 @@ SIDE = 4
 mark_step = torch_tandem.mark_step
 
 
+VERSIONS = [True]
+"""Whether versions are seen. What PyTorch's kernels write to their own outputs counts for operands of inference mode."""
+
 NOISE = [0.0]
 """How far a program's numbers are changed, relatively: whether an other last bit shows in its results."""
 
@@ -404,7 +407,7 @@ def layout(x: torch.Tensor) -> tuple:
     """What a tensor is like, but for its values."""
     return (
         tuple(x.shape), str(x.dtype), x.stride(), x.storage_offset(), x.is_contiguous(), x.untyped_storage().nbytes(),
-        None if x.is_inference() else x._version, x.requires_grad, x.grad_fn is None, x.is_leaf, x.is_inference(), x.is_conj(), x.is_neg(),
+        x._version if VERSIONS[0] and not x.is_inference() else None, x.requires_grad, x.grad_fn is None, x.is_leaf, x.is_inference(), x.is_conj(), x.is_neg(),
     )  # fmt: skip
 
 
