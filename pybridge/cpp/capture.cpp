@@ -140,8 +140,8 @@ class ForeachFunctor final : public c10::OperatorKernel {
     for (size_t i = 0; i < n; i++) list.toListRef()[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
 
-  // Outside of inference mode a tensor that was made there has no version to count. PyTorch's kernels raise when they
-  // have written it, so those behind it stay as they are.
+  // A tensor of inference mode has no version to count, so PyTorch's kernels raise once they have written one outside of
+  // that mode. The rest of the list is not written.
   void end_with_inference_tensor(torch::jit::Stack* stack) const {
     if (c10::InferenceMode::is_enabled() || written_.empty()) return;
     c10::IValue* args = stack->data() + (stack->size() - n_);

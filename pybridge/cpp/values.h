@@ -134,7 +134,7 @@ bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes);
 uint32_t declare(const c10::OperatorHandle& handle);
 const c10::OperatorHandle& handle_of(uint32_t op);
 std::vector<c10::IValue>& host_values();
-// Inputs of a call, from its first one, that are compared with those behind them.
+// How many of a call's first inputs are looked through for a tensor that is given twice.
 constexpr size_t kCompared = 16;
 // The tensors of a call's written list that PyTorch's kernel had written when it last failed on this thread.
 uint32_t& written_before_failure();

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch_tandem
-
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fuzz.support import NOISE, VERSIONS, State

@@ -227,6 +227,8 @@ fn bounds_of(name: &str) -> Box<[(usize, Bound)]> {
 
 impl Bound {
     fn takes(self, arg: &Arg<'_>, call: &Call<'_>, dtype: Dtype) -> bool {
+        let other = |argument: usize| call.args.get(argument).and_then(number);
+        let is_length = |x: f64| x >= 0.0 && x.is_finite() && fits(&Arg::Float(x), dtype);
         match arg {
             Arg::Scalars(list) => list.iter().all(|x| self.takes(x, call, dtype)),
             Arg::Tensor => self != Bound::Divisor || !has_zero(call),
@@ -235,10 +237,8 @@ impl Bound {
                 Bound::NotZero => x != 0.0,
                 Bound::Natural => dtype.is_floating() || x >= 0.0,
                 Bound::Divisor => dtype.is_floating() || x != 0.0,
-                Bound::EndOf(other) => call.args.get(other).and_then(number).is_none_or(|y| {
-                    x >= y && (x - y).is_finite() && fits(&Arg::Float(x - y), dtype)
-                }),
-                Bound::Above(other) => call.args.get(other).and_then(number).is_none_or(|y| x > y),
+                Bound::EndOf(begin) => other(begin).is_none_or(|y| is_length(x - y)),
+                Bound::Above(least) => other(least).is_none_or(|y| x > y),
             }),
         }
     }
