@@ -43,7 +43,7 @@ LARGE = (
     300_001,
     9_400_003,
 )
-DRAWS = ((1 << 12, 24), (1 << 20, 2))
+DRAWS = ((1 << 8, 100), (1 << 12, 24), (1 << 20, 2))
 """How often operands of fewer elements are drawn: errors of few values are a matter of luck."""
 MOST = 1 << 20
 """Elements of an operator's operands beyond which it is left to `--large`."""
@@ -135,9 +135,12 @@ def with_gradients(op: Operator, tensors: Tensors) -> list[torch.Tensor]:
     return [out.detach(), *grads]
 
 
-def errors(op: Operator, shapes: list[tuple[int, ...]], spread: Spread) -> list[tuple[float, float, float]]:
-    """For each value that an operator gives: its error, PyTorch's, the largest element's rounding."""
-    found: list[list[tuple[float, float, float]]] = []
+def errors(op: Operator, shapes: list[tuple[int, ...]], spread: Spread) -> list[tuple[float, float]]:
+    """For each value that an operator gives: its error and PyTorch's, in roundings of the largest element.
+
+    By roundings, so that a draw of large values does not hide all the others.
+    """
+    found: list[list[tuple[float, float]]] = []
     for seed in range(next((times for most, times in DRAWS if elements(shapes) < most), 1)):
         # The last operands are weights and the like.
         tensors = tuple(draw(s, spread if i == 0 else normal, 10 * seed + i) for i, s in enumerate(shapes))
@@ -146,16 +149,14 @@ def errors(op: Operator, shapes: list[tuple[int, ...]], spread: Spread) -> list[
         own = [t.cpu() for t in with_gradients(op, tuple(t.to("tandem") for t in tensors))]
 
         def away(x: torch.Tensor, e: torch.Tensor) -> float:
-            return (x.double() - e).abs().max().item()
+            error, rounding = (x.double() - e).abs().max().item(), e.abs().max().item() * ROUNDING
+            return error / rounding if rounding > 0 else math.inf if error else 0.0
 
-        found.append(
-            [
-                (away(a, e), away(p, e), e.abs().max().item() * ROUNDING)
-                for a, p, e in zip(own, plain, exact, strict=True)
-            ]
-        )
-    worst = [[max(some) for some in zip(*draws, strict=True)] for draws in zip(*found, strict=True)]
-    return [(own, plain, rounding) for own, plain, rounding in worst]
+        found.append([(away(a, e), away(p, e)) for a, p, e in zip(own, plain, exact, strict=True)])
+    return [
+        (max(own), max(plain))
+        for own, plain in (zip(*draws, strict=True) for draws in zip(*found, strict=True))
+    ]
 
 
 def elements(shapes: list[tuple[int, ...]]) -> int:
@@ -174,9 +175,8 @@ def ratios(lengths: tuple[int, ...], spreads: tuple[Spread, ...], most: int) -> 
             for name, op, shapes in reductions(n):
                 if elements(shapes) > most and shapes[0] not in ((n,), (1, n)):
                     continue
-                for number, (own, plain, rounding) in enumerate(errors(op, shapes, spread)):
-                    bound = max(plain, rounding)
-                    ratio = own / bound if bound > 0 else float(own > 0)
+                for number, (own, plain) in enumerate(errors(op, shapes, spread)):
+                    ratio = 1.0 if own == plain else own / max(plain, 1.0)
                     what = f"{name} of {n} {spread.__name__}, value {number}: {own:.3g}, PyTorch {plain:.3g}"
                     yield (math.inf if math.isnan(ratio) else ratio), what
     finally:
