@@ -44,6 +44,16 @@ using torch::autograd::variable_list;
 
 thread_local const Node* running = nullptr;
 
+// A node in the pointer that PyTorch's edges hold: an intrusive_ptr from torch 2.13 on, a shared_ptr before.
+template <typename T, typename... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  } else {
+    return std::make_shared<T>(std::forward<Args>(args)...);
+  }
+}
+
 // Whether nodes of this type are the program's Python code. The class is in a library that this one does not link.
 bool is_python(const std::type_info& type) {
   thread_local ska::flat_hash_map<const std::type_info*, bool> known;
@@ -259,7 +269,7 @@ class Pass final : public Node {
         keep_graph_(keep_graph) {
     // The engine runs a node of the host's on the calling thread.
     add_input_metadata(token());
-    if (has_inputs_) add_next_edge({c10::make_intrusive<Sink>(), 0});
+    if (has_inputs_) add_next_edge({make_node<Sink>(), 0});
   }
 
   static const at::Tensor& token() {
@@ -375,7 +385,7 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
   }
   const Overrides guard(overrides);
   torch::autograd::validate_outputs(edges, grads, [](const std::string& text) { return text; });
-  const auto pass = c10::make_intrusive<Pass>(std::move(edges), std::move(grads), asked, keep_graph);
+  const auto pass = make_node<Pass>(std::move(edges), std::move(grads), asked, keep_graph);
   edge_list sinks;
   if (!asked.empty()) sinks.push_back(pass->next_edge(0));
   torch::autograd::Engine::get_default_engine().execute({Edge(pass, 0)}, {Pass::token()}, keep_graph, create_graph,

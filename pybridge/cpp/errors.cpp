@@ -91,6 +91,10 @@ int32_t ttc_describe_exception(void* e, char* message, size_t capacity, size_t* 
     return tell(x.what_without_backtrace(), TT_TYPE);
   } catch (const c10::NotImplementedError& x) {
     return tell(x.what_without_backtrace(), TT_NOT_IMPLEMENTED);
+  } catch (const c10::LinAlgError& x) {
+    return tell(x.what_without_backtrace(), TT_LIN_ALG);
+  } catch (const c10::OutOfMemoryError& x) {
+    return tell(x.what_without_backtrace(), TT_OUT_OF_MEMORY);
   } catch (const c10::Error& x) {
     return tell(x.what_without_backtrace(), TT_RUNTIME);
   } catch (const std::exception& x) {

@@ -43,7 +43,8 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
                      self.is_contiguous() && self.numel() > 0 && !self.is_conj() && !self.is_neg();
   if (!plain) return at::native::_to_copy(self, dtype, layout, device, pin, non_blocking, format);
   static const uint32_t id = id_of("aten::copy_");
-  const at::Tensor to = at::detail::empty_cpu(self.sizes(), self.scalar_type());
+  // Strides of dimensions of size 1 are kept, too.
+  const at::Tensor to = at::detail::empty_strided_cpu(self.sizes(), self.strides(), self.scalar_type());
   // Otherwise copy_ has written it: a host tensor in its first argument.
   Lease encoder;
   encoder->begin(3, 2);

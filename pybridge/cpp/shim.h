@@ -122,7 +122,15 @@ struct TtOpDecl {
   uint8_t foreign;         // not an aten operator
 };
 
-enum TtException : int32_t { TT_RUNTIME = 0, TT_INDEX, TT_VALUE, TT_TYPE, TT_NOT_IMPLEMENTED };
+enum TtException : int32_t {
+  TT_RUNTIME = 0,
+  TT_INDEX,
+  TT_VALUE,
+  TT_TYPE,
+  TT_NOT_IMPLEMENTED,
+  TT_LIN_ALG,
+  TT_OUT_OF_MEMORY,
+};
 
 // The status of a call into Rust. TT_RAISE: an exception waits in this thread's pending slot.
 enum TtStatus : int32_t { TT_OK = 0, TT_RAISE = 1 };
@@ -221,7 +229,7 @@ void ttc_generator_release(void* generator);
 // The exception of this thread's last function that failed, as an owned handle.
 void* ttc_take_exception();
 void ttc_drop_exception(void* exception);
-// Which builtin Python exception it is (TtException), and its message, cut to `capacity` bytes.
+// Which Python exception it is (TtException), and its message, cut to `capacity` bytes.
 int32_t ttc_describe_exception(void* exception, char* message, size_t capacity, size_t* len);
 // Puts an exception into this thread's pending slot. With `context`, that text is added to its message.
 void ttc_set_pending(void* exception, const char* context, size_t len);

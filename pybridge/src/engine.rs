@@ -398,9 +398,19 @@ pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
                 2 => PyValueError::new_err(text),
                 3 => PyTypeError::new_err(text),
                 4 => PyNotImplementedError::new_err(text),
+                5 => torch_error(py, "torch.linalg", "LinAlgError", text),
+                6 => torch_error(py, "torch", "OutOfMemoryError", text),
                 _ => PyRuntimeError::new_err(text),
             }
         }
+    }
+}
+
+/// An exception of a class of PyTorch's.
+fn torch_error(py: Python<'_>, module: &str, class: &str, text: String) -> PyErr {
+    match py.import(module).and_then(|module| module.getattr(class)?.call1((text,))) {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
     }
 }
 

@@ -127,7 +127,7 @@ OVERLAP = Group(
             "{M}.as_strided((3, 3), (2, 1))", "{M}[0].expand(4, 4)", "{M}.as_strided((5,), (0,))", "{V}.unfold(0, 2, 1)",
             "{M}[:, :1].expand(4, 3)", "{M}.view(-1).unfold(0, 5, 2)", "{M}.unfold(0, 3, 1)[{n} % 2]", "s.p0.unfold(0, 4, 2).unfold(1, 4, 2)",
             "{M}.as_strided((4, 3), (3, 2))", "{M}.as_strided((2, 2, 2), (1, 1, 1))", "{M}.diagonal().as_strided((3, 2), (5, 5))",
-            "s.p0.view(-1).unfold(0, 8, 1)", "s.d0.view(-1).unfold(0, 3, 1)", "s.i0.unfold(0, 2, 1)",
+            "s.p0.view(-1).unfold(0, 8, 1)", "s.d0.view(-1).unfold(0, 3, 1)", "s.t0.view(-1).unfold(0, 2, 1)",
         ],
     },
     statements=[
@@ -323,7 +323,7 @@ REFUSED = Group(
         "torch.cat([{m}, {m}], 5)", "{m}.sum(5)", "{m}.sum((0, 0))", "{m}.mean(dtype=torch.int64)", "{i}.mean()", "{i}.softmax(0)", "{b}.softmax(0)", "torch.softmax({m}, 3)", "{m}.reshape(5, 5)", "{m}.view(16, 2)", "{m}.t().view(16)", "{m}.permute(0, 0)", "{m}.transpose(0, 4)", "{m}.squeeze(7)",
         "{m}.expand(3, 4)", "{m}.unfold(0, 9, 1)", "{m}.narrow(0, 2, 9)", "{m}.select(0, 9)", "{m}.split([1, 1])", "{m}.chunk(0)", "{m}.as_strided((99, 99), (9, 9))", "{m}.as_strided((2, 2), (-1, 1))", "{m}.diagonal(0, 1, 1)", "{m}.repeat(2)", "{m}.flip(3)", "{m}.roll(1, 7)", "torch.outer({m}, {v})",
         "F.linear({m}, {v}, {m})", "F.linear({m}, {m}[:, :3])", "F.layer_norm({m}, (3,))", "F.embedding({m}, {m})", "F.cross_entropy({m}, {m}[:2])", "F.nll_loss({m}, {v})", "F.conv1d({m}, {m})", "F.conv2d({m}[None, None], {m}[None, None], padding=-1)", "F.dropout({m}, 2.0)", "F.dropout({m}, -1)",
-        "torch.bernoulli({m} * 100)", "{M}.bernoulli_(2.0)", "{M}.uniform_(2, 1)", "{M}.normal_(0, -1)", "{M}.exponential_(-1)", "{M}.random_(3, 2)", "torch.multinomial({m}[0], 9)", "torch.randperm(-1, device=s.device)", "torch.randint(3, 1, (2,), device=s.device)", "torch.rand(-1, device=s.device)", "torch.arange(1, 0, device=s.device)",
+        "late(torch.bernoulli({m} * 100))", "{M}.bernoulli_(2.0)", "{M}.uniform_(2, 1)", "{M}.normal_(0, -1)", "{M}.exponential_(-1)", "{M}.random_(3, 2)", "torch.multinomial({m}[0], 9)", "torch.randperm(-1, device=s.device)", "torch.randint(3, 1, (2,), device=s.device)", "torch.rand(-1, device=s.device)", "torch.arange(1, 0, device=s.device)",
         "torch.linspace(0, 1, -1, device=s.device)", "torch.empty(2, -3, device=s.device)", "torch.zeros(2, dtype='a', device=s.device)", "{m}.topk(9)", "{m}.kthvalue(9)", "{m}.cumsum(3)", "{m}.norm(dim=4)", "{m}.var(3)", "torch.einsum('ij,jk', {m}, {v})", "torch.tensordot({m}, {v}, 2)", "torch.bmm({m}, {m})", "torch.addmm({v}, {m}, {v})",
         "torch.baddbmm({m}, {m}, {m})", "{m}.inverse()[9]", "torch.linalg.cholesky(-{m} @ {m}.t() - torch.eye(4, device=s.device))", "torch.clamp({m})", "{m}.clamp(min='a')", "{M}.copy_({m}[:3])", "{M}.copy_({v}[:3])", "{M}[9] = 1", "{M}[:, 9] = 1", "{M}[0] = {v}[:3]", "{M}[{b}] = {v}", "{M}.set_({d})",
         "{M}.t_(1)", "{m}.requires_grad_().add_(1)", "s.w.zero_()", "s.w[0] = 1", "s.w.t_()", "s.w.detach_().requires_grad_()", "{i}.clone().requires_grad_()", "{m}.backward()", "torch.autograd.grad({s}, {v})", "torch.autograd.grad({m}.detach(), s.w)", "{m}.detach().requires_grad_().sum().backward(torch.ones(3, device=s.device))",
@@ -362,7 +362,7 @@ STORAGES = Group(
     expressions={"S": ["{S}.clone()"]},
     statements=[
         "s.see({S}.nbytes())", "s.see(len({S}))", "s.see({S}.size())", "s.see({S}[{n}])", "s.store = {S}", "s.store = {M}.untyped_storage()",
-        "s.store = torch.UntypedStorage(64, device=s.device)", "s.store.fill_({n})", "{S}.fill_({n})", "{S}.copy_({S})", "a, b = {M}.untyped_storage(), {x}.untyped_storage()\na.copy_(b)", "s.store.resize_(s.store.nbytes())", "a = torch.zeros(4, device=s.device).untyped_storage()\na.resize_(4 * ({n} + 1))\ns.see(a.nbytes())",
+        "s.store = torch.UntypedStorage(64, device=s.device)\ns.store.fill_({n})", "s.store.fill_({n})", "{S}.fill_({n})", "{S}.copy_({S})", "a, b = {M}.untyped_storage(), {x}.untyped_storage()\na.copy_(b)", "s.store.resize_(s.store.nbytes())", "a = torch.zeros(4, device=s.device).untyped_storage()\na.resize_(4 * ({n} + 1))\ns.see(a.nbytes())",
         "x = torch.empty(0, device=s.device).set_({M}.untyped_storage(), {n}, (2, 3), (4, 1))\nx.add_(1)\ns.see(x)", "x = torch.empty(0, device=s.device).set_({M}.untyped_storage())\nx.mul_({f})\ns.see(x)", "x = torch.empty(0, device=s.device).set_({S})\ns.see(x.shape)", "{M}.set_({x})", "{V}.set_({M}.untyped_storage(), {n}, (4,), (3,))",
         "x = torch.zeros(4, device=s.device)\nx.set_({M}.untyped_storage(), 0, (4, 4))\nx.fill_({f})", "s.v0 = torch.zeros(4, device=s.device).set_({M})[0]", "s.see({S}.device.type == s.device)", "s.see({S}.cpu().nbytes())", "s.see({S}.cpu().tolist()[:8])", "s.see({S}.tolist()[:8])", "s.see({S}.element_size())",
         "x = torch.frombuffer(bytearray(64), dtype=torch.float32).to(s.device)\nx.untyped_storage().copy_({M}.untyped_storage())\ns.see(x)", "s.see({M}.untyped_storage()._cdata == {M}.untyped_storage()._cdata)", "s.see({M}.is_set_to({M}))", "s.see({M}.storage_offset())",

@@ -63,6 +63,8 @@ class Ran:
 
 def run(function: Any, device: str) -> Ran:
     """Run a program."""
+    # A generator of a former program may have ended since, with the mode that it began in.
+    torch.set_grad_enabled(True)
     state = State(device)
     try:
         function(state)

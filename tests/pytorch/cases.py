@@ -5,7 +5,7 @@ import fnmatch
 import zlib
 from collections.abc import Callable, Iterator
 
-GROUPS = ("errors", "numbers", "ops", "variants", "transforms", "modules", "optimizers")
+GROUPS = ("errors", "numbers", "values", "ops", "variants", "transforms", "modules", "optimizers")
 """The groups that need the wheel alone. `files` is another: PyTorch's test files."""
 
 

@@ -43,6 +43,10 @@ pub struct OpInfo {
     pub dynamic_shape: bool,
     /// They only do where a mask is among the inputs.
     dynamic_by_mask: bool,
+    /// Raises `LinAlgError` for some values of its inputs.
+    raises_lin_alg: bool,
+    /// It only does where its last argument, `check_errors`, is true.
+    raises_if_asked: bool,
     /// Numbers (not only sizes) decide output shapes and join the variant key.
     pub sized_by_number: bool,
     /// Draws from a generator.
@@ -139,6 +143,22 @@ pub fn leaves_default(name: &str) -> Option<Left> {
 /// Operators whose output shapes depend on data although PyTorch does not tag them so.
 const DYNAMIC: &[&str] =
     &["aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"];
+
+/// Operators that raise `LinAlgError` where the values of their inputs allow no result. Programs catch it at the call,
+/// so the call waits, as on CUDA.
+const RAISING: &[&str] = &[
+    "aten::_linalg_check_errors",
+    "aten::_linalg_eigh",
+    "aten::_linalg_eigvals",
+    "aten::_linalg_svd",
+    "aten::cholesky",
+    "aten::cholesky_inverse",
+    "aten::linalg_eig",
+    "aten::linalg_eigvals",
+    "aten::linalg_lstsq",
+    "aten::linalg_matrix_sqrth",
+    "aten::linalg_polar",
+];
 
 /// Operators of other libraries whose output shapes are a function of their inputs' metadata.
 const STATIC_FOREIGN: &[&str] = &[
@@ -289,11 +309,13 @@ impl OpInfo {
             })
     }
 
-    /// Whether a call's output shapes depend on data.
+    /// Whether a call runs before Python goes on: its output shapes depend on data, or its error is one that programs
+    /// catch.
     #[inline]
     pub fn is_dynamic(&self, call: &Call<'_>) -> bool {
         let mask = |input: &Input<'_>| matches!(input.dtype, Dtype::BOOL | Dtype::UINT8);
         self.dynamic_shape && (!self.dynamic_by_mask || call.inputs.iter().skip(1).any(mask))
+            || self.raises_lin_alg && (!self.raises_if_asked || call.args.last() == Some(&Arg::Bool(true)))
     }
 }
 
@@ -345,6 +367,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
     let draws = args.contains(&ArgClass::Generator);
     let foreign_dynamic = decl.foreign && !STATIC_FOREIGN.contains(&base);
     let bounds = bounds_of(decl.name);
+    let raises_if_asked = base.contains("linalg_") && base.ends_with("_ex");
     OpInfo {
         id,
         name: decl.name.into(),
@@ -356,6 +379,8 @@ pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
         returns_host: decl.returns_host,
         dynamic_shape: decl.dynamic_shape || foreign_dynamic || DYNAMIC.contains(&base),
         dynamic_by_mask: decl.name == "aten::index.Tensor",
+        raises_lin_alg: RAISING.contains(&base) || raises_if_asked,
+        raises_if_asked,
         sized_by_number: SIZED_BY_NUMBER.iter().any(|p| base.starts_with(p)),
         random: decl.random || draws,
         pointwise: decl.pointwise,
