@@ -140,14 +140,16 @@ class ForeachFunctor final : public c10::OperatorKernel {
     for (size_t i = 0; i < n; i++) list.toListRef()[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
 
-  // A tensor of inference mode has no version to count, so PyTorch's kernels raise once they have written one outside of
-  // that mode. The rest of the list is not written.
+  // A tensor made in inference mode has no version to count, so PyTorch's kernels raise once they have written one
+  // outside of that mode. The rest of the list is not written. A tensor that takes such a one's `data` keeps its own version.
   void end_with_inference_tensor(torch::jit::Stack* stack) const {
     if (c10::InferenceMode::is_enabled() || written_.empty()) return;
     c10::IValue* args = stack->data() + (stack->size() - n_);
     const auto list = args[written_[0]].toListRef();
-    const auto is_inference = [](const c10::IValue& t) { return t.toTensor().is_inference(); };
-    const auto first = std::find_if(list.begin(), list.end(), is_inference);
+    const auto has_no_version = [](const c10::IValue& t) {
+      return !t.toTensor().unsafeGetTensorImpl()->version_counter().enabled();
+    };
+    const auto first = std::find_if(list.begin(), list.end(), has_no_version);
     if (first == list.end() || first + 1 == list.end()) return;
     const size_t all = list.size(), kept = first - list.begin() + 1;
     // The operator itself refuses lists of different lengths.

@@ -108,7 +108,7 @@ OUT = Group(
             "torch.index_select({A}, 0, {i}, out=o)", "torch.where({b}, {A}, {A}, out=o)", "torch.div({A}, 3, out=o)",
             "torch.mm({x}, {x}, out=o)",
             "torch.pow(safe({A}), 2, out=o)", "torch.add({V}, {f}, out=o)", "torch.gt({A}, {A}, out=o)",
-            "torch.stack([{v}, {v}, {v}, {v}], out=o)", "torch.tril({A}, out=o)", "torch.sigmoid({A}, out=o)",
+            "torch.stack([{v}, {v}, {v}, {v}], out=o)", "torch.tril({A}.clone(), out=o)", "torch.sigmoid({A}, out=o)",
         )
         for text in (f"with torch.no_grad():\n    o = {{OUT}}\n    {call}\n    s.see(o)",)
     ]
@@ -357,10 +357,12 @@ EXEC = Group(
 
 STORAGES = Group(
     leaves={
-        "S": ["{M}.untyped_storage()", "s.p0.untyped_storage()", "s.store", "{V}.untyped_storage()", "s.i0.untyped_storage()", "{x}.untyped_storage()", "s.r0.untyped_storage()"],
+        "S": ["{M}.untyped_storage()", "s.p0.untyped_storage()", "s.store", "{V}.untyped_storage()", "{x}.untyped_storage()", "s.r0.untyped_storage()"],
     },
     expressions={"S": ["{S}.clone()"]},
     statements=[
+        # What else its bytes may become is no row's index.
+        "s.i0.untyped_storage().fill_(0)",
         "s.see({S}.nbytes())", "s.see(len({S}))", "s.see({S}.size())", "s.see({S}[{n}])", "s.store = {S}", "s.store = {M}.untyped_storage()",
         "s.store = torch.UntypedStorage(64, device=s.device)\ns.store.fill_({n})", "s.store.fill_({n})", "{S}.fill_({n})", "{S}.copy_({S})", "a, b = {M}.untyped_storage(), {x}.untyped_storage()\na.copy_(b)", "s.store.resize_(s.store.nbytes())", "a = torch.zeros(4, device=s.device).untyped_storage()\na.resize_(4 * ({n} + 1))\ns.see(a.nbytes())",
         "x = torch.empty(0, device=s.device).set_({M}.untyped_storage(), {n}, (2, 3), (4, 1))\nx.add_(1)\ns.see(x)", "x = torch.empty(0, device=s.device).set_({M}.untyped_storage())\nx.mul_({f})\ns.see(x)", "x = torch.empty(0, device=s.device).set_({S})\ns.see(x.shape)", "{M}.set_({x})", "{V}.set_({M}.untyped_storage(), {n}, (4,), (3,))",

@@ -103,3 +103,27 @@ def test_foreach_that_raises_has_written_as_eager_has():
                 yield first.clone(), second.clone()
 
     check(program, coexecuted=0)
+
+
+def test_copies_to_the_host_keep_strides_of_dimensions_of_size_one():
+    def program(device):
+        x = data(3, 4).to(device)
+        for _ in range(6):
+            for t in (x[:1][::2], x.t()[:1], x[:, :1], x[:0][::2]):
+                copies = t.to("cpu", copy=True), t.to("cpu", torch.float64)
+                yield [(copy.stride(), copy) for copy in copies]
+
+    check(program, coexecuted=0)
+
+
+def test_foreach_writes_all_tensors_where_data_is_of_inference_mode():
+    def program(device):
+        for _ in range(8):
+            first, second = data(4).to(device), data(4, seed=1).to(device)
+            with torch.inference_mode():
+                first.data = first.detach().clone()
+            with torch.no_grad():
+                torch._foreach_mul_([first, second, first], 2.0)
+            yield first.clone(), second.clone(), first._version
+
+    check(program, coexecuted=0)

@@ -311,6 +311,60 @@ def test_other_failures_keep_their_type():
     assert singular.sum().item() == 0
 
 
+CAUGHT = {
+    "cholesky": torch.linalg.cholesky,
+    "cholesky_ex": lambda x: torch.linalg.cholesky_ex(x, check_errors=True)[0],
+    "inv": torch.linalg.inv,
+    "inv_ex": lambda x: torch.linalg.inv_ex(x, check_errors=True)[0],
+    "solve": lambda x: torch.linalg.solve(x, x),
+    "tensorinv": lambda x: torch.linalg.tensorinv(x, ind=1),
+    "eigh": torch.linalg.eigh,
+    "eigvalsh": torch.linalg.eigvalsh,
+    "svd": torch.linalg.svd,
+    "svdvals": torch.linalg.svdvals,
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_errors_that_programs_catch_are_raised_at_the_call(name):
+    """Programs add to the diagonal until a matrix can be factorized."""
+
+    def program(device):
+        good = torch.eye(3) * 2 + 0.1
+        bad = torch.full((3, 3), float("nan")) if "eig" in name or "svd" in name else -torch.ones(3, 3)
+        for step in range(STEPS):
+            matrix = (bad if step % 5 == 4 else good).to(device)
+            try:
+                out = CAUGHT[name](matrix)
+            except torch.linalg.LinAlgError:
+                out = CAUGHT[name](good.to(device) + step)
+                out = *out, "caught"
+            yield out
+
+    check(program, coexecuted=0)
+
+
+def test_a_failure_raised_by_synchronize_keeps_its_type():
+    @torch.library.custom_op("tandem_test::inverse", mutates_args=())
+    def inverse(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x)
+
+    @inverse.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    for step in range(STEPS):
+        x = (torch.eye(3) * (step != 10)).to("tandem")
+        try:
+            inverse(x)
+            torch_tandem.synchronize()
+        except torch.linalg.LinAlgError:
+            assert step == 10
+        else:
+            assert step != 10
+        torch_tandem.mark_step()
+
+
 def test_a_failure_at_exit_does_not_hang():
     result = in_subprocess("""
         import torch, torch_tandem

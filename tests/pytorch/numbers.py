@@ -63,7 +63,10 @@ def with_python_number(op: Any, dtype: torch.dtype) -> list[SampleInput]:
 
 
 def line(op: Any, good: SampleInput, other: SampleInput, where: str, late: bool = False) -> None:
-    """The calls of a line, beside eager's. `late` errors may come behind the call, unless they are `LinAlgError`."""
+    """The calls of a line, beside eager's.
+
+    `late` errors may come behind the call, unless they are `LinAlgError`.
+    """
 
     def run(device: str, check: Callable[[int, Any], None]) -> None:
         for step in range(STEPS):

@@ -1,7 +1,7 @@
 """Values that an operator refuses: the calls of a line differ in the elements of one tensor.
 
-Such an error may come where a value is read, as on every device whose kernels run behind Python. `LinAlgError` comes
-at the call, where programs catch it.
+Such an error may come where a value is read, as on every device whose kernels run behind Python.
+`LinAlgError` comes at the call, where programs catch it.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """A worker process: reads cases' names, a line each, and answers each with a line of JSON."""
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -20,8 +21,9 @@ def main(groups: tuple[str, ...]) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    answers = sys.stdout
-    sys.stdout = sys.stderr
+    # Libraries in C write to the standard output as well.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     table = {case.name: case for case in all_cases(groups)}
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

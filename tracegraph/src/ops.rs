@@ -157,6 +157,7 @@ const RAISING: &[&str] = &[
     "aten::linalg_eigvals",
     "aten::linalg_lstsq",
     "aten::linalg_matrix_sqrth",
+    "aten::linalg_pinv",
     "aten::linalg_polar",
 ];
 
