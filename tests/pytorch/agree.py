@@ -51,8 +51,8 @@ def agree(
 ) -> None:
     """Compare what a program of a device hands out, or the type of what it raises.
 
-    Where values are not near, `exact`, the program in double precision, decides whose are nearer to it. Values that
-    are not near eager's own where its inputs are `rounded` tell nothing.
+    Where values are not near, `exact`, the program in double precision, decides whose are nearer to it.
+    Where eager's own are not near once its inputs are `rounded`, they tell nothing.
     """
     eager = outcome(program, "cpu")
     seen["refused" if isinstance(eager, Exception) else "accepted"] += 1
