@@ -7,11 +7,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tandem_kernels::cpu::random::Mt19937;
-use tandem_kernels::executor::{BlockRun, Executor, HostError, HostKernels, HostResult, Product, Step};
+use tandem_kernels::executor::Executor;
 use tandem_kernels::gpu::GpuExecutor;
 use tandem_kernels::gpu::adapter::{Choice, choose, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
+use tandem_kernels::host::Mt19937;
+use tandem_kernels::host::{HostError, HostKernels, HostResult, Product};
+use tandem_kernels::run::{BlockRun, Step};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number, OutSpec, Outputs, Variant};

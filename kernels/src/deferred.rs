@@ -7,8 +7,9 @@ use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{Outputs, Variant};
 
 use crate::error::{CallFailure, Cause, DeviceError, Failure};
-use crate::executor::{BlockRun, DeviceReport, Executor, Step};
-use crate::profile::Profile;
+use crate::executor::{DeviceReport, Executor};
+use crate::run::Profile;
+use crate::run::{BlockRun, Step};
 
 /// Opens an executor; an error says in the user's words why there is none.
 pub type Open = Box<dyn FnOnce() -> Result<Box<dyn Executor>, String> + Send>;

@@ -1,7 +1,8 @@
 //! Tile programs against the same arithmetic element by element.
 
 use proptest::prelude::*;
-use tandem_kernels::cpu::tile::{Launch, Layout, TILE, Window, compile};
+use tandem_kernels::cpu::tiles::compile;
+use tandem_kernels::cpu::tiles::program::{Launch, Layout, TILE, Window};
 use tandem_kernels::ir::{E, Mem, Ty, larger, smaller};
 
 fn load(number: u32) -> E {

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use tandem_kernels::executor::{DeviceReport, Executor};
 use tandem_kernels::gpu::adapter::{Listing, list};
-use tandem_kernels::profile::{KernelTime, Ops};
+use tandem_kernels::run::{KernelTime, Ops};
 use tandem_runtime::engine::Engine;
 use tandem_runtime::placement::Place;
 use tandem_runtime::regions::Region;

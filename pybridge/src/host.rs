@@ -4,15 +4,14 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use tandem_kernels::cpu::floats::Floats;
 use tandem_kernels::cpu::pool::Pool;
-use tandem_kernels::cpu::random::Mt19937;
 use tandem_kernels::cpu::scarcity::may_allocate;
-use tandem_kernels::cpu::team::{TEAM, is_beside_the_program};
-use tandem_kernels::executor::{
-    HostError, HostFeed, HostKernels, HostResult, HostResultKind, Matrix, Product,
-};
+use tandem_kernels::host::Mt19937;
 use tandem_kernels::host::{Buffer, Exception, Generator};
+use tandem_kernels::host::{HostError, HostKernels, HostResult, HostResultKind, Matrix, Product};
+use tandem_kernels::run::HostFeed;
+use tandem_kernels::threads::floats::Floats;
+use tandem_kernels::threads::team::{TEAM, is_beside_the_program};
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Call, InlineValue, Input, Place};
 use tandem_tracegraph::ids::OpId;

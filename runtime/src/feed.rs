@@ -1,7 +1,7 @@
 //! Input Feeding: what a validated op adds to the open block's streams.
 
-use tandem_kernels::executor::BlockRun;
 use tandem_kernels::host::Exception;
+use tandem_kernels::run::BlockRun;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{ArgSpec, NodeKey};
 use tandem_tracegraph::ops::OpInfo;

@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use tandem_kernels::cores::Cores;
-use tandem_kernels::cpu::team::{TEAM, Waiting, runs_beside_the_program};
-use tandem_kernels::executor::{BlockRun, Executor, Step};
+use tandem_kernels::executor::Executor;
+use tandem_kernels::run::{BlockRun, Step};
+use tandem_kernels::threads::cores::Cores;
+use tandem_kernels::threads::team::{TEAM, Waiting, runs_beside_the_program};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tandem_kernels::executor::BlockRun;
+use tandem_kernels::run::BlockRun;
 use tandem_tracegraph::ids::LocationId;
 
 /// Why PythonRunner was not running the program.

@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use tandem_kernels::executor::HostFeed;
 use tandem_kernels::host::{Exception, Generator};
+use tandem_kernels::run::HostFeed;
 use tandem_tracegraph::call::Input;
 
 /// What the runtime asks of PyTorch.

@@ -9,20 +9,22 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::ops::overwrites;
 use tandem_tracegraph::tensor_meta::flags;
 
-use super::computation::Computation;
-use super::native::{self, Fusion, Natives};
+use crate::cpu::natives;
+use crate::cpu::natives::{Fusion, Natives};
+use crate::cpu::tiles::computation::Computation;
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::{
-    BlockRun, Executor, HostError, HostFeed, HostKernels, HostResult, HostResultKind, Step, call_host,
-};
-use crate::express::{Base, apart};
-use crate::feeds::Cursor;
+use crate::executor::Executor;
 use crate::host::{Buffer, Exception};
-use crate::outputs::outputs_in_place;
+use crate::host::{HostError, HostKernels, HostResult, HostResultKind, call_host};
+use crate::ops::express::{Base, apart};
+use crate::ops::outputs::outputs_in_place;
 use crate::overlap::same_window;
-use crate::plan::{self, Action, Feed, Fused, Slot};
-use crate::profile::{Profile, timing};
-use crate::program::{Event, OpRun, Program, Span, with_op};
+use crate::plan;
+use crate::plan::{Action, Feed, Fused, Slot};
+use crate::run::Cursor;
+use crate::run::{BlockRun, HostFeed, Step};
+use crate::run::{Event, OpRun, Program, Span, with_op};
+use crate::run::{Profile, timing};
 use crate::shapes::is_dense;
 
 /// The contents of a storage.
@@ -136,7 +138,7 @@ impl Machine {
         {
             let made = self.make(&variant.outputs.fresh);
             let made = made.map_err(|e| self.raised(call, location, e))?;
-            if native::run(&native, call, &made, host) {
+            if natives::run(&native, call, &made, host) {
                 for (id, buffer) in fresh.iter().zip(made) {
                     *self.slot(*id) = Contents::Ready(buffer);
                 }
@@ -216,14 +218,14 @@ impl Machine {
         }
         let rule = self.natives.rule(call.op, host)?;
         let base = rule.base();
-        if base.is_some_and(Base::is_copy) && native::copy(call, host) {
+        if base.is_some_and(Base::is_copy) && natives::copy(call, host) {
             let outs = vec![OutSpec::Same(0)];
             return Some(Ok((Outputs { outs, ..Outputs::default() }, Vec::new())));
         }
         if base.is_some_and(Base::in_place) {
             let outputs = outputs_in_place(call)?;
             let native = self.natives.of_call(&rule, call, &outputs, host).filter(|_| apart(call))?;
-            native::run(&native, call, &[], host);
+            natives::run(&native, call, &[], host);
             return Some(Ok((outputs, Vec::new())));
         }
         if let Some(outputs) = rule.outputs(call)
@@ -233,7 +235,7 @@ impl Machine {
                 Ok(made) => made,
                 Err(e) => return Some(Err(e)),
             };
-            if native::run(&native, call, &made, host) {
+            if natives::run(&native, call, &made, host) {
                 return Some(Ok((outputs, made.into_vec())));
             }
         }
@@ -242,7 +244,7 @@ impl Machine {
             && let Ok((outputs, made)) = &called
             && let Some(native) = self.natives.of_call(&rule, call, outputs, host)
         {
-            native::run(&native, call, made, host);
+            natives::run(&native, call, made, host);
         }
         Some(called)
     }

@@ -8,116 +8,49 @@
 use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::tensor_meta::{Dtype, flags};
 
-use super::widest::widest;
-use crate::executor::HostKernels;
+use crate::cpu::widest::widest;
+use crate::host::{HostKernels, Mt19937, temper};
 
-/// Words of the generator's state, and numbers drawn between two twists.
-pub const WORDS: usize = 624;
-
-const SHIFT: usize = 397;
-const LAG: usize = WORDS - SHIFT;
 /// Bits of the first word that count: the upper 21 of 53.
 const HIGH: u32 = (1 << 21) - 1;
 
-/// The Mersenne Twister 19937 as PyTorch's CPU generator holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mt19937 {
-    state: [u32; WORDS],
-    /// One more than the words of this block that are still to be drawn.
-    left: usize,
-    /// Place of the next word in the block.
-    next: usize,
-}
-
-impl Mt19937 {
-    /// The generator with the words that the host gives, and the numbers that it calls `left` and `next`; `None` where
-    /// they do not fit together.
-    pub fn from_parts(fill: impl FnOnce(&mut [u32; WORDS]) -> [usize; 2]) -> Option<Self> {
-        let mut state = [0; WORDS];
-        let [left, next] = fill(&mut state);
-        let fits = (1..=WORDS).contains(&left) && next <= WORDS && next + left <= WORDS + 1;
-        fits.then_some(Self { state, left, next })
-    }
-
-    /// The words, `left` and `next`.
-    pub fn parts(&self) -> (&[u32; WORDS], [usize; 2]) {
-        (&self.state, [self.left, self.next])
-    }
-
-    /// The next 32 bits: PyTorch's `generator->random()`.
-    #[inline(always)]
-    pub fn random(&mut self) -> u32 {
-        if self.left == 1 {
-            self.twist();
+/// Draws one value for each element of `out`: `hit` where it is one, `T::default()` elsewhere.
+#[inline(always)]
+fn draw_each<T: Copy + Default>(generator: &mut Mt19937, p: f64, out: &mut [T], hit: T) {
+    let below = Threshold::new(p);
+    let pick = |one: bool| if one { hit } else { T::default() };
+    let mut rest = out;
+    while !rest.is_empty() {
+        let words = generator.block();
+        let pairs = words.len() / 2;
+        if pairs == 0 {
+            let (first, second) = (generator.random(), generator.random());
+            rest[0] = pick(below.exact(first, second));
+            rest = &mut rest[1..];
+            continue;
         }
-        let word = self.state[self.next];
-        self.consume(1);
-        temper(word)
-    }
-
-    #[inline(always)]
-    fn consume(&mut self, words: usize) {
-        self.left -= words;
-        self.next += words;
-    }
-
-    /// Replaces the block by the next one. The spans are no longer than the distance to the word
-    /// taken in, and mostly a multiple of 16 long: so they need neither narrow vectors nor tails.
-    #[inline(always)]
-    fn twist(&mut self) {
-        let s = &mut self.state;
-        let ahead = |s: &mut [u32; WORDS], i: usize| s[i] = s[i + SHIFT] ^ mix(s[i], s[i + 1]);
-        let behind = |s: &mut [u32; WORDS], i: usize| s[i] = s[i - LAG] ^ mix(s[i], s[i + 1]);
-        (0..224).for_each(|i| ahead(s, i));
-        (224..LAG).for_each(|i| ahead(s, i));
-        (LAG..LAG + 192).for_each(|i| behind(s, i));
-        (LAG + 192..LAG + 384).for_each(|i| behind(s, i));
-        (LAG + 384..WORDS - 1).for_each(|i| behind(s, i));
-        s[WORDS - 1] = s[SHIFT - 1] ^ mix(s[WORDS - 1], s[0]);
-        self.left = WORDS + 1;
-        self.next = 0;
-    }
-
-    /// Draws one value for each element of `out`: `hit` where it is one, `T::default()` elsewhere.
-    #[inline(always)]
-    fn draw<T: Copy + Default>(&mut self, p: f64, out: &mut [T], hit: T) {
-        let below = Threshold::new(p);
-        let pick = |one: bool| if one { hit } else { T::default() };
-        let mut rest = out;
-        while !rest.is_empty() {
-            if self.left == 1 {
-                self.twist();
-            }
-            let pairs = (self.left - 1) / 2;
-            if pairs == 0 {
-                let (first, second) = (self.random(), self.random());
-                rest[0] = pick(below.exact(first, second));
-                rest = &mut rest[1..];
-                continue;
-            }
-            let (now, later) = rest.split_at_mut(pairs.min(rest.len()));
-            let words = &self.state[self.next..self.next + 2 * now.len()];
-            let mut ties = 0;
+        let (now, later) = rest.split_at_mut(pairs.min(rest.len()));
+        let words = &words[..2 * now.len()];
+        let mut ties = 0;
+        for (x, pair) in now.iter_mut().zip(words.as_chunks::<2>().0) {
+            let high = temper(pair[0]) & HIGH;
+            ties |= u32::from(high == below.high);
+            *x = pick(high < below.high);
+        }
+        if ties != 0 {
             for (x, pair) in now.iter_mut().zip(words.as_chunks::<2>().0) {
-                let high = temper(pair[0]) & HIGH;
-                ties |= u32::from(high == below.high);
-                *x = pick(high < below.high);
+                *x = pick(below.exact(temper(pair[0]), temper(pair[1])));
             }
-            if ties != 0 {
-                for (x, pair) in now.iter_mut().zip(words.as_chunks::<2>().0) {
-                    *x = pick(below.exact(temper(pair[0]), temper(pair[1])));
-                }
-            }
-            let used = words.len();
-            self.consume(used);
-            rest = later;
         }
+        let used = words.len();
+        generator.consume(used);
+        rest = later;
     }
 }
 
 #[inline(always)]
 unsafe fn draw(generator: &mut Mt19937, p: f64, out: &mut [f32]) {
-    generator.draw(p, out, 1.0);
+    draw_each(generator, p, out, 1.0);
 }
 
 widest! {
@@ -177,23 +110,10 @@ impl Threshold {
     }
 }
 
-#[inline(always)]
-fn mix(u: u32, v: u32) -> u32 {
-    let odd = (v & 1).wrapping_neg() & 0x9908_b0df;
-    (((u & 0x8000_0000) | (v & 0x7fff_ffff)) >> 1) ^ odd
-}
-
-#[inline(always)]
-fn temper(mut y: u32) -> u32 {
-    y ^= y >> 11;
-    y ^= (y << 7) & 0x9d2c_5680;
-    y ^= (y << 15) & 0xefc6_0000;
-    y ^ (y >> 18)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::WORDS;
 
     /// Seed, numbers drawn before, `p`; then of 1000 elements drawn by PyTorch the first 64 and the
     /// last 64 as bits from the lowest, their sum, and 31 bits of the number drawn next.
@@ -273,13 +193,6 @@ mod tests {
             let mut parts = drawn(&mut generator, 0.3, at);
             parts.extend(drawn(&mut generator, 0.3, 1500 - at));
             assert_eq!(parts, expected);
-        }
-    }
-
-    #[test]
-    fn states_that_do_not_fit_are_refused() {
-        for parts in [[0, 0], [2, WORDS], [WORDS + 1, 0]] {
-            assert_eq!(Mt19937::from_parts(|_| parts), None);
         }
     }
 }

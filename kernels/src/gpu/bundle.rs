@@ -3,8 +3,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::group::{Stored, feed, offset, uses};
-use super::kernel::{Kernel, Ref, Store, Tensor};
+use crate::gpu::group::{Stored, feed, offset, uses};
+use crate::gpu::kernel::{Kernel, Ref, Store, Tensor};
 use crate::ir::{E, Known, Mem, Node};
 use crate::plan::{Lane, Slot};
 

@@ -13,8 +13,8 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::kernel::{Groups, Kernel, Put, Skeleton, Store};
-use super::print::{Writer, name, pack};
+use crate::gpu::kernel::{Groups, Kernel, Put, Skeleton, Store};
+use crate::gpu::print::{Writer, name, pack};
 use crate::ir::{E, Mem, Node, Ty, Var};
 
 /// The axis along which an operand's neighbouring elements lie side by side in memory.

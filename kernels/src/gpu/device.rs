@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::adapter::{AdapterError, FEATURES, adapter};
-use super::contract::{MATRIX, SUBGROUP};
-use super::print::Target;
+use crate::gpu::adapter::{AdapterError, FEATURES, adapter};
+use crate::gpu::contract::{MATRIX, SUBGROUP};
+use crate::gpu::print::Target;
 
 /// How a device is opened.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +63,7 @@ pub struct Gpu {
     /// Whether random numbers are drawn on the host.
     pub host_random: bool,
     /// Kept pipelines, where the driver can keep them.
-    pub cache: Option<super::cache::DiskCache>,
+    pub cache: Option<crate::gpu::cache::DiskCache>,
     /// What ended it: errors that nobody expected, the device's loss.
     ended: Arc<Mutex<Option<String>>>,
 }
@@ -136,7 +136,7 @@ impl Gpu {
             tracing::error!(%error, "the GPU reports an error that nobody expected");
             tell.lock().get_or_insert_with(|| error.to_string());
         }));
-        let cache = super::cache::DiskCache::open(&device, &info);
+        let cache = crate::gpu::cache::DiskCache::open(&device, &info);
         Ok(Gpu {
             index,
             name: info.name.clone(),

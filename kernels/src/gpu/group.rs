@@ -7,10 +7,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::node::OutSpec;
 
-use super::bundle::Bundle;
-use super::kernel::{Groups, Kernel, Put, Ref, Skeleton, Store, Tensor, Word};
-use super::lower::Lowered;
-use super::pipelines::{Pipeline, Pipelines};
+use crate::gpu::bundle::Bundle;
+use crate::gpu::kernel::{Groups, Kernel, Put, Ref, Skeleton, Store, Tensor, Word};
+use crate::gpu::lower::Lowered;
+use crate::gpu::pipelines::{Pipeline, Pipelines};
 use crate::ir::{E, Mem, Node, Ty, Un};
 use crate::plan::{Before, Draft, Feed, Held, Lane, Slot};
 use crate::shapes::Dims;

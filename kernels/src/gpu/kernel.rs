@@ -208,8 +208,8 @@ pub enum Skeleton {
         /// What each team does.
         stages: Vec<Stage>,
     },
-    /// A tile a tile, see [`super::contract`].
-    Contract(super::contract::Contract),
+    /// A tile a tile, see [`crate::gpu::contract`].
+    Contract(crate::gpu::contract::Contract),
     /// By hand: everything behind the declarations.
     Raw(String),
 }
@@ -502,7 +502,7 @@ impl Kernel {
         self.groups = groups;
     }
 
-    /// Makes it run in parts of its elements or rows, see [`super::spans`].
+    /// Makes it run in parts of its elements or rows, see [`crate::gpu::spans`].
     pub fn divide(&mut self) {
         if let Skeleton::Map { count, .. } | Skeleton::Rows { rows: count, .. } = &self.skeleton
             && let Node::Param(word) = count.0.node

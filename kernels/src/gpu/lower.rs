@@ -11,12 +11,13 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use super::group::Epilogue;
-use super::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word};
-use super::pipelines::{Pipeline, Pipelines};
-use super::spans::{self, Part};
+use crate::gpu::group::Epilogue;
+use crate::gpu::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word};
+use crate::gpu::pipelines::{Pipeline, Pipelines};
+use crate::gpu::spans;
+use crate::gpu::spans::Part;
 use crate::ir::{E, Mem, Ty};
-use crate::promotion::Kind;
+use crate::ops::promotion::Kind;
 use crate::shapes;
 
 pub use crate::shapes::{Dims, dense, is_contiguous, is_non_overlapping};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::device::Gpu;
+use crate::gpu::device::Gpu;
 
 /// A buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -194,7 +194,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use super::rounded;
+    use crate::gpu::memory::rounded;
 
     #[test]
     fn rounding_wastes_an_eighth_at_most() {

@@ -5,9 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crossbeam_channel::{Sender, unbounded};
 use rustc_hash::FxHashMap;
 
-use super::device::Gpu;
-use super::kernel::Kernel;
-use super::print::{parameter_bytes, wgsl};
+use crate::gpu::device::Gpu;
+use crate::gpu::kernel::Kernel;
+use crate::gpu::print::{parameter_bytes, wgsl};
 
 /// A compiled kernel, or one that is being compiled.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::kernel::{Buf, Groups, Kernel, Ref, Skeleton, Stage, Store, THREADS, Word, lanes};
+use crate::gpu::kernel::{Buf, Groups, Kernel, Ref, Skeleton, Stage, Store, THREADS, Word, lanes};
 use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
 /// Bytes of a tensor, counted from its first element.

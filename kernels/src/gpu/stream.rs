@@ -11,11 +11,11 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::device::Gpu;
-use super::kernel::Groups;
-use super::memory::{BufId, Memory};
-use super::pipelines::{Pipeline, Pipelines};
 use crate::error::DeviceError;
+use crate::gpu::device::Gpu;
+use crate::gpu::kernel::Groups;
+use crate::gpu::memory::{BufId, Memory};
+use crate::gpu::pipelines::{Pipeline, Pipelines};
 
 /// What a kernel is given of a buffer.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ const MAX_BIND_GROUPS: usize = 1 << 14;
 const RING: u64 = 1 << 20;
 
 /// What the uniform binding of a dispatch spans.
-const UNIFORM_BINDING: u64 = super::print::MAX_WORDS as u64 * 4;
+const UNIFORM_BINDING: u64 = crate::gpu::print::MAX_WORDS as u64 * 4;
 
 /// The queue's other end, for one recorder.
 #[derive(Debug)]

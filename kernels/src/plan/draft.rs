@@ -5,8 +5,8 @@
 
 use tandem_tracegraph::call::Call;
 
-use crate::express::{Job, Param, Window};
 use crate::ir::{E, Mem, Ty};
+use crate::ops::express::{Job, Param, Window};
 use crate::shapes::{Dims, coalesce, expanded};
 
 /// See the module. `S` says where windows begin, `P` where parameters come from.

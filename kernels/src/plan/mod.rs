@@ -25,14 +25,15 @@ use tandem_tracegraph::ids::{NodeId, OpId, StorageId};
 use tandem_tracegraph::node::Number;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-pub use self::draft::{Draft, Held, Lane};
-use self::planner::Planner;
-use crate::executor::{BlockRun, HostKernels};
-use crate::express::{Job, Param, Window};
-use crate::feeds::{Cursor, Scalar};
+use crate::host::HostKernels;
 use crate::ir::Ty;
-use crate::profile::{Profile, Tally};
-use crate::program::{OpRun, Program, Span, with_op};
+use crate::ops::express::{Job, Param, Window};
+pub use crate::plan::draft::{Draft, Held, Lane};
+use crate::plan::planner::Planner;
+use crate::run::BlockRun;
+use crate::run::{Cursor, Scalar};
+use crate::run::{OpRun, Program, Span, with_op};
+use crate::run::{Profile, Tally};
 
 /// An executor, as far as plans depend on it.
 pub trait Fuser {

@@ -10,12 +10,12 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
-use super::{Action, Before, Draft, Ending, Feed, Fused, Fuser, Plan, RowSums, Slot, Structure};
-use crate::express::{Job, Operand, Owner, Param, Window};
-use crate::feeds::{Cursor, numbers_of, of_arg};
 use crate::ir::Mem;
-use crate::liveness::Liveness;
-use crate::program::{OpRun, Program, Span, with_op};
+use crate::ops::express::{Job, Operand, Owner, Param, Window};
+use crate::plan::{Action, Before, Draft, Ending, Feed, Fused, Fuser, Plan, RowSums, Slot, Structure};
+use crate::run::Liveness;
+use crate::run::{Cursor, numbers_of, of_arg};
+use crate::run::{OpRun, Program, Span, with_op};
 use crate::shapes::{Dims, is_contiguous};
 
 /// Ops of a group at most.

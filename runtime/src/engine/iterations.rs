@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tandem_kernels::executor::Step;
+use tandem_kernels::run::Step;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
 use tandem_tracegraph::symbolic::{SymbolicGraph, generate};

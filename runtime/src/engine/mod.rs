@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use tandem_kernels::executor::BlockRun;
-use tandem_kernels::outputs::OutputRule;
+use tandem_kernels::ops::outputs::OutputRule;
+use tandem_kernels::run::BlockRun;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};

@@ -5,9 +5,10 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
-use tandem_kernels::cpu::random::Mt19937;
-use tandem_kernels::executor::{HostError, HostFeed, HostKernels, HostResult, HostResultKind, Product};
+use tandem_kernels::host::Mt19937;
 use tandem_kernels::host::{Buffer, Exception, Generator};
+use tandem_kernels::host::{HostError, HostKernels, HostResult, HostResultKind, Product};
+use tandem_kernels::run::HostFeed;
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::OpId;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use tandem_kernels::cpu::CpuExecutor;
-use tandem_kernels::executor::{HostKernels, HostResultKind};
+use tandem_kernels::host::{HostKernels, HostResultKind};
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
 use tandem_runtime::error::CallError;

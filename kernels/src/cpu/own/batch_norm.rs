@@ -7,14 +7,14 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
-use super::super::widest::widest;
-use super::additions::Sum;
-use super::norm::{Addresses, Windows, output, wanted, weights};
-use super::rows::at;
-use super::{Kernel, Shared, Work, contiguous, count, each_row};
-use crate::executor::HostKernels;
-use crate::express::Param;
+use crate::cpu::own::additions::Sum;
+use crate::cpu::own::norm::{Addresses, Windows, output, wanted, weights};
+use crate::cpu::own::rows::at;
+use crate::cpu::own::{Kernel, Shared, Work, contiguous, count, each_row};
+use crate::cpu::widest::widest;
+use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
+use crate::ops::express::Param;
 
 /// How the elements of a channel lie: pictures, elements from one to the next, elements of each.
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ pub fn forward_gives(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// The running statistics: both or none, and both where nothing else says what to subtract.
-fn statistics(call: &Call<'_>, n: usize, training: bool) -> Option<Option<[crate::express::Window; 2]>> {
+fn statistics(call: &Call<'_>, n: usize, training: bool) -> Option<Option<[crate::ops::express::Window; 2]>> {
     match (weights(call, 3, n)?, weights(call, 4, n)?) {
         (Some(mean), Some(variance)) => Some(Some([mean, variance])),
         (None, None) if training => Some(None),

@@ -7,11 +7,13 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use super::scratch::room;
-use super::{Kernel, Shared, contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
-use crate::executor::HostKernels;
-use crate::express::{Operand, Window, operand};
+use crate::cpu::own::scratch::room;
+use crate::cpu::own::{
+    Kernel, Shared, contiguous, count, dimension, each_row, int, is_contiguous, output, tensor,
+};
+use crate::host::HostKernels;
 use crate::ir::Mem;
+use crate::ops::express::{Operand, Window, operand};
 
 /// Numbers of rows, wherever they lie.
 struct Numbers {

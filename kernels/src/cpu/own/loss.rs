@@ -4,10 +4,11 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use super::norm::{self, weights};
-use super::scratch::room;
-use super::{Kernel, Shared, contiguous, count, each_row, int, output};
-use crate::executor::HostKernels;
+use crate::cpu::own::norm;
+use crate::cpu::own::norm::weights;
+use crate::cpu::own::scratch::room;
+use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, int, output};
+use crate::host::HostKernels;
 use crate::ir::Mem;
 
 /// How what the examples lose is put together.

@@ -7,11 +7,11 @@ use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::{Kernel, Shared, output, tensor};
-use crate::executor::{HostKernels, Matrix, Product};
-use crate::express::{Param, Window};
+use crate::cpu::own::{Kernel, Shared, output, tensor};
+use crate::host::{HostKernels, Matrix, Product};
 use crate::ir::{Mem, Ty};
-use crate::outputs::new_tensors;
+use crate::ops::express::{Param, Window};
+use crate::ops::outputs::new_tensors;
 use crate::shapes::expanded;
 
 /// How a matrix of these sizes and strides is told to BLAS; `None` where neither its rows nor its columns are without

@@ -22,9 +22,9 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use crate::executor::HostKernels;
-use crate::express::{Operand, Param, Window, fresh_window, operand};
+use crate::host::HostKernels;
 use crate::ir::Mem;
+use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
 use crate::plan::RowSums;
 use crate::shapes;
 

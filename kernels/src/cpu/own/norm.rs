@@ -4,14 +4,14 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::super::widest::widest;
-use super::additions::{products, sum};
-use super::rows::at;
-use super::scratch::filled;
-use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
-use crate::executor::HostKernels;
-use crate::express::{Param, Window, fresh_window};
+use crate::cpu::own::additions::{products, sum};
+use crate::cpu::own::rows::at;
+use crate::cpu::own::scratch::filled;
+use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
+use crate::cpu::widest::widest;
+use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
+use crate::ops::express::{Param, Window, fresh_window};
 
 /// Rows that are added at a time.
 const GROUP: usize = 4;
@@ -110,7 +110,7 @@ pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 
 /// `native_group_norm(input, weight, bias, N, C, HxW, group, eps)`.
 pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let int = |arg: usize| super::int(call, arg).and_then(|i| usize::try_from(i).ok());
+    let int = |arg: usize| crate::cpu::own::int(call, arg).and_then(|i| usize::try_from(i).ok());
     let (count_, channels, pixels, groups) = (int(3)?, int(4)?, int(5)?, int(6)?);
     let x = contiguous(call, 0, Mem::F32)?;
     if count(&x.sizes) == 0 || groups == 0 || count(&x.sizes) != count_ * channels * pixels {
@@ -214,7 +214,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
 
 /// `native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, output_mask)`.
 pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let int = |arg: usize| super::int(call, arg).and_then(|i| usize::try_from(i).ok());
+    let int = |arg: usize| crate::cpu::own::int(call, arg).and_then(|i| usize::try_from(i).ok());
     let (count_, channels, pixels, groups) = (int(5)?, int(6)?, int(7)?, int(8)?);
     let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
     let all = count(&x.sizes);

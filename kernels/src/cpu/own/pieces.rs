@@ -4,11 +4,11 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::strided::Copy;
-use super::{Kernel, Shared, count, dimension, each_row, int, output, tensor};
-use crate::executor::HostKernels;
-use crate::express::{Operand, Param, Window, fresh_window, operand};
+use crate::cpu::own::strided::Copy;
+use crate::cpu::own::{Kernel, Shared, count, dimension, each_row, int, output, tensor};
+use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
+use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
 use crate::shapes::Dims;
 
 /// Undefined contents: nothing is done.

@@ -8,11 +8,11 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use super::scratch::room;
-use super::{Kernel, Shared, contiguous, count, each_row, int, output};
-use crate::executor::HostKernels;
-use crate::express::{Param, Window};
+use crate::cpu::own::scratch::room;
+use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, int, output};
+use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
+use crate::ops::express::{Param, Window};
 
 /// What is the same for all regions of a call.
 #[derive(Clone, Copy)]

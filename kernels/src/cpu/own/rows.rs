@@ -4,11 +4,11 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use super::super::tile::math::{exp, log};
-use super::super::widest::widest;
-use super::additions::{products, sum};
-use super::{Kernel, Shared, contiguous, count, dimension, each_row, output};
-use crate::executor::HostKernels;
+use crate::cpu::own::additions::{products, sum};
+use crate::cpu::own::{Kernel, Shared, contiguous, count, dimension, each_row, output};
+use crate::cpu::tiles::math::{exp, log};
+use crate::cpu::widest::widest;
+use crate::host::HostKernels;
 use crate::ir::Mem;
 
 /// Values that are kept beside one another.

@@ -6,13 +6,13 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use super::super::widest::widest;
-use super::additions;
-use super::rows::at;
-use super::{Kernel, Shared, contiguous, count, each_row, is_contiguous, output};
-use crate::executor::HostKernels;
-use crate::express::{Operand, Param, Window, fresh_window, operand};
+use crate::cpu::own::additions;
+use crate::cpu::own::rows::at;
+use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, is_contiguous, output};
+use crate::cpu::widest::widest;
+use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
+use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
 use crate::plan::{RowSums, Rows};
 
 /// Elements of a block.

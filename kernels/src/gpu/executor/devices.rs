@@ -11,12 +11,13 @@ use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
 use tandem_tracegraph::node::{Outputs, Variant};
 
-use super::GpuExecutor;
 use crate::error::{CallFailure, Failure};
-use crate::executor::{BlockRun, DeviceReport, Executor, Step};
+use crate::executor::{DeviceReport, Executor};
+use crate::gpu::executor::GpuExecutor;
 use crate::host::Buffer;
-use crate::profile::{Profile, timing};
-use crate::program::{Event, OpRun, Program};
+use crate::run::{BlockRun, Step};
+use crate::run::{Event, OpRun, Program};
+use crate::run::{Profile, timing};
 
 /// Runs ops on several devices, each with its own executor.
 pub struct Devices {

@@ -5,19 +5,20 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tandem_tracegraph::ids::{OpId, StorageId};
 
-use super::faults::Taints;
-use super::{GpuExecutor, Refused, pins_hold};
 use crate::error::{Cause, DeviceError, Failure};
-use crate::executor::{BlockRun, Executor, HostFeed};
-use crate::express::{Job, Param, Window, jobs};
+use crate::executor::Executor;
+use crate::gpu::executor::faults::Taints;
+use crate::gpu::executor::{GpuExecutor, Refused, pins_hold};
 use crate::gpu::group::{Epilogue, Group, Launch, Work};
 use crate::gpu::kernel::Word;
 use crate::gpu::lower::Action as Step;
 use crate::gpu::memory::BufId;
 use crate::gpu::stream::Bound;
+use crate::ops::express::{Job, Param, Window, jobs};
 use crate::plan::{Action, Before, Draft, Feed, Fused, Fuser, Plan, Slot};
-use crate::profile::timing;
-use crate::program::{Event, OpRun, Program, Span, with_op};
+use crate::run::timing;
+use crate::run::{BlockRun, HostFeed};
+use crate::run::{Event, OpRun, Program, Span, with_op};
 
 /// What a group is given when it is carried out.
 #[derive(Default)]

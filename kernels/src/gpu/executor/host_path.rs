@@ -8,10 +8,10 @@ use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::ops::written_unsaid;
 
-use super::GpuExecutor;
-use super::storages::{Absent, read};
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::call_host;
+use crate::gpu::executor::GpuExecutor;
+use crate::gpu::executor::storages::{Absent, read};
+use crate::host::call_host;
 use crate::host::{Buffer, Exception};
 
 /// Storages of fewer bytes are brought to the host whole.

@@ -19,25 +19,27 @@ use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
-pub use self::devices::Devices;
-use self::faults::Faults;
-use self::groups::Given;
-use self::storages::{Absent, Contents, Storages};
-use self::windows::{placed, runs};
-use super::device::Gpu;
-use super::group::{Epilogue, Group};
-use super::kernel::{Ref, Word};
-use super::lower::{Action, Lowered, Lowering};
-use super::memory::BufId;
-use super::ops::{Lower, draws, lowering};
-use super::stream::Stream;
 use crate::error::{CallFailure, Cause, DeviceError, Failure, Fault};
-use crate::executor::{BlockRun, DeviceReport, Executor, HostKernels, Step};
-use crate::express::Base;
+use crate::executor::{DeviceReport, Executor};
+use crate::gpu::device::Gpu;
+pub use crate::gpu::executor::devices::Devices;
+use crate::gpu::executor::faults::Faults;
+use crate::gpu::executor::groups::Given;
+use crate::gpu::executor::storages::{Absent, Contents, Storages};
+use crate::gpu::executor::windows::{placed, runs};
+use crate::gpu::group::{Epilogue, Group};
+use crate::gpu::kernel::{Ref, Word};
+use crate::gpu::lower::{Action, Lowered, Lowering};
+use crate::gpu::memory::BufId;
+use crate::gpu::ops::{Lower, draws, lowering};
+use crate::gpu::stream::Stream;
+use crate::host::HostKernels;
 use crate::ir::Ty;
+use crate::ops::express::Base;
 use crate::plan::Plans;
-use crate::profile::Profile;
-use crate::program::{OpRun, Program};
+use crate::run::Profile;
+use crate::run::{BlockRun, Step};
+use crate::run::{OpRun, Program};
 
 /// What the executor knows of an operator.
 struct Op {

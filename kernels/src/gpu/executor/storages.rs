@@ -5,12 +5,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tandem_tracegraph::ids::StorageId;
 
-use super::faults::Taints;
 use crate::error::{DeviceError, Failure};
-use crate::executor::{HostError, HostKernels};
+use crate::gpu::executor::faults::Taints;
 use crate::gpu::memory::BufId;
 use crate::gpu::stream::Stream;
 use crate::host::{Buffer, Exception};
+use crate::host::{HostError, HostKernels};
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -239,8 +239,7 @@ impl Storages {
 
     /// Storages that a fault has spoilt.
     pub fn tainted(&self, tag: u32) -> SmallVec<[StorageId; 8]> {
-        let spoilt =
-            |c: &Contents| matches!(c, Contents::Held { taints, .. } if super::faults::spoils(taints, tag));
+        let spoilt = |c: &Contents| matches!(c, Contents::Held { taints, .. } if crate::gpu::executor::faults::spoils(taints, tag));
         let ids = self.all.iter().enumerate().filter(|(_, c)| spoilt(c));
         ids.map(|(i, _)| StorageId(i as u32)).collect()
     }

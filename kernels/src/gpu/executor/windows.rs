@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 
-use super::GpuExecutor;
+use crate::gpu::executor::GpuExecutor;
 use crate::gpu::kernel::{Ref, Word};
 use crate::gpu::lower::{Action, Lowered};
 use crate::gpu::memory::BufId;

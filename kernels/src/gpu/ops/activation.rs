@@ -1,10 +1,10 @@
 //! Activations that are more than a function of an element: halves, several outputs, noise.
 
-use super::Lower;
-use super::elementwise::launch;
-use super::types::{broadcast, output_strides, preserved};
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::launch;
+use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::ir::E;
 
 /// The family's operators.
@@ -47,7 +47,7 @@ fn glu(l: &mut Lowering<'_>) -> Option<()> {
     let half = x.viewed(&sizes, &x.strides);
     let strides = output_strides(&sizes, &[half.clone(), half]);
     let out = l.destination(0, &sizes, &strides, x.dtype)?;
-    super::elementwise::produce(l, "glu", &[&out], |l, k, coords| {
+    crate::gpu::ops::elementwise::produce(l, "glu", &[&out], |l, k, coords| {
         let Source::Window(t) = l.read(k, &x) else { return None };
         let gate = second(k, coords, d, sizes[d]);
         Some(vec![k.load(&t, coords) * k.load(&t, &gate).sigmoid()])

@@ -1,9 +1,9 @@
 //! Fused cells of recurrent layers. Workspaces hold the activated gates, as those of the CPU kernels that the shim
 //! registers.
 
-use super::Lower;
 use crate::gpu::kernel::{Kernel, Tensor, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
 use crate::ir::{E, Ty};
 
 /// The family's operators.

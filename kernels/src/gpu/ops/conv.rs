@@ -7,12 +7,12 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::matmul::{contract, row_sums, terms};
-use super::types::{channels_last, suggests_channels_last};
 use crate::gpu::contract::{Along, Extent, Side};
 use crate::gpu::kernel::{Kernel, Put, Store, Tensor};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::matmul::{contract, row_sums, terms};
+use crate::gpu::ops::types::{channels_last, suggests_channels_last};
 use crate::ir::E;
 use crate::shapes::is_contiguous;
 

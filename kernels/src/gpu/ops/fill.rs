@@ -2,12 +2,12 @@
 
 use tandem_tracegraph::call::Arg;
 
-use super::Lower;
-use super::elementwise::launch;
-use super::index::bits;
-use super::types::{broadcast, channels_last, preserved};
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Lowering, Spot, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::launch;
+use crate::gpu::ops::index::bits;
+use crate::gpu::ops::types::{broadcast, channels_last, preserved};
 use crate::ir::{E, Ty};
 
 /// The family's operators.

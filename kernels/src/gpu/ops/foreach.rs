@@ -3,13 +3,13 @@
 use tandem_tracegraph::call::{Arg, Place};
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::pointwise::InKernel;
-use super::types::{broadcast, output_strides, preserved};
-use super::{Lower, elementwise};
 use crate::gpu::kernel::{Kernel, Ref, Store, Tensor, highest, lowest};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot};
+use crate::gpu::ops::pointwise::InKernel;
+use crate::gpu::ops::types::{broadcast, output_strides, preserved};
+use crate::gpu::ops::{Lower, elementwise};
 use crate::ir::{E, Mem, Ty, larger, smaller};
-use crate::pointwise::{Args, LERP, Op, find};
+use crate::ops::pointwise::{Args, LERP, Op, find};
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {

@@ -5,11 +5,11 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise::produce;
-use super::types::{broadcast, output_strides, preserved};
 use crate::gpu::kernel::{Kernel, Tensor};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::produce;
+use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

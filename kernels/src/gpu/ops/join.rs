@@ -2,12 +2,12 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise::produce;
-use super::index::{bits, moved, target, window, zero};
-use super::types::{channels_last, preserved, result_type, suggests_channels_last};
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense, wrap};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::produce;
+use crate::gpu::ops::index::{bits, moved, target, window, zero};
+use crate::gpu::ops::types::{channels_last, preserved, result_type, suggests_channels_last};
 use crate::ir::{E, Mem, Ty};
 use crate::shapes::is_contiguous;
 

@@ -2,11 +2,11 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise::{coalesce, launch, produce};
-use super::types::{broadcast, output_strides, preserved, result_type};
 use crate::gpu::kernel::{Kernel, THREADS, Tensor};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::{coalesce, launch, produce};
+use crate::gpu::ops::types::{broadcast, output_strides, preserved, result_type};
 use crate::ir::{E, Ty};
 
 /// The family's operators.

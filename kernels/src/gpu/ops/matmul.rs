@@ -7,12 +7,12 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise;
-use super::types::broadcast;
 use crate::gpu::contract::{Along, Extent, Plan, Side, ceil_div};
 use crate::gpu::kernel::{Kernel, Put, Store, team};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise;
+use crate::gpu::ops::types::broadcast;
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

@@ -26,7 +26,7 @@ pub mod types;
 mod upsample;
 mod views;
 
-use super::lower::Lowering;
+use crate::gpu::lower::Lowering;
 
 /// Makes kernels of a call, or leaves it to the host path.
 pub type Lower = fn(&mut Lowering<'_>) -> Option<()>;
@@ -81,7 +81,7 @@ fn pointwise_table(base: &str) -> Option<Lower> {
         "elu_backward" => pointwise::elu_backward,
         "ldexp" => pointwise::ldexp,
         "polygamma" => pointwise::polygamma,
-        base if crate::pointwise::knows(base) => pointwise::lower,
+        base if crate::ops::pointwise::knows(base) => pointwise::lower,
         _ => return None,
     })
 }

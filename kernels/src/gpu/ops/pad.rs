@@ -2,11 +2,11 @@
 //!
 //! Derivatives gather: each element of the input asks the places that it was copied to, so sums have one order.
 
-use super::Lower;
-use super::elementwise::{launch, produce};
-use super::types::{preserved, suggested};
 use crate::gpu::kernel::{Kernel, Tensor, Word};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::{launch, produce};
+use crate::gpu::ops::types::{preserved, suggested};
 use crate::ir::{E, Ty};
 
 /// The family's operators.

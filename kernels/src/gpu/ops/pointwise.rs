@@ -3,12 +3,12 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::elementwise;
-use super::types::{broadcast, output_strides, result_type};
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Lowering, Operand};
+use crate::gpu::ops::elementwise;
+use crate::gpu::ops::types::{broadcast, output_strides, result_type};
 use crate::ir::{E, Mem, Ty, Var};
-use crate::pointwise::{
+use crate::ops::pointwise::{
     Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, find,
 };
 

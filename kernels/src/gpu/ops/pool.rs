@@ -4,11 +4,11 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise::produce;
-use super::types::suggested;
 use crate::gpu::kernel::{Kernel, Put, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::produce;
+use crate::gpu::ops::types::suggested;
 use crate::ir::{E, Ty};
 
 /// The family's operators.

@@ -5,11 +5,11 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::reduce::{FILL, exponentials, kept_as};
-use super::softmax::{Rows, at};
 use crate::gpu::kernel::{Kernel, highest, lowest, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::reduce::{FILL, exponentials, kept_as};
+use crate::gpu::ops::softmax::{Rows, at};
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise;
-use super::index::{Indexing, at_least_1d, bits, is_index, position};
-use super::types::{broadcast, preserved};
 use crate::gpu::kernel::{Kernel, Put, Store, highest, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise;
+use crate::gpu::ops::index::{Indexing, at_least_1d, bits, is_index, position};
+use crate::gpu::ops::types::{broadcast, preserved};
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

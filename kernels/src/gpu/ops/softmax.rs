@@ -6,11 +6,11 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise;
-use super::reduce::{Space, exponentials, launch};
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise;
+use crate::gpu::ops::reduce::{Space, exponentials, launch};
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
@@ -186,7 +186,7 @@ fn backward(l: &mut Lowering<'_>) -> Option<()> {
         let space = rows.space(&y);
         let sum = l.temp(&space.result(true), Dtype::FLOAT32)?;
         let sum = space.spread(&sum);
-        let acc = super::reduce::Accumulate {
+        let acc = crate::gpu::ops::reduce::Accumulate {
             init: [E::lit(Ty::F32, 0.0)],
             step: &|_, [a], x, _| [a + term(x[0].clone(), x[1].clone())],
             merge: &|[a], [b]| [a + b],

@@ -8,12 +8,12 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise::produce;
-use super::index::{at_least_1d, bits, moved, position, target, window};
-use super::types::{is_dense, preserved};
 use crate::gpu::kernel::{Groups, Kernel, THREADS};
 use crate::gpu::lower::{Dims, Lowering, Operand, Spot, dense, wrap};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::produce;
+use crate::gpu::ops::index::{at_least_1d, bits, moved, position, target, window};
+use crate::gpu::ops::types::{is_dense, preserved};
 use crate::ir::{Bin, E, Mem, Ty, Un};
 
 /// The family's operators.

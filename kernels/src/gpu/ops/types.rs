@@ -3,9 +3,10 @@
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::lower::{Dims, Operand, dense};
-use crate::promotion;
-pub use crate::promotion::promote;
-use crate::shapes::{self, View};
+use crate::ops::promotion;
+pub use crate::ops::promotion::promote;
+use crate::shapes;
+use crate::shapes::View;
 pub use crate::shapes::{broadcast, channels_last, is_dense, suggests_channels_last};
 
 /// The dtype of an operation on operands.

@@ -6,11 +6,11 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use super::Lower;
-use super::elementwise::produce;
-use super::types::suggested;
 use crate::gpu::kernel::{Kernel, Put, Tensor};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::produce;
+use crate::gpu::ops::types::suggested;
 use crate::ir::{E, Mem, Ty, Un};
 
 /// The family's operators.

@@ -1,11 +1,11 @@
 //! What views need of kernels: their gradients, and the functional forms of writing through them.
 
-use super::Lower;
-use super::elementwise::produce;
-use super::index::{moved, target, window, zero};
-use super::types::preserved;
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, dense, wrap};
+use crate::gpu::ops::Lower;
+use crate::gpu::ops::elementwise::produce;
+use crate::gpu::ops::index::{moved, target, window, zero};
+use crate::gpu::ops::types::preserved;
 use crate::ir::{E, Ty};
 
 /// The family's operators.

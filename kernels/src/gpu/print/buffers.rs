@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Writer, parameter_bytes};
 use crate::gpu::kernel::Buf;
+use crate::gpu::print::{Writer, parameter_bytes};
 use crate::ir::Mem;
 
 impl Writer<'_> {

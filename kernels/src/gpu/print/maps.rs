@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{MAIN, Writer, name};
 use crate::gpu::kernel::{Store, THREADS, lanes};
+use crate::gpu::print::{MAIN, Writer, name};
 use crate::ir::{E, Var};
 
 impl Writer<'_> {

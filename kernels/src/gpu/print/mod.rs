@@ -11,11 +11,11 @@ mod stores;
 
 use std::collections::HashMap;
 
-pub(super) use self::buffers::pack;
-use self::expressions::parameter_word;
-use super::contract;
-use super::kernel::{Kernel, Skeleton};
-use super::library;
+use crate::gpu::contract;
+use crate::gpu::kernel::{Kernel, Skeleton};
+use crate::gpu::library;
+pub(super) use crate::gpu::print::buffers::pack;
+use crate::gpu::print::expressions::parameter_word;
 use crate::ir::{E, Mem, Ty, Typed, Var};
 
 /// What an adapter offers, as far as the text depends on it.

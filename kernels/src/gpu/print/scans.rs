@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Writer, name};
 use crate::gpu::kernel::Scan;
+use crate::gpu::print::{Writer, name};
 
 impl Writer<'_> {
     /// A running accumulation. The team takes as many members as it has threads at a time, and scans them in

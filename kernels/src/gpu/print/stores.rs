@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::Writer;
-use super::buffers::pack;
-use super::expressions::parameter_word;
 use crate::gpu::kernel::{Put, Ref, Store, Word};
+use crate::gpu::print::Writer;
+use crate::gpu::print::buffers::pack;
+use crate::gpu::print::expressions::parameter_word;
 use crate::ir::Mem;
 
 impl Writer<'_> {

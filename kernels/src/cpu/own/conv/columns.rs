@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use super::super::super::widest::widest;
-use super::super::{Shared, each_row};
-use super::{Conv, matrix, with_scratch};
-use crate::executor::HostKernels;
+use crate::cpu::own::conv::{Conv, matrix, with_scratch};
+use crate::cpu::own::{Shared, each_row};
+use crate::cpu::widest::widest;
+use crate::host::HostKernels;
 
 /// Numbers of a tile's columns at most: half a second-level cache.
 const ROOM: usize = 1 << 17;

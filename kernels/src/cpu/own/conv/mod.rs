@@ -15,14 +15,14 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use self::columns::Layout;
-use super::scratch::filled;
-use super::sums::channel_sums;
-use super::{Kernel, Shared, contiguous, int, is_contiguous, tensor};
-use crate::executor::{HostKernels, Matrix, Product};
-use crate::express::{Window, fresh_window};
+use crate::cpu::own::conv::columns::Layout;
+use crate::cpu::own::scratch::filled;
+use crate::cpu::own::sums::channel_sums;
+use crate::cpu::own::{Kernel, Shared, contiguous, int, is_contiguous, tensor};
+use crate::host::{HostKernels, Matrix, Product};
 use crate::ir::Mem;
-use crate::outputs::new_tensors;
+use crate::ops::express::{Window, fresh_window};
+use crate::ops::outputs::new_tensors;
 use crate::shapes::dense;
 
 /// Pixels of a grid at most, where patches are laid out.

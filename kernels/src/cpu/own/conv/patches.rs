@@ -1,10 +1,10 @@
 //! Convolutions whose grids are few pixels: the patches that filters see are laid out as rows (`im2col`), and all
 //! pictures are one product, which reads weights once.
 
-use super::super::matmul::multiply;
-use super::super::{Shared, each_row};
-use super::{Conv, matrix, with_scratch};
-use crate::executor::HostKernels;
+use crate::cpu::own::conv::{Conv, matrix, with_scratch};
+use crate::cpu::own::matmul::multiply;
+use crate::cpu::own::{Shared, each_row};
+use crate::host::HostKernels;
 
 impl Conv {
     /// Whether patches are the picture itself.

@@ -5,9 +5,9 @@ use tandem_tracegraph::ids::{Name, StorageId};
 use tandem_tracegraph::node::{ArgSpec, Attr, InputSpec, Number, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
-use crate::casts::ToInteger;
-use crate::executor::{BlockRun, HostFeed, Step};
 use crate::ir::Ty;
+use crate::ops::casts::ToInteger;
+use crate::run::block_run::{BlockRun, HostFeed, Step};
 
 /// Positions in the streams of a [`BlockRun`].
 #[derive(Clone, Copy, Debug, Default)]

@@ -5,11 +5,13 @@ use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
-use super::{Fun, Inst, LANES, Op, Place, Program, Splat, TILE, math, size_of};
-use crate::casts::ToInteger;
-use crate::cpu::ahead::{self, LINE};
+use crate::cpu::ahead;
+use crate::cpu::ahead::LINE;
+use crate::cpu::tiles::math;
+use crate::cpu::tiles::program::{Fun, Inst, LANES, Op, Place, Program, Splat, TILE, size_of};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
+use crate::ops::casts::ToInteger;
 use crate::shapes::Dims;
 
 /// An operand in memory.

@@ -8,7 +8,7 @@ use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::ir::{Bin, E, Ty, Un, Var, larger, smaller};
-use crate::promotion::{Kind, result_type};
+use crate::ops::promotion::{Kind, result_type};
 
 /// Which dtype an operator computes in and gives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

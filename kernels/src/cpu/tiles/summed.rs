@@ -8,10 +8,10 @@ use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
-use super::computation::{Computation, Work};
-use super::group::{Lane, Shared};
-use super::own::sums::{BLOCK, products, sum, sum_rows};
-use crate::executor::HostKernels;
+use crate::cpu::own::sums::{BLOCK, products, sum, sum_rows};
+use crate::cpu::tiles::computation::{Computation, Work};
+use crate::cpu::tiles::group::{Lane, Shared};
+use crate::host::HostKernels;
 use crate::plan::{Draft, Ending, Feed, Rows, Slot};
 
 /// What is computed, and added up.

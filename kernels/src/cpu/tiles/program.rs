@@ -4,13 +4,6 @@
 //! fit the first-level cache, so an instruction may be interpreted: its dispatch is paid once for hundreds of elements.
 //! The same instructions carry out one operator and a fused chain, so that bits do not depend on fusion.
 
-mod compile;
-mod interpret;
-pub mod math;
-
-pub use compile::compile;
-pub use interpret::{Launch, Window};
-
 use crate::ir::{Bin, Ty, Un};
 
 /// Elements of a tile.
@@ -22,25 +15,25 @@ pub const LANES: usize = 16;
 /// A function beyond [`Un`] and [`Bin`], of floats of 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Fun {
-    /// See [`math`].
+    /// See [`math`](super::math).
     Exp,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Exp2,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Expm1,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Log,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Log2,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Log10,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Log1p,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Tanh,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Erf,
-    /// See [`math`].
+    /// See [`math`](super::math).
     Erfc,
     /// `x` to the power of `y`.
     Pow,
@@ -54,7 +47,7 @@ pub enum Fun {
 
 impl Fun {
     /// The function of the expressions' library that a name stands for.
-    fn named(name: &str) -> Option<Fun> {
+    pub(super) fn named(name: &str) -> Option<Fun> {
         Some(match name {
             "exp_" => Fun::Exp,
             "exp2_" => Fun::Exp2,
@@ -145,19 +138,19 @@ pub enum Layout {
 /// A compiled set of expressions.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Program {
-    insts: Box<[Inst]>,
+    pub(super) insts: Box<[Inst]>,
     /// Splats, which are filled once.
-    splats: Box<[(u32, Ty, Splat)]>,
+    pub(super) splats: Box<[(u32, Ty, Splat)]>,
     /// Registers that are filled from strided operands, tile by tile.
-    gathers: Box<[(u32, u16)]>,
+    pub(super) gathers: Box<[(u32, u16)]>,
     /// Strided operands that are written, each from a place.
-    scatters: Box<[(Place, u16)]>,
+    pub(super) scatters: Box<[(Place, u16)]>,
     /// Operands whose elements lie one behind the other, and whether they are written.
-    streams: Box<[(u16, bool)]>,
+    pub(super) streams: Box<[(u16, bool)]>,
     /// Bytes of scratch memory.
-    scratch: u32,
+    pub(super) scratch: u32,
     /// Roughly the cost of an element, in additions.
-    cost: u32,
+    pub(super) cost: u32,
 }
 
 impl Program {

@@ -12,8 +12,8 @@ use tandem_tracegraph::call::{Arg, Input, Place};
 use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::OutSpec;
 
-use crate::executor::HostKernels;
-use crate::program::OpRun;
+use crate::host::HostKernels;
+use crate::run::program::OpRun;
 use crate::shapes::Dims;
 
 /// A kernel, by the ops that it carries out.

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Fun, Inst, LANES, Layout, Op, Place, Program, Splat, TILE, size_of};
+use crate::cpu::tiles::program::{Fun, Inst, LANES, Layout, Op, Place, Program, Splat, TILE, size_of};
 use crate::ir::{Bin, E, Node, Ty, Un};
 
 /// Bytes behind each register, so that neighbours do not meet in the cache.

@@ -9,17 +9,18 @@ use tandem_tracegraph::ids::{NodeId, OpId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use super::computation::Computation;
-use super::group::compiled;
-use super::summed::summed;
-use super::{own, random};
-use crate::executor::{HostKernels, call_host};
-use crate::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
-use crate::feeds::{Scalar, of_arg};
+use crate::cpu::tiles::computation::Computation;
+use crate::cpu::tiles::group::compiled;
+use crate::cpu::tiles::summed::summed;
+use crate::cpu::{own, random};
 use crate::host::{Buffer, Exception};
-use crate::outputs::{OutputRule, have_sizes};
-use crate::plan::{self, Before, Draft, Ending, Feed, Fuser, RowSums};
-use crate::program::OpRun;
+use crate::host::{HostKernels, call_host};
+use crate::ops::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
+use crate::ops::outputs::{OutputRule, have_sizes};
+use crate::plan;
+use crate::plan::{Before, Draft, Ending, Feed, Fuser, RowSums};
+use crate::run::OpRun;
+use crate::run::{Scalar, of_arg};
 use crate::shapes::{Dims, dense, is_dense};
 
 /// Traced calls whose kernels are kept, and kinds of calls of which it is known whether PyTorch accepts them.

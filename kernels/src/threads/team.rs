@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::floats::Floats;
-use crate::cores::Cores;
+use crate::threads::cores::Cores;
+use crate::threads::floats::Floats;
 
 /// Pieces of a kernel for each thread.
 const PIECES: usize = 8;

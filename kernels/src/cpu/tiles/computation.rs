@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use super::group::Group;
-use super::own::{self, Kernel};
-use super::summed::Summed;
-use crate::executor::HostKernels;
-use crate::express::{Param, Window};
+use crate::cpu::own;
+use crate::cpu::own::Kernel;
+use crate::cpu::tiles::group::Group;
+use crate::cpu::tiles::summed::Summed;
+use crate::host::HostKernels;
+use crate::ops::express::{Param, Window};
 
 /// A computation on windows. `S` says where they begin, `P` where parameters come from.
 #[derive(Debug)]

@@ -8,9 +8,10 @@ use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::Variant;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::executor::{BlockRun, Segment, Step};
-use crate::feeds::Cursor;
-use crate::liveness::Liveness;
+use crate::run::block_run::{BlockRun, Segment, Step};
+use crate::run::cursor::Cursor;
+use crate::run::liveness::Liveness;
+use crate::run::span::Span;
 
 /// The ops of the TraceGraph and the blocks of the symbolic graph.
 #[derive(Debug)]
@@ -121,40 +122,6 @@ impl Program {
         }
         drop(ops);
         self.liveness = liveness;
-    }
-}
-
-/// A part of a run: some of its segments, and what is fed to them.
-#[derive(Clone, Copy, Debug)]
-pub struct Span<'r> {
-    /// The run.
-    pub run: &'r BlockRun,
-    /// Where its feeds begin in the run's streams.
-    pub base: Cursor,
-    /// Its segments.
-    pub segments: &'r [Segment],
-    /// See [`BlockRun::variants`].
-    pub variants: &'r [u32],
-    /// See [`BlockRun::storages`].
-    pub storages: &'r [StorageId],
-    /// See [`BlockRun::offsets`].
-    pub offsets: &'r [i64],
-    /// Storages that the program dropped and that nothing behind it uses.
-    pub released: &'r [StorageId],
-}
-
-impl<'r> Span<'r> {
-    /// All of a run.
-    pub fn whole(run: &'r BlockRun) -> Span<'r> {
-        Span {
-            run,
-            base: Cursor::default(),
-            segments: &run.segments,
-            variants: &run.variants,
-            storages: &run.storages,
-            offsets: &run.offsets,
-            released: &run.released,
-        }
     }
 }
 

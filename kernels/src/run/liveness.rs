@@ -6,8 +6,8 @@
 use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{InputSpec, OutSpec, Variant};
 
-use crate::executor::Step;
-use crate::program::Span;
+use crate::run::block_run::Step;
+use crate::run::span::Span;
 
 /// A storage that the program dropped.
 const RELEASED: u32 = 1 << 31;

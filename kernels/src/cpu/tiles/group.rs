@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::computation::{Computation, Work};
-use super::tile::{self, Launch, Layout, Program, compile};
-use crate::executor::HostKernels;
+use crate::cpu::tiles::compile::compile;
+use crate::cpu::tiles::computation::{Computation, Work};
+use crate::cpu::tiles::interpret::{Launch, Window};
+use crate::cpu::tiles::program::{Layout, Program};
+use crate::host::HostKernels;
 use crate::ir::E;
-use crate::plan::{self, Draft};
+use crate::plan;
+use crate::plan::Draft;
 use crate::shapes::Dims;
 
 /// What is carried out together.
@@ -25,7 +28,7 @@ pub struct Group {
 #[derive(Debug)]
 pub(super) struct Lane {
     sizes: Dims,
-    windows: Box<[tile::Window]>,
+    windows: Box<[Window]>,
     program: Arc<Program>,
 }
 
@@ -101,7 +104,7 @@ impl Lane {
         });
         let windows = draft.windows.iter().zip(strides);
         let windows =
-            windows.map(|(w, strides)| tile::Window { slot: w.slot, strides, size: w.mem.size() as usize });
+            windows.map(|(w, strides)| Window { slot: w.slot, strides, size: w.mem.size() as usize });
         Some(Lane { windows: windows.collect(), sizes, program })
     }
 

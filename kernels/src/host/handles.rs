@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::executor::{HostError, HostKernels};
+use crate::host::kernels::{HostError, HostKernels};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $release:ident, $retain:ident) => {

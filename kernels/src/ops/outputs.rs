@@ -10,7 +10,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::cpu::own::{batch_norm, conv, matmul};
-use crate::express::{Base, jobs, new_outputs};
+use crate::ops::express::{Base, jobs, new_outputs};
 use crate::shapes::{Dims, dense, is_non_overlapping, suggests_channels_last};
 
 /// A rule: what a call gives, `None` where only running it says.

@@ -10,12 +10,12 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::ir::{E, Mem, Ty, Var};
-use crate::overlap::{Overlap, overlap};
-use crate::pointwise::{
+use crate::ops::pointwise::{
     Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, WHERE,
     find,
 };
-use crate::promotion::Kind;
+use crate::ops::promotion::Kind;
+use crate::overlap::{Overlap, overlap};
 use crate::shapes::{Dims, View, broadcast, dense, is_non_overlapping, output_strides};
 
 /// Whose memory a window is on.

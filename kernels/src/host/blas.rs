@@ -1,0 +1,141 @@
+//! Products of matrices as BLAS takes them, and the parts that threads compute.
+
+/// A matrix in memory, as BLAS takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// Its first element.
+    pub data: *mut u8,
+    /// It lies in memory column by column.
+    pub transposed: bool,
+    /// Elements from one row, or column if transposed, to the next.
+    pub ld: i64,
+}
+
+// SAFETY: an address; whoever follows it promises that it may.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
+
+/// `c = alpha * a @ b + beta * c`, of `[m, k]` and `[k, n]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Elements are `f64`, not `f32`.
+    pub double: bool,
+    /// Rows of the result.
+    pub m: i64,
+    /// Columns of the result.
+    pub n: i64,
+    /// Elements of a sum.
+    pub k: i64,
+    /// Factor.
+    pub alpha: f64,
+    /// Factor of what the result was; it is not read where this is 0.
+    pub beta: f64,
+    /// `[m, k]`
+    pub a: Matrix,
+    /// `[k, n]`
+    pub b: Matrix,
+    /// `[m, n]`
+    pub c: Matrix,
+}
+
+impl Product {
+    /// Multiplications that take as long as moving an element to or from memory.
+    const MOVE: i64 = 8;
+    /// Rows or columns of a piece at least.
+    const LEAST: i64 = 64;
+    /// Pieces are so many rows or columns, or multiples of them: what kernels take at a time.
+    const BLOCK: i64 = 16;
+
+    /// Parts of the result that are computed each by itself: a function of sizes alone, since parts show in bits. A power
+    /// of two, so that two or four threads get as much each, and no more than pay: BLAS is the faster, the larger they
+    /// are.
+    pub fn pieces(&self) -> usize {
+        let wanted = match self.work() >> 20 {
+            ..3 => 1,
+            3..24 => 2,
+            24..96 => 4,
+            millions => 1 << (millions / 12).ilog2(),
+        };
+        let most = (self.m.max(self.n) / Product::LEAST).max(1);
+        wanted.min(1 << most.ilog2()) as usize
+    }
+
+    /// Whether parts are rows of the result; else they are columns.
+    fn is_cut_by_rows(&self) -> bool {
+        self.m >= self.n || self.m / self.pieces() as i64 >= Product::LEAST
+    }
+
+    /// What it takes, in multiplications.
+    pub fn work(&self) -> i64 {
+        let moved = self.m * self.n + self.m * self.k + self.k * self.n;
+        self.m * self.n * self.k + Product::MOVE * moved
+    }
+
+    /// The `number`-th of [`Product::pieces`].
+    pub fn piece(&self, number: usize) -> Product {
+        let (of, number) = (self.pieces() as i64, number as i64);
+        let by_rows = self.is_cut_by_rows();
+        let long = if by_rows { self.m } else { self.n };
+        let end = |n: i64| ((long * n / of + Product::BLOCK - 1) / Product::BLOCK * Product::BLOCK).min(long);
+        let (from, to) = (
+            if number == 0 { 0 } else { end(number) },
+            if number + 1 == of { long } else { end(number + 1) },
+        );
+        let size = if self.double { 8 } else { 4 };
+        let behind = |matrix: &Matrix, elements: i64| Matrix {
+            data: matrix.data.wrapping_offset((elements * size) as isize),
+            ..*matrix
+        };
+        // From one row, or column, of a matrix to the next.
+        let (row, column) = (
+            |matrix: &Matrix| if matrix.transposed { 1 } else { matrix.ld },
+            |matrix: &Matrix| if matrix.transposed { matrix.ld } else { 1 },
+        );
+        let mut piece = *self;
+        if by_rows {
+            piece.m = to - from;
+            (piece.a, piece.c) = (behind(&self.a, from * row(&self.a)), behind(&self.c, from * row(&self.c)));
+        } else {
+            piece.n = to - from;
+            (piece.b, piece.c) =
+                (behind(&self.b, from * column(&self.b)), behind(&self.c, from * column(&self.c)));
+        }
+        piece
+    }
+
+    /// The same product of matrices at other places.
+    pub fn on(&self, a: *mut u8, b: *mut u8, c: *mut u8) -> Product {
+        let mut product = *self;
+        (product.a.data, product.b.data, product.c.data) = (a, b, c);
+        product
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_product_make_it_up() {
+        for (m, n, k) in [(4, 5, 6), (256, 256, 384), (1000, 40, 4000), (33, 5000, 300), (4096, 4096, 64)] {
+            for transposed in [false, true] {
+                let at = |ld| Matrix { data: std::ptr::null_mut(), transposed, ld };
+                let (a, b) = if transposed { (at(m), at(k)) } else { (at(k), at(n)) };
+                let c = Matrix { data: std::ptr::null_mut(), transposed: false, ld: n };
+                let whole = Product { double: false, m, n, k, alpha: 1.0, beta: 0.0, a, b, c };
+                let mut done = 0;
+                for number in 0..whole.pieces() {
+                    let piece = whole.piece(number);
+                    assert!(piece.m > 0 && piece.n > 0 && piece.k == k);
+                    let by_rows = whole.is_cut_by_rows();
+                    let step = if by_rows { 4 * n } else { 4 };
+                    assert_eq!(piece.c.data as i64, done * step);
+                    done += if by_rows { piece.m } else { piece.n };
+                    assert_eq!(if by_rows { piece.n } else { piece.m }, if by_rows { n } else { m });
+                }
+                assert_eq!(done, if whole.is_cut_by_rows() { m } else { n });
+            }
+        }
+    }
+}

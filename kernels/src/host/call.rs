@@ -1,0 +1,43 @@
+//! Operators called on the host, with their outputs as an executor keeps them.
+
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
+use tandem_tracegraph::tensor_meta::TensorMeta;
+
+use crate::host::handles::Buffer;
+use crate::host::kernels::{HostError, HostKernels, HostResultKind};
+
+/// Calls an operator on the host: its outputs, with offsets of windows less those of their inputs, and the buffers that
+/// it made.
+pub(crate) fn call_host(
+    host: &'static dyn HostKernels,
+    call: &Call<'_>,
+) -> Result<(Outputs, Vec<Buffer>), HostError> {
+    let mut outputs = Outputs::default();
+    let mut made: Vec<Buffer> = Vec::new();
+    host.call(call, &mut |result| {
+        let meta = || TensorMeta::new(result.sizes, result.strides, result.dtype, result.flags);
+        let moved = |input: u32| result.offset - call.inputs[input as usize].offset;
+        outputs.outs.push(match result.kind {
+            HostResultKind::Resized(input) => {
+                outputs.resized.push(Resized { input, meta: meta(), offset: moved(input) });
+                return;
+            }
+            HostResultKind::Fresh(ptr, nbytes) => {
+                let known = made.iter().position(|b| b.as_ptr() == ptr);
+                let storage = known.unwrap_or_else(|| {
+                    made.push(Buffer::retain(ptr, host));
+                    outputs.fresh.push(nbytes);
+                    made.len() - 1
+                });
+                OutSpec::Fresh { storage: storage as u16, meta: meta(), offset: result.offset }
+            }
+            HostResultKind::Alias(input) => OutSpec::Alias { input, meta: meta(), offset: moved(input) },
+            HostResultKind::Undefined => OutSpec::Undefined,
+            HostResultKind::Same(input) => OutSpec::Same(input),
+            HostResultKind::Host(n) => OutSpec::Host(n),
+            HostResultKind::List(n) => OutSpec::List(n),
+        });
+    })?;
+    Ok((outputs, made))
+}

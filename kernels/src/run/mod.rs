@@ -1,0 +1,15 @@
+//! What is run, and the walk through it.
+
+mod block_run;
+mod cursor;
+mod liveness;
+mod profile;
+mod program;
+mod span;
+
+pub use block_run::{BlockRun, HostFeed, Segment, Step};
+pub use cursor::*;
+pub use liveness::Liveness;
+pub use profile::*;
+pub use program::*;
+pub use span::Span;
