@@ -8,8 +8,7 @@ use tandem_tracegraph::node::{Outputs, Variant};
 
 use crate::error::{CallFailure, Cause, DeviceError, Failure};
 use crate::executor::{DeviceReport, Executor};
-use crate::run::Profile;
-use crate::run::{BlockRun, Step};
+use crate::run::{BlockRun, Profile, Step};
 
 /// Opens an executor; an error says in the user's words why there is none.
 pub type Open = Box<dyn FnOnce() -> Result<Box<dyn Executor>, String> + Send>;

@@ -418,7 +418,7 @@ impl E {
         E::new(ty, Node::Call(name, args.into_iter().collect()))
     }
 
-    /// A function of the library that takes and gives this type; see `gpu/library.rs` for those that it has.
+    /// A function of the library that takes and gives this type; see `gpu/print/library.wgsl` for those that it has.
     pub fn f(&self, name: &'static str) -> E {
         E::call(name, self.ty(), [self.clone()])
     }

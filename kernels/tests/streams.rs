@@ -6,7 +6,8 @@ use smallvec::smallvec;
 use tandem_kernels::error::DeviceError;
 use tandem_kernels::gpu::adapter::{Choice, choose, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
-use tandem_kernels::gpu::kernel::{Groups, Kernel, Ref, Word};
+use tandem_kernels::gpu::kernel::{Groups, Kernel};
+use tandem_kernels::gpu::store::{Ref, Word};
 use tandem_kernels::gpu::stream::{Bound, Stream};
 use tandem_kernels::ir::{E, Mem, Ty};
 

@@ -14,17 +14,13 @@ use crate::cpu::natives::{Fusion, Natives};
 use crate::cpu::tiles::computation::Computation;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::Executor;
-use crate::host::{Buffer, Exception};
-use crate::host::{HostError, HostKernels, HostResult, HostResultKind, call_host};
+use crate::host::{Buffer, Exception, HostError, HostKernels, HostResult, HostResultKind, call_host};
 use crate::ops::express::{Base, apart};
 use crate::ops::outputs::outputs_in_place;
 use crate::overlap::same_window;
 use crate::plan;
 use crate::plan::{Action, Feed, Fused, Slot};
-use crate::run::Cursor;
-use crate::run::{BlockRun, HostFeed, Step};
-use crate::run::{Event, OpRun, Program, Span, with_op};
-use crate::run::{Profile, timing};
+use crate::run::{BlockRun, Cursor, Event, HostFeed, OpRun, Profile, Program, Span, Step, timing, with_op};
 use crate::shapes::is_dense;
 
 /// The contents of a storage.

@@ -10,17 +10,13 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::cpu::tiles::computation::Computation;
-use crate::cpu::tiles::group::compiled;
-use crate::cpu::tiles::summed::summed;
 use crate::cpu::{own, random};
-use crate::host::{Buffer, Exception};
-use crate::host::{HostKernels, call_host};
+use crate::host::{Buffer, Exception, HostKernels, call_host};
 use crate::ops::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::ops::outputs::{OutputRule, have_sizes};
 use crate::plan;
 use crate::plan::{Before, Draft, Ending, Feed, Fuser, RowSums};
-use crate::run::OpRun;
-use crate::run::{Scalar, of_arg};
+use crate::run::{OpRun, Scalar, of_arg};
 use crate::shapes::{Dims, dense, is_dense};
 
 /// Traced calls whose kernels are kept, and kinds of calls of which it is known whether PyTorch accepts them.
@@ -258,7 +254,7 @@ fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
     draft.add(call, &jobs, slot, |param| param)?;
     // In place, an operand may be what is written.
     let in_place = base.in_place();
-    compiled(draft, |_, _| in_place)
+    Computation::compile(draft, |_, _| in_place)
 }
 
 impl Natives {
@@ -453,7 +449,7 @@ impl Fuser for Fusion<'_> {
         draft: Draft<plan::Slot, Feed>,
         same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
     ) -> Option<Self::Group> {
-        compiled(draft, same)
+        Computation::compile(draft, same)
     }
 
     fn row_sums(&mut self, op: &OpRun<'_, '_>) -> Option<RowSums> {
@@ -468,7 +464,7 @@ impl Fuser for Fusion<'_> {
         ending: &Ending,
         same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
     ) -> Result<Self::Group, Draft<plan::Slot, Feed>> {
-        summed(draft, ending, same)
+        Computation::summed(draft, ending, same)
     }
 
     fn slots(group: &Self::Group) -> &[plan::Slot] {

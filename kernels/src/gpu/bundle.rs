@@ -3,8 +3,9 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::gpu::group::{Stored, feed, offset, uses};
-use crate::gpu::kernel::{Kernel, Ref, Store, Tensor};
+use crate::gpu::kernel::Kernel;
+use crate::gpu::lane::{Stored, feed, offset, uses};
+use crate::gpu::store::{Ref, Store, Tensor};
 use crate::ir::{E, Known, Mem, Node};
 use crate::plan::{Lane, Slot};
 

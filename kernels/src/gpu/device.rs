@@ -5,8 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::gpu::adapter::{AdapterError, FEATURES, adapter};
-use crate::gpu::contract::{MATRIX, SUBGROUP};
 use crate::gpu::print::Target;
+use crate::gpu::tiling::{MATRIX, SUBGROUP};
 
 /// How a device is opened.
 #[derive(Clone, Debug, Default)]

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use tandem_tracegraph::node::OutSpec;
 
 use crate::gpu::bundle::Bundle;
-use crate::gpu::kernel::{Groups, Kernel, Put, Ref, Skeleton, Store, Tensor, Word};
+use crate::gpu::epilogue::Epilogue;
+use crate::gpu::kernel::{Groups, Kernel};
+use crate::gpu::lane::{Stored, feed, offset, uses};
 use crate::gpu::lower::Lowered;
 use crate::gpu::pipelines::{Pipeline, Pipelines};
-use crate::ir::{E, Mem, Node, Ty, Un};
-use crate::plan::{Before, Draft, Feed, Held, Lane, Slot};
-use crate::shapes::Dims;
+use crate::gpu::store::{Ref, Store, Tensor, Word};
+use crate::ir::{E, Node};
+use crate::plan::{Draft, Feed, Lane, Slot};
 
 /// What carries a group out.
 pub struct Group {
@@ -100,36 +101,6 @@ fn slot_of(tensor: Ref) -> Option<u16> {
     }
 }
 
-/// Slots that are stored to, each with those that its values come from.
-pub(super) type Stored = Vec<(u16, SmallVec<[u16; 8]>)>;
-
-/// The windows that a lane uses, each with whether it is written; and what it stores from what.
-pub(super) fn uses(lane: &Lane) -> Option<(Vec<Option<bool>>, Stored)> {
-    let mut stored = Stored::new();
-    let mut used: Vec<Option<bool>> = vec![None; lane.windows.len()];
-    for (number, value) in lane.stores() {
-        let mut from = SmallVec::new();
-        value.with_leaves(&mut FxHashMap::default(), &mut |leaf| {
-            if let Node::Load { buf, .. } = leaf.node() {
-                used[*buf as usize].get_or_insert(false);
-                from.push(lane.windows[*buf as usize].slot);
-            }
-            Some(leaf.clone())
-        })?;
-        stored.push((lane.windows[number].slot, from));
-        used[number] = Some(true);
-    }
-    Some((used, stored))
-}
-
-/// Elements before a window, from the beginning of its storage.
-pub(super) fn offset(slot: Slot, mem: Mem) -> Word {
-    Word::Fixed(match slot {
-        Slot::Storage(_, bytes) => bytes / i64::from(mem.size()),
-        Slot::Host(_) => 0,
-    } as u32)
-}
-
 /// A lane's kernel, and what it stores from what.
 fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option<(Kernel, Stored)> {
     let (used, stored) = uses(lane)?;
@@ -175,139 +146,4 @@ fn stores(
         });
     }
     Some(stores)
-}
-
-/// A parameter, once in each type.
-pub(super) fn feed(k: &mut Kernel, fed: &mut FxHashMap<(u32, Ty), E>, param: u32, ty: Ty) -> E {
-    let value = || k.value(ty, |upper| Word::Feed(param, ty, upper));
-    fed.entry((param, ty)).or_insert_with(value).clone()
-}
-
-/// A lane that is computed where the kernels of the op before it store the elements of its first new tensor. All its
-/// tensors have that one's layout, or one element.
-pub struct Epilogue<'d> {
-    lane: &'d Lane,
-    slots: &'d [Slot],
-    /// The window on the op's tensor.
-    made: usize,
-    used: Vec<Option<bool>>,
-    stored: Stored,
-    /// Whether each window has one element.
-    single: Vec<bool>,
-}
-
-impl<'d> Epilogue<'d> {
-    /// The draft as an epilogue of the op before it; `None` where it is none.
-    pub fn of(draft: &'d Draft<Slot, Feed>, before: &Before<'_, '_, '_>) -> Option<Epilogue<'d>> {
-        let [lane] = &draft.lanes[..] else { return None };
-        let made = Slot::Storage(before.made.start, 0);
-        let window = lane.windows.iter().position(|w| draft.slots[w.slot as usize] == made)?;
-        let (used, stored) = uses(lane)?;
-        used[window]?;
-        let outputs = &before.op.variant.outputs;
-        let numel = match outputs.outs.first()? {
-            OutSpec::Fresh { storage: 0, meta, offset: 0 } => meta.numel(),
-            _ => return None,
-        };
-        // What it is on is there before the op runs, and the op does not read what it writes.
-        let mut slots = lane.windows.iter().zip(&used).filter_map(|(w, used)| {
-            let Slot::Storage(place, _) = draft.slots[w.slot as usize] else { return None };
-            (draft.slots[w.slot as usize] != made).then_some((place, (*used)?))
-        });
-        if slots
-            .any(|(place, written)| before.made.contains(&place) || written && before.given.contains(&place))
-        {
-            return None;
-        }
-        let (sizes, strides) = lane.arranged();
-        let [n] = sizes[..] else { return None };
-        let plain = |((w, strides), used): ((&Held, &Dims), &Option<bool>)| {
-            let exact = w.mem.is_exact() && (*used != Some(true) || w.mem.size() >= 4);
-            used.is_none() || exact && (strides[0] == 1 || strides[0] == 0 && *used == Some(false))
-        };
-        let all = lane.windows.iter().zip(&strides).zip(&used).all(plain);
-        if n != numel || strides[window][0] != 1 || !all {
-            return None;
-        }
-        let single = strides.iter().map(|s| s[0] == 0).collect();
-        Some(Epilogue { lane, slots: &draft.slots, made: window, used, stored, single })
-    }
-
-    /// The group that the op and this are.
-    pub fn group(self, number: u32, lowered: Lowered, feeds: &[Feed]) -> Group {
-        Group {
-            slots: self.slots.into(),
-            feeds: feeds.into(),
-            work: Work::Behind(number, Arc::new(lowered)),
-            stored: self.stored.into(),
-        }
-    }
-
-    /// Makes a kernel store what this computes where it stores the op's elements; whether it does that. `None` where it
-    /// cannot.
-    pub fn join(&self, k: &mut Kernel) -> Option<bool> {
-        let own = |k: &Kernel, buf: u32| k.bufs[buf as usize].tensor == Ref::Fresh(0);
-        if !(0..k.bufs.len()).any(|buf| k.bufs[buf].written && own(k, buf as u32)) {
-            return Some(false);
-        }
-        let mut skeleton = std::mem::replace(&mut k.skeleton, Skeleton::Raw(String::new()));
-        let mut stages = skeleton.stores()?;
-        stages.retain(|stores| stores.iter().any(|s| own(k, s.buf)));
-        let [stores] = &mut stages[..] else { return None };
-        let mut all = Vec::new();
-        for store in stores.drain(..) {
-            match own(k, store.buf) {
-                true if store.put == Put::Assign => all.extend(self.stores(k, &store)?),
-                true => return None,
-                false => all.push(store),
-            }
-        }
-        **stores = all;
-        k.skeleton = skeleton;
-        Some(true)
-    }
-
-    /// What is stored instead of an element of the op.
-    fn stores(&self, k: &mut Kernel, of: &Store) -> Option<Vec<Store>> {
-        let mut tensors: Vec<Option<Tensor>> = Vec::new();
-        for (number, (window, used)) in self.lane.windows.iter().zip(&self.used).enumerate() {
-            tensors.push(used.filter(|_| number != self.made).map(|written| {
-                let offset = Some(offset(self.slots[window.slot as usize], window.mem));
-                k.window_from(offset, Ref::Slot(window.slot), window.mem, (&[], &[]), written)
-            }));
-        }
-        let address = |number: usize| {
-            let offset = tensors[number].as_ref()?.offset.clone()?;
-            Some(if self.single[number] { offset } else { offset + &of.at })
-        };
-        // Operators that move elements take them for whole numbers.
-        let element = match (k.bufs[of.buf as usize].mem, self.lane.windows[self.made].mem) {
-            (from, to) if from == to => of.value.clone(),
-            (Mem::I32, Mem::F32) => E::un(Un::FromBits, of.value.cast(Ty::U32)),
-            _ => return None,
-        };
-        let (mut known, mut fed) = (FxHashMap::default(), FxHashMap::default());
-        let mut stores = Vec::new();
-        let kept = self.lane.is_kept(self.made);
-        if kept && self.used[self.made] == Some(false) {
-            stores.push(of.clone());
-        }
-        for (number, value) in self.lane.stores() {
-            let value = value.with_leaves(&mut known, &mut |leaf| match leaf.node() {
-                Node::Param(param) => Some(feed(k, &mut fed, *param, leaf.ty())),
-                Node::Load { buf, .. } if *buf as usize == self.made => Some(element.clone()),
-                Node::Load { buf, .. } => {
-                    let t = tensors[*buf as usize].as_ref()?;
-                    Some(E::load(t.mem, t.buf, address(*buf as usize)?, None))
-                }
-                _ => None,
-            })?;
-            stores.push(match tensors[number].as_ref() {
-                None if element.address() == of.value.address() => Store { value, ..of.clone() },
-                None => return None,
-                Some(t) => Store { buf: t.buf, at: address(number)?, value, ..of.clone() },
-            });
-        }
-        Some(stores)
-    }
 }

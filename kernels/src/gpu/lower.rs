@@ -11,11 +11,12 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use crate::gpu::group::Epilogue;
-use crate::gpu::kernel::{Buf, Groups, Kernel, Ref, Tensor, Word};
+use crate::gpu::epilogue::Epilogue;
+use crate::gpu::kernel::{Groups, Kernel};
 use crate::gpu::pipelines::{Pipeline, Pipelines};
 use crate::gpu::spans;
 use crate::gpu::spans::Part;
+use crate::gpu::store::{Buf, Ref, Tensor, Word};
 use crate::ir::{E, Mem, Ty};
 use crate::ops::promotion::Kind;
 use crate::shapes;

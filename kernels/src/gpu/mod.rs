@@ -1,7 +1,7 @@
 //! The wgpu executor: WGSL kernels on any adapter (Vulkan, Metal, DX12).
 //!
 //! A call is lowered from its metadata ([`lower`], [`ops`]) to kernels ([`kernel`]) made of expressions ([`crate::ir`]), which
-//! are printed as WGSL ([`print`], [`library`]) and compiled in the background ([`pipelines`], [`cache`]). What happens
+//! are printed as WGSL ([`print`]) and compiled in the background ([`pipelines`], [`cache`]). What happens
 //! on the device is recorded in a [`stream`] on buffers from a pool ([`memory`]). Calls that have no lowering take the
 //! host path: PyTorch's CPU kernel, with the copies that needs ([`executor`]). Point-wise ops of runs that come again are fused
 //! ([`group`]).
@@ -11,16 +11,19 @@ mod bundle;
 mod cache;
 pub mod contract;
 pub mod device;
+mod epilogue;
 mod executor;
 mod group;
 pub mod kernel;
-pub mod library;
+mod lane;
 pub mod lower;
 pub mod memory;
 pub mod ops;
 pub mod pipelines;
 pub mod print;
 pub mod spans;
+pub mod store;
 pub mod stream;
+pub mod tiling;
 
 pub use executor::{Devices, GpuExecutor};

@@ -11,7 +11,8 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use crate::gpu::kernel::{Buf, Groups, Kernel, Ref, Skeleton, Stage, Store, THREADS, Word, lanes};
+use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS, lanes};
+use crate::gpu::store::{Buf, Ref, Stage, Store, Word};
 use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
 /// Bytes of a tensor, counted from its first element.
@@ -316,7 +317,7 @@ impl<'k> Reach<'k> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::kernel::Tensor;
+    use crate::gpu::store::Tensor;
     use crate::ir::Mem;
 
     const LIMIT: u64 = 1 << 20;

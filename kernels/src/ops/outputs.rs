@@ -5,11 +5,12 @@
 //! **Strategy.** A rule accepts calls that PyTorch accepts, and tells what PyTorch's CPU kernels give, bit for bit of
 //! the metadata. Where it is not sure it says nothing. While calls are traced, rules are held against what happened.
 
-use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::call::{Arg, Call, Input};
 use tandem_tracegraph::node::{OutSpec, Outputs};
-use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
-use crate::cpu::own::{batch_norm, conv, matmul};
+use crate::ops::arguments::{asked, dimension, floats, int, ints, optional, plain, tensor};
+use crate::ops::convolution;
 use crate::ops::express::{Base, jobs, new_outputs};
 use crate::shapes::{Dims, dense, is_non_overlapping, suggests_channels_last};
 
@@ -82,11 +83,11 @@ fn drawn(call: &Call<'_>) -> Option<Outputs> {
 fn gives(name: &str) -> Option<Gives> {
     Some(match name {
         "bernoulli_.float" | "uniform_" | "normal_" => drawn,
-        "mm" | "addmm" => matmul::mm_gives,
-        "bmm" => matmul::bmm_gives,
-        "convolution" => conv::forward_gives,
-        "convolution_backward" => conv::backward_gives,
-        "native_batch_norm" => batch_norm::forward_gives,
+        "mm" | "addmm" => mm,
+        "bmm" => bmm,
+        "convolution" => convolution,
+        "convolution_backward" => convolution_backward,
+        "native_batch_norm" => batch_norm,
         "empty.memory_format" => empty,
         "empty_strided" => empty_strided,
         "sum" | "mean" => |call| reduction(call, None, 1),
@@ -135,73 +136,6 @@ fn push(outputs: &mut Outputs, meta: Option<TensorMeta>) {
 /// One new tensor in row-major order.
 fn one(dtype: Dtype, sizes: &[i64]) -> Option<Outputs> {
     Some(new_tensors(dtype, [Some(sizes)]))
-}
-
-/// The input that an argument is.
-fn input<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
-    let Some(Arg::Tensor) = call.args.get(arg) else { return None };
-    let flat: usize = call.args[..arg].iter().map(tensors_of).sum();
-    call.inputs.get(flat)
-}
-
-/// A tensor argument on a device, of values as they are.
-fn tensor<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
-    plain(input(call, arg)?)
-}
-
-fn tensors_of(arg: &Arg<'_>) -> usize {
-    match arg {
-        Arg::Tensor => 1,
-        Arg::Tensors(n) => *n as usize,
-        _ => 0,
-    }
-}
-
-fn plain<'c>(input: &'c Input<'c>) -> Option<&'c Input<'c>> {
-    let there = matches!(input.place, Place::Storage { .. } | Place::Buffer(_));
-    (there && input.flags & (flags::CONJ | flags::NEG | flags::WRAPPED) == 0).then_some(input)
-}
-
-/// A tensor of floating-point numbers.
-fn floats<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
-    tensor(call, arg).filter(|x| x.dtype.is_floating())
-}
-
-/// An optional tensor, which has these sizes and this dtype where it is there.
-fn optional(call: &Call<'_>, arg: usize, sizes: &[i64], dtype: Dtype) -> Option<bool> {
-    if matches!(call.args.get(arg)?, Arg::None) || matches!(input(call, arg)?.place, Place::Absent) {
-        return Some(false);
-    }
-    tensor(call, arg).filter(|x| x.sizes == sizes && x.dtype == dtype).map(|_| true)
-}
-
-fn int(call: &Call<'_>, arg: usize) -> Option<i64> {
-    match call.args.get(arg)? {
-        Arg::Int(i) => Some(*i),
-        _ => None,
-    }
-}
-
-fn ints<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c [i64]> {
-    match call.args.get(arg)? {
-        Arg::Ints(list) => Some(list),
-        _ => None,
-    }
-}
-
-/// A dtype that was asked for.
-fn asked(call: &Call<'_>, arg: usize) -> Option<Option<Dtype>> {
-    match call.args.get(arg) {
-        None | Some(Arg::None) => Some(None),
-        Some(Arg::Int(i)) => Some(Some(Dtype(*i as u8))),
-        Some(_) => None,
-    }
-}
-
-/// A dimension, counted from the front.
-fn dimension(d: i64, ndim: usize) -> Option<usize> {
-    let d = if d < 0 { d + ndim as i64 } else { d };
-    (0..ndim as i64).contains(&d).then_some(d as usize)
 }
 
 /// `empty(size, dtype, layout, device, pin_memory, memory_format)`.
@@ -342,6 +276,79 @@ fn layer_norm_backward(call: &Call<'_>) -> Option<Outputs> {
     }
     let gradients = [(input, x.sizes), (weight, normalized), (bias, normalized)];
     Some(new_tensors(x.dtype, gradients.map(|(wanted, sizes)| wanted.then_some(sizes))))
+}
+
+/// Floats of 32 bits in row-major order.
+fn exact<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
+    tensor(call, arg).filter(|x| x.dtype == Dtype::FLOAT32 && x.strides == &dense(x.sizes)[..])
+}
+
+/// The dtype of matrices that have the same, with elements that BLAS multiplies.
+fn matrices(all: &[&Input<'_>]) -> Option<Dtype> {
+    let dtype = all.first()?.dtype;
+    let same = all.iter().all(|x| x.dtype == dtype && !x.sizes.contains(&0));
+    (same && matches!(dtype, Dtype::FLOAT32 | Dtype::FLOAT64)).then_some(dtype)
+}
+
+/// `mm(self, mat2)` and `addmm(self, mat1, mat2)`.
+fn mm(call: &Call<'_>) -> Option<Outputs> {
+    let added = call.inputs.len().checked_sub(2)?;
+    let (a, b) = (tensor(call, added)?, tensor(call, added + 1)?);
+    let ([m, k], [k2, n]) = (a.sizes.try_into().ok()?, b.sizes.try_into().ok()?);
+    let mut dtype = matrices(&[a, b])?;
+    if added > 0 {
+        let bias = tensor(call, 0)?;
+        let fits = bias.sizes.iter().rev().zip([n, m]).all(|(size, to)| *size == 1 || *size == to);
+        (fits && bias.sizes.len() <= 2).then_some(())?;
+        dtype = matrices(&[a, bias])?;
+    }
+    (k == k2).then(|| new_tensors(dtype, [Some(&[m, n][..])]))
+}
+
+/// `bmm(self, mat2)`.
+fn bmm(call: &Call<'_>) -> Option<Outputs> {
+    let (a, b) = (tensor(call, 0)?, tensor(call, 1)?);
+    let ([count, m, k], [count2, k2, n]) = (a.sizes.try_into().ok()?, b.sizes.try_into().ok()?);
+    let dtype = matrices(&[a, b])?;
+    ((count, k) == (count2, k2)).then(|| new_tensors(dtype, [Some(&[count, m, n][..])]))
+}
+
+/// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`, of inputs in
+/// row-major order: PyTorch may lay results of others out in another one.
+fn convolution(call: &Call<'_>) -> Option<Outputs> {
+    let (x, weight) = (exact(call, 0)?, exact(call, 1)?);
+    let sizes = convolution::sizes(x.sizes, weight.sizes, call, 3)?;
+    optional(call, 2, &[sizes[1]], Dtype::FLOAT32)?;
+    (!x.sizes.contains(&0)).then(|| new_tensors(Dtype::FLOAT32, [Some(&sizes[..])]))
+}
+
+/// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+/// groups, output_mask)`.
+fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
+    let (grad, x, weight) = (exact(call, 0)?, exact(call, 1)?, exact(call, 2)?);
+    let sizes = convolution::sizes(x.sizes, weight.sizes, call, 4)?;
+    let wanted = wanted(call, 10)?;
+    let bias = [sizes[1]];
+    let all = [(wanted[0], x.sizes), (wanted[1], weight.sizes), (wanted[2], &bias[..])];
+    let fits = grad.sizes == &sizes[..] && !x.sizes.contains(&0);
+    fits.then(|| new_tensors(Dtype::FLOAT32, all.map(|(wanted, sizes)| wanted.then_some(sizes))))
+}
+
+/// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`. Without training, what
+/// it saves for the backward pass is empty.
+fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
+    let x = exact(call, 0)?;
+    if x.sizes.len() < 3 || x.sizes.contains(&0) {
+        return None;
+    }
+    let channels = [x.sizes[1]];
+    let [mean, variance] = [3, 4].map(|arg| optional(call, arg, &channels, Dtype::FLOAT32));
+    let training = int(call, 5)? != 0;
+    if mean? != variance? || !(training || mean?) {
+        return None;
+    }
+    let saved = [if training { channels[0] } else { 0 }];
+    Some(new_tensors(x.dtype, [Some(x.sizes), Some(&saved), Some(&saved)]))
 }
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,

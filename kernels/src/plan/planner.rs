@@ -12,10 +12,11 @@ use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
 use crate::ir::Mem;
 use crate::ops::express::{Job, Operand, Owner, Param, Window};
-use crate::plan::{Action, Before, Draft, Ending, Feed, Fused, Fuser, Plan, RowSums, Slot, Structure};
-use crate::run::Liveness;
-use crate::run::{Cursor, numbers_of, of_arg};
-use crate::run::{OpRun, Program, Span, with_op};
+use crate::plan::action::{Action, Feed, Fused, Plan, Slot};
+use crate::plan::draft::Draft;
+use crate::plan::fuser::{Before, Ending, Fuser, RowSums};
+use crate::plan::structure::Structure;
+use crate::run::{Cursor, Liveness, OpRun, Program, Span, numbers_of, of_arg, with_op};
 use crate::shapes::{Dims, is_contiguous};
 
 /// Ops of a group at most.

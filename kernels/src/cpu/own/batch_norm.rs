@@ -4,8 +4,7 @@
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
-use tandem_tracegraph::node::{OutSpec, Outputs};
-use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::own::additions::Sum;
 use crate::cpu::own::norm::{Addresses, Windows, output, wanted, weights};
@@ -43,21 +42,6 @@ fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
         Arg::Bool(b) => Some(*b),
         _ => None,
     }
-}
-
-/// What `native_batch_norm` gives, where it is computed here.
-pub fn forward_gives(call: &Call<'_>) -> Option<Outputs> {
-    let x = contiguous(call, 0, Mem::F32)?;
-    let (n, _) = channels(&x.sizes)?;
-    statistics(call, n, flag(call, 5)?)?;
-    let vector = if flag(call, 5)? { n as i64 } else { 0 };
-    let metas = [(&x.sizes[..], &x.strides[..]), (&[vector][..], &[1][..]), (&[vector][..], &[1][..])];
-    let metas = metas.map(|(sizes, strides)| TensorMeta::new(sizes, strides, Dtype::FLOAT32, 0));
-    Some(Outputs {
-        fresh: metas.iter().map(|meta| meta.extent_bytes(0)).collect(),
-        outs: (0..).zip(metas).map(|(storage, meta)| OutSpec::Fresh { storage, meta, offset: 0 }).collect(),
-        ..Outputs::default()
-    })
 }
 
 /// The running statistics: both or none, and both where nothing else says what to subtract.

@@ -4,10 +4,9 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use crate::cpu::own::norm;
 use crate::cpu::own::norm::weights;
 use crate::cpu::own::scratch::room;
-use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, int, output};
+use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, int, norm, output};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 

@@ -5,13 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
-use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::cpu::own::{Kernel, Shared, output, tensor};
 use crate::host::{HostKernels, Matrix, Product};
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Param, Window};
-use crate::ops::outputs::new_tensors;
 use crate::shapes::expanded;
 
 /// How a matrix of these sizes and strides is told to BLAS; `None` where neither its rows nor its columns are without
@@ -76,34 +74,6 @@ fn multiply_all(
 
 /// Multiplications that are worth a thread.
 const GRAIN: f64 = (1 << 20) as f64;
-
-/// The dtype of some windows that have the same, with a kernel here.
-fn dtype(windows: &[&Window]) -> Option<Dtype> {
-    Some(if floats(windows)? { Dtype::FLOAT64 } else { Dtype::FLOAT32 })
-}
-
-/// What `mm(self, mat2)` and `addmm(self, mat1, mat2)` give.
-pub fn mm_gives(call: &Call<'_>) -> Option<Outputs> {
-    let added = call.inputs.len() - 2;
-    let (a, b) = (tensor(call, added)?, tensor(call, added + 1)?);
-    let ([m, k], [k2, n]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
-    let mut dtype = dtype(&[&a, &b])?;
-    if added > 0 {
-        let bias = tensor(call, 0)?;
-        let fits = bias.sizes.iter().rev().zip([n, m]).all(|(size, to)| *size == 1 || *size == to);
-        (fits && bias.sizes.len() <= 2).then_some(())?;
-        dtype = self::dtype(&[&a, &bias])?;
-    }
-    (k == k2).then(|| new_tensors(dtype, [Some(&[m, n][..])]))
-}
-
-/// What `bmm(self, mat2)` gives.
-pub fn bmm_gives(call: &Call<'_>) -> Option<Outputs> {
-    let (a, b) = (tensor(call, 0)?, tensor(call, 1)?);
-    let ([count, m, k], [count2, k2, n]) = (a.sizes[..].try_into().ok()?, b.sizes[..].try_into().ok()?);
-    let dtype = dtype(&[&a, &b])?;
-    ((count, k) == (count2, k2)).then(|| new_tensors(dtype, [Some(&[count, m, n][..])]))
-}
 
 pub fn mm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);

@@ -6,9 +6,8 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use crate::cpu::own::additions;
 use crate::cpu::own::rows::at;
-use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, is_contiguous, output};
+use crate::cpu::own::{Kernel, Shared, additions, contiguous, count, each_row, is_contiguous, output};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};

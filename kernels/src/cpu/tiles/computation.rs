@@ -8,6 +8,7 @@ use crate::cpu::tiles::group::Group;
 use crate::cpu::tiles::summed::Summed;
 use crate::host::HostKernels;
 use crate::ops::express::{Param, Window};
+use crate::plan::{Draft, Ending, Feed, Slot};
 
 /// A computation on windows. `S` says where they begin, `P` where parameters come from.
 #[derive(Debug)]
@@ -40,7 +41,33 @@ impl fmt::Debug for Work {
     }
 }
 
+impl Computation<Slot, Feed> {
+    /// Of a draft of one lane with sums of its values; the draft again where [`Summed::compile`] refuses it.
+    pub fn summed(
+        mut draft: Draft<Slot, Feed>,
+        ending: &Ending,
+        aliases: impl Fn(Slot, Slot) -> bool,
+    ) -> Result<Computation<Slot, Feed>, Draft<Slot, Feed>> {
+        match Summed::compile(&mut draft, ending, aliases) {
+            Some(summed) => Ok(Computation::of_draft(draft, Work::Summed(summed))),
+            None => Err(draft),
+        }
+    }
+}
+
+impl<S: Copy, P> Computation<S, P> {
+    /// Of a draft's expressions. `aliases` says whether two slots may be in the same memory.
+    pub fn compile(draft: Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<Computation<S, P>> {
+        let group = Group::compile(&draft, aliases)?;
+        Some(Computation::of_draft(draft, Work::Tiles(group)))
+    }
+}
+
 impl<S, P> Computation<S, P> {
+    fn of_draft(draft: Draft<S, P>, work: Work) -> Computation<S, P> {
+        Computation { slots: draft.slots.into(), params: draft.params.into(), work }
+    }
+
     /// Of a kernel.
     pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
         let slots = kernel.windows.iter().map(slot).collect();

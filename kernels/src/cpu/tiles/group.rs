@@ -6,7 +6,6 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::cpu::tiles::compile::compile;
-use crate::cpu::tiles::computation::{Computation, Work};
 use crate::cpu::tiles::interpret::{Launch, Window};
 use crate::cpu::tiles::program::{Layout, Program};
 use crate::host::HostKernels;
@@ -32,24 +31,23 @@ pub(super) struct Lane {
     program: Arc<Program>,
 }
 
-/// Compiles a draft. `aliases` says whether two slots may be in the same memory.
-pub fn compiled<S: Copy, P>(draft: Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<Computation<S, P>> {
-    let mut programs: Vec<Arc<Program>> = Vec::new();
-    let slots = &draft.slots;
-    let aliases = |a: u16, b: u16| aliases(slots[a as usize], slots[b as usize]);
-    let lanes = draft.lanes.iter().filter(|lane| lane.sizes.iter().all(|size| *size > 0));
-    let lanes: Option<Vec<Lane>> = lanes.map(|lane| Lane::of(lane, &mut programs, &aliases)).collect();
-    let lanes = lanes?;
-    let mut starts = vec![0];
-    for lane in &lanes {
-        starts.push(starts[starts.len() - 1] + lane.sizes.iter().product::<i64>() as usize);
-    }
-    let grain = lanes.iter().map(|l| l.program.grain()).min().unwrap_or(1);
-    let group = Group { lanes: lanes.into(), starts: starts.into(), grain };
-    Some(Computation { slots: draft.slots.into(), params: draft.params.into(), work: Work::Tiles(group) })
-}
-
 impl Group {
+    /// Compiles a draft. `aliases` says whether two slots may be in the same memory.
+    pub fn compile<S: Copy, P>(draft: &Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<Group> {
+        let mut programs: Vec<Arc<Program>> = Vec::new();
+        let slots = &draft.slots;
+        let aliases = |a: u16, b: u16| aliases(slots[a as usize], slots[b as usize]);
+        let lanes = draft.lanes.iter().filter(|lane| lane.sizes.iter().all(|size| *size > 0));
+        let lanes: Option<Vec<Lane>> = lanes.map(|lane| Lane::of(lane, &mut programs, &aliases)).collect();
+        let lanes = lanes?;
+        let mut starts = vec![0];
+        for lane in &lanes {
+            starts.push(starts[starts.len() - 1] + lane.sizes.iter().product::<i64>() as usize);
+        }
+        let grain = lanes.iter().map(|l| l.program.grain()).min().unwrap_or(1);
+        Some(Group { lanes: lanes.into(), starts: starts.into(), grain })
+    }
+
     /// Computes. `data` are the slots' first elements, `params` the parameters' bits.
     ///
     /// # Safety

@@ -9,7 +9,6 @@ use std::mem::MaybeUninit;
 use smallvec::SmallVec;
 
 use crate::cpu::own::sums::{BLOCK, products, sum, sum_rows};
-use crate::cpu::tiles::computation::{Computation, Work};
 use crate::cpu::tiles::group::{Lane, Shared};
 use crate::host::HostKernels;
 use crate::plan::{Draft, Ending, Feed, Rows, Slot};
@@ -23,26 +22,6 @@ pub struct Summed {
     times: Option<usize>,
     to: usize,
     rows: Rows,
-}
-
-/// Compiles a draft of one lane with sums of what it gives. `aliases` says whether two slots may be in the same memory.
-/// The draft where what is added up does not lie in the order in which the lane numbers its elements.
-pub fn summed(
-    draft: Draft<Slot, Feed>,
-    ending: &Ending,
-    aliases: impl Fn(Slot, Slot) -> bool,
-) -> Result<Computation<Slot, Feed>, Draft<Slot, Feed>> {
-    let Some((lane, from)) = in_order(&draft, ending.from, aliases) else { return Err(draft) };
-    let mut slots = draft.slots;
-    let mut number = |slot: Slot| {
-        slots.iter().position(|known| *known == slot).unwrap_or_else(|| {
-            slots.push(slot);
-            slots.len() - 1
-        })
-    };
-    let (times, to) = (ending.times.map(&mut number), number(ending.to));
-    let work = Work::Summed(Summed { lane, from, times, to, rows: ending.rows });
-    Ok(Computation { slots: slots.into(), params: draft.params.into(), work })
 }
 
 /// A draft's only lane, and the number of a slot that it stores in the order of its elements.
@@ -59,7 +38,27 @@ fn in_order(
 }
 
 impl Summed {
-    /// Computes; see [`Computation::run`]. What is added up may have no address: then it is not stored.
+    /// Compiles a draft of one lane with sums of its values; the draft gets the sums' slots. `aliases` says whether two
+    /// slots may be in the same memory. `None` where what is added up does not lie in the order in which the lane numbers
+    /// its elements.
+    pub fn compile(
+        draft: &mut Draft<Slot, Feed>,
+        ending: &Ending,
+        aliases: impl Fn(Slot, Slot) -> bool,
+    ) -> Option<Summed> {
+        let (lane, from) = in_order(draft, ending.from, aliases)?;
+        let slots = &mut draft.slots;
+        let mut number = |slot: Slot| {
+            slots.iter().position(|known| *known == slot).unwrap_or_else(|| {
+                slots.push(slot);
+                slots.len() - 1
+            })
+        };
+        let (times, to) = (ending.times.map(&mut number), number(ending.to));
+        Some(Summed { lane, from, times, to, rows: ending.rows })
+    }
+
+    /// Computes; see [`Computation::run`](super::computation::Computation::run). What is added up may have no address: then it is not stored.
     ///
     /// # Safety
     /// As there.

@@ -15,9 +15,7 @@ use crate::error::{CallFailure, Failure};
 use crate::executor::{DeviceReport, Executor};
 use crate::gpu::executor::GpuExecutor;
 use crate::host::Buffer;
-use crate::run::{BlockRun, Step};
-use crate::run::{Event, OpRun, Program};
-use crate::run::{Profile, timing};
+use crate::run::{BlockRun, Event, OpRun, Profile, Program, Step, timing};
 
 /// Runs ops on several devices, each with its own executor.
 pub struct Devices {

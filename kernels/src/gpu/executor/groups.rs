@@ -7,18 +7,17 @@ use tandem_tracegraph::ids::{OpId, StorageId};
 
 use crate::error::{Cause, DeviceError, Failure};
 use crate::executor::Executor;
+use crate::gpu::epilogue::Epilogue;
 use crate::gpu::executor::faults::Taints;
 use crate::gpu::executor::{GpuExecutor, Refused, pins_hold};
-use crate::gpu::group::{Epilogue, Group, Launch, Work};
-use crate::gpu::kernel::Word;
+use crate::gpu::group::{Group, Launch, Work};
 use crate::gpu::lower::Action as Step;
 use crate::gpu::memory::BufId;
+use crate::gpu::store::Word;
 use crate::gpu::stream::Bound;
 use crate::ops::express::{Job, Param, Window, jobs};
 use crate::plan::{Action, Before, Draft, Feed, Fused, Fuser, Plan, Slot};
-use crate::run::timing;
-use crate::run::{BlockRun, HostFeed};
-use crate::run::{Event, OpRun, Program, Span, with_op};
+use crate::run::{BlockRun, Event, HostFeed, OpRun, Program, Span, timing, with_op};
 
 /// What a group is given when it is carried out.
 #[derive(Default)]
@@ -76,7 +75,7 @@ impl Fuser for GpuExecutor {
         }
         let epilogue = Epilogue::of(draft, before)?;
         let lowered = self.lower_with(call, Some(&epilogue))?;
-        Some(epilogue.group(before.number, lowered, &draft.params))
+        Some(Group::behind(before.number, epilogue, lowered, &draft.params))
     }
 
     fn compile(&mut self, draft: Draft<Slot, Feed>, same: &dyn Fn(Slot, Slot) -> bool) -> Option<Group> {

@@ -11,8 +11,7 @@ use tandem_tracegraph::ops::written_unsaid;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::gpu::executor::GpuExecutor;
 use crate::gpu::executor::storages::{Absent, read};
-use crate::host::call_host;
-use crate::host::{Buffer, Exception};
+use crate::host::{Buffer, Exception, call_host};
 
 /// Storages of fewer bytes are brought to the host whole.
 const WHOLE: u64 = 1 << 16;

@@ -22,24 +22,23 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 use crate::error::{CallFailure, Cause, DeviceError, Failure, Fault};
 use crate::executor::{DeviceReport, Executor};
 use crate::gpu::device::Gpu;
+use crate::gpu::epilogue::Epilogue;
 pub use crate::gpu::executor::devices::Devices;
 use crate::gpu::executor::faults::Faults;
 use crate::gpu::executor::groups::Given;
 use crate::gpu::executor::storages::{Absent, Contents, Storages};
 use crate::gpu::executor::windows::{placed, runs};
-use crate::gpu::group::{Epilogue, Group};
-use crate::gpu::kernel::{Ref, Word};
+use crate::gpu::group::Group;
 use crate::gpu::lower::{Action, Lowered, Lowering};
 use crate::gpu::memory::BufId;
 use crate::gpu::ops::{Lower, draws, lowering};
+use crate::gpu::store::{Ref, Word};
 use crate::gpu::stream::Stream;
 use crate::host::HostKernels;
 use crate::ir::Ty;
 use crate::ops::express::Base;
 use crate::plan::Plans;
-use crate::run::Profile;
-use crate::run::{BlockRun, Step};
-use crate::run::{OpRun, Program};
+use crate::run::{BlockRun, OpRun, Profile, Program, Step};
 
 /// What the executor knows of an operator.
 struct Op {

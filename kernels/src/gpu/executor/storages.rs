@@ -9,8 +9,7 @@ use crate::error::{DeviceError, Failure};
 use crate::gpu::executor::faults::Taints;
 use crate::gpu::memory::BufId;
 use crate::gpu::stream::Stream;
-use crate::host::{Buffer, Exception};
-use crate::host::{HostError, HostKernels};
+use crate::host::{Buffer, Exception, HostError, HostKernels};
 
 /// The contents of a storage.
 #[derive(Debug)]

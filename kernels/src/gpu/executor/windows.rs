@@ -9,10 +9,10 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 
 use crate::gpu::executor::GpuExecutor;
-use crate::gpu::kernel::{Ref, Word};
 use crate::gpu::lower::{Action, Lowered};
 use crate::gpu::memory::BufId;
 use crate::gpu::spans::{Part, Span};
+use crate::gpu::store::{Ref, Word};
 use crate::gpu::stream::Bound;
 
 impl GpuExecutor {

@@ -10,11 +10,11 @@ use std::fmt::Write as _;
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::contract::ceil_div;
 use crate::gpu::kernel::{Groups, Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
 use crate::gpu::ops::Lower;
 use crate::gpu::ops::types::preserved;
+use crate::gpu::tiling::ceil_div;
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

@@ -1,9 +1,10 @@
 //! Fused cells of recurrent layers. Workspaces hold the activated gates, as those of the CPU kernels that the shim
 //! registers.
 
-use crate::gpu::kernel::{Kernel, Tensor, team};
+use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
+use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
 
 /// The family's operators.

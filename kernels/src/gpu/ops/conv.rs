@@ -7,12 +7,14 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::contract::{Along, Extent, Side};
-use crate::gpu::kernel::{Kernel, Put, Store, Tensor};
+use crate::gpu::contract::{Along, Side};
+use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
 use crate::gpu::ops::matmul::{contract, row_sums, terms};
 use crate::gpu::ops::types::{channels_last, suggests_channels_last};
+use crate::gpu::store::{Put, Store, Tensor};
+use crate::gpu::tiling::Extent;
 use crate::ir::E;
 use crate::shapes::is_contiguous;
 

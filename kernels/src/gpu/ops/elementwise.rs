@@ -1,7 +1,8 @@
 //! Kernels that compute each element of their outputs from the elements at its place, broadcast.
 
-use crate::gpu::kernel::{Kernel, Tensor};
+use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source};
+use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
 use crate::shapes;
 use crate::shapes::is_contiguous;

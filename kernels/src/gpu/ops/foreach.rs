@@ -3,11 +3,12 @@
 use tandem_tracegraph::call::{Arg, Place};
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Ref, Store, Tensor, highest, lowest};
+use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot};
 use crate::gpu::ops::pointwise::InKernel;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::store::{Ref, Store, Tensor};
 use crate::ir::{E, Mem, Ty, larger, smaller};
 use crate::ops::pointwise::{Args, LERP, Op, find};
 

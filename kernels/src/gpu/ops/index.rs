@@ -5,11 +5,12 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Tensor};
+use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
 use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
+use crate::gpu::store::Tensor;
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

@@ -2,11 +2,12 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, THREADS, Tensor};
+use crate::gpu::kernel::{Kernel, THREADS};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::{coalesce, launch, produce};
 use crate::gpu::ops::types::{broadcast, output_strides, preserved, result_type};
+use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
 
 /// The family's operators.
@@ -152,7 +153,7 @@ fn store_all<const N: usize>(
     targets: &[Tensor],
     sums: [E; N],
     finish: Option<impl FnOnce(&mut Kernel, [E; N]) -> [E; N]>,
-) -> Vec<crate::gpu::kernel::Store> {
+) -> Vec<crate::gpu::store::Store> {
     let Some(finish) = finish else { return Vec::new() };
     let values = finish(k, sums);
     targets.iter().zip(values).map(|(t, value)| k.store(t, &[], value)).collect()

@@ -7,12 +7,13 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::contract::{Along, Extent, Plan, Side, ceil_div};
-use crate::gpu::kernel::{Kernel, Put, Store, team};
+use crate::gpu::contract::{Along, Side};
+use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot, dense};
-use crate::gpu::ops::Lower;
-use crate::gpu::ops::elementwise;
 use crate::gpu::ops::types::broadcast;
+use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::store::{Put, Store};
+use crate::gpu::tiling::{Extent, Tiling, ceil_div};
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.
@@ -162,7 +163,7 @@ pub fn contract(
     if ty != Ty::F32 {
         return by_threads(l, label, e, ty, sides, finish);
     }
-    let plan = Plan::of(e);
+    let plan = Tiling::of(e);
     if plan.parts == 1 {
         return tiles(l, label, e, plan, sides, finish);
     }
@@ -177,7 +178,7 @@ fn tiles(
     l: &mut Lowering<'_>,
     label: &'static str,
     e: Extent,
-    plan: Plan,
+    plan: Tiling,
     sides: Sides<'_>,
     finish: Finish<'_>,
 ) -> Option<()> {

@@ -6,13 +6,13 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Word, team};
+use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
-use crate::gpu::ops::elementwise;
 use crate::gpu::ops::elementwise::coalesce;
 use crate::gpu::ops::reduce::{Accumulate, Space, launch, welford};
 use crate::gpu::ops::types::suggested;
+use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::store::Word;
 use crate::ir::{E, Ty};
 
 /// The family's operators.

@@ -3,10 +3,10 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Store, Word};
+use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Lowering, Operand, Source};
-use crate::gpu::ops::Lower;
-use crate::gpu::ops::elementwise;
+use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::store::{Store, Word};
 use crate::ir::{E, Mem, Ty, larger};
 
 /// The family's operators.

@@ -2,11 +2,12 @@
 //!
 //! Derivatives gather: each element of the input asks the places that it was copied to, so sums have one order.
 
-use crate::gpu::kernel::{Kernel, Tensor, Word};
+use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::{launch, produce};
 use crate::gpu::ops::types::{preserved, suggested};
+use crate::gpu::store::{Tensor, Word};
 use crate::ir::{E, Ty};
 
 /// The family's operators.

@@ -4,11 +4,12 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Put, lowest};
+use crate::gpu::kernel::{Kernel, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::types::suggested;
+use crate::gpu::store::Put;
 use crate::ir::{E, Ty};
 
 /// The family's operators.
@@ -225,7 +226,7 @@ fn ranges(pairs: impl IntoIterator<Item = (E, E)>) -> (Vec<E>, Vec<E>) {
     pairs.into_iter().unzip()
 }
 
-fn window(source: Source) -> Option<crate::gpu::kernel::Tensor> {
+fn window(source: Source) -> Option<crate::gpu::store::Tensor> {
     match source {
         Source::Window(t) => Some(t),
         Source::Value(_) => None,
@@ -349,7 +350,7 @@ impl Divisor {
 
     fn number(&self, k: &mut Kernel, ty: Ty, axes: &[Windows], windows: &[E]) -> E {
         match self.given {
-            Some(given) => k.word(Ty::I32, crate::gpu::kernel::Word::Fixed(given as i32 as u32)).cast(ty),
+            Some(given) => k.word(Ty::I32, crate::gpu::store::Word::Fixed(given as i32 as u32)).cast(ty),
             None => product(axes.iter().zip(windows).map(|(a, w)| a.share(w, self.padding))).cast(ty),
         }
     }

@@ -9,11 +9,11 @@ use std::f64::consts::{PI, TAU};
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Store, Word, team};
+use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
-use crate::gpu::ops::Lower;
-use crate::gpu::ops::elementwise;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
+use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::store::{Store, Word};
 use crate::ir::{Bin, E, Mem, Ty, Un};
 
 /// The family's operators.

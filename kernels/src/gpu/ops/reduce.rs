@@ -7,12 +7,12 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Word, highest, lowest, team};
+use crate::gpu::kernel::{Kernel, highest, lowest, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense, wrap};
-use crate::gpu::ops::Lower;
-use crate::gpu::ops::elementwise;
 use crate::gpu::ops::elementwise::coalesce;
 use crate::gpu::ops::types::{broadcast, result_type};
+use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::store::Word;
 use crate::ir::{E, Mem, Ty, larger, smaller};
 
 /// The family's operators.

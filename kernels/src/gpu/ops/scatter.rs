@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Put, Store, highest, lowest};
+use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
-use crate::gpu::ops::Lower;
-use crate::gpu::ops::elementwise;
 use crate::gpu::ops::index::{Indexing, at_least_1d, bits, is_index, position};
 use crate::gpu::ops::types::{broadcast, preserved};
+use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::store::{Put, Store};
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

@@ -8,9 +8,8 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
-use crate::gpu::ops::elementwise;
 use crate::gpu::ops::reduce::{Space, exponentials, launch};
+use crate::gpu::ops::{Lower, elementwise};
 use crate::ir::{E, Mem, Ty};
 
 /// The family's operators.

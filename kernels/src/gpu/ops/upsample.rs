@@ -6,11 +6,12 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, Put, Tensor};
+use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::types::suggested;
+use crate::gpu::store::{Put, Tensor};
 use crate::ir::{E, Mem, Ty, Un};
 
 /// The family's operators.
@@ -90,7 +91,7 @@ fn cubic_weights(t: &E) -> [E; 4] {
 
 impl Grid {
     fn new(k: &mut Kernel, axis: &Axis) -> Grid {
-        let last = k.word(Ty::I32, crate::gpu::kernel::Word::Fixed((axis.input - 1) as u32));
+        let last = k.word(Ty::I32, crate::gpu::store::Word::Fixed((axis.input - 1) as u32));
         Grid { mode: axis.mode, last, scale: k.constant(axis.scale) }
     }
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::Buf;
-use crate::gpu::print::{Writer, parameter_bytes};
+use crate::gpu::print::writer::{Writer, parameter_bytes};
+use crate::gpu::store::Buf;
 use crate::ir::Mem;
 
 impl Writer<'_> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::print::{Target, Writer, name};
+use crate::gpu::print::writer::{Target, Writer, name};
 use crate::ir::{Bin, E, Node, Ty, Un};
 
 impl Writer<'_> {

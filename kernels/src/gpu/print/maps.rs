@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::{Store, THREADS, lanes};
-use crate::gpu::print::{MAIN, Writer, name};
+use crate::gpu::kernel::{THREADS, lanes};
+use crate::gpu::print::writer::{MAIN, Writer, name};
+use crate::gpu::store::Store;
 use crate::ir::{E, Var};
 
 impl Writer<'_> {

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::{Scan, Skeleton, Stage, Store, THREADS, lanes};
-use crate::gpu::print::{MAIN, Writer, name};
+use crate::gpu::kernel::{Skeleton, THREADS, lanes};
+use crate::gpu::print::writer::{MAIN, Writer, name};
+use crate::gpu::store::{Scan, Stage, Store};
 use crate::ir::{E, Ty, Var};
 
 impl Writer<'_> {

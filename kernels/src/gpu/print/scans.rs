@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::Scan;
-use crate::gpu::print::{Writer, name};
+use crate::gpu::print::writer::{Writer, name};
+use crate::gpu::store::Scan;
 
 impl Writer<'_> {
     /// A running accumulation. The team takes as many members as it has threads at a time, and scans them in

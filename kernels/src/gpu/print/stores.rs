@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::{Put, Ref, Store, Word};
-use crate::gpu::print::Writer;
 use crate::gpu::print::buffers::pack;
 use crate::gpu::print::expressions::parameter_word;
+use crate::gpu::print::writer::Writer;
+use crate::gpu::store::{Put, Ref, Store, Word};
 use crate::ir::Mem;
 
 impl Writer<'_> {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::cpu::own::conv::{Conv, matrix, with_scratch};
+use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
 use crate::cpu::own::{Shared, each_row};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;

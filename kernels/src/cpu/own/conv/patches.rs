@@ -1,7 +1,7 @@
 //! Convolutions whose grids are few pixels: the patches that filters see are laid out as rows (`im2col`), and all
 //! pictures are one product, which reads weights once.
 
-use crate::cpu::own::conv::{Conv, matrix, with_scratch};
+use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
 use crate::cpu::own::matmul::multiply;
 use crate::cpu::own::{Shared, each_row};
 use crate::host::HostKernels;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use crate::gpu::print::Target;
+use crate::gpu::print::writer::Target;
 
 static SOURCE: &str = include_str!("library.wgsl");
 

@@ -1,0 +1,118 @@
+//! The sizes of a convolution, and the products and scratch memory that kernels make of them.
+
+use std::cell::RefCell;
+
+use tandem_tracegraph::call::Call;
+
+use crate::cpu::own::scratch::filled;
+use crate::host::{Matrix, Product};
+use crate::ops::arguments::int;
+use crate::ops::convolution::pair;
+use crate::ops::express::Window;
+
+thread_local!(static SCRATCH: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) });
+
+/// Calls `work` with a scratch buffer of uninitialized floats; false where there is no memory for it.
+pub(super) fn with_scratch(n: usize, work: impl FnOnce(&mut [f32]) -> bool) -> bool {
+    let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
+    if scratch.len() < n {
+        match filled(n, 0.0) {
+            Some(more) => scratch = more,
+            None => return false,
+        }
+    }
+    let done = work(&mut scratch[..n]);
+    SCRATCH.with_borrow_mut(|all| all.push(scratch));
+    done
+}
+
+/// The sizes of a convolution from an image to a grid; a transposed one is the way back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Conv {
+    pub(super) n: usize,
+    /// Channels of the image.
+    pub(super) inputs: usize,
+    /// Filters: channels of the grid.
+    pub(super) outputs: usize,
+    /// Of the image.
+    pub(super) size: [usize; 2],
+    pub(super) filter: [usize; 2],
+    /// Of the grid.
+    pub(super) out: [usize; 2],
+    pub(super) stride: [usize; 2],
+    pub(super) padding: [usize; 2],
+    pub(super) dilation: [usize; 2],
+}
+
+impl Conv {
+    /// From an image, weights, a grid, and the arguments from the `first`-th on: stride, padding, dilation, transposed,
+    /// output padding, groups.
+    pub(super) fn of(
+        image: &Window,
+        weight: &Window,
+        grid: &Window,
+        call: &Call<'_>,
+        first: usize,
+    ) -> Option<Conv> {
+        let sizes = |w: &Window| match w.sizes[..] {
+            [a, b, c, d] => Some([a as usize, b as usize, c as usize, d as usize]),
+            [a, b, d] => Some([a as usize, b as usize, 1, d as usize]),
+            _ => None,
+        };
+        let [n, inputs, height, width] = sizes(image)?;
+        let [outputs, each, rows, columns] = sizes(weight)?;
+        let [pictures, filters, down, across] = sizes(grid)?;
+        let fits = int(call, first + 5)? == 1 && each == inputs && filters == outputs && pictures == n;
+        let some = n * inputs * outputs * rows * columns * height * width * down * across > 0;
+        (fits && some).then_some(())?;
+        let dims = image.sizes.len() - 2;
+        Some(Conv {
+            n,
+            inputs,
+            outputs,
+            size: [height, width],
+            filter: [rows, columns],
+            out: [down, across],
+            stride: pair(call, first, dims, 1)?,
+            padding: pair(call, first + 1, dims, 0)?,
+            dilation: pair(call, first + 2, dims, 1)?,
+        })
+    }
+
+    /// Pixels of the grid.
+    pub(super) fn pixels(&self) -> usize {
+        self.out[0] * self.out[1]
+    }
+
+    /// Pixels of all pictures' grids.
+    pub(super) fn rows(&self) -> usize {
+        self.n * self.pixels()
+    }
+
+    /// Numbers of a patch.
+    pub(super) fn patch(&self) -> usize {
+        self.inputs * self.filter[0] * self.filter[1]
+    }
+
+    /// Whether filters see a pixel each, and all of them.
+    pub(super) fn is_pointwise(&self) -> bool {
+        self.filter == [1, 1] && self.stride == [1, 1] && self.padding == [0, 0]
+    }
+
+    pub(super) fn product(
+        &self,
+        [m, n, k]: [usize; 3],
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+        beta: f64,
+    ) -> Product {
+        let [m, n, k] = [m as i64, n as i64, k as i64];
+        Product { double: false, m, n, k, alpha: 1.0, beta, a, b, c }
+    }
+}
+
+/// A matrix of floats.
+pub(super) fn matrix(data: *mut f32, ld: usize, transposed: bool) -> Matrix {
+    Matrix { data: data.cast(), transposed, ld: ld as i64 }
+}

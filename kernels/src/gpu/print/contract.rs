@@ -1,0 +1,641 @@
+//! The contraction skeleton: a register-tiled (batched) matrix product.
+//!
+//! Operands are expressions of coordinates, so the same tile serves transposed matrices, implicit convolutions and
+//! fused prologues; the result's store is an expression of the sum, so epilogues fuse too.
+//!
+//! **How a workgroup works.** It computes a tile of the result in steps of a few `k`. Both operands' tiles lie in
+//! workgroup memory, `k` by `k`, in vectors of four along `m` or `n`. A thread brings blocks of 4 by 4 elements: four
+//! vectors from memory, turned round in registers where the operand lies along `k`, so that it always writes whole
+//! vectors. What is to come is loaded while the present step is computed. **Coordinates.** What an operand's expression
+//! computes from the row alone is computed once a thread, what it computes from `k` alone once a step: a matrix's
+//! element costs an addition, an implicit convolution's two additions and comparisons.
+
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+use crate::gpu::contract::{Along, Contract, Side};
+use crate::gpu::print::buffers::pack;
+use crate::gpu::print::writer::{Writer, name};
+use crate::gpu::store::{Put, Store};
+use crate::gpu::tiling::{MATRIX, SUBGROUP, Tile};
+use crate::ir::{E, Mem, Node, Var};
+
+/// The largest parts of an expression that depend on nothing but `vars`, and that are worth a name.
+fn hoisted(e: &E, vars: &[Var], found: &mut Vec<E>) {
+    let trivial = matches!(e.0.node, Node::Lit(_) | Node::Param(_) | Node::Var(_));
+    let loads = matches!(e.0.node, Node::Load { .. } | Node::Fold { .. } | Node::Item(..));
+    if trivial {
+        return;
+    }
+    if !loads && e.0.free.iter().all(|v| vars.contains(v)) && !contains_load(e) {
+        if !found.iter().any(|f| Rc::ptr_eq(&f.0, &e.0)) {
+            found.push(e.clone());
+        }
+        return;
+    }
+    children(e).iter().for_each(|c| hoisted(c, vars, found));
+}
+
+fn children(e: &E) -> Vec<E> {
+    match &e.0.node {
+        Node::Lit(_) | Node::Param(_) | Node::Var(_) | Node::Fold { .. } | Node::Item(..) => Vec::new(),
+        Node::Load { at, guard, .. } => {
+            let guard = guard.iter().flat_map(|(c, d)| [c.clone(), d.clone()]);
+            std::iter::once(at.clone()).chain(guard).collect()
+        }
+        Node::Un(_, a) | Node::Cast(a) => vec![a.clone()],
+        Node::Bin(_, a, b) => vec![a.clone(), b.clone()],
+        Node::Select(a, b, c) => vec![a.clone(), b.clone(), c.clone()],
+        Node::Call(_, args) => args.clone(),
+    }
+}
+
+fn contains_load(e: &E) -> bool {
+    matches!(e.0.node, Node::Load { .. } | Node::Fold { .. } | Node::Item(..))
+        || children(e).iter().any(contains_load)
+}
+
+/// Which operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Left,
+    Right,
+}
+
+impl Which {
+    fn letter(self) -> &'static str {
+        match self {
+            Which::Left => "a",
+            Which::Right => "b",
+        }
+    }
+}
+
+/// Lanes that bring blocks of an operand: the first lane, how many, and the first block.
+struct Share {
+    which: Which,
+    lane: u32,
+    lanes: u32,
+    block: u32,
+}
+
+/// Who brings which block in a step: rounds of all threads.
+fn rounds(tile: Tile) -> Vec<Vec<Share>> {
+    let threads = tile.threads();
+    let mut sides = [(Which::Left, tile.m * tile.k / 16), (Which::Right, tile.n * tile.k / 16)];
+    sides.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
+    let mut rounds: Vec<Vec<Share>> = Vec::new();
+    let mut used = threads;
+    for (which, blocks) in sides {
+        let mut block = 0;
+        while block < blocks {
+            if used == threads {
+                rounds.push(Vec::new());
+                used = 0;
+            }
+            let lanes = (blocks - block).min(threads - used);
+            if let Some(round) = rounds.last_mut() {
+                round.push(Share { which, lane: used, lanes, block });
+            }
+            used += lanes;
+            block += lanes;
+        }
+    }
+    rounds
+}
+
+/// What expressions compute from an outer coordinate alone, and from the other one alone, has names of its own: members
+/// of two structures, which functions make.
+struct Split {
+    suffix: &'static str,
+    batch: Var,
+    outer: Var,
+    other: Var,
+    of_row: Vec<E>,
+    of_depth: Vec<E>,
+}
+
+impl Split {
+    fn of(suffix: &'static str, batch: Var, outer: Var, other: Var, expressions: &[&E]) -> Split {
+        let (mut of_row, mut of_depth) = (Vec::new(), Vec::new());
+        for e in expressions {
+            hoisted(e, &[batch, outer], &mut of_row);
+            hoisted(e, &[batch, other], &mut of_depth);
+        }
+        of_depth.retain(|e| e.0.free.contains(&other));
+        Split { suffix, batch, outer, other, of_row, of_depth }
+    }
+
+    fn functions(&self, w: &mut Writer<'_>) -> String {
+        let s = self.suffix;
+        let xb = name(self.batch);
+        let mut text = String::new();
+        for (title, var, parts) in [("row", self.outer, &self.of_row), ("depth", self.other, &self.of_depth)]
+        {
+            let mut members = String::new();
+            for (i, e) in parts.iter().enumerate() {
+                let _ = write!(members, ", f{i}: {}", w.ty(e.ty()));
+            }
+            let x = name(var);
+            let body = w.block(&[self.batch, var], |w| {
+                let mut values = String::new();
+                for e in parts {
+                    let _ = write!(values, ", {}", w.emit(e));
+                }
+                w.line(&format!("return {title}_{s}({x}{values});"));
+            });
+            let _ = write!(
+                text,
+                "struct {title}_{s} {{ at: u32{members} }}\n\
+                 fn {title}_of_{s}({xb}: u32, {x}: u32) -> {title}_{s} {{\n{body}}}\n"
+            );
+        }
+        text
+    }
+
+    /// Arguments of a function that uses both.
+    fn arguments(&self) -> String {
+        format!("{}: u32, r: row_{s}, d: depth_{s}", name(self.batch), s = self.suffix)
+    }
+
+    /// Gives the members' values their names in such a function.
+    fn bind(&self, w: &mut Writer<'_>) {
+        w.line(&format!("let {} = r.at; let {} = d.at;", name(self.outer), name(self.other)));
+        for (title, parts) in [("r", &self.of_row), ("d", &self.of_depth)] {
+            parts.iter().enumerate().for_each(|(i, e)| w.known(e, format!("{title}.f{i}")));
+        }
+    }
+}
+
+/// Members of a vector.
+const PARTS: [&str; 4] = ["x", "y", "z", "w"];
+
+/// Cooperative matrices of a subgroup, down and across: together the subgroups of a workgroup have a large tile.
+const MATRICES: [u32; 2] = [4, 2];
+
+/// Whether a contraction multiplies cooperative matrices, whose factors are halves: those that lie so in memory.
+pub(super) fn is_cooperative(c: &Contract, w: &Writer<'_>) -> bool {
+    let half = |side: &Side| matches!(&side.value.0.node, Node::Load { buf, .. } if w.mem(*buf) == Mem::F16);
+    w.target.cooperative && c.tile == Tile::LARGE && c.sides.iter().all(half)
+}
+
+struct Printer<'c> {
+    c: &'c Contract,
+    cooperative: bool,
+    em: String,
+    en: String,
+}
+
+impl Printer<'_> {
+    fn side(&self, which: Which) -> (&Side, Var, u32, &str) {
+        let [_, m, n, _] = self.c.vars;
+        match which {
+            Which::Left => (&self.c.sides[0], m, self.c.tile.m, &self.em),
+            Which::Right => (&self.c.sides[1], n, self.c.tile.n, &self.en),
+        }
+    }
+
+    /// Functions that load an operand's elements from what comes of the row and what comes of `k`.
+    fn functions(&self, w: &mut Writer<'_>, which: Which) -> String {
+        let (side, outer, _, _) = self.side(which);
+        let [batch, _, _, depth] = self.c.vars;
+        let s = which.letter();
+        let split = Split::of(s, batch, outer, depth, &[&side.value]);
+        let mut text = split.functions(w);
+        let arguments = split.arguments();
+        let vars = [batch, outer, depth];
+        if let (true, Node::Load { buf, at, guard }) = (side.vector, &side.value.0.node) {
+            let body = w.block(&vars, |w| {
+                split.bind(w);
+                if let Some((condition, _)) = guard {
+                    let condition = w.emit(condition);
+                    w.line(&format!("if (!{condition}) {{ return v; }}"));
+                }
+                let at = w.emit(at);
+                w.line(&format!("let at = {at};"));
+            });
+            let _ = write!(
+                text,
+                "fn four_{s}({arguments}, count: u32) -> vec4<f32> {{\n    var v = vec4<f32>(0.0);\n    \
+                 if (count == 0u) {{ return v; }}\n{body}    if (count >= 4u) {{ return lv{buf}(at); }}\n    \
+                 v.x = ld{buf}(at);\n    if (count > 1u) {{ v.y = ld{buf}(at + 1u); }}\n    \
+                 if (count > 2u) {{ v.z = ld{buf}(at + 2u); }}\n    return v;\n}}\n"
+            );
+        } else {
+            let body = w.block(&vars, |w| {
+                split.bind(w);
+                let value = w.emit(&side.value);
+                w.line(&format!("return {value};"));
+            });
+            let _ = write!(
+                text,
+                "fn one_{s}({arguments}, inside: bool) -> f32 {{\n    if (!inside) {{ return 0.0; }}\n{body}}}\n"
+            );
+        }
+        text
+    }
+
+    /// Function that stores four sums of a row.
+    fn finish(&self, w: &mut Writer<'_>) -> String {
+        let [batch, m, n, _] = self.c.vars;
+        let (xb, xs) = (name(batch), name(self.c.sum));
+        let expressions = |s: &Store| [Some(s.at.clone()), Some(s.value.clone()), s.guard.clone()];
+        let expressions: Vec<E> = self.c.stores.iter().flat_map(expressions).flatten().collect();
+        let split = Split::of("c", batch, m, n, &expressions.iter().collect::<Vec<_>>());
+        let arguments = split.arguments();
+        let vars = [batch, m, n, self.c.sum];
+        let store = w.block(&vars, |w| {
+            split.bind(w);
+            w.stores(&self.c.stores);
+        });
+        let mut text = split.functions(w);
+        let _ = writeln!(text, "fn finish({arguments}, {xs}: f32) {{\n{store}}}");
+        let mut whole = String::new();
+        if let [store] = self.c.stores.as_slice()
+            && store.linear
+            && store.put == Put::Assign
+            && store.guard.is_none()
+            && matches!(w.mem(store.buf), Mem::F16 | Mem::Bf16)
+        {
+            // Neighbours share words, which this thread then writes whole.
+            let (buf, mem) = (store.buf, w.mem(store.buf));
+            for (title, ty, e) in [("result", "f32", &store.value), ("address", "u32", &store.at)] {
+                let body = w.block(&vars, |w| {
+                    split.bind(w);
+                    let value = w.emit(e);
+                    w.line(&format!("return {value};"));
+                });
+                let _ = writeln!(text, "fn {title}({arguments}, {xs}: f32) -> {ty} {{\n{body}}}");
+            }
+            let bits = |j: usize| {
+                let part = PARTS[j];
+                pack(mem, &format!("result({xb}, r, d{j}, s.{part})"))
+            };
+            let _ = write!(
+                whole,
+                "  if (d3.at < {en}) {{\n    let at = address({xb}, r, d0, s.x);\n    \
+                 if ((at & 1u) == 0u) {{\n      atomicStore(&b{buf}[at / 2u], {} | ({} << 16u));\n      \
+                 atomicStore(&b{buf}[at / 2u + 1u], {} | ({} << 16u));\n      return;\n    }}\n  }}\n",
+                bits(0),
+                bits(1),
+                bits(2),
+                bits(3),
+                en = self.en,
+            );
+        }
+        let (em, en) = (&self.em, &self.en);
+        let _ = writeln!(
+            text,
+            "fn four_sums({xb}: u32, r: row_c, d0: depth_c, d1: depth_c, d2: depth_c, d3: depth_c, s: vec4<f32>) {{\n  \
+             if (r.at >= {em} || d0.at >= {en}) {{ return; }}\n{whole}  finish({xb}, r, d0, s.x);"
+        );
+        for (j, part) in [(1, "y"), (2, "z"), (3, "w")] {
+            let _ = writeln!(text, "  if (d{j}.at < {en}) {{ finish({xb}, r, d{j}, s.{part}); }}");
+        }
+        text + "}\n"
+    }
+
+    /// Code that sets up a round's blocks, before the loop over `k`.
+    fn set_up(&self, round: usize, share: &Share) -> String {
+        let (side, _, size, extent) = self.side(share.which);
+        let s = share.which.letter();
+        let depth = self.c.tile.k;
+        let (across, down) = match side.along {
+            Along::Outer => (size / 4, "u %"),
+            Along::Depth => (depth / 4, "u /"),
+        };
+        let other = if side.along == Along::Outer { "u /" } else { "u %" };
+        let first = if share.which == Which::Left { "m0" } else { "n0" };
+        let rows = if side.along == Along::Outer && side.vector { 1 } else { 4 };
+        let id = format!("{s}{round}");
+        // Lanes that bring nothing of this operand compute coordinates that nobody uses.
+        let mut text = format!(
+            "  let u{id} = (lane - {}u) % {}u + {}u;\n  let o{id} = {} {across}u;\n  let k{id} = {} {across}u;\n",
+            share.lane,
+            share.lanes,
+            share.block,
+            down.replacen('u', &format!("u{id}"), 1),
+            other.replacen('u', &format!("u{id}"), 1),
+        );
+        for j in 0..rows {
+            let _ = writeln!(text, "  let r{id}_{j} = row_of_{s}(batch, {first} + o{id} * 4u + {j}u);");
+        }
+        if rows == 1 {
+            let _ = writeln!(text, "  let left{id} = {extent} - min(r{id}_0.at, {extent});");
+        }
+        text
+    }
+
+    fn guard(&self, share: &Share) -> String {
+        let (begin, end) = (share.lane, share.lane + share.lanes);
+        let threads = self.c.tile.threads();
+        match (begin == 0, end == threads) {
+            (true, true) => String::new(),
+            (true, false) => format!("if (lane < {end}u) "),
+            (false, true) => format!("if (lane >= {begin}u) "),
+            (false, false) => format!("if (lane >= {begin}u && lane < {end}u) "),
+        }
+    }
+
+    /// Code that brings a round's blocks to registers.
+    fn bring(&self, round: usize, share: &Share) -> String {
+        let (side, _, _, extent) = self.side(share.which);
+        let s = share.which.letter();
+        let id = format!("{s}{round}");
+        let depths = if side.along == Along::Depth && side.vector { 1 } else { 4 };
+        let mut text = String::new();
+        for j in 0..depths {
+            let _ = writeln!(text, "      let d{j} = depth_of_{s}(batch, k0 + k{id} * 4u + {j}u);");
+        }
+        for j in 0..4 {
+            let value = match (side.along, side.vector) {
+                (Along::Outer, true) => {
+                    format!("four_{s}(batch, r{id}_0, d{j}, select(0u, left{id}, d{j}.at < end))")
+                }
+                (Along::Depth, true) => format!(
+                    "four_{s}(batch, r{id}_{j}, d0, select(0u, end - min(d0.at, end), r{id}_{j}.at < {extent}))"
+                ),
+                (along, false) => {
+                    let one = |i: usize| {
+                        let (r, d) = if along == Along::Outer { (i, j) } else { (j, i) };
+                        format!("one_{s}(batch, r{id}_{r}, d{d}, r{id}_{r}.at < {extent} && d{d}.at < end)")
+                    };
+                    format!("vec4<f32>({}, {}, {}, {})", one(0), one(1), one(2), one(3))
+                }
+            };
+            let _ = writeln!(text, "      p{round}_{j} = {value};");
+        }
+        format!("      {}{{\n{text}      }}\n", self.guard(share))
+    }
+
+    /// Code that puts a round's blocks to workgroup memory.
+    fn put(&self, round: usize, share: &Share) -> String {
+        let (side, _, size, _) = self.side(share.which);
+        let s = share.which.letter();
+        let id = format!("{s}{round}");
+        let vectors = size / 4;
+        let mut text = String::new();
+        for (j, own) in PARTS.iter().enumerate() {
+            let parts: Vec<String> = (0..4)
+                .map(|i| match side.along {
+                    Along::Outer => format!("p{round}_{j}.{}", PARTS[i]),
+                    Along::Depth => format!("p{round}_{i}.{own}"),
+                })
+                .collect();
+            let row = format!("k{id} * 4u + {j}u");
+            if self.cooperative {
+                for (i, part) in parts.iter().enumerate() {
+                    let _ =
+                        writeln!(text, "      t{s}[({row}) * {size}u + o{id} * 4u + {i}u] = f16({part});");
+                }
+                continue;
+            }
+            let at = match side.along {
+                Along::Outer => format!("o{id}"),
+                // Blocks of neighbouring k would meet in the same banks: their vectors change places.
+                Along::Depth => format!("(o{id} ^ ((k{id} * 2u) & {}u))", vectors - 1),
+            };
+            let _ =
+                writeln!(text, "      t{s}[({row}) * {vectors}u + {at}] = vec4<f32>({});", parts.join(", "));
+        }
+        format!("    {}{{\n{text}    }}\n", self.guard(share))
+    }
+
+    /// The same with cooperative matrices: subgroups lie four side by side, each with four by two matrices.
+    fn multiply_cooperatively(&self) -> String {
+        let Tile { m, n, .. } = self.c.tile;
+        let mut text = String::new();
+        for i in 0..MATRICES[0] {
+            let at = format!("d * {m}u + sm + {}u", i * MATRIX);
+            let _ = writeln!(text, "        let a{i} = coopLoad<coop_mat16x16<f16, A>>(&ta[{at}], {m}u);");
+        }
+        for h in 0..MATRICES[1] {
+            let at = format!("d * {n}u + sn + {}u", h * MATRIX);
+            let _ = writeln!(text, "        let b{h} = coopLoadT<coop_mat16x16<f16, B>>(&tb[{at}], {n}u);");
+            for i in 0..MATRICES[0] {
+                let _ = writeln!(text, "        s{i}_{h} = coopMultiplyAdd(a{i}, b{h}, s{i}_{h});");
+            }
+        }
+        text
+    }
+
+    /// Declarations of sums, and code that stores them.
+    fn sums(&self) -> (String, String) {
+        let Tile { m, n, thread_m, thread_n, .. } = self.c.tile;
+        let (mut sums, mut stores) = (String::new(), String::new());
+        let groups = [thread_m / 4, thread_n / 4];
+        for h in 0..groups[1] {
+            for j in 0..4 {
+                let column = format!("n0 + (tx + {}u) * 4u + {j}u", h * (n / 4 / groups[1]));
+                let _ = writeln!(stores, "  let e{h}_{j} = depth_of_c(z, {column});");
+            }
+        }
+        for i in 0..thread_m {
+            let row = format!("m0 + (ty + {}u) * 4u + {}u", (i / 4) * (m / 4 / groups[0]), i % 4);
+            let _ = writeln!(stores, "  let q{i} = row_of_c(z, {row});");
+            for h in 0..groups[1] {
+                let _ = writeln!(sums, "  var s{i}_{h} = vec4<f32>(0.0);");
+                let _ = writeln!(stores, "  four_sums(z, q{i}, e{h}_0, e{h}_1, e{h}_2, e{h}_3, s{i}_{h});");
+            }
+        }
+        (sums, stores)
+    }
+
+    /// The same with cooperative matrices, which go through workgroup memory one by one.
+    fn cooperative_sums(&self) -> (String, String) {
+        let [down, across] = MATRICES;
+        let mut sums = format!(
+            "  let team = lane / {SUBGROUP}u;\n  let sm = (team / 4u) * {}u;\n  let sn = (team % 4u) * {}u;\n",
+            down * MATRIX,
+            across * MATRIX
+        );
+        let mut stores = String::new();
+        for i in 0..down {
+            for h in 0..across {
+                let _ = writeln!(sums, "  var s{i}_{h}: coop_mat16x16<f32, C>;");
+                let _ = write!(
+                    stores,
+                    "  workgroupBarrier();\n  coopStoreT(s{i}_{h}, &sums[team * 256u], {MATRIX}u);\n  \
+                     workgroupBarrier();\n  for (var i = lane % {SUBGROUP}u; i < 64u; i += {SUBGROUP}u) {{\n    \
+                     let r = row_of_c(z, m0 + sm + {}u + i / 4u);\n    \
+                     let c = n0 + sn + {}u + (i % 4u) * 4u;\n    let at = team * 256u + i * 4u;\n    \
+                     four_sums(z, r, depth_of_c(z, c), depth_of_c(z, c + 1u), depth_of_c(z, c + 2u), \
+                     depth_of_c(z, c + 3u), vec4<f32>(sums[at], sums[at + 1u], sums[at + 2u], sums[at + 3u]));\n  }}\n",
+                    i * MATRIX,
+                    h * MATRIX
+                );
+            }
+        }
+        (sums, stores)
+    }
+
+    /// Code that multiplies what is in workgroup memory.
+    fn multiply(&self) -> String {
+        let Tile { thread_m, thread_n, .. } = self.c.tile;
+        let mut text = String::new();
+        for (which, lane, part) in [(Which::Left, "ty", thread_m), (Which::Right, "tx", thread_n)] {
+            let (side, _, size, _) = self.side(which);
+            let s = which.letter();
+            let (vectors, groups) = (size / 4, part / 4);
+            for g in 0..groups {
+                let at = format!("({lane} + {}u)", g * (vectors / groups));
+                let at = match side.along {
+                    Along::Outer => at,
+                    Along::Depth => format!("({at} ^ (((d >> 2u) * 2u) & {}u))", vectors - 1),
+                };
+                let _ = writeln!(text, "        let {s}{g} = t{s}[d * {vectors}u + {at}];");
+            }
+        }
+        for i in 0..thread_m {
+            let left = format!("a{}.{}", i / 4, PARTS[i as usize % 4]);
+            for h in 0..thread_n / 4 {
+                let _ = writeln!(text, "        s{i}_{h} = fma(vec4<f32>({left}), b{h}, s{i}_{h});");
+            }
+        }
+        text
+    }
+}
+
+pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
+    let Tile { m, n, k, thread_n, .. } = c.tile;
+    let cooperative = is_cooperative(c, w);
+    let [em, en, ek] = c.extent.clone().map(|e| w.outside(&e));
+    let [parts, share] = c.parts.clone().map(|e| w.outside(&e));
+    let [tiles_m, tiles_n, total] = c.tiles.clone().map(|e| w.outside(&e));
+    let p = Printer { c, cooperative, em, en };
+    let rounds = rounds(c.tile);
+    let mut text = p.functions(w, Which::Left) + &p.functions(w, Which::Right) + &p.finish(w);
+    let (mut set_up, mut bring, mut put) = (String::new(), String::new(), String::new());
+    for (number, round) in rounds.iter().enumerate() {
+        for j in 0..4 {
+            let _ = writeln!(set_up, "  var p{number}_{j} = vec4<f32>(0.0);");
+        }
+        for share in round {
+            set_up += &p.set_up(number, share);
+            bring += &p.bring(number, share);
+            put += &p.put(number, share);
+        }
+    }
+    let ((sums, stores), multiply, shared) = if cooperative {
+        let shared = format!(
+            "var<workgroup> ta: array<f16, {}>;\nvar<workgroup> tb: array<f16, {}>;\n\
+             var<workgroup> sums: array<f32, {}>;\n",
+            m * k,
+            n * k,
+            c.tile.threads() / SUBGROUP * MATRIX * MATRIX
+        );
+        let multiply = format!(
+            "      for (var d = 0u; d < {k}u; d += {MATRIX}u) {{\n{}      }}\n",
+            p.multiply_cooperatively()
+        );
+        (p.cooperative_sums(), multiply, shared)
+    } else {
+        let shared = format!(
+            "var<workgroup> ta: array<vec4<f32>, {}>;\nvar<workgroup> tb: array<vec4<f32>, {}>;\n",
+            m * k / 4,
+            n * k / 4
+        );
+        let multiply = format!("      for (var d = 0u; d < {k}u; d++) {{\n{}      }}\n", p.multiply());
+        (p.sums(), multiply, shared)
+    };
+    let steps = if cooperative {
+        // Validation wants these operations outside all conditions.
+        format!(
+            "for (var k0 = begin; k0 < end; k0 += {k}u) {{\n{bring}    workgroupBarrier();\n{put}    \
+             workgroupBarrier();\n{multiply}  }}\n"
+        )
+    } else {
+        format!(
+            "for (var k0 = begin; ; k0 += {k}u) {{\n    if (k0 < end) {{\n{bring}    }}\n    \
+             if (k0 > begin) {{\n{multiply}    }}\n    if (k0 >= end) {{ break; }}\n    \
+             workgroupBarrier();\n{put}    workgroupBarrier();\n  }}\n"
+        )
+    };
+    // Tiles of eight rows of tiles follow one another, so that what they share stays in caches.
+    let _ = write!(
+        text,
+        "{shared}@compute @workgroup_size({threads})\n\
+         fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, \
+         @builtin(local_invocation_index) lane: u32) {{\n  \
+         let number = wg.y * grid.x + wg.x;\n  if (number >= {total}) {{ return; }}\n  \
+         let z = number / ({tiles_m} * {tiles_n});\n  let in_plane = number % ({tiles_m} * {tiles_n});\n  \
+         let band = in_plane / (8u * {tiles_n});\n  let in_band = in_plane % (8u * {tiles_n});\n  \
+         let height = min({tiles_m} - band * 8u, 8u);\n  \
+         let m0 = (band * 8u + in_band % height) * {m}u;\n  let n0 = (in_band / height) * {n}u;\n  \
+         let batch = z / {parts};\n  let begin = (z % {parts}) * {share};\n  \
+         let end = min(begin + {share}, {ek});\n  \
+         let ty = lane / {across}u;\n  let tx = lane % {across}u;\n{set_up}{sums}  \
+         {steps}{stores}}}\n",
+        threads = c.tile.threads(),
+        across = n / thread_n,
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::kernel::Kernel;
+    use crate::gpu::print::{Target, wgsl};
+    use crate::gpu::store::Ref;
+    use crate::gpu::tiling::{Extent, Tiling};
+    use wgpu::naga;
+
+    /// A product of matrices of elements of `mem`, which lie along these axes.
+    fn product(mem: Mem, out: Mem, tile: Tile, along: [Along; 2], vector: bool) -> Kernel {
+        let mut k = Kernel::new("product");
+        let windows = [0, 1].map(|i| k.window(Ref::Input(i), mem, &[], &[], false));
+        let to = k.window(Ref::Fresh(0), out, &[], &[], true);
+        let e = Extent { batch: 1, m: 200, n: 300, k: 40 };
+        let tiling = Tiling { tile, parts: 1, share: 48 };
+        let sides = |k: &mut Kernel, [batch, m, n, d]: &[E; 4]| {
+            let side = |k: &mut Kernel, i: usize, outer: &E| {
+                let (step, plane) = (k.size(9), k.size(0));
+                let (slow, fast) = if along[i] == Along::Outer { (d, outer) } else { (outer, d) };
+                let at = k.address(&windows[i], &[]) + batch * plane + slow * step + fast;
+                Side { value: E::load(mem, windows[i].buf, at, None), along: along[i], vector }
+            };
+            Some([side(k, 0, m), side(k, 1, n)])
+        };
+        let made = k.contract(e, tiling, sides, |k, [_, m, n], sum| {
+            let at = m * k.size(300) + n;
+            Some(vec![Store { buf: to.buf, at, value: sum, put: Put::Assign, guard: None, linear: true }])
+        });
+        assert!(made.is_some());
+        k
+    }
+
+    fn validate(text: &str) {
+        let module = naga::front::wgsl::parse_str(text);
+        let module = module.unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
+        let mut validator = naga::valid::Validator::new(
+            naga::valid::ValidationFlags::all(),
+            naga::valid::Capabilities::all(),
+        );
+        if let Err(error) = validator.validate(&module) {
+            panic!("{}", error.emit_to_string(text));
+        }
+        let memory = module.global_variables.iter().filter(|(_, v)| v.space == naga::AddressSpace::WorkGroup);
+        let bytes: u32 = memory.map(|(_, v)| module.types[v.ty].inner.size(module.to_ctx())).sum();
+        assert!(bytes <= 16384, "{bytes} bytes of workgroup memory");
+    }
+
+    #[test]
+    fn all_tiles_are_valid() {
+        for target in [Target::default(), Target { cooperative: true, ..Target::default() }] {
+            for tile in [Tile::LARGE, Tile::MEDIUM, Tile::THIN] {
+                for along in [[Along::Outer, Along::Depth], [Along::Depth, Along::Outer]] {
+                    for (mem, out) in [(Mem::F32, Mem::F32), (Mem::F16, Mem::F16), (Mem::Bf16, Mem::F32)] {
+                        for vector in [false, true] {
+                            let kernel = product(mem, out, tile, along, vector);
+                            let text = wgsl(&kernel, target).unwrap_or_default();
+                            let matrices = target.cooperative && tile == Tile::LARGE && mem == Mem::F16;
+                            assert_eq!(text.contains("coopMultiplyAdd"), matrices);
+                            validate(&text);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

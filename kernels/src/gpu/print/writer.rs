@@ -1,0 +1,112 @@
+//! The text of a kernel in the making.
+
+use std::collections::HashMap;
+
+use crate::gpu::kernel::Kernel;
+use crate::ir::{E, Mem, Ty, Typed, Var};
+
+/// What an adapter offers, as far as the text depends on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Target {
+    /// 64-bit integers; without, they are computed in pairs of 32 bits.
+    pub int64: bool,
+    /// 64-bit floats; without, kernels that need them are not printed.
+    pub float64: bool,
+    /// Parameters as immediates of so many bytes; without, in a uniform buffer.
+    pub immediates: u32,
+    /// Matrices of 16 by 16 halves with 32-bit sums, in subgroups of 32 threads.
+    pub cooperative: bool,
+}
+
+/// Words of the uniform block of parameters.
+pub const MAX_WORDS: usize = 256;
+
+/// The bytes of parameters that a kernel takes.
+pub fn parameter_bytes(words: usize) -> u32 {
+    (words.max(1) as u32).div_ceil(4) * 16
+}
+
+/// A block of code and what it has computed.
+#[derive(Default)]
+pub(super) struct Scope {
+    pub(super) code: String,
+    pub(super) names: HashMap<*const Typed, String>,
+    pub(super) texts: HashMap<String, String>,
+    pub(super) vars: Vec<Var>,
+}
+
+pub struct Writer<'k> {
+    pub(super) kernel: &'k Kernel,
+    pub(super) target: Target,
+    pub(super) scopes: Vec<Scope>,
+    pub(super) lacks: bool,
+    /// Names given so far: blocks that follow each other may be printed into one.
+    pub(super) names: u32,
+}
+
+/// Where a function's arguments are bound to variables.
+pub fn name(var: Var) -> String {
+    format!("x{}", var.0)
+}
+
+impl Writer<'_> {
+    pub(super) fn ty(&mut self, ty: Ty) -> &'static str {
+        self.lacks |= ty == Ty::F64 && !self.target.float64;
+        match ty {
+            Ty::Bool => "bool",
+            Ty::I32 => "i32",
+            Ty::U32 => "u32",
+            Ty::I64 if self.target.int64 => "i64",
+            Ty::I64 => "vec2<u32>",
+            Ty::F32 => "f32",
+            Ty::F64 => "f64",
+        }
+    }
+
+    /// Code in a block of its own, in which `vars` are bound.
+    pub(super) fn block(&mut self, vars: &[Var], body: impl FnOnce(&mut Self)) -> String {
+        self.scopes.push(Scope { vars: vars.to_vec(), ..Scope::default() });
+        body(self);
+        self.scopes.pop().map(|s| s.code).unwrap_or_default()
+    }
+
+    pub(super) fn line(&mut self, text: &str) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.code += "    ";
+            scope.code += text;
+            scope.code.push('\n');
+        }
+    }
+
+    /// Assigns to variables all at once.
+    pub(super) fn assign(&mut self, vars: &[Var], values: &[E]) {
+        let values: Vec<String> = values.iter().map(|e| self.emit(e)).collect();
+        // A value may be a variable that is assigned before it.
+        if values.len() > 1 {
+            for (n, value) in values.iter().enumerate() {
+                self.line(&format!("let n{n} = {value};"));
+            }
+        }
+        for (n, (var, value)) in vars.iter().zip(&values).enumerate() {
+            match values.len() {
+                1 => self.line(&format!("{} = {value};", name(*var))),
+                _ => self.line(&format!("{} = n{n};", name(*var))),
+            }
+        }
+    }
+
+    /// The value of an expression has this name in the present block.
+    pub(super) fn known(&mut self, e: &E, name: String) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.names.insert(std::rc::Rc::as_ptr(&e.0), name);
+        }
+    }
+
+    /// How a buffer's elements lie.
+    pub(super) fn mem(&self, buf: u32) -> Mem {
+        self.kernel.bufs[buf as usize].mem
+    }
+}
+
+pub(super) const MAIN: &str = "@compute @workgroup_size(256)\nfn main(@builtin(workgroup_id) wg: vec3<u32>, \
+     @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {\n";

@@ -1,0 +1,108 @@
+//! Tiles of contractions: how a product of matrices is spread over workgroups and threads.
+
+/// Side of a cooperative matrix.
+pub const MATRIX: u32 = 16;
+
+/// Threads of a subgroup, where there are cooperative matrices.
+pub const SUBGROUP: u32 = 32;
+
+/// Rows and columns of the result that a workgroup computes, and that a thread does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tile {
+    /// Rows of a workgroup.
+    pub m: u32,
+    /// Columns of a workgroup.
+    pub n: u32,
+    /// Depth of a step.
+    pub k: u32,
+    /// Rows of a thread.
+    pub thread_m: u32,
+    /// Columns of a thread.
+    pub thread_n: u32,
+}
+
+impl Tile {
+    /// For results of many tiles.
+    pub const LARGE: Tile = Tile { m: 128, n: 128, k: 16, thread_m: 8, thread_n: 8 };
+    /// For those of fewer.
+    pub const MEDIUM: Tile = Tile { m: 64, n: 64, k: 32, thread_m: 4, thread_n: 4 };
+    /// For results of few rows.
+    pub const THIN: Tile = Tile { m: 16, n: 64, k: 32, thread_m: 4, thread_n: 4 };
+
+    /// Threads of a workgroup.
+    pub fn threads(self) -> u32 {
+        (self.m / self.thread_m) * (self.n / self.thread_n)
+    }
+}
+
+/// The least number of `of` that `size` fits in.
+pub fn ceil_div(size: i64, of: i64) -> i64 {
+    (size + of - 1) / of
+}
+
+/// Sizes of a contraction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Independent products.
+    pub batch: i64,
+    /// Rows.
+    pub m: i64,
+    /// Columns.
+    pub n: i64,
+    /// Depth.
+    pub k: i64,
+}
+
+/// How a contraction is spread over workgroups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tiling {
+    /// The tile.
+    pub tile: Tile,
+    /// Parts that `k` is split into, summed by another kernel.
+    pub parts: i64,
+    /// Depth of a part.
+    pub share: i64,
+}
+
+impl Tiling {
+    /// The tiling for sizes, and for nothing else, so that equal calls give equal bits.
+    ///
+    /// | result                     | tile                       |
+    /// |----------------------------|----------------------------|
+    /// | at most 16 rows            | 16 x 64, 64 threads        |
+    /// | fewer than 96 tiles of 128 | 64 x 64, 256 threads       |
+    /// | others                     | 128 x 128, 256 threads     |
+    ///
+    /// Where that makes fewer than 128 workgroups, `k` is split into parts of at least 256.
+    pub fn of(e: Extent) -> Tiling {
+        let groups = |t: Tile| {
+            let along = |size: i64, tile: u32| ceil_div(size, i64::from(tile)).max(1);
+            e.batch.max(1) * along(e.m, t.m) * along(e.n, t.n)
+        };
+        let tile = match e.m {
+            ..=16 => Tile::THIN,
+            _ if groups(Tile::LARGE) < 96 => Tile::MEDIUM,
+            _ => Tile::LARGE,
+        };
+        let wanted = (256 / groups(tile)).min(e.k / 256).clamp(1, 64);
+        let wanted = if groups(tile) < 128 { wanted } else { 1 };
+        let step = i64::from(tile.k);
+        let share = ceil_div(ceil_div(e.k.max(1), wanted), step) * step;
+        Tiling { tile, parts: ceil_div(e.k.max(1), share), share }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_is_split_where_there_are_few_tiles() {
+        let e = Extent { batch: 1, m: 64, n: 64, k: 100_000 };
+        let tiling = Tiling::of(e);
+        assert_eq!((tiling.tile, tiling.parts), (Tile::MEDIUM, 64));
+        assert!(tiling.share * tiling.parts >= e.k && tiling.share * (tiling.parts - 1) < e.k);
+        assert_eq!(Tiling::of(Extent { m: 5000, n: 5000, ..e }).parts, 1);
+        assert_eq!(Tiling::of(Extent { m: 4, ..e }).tile, Tile::THIN);
+    }
+}
