@@ -56,7 +56,7 @@ EXPRESSIONS = {
         "({m} if {c} else {m})", "{m}.unfold(0, 4, 1)[0]", "torch.lerp({m}, {m}, {f})",
         "{m}.as_strided((4, 4), ({n}, 1)).clone()", "{m}.to(torch.float64).to(torch.float32)", "{m}.neg()",
         "functools.reduce(torch.add, [{m} for _ in range({n} + 1)])", "{m}.mT", "{m}.flatten().view(4, 4)",
-        "{m}.movedim(0, 1)", "{m}.triu_indices if False else {m}", "Scale.apply({m}.clone(), {f}).sin()",
+        "{m}.movedim(0, 1)", "({m}.triu_indices if False else {m})", "Scale.apply({m}.clone(), {f}).sin()",
         "F.embedding({i}, {m})", "F.conv1d({m}.unsqueeze(0), {m}.unsqueeze(2))[0]",
         "F.one_hot({i}, 4).float()", "{m}.logsumexp(1).expand(4, 4)",
         "F.scaled_dot_product_attention({m}[None], {m}[None], {m}[None])[0]",
