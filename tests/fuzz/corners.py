@@ -115,7 +115,7 @@ OUT = Group(
     + [
         "torch.add({x}, {x}, out={M}[{n}:])", "torch.add(s.i0, s.i0, out=s.i0).remainder_(4)", "torch.mul(s.d0, {f}, out=s.d0)",
         "torch.sum({m}.detach(), 1, out={V})", "torch.randn(4, 4, out={M})", "torch.arange(4., out={V})",
-        "torch.add({m}, {m}, out=s.i0)", "torch.all({b}, 1, out=torch.empty(0, dtype=torch.bool, device=s.device))",
+        "torch.add({m}, {m}, out=s.i0.clone())", "torch.all({b}, 1, out=torch.empty(0, dtype=torch.bool, device=s.device))",
         "torch.max({m}.detach(), 1, out=(torch.empty(4, device=s.device), torch.empty(4, dtype=torch.int64, device=s.device)))",
     ],
 )  # fmt: skip
@@ -328,7 +328,7 @@ REFUSED = Group(
         "torch.baddbmm({m}, {m}, {m})", "{m}.inverse()[9]", "torch.linalg.cholesky(-{m} @ {m}.t() - torch.eye(4, device=s.device))", "torch.clamp({m})", "{m}.clamp(min='a')", "{M}.copy_({m}[:3])", "{M}.copy_({v}[:3])", "{M}[9] = 1", "{M}[:, 9] = 1", "{M}[0] = {v}[:3]", "{M}[{b}] = {v}", "{M}.set_({d})",
         "{M}.t_(1)", "{m}.requires_grad_().add_(1)", "s.w.zero_()", "s.w[0] = 1", "s.w.t_()", "s.w.detach_().requires_grad_()", "{i}.clone().requires_grad_()", "{m}.backward()", "torch.autograd.grad({s}, {v})", "torch.autograd.grad({m}.detach(), s.w)", "{m}.detach().requires_grad_().sum().backward(torch.ones(3, device=s.device))",
         "{m}.item()", "bool({m})", "int({v})", "float({u})", "len({s})", "{m}.tolist().x", "{m} + 'a'", "{m} + None", "{m} + [1]", "torch.add({m})", "torch.add({m}, {m}, {m}, {m})", "{m}.no_such_thing()", "torch.add({m}, {m}, foo=1)", "{m}.to('nowhere')", "{m}.to(torch.float33)", "{m}.view(torch.int64)[0] + {m}.t().view(torch.int64)",
-        "F.relu({m}, inplace='x') + {m}[9]", "F.leaky_relu({m}, 'a')", "F.elu({i})", "F.sigmoid({m}, 1)", "torch.sigmoid_(s.i0)", "s.i0.sin_()", "s.i0.sqrt_()", "torch.exp({i}, out=s.i0)", "torch.add({m}, {m}, out={d}.long())", "torch.sum({m}, 0, out=s.i0)", "torch.complex({m}, {d})", "torch.complex({i}, {i})", "torch.view_as_complex({m}[:, :3])",
+        "F.relu({m}, inplace='x') + {m}[9]", "F.leaky_relu({m}, 'a')", "F.elu({i})", "F.sigmoid({m}, 1)", "torch.sigmoid_(s.i0)", "s.i0.sin_()", "s.i0.sqrt_()", "torch.exp({i}, out=s.i0.clone())", "torch.add({m}, {m}, out={d}.long())", "torch.sum({m}, 0, out=s.i0.clone())", "torch.complex({m}, {d})", "torch.complex({i}, {i})", "torch.view_as_complex({m}[:, :3])",
         "torch.view_as_real({m})", "{m}.imag", "torch.complex({m}, {m}) > 1", "torch.complex({m}, {m}).clamp(0, 1)", "torch.complex({m}, {m}).max()", "torch.complex({m}, {m}).floor()", "torch.fmod(torch.complex({m}, {m}), 2)", "torch.maximum(torch.complex({m}, {m}), {m})", "{m}.index_put_((torch.tensor([9], device=s.device, dtype=torch.float32),), {s})", "{i}.pow(-1)", "2 ** {b} - ~{i} << {m}",
         "torch.pow({b}, {b})", "F.huber_loss({m}, {m}, delta=-1.0)", "F.smooth_l1_loss({m}, {m}, beta=-1.0)", "F.mse_loss({m}, {m}, reduction='x')", "F.hardtanh({m}, 2.0, 1.0)", "F.threshold_(s.i0, 0.5, 0.5)", "F.rrelu({m}, 0.5, 0.1)", "F.glu({m}[:, :3])", "F.pad({m}, (1,))", "F.pad({m}, (-9, 0))", "F.one_hot({i}, 1)", "F.max_pool1d({m}, 9)", "F.avg_pool1d({m}, 2, 0)",
         "F.interpolate({m}[None], scale_factor=-1)", "F.batch_norm({m}[:1], None, None, training=True)", "F.group_norm({m}, 3)", "F.scaled_dot_product_attention({m}, {m}[:, :3], {m})", "torch.bucketize({m}, {m})", "torch.histc({i})", "torch.bincount({m})", "torch.bincount(-{i} - 1)", "torch.searchsorted({v}, {m}, right=True, side='left')", "torch.where({b}, {m}, {r})",

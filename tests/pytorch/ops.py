@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from .agree import agree
 from .cases import Case
-from .samples import UNDEFINED, by_dtype, call_of, double, entries, name_of, samples
+from .samples import UNDEFINED, by_dtype, call_of, entries, name_of, other_precisions, samples
 
 
 def cases() -> Iterator[Case]:
@@ -39,7 +39,7 @@ def values(op: Any, dtype: torch.dtype) -> None:
         agree(
             program,
             f"sample {number}",
-            exact=functools.partial(program, sample=double(sample)),
+            **other_precisions(program, sample),
             values=op.name not in UNDEFINED,
         )
 
@@ -70,4 +70,4 @@ def inplace(op: Any, dtype: torch.dtype) -> None:
             same = isinstance(out, torch.Tensor) and out.data_ptr() == written.data_ptr()
             return out, same, written._version - version, gradients(out, call.tensors())
 
-        agree(program, f"sample {number}", exact=functools.partial(program, sample=double(sample)))
+        agree(program, f"sample {number}", **other_precisions(program, sample))

@@ -65,7 +65,7 @@ def optimizer(info: Any, implementation: str, way: Callable[..., Any]) -> None:
             if device == "cpu":
                 settings.pop("capturable", None)
             settings = {k: moved_number(v, device, implementation) for k, v in settings.items()}
-            kind = torch.complex64 if way is complex_parameters and dtype == torch.float32 else dtype
+            kind = dtype.to_complex() if way is complex_parameters else dtype
             parameters = made(device, kind, info.optim_cls is not torch.optim.LBFGS, rounded)
             return way(info, parameters, settings)
 

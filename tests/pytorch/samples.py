@@ -1,8 +1,9 @@
 """An OpInfo's samples, and moving them between devices."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -127,6 +128,28 @@ def double(sample: SampleInput) -> SampleInput:
         return x
 
     return sample.transform(convert)
+
+
+def rounded(sample: SampleInput, draw: int) -> SampleInput:
+    """A sample of which some elements are a rounding off, others for each draw."""
+    draws = torch.Generator().manual_seed(draw)
+
+    def convert(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided or not x.dtype.is_floating_point:
+            return x
+        steps = torch.randint(-1, 2, x.shape, generator=draws)
+        off = x.detach() * (1 + torch.finfo(x.dtype).eps * steps.to(torch.float64))
+        return x.detach().clone().copy_(off).requires_grad_(x.requires_grad)
+
+    return sample.transform(convert)
+
+
+def other_precisions(program: Callable[..., Any], sample: SampleInput) -> dict[str, Any]:
+    """What `agree` takes of a program of a sample: in double precision, and with rounded inputs."""
+    return {
+        "exact": functools.partial(program, sample=double(sample)),
+        "rounded": [functools.partial(program, sample=rounded(sample, draw)) for draw in (1, 2, 3)],
+    }
 
 
 def by_dtype(op: Any) -> Iterator[torch.dtype]:

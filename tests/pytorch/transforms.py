@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from .agree import agree
 from .cases import Case
-from .samples import UNDEFINED, Call, call_of, double, entries, name_of, samples
+from .samples import UNDEFINED, Call, call_of, entries, name_of, other_precisions, samples
 
 KEPT = "same"
 """Random draws are alike in a batch."""
@@ -44,7 +44,7 @@ def transform(op: Any, program: Callable[..., Any], dtype: torch.dtype) -> None:
             return program(call_of(op, sample, device), sample.output_process_fn_grad)
 
         values = op.name not in UNDEFINED
-        agree(run, f"sample {number}", exact=functools.partial(run, sample=double(sample)), values=values)
+        agree(run, f"sample {number}", **other_precisions(run, sample), values=values)
 
 
 def split(call: Call, process: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .agree import agree
 from .cases import Case, NotACase
 from .ops import differentiable, gradients
-from .samples import UNDEFINED, by_dtype, call_of, double, entries, name_of, samples
+from .samples import UNDEFINED, by_dtype, call_of, entries, name_of, other_precisions, samples
 
 
 def cases() -> Iterator[Case]:
@@ -73,7 +73,7 @@ def out_variant(op: Any, dtype: torch.dtype, way: str) -> None:
         agree(
             program,
             f"sample {number}",
-            exact=functools.partial(program, sample=double(sample)),
+            **other_precisions(program, sample),
             values=values,
         )
 
@@ -93,7 +93,7 @@ def plain(op: Any, sample: Any, where: str) -> None:
         return out, gradients(out, call.tensors())
 
     values = op.name not in UNDEFINED
-    agree(program, where, exact=functools.partial(program, sample=double(sample)), values=values)
+    agree(program, where, **other_precisions(program, sample), values=values)
 
 
 def conjugated(t: Any) -> Any:
