@@ -1,178 +1,145 @@
 //! An executor that is opened when it is first needed: importing Tandem touches no device.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
-use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
+use tandem_tracegraph::node::Outputs;
 
+use crate::driver::Driver;
 use crate::error::{CallFailure, Cause, DeviceError, Failure};
-use crate::executor::{DeviceReport, Executor};
-use crate::run::{BlockRun, Profile, Step};
+use crate::executor::{Device, Executor, Immediate};
+use crate::host::HostKernels;
+use crate::plan::{Fuser, GroupRun, Slot};
+use crate::run::OpRun;
 
 /// Opens an executor; an error says in the user's words why there is none.
 pub type Open = Box<dyn FnOnce() -> Result<Box<dyn Executor>, String> + Send>;
 
-enum State {
-    Closed(Option<Open>),
-    Open(Box<dyn Executor>),
-    Failed(String),
-}
-
-/// See the module's documentation. Where there is none, each op says so.
+/// See the module's documentation.
 pub struct Deferred(State);
+
+enum State {
+    Closed(Option<Open>, &'static dyn HostKernels),
+    Open(Box<dyn Executor>),
+}
 
 impl Deferred {
     /// Opens with `open` when it is needed.
-    pub fn new(open: Open) -> Deferred {
-        Deferred(State::Closed(Some(open)))
+    pub fn new(open: Open, host: &'static dyn HostKernels) -> Deferred {
+        Deferred(State::Closed(Some(open), host))
     }
 
-    fn get(&mut self) -> Result<&mut Box<dyn Executor>, Arc<Failure>> {
-        if let State::Closed(open) = &mut self.0
-            && let Some(open) = open.take()
-        {
-            self.0 = match open() {
-                Ok(executor) => State::Open(executor),
-                Err(why) => State::Failed(why),
-            };
+    /// The executor, opened now; where that fails, one whose ops say why.
+    pub fn get(&mut self) -> &mut dyn Executor {
+        if let State::Closed(open, host) = &mut self.0 {
+            let opened = open.take().map_or_else(|| Err("it is being opened".into()), |open| open());
+            let host = *host;
+            self.0 =
+                State::Open(opened.unwrap_or_else(|why| Box::new(Driver::on(Unavailable { why, host }))));
         }
         match &mut self.0 {
-            State::Open(executor) => Ok(executor),
-            State::Failed(why) => Err(failure(why)),
-            State::Closed(_) => Err(failure("the device is being opened")),
+            State::Open(executor) => &mut **executor,
+            State::Closed(..) => unreachable!("it was opened above"),
+        }
+    }
+
+    /// The executor, where it was needed before.
+    pub fn opened(&mut self) -> Option<&mut dyn Executor> {
+        match &mut self.0 {
+            State::Open(executor) => Some(&mut **executor),
+            State::Closed(..) => None,
         }
     }
 }
 
-fn failure(why: &str) -> Arc<Failure> {
-    let cause = Cause::Device(DeviceError::Unavailable(why.to_owned()));
-    Arc::new(Failure { op: OpId(u32::MAX), name: "an operator".into(), location: LocationId::UNKNOWN, cause })
+impl From<Box<dyn Executor>> for Deferred {
+    fn from(executor: Box<dyn Executor>) -> Deferred {
+        Deferred(State::Open(executor))
+    }
 }
 
-impl Executor for Deferred {
+/// What is there instead of a device that could not be opened.
+struct Unavailable {
+    why: String,
+    host: &'static dyn HostKernels,
+}
+
+impl Unavailable {
+    fn failure(&self) -> Arc<Failure> {
+        let cause = Cause::Device(DeviceError::Unavailable(self.why.clone()));
+        Arc::new(Failure {
+            op: OpId(u32::MAX),
+            name: "an operator".into(),
+            location: LocationId::UNKNOWN,
+            cause,
+        })
+    }
+}
+
+impl Immediate for Unavailable {
     fn name(&self) -> &'static str {
-        match &self.0 {
-            State::Open(executor) => executor.name(),
-            _ => "none",
-        }
+        "none"
     }
 
-    fn shares_cores(&self) -> bool {
-        matches!(&self.0, State::Open(executor) if executor.shares_cores())
+    /// Whoever uses the storage is told why there is none.
+    fn allocate(&mut self, _: StorageId, _: u8, _: u64) -> Result<(), CallFailure> {
+        Ok(())
     }
 
-    fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure> {
-        // Whoever uses the storage is told why there is none.
-        self.get().map_or(Ok(()), |executor| executor.allocate(id, device, nbytes))
+    fn resize(&mut self, _: StorageId, _: u64) -> Result<(), CallFailure> {
+        Err(CallFailure::Raised(self.failure()))
     }
 
-    fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
-        self.get().map_err(CallFailure::Raised)?.resize(id, nbytes)
+    fn release(&mut self, _: StorageId) {}
+
+    fn upload(&mut self, _: StorageId, _: u64, _: &[u8]) -> Result<(), Arc<Failure>> {
+        Err(self.failure())
     }
 
-    fn release(&mut self, id: StorageId) {
-        if let State::Open(executor) = &mut self.0 {
-            executor.release(id);
-        }
-    }
-
-    fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
-        self.get()?.upload(id, offset, bytes)
-    }
-
-    fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
-        self.get()?.download(id, offset, bytes)
-    }
-
-    fn read(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
-        match &mut self.0 {
-            State::Open(executor) => executor.read(id, offset, bytes),
-            _ => None,
-        }
-    }
-
-    fn declare(&mut self, node: NodeId, step: Step) {
-        if let Ok(executor) = self.get() {
-            executor.declare(node, step);
-        }
-    }
-
-    fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
-        if let Ok(executor) = self.get() {
-            executor.add_variant(node, variant);
-        }
-    }
-
-    fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
-        if let Ok(executor) = self.get() {
-            executor.lower(blocks);
-        }
-    }
-
-    fn forget(&mut self) {
-        if let State::Open(executor) = &mut self.0 {
-            executor.forget();
-        }
-    }
-
-    fn measure(&mut self, on: bool) {
-        if let Ok(executor) = self.get() {
-            executor.measure(on);
-        }
-    }
-
-    fn measured(&self) -> Option<&Profile> {
-        match &self.0 {
-            State::Open(executor) => executor.measured(),
-            _ => None,
-        }
-    }
-
-    fn run(&mut self, run: &BlockRun) {
-        if let Ok(executor) = self.get() {
-            executor.run(run);
-        }
+    fn download(&mut self, _: StorageId, _: u64, _: &mut [u8]) -> Result<(), Arc<Failure>> {
+        Err(self.failure())
     }
 
     fn call(
         &mut self,
-        call: &Call<'_>,
-        location: LocationId,
-        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+        _: &Call<'_>,
+        _: LocationId,
+        _: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
-        self.get().map_err(CallFailure::Raised)?.call(call, location, name_fresh)
+        Err(CallFailure::Raised(self.failure()))
     }
 
     fn synchronize(&mut self) -> Vec<Arc<Failure>> {
-        match &mut self.0 {
-            State::Open(executor) => executor.synchronize(),
-            _ => Vec::new(),
-        }
+        Vec::new()
+    }
+}
+
+impl Fuser for Unavailable {
+    type Group = Infallible;
+
+    fn slots(group: &Infallible) -> &[Slot] {
+        match *group {}
     }
 
-    fn empty_cache(&mut self) {
-        if let State::Open(executor) = &mut self.0 {
-            executor.empty_cache();
-        }
+    fn op_name(&self, op: OpId) -> String {
+        self.host.op_name(op)
+    }
+}
+
+impl Device for Unavailable {
+    fn host(&self) -> &'static dyn HostKernels {
+        self.host
     }
 
-    fn devices(&self) -> Vec<DeviceReport> {
-        match &self.0 {
-            State::Open(executor) => executor.devices(),
-            _ => Vec::new(),
-        }
+    fn run_op(&mut self, _: &mut OpRun<'_, '_>) -> bool {
+        false
     }
 
-    fn lose(&mut self, device: u8) {
-        if let State::Open(executor) = &mut self.0 {
-            executor.lose(device);
-        }
+    fn run_group(&mut self, run: &GroupRun<'_, '_, Infallible>) -> bool {
+        match run.fused.group {}
     }
 
-    fn reset_counters(&mut self) {
-        if let State::Open(executor) = &mut self.0 {
-            executor.reset_counters();
-        }
-    }
+    fn forget(&mut self) {}
 }

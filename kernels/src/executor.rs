@@ -1,20 +1,18 @@
-//! What runs plans: one trait, an implementation for each kind of device.
-//!
-//! An executor owns the contents of all storages. Calls arrive in program order from one thread at a time;
-//! they may be asynchronous, so that results are on the device when [`Executor::download`] or
-//! [`Executor::synchronize`] returns. Sizes arrive at run time, as variants.
+//! What runs plans: traits only.
 
 use std::sync::Arc;
 
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
-use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
+use tandem_tracegraph::node::Outputs;
 
 use crate::error::{CallFailure, Failure};
-use crate::run::{BlockRun, Profile, Step};
+use crate::host::HostKernels;
+use crate::plan::{Fuser, GroupRun};
+use crate::run::{BlockRun, OpRun, Profile, Program};
 
-/// Runs ops and plans on one device, or on several that calls and nodes name by their index.
-pub trait Executor: Send {
+/// What is done at once, outside of runs: storages, single calls, waits.
+pub trait Immediate {
     /// A short name for reports.
     fn name(&self) -> &'static str;
 
@@ -44,30 +42,7 @@ pub trait Executor: Send {
         None
     }
 
-    /// Keeps an op; nodes come in the order of their numbers, from [`NodeId::START`]'s successor on.
-    fn declare(&mut self, node: NodeId, step: Step);
-
-    /// Adds a shape variant to an op.
-    fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>);
-
-    /// Prepares the blocks of a symbolic graph, which replace all earlier ones.
-    fn lower(&mut self, blocks: Vec<Box<[NodeId]>>);
-
-    /// Forgets all ops and blocks.
-    fn forget(&mut self);
-
-    /// Whether to measure kernels of runs from now on.
-    fn measure(&mut self, on: bool);
-
-    /// What was measured; `None` where there is no device yet.
-    fn measured(&self) -> Option<&Profile>;
-
-    /// Runs parts of blocks. An op that fails poisons what it would have written; ops that read poison
-    /// are skipped and poison in turn; independent ops run.
-    fn run(&mut self, run: &BlockRun);
-
-    /// Runs one op at once and tells its outputs. `name_fresh` names each storage that the op makes, given
-    /// its bytes.
+    /// Runs one op and returns its outputs. `name_fresh` names each storage that the op makes, given its bytes.
     fn call(
         &mut self,
         call: &Call<'_>,
@@ -78,10 +53,10 @@ pub trait Executor: Send {
     /// Waits for the device; the failures found since the last time.
     fn synchronize(&mut self) -> Vec<Arc<Failure>>;
 
-    /// Frees what is cached.
-    fn empty_cache(&mut self);
+    /// Frees cached memory.
+    fn empty_cache(&mut self) {}
 
-    /// What is known of the devices, by index; none where the host is the device.
+    /// Reports by device index; empty where the host is the device.
     fn devices(&self) -> Vec<DeviceReport> {
         Vec::new()
     }
@@ -91,6 +66,52 @@ pub trait Executor: Send {
 
     /// Counts ops and memory from now.
     fn reset_counters(&mut self) {}
+}
+
+/// A device, or several that calls and nodes name by their index: it owns the contents of all storages, and runs ops and
+/// groups. [`crate::driver::Driver`] walks through runs.
+///
+/// An op that fails poisons its outputs and what it would have written; ops that read poison are skipped and poison in
+/// turn; independent ops run.
+pub trait Device: Immediate + Fuser + Send {
+    /// PyTorch on the host.
+    fn host(&self) -> &'static dyn HostKernels;
+
+    /// Runs an op that is not dead; whether a kernel ran.
+    fn run_op(&mut self, op: &mut OpRun<'_, '_>) -> bool;
+
+    /// Runs the ops of a group together. False, and nothing that matters done, where they have to run one by one.
+    fn run_group(&mut self, group: &GroupRun<'_, '_, Self::Group>) -> bool;
+
+    /// A storage that a dead op would have made.
+    fn skip(&mut self, _op: &OpRun<'_, '_>) {}
+
+    /// A run has ended.
+    fn end_run(&mut self) {}
+
+    /// Forgets all ops: their nodes get other numbers.
+    fn forget(&mut self);
+}
+
+/// Runs plans on a device. Sizes arrive at run time, as variants.
+///
+/// Calls arrive in program order from one thread at a time; they may be asynchronous, so that results are on the device
+/// when [`Immediate::download`] or [`Immediate::synchronize`] returns.
+pub trait Executor: Send {
+    /// The device, for what is done outside of runs.
+    fn device(&mut self) -> &mut dyn Immediate;
+
+    /// The ops and blocks that runs name.
+    fn program(&mut self) -> &mut Program;
+
+    /// Forgets all ops and blocks.
+    fn forget(&mut self);
+
+    /// What was measured; [`Profile::measure`] turns measuring on.
+    fn profile(&mut self) -> &mut Profile;
+
+    /// Runs parts of blocks.
+    fn run(&mut self, run: &BlockRun);
 }
 
 /// What an executor on a GPU has done.

@@ -15,6 +15,7 @@
 
 pub mod cpu;
 pub mod deferred;
+pub mod driver;
 pub mod error;
 pub mod executor;
 pub mod gpu;

@@ -1,26 +1,26 @@
-//! Storages in host buffers; blocks as lists of ATen calls.
+//! The host as a device: storages in host buffers, ops as Tandem's own kernels and ATen calls.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
-use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
-use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
+use tandem_tracegraph::ids::{LocationId, StorageId};
+use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::ops::overwrites;
 use tandem_tracegraph::tensor_meta::flags;
 
 use crate::cpu::natives;
-use crate::cpu::natives::{Fusion, Natives};
+use crate::cpu::natives::Natives;
 use crate::cpu::tiles::computation::Computation;
+use crate::driver::Driver;
 use crate::error::{CallFailure, Cause, Failure};
-use crate::executor::Executor;
+use crate::executor::{Device, Immediate};
 use crate::host::{Buffer, Exception, HostError, HostKernels, HostResult, HostResultKind, call_host};
 use crate::ops::express::{Base, apart};
 use crate::ops::outputs::outputs_in_place;
 use crate::overlap::same_window;
-use crate::plan;
-use crate::plan::{Action, Feed, Fused, Slot};
-use crate::run::{BlockRun, Cursor, Event, HostFeed, OpRun, Profile, Program, Span, Step, timing, with_op};
+use crate::plan::{Feed, GroupRun, Slot};
+use crate::run::{HostFeed, OpRun};
 use crate::shapes::is_dense;
 
 /// The contents of a storage.
@@ -37,40 +37,24 @@ enum Contents {
 }
 
 type Group = Computation<Slot, Feed>;
-type Plan = plan::Plan<Group>;
-type Plans = plan::Plans<Group>;
 
-/// Runs ops as ATen CPU kernels, on the calling thread.
-pub struct CpuExecutor {
-    program: Program,
-    plans: Plans,
-    machine: Machine,
-}
+/// The cpu executor.
+pub type CpuExecutor = Driver<CpuDevice>;
 
-/// What carries ops and plans out, and what on.
-struct Machine {
-    host: &'static dyn HostKernels,
+/// Runs ops on the calling thread, with threads that help.
+pub struct CpuDevice {
+    pub(super) host: &'static dyn HostKernels,
     storages: Vec<Contents>,
-    profile: Profile,
-    natives: Natives,
+    pub(super) natives: Natives,
     failures: Vec<Arc<Failure>>,
 }
 
-impl CpuExecutor {
-    /// An executor that calls `host`'s kernels, and its own where it has some unless there are to be none.
-    pub fn new(host: &'static dyn HostKernels, own_kernels: bool) -> CpuExecutor {
-        let machine = Machine {
-            host,
-            storages: Vec::new(),
-            profile: Profile::default(),
-            natives: Natives::new(own_kernels),
-            failures: Vec::new(),
-        };
-        CpuExecutor { program: Program::default(), plans: Plans::default(), machine }
+impl CpuDevice {
+    /// A device that calls `host`'s kernels, and its own where it has some unless there are to be none.
+    pub fn new(host: &'static dyn HostKernels, own_kernels: bool) -> CpuDevice {
+        CpuDevice { host, storages: Vec::new(), natives: Natives::new(own_kernels), failures: Vec::new() }
     }
-}
 
-impl Machine {
     fn slot(&mut self, id: StorageId) -> &mut Contents {
         if self.storages.len() <= id.index() {
             self.storages.resize_with(id.index() + 1, || Contents::Free);
@@ -171,7 +155,7 @@ impl Machine {
 
     /// A copy of all of a fed host tensor to all of a storage: its snapshot, which nobody else has, is the storage's
     /// contents from now on. False where the call is something else.
-    fn adopt(&mut self, call: &Call<'_>, run: &BlockRun, cursor: &Cursor) -> bool {
+    fn adopt(&mut self, call: &Call<'_>, hosts: &[HostFeed]) -> bool {
         let [to, from] = &call.inputs[..] else { return false };
         let (Place::Storage { id, .. }, Place::Buffer(_)) = (to.place, from.place) else { return false };
         // Without gaps: what lies in the gaps of a window is not the program's to overwrite.
@@ -181,7 +165,7 @@ impl Machine {
             && to.strides == from.strides
             && is_dense(to.sizes, to.strides)
             && (to.flags | from.flags) & flags::META == 0;
-        let Some(HostFeed::Buffer(buffer)) = run.hosts.get(cursor.hosts) else { return false };
+        let Some(HostFeed::Buffer(buffer)) = hosts.first() else { return false };
         let nbytes = self.host.buffer_bytes(buffer.as_ptr()).1;
         let fits = match self.slot(id) {
             Contents::Undefined(n) => *n == nbytes,
@@ -315,7 +299,7 @@ fn out_agrees(out: &OutSpec, result: &HostResult<'_>, call: &Call<'_>) -> bool {
     }
 }
 
-impl Executor for CpuExecutor {
+impl Immediate for CpuDevice {
     fn name(&self) -> &'static str {
         "cpu"
     }
@@ -325,33 +309,33 @@ impl Executor for CpuExecutor {
     }
 
     fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) -> Result<(), CallFailure> {
-        self.machine.allocate(id, nbytes)
+        self.give(id, nbytes)
     }
 
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
-        let host = self.machine.host;
-        match self.machine.slot(id) {
+        let host = self.host;
+        match self.slot(id) {
             Contents::Ready(buffer) => {
-                host.buffer_resize(buffer.as_ptr(), nbytes).map_err(|e| self.machine.no_memory(e))
+                host.buffer_resize(buffer.as_ptr(), nbytes).map_err(|e| self.no_memory(e))
             }
             Contents::Poisoned(failure, _) => Err(CallFailure::Poisoned(failure.clone())),
-            Contents::Free | Contents::Undefined(_) => self.machine.allocate(id, nbytes),
+            Contents::Free | Contents::Undefined(_) => self.give(id, nbytes),
         }
     }
 
     fn release(&mut self, id: StorageId) {
-        self.machine.release(id);
+        *self.slot(id) = Contents::Free;
     }
 
     fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
-        let to = self.machine.bytes(id, offset, bytes.len())?;
+        let to = self.bytes(id, offset, bytes.len())?;
         // SAFETY: `bytes` checked that the range lies in the buffer, which no other thread writes now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
-        let from = self.machine.bytes(id, offset, bytes.len())?;
+        let from = self.bytes(id, offset, bytes.len())?;
         // SAFETY: as in `upload`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -360,55 +344,9 @@ impl Executor for CpuExecutor {
     fn read(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
         let read = self.download(id, offset, bytes);
         if let Err(seen) = &read {
-            self.machine.failures.retain(|f| !Arc::ptr_eq(f, seen));
+            self.failures.retain(|f| !Arc::ptr_eq(f, seen));
         }
         Some(read)
-    }
-
-    fn declare(&mut self, node: NodeId, step: Step) {
-        self.program.declare(node, step);
-    }
-
-    fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
-        self.program.add_variant(node, variant);
-    }
-
-    fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
-        self.program.lower(blocks);
-    }
-
-    fn forget(&mut self) {
-        self.plans.clear();
-        self.machine.natives.forget();
-        self.program.forget();
-        self.machine.profile.clear();
-    }
-
-    fn measure(&mut self, on: bool) {
-        self.machine.profile.measure(on);
-    }
-
-    fn measured(&self) -> Option<&Profile> {
-        Some(&self.machine.profile)
-    }
-
-    fn run(&mut self, run: &BlockRun) {
-        let CpuExecutor { program, plans, machine } = self;
-        let whole = Span::whole(run);
-        if let Some(plan) = plans.find_whole(run, program, &mut machine.fusion()) {
-            return machine.carry_out(&plan, plans.unused(), &whole, program);
-        }
-        let parts = (run.segments.len() > 1).then(|| plans.parts(run, program));
-        let spans: SmallVec<[Span<'_>; 4]> = match &parts {
-            Some(parts) => parts.spans(run).collect(),
-            None => SmallVec::from_slice(&[whole]),
-        };
-        for span in &spans {
-            match plans.find(span, program, &mut machine.fusion()) {
-                Some(plan) => machine.carry_out(&plan, plans.unused(), span, program),
-                None => program.each_of(span, |event| machine.handle(event)),
-            }
-        }
     }
 
     fn call(
@@ -421,37 +359,38 @@ impl Executor for CpuExecutor {
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         resolved.default_dtype = call.default_dtype;
         resolved.numbers_fit = call.numbers_fit;
-        if let Err(failure) = self.machine.resolve(&mut resolved, location) {
+        if let Err(failure) = self.resolve(&mut resolved, location) {
             // It is raised now, so nobody needs to be told of it later.
             if let CallFailure::Poisoned(seen) = &failure {
-                self.machine.failures.retain(|f| !Arc::ptr_eq(f, seen));
+                self.failures.retain(|f| !Arc::ptr_eq(f, seen));
             }
             return Err(failure);
         }
-        let host = self.machine.host;
-        let called = self.machine.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved));
-        let (outputs, made) =
-            called.map_err(|e| CallFailure::Raised(self.machine.raised(call, location, e)))?;
+        let host = self.host;
+        let called = self.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved));
+        let (outputs, made) = called.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
-            *self.machine.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
+            *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
         }
         Ok(outputs)
     }
 
     fn synchronize(&mut self) -> Vec<Arc<Failure>> {
-        std::mem::take(&mut self.machine.failures)
+        std::mem::take(&mut self.failures)
     }
-
-    fn empty_cache(&mut self) {}
 }
 
-impl Machine {
-    fn run_op(&mut self, mut op: OpRun<'_, '_>) {
-        if op.dead {
-            return;
+impl Device for CpuDevice {
+    fn host(&self) -> &'static dyn HostKernels {
+        self.host
+    }
+
+    fn run_op(&mut self, op: &mut OpRun<'_, '_>) -> bool {
+        if self.natives.is_copy(op.call.op, self.host) && self.adopt(op.call, op.hosts) {
+            return false;
         }
         let written: Ids = op.step.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
-        if let Err(failure) = self.step(&mut op) {
+        if let Err(failure) = self.step(op) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
             for (id, nbytes) in op.fresh.iter().zip(&op.variant.outputs.fresh) {
                 self.poison(*id, *nbytes, &failure);
@@ -461,63 +400,14 @@ impl Machine {
             }
             self.failures.push(failure);
         }
+        true
     }
 
-    fn release(&mut self, id: StorageId) {
-        *self.slot(id) = Contents::Free;
-    }
-
-    fn fusion(&mut self) -> Fusion<'_> {
-        Fusion { natives: &mut self.natives, host: self.host }
-    }
-
-    fn handle(&mut self, event: Event<'_, '_>) {
-        match event {
-            Event::Op(op) => {
-                let timing = timing(&self.profile, &op, self.host);
-                self.run_op(op);
-                timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
-            }
-            Event::Release(id) => self.release(id),
-        }
-    }
-
-    fn carry_out(&mut self, plan: &Plan, unused: &[StorageId], span: &Span<'_>, program: &Program) {
-        unused.iter().for_each(|id| self.release(*id));
-        let one = |this: &mut Machine, number: u32| {
-            let (node, variant, cursor) = &plan.ops[number as usize];
-            if let Some((step, known)) = program.op(*node, *variant) {
-                let (op, mut at) = ((*node, *variant, step, known), cursor.behind(&span.base));
-                let feeds = at;
-                with_op(&mut at, op, span.run, false, |op| {
-                    let copies = this.natives.is_copy(op.call.op, this.host);
-                    if !copies || !this.adopt(op.call, span.run, &feeds) {
-                        this.handle(Event::Op(op));
-                    }
-                });
-            }
-        };
-        for action in &plan.actions {
-            let mut timing = plan.timing(action, &self.profile, span, program, self.host);
-            match action {
-                Action::Op(number) => one(self, *number),
-                Action::Release(place) => self.release(span.storages[*place as usize]),
-                Action::Group(fused) => {
-                    if !self.run_group(fused, span) {
-                        timing = None;
-                        fused.ops.clone().for_each(|number| one(self, number));
-                    }
-                }
-            }
-            timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
-        }
-    }
-
-    /// Carries ops out together; false, and nothing that matters done, where one of their operands is poisoned or
-    /// PyTorch's kernel has to run.
-    fn run_group(&mut self, fused: &Fused<Group>, span: &Span<'_>) -> bool {
+    /// False where one of the operands is poisoned, or PyTorch's kernel has to run.
+    fn run_group(&mut self, run: &GroupRun<'_, '_, Group>) -> bool {
+        let (fused, span) = (run.fused, run.span);
         let host = self.host;
-        let id = |place: u32| span.storages[place as usize];
+        let id = |place: u32| run.id(place);
         if fused.needed.iter().any(|place| self.buffer(id(*place)).is_err()) {
             return false;
         }
@@ -553,8 +443,14 @@ impl Machine {
         unsafe { fused.group.run(host, &data, &params) }
     }
 
+    fn forget(&mut self) {
+        self.natives.forget();
+    }
+}
+
+impl CpuDevice {
     /// Gives a storage undefined bytes.
-    fn allocate(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
+    fn give(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
         let made = Buffer::new(nbytes, self.host).map_err(|e| self.no_memory(e))?;
         *self.slot(id) = Contents::Ready(made);
         Ok(())

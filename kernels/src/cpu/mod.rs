@@ -2,6 +2,7 @@
 
 mod ahead;
 mod executor;
+mod fusion;
 mod natives;
 pub mod own;
 pub mod pool;
@@ -10,4 +11,4 @@ pub mod scarcity;
 pub mod tiles;
 mod widest;
 
-pub use executor::CpuExecutor;
+pub use executor::{CpuDevice, CpuExecutor};

@@ -12,11 +12,10 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 use crate::cpu::tiles::computation::Computation;
 use crate::cpu::{own, random};
 use crate::host::{Buffer, Exception, HostKernels, call_host};
-use crate::ops::express::{Base, Job, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
+use crate::ops::express::{Base, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::ops::outputs::{OutputRule, have_sizes};
-use crate::plan;
-use crate::plan::{Before, Draft, Ending, Feed, Fuser, RowSums};
-use crate::run::{OpRun, Scalar, of_arg};
+use crate::plan::Draft;
+use crate::run::{Scalar, of_arg};
 use crate::shapes::{Dims, dense, is_dense};
 
 /// Traced calls whose kernels are kept, and kinds of calls of which it is known whether PyTorch accepts them.
@@ -389,90 +388,6 @@ impl Natives {
         let accepted = known.or_else(|| is_accepted(call, outputs, host))?;
         self.accepted.insert(kind, accepted);
         Some(accepted.then(|| Arc::new(native)))
-    }
-}
-
-/// The executor's own kernels, as plans see them.
-pub struct Fusion<'n> {
-    /// They.
-    pub natives: &'n mut Natives,
-    /// PyTorch's.
-    pub host: &'static dyn HostKernels,
-}
-
-impl Fusion<'_> {
-    /// The rule of an op that is computed here.
-    fn rule(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Rule>> {
-        let rule = self.natives.rule(op.call.op, self.host)?;
-        self.natives.is_native((op.node, op.number), op.call, op.variant, self.host).then_some(rule)
-    }
-}
-
-impl Fuser for Fusion<'_> {
-    type Group = Computation<plan::Slot, Feed>;
-
-    fn alone(
-        &mut self,
-        op: &OpRun<'_, '_>,
-        slot: &dyn Fn(&Window) -> plan::Slot,
-        feed: &dyn Fn(Param) -> Feed,
-    ) -> Option<Self::Group> {
-        match &*self.rule(op)? {
-            Rule::Kernel { rule: own, .. } => {
-                Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed))
-            }
-            Rule::Expression(_) => None,
-        }
-    }
-
-    fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
-        let rule = self.rule(op)?;
-        let base = rule.base()?;
-        // The contents of a fed host tensor may become a storage's without a copy.
-        let fed = matches!(op.call.inputs.get(1).map(|i| i.place), Some(Place::Buffer(_)));
-        if fed && base.is_copy() {
-            return None;
-        }
-        jobs(base, op.call, &op.variant.outputs)
-    }
-
-    fn most_tensors(&self) -> usize {
-        usize::MAX
-    }
-
-    fn behind(&mut self, _: &Before<'_, '_, '_>, _: &Draft<plan::Slot, Feed>) -> Option<Self::Group> {
-        None
-    }
-
-    fn compile(
-        &mut self,
-        draft: Draft<plan::Slot, Feed>,
-        same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
-    ) -> Option<Self::Group> {
-        Computation::compile(draft, same)
-    }
-
-    fn row_sums(&mut self, op: &OpRun<'_, '_>) -> Option<RowSums> {
-        let Rule::Kernel { .. } = &*self.rule(op)? else { return None };
-        let name = self.host.op_name(op.call.op);
-        own::row_sums(name.strip_prefix("aten::")?, op.call, &op.variant.outputs)
-    }
-
-    fn compile_with_sums(
-        &mut self,
-        draft: Draft<plan::Slot, Feed>,
-        ending: &Ending,
-        same: &dyn Fn(plan::Slot, plan::Slot) -> bool,
-    ) -> Result<Self::Group, Draft<plan::Slot, Feed>> {
-        Computation::summed(draft, ending, same)
-    }
-
-    fn slots(group: &Self::Group) -> &[plan::Slot] {
-        &group.slots
-    }
-
-    fn op_name(&self, op: OpId) -> String {
-        self.host.op_name(op)
     }
 }
 

@@ -84,6 +84,18 @@ impl Group {
     }
 }
 
+impl Group {
+    /// An op and its epilogue; `number` is the op's in the plan.
+    pub fn behind(number: u32, epilogue: Epilogue<'_>, lowered: Lowered, feeds: &[Feed]) -> Group {
+        Group {
+            slots: epilogue.slots.into(),
+            feeds: feeds.into(),
+            work: Work::Behind(number, Arc::new(lowered)),
+            stored: epilogue.stored.into(),
+        }
+    }
+}
+
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.work {

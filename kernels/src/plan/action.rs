@@ -47,6 +47,25 @@ pub struct Fused<G> {
     pub dropped: Vec<u32>,
 }
 
+/// A group of a plan, to be run with the storages and feeds of a span.
+pub struct GroupRun<'a, 'r, G> {
+    /// The plan.
+    pub plan: &'a Plan<G>,
+    /// The group.
+    pub fused: &'a Fused<G>,
+    /// The part of the run.
+    pub span: &'a Span<'r>,
+    /// The program that its ops are of.
+    pub program: &'a Program,
+}
+
+impl<G> GroupRun<'_, '_, G> {
+    /// The storage at a place of the stream.
+    pub fn id(&self, place: u32) -> StorageId {
+        self.span.storages[place as usize]
+    }
+}
+
 /// Where a window begins.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Slot {
@@ -71,13 +90,12 @@ impl<G> Plan<G> {
     /// What a group that begins now will be noted with; nothing where none is measured.
     pub fn timing(
         &self,
-        action: &Action<G>,
+        fused: &Fused<G>,
         profile: &Profile,
         span: &Span<'_>,
         program: &Program,
         host: &dyn HostKernels,
     ) -> Option<(Tally, Instant)> {
-        let Action::Group(fused) = action else { return None };
         if !profile.is_on() {
             return None;
         }

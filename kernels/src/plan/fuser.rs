@@ -13,29 +13,42 @@ use crate::run::OpRun;
 /// An executor, as far as plans depend on it.
 pub trait Fuser {
     /// What carries ops out together.
-    type Group: fmt::Debug;
+    type Group: fmt::Debug + Send + Sync;
 
     /// An op that is carried out by a kernel of its own, given where windows begin and where parameters come from.
     fn alone(
         &mut self,
-        op: &OpRun<'_, '_>,
-        slot: &dyn Fn(&Window) -> Slot,
-        feed: &dyn Fn(Param) -> Feed,
-    ) -> Option<Self::Group>;
+        _op: &OpRun<'_, '_>,
+        _slot: &dyn Fn(&Window) -> Slot,
+        _feed: &dyn Fn(Param) -> Feed,
+    ) -> Option<Self::Group> {
+        None
+    }
 
     /// The computations of an op that may be carried out together with others.
-    fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>>;
+    fn jobs(&mut self, _op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
+        None
+    }
 
     /// Tensors that a lane of a group can be on at most.
-    fn most_tensors(&self) -> usize;
+    fn most_tensors(&self) -> usize {
+        usize::MAX
+    }
 
     /// Carries a draft out together with the op before it, whose first new tensor its only lane reads.
-    fn behind(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<Self::Group>;
+    fn behind(&mut self, _before: &Before<'_, '_, '_>, _draft: &Draft<Slot, Feed>) -> Option<Self::Group> {
+        None
+    }
 
     /// Carries a draft out; `same` says whether two slots are in the same memory. `None` where its ops have to be
     /// carried out one by one.
-    fn compile(&mut self, draft: Draft<Slot, Feed>, same: &dyn Fn(Slot, Slot) -> bool)
-    -> Option<Self::Group>;
+    fn compile(
+        &mut self,
+        _draft: Draft<Slot, Feed>,
+        _same: &dyn Fn(Slot, Slot) -> bool,
+    ) -> Option<Self::Group> {
+        None
+    }
 
     /// An op as sums of rows, which a group that gives their elements may end in.
     fn row_sums(&mut self, _: &OpRun<'_, '_>) -> Option<RowSums> {

@@ -17,7 +17,7 @@ mod planner;
 mod plans;
 mod structure;
 
-pub use action::{Action, Feed, Fused, Plan, Slot};
+pub use action::{Action, Feed, GroupRun, Plan, Slot};
 pub use draft::{Draft, Held, Lane};
 pub use fuser::{Before, Ending, Fuser, RowSums, Rows};
 pub use plans::Plans;

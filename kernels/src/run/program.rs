@@ -8,7 +8,7 @@ use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::Variant;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::run::block_run::{BlockRun, Segment, Step};
+use crate::run::block_run::{BlockRun, HostFeed, Segment, Step};
 use crate::run::cursor::Cursor;
 use crate::run::liveness::Liveness;
 use crate::run::span::Span;
@@ -42,6 +42,8 @@ pub struct OpRun<'o, 'r> {
     pub call: &'o mut Call<'r>,
     /// Ids of the storages that it makes.
     pub fresh: &'o [StorageId],
+    /// The host tensors that are fed to it and to later ops.
+    pub hosts: &'r [HostFeed],
     /// Nobody will see what it does.
     pub dead: bool,
 }
@@ -100,12 +102,7 @@ impl Program {
         Some((step, &*step.variants[number as usize]))
     }
 
-    /// Takes the ops of a run in order, each with what is fed to it, and the storages that it releases.
-    pub fn each(&mut self, run: &BlockRun, each: impl FnMut(Event<'_, '_>)) {
-        self.each_of(&Span::whole(run), each);
-    }
-
-    /// The same of a part of a run.
+    /// Takes the ops of a part of a run in order, each with what is fed to it, and the storages that it releases.
     pub fn each_of(&mut self, span: &Span<'_>, mut each: impl FnMut(Event<'_, '_>)) {
         let mut liveness = std::mem::take(&mut self.liveness);
         let ops = self.ops(span);
@@ -136,7 +133,8 @@ pub fn with_op<'r>(
     let mut call = Call::blank(step.key.op);
     call.device = step.key.device;
     call.default_dtype = Dtype((step.key.modes >> 56) as u8 & 0x7f);
+    let hosts = &run.hosts[cursor.hosts..];
     cursor.fill(&mut call, step, variant, run);
     let fresh: SmallVec<[StorageId; 4]> = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
-    take(OpRun { node, step, number, variant, call: &mut call, fresh: &fresh, dead });
+    take(OpRun { node, step, number, variant, call: &mut call, fresh: &fresh, hosts, dead });
 }

@@ -4,40 +4,40 @@
 //! executor of its device, so program order holds across devices. Only copies read a storage of another device: it is
 //! brought to the host, and the copy takes it from there like any host tensor.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
-use tandem_tracegraph::ids::{LocationId, NodeId, StorageId};
-use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
+use tandem_tracegraph::node::Outputs;
 
 use crate::error::{CallFailure, Failure};
-use crate::executor::{DeviceReport, Executor};
-use crate::gpu::executor::GpuExecutor;
-use crate::host::Buffer;
-use crate::run::{BlockRun, Event, OpRun, Profile, Program, Step, timing};
+use crate::executor::{Device, DeviceReport, Immediate};
+use crate::gpu::executor::device::GpuDevice;
+use crate::host::{Buffer, HostKernels};
+use crate::plan::{Fuser, GroupRun, Slot};
+use crate::run::OpRun;
 
 /// Runs ops on several devices, each with its own executor.
 pub struct Devices {
     /// By index; never empty.
-    all: Vec<GpuExecutor>,
-    program: Program,
-    profile: Profile,
+    all: Vec<GpuDevice>,
     /// The device of each storage, by id.
     homes: Vec<u8>,
 }
 
 impl Devices {
     /// `tandem:0` comes first.
-    pub fn new(all: Vec<GpuExecutor>) -> Devices {
-        Devices { all, program: Program::default(), profile: Profile::default(), homes: Vec::new() }
+    pub fn new(all: Vec<GpuDevice>) -> Devices {
+        Devices { all, homes: Vec::new() }
     }
 
     fn home(&self, id: StorageId) -> u8 {
         self.homes.get(id.index()).copied().unwrap_or(0)
     }
 
-    fn at_home(&mut self, id: StorageId) -> &mut GpuExecutor {
+    fn at_home(&mut self, id: StorageId) -> &mut GpuDevice {
         let home = self.home(id);
         &mut self.all[usize::from(home)]
     }
@@ -62,26 +62,6 @@ impl Devices {
         }
         Ok(brought)
     }
-
-    fn run_op(&mut self, op: &mut OpRun<'_, '_>) {
-        let device = op.step.key.device;
-        op.fresh.iter().for_each(|id| settle(&mut self.homes, *id, device));
-        if op.dead {
-            return;
-        }
-        let mut parts = SmallVec::new();
-        let brought = self.bring(op.call, &mut parts);
-        let executor = &mut self.all[usize::from(device)];
-        match brought {
-            Ok(false) => executor.run_op(op),
-            // The next time the same copy may come from another device, so its lowering is not kept.
-            Ok(true) => {
-                let lowered = executor.lower_call(op.call);
-                executor.run_lowered(op, lowered);
-            }
-            Err(failure) => executor.fail(op, failure),
-        }
-    }
 }
 
 /// Notes a storage's device.
@@ -92,7 +72,7 @@ fn settle(homes: &mut Vec<u8>, id: StorageId, device: u8) {
     homes[id.index()] = device;
 }
 
-impl Executor for Devices {
+impl Immediate for Devices {
     fn name(&self) -> &'static str {
         "gpu"
     }
@@ -116,46 +96,6 @@ impl Executor for Devices {
 
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
         self.at_home(id).download(id, offset, bytes)
-    }
-
-    fn declare(&mut self, node: NodeId, step: Step) {
-        self.program.declare(node, step);
-    }
-
-    fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
-        self.program.add_variant(node, variant);
-    }
-
-    fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
-        self.program.lower(blocks);
-    }
-
-    fn forget(&mut self) {
-        self.program.forget();
-        self.profile.clear();
-        self.all.iter_mut().for_each(GpuExecutor::forget);
-    }
-
-    fn measure(&mut self, on: bool) {
-        self.profile.measure(on);
-    }
-
-    fn measured(&self) -> Option<&Profile> {
-        Some(&self.profile)
-    }
-
-    fn run(&mut self, run: &BlockRun) {
-        let mut program = std::mem::take(&mut self.program);
-        program.each(run, |event| match event {
-            Event::Op(mut op) => {
-                let timing = timing(&self.profile, &op, self.all[0].host);
-                self.run_op(&mut op);
-                timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
-            }
-            Event::Release(id) => self.release(id),
-        });
-        self.program = program;
-        self.all.iter_mut().for_each(GpuExecutor::end_run);
     }
 
     fn call(
@@ -184,15 +124,15 @@ impl Executor for Devices {
     }
 
     fn synchronize(&mut self) -> Vec<Arc<Failure>> {
-        self.all.iter_mut().flat_map(GpuExecutor::synchronize).collect()
+        self.all.iter_mut().flat_map(GpuDevice::synchronize).collect()
     }
 
     fn empty_cache(&mut self) {
-        self.all.iter_mut().for_each(GpuExecutor::empty_cache);
+        self.all.iter_mut().for_each(GpuDevice::empty_cache);
     }
 
     fn devices(&self) -> Vec<DeviceReport> {
-        self.all.iter().flat_map(GpuExecutor::devices).collect()
+        self.all.iter().flat_map(GpuDevice::devices).collect()
     }
 
     fn lose(&mut self, device: u8) {
@@ -200,6 +140,58 @@ impl Executor for Devices {
     }
 
     fn reset_counters(&mut self) {
-        self.all.iter_mut().for_each(GpuExecutor::reset_counters);
+        self.all.iter_mut().for_each(GpuDevice::reset_counters);
+    }
+}
+
+/// Ops run one by one: a copy's lowering depends on the device that its source is on.
+impl Fuser for Devices {
+    type Group = Infallible;
+
+    fn slots(group: &Infallible) -> &[Slot] {
+        match *group {}
+    }
+
+    fn op_name(&self, op: OpId) -> String {
+        self.host().op_name(op)
+    }
+}
+
+impl Device for Devices {
+    fn host(&self) -> &'static dyn HostKernels {
+        self.all[0].host
+    }
+
+    fn run_op(&mut self, op: &mut OpRun<'_, '_>) -> bool {
+        self.skip(op);
+        let mut parts = SmallVec::new();
+        let brought = self.bring(op.call, &mut parts);
+        let device = &mut self.all[usize::from(op.step.key.device)];
+        match brought {
+            Ok(false) => return device.run_op(op),
+            // The next time the same copy may come from another device, so its lowering is not kept.
+            Ok(true) => {
+                let lowered = device.lower_call(op.call);
+                device.run_lowered(op, lowered);
+            }
+            Err(failure) => device.fail(op, failure),
+        }
+        true
+    }
+
+    fn run_group(&mut self, run: &GroupRun<'_, '_, Infallible>) -> bool {
+        match run.fused.group {}
+    }
+
+    fn skip(&mut self, op: &OpRun<'_, '_>) {
+        op.fresh.iter().for_each(|id| settle(&mut self.homes, *id, op.step.key.device));
+    }
+
+    fn end_run(&mut self) {
+        self.all.iter_mut().for_each(GpuDevice::end_run);
+    }
+
+    fn forget(&mut self) {
+        self.all.iter_mut().for_each(GpuDevice::forget);
     }
 }

@@ -6,49 +6,21 @@ use smallvec::SmallVec;
 use tandem_tracegraph::ids::{OpId, StorageId};
 
 use crate::error::{Cause, DeviceError, Failure};
-use crate::executor::Executor;
 use crate::gpu::epilogue::Epilogue;
+use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::faults::Taints;
-use crate::gpu::executor::{GpuExecutor, Refused, pins_hold};
+use crate::gpu::executor::given::{Given, Refused, pins_hold};
 use crate::gpu::group::{Group, Launch, Work};
 use crate::gpu::lower::Action as Step;
 use crate::gpu::memory::BufId;
 use crate::gpu::store::Word;
 use crate::gpu::stream::Bound;
-use crate::ops::express::{Job, Param, Window, jobs};
-use crate::plan::{Action, Before, Draft, Feed, Fused, Fuser, Plan, Slot};
-use crate::run::{BlockRun, Event, HostFeed, OpRun, Program, Span, timing, with_op};
+use crate::ops::express::{Job, jobs};
+use crate::plan::{Before, Draft, Feed, Fuser, GroupRun, Slot};
+use crate::run::{HostFeed, OpRun, Span, with_op};
 
-/// What a group is given when it is carried out.
-#[derive(Default)]
-pub struct Given {
-    /// By slot.
-    pub bufs: SmallVec<[Option<BufId>; 8]>,
-    /// The bits of its parameters.
-    params: SmallVec<[u64; 8]>,
-}
-
-impl Given {
-    /// A word of a parameter; 0 for any other.
-    pub fn word(&self, word: Word) -> u32 {
-        match word {
-            Word::Feed(param, ty, upper) => ty.word(self.params[param as usize], upper),
-            _ => 0,
-        }
-    }
-}
-
-impl Fuser for GpuExecutor {
+impl Fuser for GpuDevice {
     type Group = Group;
-
-    fn alone(
-        &mut self,
-        _op: &OpRun<'_, '_>,
-        _slot: &dyn Fn(&Window) -> Slot,
-        _feed: &dyn Fn(Param) -> Feed,
-    ) -> Option<Group> {
-        None
-    }
 
     /// Only ops that have kernels by themselves are fused: what is computed where depends on metadata alone.
     fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
@@ -95,85 +67,14 @@ impl Fuser for GpuExecutor {
     }
 }
 
-impl GpuExecutor {
-    /// Carries a run out, by plans where it has come before.
-    pub(super) fn run_planned(&mut self, run: &BlockRun, program: &mut Program) {
-        let mut plans = std::mem::take(&mut self.plans);
-        let whole = Span::whole(run);
-        if let Some(plan) = plans.find_whole(run, program, self) {
-            self.carry_out_plan(&plan, plans.unused(), &whole, program);
-        } else {
-            let parts = (run.segments.len() > 1).then(|| plans.parts(run, program));
-            let spans: SmallVec<[Span<'_>; 4]> = match &parts {
-                Some(parts) => parts.spans(run).collect(),
-                None => SmallVec::from_slice(&[whole]),
-            };
-            for span in &spans {
-                match plans.find(span, program, self) {
-                    Some(plan) => self.carry_out_plan(&plan, plans.unused(), span, program),
-                    None => program.each_of(span, |event| self.handle(event)),
-                }
-            }
-        }
-        self.plans = plans;
-    }
-
-    pub(super) fn handle(&mut self, event: Event<'_, '_>) {
-        match event {
-            Event::Op(op) => {
-                let timing = timing(&self.profile, &op, self.host);
-                self.run_op(&op);
-                timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
-            }
-            Event::Release(id) => self.release(id),
-        }
-    }
-
-    fn carry_out_plan(
-        &mut self,
-        plan: &Plan<Group>,
-        unused: &[StorageId],
-        span: &Span<'_>,
-        program: &Program,
-    ) {
-        unused.iter().for_each(|id| self.release(*id));
-        let one = |this: &mut GpuExecutor, number: u32| {
-            let (node, variant, cursor) = &plan.ops[number as usize];
-            if let Some((step, known)) = program.op(*node, *variant) {
-                let (op, mut at) = ((*node, *variant, step, known), cursor.behind(&span.base));
-                with_op(&mut at, op, span.run, false, |op| this.handle(Event::Op(op)));
-            }
-        };
-        for action in &plan.actions {
-            let mut timing = plan.timing(action, &self.profile, span, program, self.host);
-            match action {
-                Action::Op(number) => one(self, *number),
-                Action::Release(place) => self.release(span.storages[*place as usize]),
-                Action::Group(fused) => match self.run_group(fused, plan, span, program) {
-                    Ok(()) => self.native += fused.ops.len() as u64,
-                    Err(Refused::Failed(failure)) => self.fail_group(&fused.group, &failure, span),
-                    Err(_) => {
-                        timing = None;
-                        fused.ops.clone().for_each(|number| one(self, number));
-                    }
-                },
-            }
-            timing.into_iter().for_each(|(tally, begin)| self.profile.ran(tally, begin));
-        }
-    }
-
+impl GpuDevice {
     /// Carries ops out together. Nothing that matters is done where that is refused: one of their operands is poisoned,
     /// or what they are on cannot be bound as a whole.
-    fn run_group(
-        &mut self,
-        fused: &Fused<Group>,
-        plan: &Plan<Group>,
-        span: &Span<'_>,
-        program: &Program,
-    ) -> Result<(), Refused> {
+    pub(super) fn run_fused(&mut self, run: &GroupRun<'_, '_, Group>) -> Result<(), Refused> {
+        let GroupRun { plan, fused, span, program } = *run;
         let group = &fused.group;
         let limit = self.stream.gpu.max_binding.min(u64::from(u32::MAX));
-        let id = |place: u32| span.storages[place as usize];
+        let id = |place: u32| run.id(place);
         if fused.fresh.iter().any(|(_, nbytes)| *nbytes > limit) {
             return Err(Refused::Host);
         }
@@ -232,7 +133,7 @@ impl GpuExecutor {
     }
 
     /// A group has failed.
-    fn fail_group(&mut self, group: &Group, failure: &Arc<Failure>, span: &Span<'_>) {
+    pub(super) fn fail_group(&mut self, group: &Group, failure: &Arc<Failure>, span: &Span<'_>) {
         tracing::warn!(%failure, "fused ops failed; what they would have written is poisoned");
         for (slot, _) in &group.stored {
             if let Slot::Storage(place, _) = group.slots[*slot as usize] {

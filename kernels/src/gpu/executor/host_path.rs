@@ -9,14 +9,14 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::ops::written_unsaid;
 
 use crate::error::{CallFailure, Cause, Failure};
-use crate::gpu::executor::GpuExecutor;
+use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::storages::{Absent, read};
 use crate::host::{Buffer, Exception, call_host};
 
 /// Storages of fewer bytes are brought to the host whole.
 const WHOLE: u64 = 1 << 16;
 
-impl GpuExecutor {
+impl GpuDevice {
     /// Runs a call on the host; what it makes is known and named.
     pub(super) fn run_host(
         &mut self,

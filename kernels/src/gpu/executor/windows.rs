@@ -8,14 +8,15 @@ use std::num::NonZeroU64;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 
-use crate::gpu::executor::GpuExecutor;
+use crate::gpu::executor::device::GpuDevice;
+use crate::gpu::executor::parts::first_element;
 use crate::gpu::lower::{Action, Lowered};
 use crate::gpu::memory::BufId;
 use crate::gpu::spans::{Part, Span};
-use crate::gpu::store::{Ref, Word};
+use crate::gpu::store::Ref;
 use crate::gpu::stream::Bound;
 
-impl GpuExecutor {
+impl GpuDevice {
     /// What a kernel, or a part of it, is given of its tensors' buffers: all where that can be bound, else what it reaches.
     pub(super) fn bind(
         &self,
@@ -70,39 +71,5 @@ impl GpuExecutor {
             Action::Dispatch { tensors, parts, .. } => !parts.is_empty() || tensors.iter().all(fits),
             Action::Clear(..) => true,
         })
-    }
-}
-
-/// The parts that a kernel runs in; one that has none runs once.
-pub fn runs(parts: &[Part]) -> impl Iterator<Item = Option<&Part>> {
-    parts.iter().map(Some).chain(parts.is_empty().then_some(None))
-}
-
-/// A parameter that depends on the part that runs, and on what is bound for it.
-pub fn placed(
-    word: Word,
-    call: &Call<'_>,
-    (tensors, bound): (&[Ref], &[Bound]),
-    part: Option<&Part>,
-) -> Option<u32> {
-    match word {
-        Word::Offset(tensor, mem) => {
-            let begin = bound[tensors.iter().position(|t| *t == tensor)?].begin / u64::from(mem.size());
-            Some((first_element(call, tensor) as u64).wrapping_sub(begin) as u32)
-        }
-        Word::First => Some(part?.first),
-        Word::Count => Some(part?.count),
-        _ => None,
-    }
-}
-
-/// Number of a tensor's first element in its buffer.
-fn first_element(call: &Call<'_>, tensor: Ref) -> i64 {
-    match tensor {
-        Ref::Input(i) => match call.inputs[i as usize].place {
-            Place::Storage { .. } => call.inputs[i as usize].offset,
-            _ => 0,
-        },
-        Ref::Fresh(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => 0,
     }
 }

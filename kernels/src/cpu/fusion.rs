@@ -1,0 +1,82 @@
+//! What plans may fuse on the cpu executor: expressions, kernels of their own, and sums of rows.
+
+use std::sync::Arc;
+
+use tandem_tracegraph::call::Place;
+use tandem_tracegraph::ids::OpId;
+
+use crate::cpu::executor::CpuDevice;
+use crate::cpu::natives::Rule;
+use crate::cpu::own;
+use crate::cpu::tiles::computation::Computation;
+use crate::ops::express::{Job, Param, Window, jobs};
+use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
+use crate::run::OpRun;
+
+impl CpuDevice {
+    /// The rule of an op that is computed here.
+    fn rule(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Rule>> {
+        let rule = self.natives.rule(op.call.op, self.host)?;
+        self.natives.is_native((op.node, op.number), op.call, op.variant, self.host).then_some(rule)
+    }
+}
+
+impl Fuser for CpuDevice {
+    type Group = Computation<Slot, Feed>;
+
+    fn alone(
+        &mut self,
+        op: &OpRun<'_, '_>,
+        slot: &dyn Fn(&Window) -> Slot,
+        feed: &dyn Fn(Param) -> Feed,
+    ) -> Option<Self::Group> {
+        match &*self.rule(op)? {
+            Rule::Kernel { rule: own, .. } => {
+                Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed))
+            }
+            Rule::Expression(_) => None,
+        }
+    }
+
+    fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
+        let rule = self.rule(op)?;
+        let base = rule.base()?;
+        // The contents of a fed host tensor may become a storage's without a copy.
+        let fed = matches!(op.call.inputs.get(1).map(|i| i.place), Some(Place::Buffer(_)));
+        if fed && base.is_copy() {
+            return None;
+        }
+        jobs(base, op.call, &op.variant.outputs)
+    }
+
+    fn compile(
+        &mut self,
+        draft: Draft<Slot, Feed>,
+        same: &dyn Fn(Slot, Slot) -> bool,
+    ) -> Option<Self::Group> {
+        Computation::compile(draft, same)
+    }
+
+    fn row_sums(&mut self, op: &OpRun<'_, '_>) -> Option<RowSums> {
+        let Rule::Kernel { .. } = &*self.rule(op)? else { return None };
+        let name = self.host.op_name(op.call.op);
+        own::row_sums(name.strip_prefix("aten::")?, op.call, &op.variant.outputs)
+    }
+
+    fn compile_with_sums(
+        &mut self,
+        draft: Draft<Slot, Feed>,
+        ending: &Ending,
+        same: &dyn Fn(Slot, Slot) -> bool,
+    ) -> Result<Self::Group, Draft<Slot, Feed>> {
+        Computation::summed(draft, ending, same)
+    }
+
+    fn slots(group: &Self::Group) -> &[Slot] {
+        &group.slots
+    }
+
+    fn op_name(&self, op: OpId) -> String {
+        self.host.op_name(op)
+    }
+}

@@ -1,0 +1,115 @@
+//! The run loop: plans found or made, and their actions in order.
+
+use smallvec::SmallVec;
+
+use crate::executor::{Device, Executor, Immediate};
+use crate::plan::{Action, GroupRun, Plan, Plans};
+use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, timing, with_op};
+
+/// An executor: the program, its plans and what was measured, around a device.
+pub struct Driver<D: Device> {
+    program: Program,
+    plans: Plans<D::Group>,
+    profile: Profile,
+    device: D,
+}
+
+impl<D: Device> Driver<D> {
+    /// An executor on a device.
+    pub fn on(device: D) -> Driver<D> {
+        Driver { program: Program::default(), plans: Plans::default(), profile: Profile::default(), device }
+    }
+}
+
+impl<D: Device> Executor for Driver<D> {
+    fn device(&mut self) -> &mut dyn Immediate {
+        &mut self.device
+    }
+
+    fn program(&mut self) -> &mut Program {
+        &mut self.program
+    }
+
+    fn forget(&mut self) {
+        self.plans.clear();
+        self.device.forget();
+        self.program.forget();
+        self.profile.clear();
+    }
+
+    fn profile(&mut self) -> &mut Profile {
+        &mut self.profile
+    }
+
+    fn run(&mut self, run: &BlockRun) {
+        let Driver { program, plans, profile, device } = self;
+        let whole = Span::whole(run);
+        if let Some(plan) = plans.find_whole(run, program, device) {
+            plans.unused().iter().for_each(|id| device.release(*id));
+            carry_out(device, profile, &plan, &whole, program);
+        } else {
+            let parts = (run.segments.len() > 1).then(|| plans.parts(run, program));
+            let spans: SmallVec<[Span<'_>; 4]> = match &parts {
+                Some(parts) => parts.spans(run).collect(),
+                None => SmallVec::from_slice(&[whole]),
+            };
+            for span in &spans {
+                match plans.find(span, program, device) {
+                    Some(plan) => {
+                        plans.unused().iter().for_each(|id| device.release(*id));
+                        carry_out(device, profile, &plan, span, program);
+                    }
+                    None => program.each_of(span, |event| match event {
+                        Event::Op(mut op) => run_op(device, profile, &mut op),
+                        Event::Release(id) => device.release(id),
+                    }),
+                }
+            }
+        }
+        device.end_run();
+    }
+}
+
+fn run_op<D: Device>(device: &mut D, profile: &mut Profile, op: &mut OpRun<'_, '_>) {
+    if op.dead {
+        return device.skip(op);
+    }
+    let timing = timing(profile, op, device.host());
+    if device.run_op(op)
+        && let Some((tally, begin)) = timing
+    {
+        profile.ran(tally, begin);
+    }
+}
+
+/// Carries the actions of a span's plan out.
+fn carry_out<D: Device>(
+    device: &mut D,
+    profile: &mut Profile,
+    plan: &Plan<D::Group>,
+    span: &Span<'_>,
+    program: &Program,
+) {
+    let one = |device: &mut D, profile: &mut Profile, number: u32| {
+        let (node, variant, cursor) = &plan.ops[number as usize];
+        if let Some((step, known)) = program.op(*node, *variant) {
+            let mut at = cursor.behind(&span.base);
+            let op = (*node, *variant, step, known);
+            with_op(&mut at, op, span.run, false, |mut op| run_op(device, profile, &mut op));
+        }
+    };
+    for action in &plan.actions {
+        match action {
+            Action::Op(number) => one(device, profile, *number),
+            Action::Release(place) => device.release(span.storages[*place as usize]),
+            Action::Group(fused) => {
+                let timing = plan.timing(fused, profile, span, program, device.host());
+                if device.run_group(&GroupRun { plan, fused, span, program }) {
+                    timing.into_iter().for_each(|(tally, begin)| profile.ran(tally, begin));
+                } else {
+                    fused.ops.clone().for_each(|number| one(device, profile, number));
+                }
+            }
+        }
+    }
+}
