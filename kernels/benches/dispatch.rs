@@ -3,12 +3,15 @@
 //! `cargo bench -p tandem-kernels --bench dispatch`: runs of 100 additions on any adapter, the software one included;
 //! its own threads, which run the kernels, do not count.
 
+#![recursion_limit = "256"]
+
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tandem_kernels::driver::Driver;
 use tandem_kernels::executor::Executor;
-use tandem_kernels::gpu::GpuExecutor;
+use tandem_kernels::gpu::GpuDevice;
 use tandem_kernels::gpu::adapter::{Choice, choose, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
 use tandem_kernels::host::Mt19937;
@@ -126,12 +129,12 @@ fn main() {
             Ok(gpu) => gpu,
             Err(error) => return println!("{error}"),
         };
-        let mut executor = GpuExecutor::new(gpu, &TORCH);
+        let mut executor = Driver::on(GpuDevice::new(gpu, &TORCH));
         for node in 1..=OPS {
-            executor.declare(NodeId(node), addition(256));
+            executor.program().declare(NodeId(node), addition(256));
         }
-        executor.lower(vec![(1..=OPS).map(NodeId).collect()]);
-        executor.allocate(StorageId(0), 0, 1024).expect("there is memory");
+        executor.program().lower(vec![(1..=OPS).map(NodeId).collect()]);
+        executor.device().allocate(StorageId(0), 0, 1024).expect("there is memory");
         let run = chain();
         let mut times = Vec::new();
         for round in 0..300 {
@@ -142,7 +145,7 @@ fn main() {
                 times.push(spent.as_nanos() as f64 / f64::from(OPS));
             }
         }
-        executor.synchronize();
+        executor.device().synchronize();
         times.sort_by(f64::total_cmp);
         println!(
             "{}, parameters {parameters}: {:.0} ns an op (quartiles {:.0} to {:.0})",

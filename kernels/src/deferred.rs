@@ -54,9 +54,9 @@ impl Deferred {
     }
 }
 
-impl From<Box<dyn Executor>> for Deferred {
-    fn from(executor: Box<dyn Executor>) -> Deferred {
-        Deferred(State::Open(executor))
+impl<D: Device + 'static> From<Driver<D>> for Deferred {
+    fn from(executor: Driver<D>) -> Deferred {
+        Deferred(State::Open(Box::new(executor)))
     }
 }
 

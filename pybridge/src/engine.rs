@@ -12,13 +12,14 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use tandem_kernels::cpu::CpuExecutor;
+use tandem_kernels::cpu::CpuDevice;
 use tandem_kernels::deferred::Deferred;
+use tandem_kernels::driver::Driver;
 use tandem_kernels::error::{Cause, Failure, Fault};
 use tandem_kernels::executor::Executor;
 use tandem_kernels::gpu::adapter::{Choice, choose, choose_each, entries, list, may_have_gpu};
 use tandem_kernels::gpu::device::{Gpu, Options};
-use tandem_kernels::gpu::{Devices, GpuExecutor};
+use tandem_kernels::gpu::{Devices, GpuDevice};
 use tandem_kernels::host::Exception;
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Progress};
@@ -40,7 +41,7 @@ use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack
 const ADDRESS_SPACE: usize = 1 << 44;
 
 static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
-    let executor = Box::new(Deferred::new(Box::new(open_executor)));
+    let executor = Deferred::new(Box::new(open_executor), &SHIM);
     let runner = GraphRunner::start(executor, &SHIM);
     Mutex::new(Engine::new(Config::from_env(), runner, Storages::new(reserve_addresses()), &SHIM))
 });
@@ -75,19 +76,19 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
     let adapters = if asks_drivers { list() } else { Vec::new() };
     let open = |number, index| {
         let gpu = Gpu::open(number, index, &Options::from_env()).map_err(|e| e.to_string())?;
-        Ok::<_, String>(GpuExecutor::new(gpu, &SHIM))
+        Ok::<_, String>(GpuDevice::new(gpu, &SHIM))
     };
     if device_count() > 1 {
         let numbers = choose_each(&ASKED, software, &adapters).map_err(|e| e.to_string())?;
         let all = numbers.into_iter().zip(0..).map(|(number, index)| open(number, index));
-        return Ok(Box::new(Devices::new(all.collect::<Result<_, _>>()?)));
+        return Ok(Box::new(Driver::on(Devices::new(all.collect::<Result<_, _>>()?))));
     }
     match choose(&ASKED, software, &adapters).map_err(|e| e.to_string())? {
         Choice::Cpu => {
             let own_kernels = std::env::var("TANDEM_KERNELS").map_or(true, |kernels| kernels != "aten");
-            Ok(Box::new(CpuExecutor::new(&SHIM, own_kernels)))
+            Ok(Box::new(Driver::on(CpuDevice::new(&SHIM, own_kernels))))
         }
-        Choice::Adapter(number) => Ok(Box::new(open(number, 0)?)),
+        Choice::Adapter(number) => Ok(Box::new(Driver::on(open(number, 0)?))),
     }
 }
 
@@ -130,9 +131,9 @@ pub fn lock() -> MutexGuard<'static, Engine> {
 }
 
 /// Uses the executor. GraphRunner may hold it and need the GIL, for a kernel that is written in Python.
-pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut dyn Executor) -> R) -> R {
+pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut Deferred) -> R) -> R {
     let gil = WithoutGil::new();
-    let result = with(&mut **engine.runner().executor());
+    let result = with(&mut engine.runner().executor());
     // The executor's lock is released before the GIL is taken again: the lock order is engine, GIL, executor.
     drop(gil);
     result
@@ -588,7 +589,11 @@ extern "C" fn tt_wait_random() -> i32 {
 /// Frees what is cached.
 pub fn empty_cache() -> Result<(), Raise> {
     synchronize()?;
-    with_executor(&lock(), |executor| executor.empty_cache());
+    with_executor(&lock(), |executor| {
+        if let Some(executor) = executor.opened() {
+            executor.device().empty_cache();
+        }
+    });
     POOL.clear();
     Ok(())
 }

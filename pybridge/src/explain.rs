@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use tandem_kernels::executor::{DeviceReport, Executor};
+use tandem_kernels::executor::DeviceReport;
 use tandem_kernels::gpu::adapter::{Listing, list};
 use tandem_kernels::run::{KernelTime, Ops};
 use tandem_runtime::engine::Engine;
@@ -33,13 +33,13 @@ pub fn summary(engine: &mut Engine) -> Summary {
     let report = engine.report().clone();
     let (busy, inline) = engine.busy_ns();
     let since = engine.started().elapsed().as_nanos() as u64;
-    let measured = |executor: &dyn Executor| -> Vec<(Ops, KernelTime)> {
-        let kernels = executor.measured().map(|profile| profile.kernels());
-        kernels.into_iter().flatten().map(|(ops, time)| (ops.clone(), *time)).collect()
-    };
     let engine = &*engine;
     let (kernels, devices, executor) = with_executor(engine, |executor| {
-        (measured(executor), executor.devices(), executor.name().to_owned())
+        let Some(executor) = executor.opened() else { return (Vec::new(), Vec::new(), "none".to_owned()) };
+        let kernels = executor.profile().kernels().iter().map(|(ops, time)| (ops.clone(), *time));
+        let kernels: Vec<(Ops, KernelTime)> = kernels.collect();
+        let device = executor.device();
+        (kernels, device.devices(), device.name().to_owned())
     });
     let device_lines: Vec<DeviceLine> = devices.iter().map(device_line).collect();
     let mut lines = Lines::default();

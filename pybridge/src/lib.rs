@@ -178,7 +178,7 @@ mod _core {
     #[pyo3(signature = (device = 0))]
     fn lose_device(py: Python<'_>, device: u8) -> PyResult<()> {
         raise(py, engine::drain())?;
-        with_executor(&lock(), |executor| executor.lose(device));
+        with_executor(&lock(), |executor| executor.get().device().lose(device));
         Ok(())
     }
 
@@ -241,7 +241,7 @@ mod _core {
         raise(py, engine::drain())?;
         let engine = lock();
         engine.runner().timeline().record(on);
-        with_executor(&engine, |executor| executor.measure(on));
+        with_executor(&engine, |executor| executor.get().profile().measure(on));
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use tandem_kernels::executor::Executor;
+use tandem_kernels::deferred::Deferred;
 use tandem_kernels::run::{BlockRun, Step};
 use tandem_kernels::threads::cores::Cores;
 use tandem_kernels::threads::team::{TEAM, Waiting, runs_beside_the_program};
@@ -45,7 +45,7 @@ pub enum Message {
 }
 
 struct Shared {
-    executor: Mutex<Box<dyn Executor>>,
+    executor: Mutex<Deferred>,
     queue: Receiver<Message>,
     used: Sender<Box<BlockRun>>,
     torch: &'static dyn Torch,
@@ -102,11 +102,11 @@ pub struct WaitTime {
 
 impl GraphRunner {
     /// Starts the thread.
-    pub fn start(executor: Box<dyn Executor>, torch: &'static dyn Torch) -> GraphRunner {
+    pub fn start(executor: impl Into<Deferred>, torch: &'static dyn Torch) -> GraphRunner {
         let (queue, incoming) = unbounded();
         let (used, recycled) = unbounded();
         let shared = Arc::new(Shared {
-            executor: Mutex::new(executor),
+            executor: Mutex::new(executor.into()),
             queue: incoming,
             used,
             torch,
@@ -191,7 +191,7 @@ impl GraphRunner {
     }
 
     /// The executor, for calls outside the queue. Everything sent must have been carried out.
-    pub fn executor(&self) -> MutexGuard<'_, Box<dyn Executor>> {
+    pub fn executor(&self) -> MutexGuard<'_, Deferred> {
         self.shared.executor.lock()
     }
 
@@ -354,7 +354,7 @@ impl Shared {
 
     /// Carries out the next message, if there is one. False if nothing more will be carried out: the queue is
     /// closed, or the message panicked, and whoever waits is told.
-    fn carry_out_or_die(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
+    fn carry_out_or_die(&self, executor: &mut Deferred) -> bool {
         !self.dead.load(Ordering::Acquire) && self.unless_it_panics(|| self.carry_out_one(executor))
     }
 
@@ -367,14 +367,14 @@ impl Shared {
         })
     }
 
-    fn run(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>, run: &BlockRun) {
+    fn run(&self, executor: &mut Deferred, run: &BlockRun) {
         let begin = self.timeline.now();
-        self.torch.in_executor(&mut || executor.run(run));
+        self.torch.in_executor(&mut || executor.get().run(run));
         self.timeline.ran(begin, run);
     }
 
     /// Carries out the next message, if there is one. False if the queue is closed.
-    fn carry_out_one(&self, executor: &mut MutexGuard<'_, Box<dyn Executor>>) -> bool {
+    fn carry_out_one(&self, executor: &mut Deferred) -> bool {
         let message = match self.queue.try_recv() {
             Ok(message) => message,
             Err(closed) => return closed != TryRecvError::Disconnected,
@@ -388,11 +388,16 @@ impl Shared {
             }
             Message::Declare(first, steps) => {
                 let nodes = (first.0..).map(NodeId);
-                nodes.zip(steps).for_each(|(node, step)| executor.declare(node, step));
+                let program = executor.get().program();
+                nodes.zip(steps).for_each(|(node, step)| program.declare(node, step));
             }
-            Message::AddVariant(node, variant) => executor.add_variant(node, variant),
-            Message::Lower(blocks) => executor.lower(blocks),
-            Message::Forget => executor.forget(),
+            Message::AddVariant(node, variant) => executor.get().program().add_variant(node, variant),
+            Message::Lower(blocks) => executor.get().program().lower(blocks),
+            Message::Forget => {
+                if let Some(executor) = executor.opened() {
+                    executor.forget();
+                }
+            }
         }
         self.completed.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) > 0 {

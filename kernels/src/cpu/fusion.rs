@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tandem_tracegraph::call::Place;
 use tandem_tracegraph::ids::OpId;
 
-use crate::cpu::executor::CpuDevice;
+use crate::cpu::device::CpuDevice;
 use crate::cpu::natives::Rule;
 use crate::cpu::own;
 use crate::cpu::tiles::computation::Computation;

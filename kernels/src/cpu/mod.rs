@@ -1,7 +1,7 @@
 //! The cpu executor: ATen's kernels on host buffers, and Tandem's own for point-wise and other frequent operators.
 
 mod ahead;
-mod executor;
+mod device;
 mod fusion;
 mod natives;
 pub mod own;
@@ -11,4 +11,4 @@ pub mod scarcity;
 pub mod tiles;
 mod widest;
 
-pub use executor::{CpuDevice, CpuExecutor};
+pub use device::CpuDevice;

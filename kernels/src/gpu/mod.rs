@@ -26,4 +26,4 @@ pub mod store;
 pub mod stream;
 pub mod tiling;
 
-pub use executor::{Devices, GpuDevice, GpuExecutor};
+pub use executor::{Devices, GpuDevice};

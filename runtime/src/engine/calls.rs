@@ -169,7 +169,7 @@ impl Engine {
         if !dense || expected as usize * size != room.len() {
             return Ok(false);
         }
-        let read = self.runner.executor().read(id, from.offset as u64 * size as u64, room);
+        let read = self.runner.executor().get().device().read(id, from.offset as u64 * size as u64, room);
         match read {
             None => Ok(false),
             Some(outcome) => outcome.map(|()| true).map_err(CallError::Poisoned),
@@ -343,21 +343,22 @@ impl Engine {
         let mut fresh = Fresh::new();
         self.collect_dead();
         let mut executor = self.runner.executor();
+        let device = executor.get().device();
         for id in &self.dying {
-            executor.release(*id);
+            device.release(*id);
         }
         self.storages.recycle(&self.dying);
         self.dying.clear();
         let storages = &mut self.storages;
         let mut outcome = None;
         self.torch.in_executor(&mut || {
-            outcome = Some(executor.call(call, location, &mut |nbytes| {
+            outcome = Some(device.call(call, location, &mut |nbytes| {
                 let made = storages.create(nbytes, call.device, Name::STATE);
                 fresh.push(made);
                 made.id
             }));
         });
-        let shares_cores = executor.shares_cores();
+        let shares_cores = device.shares_cores();
         drop(executor);
         if self.regions.is_empty() {
             self.regions.begin(Placement::new(self.config.place, shares_cores));

@@ -338,7 +338,9 @@ impl Engine {
     pub fn reset_report(&mut self) {
         self.count_passes();
         self.count_ops();
-        self.runner.executor().reset_counters();
+        if let Some(executor) = self.runner.executor().opened() {
+            executor.device().reset_counters();
+        }
         self.report = Report::default();
         self.paths.clear();
         self.started = Instant::now();
@@ -393,7 +395,7 @@ impl Engine {
     ) -> Result<Result<FreshStorage, CallError>, Ticket> {
         self.settle()?;
         let made = self.storages.create(nbytes, device, Name::STATE);
-        let allocated = self.runner.executor().allocate(made.id, device, nbytes);
+        let allocated = self.runner.executor().get().device().allocate(made.id, device, nbytes);
         if allocated.is_err() {
             died(made.id);
         }
@@ -403,7 +405,7 @@ impl Engine {
     /// Changes a storage's size, keeping the common prefix.
     pub fn resize_storage(&mut self, id: StorageId, nbytes: u64) -> Result<Result<(), CallError>, Ticket> {
         self.settle()?;
-        let resized = self.runner.executor().resize(id, nbytes);
+        let resized = self.runner.executor().get().device().resize(id, nbytes);
         if resized.is_ok() {
             self.storages.set_nbytes(id, nbytes);
         }
@@ -438,7 +440,7 @@ impl Engine {
 
     /// Failures that nobody has seen; GraphRunner must be idle.
     pub fn take_failures(&mut self) -> Vec<Arc<tandem_kernels::error::Failure>> {
-        self.runner.executor().synchronize()
+        self.runner.executor().opened().map_or_else(Vec::new, |executor| executor.device().synchronize())
     }
 
     /// Where the last op was issued.

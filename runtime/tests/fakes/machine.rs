@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use tandem_kernels::cpu::CpuExecutor;
+use tandem_kernels::cpu::CpuDevice;
+use tandem_kernels::driver::Driver;
 use tandem_kernels::host::{HostKernels, HostResultKind};
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
@@ -202,7 +203,7 @@ impl CoExecution {
         let alone = ONE_AT_A_TIME.lock();
         while DEATHS.pop().is_some() {}
         let torch = FakeTorch::leaked();
-        let runner = GraphRunner::start(Box::new(CpuExecutor::new(torch, false)), torch);
+        let runner = GraphRunner::start(Driver::on(CpuDevice::new(torch, false)), torch);
         let storages = Storages::new(AddressRange::new(1 << 47, 1 << 44));
         let mut engine = Engine::new(config, runner, storages, torch);
         for decl in declarations() {
@@ -380,7 +381,13 @@ impl Machine for CoExecution {
             }
         };
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
-        self.engine().runner().executor().upload(made.id, 0, &bytes).expect("the storage is new");
+        self.engine()
+            .runner()
+            .executor()
+            .get()
+            .device()
+            .upload(made.id, 0, &bytes)
+            .expect("the storage is new");
         Tensor::new(Rc::new(Store::Tandem(made.id)), Window::dense(&[values.len() as i64]))
     }
 
@@ -390,7 +397,13 @@ impl Machine for CoExecution {
         let Store::Tandem(id) = *t.store else { panic!("a host tensor") };
         let element = |at: usize| {
             let mut bytes = [0; 4];
-            engine.runner().executor().download(id, at as u64 * 4, &mut bytes).expect("a value");
+            engine
+                .runner()
+                .executor()
+                .get()
+                .device()
+                .download(id, at as u64 * 4, &mut bytes)
+                .expect("a value");
             f32::from_ne_bytes(bytes)
         };
         positions(t).map(element).collect()

@@ -16,8 +16,3 @@ mod windows;
 
 pub use device::GpuDevice;
 pub use devices::Devices;
-
-use crate::driver::Driver;
-
-/// The wgpu executor on one device.
-pub type GpuExecutor = Driver<GpuDevice>;

@@ -12,7 +12,6 @@ use tandem_tracegraph::tensor_meta::flags;
 use crate::cpu::natives;
 use crate::cpu::natives::Natives;
 use crate::cpu::tiles::computation::Computation;
-use crate::driver::Driver;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{Device, Immediate};
 use crate::host::{Buffer, Exception, HostError, HostKernels, HostResult, HostResultKind, call_host};
@@ -37,9 +36,6 @@ enum Contents {
 }
 
 type Group = Computation<Slot, Feed>;
-
-/// The cpu executor.
-pub type CpuExecutor = Driver<CpuDevice>;
 
 /// Runs ops on the calling thread, with threads that help.
 pub struct CpuDevice {
