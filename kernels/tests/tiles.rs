@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tandem_kernels::cpu::tiles::compile;
-use tandem_kernels::cpu::tiles::program::{Launch, Layout, TILE, Window};
+use tandem_kernels::cpu::tiles::{Launch, Layout, TILE, Window};
 use tandem_kernels::ir::{E, Mem, Ty, larger, smaller};
 
 fn load(number: u32) -> E {
