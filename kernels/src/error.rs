@@ -50,6 +50,9 @@ pub enum Fault {
     /// An integer divisor of 0.
     #[error("ZeroDivisionError: an integer is divided by zero")]
     Division,
+    /// A value that PyTorch refuses; its words.
+    #[error("{0}")]
+    Value(&'static str),
 }
 
 /// What can go wrong on a GPU.

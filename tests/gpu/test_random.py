@@ -1,6 +1,7 @@
 """Random numbers on the GPU: Philox, distributions, seeds, layouts."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -189,12 +190,41 @@ def test_bernoulli(p):
     assert abs(t.mean() - p) <= bound + 1e-6
 
 
-def test_bernoulli_refuses_what_is_no_probability():
-    with pytest.raises(RuntimeError):
+REFUSED = {
+    "bernoulli": (lambda: torch.bernoulli(full(2.0)), "p_in >= 0 && p_in <= 1"),
+    "bernoulli_": (lambda: empty(3).bernoulli_(full(float("nan"))), "p_in >= 0 && p_in <= 1"),
+    "normal": (lambda: torch.normal(full(0.0), full(-1.0)), "all elements of std >= 0.0"),
+    "multinomial": (lambda: torch.multinomial(full(-1.0), 1), "`inf`, `nan` or element < 0"),
+    "multinomial of zeros": (lambda: torch.multinomial(full(0.0), 1), "sum is <= 0"),
+    "replaced": (lambda: torch.multinomial(full(-1.0), 4, replacement=True), "`inf`, `nan` or element < 0"),
+    "replaced zeros": (
+        lambda: torch.multinomial(full(0.0), 4, replacement=True),
+        "sum of probabilities <= 0",
+    ),
+    "several": (lambda: torch.multinomial(full(float("inf")), 2), "`inf`, `nan` or element < 0"),
+    "several of zeros": (lambda: torch.multinomial(full(0.0), 2), "sum of probabilities <= 0"),
+    "binary cross entropy": (
+        lambda: torch.nn.functional.binary_cross_entropy(full(2.0), full(1.0)),
+        "all elements of input should be between 0 and 1",
+    ),
+}
+
+
+def full(value):
+    return torch.full((3,), value, device=device)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_pytorch_refuses_raise_with_its_words(name):
+    draw, words = REFUSED[name]
+    with pytest.raises(RuntimeError, match=re.escape(words)) as error:
+        native(draw).cpu()
+    assert "out of range" not in str(error.value)
+
+
+def test_a_number_that_is_no_probability_is_refused_at_the_call():
+    with pytest.raises(RuntimeError, match="expects p to be in"):
         empty(3).bernoulli_(1.5)
-        torch_tandem.synchronize()
-    with pytest.raises(Exception, match="range"):
-        torch.bernoulli(torch.full((3,), 2.0, device=device)).cpu()
 
 
 def test_geometric():

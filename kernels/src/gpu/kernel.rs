@@ -5,6 +5,7 @@
 //! - [`Kernel::contract`]: a tile of threads a tile of a (batched) matrix product.
 //! - [`Kernel::raw`]: WGSL by hand, for what does not fit (sorting, attention).
 
+use crate::error::Fault;
 use crate::gpu::contract::{Contract, Side};
 use crate::gpu::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
@@ -61,6 +62,8 @@ pub struct Kernel {
     pub words: Vec<Word>,
     /// Conditions under which it reports a fault, for each element of a map.
     pub faults: Vec<E>,
+    /// The kind of fault that they are.
+    pub fault_kind: Option<Fault>,
     /// What it does.
     pub skeleton: Skeleton,
     /// Workgroups.
@@ -83,6 +86,7 @@ impl Kernel {
             bufs: Vec::new(),
             words: Vec::new(),
             faults: Vec::new(),
+            fault_kind: None,
             skeleton: Skeleton::Raw(String::new()),
             groups: Groups::Linear(0),
             apart: false,
@@ -346,9 +350,10 @@ impl Kernel {
         }
     }
 
-    /// Reports a fault where an expression is true: an index out of range, a division by zero. The element's stores
-    /// are left out.
-    pub fn fault(&mut self, when: E) {
+    /// Reports a fault where an expression is true; the element's stores are left out. A kernel has faults of one kind.
+    pub fn fault(&mut self, kind: Fault, when: E) {
+        debug_assert!(self.fault_kind.is_none_or(|known| known == kind));
+        self.fault_kind = Some(kind);
         if self.faults.is_empty() {
             let mem = Mem::I32;
             let (tensor, base) = (Ref::Faults, None);

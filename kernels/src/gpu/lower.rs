@@ -11,6 +11,7 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
+use crate::error::Fault;
 use crate::gpu::epilogue::Epilogue;
 use crate::gpu::kernel::{Groups, Kernel};
 use crate::gpu::pipelines::{Pipeline, Pipelines};
@@ -40,6 +41,8 @@ pub enum Action {
         parts: Vec<Part>,
         /// See [`Kernel::apart`].
         apart: bool,
+        /// The fault that the kernel may report.
+        fault: Option<Fault>,
     },
     /// Bytes become 0, from the start of a storage that the call made.
     Clear(Ref, u64),
@@ -571,7 +574,7 @@ impl<'a> Lowering<'a> {
             kernel.divide();
         }
         let pipeline = self.pipelines.of(&kernel)?;
-        let (groups, apart) = (kernel.groups, kernel.apart);
+        let (groups, apart, fault) = (kernel.groups, kernel.apart, kernel.fault_kind);
         self.lowered.draws |= kernel.words.iter().any(|w| matches!(w, Word::Key(_)));
         self.lowered.actions.push(Action::Dispatch {
             pipeline,
@@ -580,6 +583,7 @@ impl<'a> Lowering<'a> {
             groups,
             parts,
             apart,
+            fault,
         });
         Some(())
     }

@@ -8,11 +8,11 @@ use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
 use tandem_tracegraph::node::{Outputs, Variant};
 use tandem_tracegraph::tensor_meta::TensorMeta;
 
-use crate::error::{CallFailure, Cause, DeviceError, Failure, Fault};
+use crate::error::{CallFailure, Cause, DeviceError, Failure};
 use crate::executor::{Device, DeviceReport, Immediate};
 use crate::gpu::device::Gpu;
 use crate::gpu::epilogue::Epilogue;
-use crate::gpu::executor::faults::Faults;
+use crate::gpu::executor::faults::{Expected, Faults};
 use crate::gpu::executor::given::{Given, Number, Refused, bits, element, number, pins_hold};
 use crate::gpu::executor::parts::{placed, runs};
 use crate::gpu::executor::storages::{Absent, Contents, Storages};
@@ -247,7 +247,7 @@ impl GpuDevice {
             temps.push(self.stream.allocate(*bytes)?);
         }
         let key = if lowered.draws { self.host.random_key(generator(call)) } else { 0 };
-        let mut tag = None;
+        let mut tags: SmallVec<[u32; 2]> = SmallVec::new();
         for action in &lowered.actions {
             let buffer = |r: Ref| match r {
                 Ref::Input(i) => inputs[i as usize],
@@ -262,12 +262,12 @@ impl GpuDevice {
                         self.stream.clear(buf, 0, *bytes)?;
                     }
                 }
-                Action::Dispatch { pipeline, tensors, words, groups, parts, .. } => {
+                Action::Dispatch { pipeline, tensors, words, groups, parts, fault, .. } => {
                     let mut bufs: SmallVec<[BufId; 8]> = tensors.iter().filter_map(|r| buffer(*r)).collect();
                     let copies = self.separate(&mut bufs, &pipeline.written)?;
-                    if words.contains(&Word::Tag) && tag.is_none() {
-                        tag = Some(self.faults.expect(call.op, location));
-                    }
+                    let tag =
+                        fault.map(|fault| self.faults.expect(Expected { op: call.op, location, fault }));
+                    tags.extend(tag);
                     for part in runs(parts) {
                         let bound = self.bind(call, lowered, (tensors, &bufs), part);
                         let resolve = |word: &Word| {
@@ -292,7 +292,7 @@ impl GpuDevice {
             }
         }
         temps.into_iter().for_each(|buf| self.stream.memory.release(buf));
-        self.taint(call, fresh, tag);
+        self.taint(call, fresh, &tags);
         Ok(())
     }
 
@@ -318,7 +318,7 @@ impl GpuDevice {
     }
 
     /// Notes which faults the contents of what a call writes depend on.
-    fn taint(&mut self, call: &Call<'_>, fresh: &[StorageId], tag: Option<u32>) {
+    fn taint(&mut self, call: &Call<'_>, fresh: &[StorageId], tags: &[u32]) {
         if !self.faults.pending() {
             return;
         }
@@ -330,7 +330,7 @@ impl GpuDevice {
         (0..call.inputs.len())
             .filter_map(storage)
             .for_each(|id| self.faults.join(&mut taints, self.storages.taints(id)));
-        tag.iter().for_each(|tag| self.faults.join(&mut taints, &[*tag]));
+        self.faults.join(&mut taints, tags);
         if taints.is_empty() {
             return;
         }
@@ -454,11 +454,8 @@ impl GpuDevice {
         if !self.faults.pending() {
             return;
         }
-        let Some((tag, op, location)) = self.faults.check(&mut self.stream, read) else { return };
-        let divides = ["div", "floor_divide", "remainder", "fmod"];
-        let fault = match lowering(&self.op(op).name, &[]) {
-            Some((base, _)) if divides.iter().any(|d| base.contains(d)) => Fault::Division,
-            _ => Fault::Index,
+        let Some((tag, Expected { op, location, fault })) = self.faults.check(&mut self.stream, read) else {
+            return;
         };
         let failure = self.failure(op, location, Cause::Fault(fault));
         tracing::warn!(%failure, "a kernel found a fault; what depends on it is poisoned");

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::ids::{LocationId, OpId};
 
+use crate::error::Fault;
 use crate::gpu::memory::BufId;
 use crate::gpu::stream::Stream;
 
@@ -31,7 +32,18 @@ pub struct Faults {
     pub buffer: BufId,
     next: u32,
     /// Ops by tag since the word was last read.
-    ops: FxHashMap<u32, (OpId, LocationId)>,
+    ops: FxHashMap<u32, Expected>,
+}
+
+/// A fault that a kernel may report.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// Operator of the kernel.
+    pub op: OpId,
+    /// Location of the call in the program.
+    pub location: LocationId,
+    /// Kind of the fault.
+    pub fault: Fault,
 }
 
 /// Whether a fault spoils contents.
@@ -47,11 +59,11 @@ impl Faults {
         Faults { buffer, next: 1, ops: FxHashMap::default() }
     }
 
-    /// A tag for an op that may fault.
-    pub fn expect(&mut self, op: OpId, location: LocationId) -> u32 {
+    /// A tag for a kernel that may fault.
+    pub fn expect(&mut self, expected: Expected) -> u32 {
         let tag = self.next;
         self.next = if tag + 1 == NONE { 1 } else { tag + 1 };
-        self.ops.insert(tag, (op, location));
+        self.ops.insert(tag, expected);
         tag
     }
 
@@ -80,7 +92,7 @@ impl Faults {
     }
 
     /// The first op that faulted, with its tag. The word is the one that was read last; `read` asks for it anew.
-    pub fn check(&mut self, stream: &mut Stream, read: bool) -> Option<(u32, OpId, LocationId)> {
+    pub fn check(&mut self, stream: &mut Stream, read: bool) -> Option<(u32, Expected)> {
         if read {
             // A device that is lost tells so by itself.
             let _ = stream.download(self.buffer, 0, &mut [0; 4]);
@@ -88,8 +100,8 @@ impl Faults {
         let tag = stream.watched.take()?;
         let found = self.ops.get(&tag).copied();
         self.ops.clear();
-        let (op, location) = found?;
+        let expected = found?;
         let _ = stream.upload(self.buffer, 0, &NONE.to_le_bytes());
-        Some((tag, op, location))
+        Some((tag, expected))
     }
 }

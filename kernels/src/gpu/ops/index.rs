@@ -5,6 +5,7 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
+use crate::error::Fault;
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
 use crate::gpu::ops::Lower;
@@ -110,7 +111,7 @@ fn gather(l: &mut Lowering<'_>) -> Option<()> {
 /// The element at coordinates of which some came from a tensor; a fault where they are not inside.
 fn pick(l: &Lowering<'_>, k: &mut Kernel, x: &Operand, coords: &[E], inside: E) -> Option<E> {
     let t = window(l, k, x)?;
-    k.fault(inside.not());
+    k.fault(Fault::Index, inside.not());
     Some(k.load_if(&t, coords, inside, zero(x)))
 }
 

@@ -2,6 +2,7 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
+use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, THREADS};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
@@ -9,6 +10,9 @@ use crate::gpu::ops::elementwise::{coalesce, launch, produce};
 use crate::gpu::ops::types::{broadcast, output_strides, preserved, result_type};
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
+
+// PyTorch's words.
+const NOT_BETWEEN: Fault = Fault::Value("all elements of input should be between 0 and 1");
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {
@@ -299,7 +303,7 @@ fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
     ins.extend(weight.iter().map(|w| (w, ty)));
     launch(l, "binary_cross_entropy", &[&out], &ins, |_, k, v, _| {
         let (x, t) = (&v[0], &v[1]);
-        k.fault(x.ge(0.0).and(x.le(1.0)).not());
+        k.fault(NOT_BETWEEN, x.ge(0.0).and(x.le(1.0)).not());
         let (yes, no) = (x.log().max(-100.0), (-x).f("log1p_").max(-100.0));
         let loss = (t - 1.0) * no - t * yes;
         Some(vec![v.get(2).map_or(loss.clone(), |w| loss * w)])
@@ -431,7 +435,7 @@ fn label_losses(l: &mut Lowering<'_>, n: &Labelled, outs: &[&Operand]) -> Option
         let counts = label.ne(l.number(k, 4, Ty::I64));
         let classes = k.size(n.x.sizes[n.class]);
         let inside = label.ge(0.0).and(label.lt(classes.cast(Ty::I64)));
-        k.fault(counts.and(inside.not()));
+        k.fault(Fault::Index, counts.and(inside.not()));
         let valid = counts.and(inside);
         let label = label.cast(Ty::U32);
         let mut at = coords.to_vec();

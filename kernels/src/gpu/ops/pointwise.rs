@@ -3,6 +3,7 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
+use crate::error::Fault;
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Lowering, Operand};
 use crate::gpu::ops::elementwise;
@@ -40,7 +41,7 @@ impl Scope for InKernel<'_, '_> {
     }
 
     fn fault(&mut self, when: E) {
-        self.k.fault(when);
+        self.k.fault(Fault::Division, when);
     }
 
     fn variable(&mut self, ty: Ty) -> (Var, E) {

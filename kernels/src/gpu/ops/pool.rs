@@ -4,6 +4,7 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
+use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::Lower;
@@ -456,7 +457,7 @@ fn max_unpool2d(l: &mut Lowering<'_>) -> Option<()> {
     k.map(&x.sizes, |k, coords, _| {
         let (plane, width) = (k.size(plane), k.size(size[1]));
         let index = k.load(&i, coords);
-        k.fault(index.lt(0.0).or(index.ge(plane.cast(Ty::I64))));
+        k.fault(Fault::Index, index.lt(0.0).or(index.ge(plane.cast(Ty::I64))));
         let index = index.cast(Ty::U32);
         let mut at = coords[..lead].to_vec();
         at.extend([&index / &width, &index % &width]);

@@ -9,12 +9,22 @@ use std::f64::consts::{PI, TAU};
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
+use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Store, Word};
 use crate::ir::{Bin, E, Mem, Ty, Un};
+
+// PyTorch's words for values that its kernels refuse.
+const NO_PROBABILITY: Fault = Fault::Value("Expected p_in >= 0 && p_in <= 1 to be true, but got false");
+const NEGATIVE_STD: Fault = Fault::Value("normal expects all elements of std >= 0.0");
+const NO_WEIGHT: Fault = Fault::Value("probability tensor contains either `inf`, `nan` or element < 0");
+const NO_DISTRIBUTION: Fault = Fault::Value(
+    "invalid multinomial distribution (probability tensor contains either `inf`, `nan` or element < 0, or its sum is <= 0)",
+);
+const NO_SUM: Fault = Fault::Value("invalid multinomial distribution (sum of probabilities <= 0)");
 
 /// The family's operators.
 pub fn table(base: &str) -> Option<Lower> {
@@ -126,9 +136,9 @@ impl Point<'_, '_, '_> {
     }
 
     /// Reports a fault where this is not true.
-    fn require(&mut self, condition: &E) {
+    fn require(&mut self, fault: Fault, condition: &E) {
         let outside = self.inside.and(condition.not());
-        self.k.fault(outside);
+        self.k.fault(fault, outside);
     }
 }
 
@@ -291,7 +301,7 @@ fn normal(l: &mut Lowering<'_>) -> Option<()> {
     launch(l, "normal", &[&out], &[(&mean, Ty::F32), (&std, Ty::F32)], |p| {
         let (mean, std) = (p.x[0].clone(), p.x[1].clone());
         if !known {
-            p.require(&std.ge(0.0));
+            p.require(NEGATIVE_STD, &std.ge(0.0));
         }
         vec![p.draw.normal() * std + mean]
     })
@@ -385,7 +395,7 @@ fn bernoulli(l: &mut Lowering<'_>) -> Option<()> {
     launch(l, "bernoulli", &[&out], &[(&p, Ty::F32)], |point| {
         let p = point.x[0].clone();
         if !known {
-            point.require(&p.ge(0.0).and(p.le(1.0)));
+            point.require(NO_PROBABILITY, &p.ge(0.0).and(p.le(1.0)));
         }
         vec![below(&point.draw.word(0), &p)]
     })
@@ -644,7 +654,7 @@ fn sample_once(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Option
                 [better.select(other, best), better.select(theirs, chosen), E::bin(Bin::BitOr, bad, worse)]
             },
         );
-        r.k.fault(bad.ne(0.0).or(best.le(0.0)));
+        r.k.fault(NO_DISTRIBUTION, bad.ne(0.0).or(best.le(0.0)));
         r.once(|k| vec![k.store(&t, &[row.clone(), E::u32(0)], chosen.cast(Ty::I64))]);
     });
     l.launch(k)
@@ -669,7 +679,7 @@ fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Op
             let weight = k.load_if(&w, &[at[0].clone(), j], inside, E::lit(w.mem.ty(), 0.0)).cast(Ty::F32);
             [sum + &weight, E::bin(Bin::BitOr, bad, no_weight(&weight).cast(Ty::U32))]
         });
-        k.fault(bad.ne(0.0));
+        k.fault(NO_WEIGHT, bad.ne(0.0));
         vec![k.store(&t, at, sum)]
     });
     l.launch(k)?;
@@ -685,7 +695,7 @@ fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Op
         let [total] = k.fold(parts.clone(), [zero.clone()], |k, i, [sum]| {
             [sum + k.load(&sums, &[at[0].clone(), i.clone()])]
         });
-        k.fault(total.gt(0.0).not());
+        k.fault(NO_SUM, total.gt(0.0).not());
         let word = E::call("random_word", Ty::U32, [low, high, number.clone()]);
         let mark = E::bin(Bin::Shr, word, E::u32(8)).cast(Ty::F32) * 2f64.powi(-24) * &total;
         // The last one with a weight that begins at or before the mark.
@@ -716,7 +726,7 @@ fn sample_apart(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Optio
     let rates = l.temp(&[rows, categories], Dtype::FLOAT32)?;
     launch(l, "multinomial rates", &[&rates], &[(weights, Ty::F32)], |p| {
         let weight = p.x[0].clone();
-        p.require(&no_weight(&weight).not());
+        p.require(NO_WEIGHT, &no_weight(&weight).not());
         vec![weight / waiting_time(&p.draw.word(0))]
     })?;
     let mut k = Kernel::new("multinomial");
@@ -730,7 +740,7 @@ fn sample_apart(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Optio
             let before = rate.gt(&own).or(rate.eq(&own).and(other.lt(&at[1])));
             [rank + before.cast(Ty::U32)]
         });
-        k.fault(rank.eq(0.0).and(own.le(0.0)));
+        k.fault(NO_SUM, rank.eq(0.0).and(own.le(0.0)));
         let guard = Some(rank.lt(limit));
         vec![Store { guard, ..k.store(&t, &[at[0].clone(), rank], at[1].cast(Ty::I64)) }]
     });

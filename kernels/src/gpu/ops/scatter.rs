@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
+use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
 use crate::gpu::ops::index::{Indexing, at_least_1d, bits, is_index, position};
@@ -140,7 +141,7 @@ impl Scatter<'_> {
     fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<(Place, Option<E>)> {
         let place = (self.place)(l, k, coords)?;
         if self.strict {
-            k.fault(place.inside.not());
+            k.fault(Fault::Index, place.inside.not());
             return Some((place, None));
         }
         let inside = place.inside.clone();
