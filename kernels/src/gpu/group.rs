@@ -96,7 +96,7 @@ impl Group {
     }
 }
 
-impl fmt::Debug for Group {
+impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.work {
             Work::Launches(all) => write!(f, "[{} kernels, {} tensors]", all.len(), self.slots.len()),

@@ -112,7 +112,7 @@ impl<G> Plan<G> {
     }
 }
 
-impl<G: fmt::Debug> Plan<G> {
+impl<G: fmt::Display> Plan<G> {
     /// What happens, a line each.
     pub(super) fn listing(&self, program: &Program, op_name: &dyn Fn(OpId) -> String) -> String {
         use std::fmt::Write;
@@ -126,7 +126,7 @@ impl<G: fmt::Debug> Plan<G> {
                 Action::Op(number) => writeln!(text, "{}", name(*number)),
                 Action::Group(fused) => {
                     let names: Vec<String> = fused.ops.clone().map(name).collect();
-                    writeln!(text, "{:?} {}", fused.group, names.join(", "))
+                    writeln!(text, "{} {}", fused.group, names.join(", "))
                 }
                 Action::Release(_) => Ok(()),
             };

@@ -13,7 +13,7 @@ use crate::run::OpRun;
 /// An executor, as far as plans depend on it.
 pub trait Fuser {
     /// What carries ops out together.
-    type Group: fmt::Debug + Send + Sync;
+    type Group: fmt::Display + Send + Sync;
 
     /// An op that is carried out by a kernel of its own, given where windows begin and where parameters come from.
     fn alone(

@@ -52,7 +52,7 @@ impl<G> Default for Plans<G> {
     }
 }
 
-impl<G: fmt::Debug> Plans<G> {
+impl<G: fmt::Display> Plans<G> {
     /// Forgets all.
     pub fn clear(&mut self) {
         self.known.clear();
