@@ -18,10 +18,9 @@ use tandem_kernels::driver::Driver;
 use tandem_kernels::error::{Cause, Failure, Fault};
 use tandem_kernels::executor::Executor;
 use tandem_kernels::gpu::adapter::{Choice, choose, choose_each, entries, list, may_have_gpu};
-use tandem_kernels::gpu::device::{Gpu, Options};
+use tandem_kernels::gpu::device::Gpu;
 use tandem_kernels::gpu::{Devices, GpuDevice};
 use tandem_kernels::host::Exception;
-use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
@@ -33,6 +32,7 @@ use tandem_tracegraph::ops::{ArgClass, OpDecl, leaves_default};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Reply, context_of, fill, storage_of};
+use crate::environment::{ENVIRONMENT, Environment};
 use crate::ffi::*;
 use crate::host::{POOL, SHIM, in_executor, kept};
 use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack};
@@ -43,7 +43,7 @@ const ADDRESS_SPACE: usize = 1 << 44;
 static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
     let executor = Deferred::new(Box::new(open_executor), &SHIM);
     let runner = GraphRunner::start(executor, &SHIM);
-    Mutex::new(Engine::new(Config::from_env(), runner, Storages::new(reserve_addresses()), &SHIM))
+    Mutex::new(Engine::new(ENVIRONMENT.config(), runner, Storages::new(reserve_addresses()), &SHIM))
 });
 
 /// What executors ask of operators.
@@ -55,10 +55,7 @@ struct Declared {
 /// Operators by id, readable while the engine is locked.
 static DECLARED: RwLock<Vec<Declared>> = RwLock::new(Vec::new());
 
-/// `TANDEM_DEVICE`, as it is when it is first needed: it says how many devices there are.
-static ASKED: LazyLock<String> = LazyLock::new(|| std::env::var("TANDEM_DEVICE").unwrap_or_default());
-
-static DEVICE_COUNT: LazyLock<usize> = LazyLock::new(|| entries(&ASKED).len());
+static DEVICE_COUNT: LazyLock<usize> = LazyLock::new(|| entries(&ENVIRONMENT.device).len());
 
 /// Number of devices: those that a list names, else one.
 pub fn device_count() -> usize {
@@ -67,27 +64,24 @@ pub fn device_count() -> usize {
 
 /// The executor that `TANDEM_DEVICE` asks for.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
-    let software = std::env::var("TANDEM_ALLOW_SOFTWARE").is_ok_and(|v| v == "1");
-    let asks_drivers = match ASKED.as_str() {
+    let Environment { device, allow_software, own_kernels, .. } = &*ENVIRONMENT;
+    let asks_drivers = match device.as_str() {
         "cpu" => false,
         "" => may_have_gpu(),
         _ => true,
     };
     let adapters = if asks_drivers { list() } else { Vec::new() };
     let open = |number, index| {
-        let gpu = Gpu::open(number, index, &Options::from_env()).map_err(|e| e.to_string())?;
+        let gpu = Gpu::open(number, index, &ENVIRONMENT.gpu).map_err(|e| e.to_string())?;
         Ok::<_, String>(GpuDevice::new(gpu, &SHIM))
     };
     if device_count() > 1 {
-        let numbers = choose_each(&ASKED, software, &adapters).map_err(|e| e.to_string())?;
+        let numbers = choose_each(device, *allow_software, &adapters).map_err(|e| e.to_string())?;
         let all = numbers.into_iter().zip(0..).map(|(number, index)| open(number, index));
         return Ok(Box::new(Driver::on(Devices::new(all.collect::<Result<_, _>>()?))));
     }
-    match choose(&ASKED, software, &adapters).map_err(|e| e.to_string())? {
-        Choice::Cpu => {
-            let own_kernels = std::env::var("TANDEM_KERNELS").map_or(true, |kernels| kernels != "aten");
-            Ok(Box::new(Driver::on(CpuDevice::new(&SHIM, own_kernels))))
-        }
+    match choose(device, *allow_software, &adapters).map_err(|e| e.to_string())? {
+        Choice::Cpu => Ok(Box::new(Driver::on(CpuDevice::new(&SHIM, *own_kernels)))),
         Choice::Adapter(number) => Ok(Box::new(Driver::on(open(number, 0)?))),
     }
 }

@@ -5,6 +5,7 @@
 
 mod convert;
 mod engine;
+mod environment;
 mod explain;
 #[allow(missing_docs)]
 mod ffi;
@@ -28,6 +29,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::engine::{Raise, lock, to_py, with_executor};
+use crate::environment::ENVIRONMENT;
 use crate::host::POOL;
 
 fn raise<T>(py: Python<'_>, result: Result<T, Raise>) -> PyResult<T> {
@@ -40,18 +42,15 @@ fn json(data: &impl Serialize) -> PyResult<String> {
 
 /// `TANDEM_DEBUG` on standard error; see docs/debugging.md.
 fn start_log() {
-    let level = match std::env::var("TANDEM_DEBUG").as_deref() {
-        Ok("1") => Level::INFO,
-        Ok("2") => Level::DEBUG,
-        Ok("3" | "4" | "5") => Level::TRACE,
-        _ => return,
+    let level = match ENVIRONMENT.debug {
+        0 => return,
+        1 => Level::INFO,
+        2 => Level::DEBUG,
+        _ => Level::TRACE,
     };
     let ours = ["tandem_kernels", "tandem_runtime", "tandem_tracegraph", "_core"];
-    let from = |rung: &str| match std::env::var("TANDEM_DEBUG") {
-        Ok(asked) if *asked >= *rung => Level::TRACE,
-        _ => Level::INFO,
-    };
-    let (plans, wgsl) = (from("4"), from("5"));
+    let from = |rung: u8| if ENVIRONMENT.debug >= rung { Level::TRACE } else { Level::INFO };
+    let (plans, wgsl) = (from(4), from(5));
     // Graphics libraries tell much more than anybody wants to know.
     let targets = Targets::new().with_default(Level::ERROR).with_targets(ours.map(|name| (name, level)));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
@@ -180,6 +179,12 @@ mod _core {
         raise(py, engine::drain())?;
         with_executor(&lock(), |executor| executor.get().device().lose(device));
         Ok(())
+    }
+
+    /// A sentence for each environment variable whose value is ignored.
+    #[pyfunction]
+    fn ignored_settings() -> Vec<String> {
+        ENVIRONMENT.ignored.clone()
     }
 
     /// `"coexec"`, `"lazy"` or `"trace"`.

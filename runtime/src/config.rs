@@ -1,4 +1,4 @@
-//! Options, from the environment and from `torch_tandem`.
+//! Options of the engine.
 
 use crate::placement::Place;
 
@@ -70,15 +70,5 @@ impl Default for Config {
             max_traced: 3,
             max_trace_ops: 100_000,
         }
-    }
-}
-
-impl Config {
-    /// Reads `TANDEM_MODE`, `TANDEM_SYNC` and `TANDEM_RUNNER`.
-    pub fn from_env() -> Config {
-        let var = |name: &str| std::env::var(name).unwrap_or_default();
-        let mode = Mode::named(&var("TANDEM_MODE")).unwrap_or(Mode::CoExecution);
-        let place = Place::named(&var("TANDEM_RUNNER"));
-        Config { mode, sync: var("TANDEM_SYNC") == "1", place, ..Config::default() }
     }
 }

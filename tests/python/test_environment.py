@@ -32,12 +32,21 @@ def run(monkeypatch, program, **variables):
         ("TANDEM_SYNC", "0, 1"),
         ("TANDEM_AUTOLOAD", "0, 1"),
         ("TANDEM_ALLOW_SOFTWARE", "0, 1"),
+        ("TANDEM_GPU_CHECKS", "0, 1"),
+        ("TANDEM_GPU_COOPERATIVE", "0, 1"),
     ],
 )
 def test_values_that_are_not_known_are_named_and_ignored(name, known, monkeypatch):
     done = run(monkeypatch, STEPS, **{name: "besides"})
     assert done.returncode == 0, done.stderr
     assert f"{name}=besides is ignored: Tandem knows {known}" in done.stderr
+
+
+def test_features_that_are_not_known_are_named_and_ignored(monkeypatch):
+    done = run(monkeypatch, STEPS, TANDEM_GPU_WITHOUT="f64, besides")
+    assert done.returncode == 0, done.stderr
+    assert "besides in TANDEM_GPU_WITHOUT is ignored: Tandem knows int64, f64, f16" in done.stderr
+    assert "f64 in" not in done.stderr
 
 
 FAILING = """

@@ -1,7 +1,7 @@
 //! Compiled pipelines kept on disk, where the driver can keep them (Vulkan).
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
@@ -29,23 +29,15 @@ fn contents(file: &[u8]) -> Option<&[u8]> {
     (magic == MAGIC && sum == checksum(data).to_le_bytes()).then_some(data)
 }
 
-fn directory() -> Option<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let cache = var("TANDEM_CACHE_DIR")
-        .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("tandem")))
-        .or_else(|| var("HOME").map(|d| d.join(".cache/tandem")))?;
-    Some(cache.join("pipelines"))
-}
-
 impl DiskCache {
-    /// The cache of an adapter and its driver; `None` where there is no place or no support.
-    pub fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo) -> Option<DiskCache> {
+    /// The cache of an adapter and its driver in a folder; `None` where there is no place or no support.
+    pub fn open(folder: &Path, device: &wgpu::Device, info: &wgpu::AdapterInfo) -> Option<DiskCache> {
         if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;
         }
         let key = wgpu::util::pipeline_cache_key(info)?;
         let driver = checksum(format!("{} {}", info.driver, info.driver_info).as_bytes());
-        let path = directory()?.join(format!("{key}-{driver:016x}"));
+        let path = folder.join("pipelines").join(format!("{key}-{driver:016x}"));
         let file = fs::read(&path).unwrap_or_default();
         let data = contents(&file);
         if data.is_none() && !file.is_empty() {

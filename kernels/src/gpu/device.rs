@@ -1,10 +1,12 @@
 //! An opened adapter: device, queue, what it can do, and whether it is still there.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use crate::gpu::adapter::{AdapterError, FEATURES, adapter};
+use crate::gpu::cache::DiskCache;
 use crate::gpu::print::Target;
 use crate::gpu::tiling::{MATRIX, SUBGROUP};
 
@@ -18,19 +20,8 @@ pub struct Options {
     pub checks: bool,
     /// Whether large products of halves may use cooperative matrices: `TANDEM_GPU_COOPERATIVE=1`.
     pub cooperative: bool,
-}
-
-impl Options {
-    /// From the environment.
-    pub fn from_env() -> Options {
-        let var = |name: &str| std::env::var(name).unwrap_or_default();
-        let without = var("TANDEM_GPU_WITHOUT");
-        Options {
-            without: without.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect(),
-            checks: var("TANDEM_GPU_CHECKS") == "1",
-            cooperative: var("TANDEM_GPU_COOPERATIVE") == "1",
-        }
-    }
+    /// Folder in which compiled kernels are kept: `TANDEM_CACHE_DIR`.
+    pub cache: Option<PathBuf>,
 }
 
 /// An opened adapter.
@@ -63,7 +54,7 @@ pub struct Gpu {
     /// Whether random numbers are drawn on the host.
     pub host_random: bool,
     /// Kept pipelines, where the driver can keep them.
-    pub cache: Option<crate::gpu::cache::DiskCache>,
+    pub cache: Option<DiskCache>,
     /// What ended it: errors that nobody expected, the device's loss.
     ended: Arc<Mutex<Option<String>>>,
 }
@@ -136,7 +127,8 @@ impl Gpu {
             tracing::error!(%error, "the GPU reports an error that nobody expected");
             tell.lock().get_or_insert_with(|| error.to_string());
         }));
-        let cache = crate::gpu::cache::DiskCache::open(&device, &info);
+        let folder = options.cache.as_deref();
+        let cache = folder.and_then(|folder| DiskCache::open(folder, &device, &info));
         Ok(Gpu {
             index,
             name: info.name.clone(),

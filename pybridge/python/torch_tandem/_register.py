@@ -24,7 +24,8 @@ def register() -> None:
     _compile.refuse_inductor()
     os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
-    _read_environment()
+    for ignored in _core.ignored_settings():
+        warnings.warn(ignored, RuntimeWarning, stacklevel=2)
 
 
 def _before_fork() -> None:
@@ -32,28 +33,3 @@ def _before_fork() -> None:
     # What failed stays poisoned and is raised by whoever reads it.
     with contextlib.suppress(Exception):
         _core.synchronize()
-
-
-_ACCEPTED = {
-    "TANDEM_MODE": ("coexec", "lazy", "trace"),
-    "TANDEM_RUNNER": ("beside", "inline"),
-    "TANDEM_KERNELS": ("own", "aten"),
-    "TANDEM_DEBUG": ("0", "1", "2", "3", "4", "5"),
-    "TANDEM_SYNC": ("0", "1"),
-    "TANDEM_AUTOLOAD": ("0", "1"),
-    "TANDEM_ALLOW_SOFTWARE": ("0", "1"),
-    "TANDEM_GPU_CHECKS": ("0", "1"),
-    "TANDEM_GPU_COOPERATIVE": ("0", "1"),
-}
-
-
-def _read_environment() -> None:
-    for name, accepted in _ACCEPTED.items():
-        given = os.environ.get(name, "")
-        if given and given not in accepted:
-            message = f"{name}={given} is ignored: Tandem knows {', '.join(accepted)}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-    if (mode := os.environ.get("TANDEM_MODE")) in _ACCEPTED["TANDEM_MODE"]:
-        _core.set_mode(mode)
-    if os.environ.get("TANDEM_SYNC") == "1":
-        _core.set_sync(True)

@@ -1,0 +1,95 @@
+//! Environment variables: all that the extension module reads, once, when it is imported. docs/environment.md is for users.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use tandem_kernels::gpu::device::Options;
+use tandem_runtime::config::{Config, Mode};
+use tandem_runtime::placement::Place;
+
+/// The environment of this process.
+pub static ENVIRONMENT: LazyLock<Environment> =
+    LazyLock::new(|| Environment::of(|name| std::env::var(name).ok()));
+
+/// Optional features of a GPU, baseline limits, and random numbers of the host.
+const WITHOUT: [&str; 6] = ["int64", "f64", "f16", "immediates", "limits", "random"];
+
+/// Values of the variables. A value that is not known counts as unset.
+#[derive(Debug, Default)]
+pub struct Environment {
+    /// `TANDEM_DEVICE`, as given; an adapter that does not exist is an error where the device is opened.
+    pub device: String,
+    /// `TANDEM_ALLOW_SOFTWARE=1`: software adapters are adapters, too.
+    pub allow_software: bool,
+    /// Not `TANDEM_KERNELS=aten`: the cpu executor has kernels of its own.
+    pub own_kernels: bool,
+    /// `TANDEM_DEBUG`: 0 to 5.
+    pub debug: u8,
+    /// `TANDEM_MODE`.
+    pub mode: Option<Mode>,
+    /// `TANDEM_SYNC=1`: failures are raised at the op.
+    pub sync: bool,
+    /// `TANDEM_RUNNER`.
+    pub place: Option<Place>,
+    /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_GPU_COOPERATIVE` and `TANDEM_CACHE_DIR`.
+    pub gpu: Options,
+    /// A sentence for each value that is ignored.
+    pub ignored: Vec<String>,
+}
+
+impl Environment {
+    /// The environment in which `var` looks variables up.
+    fn of(var: impl Fn(&str) -> Option<String>) -> Environment {
+        let mut ignored = Vec::new();
+        let mut one_of = |name: &str, accepted: &[&str]| {
+            let given = var(name).filter(|given| !given.is_empty())?;
+            let known = accepted.contains(&given.as_str());
+            if !known {
+                ignored.push(format!("{name}={given} is ignored: Tandem knows {}", accepted.join(", ")));
+            }
+            known.then_some(given)
+        };
+        let mut is_set = |name: &str| one_of(name, &["0", "1"]).is_some_and(|given| given == "1");
+        let (sync, allow_software) = (is_set("TANDEM_SYNC"), is_set("TANDEM_ALLOW_SOFTWARE"));
+        let (checks, cooperative) = (is_set("TANDEM_GPU_CHECKS"), is_set("TANDEM_GPU_COOPERATIVE"));
+        // Read by the hook that imports Tandem.
+        is_set("TANDEM_AUTOLOAD");
+        let mode = one_of("TANDEM_MODE", &Mode::ALL.map(Mode::name));
+        let runner = one_of("TANDEM_RUNNER", &["beside", "inline"]);
+        let kernels = one_of("TANDEM_KERNELS", &["own", "aten"]);
+        let debug = one_of("TANDEM_DEBUG", &["0", "1", "2", "3", "4", "5"]);
+        let without = var("TANDEM_GPU_WITHOUT").unwrap_or_default();
+        let without = without.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let (without, unknown): (Vec<&str>, Vec<&str>) = without.partition(|name| WITHOUT.contains(name));
+        for name in unknown {
+            let known = WITHOUT.join(", ");
+            ignored.push(format!("{name} in TANDEM_GPU_WITHOUT is ignored: Tandem knows {known}"));
+        }
+        let folder = |name: &str| var(name).filter(|given| !given.is_empty()).map(PathBuf::from);
+        let cache = folder("TANDEM_CACHE_DIR")
+            .or_else(|| folder("XDG_CACHE_HOME").map(|folder| folder.join("tandem")))
+            .or_else(|| folder("HOME").map(|folder| folder.join(".cache/tandem")));
+        Environment {
+            device: var("TANDEM_DEVICE").unwrap_or_default(),
+            allow_software,
+            own_kernels: kernels.as_deref() != Some("aten"),
+            debug: debug.and_then(|level| level.parse().ok()).unwrap_or(0),
+            mode: mode.as_deref().and_then(Mode::named),
+            sync,
+            place: runner.as_deref().and_then(Place::named),
+            gpu: Options {
+                without: without.into_iter().map(str::to_owned).collect(),
+                checks,
+                cooperative,
+                cache,
+            },
+            ignored,
+        }
+    }
+
+    /// The engine's options.
+    pub fn config(&self) -> Config {
+        let mode = self.mode.unwrap_or(Mode::CoExecution);
+        Config { mode, sync: self.sync, place: self.place, ..Config::default() }
+    }
+}
