@@ -24,8 +24,8 @@ fn tensors_of(arg: &Arg<'_>) -> usize {
     }
 }
 
-/// The input itself, if it is on a Tandem storage or in a buffer and is neither lazily conjugated or negated nor
-/// made from a Python number.
+/// The input itself, if it is on a Tandem storage or in a buffer and is not lazily conjugated, lazily negated or made
+/// from a Python number.
 pub fn plain<'c>(input: &'c Input<'c>) -> Option<&'c Input<'c>> {
     let there = matches!(input.place, Place::Storage { .. } | Place::Buffer(_));
     (there && input.flags & (flags::CONJ | flags::NEG | flags::WRAPPED) == 0).then_some(input)

@@ -46,7 +46,7 @@ pub struct Window {
 /// An operand of an expression.
 #[derive(Clone, Debug)]
 pub enum Operand {
-    /// A tensor in device memory.
+    /// A tensor in memory.
     Window(Window),
     /// A zero-dimensional host tensor, as a flat input.
     Host(u32),
