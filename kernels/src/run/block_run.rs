@@ -26,7 +26,7 @@ pub struct Step {
     pub variants: Vec<Arc<Variant>>,
     /// Flat indices of the inputs that the op writes.
     pub writes: Box<[u32]>,
-    /// Whether the variants' numbers contain the op's fed numbers besides sizes, because both decide output shapes.
+    /// Whether fed numbers decide output shapes, so that the variants contain them as well as sizes.
     pub sized_by_number: bool,
     /// Whether the op draws from a generator.
     pub draws: bool,
