@@ -2,15 +2,13 @@
 //!
 //! 1. Every block has at least one op.
 //! 2. Two consecutive ops of a block, or the last op of a block and the first op of one of its cases, followed each
-//! other in
-//!    a trace.
+//!    other in a trace.
 //! 3. The cases after a block, and those at the start, begin with different ops.
 //! 4. Every warm trace that is kept is a path through the blocks, from the start to a block that ends an iteration.
-//! The path
-//!    contains all ops of each of its blocks.
+//!    The path contains all ops of each of its blocks.
 //! 5. If an op followed another one outside of unrolled loops, it can follow it in the symbolic graph.
 //! 6. The blocks of a While include its header and all blocks of inner Whiles, and each of them leads back to the
-//! header.
+//!    header.
 //! 7. Blocks number their ops consecutively. An op is at its node's place or, in an unrolled block, at or after it.
 
 use smallvec::SmallVec;
