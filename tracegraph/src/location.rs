@@ -23,12 +23,12 @@ pub struct Frame {
 
 /// Maximum number of frames in one round of a recursion.
 const MAX_PERIOD: usize = 24;
-/// Maximum number of frames of one code object in a deep stack. Beyond it, all frames between two of them are
-/// removed.
+/// Maximum number of frames of one code object in a deep stack. Beyond it, all frames between the first and the last
+/// of them are removed.
 const MAX_ROUNDS: usize = 8;
 
 /// Removes repetitions from a stack: each sequence of frames equal to the sequence directly above it and, in deep
-/// stacks, all frames between two of the same code object.
+/// stacks, all frames between the first and the last of a code object with more than [`MAX_ROUNDS`] frames.
 pub fn fold_recursion(frames: &mut SmallVec<[Frame; 48]>) {
     let mut folded: SmallVec<[Frame; 48]> = SmallVec::new();
     for frame in frames.iter().rev() {

@@ -78,7 +78,7 @@ impl SymbolicGraph {
         at.map_or(&self.entry, |b| &self.block(b).cases)
     }
 
-    /// The While of which another round begins when `to` follows `from`, if there is one.
+    /// The While whose next round begins when `to` follows `from`, if there is one.
     pub fn repeats(&self, from: BlockId, to: BlockId) -> Option<LoopId> {
         let mut around = self.block(from).within;
         while let Some(id) = around {
