@@ -1,4 +1,4 @@
-//! One operator call as the shim hands it over: borrowed, flat, valid for the call only.
+//! An operator call in the form in which the shim passes it: borrowed, flat, and valid only during the call.
 
 use std::ffi::c_void;
 
@@ -7,30 +7,30 @@ use smallvec::SmallVec;
 use crate::ids::{Name, OpId, StorageId};
 use crate::tensor_meta::{Dtype, TensorMeta};
 
-/// An operator call. Tensor arguments take their entries from `inputs` in order; `None` among tensors of a
-/// list is an entry with [`Place::Absent`].
+/// An operator call. Tensor arguments take their entries from `inputs` in order. A `None` in a list of tensors is
+/// an entry with [`Place::Absent`].
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// Which operator.
+    /// Operator of the call.
     pub op: OpId,
     /// Arguments in schema order.
     pub args: SmallVec<[Arg<'a>; 12]>,
-    /// All tensors, flat.
+    /// Tensors of all arguments, flat.
     pub inputs: SmallVec<[Input<'a>; 6]>,
-    /// The device that it runs on, and on which its outputs are.
+    /// Device of the op and of its outputs.
     pub device: u8,
     /// Whether grad mode is on.
     pub grad_enabled: bool,
-    /// The default dtype, which some outputs have.
+    /// Default dtype, which some outputs have.
     pub default_dtype: Dtype,
-    /// Whether all numbers are ones that PyTorch takes in any call of these dtypes; see [`OpInfo::takes`].
+    /// Whether PyTorch accepts the numbers of the call in any call with the same dtypes; see [`OpInfo::takes`].
     ///
     /// [`OpInfo::takes`]: crate::ops::OpInfo::takes
     pub numbers_fit: bool,
 }
 
 impl Call<'_> {
-    /// A call without arguments, to be filled where it stands: it is large to move.
+    /// A call without arguments, to be filled in place, since a call is expensive to move.
     pub fn blank(op: OpId) -> Self {
         Call {
             op,
@@ -44,14 +44,14 @@ impl Call<'_> {
     }
 }
 
-/// One argument.
+/// One argument of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arg<'a> {
-    /// `None`, for any optional argument.
+    /// `None` for an optional argument.
     None,
-    /// The next of the call's inputs.
+    /// The next input of the call.
     Tensor,
-    /// The next `n` of the call's inputs.
+    /// The next `n` inputs of the call.
     Tensors(u32),
     /// An int, a dtype, a layout or a memory format.
     Int(i64),
@@ -71,27 +71,27 @@ pub enum Arg<'a> {
     Bools(&'a [u8]),
     /// A list of numbers of mixed types.
     Scalars(Box<[Arg<'a>]>),
-    /// 0 for this device, 1 for the CPU, 2 for meta.
+    /// A device: 0 for Tandem's device, 1 for the CPU, 2 for meta.
     Device(i64),
-    /// A `torch.Generator`, as the shim's pointer.
+    /// A `torch.Generator`, as a pointer of the shim.
     Generator(*mut c_void),
 }
 
-/// Where an input's elements are.
+/// The place of an input's elements.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
     /// No tensor.
     Absent,
-    /// On one of Tandem's storages.
+    /// One of Tandem's storages.
     Storage {
-        /// Which.
+        /// Id of the storage.
         id: StorageId,
-        /// What the trace calls it.
+        /// Name of the storage in traces.
         name: Name,
     },
-    /// In host memory that the program owns, as the shim's pointer to a storage.
+    /// Host memory that the program owns, as the shim's pointer to a storage.
     Host(*mut c_void),
-    /// In a host buffer of Tandem's, as the shim's pointer to a storage.
+    /// A host buffer that Tandem owns, as the shim's pointer to a storage.
     Buffer(*mut c_void),
     /// A single element, by value.
     Inline(&'a InlineValue),
@@ -102,10 +102,10 @@ pub enum Place<'a> {
 #[repr(C, align(16))]
 pub struct InlineValue(pub [u8; 16]);
 
-/// A window on a storage.
+/// A tensor that is passed to a call: a window on a storage.
 #[derive(Clone, Debug)]
 pub struct Input<'a> {
-    /// The storage.
+    /// Place of the elements.
     pub place: Place<'a>,
     /// Sizes in elements.
     pub sizes: &'a [i64],
@@ -115,7 +115,7 @@ pub struct Input<'a> {
     pub offset: i64,
     /// Element type.
     pub dtype: Dtype,
-    /// See [`crate::tensor_meta::flags`].
+    /// Bits of [`crate::tensor_meta::flags`].
     pub flags: u16,
 }
 
@@ -124,7 +124,7 @@ impl Input<'_> {
     pub const ABSENT: Input<'static> =
         Input { place: Place::Absent, sizes: &[], strides: &[], offset: 0, dtype: Dtype(0), flags: 0 };
 
-    /// Owned metadata.
+    /// A copy of the metadata.
     pub fn meta(&self) -> TensorMeta {
         TensorMeta::new(self.sizes, self.strides, self.dtype, self.flags)
     }

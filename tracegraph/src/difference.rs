@@ -1,35 +1,35 @@
-//! How a call differs from the node that was expected, in the user's words.
+//! Descriptions of how a call differs from the expected node, for users.
 
 use crate::call::{Arg, Call, Place};
 use crate::ids::OpId;
 use crate::node::{ArgSpec, Attr, InputSpec, Node, arg_matches, input_spec, mode_bits};
 use crate::tensor_meta::Dtype;
 
-/// What kind of difference it is.
+/// The kind of a difference.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum What {
     /// Another operator.
     Operator,
-    /// An attribute, or whether an argument is given.
+    /// Another value of an attribute, or an optional argument that is given in one of the two only.
     Attribute,
     /// A host tensor instead of one on the device, or the reverse.
     Input,
     /// Another device.
     Device,
-    /// Grad mode, default dtype, or `requires_grad` of an input.
+    /// Another grad mode, default dtype, or `requires_grad` of an input.
     Modes,
-    /// An input comes from another op.
+    /// An input from another op.
     Dataflow,
-    /// None of several known branches.
+    /// An op of none of several known branches.
     Branch,
-    /// The iteration was expected to end.
+    /// An op where the iteration was expected to end.
     End,
-    /// The same operator at another place.
+    /// The same operator at another location of the program.
     Location,
 }
 
 impl What {
-    /// As reports name it.
+    /// The name of the kind in reports.
     pub fn name(self) -> &'static str {
         match self {
             What::Operator => "operator",
@@ -45,14 +45,14 @@ impl What {
     }
 }
 
-/// A difference.
+/// A difference between a call and the expected node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// Its kind.
+    /// Kind of the difference.
     pub what: What,
-    /// What would have been the same.
+    /// Text form of the expected value.
     pub expected: String,
-    /// What came.
+    /// Text form of the actual value.
     pub got: String,
 }
 
@@ -113,7 +113,7 @@ fn modes_text(modes: u64) -> String {
 }
 
 impl Difference {
-    /// How `call` differs from `node`.
+    /// The first difference between `node` and `call`. `name` returns the name of an operator.
     pub fn of(node: &Node, call: &Call<'_>, name: impl Fn(OpId) -> String) -> Difference {
         let differs = |what, expected: String, got: String| Difference { what, expected, got };
         let key = &node.key;
@@ -154,7 +154,7 @@ impl Difference {
         differs(What::Location, "another line of the program".into(), "this one".into())
     }
 
-    /// One sentence.
+    /// The difference as a phrase for users.
     pub fn sentence(&self) -> String {
         match self.what {
             What::Operator => format!("expected {}", self.expected),

@@ -1,9 +1,9 @@
 //! The TraceGraph: all traces of a program, merged (Terra, section 4.1).
 //!
-//! A node is an op at a place of the program, with its attributes, so a call belongs to exactly one node: ops
-//! repeated at one place fold into a loop, branches that meet again rejoin, and a path that is new in its
-//! combination of known branches is already there. An edge says that one op followed another. Every iteration is
-//! a walk from [`NodeId::START`] to a node that ends one.
+//! A node is an op at a location of the program, with its attributes, so a call belongs to exactly one node. Ops
+//! that repeat at one location therefore form a loop, branches join again, and a new combination of known branches
+//! needs no new nodes. An edge states that one op followed another. Every iteration is a walk from
+//! [`NodeId::START`] to a node at which an iteration ends.
 
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -16,27 +16,28 @@ use crate::node::{Node, NodeKey, Sources, Variants};
 use crate::ops::OpInfo;
 use crate::trace::{Trace, Traces};
 
-/// That one op followed another.
+/// An edge: one op followed another.
 #[derive(Clone, Copy, Debug)]
 struct Followed {
-    /// The iteration that did so last, where its trace was kept or it was not expected.
+    /// Last iteration that took the edge, among those whose trace was kept or for which the edge was unexpected.
     last: u64,
-    /// The iteration in which that was not expected last.
+    /// Last iteration for which the edge was unexpected.
     unexpected: u64,
 }
 
-/// The merged traces.
+/// The merged traces of a program.
 #[derive(Debug)]
 pub struct TraceGraph {
     graph: DiGraph<Node, Followed>,
     by_key: FxHashMap<NodeKey, NodeId>,
     traces: Traces,
     iteration: u64,
-    /// The last iteration in which an op was merged.
+    /// Last iteration in which an op was merged.
     last_merged: u64,
-    /// Since the latest symbolic graph was generated, an edge was unexpected that was not before in its iteration.
+    /// Whether an edge became unexpected since the latest symbolic graph was generated. Only the first time in each
+    /// iteration counts.
     news: bool,
-    /// The only trace kept is the first iteration's, until another one comes.
+    /// Whether the only trace kept is that of the first iteration, which the next trace replaces.
     first_trace_kept: bool,
 }
 
@@ -75,23 +76,23 @@ fn id(node: NodeIndex) -> NodeId {
 }
 
 impl TraceGraph {
-    /// Number of nodes, the start included.
+    /// Number of nodes, including the start.
     pub fn len(&self) -> usize {
         self.graph.node_count()
     }
 
-    /// Whether no trace was merged yet.
+    /// Whether no trace has been merged yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 1
     }
 
-    /// A node. The start has no meaningful key.
+    /// The node with an id. The key of the start has no meaning.
     #[inline]
     pub fn node(&self, id: NodeId) -> &Node {
         &self.graph[index(id)]
     }
 
-    /// A node, to add variants, sources and marks.
+    /// The node with an id, for changes to its variants, sources and marks.
     #[inline]
     pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
         &mut self.graph[index(id)]
@@ -104,9 +105,9 @@ impl TraceGraph {
         children
     }
 
-    /// The ops that have followed a node, without those that did so in the first iteration only. That one sets
-    /// up (parameters, an optimizer's state), and its branches would cut every later one to pieces. Where its path
-    /// is taken again, that is a divergence, once.
+    /// The ops that have followed a node, except those that did so in the first iteration only. The first iteration
+    /// initializes parameters and optimizer state, and its branches would split the blocks of all later iterations.
+    /// If a later iteration takes such an edge again, that is a single divergence.
     pub fn warm_children(&self, node: NodeId) -> SmallVec<[NodeId; 4]> {
         let warm = self.graph.edges(index(node)).filter(|e| self.is_warm(e.weight()));
         let mut children: SmallVec<[NodeId; 4]> = warm.map(|e| id(e.target())).collect();
@@ -118,7 +119,7 @@ impl TraceGraph {
         followed.last > FIRST_ITERATION || self.last_merged == FIRST_ITERATION
     }
 
-    /// All ids, the start included.
+    /// All ids, including the start.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> + use<> {
         (0..self.len() as u32).map(NodeId)
     }
@@ -128,24 +129,24 @@ impl TraceGraph {
         self.graph.edge_count()
     }
 
-    /// Roughly the memory that it takes, in bytes.
+    /// Approximate memory of the graph, in bytes.
     pub fn bytes(&self) -> usize {
         let nodes = self.graph.node_weights().map(Node::bytes).sum::<usize>();
         let edges = self.graph.edge_count() * (size_of::<Followed>() + 4 * size_of::<u32>());
         nodes + edges + self.traces.iter().map(|t| t.len() * size_of::<NodeId>()).sum::<usize>()
     }
 
-    /// The latest traces of different paths.
+    /// The latest traces, at most one per path.
     pub fn traces(&self) -> &Traces {
         &self.traces
     }
 
-    /// The same, to be told that one was taken again.
+    /// The latest traces, for recording that a path was taken again.
     pub fn traces_mut(&mut self) -> &mut Traces {
         &mut self.traces
     }
 
-    /// A new iteration begins; `trace` is the one that ends, if it tells something new.
+    /// Begins a new iteration. `trace` is the trace of the iteration that ends, if it has to be kept.
     pub fn next_iteration(&mut self, trace: Option<Trace>) {
         if let Some(trace) = trace {
             self.forget_first();
@@ -156,7 +157,7 @@ impl TraceGraph {
         self.iteration += 1;
     }
 
-    /// The running iteration took this way from `at`: what of it was co-executed was not merged.
+    /// Records that the running iteration took this path from `at`. Its co-executed ops have not been merged.
     pub fn took(&mut self, mut at: NodeId, way: impl Iterator<Item = NodeId>) {
         for node in way {
             if let Some(edge) = self.graph.find_edge(index(at), index(node)) {
@@ -171,24 +172,24 @@ impl TraceGraph {
         self.graph.find_edge(index(at), index(node)).is_some()
     }
 
-    /// Whether there are paths that the latest symbolic graph was generated without; that it still lacks a path of
-    /// before in its iteration is no news, so that nothing is generated in vain again and again.
+    /// Whether there are paths that the latest symbolic graph does not cover. A path that was already unexpected
+    /// earlier in its iteration does not count, so that generation is not repeated in vain.
     pub fn has_news(&self) -> bool {
         self.news
     }
 
-    /// A symbolic graph is generated with all that there is.
+    /// Records that a symbolic graph is generated from all paths so far.
     pub fn reset_news(&mut self) {
         self.news = false;
     }
 
-    /// Edges that the running iteration has taken unexpectedly: no trace that is kept need have them.
+    /// The edges that were unexpected in the running iteration. Traces that are kept may lack them.
     pub fn unexpected(&self) -> impl Iterator<Item = (NodeId, NodeId)> + '_ {
         let recent = self.graph.edge_references().filter(|e| e.weight().unexpected == self.iteration);
         recent.map(|e| (id(e.source()), id(e.target())))
     }
 
-    /// Later traces come: the first iteration's is not one to learn from.
+    /// Discards the trace of the first iteration once there are later ones.
     fn forget_first(&mut self) {
         if self.first_trace_kept && self.iteration > FIRST_ITERATION {
             self.traces.clear();
@@ -201,7 +202,8 @@ impl TraceGraph {
         self.by_key.get(key).copied()
     }
 
-    /// Merges one op of a running trace behind `at`. Returns its node, and whether the graph grew.
+    /// Merges an op of the running trace, which follows `at`. Returns its node, and whether the graph has a new
+    /// edge.
     pub fn merge(&mut self, at: NodeId, call: &Call<'_>, info: &OpInfo, key: NodeKey) -> (NodeId, bool) {
         let node = self.find(&key).unwrap_or_else(|| self.insert(key));
         self.node_mut(node).dynamic |= info.is_dynamic(call);
@@ -210,7 +212,7 @@ impl TraceGraph {
         (node, grew)
     }
 
-    /// Notes that an op was followed by another, which was not expected; whether that is new.
+    /// Records that an op was unexpectedly followed by another. Returns whether the edge is new.
     pub fn follow(&mut self, at: NodeId, node: NodeId) -> bool {
         let known = self.graph.find_edge(index(at), index(node));
         self.news |= known.is_none_or(|edge| self.graph[edge].unexpected != self.iteration);

@@ -1,4 +1,4 @@
-//! Typed ids: an index into one table, never a bare number.
+//! Typed ids. Each is an index into one table.
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident($int:ty);)*) => {$(
@@ -16,17 +16,17 @@ macro_rules! ids {
 }
 
 ids! {
-    /// An operator overload, numbered as the shim declares it.
+    /// The id of an operator overload, as numbered by the shim.
     OpId(u32);
-    /// A node of the TraceGraph; [`NodeId::START`] is the node before every iteration's first op.
+    /// The id of a node of the TraceGraph.
     NodeId(u32);
-    /// A block of the symbolic graph.
+    /// The id of a block of the symbolic graph.
     BlockId(u32);
-    /// A loop of the TraceGraph or of the symbolic graph.
+    /// The id of a loop of the TraceGraph or of the symbolic graph.
     LoopId(u32);
-    /// A storage that is alive or whose release is on its way; reused afterwards.
+    /// The id of a storage. It is reused after the storage's release has been processed.
     StorageId(u32);
-    /// A call location, see [`crate::location`].
+    /// The id of a call location; see [`crate::location`].
     LocationId(u32);
 }
 
@@ -36,26 +36,27 @@ impl NodeId {
 }
 
 impl LocationId {
-    /// No location is known.
+    /// An unknown location.
     pub const UNKNOWN: LocationId = LocationId(0);
 }
 
-/// What a trace calls a storage: relative to its iteration, so that one graph serves every iteration.
+/// The name of a storage in traces. It is relative to the iteration, so that one graph is valid for all iterations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(u64);
 
 impl Name {
-    /// The iteration found it: a parameter, a buffer, whatever the program carried over.
+    /// A storage that existed before the iteration, such as a parameter or a buffer.
     pub const STATE: Name = Name(u64::MAX);
-    /// Any storage: an input that has come from too many places to list.
+    /// Any storage, for an input with too many different sources.
     pub const ANY: Name = Name(u64::MAX - 1);
 
-    /// The `fresh`-th storage made by `node`, in whichever round of a loop.
+    /// The storage with index `fresh` among those that `node` creates, in any round of a loop.
     pub fn made_by(node: NodeId, fresh: u16) -> Name {
         Name(u64::from(node.0) << 16 | u64::from(fresh))
     }
 
-    /// The node that makes the storage and its number there.
+    /// The node that creates the storage, and the storage's index there. `None` for [`Name::STATE`] and
+    /// [`Name::ANY`].
     pub fn as_made(self) -> Option<(NodeId, u16)> {
         (self < Name::ANY).then_some((NodeId((self.0 >> 16) as u32), self.0 as u16))
     }

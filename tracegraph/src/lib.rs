@@ -1,14 +1,14 @@
-//! Traces, the TraceGraph and the symbolic graph: pure data, without threads, devices, torch or Python.
+//! Traces, the TraceGraph and the symbolic graph, as plain data without threads, devices, PyTorch or Python.
 //!
-//! An iteration of a program is a **trace**: the operator calls that it issued, in order. A call reaches this
-//! crate as a [`call::Call`]; [`graph::TraceGraph::merge`] turns it into a [`node::Node`], so that equal calls
-//! of one iteration or several are one node. A node means: *the program issued this operator, at this place, with
-//! these attributes*; it runs once for each time that an iteration passes it; its outputs are visible to
-//! every later op of the iteration and, through storages that outlive it, to later iterations.
+//! A **trace** is the sequence of operator calls that one iteration of a program issued. A call reaches this crate
+//! as a [`call::Call`]. [`graph::TraceGraph::merge`] assigns it to a [`node::Node`], and equal calls of one
+//! iteration or of several share a node. A node means: *the program issued this operator, at this location, with
+//! these attributes*. It runs each time that an iteration passes it. Its outputs are visible to every later op of
+//! the iteration and, through storages that outlive the iteration, to later iterations.
 //!
-//! [`symbolic::generate`] cuts the TraceGraph into the blocks of a [`symbolic::SymbolicGraph`], with loops unrolled
-//! where their counts agree ([`unroll`]), which an executor lowers and a GraphRunner runs, block by block, as the
-//! program validates them.
+//! [`symbolic::generate`] divides the TraceGraph into the blocks of a [`symbolic::SymbolicGraph`], in which loops
+//! with constant numbers of rounds are unrolled ([`unroll`]). An executor lowers the blocks, and GraphRunner runs
+//! them while the program confirms them op by op.
 
 pub mod call;
 pub mod difference;

@@ -1,11 +1,11 @@
-//! Call locations: where in the program an op was issued.
+//! Call locations: the places of the program that issue ops.
 //!
-//! A forward op's location is the stack of Python frames, innermost first, each a code object and the
-//! instruction in it. An op that autograd issues adds the forward location of the node that runs, and its
-//! number among the ops of that node.
+//! The location of a forward op is the stack of Python frames, innermost first, each a code object and an
+//! instruction in it. The location of an op that autograd issues also contains the forward location of the autograd
+//! node that runs, and the index of the op among the ops of that node.
 //!
-//! Recursion is folded: frames that repeat those just above them count once ([`fold_recursion`]), so a recursive
-//! program has as many locations as it has ways to call itself, however deep it goes.
+//! Recursion is folded ([`fold_recursion`]): frames that repeat those directly above them count once. The number of
+//! locations of a recursive program thus depends on its recursive calls and not on their depth.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -15,19 +15,20 @@ use crate::ids::LocationId;
 /// A Python frame: an interned code object and `f_lasti`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Frame {
-    /// The code object, as the bridge numbers it.
+    /// Code object, as numbered by the bridge.
     pub code: u32,
-    /// Instruction offset in it.
+    /// Offset of the instruction in the code object.
     pub instruction: i32,
 }
 
-/// Frames that may make up one round of a recursion.
+/// Maximum number of frames in one round of a recursion.
 const MAX_PERIOD: usize = 24;
-/// Rounds of code that calls itself in changing ways, beyond which all of them count as one.
+/// Maximum number of frames of one code object in a deep stack. Beyond it, all frames between the first and the last
+/// of them are removed.
 const MAX_ROUNDS: usize = 8;
 
-/// Leaves out what repeats in a stack: a run of frames equal to the run just above it, and beyond a depth all
-/// frames between two of the same code.
+/// Removes repetitions from a stack: each sequence of frames equal to the sequence directly above it and, in deep
+/// stacks, all frames between the first and the last of a code object with more than [`MAX_ROUNDS`] frames.
 pub fn fold_recursion(frames: &mut SmallVec<[Frame; 48]>) {
     let mut folded: SmallVec<[Frame; 48]> = SmallVec::new();
     for frame in frames.iter().rev() {
@@ -38,7 +39,7 @@ pub fn fold_recursion(frames: &mut SmallVec<[Frame; 48]>) {
             folded.truncate(n - period);
         }
     }
-    // What is left of deep recursion are different ways to recurse, one in the other.
+    // In a deep stack, the rest consists of different nested recursive calls.
     while let Some(code) = crowded(&folded) {
         let of_code = |f: &Frame| f.code == code;
         let (Some(first), Some(last)) = (folded.iter().position(of_code), folded.iter().rposition(of_code))
@@ -51,7 +52,7 @@ pub fn fold_recursion(frames: &mut SmallVec<[Frame; 48]>) {
     *frames = folded;
 }
 
-/// A code object that a stack shows too often.
+/// A code object with more than [`MAX_ROUNDS`] frames, if the stack is deep.
 fn crowded(frames: &[Frame]) -> Option<u32> {
     if frames.len() <= 2 * MAX_PERIOD {
         return None;
@@ -67,32 +68,32 @@ fn crowded(frames: &[Frame]) -> Option<u32> {
         .map(|f| f.code)
 }
 
-/// What the op has to do with autograd.
+/// The position of an op in the backward pass.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Backward {
-    /// Location of the forward op that made the running node, or the last one that had such an op.
+    /// Location of the forward op that created the running autograd node, or the last location of this kind.
     pub forward: LocationId,
-    /// Nodes without a forward op since that one.
+    /// Number of autograd nodes without a forward op since that one.
     pub behind: u32,
-    /// Number of the op among those of this node that were issued from the same frames: what a hook issues does
-    /// not count for what comes behind it.
+    /// Index of the op among the ops that this autograd node issued from the same frames. Ops that a hook issues
+    /// thus do not shift the indices of later ops.
     pub ordinal: u32,
 }
 
-/// An interned stack of frames.
+/// The id of an interned stack of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StackId(u32);
 
 /// A call location.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Location {
-    /// The frames.
+    /// Stack of Python frames.
     pub stack: StackId,
-    /// Set while autograd runs a node.
+    /// Position in the backward pass, while autograd runs a node.
     pub backward: Option<Backward>,
 }
 
-/// All locations of a program; equal ones share an id.
+/// All locations of a program, interned.
 #[derive(Debug)]
 pub struct Locations {
     stacks: Vec<Box<[Frame]>>,
@@ -117,7 +118,7 @@ impl Default for Locations {
 }
 
 impl Locations {
-    /// The id of frames, innermost first.
+    /// The id of a stack of frames, innermost first.
     pub fn intern_stack(&mut self, frames: &[Frame]) -> StackId {
         if let Some(&id) = self.stack_ids.get(frames) {
             return id;
@@ -138,7 +139,7 @@ impl Locations {
         id
     }
 
-    /// The location of an id.
+    /// The location with an id.
     pub fn get(&self, id: LocationId) -> Location {
         self.table[id.index()]
     }
@@ -148,7 +149,7 @@ impl Locations {
         &self.stacks[self.get(id).stack.0 as usize]
     }
 
-    /// The frames that name a user's line best: those of the forward op, for a backward one.
+    /// The frames that lead to the user's line: those of the forward op if the location is in the backward pass.
     pub fn user_frames(&self, id: LocationId) -> &[Frame] {
         match self.get(id).backward {
             Some(b) if b.forward != LocationId::UNKNOWN => self.user_frames(b.forward),
@@ -161,7 +162,7 @@ impl Locations {
 mod tests {
     use super::*;
 
-    /// Frames outermost first: code and instruction.
+    /// Folds a stack of (code, instruction) pairs, outermost first.
     fn fold(stack: &[(u32, i32)]) -> Vec<(u32, i32)> {
         let mut frames = stack.iter().rev().map(|(code, i)| Frame { code: *code, instruction: *i }).collect();
         fold_recursion(&mut frames);
@@ -176,7 +177,7 @@ mod tests {
 
     #[test]
     fn two_recursive_calls_have_few_locations() {
-        // All ways down a binary tree of depth 12.
+        // All paths through a binary tree of depth 12.
         let ways = (0..1u32 << 12).map(|way| {
             let calls = (0..12).map(|level| (7, if way >> level & 1 == 0 { 3 } else { 5 }));
             fold(&[(0, 1)].into_iter().chain(calls).chain([(7, 9)]).collect::<Vec<_>>())
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn many_ways_to_recurse_are_bounded() {
-        // Square-free: no run of calls repeats. Each call stands for three frames.
+        // A square-free sequence, in which no run of calls repeats. Each call stands for three frames.
         let mut word = vec![0];
         while word.len() < 500 {
             word =

@@ -1,35 +1,37 @@
-//! The loops of a directed graph, nested: strongly connected parts, taken apart at their headers again and again.
+//! The nested loops of a directed graph: its strongly connected components, found again within each loop without
+//! the edges to the loop's header.
 
 use petgraph::algo::kosaraju_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
 use smallvec::SmallVec;
 
-/// Successors of each vertex.
+/// The successors of each vertex.
 pub type Successors = Vec<SmallVec<[u32; 2]>>;
 
 /// A loop.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loop {
-    /// Where a round begins: its first vertex by number, which is the first that a program came to.
+    /// Vertex that begins a round: the loop's first vertex by number, which is the one that the program reached
+    /// first.
     pub header: u32,
-    /// The loop around it.
+    /// Loop that directly contains this one.
     pub parent: Option<u32>,
-    /// Loops around it.
+    /// Number of loops around this one.
     pub depth: u32,
-    /// Its vertices, those of inner loops included.
+    /// Vertices of the loop, including those of inner loops.
     pub members: Vec<u32>,
 }
 
 /// All loops of a graph, outer ones before inner ones.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LoopForest {
-    /// The loops.
+    /// Loops, by index.
     pub loops: Vec<Loop>,
-    /// The innermost loop of each vertex.
+    /// Innermost loop of each vertex.
     innermost: Vec<Option<u32>>,
 }
 
-/// Loops nested deeper are left to the loop around them: they come from jumping about, not from loops.
+/// Maximum depth of loops. Deeper nesting comes from irregular jumps, so its vertices stay in the enclosing loop.
 const MAX_DEPTH: u32 = 8;
 
 const OUTSIDE: u32 = u32::MAX;
@@ -51,7 +53,8 @@ impl LoopForest {
         forest
     }
 
-    /// Finds the loops among `members` when edges to the header of `parent`, which is theirs, are cut.
+    /// Finds the loops among `members` (the vertices of `parent` if given), without the edges to the header of
+    /// `parent`.
     fn search(&mut self, members: Vec<u32>, parent: Option<u32>, successors: &Successors, local: &mut [u32]) {
         let cut = parent.map_or(OUTSIDE, |p| self.loops[p as usize].header);
         let depth = parent.map_or(0, |p| self.loops[p as usize].depth + 1);
@@ -88,7 +91,7 @@ impl LoopForest {
         self.innermost[vertex as usize]
     }
 
-    /// The loops around a vertex, outermost first.
+    /// The loops that contain a vertex, outermost first.
     pub fn chain(&self, vertex: u32) -> SmallVec<[u32; 4]> {
         let around = std::iter::successors(self.innermost(vertex), |l| self.loops[*l as usize].parent);
         let mut chain: SmallVec<[u32; 4]> = around.collect();

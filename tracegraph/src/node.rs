@@ -1,8 +1,8 @@
-//! A node of the TraceGraph: what makes two calls the same, and what may differ between them.
+//! A node of the TraceGraph: the properties that its calls have in common, and those in which they may differ.
 //!
-//! The same: operator, attributes, which inputs there are, device, call location, grad bits ([`NodeKey`]).
-//! Shapes may differ: each combination seen is a [`Variant`]. Numbers, window offsets, generators and host
-//! tensors may always differ: they are fed.
+//! Calls of a node have the same operator, attributes, presence of inputs, device, call location and grad bits
+//! ([`NodeKey`]). Their shapes may differ: each combination that occurred is a [`Variant`]. Numbers, offsets of
+//! windows, generators and host tensors may differ in each call, because they are fed.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -30,20 +30,20 @@ pub enum Attr {
     Bools(Box<[u8]>),
 }
 
-/// The type of a fed number: `int + 1.0` and `int + 1` are different nodes.
+/// The type of a fed number. Adding `1.0` and adding `1` are different nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Number {
-    /// 64-bit integer.
+    /// A 64-bit integer.
     Int,
-    /// 64-bit float.
+    /// A 64-bit float.
     Float,
-    /// Bool.
+    /// A bool.
     Bool,
-    /// Two 64-bit floats.
+    /// A complex number of two 64-bit floats.
     Complex,
 }
 
-/// What a node says of one argument.
+/// The form of an argument in a node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ArgSpec {
     /// `None`.
@@ -52,54 +52,54 @@ pub enum ArgSpec {
     Tensor,
     /// The next `n` inputs.
     Tensors(u32),
-    /// Compared.
+    /// An attribute, which is compared by value.
     Attr(Attr),
-    /// A size-like int: in the variant.
+    /// A size, whose value is part of the variant.
     Size,
-    /// Size-like ints: in the variant.
+    /// A list of sizes, whose values are part of the variant.
     Sizes,
     /// A fed number.
     Value(Number),
-    /// A list of so many fed floats.
+    /// A list of this many fed floats.
     Floats(u32),
     /// A list of fed numbers of mixed types.
     Values(Box<[Number]>),
-    /// A device, as in [`Arg::Device`].
+    /// A device, encoded as in [`Arg::Device`].
     Device(i64),
     /// A fed generator.
     Generator,
 }
 
-/// What a node says of one input.
+/// The form of an input in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InputSpec {
     /// No tensor.
     Absent,
-    /// On one of Tandem's storages.
+    /// A tensor on one of Tandem's storages.
     Storage,
-    /// A host tensor, fed.
+    /// A host tensor, which is fed.
     Host,
 }
 
-/// What makes two calls the same node.
+/// The properties that make two calls belong to the same node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct NodeKey {
     /// Operator.
     pub op: OpId,
-    /// Arguments.
+    /// Form of each argument.
     pub args: Box<[ArgSpec]>,
-    /// Inputs, flat.
+    /// Form of each flat input.
     pub inputs: Box<[InputSpec]>,
-    /// The device that it runs on.
+    /// Device that the op runs on.
     pub device: u8,
-    /// Grad mode (the highest bit), the default dtype (7 bits below) and which inputs require grad (input `i` at
-    /// bit `i`, up to 55).
+    /// Grad mode (bit 63), default dtype (bits 56 to 62) and `requires_grad` of the inputs (input `i` at bit `i`,
+    /// up to 55).
     pub modes: u64,
-    /// Where it was issued.
+    /// Call location.
     pub location: LocationId,
 }
 
-/// Grad mode, default dtype and requires-grad bits of a call, see [`NodeKey::modes`].
+/// The grad mode, default dtype and `requires_grad` bits of a call; see [`NodeKey::modes`].
 #[inline]
 pub fn mode_bits(call: &Call<'_>) -> u64 {
     let mut bits = u64::from(call.grad_enabled) << 63 | u64::from(call.default_dtype.0) << 56;
@@ -197,7 +197,7 @@ impl NodeKey {
         }
     }
 
-    /// Whether a call is this node, its location aside.
+    /// Whether a call has this key, except for its location.
     #[inline]
     pub fn matches(&self, call: &Call<'_>, modes: u64) -> bool {
         self.op == call.op
@@ -214,68 +214,69 @@ impl NodeKey {
 pub enum OutSpec {
     /// An undefined tensor.
     Undefined,
-    /// A window on a storage that the call made.
+    /// A window on a storage that the call created.
     Fresh {
-        /// Number among the storages that the call made.
+        /// Index among the storages that the call created.
         storage: u16,
-        /// The window.
+        /// Metadata of the window.
         meta: TensorMeta,
-        /// Its offset, in elements.
+        /// Offset in elements.
         offset: i64,
     },
-    /// The tensor object given as this flat input.
+    /// The tensor object passed as this flat input.
     Same(u32),
     /// Another window on the storage of an input.
     Alias {
-        /// The flat input.
+        /// Flat index of the input.
         input: u32,
-        /// The window.
+        /// Metadata of the window.
         meta: TensorMeta,
-        /// Its offset less the input's, in elements.
+        /// Offset relative to that of the input, in elements.
         offset: i64,
     },
     /// A value that is not a tensor, kept by the calling thread under this number.
     Host(u32),
-    /// The next `n` entries are one list.
+    /// A list of the next `n` entries.
     List(u32),
 }
 
-/// An input that the call gave other metadata (`out=` of another size).
+/// An input whose metadata the call changed, for example an `out=` tensor of another size.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Resized {
-    /// The flat input.
+    /// Flat index of the input.
     pub input: u32,
-    /// New window.
+    /// New metadata.
     pub meta: TensorMeta,
-    /// New offset less the old one, in elements.
+    /// New offset relative to the previous one, in elements.
     pub offset: i64,
 }
 
-/// Everything about a call's results but their values.
+/// All properties of a call's outputs except their values.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Outputs {
-    /// Outputs, lists flattened behind their [`OutSpec::List`].
+    /// Outputs in order. The items of a list follow its [`OutSpec::List`].
     pub outs: Vec<OutSpec>,
-    /// Bytes of each storage that the call made.
+    /// Size in bytes of each storage that the call created.
     pub fresh: SmallVec<[u64; 2]>,
-    /// Inputs whose metadata changed.
+    /// Inputs whose metadata the call changed.
     pub resized: Vec<Resized>,
 }
 
-/// One combination of input metadata and size-like numbers, with the output metadata that it leads to.
+/// A combination of input metadata and size-like numbers, with the output metadata that follows from it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Variant {
     /// Metadata of each flat input that is present.
     pub metas: Box<[TensorMeta]>,
-    /// Size-like numbers in argument order: a list is its length and its items.
+    /// Size-like numbers in argument order. A list is its length followed by its items.
     pub numbers: Box<[i64]>,
-    /// What comes out.
+    /// Outputs of a call under this variant.
     pub outputs: Outputs,
-    /// What calls are held against; empty in variants that none is.
+    /// Encoding that calls are compared with. It is empty for variants from [`Variant::new`], which match no call.
     row: Row,
 }
 
-/// A call in words: all that makes it a node's and a variant's but its place and where its inputs come from.
+/// A call's node and variant encoded as 64-bit words: all properties except the location and the sources of the
+/// inputs.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Row(SmallVec<[u64; 20]>);
 
@@ -289,7 +290,7 @@ impl Row {
         row
     }
 
-    /// Whether it is a call's.
+    /// Whether this is the encoding of a call.
     #[inline(always)]
     fn is(&self, call: &Call<'_>, info: &OpInfo) -> bool {
         let mut rest = self.0.iter();
@@ -297,7 +298,7 @@ impl Row {
     }
 }
 
-/// Shows the words of a call one by one, as long as `visit` says so; whether it did to the end.
+/// Passes the words of a call's encoding to `visit` until it returns false. Returns whether it never did.
 #[inline(always)]
 fn words(call: &Call<'_>, info: &OpInfo, visit: &mut impl FnMut(u64) -> bool) -> bool {
     let modes = u64::from(call.grad_enabled) << 63 | (call.inputs.len() as u64 & 0x7fff) << 48;
@@ -320,7 +321,8 @@ fn input_words(input: &Input<'_>, visit: &mut impl FnMut(u64) -> bool) -> bool {
         && input.strides.iter().all(|n| visit(*n as u64))
 }
 
-/// What is fed has a word for its type alone.
+/// Visits the words of an argument. The value of a fed argument is included only if the operator is sized by
+/// numbers.
 #[inline(always)]
 fn arg_words(class: ArgClass, arg: &Arg<'_>, info: &OpInfo, visit: &mut impl FnMut(u64) -> bool) -> bool {
     let (is_fed, sized) = (class == ArgClass::Value, info.sized_by_number);
@@ -339,7 +341,7 @@ fn arg_words(class: ArgClass, arg: &Arg<'_>, info: &OpInfo, visit: &mut impl FnM
     }
 }
 
-/// Of arguments that few operators have.
+/// Visits the words of an argument of a rare kind.
 #[inline(never)]
 fn rare_words(arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(u64) -> bool) -> bool {
     let with = |kind: u64, n: usize| (n as u64) << 8 | kind;
@@ -374,12 +376,12 @@ fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i6
 }
 
 impl Variant {
-    /// Under this metadata and these numbers, an op gives these outputs. No call is told to fall under it.
+    /// A variant that matches no call, with the outputs of an op for this metadata and these numbers.
     pub fn new(metas: Box<[TensorMeta]>, numbers: Box<[i64]>, outputs: Outputs) -> Variant {
         Variant { metas, numbers, outputs, row: Row::default() }
     }
 
-    /// The variant that a call with these outputs establishes.
+    /// The variant of a call with these outputs.
     pub fn of(key: &NodeKey, call: &Call<'_>, info: &OpInfo, outputs: Outputs) -> Variant {
         let numbers = collect_numbers(key, call, info).into_vec().into();
         let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
@@ -391,29 +393,29 @@ impl Variant {
 /// A node: an op that some iteration issued.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What it is.
+    /// Key of the node.
     pub key: NodeKey,
-    /// Where each flat input has come from.
+    /// Sources of each flat input.
     pub sources: Vec<Sources>,
-    /// Shape variants, in the order seen.
+    /// Variants in the order in which they occurred.
     pub variants: Variants,
-    /// A value was fetched when this was the last op, so a block ends here.
+    /// Whether a value was fetched when this was the last op. A block then ends here.
     pub fetched: bool,
-    /// Some iteration ended here.
+    /// Whether an iteration ended here.
     pub ends: bool,
-    /// Output shapes depend on data.
+    /// Whether a call must run before Python continues, for example because its output shapes depend on data.
     pub dynamic: bool,
-    /// It begins a loop whose number of rounds has changed, so the loop is not unrolled.
+    /// Whether a loop begins here whose number of rounds has changed. The loop is then not unrolled.
     pub varies: bool,
-    /// Divergences in the loop that it begins while that was unrolled.
+    /// Number of divergences in the loop that begins here while it was unrolled.
     pub misses: u8,
 }
 
-/// The names that an input's storage has had: several where branches rejoin and in loops (phi inputs).
+/// The names that an input's storage has had. There are several in loops and where branches join (phi inputs).
 #[derive(Clone, Debug, Default)]
 pub struct Sources(SmallVec<[Name; 1]>);
 
-/// Sources of one input that are told apart; beyond that it comes from anywhere.
+/// Maximum number of names of an input. Beyond it, the input may come from anywhere.
 const MAX_SOURCES: usize = 16;
 
 impl Sources {
@@ -423,7 +425,7 @@ impl Sources {
         self.0.contains(&name) || self.0.first() == Some(&Name::ANY)
     }
 
-    /// Adds a name; whether it is new.
+    /// Adds a name. Returns whether it is new.
     pub fn add(&mut self, name: Name) -> bool {
         if self.contains(name) {
             return false;
@@ -436,13 +438,13 @@ impl Sources {
         true
     }
 
-    /// The names, in the order seen; none for host tensors and absent ones.
+    /// The names in the order in which they occurred. Empty for host tensors and absent inputs.
     pub fn names(&self) -> &[Name] {
         &self.0
     }
 }
 
-/// Shape variants of one node, found by hash.
+/// The variants of a node, with an index by hash.
 #[derive(Clone, Debug, Default)]
 pub struct Variants {
     all: Vec<Arc<Variant>>,
@@ -458,7 +460,7 @@ impl std::ops::Deref for Variants {
 }
 
 impl Variants {
-    /// Adds one that no other matches.
+    /// Adds a variant that is not in the list.
     fn push(&mut self, variant: Arc<Variant>) {
         self.by_hash.entry(variant.hash()).or_default().push(self.all.len() as u32);
         self.all.push(variant);
@@ -466,7 +468,7 @@ impl Variants {
 }
 
 impl Variant {
-    /// Of sizes and size-like numbers, as [`call_hash`] of a call.
+    /// The hash of sizes and size-like numbers, which equals [`call_hash`] of a call under this variant.
     fn hash(&self) -> u64 {
         let mut hasher = FxHasher::default();
         self.metas.iter().for_each(|m| m.sizes().hash(&mut hasher));
@@ -475,7 +477,7 @@ impl Variant {
     }
 }
 
-/// Equal for a call and the variant that it falls under.
+/// The hash of a call's sizes and size-like numbers, which equals that of its variant.
 fn call_hash(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> u64 {
     let mut hasher = FxHasher::default();
     let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
@@ -495,11 +497,12 @@ fn collect_numbers(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> SmallVec<[i
     collected
 }
 
-/// Variants of one node that are kept; a call beyond finds its shapes out each time.
+/// Maximum number of variants of a node. Further combinations are not kept, and their shapes are determined at each
+/// call.
 const MAX_VARIANTS: usize = 4096;
 
 impl Node {
-    /// Whether a call's inputs come from where this node's have come.
+    /// Whether each input of a call comes from a known source.
     #[inline]
     pub fn has_sources(&self, call: &Call<'_>) -> bool {
         call.inputs.iter().zip(&self.sources).all(|(input, sources)| match input.place {
@@ -508,14 +511,14 @@ impl Node {
         })
     }
 
-    /// Whether a call is this node, its location aside, with inputs from where they have come and under a variant of it:
-    /// what nearly every call is.
+    /// Whether a call matches this node except for its location, has inputs from known sources, and falls under
+    /// `variant`. This is the case for nearly all calls.
     #[inline(always)]
     pub fn recurs(&self, call: &Call<'_>, info: &OpInfo, variant: &Variant) -> bool {
         variant.row.is(call, info) && self.has_sources(call)
     }
 
-    /// Roughly the memory that it takes with its key in the index, in bytes.
+    /// Approximate memory of the node and of its key in the index, in bytes.
     pub fn bytes(&self) -> usize {
         let key = size_of::<NodeKey>()
             + self.key.args.len() * size_of::<ArgSpec>()
@@ -535,7 +538,7 @@ impl Node {
             + self.variants.iter().map(variant).sum::<usize>()
     }
 
-    /// Adds the sources of a call's inputs; whether one is new.
+    /// Adds the sources of a call's inputs. Returns whether one is new.
     pub fn add_sources(&mut self, call: &Call<'_>) -> bool {
         let mut grew = false;
         for (input, sources) in call.inputs.iter().zip(&mut self.sources) {
@@ -546,7 +549,7 @@ impl Node {
         grew
     }
 
-    /// The variant that a call falls under; `hint` is tried first.
+    /// The index of the variant that a call falls under. `hint` is tried first.
     #[inline]
     pub fn variant(&self, call: &Call<'_>, info: &OpInfo, hint: u32) -> Option<u32> {
         let falls_under = |i: u32| self.variants.get(i as usize).is_some_and(|v| v.row.is(call, info));
@@ -557,9 +560,9 @@ impl Node {
         candidates.iter().copied().find(|i| falls_under(*i))
     }
 
-    /// Whether a variant has inputs of a call's dtypes: what the operator accepts depends on them.
+    /// Whether some variant has inputs of a call's dtypes, on which it depends whether the operator accepts them.
     pub fn has_dtypes(&self, call: &Call<'_>) -> bool {
-        // A tensor without dimensions takes part in type promotion in another way.
+        // Zero-dimensional tensors are treated differently in type promotion.
         let kind = |dtype: Dtype, all: u16, ndim: usize| (dtype, all & flags::META, ndim == 0);
         let present = || call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
         let given = || present().map(|input| kind(input.dtype, input.flags, input.sizes.len()));
@@ -567,7 +570,7 @@ impl Node {
         self.variants.iter().any(|v| v.metas.iter().map(seen).eq(given()))
     }
 
-    /// Adds a variant that no other matches; whether there is room for it.
+    /// Adds a variant that the node does not have. Returns false if there are too many.
     pub fn add_variant(&mut self, variant: Arc<Variant>) -> bool {
         let room = self.variants.len() < MAX_VARIANTS;
         if room {

@@ -1,82 +1,82 @@
-//! The op table: what Tandem knows of an operator besides its schema.
+//! The op table: properties of operators that their schemas do not state.
 //!
-//! An operator needs an entry only where its schema and PyTorch's tags do not say enough. Everything that is
-//! not listed is captured and treated as its schema says.
+//! An operator needs an entry only where its schema and PyTorch's tags are not sufficient. Any other operator is
+//! captured and treated according to its schema.
 
 use crate::call::{Arg, Call, Input, Place};
 use crate::ids::OpId;
 use crate::tensor_meta::{Dtype, flags};
 
-/// How an argument takes part in a node (DESIGN: attributes, shapes and values).
+/// The role of an argument in a node (DESIGN: attributes, shapes and values).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ArgClass {
-    /// A tensor, an optional tensor or a list of them.
+    /// A tensor, an optional tensor or a list of tensors.
     Tensor,
-    /// A size-like integer (`SymInt` in the schema): part of the variant, not of the node.
+    /// A size (`SymInt` in the schema). It is part of the variant, not of the node.
     Shape,
-    /// An integer, bool, string, dtype, ...: part of the node.
+    /// An integer, bool, string, dtype or similar. It is part of the node.
     Attr,
-    /// A float or a Scalar: its type tag is part of the node, its value is fed.
+    /// A float or a `Scalar`. Its type is part of the node, its value is fed.
     Value,
     /// A device.
     Device,
-    /// A random generator, fed.
+    /// A random generator, which is fed.
     Generator,
 }
 
 /// An operator overload.
 #[derive(Clone, Debug)]
 pub struct OpInfo {
-    /// Its number.
+    /// Number of the overload.
     pub id: OpId,
-    /// `aten::add.Tensor`.
+    /// Full name, for example `aten::add.Tensor`.
     pub name: Box<str>,
     /// Class of each argument.
     pub args: Box<[ArgClass]>,
-    /// Which arguments are written.
+    /// For each argument, whether the operator writes it.
     pub written: Box<[bool]>,
-    /// Whether any is.
+    /// Whether the operator writes any argument.
     pub writes: bool,
-    /// A return is not a tensor, so a call is a fetch.
+    /// Whether an output is not a tensor, so that a call is a fetch.
     pub returns_host: bool,
-    /// Output shapes depend on data, so a call is a fetch of shapes.
+    /// Whether output shapes depend on data, so that a call is a fetch of shapes.
     pub dynamic_shape: bool,
-    /// They only do where a mask is among the inputs.
+    /// Whether `dynamic_shape` applies only to calls with a mask among their inputs.
     dynamic_by_mask: bool,
-    /// Raises `LinAlgError` for some values of its inputs.
+    /// Whether the operator raises `LinAlgError` for some values of its inputs.
     raises_lin_alg: bool,
-    /// It only does where its last argument, `check_errors`, is true.
+    /// Whether `raises_lin_alg` applies only to calls whose last argument, `check_errors`, is true.
     raises_if_asked: bool,
-    /// Numbers (not only sizes) decide output shapes and join the variant key.
+    /// Whether numbers decide output shapes, and not only sizes do. They are then part of the variant.
     pub sized_by_number: bool,
-    /// Draws from a generator.
+    /// Whether the operator draws from a generator.
     pub random: bool,
-    /// Computes each element of its outputs from elements of its inputs, and nothing else.
+    /// Whether the operator only computes each element of its outputs from corresponding elements of its inputs.
     pub pointwise: bool,
-    /// Some argument is a fed number, or is bound.
+    /// Whether an argument is a fed number or has a bound.
     has_numbers: bool,
-    /// What numbers it accepts, by argument.
+    /// Bounds of the values that arguments may have, by index.
     bounds: Box<[(usize, Bound)]>,
 }
 
-/// Why a default-backend kernel of PyTorch's is left in place instead of being captured.
+/// The reason why a kernel of PyTorch for the default backend is kept instead of being captured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
-    /// It moves a window on the same storage.
+    /// The operator returns another window on the same storage.
     View,
-    /// It makes a tensor out of captured ops (`empty` and a fill).
+    /// The operator creates a tensor by calling captured operators (`empty` and a fill).
     Factory,
-    /// It answers from metadata.
+    /// The operator only uses metadata.
     Metadata,
-    /// It ends in `_copy_from`, or in other captured ops.
+    /// The operator calls `_copy_from` or other captured operators.
     Composite,
-    /// It is for layouts or devices that Tandem does not have, or for PyTorch's own tests.
+    /// The operator is for layouts or devices that Tandem does not support, or for PyTorch's own tests.
     Elsewhere,
 }
 
 macro_rules! left {
     ($($why:ident: $($name:literal)*;)*) => {
-        /// The reviewed list of default-backend kernels that stay PyTorch's, by name without overload.
+        /// The reviewed list of default-backend kernels that are kept, by name without overload.
         pub const LEFT: &[(&str, Left)] = &[$($(($name, Left::$why),)*)*];
     };
 }
@@ -125,7 +125,7 @@ const LEFT_PREFIXES: &[&str] = &[
     "to_padded",
 ];
 
-/// Why the default-backend kernel of `name` (`aten::op.overload`) stays, or `None` where it is captured.
+/// The reason why the default-backend kernel of `name` (`aten::op.overload`) is kept, or `None` if it is captured.
 pub fn leaves_default(name: &str) -> Option<Left> {
     let name = name.strip_prefix("aten::").unwrap_or(name);
     let (base, overload) = name.split_once('.').unwrap_or((name, ""));
@@ -135,17 +135,17 @@ pub fn leaves_default(name: &str) -> Option<Left> {
     if LEFT_PREFIXES.iter().any(|p| base.starts_with(p)) {
         return Some(Left::Elsewhere);
     }
-    // `x_copy` variants of views and generated `out=` variants call the functional operator and copy.
+    // `x_copy` variants of views and generated `out=` variants call the functional operator and copy its output.
     (base.ends_with("_copy") || overload == "out" || overload.ends_with("_out") || base.ends_with("_out"))
         .then_some(Left::Composite)
 }
 
-/// Operators whose output shapes depend on data although PyTorch does not tag them so.
+/// Operators whose output shapes depend on data, although PyTorch does not tag them accordingly.
 const DYNAMIC: &[&str] =
     &["aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"];
 
-/// Operators that raise `LinAlgError` where the values of their inputs allow no result. Programs catch it at the call,
-/// so the call waits, as on CUDA.
+/// Operators that raise `LinAlgError` for some values of their inputs. Programs catch the exception at the call, so
+/// the call waits for its outputs, as on CUDA.
 const RAISING: &[&str] = &[
     "aten::_linalg_check_errors",
     "aten::_linalg_eigh",
@@ -161,7 +161,7 @@ const RAISING: &[&str] = &[
     "aten::linalg_polar",
 ];
 
-/// Operators of other libraries whose output shapes are a function of their inputs' metadata.
+/// Operators of other libraries whose output shapes follow from the metadata of their inputs.
 const STATIC_FOREIGN: &[&str] = &[
     "torchvision::roi_align",
     "torchvision::_roi_align_backward",
@@ -170,28 +170,30 @@ const STATIC_FOREIGN: &[&str] = &[
     "torchvision::_deform_conv2d_backward",
 ];
 
-/// Operators whose numbers decide output shapes.
+/// Operators whose output shapes depend on numbers, by prefix.
 const SIZED_BY_NUMBER: &[&str] =
     &["aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::upsample", "aten::_upsample"];
 
-/// What numbers an operator's kernels accept. A NaN is none of them.
+/// The values that an operator's kernels accept for a number. No bound accepts NaN.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Bound {
-    /// From one to another.
+    /// A range, including both ends.
     Within(f64, f64),
-    /// Any but zero.
+    /// Any number but 0.
     NotZero,
-    /// Of integer tensors, at least zero.
+    /// For integer tensors, a number of at least 0.
     Natural,
-    /// Of integer tensors, any but zero; a tensor of the host without dimensions, which Python's numbers are.
+    /// For integer tensors, a number other than 0. This includes zero-dimensional host tensors, which Python
+    /// numbers become.
     Divisor,
-    /// The end of a range that begins at another argument, as long as a number of the tensor's dtype can be.
+    /// The end of a range that begins at the number in another argument. The length must fit the tensor's dtype.
     EndOf(usize),
-    /// Greater than another argument.
+    /// A number greater than that in another argument.
     Above(usize),
 }
 
-/// Operators, by name with or without overload, with bounds of an argument. PyTorch raises beyond them.
+/// Bounds of arguments: an operator's name with or without overload, the argument's index, and the bound. PyTorch
+/// raises for other values.
 #[rustfmt::skip]
 const BOUNDS: &[(&str, usize, Bound)] = &[
     ("_cdist_forward", 2, Bound::Within(0.0, f64::INFINITY)),
@@ -273,13 +275,14 @@ fn number(arg: &Arg<'_>) -> Option<f64> {
     }
 }
 
-/// Whether integers alone meet a zero of the host's.
+/// Whether no input is floating-point and one is a zero-dimensional host tensor that is zero.
 fn has_zero(call: &Call<'_>) -> bool {
     call.inputs.iter().any(|input| input.flags & flags::ZERO != 0)
         && !call.inputs.iter().any(|input| input.dtype.is_floating())
 }
 
-/// Whether a number can be an element of a dtype as it is: PyTorch's kernels convert it, and raise where it does not.
+/// Whether a number is representable in a dtype as PyTorch checks it: its kernels raise if the conversion
+/// overflows.
 #[inline]
 fn fits(number: &Arg<'_>, dtype: Dtype) -> bool {
     let within = |x: f64| dtype.range().is_none_or(|(least, greatest)| (least..=greatest).contains(&x));
@@ -293,8 +296,9 @@ fn fits(number: &Arg<'_>, dtype: Dtype) -> bool {
 }
 
 impl OpInfo {
-    /// Whether a call's numbers are ones that PyTorch takes whatever the tensors' values: in the range of the first
-    /// tensor's dtype and within the operator's bounds. Beyond, PyTorch's own kernel has to say, at the call.
+    /// Whether PyTorch accepts the numbers of a call for all tensor values, because they are in the range of the
+    /// first tensor's dtype and within the operator's bounds. Other calls must run on PyTorch's own kernel at once,
+    /// which may raise.
     #[inline]
     pub fn takes(&self, call: &Call<'_>) -> bool {
         if !self.has_numbers {
@@ -310,8 +314,8 @@ impl OpInfo {
             })
     }
 
-    /// Whether a call runs before Python goes on: its output shapes depend on data, or its error is one that programs
-    /// catch.
+    /// Whether a call must run before Python continues, because its output shapes depend on data or because it may
+    /// raise an exception that programs catch.
     #[inline]
     pub fn is_dynamic(&self, call: &Call<'_>) -> bool {
         let mask = |input: &Input<'_>| matches!(input.dtype, Dtype::BOOL | Dtype::UINT8);
@@ -320,45 +324,45 @@ impl OpInfo {
     }
 }
 
-/// Operators whose plain ints are no attributes but bounds of what they draw.
+/// Operators whose plain ints are bounds of the numbers that they draw. They are fed instead of being attributes.
 const FED_INTS: &[&str] = &["aten::random_"];
 
-/// Arguments that an operator writes although its schema does not say so: running statistics.
+/// The arguments that an operator writes although its schema does not declare it: running statistics.
 pub fn written_unsaid(name: &str) -> &'static [usize] {
     if name == "aten::native_batch_norm" { &[3, 4] } else { &[] }
 }
 
-/// Operators that write all of their first argument and read nothing of it.
+/// Operators that overwrite their first argument without reading it.
 const OVERWRITING: &[&str] =
     &["aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_"];
 
-/// Whether an operator writes all of its first argument whatever that held.
+/// Whether an operator overwrites all of its first argument, regardless of the previous contents.
 pub fn overwrites(name: &str) -> bool {
     OVERWRITING.contains(&name.split('.').next().unwrap_or(name))
 }
 
-/// What the shim knows of an operator from its schema and tags.
+/// The properties of an operator that its schema and tags state.
 #[derive(Debug)]
 pub struct OpDecl<'a> {
-    /// `aten::add.Tensor`.
+    /// Full name, for example `aten::add.Tensor`.
     pub name: &'a str,
     /// Class of each argument.
     pub args: Vec<ArgClass>,
-    /// Which arguments are written.
+    /// For each argument, whether the operator writes it.
     pub written: Vec<bool>,
-    /// Some return is not a tensor.
+    /// Whether an output is not a tensor.
     pub returns_host: bool,
-    /// Tagged as having data-dependent output shapes.
+    /// Whether the operator is tagged as having data-dependent output shapes.
     pub dynamic_shape: bool,
-    /// Tagged as drawing from a generator.
+    /// Whether the operator is tagged as drawing from a generator.
     pub random: bool,
-    /// Tagged as point-wise.
+    /// Whether the operator is tagged as point-wise.
     pub pointwise: bool,
-    /// Not an operator of PyTorch's own.
+    /// Whether the operator is not one of PyTorch's own.
     pub foreign: bool,
 }
 
-/// Joins schema, tags and the table.
+/// Combines schema, tags and the op table.
 pub fn describe(id: OpId, decl: OpDecl<'_>) -> OpInfo {
     let base = decl.name.split('.').next().unwrap_or(decl.name);
     let mut args = decl.args;

@@ -1,4 +1,5 @@
-//! A symbolic graph as a picture: blocks from top to bottom, forward choices on the right, loops on the left.
+//! A drawing of a symbolic graph: blocks from top to bottom, forward edges on the right, back edges of loops on the
+//! left.
 
 use std::fmt::Write;
 
@@ -9,9 +10,9 @@ const LINE: usize = 15;
 const GAP: usize = 26;
 const MARGIN: usize = 90;
 const WIDTH: usize = 620;
-/// Ops of a block that are written out.
+/// Maximum number of ops of a block that are drawn.
 const MAX_OPS: usize = 14;
-/// Characters of an op that are written out.
+/// Maximum number of characters of an op that are drawn.
 const MAX_CHARS: usize = 88;
 
 const STYLE: &str = "text{font:11px monospace;fill:#222}.title{font-weight:bold}rect{fill:#f6f8fa;stroke:#57606a}\
@@ -29,7 +30,7 @@ fn shorten(text: &str) -> String {
     format!("{}\u{2026}", escape(&kept))
 }
 
-/// The lines that a block shows.
+/// The lines of text in the box of a block.
 fn lines(number: usize, block: &ListedBlock) -> Vec<String> {
     let within = block.within.map_or_else(String::new, |l| format!(" in while l{}", l.0));
     let mut lines = vec![format!("b{number}{within}")];
@@ -42,7 +43,7 @@ fn lines(number: usize, block: &ListedBlock) -> Vec<String> {
     lines
 }
 
-/// Draws a listing; the picture is as long as it needs to be.
+/// Draws a listing as SVG. The height depends on the number of lines.
 pub fn svg(listing: &Listing) -> String {
     let texts: Vec<Vec<String>> = listing.blocks.iter().enumerate().map(|(i, b)| lines(i, b)).collect();
     let mut tops = Vec::with_capacity(texts.len());
@@ -86,7 +87,7 @@ fn draw_exits(picture: &mut String, from: usize, exit: &Exit, tops: &[usize], bo
         let path = if to == from + 1 && !again {
             format!("M{0} {bottom}V{1}", MARGIN + WIDTH / 2, tops[to])
         } else {
-            // The farther, the wider; loops on the left.
+            // The curve is the wider, the farther the blocks are apart. Back edges are on the left.
             let reach = 12 + (MARGIN - 20) * to.abs_diff(from).min(16) / 16;
             let (x, bend) =
                 if again { (MARGIN, MARGIN - reach) } else { (MARGIN + WIDTH, MARGIN + WIDTH + reach) };

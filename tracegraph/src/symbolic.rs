@@ -1,11 +1,11 @@
 //! The symbolic graph and its generation (Terra, section 4.2).
 //!
-//! A **block** is a straight line of ops. Behind it comes one block, or several: then the block ends in a
-//! **Switch-Case** whose **Case Select** PythonRunner gives with the next block that it enters; where one of them
-//! begins another round of a loop, it is a **While**, and the choice its **Loop Cond**. Loops with the same number
-//! of rounds in every trace are unrolled ([`crate::unroll`]), so a block may hold an op several times. The inputs of
-//! a block's ops that the block does not make are fed: storages are bound, numbers and host tensors are copied in.
-//! Where a value was fetched, a block ends, so that the fetch waits for no more than it needs.
+//! A **block** is a sequence of ops that always run one after the other. If several blocks may follow it, the block
+//! ends in a **Switch-Case**, and PythonRunner sends the **Case Select** when it enters the next block. If one of
+//! them begins another round of a loop, the loop is a **While**, and the choice is its **Loop Cond**. Loops with
+//! the same number of rounds in every trace are unrolled ([`crate::unroll`]), so a block may contain an op several
+//! times. Inputs that a block does not compute are fed: storages are passed by id, numbers and host tensors are
+//! copied. A block ends where a value was fetched, so that the fetch waits for no later op.
 
 use smallvec::SmallVec;
 
@@ -14,71 +14,71 @@ use crate::ids::{BlockId, LoopId, NodeId};
 use crate::loops::{LoopForest, Successors};
 use crate::unroll::Steps;
 
-/// A straight line of ops and what may follow.
+/// A sequence of ops, and the blocks that may follow it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Block {
     /// Ops in program order, at least one.
     pub nodes: Vec<NodeId>,
-    /// The first op's number among the steps of all blocks.
+    /// Index of the first op among the ops of all blocks.
     pub first: u32,
-    /// What may follow; a single one is no choice.
+    /// Blocks that may follow. With a single one there is nothing to choose.
     pub cases: SmallVec<[BlockId; 2]>,
-    /// An iteration may end behind the block.
+    /// Whether an iteration may end after the block.
     pub ends: bool,
-    /// A value was fetched behind the block: Output Fetching.
+    /// Whether a value was fetched after the block (Output Fetching).
     pub fetched: bool,
-    /// The innermost While that the block is in.
+    /// Innermost While that contains the block.
     pub within: Option<LoopId>,
-    /// The header of the outermost loop that was unrolled here.
+    /// Header of the outermost unrolled loop that contains the block.
     pub unrolled: Option<NodeId>,
-    /// The header of the outermost loop that its first op is in, unrolled or not.
+    /// Header of the outermost loop that contains the first op, unrolled or not.
     pub outermost: Option<NodeId>,
 }
 
-/// A While.
+/// A loop that is not unrolled.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct While {
-    /// The block that begins a round.
+    /// Block that begins a round.
     pub header: BlockId,
-    /// The While around it.
+    /// While that directly contains this one.
     pub parent: Option<LoopId>,
-    /// Its blocks, those of inner ones included.
+    /// Blocks of the loop, including those of inner loops.
     pub blocks: Vec<BlockId>,
 }
 
-/// Blocks and their order.
+/// The blocks of a program and the order in which they may run.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SymbolicGraph {
-    /// All blocks.
+    /// All blocks, by id.
     pub blocks: Vec<Block>,
-    /// The cases at the start of an iteration.
+    /// Blocks that may begin an iteration.
     pub entry: SmallVec<[BlockId; 2]>,
     /// Whether an iteration may have no op.
     pub empty: bool,
-    /// All loops that are not unrolled, outer ones before inner ones.
+    /// All loops that are not unrolled, outer ones before inner ones, by id.
     pub whiles: Vec<While>,
-    /// Ops of all blocks.
+    /// Number of ops of all blocks.
     pub steps: u32,
-    /// For each node, its block and its number there; the first ones where a loop is unrolled.
+    /// Block of each node and the node's index there; for a node of an unrolled loop, the first of its places.
     pub places: Vec<Option<(BlockId, u32)>>,
-    /// Headers of loops that took different numbers of rounds.
+    /// Headers of loops whose number of rounds differed between passes.
     pub varying: Vec<NodeId>,
 }
 
 impl SymbolicGraph {
-    /// A block.
+    /// The block with an id.
     #[inline]
     pub fn block(&self, id: BlockId) -> &Block {
         &self.blocks[id.index()]
     }
 
-    /// The cases behind a block, or at the start.
+    /// The blocks that may follow a block, or that may begin an iteration if `at` is `None`.
     #[inline]
     pub fn cases(&self, at: Option<BlockId>) -> &[BlockId] {
         at.map_or(&self.entry, |b| &self.block(b).cases)
     }
 
-    /// Whether going from one block to the other begins another round, and of which While.
+    /// The While whose next round begins when `to` follows `from`, if there is one.
     pub fn repeats(&self, from: BlockId, to: BlockId) -> Option<LoopId> {
         let mut around = self.block(from).within;
         while let Some(id) = around {
@@ -91,12 +91,13 @@ impl SymbolicGraph {
     }
 }
 
-/// Estimated device time after which a block is cut, in nanoseconds, so that GraphRunner starts early.
+/// Estimated run time after which a block is cut, in nanoseconds, so that GraphRunner can start early.
 const BLOCK_COST_NS: u64 = 200_000;
-/// Blocks shorter than this are not cut for their cost.
+/// Minimum number of ops of a block that is cut for its run time.
 const MIN_BLOCK_OPS: usize = 12;
 
-/// A rough cost of a node on a CPU core: a fixed part, memory traffic, and the product for contractions.
+/// A rough estimate of a node's run time on a CPU core, in nanoseconds: a constant, memory traffic, and for
+/// contractions the multiplications.
 fn cost_ns(graph: &TraceGraph, node: NodeId, is_contraction: &dyn Fn(NodeId) -> bool) -> u64 {
     let Some(variant) = graph.node(node).variants.first() else { return 2_000 };
     let elements = |numel: i64| numel.max(0) as u64;
@@ -110,7 +111,7 @@ fn cost_ns(graph: &TraceGraph, node: NodeId, is_contraction: &dyn Fn(NodeId) -> 
     traffic + made.saturating_mul(elements(inner)) / 16
 }
 
-/// Makes the symbolic graph of a TraceGraph, of its warm paths ([`TraceGraph::warm_children`]).
+/// Generates the symbolic graph of the TraceGraph's warm paths ([`TraceGraph::warm_children`]).
 pub fn generate(graph: &TraceGraph, is_contraction: &dyn Fn(NodeId) -> bool) -> SymbolicGraph {
     let steps = Steps::of(graph);
     let mut blocks = Blocks::cut(graph, &steps, is_contraction);
@@ -142,12 +143,12 @@ pub fn generate(graph: &TraceGraph, is_contraction: &dyn Fn(NodeId) -> bool) -> 
     }
 }
 
-/// Blocks while they are cut.
+/// Blocks under construction.
 struct Blocks {
     all: Vec<Block>,
-    /// The last step of each.
+    /// Last step of each block.
     last: Vec<u32>,
-    /// The block that a step begins.
+    /// For each step, the block that begins with it.
     of: Vec<Option<BlockId>>,
 }
 
@@ -185,7 +186,7 @@ impl Blocks {
     }
 }
 
-/// The steps from `head` to the next branch, rejoin, fetch, end or cost limit.
+/// The steps from `head` up to the next branch, join, fetch, end of an iteration, dynamic op or limit of run time.
 fn line_from(
     graph: &TraceGraph,
     steps: &Steps,
@@ -200,7 +201,7 @@ fn line_from(
     while let [next] = steps.next[at as usize][..] {
         let step = &steps.all[at as usize];
         let full = cost >= BLOCK_COST_NS && line.len() >= MIN_BLOCK_OPS;
-        // A dynamic op is a block of its own: it waits for the shapes of its outputs.
+        // A dynamic op is a block of its own, because the program waits for the shapes of its outputs.
         let dynamic = graph.node(step.node).dynamic || graph.node(node_of(next)).dynamic;
         if step.fetched || step.ends || full || dynamic || parents[next as usize] != 1 || next == head {
             break;

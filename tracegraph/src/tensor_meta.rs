@@ -1,8 +1,8 @@
-//! Tensor metadata: what a window says besides its storage and offset.
+//! Tensor metadata: the properties of a window except its storage and offset.
 
 use smallvec::SmallVec;
 
-/// PyTorch's `ScalarType` number.
+/// A dtype, as the number of PyTorch's `ScalarType`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Dtype(pub u8);
 
@@ -19,7 +19,7 @@ impl Dtype {
     pub const INT64: Dtype = Dtype(4);
     /// `torch.float16`.
     pub const FLOAT16: Dtype = Dtype(5);
-    /// `torch.float32`, PyTorch's default.
+    /// `torch.float32`, PyTorch's default dtype.
     pub const FLOAT32: Dtype = Dtype(6);
     /// `torch.float64`.
     pub const FLOAT64: Dtype = Dtype(7);
@@ -28,7 +28,7 @@ impl Dtype {
     /// `torch.bfloat16`.
     pub const BFLOAT16: Dtype = Dtype(15);
 
-    /// Bytes of one element.
+    /// Size of an element in bytes.
     pub fn size(self) -> usize {
         match self.0 {
             0 | 1 | 11 | 12 | 13 | 23..=26 | 44 => 1, // bytes, bool, quantized bytes, float8
@@ -45,19 +45,20 @@ impl Dtype {
         matches!(self.0, 8..=10)
     }
 
-    /// Whether it is one of the floating-point types that CPU kernels compute in.
+    /// Whether the dtype is a floating-point type that CPU kernels compute in.
     pub fn is_floating(self) -> bool {
         matches!(self.0, 5..=7 | 15)
     }
 
-    /// The least and the greatest finite value of an element; `None` where PyTorch checks no number's range.
+    /// The least and the greatest finite value, or `None` if PyTorch does not check the range of numbers for this
+    /// dtype.
     pub fn range(self) -> Option<(f64, f64)> {
         let greatest = match self {
             Dtype::UINT8 => return Some((0.0, 255.0)),
             Dtype::INT8 => return Some((-128.0, 127.0)),
             Dtype::INT16 => return Some((-32768.0, 32767.0)),
             Dtype::INT32 => return Some((f64::from(i32::MIN), f64::from(i32::MAX))),
-            // The greatest that a double has: the dtype's own is no double.
+            // The greatest `int64` that a double represents exactly.
             Dtype::INT64 => return Some((i64::MIN as f64, (i64::MAX - 1023) as f64)),
             Dtype::FLOAT16 | Dtype(8) => 65504.0,
             Dtype::BFLOAT16 => f64::from(f32::from_bits(0x7f7f_0000)),
@@ -67,7 +68,7 @@ impl Dtype {
         Some((-greatest, greatest))
     }
 
-    /// The name that PyTorch's users know.
+    /// The dtype's name in Python.
     pub fn name(self) -> &'static str {
         const NAMES: [&str; 16] = [
             "uint8",
@@ -91,33 +92,33 @@ impl Dtype {
     }
 }
 
-/// Bits of a window that change what an op computes.
+/// Bits of a tensor that affect what an op computes.
 pub mod flags {
-    /// The tensor requires grad. Part of a node's grad bits, never of metadata.
+    /// The tensor requires grad. This is part of a node's grad bits and not of metadata.
     pub const REQUIRES_GRAD: u16 = 1;
-    /// Lazily conjugated.
+    /// The tensor is lazily conjugated.
     pub const CONJ: u16 = 2;
-    /// Lazily negated.
+    /// The tensor is lazily negated.
     pub const NEG: u16 = 4;
-    /// Made from a Python number: takes part in type promotion as one.
+    /// The tensor was made from a Python number, and takes part in type promotion as a number.
     pub const WRAPPED: u16 = 8;
-    /// The same tensor object as an input before it.
+    /// The tensor is the same object as an earlier input.
     pub const SAME: u16 = 16;
-    /// Another tensor object than the input before it that shows the same window.
+    /// The tensor is another object than an earlier input with the same window.
     pub const APART: u16 = 32;
-    /// An integer of the host's without dimensions that is zero as an element of some dtype. Known at the call only,
-    /// and never metadata.
+    /// The tensor is a zero-dimensional host integer that becomes zero in some dtype. This is known only during the
+    /// call and not part of metadata.
     pub const ZERO: u16 = 64;
-    /// The bits that are metadata.
+    /// The bits that are part of metadata.
     pub const META: u16 = CONJ | NEG | WRAPPED | SAME | APART;
 }
 
-/// Sizes and strides in elements, dtype, and the [`flags::META`] bits.
+/// Sizes and strides in elements, dtype, and the bits of [`flags::META`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TensorMeta {
     /// Element type.
     pub dtype: Dtype,
-    /// [`flags::META`] bits.
+    /// Bits of [`flags::META`].
     pub flags: u16,
     dims: SmallVec<[i64; 8]>,
 }
@@ -150,7 +151,7 @@ impl TensorMeta {
         self.sizes().iter().product()
     }
 
-    /// Bytes from the start of its storage to the end of a window at `offset` elements.
+    /// Number of bytes from the start of the storage to the end of a window at `offset` elements.
     pub fn extent_bytes(&self, offset: i64) -> u64 {
         if self.sizes().contains(&0) {
             return 0;
@@ -160,13 +161,13 @@ impl TensorMeta {
         (offset + last + 1) as u64 * self.dtype.size() as u64
     }
 
-    /// Whether borrowed metadata says the same.
+    /// Whether borrowed metadata is equal.
     #[inline]
     pub fn matches(&self, sizes: &[i64], strides: &[i64], dtype: Dtype, flags: u16) -> bool {
         self.dtype == dtype
             && self.flags == flags & flags::META
             && self.dims.len() == sizes.len() * 2
-            // Not slices: calling memcmp for a few numbers costs more than comparing them.
+            // A loop, because calling `memcmp` for a few numbers is slower than comparing them.
             && self.dims.iter().zip(sizes.iter().chain(strides)).all(|(a, b)| a == b)
     }
 }

@@ -1,6 +1,6 @@
 //! Text and DOT forms of the graphs, for people and for tests.
 //!
-//! A symbolic graph is printed by way of a [`Listing`], which also parses:
+//! A symbolic graph is printed and parsed as a [`Listing`]:
 //!
 //! ```text
 //! l0 = while(b1): b1 b2
@@ -14,8 +14,9 @@
 //!   -> loop_cond(b1; b2)
 //! ```
 //!
-//! An op names its node, its inputs by where they come from (`state` is what the iteration found, `feed` what the
-//! host gives), the shapes of its first variant, and the number of variants if there are several.
+//! An op is printed as its node, the operator, the sources of its inputs (`state` for a storage from before the
+//! iteration, `feed` for a value from the host), the output shapes of its first variant, and the number of variants
+//! if it is not 1.
 
 use std::fmt::{self, Display, Write};
 use std::str::FromStr;
@@ -27,69 +28,69 @@ use crate::ids::{BlockId, LoopId, NodeId, OpId};
 use crate::node::{ArgSpec, Attr, OutSpec, Sources};
 use crate::symbolic::SymbolicGraph;
 
-/// A symbolic graph in words.
+/// The text form of a symbolic graph.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Listing {
-    /// The Whiles, by number.
+    /// Whiles, by id.
     pub loops: Vec<ListedLoop>,
-    /// Behind the start.
+    /// Blocks that may begin an iteration.
     pub entry: Exit,
-    /// The blocks, by number.
+    /// Blocks, by id.
     pub blocks: Vec<ListedBlock>,
 }
 
 /// A While.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedLoop {
-    /// The block that begins a round.
+    /// Block that begins a round.
     pub header: BlockId,
-    /// The While around it.
+    /// While that directly contains this one.
     pub parent: Option<LoopId>,
-    /// All its blocks.
+    /// All blocks of the While.
     pub blocks: Vec<BlockId>,
 }
 
 /// A block.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ListedBlock {
-    /// The innermost While around it.
+    /// Innermost While that contains the block.
     pub within: Option<LoopId>,
-    /// Its ops.
+    /// Ops in order.
     pub ops: Vec<ListedOp>,
-    /// Output Fetching behind it.
+    /// Whether a value is fetched after the block.
     pub fetched: bool,
-    /// What follows.
+    /// Blocks that may follow.
     pub exit: Exit,
 }
 
 /// An op.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedOp {
-    /// Its node.
+    /// Node of the op.
     pub node: NodeId,
-    /// The operator.
+    /// Full name of the operator.
     pub op: String,
-    /// Its arguments.
+    /// Arguments in their text form.
     pub args: Vec<String>,
-    /// Outputs, as `float32[4]`.
+    /// Outputs, in the form `float32[4]`.
     pub outs: Vec<String>,
-    /// Number of shape variants.
+    /// Number of variants.
     pub variants: usize,
 }
 
-/// What may follow a block.
+/// The blocks that may follow a block.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Exit {
     /// Blocks that begin another round of a While.
     pub again: Vec<BlockId>,
-    /// Other blocks.
+    /// All other blocks.
     pub cases: Vec<BlockId>,
-    /// The iteration's end.
+    /// Whether the iteration may end.
     pub end: bool,
 }
 
 impl Listing {
-    /// Lists a symbolic graph; `name` gives the operators' names.
+    /// The listing of a symbolic graph. `name` returns the name of an operator.
     pub fn of(symbolic: &SymbolicGraph, graph: &TraceGraph, name: &dyn Fn(OpId) -> String) -> Listing {
         let exit = |from: Option<BlockId>, ends: bool| {
             let repeats = |to: &&BlockId| from.is_some_and(|f| symbolic.repeats(f, **to).is_some());
@@ -111,7 +112,7 @@ impl Listing {
     }
 }
 
-/// One op of a TraceGraph.
+/// The listing of a single op of a TraceGraph.
 pub fn list_op(graph: &TraceGraph, id: NodeId, name: &dyn Fn(OpId) -> String) -> ListedOp {
     let node = graph.node(id);
     let mut inputs = node.sources.iter().map(source_text);
@@ -224,19 +225,19 @@ impl Display for Listing {
 
 // --- Parsing ----------------------------------------------------------------------------------------------
 
-/// A line that is not of the text form.
+/// An error in the text form.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("line {line}: expected {expected}, got {got:?}")]
 pub struct ParseError {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// What could have stood there.
+    /// Description of the text that was expected.
     pub expected: &'static str,
-    /// What does.
+    /// Line that was found.
     pub got: String,
 }
 
-/// A parser's failure: what it expected.
+/// A result whose error is the description of the text that was expected.
 type Parsed<T> = Result<T, &'static str>;
 
 fn id(text: &str, prefix: char) -> Option<u32> {
@@ -251,7 +252,7 @@ fn loop_id(text: &str) -> Parsed<LoopId> {
     id(text, 'l').map(LoopId).ok_or("a while, as l0")
 }
 
-/// Splits at commas that are in no bracket and no string.
+/// Splits a text at commas outside of brackets and strings.
 fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let (mut depth, mut quoted, mut escaped) = (0, false, false);
@@ -272,7 +273,7 @@ fn split(text: &str) -> Vec<String> {
     parts.iter().map(|p| p.trim().to_owned()).filter(|p| !p.is_empty()).collect()
 }
 
-/// Where the bracket closes that opens the text.
+/// The position of the bracket that closes the one at the start of a text.
 fn closing(text: &str) -> Option<usize> {
     let (mut depth, mut quoted, mut escaped) = (0, false, false);
     for (at, c) in text.char_indices() {
@@ -373,7 +374,7 @@ impl FromStr for Listing {
 }
 
 impl Listing {
-    /// In Graphviz' DOT language.
+    /// The graph in Graphviz's DOT language.
     pub fn dot(&self) -> String {
         let mut text = String::from("digraph symbolic {\n  node [shape=box, fontname=\"monospace\"];\n");
         let edges = |from: &str, exit: &Exit| {
@@ -400,7 +401,7 @@ impl Listing {
     }
 }
 
-/// The TraceGraph in Graphviz' DOT language.
+/// The TraceGraph in Graphviz's DOT language.
 pub fn dot(graph: &TraceGraph, name: &dyn Fn(OpId) -> String) -> String {
     let mut text = String::from("digraph TraceGraph {\n  node [shape=box, fontname=\"monospace\"];\n");
     for id in graph.ids() {

@@ -4,35 +4,35 @@ use std::collections::VecDeque;
 
 use crate::ids::NodeId;
 
-/// One iteration.
+/// The ops of one iteration.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     ops: Vec<Op>,
     path: u64,
 }
 
-/// A node, and in the highest bit whether a value was fetched behind it.
+/// A node, with the highest bit set if a value was fetched after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Op(u32);
 
 const FETCHED: u32 = 1 << 31;
 
 impl Trace {
-    /// Adds an op.
+    /// Appends an op.
     #[inline]
     pub fn push(&mut self, node: NodeId) {
         self.ops.push(Op(node.0));
         self.path = (self.path.rotate_left(5) ^ u64::from(node.0)).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
-    /// A value was fetched behind the last op.
+    /// Records that a value was fetched after the last op.
     pub fn mark_fetched(&mut self) {
         if let Some(last) = self.ops.last_mut() {
             last.0 |= FETCHED;
         }
     }
 
-    /// Empties it for the next iteration.
+    /// Empties the trace for the next iteration.
     pub fn clear(&mut self) {
         self.ops.clear();
         self.path = 0;
@@ -43,12 +43,12 @@ impl Trace {
         self.ops.len()
     }
 
-    /// Whether there are none.
+    /// Whether the trace has no ops.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// A hash of the nodes in order: equal for equal paths.
+    /// A hash of the sequence of nodes. Equal paths have equal hashes.
     pub fn path(&self) -> u64 {
         self.path
     }
@@ -58,22 +58,23 @@ impl Trace {
         self.ops.iter().map(|op| NodeId(op.0 & !FETCHED))
     }
 
-    /// The nodes in order, each with whether a value was fetched behind it.
+    /// The nodes in order, each with whether a value was fetched after it.
     pub fn ops(&self) -> impl Iterator<Item = (NodeId, bool)> + '_ {
         self.ops.iter().map(|op| (NodeId(op.0 & !FETCHED), op.0 & FETCHED != 0))
     }
 }
 
-/// The latest traces of different paths.
+/// The latest traces, at most one per path.
 #[derive(Debug, Default)]
 pub struct Traces(VecDeque<Trace>);
 
-/// Traces that are kept, and their ops in all.
+/// Maximum number of traces that are kept.
 const MAX_TRACES: usize = 8;
+/// Maximum number of ops of all traces together.
 const MAX_OPS: usize = 400_000;
 
 impl Traces {
-    /// Keeps a trace; of the same path only the last, with the fetches of both.
+    /// Adds a trace as the latest one. If a trace of the same path is kept, replaces it and merges its fetches.
     pub fn keep(&mut self, mut trace: Trace) {
         if let Some(known) = self.0.iter().position(|t| t.path == trace.path && t.len() == trace.len())
             && let Some(known) = self.0.remove(known)
@@ -92,7 +93,7 @@ impl Traces {
         self.0.truncate(room);
     }
 
-    /// A path was taken again: its trace is the latest.
+    /// Makes the trace of a path the latest one, because the path was taken again.
     pub fn touch(&mut self, path: u64) {
         if let Some(at) = self.0.iter().position(|t| t.path == path)
             && let Some(trace) = self.0.remove(at)
@@ -101,22 +102,22 @@ impl Traces {
         }
     }
 
-    /// Forgets all.
+    /// Removes all traces.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Latest first.
+    /// The traces, latest first.
     pub fn iter(&self) -> impl Iterator<Item = &Trace> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// Number of traces.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no traces.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,10 +1,10 @@
-//! Which loops are unrolled, and the steps that this makes of each op.
+//! Selection of the loops to unroll, and the steps that unrolling makes of each op.
 //!
-//! A loop is unrolled where every trace took the same number of rounds through it, each time at the same place:
-//! the rounds of the unrolled loops around it. Then each round has steps of its own, and a straight line through
-//! all rounds is one block. Other loops stay loops (While): their steps serve any number of rounds. A step is
-//! thus an op with the rounds of the unrolled loops that it is in. Where the running iteration takes paths through
-//! a loop that were not expected, which rounds take them is not known before it ends: until then it is a loop.
+//! A loop is unrolled if every pass through it took the same number of rounds. Passes are compared if they are in
+//! the same rounds of the unrolled loops around it. Each round then has its own steps, and a straight line through
+//! all rounds is a single block. Other loops become Whiles, whose steps are shared by all rounds. A step is thus an
+//! op in given rounds of the unrolled loops that contain it. If the running iteration took an unexpected path in a
+//! loop, the rounds in which it did so are known only when the iteration ends. Until then the loop is not unrolled.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -14,53 +14,54 @@ use crate::ids::NodeId;
 use crate::loops::{LoopForest, Successors};
 use crate::trace::Trace;
 
-/// Ops of one pass through a loop, all rounds together, beyond which it is not unrolled.
+/// Maximum number of ops of one pass through an unrolled loop, over all its rounds.
 const MAX_UNROLLED_OPS: u64 = 20_000;
 
-/// The rounds of the unrolled loops around an op, interned.
+/// The rounds of all unrolled loops that contain an op, interned.
 type Rounds = u32;
 
-/// Outside of unrolled loops.
+/// The value outside of unrolled loops.
 const NO_ROUNDS: Rounds = 0;
 
-/// An op in certain rounds.
+/// An op in given rounds of the unrolled loops that contain it.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The op.
+    /// Node of the op.
     pub node: NodeId,
-    /// The header of the outermost unrolled loop that it is in.
+    /// Header of the outermost unrolled loop that contains the op.
     pub unrolled: Option<NodeId>,
-    /// A value was fetched behind it.
+    /// Whether a value was fetched after the op.
     pub fetched: bool,
-    /// An iteration ended behind it.
+    /// Whether an iteration ended after the op.
     pub ends: bool,
 }
 
-/// All steps; the first is the start.
+/// All steps. The first one stands for [`NodeId::START`].
 #[derive(Debug, Default)]
 pub struct Steps {
-    /// The steps, in the order of the traces.
+    /// Steps in the order in which traces first reach them.
     pub all: Vec<Step>,
-    /// What may follow each, oldest first.
+    /// Steps that may follow each step, oldest first.
     pub next: Successors,
-    /// Headers of loops that were found to vary.
+    /// Headers of loops whose number of rounds differed between passes.
     pub varying: Vec<NodeId>,
-    /// For each node, the header of the outermost loop that it is in.
+    /// For each node, the header of the outermost loop that contains it.
     pub outermost: Vec<Option<NodeId>>,
     ids: FxHashMap<(NodeId, Rounds), u32>,
 }
 
+/// A pass through a loop. `lap` is the index of the loop, and `ops` counts the ops of the pass.
 #[derive(Clone, Copy)]
 struct Frame {
     lap: u32,
     round: u32,
     ops: u64,
-    /// The rounds around the loop, and within it.
+    /// Rounds around the loop, and rounds including those of the loop.
     outer: Rounds,
     inner: Rounds,
 }
 
-/// Walks traces and tells in which rounds each op is.
+/// A walk along traces that determines the rounds of each op. `chains` lists the loops around each node.
 struct Walk<'a> {
     forest: &'a LoopForest,
     chains: &'a [SmallVec<[u32; 4]>],
@@ -98,7 +99,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes on to an op; `left` is told of each pass through a loop that ends here.
+    /// Advances to an op and returns its rounds. Calls `left` for each pass through a loop that ends here.
     fn go(&mut self, node: NodeId, left: &mut impl FnMut(Frame)) -> Rounds {
         let chain = &self.chains[node.index()];
         let keep = self.frames.iter().zip(chain).take_while(|(f, lap)| f.lap == **lap).count();
@@ -129,7 +130,8 @@ impl<'a> Walk<'a> {
         chain.into_iter().fold(NO_ROUNDS, |outer, lap| self.within(outer, lap, 0))
     }
 
-    /// Decides for all loops, outer ones first. Loops that took different numbers of rounds are given back.
+    /// Decides for each loop whether it is unrolled, outer loops first. Returns the headers of loops whose number
+    /// of rounds differed between passes.
     fn decide(&mut self, graph: &TraceGraph) -> Vec<NodeId> {
         let depth = |lap: u32| self.forest.loops[lap as usize].depth;
         let levels = (0..self.forest.loops.len() as u32).map(depth).max().map_or(0, |d| d + 1);
@@ -231,7 +233,8 @@ impl Steps {
         self.all[at as usize].ends = true;
     }
 
-    /// Adds what only older traces have taken. Within unrolled loops nothing is: which round it was is not known.
+    /// Adds edges that no kept trace takes. Edges within unrolled loops are left out, because their round is
+    /// unknown.
     fn add_other_paths(&mut self, graph: &TraceGraph, children: &Successors, walk: &mut Walk<'_>) {
         let mut steps_of: Vec<SmallVec<[u32; 1]>> = vec![SmallVec::new(); graph.len()];
         for (i, step) in self.all.iter().enumerate() {
@@ -276,7 +279,7 @@ impl Steps {
         }
     }
 
-    /// The step of a trace's ops, one by one; `None` where the trace is not among the paths.
+    /// The steps of a sequence of ops, or `None` if the steps do not contain this path.
     pub fn follow(&self, nodes: impl Iterator<Item = NodeId>) -> Option<Vec<u32>> {
         let mut at = 0;
         let mut passed = Vec::new();

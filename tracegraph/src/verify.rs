@@ -1,15 +1,15 @@
-//! Checks a symbolic graph against its TraceGraph. The rules:
+//! Verification of a symbolic graph against its TraceGraph. The rules:
 //!
 //! 1. Every block has at least one op.
-//! 2. The ops of a block, and the last op of a block and the first of each of its cases, followed each other in a
-//!    trace.
-//! 3. The cases behind a block, and those of the start, begin with different ops.
-//! 4. Every warm trace that is kept is a way through the blocks, from the start to a block that ends an iteration;
-//!    inside a block it takes all ops.
-//! 5. An op that followed another outside of unrolled loops can follow it in the symbolic graph.
-//! 6. A While's blocks contain its header and all blocks of the Whiles inside it, and each of them leads back to
-//!    its header.
-//! 7. Blocks number their ops one behind the other, and every op is at its node's place, or unrolled and behind it.
+//! 2. Two consecutive ops of a block, or the last op of a block and the first op of one of its cases, followed each
+//!    other in a trace.
+//! 3. The cases after a block, and those at the start, begin with different ops.
+//! 4. Every warm trace that is kept is a path through the blocks, from the start to a block that ends an iteration.
+//!    The path contains all ops of each of its blocks.
+//! 5. If an op followed another one outside of unrolled loops, it can follow it in the symbolic graph.
+//! 6. The blocks of a While include its header and all blocks of inner Whiles, and each of them leads back to the
+//!    header.
+//! 7. Blocks number their ops consecutively. An op is at its node's place or, in an unrolled block, at or after it.
 
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -18,33 +18,33 @@ use crate::graph::TraceGraph;
 use crate::ids::{BlockId, LoopId, NodeId};
 use crate::symbolic::SymbolicGraph;
 
-/// A broken rule; the generator is at fault.
+/// A rule that a symbolic graph violates, which is an error of the generator.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum Violation {
-    /// Rule 1.
+    /// Violation of rule 1.
     #[error("block {} has no ops", .0.0)]
     EmptyBlock(BlockId),
-    /// Rule 2.
+    /// Violation of rule 2.
     #[error("op {} never followed op {}, but it does at block {}", .1.0, .0.0, .2.0)]
     NotAnEdge(NodeId, NodeId, BlockId),
-    /// Rule 3.
+    /// Violation of rule 3.
     #[error("several cases behind block {:?} begin with op {}", .0.map(|b| b.0), .1.0)]
     SameCase(Option<BlockId>, NodeId),
-    /// Rule 4.
+    /// Violation of rule 4.
     #[error("a trace has no way through the blocks at its op {}, which is op {}", .0, .1.0)]
     LostTrace(usize, NodeId),
-    /// Rule 5.
+    /// Violation of rule 5.
     #[error("op {} followed op {}, but cannot", .1.0, .0.0)]
     LostEdge(NodeId, NodeId),
-    /// Rule 6.
+    /// Violation of rule 6.
     #[error("while {} is not a loop at block {}", .0.0, .1.0)]
     NotALoop(LoopId, BlockId),
-    /// Rule 7.
+    /// Violation of rule 7.
     #[error("block {} is not where it says", .0.0)]
     Place(BlockId),
 }
 
-/// Every violation, rule by rule.
+/// All violations, in the order of the checks. The later rules are checked only if rules 1, 2, 3 and 7 hold.
 pub fn verify(symbolic: &SymbolicGraph, graph: &TraceGraph) -> Vec<Violation> {
     let mut found = Vec::new();
     check_blocks(symbolic, graph, &mut found);
@@ -155,7 +155,7 @@ fn check_whiles(symbolic: &SymbolicGraph, found: &mut Vec<Violation>) {
         {
             found.push(Violation::NotALoop(id, while_.header));
         }
-        // Backwards from the header, inside the loop.
+        // Search backward from the header, within the loop.
         let mut leads_back = vec![false; symbolic.blocks.len()];
         let mut open = vec![while_.header];
         while let Some(to) = open.pop() {

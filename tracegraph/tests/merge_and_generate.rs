@@ -1,4 +1,4 @@
-//! Random traces are merged and cut into blocks; small graphs are printed.
+//! Merges random traces and generates symbolic graphs from them; prints small graphs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn info(op: OpId) -> OpInfo {
     )
 }
 
-/// What the runtime keeps of storages, as far as merging needs it.
+/// A program as the runtime sees it: its graph, the names of its storages, and the running trace.
 #[derive(Default)]
 struct Program {
     graph: TraceGraph,
@@ -61,7 +61,7 @@ impl Program {
         StorageId(self.storages - 1)
     }
 
-    /// An iteration; whether it added something.
+    /// Runs an iteration. Returns whether it added anything to the graph.
     fn iteration(&mut self, body: impl FnOnce(&mut Program)) -> bool {
         self.names.clear();
         self.at = Some(NodeId::START);
@@ -75,7 +75,7 @@ impl Program {
         self.grew
     }
 
-    /// One op on vectors of `n` elements.
+    /// Issues an op on vectors of `n` elements.
     fn op(&mut self, op: OpId, location: u32, inputs: &[StorageId], n: i64) -> (NodeId, StorageId) {
         let sizes = [n];
         let input = |id: &StorageId| Input {
@@ -125,7 +125,7 @@ impl Program {
         generate(&self.graph, &|_| false)
     }
 
-    /// A value is fetched behind the last op.
+    /// Fetches a value after the last op.
     fn fetch(&mut self) {
         let at = self.at.unwrap();
         self.graph.node_mut(at).fetched = true;
@@ -144,7 +144,8 @@ impl Program {
 
 // --- Running symbolic graphs ------------------------------------------------------------------------------
 
-/// What PythonRunner tells GraphRunner along a trace: at each block's end, which case it enters.
+/// The choices that PythonRunner sends to GraphRunner along a trace: the index of the case at the end of each
+/// block.
 fn select(symbolic: &SymbolicGraph, nodes: &[NodeId]) -> Result<Vec<usize>, String> {
     let mut selected = Vec::new();
     let mut at = None;
@@ -164,7 +165,7 @@ fn select(symbolic: &SymbolicGraph, nodes: &[NodeId]) -> Result<Vec<usize>, Stri
     may_end.then_some(selected).ok_or("the iteration may not end here".into())
 }
 
-/// What GraphRunner runs when it is told so.
+/// The ops that GraphRunner runs for these choices.
 fn interpret(symbolic: &SymbolicGraph, selected: &[usize]) -> Vec<NodeId> {
     let mut at = None;
     let mut ran = Vec::new();
@@ -194,21 +195,21 @@ fn config(cases: u32) -> ProptestConfig {
 
 // --- Random structured programs -----------------------------------------------------------------------------
 
-/// A statement of a random program. Places are numbered as it is walked.
+/// A statement of a random program. Locations are numbered while the program runs.
 #[derive(Clone, Debug)]
 enum Statement {
     Op {
         relu: bool,
         fetched: bool,
     },
-    /// The choice of a branch, of which one may be empty.
+    /// A choice between branches, one of which may be empty.
     Branch(Vec<Vec<Statement>>),
-    /// So many rounds: always the same number, or one that is chosen.
+    /// A loop with a constant number of rounds or, for `None`, a chosen one.
     Loop {
         rounds: Option<u8>,
         body: Vec<Statement>,
     },
-    /// The iteration ends here, if chosen.
+    /// A return from the iteration, if chosen.
     Return,
 }
 
@@ -230,7 +231,7 @@ fn statements(depth: u32) -> BoxedStrategy<Vec<Statement>> {
     prop::collection::vec(statement, 1..6).boxed()
 }
 
-/// A program of at most 12 branch points in a row or inside each other, all of whose paths rejoin.
+/// A program of at most 12 branch points, consecutive or nested, all of whose paths join again.
 fn dag() -> impl Strategy<Value = Vec<Statement>> {
     let op = || any::<bool>().prop_map(|relu| Statement::Op { relu, fetched: false });
     let leaf = move || prop::collection::vec(op(), 0..3);
@@ -243,7 +244,7 @@ fn dag() -> impl Strategy<Value = Vec<Statement>> {
     prop::collection::vec(prop_oneof![op(), branch], 1..7)
 }
 
-/// Runs statements under choices.
+/// An interpreter of statements. Its branches and rounds follow `choices`.
 struct Interpreter<'a> {
     program: &'a mut Program,
     choices: &'a mut dyn Iterator<Item = u8>,
@@ -256,7 +257,7 @@ impl Interpreter<'_> {
         usize::from(self.choices.next().unwrap_or(0))
     }
 
-    /// Whether the iteration goes on. `place` counts the statements.
+    /// Runs statements. Returns whether the iteration goes on. `place` counts statements.
     fn run(&mut self, statements: &[Statement], place: &mut u32) -> bool {
         statements.iter().all(|s| self.step(s, place))
     }
@@ -303,7 +304,7 @@ impl Interpreter<'_> {
     }
 }
 
-/// Places in statements.
+/// Number of locations of statements.
 fn size(statements: &[Statement]) -> u32 {
     let inner = |s: &Statement| match s {
         Statement::Op { .. } | Statement::Return => 0,
@@ -334,7 +335,7 @@ proptest! {
         choices in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 2..8),
     ) {
         let mut p = Program { storages: 1, ..Program::default() };
-        // The first iteration's own paths are no part of the graph.
+        // Edges of the first iteration only are not part of the symbolic graph.
         run_once(&mut p, &statements, &choices[0]);
         let mut traces = Vec::new();
         for choices in &choices {
@@ -350,7 +351,7 @@ proptest! {
         }
         let listing = Listing::of(&symbolic, &p.graph, &|op| NAMES[op.index()].to_owned());
         prop_assert_eq!(listing.to_string().parse::<Listing>(), Ok(listing));
-        // Once loops are known to vary, what was traced long ago runs too.
+        // Once varying loops are known, older traces also run.
         for header in &symbolic.varying {
             p.graph.node_mut(*header).varies = true;
         }
@@ -375,7 +376,7 @@ proptest! {
         for nodes in &traces {
             assert_runs(&symbolic, nodes)?;
         }
-        // Any way through the blocks is a way through the TraceGraph, also one that no trace took.
+        // Any path through the blocks is a path through the TraceGraph, even if no trace took it.
         let mut at = None;
         let mut nodes = vec![NodeId::START];
         for choice in choices.iter().flatten() {
@@ -392,15 +393,15 @@ proptest! {
 
 // --- Random jumps -------------------------------------------------------------------------------------------
 
-/// A place of a program that jumps about.
+/// A location of a program with arbitrary jumps.
 #[derive(Clone, Debug)]
 struct Point {
     op: OpId,
-    /// Inputs: how many ops back, or a storage that outlives iterations.
+    /// Inputs: the output of the n-th last op, or a storage that outlives iterations.
     inputs: [Result<usize, u32>; 2],
     fetched: bool,
     numel: i64,
-    /// Where the program may go from here, relative to this place; back is a loop.
+    /// Possible next locations, relative to this one. A negative number makes a loop.
     next: Vec<i8>,
 }
 
@@ -419,7 +420,7 @@ fn point() -> impl Strategy<Value = Point> {
         .prop_map(|(op, inputs, fetched, numel, next)| Point { op, inputs, fetched, numel, next })
 }
 
-/// The places that a walk passes.
+/// The locations that a walk passes.
 fn walk(points: &[Point], choices: &[u8]) -> Vec<usize> {
     let mut at = 0i64;
     let mut passed = Vec::new();
@@ -431,7 +432,7 @@ fn walk(points: &[Point], choices: &[u8]) -> Vec<usize> {
     passed
 }
 
-/// Traces a walk; the nodes that it merged into.
+/// Traces a walk. Returns the nodes of its ops, and whether the graph grew.
 fn trace(p: &mut Program, points: &[Point], places: &[usize]) -> (Vec<NodeId>, bool) {
     let mut nodes = Vec::new();
     let grew = p.iteration(|p| {
@@ -472,7 +473,7 @@ proptest! {
                 let key = &p.graph.node(*node).key;
                 prop_assert_eq!((key.op, key.location.0), (points[*place].op, *place as u32 + 1));
             }
-            // It is found again, at once.
+            // The same walk is found at once.
             let (again, grew) = trace(&mut p, &points, places);
             prop_assert_eq!((&again, grew), (&nodes, false));
             traces.push(nodes);
@@ -514,7 +515,7 @@ fn a_straight_line_is_one_block() {
     "#);
 }
 
-/// Terra, figure 3: a trace with a branch that the graph does not have is merged; what follows rejoins.
+/// Terra, figure 3: a trace with a branch that is not in the graph is merged, and the branches join again.
 #[test]
 fn a_branch_is_rejoined() {
     let mut p = Program::default();
@@ -545,8 +546,8 @@ fn a_branch_is_rejoined() {
     "#);
 }
 
-/// Terra, figure 4: branches inside a branch and behind one another become Switch-Cases, a loop whose count
-/// changes a While, and a fetch an Output Fetching.
+/// Terra, figure 4: nested and consecutive branches become Switch-Cases, a loop with a varying number of rounds
+/// becomes a While, and a fetch becomes an Output Fetching.
 #[test]
 fn switch_case_and_while() {
     let mut p = Program::default();

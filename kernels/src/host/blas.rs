@@ -1,55 +1,56 @@
-//! Products of matrices as BLAS takes them, and the parts that threads compute.
+//! Matrix products in the form of BLAS calls, and their division into pieces for several threads.
 
-/// A matrix in memory, as BLAS takes it.
+/// A matrix in memory, in the form of a BLAS operand.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
-    /// Its first element.
+    /// Address of the first element.
     pub data: *mut u8,
-    /// It lies in memory column by column.
+    /// Whether the matrix is stored column by column.
     pub transposed: bool,
-    /// Elements from one row, or column if transposed, to the next.
+    /// Leading dimension: number of elements from one row to the next, or from one column to the next if
+    /// `transposed`.
     pub ld: i64,
 }
 
-// SAFETY: an address; whoever follows it promises that it may.
+// SAFETY: a `Matrix` only stores an address, and no method here dereferences it.
 unsafe impl Send for Matrix {}
-// SAFETY: as above.
+// SAFETY: shared access only copies the address.
 unsafe impl Sync for Matrix {}
 
-/// `c = alpha * a @ b + beta * c`, of `[m, k]` and `[k, n]`.
+/// The product `c = alpha * a @ b + beta * c` of matrices of shapes `[m, k]` and `[k, n]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
-    /// Elements are `f64`, not `f32`.
+    /// Whether elements are `f64` instead of `f32`.
     pub double: bool,
-    /// Rows of the result.
+    /// Number of rows of the result.
     pub m: i64,
-    /// Columns of the result.
+    /// Number of columns of the result.
     pub n: i64,
-    /// Elements of a sum.
+    /// Number of columns of `a` and of rows of `b`.
     pub k: i64,
-    /// Factor.
+    /// Factor of the product.
     pub alpha: f64,
-    /// Factor of what the result was; it is not read where this is 0.
+    /// Factor of the previous contents of `c`, which are not read if it is 0.
     pub beta: f64,
-    /// `[m, k]`
+    /// Left operand, `[m, k]`.
     pub a: Matrix,
-    /// `[k, n]`
+    /// Right operand, `[k, n]`.
     pub b: Matrix,
-    /// `[m, n]`
+    /// Result, `[m, n]`.
     pub c: Matrix,
 }
 
 impl Product {
-    /// Multiplications that take as long as moving an element to or from memory.
+    /// Cost of moving an element to or from memory, in multiplications.
     const MOVE: i64 = 8;
-    /// Rows or columns of a piece at least.
+    /// Minimum number of rows or columns of a piece.
     const LEAST: i64 = 64;
-    /// Pieces are so many rows or columns, or multiples of them: what kernels take at a time.
+    /// Number of rows or columns that BLAS kernels process at a time. Pieces end at multiples of it.
     const BLOCK: i64 = 16;
 
-    /// Parts of the result that are computed each by itself: a function of sizes alone, since parts show in bits. A power
-    /// of two, so that two or four threads get as much each, and no more than pay: BLAS is the faster, the larger they
-    /// are.
+    /// Number of pieces of the result that are computed by separate BLAS calls. It depends on the sizes alone,
+    /// because different pieces lead to different rounding. It is a power of two, so that two or four threads get
+    /// equal shares, and only as large as pays off, because BLAS is more efficient on larger matrices.
     pub fn pieces(&self) -> usize {
         let wanted = match self.work() >> 20 {
             ..3 => 1,
@@ -61,18 +62,18 @@ impl Product {
         wanted.min(1 << most.ilog2()) as usize
     }
 
-    /// Whether parts are rows of the result; else they are columns.
+    /// Whether the pieces are rows of the result rather than columns.
     fn is_cut_by_rows(&self) -> bool {
         self.m >= self.n || self.m / self.pieces() as i64 >= Product::LEAST
     }
 
-    /// What it takes, in multiplications.
+    /// Estimated cost, in multiplications.
     pub fn work(&self) -> i64 {
         let moved = self.m * self.n + self.m * self.k + self.k * self.n;
         self.m * self.n * self.k + Product::MOVE * moved
     }
 
-    /// The `number`-th of [`Product::pieces`].
+    /// The piece with index `number`, less than [`Product::pieces`].
     pub fn piece(&self, number: usize) -> Product {
         let (of, number) = (self.pieces() as i64, number as i64);
         let by_rows = self.is_cut_by_rows();
@@ -87,7 +88,7 @@ impl Product {
             data: matrix.data.wrapping_offset((elements * size) as isize),
             ..*matrix
         };
-        // From one row, or column, of a matrix to the next.
+        // Distances in elements between adjacent rows and between adjacent columns of a matrix.
         let (row, column) = (
             |matrix: &Matrix| if matrix.transposed { 1 } else { matrix.ld },
             |matrix: &Matrix| if matrix.transposed { matrix.ld } else { 1 },
@@ -104,7 +105,7 @@ impl Product {
         piece
     }
 
-    /// The same product of matrices at other places.
+    /// The same product, with matrices at other addresses.
     pub fn on(&self, a: *mut u8, b: *mut u8, c: *mut u8) -> Product {
         let mut product = *self;
         (product.a.data, product.b.data, product.c.data) = (a, b, c);

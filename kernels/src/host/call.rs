@@ -1,4 +1,4 @@
-//! Operators called on the host, with their outputs as an executor keeps them.
+//! Calls of operators on the host.
 
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
@@ -7,8 +7,8 @@ use tandem_tracegraph::tensor_meta::TensorMeta;
 use crate::host::handles::Buffer;
 use crate::host::kernels::{HostError, HostKernels, HostResultKind};
 
-/// Calls an operator on the host: its outputs, with offsets of windows less those of their inputs, and the buffers that
-/// it made.
+/// Calls an operator on the host. Returns its outputs, in which offsets of aliases and resized inputs are relative
+/// to those of the inputs, and the buffers that it created.
 pub(crate) fn call_host(
     host: &'static dyn HostKernels,
     call: &Call<'_>,

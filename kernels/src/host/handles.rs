@@ -1,4 +1,4 @@
-//! Owned handles to things that live in PyTorch's host memory.
+//! Owning handles of PyTorch's objects in host memory.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -13,25 +13,25 @@ macro_rules! handle {
             host: &'static dyn HostKernels,
         }
 
-        // SAFETY: the pointer is to a reference-counted object whose count is atomic, and the bridge lets any
-        // thread use it.
+        // SAFETY: the pointer refers to an object with an atomic reference count, and the functions that take the
+        // pointer may be called on any thread.
         unsafe impl Send for $name {}
-        // SAFETY: as above; shared access only reads the pointer.
+        // SAFETY: shared access only reads the pointer.
         unsafe impl Sync for $name {}
 
         impl $name {
-            /// Takes over a reference that the caller owns.
+            /// Takes ownership of a reference that the caller owns.
             pub fn adopt(ptr: *mut c_void, host: &'static dyn HostKernels) -> $name {
                 $name { ptr, host }
             }
 
-            /// Takes another reference.
+            /// Acquires a new reference.
             pub fn retain(ptr: *mut c_void, host: &'static dyn HostKernels) -> $name {
                 host.$retain(ptr);
                 $name { ptr, host }
             }
 
-            /// The pointer, valid while the handle lives.
+            /// The pointer, which is valid while the handle exists.
             pub fn as_ptr(&self) -> *mut c_void {
                 self.ptr
             }
@@ -52,7 +52,7 @@ macro_rules! handle {
 }
 
 handle!(
-    /// A reference-counted host buffer.
+    /// A reference to a host buffer.
     Buffer,
     buffer_release,
     buffer_retain
@@ -65,30 +65,30 @@ handle!(
 );
 
 impl Buffer {
-    /// A buffer of undefined bytes.
+    /// Allocates a buffer of uninitialized bytes.
     pub fn new(nbytes: u64, host: &'static dyn HostKernels) -> Result<Buffer, HostError> {
         Ok(Buffer::adopt(host.buffer_new(nbytes)?, host))
     }
 }
 
-/// A kept C++ exception.
+/// An owned C++ exception.
 pub struct Exception {
     ptr: *mut c_void,
     host: &'static dyn HostKernels,
 }
 
-// SAFETY: the handle owns a heap-allocated std::exception_ptr, whose count is atomic.
+// SAFETY: the handle owns a heap-allocated `std::exception_ptr`, whose reference count is atomic.
 unsafe impl Send for Exception {}
-// SAFETY: as above.
+// SAFETY: shared access only reads the pointer.
 unsafe impl Sync for Exception {}
 
 impl Exception {
-    /// Takes over a handle.
+    /// Takes ownership of the exception.
     pub fn adopt(error: HostError, host: &'static dyn HostKernels) -> Exception {
         Exception { ptr: error.0, host }
     }
 
-    /// The handle, valid while this lives.
+    /// The pointer, which is valid while the handle exists.
     pub fn as_ptr(&self) -> *mut c_void {
         self.ptr
     }

@@ -1,4 +1,4 @@
-//! How executors reach PyTorch: its kernels, its memory and its generators, behind one trait.
+//! The interface through which executors use PyTorch: its kernels, memory and generators.
 
 use std::ffi::c_void;
 
@@ -9,53 +9,55 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::host::blas::Product;
 use crate::host::mt19937::Mt19937;
 
-/// An operator's kernels on the host: how executors reach PyTorch.
+/// PyTorch's kernels, memory and generators on the host.
 pub trait HostKernels: Send + Sync {
-    /// Calls an operator whose inputs are in host buffers, inline, or absent. Each output, then each resized
-    /// input, is given to `sink`.
+    /// Calls an operator whose inputs are in host memory, inline or absent. Passes each output, then each resized
+    /// input, to `sink`.
     fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError>;
-    /// The operator's name.
+    /// The name of an operator.
     fn op_name(&self, op: OpId) -> String;
-    /// Which of its arguments the operator writes.
+    /// For each argument of an operator, whether the operator writes it.
     fn op_writes(&self, op: OpId) -> Box<[bool]>;
-    /// Calls `body` with ranges that together are `0..n`, on the threads that kernels run on, none with less than
-    /// `grain` where there are several: what is worth a thread, less than 1 where a single one is worth more.
+    /// Calls `body` with disjoint ranges that cover `0..n`, on several threads if `n` is greater than `grain`.
+    /// `grain` is the number of elements that are worth a thread, less than 1 if a single element is worth more
+    /// than one.
     fn parallel(&self, n: usize, grain: f64, body: &(dyn Fn(usize, usize) + Sync));
-    /// Multiplies matrices on the calling thread alone; false where there is no BLAS to do it.
+    /// Multiplies matrices on the calling thread. Returns false if no BLAS library is available.
     fn multiply(&self, product: &Product) -> bool;
-    /// 64 random bits from a generator, from the device's default one where it is null.
+    /// Draws 64 random bits from a generator, or from the default generator if it is null.
     fn random_key(&self, generator: *mut c_void) -> u64;
-    /// Lets a generator of the host, the default one where it is null, be drawn from; false, and nothing drawn, where
-    /// it is of another kind. Only the cpu executor asks.
+    /// Passes the state of a CPU generator, or of the default one if it is null, to `with`, which may draw from it.
+    /// Returns false and draws nothing if the generator is of another kind. Only the cpu executor calls this.
     fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool;
-    /// A buffer of undefined bytes, owned by the caller; PyTorch's exception where there is no memory.
+    /// Allocates a buffer of uninitialized bytes, which the caller owns. Fails with PyTorch's exception if memory
+    /// is exhausted.
     fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError>;
-    /// Takes another reference.
+    /// Acquires a reference to a buffer.
     fn buffer_retain(&self, buffer: *mut c_void);
-    /// Drops a reference.
+    /// Releases a reference to a buffer.
     fn buffer_release(&self, buffer: *mut c_void);
-    /// Its bytes.
+    /// The address and size in bytes of a buffer.
     fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64);
-    /// Changes its size, keeping the common prefix. Where there is no memory, it is what it was.
+    /// Resizes a buffer and keeps its contents up to the smaller size. On failure the buffer is unchanged.
     fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError>;
-    /// Takes another reference to a generator.
+    /// Acquires a reference to a generator.
     fn generator_retain(&self, generator: *mut c_void);
-    /// Drops a reference to a generator.
+    /// Releases a reference to a generator.
     fn generator_release(&self, generator: *mut c_void);
-    /// Drops an exception.
+    /// Destroys an exception.
     fn exception_drop(&self, exception: *mut c_void);
 }
 
-/// An exception that a kernel threw, as the bridge's handle.
+/// An exception that PyTorch raised, as a handle of the bridge.
 #[derive(Debug)]
 pub struct HostError(pub *mut c_void);
 
-/// One result of a host kernel.
+/// An output or a resized input of a call on the host.
 #[derive(Debug)]
 pub struct HostResult<'a> {
-    /// What it is.
+    /// Kind of the result. If it is a tensor, the other fields describe its window.
     pub kind: HostResultKind,
-    /// The window, where it is a tensor.
+    /// Sizes in elements.
     pub sizes: &'a [i64],
     /// Strides in elements.
     pub strides: &'a [i64],
@@ -63,25 +65,25 @@ pub struct HostResult<'a> {
     pub offset: i64,
     /// Element type.
     pub dtype: Dtype,
-    /// [`tandem_tracegraph::tensor_meta::flags`].
+    /// Bits of [`tandem_tracegraph::tensor_meta::flags`].
     pub flags: u16,
 }
 
-/// See [`HostResult`].
+/// The kind of a [`HostResult`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostResultKind {
     /// An undefined tensor.
     Undefined,
-    /// A window on a buffer that the call made: the pointer and its bytes.
+    /// A window on a buffer that the call created: the buffer and its size in bytes.
     Fresh(*mut c_void, u64),
-    /// The tensor given as this flat input.
+    /// The tensor object passed as this flat input.
     Same(u32),
     /// Another window on the storage of this flat input.
     Alias(u32),
-    /// A value that is not a tensor.
+    /// A value that is not a tensor, kept by the calling thread under this number.
     Host(u32),
-    /// The next `n` results are one list.
+    /// A list of the next `n` results.
     List(u32),
-    /// This flat input was resized, and its storage grew where it had to.
+    /// A flat input that was resized; its storage grew if necessary.
     Resized(u32),
 }

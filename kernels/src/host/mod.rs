@@ -1,4 +1,4 @@
-//! PyTorch on the host: kernels, buffers, generators, exceptions, BLAS.
+//! PyTorch on the host: kernels, buffers, generators, exceptions and BLAS.
 
 mod blas;
 mod call;

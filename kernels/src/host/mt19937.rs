@@ -1,23 +1,23 @@
-//! The Mersenne Twister 19937, with the states and bits of PyTorch's CPU generator.
+//! The Mersenne Twister MT19937, with the state and output of PyTorch's CPU generator.
 
-/// Words of the generator's state, and numbers drawn between two twists.
+/// Number of words of the state, which is also the number of outputs between two twists.
 pub const WORDS: usize = 624;
 
 const SHIFT: usize = 397;
 const LAG: usize = WORDS - SHIFT;
-/// The Mersenne Twister 19937 as PyTorch's CPU generator holds it.
+/// The Mersenne Twister MT19937 with the state of PyTorch's CPU generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mt19937 {
     state: [u32; WORDS],
-    /// One more than the words of this block that are still to be drawn.
+    /// One more than the number of unused words of the block.
     left: usize,
-    /// Place of the next word in the block.
+    /// Index of the next unused word.
     next: usize,
 }
 
 impl Mt19937 {
-    /// The generator with the words that the host gives, and the numbers that it calls `left` and `next`; `None` where
-    /// they do not fit together.
+    /// Creates a generator. `fill` writes the words of the state and returns PyTorch's fields `left` and `next`.
+    /// Returns `None` if these are inconsistent.
     pub fn from_parts(fill: impl FnOnce(&mut [u32; WORDS]) -> [usize; 2]) -> Option<Self> {
         let mut state = [0; WORDS];
         let [left, next] = fill(&mut state);
@@ -25,12 +25,12 @@ impl Mt19937 {
         fits.then_some(Self { state, left, next })
     }
 
-    /// The words, `left` and `next`.
+    /// The words of the state, and PyTorch's fields `left` and `next`.
     pub fn parts(&self) -> (&[u32; WORDS], [usize; 2]) {
         (&self.state, [self.left, self.next])
     }
 
-    /// The next 32 bits: PyTorch's `generator->random()`.
+    /// Draws 32 bits, like PyTorch's `generator->random()`.
     #[inline(always)]
     pub fn random(&mut self) -> u32 {
         let word = self.block()[0];
@@ -38,7 +38,7 @@ impl Mt19937 {
         temper(word)
     }
 
-    /// The words of the block that are still to be drawn, not tempered; at least one.
+    /// The unused words of the block, not tempered. There is at least one.
     #[inline(always)]
     pub fn block(&mut self) -> &[u32] {
         if self.left == 1 {
@@ -47,15 +47,15 @@ impl Mt19937 {
         &self.state[self.next..self.next + self.left - 1]
     }
 
-    /// Goes past words of [`Mt19937::block`].
+    /// Marks words of [`Mt19937::block`] as used.
     #[inline(always)]
     pub fn consume(&mut self, words: usize) {
         self.left -= words;
         self.next += words;
     }
 
-    /// Replaces the block by the next one. The spans are no longer than the distance to the word
-    /// taken in, and mostly a multiple of 16 long: so they need neither narrow vectors nor tails.
+    /// Computes the next block of words. No loop is longer than the distance between the words that it combines, so
+    /// iterations are independent, and most lengths are multiples of 16, which vectorize without remainders.
     #[inline(always)]
     fn twist(&mut self) {
         let s = &mut self.state;
@@ -78,7 +78,7 @@ fn mix(u: u32, v: u32) -> u32 {
     (((u & 0x8000_0000) | (v & 0x7fff_ffff)) >> 1) ^ odd
 }
 
-/// The bits that are drawn for a word of the state.
+/// The output for a word of the state.
 #[inline(always)]
 pub fn temper(mut y: u32) -> u32 {
     y ^= y >> 11;

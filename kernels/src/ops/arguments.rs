@@ -1,16 +1,17 @@
-//! The arguments of a call, read by number.
+//! Typed access to the arguments of a call, by argument index. Each function returns `None` if the argument is of
+//! another kind.
 
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::tensor_meta::{Dtype, flags};
 
-/// The input that an argument is.
+/// The flat input of a tensor argument.
 pub fn input<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     let Some(Arg::Tensor) = call.args.get(arg) else { return None };
     let flat: usize = call.args[..arg].iter().map(tensors_of).sum();
     call.inputs.get(flat)
 }
 
-/// A tensor argument on a device, of values as they are.
+/// The input of a tensor argument if it is [`plain`].
 pub fn tensor<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     plain(input(call, arg)?)
 }
@@ -23,18 +24,19 @@ fn tensors_of(arg: &Arg<'_>) -> usize {
     }
 }
 
-/// An input on a device or in a buffer, of values as they are.
+/// The input itself, if it is on a Tandem storage or in a buffer and is not lazily conjugated, lazily negated or made
+/// from a Python number.
 pub fn plain<'c>(input: &'c Input<'c>) -> Option<&'c Input<'c>> {
     let there = matches!(input.place, Place::Storage { .. } | Place::Buffer(_));
     (there && input.flags & (flags::CONJ | flags::NEG | flags::WRAPPED) == 0).then_some(input)
 }
 
-/// A tensor of floating-point numbers.
+/// A [`plain`] tensor argument of a floating-point dtype.
 pub fn floats<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     tensor(call, arg).filter(|x| x.dtype.is_floating())
 }
 
-/// An optional tensor, which has these sizes and this dtype where it is there.
+/// Whether an optional tensor argument is given. `None` if it is given with other sizes or another dtype.
 pub fn optional(call: &Call<'_>, arg: usize, sizes: &[i64], dtype: Dtype) -> Option<bool> {
     if matches!(call.args.get(arg)?, Arg::None) || matches!(input(call, arg)?.place, Place::Absent) {
         return Some(false);
@@ -42,7 +44,7 @@ pub fn optional(call: &Call<'_>, arg: usize, sizes: &[i64], dtype: Dtype) -> Opt
     tensor(call, arg).filter(|x| x.sizes == sizes && x.dtype == dtype).map(|_| true)
 }
 
-/// An integer.
+/// An integer argument; a bool counts as 0 or 1.
 pub fn int(call: &Call<'_>, arg: usize) -> Option<i64> {
     match call.args.get(arg)? {
         Arg::Int(i) => Some(*i),
@@ -59,7 +61,7 @@ pub fn ints<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c [i64]> {
     }
 }
 
-/// An optional dtype.
+/// An optional dtype argument; the outer `None` stands for an argument of another kind.
 pub fn asked(call: &Call<'_>, arg: usize) -> Option<Option<Dtype>> {
     match call.args.get(arg) {
         None | Some(Arg::None) => Some(None),
@@ -68,7 +70,7 @@ pub fn asked(call: &Call<'_>, arg: usize) -> Option<Option<Dtype>> {
     }
 }
 
-/// A dimension, counted from the front.
+/// A dimension index with negative values counted from the end, or `None` if it is out of range.
 pub fn dimension(d: i64, ndim: usize) -> Option<usize> {
     let d = if d < 0 { d + ndim as i64 } else { d };
     (0..ndim as i64).contains(&d).then_some(d as usize)

@@ -1,13 +1,14 @@
-//! Floats as integers, as PyTorch's CPU kernels convert them on this machine.
+//! Conversion of floats to integers, with the results of PyTorch's CPU kernels on this machine.
 //!
-//! C++ leaves open what a NaN or a float beyond the integer's range becomes. PyTorch gives what the processor's
-//! instruction gives: on x86 the least integer, elsewhere the nearest one and 0 for NaN.
+//! In C++, converting a NaN or a float beyond the integer's range is undefined. PyTorch's results are those of the
+//! processor's conversion instruction: on x86 the least integer; on other processors the nearest integer, and 0 for
+//! NaN.
 
-/// Conversion of a float, towards zero.
+/// Conversion of a float to an integer, rounding toward zero.
 pub trait ToInteger {
-    /// To 32 bits.
+    /// Converts to 32 bits.
     fn to_i32(self) -> i32;
-    /// To 64 bits.
+    /// Converts to 64 bits.
     fn to_i64(self) -> i64;
 }
 
@@ -16,7 +17,8 @@ macro_rules! to_integer {
         impl ToInteger for $float {
             $(#[inline(always)]
             fn $name(self) -> $int {
-                // Rust gives the least integer below the range; NaN is not less than anything.
+                // `as` saturates, so floats below the range already yield the least integer. The comparison is
+                // false for NaN.
                 let fits = self < -(<$int>::MIN as $float);
                 if fits || cfg!(not(target_arch = "x86_64")) { self as $int } else { <$int>::MIN }
             })*

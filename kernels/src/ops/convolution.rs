@@ -5,8 +5,8 @@ use tandem_tracegraph::call::{Arg, Call};
 
 use crate::ops::arguments::int;
 
-/// A number for each of two spatial dimensions; with one, the first is `missing`. One number for two dimensions is left
-/// to PyTorch.
+/// A non-negative integer for each of two spatial dimensions. With one spatial dimension, the first number is
+/// `missing`. A list of one number for two dimensions returns `None`, so that PyTorch handles the call.
 pub fn pair(call: &Call<'_>, arg: usize, dims: usize, missing: usize) -> Option<[usize; 2]> {
     let Some(Arg::Ints(list)) = call.args.get(arg) else { return None };
     match (dims, &**list) {
@@ -16,13 +16,13 @@ pub fn pair(call: &Call<'_>, arg: usize, dims: usize, missing: usize) -> Option<
     }
 }
 
-/// Whether a convolution is transposed, with the arguments from stride on at `first`.
+/// Whether a convolution is transposed. `first` is the index of the `stride` argument, which the others follow.
 pub fn is_transposed(call: &Call<'_>, first: usize) -> Option<bool> {
     Some(int(call, first + 3)? != 0)
 }
 
-/// The sizes of the output for an input and weights of these sizes, with the arguments from stride on at `first`; `None`
-/// where PyTorch would refuse them.
+/// The sizes of a convolution's output for an input and a weight of these sizes, or `None` where PyTorch would
+/// raise or where there are groups. `first` is the index of the `stride` argument, which the others follow.
 pub fn sizes(x: &[i64], weight: &[i64], call: &Call<'_>, first: usize) -> Option<SmallVec<[i64; 4]>> {
     let back = is_transposed(call, first)?;
     let (&[n, channels, ref size @ ..], &[outputs, inputs, ref filter @ ..]) = (x, weight) else {
@@ -44,7 +44,7 @@ pub fn sizes(x: &[i64], weight: &[i64], call: &Call<'_>, first: usize) -> Option
             true => (size - 1) * stride - 2 * padding + reach + more + 1,
             false => (size + 2 * padding - reach - 1).div_euclid(stride.max(1)) + 1,
         };
-        // PyTorch refuses what is longer than a step.
+        // PyTorch requires an output padding that is less than the stride or less than the dilation.
         let valid = stride > 0
             && dilation[d + lines] > 0
             && to > 0

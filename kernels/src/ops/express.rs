@@ -1,8 +1,9 @@
-//! From an operator's call to the expressions of its elements, for groups of both executors and for the cpu executor's
-//! single operators.
+//! From an operator's call to expressions of its output elements. Both executors use them for groups, and the cpu
+//! executor also for single operators.
 //!
-//! What the outputs look like is known: PyTorch's own kernel has told it once. So a rule here need not know dtypes and
-//! strides of outputs, only refuse what it does not compute: such calls stay PyTorch's.
+//! The outputs of a call are already known when its expressions are built, from PyTorch's kernel or from an output
+//! rule. A rule here therefore need not compute dtypes and strides of outputs. It only rejects calls that it does
+//! not cover, which PyTorch's kernels then run.
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
@@ -18,60 +19,60 @@ use crate::ops::promotion::Kind;
 use crate::overlap::{Overlap, overlap};
 use crate::shapes::{Dims, View, broadcast, dense, is_non_overlapping, output_strides};
 
-/// Whose memory a window is on.
+/// The storage that a window is on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Owner {
-    /// A flat input's storage.
+    /// The storage of this flat input.
     Input(u32),
-    /// A storage that the call makes.
+    /// The storage with this index among those that the call creates.
     Fresh(u16),
 }
 
-/// A tensor in memory.
+/// A window of a storage, with the type of its elements.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// Whose memory.
+    /// Storage of the window.
     pub owner: Owner,
-    /// How its elements lie.
+    /// Representation of an element in memory.
     pub mem: Mem,
-    /// Sizes.
+    /// Sizes in elements.
     pub sizes: Dims,
     /// Strides in elements.
     pub strides: Dims,
-    /// The offset in elements; of an input's window it comes with the call.
+    /// Offset in elements. For an input it is 0 here, and the input's own offset is added when the call runs.
     pub offset: i64,
 }
 
 /// An operand of an expression.
 #[derive(Clone, Debug)]
 pub enum Operand {
-    /// Elements.
+    /// A tensor in memory.
     Window(Window),
-    /// A host tensor without dimensions, by its flat input.
+    /// A zero-dimensional host tensor, as a flat input.
     Host(u32),
-    /// A number among the arguments, or an item of a list.
+    /// A number: the argument's index and, if the argument is a list, the index of the item.
     Number(u32, u32),
 }
 
-/// A value that is the same for all elements and comes with the call.
+/// A value that is the same for all elements and is passed to the kernel with each call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Param {
-    /// A number among the arguments, or an item of a list.
+    /// A number (the argument's index and, for a list, the item's index), converted to a type.
     Number(u32, u32, Ty),
-    /// A host tensor without dimensions, by its flat input.
+    /// A zero-dimensional host tensor, as a flat input, converted to a type.
     Host(u32, Ty),
-    /// The bits of an `f64`.
+    /// A constant, as the bits of an `f64`.
     Fixed(u64),
 }
 
-/// The computation of one tensor.
+/// The computation of one output tensor.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What is written.
+    /// Tensor that is written.
     pub out: Window,
-    /// What is read.
+    /// Operands that are read.
     pub ins: SmallVec<[Operand; 3]>,
-    /// Types in which operands are read.
+    /// Type that each operand is converted to when it is read.
     types: SmallVec<[Ty; 3]>,
     value: fn(&mut Args<'_>) -> Option<E>,
     ty: Ty,
@@ -79,7 +80,8 @@ pub struct Job {
     item: usize,
 }
 
-/// An operator's name as the table has it: without namespace, overload and the underscore of its in-place form.
+/// An operator's name as in the operator table: without namespace, overload, and the underscore of the in-place
+/// form.
 #[derive(Clone, Debug)]
 pub struct Base {
     name: String,
@@ -87,7 +89,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// Of a full name (`aten::add_.Tensor`); `None` where no rule is for it. `written` are the schema's arguments.
+    /// Parses a full name (`aten::add_.Tensor`). `None` if no rule covers the operator. `written` says for each
+    /// argument of the schema whether the operator writes it.
     pub fn of(name: &str, written: &[bool]) -> Option<Base> {
         let name = name.strip_prefix("aten::").unwrap_or(name);
         let base = name.split('.').next().unwrap_or(name);
@@ -105,12 +108,12 @@ impl Base {
         known.then(|| Base { name: base.to_owned(), in_place })
     }
 
-    /// Whether it copies its second argument to its first.
+    /// Whether the operator copies its second argument to its first.
     pub fn is_copy(&self) -> bool {
         self.in_place && self.name == "copy"
     }
 
-    /// Whether it writes its first argument.
+    /// Whether the operator writes its first argument.
     pub fn in_place(&self) -> bool {
         self.in_place
     }
@@ -119,7 +122,7 @@ impl Base {
 const COPY: Op = Op { rule: Rule::Same, operands: 1, value: |a| Some(a.x[0].clone()) };
 const ZERO: Op = Op { rule: Rule::Same, operands: 0, value: |a| Some(E::lit(a.ty, 0.0)) };
 
-/// The operator of the table and the arguments that are its operands.
+/// The entry of the operator table for a call, and the indices of the arguments that are its operands.
 fn rule(base: &Base, call: &Call<'_>) -> Option<(Op, SmallVec<[usize; 3]>)> {
     let has = |arg: usize| !matches!(call.args.get(arg), None | Some(Arg::None));
     let name = base.name.as_str();
@@ -151,7 +154,7 @@ fn rule(base: &Base, call: &Call<'_>) -> Option<(Op, SmallVec<[usize; 3]>)> {
     Some((*op, operands.into()))
 }
 
-/// A window on a storage that a call makes.
+/// A window on a storage that a call creates. `None` if its elements have no exact representation in the IR.
 pub fn fresh_window(storage: u16, meta: &TensorMeta, offset: i64) -> Option<Window> {
     window(Owner::Fresh(storage), meta, offset)
 }
@@ -179,12 +182,12 @@ fn input(call: &Call<'_>, flat: u32) -> Option<(Operand, Kind)> {
     Some((operand, kind))
 }
 
-/// Host numbers of half precision are PyTorch's.
+/// Accepts host numbers except those of half precision, which PyTorch's kernels handle.
 fn known_number(dtype: Dtype) -> Option<()> {
     Mem::of(dtype).filter(|mem| !matches!(mem, Mem::F16 | Mem::Bf16)).map(|_| ())
 }
 
-/// The first flat input of an argument.
+/// The flat index of an argument's first input.
 fn first_input(call: &Call<'_>, arg: usize) -> u32 {
     let count = |arg: &Arg<'_>| match arg {
         Arg::Tensor => 1,
@@ -194,7 +197,7 @@ fn first_input(call: &Call<'_>, arg: usize) -> u32 {
     call.args[..arg].iter().map(count).sum()
 }
 
-/// An argument, or its item where it is a list, as an operand.
+/// An argument as an operand; for a list, its item with index `item`.
 pub fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kind)> {
     let number = |arg: &Arg<'_>| match arg {
         Arg::Int(_) => Some(Dtype::INT64),
@@ -211,7 +214,7 @@ pub fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kin
     Some((Operand::Number(arg as u32, item as u32), Kind { dtype, ndim: 0, wrapped: true }))
 }
 
-/// Items of a call's lists, which must be as many in all of them.
+/// The number of items of a call's lists, or `None` if the lists differ in length.
 fn items(call: &Call<'_>) -> Option<usize> {
     let mut lengths = call.args.iter().filter_map(|arg| match arg {
         Arg::Tensors(n) => Some(*n as usize),
@@ -222,14 +225,14 @@ fn items(call: &Call<'_>) -> Option<usize> {
     lengths.all(|n| n == first).then_some(first)
 }
 
-/// The computations that a call is, in order; `None` where it stays PyTorch's.
+/// The computations that make up a call, in order, or `None` if PyTorch's kernel has to run it.
 pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>> {
     if !outputs.resized.is_empty() {
         return None;
     }
     let (op, operands) = rule(base, call)?;
     let foreach = base.name.starts_with("_foreach_");
-    // A factor in a tensor has no place among operands.
+    // A `_foreach_` operator whose factor is a tensor instead of a number is not covered.
     if foreach && matches!(call.args.get(op.operands), Some(Arg::Tensor)) {
         return None;
     }
@@ -251,7 +254,8 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
     (0..count).map(job).collect()
 }
 
-/// What a call gives that writes nothing; `None` where that is not plain.
+/// The outputs of a call that writes none of its inputs, or `None` where their metadata cannot be predicted
+/// reliably.
 pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     let other =
         matches!(base.name.as_str(), "masked_fill" | "copy" | "fill" | "zero" | "polar" | "float_power");
@@ -270,21 +274,21 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     });
     let mut views: SmallVec<[View<'_>; 3]> = windows.collect();
     let sizes = broadcast(views.iter().map(|(sizes, _)| *sizes)).filter(|_| !views.is_empty())?;
-    // Some derivatives accept operands of other sizes and some do not; autograd never asks.
+    // Only some derivatives broadcast their operands. Autograd always passes operands of equal sizes.
     if base.name.ends_with("_backward") && views.iter().any(|(own, _)| **own != *sizes) {
         return None;
     }
     views.retain(|(own, _)| !own.is_empty() || sizes.is_empty());
-    // PyTorch's iterator has these derivatives' gradients last.
+    // In PyTorch's `TensorIterator`, the gradient is the last operand of these derivatives.
     if matches!(base.name.as_str(), "threshold_backward" | "leaky_relu_backward") {
         views.reverse();
     }
-    // How a dimension of one element lies among others has many answers.
+    // The stride of a dimension of size 1 is ambiguous, so an operand with such a dimension must be contiguous.
     let plain = |(own, strides): &View<'_>| !own.contains(&1) || dense(own)[..] == **strides;
     if sizes.contains(&0) || !views.iter().all(plain) {
         return None;
     }
-    // PyTorch makes a number's powers contiguous, whatever the strides of the exponents.
+    // `pow` of a number returns a contiguous tensor, whatever the exponent's strides are.
     let of_number = base.name == "pow" && !matches!(read[0].0, Operand::Window(_));
     let strides = if of_number { dense(&sizes) } else { output_strides(&sizes, &views) };
     let meta = TensorMeta::new(&sizes, &strides, given, 0);
@@ -292,7 +296,7 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     Some(Outputs { outs: vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }], fresh, ..Outputs::default() })
 }
 
-/// An input that is written in place: each element must be there once.
+/// The window of an input that is written in place. `None` if two of its indices may share an element.
 fn written(call: &Call<'_>, flat: u32) -> Option<Window> {
     let Operand::Window(window) = input(call, flat)?.0 else { return None };
     is_non_overlapping(&window.sizes, &window.strides).then_some(window)
@@ -321,7 +325,8 @@ fn build(
     let own = input_dtype(call, 0);
     let (dtype, mut types) = match () {
         () if stored => {
-            // Converted when it is stored; numbers exactly where they can be, which PyTorch's kernels know.
+            // The value is converted to the output's dtype when it is stored. Whether a floating-point number may
+            // be stored as an integer is checked by PyTorch's kernels.
             if let [(Operand::Host(_), kind)] = &read[..]
                 && kind.dtype.is_floating()
                 && !own?.is_floating()
@@ -341,7 +346,7 @@ fn build(
             }
             let common =
                 if masked { own? } else { op.dtypes(kinds[1..].iter().copied(), call.default_dtype).0 };
-            // PyTorch refuses some values, which its own kernel says.
+            // PyTorch raises for some floating-point values, which its own kernel has to check.
             if masked && kinds[1].dtype.is_floating() && !common.is_floating() {
                 return None;
             }
@@ -365,11 +370,12 @@ fn build(
     if foreach && !stored && (dtype == Dtype::BOOL || base.name.contains("pow") && !dtype.is_floating()) {
         return None;
     }
-    // PyTorch has no bounds of bools.
+    // PyTorch has no `clamp` of bools.
     if dtype == Dtype::BOOL && base.name.contains("clamp") {
         return None;
     }
-    // Half precision is computed in floats and rounded once for each operator: not here.
+    // PyTorch computes half precision in `float32` and rounds after each operator. Expressions do not round in
+    // between.
     if matches!(dtype, Dtype::FLOAT16 | Dtype::BFLOAT16) {
         return None;
     }
@@ -381,7 +387,7 @@ fn build(
     Some(Job { out, ins, types, value: op.value, ty, dtype, item })
 }
 
-/// The dtype of what a job writes, as far as the call tells it.
+/// The dtype of the tensor that a job writes if it is an input, else `otherwise`.
 fn dtype_of(call: &Call<'_>, out: &Window, otherwise: Dtype) -> Dtype {
     match out.owner {
         Owner::Input(flat) => call.inputs[flat as usize].dtype,
@@ -393,7 +399,7 @@ fn input_dtype(call: &Call<'_>, flat: usize) -> Option<Dtype> {
     call.inputs.get(flat).map(|i| i.dtype)
 }
 
-/// Whether two inputs are on one storage.
+/// Whether two inputs are on the same storage.
 pub fn same_memory(a: &Input<'_>, b: &Input<'_>) -> bool {
     match (a.place, b.place) {
         (Place::Storage { id: a, .. }, Place::Storage { id: b, .. }) => a == b,
@@ -402,12 +408,13 @@ pub fn same_memory(a: &Input<'_>, b: &Input<'_>) -> bool {
     }
 }
 
-/// Whether elements of what a call writes in its first argument may be computed in any order.
+/// Whether the elements that a call writes to its first argument may be computed in any order: each other input
+/// either shows the same window or shares no byte with it.
 pub fn apart(call: &Call<'_>) -> bool {
     overlap(call, &[true]) == Overlap::None
 }
 
-/// Whether a copy transposes a large matrix: PyTorch's own goes through blocks.
+/// Whether a copy transposes a large matrix, for which PyTorch's own kernel, which works in blocks, is faster.
 fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
     const MUCH: i64 = 60 * 60;
     let Some((Operand::Window(from), _)) = read.first() else { return false };
@@ -463,7 +470,8 @@ impl Scope for InDraft<'_, '_> {
 }
 
 impl Job {
-    /// The value of an element, as it is stored. `read` gives a window's element, `param` a parameter.
+    /// The value of an output element, in the type that it is stored in. `read` returns the element of a window,
+    /// `param` a parameter. `None` if there is no expression for the call.
     pub fn expression(
         &self,
         call: &Call<'_>,
@@ -480,7 +488,7 @@ impl Job {
         let items = vec![(self.item, E::int(Ty::Bool, 1))];
         let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, items };
         let value = (self.value)(&mut args)?;
-        // PyTorch converts floats to uint8 by way of 64 bits, which shows where 32 are not enough.
+        // PyTorch converts floats to `uint8` through 64-bit integers, which differs from 32 bits for large values.
         let wide = self.out.mem == Mem::U8 && value.ty() == Ty::F64;
         let value = if wide { value.cast(Ty::I64) } else { value };
         (!scope.faults).then(|| value.cast(self.out.mem.ty()))

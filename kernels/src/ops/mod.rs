@@ -1,4 +1,4 @@
-//! Operators: what they are made of and what they return, for both executors.
+//! Operators of both executors: expressions of their elements, and metadata of their outputs.
 
 pub(crate) mod arguments;
 pub mod casts;

@@ -1,9 +1,10 @@
-//! What operators give, told by their arguments alone: shapes, strides and dtypes of their results.
+//! Output metadata of operators (shapes, strides and dtypes), computed from the arguments alone.
 //!
-//! **Why.** A combination of shapes that an op has not met needs its results' shapes before the program can go on.
-//! Where a rule tells them, nothing has to run for that.
-//! **Strategy.** A rule accepts calls that PyTorch accepts, and tells what PyTorch's CPU kernels give, bit for bit of
-//! the metadata. Where it is not sure it says nothing. While calls are traced, rules are held against what happened.
+//! **Why.** When an op meets a new combination of input shapes, the program needs the metadata of the outputs
+//! before it can go on. Where a rule computes them, the op itself need not run first.
+//! **Strategy.** A rule covers only calls that PyTorch accepts, and returns exactly the metadata that PyTorch's CPU
+//! kernels produce. In doubtful cases it returns `None`. While calls are traced, results of rules are compared with
+//! the actual outputs.
 
 use tandem_tracegraph::call::{Arg, Call, Input};
 use tandem_tracegraph::node::{OutSpec, Outputs};
@@ -14,33 +15,34 @@ use crate::ops::convolution;
 use crate::ops::express::{Base, jobs, new_outputs};
 use crate::shapes::{Dims, dense, is_non_overlapping, suggests_channels_last};
 
-/// A rule: what a call gives, `None` where only running it says.
+/// A rule: returns a call's outputs, or `None` where only running the call can determine them.
 pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
 
-/// How to tell what an operator gives.
+/// The way to determine an operator's outputs without running it.
 #[derive(Clone, Debug)]
 pub enum OutputRule {
-    /// By the shapes that elements are computed from.
+    /// By type promotion and broadcasting of point-wise operands.
     Pointwise(Base),
-    /// By a rule of its own.
+    /// By a function for this operator.
     Own(Gives),
 }
 
 impl OutputRule {
-    /// Of an operator by its full name; `written` are the schema's arguments. `None` where there is no rule.
+    /// The rule for an operator with this full name, or `None` if there is none. `written` says for each argument
+    /// of the schema whether the operator writes it.
     pub fn of(name: &str, written: &[bool]) -> Option<OutputRule> {
         let short = name.strip_prefix("aten::").unwrap_or(name);
         let own = gives(short).map(OutputRule::Own);
         own.or_else(|| Base::of(name, written).map(OutputRule::Pointwise))
     }
 
-    /// What a call gives; `None` where only running it says.
+    /// A call's outputs, or `None` where only running the call can determine them.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         let outputs = match self {
             OutputRule::Own(gives) => gives(call)?,
             OutputRule::Pointwise(base) => {
                 let outputs = if base.in_place() { outputs_in_place(call) } else { new_outputs(base, call) }?;
-                // What cannot be computed may be what PyTorch refuses.
+                // A call without an expression may be one for which PyTorch raises.
                 jobs(base, call, &outputs).map(|_| outputs)?
             }
         };
@@ -48,7 +50,7 @@ impl OutputRule {
     }
 }
 
-/// Whether the new tensors' bytes can be counted; PyTorch refuses others.
+/// Whether the sizes in bytes of all new tensors fit an `i64`; PyTorch raises otherwise.
 pub(crate) fn have_sizes(outputs: &Outputs) -> bool {
     outputs.outs.iter().all(|out| match out {
         OutSpec::Fresh { meta, .. } => {
@@ -56,7 +58,7 @@ pub(crate) fn have_sizes(outputs: &Outputs) -> bool {
             let further = |last: i64, dim: (&i64, &i64)| last.checked_add((dim.0 - 1).checked_mul(*dim.1)?);
             let last =
                 dims.clone().try_fold(0, further).and_then(|last| last.checked_add(1)?.checked_mul(item));
-            // Of row-major strides, which may be wrong already.
+            // PyTorch also computes the bytes of a row-major tensor of these sizes, which may overflow first.
             let bytes = dims.clone().try_fold(item, |bytes, dim| bytes.checked_mul(*dim.0));
             let expanded = dims.clone().any(|(_, stride)| *stride == 0);
             meta.sizes().contains(&0) || (last.is_some() && (bytes.is_some() || expanded))
@@ -65,7 +67,7 @@ pub(crate) fn have_sizes(outputs: &Outputs) -> bool {
     })
 }
 
-/// What an operator gives that writes its first argument.
+/// The outputs of an operator that writes its first argument.
 pub(crate) fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
     let outs = match call.args.first()? {
         Arg::Tensor => vec![OutSpec::Same(0)],
@@ -74,7 +76,8 @@ pub(crate) fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
     Some(Outputs { outs, ..Outputs::default() })
 }
 
-/// What an operator gives that draws all elements of its first argument, which PyTorch refuses where several are one.
+/// The outputs of an operator that fills its first argument with random numbers. `None` if elements of that tensor
+/// overlap, for which PyTorch raises.
 fn drawn(call: &Call<'_>) -> Option<Outputs> {
     let x = floats(call, 0)?;
     is_non_overlapping(x.sizes, x.strides).then(|| outputs_in_place(call))?
@@ -112,7 +115,7 @@ fn gives(name: &str) -> Option<Gives> {
     })
 }
 
-/// New tensors without gaps in row-major order, or none.
+/// Outputs that are new contiguous tensors of these sizes; `None` stands for an undefined tensor.
 pub(crate) fn new_tensors<'s>(dtype: Dtype, sizes: impl IntoIterator<Item = Option<&'s [i64]>>) -> Outputs {
     let mut outputs = Outputs::default();
     for sizes in sizes {
@@ -122,7 +125,7 @@ pub(crate) fn new_tensors<'s>(dtype: Dtype, sizes: impl IntoIterator<Item = Opti
     outputs
 }
 
-/// Adds a new tensor, or an undefined one.
+/// Adds an output: a new tensor, or an undefined one.
 fn push(outputs: &mut Outputs, meta: Option<TensorMeta>) {
     outputs.outs.push(match meta {
         Some(meta) => {
@@ -133,7 +136,7 @@ fn push(outputs: &mut Outputs, meta: Option<TensorMeta>) {
     });
 }
 
-/// One new tensor in row-major order.
+/// A single new contiguous tensor.
 fn one(dtype: Dtype, sizes: &[i64]) -> Option<Outputs> {
     Some(new_tensors(dtype, [Some(sizes)]))
 }
@@ -160,8 +163,8 @@ fn empty_strided(call: &Call<'_>) -> Option<Outputs> {
     Some(outputs)
 }
 
-/// A reduction over the dimensions in argument 1, of floating-point numbers; `keep` says where `keepdim` is, over all
-/// where that is `None`.
+/// A reduction of a floating-point tensor over the dimensions in argument 1. `keep` and `dtype` are the indices of
+/// the arguments `keepdim` and `dtype`. Without `keep`, the reduction is over all dimensions.
 fn reduction(call: &Call<'_>, keep: Option<usize>, dtype: usize) -> Option<Outputs> {
     let x = floats(call, 0)?;
     let dtype = asked(call, dtype)?.unwrap_or(x.dtype);
@@ -178,7 +181,7 @@ fn reduction(call: &Call<'_>, keep: Option<usize>, dtype: usize) -> Option<Outpu
             reduced.fill(false);
         }
         for d in dims {
-            // PyTorch refuses a dimension that is there twice.
+            // PyTorch raises if a dimension is listed twice.
             let d = dimension(*d, x.sizes.len()).filter(|d| !reduced[*d])?;
             reduced[d] = true;
         }
@@ -192,7 +195,8 @@ fn reduction(call: &Call<'_>, keep: Option<usize>, dtype: usize) -> Option<Outpu
     one(dtype, &sizes)
 }
 
-/// `_softmax(self, dim, half_to_float)`, `_log_softmax`; `_safe_softmax(self, dim, dtype)`.
+/// `_softmax(self, dim, half_to_float)`, `_log_softmax` with the same arguments, and
+/// `_safe_softmax(self, dim, dtype)`.
 fn softmax(call: &Call<'_>) -> Option<Outputs> {
     let x = floats(call, 0)?;
     dimension(int(call, 1)?, x.sizes.len())?;
@@ -204,7 +208,7 @@ fn softmax(call: &Call<'_>) -> Option<Outputs> {
     same.then(|| one(x.dtype, x.sizes))?
 }
 
-/// `_softmax_backward_data(grad_output, output, dim, input_dtype)`, `_log_softmax_backward_data`.
+/// `_softmax_backward_data(grad_output, output, dim, input_dtype)` and `_log_softmax_backward_data`.
 fn softmax_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, y) = (floats(call, 0)?, floats(call, 1)?);
     dimension(int(call, 2)?, y.sizes.len())?;
@@ -212,13 +216,13 @@ fn softmax_backward(call: &Call<'_>) -> Option<Outputs> {
     same.then(|| one(grad.dtype, grad.sizes))?
 }
 
-/// `tril(self, diagonal)`, `triu`.
+/// `tril(self, diagonal)` and `triu`.
 fn triangle(call: &Call<'_>) -> Option<Outputs> {
     let x = tensor(call, 0).filter(|x| x.sizes.len() >= 2)?;
     one(x.dtype, x.sizes)
 }
 
-/// `cat(tensors, dim)` of tensors of one dtype; those of no elements and one dimension do not count.
+/// `cat(tensors, dim)` of tensors of one dtype. Tensors of shape `[0]` are ignored, as in PyTorch.
 fn cat(call: &Call<'_>) -> Option<Outputs> {
     let Some(Arg::Tensors(n)) = call.args.first() else { return None };
     let given = call.inputs.get(..*n as usize)?;
@@ -239,7 +243,7 @@ fn cat(call: &Call<'_>) -> Option<Outputs> {
     one(first.dtype, &sizes)
 }
 
-/// How many of a tensor's dimensions come before those that it is normalized over.
+/// The number of dimensions before those that a tensor is normalized over.
 fn leading(x: &Input<'_>, normalized: &[i64]) -> Option<usize> {
     let leading = x.sizes.len().checked_sub(normalized.len())?;
     (!normalized.is_empty() && x.sizes[leading..] == *normalized).then_some(leading)
@@ -256,7 +260,7 @@ fn layer_norm(call: &Call<'_>) -> Option<Outputs> {
     Some(new_tensors(x.dtype, [Some(x.sizes), Some(&rows), Some(&rows)]))
 }
 
-/// Which gradients are wanted.
+/// The three flags of an `output_mask` argument.
 fn wanted(call: &Call<'_>, arg: usize) -> Option<[bool; 3]> {
     match call.args.get(arg)? {
         Arg::Bools([a, b, c]) => Some([*a != 0, *b != 0, *c != 0]),
@@ -278,12 +282,13 @@ fn layer_norm_backward(call: &Call<'_>) -> Option<Outputs> {
     Some(new_tensors(x.dtype, gradients.map(|(wanted, sizes)| wanted.then_some(sizes))))
 }
 
-/// Floats of 32 bits in row-major order.
+/// A contiguous `float32` tensor argument.
 fn exact<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     tensor(call, arg).filter(|x| x.dtype == Dtype::FLOAT32 && x.strides == &dense(x.sizes)[..])
 }
 
-/// The dtype of matrices that have the same, with elements that BLAS multiplies.
+/// The common dtype of matrices, or `None` if they differ, if one is empty, or if BLAS does not multiply such
+/// elements.
 fn matrices(all: &[&Input<'_>]) -> Option<Dtype> {
     let dtype = all.first()?.dtype;
     let same = all.iter().all(|x| x.dtype == dtype && !x.sizes.contains(&0));
@@ -313,8 +318,8 @@ fn bmm(call: &Call<'_>) -> Option<Outputs> {
     ((count, k) == (count2, k2)).then(|| new_tensors(dtype, [Some(&[count, m, n][..])]))
 }
 
-/// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`, of inputs in
-/// row-major order: PyTorch may lay results of others out in another one.
+/// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)` of contiguous
+/// inputs. For other inputs PyTorch may choose another memory format for the output.
 fn convolution(call: &Call<'_>) -> Option<Outputs> {
     let (x, weight) = (exact(call, 0)?, exact(call, 1)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 3)?;
@@ -322,8 +327,8 @@ fn convolution(call: &Call<'_>) -> Option<Outputs> {
     (!x.sizes.contains(&0)).then(|| new_tensors(Dtype::FLOAT32, [Some(&sizes[..])]))
 }
 
-/// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-/// groups, output_mask)`.
+/// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
+/// output_padding, groups, output_mask)`.
 fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, x, weight) = (exact(call, 0)?, exact(call, 1)?, exact(call, 2)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 4)?;
@@ -334,8 +339,8 @@ fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
     fits.then(|| new_tensors(Dtype::FLOAT32, all.map(|(wanted, sizes)| wanted.then_some(sizes))))
 }
 
-/// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`. Without training, what
-/// it saves for the backward pass is empty.
+/// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`. Outside of
+/// training, the tensors saved for the backward pass are empty.
 fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
     let x = exact(call, 0)?;
     if x.sizes.len() < 3 || x.sizes.contains(&0) {
@@ -351,8 +356,8 @@ fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
     Some(new_tensors(x.dtype, [Some(x.sizes), Some(&saved), Some(&saved)]))
 }
 
-/// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
-/// output_mask)`.
+/// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train,
+/// eps, output_mask)`.
 fn batch_norm_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, x) = (floats(call, 0)?, floats(call, 1)?);
     let row_major = |x: &Input<'_>| x.strides == &dense(x.sizes)[..];
@@ -409,7 +414,8 @@ fn slice_backward(call: &Call<'_>) -> Option<Outputs> {
     (part[..] == *grad.sizes).then(|| one(grad.dtype, sizes))?
 }
 
-/// `constant_pad_nd(self, pad, value)`: `pad` has how much comes before and behind, the last dimension first.
+/// `constant_pad_nd(self, pad, value)`. `pad` lists the numbers of elements added before and after each dimension,
+/// the last dimension first.
 fn pad(call: &Call<'_>) -> Option<Outputs> {
     let (x, pad) = (tensor(call, 0)?, ints(call, 1)?);
     let fits = pad.len().is_multiple_of(2) && pad.len() / 2 <= x.sizes.len();
@@ -420,12 +426,13 @@ fn pad(call: &Call<'_>) -> Option<Outputs> {
     for (size, around) in sizes.iter_mut().rev().zip(pad.chunks(2)) {
         *size += around[0] + around[1];
     }
-    // A tensor that only loses elements is cloned, and dimensions of one element keep what strides they have.
+    // Without positive padding, PyTorch returns a clone of a narrowed view, whose strides follow the input's and
+    // are ambiguous for dimensions of size 1.
     let clear = pad.iter().any(|n| *n > 0) || (x.strides == &dense(x.sizes)[..] && !sizes.contains(&1));
     (clear && sizes.iter().all(|n| *n > 0) && !x.sizes.contains(&0)).then(|| one(x.dtype, &sizes))?
 }
 
-/// The rows and classes of a loss whose target names a class each.
+/// The number of rows and of classes of a loss whose target is a class index for each row.
 fn classes(x: &Input<'_>, target: &Input<'_>, weight: usize, call: &Call<'_>) -> Option<[i64; 2]> {
     let shape @ [rows, classes] = <[i64; 2]>::try_from(x.sizes).ok()?;
     optional(call, weight, &[classes], x.dtype)?;
@@ -449,7 +456,7 @@ fn nll_loss_backward(call: &Call<'_>) -> Option<Outputs> {
     fits.then(|| one(x.dtype, x.sizes))?
 }
 
-/// `masked_fill(self, mask, value)`, by a number.
+/// `masked_fill(self, mask, value)` with a number as `value`.
 fn masked_fill(call: &Call<'_>) -> Option<Outputs> {
     let (x, mask) = (floats(call, 0)?, tensor(call, 1).filter(|mask| mask.dtype == Dtype::BOOL)?);
     let number = matches!(call.args.get(2), Some(Arg::Int(_) | Arg::Float(_) | Arg::Bool(_)));

@@ -1,5 +1,5 @@
-//! Point-wise operators as expressions: arithmetic, comparison, logic, rounding, exponentials, activations and their
-//! derivatives. Executors say how numbers arrive ([`Scope`]) and what becomes of the expression.
+//! Expressions of point-wise operators: arithmetic, comparison, logic, rounding, exponentials, activations and
+//! their derivatives. An executor provides numbers through [`Scope`] and compiles the expressions.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -10,52 +10,54 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::ir::{Bin, E, Ty, Un, Var, larger, smaller};
 use crate::ops::promotion::{Kind, result_type};
 
-/// Which dtype an operator computes in and gives.
+/// The dtypes that an operator computes in and returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// That of the operands.
+    /// Computes in and returns the promoted dtype of the operands.
     Same,
-    /// That of the operands; integers become the default float.
+    /// Computes in and returns the promoted dtype of the operands, or the default dtype if that is not
+    /// floating-point.
     Float,
-    /// Computes in that of the operands, gives bool.
+    /// Computes in the promoted dtype of the operands, and returns bool.
     Bool,
 }
 use Rule::{Bool, Float, Same};
 
-/// Where an expression is used: what it can ask of the call, and how it gets numbers that are fed.
+/// The context that an expression is built in: access to the call, and to numbers that are fed.
 pub trait Scope {
     /// The call's arguments.
     fn args(&self) -> &[Arg<'_>];
     /// Whether an argument is given.
     fn has(&self, arg: usize) -> bool;
-    /// The dtype of a tensor, of a number what type promotion takes it for; `None` of other arguments.
+    /// The dtype of a tensor, or the dtype that a number has in type promotion; `None` for other arguments.
     fn dtype(&self, arg: usize) -> Option<Dtype>;
-    /// A number, or an item of a list of numbers, in a type.
+    /// A number, or an item of a list of numbers, converted to a type.
     fn number(&mut self, arg: usize, item: usize, ty: Ty) -> E;
-    /// A float that metadata decide.
+    /// A float that follows from the call's metadata, passed as a parameter.
     fn constant(&mut self, value: f32) -> E;
-    /// Reports a fault where this is true.
+    /// Reports an error of the op if `when` is true for an element.
     fn fault(&mut self, when: E);
-    /// A variable of its own.
+    /// A new variable, and the expression that reads it.
     fn variable(&mut self, ty: Ty) -> (Var, E);
 }
 
-/// What an operator's expression is made from.
+/// Inputs for building an operator's expression.
 pub struct Args<'l> {
-    /// Where it is used.
+    /// Context that the expression is built in.
     pub scope: &'l mut dyn Scope,
-    /// The operands' values, all in `ty`.
+    /// Values of the operands, all of type `ty`.
     pub x: Vec<E>,
-    /// The type that the operator computes in.
+    /// Type that the operator computes in.
     pub ty: Ty,
-    /// The dtype that the operator computes in.
+    /// Dtype that the operator computes in.
     pub dtype: Dtype,
-    /// Of arguments that are lists, the items that count; each but the last where its condition is true.
+    /// For arguments that are lists: indices of items and the conditions under which they apply. The first item
+    /// whose condition is true is used; the last item is used if there is none.
     pub items: Vec<(usize, E)>,
 }
 
 impl Args<'_> {
-    /// A number among the arguments, in the type that the operator computes in.
+    /// A number argument in the type that the operator computes in; 1 if it is not given.
     fn number(&mut self, arg: usize) -> E {
         if !self.scope.has(arg) {
             return self.lit(1.0);
@@ -71,7 +73,7 @@ impl Args<'_> {
             .rfold(last, |rest, (item, here)| here.select(self.scope.number(arg, *item, self.ty), rest))
     }
 
-    /// The factor of a sum's second term; `None` where PyTorch refuses its type.
+    /// The factor of a sum's second term; `None` if PyTorch raises for its type.
     fn alpha(&mut self) -> Option<E> {
         let refused = match self.scope.args().get(2) {
             Some(Arg::Float(_)) => !self.dtype.is_floating(),
@@ -87,13 +89,13 @@ impl Args<'_> {
         self.scope.dtype(arg) == Some(Dtype::BOOL)
     }
 
-    /// Whether some arguments have one dtype, for operators that promote none.
+    /// Whether the arguments in a range have the same dtype, for operators without type promotion.
     fn one_dtype(&self, mut others: std::ops::Range<usize>) -> bool {
         let first = others.next().and_then(|arg| self.scope.dtype(arg));
         others.all(|arg| self.scope.dtype(arg) == first)
     }
 
-    /// The terms of a difference, the second one with its factor; PyTorch refuses bools.
+    /// The two terms of a difference, the second multiplied by `alpha`. `None` for bools, for which PyTorch raises.
     fn difference(&mut self) -> Option<[E; 2]> {
         if self.ty == Ty::Bool || self.is_bool(0) || self.is_bool(1) {
             return None;
@@ -102,7 +104,7 @@ impl Args<'_> {
         Some([self.x[0].clone(), self.x[1].clone() * alpha])
     }
 
-    /// Rounded to whole numbers; PyTorch refuses bools.
+    /// The operand rounded to a whole number. `None` for bools, for which PyTorch raises.
     fn whole(&self, op: Un) -> Option<E> {
         let x = self.x[0].clone();
         (self.ty != Ty::Bool).then(|| if self.ty.is_float() { E::un(op, x) } else { x })
@@ -119,7 +121,7 @@ impl Args<'_> {
         }
     }
 
-    /// A loop: `body` gets the accumulators, and gives their next values.
+    /// A loop of `rounds` rounds: `body` maps the accumulators to their next values.
     fn fold<const N: usize>(
         &mut self,
         rounds: u32,
@@ -135,25 +137,25 @@ impl Args<'_> {
         std::array::from_fn(|_| items.next().unwrap_or_else(|| E::u32(0)))
     }
 
-    /// Reports a fault where this is true.
+    /// Reports an error of the op if `when` is true for an element.
     fn fault(&mut self, when: E) {
         self.scope.fault(when);
     }
 }
 
-/// An operator of the table.
+/// An entry of the operator table.
 #[derive(Clone, Copy)]
 pub struct Op {
-    /// Its dtypes.
+    /// Rule for the dtypes.
     pub rule: Rule,
-    /// Operands: the first arguments, unless said otherwise.
+    /// Number of operands. They are the first arguments, except where the caller selects others.
     pub operands: usize,
-    /// Its expression; `None` where PyTorch refuses such operands or there is none for them.
+    /// Builds the expression; `None` if PyTorch raises for such operands or if there is no expression for them.
     pub value: fn(&mut Args<'_>) -> Option<E>,
 }
 
 impl Op {
-    /// The dtype that it computes in, and the one that it gives.
+    /// The dtypes that the operator computes in and returns for these operands.
     pub fn dtypes(&self, operands: impl IntoIterator<Item = Kind>, default: Dtype) -> (Dtype, Dtype) {
         let common = result_type(operands, default);
         match self.rule {
@@ -175,12 +177,12 @@ static OPS: LazyLock<HashMap<&'static str, Op>> = LazyLock::new(|| {
     ops
 });
 
-/// Whether there is such an operator.
+/// Whether the operator table has an entry of this name.
 pub fn knows(base: &str) -> bool {
     OPS.contains_key(base)
 }
 
-/// The operator of a name.
+/// The entry of the operator table with this name.
 pub fn find(base: &str) -> Option<&'static Op> {
     OPS.get(base)
 }
@@ -191,7 +193,8 @@ fn truth(x: &E) -> E {
     x.cast(Ty::Bool)
 }
 
-/// Integers of a dtype below 32 bits wrap when they are stored; comparing needs no more.
+/// Division with the rounding mode in argument 2. Integers of less than 32 bits are computed in 32 bits and wrap
+/// when they are stored.
 fn divide(a: &mut Args<'_>) -> Option<E> {
     let mode = if a.scope.has(2) { a.string(2)? } else { "" };
     let (x, y) = (a.x[0].clone(), a.x[1].clone());
@@ -211,7 +214,7 @@ fn divide(a: &mut Args<'_>) -> Option<E> {
     }
 }
 
-/// As PyTorch's `div_floor`: exact where the quotient of floats is not.
+/// Computes PyTorch's `div_floor`, which is exact even where the quotient of two floats is rounded.
 fn floor_divide(x: &E, y: &E) -> E {
     let apart = |m: &E| m.ne(0.0).and(E::bin(Bin::BitXor, m.lt(0.0), y.lt(0.0)));
     if !x.ty().is_float() {
@@ -243,7 +246,8 @@ fn remainder(x: &E, y: &E) -> E {
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 
-/// Whether `gelu` is approximated, by its argument of that name; `None` where PyTorch refuses that.
+/// Whether `gelu` uses the tanh approximation, from its argument `approximate`; `None` for a value for which
+/// PyTorch raises.
 fn is_tanh(approximate: &str) -> Option<bool> {
     match approximate {
         "tanh" => Some(true),
@@ -264,7 +268,8 @@ fn power(a: &mut Args<'_>) -> Option<E> {
     let (x, y) = (a.x[0].clone(), a.x[1].clone());
     match a.ty {
         Ty::F32 => Some(E::call("pow_", Ty::F32, [x, y])),
-        // By squaring; negative exponents give what C++ integers give.
+        // Exponentiation by squaring. With a negative exponent, results are those of PyTorch's integers: 0 unless
+        // the base is 1 or -1.
         Ty::I32 | Ty::I64 => {
             let one = a.lit(1.0);
             let start = [one.clone(), x.clone(), y.clone()];
@@ -288,12 +293,13 @@ fn sign(x: &E) -> E {
     }
 }
 
-/// A divisor that is not 0, for quotients that are not used where it is.
+/// A divisor with 0 replaced by 1, for quotients that are discarded where the divisor is 0.
 fn nonzero(x: &E) -> E {
     x.eq(0.0).select(x.like(1.0), x)
 }
 
-/// The greatest common divisor, by Euclid: Fibonacci numbers take the most steps.
+/// The greatest common divisor by Euclid's algorithm. The number of steps is that of consecutive Fibonacci numbers,
+/// the worst case.
 fn gcd(a: &mut Args<'_>) -> E {
     let steps = if a.ty == Ty::I64 { 93 } else { 47 };
     let start = [a.x[0].abs(), a.x[1].abs()];
@@ -305,7 +311,8 @@ fn gcd(a: &mut Args<'_>) -> E {
     d.abs()
 }
 
-/// Shifts: by less than nothing or by all bits, what is left is 0 or the sign.
+/// A shift. With a distance below 0 or of at least the number of bits, a left shift yields 0 and a right shift the
+/// sign bit in all bits.
 fn shift(a: &mut Args<'_>, op: Bin) -> Option<E> {
     let bits = match a.ty {
         Ty::I32 => 32.0,
@@ -319,7 +326,7 @@ fn shift(a: &mut Args<'_>, op: Bin) -> Option<E> {
     Some(if op == Bin::Shl { fits.select(shifted, 0.0) } else { shifted })
 }
 
-/// To so many digits behind the point, or before it.
+/// Rounds to a number of decimals. A negative number rounds digits before the decimal point.
 fn round_to(a: &mut Args<'_>, decimals: i64) -> Option<E> {
     let ten = 10f64.powi(i32::try_from(decimals.abs()).ok()?) as f32;
     if a.ty != Ty::F32 || !ten.is_finite() {
@@ -464,7 +471,7 @@ fn table() -> Vec<Row> {
         }),
         ("trunc fix", Same, 1, |a| a.whole(Un::Trunc)),
         ("frac", Same, 1, |a| a.ty.is_float().then(|| &a.x[0] - E::un(Un::Trunc, a.x[0].clone()))),
-        // --- Exponentials and friends
+        // --- Exponentials and related functions
         ("exp", Float, 1, |a| Some(a.x[0].exp())),
         ("exp2 special_exp2", Float, 1, |a| Some(a.x[0].f("exp2_"))),
         ("expm1 special_expm1", Float, 1, |a| Some(a.x[0].f("expm1_"))),
@@ -619,7 +626,7 @@ fn table() -> Vec<Row> {
             a.ty.is_float().then(|| x.gt(&l).select(x - &l, x.lt(-&l).select(x + &l, x * 0.0)))
         }),
         ("softshrink_backward", Same, 2, |a| { let l = a.number(2); Some(a.x[1].ge(-&l).and(a.x[1].le(&l)).select(a.lit(0.0), &a.x[0])) }),
-        // --- Losses without reduction are in `loss.rs`; lerp here.
+        // --- Others. Losses without reduction are in `gpu/ops/loss.rs`.
         ("nan_to_num", Same, 1, |a| {
             if integer(a) { return Some(a.x[0].clone()); }
             (a.ty == Ty::F32).then_some(())?;
@@ -648,7 +655,7 @@ pub static LERP: Op = Op {
     },
 };
 
-/// `div` without rounding.
+/// `div` without a rounding mode.
 pub static DIVIDE: Op = Op { rule: Float, operands: 2, value: divide };
 
 /// `div` with a rounding mode.
@@ -664,7 +671,7 @@ pub static CLAMP_MIN: Op = Op { rule: Same, operands: 2, value: |a| Some(larger(
 /// `clamp` with an upper bound as the second operand.
 pub static CLAMP_MAX: Op = Op { rule: Same, operands: 2, value: |a| Some(smaller(&a.x[0], &a.x[1])) };
 
-/// `elu_backward`, whose operands are its first and its sixth argument.
+/// `elu_backward`, whose operands are its first and sixth arguments.
 pub static ELU_BACKWARD: Op = Op {
     rule: Same,
     operands: 2,
@@ -681,6 +688,6 @@ pub static ELU_BACKWARD: Op = Op {
     },
 };
 
-/// `where`: the condition, then what is chosen from.
+/// `where`: the condition, followed by the two operands to select from.
 pub static WHERE: Op =
     Op { rule: Same, operands: 3, value: |a| Some(a.x[0].cast(Ty::Bool).select(&a.x[1], &a.x[2])) };

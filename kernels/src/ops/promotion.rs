@@ -1,19 +1,19 @@
-//! What PyTorch makes of operands' dtypes (`result_type`).
+//! Type promotion of operands, as in PyTorch's `result_type`.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-/// What counts of an operand.
+/// Properties of an operand that matter for type promotion.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     /// Element type.
     pub dtype: Dtype,
-    /// Dimensions.
+    /// Number of dimensions.
     pub ndim: usize,
-    /// Made from a Python number.
+    /// Whether the operand was made from a Python number.
     pub wrapped: bool,
 }
 
-/// The dtype that both convert to (`c10::promoteTypes`).
+/// The dtype that both dtypes promote to (`c10::promoteTypes`).
 pub fn promote(a: Dtype, b: Dtype) -> Dtype {
     let rank = |d: Dtype| match d {
         Dtype::BOOL => 0,
@@ -35,7 +35,8 @@ pub fn promote(a: Dtype, b: Dtype) -> Dtype {
     }
 }
 
-/// The dtype of an operation on operands: tensors with dimensions count before those without, these before numbers.
+/// The dtype that operands promote to together. Tensors with dimensions take precedence over zero-dimensional
+/// tensors, and these over Python numbers; `default` is the default floating-point dtype.
 pub fn result_type(operands: impl IntoIterator<Item = Kind>, default: Dtype) -> Dtype {
     let mut of: [Option<Dtype>; 3] = [None; 3];
     for x in operands {

@@ -1,4 +1,4 @@
-//! A plan: actions in order.
+//! A plan: a list of actions.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,82 +12,85 @@ use crate::host::HostKernels;
 use crate::ir::Ty;
 use crate::run::{Cursor, Profile, Program, Scalar, Span, Tally, with_op};
 
-/// What is carried out, in order.
+/// The way to run all runs of one structure.
 #[derive(Debug)]
 pub struct Plan<G> {
-    /// The ops of the run, with where their feeds begin; dead ones are not there.
+    /// Ops of the run except dead ones: node, index of the variant, and position of the op's feeds relative to the
+    /// span.
     pub ops: Vec<(NodeId, u32, Cursor)>,
-    /// What happens.
+    /// Actions in the order in which they are performed.
     pub actions: Vec<Action<G>>,
 }
 
-/// Something that happens.
+/// An action of a plan.
 #[derive(Debug)]
 pub enum Action<G> {
-    /// One of the plan's ops.
+    /// Runs one op, by its index in [`Plan::ops`].
     Op(u32),
-    /// Some of the plan's ops together.
+    /// Runs a group of ops.
     Group(Box<Fused<G>>),
-    /// The storage at this place of the stream is not used any more.
+    /// Releases a storage, by its index in [`Span::storages`].
     Release(u32),
 }
 
-/// Ops that are carried out together.
+/// A group of ops of a plan.
 #[derive(Debug)]
 pub struct Fused<G> {
-    /// Which.
+    /// Range of the ops in [`Plan::ops`].
     pub ops: Range<u32>,
-    /// What computes what they compute.
+    /// Executor's representation of the group.
     pub group: G,
-    /// Storages that they make, by their place in the stream, and their bytes.
+    /// Storages that the executor allocates for the group: index in [`Span::storages`] and size in bytes.
     pub fresh: Vec<(u32, u64)>,
-    /// Storages that must be there, by their place.
+    /// Storages that must exist before the group runs, by index in [`Span::storages`].
     pub needed: Vec<u32>,
-    /// Storages that the program drops within it, by their place.
+    /// Storages that the program drops within the group, and those created by an op that the group is an epilogue
+    /// of, by index in [`Span::storages`].
     pub dropped: Vec<u32>,
 }
 
-/// A group of a plan, to be run with the storages and feeds of a span.
+/// A group to run, with the storages and feeds of a span.
 pub struct GroupRun<'a, 'r, G> {
-    /// The plan.
+    /// Plan that contains the group.
     pub plan: &'a Plan<G>,
-    /// The group.
+    /// Group to run.
     pub fused: &'a Fused<G>,
-    /// The part of the run.
+    /// Part of the run that the plan applies to.
     pub span: &'a Span<'r>,
-    /// The program that its ops are of.
+    /// Program that the ops belong to.
     pub program: &'a Program,
 }
 
 impl<G> GroupRun<'_, '_, G> {
-    /// The storage at a place of the stream.
+    /// The storage with this index in [`Span::storages`].
     pub fn id(&self, place: u32) -> StorageId {
         self.span.storages[place as usize]
     }
 }
 
-/// Where a window begins.
+/// The start of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Slot {
-    /// In the storage at a place of the stream, at so many bytes.
+    /// Byte offset in a storage, which is given by the index of its first occurrence in [`Span::storages`].
     Storage(u32, i64),
-    /// In a fed host tensor.
+    /// Start of a fed host tensor, by its index among the span's host tensors.
     Host(u32),
 }
 
-/// Where a parameter comes from.
+/// The source of a parameter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Feed {
-    /// A fed number.
+    /// Fed number: its index among the span's numbers, its type, and the type to convert it to.
     Number(u32, Number, Ty),
-    /// A fed host tensor without dimensions.
+    /// Fed zero-dimensional host tensor: its index among the span's host tensors, its dtype, and the type to
+    /// convert it to.
     Host(u32, Dtype, Ty),
-    /// The bits of an `i64` or an `f64`.
+    /// Constant, as the bits of an `i64` or an `f64`.
     Fixed(u64),
 }
 
 impl<G> Plan<G> {
-    /// What a group that begins now will be noted with; nothing where none is measured.
+    /// The tally and the start time of a group that is about to run, or `None` if measuring is off.
     pub fn timing(
         &self,
         fused: &Fused<G>,
@@ -113,7 +116,7 @@ impl<G> Plan<G> {
 }
 
 impl<G: fmt::Display> Plan<G> {
-    /// What happens, a line each.
+    /// A text form of the plan: one line for each op and each group, without releases.
     pub(super) fn listing(&self, program: &Program, op_name: &dyn Fn(OpId) -> String) -> String {
         use std::fmt::Write;
         let name = |number: u32| {
@@ -136,7 +139,7 @@ impl<G: fmt::Display> Plan<G> {
 }
 
 impl Feed {
-    /// The parameter's bits in a part of a run.
+    /// The bits of the parameter's value in a part of a run.
     pub fn bits(self, span: &Span<'_>) -> u64 {
         let (run, base) = (span.run, &span.base);
         match self {

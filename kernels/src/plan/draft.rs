@@ -1,7 +1,8 @@
-//! Drafts of groups: computations that are to be carried out together, element by element.
+//! Drafts of groups: element-wise computations of several ops that are to run as one kernel.
 //!
-//! A draft has lanes, each of its own sizes: one for an operator on tensors, one an item for an operator on lists. What
-//! a lane's computations pass on to one another is an expression, and need not be stored.
+//! A draft consists of lanes, each with its own sizes. An operator on tensors has one lane, a `_foreach_` operator
+//! one lane per item of its lists. Values that one op of a lane passes to the next are expressions and need not be
+//! stored.
 
 use tandem_tracegraph::call::Call;
 
@@ -9,31 +10,31 @@ use crate::ir::{E, Mem, Ty};
 use crate::ops::express::{Job, Param, Window};
 use crate::shapes::{Dims, coalesce, expanded};
 
-/// See the module. `S` says where windows begin, `P` where parameters come from.
+/// A group under construction. `S` is the type of a window's start, `P` that of a parameter's source.
 pub struct Draft<S, P> {
-    /// Its lanes.
+    /// Lanes of the group.
     pub lanes: Vec<Lane>,
-    /// Where windows begin, by number.
+    /// Starts of windows. Windows refer to them by index.
     pub slots: Vec<S>,
-    /// Where parameters come from, by number.
+    /// Sources of parameters. Expressions refer to them by index.
     pub params: Vec<P>,
-    /// Calls that were added.
+    /// Number of calls that were added.
     pub calls: usize,
 }
 
-/// The computations of elements that are numbered alike.
+/// Computations of the elements of one index space.
 pub struct Lane {
-    /// How they are numbered.
+    /// Sizes of the index space.
     pub sizes: Dims,
-    /// What they are read from and stored to. A load names a window by its number, its address says nothing.
+    /// Windows that the lane reads or writes. A load refers to a window by index; its address is unused.
     pub windows: Vec<Held>,
 }
 
-/// A window in a lane, and the value that the lane has given it.
+/// A window of a lane, with the value that the lane has assigned to its elements.
 pub struct Held {
-    /// Number of the slot where it begins.
+    /// Index of the window's start in [`Draft::slots`].
     pub slot: u16,
-    /// How its elements lie.
+    /// Representation of an element in memory.
     pub mem: Mem,
     sizes: Dims,
     strides: Dims,
@@ -48,9 +49,9 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Default for Draft<S, P> {
 }
 
 impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
-    /// Adds a call's computations: to lanes of their own, or each to the lane of its number. `slot` says where a window
-    /// begins, `param` where a parameter comes from. `None` where there is no expression, and then the draft is of no
-    /// use any more.
+    /// Adds the computations of a call, the i-th one to the i-th lane, and adds lanes if there are too few. `slot`
+    /// returns the start of a window, `param` the source of a parameter. Returns `None` if there is no expression;
+    /// the draft must then be discarded.
     pub fn add(
         &mut self,
         call: &Call<'_>,
@@ -77,7 +78,7 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
         Some(())
     }
 
-    /// Nobody will read what was written to these slots.
+    /// Marks windows that start in these slots as dropped: nothing reads their contents after the group.
     pub fn drop_slots(&mut self, dropped: impl Fn(S) -> bool) {
         for window in self.lanes.iter_mut().flat_map(|lane| &mut lane.windows) {
             window.dropped |= dropped(self.slots[window.slot as usize]);
@@ -85,7 +86,7 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
     }
 }
 
-/// A parameter as an expression, each once.
+/// A parameter as an expression. Equal parameters share an index.
 fn add<P: PartialEq>(all: &mut Vec<P>, param: P, ty: Ty) -> E {
     let known = all.iter().position(|p| *p == param);
     let number = known.unwrap_or_else(|| {
@@ -96,19 +97,19 @@ fn add<P: PartialEq>(all: &mut Vec<P>, param: P, ty: Ty) -> E {
 }
 
 impl Lane {
-    /// What is stored: a window's number and the value of its element.
+    /// The windows that are stored, by index, with the values of their elements.
     pub fn stores(&self) -> impl Iterator<Item = (usize, &E)> {
         let kept = self.windows.iter().enumerate().filter(|(_, w)| !w.dropped);
         kept.filter_map(|(number, w)| Some((number, w.value.as_ref()?)))
     }
 
-    /// Whether what is in a window may be read behind the group.
+    /// Whether the contents of a window may be read after the group.
     pub fn is_kept(&self, window: usize) -> bool {
         !self.windows[window].dropped
     }
 
-    /// Sizes and each window's strides, with as few dimensions as will do, in the order in which the first result lies
-    /// in memory.
+    /// The lane's sizes and the strides of each window, with as few dimensions as possible, ordered by the strides
+    /// of the first window that is stored.
     pub fn arranged(&self) -> (Dims, Vec<Dims>) {
         let all: Vec<Dims> =
             self.windows.iter().map(|w| expanded(&w.sizes, &w.strides, &self.sizes)).collect();
@@ -121,7 +122,7 @@ impl Lane {
         (sizes, strides)
     }
 
-    /// The number of a window; equal ones are one.
+    /// The index of a window, which is added if the lane has no equal one.
     fn window<S: Copy + PartialEq>(&mut self, slots: &mut Vec<S>, window: &Window, slot: S) -> usize {
         let known = slots.iter().position(|s| *s == slot);
         let slot = known.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! What plans need of an executor: what it computes, and what it can compute together.
+//! The interface between plans and executors: the groups that an executor can run.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,12 +10,13 @@ use crate::plan::action::{Feed, Slot};
 use crate::plan::draft::Draft;
 use crate::run::OpRun;
 
-/// An executor, as far as plans depend on it.
+/// The part of an executor that plans depend on. By default, it runs each op separately.
 pub trait Fuser {
-    /// What carries ops out together.
+    /// A group of ops in the executor's representation.
     type Group: fmt::Display + Send + Sync;
 
-    /// An op that is carried out by a kernel of its own, given where windows begin and where parameters come from.
+    /// A group for a single op that has a specialized kernel. `_slot` returns the start of a window, `_feed` the
+    /// source of a parameter.
     fn alone(
         &mut self,
         _op: &OpRun<'_, '_>,
@@ -25,23 +26,24 @@ pub trait Fuser {
         None
     }
 
-    /// The computations of an op that may be carried out together with others.
+    /// The computations of an op that can be fused with other ops, or `None` if it cannot.
     fn jobs(&mut self, _op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
         None
     }
 
-    /// Tensors that a lane of a group can be on at most.
+    /// Maximum number of tensors that a group's lane may access.
     fn most_tensors(&self) -> usize {
         usize::MAX
     }
 
-    /// Carries a draft out together with the op before it, whose first new tensor its only lane reads.
+    /// Compiles a draft as the epilogue of the op directly before it. The draft's only lane reads that op's first
+    /// new tensor.
     fn behind(&mut self, _before: &Before<'_, '_, '_>, _draft: &Draft<Slot, Feed>) -> Option<Self::Group> {
         None
     }
 
-    /// Carries a draft out; `same` says whether two slots are in the same memory. `None` where its ops have to be
-    /// carried out one by one.
+    /// Compiles a draft. `_same` says whether two slots are in the same memory. Returns `None` if the ops have to
+    /// run one by one.
     fn compile(
         &mut self,
         _draft: Draft<Slot, Feed>,
@@ -50,13 +52,13 @@ pub trait Fuser {
         None
     }
 
-    /// An op as sums of rows, which a group that gives their elements may end in.
+    /// Describes an op as sums over rows, if a group that computes the summands can end in it.
     fn row_sums(&mut self, _: &OpRun<'_, '_>) -> Option<RowSums> {
         None
     }
 
-    /// Carries a draft of one lane out together with sums of what it gives; see [`Fuser::compile`]. The draft where the
-    /// sums have to be carried out by themselves.
+    /// Compiles a draft of one lane together with sums over its results (compare [`Fuser::compile`]). Returns the
+    /// draft unchanged if the sums have to run separately.
     fn compile_with_sums(
         &mut self,
         draft: Draft<Slot, Feed>,
@@ -66,56 +68,56 @@ pub trait Fuser {
         Err(draft)
     }
 
-    /// What a group is on.
+    /// The starts of all windows of a group.
     fn slots(group: &Self::Group) -> &[Slot];
 
-    /// An operator's name.
+    /// The name of an operator.
     fn op_name(&self, op: OpId) -> String;
 }
 
-/// An op that adds up rows.
+/// An op that computes sums over rows.
 pub struct RowSums {
-    /// What is added up: without gaps, in row-major order.
+    /// Contiguous tensor of the summands.
     pub from: Window,
-    /// What each element is multiplied by first, likewise.
+    /// Contiguous tensor that is multiplied element-wise with the summands first.
     pub times: Option<Window>,
-    /// The sums.
+    /// Tensor of the sums.
     pub to: Window,
-    /// Its rows.
+    /// Shape of the rows.
     pub rows: Rows,
 }
 
-/// Rows that are added up.
+/// The shape of rows that are summed.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
-    /// How many.
+    /// Number of rows.
     pub rows: usize,
-    /// Elements of one.
+    /// Number of elements of a row.
     pub n: usize,
-    /// What a sum is multiplied by: 1, or less for means.
+    /// Factor of each sum: 1, or the reciprocal of a count for a mean.
     pub by: f64,
 }
 
-/// [`RowSums`] as a group's end.
+/// [`RowSums`] at the end of a group.
 pub struct Ending {
-    /// Where what is added up begins. Nobody reads it behind the group where its storage is dropped within.
+    /// Start of the summands. If their storage is dropped within the group, nothing reads them afterwards.
     pub from: Slot,
-    /// Where what each element is multiplied by first begins; the group writes it only where that is `from`.
+    /// Start of the factors of the summands. The group writes there only if `times` equals `from`.
     pub times: Option<Slot>,
-    /// Where the sums begin.
+    /// Start of the sums.
     pub to: Slot,
-    /// The rows.
+    /// Shape of the rows.
     pub rows: Rows,
 }
 
-/// The op before a group.
+/// The op directly before a group.
 pub struct Before<'b, 'o, 'r> {
-    /// Its number in the plan.
+    /// Index of the op in the plan.
     pub number: u32,
-    /// It.
+    /// Op itself.
     pub op: &'b OpRun<'o, 'r>,
-    /// Storages that it makes, by their place.
+    /// Storages that the op creates, by index in the span.
     pub made: Range<u32>,
-    /// Storages that it is given, by their place.
+    /// Storages of the op's inputs, by the index of their first occurrence in the span.
     pub given: &'b [u32],
 }

@@ -1,14 +1,16 @@
-//! Plans: how a run that comes again and again is carried out.
+//! Plans: how an executor runs a run whose structure it has seen before.
 //!
-//! **Why.** A training step sends the same runs each time. What depends on their structure alone is found out once:
-//! which ops are dead, which are carried out together, which results nobody will read, where feeds are.
-//! **Strategy.** Runs that are not alike as a whole are taken segment by segment. A run's structure is its ops and
-//! variants, which of its storages are one, the windows' offsets and what the program has dropped ([`Structure`]). It
-//! does not depend on how ops are cut into blocks, so that rounds of an unrolled loop share a plan, and plans outlive
-//! the symbolic graph. When a structure comes for the second time, or its ops have a plan for other shapes, a plan is
-//! made ([`planner`]): neighbouring point-wise ops become a group, and results that die within their group are never
-//! stored. A sum over what a group gives may be its end. What carries a group out is the executor's matter ([`Fuser`]).
-//! **Bits.** On the cpu executor a group computes what its ops compute one by one.
+//! **Why.** A training step sends the same runs each time. Everything that depends on their structure alone is
+//! determined once: the ops that are dead, the ops that are fused, the outputs that nothing reads, and the
+//! positions of the feeds.
+//! **Strategy.** A run's structure consists of its ops and variants, the equalities between its storages, the
+//! offsets of windows, and the storages that the program has dropped ([`Structure`]). It does not depend on how ops
+//! are divided into blocks, so the rounds of an unrolled loop share a plan, and plans remain valid for a new
+//! symbolic graph. If whole runs do not repeat, each segment has a plan of its own. A plan is made ([`planner`])
+//! when a structure occurs for the second time, or when its ops already have a plan for another structure. Adjacent
+//! point-wise ops then become a group, and outputs that die within their group are never stored. A group may end in
+//! a sum over its outputs. The executor compiles and runs the groups ([`Fuser`]).
+//! **Bits.** On the cpu executor, a group returns bit for bit what its ops return when they run one by one.
 
 mod action;
 mod draft;

@@ -1,7 +1,7 @@
-//! The making of a plan.
+//! Construction of a plan.
 //!
-//! Neighbouring point-wise ops become a group if each window that one of them writes is for the others either the same
-//! window or other memory.
+//! Adjacent point-wise ops become a group if each window that one of them writes is, for every other op of the
+//! group, either the same window or disjoint memory.
 
 use std::ops::Range;
 
@@ -19,10 +19,10 @@ use crate::plan::structure::Structure;
 use crate::run::{Cursor, Liveness, OpRun, Program, Span, numbers_of, of_arg, with_op};
 use crate::shapes::{Dims, is_contiguous};
 
-/// Ops of a group at most.
+/// Maximum number of ops in a group.
 const GROUP_OPS: usize = 48;
 
-/// The accesses of a group to a storage.
+/// An access of the open group to a storage or a fed host tensor.
 #[derive(Clone)]
 struct Access {
     lane: usize,
@@ -39,29 +39,30 @@ pub struct Planner<'p, F: Fuser> {
     program: &'p Program,
     fuser: &'p mut F,
     plan: Plan<F::Group>,
-    /// The group that is being made: its draft, ops, accesses by storage, releases that wait for its end.
+    /// Open group: its draft, ops, sizes of lanes, accesses by storage, new storages, and releases that wait for
+    /// its end.
     draft: Option<Draft<Slot, Feed>>,
     members: Range<u32>,
     lanes: Vec<Dims>,
     accesses: FxHashMap<Slot0, Vec<Access>>,
     fresh: Vec<(u32, u64)>,
     waiting: Vec<u32>,
-    /// An op of the group has no expression: its ops are carried out one by one.
+    /// Whether an op of the open group has no expression, so that its ops have to run one by one.
     broken: bool,
-    /// The sums that the group ends in, with the number of storages that are made before them.
+    /// Sums that the open group ends in, with the number of storages that its earlier ops create.
     ending: Option<(Ending, usize)>,
-    /// The last op that is carried out by itself, and its place among the actions.
+    /// Last op that runs by itself: its index in the plan, and that of its action.
     last: Option<(u32, usize)>,
 }
 
-/// A storage or a fed host tensor.
+/// A storage, by the index of its first occurrence in the span, or a fed host tensor, by its index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Slot0 {
     Storage(u32),
     Host(u32),
 }
 
-/// An op's place in the streams.
+/// An op's key and its position in the streams. `inputs` is the number of its inputs on storages.
 struct At<'a> {
     key: &'a NodeKey,
     cursor: Cursor,
@@ -147,7 +148,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.plan
     }
 
-    /// An op that depends on nothing comes before the open group, and before the op that the group may become part of.
+    /// Inserts an op without inputs before the open group, and before the op that the group may become an epilogue
+    /// of, so that these stay adjacent.
     fn put_ahead(&mut self, op: (NodeId, u32, Cursor), action: impl FnOnce(u32) -> Action<F::Group>) {
         let group = if self.draft.is_some() { self.members.start } else { self.plan.ops.len() as u32 };
         let before = self.last.filter(|(number, _)| number + 1 == group);
@@ -161,7 +163,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.members = self.members.start + 1..self.members.end + 1;
     }
 
-    /// A group that makes storages, of which some are dropped within it.
+    /// The action of a group. `made` lists the storages that its ops create with their sizes in bytes, `dropped`
+    /// those that are not needed after it.
     fn fused(ops: Range<u32>, group: F::Group, made: &[(u32, u64)], dropped: &[u32]) -> Action<F::Group> {
         let needed = |slot: &Slot| match slot {
             Slot::Storage(place, _) => (!made.iter().any(|(m, _)| m == place)).then_some(*place),
@@ -172,7 +175,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         Action::Group(Box::new(Fused { ops, group, fresh, needed, dropped: dropped.into() }))
     }
 
-    /// Storages that no op from the `i`-th on uses go, behind the open group.
+    /// Releases the storages that no op with an index of `i` or above uses. While a group is open, they are
+    /// released after it.
     fn release(&mut self, liveness: &mut Liveness, i: usize) {
         while let Some(id) = liveness.ended_before(i) {
             let place = self.span.storages.iter().position(|s| *s == id);
@@ -185,7 +189,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         }
     }
 
-    /// Adds an op to the open group, or to a new one. False where it has to be carried out by itself.
+    /// Adds an op to the open group, or to a new one. Returns false if the op has to run by itself.
     fn join(&mut self, number: u32, call: &Call<'_>, at: &At<'_>, jobs: &[Job], fresh: &[u64]) -> bool {
         if jobs.iter().any(|job| job.out.sizes.contains(&0)) {
             return false;
@@ -215,14 +219,14 @@ impl<'p, F: Fuser> Planner<'p, F> {
         true
     }
 
-    /// Makes sums of what the open group gives its end. False where the op is something else.
+    /// Makes an op the end of the open group if it sums over what the group computes. Returns false otherwise.
     fn end(&mut self, number: u32, op: &OpRun<'_, '_>, at: &At<'_>, fresh: &[u64]) -> bool {
         let open = self.draft.is_some() && !self.broken && self.ending.is_none() && self.lanes.len() == 1;
         if !open || self.members.end != number {
             return false;
         }
         let Some(RowSums { from, times, to, rows }) = self.fuser.row_sums(op) else { return false };
-        // Factors change places where it is the other one that the group gives.
+        // Multiplication is commutative: if the group does not write `from`, then `times` may be what it writes.
         let (from, times) = match times {
             Some(times) if !self.gives(&from, at) => (times, Some(from)),
             times => (from, times),
@@ -246,7 +250,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         true
     }
 
-    /// Whether the open group writes a window without gaps, and touches nothing else on its storage.
+    /// Whether the open group writes a contiguous window and accesses that window's storage in no other way.
     fn gives(&self, window: &Window, at: &At<'_>) -> bool {
         let Slot::Storage(place, offset) = slot(window, at, self.structure) else { return false };
         let Some(all) = self.accesses.get(&Slot0::Storage(place)) else { return false };
@@ -260,7 +264,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         all.iter().all(same) && all.iter().any(|a| a.written)
     }
 
-    /// Notes what an op touches. False, and nothing noted of the op that matters, where it does not go with the group.
+    /// Records the accesses of an op. Returns false if the op cannot join the open group; the caller then discards
+    /// the records.
     fn access(&mut self, at: &At<'_>, jobs: &[Job]) -> bool {
         for (lane, job) in jobs.iter().enumerate() {
             let read = job.ins.iter().filter_map(|operand| match operand {
@@ -292,7 +297,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.tensors() <= self.fuser.most_tensors()
     }
 
-    /// Tensors of the group's first lane but those that it drops.
+    /// The number of storages that the first lane accesses, without those that the program drops within the group.
     fn tensors(&self) -> usize {
         let dropped: FxHashSet<Slot0> = self.waiting.iter().map(|place| Slot0::Storage(*place)).collect();
         let kept = self.accesses.iter().filter(|(storage, _)| !dropped.contains(storage));
@@ -335,7 +340,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.plan.actions.extend(waiting.into_iter().map(Action::Release));
     }
 
-    /// Carries a draft out: together with the op before it, by itself, or op by op.
+    /// Adds the actions of a draft: as the epilogue of the op before it, as a group, or op by op.
     fn close_with(
         &mut self,
         draft: Draft<Slot, Feed>,
@@ -346,7 +351,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         if std::mem::take(&mut self.broken) {
             self.plan.actions.extend(ops.map(Action::Op));
         } else if let Some((group, at, own)) = self.behind(&draft) {
-            // The op makes its storages itself.
+            // The op allocates its storages itself, so they are neither needed before the group nor allocated for
+            // it.
             let made: Vec<(u32, u64)> =
                 made.iter().copied().chain(own.clone().map(|place| (place, 0))).collect();
             let dropped: Vec<u32> = dropped.iter().copied().chain(own).collect();
@@ -369,8 +375,8 @@ fn same_storage(a: Slot, b: Slot) -> bool {
 }
 
 impl<F: Fuser> Planner<'_, F> {
-    /// The draft as a part of the op right before it, whose place among the actions it takes, and the storages that the
-    /// op makes.
+    /// Compiles the draft as the epilogue of the op directly before it. Returns the group, the index of that op's
+    /// action, which the group replaces, and the storages that the op creates.
     fn behind(&mut self, draft: &Draft<Slot, Feed>) -> Option<(F::Group, usize, Range<u32>)> {
         let (number, at) = self.last.filter(|(number, _)| number + 1 == self.members.start)?;
         let (node, variant, cursor) = self.plan.ops[number as usize];
@@ -387,7 +393,7 @@ impl<F: Fuser> Planner<'_, F> {
     }
 }
 
-/// Inputs of a kind before the `flat`-th.
+/// The number of inputs of a kind before the one with flat index `flat`.
 fn before(key: &NodeKey, flat: u32, kind: InputSpec) -> u32 {
     key.inputs[..flat as usize].iter().filter(|i| **i == kind).count() as u32
 }

@@ -1,4 +1,4 @@
-//! The plans of an executor, found by structure.
+//! All plans of an executor, by structure.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -14,21 +14,22 @@ use crate::plan::planner::Planner;
 use crate::plan::structure::Structure;
 use crate::run::{BlockRun, Cursor, Program, Span};
 
-/// Structures that are kept.
+/// Maximum number of structures that are kept.
 const MOST: usize = 1 << 13;
-/// The plans of an executor.
+/// All plans of an executor.
 pub struct Plans<G> {
     known: FxHashMap<u64, Known<G>>,
-    /// Hashes of structures that came once.
+    /// Hashes of structures that have occurred once.
     once: FxHashSet<u64>,
     /// Hashes of the ops of structures that have a plan.
     planned: FxHashSet<u64>,
     whole: Chance,
-    /// By storage: the run that it was in last, and its first place there.
+    /// For each storage, the last epoch in which it occurred, with its first index in a span or its last segment in
+    /// a run.
     places: Vec<(u32, u32)>,
     epoch: u32,
     now: Structure,
-    /// Dropped storages that the run does not use.
+    /// Storages that the program dropped and that the latest span does not use.
     unused: Vec<StorageId>,
 }
 
@@ -53,7 +54,7 @@ impl<G> Default for Plans<G> {
 }
 
 impl<G: fmt::Display> Plans<G> {
-    /// Forgets all.
+    /// Discards all plans.
     pub fn clear(&mut self) {
         self.known.clear();
         self.once.clear();
@@ -61,8 +62,8 @@ impl<G: fmt::Display> Plans<G> {
         self.whole = Chance::default();
     }
 
-    /// The plan of a part of a run, once it has come before. Dropped storages that it does not use are in
-    /// [`Plans::unused`].
+    /// The plan of a part of a run, or `None` if its structure occurs for the first time. Afterwards,
+    /// [`Plans::unused`] returns the dropped storages that the part does not use.
     pub fn find(
         &mut self,
         span: &Span<'_>,
@@ -94,7 +95,7 @@ impl<G: fmt::Display> Plans<G> {
         Some(plan)
     }
 
-    /// The plan of a whole run; not looked for each time where runs are not alike.
+    /// The plan of a whole run, or `None`. If whole runs rarely have a plan, only some runs are looked up.
     pub fn find_whole(
         &mut self,
         run: &BlockRun,
@@ -109,12 +110,12 @@ impl<G: fmt::Display> Plans<G> {
         found
     }
 
-    /// See [`Plans::find`].
+    /// The dropped storages that the part last passed to [`Plans::find`] does not use.
     pub fn unused(&self) -> &[StorageId] {
         &self.unused
     }
 
-    /// A run's segments one by one, each with the dropped storages that none behind it uses.
+    /// Splits a run into its segments, each with the dropped storages that no later segment uses.
     pub fn parts(&mut self, run: &BlockRun, program: &Program) -> Parts {
         let mut parts = Parts::default();
         let (mut cursor, mut ops) = (Cursor::default(), 0);
@@ -127,7 +128,7 @@ impl<G: fmt::Display> Plans<G> {
                 cursor.pass(step, variant);
             }
             ops += (segment.to - segment.from) as usize;
-            // The last segment that uses each storage.
+            // Record the last segment that uses each storage.
             for id in &run.storages[from..cursor.storages] {
                 *self.place(*id) = (epoch, number as u32);
             }
@@ -153,7 +154,7 @@ impl<G: fmt::Display> Plans<G> {
         &mut self.places[id.index()]
     }
 
-    /// Finds a part's structure.
+    /// Determines the structure of a part of a run and stores it in `now`.
     fn look(&mut self, span: &Span<'_>, program: &Program) {
         self.epoch += 1;
         let epoch = self.epoch;
@@ -185,7 +186,7 @@ impl<G: fmt::Display> Plans<G> {
     }
 }
 
-/// Where the segments of a run end: in its streams, its ops, and the storages that the program dropped.
+/// Ends of a run's segments: positions in its streams, indices of its ops, and indices in the dropped storages.
 #[derive(Default)]
 pub struct Parts {
     ends: SmallVec<[(Cursor, usize, usize); 16]>,
@@ -193,7 +194,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts.
+    /// The parts as spans of the run.
     pub fn spans<'p>(&'p self, run: &'p BlockRun) -> impl Iterator<Item = Span<'p>> {
         (0..self.ends.len()).map(move |number| {
             let begin = number.checked_sub(1).map_or((Cursor::default(), 0, 0), |before| self.ends[before]);
@@ -217,7 +218,7 @@ fn hash_of(it: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// How often whole runs had a plan of late.
+/// Statistics on how often recent whole runs had a plan.
 #[derive(Default)]
 struct Chance {
     tries: u32,
@@ -226,9 +227,9 @@ struct Chance {
 }
 
 impl Chance {
-    /// Tries after which the shares are looked at.
+    /// Number of lookups before the hit rate is considered.
     const MANY: u32 = 32;
-    /// Runs between two tries where it is not worth it.
+    /// While the hit rate is low, one of this many runs is looked up.
     const SELDOM: u32 = 16;
 
     fn is_worth(&mut self) -> bool {

@@ -1,18 +1,18 @@
-//! The structure of a run, which decides its plan.
+//! The structure of a run, which determines its plan.
 
 use std::hash::{Hash, Hasher};
 
 use tandem_tracegraph::ids::NodeId;
 
-/// What a plan depends on.
+/// The properties of a run that a plan depends on.
 #[derive(Clone, Eq, Default, Debug)]
 pub struct Structure {
     pub(super) nodes: Vec<NodeId>,
     pub(super) variants: Vec<u32>,
-    /// For each storage of the run's stream, where it is there for the first time.
+    /// For each entry of the stream of storages, the index of the first entry with the same storage.
     pub(super) first: Vec<u32>,
     pub(super) offsets: Vec<i64>,
-    /// Storages that the program dropped, by their first place in the stream.
+    /// Storages that the program dropped, by the index of their first entry in the stream.
     pub(super) released: Vec<u32>,
 }
 
@@ -26,7 +26,7 @@ impl PartialEq for Structure {
     }
 }
 
-/// Whether lists are equal, of which most are short: asking for bytes to be compared takes longer than a few words.
+/// Whether two lists are equal. Most lists are short, for which a loop is faster than a call of `memcmp`.
 fn are_equal<T: PartialEq>(a: &[T], b: &[T]) -> bool {
     const SHORT: usize = 16;
     match a.len() {
@@ -37,7 +37,7 @@ fn are_equal<T: PartialEq>(a: &[T], b: &[T]) -> bool {
 }
 
 impl Hash for Structure {
-    /// Word by word, as [`are_equal`].
+    /// Hashes word by word, which is fast for short lists, as in [`are_equal`].
     fn hash<H: Hasher>(&self, state: &mut H) {
         for (a, b) in self.nodes.iter().zip(&self.variants) {
             state.write_u64(u64::from(a.0) << 32 | u64::from(*b));

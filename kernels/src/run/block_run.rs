@@ -1,4 +1,4 @@
-//! What is run: ops, and parts of blocks with everything that is fed to them.
+//! Data of a run: ops, parts of blocks, and the values that are fed to them.
 
 use std::sync::Arc;
 
@@ -8,65 +8,66 @@ use tandem_tracegraph::node::{NodeKey, Variant};
 
 use crate::host::{Buffer, Generator};
 
-/// A host tensor's contents, fed to a block.
+/// The contents of a host tensor that is fed to an op.
 #[derive(Debug)]
 pub enum HostFeed {
     /// A single element.
     Inline(InlineValue),
-    /// A snapshot with the strides that the variant says and offset 0.
+    /// A copy of the elements, with the strides of the variant and offset 0.
     Buffer(Buffer),
 }
 
-/// An op of the TraceGraph, as an executor keeps it.
+/// An op of the TraceGraph, as declared to an executor.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// What it is.
+    /// Key of the node.
     pub key: NodeKey,
-    /// The variants known so far; more may come by [`Executor::add_variant`].
+    /// Variants known so far; [`Executor::add_variant`] adds more.
     pub variants: Vec<Arc<Variant>>,
-    /// The flat inputs that it writes.
+    /// Flat indices of the inputs that the op writes.
     pub writes: Box<[u32]>,
-    /// Numbers, not only sizes, are in the variants' numbers.
+    /// Whether fed numbers decide output shapes, so that the variants contain them as well as sizes.
     pub sized_by_number: bool,
-    /// It draws from a generator.
+    /// Whether the op draws from a generator.
     pub draws: bool,
-    /// It only computes its outputs: it writes and draws nothing, and no value makes it fail.
+    /// Whether the op only computes its outputs: it writes no input, draws no random numbers, and cannot fail.
     pub pure: bool,
 }
 
-/// A part of a block.
+/// A range of ops of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// The block.
+    /// Block of the ops.
     pub block: BlockId,
-    /// First op.
+    /// Index of the first op.
     pub from: u32,
-    /// Behind the last op.
+    /// Index after the last op.
     pub to: u32,
 }
 
-/// Blocks, or parts of them, to be run one behind the other, and everything that is fed.
+/// A sequence of blocks, or parts of blocks, that run one after the other, with everything that is fed to them.
 ///
-/// The feeds are streams in op order: each op takes as many as its key says.
+/// Feeds are streams in the order of the ops. Each op takes as many entries as its key and its variant require.
 #[derive(Debug, Default)]
 pub struct BlockRun {
-    /// What to run.
+    /// Segments to run, in order.
     pub segments: Vec<Segment>,
-    /// The iteration that asks for it.
+    /// Iteration that the run belongs to.
     pub iteration: u64,
-    /// For each op, its variant.
+    /// Index of each op's variant.
     pub variants: Vec<u32>,
-    /// For each op, the storages of its inputs, then those that it makes.
+    /// Storages of each op: those of its inputs, then those that it creates.
     pub storages: Vec<StorageId>,
-    /// For each input on a storage, its window's offset in elements.
+    /// Offset of the window, in elements, for each input on a storage.
     pub offsets: Vec<i64>,
-    /// Numbers: the bits of an i64 or an f64, 0 or 1 for a bool, two f64 for a complex one. Sizes are not here.
+    /// Fed numbers: the bits of an `i64` or an `f64`, 0 or 1 for a bool, two `f64` for a complex number. Sizes are
+    /// in the variants instead.
     pub numbers: Vec<u64>,
-    /// Host tensors.
+    /// Fed host tensors.
     pub hosts: Vec<HostFeed>,
-    /// Generators.
+    /// Fed generators.
     pub generators: Vec<Generator>,
-    /// Storages that the program dropped by the end of this run: the complement of the live mask.
+    /// Storages that the program has dropped by the end of this run.
     pub released: Vec<StorageId>,
 }
 
@@ -76,12 +77,12 @@ impl BlockRun {
         self.variants.len()
     }
 
-    /// Whether no op is to be run.
+    /// Whether there are no ops to run.
     pub fn is_empty(&self) -> bool {
         self.variants.is_empty()
     }
 
-    /// Adds an op: the `number`-th of a block, under a variant.
+    /// Appends the op at index `number` of a block, under a variant.
     #[inline]
     pub fn push(&mut self, block: BlockId, number: u32, variant: u32) {
         self.variants.push(variant);
@@ -91,7 +92,7 @@ impl BlockRun {
         }
     }
 
-    /// Empties the streams for another run, keeping their memory.
+    /// Empties all streams for another run, keeping their allocations.
     pub fn clear(&mut self) {
         self.segments.clear();
         self.variants.clear();

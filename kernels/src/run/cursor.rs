@@ -1,4 +1,4 @@
-//! From a block's feeds to an operator call.
+//! Conversion of an op's feeds to an operator call.
 
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{Name, StorageId};
@@ -9,18 +9,18 @@ use crate::ir::Ty;
 use crate::ops::casts::ToInteger;
 use crate::run::block_run::{BlockRun, HostFeed, Step};
 
-/// Positions in the streams of a [`BlockRun`].
+/// Position in each stream of a [`BlockRun`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
-    /// In storages.
+    /// Index into `storages`.
     pub storages: usize,
-    /// In offsets.
+    /// Index into `offsets`.
     pub offsets: usize,
-    /// In numbers.
+    /// Index into `numbers`.
     pub numbers: usize,
-    /// In host tensors.
+    /// Index into `hosts`.
     pub hosts: usize,
-    /// In generators.
+    /// Index into `generators`.
     pub generators: usize,
 }
 
@@ -29,7 +29,7 @@ fn take<'r, T>(stream: &'r [T], at: &mut usize) -> &'r T {
     &stream[*at - 1]
 }
 
-/// Numbers that an argument takes from the stream.
+/// Number of entries that an argument takes from the stream of numbers.
 pub fn numbers_of(spec: &ArgSpec) -> usize {
     let width = |n: &Number| if *n == Number::Complex { 2 } else { 1 };
     match spec {
@@ -41,7 +41,7 @@ pub fn numbers_of(spec: &ArgSpec) -> usize {
 }
 
 impl Cursor {
-    /// This position as seen from an earlier one.
+    /// This position relative to an earlier one, `base`.
     pub fn since(&self, base: &Cursor) -> Cursor {
         Cursor {
             storages: self.storages - base.storages,
@@ -52,7 +52,7 @@ impl Cursor {
         }
     }
 
-    /// The position that [`Cursor::since`] was asked for.
+    /// The absolute position, for a position relative to `base`. Inverse of [`Cursor::since`].
     pub fn behind(&self, base: &Cursor) -> Cursor {
         Cursor {
             storages: self.storages + base.storages,
@@ -63,7 +63,7 @@ impl Cursor {
         }
     }
 
-    /// Goes past an op.
+    /// Advances past an op.
     pub fn pass(&mut self, step: &Step, variant: &Variant) {
         for spec in &step.key.inputs {
             match spec {
@@ -149,7 +149,7 @@ impl Cursor {
         }
     }
 
-    /// Fills in the call of an op under a variant. Storages are still named by id.
+    /// Fills in the call of an op under a variant. Storages are given by id.
     pub fn fill<'r>(&mut self, call: &mut Call<'r>, step: &'r Step, variant: &'r Variant, run: &'r BlockRun) {
         let mut metas = variant.metas.iter();
         for spec in &step.key.inputs {
@@ -168,7 +168,8 @@ impl Cursor {
     }
 }
 
-/// A variant's numbers: sizes, and in ops that are sized by numbers those too, which the feeds hold as well.
+/// The rest of a variant's numbers: sizes and, for ops whose numbers decide output shapes, copies of the fed
+/// numbers.
 struct Sizes<'r> {
     rest: &'r [i64],
     sized_by_number: bool,
@@ -188,7 +189,7 @@ impl<'r> Sizes<'r> {
     }
 }
 
-/// A number that is fed.
+/// A fed number.
 #[derive(Clone, Copy, Debug)]
 pub enum Scalar {
     /// An int or a bool.
@@ -198,7 +199,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// In a type, as bits of an `i64` or an `f64`.
+    /// Converts the number to a type, as the bits of an `i64` or an `f64`.
     pub fn bits(self, ty: Ty) -> u64 {
         match (ty, self) {
             (Ty::F32 | Ty::F64, Scalar::Float(f)) => f.to_bits(),
@@ -211,7 +212,7 @@ impl Scalar {
         }
     }
 
-    /// Of a fed host tensor without dimensions.
+    /// The element of a fed zero-dimensional host tensor.
     pub fn of_feed(feed: &HostFeed, dtype: Dtype) -> Scalar {
         match feed {
             HostFeed::Inline(value) => Scalar::of_bytes(&value.0, dtype),
@@ -219,7 +220,7 @@ impl Scalar {
         }
     }
 
-    /// Of the bytes of a host tensor's only element.
+    /// The element of a zero-dimensional host tensor, from its bytes.
     pub fn of_bytes(bytes: &[u8], dtype: Dtype) -> Scalar {
         let mut word = [0; 8];
         let size = dtype.size().min(8);
@@ -237,7 +238,7 @@ impl Scalar {
     }
 }
 
-/// A number among the arguments.
+/// The value of a number argument.
 pub fn of_arg(arg: &Arg<'_>) -> Scalar {
     match arg {
         Arg::Int(i) => Scalar::Int(*i),

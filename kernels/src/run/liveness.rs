@@ -1,7 +1,7 @@
-//! Liveness: which ops of a run need not be run, and when storages that the program dropped can go.
+//! Liveness: the ops of a run that need not run, and the points at which dropped storages can be released.
 //!
-//! An op is dead where the program dropped everything that it makes before the run was sent, no other op of the run
-//! that is alive reads it, and the op does nothing else: it writes nothing, draws nothing, and cannot fail.
+//! An op is dead if the program dropped everything that it creates before the run was sent, no other live op of the
+//! run reads it, and the op has no other effect: it writes no input, draws no random numbers, and cannot fail.
 
 use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{InputSpec, OutSpec, Variant};
@@ -9,31 +9,31 @@ use tandem_tracegraph::node::{InputSpec, OutSpec, Variant};
 use crate::run::block_run::Step;
 use crate::run::span::Span;
 
-/// A storage that the program dropped.
+/// Flag of a storage that the program dropped.
 const RELEASED: u32 = 1 << 31;
-/// Its last use was found.
+/// Flag of a storage whose last use has been found.
 const ENDED: u32 = 1 << 30;
 
-/// Finds dead ops; keeps its memory from run to run.
+/// Liveness of one run. The object keeps its allocations for the next run.
 #[derive(Debug, Default)]
 pub struct Liveness {
-    /// How often each storage stands in the run; with [`RELEASED`] and [`ENDED`].
+    /// Number of occurrences of each storage in the run, combined with [`RELEASED`] and [`ENDED`].
     uses: Vec<u32>,
-    /// Where each op's storages begin in the run's stream.
+    /// Index of each op's first storage in the run's stream.
     starts: Vec<u32>,
     dead: Vec<bool>,
-    /// Storages that go, and the ops before which they do: the last ones first.
+    /// Storages to release, each with the index of the op before which it is released; last ones first.
     ends: Vec<(u32, StorageId)>,
 }
 
-/// Whether an op does nothing but make fresh floating-point tensors.
+/// Whether an op does nothing but create floating-point tensors.
 fn only_computes(step: &Step, variant: &Variant) -> bool {
     let floating = |out: &OutSpec| matches!(out, OutSpec::Fresh { meta, .. } if meta.dtype.is_floating());
     step.pure && !variant.outputs.outs.is_empty() && variant.outputs.outs.iter().all(floating)
 }
 
 impl Liveness {
-    /// Looks at a part of a run, whose ops in order are `ops`.
+    /// Analyzes a part of a run with these ops, in order.
     pub fn look<'a>(
         &mut self,
         run: &Span<'_>,
@@ -75,18 +75,19 @@ impl Liveness {
         }
         for id in run.released {
             if self.uses[id.index()] & ENDED == 0 {
-                self.ends.push((0, *id)); // no op uses it
+                self.ends.push((0, *id)); // not used by any op
             }
         }
         run.storages.iter().chain(run.released).for_each(|id| self.uses[id.index()] = 0);
     }
 
-    /// Whether the `i`-th op is dead.
+    /// Whether the op with index `i` is dead.
     pub fn is_dead(&self, i: usize) -> bool {
         self.dead[i]
     }
 
-    /// The next storage that the program dropped and no op from the `i`-th on uses, once each.
+    /// Removes and returns the next storage that the program dropped and that no op with an index of `i` or above
+    /// uses.
     pub fn ended_before(&mut self, i: usize) -> Option<StorageId> {
         let (end, _) = self.ends.last()?;
         if *end as usize <= i { self.ends.pop().map(|(_, id)| id) } else { None }

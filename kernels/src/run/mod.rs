@@ -1,4 +1,4 @@
-//! What is run, and the walk through it.
+//! Runs: their data, and iteration over their ops.
 
 mod block_run;
 mod cursor;

@@ -1,8 +1,9 @@
-//! What kernels take, move and compute: the roofline's figures.
+//! Time, memory traffic and arithmetic of kernels, for a roofline model.
 //!
-//! Bytes are those that one perfect kernel would move: each tensor that is read once, and each that is stored once; what
-//! lives within a kernel not at all. Operations are counted for products of matrices and convolutions, two for a
-//! multiplication and addition; any other operator has one for each element that it makes or reads, whichever are more.
+//! Bytes are those that an ideal kernel would move: each tensor that it reads, once, and each tensor that it
+//! stores, once. Values that exist only within the kernel do not count. A multiply-add of a matrix product or a
+//! convolution counts as two operations. Any other operator counts one operation per element of its outputs or of
+//! its largest input, whichever are more.
 
 use std::time::Instant;
 
@@ -16,23 +17,23 @@ use crate::host::HostKernels;
 use crate::run::program::OpRun;
 use crate::shapes::Dims;
 
-/// A kernel, by the ops that it carries out.
+/// Totals over all runs of a kernel, which is identified by its ops.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct KernelTime {
-    /// Runs.
+    /// Number of runs.
     pub count: u64,
-    /// All runs together, in nanoseconds.
+    /// Total time in nanoseconds.
     pub ns: u64,
-    /// Bytes moved.
+    /// Total bytes moved.
     pub bytes: u64,
-    /// Arithmetic operations.
+    /// Total number of arithmetic operations.
     pub flops: u64,
 }
 
 /// The ops of a kernel, in order.
 pub type Ops = SmallVec<[NodeId; 4]>;
 
-/// What was measured.
+/// Measurements of kernels.
 #[derive(Debug, Default)]
 pub struct Profile {
     on: bool,
@@ -40,13 +41,13 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Measures from now on, or not; what was measured is forgotten.
+    /// Turns measuring on or off, and discards all measurements.
     pub fn measure(&mut self, on: bool) {
         self.on = on;
         self.kernels.clear();
     }
 
-    /// Forgets what was measured.
+    /// Discards all measurements.
     pub fn clear(&mut self) {
         self.kernels.clear();
     }
@@ -56,12 +57,12 @@ impl Profile {
         self.on
     }
 
-    /// What was measured, by the kernels' ops.
+    /// All measurements, by the ops of the kernel.
     pub fn kernels(&self) -> &FxHashMap<Ops, KernelTime> {
         &self.kernels
     }
 
-    /// A kernel ran.
+    /// Records a run of a kernel that began at `begin` and has just ended.
     pub fn ran(&mut self, tally: Tally, begin: Instant) {
         let kernel = self.kernels.entry(tally.ops).or_default();
         kernel.count += 1;
@@ -71,7 +72,7 @@ impl Profile {
     }
 }
 
-/// What one run of a kernel moves and computes.
+/// Memory traffic and arithmetic of one run of a kernel.
 #[derive(Default)]
 pub struct Tally {
     ops: Ops,
@@ -82,7 +83,7 @@ pub struct Tally {
     written: FxHashSet<(StorageId, i64, Dims)>,
 }
 
-/// What an op that begins now will be noted with; nothing where none is measured.
+/// The tally and the start time of an op that is about to run. `None` if measuring is off or the op is dead.
 pub fn timing(profile: &Profile, op: &OpRun<'_, '_>, host: &dyn HostKernels) -> Option<(Tally, Instant)> {
     (profile.on && !op.dead).then(|| {
         let mut tally = Tally::default();
@@ -91,14 +92,15 @@ pub fn timing(profile: &Profile, op: &OpRun<'_, '_>, host: &dyn HostKernels) -> 
     })
 }
 
-/// Bytes of elements, those that expansion repeats once.
+/// Bytes of a tensor's distinct elements: an expanded dimension (stride 0) counts as one element.
 fn bytes(input: &Input<'_>) -> u64 {
     let distinct = input.sizes.iter().zip(input.strides).filter(|(_, stride)| **stride != 0);
     distinct.map(|(size, _)| *size as u64).product::<u64>() * input.dtype.size() as u64
 }
 
 impl Tally {
-    /// Adds an op whose inputs have their storages' ids; `kept` says whether a storage that it makes is stored.
+    /// Adds an op whose inputs are given by storage id. `kept` says whether a storage that the op writes or creates
+    /// is stored to memory.
     pub fn add(&mut self, op: &OpRun<'_, '_>, kept: impl Fn(StorageId) -> bool, host: &dyn HostKernels) {
         self.ops.push(op.node);
         self.flops += flops(op, host);
@@ -128,7 +130,7 @@ impl Tally {
     }
 }
 
-/// Operations of an op.
+/// Number of arithmetic operations of an op.
 fn flops(op: &OpRun<'_, '_>, host: &dyn HostKernels) -> u64 {
     let name = host.op_name(op.call.op);
     let base = name.strip_prefix("aten::").unwrap_or(&name).split('.').next().unwrap_or_default();
@@ -159,7 +161,8 @@ fn flops(op: &OpRun<'_, '_>, host: &dyn HostKernels) -> u64 {
             });
             2 * numel(0) * per_filter(2) * wanted.unwrap_or(2)
         }
-        // Scores, and their product with the values: queries [.., L, E], keys [.., S, E].
+        // The forward pass computes two products, the scores and their product with the values; the backward pass
+        // computes five. Queries are `[.., L, E]`, keys `[.., S, E]`.
         _ if base.contains("scaled_dot_product") => {
             let products = if base.contains("backward") { 5 } else { 2 };
             let first = usize::from(base.contains("backward"));

@@ -1,4 +1,4 @@
-//! Ops and blocks as executors keep them, and the walk through a run.
+//! Ops and blocks as an executor stores them, and iteration over the ops of a run.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::run::span::Span;
 /// The ops of the TraceGraph and the blocks of the symbolic graph.
 #[derive(Debug)]
 pub struct Program {
-    /// Ops by node; [`NodeId::START`] is none.
+    /// Ops by node; `None` for [`NodeId::START`].
     nodes: Vec<Option<Step>>,
     blocks: Vec<Box<[NodeId]>>,
     liveness: Liveness,
@@ -30,47 +30,47 @@ impl Default for Program {
 
 /// An op of a run.
 pub struct OpRun<'o, 'r> {
-    /// Which.
+    /// Node of the op.
     pub node: NodeId,
-    /// What it is.
+    /// The op itself.
     pub step: &'o Step,
-    /// The number of its variant.
+    /// Index of the variant.
     pub number: u32,
-    /// Its variant.
+    /// Variant that the op runs under.
     pub variant: &'o Variant,
-    /// The call; inputs on storages are named by id.
+    /// Call of the op; inputs on storages are given by id.
     pub call: &'o mut Call<'r>,
-    /// Ids of the storages that it makes.
+    /// Ids of the storages that the op creates.
     pub fresh: &'o [StorageId],
-    /// The host tensors that are fed to it and to later ops.
+    /// Fed host tensors of this op and all later ones.
     pub hosts: &'r [HostFeed],
-    /// Nobody will see what it does.
+    /// Whether the op has no visible effect and need not run.
     pub dead: bool,
 }
 
-/// What happens in a run, in order.
+/// An event of a run, in order.
 pub enum Event<'o, 'r> {
-    /// An op runs.
+    /// An op is due.
     Op(OpRun<'o, 'r>),
-    /// A storage that the program dropped is not used any more.
+    /// A storage that the program dropped is no longer used.
     Release(StorageId),
 }
 
 impl Program {
-    /// Keeps an op; nodes come in the order of their numbers, from [`NodeId::START`]'s successor on.
+    /// Adds an op. Nodes must be declared in the order of their ids, starting after [`NodeId::START`].
     pub fn declare(&mut self, node: NodeId, step: Step) {
         debug_assert_eq!(node.index(), self.nodes.len());
         self.nodes.push(Some(step));
     }
 
-    /// Adds a shape variant to an op.
+    /// Adds a variant to an op.
     pub fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
         if let Some(step) = &mut self.nodes[node.index()] {
             step.variants.push(variant);
         }
     }
 
-    /// The blocks of a symbolic graph, which replace all earlier ones.
+    /// Sets the blocks of a new symbolic graph, which replace all earlier ones.
     pub fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
         self.blocks = blocks;
     }
@@ -80,13 +80,13 @@ impl Program {
         &self.blocks[segment.block.index()][segment.from as usize..segment.to as usize]
     }
 
-    /// Forgets all ops and blocks.
+    /// Removes all ops and blocks.
     pub fn forget(&mut self) {
         self.nodes.truncate(1);
         self.blocks.clear();
     }
 
-    /// The ops of a part of a run, in order.
+    /// The ops of a part of a run, in order: node, index of the variant, op and variant.
     pub fn ops<'a>(&'a self, span: &Span<'_>) -> SmallVec<[(NodeId, u32, &'a Step, &'a Variant); 64]> {
         let ids = span.segments.iter().flat_map(|s| self.nodes(s));
         let op = |(node, number): (&NodeId, &u32)| {
@@ -96,13 +96,14 @@ impl Program {
         ids.zip(span.variants).filter_map(op).collect()
     }
 
-    /// An op and its variant.
+    /// An op and one of its variants.
     pub fn op(&self, node: NodeId, number: u32) -> Option<(&Step, &Variant)> {
         let step = self.nodes[node.index()].as_ref()?;
         Some((step, &*step.variants[number as usize]))
     }
 
-    /// Takes the ops of a part of a run in order, each with what is fed to it, and the storages that it releases.
+    /// Passes each op of a part of a run to `each`, in order, with its feeds, and each storage as soon as it can be
+    /// released.
     pub fn each_of(&mut self, span: &Span<'_>, mut each: impl FnMut(Event<'_, '_>)) {
         let mut liveness = std::mem::take(&mut self.liveness);
         let ops = self.ops(span);
@@ -122,7 +123,7 @@ impl Program {
     }
 }
 
-/// Takes one op of a run, whose feeds begin at the cursor.
+/// Builds the call of one op, whose feeds begin at the cursor, passes it to `take`, and advances the cursor.
 pub fn with_op<'r>(
     cursor: &mut Cursor,
     (node, number, step, variant): (NodeId, u32, &'r Step, &'r Variant),

@@ -5,27 +5,27 @@ use tandem_tracegraph::ids::StorageId;
 use crate::run::block_run::{BlockRun, Segment};
 use crate::run::cursor::Cursor;
 
-/// A part of a run: some of its segments, and what is fed to them.
+/// A part of a run: some of its segments, and their feeds.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'r> {
-    /// The run.
+    /// Whole run.
     pub run: &'r BlockRun,
-    /// Where its feeds begin in the run's streams.
+    /// Positions at which the part's feeds begin in the run's streams.
     pub base: Cursor,
-    /// Its segments.
+    /// Segments of the part.
     pub segments: &'r [Segment],
-    /// See [`BlockRun::variants`].
+    /// Part of [`BlockRun::variants`].
     pub variants: &'r [u32],
-    /// See [`BlockRun::storages`].
+    /// Part of [`BlockRun::storages`].
     pub storages: &'r [StorageId],
-    /// See [`BlockRun::offsets`].
+    /// Part of [`BlockRun::offsets`].
     pub offsets: &'r [i64],
-    /// Storages that the program dropped and that nothing behind it uses.
+    /// Storages that the program has dropped and that no later part of the run uses.
     pub released: &'r [StorageId],
 }
 
 impl<'r> Span<'r> {
-    /// All of a run.
+    /// The span of a whole run.
     pub fn whole(run: &'r BlockRun) -> Span<'r> {
         Span {
             run,

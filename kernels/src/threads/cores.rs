@@ -1,7 +1,8 @@
-//! Which core a thread wakes on: not the one that its waker is on.
+//! CPU affinity of threads that sleep: keeps a thread from waking on its waker's core.
 //!
-//! **Why.** On a virtual machine Linux takes a core that the host has put to sleep for one that is not there, and has a
-//! thread that wakes share the core of the one that woke it, for milliseconds: longer than most kernels take.
+//! **Why.** On a virtual machine, Linux treats a core that the hypervisor has put to sleep as unavailable, and
+//! wakes a thread on the core of its waker. The two threads then share that core for milliseconds, which is longer
+//! than most kernels take.
 
 #[cfg(target_os = "linux")]
 pub use linux::Cores;
@@ -10,7 +11,7 @@ pub use linux::Cores;
 mod linux {
     use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-    /// Threads that sleep now and then, and the core that they keep off.
+    /// A set of threads that sleep at times, and the core that they currently avoid.
     #[derive(Default)]
     pub struct Cores {
         threads: Vec<Pid>,
@@ -19,18 +20,18 @@ mod linux {
     }
 
     impl Cores {
-        /// Of no thread.
+        /// An empty set.
         pub const fn new() -> Cores {
             Cores { threads: Vec::new(), left: None, allowed: None }
         }
 
-        /// Of the calling thread, too.
+        /// Adds the calling thread.
         pub fn add_this_thread(&mut self) {
             self.threads.push(gettid());
             self.left = None;
         }
 
-        /// From now on the threads run where the calling one may, but not where it is.
+        /// Restricts the threads to the cores that the calling thread may use, except the one that it runs on now.
         pub fn leave_this(&mut self) {
             let here = sched_getcpu();
             if self.left.replace(here) == Some(here) {
@@ -45,7 +46,7 @@ mod linux {
             }
         }
 
-        /// The threads may run anywhere again. One that has woken stays where it is.
+        /// Lifts the restriction. A thread that is awake stays on its core.
         pub fn leave_none(&mut self) {
             self.left = None;
             if let Some(allowed) = self.allowed.take() {
@@ -55,7 +56,7 @@ mod linux {
 
         fn allow(&self, cores: &CpuSet) {
             for thread in &self.threads {
-                // Where it is refused, the system chooses.
+                // If the system refuses, the scheduler chooses the core.
                 let _ = sched_setaffinity(Some(*thread), cores);
             }
         }
@@ -67,23 +68,23 @@ pub use elsewhere::Cores;
 
 #[cfg(not(target_os = "linux"))]
 mod elsewhere {
-    /// Nothing: other systems choose by themselves.
+    /// An empty implementation for systems other than Linux.
     #[derive(Default)]
     pub struct Cores;
 
     impl Cores {
-        /// Of no thread.
+        /// An empty set.
         pub const fn new() -> Cores {
             Cores
         }
 
-        /// Nothing.
+        /// Does nothing.
         pub fn add_this_thread(&mut self) {}
 
-        /// Nothing.
+        /// Does nothing.
         pub fn leave_this(&mut self) {}
 
-        /// Nothing.
+        /// Does nothing.
         pub fn leave_none(&mut self) {}
     }
 }

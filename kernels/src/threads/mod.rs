@@ -1,4 +1,4 @@
-//! Threads that share kernels, the cores that they wake on, and how their units compute.
+//! Threads that run kernels together, their CPU affinity and their floating-point mode.
 
 pub mod cores;
 pub mod floats;

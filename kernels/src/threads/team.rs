@@ -1,12 +1,13 @@
-//! Threads that share the executor's own kernels.
+//! A team of threads that runs the executor's own kernels.
 //!
-//! **Why.** OpenMP's threads spin for milliseconds behind a kernel and wait for each other at its end, so beside a busy
-//! Python thread a kernel of two threads can take longer than one of a single thread. **Strategy.** Whoever runs a
-//! kernel takes it in pieces, one by one; helpers take pieces, too, but only while there is a core for them: not on the
-//! one that Python is using. A thread that waits for the one that runs the kernel is such a helper, too, before it sleeps.
-//! So a kernel never waits for a helper for longer than a piece. Helpers begin at the other end, so that what a core has
-//! in its cache is mostly what it gets of the next kernel.
-//! **Bits.** Which thread takes a piece, and how many there are, does not show in results.
+//! **Why.** After a kernel, OpenMP's threads spin for milliseconds, and at its end they wait for each other. While
+//! a Python thread keeps a core busy, a kernel on two threads can therefore take longer than on one.
+//! **Strategy.** The calling thread divides a kernel into pieces and runs them one by one. Helper threads take
+//! pieces too, but only while there is a core for them besides the one that Python uses. A thread that waits for
+//! the calling thread also takes pieces before it sleeps. A kernel therefore never waits longer than one piece for
+//! a helper. The first helper, every second one after it and waiting threads take pieces from the end, so that a
+//! core mostly gets those elements of the next kernel that are in its cache.
+//! **Bits.** The results do not depend on the number of threads or on which thread runs a piece.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -17,44 +18,45 @@ use parking_lot::{Condvar, Mutex};
 use crate::threads::cores::Cores;
 use crate::threads::floats::Floats;
 
-/// Pieces of a kernel for each thread.
+/// Number of pieces of a kernel per thread.
 const PIECES: usize = 8;
-/// Looks for the next kernel before a helper sleeps: some 100 us.
+/// Number of polls for a kernel before a helper sleeps, about 100 us.
 const LOOKS: u32 = 1 << 13;
-/// Grains of a kernel that are worth waking helpers.
+/// Minimum size of a kernel, in grains, for which sleeping helpers are woken.
 const WAKE: f64 = 3.0;
-/// Looks for the end of a helper's last piece before its core is offered to it.
+/// Number of polls for the end of the helpers' last pieces before the calling thread yields its core.
 const PATIENCE: u32 = 1 << 14;
 
-/// Program's threads that wait for GraphRunner now: that sleep, and that look for kernels to assist.
+/// Number of threads that sleep while they wait for GraphRunner.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// Number of waiting threads that poll for kernels to assist.
 static ASSISTING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Whether this thread runs kernels while the program runs on.
+    /// Whether this thread runs kernels concurrently with the program.
     static BESIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Says that the calling thread runs kernels while the program runs on.
+/// Declares that the calling thread runs kernels concurrently with the program.
 pub fn runs_beside_the_program() {
     BESIDE.set(true);
 }
 
-/// Whether the calling thread does.
+/// Whether the calling thread runs kernels concurrently with the program.
 pub fn is_beside_the_program() -> bool {
     BESIDE.get()
 }
 
-/// The calling thread has nothing else to do while this lives.
+/// A guard that counts the calling thread as waiting while it exists.
 pub struct Waiting(&'static AtomicUsize);
 
 impl Waiting {
-    /// From now on it sleeps, and needs no core.
+    /// Counts the calling thread as asleep, so that its core is free for a helper.
     pub fn asleep() -> Waiting {
         Waiting::among(&WAITING)
     }
 
-    /// From now on it looks for kernels: a helper less is needed.
+    /// Counts the calling thread as polling for kernels, so that one helper less is needed.
     pub fn assisting() -> Waiting {
         Waiting::among(&ASSISTING)
     }
@@ -71,36 +73,37 @@ impl Drop for Waiting {
     }
 }
 
-/// Ranges that a kernel is called with.
+/// A kernel, called with the begin and end of a range of elements.
 type Body<'b> = dyn Fn(usize, usize) + Sync + 'b;
 
-/// A kernel that is being carried out.
+/// A kernel that is running.
 struct Job {
     body: *const Body<'static>,
     n: usize,
     piece: usize,
-    /// Pieces that are left: the number of the first one in the upper half, that of the one behind the last in the lower.
+    /// Pieces that are left: the index of the first one in the upper 32 bits, the index after the last one in the
+    /// lower.
     left: AtomicU64,
-    /// Helpers with a smaller number may take pieces.
+    /// Number of helpers that may take pieces.
     helpers: usize,
-    /// Runs beside the program.
+    /// Whether the calling thread runs concurrently with the program.
     beside: bool,
-    /// Whether the thread that runs it flushes denormal numbers: so must all others.
+    /// Floating-point mode of the calling thread, which all helpers must use.
     floats: Floats,
 }
 
-// SAFETY: `body` may be called from any thread, and lives as long as the job: see `Team::run`.
+// SAFETY: `body` is `Sync`, and `Team::run` keeps it and the job alive until no thread uses the job.
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// How many helpers there are cores for.
+    /// The number of helpers that cores are available for.
     fn helpers(&self) -> usize {
         let crowded = self.beside && WAITING.load(Ordering::Relaxed) == 0;
         let cores = cores() - 1 - usize::from(crowded && cores() > 1);
         self.helpers.saturating_sub(ASSISTING.load(Ordering::Relaxed)).min(cores)
     }
 
-    /// Carries a piece out, the first or the last one; false where none is left.
+    /// Runs the first or the last piece that is left. Returns false if there is none.
     fn take(&self, last: bool) -> bool {
         let step = |left: u64| {
             let (begin, end) = (left >> 32, left & u64::from(u32::MAX));
@@ -112,7 +115,7 @@ impl Job {
         let number = if last { (left & u64::from(u32::MAX)) - 1 } else { left >> 32 };
         let from = number as usize * self.piece;
         let _floats = self.floats.during();
-        // SAFETY: see `Team::run`.
+        // SAFETY: `Team::run` does not return, and so `body` lives, while a thread runs a piece of the job.
         unsafe { (*self.body)(from, (from + self.piece).min(self.n)) };
         true
     }
@@ -128,29 +131,29 @@ fn cores() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-/// A kernel's thread and its helpers.
+/// The thread that runs a kernel, and its helpers.
 pub struct Team {
-    /// Held by the one whose kernel it is.
+    /// Lock held by the thread that runs a kernel.
     taken: Mutex<()>,
     job: AtomicPtr<Job>,
-    /// Number of the job.
+    /// Number of jobs so far, which identifies the current one.
     number: AtomicU64,
-    /// Helpers that look at the job.
+    /// Number of threads that use the job.
     inside: AtomicUsize,
     asleep: Mutex<Asleep>,
     sleepers: AtomicUsize,
     bell: Condvar,
-    /// Helpers that there are.
+    /// Number of helpers that have been started.
     started: AtomicUsize,
 }
 
-/// Helpers that sleep, and where they may wake.
+/// The number of helpers that sleep, and the helpers' CPU affinity.
 struct Asleep {
     count: usize,
     cores: Cores,
 }
 
-/// The process's.
+/// The only team of the process.
 pub static TEAM: Team = Team {
     taken: Mutex::new(()),
     job: AtomicPtr::new(std::ptr::null_mut()),
@@ -163,18 +166,19 @@ pub static TEAM: Team = Team {
 };
 
 impl Team {
-    /// Calls `body` with ranges that make up `0..n`, of which no two threads get less than `grain`, on up to so many
-    /// threads; the calling one is the first.
+    /// Calls `body` with disjoint ranges that cover `0..n`, on up to `threads` threads including the calling one.
+    /// Except for the last one, ranges have at least `grain` elements.
     pub fn run(&'static self, threads: usize, n: usize, grain: f64, body: &Body<'_>) {
         let threads = threads.min(cores());
         if threads < 2 || n < 2 || n as f64 <= grain {
             return body(0, n);
         }
-        // Another thread's kernel has the helpers.
+        // The helpers are busy with another thread's kernel.
         let Some(_taken) = self.taken.try_lock() else { return body(0, n) };
         self.start(threads - 1);
         let piece = (grain.ceil() as usize).max(n.div_ceil(threads * PIECES));
-        // SAFETY: no helper looks at the job any more when `Ended` is dropped, before this function returns.
+        // SAFETY: dropping `Ended` waits until no other thread uses the job, and that happens before this function
+        // returns, even if `body` panics.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let (left, helpers) = (AtomicU64::new(n.div_ceil(piece) as u64), threads - 1);
         let mut job = Job { body, n, piece, left, helpers, beside: BESIDE.get(), floats: Floats::now() };
@@ -197,7 +201,7 @@ impl Team {
         drop(ended);
     }
 
-    /// Starts helpers until there are so many; for whoever has the team.
+    /// Starts helpers until there are `helpers` of them. Only the thread that holds `taken` may call this.
     fn start(&'static self, helpers: usize) {
         for number in self.started.load(Ordering::Relaxed)..helpers {
             self.started.store(number + 1, Ordering::Relaxed);
@@ -224,15 +228,16 @@ impl Team {
         }
     }
 
-    /// What `look` says of the job, if there is one.
+    /// Calls `look` with the current job, if there is one.
     fn look<R>(&self, look: impl FnOnce(&Job) -> R) -> Option<R> {
         let _inside = Inside::enter(&self.inside);
         let job = self.job.load(Ordering::SeqCst);
-        // SAFETY: null, or whoever runs the job waits until nobody is inside.
+        // SAFETY: the pointer is null or the job is alive, because `Ended` waits until `inside` is 0 before the job
+        // is dropped.
         unsafe { job.as_ref() }.map(look)
     }
 
-    /// Takes pieces of the job, until there are none left or there is no core for this helper: then it is true.
+    /// Takes pieces of the job until none is left. Returns true if there is no core for this helper.
     fn join(&self, own: usize, last: &mut u64) -> bool {
         let crowded = self.look(|job| {
             let number = self.number.load(Ordering::Relaxed);
@@ -245,14 +250,14 @@ impl Team {
         crowded.unwrap_or(false)
     }
 
-    /// Takes pieces of the job, if there is one, for a thread that waits; whether it did.
+    /// Takes pieces of the current job, if there is one, on a thread that waits. Returns whether it ran any.
     pub fn assist(&self) -> bool {
         let take_all =
             |job: &Job| std::iter::repeat_with(|| job.take(true)).take_while(|took| *took).count() > 0;
         !self.job.load(Ordering::Relaxed).is_null() && self.look(take_all).unwrap_or(false)
     }
 
-    /// Sleeps until a job needs helpers: it rings until it has them.
+    /// Sleeps until `bell` is notified, which a job does while it lacks helpers.
     fn sleep(&self) {
         let mut lock = self.asleep.lock();
         lock.count += 1;
@@ -263,7 +268,7 @@ impl Team {
     }
 }
 
-/// A helper that may look at the job while this lives.
+/// A guard that keeps the current job alive.
 struct Inside<'t>(&'t AtomicUsize);
 
 impl Inside<'_> {
@@ -279,7 +284,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// The job ends when this is dropped: helpers leave it.
+/// A guard that ends the job when it is dropped, and waits until no other thread uses it.
 struct Ended<'t>(&'t Team);
 
 impl Drop for Ended<'_> {
