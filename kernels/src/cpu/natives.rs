@@ -338,7 +338,7 @@ impl Natives {
         found
     }
 
-    /// Whether Tandem's own kernel can compute a node's variant for the given call, whose windows may overlap.
+    /// Whether Tandem's own kernel can compute a node's variant for this call, given how the call's windows overlap.
     pub fn is_native(
         &mut self,
         id: (NodeId, u32),
@@ -445,7 +445,7 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
 }
 
 /// Runs a call's computation; returns false if PyTorch's kernel has to run. The call's inputs are in host memory,
-/// its outputs do not overlap its inputs (see [`apart`]), and `made` are the buffers of new outputs.
+/// the elements that it writes can be computed in any order (see [`apart`]), and `made` are the buffers of new outputs.
 pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
     let memory = |storage, bytes: i64| {
         // SAFETY: the first element of a window is inside its storage.
