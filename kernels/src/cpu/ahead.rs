@@ -1,15 +1,16 @@
-//! Asking for memory before it is needed.
+//! Prefetching of memory into the CPU's caches.
 //!
-//! A loop that computes much an element rests memory meanwhile: the hardware fetches ahead only as far as a loop reads
-//! without pausing, and not beyond a page. So a loop over tiles asks for the next one.
+//! The hardware prefetches only as far as a loop reads without pausing, and not across a page boundary. A loop that
+//! computes much per element would therefore leave the memory idle, so loops over tiles prefetch the next tile
+//! themselves.
 
 use std::ops::Range;
 
-/// Bytes of a line.
+/// Size of a cache line in bytes.
 pub const LINE: usize = 64;
 
-/// Has the caches fetch some of the lines behind an address, to be written where that is so. No harm is done where
-/// nothing is.
+/// Prefetches the cache lines `lines`, counted from an address, for writing if `written`. Addresses without memory
+/// are ignored.
 #[inline(always)]
 pub fn fetch(first: *const u8, lines: Range<usize>, written: bool) {
     for line in lines {
@@ -20,7 +21,7 @@ pub fn fetch(first: *const u8, lines: Range<usize>, written: bool) {
 #[inline(always)]
 fn fetch_line(line: *const u8, written: bool) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: this changes no state that a program sees, wherever it points.
+    // SAFETY: a prefetch changes nothing that the program can observe and does not fault, wherever it points.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
         if written {

@@ -1,4 +1,4 @@
-//! The host as a device: storages in host buffers, ops as Tandem's own kernels and ATen calls.
+//! The host as a device: storages are host buffers, and ops are Tandem's own kernels or ATen calls.
 
 use std::sync::Arc;
 
@@ -25,19 +25,19 @@ use crate::shapes::is_dense;
 /// The contents of a storage.
 #[derive(Debug)]
 enum Contents {
-    /// No such storage.
+    /// There is no such storage.
     Free,
-    /// Undefined bytes that nobody has touched yet.
+    /// The storage has this many undefined bytes, for which no buffer has been allocated.
     Undefined(u64),
-    /// Bytes.
+    /// The storage has a buffer.
     Ready(Buffer),
-    /// The op that would have written the storage failed; its size in bytes.
+    /// The op that would have written the storage failed. The number is the storage's size in bytes.
     Poisoned(Arc<Failure>, u64),
 }
 
 type Group = Computation<Slot, Feed>;
 
-/// Runs ops on the calling thread, with threads that help.
+/// Runs ops on the calling thread, which the host's thread pool helps.
 pub struct CpuDevice {
     pub(super) host: &'static dyn HostKernels,
     storages: Vec<Contents>,
@@ -46,7 +46,7 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device that calls `host`'s kernels, and its own where it has some unless there are to be none.
+    /// A device that calls `host`'s kernels, and Tandem's own kernels for the ops that have one if `own_kernels`.
     pub fn new(host: &'static dyn HostKernels, own_kernels: bool) -> CpuDevice {
         CpuDevice { host, storages: Vec::new(), natives: Natives::new(own_kernels), failures: Vec::new() }
     }
@@ -58,7 +58,7 @@ impl CpuDevice {
         &mut self.storages[id.index()]
     }
 
-    /// The buffer of a storage, made now where its bytes are undefined.
+    /// Returns the buffer of a storage; allocates it if the storage's bytes are undefined.
     fn buffer(&mut self, id: StorageId) -> Result<*mut std::ffi::c_void, Absent> {
         let host = self.host;
         let contents = self.slot(id);
@@ -77,12 +77,12 @@ impl CpuDevice {
         Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause })
     }
 
-    /// The failure of a call that threw.
+    /// The failure of a call that raised an exception.
     fn raised(&self, call: &Call<'_>, location: LocationId, error: HostError) -> Arc<Failure> {
         self.failure(call, location, Cause::Kernel(Exception::adopt(error, self.host)))
     }
 
-    /// Replaces storage ids by buffers.
+    /// Replaces the storage ids of a call's inputs by buffers.
     fn resolve(&mut self, call: &mut Call<'_>, location: LocationId) -> Result<(), CallFailure> {
         self.heal(call);
         for i in 0..call.inputs.len() {
@@ -101,7 +101,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Runs one step.
+    /// Runs one op.
     fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
         let (variant, fresh) = (op.variant, op.fresh);
         let location = op.step.key.location;
@@ -149,12 +149,12 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// A copy of all of a fed host tensor to all of a storage: its snapshot, which nobody else has, is the storage's
-    /// contents from now on. False where the call is something else.
+    /// Handles a copy of a whole fed host tensor to a whole storage: the feed's buffer, which nobody else uses,
+    /// becomes the storage's contents. Returns false if the call is something else.
     fn adopt(&mut self, call: &Call<'_>, hosts: &[HostFeed]) -> bool {
         let [to, from] = &call.inputs[..] else { return false };
         let (Place::Storage { id, .. }, Place::Buffer(_)) = (to.place, from.place) else { return false };
-        // Without gaps: what lies in the gaps of a window is not the program's to overwrite.
+        // The tensors must be dense, because the program does not overwrite the gaps between a tensor's elements.
         let whole = to.offset == 0
             && to.dtype == from.dtype
             && to.sizes == from.sizes
@@ -178,12 +178,13 @@ impl CpuDevice {
         true
     }
 
-    /// Storages of undefined bytes.
+    /// Allocates buffers with undefined contents.
     fn make(&self, nbytes: &[u64]) -> Result<SmallVec<[Buffer; 2]>, HostError> {
         nbytes.iter().map(|n| Buffer::new(*n, self.host)).collect()
     }
 
-    /// Computes a call with Tandem's own kernel. PyTorch's runs first where only that knows what comes out.
+    /// Computes a traced call with Tandem's own kernel; `None` if there is none. If only PyTorch's kernel can
+    /// determine the outputs' metadata, it runs first and the own kernel then overwrites the outputs.
     fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostError>> {
         let host = self.host;
         if !call.numbers_fit {
@@ -229,7 +230,7 @@ impl CpuDevice {
         *self.slot(id) = Contents::Poisoned(failure.clone(), nbytes);
     }
 
-    /// The size of a storage.
+    /// Returns the size of a storage in bytes.
     fn nbytes(&self, id: StorageId) -> u64 {
         match self.storages.get(id.index()) {
             Some(Contents::Ready(buffer)) => self.host.buffer_bytes(buffer.as_ptr()).1,
@@ -238,8 +239,8 @@ impl CpuDevice {
         }
     }
 
-    /// Before a call that writes all of a poisoned storage and reads nothing of it, the storage is a new one: a program
-    /// that caught the exception loads its state.
+    /// Replaces a poisoned storage by an undefined one before a call that writes all of it and does not read it, so
+    /// that a program which caught the exception can load its state.
     fn heal(&mut self, call: &Call<'_>) {
         let Some(to) = call.inputs.first() else { return };
         let Place::Storage { id, .. } = to.place else { return };
@@ -257,7 +258,7 @@ impl CpuDevice {
     }
 }
 
-/// Why a storage has no buffer.
+/// Reason why a storage has no buffer.
 enum Absent {
     Free,
     Poisoned(Arc<Failure>),
@@ -266,7 +267,7 @@ enum Absent {
 
 type Ids = SmallVec<[StorageId; 4]>;
 
-/// The failure of what is no operator's.
+/// The failure of an action that is no op.
 fn unnamed(name: &str, cause: Cause) -> Arc<Failure> {
     let op = tandem_tracegraph::ids::OpId(u32::MAX);
     Arc::new(Failure { op, name: name.into(), location: LocationId::UNKNOWN, cause })
@@ -285,7 +286,7 @@ fn out_agrees(out: &OutSpec, result: &HostResult<'_>, call: &Call<'_>) -> bool {
         | (OutSpec::Alias { meta, .. }, HostResultKind::Alias(_)) => {
             meta.matches(result.sizes, result.strides, result.dtype, result.flags)
         }
-        // Several inputs may be one window.
+        // Several inputs may be the same window.
         (OutSpec::Same(a), HostResultKind::Same(b)) => {
             *a == b || same_window(&call.inputs[*a as usize], &call.inputs[b as usize])
         }
@@ -325,14 +326,14 @@ impl Immediate for CpuDevice {
 
     fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
         let to = self.bytes(id, offset, bytes.len())?;
-        // SAFETY: `bytes` checked that the range lies in the buffer, which no other thread writes now.
+        // SAFETY: `bytes` checked that the range is in the buffer, which no other thread uses now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
         let from = self.bytes(id, offset, bytes.len())?;
-        // SAFETY: as in `upload`.
+        // SAFETY: `bytes` checked that the range is in the buffer, which no other thread uses now.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -356,7 +357,7 @@ impl Immediate for CpuDevice {
         resolved.default_dtype = call.default_dtype;
         resolved.numbers_fit = call.numbers_fit;
         if let Err(failure) = self.resolve(&mut resolved, location) {
-            // It is raised now, so nobody needs to be told of it later.
+            // The caller raises the failure now, so it need not be reported again later.
             if let CallFailure::Poisoned(seen) = &failure {
                 self.failures.retain(|f| !Arc::ptr_eq(f, seen));
             }
@@ -399,7 +400,7 @@ impl Device for CpuDevice {
         true
     }
 
-    /// False where one of the operands is poisoned, or PyTorch's kernel has to run.
+    /// Returns false if an operand is poisoned or PyTorch's kernel has to run.
     fn run_group(&mut self, run: &GroupRun<'_, '_, Group>) -> bool {
         let (fused, span) = (run.fused, run.span);
         let host = self.host;
@@ -411,7 +412,7 @@ impl Device for CpuDevice {
             match Buffer::new(*nbytes, host) {
                 Ok(made) => *self.slot(id(*place)) = Contents::Ready(made),
                 Err(e) => {
-                    // Each op makes its own, or raises.
+                    // The ops then run one by one, and each allocates its own outputs or raises.
                     drop(Exception::adopt(e, host));
                     fused.fresh.iter().for_each(|(place, _)| self.release(id(*place)));
                     return false;
@@ -422,7 +423,7 @@ impl Device for CpuDevice {
             let (storage, bytes) = match slot {
                 Slot::Storage(place, bytes) => match &self.storages.get(id(*place).index()) {
                     Some(Contents::Ready(buffer)) => (buffer.as_ptr(), *bytes),
-                    // It is made and dropped within the group, and never stored.
+                    // The storage is created and freed within the group, which never stores its elements.
                     _ => return std::ptr::null_mut(),
                 },
                 Slot::Host(at) => match &span.run.hosts[span.base.hosts + *at as usize] {
@@ -430,12 +431,13 @@ impl Device for CpuDevice {
                     HostFeed::Inline(_) => return std::ptr::null_mut(),
                 },
             };
-            // SAFETY: windows begin in their storages.
+            // SAFETY: the first element of a window is inside its storage.
             unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
         };
         let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
         let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
-        // SAFETY: the storages are there, and only this thread and those that it starts use them.
+        // SAFETY: `needed` and `fresh` storages have buffers, which only this thread and the ones helping it use
+        // now.
         unsafe { fused.group.run(host, &data, &params) }
     }
 
@@ -452,12 +454,12 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// What is raised where a storage gets no memory.
+    /// The failure of a storage's allocation.
     fn no_memory(&self, error: HostError) -> CallFailure {
         CallFailure::Raised(unnamed("allocate", Cause::Kernel(Exception::adopt(error, self.host))))
     }
 
-    /// The address of a byte range of a storage.
+    /// Returns the address of a byte range of a storage.
     fn bytes(&mut self, id: StorageId, offset: u64, len: usize) -> Result<*mut u8, Arc<Failure>> {
         let buffer = self.buffer(id).map_err(|absent| match absent {
             Absent::Poisoned(failure) => failure,
@@ -468,7 +470,7 @@ impl CpuDevice {
         if offset + len as u64 > nbytes {
             return Err(unnamed("copy", Cause::NoMemory));
         }
-        // SAFETY: the range lies in the buffer.
+        // SAFETY: the range was checked to end within the buffer.
         Ok(unsafe { data.add(offset as usize) })
     }
 }

@@ -1,4 +1,4 @@
-//! What plans may fuse on the cpu executor: expressions, kernels of their own, and sums of rows.
+//! What plans can fuse on the CPU executor: expressions, own kernels, and sums over rows.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
 use crate::run::OpRun;
 
 impl CpuDevice {
-    /// The rule of an op that is computed here.
+    /// The rule of an op that Tandem computes itself.
     fn rule(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Rule>> {
         let rule = self.natives.rule(op.call.op, self.host)?;
         self.natives.is_native((op.node, op.number), op.call, op.variant, self.host).then_some(rule)
@@ -41,7 +41,7 @@ impl Fuser for CpuDevice {
     fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
         let rule = self.rule(op)?;
         let base = rule.base()?;
-        // The contents of a fed host tensor may become a storage's without a copy.
+        // `CpuDevice::run_op` can make the buffer of a fed host tensor the storage's contents without a copy.
         let fed = matches!(op.call.inputs.get(1).map(|i| i.place), Some(Place::Buffer(_)));
         if fed && base.is_copy() {
             return None;

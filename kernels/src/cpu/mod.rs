@@ -1,4 +1,5 @@
-//! The cpu executor: ATen's kernels on host buffers, and Tandem's own for point-wise and other frequent operators.
+//! The CPU executor: ATen's kernels on host buffers, and Tandem's own kernels for point-wise and other frequent
+//! operators.
 
 mod ahead;
 mod device;

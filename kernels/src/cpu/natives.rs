@@ -1,4 +1,5 @@
-//! Operators that Tandem computes itself: found by name, compiled once for a variant or a traced call's metadata.
+//! Operators that Tandem computes itself: they are found by name, and compiled once per variant or per metadata of a
+//! traced call.
 
 use std::sync::Arc;
 
@@ -18,35 +19,35 @@ use crate::plan::Draft;
 use crate::run::{Scalar, of_arg};
 use crate::shapes::{Dims, dense, is_dense};
 
-/// Traced calls whose kernels are kept, and kinds of calls of which it is known whether PyTorch accepts them.
+/// Largest number of kernels that are kept for traced calls, and of kinds of calls known to be accepted or refused.
 const MOST_TRACED: usize = 1 << 14;
 
-/// Where a window of a call begins: in a storage, at so many bytes more than the call says.
+/// Start of a window: the storage, and the offset in bytes that is added to the call's own offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slot {
     owner: Owner,
     bytes: i64,
 }
 
-/// An operator's computation under a variant.
+/// The computation of an operator under a variant.
 pub type Native = Computation<Slot, Param>;
 
-/// How an operator is computed.
+/// How Tandem computes an operator.
 pub enum Rule {
-    /// By an expression of its elements.
+    /// The operator is an expression of elements.
     Expression(Base),
-    /// By a kernel of its own.
+    /// The operator has a kernel of its own.
     Kernel {
         rule: own::Rule,
-        /// Says what comes out.
+        /// Rule for the metadata of the outputs; `None` if only PyTorch's kernel knows it.
         outputs: Option<OutputRule>,
-        /// PyTorch's kernel must not run, too.
+        /// Whether PyTorch's kernel must not run in addition.
         alone: bool,
     },
 }
 
 impl Rule {
-    /// Of an operator by its full name; `written` are the schema's arguments.
+    /// The rule of an operator, given its full name and which arguments its schema marks as written.
     fn of(name: &str, written: &[bool]) -> Option<Rule> {
         let short = name.strip_prefix("aten::").unwrap_or(name);
         let base = short.split('.').next().unwrap_or(short);
@@ -61,7 +62,7 @@ impl Rule {
             .or_else(|| Base::of(name, written).map(Rule::Expression))
     }
 
-    /// What it is computed from elements by.
+    /// The expression of the operator's elements, if there is one.
     pub fn base(&self) -> Option<&Base> {
         match self {
             Rule::Expression(base) => Some(base),
@@ -69,7 +70,7 @@ impl Rule {
         }
     }
 
-    /// What a call gives that writes nothing; `None` where only PyTorch's kernel says.
+    /// Metadata of the outputs of a call that writes none of its inputs; `None` if only PyTorch's kernel knows it.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         match self {
             Rule::Expression(base) => new_outputs(base, call).filter(have_sizes),
@@ -77,27 +78,27 @@ impl Rule {
         }
     }
 
-    /// Whether PyTorch's kernel must not run, too.
+    /// Whether PyTorch's kernel must not run in addition.
     pub fn is_alone(&self) -> bool {
         matches!(self, Rule::Kernel { alone: true, .. })
     }
 }
 
-/// Kernels by variant and by call.
+/// Tandem's own kernels, by variant and by traced call.
 pub struct Natives {
-    /// By operator: not looked for yet, none, or its rule.
+    /// Rule per operator: not looked up yet, none, or the rule.
     rules: Vec<Option<Option<Arc<Rule>>>>,
-    /// By node and variant, likewise.
+    /// Kernel per node and variant: not looked up yet, none, or the kernel.
     variants: Vec<Vec<Option<Option<Arc<Native>>>>>,
     traced: FxHashMap<Signature, Option<Arc<Native>>>,
-    /// Whether PyTorch accepts calls of some kind, and gives what the rule says.
+    /// Whether PyTorch accepts calls of a kind and returns outputs with the dtypes that the rule expects.
     accepted: FxHashMap<Kind, bool>,
-    /// `bernoulli_` with a number, once it was met.
+    /// `bernoulli_` with a number as probability, once it has been called.
     bernoulli: Option<OpId>,
     on: bool,
 }
 
-/// What a kernel was made for.
+/// The properties of a call that its kernel depends on.
 #[derive(PartialEq, Eq, Hash)]
 struct Signature {
     op: OpId,
@@ -110,7 +111,7 @@ struct Signature {
 enum ArgKey {
     None,
     Tensors(u32),
-    /// A fed number by its type, an attribute by its value.
+    /// Type of a number that is fed. Attributes are compared by value.
     Number(u8),
     Int(i64),
     Bool(bool),
@@ -167,12 +168,12 @@ impl Signature {
     }
 }
 
-/// What PyTorch accepts a point-wise call by: everything but how long dimensions are that are longer than 1.
+/// The properties of a point-wise call that decide whether PyTorch accepts it: all but sizes above 1.
 #[derive(PartialEq, Eq, Hash)]
 struct Kind {
     op: OpId,
     default_dtype: Dtype,
-    /// Of each input its place, dtype, flags, and for each dimension 1 or 2.
+    /// Place, dtype, flags and sizes, capped at 2, of each input.
     inputs: SmallVec<[(u8, Dtype, u16, Dims); 3]>,
     args: SmallVec<[ArgKey; 6]>,
 }
@@ -189,16 +190,16 @@ impl Kind {
     }
 }
 
-/// Sizes of at most 2 that broadcast as others do.
+/// Sizes capped at 2, which broadcast in the same way.
 fn shortened(sizes: &[i64]) -> Dims {
     sizes.iter().map(|size| (*size).min(2)).collect()
 }
 
-/// Dimensions of tensors that are tried out.
+/// Largest number of dimensions of a tensor in a call that is tried.
 const MOST_DIMS: usize = 8;
 
-/// Whether PyTorch's kernel accepts a call like this, with short tensors, and gives the dtypes that the outputs say: no
-/// table here repeats what PyTorch refuses. `None` where there is no memory to try it.
+/// Whether PyTorch's kernel accepts such a call and returns outputs of the expected dtypes, found by calling it with
+/// tiny tensors. `None` if there is no memory to try it.
 fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernels) -> Option<bool> {
     let shape = |input: &Input<'_>| {
         let sizes = shortened(input.sizes);
@@ -220,7 +221,7 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
         }
         let nbytes = sizes.iter().product::<i64>() as usize * input.dtype.size();
         let tensor = Buffer::new(nbytes as u64, host).map_err(|error| Exception::adopt(error, host)).ok()?;
-        // SAFETY: the buffer is this function's own, and is `nbytes` long.
+        // SAFETY: the buffer was allocated above with `nbytes` bytes, and nobody else has it.
         unsafe { host.buffer_bytes(tensor.as_ptr()).0.write_bytes(0, nbytes) };
         (input.place, input.offset) = (Place::Buffer(tensor.as_ptr()), 0);
         (input.sizes, input.strides) = (sizes, strides);
@@ -234,12 +235,12 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
         outputs.outs.iter().map(dtype).collect::<SmallVec<[Option<Dtype>; 2]>>()
     };
     let attempt = || call_host(host, &small).map_err(|error| drop(Exception::adopt(error, host)));
-    // Out of memory is no refusal: it does not come twice for so few bytes.
+    // A failed allocation is no refusal. It is not expected twice in a row for so few bytes.
     let given = attempt().or_else(|()| attempt());
     Some(given.is_ok_and(|(given, _)| given.resized.is_empty() && dtypes(&given) == dtypes(outputs)))
 }
 
-/// Compiles a call's computation.
+/// Compiles the computation of a call.
 fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
     let slot = |w: &Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
     let base = match rule {
@@ -251,13 +252,13 @@ fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
     let jobs = jobs(base, call, outputs)?;
     let mut draft = Draft::default();
     draft.add(call, &jobs, slot, |param| param)?;
-    // In place, an operand may be what is written.
+    // An in-place operator writes a window that may also be an operand.
     let in_place = base.in_place();
     Computation::compile(draft, |_, _| in_place)
 }
 
 impl Natives {
-    /// None are used unless `on`.
+    /// An empty set of kernels; if not `on`, it never has any.
     pub fn new(on: bool) -> Natives {
         Natives {
             rules: Vec::new(),
@@ -269,12 +270,12 @@ impl Natives {
         }
     }
 
-    /// Forgets the kernels of variants.
+    /// Drops the kernels of variants.
     pub fn forget(&mut self) {
         self.variants.clear();
     }
 
-    /// The rule of an operator.
+    /// Returns the rule of an operator.
     pub fn rule(&mut self, op: OpId, host: &dyn HostKernels) -> Option<Arc<Rule>> {
         if !self.on {
             return None;
@@ -299,7 +300,8 @@ impl Natives {
         self.rule(op, host).is_some_and(|rule| rule.base().is_some_and(Base::is_copy))
     }
 
-    /// Computes what is no expression; false where PyTorch's kernel has to. The call's inputs are in host memory.
+    /// Computes `bernoulli_`, which is no expression; returns false if PyTorch's kernel has to run. The call's
+    /// inputs are in host memory.
     pub fn run_other(&mut self, call: &Call<'_>, host: &'static dyn HostKernels) -> bool {
         let met = self.rules.get(call.op.index()).is_some_and(Option::is_some);
         if !met {
@@ -308,7 +310,7 @@ impl Natives {
         self.bernoulli == Some(call.op) && random::run(call, host)
     }
 
-    /// The kernel of a node's variant.
+    /// Returns the kernel of a node's variant.
     pub fn of_variant(
         &mut self,
         (node, number): (NodeId, u32),
@@ -336,7 +338,7 @@ impl Natives {
         found
     }
 
-    /// Whether a node's variant is computed by a kernel of Tandem's, given what its call reads and writes.
+    /// Whether Tandem's own kernel can compute a node's variant for this call, given how the call's windows overlap.
     pub fn is_native(
         &mut self,
         id: (NodeId, u32),
@@ -348,7 +350,7 @@ impl Natives {
             && (!variant.outputs.fresh.is_empty() || apart(call))
     }
 
-    /// The kernel of a call that is no node's.
+    /// Returns the kernel of a traced call.
     pub fn of_call(
         &mut self,
         rule: &Rule,
@@ -368,7 +370,7 @@ impl Natives {
         found
     }
 
-    /// A call's kernel, where there is one and PyTorch accepts such calls. `None` where that cannot be told now.
+    /// Compiles a call's kernel if PyTorch accepts such calls. `None` if there was no memory to find out.
     fn lowered(
         &mut self,
         rule: &Rule,
@@ -391,7 +393,7 @@ impl Natives {
     }
 }
 
-/// A parameter's bits.
+/// Returns the bits of a parameter.
 fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
     match param {
         Param::Fixed(bits) => bits,
@@ -406,7 +408,7 @@ fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
                 Place::Host(storage) => {
                     let size = input.dtype.size();
                     let from = host.buffer_bytes(storage).0;
-                    // SAFETY: the program's tensor has an element there, and lives during the call.
+                    // SAFETY: the host tensor has an element at this offset and outlives the call.
                     let bytes =
                         unsafe { std::slice::from_raw_parts(from.add(input.offset as usize * size), size) };
                     Scalar::of_bytes(bytes, input.dtype)
@@ -418,12 +420,13 @@ fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
     }
 }
 
-/// Copies elements that lie alike and without gaps as bytes: what a fetch mostly is. False where they do not.
+/// Copies the bytes of a dense tensor to one with the same strides, as most fetches do. Returns false for other
+/// copies.
 pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [to, from] = &call.inputs[..] else { return false };
     let data = |input: &Input<'_>| match input.place {
         Place::Buffer(storage) | Place::Host(storage) if input.flags & (flags::CONJ | flags::NEG) == 0 => {
-            // SAFETY: the window begins in its storage.
+            // SAFETY: the first element of a window is inside its storage.
             Some(unsafe {
                 host.buffer_bytes(storage).0.offset(input.offset as isize * input.dtype.size() as isize)
             })
@@ -436,16 +439,16 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
         return false;
     }
     let (Some(to), Some(from)) = (data(to), data(from)) else { return false };
-    // SAFETY: both windows have so many bytes without gaps, on different storages.
+    // SAFETY: both tensors are dense, have `bytes` bytes and are in different storages.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     true
 }
 
-/// Carries a call's computation out; false where PyTorch's kernel has to. Its inputs are in host memory, and what it
-/// writes is [`apart`]; `made` are the storages that it makes.
+/// Runs a call's computation; returns false if PyTorch's kernel has to run. The call's inputs are in host memory,
+/// the elements that it writes can be computed in any order (see [`apart`]), and `made` are the buffers of new outputs.
 pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
     let memory = |storage, bytes: i64| {
-        // SAFETY: windows begin in their storages.
+        // SAFETY: the first element of a window is inside its storage.
         unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
     };
     let begin = |slot: &Slot| match slot.owner {
@@ -462,6 +465,6 @@ pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn
     };
     let data: SmallVec<[*mut u8; 8]> = native.slots.iter().map(begin).collect();
     let params: SmallVec<[u64; 8]> = native.params.iter().map(|p| param_bits(*p, call, host)).collect();
-    // SAFETY: the storages are alive during the call, and nobody else uses what it writes.
+    // SAFETY: the buffers outlive the call, and nobody else uses those that it writes.
     unsafe { native.run(host, &data, &params) }
 }

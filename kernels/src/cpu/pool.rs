@@ -1,86 +1,87 @@
-//! Host memory that kernels' results are made in, kept for the next step.
+//! A pool of host memory for the outputs of kernels.
 //!
-//! **Why.** A training step needs the same sizes again and again. The C library gives large blocks back to the system,
-//! so each step would fault its pages in anew, which costs about as much as computing what is stored there.
-//! **Strategy.** Sizes are rounded up by at most an eighth; a released block goes to its size's free list, and may be taken
-//! for one that is up to a third smaller: what changes from step to step does not fill lists of its own. The system is
-//! asked for huge pages: blocks of less than 256 KiB are cut from chunks of them. Blocks of less than 4 KiB are left to
-//! the C library.
-//! **Freeing.** Free blocks beyond an eighth of the most that was in use of late go back to the system, those of the size
-//! that was idle for longest first; chunks stay.
+//! **Why.** A training step allocates the same sizes in each iteration. The C library returns large blocks to the
+//! system, so each iteration would page-fault anew, which takes about as long as computing what is stored there.
+//! **Strategy.** Sizes are rounded up by at most an eighth. A released block goes to the free list of its size. It
+//! may be reused for an allocation that is up to a third smaller, so that sizes which change from iteration to
+//! iteration do not fill lists of their own. The system is asked for huge pages, and blocks of less than 256 KiB are
+//! cut from chunks of them. Blocks of less than 4 KiB are left to the C library.
+//! **Freeing.** Once the blocks in use and the free blocks together exceed the recent peak of blocks in use by more
+//! than an eighth and 8 MiB, free blocks return to the system, first those of the size that was not used for longest.
+//! Chunks are never freed.
 
 use std::ptr::NonNull;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// Blocks below are the C library's.
+/// Smallest size in bytes of an allocation that the pool serves.
 pub const SMALLEST: usize = 1 << 12;
 
-/// As PyTorch's own, so that kernels see what they see in eager.
+/// Alignment in bytes, the same as PyTorch's, so that kernels behave as in eager mode.
 #[cfg(any(test, not(target_os = "linux")))]
 const ALIGNMENT: usize = 64;
 
-/// Blocks below are cut from chunks.
+/// Size in bytes below which blocks are cut from chunks.
 const CUT: usize = 1 << 18;
 
-/// Bytes of a chunk.
+/// Size of a chunk in bytes.
 const CHUNK: usize = 1 << 22;
 
-/// Bytes of a huge page.
+/// Size of a huge page in bytes.
 const HUGE: usize = 1 << 21;
 
-/// Sizes between two powers of two.
+/// Number of size classes between two powers of two.
 const STEPS: usize = 8;
 
-/// Sizes that are looked at beyond the one asked for: up to half as much again.
+/// Number of larger size classes that are searched for a free block: up to half as large again.
 const LARGER: usize = STEPS / 2;
 
-/// Blocks that are taken in a window of time.
+/// Number of allocations over which a peak is measured.
 const WINDOW: u64 = 1 << 12;
 
-/// Bytes that are kept beyond the eighth.
+/// Number of bytes that are kept in addition to the peak and an eighth of it.
 const SLACK: usize = 8 << 20;
 
-/// A block; nobody else has it.
+/// A memory block that has no other owner.
 #[derive(Debug)]
 struct Block(NonNull<u8>);
 
-// SAFETY: a block is memory that its holder alone uses.
+// SAFETY: the memory has no other owner and belongs to no thread.
 unsafe impl Send for Block {}
 
 #[derive(Default, Debug)]
 struct Class {
     free: Vec<Block>,
-    /// When a block was last taken.
+    /// Clock value of the last allocation from this class.
     used: u64,
 }
 
 #[derive(Default, Debug)]
 struct Blocks {
     classes: Vec<Class>,
-    /// The class of each block in use, and the bytes that were asked for, by address.
+    /// Size class and requested bytes of each block in use, by address.
     live: FxHashMap<usize, (u32, usize)>,
-    /// What is left of the newest chunk: where, and how many bytes.
+    /// Rest of the newest chunk, and its size in bytes.
     chunk: Option<(Block, usize)>,
-    /// Bytes in use, of all blocks; free ones, of those that can be freed.
+    /// Bytes of all blocks in use, and of the free blocks that can be returned to the system.
     live_bytes: usize,
     free_bytes: usize,
-    /// The most that were in use in the last whole window, and in the running one.
+    /// Largest `live_bytes` in the last complete period of [`WINDOW`] allocations, and in the current one.
     peaks: [usize; 2],
-    /// When the running window began.
+    /// Clock value at which the current period began.
     window: u64,
-    /// Bytes that were asked for and are in use, and the most of them since that was last counted anew.
+    /// Requested bytes of the blocks in use, and their largest number since [`Pool::count_anew`].
     asked_bytes: usize,
     most_bytes: usize,
     clock: u64,
 }
 
-/// A pool of blocks, for all threads.
+/// A pool of memory blocks that all threads share.
 #[derive(Debug)]
 pub struct Pool(Mutex<Option<Blocks>>);
 
-/// The class of a size.
+/// Returns the size class of a size in bytes.
 fn class_of(bytes: usize) -> usize {
     let bytes = bytes.max(SMALLEST) - 1;
     let power = bytes.ilog2() as usize;
@@ -88,7 +89,7 @@ fn class_of(bytes: usize) -> usize {
         - ((SMALLEST - 1).ilog2() as usize * STEPS)
 }
 
-/// The size of a class's blocks.
+/// Returns the size in bytes of a class's blocks.
 fn size_of(class: usize) -> usize {
     let class = class + (SMALLEST - 1).ilog2() as usize * STEPS;
     let (power, step) = (class / STEPS, class % STEPS);
@@ -99,27 +100,27 @@ fn can_free(class: usize) -> bool {
     size_of(class) >= CUT
 }
 
-/// Memory from the system, in huge pages where it is large. Not from the C library's heap: aligned blocks that come and
-/// go leave gaps there that it does not use again.
+/// Allocates memory from the system, in huge pages if it is large. The C library's heap is not used, because aligned
+/// blocks leave gaps in it that it does not reuse.
 #[cfg(target_os = "linux")]
 fn system(bytes: usize) -> Option<Block> {
     let alignment = if bytes >= HUGE { HUGE } else { 1 };
     let room = bytes + alignment - 1;
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at any place.
+    // SAFETY: a new anonymous mapping, at an address that the system chooses.
     let first = unsafe { libc::mmap(std::ptr::null_mut(), room, access, kind, -1, 0) };
     if first == libc::MAP_FAILED {
         return None;
     }
     let first = first.cast::<u8>();
     let before = first.align_offset(alignment);
-    // SAFETY: parts of the mapping that nobody uses; the advice changes no contents.
+    // SAFETY: the unmapped ranges are parts of the new mapping outside of the block; `madvise` keeps contents.
     unsafe {
         let block = first.add(before);
         if before > 0 {
             libc::munmap(first.cast(), before);
         }
-        // Whole pages: both ends of the mapping are the system's, and so is the block's.
+        // All three ranges begin and end at page boundaries, as the mapping and the block do.
         if room > before + bytes {
             libc::munmap(block.add(bytes).cast(), room - before - bytes);
         }
@@ -130,10 +131,10 @@ fn system(bytes: usize) -> Option<Block> {
     }
 }
 
-/// Gives memory back to the system.
+/// Returns memory to the system.
 #[cfg(target_os = "linux")]
 fn give_back(block: &Block, bytes: usize) {
-    // SAFETY: what `system` gave, which nobody uses.
+    // SAFETY: `system` mapped these bytes, and the free block has no other owner.
     unsafe { libc::munmap(block.0.as_ptr().cast(), bytes) };
 }
 
@@ -144,25 +145,25 @@ fn layout(bytes: usize) -> Option<std::alloc::Layout> {
 
 #[cfg(not(target_os = "linux"))]
 fn system(bytes: usize) -> Option<Block> {
-    // SAFETY: the size is not 0.
+    // SAFETY: the size of a block or chunk is not 0.
     NonNull::new(unsafe { std::alloc::alloc(layout(bytes)?) }).map(Block)
 }
 
 #[cfg(not(target_os = "linux"))]
 fn give_back(block: &Block, bytes: usize) {
     let Some(layout) = layout(bytes) else { return };
-    // SAFETY: the block was made with this layout, and nobody uses it.
+    // SAFETY: `system` allocated the block with this layout, and the free block has no other owner.
     unsafe { std::alloc::dealloc(block.0.as_ptr(), layout) };
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Returns an empty pool.
     pub const fn new() -> Pool {
         Pool(Mutex::new(None))
     }
 
-    /// A block of at least so many undefined bytes, aligned to 64. `None` where there is no memory, or the block is
-    /// the C library's to give.
+    /// Allocates at least `bytes` undefined bytes, aligned to 64. `None` if there is no memory, or if the size is
+    /// not the pool's to serve.
     pub fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
         if bytes < SMALLEST || bytes > isize::MAX as usize / 2 {
             return None;
@@ -174,7 +175,7 @@ impl Pool {
             blocks.classes.resize_with(class + 1, Class::default);
         }
         blocks.clock += 1;
-        // Where sizes change from step to step, one that is somewhat larger will do: new pages cost more.
+        // A larger free block is better than new pages, if sizes change from iteration to iteration.
         let last = (class + LARGER).min(blocks.classes.len() - 1);
         let class = (class..=last).find(|c| !blocks.classes[*c].free.is_empty()).unwrap_or(class);
         let entry = &mut blocks.classes[class];
@@ -194,7 +195,7 @@ impl Pool {
         Some(block.0)
     }
 
-    /// Takes a block back. False where it is none of this pool's.
+    /// Releases a block. Returns false if it is not a block of this pool.
     pub fn give(&self, at: *mut u8) -> bool {
         let mut guard = self.0.lock();
         let Some(blocks) = guard.as_mut() else { return false };
@@ -211,7 +212,7 @@ impl Pool {
         true
     }
 
-    /// Gives all free blocks back to the system.
+    /// Returns all free blocks to the system.
     pub fn clear(&self) {
         if let Some(blocks) = self.0.lock().as_mut() {
             blocks.peaks = [blocks.live_bytes; 2];
@@ -219,13 +220,12 @@ impl Pool {
         }
     }
 
-    /// Bytes that were asked for and are in use, the most of them since that was last counted anew, and bytes that are
-    /// free.
+    /// Returns the requested bytes in use, their largest number since [`Pool::count_anew`], and the free bytes.
     pub fn bytes(&self) -> [usize; 3] {
         self.0.lock().as_ref().map_or([0; 3], |b| [b.asked_bytes, b.most_bytes, b.free_bytes])
     }
 
-    /// Counts the most in use from now.
+    /// Resets the largest number of requested bytes to the current one.
     pub fn count_anew(&self) {
         if let Some(blocks) = self.0.lock().as_mut() {
             blocks.most_bytes = blocks.asked_bytes;
@@ -240,7 +240,8 @@ impl Default for Pool {
 }
 
 impl Blocks {
-    /// What was in use at most counts for two windows: the first steps, which are traced, need more than all others.
+    /// Updates the peaks. A peak is kept for two periods, because the first iterations, which are traced, need more
+    /// memory than later ones.
     fn note_peak(&mut self) {
         if self.clock - self.window >= WINDOW {
             (self.peaks, self.window) = ([self.peaks[1], 0], self.clock);
@@ -248,7 +249,7 @@ impl Blocks {
         self.peaks[1] = self.peaks[1].max(self.live_bytes);
     }
 
-    /// A new block.
+    /// Allocates a new block.
     fn make(&mut self, class: usize) -> Option<Block> {
         let bytes = size_of(class);
         if can_free(class) {
@@ -258,12 +259,12 @@ impl Blocks {
             Some(chunk) => chunk,
             None => (system(CHUNK)?, CHUNK),
         };
-        // SAFETY: the chunk has at least so many bytes left.
+        // SAFETY: the chunk has at least `bytes` bytes left.
         self.chunk = Some((Block(unsafe { chunk.0.add(bytes) }), left - bytes));
         Some(chunk)
     }
 
-    /// Frees until no more than so many bytes are free.
+    /// Returns blocks to the system until at most `keep` bytes are free.
     fn shrink(&mut self, keep: usize) {
         while self.free_bytes > keep {
             let idle = |(class, entry): &(usize, &Class)| can_free(*class) && !entry.free.is_empty();

@@ -1,9 +1,9 @@
-//! Draws what PyTorch's CPU generator draws for `tensor.bernoulli_(p)` with one probability.
+//! Draws the numbers that PyTorch's CPU generator draws for `tensor.bernoulli_(p)` with one probability.
 //!
-//! PyTorch draws every element from the generator itself: two 32-bit words of its Mersenne Twister make 53 bits, and
-//! the element is one where `bits * 2^-53 < p`. The bits drawn and the state left behind are the same here. The speed
-//! comes from twisting a block of 624 words at once and from tempering, in nearly all cases, only the word that
-//! decides. All loops are plain ones over slices that LLVM turns into vector code.
+//! PyTorch draws each element from the generator: two 32-bit words of its Mersenne Twister make 53 bits, and the
+//! element is one if `bits * 2^-53 < p`. The bits drawn here, and the generator's state afterwards, are the same.
+//! This implementation is faster because it generates a block of 624 words at once and, in nearly all cases, tempers
+//! only the word that decides. LLVM vectorizes all of its loops.
 
 use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::tensor_meta::{Dtype, flags};
@@ -11,10 +11,10 @@ use tandem_tracegraph::tensor_meta::{Dtype, flags};
 use crate::cpu::widest::widest;
 use crate::host::{HostKernels, Mt19937, temper};
 
-/// Bits of the first word that count: the upper 21 of 53.
+/// Mask of the bits of the first word that are used: the upper 21 of 53.
 const HIGH: u32 = (1 << 21) - 1;
 
-/// Draws one value for each element of `out`: `hit` where it is one, `T::default()` elsewhere.
+/// Draws one value for each element of `out`: `hit` for a one, `T::default()` for a zero.
 #[inline(always)]
 fn draw_each<T: Copy + Default>(generator: &mut Mt19937, p: f64, out: &mut [T], hit: T) {
     let below = Threshold::new(p);
@@ -54,11 +54,11 @@ unsafe fn draw(generator: &mut Mt19937, p: f64, out: &mut [f32]) {
 }
 
 widest! {
-    /// Fills `out` as `bernoulli_(p)` fills a contiguous tensor. `p` is from 0 to 1.
+    /// Fills `out` as `bernoulli_(p)` fills a contiguous tensor. `p` must be from 0 to 1.
     fn bernoulli(generator: &mut Mt19937, p: f64, out: &mut [f32]) => draw
 }
 
-/// Computes `bernoulli_(p)` of a tensor of floats without gaps; false where PyTorch's kernel has to.
+/// Computes `bernoulli_(p)` of a contiguous tensor of floats; returns false if PyTorch's kernel has to run.
 pub fn run(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [input] = &call.inputs[..] else { return false };
     let [Arg::Tensor, Arg::Float(p), generator] = &call.args[..] else { return false };
@@ -77,18 +77,18 @@ pub fn run(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     if input.dtype != Dtype::FLOAT32 || input.flags & flags::META != 0 || !dense || !(0.0..=1.0).contains(p) {
         return false;
     }
-    // SAFETY: the window lies in its storage, which only this thread uses.
+    // SAFETY: the tensor's elements are inside its storage, which only this thread uses.
     let out = unsafe {
         let first = host.buffer_bytes(storage).0.cast::<f32>().add(input.offset as usize);
         std::slice::from_raw_parts_mut(first, expected as usize)
     };
     host.draw(generator, &mut |twister| {
-        // SAFETY: no promise is asked for.
+        // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
         unsafe { bernoulli(twister, *p, out) }
     })
 }
 
-/// The least 53-bit number that is not a hit, as the two words it is compared with.
+/// The smallest 53-bit number for which the element is zero, as the two words that are compared with it.
 #[derive(Clone, Copy)]
 struct Threshold {
     high: u32,
@@ -115,8 +115,8 @@ mod tests {
     use super::*;
     use crate::host::WORDS;
 
-    /// Seed, numbers drawn before, `p`; then of 1000 elements drawn by PyTorch the first 64 and the
-    /// last 64 as bits from the lowest, their sum, and 31 bits of the number drawn next.
+    /// Seed; numbers drawn before; `p`. Then, of 1000 elements drawn by PyTorch: the first 64 and the last 64, as
+    /// bits from the lowest on; the sum of all; and 31 bits of the number drawn next.
     type Known = (u32, u64, f64, u64, u64, usize, u32);
 
     const KNOWN: [Known; 6] = [
@@ -128,7 +128,7 @@ mod tests {
         (123_456_789, 1247, 0.8, 0xbf1f_bbff_f78f_4fdd, 0xffdf_fdff_c76f_eefd, 807, 0x3d76_f781),
     ];
 
-    /// The generator after `manual_seed(seed)`.
+    /// Returns the generator after `manual_seed(seed)`.
     fn seeded(seed: u32) -> Mt19937 {
         let words = |state: &mut [u32; WORDS]| {
             state[0] = seed;
@@ -147,7 +147,7 @@ mod tests {
 
     fn drawn(generator: &mut Mt19937, p: f64, len: usize) -> Vec<u8> {
         let mut out = vec![7.0; len];
-        // SAFETY: no promise is asked for.
+        // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
         unsafe { bernoulli(generator, p, &mut out) };
         assert!(out.iter().all(|x| *x == 0.0 || *x == 1.0));
         out.iter().map(|x| *x as u8).collect()
@@ -167,7 +167,8 @@ mod tests {
         }
     }
 
-    /// The 53 bits of elements 0 and 333 of seed 1: a `p` equal to them is no hit, one above is.
+    /// Uses the 53 bits of elements 0 and 333 of seed 1: a `p` equal to them draws a zero, the next larger `p` a
+    /// one.
     #[test]
     fn exact_where_the_first_word_ties() {
         for (element, k) in [(0, 549_919_010_554_091_u64), (333, 5_697_308_044_365_548)] {

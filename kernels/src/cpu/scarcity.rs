@@ -1,11 +1,12 @@
-//! Allocations that fail when a test asks for it: all host memory that is made for Tandem is asked for here first.
+//! Injected allocation failures for tests. All code that allocates host memory for tensors or kernels asks here
+//! first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Allocations up to the one that fails; 0 where none is to fail.
+/// Number of allocations up to and including the one that fails; 0 if none is to fail.
 static LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the `n`-th allocation from now fail, and no other; none where `n` is 0. The allocations that were left before.
+/// Makes the `n`-th allocation from now fail, and no other; none if `n` is 0. Returns the previous countdown.
 pub fn fail_nth(n: u64) -> u64 {
     LEFT.swap(n, Ordering::Relaxed)
 }

@@ -1,17 +1,17 @@
-//! Loops compiled for several widths of SIMD units, of which the CPU's widest runs.
+//! Loops compiled for several widths of SIMD units; the widest that the CPU supports runs.
 
-/// What the CPU has.
+/// SIMD units of a CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Units {
-    /// AVX-512 with bytes, words and doublewords.
+    /// AVX-512 with the F, BW, DQ and VL extensions.
     Avx512,
     /// AVX2 with fused multiply-add.
     Avx2,
-    /// What all CPUs of the architecture have.
+    /// The units that all CPUs of the architecture have.
     Any,
 }
 
-/// The widest units.
+/// Returns the widest units of the CPU.
 #[inline]
 pub fn units() -> Units {
     #[cfg(target_arch = "x86_64")]
@@ -31,7 +31,7 @@ pub fn units() -> Units {
     Units::Any
 }
 
-/// Defines an unsafe function that calls `$body`, an inlined one, compiled for the widest units.
+/// Defines an unsafe function that calls `$body`, an `#[inline(always)]` function, compiled for the widest units.
 macro_rules! widest {
     ($(#[$doc:meta])* $visible:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) => $body:path) => {
         $(#[$doc])*
@@ -39,16 +39,17 @@ macro_rules! widest {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             unsafe fn avx512($($arg: $ty),*) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller meets the requirements of `$body`.
                 unsafe { $body($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             unsafe fn avx2($($arg: $ty),*) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller meets the requirements of `$body`.
                 unsafe { $body($($arg),*) }
             }
-            // SAFETY: the caller's promise; the CPU has what is asked for.
+            // SAFETY: the caller meets the requirements of `$body`, and the CPU has the features of the chosen
+            // version.
             unsafe {
                 match $crate::cpu::widest::units() {
                     #[cfg(target_arch = "x86_64")]

@@ -1,23 +1,24 @@
-//! Sums of many floats, in 64 bits: no result is farther away than the rounding at its end, however long a sum is.
+//! Sums of many floats, accumulated in `f64`: the error of a result is that of its final rounding, however long the
+//! sum.
 //!
-//! A product of two floats has no rounding at all in 64 bits. The order follows from the number of values alone, not from
-//! the CPU's units.
+//! A product of two floats is exact in `f64`. The order of the additions depends on the number of values alone, not
+//! on the CPU's SIMD units.
 
-/// Sums that are kept beside one another,
+/// Number of partial sums that are kept side by side.
 const LANES: usize = 32;
-/// and those of them that what is left of the last lanes goes to, if it is so much.
+/// Number of partial sums that take half a vector of remaining values.
 const HALF: usize = LANES / 2;
 
-/// A sum that values are added to.
+/// An accumulator for floats.
 #[derive(Clone, Copy)]
 pub struct Sum {
     lanes: [f64; LANES],
-    /// The sum of values that fill no lanes; apart from them, so that they stay in registers.
+    /// Sum of the values that do not fill `HALF` lanes, kept apart so that the lanes stay in registers.
     rest: f64,
 }
 
 impl Sum {
-    /// Of nothing.
+    /// Returns an empty sum.
     #[inline(always)]
     pub fn new() -> Sum {
         Sum { lanes: [0.0; LANES], rest: 0.0 }
@@ -50,13 +51,13 @@ impl Sum {
         self.add_all(n, |i| f64::from(value(i)));
     }
 
-    /// Adds the products of `n` pairs.
+    /// Adds `a(i) * b(i)` for `i` below `n`.
     #[inline(always)]
     pub fn add_products(&mut self, n: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) {
         self.add_all(n, |i| f64::from(a(i)) * f64::from(b(i)));
     }
 
-    /// What has been added, lanes in halves.
+    /// Returns the sum of the lanes, added pairwise in halves, and the rest.
     #[inline(always)]
     pub fn total(&self) -> f64 {
         let half: [f64; HALF] = halved(&self.lanes);
@@ -65,7 +66,7 @@ impl Sum {
     }
 }
 
-/// The sums of the halves' elements.
+/// Adds the second half of the lanes to the first.
 #[inline(always)]
 fn halved<const N: usize>(lanes: &[f64]) -> [f64; N] {
     let mut sums = [0.0; N];
@@ -75,7 +76,7 @@ fn halved<const N: usize>(lanes: &[f64]) -> [f64; N] {
     sums
 }
 
-/// The sum of `value(0)` to `value(n - 1)`.
+/// Returns the sum of `value(0)` to `value(n - 1)`.
 #[inline(always)]
 pub fn sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
     let mut sum = Sum::new();
@@ -83,7 +84,7 @@ pub fn sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
     sum.total()
 }
 
-/// The sum of the products of `n` pairs.
+/// Returns the sum of `a(i) * b(i)` for `i` below `n`.
 #[inline(always)]
 pub fn products(n: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f64 {
     let mut sum = Sum::new();

@@ -1,6 +1,7 @@
-//! Batch norm: channels brought to mean 0 and variance 1, and its gradient.
+//! Batch norm, which normalizes channels to mean 0 and variance 1, and its gradient.
 //!
-//! A channel is one thread's: what is read again lies in a cache. Sums are added up picture by picture.
+//! One thread computes a whole channel, so that the elements it reads again are in its cache. Sums are added image
+//! by image.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
@@ -15,7 +16,8 @@ use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::Param;
 
-/// How the elements of a channel lie: pictures, elements from one to the next, elements of each.
+/// Layout of a channel: number of images, distance between their parts of the channel in elements, elements per
+/// image.
 #[derive(Clone, Copy)]
 struct Channel {
     pictures: usize,
@@ -29,7 +31,8 @@ impl Channel {
     }
 }
 
-/// Channels of an input without gaps; vectors of features have no rows to go along.
+/// Number of channels of a contiguous input, and their layout. `None` for fewer than 4 elements per image and
+/// channel, for which the loops here are not made.
 fn channels(sizes: &[i64]) -> Option<(usize, Channel)> {
     let [pictures, channels, rest @ ..] = sizes else { return None };
     let (pictures, channels, pixels) = (*pictures as usize, *channels as usize, count(rest));
@@ -44,7 +47,7 @@ fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
     }
 }
 
-/// The running statistics: both or none, and both where nothing else says what to subtract.
+/// The running mean and variance: both or neither, and both if the call is not in training mode.
 fn statistics(call: &Call<'_>, n: usize, training: bool) -> Option<Option<[crate::ops::express::Window; 2]>> {
     match (weights(call, 3, n)?, weights(call, 4, n)?) {
         (Some(mean), Some(variance)) => Some(Some([mean, variance])),
@@ -74,7 +77,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         each_row(host, n, channel.count() * 4, &|from, to| {
             let (data, mut room) = (data.get(), [0.0; ROOM]);
             for c in from..to {
-                // SAFETY: the caller's promise; each channel is one thread's.
+                // SAFETY: `c < n`, the number of channels in all windows; each channel is one thread's.
                 unsafe {
                     let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
                     let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
@@ -141,7 +144,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         each_row(host, n, channel.count() * 4, &|from, to| {
             let (data, mut rooms) = (data.get(), [[0.0; ROOM]; 2]);
             for c in from..to {
-                // SAFETY: the caller's promise; each channel is one thread's.
+                // SAFETY: `c < n`, the number of channels in all windows; each channel is one thread's.
                 unsafe {
                     let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
                     let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
@@ -174,30 +177,31 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel { windows: windows.0, params: SmallVec::new(), work })
 }
 
-/// Elements of a channel that are worth bringing together, and pixels of a picture below which they are.
+/// Largest number of elements of a channel that are copied together, and number of elements per image from which
+/// they are not.
 const ROOM: usize = 1024;
 const FEW: usize = 64;
 
-/// A channel's elements, brought together where pictures are small.
+/// Returns a channel's elements, copied together in `room` if each image has few of them.
 ///
 /// # Safety
-/// They are there, and nobody else writes them.
+/// `x` points to a channel with this layout, which nobody writes during the call.
 unsafe fn gathered(x: *mut f32, channel: Channel, room: &mut [f32; ROOM]) -> (*mut f32, Channel) {
     let count = channel.count();
     if channel.pixels >= FEW || count > ROOM {
         return (x, channel);
     }
-    // SAFETY: the caller's promise; the room has so many.
+    // SAFETY: the channel's elements exist, and `count` is at most the size of `room`.
     unsafe { move_pictures(x, channel, room.as_mut_ptr(), false) };
     (room.as_mut_ptr(), Channel { pictures: 1, step: 0, pixels: count })
 }
 
-/// Brings pictures of a channel together, or back where they were.
+/// Copies a channel's elements from all images to `room`, or back.
 ///
 /// # Safety
-/// They are there, there is room for them, and nobody else uses either.
+/// `x` points to a channel with this layout and `room` to as many floats; nobody else uses either.
 unsafe fn move_pictures(x: *mut f32, channel: Channel, room: *mut f32, back: bool) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the function has the same requirements; 4 and 16 divide the number of pixels.
     unsafe {
         match channel.pixels {
             4 => move_parts::<4>(x, channel, room, back),
@@ -211,7 +215,8 @@ unsafe fn move_pictures(x: *mut f32, channel: Channel, room: *mut f32, back: boo
 unsafe fn move_parts<const N: usize>(x: *mut f32, channel: Channel, room: *mut f32, back: bool) {
     for number in 0..channel.pictures {
         for part in (0..channel.pixels).step_by(N) {
-            // SAFETY: the caller's promise.
+            // SAFETY: `N` divides the number of pixels, so the part ends within the image's elements and within
+            // `room`.
             unsafe {
                 let there = x.add(number * channel.step + part).cast::<[f32; N]>();
                 let here = room.add(number * channel.pixels + part).cast::<[f32; N]>();
@@ -225,26 +230,26 @@ unsafe fn move_parts<const N: usize>(x: *mut f32, channel: Channel, room: *mut f
     }
 }
 
-/// A channel's part of a picture.
+/// Returns an image's part of a channel.
 ///
 /// # Safety
-/// It is there, and nobody else writes it.
+/// `x` points to a channel with this layout that has the image, and nobody else writes it while the slice is in use.
 unsafe fn picture<'a>(x: *mut f32, channel: Channel, number: usize) -> &'a mut [f32] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the image's elements exist.
     unsafe { Shared(x).slice(number * channel.step, channel.pixels) }
 }
 
 widest! {
-    /// The mean, and the sum of squares around it.
+    /// Computes the mean, and the sum of squared differences from it.
     fn moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) => run_moments
 }
 
 #[inline(always)]
 unsafe fn run_moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) {
     let count = channel.count() as f64;
-    // SAFETY: the caller's promise.
+    // SAFETY: `x` points to a channel with this layout, which has at least one element.
     unsafe {
-        // Around the first value, so that little is lost where all are far from 0.
+        // Differences from the first value lose little precision if all values are far from 0.
         let first = *x;
         let mean = f64::from(first) + sum(x, channel, |x| x - first) / count;
         let near = mean as f32;
@@ -254,14 +259,14 @@ unsafe fn run_moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) {
     }
 }
 
-/// The sum over a channel.
+/// Returns the sum of `value(x)` over a channel.
 #[inline(always)]
 unsafe fn sum(x: *mut f32, channel: Channel, value: impl Fn(f32) -> f32) -> f64 {
     let mut sum = Sum::new();
     for number in 0..channel.pictures {
-        // SAFETY: the caller's promise.
+        // SAFETY: `x` points to a channel with this layout.
         let x = unsafe { &*picture(x, channel, number) };
-        // SAFETY: below the length.
+        // SAFETY: `i < x.len()`.
         sum.add(x.len(), |i| value(unsafe { at(x, i) }));
     }
     sum.total()
@@ -271,20 +276,20 @@ widest! {
     fn normalize(x: *mut f32, y: *mut f32, channel: Channel, numbers: [f32; 3]) => run_normalize
 }
 
-/// `x` and `y` may be the same.
+/// `x` and `y` may be equal.
 #[inline(always)]
 unsafe fn run_normalize(x: *mut f32, y: *mut f32, channel: Channel, [mean, factor, bias]: [f32; 3]) {
     for number in 0..channel.pictures {
         let begin = number * channel.step;
         for i in begin..begin + channel.pixels {
-            // SAFETY: the caller's promise.
+            // SAFETY: `x` and `y` point to channels with this layout, and `i` is an element of image `number`.
             unsafe { *y.add(i) = (*x.add(i) - mean).mul_add(factor, bias) };
         }
     }
 }
 
 widest! {
-    /// The sum of a gradient, and of its products with distances from the mean.
+    /// Computes the sum of a gradient, and of the gradient times `x - mean`.
     fn products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) => run_products
 }
 
@@ -292,7 +297,7 @@ widest! {
 unsafe fn run_products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) {
     let (mut sum, mut product) = (Sum::new(), Sum::new());
     for number in 0..channel.pictures {
-        // SAFETY: the caller's promise; below both lengths.
+        // SAFETY: `grad` and `x` point to channels with this layout, so both slices have `channel.pixels` elements.
         unsafe {
             let (grad, x) = (&*picture(grad, channel, number), &*picture(x, channel, number));
             sum.add(grad.len(), |i| at(grad, i));
@@ -306,7 +311,7 @@ widest! {
     fn gradient(grad: *mut f32, x: *mut f32, to: *mut f32, channel: Channel, numbers: [f32; 4]) => run_gradient
 }
 
-/// `grad` and `to` may be the same.
+/// `grad` and `to` may be equal.
 #[inline(always)]
 unsafe fn run_gradient(
     grad: *mut f32,
@@ -318,7 +323,7 @@ unsafe fn run_gradient(
     for number in 0..channel.pictures {
         let begin = number * channel.step;
         for i in begin..begin + channel.pixels {
-            // SAFETY: the caller's promise.
+            // SAFETY: all three point to channels with this layout, and `i` is an element of image `number`.
             unsafe { *to.add(i) = (mean - *x.add(i)).mul_add(product, *grad.add(i) - sum) * factor };
         }
     }

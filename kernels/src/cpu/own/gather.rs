@@ -1,4 +1,4 @@
-//! Rows taken by their numbers, and put back.
+//! Lookups of rows by index, and the gradient of an embedding.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,15 +15,15 @@ use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::express::{Operand, Window, operand};
 
-/// Numbers of rows, wherever they lie.
+/// The indices in a window, with any strides.
 struct Numbers {
     n: usize,
-    /// Where each is, in elements from the first one; `None` where there are no gaps.
+    /// Offset of each index in elements from the first one; `None` if the window is contiguous.
     offsets: Option<Vec<isize>>,
 }
 
 impl Numbers {
-    /// Those of a window.
+    /// The indices in a window of 64-bit integers.
     fn of(window: &Window) -> Option<Numbers> {
         if window.mem != Mem::I64 {
             return None;
@@ -40,17 +40,17 @@ impl Numbers {
         Some(Numbers { n, offsets: Some(offsets) })
     }
 
-    /// The indices; `None` where one is out of range or there is no memory for them.
+    /// Reads the indices; `None` if one is out of range or there is no memory for them.
     ///
     /// # Safety
-    /// The window begins at `first`, and nobody writes it.
+    /// `first` points to the window, which nobody writes while the indices are in use.
     unsafe fn read<'a>(&self, first: *mut i64, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
         let numbers: Cow<'a, [i64]> = match &self.offsets {
-            // SAFETY: the caller's promise.
+            // SAFETY: the window is contiguous and has `n` elements, which nobody writes.
             None => Cow::Borrowed(unsafe { Shared(first).slice(0, self.n) }),
             Some(offsets) => {
                 let mut numbers = room(self.n)?;
-                // SAFETY: as above.
+                // SAFETY: the offsets are those of the window's elements.
                 numbers.extend(offsets.iter().map(|offset| unsafe { first.offset(*offset).read() }));
                 Cow::Owned(numbers)
             }
@@ -59,8 +59,8 @@ impl Numbers {
     }
 }
 
-/// Takes rows of `from` to `to`; negative numbers count from the end where they may. Numbers out of range are
-/// PyTorch's to refuse.
+/// Copies the rows of `from` that `index` names to `to`. Negative indices count from the end if `negative`. For
+/// indices out of range, PyTorch's kernel runs and raises the error.
 fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kernel> {
     let rows = *from.sizes.first()?;
     let numbers = Numbers::of(&index)?;
@@ -73,12 +73,12 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
     let lowest = if negative { -rows } else { 0 };
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let (from, to) = (Shared(data[0]), Shared(data[2]));
-        // SAFETY: the caller's promise.
+        // SAFETY: `data[1]` is the address of the window that `numbers` was made from, which the kernel only reads.
         let Some(index) = (unsafe { numbers.read(data[1].cast(), lowest..rows) }) else { return false };
         each_row(host, n, each, &|begin, end| {
             for (at, row) in (begin..end).zip(&index[begin..end]) {
                 let row = if *row < 0 { row + rows } else { *row } as usize;
-                // SAFETY: as above, and the number is in range.
+                // SAFETY: `row` is below `rows` and `at` below `n`, the numbers of rows of both windows.
                 unsafe { std::ptr::copy_nonoverlapping(from.at(row * bytes), to.at(at * bytes), bytes) };
             }
         });
@@ -92,7 +92,7 @@ pub fn embedding(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     take(tensor(call, 0).filter(|w| w.sizes.len() == 2)?, tensor(call, 1)?, output(outputs)?, false)
 }
 
-/// `index_select(self, dim, index)` of the first dimension.
+/// `index_select(self, dim, index)` for the first dimension.
 pub fn index_select(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let from = tensor(call, 0)?;
     let index = tensor(call, 2)?;
@@ -100,7 +100,7 @@ pub fn index_select(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     take(from, index, output(outputs)?, false)
 }
 
-/// `tensor[index]` with one tensor of numbers.
+/// `tensor[index]` with one tensor of indices.
 pub fn index(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let Some(Arg::Tensors(1)) = call.args.get(1) else { return None };
     let index = match operand(call, 1, 0)?.0 {
@@ -122,11 +122,11 @@ pub fn embedding_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> 
         return None;
     }
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `data[1]` is the address of the window that `numbers` was made from, which the kernel only reads.
         let Some(index) = (unsafe { numbers.read(data[1].cast(), 0..rows) }) else { return false };
         let (grad, to) = (Shared(data[0].cast::<f32>()), Shared(data[2].cast::<f32>()));
         each_row(host, rows as usize, width, &|begin, end| {
-            // SAFETY: the caller's promise; each row is one thread's.
+            // SAFETY: `to` has `rows` rows and `grad` one per index; each row of `to` is one thread's.
             unsafe {
                 to.slice(begin * width, (end - begin) * width).fill(0.0);
                 for (i, row) in index.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The negative log-likelihood, and what goes back through it.
+//! The negative log-likelihood loss and its gradient.
 
 use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
@@ -10,14 +10,14 @@ use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, int, norm, ou
 use crate::host::HostKernels;
 use crate::ir::Mem;
 
-/// How what the examples lose is put together.
+/// How the losses of the examples are reduced.
 #[derive(Clone, Copy, PartialEq)]
 enum Reduction {
     Mean,
     Sum,
 }
 
-/// `[N, C]` of log-probabilities with a class for each of `N` examples, where all weigh the same.
+/// Sizes and options of a loss of `[N, C]` log-probabilities and `N` target classes, without class weights.
 struct Shape {
     examples: usize,
     classes: i64,
@@ -26,8 +26,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// Of a call whose log-probabilities are its argument `first`: target, weights, the reduction and the class that is
-    /// ignored follow.
+    /// Reads a call whose arguments from `first` on are: log-probabilities, target, weight, reduction, ignored
+    /// class.
     fn of(call: &Call<'_>, first: usize) -> Option<Shape> {
         let x = contiguous(call, first, Mem::F32)?;
         let target = contiguous(call, first + 1, Mem::I64)?;
@@ -42,13 +42,13 @@ impl Shape {
         plain.then_some(Shape { examples, classes, reduction, ignored: int(call, first + 4)? })
     }
 
-    /// The class of each example, `None` where it is ignored; `None` where PyTorch refuses one
-    /// or there is no memory for them.
+    /// Returns the class of each example, or `None` for an ignored one. The result is `None` if a class is out of
+    /// range, which PyTorch's kernel reports, or if there is no memory.
     ///
     /// # Safety
-    /// They are there, and nobody writes them.
+    /// `first` points to `examples` 64-bit integers, which nobody writes during the call.
     unsafe fn targets(&self, first: *mut u8) -> Option<Vec<Option<usize>>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the integers exist and are not written.
         let targets = unsafe { Shared(first.cast::<i64>()).slice(0, self.examples) };
         let class = |target: &i64| match *target {
             ignored if ignored == self.ignored => Some(None),
@@ -68,10 +68,10 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (x, target) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::I64)?);
     let (loss, total) = (norm::output(outputs, 0)?, norm::output(outputs, 1)?);
     let work = move |_: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `data[1]` is the window of the target, which `Shape::of` checked has `examples` elements.
         let Some(targets) = (unsafe { shape.targets(data[1]) }) else { return false };
         let classes = shape.classes as usize;
-        // SAFETY: as above.
+        // SAFETY: the lengths are those of the windows; only this call uses the outputs.
         let (x, loss, total) = unsafe {
             let at = |i: usize, n: usize| Shared(data[i].cast::<f32>()).slice(0, n);
             (&*at(0, shape.examples * classes), &mut at(2, 1)[0], &mut at(3, 1)[0])
@@ -96,15 +96,15 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         return None;
     }
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `data[1]` is the window of the target, which `Shape::of` checked has `examples` elements.
         let Some(targets) = (unsafe { shape.targets(data[1]) }) else { return false };
-        // SAFETY: as above.
+        // SAFETY: both windows have one element.
         let [grad, total] = [0, 2].map(|i| unsafe { data[i].cast::<f32>().read() });
         let each = if shape.reduction == Reduction::Mean { -grad / total } else { -grad };
         let (to, classes) = (Shared(data[3].cast::<f32>()), shape.classes as usize);
         each_row(host, shape.examples, classes, &|begin, end| {
             for (i, class) in (begin..end).zip(&targets[begin..end]) {
-                // SAFETY: the caller's promise; each example is one thread's.
+                // SAFETY: the output has `examples * classes` elements; each example is one thread's.
                 let to = unsafe { to.slice(i * classes, classes) };
                 to.fill(0.0);
                 if let Some(class) = class {

@@ -1,4 +1,4 @@
-//! Products of matrices, by the BLAS that PyTorch has: without its dispatcher, in pieces that threads share.
+//! Matrix products by PyTorch's BLAS, called without the dispatcher and split into pieces for several threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,8 +12,8 @@ use crate::ir::{Mem, Ty};
 use crate::ops::express::{Param, Window};
 use crate::shapes::expanded;
 
-/// How a matrix of these sizes and strides is told to BLAS; `None` where neither its rows nor its columns are without
-/// gaps.
+/// Returns how BLAS gets a matrix, as whether it is transposed and its leading dimension; `None` if neither rows nor
+/// columns are contiguous.
 fn matrix(sizes: [i64; 2], strides: [i64; 2]) -> Option<(bool, i64)> {
     let ([r, c], [rs, cs]) = (sizes, strides);
     if (cs == 1 || c == 1) && (r == 1 || rs >= c) {
@@ -31,7 +31,7 @@ fn floats(windows: &[&Window]) -> Option<bool> {
     (same && matches!(mem, Mem::F32 | Mem::F64)).then_some(mem == Mem::F64)
 }
 
-/// The product of two windows with two dimensions, without addresses.
+/// The product of two matrices, with null addresses.
 fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
     let ([m, k], [k2, n]) =
         (<[i64; 2]>::try_from(&a.sizes[..]).ok()?, <[i64; 2]>::try_from(&b.sizes[..]).ok()?);
@@ -44,12 +44,13 @@ fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
     Some(Product { double, m, n, k, alpha: 1.0, beta: 0.0, a: at(ta, lda), b: at(tb, ldb), c: at(false, n) })
 }
 
-/// Multiplies piece by piece; false where there is no BLAS to do it.
+/// Computes a product piece by piece; returns false if there is no BLAS.
 pub fn multiply(host: &dyn HostKernels, product: &Product) -> bool {
     multiply_all(host, product, 1, &|_, piece| product.piece(piece))
 }
 
-/// Makes `count` products of these sizes, of which `of` tells the pieces, and has ready what they are added to.
+/// Computes `count` products of these sizes. `of(i, piece)` returns a piece of the `i`-th product, after it has
+/// stored what the piece is added to; returns false if there is no BLAS.
 fn multiply_all(
     host: &dyn HostKernels,
     product: &Product,
@@ -72,7 +73,7 @@ fn multiply_all(
     done.into_inner()
 }
 
-/// Multiplications that are worth a thread.
+/// Number of multiplications from which another thread is worth waking.
 const GRAIN: f64 = (1 << 20) as f64;
 
 pub fn mm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
@@ -90,7 +91,7 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let double = floats(&[&bias, &a, &b, &c])?;
     let product = product(&a, &b, double)?;
     let n = product.n as usize;
-    // A row for all rows, or as many as the result has.
+    // The bias is broadcast over rows (stride 0), or has a row for each row of the output.
     let strides = expanded(&bias.sizes, &bias.strides, &c.sizes);
     let [down, 1] = strides[..] else { return None };
     let size = bias.mem.size() as usize;
@@ -105,7 +106,8 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             let at = (piece.c.data as usize - c.get() as usize) / size;
             let (first, column, bytes) = (at / n, at % n * size, piece.n as usize * size);
             for i in (first..first + piece.m as usize).filter(|_| beta != 0.0) {
-                // SAFETY: the caller's promise: rows of both windows.
+                // SAFETY: the bias, expanded, and the output have rows `0..m` of `n` elements; the columns are the
+                // piece's.
                 unsafe {
                     let from = bias.get().offset((i as i64 * down) as isize * size as isize).add(column);
                     std::ptr::copy_nonoverlapping(from, c.at(i * row + column), bytes);

@@ -1,8 +1,8 @@
-//! Operators that are no expressions of elements: products of matrices, sums, rows, pieces.
+//! Operators that are not element-wise expressions: matrix products, reductions, normalization, copies.
 //!
-//! A rule looks at a call and at what it gives, and makes a kernel for that metadata, or refuses: then the call stays
-//! PyTorch's. All that a kernel does, the order of its additions included, follows from metadata. So bits do not depend
-//! on the number of threads that it runs on, nor on when it is used.
+//! A [`Rule`] returns a kernel for a call's metadata, or `None`, in which case PyTorch's kernel runs. What a kernel
+//! does, including the order of its additions, depends on metadata alone. Results are therefore bitwise the same for
+//! any number of threads.
 
 mod additions;
 pub(crate) mod batch_norm;
@@ -28,26 +28,28 @@ use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
 use crate::plan::RowSums;
 use crate::shapes;
 
-/// Computes, given the first elements of a kernel's windows and its parameters' bits. False, and nothing that matters
-/// done, where PyTorch's kernel has to say what is wrong, or where there is no memory for what is kept meanwhile.
+/// Computes an operator from the addresses of the first elements of the kernel's windows and the bits of its
+/// parameters. Returns false if PyTorch's kernel must run instead: to raise an error, or because there was no memory
+/// for intermediate values. Only outputs may have been written by then.
 ///
-/// The caller promises that all windows lie in live memory and that nobody else reads or writes what is written.
+/// The caller guarantees that all windows are in live memory and that nobody else reads or writes those that are
+/// written.
 pub type Work = Box<dyn Fn(&dyn HostKernels, &[*mut u8], &[u64]) -> bool + Send + Sync>;
 
-/// An operator's kernel for a call's metadata.
+/// A kernel for an operator and a call's metadata.
 pub struct Kernel {
-    /// What it reads and writes, by number.
+    /// Windows that the kernel reads and writes, in the order of the addresses passed to `work`.
     pub windows: SmallVec<[Window; 4]>,
-    /// Numbers that come with the call, by number.
+    /// Numbers of the call that `work` gets as bits.
     pub params: SmallVec<[Param; 2]>,
-    /// What it does.
+    /// Function that computes the outputs.
     pub work: Work,
 }
 
-/// Makes a kernel for a call and what it gives.
+/// Function that returns a kernel for a call and the metadata of its outputs.
 pub type Rule = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
 
-/// The rule of an operator, by its name, without `aten::`.
+/// Returns the rule of an operator, given its name without `aten::`.
 pub fn find(name: &str) -> Option<Rule> {
     Some(match name {
         "mm" => matmul::mm,
@@ -87,7 +89,7 @@ pub fn find(name: &str) -> Option<Rule> {
     })
 }
 
-/// An operator as a sum over rows, by its name, without `aten::`.
+/// Returns an operator as a sum over rows, given its name without `aten::`.
 pub fn row_sums(name: &str, call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
     match name {
         "sum" | "sum.dim_IntList" => sums::of_rows(call, outputs, false),
@@ -97,12 +99,12 @@ pub fn row_sums(name: &str, call: &Call<'_>, outputs: &Outputs) -> Option<RowSum
     }
 }
 
-/// Whether an operator writes what its schema does not say, so that only one kernel may run.
+/// Whether an operator writes arguments that its schema does not mark as written, so that it must not run twice.
 pub fn is_impure(name: &str) -> bool {
     name == "native_batch_norm"
 }
 
-/// A tensor argument.
+/// The window of a tensor argument.
 fn tensor(call: &Call<'_>, arg: usize) -> Option<Window> {
     match operand(call, arg, 0)?.0 {
         Operand::Window(window) => Some(window),
@@ -110,7 +112,7 @@ fn tensor(call: &Call<'_>, arg: usize) -> Option<Window> {
     }
 }
 
-/// A tensor argument without gaps, in row-major order, of this element type.
+/// The window of a contiguous tensor argument with this element type.
 fn contiguous(call: &Call<'_>, arg: usize, mem: Mem) -> Option<Window> {
     tensor(call, arg).filter(|w| w.mem == mem && is_contiguous(w))
 }
@@ -119,7 +121,7 @@ fn is_contiguous(window: &Window) -> bool {
     shapes::is_contiguous(&window.sizes, &window.strides)
 }
 
-/// The only output, in row-major order.
+/// The window of the only output, if it is new and contiguous.
 fn output(outputs: &Outputs) -> Option<Window> {
     match &outputs.outs[..] {
         [OutSpec::Fresh { storage, meta, offset }] if outputs.resized.is_empty() => {
@@ -138,7 +140,7 @@ fn int(call: &Call<'_>, arg: usize) -> Option<i64> {
     }
 }
 
-/// A dimension argument, counted from the front.
+/// A dimension argument, as a non-negative index.
 fn dimension(call: &Call<'_>, arg: usize, ndim: usize) -> Option<usize> {
     let d = int(call, arg)?;
     let d = if d < 0 { d + ndim as i64 } else { d };
@@ -150,44 +152,45 @@ fn count(sizes: &[i64]) -> usize {
     sizes.iter().product::<i64>() as usize
 }
 
-/// An address that threads share; each uses other parts of what is there.
+/// An address that threads share; different threads access different elements.
 #[derive(Clone, Copy)]
 struct Shared<T>(*mut T);
 
-// SAFETY: see above.
+// SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
 unsafe impl<T> Send for Shared<T> {}
-// SAFETY: see above.
+// SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// The first element's address.
+    /// Returns the address of the first element.
     fn get(self) -> *mut T {
         self.0
     }
 
-    /// The `at`-th element's address.
+    /// Returns the address of element `at`.
     ///
     /// # Safety
-    /// It lies in the same allocation.
+    /// The element is in the same allocation as the first one, or just past its end.
     unsafe fn at(self, at: usize) -> *mut T {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the address is in the allocation.
         unsafe { self.0.add(at) }
     }
 
-    /// Elements from the `at`-th on.
+    /// Returns elements `at..at + n`.
     ///
     /// # Safety
-    /// They are there, and nobody else uses them.
+    /// The elements exist, and nobody else uses them while the slice is in use.
     unsafe fn slice<'a>(self, at: usize, n: usize) -> &'a mut [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the elements exist and are not shared.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), n) }
     }
 }
 
-/// Elements below which a thread is not worth waking.
+/// Number of elements from which another thread is worth waking.
 const GRAIN: f64 = (1 << 17) as f64;
 
-/// Calls `body` with ranges of rows that have so many elements each.
+/// Calls `body` with ranges of rows, on several threads if there are enough elements. `each` is the number of
+/// elements of a row.
 fn each_row(host: &dyn HostKernels, rows: usize, each: usize, body: &(dyn Fn(usize, usize) + Sync)) {
     let grain = GRAIN / each.max(1) as f64;
     if rows < 2 || rows as f64 <= grain { body(0, rows) } else { host.parallel(rows, grain, body) }

@@ -1,4 +1,4 @@
-//! Layer norm and group norm: rows brought to mean 0 and variance 1.
+//! Layer norm and group norm: rows are normalized to mean 0 and variance 1.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call, Place};
@@ -13,13 +13,13 @@ use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Param, Window, fresh_window};
 
-/// Rows that are added at a time.
+/// Number of rows that are added at a time.
 const GROUP: usize = 4;
-/// Rows at least whose parts of the weights' gradients are added up together, and such parts at most.
+/// Smallest number of rows per partial sum of the weights' gradients, and largest number of partial sums.
 const ROWS: usize = 32;
 const PARTS: usize = 64;
 
-/// An output by its number; `None` where it is undefined or not what is written here.
+/// The `number`-th output, if it is new, contiguous and of 32-bit floats; `None` otherwise.
 pub fn output(outputs: &Outputs, number: usize) -> Option<Window> {
     match outputs.outs.get(number)? {
         OutSpec::Fresh { storage, meta, offset } => {
@@ -29,7 +29,7 @@ pub fn output(outputs: &Outputs, number: usize) -> Option<Window> {
     }
 }
 
-/// An output that the call may not ask for: `Some(None)` where it is undefined.
+/// An output that the call's output mask may exclude: `Some(None)` if it is undefined.
 pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
     match outputs.outs.get(number)? {
         OutSpec::Undefined => Some(None),
@@ -37,7 +37,7 @@ pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
     }
 }
 
-/// An optional argument with one number for each place of a row: `Some(None)` where it is absent.
+/// An optional contiguous float argument of `n` elements: `Some(None)` if it is absent.
 pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
     let flat = call.args[..arg].iter().filter(|a| matches!(a, Arg::Tensor)).count();
     match call.args.get(arg)? {
@@ -47,29 +47,29 @@ pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> 
     }
 }
 
-/// Windows, and the numbers of those that may be absent.
+/// The windows of a kernel while it is put together.
 #[derive(Default)]
 pub struct Windows(pub SmallVec<[Window; 4]>);
 
 impl Windows {
-    /// Adds one.
+    /// Appends a window and returns its index.
     pub fn add(&mut self, window: Window) -> usize {
         self.0.push(window);
         self.0.len() - 1
     }
 
-    /// Adds one that may be absent.
+    /// Appends a window, if there is one, and returns its index.
     pub fn maybe(&mut self, window: Option<Window>) -> Option<usize> {
         window.map(|w| self.add(w))
     }
 }
 
-/// Elements from the first of a window on.
+/// Returns elements `at..at + n` of a window, or `None` if the window is absent.
 ///
 /// # Safety
-/// They are there, and nobody else writes them.
+/// The window has these elements, and nobody writes them while the slice is in use.
 unsafe fn part<'a>(data: &[*mut u8], window: Option<usize>, at: usize, n: usize) -> Option<&'a [f32]> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the elements exist and are not written.
     window.map(|w| unsafe { &*Shared(data[w].cast::<f32>()).slice(at, n) })
 }
 
@@ -93,7 +93,8 @@ pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         each_row(host, all / n, n * 4, &|from, to| {
             let data = data.get();
             for row in from..to {
-                // SAFETY: the caller's promise; each row is one thread's.
+                // SAFETY: the windows have `all / n` rows of `n` elements, or one element per row; each row is one
+                // thread's.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
                     let (weight, bias) = (part(data, weight, 0, n), part(data, bias, 0, n));
@@ -129,7 +130,8 @@ pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         each_row(host, count_ * groups, n * 4, &|from, to| {
             let data = data.get();
             for row in from..to {
-                // SAFETY: the caller's promise; each row is one thread's.
+                // SAFETY: the windows have `count_ * groups` rows of `n` elements, or one element per row; each row
+                // is one thread's.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
                     let first = row % groups * each;
@@ -176,7 +178,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         each_row(host, parts, each * n * 4, &|from, end| {
             let data = data.get();
             for part_ in from..end {
-                // SAFETY: the caller's promise; each part's rows and sums are one thread's.
+                // SAFETY: rows below `rows` exist in all windows; the rows and sums of a part are one thread's.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
                     let sums: &mut [f64] = if summed { partial.slice(part_ * n * 2, n * 2) } else { &mut [] };
@@ -199,7 +201,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         });
         for (to, first) in [(to_weight, 0), (to_bias, n)] {
             let Some(to) = to else { continue };
-            // SAFETY: as above.
+            // SAFETY: the gradients of weight and bias have `n` elements, and all threads have ended.
             let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, n) };
             let (total, others) = sums[first..].split_at_mut(n);
             for part in others.chunks(n).skip(1).step_by(2) {
@@ -232,14 +234,15 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let weight = windows.maybe(weight);
     let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        // Of each picture's channels: what goes to their weights, and to their biases.
+        // For each image and channel, the terms of the gradients of the channel's weight and bias.
         let Some(mut sums) = filled(count_ * channels, [0.0f64; 2]) else { return false };
         let partial = Shared(sums.as_mut_ptr());
         let data = Addresses(data);
         each_row(host, rows, n * 4, &|from, end| {
             let data = data.get();
             for row in from..end {
-                // SAFETY: the caller's promise; each group's pixels and sums are one thread's.
+                // SAFETY: the windows have `rows` groups of `n` elements; the elements and sums of a group are one
+                // thread's.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
                     let (grad, x) = (&*at(grad, row * n, n), &*at(x, row * n, n));
@@ -252,7 +255,7 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         });
         for (to, which) in [(to_weight, 0), (to_bias, 1)] {
             let Some(to) = to else { continue };
-            // SAFETY: as above.
+            // SAFETY: the gradients of weight and bias have `channels` elements, and all threads have ended.
             let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, channels) };
             for (c, to) in to.iter_mut().enumerate() {
                 *to = (0..count_).map(|i| sums[i * channels + c][which]).sum::<f64>() as f32;
@@ -263,15 +266,15 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     Some(Kernel { windows: windows.0, params: smallvec![], work: Box::new(work) })
 }
 
-/// Addresses that threads share.
+/// Addresses of windows, shared by threads.
 #[derive(Clone, Copy)]
 pub struct Addresses<'a>(pub &'a [*mut u8]);
 
-// SAFETY: threads use other parts of what is there.
+// SAFETY: the addresses are only read; where they point, each thread writes elements of its own.
 unsafe impl Sync for Addresses<'_> {}
 
 impl<'a> Addresses<'a> {
-    /// They.
+    /// Returns the addresses.
     pub fn get(&self) -> &'a [*mut u8] {
         self.0
     }
@@ -279,22 +282,23 @@ impl<'a> Addresses<'a> {
 
 type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
 
-/// The mean of values, as a distance from the first one: exact also where they are near to each other and far from 0.
-/// Returned as a float and the remainder that rounding to it lost, so that distances from the mean are exact, too.
+/// Returns the mean as a float and the remainder that rounding to it dropped, so that differences from the mean are
+/// accurate. The sum is taken over differences from the first value, which loses no precision if all values are
+/// close together and far from 0.
 #[inline(always)]
 fn mean(x: &[f32]) -> [f32; 2] {
     let first = x[0];
-    // SAFETY: below the length.
+    // SAFETY: `sum` calls the closure with `i < x.len()`.
     let mean = f64::from(first) + sum(x.len(), |i| unsafe { at(x, i) } - first) / x.len() as f64;
     let near = mean as f32;
     [near, (mean - f64::from(near)) as f32]
 }
 
-/// A row's mean, as above, and the inverse of its standard deviation.
+/// Returns a row's [`mean`], in its two parts, and the inverse of its standard deviation.
 #[inline(always)]
 fn moments(x: &[f32], eps: f64) -> [f32; 3] {
     let [near, off] = mean(x);
-    // SAFETY: below the length.
+    // SAFETY: `products` calls the closure with `i < x.len()`.
     let distance = |i: usize| unsafe { at(x, i) } - near - off;
     let variance = products(x.len(), distance, distance) / x.len() as f64;
     [near, off, (1.0 / (variance + eps).sqrt()) as f32]
@@ -366,10 +370,10 @@ unsafe fn run_backward(grad: &[f32], x: &[f32], weight: Option<&[f32]>, stats: [
     match weight {
         Some(weight) => {
             let weight = &weight[..grad.len()];
-            // SAFETY: below both lengths.
+            // SAFETY: `i < grad.len()`, and `weight` was cut to that length.
             row_backward(grad, x, stats, to, |i| unsafe { at(grad, i) * at(weight, i) });
         }
-        // SAFETY: below the length.
+        // SAFETY: `i < grad.len()`.
         None => row_backward(grad, x, stats, to, |i| unsafe { at(grad, i) }),
     }
 }
@@ -384,7 +388,7 @@ fn row_backward(
 ) {
     let n = grad.len();
     let (x, to) = (&x[..n], &mut to[..n]);
-    // SAFETY: `x` has `n` elements.
+    // SAFETY: `products` calls the closure with `i < n`, and `x` was cut to `n` elements.
     let normalized = |i: usize| (unsafe { at(x, i) } - mean) * scale;
     let product = (products(n, &weighted, normalized) / n as f64) as f32;
     let sum = (sum(n, &weighted) / n as f64) as f32;
@@ -404,8 +408,8 @@ widest! {
     ) => run_group_backward
 }
 
-/// A group's gradient, and what goes to the weight and to the bias of each of its channels. The mean is taken anew: where
-/// all are near to each other, the saved one's rounding would show.
+/// Computes a group's gradient and, per channel, the terms of the gradients of weight and bias. Recomputes the mean,
+/// because the rounding error of the saved one is visible if all values are close together.
 #[inline(always)]
 unsafe fn run_group_backward(
     grad: &[f32],
@@ -421,7 +425,7 @@ unsafe fn run_group_backward(
     let channels = || grad.chunks_exact(pixels).zip(x.chunks_exact(pixels));
     let (mut sum, mut product) = (0.0, 0.0);
     for (c, (sums, (grad, x))) in sums.iter_mut().zip(channels()).enumerate() {
-        // SAFETY: below both lengths.
+        // SAFETY: `i < pixels`, the length of both chunks.
         let (g, x) = (|i: usize| unsafe { at(grad, i) }, |i: usize| normalized(unsafe { at(x, i) }));
         let (to_weight, to_bias) = (products(pixels, g, x), self::sum(pixels, g));
         *sums = [to_weight, to_bias];
@@ -443,7 +447,7 @@ widest! {
     fn add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f64]) => run_add_up
 }
 
-/// Adds some rows' part of the gradients of weights and biases.
+/// Adds the terms of some rows to the gradients of weight and bias.
 #[inline(always)]
 unsafe fn run_add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f64]) {
     let n = sums.len() / 2;
@@ -451,7 +455,7 @@ unsafe fn run_add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums:
     if let (&[m0, m1, m2, m3], &[s0, s1, s2, s3]) = (mean, scale) {
         let [g0, g1, g2, g3] = [0, 1, 2, 3].map(|row| &grad[row * n..][..n]);
         let [x0, x1, x2, x3] = [0, 1, 2, 3].map(|row| &x[row * n..][..n]);
-        // Written out, and a result at a time: else the loops are no vectors.
+        // Unrolled over rows, with a loop per result, because other forms are not vectorized.
         for i in 0..n {
             to_weight[i] = to_weight[i]
                 + product(g0[i], x0[i], m0, s0)
@@ -476,7 +480,7 @@ unsafe fn run_add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums:
     }
 }
 
-/// What an element gives to its weight's gradient.
+/// An element's term of the gradient of its weight.
 #[inline(always)]
 fn product(grad: f32, x: f32, mean: f32, scale: f32) -> f64 {
     f64::from(grad) * f64::from((x - mean) * scale)

@@ -1,4 +1,4 @@
-//! Tensors put together from pieces: those of a list, or one among values that are all the same.
+//! Tensors assembled from pieces: concatenations, and a window surrounded by a constant.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
@@ -11,41 +11,46 @@ use crate::ir::{Mem, Ty};
 use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
 use crate::shapes::Dims;
 
-/// Undefined contents: nothing is done.
+/// Outputs with undefined contents, for which nothing is computed.
 pub fn empty(_: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let [OutSpec::Fresh { storage, meta, offset }] = &outputs.outs[..] else { return None };
     let to = fresh_window(*storage, meta, *offset)?;
     Some(Kernel { windows: smallvec![to], params: smallvec![], work: Box::new(|_, _, _| true) })
 }
 
-/// What moving an element costs, in additions, where neighbours lie apart.
+/// Cost of copying an element if neighbours are not adjacent in memory, in additions.
 const STRIDED: usize = 4;
 
-/// A piece of a tensor: how it is copied to it, and where it begins there, in bytes.
+/// A piece of an output: how it is copied, and its offset in the output in bytes.
 struct Piece {
     copy: Copy,
     at: usize,
 }
 
 impl Piece {
-    /// A window of these sizes and strides, which goes to `to` from the `at`-th element on, with these strides there.
+    /// A piece with these sizes and strides that is copied to `to` from element `at` on, with the strides `steps`
+    /// there.
     fn of(sizes: &[i64], strides: &[i64], to: &Window, at: i64, steps: &[i64]) -> Piece {
         let bytes = i64::from(to.mem.size());
         Piece { copy: Copy::of(sizes, strides, steps, bytes), at: (at * bytes) as usize }
     }
 
+    /// Copies the piece.
+    ///
     /// # Safety
-    /// The piece begins at `from`, the tensor at `to`, and nobody else uses them.
+    /// `from` points to the piece and `to` to the output; nobody else writes the piece or uses its part of the
+    /// output.
     unsafe fn put(&self, host: &dyn HostKernels, from: *mut u8, to: *mut u8) {
         let (from, to) = (Shared(from), Shared(to));
         each_row(host, self.copy.runs(), (self.copy.run() / 4).max(STRIDED), &|begin, end| {
-            // SAFETY: the caller's promise; each run is one thread's.
+            // SAFETY: the runs are within the piece and its part of the output, and each of them is one thread's.
             unsafe { self.copy.carry_out(from.get(), to.at(self.at), begin, end) };
         });
     }
 }
 
-/// A part's sizes and strides with the whole's dimensions, of which the part may lack `dim`; the others are the same.
+/// Returns the sizes and strides of a part with the dimensions of the whole. The part may lack `dim`; its sizes in
+/// the other dimensions must be those of the whole.
 fn along_dimension(part: &Window, whole: &Window, dim: usize) -> Option<(Dims, Dims)> {
     let (mut sizes, mut strides) = (part.sizes.clone(), part.strides.clone());
     if sizes.len() + 1 == whole.sizes.len() {
@@ -57,8 +62,7 @@ fn along_dimension(part: &Window, whole: &Window, dim: usize) -> Option<(Dims, D
     fits.then_some((sizes, strides))
 }
 
-/// `cat` and `stack`: the tensors of a list side by side along a dimension, which they have or, where each is one place of
-/// it, have not.
+/// `cat` and `stack`: joins the tensors of a list along a dimension, which is a new one for `stack`.
 pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let to = output(outputs)?;
     let dim = dimension(call, 1, to.sizes.len())?;
@@ -80,7 +84,7 @@ pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     }
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         for (piece, from) in pieces.iter().zip(data) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the pieces are the windows of the inputs, and `join` checked that they fit in the output.
             unsafe { piece.put(host, *from, data[pieces.len()]) };
         }
         true
@@ -89,10 +93,10 @@ pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel { windows, params: smallvec![], work: Box::new(work) })
 }
 
-/// Bytes that are filled at a time.
+/// Number of bytes that are the unit of a thread's share of a fill.
 const LINE: usize = 64;
 
-/// A window among zeros, or among floats that are all the same.
+/// A window in an output that is filled with zeros or with a number first.
 fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Option<Kernel> {
     if window.mem != to.mem || (value.is_some() && to.mem != Mem::F32) {
         return None;
@@ -104,7 +108,7 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
         let to = Shared(data[1]);
         each_row(host, bytes.div_ceil(LINE), LINE / 4, &|begin, end| {
             let (begin, end) = (begin * LINE, (end * LINE).min(bytes));
-            // SAFETY: the caller's promise; each byte is one thread's.
+            // SAFETY: `to` is the window of the output, which has `bytes` bytes; each byte is one thread's.
             unsafe {
                 match value.to_bits() {
                     0 => to.at(begin).write_bytes(0, end - begin),
@@ -112,7 +116,8 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
                 }
             }
         });
-        // SAFETY: as above.
+        // SAFETY: the piece is the first window and fits in the output; the threads that filled the output have
+        // ended.
         unsafe { piece.put(host, data[0], data[1]) };
         true
     };
@@ -120,7 +125,7 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
     Some(Kernel { windows: smallvec![window, to], params, work: Box::new(work) })
 }
 
-/// Zeros, with the gradient where its elements were taken from: from the `start`-th of a dimension on, every `step`-th.
+/// Zeros, with the gradient at every `step`-th place of a dimension from place `start` on.
 fn within(grad: Window, to: Window, dim: usize, start: i64, step: i64) -> Option<Kernel> {
     let (sizes, strides) = along_dimension(&grad, &to, dim)?;
     if sizes[dim] > 0 && start + (sizes[dim] - 1) * step >= to.sizes[dim] {
@@ -152,7 +157,7 @@ pub fn slice_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     within(grad, to, dim, start, step)
 }
 
-/// `constant_pad_nd(self, pad, value)`: `pad` has how much comes before and behind, the last dimension first.
+/// `constant_pad_nd(self, pad, value)`: `pad` has the number of elements before and after, last dimension first.
 pub fn constant_pad(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (from, to) = (tensor(call, 0)?, output(outputs)?);
     let Some(Arg::Ints(pad)) = call.args.get(1) else { return None };

@@ -1,8 +1,8 @@
-//! torchvision's `roi_align` and its gradient (He et al., "Mask R-CNN", 2017, section 3): each bin of a region is the
-//! mean of samples between pixels.
+//! torchvision's `roi_align` and its gradient (He et al., "Mask R-CNN", 2017, section 3): the value of each bin of a
+//! region of interest is the mean of bilinear samples.
 //!
-//! Where a sample lies depends on the region alone, so it is found out once for all channels. Additions have torchvision's
-//! order, and so its bits.
+//! The positions of samples depend on the region alone, so they are computed once for all channels. Additions are in
+//! torchvision's order, so that results are bitwise equal.
 
 use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
@@ -14,35 +14,35 @@ use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Param, Window};
 
-/// What is the same for all regions of a call.
+/// Sizes and options that all regions of a call share.
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,
     channels: usize,
-    /// Of a feature plane.
+    /// Height and width of a feature plane.
     height: usize,
     width: usize,
-    /// Bins of a region.
+    /// Number of rows and columns of bins of a region.
     rows: usize,
     columns: usize,
-    /// Samples of a bin in each direction; as many as it has pixels if not positive.
+    /// Samples per bin and direction; if not positive, the number of pixels of the bin.
     samples: i64,
-    /// Pixels lie half a pixel off their numbers.
+    /// Whether coordinates are shifted by half a pixel.
     aligned: bool,
 }
 
-/// A sample: the four pixels around it and their shares.
+/// A sample: the four pixels around it and their weights.
 #[derive(Clone, Copy)]
 struct Sample {
     pixels: [usize; 4],
     shares: [f32; 4],
 }
 
-/// A region's samples, bin by bin.
+/// The samples of a region, bin by bin.
 struct Region {
     image: usize,
     samples: Vec<Option<Sample>>,
-    /// Samples of each bin.
+    /// Number of samples per bin.
     each: usize,
 }
 
@@ -55,8 +55,8 @@ impl Shape {
         self.height * self.width
     }
 
-    /// The samples of a region: image, left, top, right, bottom. `None` for an image that is not there,
-    /// or where there is no memory for them.
+    /// Returns the samples of a region, which is given as image, left, top, right and bottom. `None` if the batch
+    /// does not have the image or there is no memory.
     fn region(&self, region: &[f32], scale: f32) -> Option<Region> {
         let image = region[0] as i64;
         let image = usize::try_from(image).ok().filter(|i| *i < self.batch)?;
@@ -85,13 +85,13 @@ impl Shape {
         Some(Region { image, samples, each })
     }
 
-    /// `None` outside the plane, where nothing is.
+    /// Returns the sample at a position; `None` outside the plane, where the value is 0.
     fn sample(&self, y: f32, x: f32) -> Option<Sample> {
         let inside = |at: f32, size: usize| (-1.0..=size as f32).contains(&at);
         if !inside(y, self.height) || !inside(x, self.width) {
             return None;
         }
-        // The two pixels around a place, and how far it is behind the first.
+        // The two pixels around a coordinate, and the coordinate's distance from the first one.
         let around = |at: f32, size: usize| {
             let at = at.max(0.0);
             let low = at as usize;
@@ -123,7 +123,7 @@ fn shape(call: &Call<'_>, planes: &Window, bins: &[i64], options: usize) -> Opti
     })
 }
 
-/// The second argument: regions of five numbers.
+/// The window of the second argument: regions of five floats.
 fn regions(call: &Call<'_>) -> Option<Window> {
     contiguous(call, 1, Mem::F32).filter(|w| w.sizes.len() == 2 && w.sizes[1] == 5)
 }
@@ -138,7 +138,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
         let scale = f64::from_bits(params[0]) as f32;
         let to = Shared(data[2].cast::<f32>());
-        // SAFETY: the caller's promise.
+        // SAFETY: the lengths are those of the windows, which the kernel only reads.
         let (input, rois): (&[f32], &[f32]) =
             unsafe { (Shared(data[0].cast()).slice(0, inputs), Shared(data[1].cast()).slice(0, n * 5)) };
         if rois.chunks_exact(5).any(|roi| !(0.0..shape.batch as f32).contains(&roi[0])) {
@@ -148,7 +148,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             for (roi, number) in rois[begin * 5..end * 5].chunks_exact(5).zip(begin..) {
                 let Some(region) = shape.region(roi, scale) else { continue };
                 let planes = &input[region.image * shape.channels * shape.plane()..];
-                // SAFETY: as above; each region has values of its own.
+                // SAFETY: the output has `n` regions of `each` values; each region is one thread's.
                 let to = unsafe { to.slice(number * each, each) };
                 let share = region.each.max(1) as f32;
                 for (plane, to) in planes.chunks_exact(shape.plane()).zip(to.chunks_exact_mut(shape.bins())) {
@@ -181,20 +181,20 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
         let scale = f64::from_bits(params[0]) as f32;
         let to = Shared(data[2].cast::<f32>());
-        // SAFETY: the caller's promise.
+        // SAFETY: the lengths are those of the windows, which the kernel only reads.
         let (grad, rois): (&[f32], &[f32]) =
             unsafe { (Shared(data[0].cast()).slice(0, grads), Shared(data[1].cast()).slice(0, n * 5)) };
         let found: Option<Vec<Region>> = rois.chunks_exact(5).map(|roi| shape.region(roi, scale)).collect();
         let Some(found) = found else { return false };
-        // Threads take channels, of which each has the order of regions.
+        // Each thread computes whole channels and adds to each of them in the order of the regions.
         each_row(host, shape.channels, n * bins * 32, &|begin, end| {
             for channel in begin..end {
                 for image in 0..shape.batch {
-                    // SAFETY: as above; each thread has channels of its own.
+                    // SAFETY: the output has `batch * channels` planes; each channel is one thread's.
                     unsafe { to.slice((image * shape.channels + channel) * plane, plane) }.fill(0.0);
                 }
                 for (number, region) in found.iter().enumerate() {
-                    // SAFETY: as above.
+                    // SAFETY: `region` checked that the image is below `batch`; each channel is one thread's.
                     let to = unsafe { to.slice((region.image * shape.channels + channel) * plane, plane) };
                     let share = region.each.max(1) as f32;
                     for (bin, grad) in

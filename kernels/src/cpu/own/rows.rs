@@ -1,4 +1,4 @@
-//! Softmax of rows, and what goes back through it.
+//! Softmax and log-softmax over the last dimension, and their gradients.
 
 use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
@@ -11,10 +11,10 @@ use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::Mem;
 
-/// Values that are kept beside one another.
+/// Number of maxima that are kept side by side.
 const LANES: usize = 16;
 
-/// Rows and elements of one, where a softmax is over the last dimension.
+/// Number of rows and their length, if `dim` is the last dimension of more than one element.
 fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
     let last = count(&sizes[dim + 1..]) == 1;
     (last && !sizes.contains(&0)).then(|| [count(&sizes[..dim]), sizes[dim] as usize])
@@ -30,7 +30,7 @@ fn forward(call: &Call<'_>, outputs: &Outputs, row: unsafe fn(&[f32], &mut [f32]
         let (x, y) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
         each_row(host, rows, n * COST, &|from, to| {
             for i in from..to {
-                // SAFETY: the caller's promise; each row is one thread's.
+                // SAFETY: both windows have `rows` rows of `n` elements; each row is one thread's.
                 unsafe { row(x.slice(i * n, n), y.slice(i * n, n)) };
             }
         });
@@ -39,14 +39,14 @@ fn forward(call: &Call<'_>, outputs: &Outputs, row: unsafe fn(&[f32], &mut [f32]
     Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
 }
 
-/// What an exponential costs, in additions.
+/// Cost of an exponential, in additions.
 const COST: usize = 8;
 
 pub fn softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     forward(call, outputs, softmax_row)
 }
 
-/// Where a row is all of `-inf`, it gives zeros.
+/// A softmax that returns zeros for a row of `-inf` alone.
 pub fn safe_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     forward(call, outputs, safe_softmax_row)
 }
@@ -67,7 +67,7 @@ fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel>
         let [grad, y, to] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
         each_row(host, rows, n * COST, &|from, end| {
             for i in (from..end).map(|i| i * n) {
-                // SAFETY: the caller's promise; each row is one thread's.
+                // SAFETY: all windows have `rows` rows of `n` elements; each row is one thread's.
                 unsafe { row(grad.slice(i, n), y.slice(i, n), to.slice(i, n)) };
             }
         });
@@ -84,24 +84,25 @@ pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel
     backward(call, outputs, log_softmax_backward_row)
 }
 
-/// An element, for loops whose bounds are known: a check in each step would keep them from being vectors.
+/// Returns an element without a bounds check, which would keep a loop from being vectorized.
 ///
 /// # Safety
-/// The slice has it.
+/// `i < x.len()`.
 #[inline(always)]
 pub unsafe fn at(x: &[f32], i: usize) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `i < x.len()`.
     unsafe { *x.get_unchecked(i) }
 }
 
-/// The larger one, or NaN where one is.
+/// Returns the larger number, or NaN if one of them is NaN.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// `exp(x)` of what is at most 0; 0 where that would be no normal number, with which CPUs take a hundred times as long.
-/// Beside the row's largest one, which is 1, nobody sees it. Masks put whole rows there.
+/// Returns `exp(x)` for `x <= 0`, or 0 if the result would be subnormal. CPUs compute with subnormal numbers a
+/// hundred times slower, and masks fill whole rows with them; next to the row's largest weight, which is 1, they
+/// make no difference.
 #[inline(always)]
 fn weight(x: f32) -> f32 {
     const LEAST: f32 = -87.0;
@@ -109,7 +110,7 @@ fn weight(x: f32) -> f32 {
     if x < LEAST { 0.0 } else { e }
 }
 
-/// The largest value.
+/// Returns the largest value, or NaN if there is one.
 #[inline(always)]
 fn largest(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -143,9 +144,9 @@ unsafe fn run_softmax(x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y = weight(x - most);
     }
-    // SAFETY: below the length.
+    // SAFETY: `i < y.len()`.
     let sum = sum(y.len(), |i| unsafe { at(y, i) });
-    // The sum is between 1 and the row's length, and a product takes a fraction of a quotient's time.
+    // The sum is between 1 and the row's length, so its inverse is normal. Multiplying is faster than dividing.
     let share = (1.0 / sum) as f32;
     for y in y {
         *y *= share;
@@ -161,7 +162,7 @@ unsafe fn run_safe_softmax(x: &[f32], y: &mut [f32]) {
     if x.iter().all(|x| *x == f32::NEG_INFINITY) {
         y.fill(0.0);
     } else {
-        // SAFETY: no precondition of its own.
+        // SAFETY: the function has no requirements.
         unsafe { run_softmax(x, y) };
     }
 }
@@ -173,7 +174,7 @@ widest! {
 #[inline(always)]
 unsafe fn run_log_softmax(x: &[f32], y: &mut [f32]) {
     let most = largest(x);
-    // SAFETY: below the length.
+    // SAFETY: `i < x.len()`.
     let sum = sum(x.len(), |i| weight(unsafe { at(x, i) } - most));
     let log = log(sum as f32);
     for (y, x) in y.iter_mut().zip(x) {
@@ -188,7 +189,7 @@ widest! {
 #[inline(always)]
 unsafe fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
     let y = &y[..grad.len()];
-    // SAFETY: below both lengths.
+    // SAFETY: `i < grad.len()`, and `y` was cut to that length.
     let sum = products(grad.len(), |i| unsafe { at(grad, i) }, |i| unsafe { at(y, i) }) as f32;
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
         *to = (grad - sum) * y;
@@ -201,7 +202,7 @@ widest! {
 
 #[inline(always)]
 unsafe fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
-    // SAFETY: below the length.
+    // SAFETY: `i < grad.len()`.
     let sum = sum(grad.len(), |i| unsafe { at(grad, i) }) as f32;
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
         *to = grad - exp(*y) * sum;

@@ -1,23 +1,23 @@
-//! Copies between windows of the same sizes that lie in memory in different ways.
+//! Copies between windows of the same sizes and different strides.
 
 use crate::shapes::Dims;
 
-/// A copy: runs of bytes that lie without gaps in both windows, one by one.
+/// A copy, split into *runs*: ranges of bytes that are contiguous in both windows.
 pub struct Copy {
-    /// Runs along each dimension; the last one is the innermost.
+    /// Number of runs along each dimension; the last dimension is the innermost.
     sizes: Dims,
-    /// Bytes from one run to the next, in each window.
+    /// Strides of runs in bytes, in the source and in the destination.
     from: Dims,
     to: Dims,
-    /// Bytes of a run.
+    /// Number of bytes of a run.
     run: usize,
 }
 
 impl Copy {
-    /// Of windows with these sizes and strides in elements, and elements of so many bytes.
+    /// The copy between windows with these sizes, and with the strides `from` and `to` in elements of `bytes` bytes.
     pub fn of(sizes: &[i64], from: &[i64], to: &[i64], bytes: i64) -> Copy {
         let mut copy = Copy { sizes: Dims::new(), from: Dims::new(), to: Dims::new(), run: bytes as usize };
-        // Dimensions that follow one another in both windows are one.
+        // Dimensions that can be merged in both windows are merged.
         for d in (0..sizes.len()).filter(|d| sizes[*d] != 1) {
             let (size, from, to) = (sizes[d], from[d] * bytes, to[d] * bytes);
             if let (Some(of), Some(f), Some(t)) =
@@ -41,22 +41,23 @@ impl Copy {
         copy
     }
 
-    /// Number of runs.
+    /// Returns the number of runs.
     pub fn runs(&self) -> usize {
         self.sizes.iter().product::<i64>() as usize
     }
 
-    /// Bytes of a run.
+    /// Returns the number of bytes of a run.
     pub fn run(&self) -> usize {
         self.run
     }
 
-    /// Copies some of the runs.
+    /// Copies runs `begin..end`.
     ///
     /// # Safety
-    /// The windows begin at `from` and `to`, and nobody else uses those runs of `to`.
+    /// `from` and `to` point to the windows, which have these runs; nobody writes the runs of `from` or uses those
+    /// of `to`.
     pub unsafe fn carry_out(&self, from: *const u8, to: *mut u8, begin: usize, end: usize) {
-        // SAFETY: the caller's promise, for all of them. Runs of bytes need not be aligned.
+        // SAFETY: the caller guarantees that the runs exist and are not shared; accesses may be unaligned.
         unsafe {
             match self.run {
                 4 => self.each(from, to, begin, end, |from, to| {
@@ -70,7 +71,7 @@ impl Copy {
         }
     }
 
-    /// Calls `copy` with the addresses of each of some runs.
+    /// Calls `copy` with the two addresses of each of the runs `begin..end`.
     #[inline(always)]
     unsafe fn each(
         &self,
@@ -130,7 +131,7 @@ mod tests {
                 let mut to = vec![u32::MAX; 1000];
                 for begin in (0..copy.runs()).step_by(part) {
                     let end = (begin + part).min(copy.runs());
-                    // SAFETY: the windows lie in the vectors.
+                    // SAFETY: all offsets are below 1000, the length of both vectors.
                     unsafe { copy.carry_out(from.as_ptr().cast(), to.as_mut_ptr().cast(), begin, end) };
                 }
                 let mut expected = vec![u32::MAX; 1000];

@@ -1,6 +1,6 @@
 //! Sums and means over dimensions.
 //!
-//! Elements are added in blocks of fixed sizes, as [`additions`] says, and the blocks' sums in turn.
+//! Elements are added in blocks of a fixed size, in the order of [`additions`]; then the blocks' sums are added.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
@@ -14,15 +14,15 @@ use crate::ir::{Mem, Ty};
 use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
 use crate::plan::{RowSums, Rows};
 
-/// Elements of a block.
+/// Number of elements of a block.
 pub const BLOCK: usize = 4096;
-/// Elements below which a row is not worth vectors.
+/// Number of elements from which a row is added by SIMD code.
 const SHORT: usize = 16;
-/// Columns, and rows of them, that are added at a time.
+/// Number of columns, and of rows of them, that are added at a time.
 const COLUMNS: usize = 256;
 const ROWS: usize = 4;
 
-/// `(outer, summed, inner)` where the summed dimensions are neighbours.
+/// Sizes as `[outer, summed, inner]`; `None` if the summed dimensions are not adjacent.
 fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
     let summed = |d: &usize| dims.contains(d);
     let Some(first) = (0..sizes.len()).find(summed) else { return Some([count(sizes), 1, 1]) };
@@ -31,7 +31,7 @@ fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
     between.then(|| [count(&sizes[..first]), count(&sizes[first..=last]), count(&sizes[last + 1..])])
 }
 
-/// The dimensions that a call sums over; all where it names none.
+/// The dimensions that a call sums over, which are all if it names none.
 fn dims(call: &Call<'_>, ndim: usize) -> Option<Vec<usize>> {
     let Some(Arg::Ints(dims)) = call.args.get(1) else { return Some((0..ndim).collect()) };
     if dims.is_empty() {
@@ -41,7 +41,7 @@ fn dims(call: &Call<'_>, ndim: usize) -> Option<Vec<usize>> {
     dims.iter().map(|d| usize::try_from(front(d)).ok()).collect()
 }
 
-/// What is summed, its result, `(outer, summed, inner)`, and what sums are multiplied by.
+/// The input, the output, `[outer, summed, inner]`, and the factor that sums are multiplied by.
 fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Window, [usize; 3], f64)> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     if y.mem != Mem::F32 || x.sizes.contains(&0) {
@@ -52,7 +52,7 @@ fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Wind
     (count(&y.sizes) == outer * inner).then_some((x, y, shape, by))
 }
 
-/// A sum over rows as what a group may end in.
+/// A sum over rows that a group can end in; `None` for a sum over other dimensions.
 pub fn of_rows(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<RowSums> {
     let (from, to, [rows, n, inner], by) = parts(call, outputs, mean)?;
     (inner == 1).then_some(RowSums { from, times: None, to, rows: Rows { rows, n, by } })
@@ -63,10 +63,10 @@ fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let (from, to) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
         if inner == 1 {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` is the window of the output, which has `outer` elements that only this call uses.
             let result = unsafe { to.slice(0, outer) };
             let block = |at: usize, n: usize| {
-                // SAFETY: as above.
+                // SAFETY: `sum_rows` asks for ranges of the input's `outer * summed` elements.
                 unsafe { sum(from.slice(at, n)) }
             };
             sum_rows(host, result, &Rows { rows: outer, n: summed, by }, &block);
@@ -78,24 +78,24 @@ fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
     Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
 }
 
-/// The sum of a block.
+/// Returns the sum of a block.
 ///
 /// # Safety
-/// None of its own.
+/// There are no requirements.
 pub unsafe fn sum(x: &[f32]) -> f64 {
     let mut sum = 0.0;
-    // SAFETY: safe but for the units that the CPU has.
+    // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
     unsafe { sum_of(x, &mut sum) };
     sum
 }
 
-/// The sum of two blocks' products, of as many elements.
+/// Returns the sum of the products of two blocks' elements.
 ///
 /// # Safety
-/// None of its own.
+/// There are no requirements.
 pub unsafe fn products(a: &[f32], b: &[f32]) -> f64 {
     let mut sum = 0.0;
-    // SAFETY: safe but for the units that the CPU has.
+    // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
     unsafe { dot_of(a, b, &mut sum) };
     sum
 }
@@ -108,7 +108,7 @@ pub fn mean(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     summing(call, outputs, true)
 }
 
-/// The product of two vectors as a sum of products.
+/// The dot product of two vectors, as a sum that a group can end in.
 pub fn of_products(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
     let (from, times) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
     let (to, n) = (output(outputs)?, count(&from.sizes));
@@ -116,15 +116,15 @@ pub fn of_products(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
     fits.then(|| RowSums { from, times: Some(times), to, rows: Rows { rows: 1, n, by: 1.0 } })
 }
 
-/// The product of two vectors.
+/// The dot product of two vectors.
 pub fn dot(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let RowSums { from, times, to, rows } = of_products(call, outputs)?;
     let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
         let [a, b, to] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` is the window of the output, which has one element that only this call uses.
         let to = unsafe { to.slice(0, 1) };
         sum_rows(host, to, &rows, &|at, n| {
-            // SAFETY: as above.
+            // SAFETY: `sum_rows` asks for ranges of the `n` elements of each vector.
             unsafe { products(a.slice(at, n), b.slice(at, n)) }
         });
         true
@@ -132,7 +132,7 @@ pub fn dot(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel { windows: smallvec![from, times?, to], params: smallvec![], work: Box::new(work) })
 }
 
-/// `_foreach_norm(self, ord, dtype)`: the euclidean lengths of tensors; other orders are PyTorch's.
+/// `_foreach_norm(self, ord, dtype)`: Euclidean norms of tensors. PyTorch's kernel computes norms of other orders.
 pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (Some(Arg::Tensors(n)), Some(Arg::None)) = (call.args.first(), call.args.get(2)) else { return None };
     let n = *n as usize;
@@ -157,10 +157,10 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         for (i, n) in sizes.iter().enumerate() {
             let x = Shared(data[i].cast::<f32>());
             let square = blocks(host, *n, &|at, n| {
-                // SAFETY: the caller's promise.
+                // SAFETY: `blocks` asks for ranges of the tensor's `n` elements.
                 unsafe { products(x.slice(at, n), x.slice(at, n)) }
             });
-            // SAFETY: as above.
+            // SAFETY: the window of each output has one element, which only this call uses.
             unsafe { *data[sizes.len() + i].cast::<f32>() = square.sqrt() as f32 };
         }
         true
@@ -168,7 +168,7 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel { windows, params: smallvec![Param::Number(1, 0, Ty::F64)], work: Box::new(work) })
 }
 
-/// The sum of what `block` gives for all blocks of `n` elements.
+/// Returns the sum of `block(at, count)` over all blocks of `n` elements.
 fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64 + Sync)) -> f64 {
     if n <= BLOCK {
         return block(0, n);
@@ -176,7 +176,7 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64
     let mut sums: SmallVec<[f64; 64]> = SmallVec::from_elem(0.0, n.div_ceil(BLOCK));
     let to = Shared(sums.as_mut_ptr());
     each_row(host, sums.len(), BLOCK, &|from, end| {
-        // SAFETY: each block's sum has a place of its own.
+        // SAFETY: `from..end` is within the `sums.len()` elements, and ranges of different threads are disjoint.
         let sums = unsafe { to.slice(from, end - from) };
         for (i, sum) in (from..end).zip(sums) {
             *sum = block(i * BLOCK, BLOCK.min(n - i * BLOCK));
@@ -185,7 +185,7 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64
     sums.iter().sum()
 }
 
-/// Sums of rows, of which `block` gives those of blocks: of so many elements from one on.
+/// Computes the sum of each row. `block(at, count)` returns the sum of `count` elements from element `at` on.
 pub fn sum_rows(
     host: &dyn HostKernels,
     to: &mut [f32],
@@ -197,7 +197,8 @@ pub fn sum_rows(
     } else {
         let sums = Shared(to.as_mut_ptr());
         each_row(host, rows, n, &|begin, end| {
-            // SAFETY: each row's sum has a place of its own.
+            // SAFETY: `begin..end` is within the rows, of which `to` has a sum each; ranges of different threads are
+            // disjoint.
             let sums = unsafe { sums.slice(begin, end - begin) };
             for (row, sum) in (begin..end).zip(sums) {
                 let each = (0..n).step_by(BLOCK).map(|at| block(row * n + at, BLOCK.min(n - at)));
@@ -207,7 +208,7 @@ pub fn sum_rows(
     }
 }
 
-/// Sums over the middle one of three dimensions, multiplied by a number.
+/// Computes sums over the middle one of three dimensions, times `by`.
 fn columns(
     host: &dyn HostKernels,
     from: Shared<f32>,
@@ -220,7 +221,8 @@ fn columns(
         for piece in begin..end {
             let (o, at) = (piece / pieces, piece % pieces * COLUMNS);
             let width = COLUMNS.min(inner - at);
-            // SAFETY: the caller's promise; each piece of the result is one call's.
+            // SAFETY: the windows have the sizes `[outer, summed, inner]` and `[outer, inner]`; pieces of `to` are
+            // disjoint.
             unsafe {
                 let to = to.slice(o * inner + at, width);
                 column_sums(from.at(o * summed * inner + at), summed, inner, by, to);
@@ -229,7 +231,7 @@ fn columns(
     });
 }
 
-/// Sums over all but the middle one of three dimensions.
+/// Computes sums over the first and the last of three dimensions.
 pub(super) fn channel_sums(
     host: &dyn HostKernels,
     from: Shared<f32>,
@@ -239,16 +241,17 @@ pub(super) fn channel_sums(
     each_row(host, channels, outer * n, &|begin, end| {
         for channel in begin..end {
             let block = |i: usize, at: usize| {
-                // SAFETY: the caller's promise.
+                // SAFETY: the range is a part of row `i * channels + channel`, which has `n` elements and is not
+                // written.
                 let row = unsafe { from.slice((i * channels + channel) * n + at, BLOCK.min(n - at)) };
                 match n {
-                    // SAFETY: a slice.
+                    // SAFETY: `sum` has no requirements.
                     SHORT.. => unsafe { sum(row) },
                     _ => row.iter().map(|x| f64::from(*x)).sum(),
                 }
             };
             let sums = (0..outer).map(|i| (0..n).step_by(BLOCK).map(|at| block(i, at)).sum::<f64>());
-            // SAFETY: the caller's promise; each channel is one thread's.
+            // SAFETY: `to` has an element per channel, and each channel is one thread's.
             unsafe { *to.at(channel) = sums.sum::<f64>() as f32 };
         }
     });
@@ -260,7 +263,7 @@ widest! {
 
 #[inline(always)]
 unsafe fn run_sum(x: &[f32], sum: &mut f64) {
-    // SAFETY: below the length.
+    // SAFETY: `i < x.len()`.
     *sum = additions::sum(x.len(), |i| unsafe { at(x, i) });
 }
 
@@ -271,7 +274,7 @@ widest! {
 #[inline(always)]
 unsafe fn run_dot(a: &[f32], b: &[f32], sum: &mut f64) {
     let n = a.len().min(b.len());
-    // SAFETY: below both lengths.
+    // SAFETY: `i < n`, the smaller of both lengths.
     *sum = additions::products(n, |i| unsafe { at(a, i) }, |i| unsafe { at(b, i) });
 }
 
@@ -282,7 +285,7 @@ widest! {
 #[inline(always)]
 unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to: &mut [f32]) {
     let n = to.len();
-    // SAFETY: the caller's promise.
+    // SAFETY: `from` points to `rows` rows of at least `n` elements, `stride` apart.
     let row = |i: usize| unsafe { std::slice::from_raw_parts(from.add(i * stride), n) };
     let mut sums = [0.0f64; COLUMNS];
     let sums = &mut sums[..n];

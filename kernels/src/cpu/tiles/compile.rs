@@ -1,26 +1,26 @@
-//! From expressions to a tile program: equal ones are computed once, registers are used again.
+//! Compiler from expressions to tile programs, with common subexpression elimination and reuse of registers.
 
 use rustc_hash::FxHashMap;
 
 use crate::cpu::tiles::program::{Fun, Inst, LANES, Layout, Op, Place, Program, Splat, TILE, size_of};
 use crate::ir::{Bin, E, Node, Ty, Un};
 
-/// Bytes behind each register, so that neighbours do not meet in the cache.
+/// Number of bytes between registers, so that equal elements of neighbours are in different cache sets.
 const GAP: u32 = 64;
 
-/// A value during compilation: its number, in order of definition.
+/// Number of a value during compilation, in order of definition.
 type Value = u32;
 
-/// What defines a value.
+/// Definition of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Def {
     Splat(Splat),
-    /// A tile of an operand in memory.
+    /// Tile of a contiguous operand in memory.
     Load(u16),
-    /// A strided operand's tile.
+    /// Tile of a strided operand.
     Gather(u16),
     Inst(Op, Ty, [Value; 3]),
-    /// Nothing: it is a part of another instruction.
+    /// Product that is part of a [`Op::MulAdd`].
     Merged,
 }
 
@@ -28,7 +28,7 @@ enum Def {
 struct Values {
     defs: Vec<(Def, Ty)>,
     known: FxHashMap<(Def, Ty), Value>,
-    /// By address; expressions are alive as long as this.
+    /// Values by address of the expression. Expressions outlive this map.
     visited: FxHashMap<usize, Value>,
 }
 
@@ -86,8 +86,8 @@ impl Values {
     }
 }
 
-/// Makes a sum whose one term is a product that nothing else reads a single instruction, which spares a pass over the
-/// tile. Both are rounded as before.
+/// Merges an addition and a product that only the addition reads into one instruction, which saves a pass over the
+/// tile. Both operations are still rounded separately.
 fn merge_products(defs: &mut [(Def, Ty)], stored: &[(u16, Value)]) {
     let mut readers = vec![0u32; defs.len()];
     for (def, _) in defs.iter() {
@@ -111,7 +111,7 @@ fn merge_products(defs: &mut [(Def, Ty)], stored: &[(u16, Value)]) {
     }
 }
 
-/// Whether there is a loop for it. Integers are not divided, since that may fault.
+/// Whether the interpreter has a loop for an operation. Integer division is left out, since it may trap.
 fn has(op: Op, ty: Ty) -> bool {
     let float = matches!(ty, Ty::F32 | Ty::F64);
     match op {
@@ -131,7 +131,7 @@ fn has(op: Op, ty: Ty) -> bool {
     }
 }
 
-/// What moving an element from or to its place costs, where neighbours lie apart.
+/// Cost of copying an element from or to a strided operand, in additions.
 const STRIDED: u32 = 2;
 
 fn cost(op: Op) -> u32 {
@@ -145,8 +145,9 @@ fn cost(op: Op) -> u32 {
     }
 }
 
-/// Compiles expressions, each with the number of the operand that it is stored to. `layouts` are the operands', and
-/// `aliases` says whether two operands may be in the same memory. `None` where there is no loop for something.
+/// Compiles expressions, each paired with the number of the operand that it is stored to. `layouts` has the layout
+/// of each operand; `aliases` returns whether two operands may share memory. `None` if the interpreter does not
+/// support an operation.
 pub fn compile(
     stores: &[(u16, E)],
     layouts: &[Layout],
@@ -156,13 +157,13 @@ pub fn compile(
     let stored: Option<Vec<(u16, Value)>> =
         stores.iter().map(|(to, e)| Some((*to, values.of(e, layouts)?))).collect();
     let mut stored = stored?;
-    // What is copied from memory that is written as well is read before.
+    // A plain copy is made an instruction, so that it reads its operand before that memory is overwritten.
     for i in 0..stored.len() {
         let (output, value) = stored[i];
         let (def, ty) = values.defs[value as usize];
         let moved = match def {
             Def::Load(from) => from != output && stored.iter().any(|(to, _)| aliases(from, *to)),
-            // What is stored with strides is stored from a tile.
+            // A splat has only one vector of lanes; a strided store needs a full tile.
             Def::Splat(_) => layouts[output as usize] != Layout::Linear,
             _ => false,
         };
@@ -173,7 +174,7 @@ pub fn compile(
     let mut defs = values.defs;
     merge_products(&mut defs, &stored);
 
-    // The last instruction that reads each value; instructions are numbered as the values that they define.
+    // The last instruction that reads each value. An instruction has the number of the value that it defines.
     let mut last = vec![0; defs.len()];
     for (number, (def, _)) in defs.iter().enumerate() {
         if let Def::Inst(_, _, args) = def {
@@ -185,7 +186,7 @@ pub fn compile(
         stored.iter().for_each(|(_, value)| kept[*value as usize] = true);
         kept
     };
-    // What is computed behind the last reading of all that shares an output's memory goes there at once.
+    // A value is computed directly in its output if no operand that may share the output's memory is read later.
     let direct = |value: Value| {
         let mut to = stored.iter().filter(|(_, v)| *v == value);
         let (output, _) = to.next()?;
@@ -202,7 +203,7 @@ pub fn compile(
     let mut places: Vec<Place> = Vec::with_capacity(defs.len());
     let mut program = Program::default();
     let (mut insts, mut splats, mut gathers) = (Vec::new(), Vec::new(), Vec::new());
-    // What is filled once or tile by tile comes before all instructions.
+    // Splats and gathers are filled before the first instruction.
     for (def, ty) in &defs {
         places.push(match def {
             Def::Load(operand) => Place::Memory(*operand),
@@ -259,7 +260,7 @@ pub fn compile(
     Some(program)
 }
 
-/// The operands in memory that instructions read and write, and whether they write them.
+/// Returns the operands in memory that instructions access, and whether they are written.
 fn streams(insts: &[Inst]) -> Box<[(u16, bool)]> {
     let mut streams: Vec<(u16, bool)> = Vec::new();
     for inst in insts {
@@ -275,7 +276,7 @@ fn streams(insts: &[Inst]) -> Box<[(u16, bool)]> {
     streams.into()
 }
 
-/// Registers by bytes of scratch memory.
+/// Allocator of registers, which are byte offsets in the scratch memory.
 #[derive(Default)]
 struct Registers {
     end: u32,
@@ -292,7 +293,7 @@ impl Registers {
         })
     }
 
-    /// Room for one vector, on a cache line of its own.
+    /// Allocates one vector of lanes in cache lines of its own.
     fn splat(&mut self, ty: Ty) -> u32 {
         let at = self.end;
         self.end += (LANES * size_of(ty)).next_multiple_of(64) as u32;

@@ -1,4 +1,4 @@
-//! What the executor computes itself, whichever way.
+//! Compiled computations of the CPU executor: groups of expressions, groups that end in sums, and kernels.
 
 use std::fmt;
 
@@ -10,24 +10,24 @@ use crate::host::HostKernels;
 use crate::ops::express::{Param, Window};
 use crate::plan::{Draft, Ending, Feed, Slot};
 
-/// A computation on windows. `S` says where they begin, `P` where parameters come from.
+/// A computation on windows. `S` identifies where a window begins, `P` where a parameter comes from.
 #[derive(Debug)]
 pub struct Computation<S, P> {
-    /// Where windows begin.
+    /// Start of each window.
     pub slots: Box<[S]>,
-    /// Where parameters come from.
+    /// Source of each parameter.
     pub params: Box<[P]>,
-    /// What is done.
+    /// Code of the computation.
     pub work: Work,
 }
 
-/// See [`Computation`].
+/// Code of a [`Computation`].
 pub enum Work {
     /// Expressions of elements.
     Tiles(Group),
-    /// Expressions of elements, and sums of them.
+    /// Expressions of elements that end in sums over rows.
     Summed(Summed),
-    /// An operator's kernel.
+    /// Kernel of an operator.
     Kernel(own::Work),
 }
 
@@ -42,7 +42,8 @@ impl fmt::Debug for Work {
 }
 
 impl Computation<Slot, Feed> {
-    /// Of a draft of one lane with sums of its values; the draft again where [`Summed::compile`] refuses it.
+    /// Compiles a draft of one lane that ends in sums of its values. Returns the draft if [`Summed::compile`]
+    /// refuses it.
     pub fn summed(
         mut draft: Draft<Slot, Feed>,
         ending: &Ending,
@@ -56,7 +57,7 @@ impl Computation<Slot, Feed> {
 }
 
 impl<S: Copy, P> Computation<S, P> {
-    /// Of a draft's expressions. `aliases` says whether two slots may be in the same memory.
+    /// Compiles the expressions of a draft. `aliases` returns whether two slots may share memory.
     pub fn compile(draft: Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<Computation<S, P>> {
         let group = Group::compile(&draft, aliases)?;
         Some(Computation::of_draft(draft, Work::Tiles(group)))
@@ -68,24 +69,24 @@ impl<S, P> Computation<S, P> {
         Computation { slots: draft.slots.into(), params: draft.params.into(), work }
     }
 
-    /// Of a kernel.
+    /// Wraps a kernel, with its windows and parameters mapped to `S` and `P`.
     pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
         let slots = kernel.windows.iter().map(slot).collect();
         let params = kernel.params.iter().map(|p| param(*p)).collect();
         Computation { slots, params, work: Work::Kernel(kernel.work) }
     }
 
-    /// Computes. `data` are the slots' first elements, `params` the parameters' bits. False, and nothing that matters
-    /// done, where PyTorch's kernel has to run.
+    /// Runs the computation. `data` has the addresses of the slots, `params` the bits of the parameters. Returns
+    /// false if PyTorch's kernel has to run; only outputs may have been written then.
     ///
     /// # Safety
-    /// All windows lie in live memory; what is written nobody else reads or writes meanwhile, and no other window of
-    /// this computation shares it but by being the same one of the same lane.
+    /// All windows are in live memory. Nobody else reads or writes the windows that are written, and other windows
+    /// of this computation do not overlap them, unless they are the same window in the same lane.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
         match &self.work {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's requirements include those of `Group::run`.
             Work::Tiles(group) => unsafe { group.run(host, data, params) },
-            // SAFETY: as above.
+            // SAFETY: the caller's requirements are those of `Summed::run`.
             Work::Summed(summed) => return unsafe { summed.run(host, data, params) },
             Work::Kernel(work) => return work(host, data, params),
         }

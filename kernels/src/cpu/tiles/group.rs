@@ -14,16 +14,16 @@ use crate::plan;
 use crate::plan::Draft;
 use crate::shapes::Dims;
 
-/// What is carried out together.
+/// A compiled draft.
 #[derive(Debug)]
 pub struct Group {
     lanes: Box<[Lane]>,
-    /// Elements before each lane, and of all.
+    /// Number of elements before each lane; the last entry is the total.
     starts: Box<[usize]>,
     grain: usize,
 }
 
-/// Elements that are numbered alike, and the program that computes them.
+/// Computations over the same sizes, and their program.
 #[derive(Debug)]
 pub(super) struct Lane {
     sizes: Dims,
@@ -32,7 +32,7 @@ pub(super) struct Lane {
 }
 
 impl Group {
-    /// Compiles a draft. `aliases` says whether two slots may be in the same memory.
+    /// Compiles a draft. `aliases` returns whether two slots may share memory.
     pub fn compile<S: Copy, P>(draft: &Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<Group> {
         let mut programs: Vec<Arc<Program>> = Vec::new();
         let slots = &draft.slots;
@@ -48,10 +48,11 @@ impl Group {
         Some(Group { lanes: lanes.into(), starts: starts.into(), grain })
     }
 
-    /// Computes. `data` are the slots' first elements, `params` the parameters' bits.
+    /// Computes the group. `data` has the addresses of the slots, `params` the bits of the parameters.
     ///
     /// # Safety
-    /// All windows lie in live memory; what a lane writes nobody else, another lane included, reads or writes meanwhile.
+    /// All windows are in live memory. Nobody else, including other lanes, reads or writes the windows that a lane
+    /// writes.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) {
         let total = self.starts[self.lanes.len()];
         let data = Shared(data);
@@ -62,7 +63,7 @@ impl Group {
             while at < to {
                 let end = self.starts[lane + 1].min(to);
                 let start = self.starts[lane];
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps the windows alive and unshared; the elements are below the lane's size.
                 unsafe { self.lanes[lane].run(data.0, params, at - start, end - start) };
                 at = end;
                 lane += 1;
@@ -78,10 +79,10 @@ impl fmt::Display for Group {
     }
 }
 
-/// Addresses that threads share.
+/// Addresses of slots, shared by threads.
 pub(super) struct Shared<'a>(pub &'a [*mut u8]);
 
-// SAFETY: see `Group::run`.
+// SAFETY: the addresses are only read; where they point, threads compute disjoint elements.
 unsafe impl Sync for Shared<'_> {}
 
 impl Lane {
@@ -106,24 +107,24 @@ impl Lane {
         Some(Lane { windows: windows.collect(), sizes, program })
     }
 
-    /// Whether the elements of a window lie one behind the other, as they are numbered.
+    /// Whether the elements of a window are contiguous, in the order in which the lane computes them.
     pub fn is_linear(&self, window: usize) -> bool {
         layout(&self.sizes, &self.windows[window].strides) == Layout::Linear
     }
 
-    /// Computes some of the elements; see [`Group::run`].
+    /// Computes elements `from..to` of the lane.
     ///
     /// # Safety
-    /// As there.
+    /// The requirements are those of [`Group::run`], for these elements; `to` is at most the number of elements.
     pub unsafe fn run(&self, data: &[*mut u8], params: &[u64], from: usize, to: usize) {
         let launch =
             Launch { program: &self.program, sizes: &self.sizes, windows: &self.windows, data, params };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the windows alive and unshared.
         unsafe { launch.run(from, to) };
     }
 }
 
-/// How the elements of a window follow one another.
+/// Returns the layout of a window with these sizes and strides.
 fn layout(sizes: &[i64], strides: &[i64]) -> Layout {
     let mut expected = 1;
     let linear = sizes.iter().zip(strides).rev().all(|(size, stride)| {

@@ -1,4 +1,4 @@
-//! Carrying a tile program out.
+//! The interpreter of tile programs.
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -17,44 +17,44 @@ use crate::shapes::Dims;
 /// An operand in memory.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// The number of the address of its first element.
+    /// Index of the address of the operand's first element.
     pub slot: u16,
-    /// Strides in elements, of the launch's dimensions.
+    /// Strides in elements, for the dimensions of the launch.
     pub strides: Dims,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub size: usize,
 }
 
-/// A program, and what it works on.
+/// A program and its operands.
 pub struct Launch<'a> {
     /// The program.
     pub program: &'a Program,
-    /// Sizes; the last dimension is the innermost.
+    /// Sizes of the dimensions; the last one is the innermost.
     pub sizes: &'a [i64],
-    /// Operands, by number.
+    /// Operands, in the order of their numbers.
     pub windows: &'a [Window],
-    /// Addresses, by slot.
+    /// Addresses of first elements, by slot.
     pub data: &'a [*mut u8],
-    /// Parameters, by number: the bits of an `i64` or an `f64`.
+    /// Parameters, in the order of their numbers: the bits of an `i64` or an `f64`.
     pub params: &'a [u64],
 }
 
-// SAFETY: threads compute different elements, and what a launch reads nobody else writes.
+// SAFETY: threads compute disjoint ranges of elements, and nobody else writes the operands that a launch reads.
 unsafe impl Sync for Launch<'_> {}
 
 thread_local!(static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
 
 impl Launch<'_> {
-    /// The first element of an operand.
+    /// Returns the address of an operand's first element.
     #[inline(always)]
     fn first(&self, operand: u16) -> *mut u8 {
         self.data[self.windows[operand as usize].slot as usize]
     }
 
-    /// Computes a range of elements.
+    /// Computes elements `from..to`.
     ///
     /// # Safety
-    /// The windows lie in live memory, which nobody else writes, and which nobody else reads where they are written.
+    /// The windows are in live memory. Nobody else writes them, and nobody else reads those that are written.
     pub unsafe fn run(&self, from: usize, to: usize) {
         SCRATCH.with_borrow_mut(|scratch| {
             let words = self.program.scratch as usize / 8 + 16;
@@ -62,9 +62,9 @@ impl Launch<'_> {
                 scratch.resize(words, 0);
             }
             let base = scratch.as_mut_ptr().cast::<u8>();
-            // SAFETY: the vector has 128 bytes more than the program needs.
+            // SAFETY: the vector is 128 bytes longer than the program's scratch memory, so alignment fits.
             let base = unsafe { base.add(base.align_offset(64)) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's requirements are those of `tiles`; `base` has `program.scratch` bytes.
             unsafe { tiles(self, base, from, to) };
         });
     }
@@ -77,7 +77,7 @@ widest! {
 #[inline(always)]
 unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usize) {
     let program = launch.program;
-    // SAFETY: registers lie in the scratch memory, tiles in the windows.
+    // SAFETY: registers are inside `program.scratch` bytes, and elements below `to` are inside the windows.
     unsafe {
         for (register, ty, splat) in &program.splats {
             fill(scratch.add(*register as usize), *ty, value(launch, *ty, *splat), LANES);
@@ -104,12 +104,12 @@ unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usiz
     }
 }
 
-/// Elements left beyond which the next tile is fetched while this one is computed: for fewer, whose memory is mostly in
-/// a cache, asking costs more than it spares.
+/// Number of remaining elements from which the next tile is prefetched. With fewer, most of the memory is in a cache
+/// already, and prefetching costs more than it saves.
 const FAR: usize = 32 * TILE;
 
-/// Asks for an instruction's share of the lines that the tile at `next` begins with. Otherwise memory would rest
-/// while a chain computes: its first instruction reads, its last one writes.
+/// Prefetches a share of the tile at `next` while instruction `number` computes. Shares are spread over all
+/// instructions, since only the first ones read memory and the last ones write it.
 #[inline(always)]
 unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
     let program = launch.program;
@@ -120,18 +120,18 @@ unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
     for (operand, written) in &program.streams {
         let size = launch.windows[*operand as usize].size;
         let lines = TILE * size / LINE;
-        // SAFETY: the next tile is whole, see `run_tiles`.
+        // SAFETY: `run_tiles` calls this only if at least `FAR` elements are left, so the next tile is complete.
         let first = unsafe { launch.first(*operand).add(next * size) };
         ahead::fetch(first, number * lines / count..(number + 1) * lines / count, *written);
     }
 }
 
-/// What an element of a single instruction costs at least (see [`Program::cost`]) for memory to rest meanwhile.
+/// Cost per element (see [`Program::cost`]) from which prefetching is worth it for a program of one instruction.
 const WORTH_FETCHING: u32 = 8;
 
 #[inline(always)]
 unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8, at: usize) -> *mut u8 {
-    // SAFETY: see `run_tiles`.
+    // SAFETY: registers are inside the scratch memory, and element `at` is inside the operand's window.
     unsafe {
         match place {
             Place::Register(byte) | Place::Splat(byte) => scratch.add(byte as usize),
@@ -140,14 +140,14 @@ unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8
     }
 }
 
-/// The bits of a splat in its type, in the lower bytes.
+/// Returns the bits of a splat, converted to its type, in the lower bytes.
 unsafe fn value(launch: &Launch<'_>, ty: Ty, splat: Splat) -> u64 {
     let number = match splat {
         Splat::Literal(bits) => bits,
         Splat::Parameter(number) => launch.params[number as usize],
         Splat::Element(operand) => {
             let first = launch.first(operand);
-            // SAFETY: the window has an element of that size.
+            // SAFETY: the window has at least one element, of this size.
             return unsafe {
                 match launch.windows[operand as usize].size {
                     1 => u64::from(*first),
@@ -167,7 +167,7 @@ unsafe fn value(launch: &Launch<'_>, ty: Ty, splat: Splat) -> u64 {
 
 #[inline(always)]
 unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
-    // SAFETY: the register has room for so many elements.
+    // SAFETY: the register has room for `n` elements of this type.
     unsafe {
         match size_of(ty) {
             1 => std::slice::from_raw_parts_mut(to, n).fill(bits as u8),
@@ -177,11 +177,11 @@ unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
     }
 }
 
-/// Moves a tile of a strided operand to a register, or from there.
+/// Copies a tile of a strided operand to a register, or from a register if `out`.
 unsafe fn walk(launch: &Launch<'_>, operand: u16, at: usize, n: usize, tile: *mut u8, out: bool) {
     let Window { strides, size, .. } = &launch.windows[operand as usize];
     let (sizes, data) = (launch.sizes, launch.first(operand));
-    // SAFETY: the caller's promise; elements are moved as integers of their size.
+    // SAFETY: elements `at..at + n` are inside the window; they are copied as integers of their size.
     unsafe {
         match size {
             1 => walk_rows::<u8>(sizes, strides, data, at, n, tile, out),
@@ -191,8 +191,8 @@ unsafe fn walk(launch: &Launch<'_>, operand: u16, at: usize, n: usize, tile: *mu
     }
 }
 
-/// The same, row by row of the innermost dimension, and those in turn along the next one, where most rows follow one
-/// another.
+/// Implements [`walk`] for a size of elements. Copies rows of the innermost dimension in a loop over the next
+/// dimension, and advances the outer dimensions only after that.
 unsafe fn walk_rows<T: Copy>(
     sizes: &[i64],
     strides: &[i64],
@@ -221,7 +221,7 @@ unsafe fn walk_rows<T: Copy>(
         let mut memory = data.wrapping_offset(offset + row as isize * row_stride + column as isize * stride);
         while row < rows && done < n {
             let run = (inner - column).min(n - done);
-            // SAFETY: the elements lie in the window, and the register has room for the tile.
+            // SAFETY: the elements are inside the window, and the register has room for the tile.
             unsafe { copy_run(memory, stride, tile.add(done), run, out) };
             done += run;
             memory = memory.wrapping_offset(row_stride - column as isize * stride);
@@ -240,12 +240,12 @@ unsafe fn walk_rows<T: Copy>(
     }
 }
 
-/// Copies what is mostly a short row, for which asking how best to copy takes longer than copying.
+/// Copies a row that is usually short, for which choosing a method of copying takes longer than copying.
 #[inline(always)]
 unsafe fn copy_row<T: Copy>(from: *const T, to: *mut T, n: usize) {
     const SHORT: usize = 64;
     const PART: usize = 8;
-    // SAFETY: the caller's promise.
+    // SAFETY: `from` and `to` have `n` elements; each part ends at most at `whole <= n`.
     unsafe {
         if n > SHORT {
             return std::ptr::copy_nonoverlapping(from, to, n);
@@ -263,7 +263,7 @@ unsafe fn copy_row<T: Copy>(from: *const T, to: *mut T, n: usize) {
 
 #[inline(always)]
 unsafe fn copy_run<T: Copy>(memory: *mut T, stride: isize, register: *mut T, n: usize, out: bool) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the register has `n` elements, and so has the window from `memory` on, `stride` apart.
     unsafe {
         match (out, stride) {
             (false, 1) => copy_row(memory, register, n),
@@ -283,7 +283,7 @@ unsafe fn copy_run<T: Copy>(memory: *mut T, stride: isize, register: *mut T, n: 
     }
 }
 
-/// Elements as they lie in memory. Bools are bytes, so that one from elsewhere that is neither 0 nor 1 does no harm.
+/// Element types in memory. Booleans are bytes, because bytes of other origin may be neither 0 nor 1.
 trait Element: Copy + Default {}
 impl Element for u8 {}
 impl Element for i32 {}
@@ -291,10 +291,10 @@ impl Element for i64 {}
 impl Element for f32 {}
 impl Element for f64 {}
 
-/// Fewer than [`LANES`] elements; the rest is 0.
+/// Loads `n < LANES` elements; the remaining lanes are 0.
 #[inline(always)]
 unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
-    // SAFETY: `n` elements are there.
+    // SAFETY: the caller guarantees `n` elements, and `n` is below `LANES`.
     unsafe {
         let mut lanes = [T::default(); LANES];
         match n {
@@ -305,10 +305,10 @@ unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
     }
 }
 
-/// Fewer than [`LANES`] elements, mostly a single one: asking for more to be copied takes longer than copying it.
+/// Stores `n < LANES` elements. A single one, the most frequent case, is stored directly.
 #[inline(always)]
 unsafe fn store<T: Element>(lanes: &[T; LANES], to: *mut T, n: usize) {
-    // SAFETY: there is room for `n` elements.
+    // SAFETY: the caller guarantees room for `n` elements, and `n` is below `LANES`.
     unsafe {
         match n {
             1 => to.write(lanes[0]),
@@ -317,7 +317,7 @@ unsafe fn store<T: Element>(lanes: &[T; LANES], to: *mut T, n: usize) {
     }
 }
 
-/// An instruction's operand: where its first lanes are, and whether they are those of all elements.
+/// An instruction's operand: the address of its first lanes, and whether all elements use these.
 #[derive(Clone, Copy)]
 struct Lanes {
     first: *const u8,
@@ -325,19 +325,19 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Bytes from a vector of elements to the next.
+    /// Returns the distance in bytes from one vector of elements to the next.
     #[inline(always)]
     fn step<T>(self) -> usize {
         if self.splat { 0 } else { std::mem::size_of::<[T; LANES]>() }
     }
 }
 
-/// `f` of each lane; lanes are read before any is written, so the result may lie where an operand does.
+/// Applies `f` to each lane. Lanes are read before any is written, so the result may replace an operand.
 macro_rules! map {
     ($n:expr, $to:expr => $R:ty, [$($arg:ident: $T:ty = $from:expr),+], $f:expr) => {{
         let (mut to, mut left) = ($to.cast::<$R>(), $n);
         $(let mut $arg = ($from.first, $from.step::<$T>());)+
-        // Whole vectors: nothing in this loop is decided.
+        // Whole vectors: the loop body has no branches.
         while left >= LANES {
             $(let $arg = {
                 let lanes = $arg.0.cast::<[$T; LANES]>().read_unaligned();
@@ -348,7 +348,7 @@ macro_rules! map {
             for lane in 0..LANES {
                 result[lane].write($f($($arg[lane]),+));
             }
-            // Every lane was written.
+            // The loop above has written every lane.
             let result = std::mem::transmute::<[MaybeUninit<$R>; LANES], [$R; LANES]>(result);
             to.cast::<[$R; LANES]>().write_unaligned(result);
             to = to.add(LANES);
@@ -377,11 +377,11 @@ fn smaller(a: f32, b: f32) -> f32 {
     if b.is_nan() && !a.is_nan() { b } else { smaller }
 }
 
-/// One instruction on a tile.
+/// Executes one instruction on a tile.
 #[inline(always)]
 unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n: usize) {
     let size = size_of(inst.ty);
-    // SAFETY: places have the sizes of their types, and tiles lie where they say.
+    // SAFETY: operands and result have `n` elements of their types' sizes from `at` on, or a vector of lanes.
     unsafe {
         let first = if matches!(inst.op, Op::Select) { 1 } else { size };
         let operand = |number: usize, size: usize| {
@@ -406,7 +406,7 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
                 map!(n, to => $R, [x: $T = a, y: $T = b], $f)
             };
         }
-        // The same for all types of numbers.
+        // Comparisons, for all types.
         macro_rules! compare {
             ($f:expr) => {
                 match inst.ty {
@@ -557,7 +557,7 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
     }
 }
 
-/// A power; the usual exponents as products and roots, as PyTorch has it.
+/// Returns a power. As in PyTorch, frequent exponents are computed by products and roots.
 #[inline(always)]
 fn power(x: f32, y: f32) -> f32 {
     let general = math::pow(x, y);
@@ -569,10 +569,10 @@ fn power(x: f32, y: f32) -> f32 {
     if y == 3.0 { x * x * x } else { square }
 }
 
-/// [`power`] of each element, without what an exponent that is the same for all does not need.
+/// Applies [`power`] to each element, with a shorter loop for a frequent exponent that all elements share.
 #[inline(always)]
 unsafe fn powers(a: Lanes, b: Lanes, to: *mut u8, n: usize) {
-    // SAFETY: see `step`.
+    // SAFETY: operands and result have `n` elements, or a vector of lanes (see `step`).
     unsafe {
         let exponent = if b.splat { b.first.cast::<f32>().read() } else { f32::NAN };
         match exponent {

@@ -1,20 +1,20 @@
 //! Elementary functions for `f32` that a compiler can turn into SIMD code.
 //!
-//! A call into libm stops loop vectorization. Each function here is straight-line arithmetic: no branches,
-//! no tables, no calls. Choices are selects between values that are already computed. A loop over a slice or
-//! a `[f32; 16]` that calls them becomes vector code when fused multiply-add is enabled in the caller
-//! (`fma` on x86, always on aarch64). Without it `mul_add` is a slow library call, with the same result.
+//! A call into libm prevents loop vectorization. Each function here is straight-line arithmetic: no branches, no
+//! tables, no calls. Choices are selects between values that are already computed. A loop over a slice or a
+//! `[f32; 16]` that calls them becomes vector code if fused multiply-add is enabled in the caller (`fma` on x86,
+//! always on aarch64). Without it, `mul_add` is a slow library call with the same result.
 //!
-//! All operations are exactly rounded IEEE operations in a fixed order, so results do not depend on the
-//! vector width. The error bounds are in units in the last place (ulp) of the exact result. They were
-//! measured against `f64` functions, over all 2^32 inputs where there is one argument. NaN gives NaN, and
-//! `-0.0` keeps its sign where C99 says so.
+//! All operations are correctly rounded IEEE operations in a fixed order, so results do not depend on the vector
+//! width. Error bounds are in units in the last place (ulp) of the exact result. They were measured against `f64`
+//! functions, for functions of one argument over all 2^32 inputs. NaN inputs return NaN, and `-0.0` keeps its sign
+//! as in C99.
 
 #![allow(clippy::excessive_precision)]
 
 /// Adding this to `|v| < 2^22` leaves `round(v)`, ties to even, in the low mantissa bits.
 const MAGIC: f32 = 12_582_912.0;
-/// The same for `f64`: valid for `|v| < 2^51`.
+/// Equivalent of `MAGIC` for `f64`, valid for `|v| < 2^51`.
 const MAGIC_F64: f64 = 6_755_399_441_055_744.0;
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -26,11 +26,11 @@ const LOG10_E_LO: f32 = -1.010305e-8;
 const LN_2: f32 = std::f32::consts::LN_2;
 /// Error of the rounded `LN_2`.
 const LN_2_LO: f32 = -1.9046542e-9;
-/// `log10(2)` cut to 13 bits, so that its product with an exponent is exact, and the rest.
+/// `log10(2)` truncated to 13 bits, so that its product with an exponent is exact, and the remainder.
 const LOG10_2_HI: f32 = 0.301025390625;
 const LOG10_2_LO: f32 = 4.605039e-6;
 
-/// Above this `exp` overflows, and below the negative one it is zero.
+/// Inputs above which `exp` overflows, and below which it is zero.
 const EXP_MAX: f32 = 89.0;
 const EXP_MIN: f32 = -104.0;
 
@@ -63,7 +63,7 @@ const ERFC_POLY: [f32; 9] = [
     0.0002561815,
 ];
 const ERFC_LEAD: f32 = 0.79963076;
-/// `log2(1+f)/f` on `|f| <= 1/3`, good to 2^-35.
+/// `log2(1+f)/f` on `|f| <= 1/3`, with an error of 2^-35.
 const POW_LOG2_POLY: [f64; 13] = [
     1.4426950408923298,
     -0.7213475195693065,
@@ -80,19 +80,19 @@ const POW_LOG2_POLY: [f64; 13] = [
     0.15754246699620247,
 ];
 
-/// Where `tanh` changes from its polynomial to `exp`.
+/// Input from which `tanh` is computed with `exp` instead of its polynomial.
 const TANH_SPLIT: f32 = 0.6;
-/// From here on `tanh` rounds to 1.
+/// Input from which `tanh` rounds to 1.
 const TANH_MAX: f32 = 10.0;
-/// Where `erf` changes from its polynomial to `exp`.
+/// Input from which `erf` is computed with `exp` instead of its polynomial.
 const ERF_SPLIT: f32 = 0.92;
-/// From here on `erf` rounds to 1.
+/// Input from which `erf` rounds to 1.
 const ERF_MAX: f32 = 4.0;
-/// From here on `erfc` rounds to 0.
+/// Input from which `erfc` rounds to 0.
 const ERFC_MAX: f32 = 10.2;
 /// Chosen so that `ERFC_LEAD` is almost exactly an `f32`.
 const ERFC_K: f32 = 2.58984375;
-/// Near `2/sqrt(pi)`, so that the fit is flat at 0, where an error of `q` would count most.
+/// Near `2/sqrt(pi)`, so that the fit is flat at 0, where an error of `q` has the largest effect.
 const ERFC_D: f32 = 1.125;
 
 const TWO_THIRDS_BITS: u32 = 0x3f2a_aaab;
@@ -117,20 +117,20 @@ fn horner_f64<const N: usize>(x: f64, c: [f64; N]) -> f64 {
     acc
 }
 
-/// `2^n` for `-127 < n <= 127`. Other `n` give a meaningless value.
+/// `2^n` for `-127 < n <= 127`; meaningless for other `n`.
 #[inline(always)]
 fn pow2(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// `v * 2^n` with at most one rounding, also where `2^n` itself is not a normal number.
+/// `v * 2^n` with at most one rounding, even if `2^n` is not a normal number.
 #[inline(always)]
 fn scale(v: f32, n: i32) -> f32 {
     let half = n >> 1;
     v * pow2(half) * pow2(n.wrapping_sub(half))
 }
 
-/// The integer that a sum with `MAGIC` holds.
+/// The integer `n` of a sum `n + MAGIC`.
 #[inline(always)]
 fn magic_int(t: f32) -> i32 {
     (t.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32)
@@ -201,7 +201,7 @@ fn log_rest(f: f32) -> f32 {
     z.mul_add(-0.5, z * f * horner(f, LOG_POLY))
 }
 
-/// Replaces a logarithm `y` of `x` where `x` is not positive and finite.
+/// Returns the logarithm `y` of `x`, or the special value if `x` is not positive and finite.
 #[inline(always)]
 fn log_special(x: f32, y: f32) -> f32 {
     let edge = if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };
@@ -311,12 +311,12 @@ pub fn erfc(x: f32) -> f32 {
     if x < 0.0 { 2.0 - y } else { y }
 }
 
-/// `x^y`, with the special cases of C99 `pow`. Largest error seen: 0.94 ulp, over 2.6e8 random pairs and all
-/// pairs of special values.
+/// `x^y`, with the special cases of C99 `pow`. The largest error measured is 0.94 ulp, over 2.6e8 random pairs and
+/// all pairs of special values.
 #[inline(always)]
 pub fn pow(x: f32, y: f32) -> f32 {
     let a = x.abs();
-    // Only the logarithm and its product with y need more than f32.
+    // Only the logarithm and its product with y need a higher precision than f32.
     let tiny = a < f32::MIN_POSITIVE;
     let scaled = if tiny { a * 8_388_608.0 } else { a };
     let bits = scaled.to_bits();
@@ -329,7 +329,7 @@ pub fn pow(x: f32, y: f32) -> f32 {
     let r = (t - n) as f32;
     let v = scale(horner(r, EXP2_POLY).mul_add(r, 1.0), magic_int(n as f32 + MAGIC));
 
-    // Zero, infinity and infinite y bypass the logarithm: `up` says which way |x|^y goes for them.
+    // Zero, infinity and infinite y bypass the logarithm: `up` is whether |x|^y is infinite for them, not zero.
     let up = (a > 1.0) == (y > 0.0);
     let extreme = if up { f32::INFINITY } else { 0.0 };
     let v = if a == 0.0 || a == f32::INFINITY || y.abs() == f32::INFINITY { extreme } else { v };

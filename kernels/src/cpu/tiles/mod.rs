@@ -1,4 +1,4 @@
-//! Groups of point-wise ops as tile programs.
+//! Tile programs, which compute groups of point-wise ops.
 
 mod compile;
 pub mod computation;

@@ -1,52 +1,53 @@
-//! Tile programs: expressions as instructions that each work on a tile of elements.
+//! Tile programs: expressions compiled to instructions, each of which works on a tile of elements.
 //!
-//! **Why.** A chain of point-wise operators is bound by memory; what it computes between costs little. A tile's values
-//! fit the first-level cache, so an instruction may be interpreted: its dispatch is paid once for hundreds of elements.
-//! The same instructions carry out one operator and a fused chain, so that bits do not depend on fusion.
+//! **Why.** A chain of point-wise operators is bound by memory bandwidth; its arithmetic costs little. The values of
+//! a tile fit in the first-level cache, so instructions can be interpreted: an instruction is dispatched once for
+//! hundreds of elements. A single operator and a fused chain use the same instructions, so results do not depend on
+//! fusion.
 
 use crate::ir::{Bin, Ty, Un};
 
-/// Elements of a tile.
+/// Number of elements of a tile.
 pub const TILE: usize = 512;
 
-/// Elements that are computed together: a register of the widest units, in elements of 32 bits.
+/// Number of elements that are computed together: 32-bit lanes of an AVX-512 register.
 pub const LANES: usize = 16;
 
-/// A function beyond [`Un`] and [`Bin`], of floats of 32 bits.
+/// A function of 32-bit floats that is not among [`Un`] and [`Bin`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Fun {
-    /// See [`math`](super::math).
+    /// [`math::exp`](super::math::exp).
     Exp,
-    /// See [`math`](super::math).
+    /// [`math::exp2`](super::math::exp2).
     Exp2,
-    /// See [`math`](super::math).
+    /// [`math::expm1`](super::math::expm1).
     Expm1,
-    /// See [`math`](super::math).
+    /// [`math::log`](super::math::log).
     Log,
-    /// See [`math`](super::math).
+    /// [`math::log2`](super::math::log2).
     Log2,
-    /// See [`math`](super::math).
+    /// [`math::log10`](super::math::log10).
     Log10,
-    /// See [`math`](super::math).
+    /// [`math::log1p`](super::math::log1p).
     Log1p,
-    /// See [`math`](super::math).
+    /// [`math::tanh`](super::math::tanh).
     Tanh,
-    /// See [`math`](super::math).
+    /// [`math::erf`](super::math::erf).
     Erf,
-    /// See [`math`](super::math).
+    /// [`math::erfc`](super::math::erfc).
     Erfc,
-    /// `x` to the power of `y`.
+    /// `a` to the power of `b`.
     Pow,
-    /// Not a number.
+    /// Whether `a` is NaN.
     IsNan,
-    /// The larger one, NaN where one is.
+    /// The larger of `a` and `b`, or NaN if one of them is NaN.
     Larger,
-    /// The smaller one, NaN where one is.
+    /// The smaller of `a` and `b`, or NaN if one of them is NaN.
     Smaller,
 }
 
 impl Fun {
-    /// The function of the expressions' library that a name stands for.
+    /// Returns the function that a name in the expressions' library stands for.
     pub(super) fn named(name: &str) -> Option<Fun> {
         Some(match name {
             "exp_" => Fun::Exp,
@@ -68,70 +69,70 @@ impl Fun {
     }
 }
 
-/// What an instruction computes.
+/// Operation of an instruction on its operands `a`, `b` and `c`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
-    /// Of `a`.
+    /// Unary operation on `a`.
     Un(Un),
-    /// Of `a` and `b`.
+    /// Binary operation on `a` and `b`.
     Bin(Bin),
-    /// `a` times `b`, rounded, plus `c`.
+    /// `a * b`, rounded, plus `c`.
     MulAdd,
-    /// Where `a` is true `b`, elsewhere `c`.
+    /// `b` if `a` is true, else `c`.
     Select,
-    /// `a` in another type.
+    /// `a`, converted to another type.
     Cast(Ty),
-    /// Of `a`, and `b` where there are two arguments.
+    /// Function of `a`, or of `a` and `b`.
     Fun(Fun),
-    /// `a` itself.
+    /// `a`, unchanged.
     Copy,
 }
 
-/// Where an instruction's operand is: a register, from this byte of a thread's scratch memory on, or the tile of an
-/// operand in memory whose elements lie one behind the other. A value that is the same for all elements has one
-/// vector's lanes alone: chains have many, which would leave no room in the first-level cache.
+/// Location of an operand or result: a register, given as a byte offset in the thread's scratch memory, or the tile
+/// of a contiguous operand in memory. A value that all elements share takes only one vector of lanes, because chains
+/// have many such values, whose tiles would not fit in the first-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Place {
-    /// A register.
+    /// Register with a tile.
     Register(u32),
-    /// A value that is the same for all elements, for [`LANES`] of them.
+    /// Register with [`LANES`] copies of a value that all elements share.
     Splat(u32),
-    /// Memory, by the operand's number.
+    /// Operand in memory, by number.
     Memory(u16),
 }
 
 /// An instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Inst {
-    /// What.
+    /// Operation.
     pub op: Op,
-    /// The operands' type; of a selection, that of `b` and `c`.
+    /// Type of the operands; for a selection, the type of `b` and `c`.
     pub ty: Ty,
-    /// Operands; those that there are none of are the first again.
+    /// Operands `a`, `b` and `c`. Those that the operation does not have repeat the first one.
     pub args: [Place; 3],
-    /// Where the result goes.
+    /// Location of the result.
     pub to: Place,
 }
 
-/// A value that is the same for all elements.
+/// A value that all elements share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Splat {
-    /// The bits of an `i64` or an `f64`.
+    /// Literal, as the bits of an `i64` or an `f64`.
     Literal(u64),
-    /// A parameter, by its number: bits likewise.
+    /// Parameter, by number; its bits are those of an `i64` or an `f64`.
     Parameter(u32),
     /// The only element of an operand in memory.
     Element(u16),
 }
 
-/// How an operand's elements follow one another in the order in which elements are computed.
+/// Layout of an operand's elements, in the order in which elements are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Layout {
-    /// One behind the other.
+    /// Contiguous.
     Linear,
-    /// All are one.
+    /// One element that all elements share.
     Single,
-    /// Anyhow.
+    /// Any other strides.
     Strided,
 }
 
@@ -139,28 +140,28 @@ pub enum Layout {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Program {
     pub(super) insts: Box<[Inst]>,
-    /// Splats, which are filled once.
+    /// Registers that are filled once, with their type and value.
     pub(super) splats: Box<[(u32, Ty, Splat)]>,
-    /// Registers that are filled from strided operands, tile by tile.
+    /// Registers that are filled from strided operands for each tile.
     pub(super) gathers: Box<[(u32, u16)]>,
-    /// Strided operands that are written, each from a place.
+    /// Locations of values that are stored to strided operands.
     pub(super) scatters: Box<[(Place, u16)]>,
-    /// Operands whose elements lie one behind the other, and whether they are written.
+    /// Contiguous operands, and whether they are written.
     pub(super) streams: Box<[(u16, bool)]>,
-    /// Bytes of scratch memory.
+    /// Size of the scratch memory in bytes.
     pub(super) scratch: u32,
-    /// Roughly the cost of an element, in additions.
+    /// Estimated cost per element, in additions.
     pub(super) cost: u32,
 }
 
 impl Program {
-    /// Elements that are worth a thread.
+    /// Returns the number of elements from which another thread is worth waking.
     pub fn grain(&self) -> usize {
         (131_072 / self.cost.max(1) as usize).max(TILE)
     }
 }
 
-/// Bytes of a type's elements in registers and memory.
+/// Returns the size in bytes of a type's elements in registers and in memory.
 pub fn size_of(ty: Ty) -> usize {
     match ty {
         Ty::Bool => 1,

@@ -1,7 +1,7 @@
-//! Groups that end in sums over rows: the prologue of a reduction.
+//! Groups that end in sums over rows: point-wise ops as the prologue of a reduction.
 //!
-//! What is added up is computed block by block and added up while it is in the first-level cache; where nobody else
-//! reads it, it is never stored. Blocks are those of a sum by itself, so its bits are the same.
+//! The summands are computed block by block and added while they are in the first-level cache. If nobody else reads
+//! them, they are not stored. Blocks are those of a separate sum, so results are bitwise the same.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -13,18 +13,19 @@ use crate::cpu::tiles::group::{Lane, Shared};
 use crate::host::HostKernels;
 use crate::plan::{Draft, Ending, Feed, Rows, Slot};
 
-/// What is computed, and added up.
+/// A lane whose values are summed.
 #[derive(Debug)]
 pub struct Summed {
     lane: Lane,
-    /// Numbers of the slots of what is added up, of what that is multiplied by first, and of the sums.
+    /// Numbers of the slots of the summands, of the tensor that they are multiplied by first, and of the sums.
     from: usize,
     times: Option<usize>,
     to: usize,
     rows: Rows,
 }
 
-/// A draft's only lane, and the number of a slot that it stores in the order of its elements.
+/// Compiles a draft's only lane, and returns it with the number of the slot `summed`. `None` if the lane does not
+/// store that slot contiguously.
 fn in_order(
     draft: &Draft<Slot, Feed>,
     summed: Slot,
@@ -38,9 +39,9 @@ fn in_order(
 }
 
 impl Summed {
-    /// Compiles a draft of one lane with sums of its values; the draft gets the sums' slots. `aliases` says whether two
-    /// slots may be in the same memory. `None` where what is added up does not lie in the order in which the lane numbers
-    /// its elements.
+    /// Compiles a draft of one lane that ends in sums of its values, and adds the slots of the sums to the draft.
+    /// `aliases` returns whether two slots may share memory. `None` if the summands are not contiguous in the order
+    /// in which the lane computes its elements.
     pub fn compile(
         draft: &mut Draft<Slot, Feed>,
         ending: &Ending,
@@ -58,10 +59,12 @@ impl Summed {
         Some(Summed { lane, from, times, to, rows: ending.rows })
     }
 
-    /// Computes; see [`Computation::run`](super::computation::Computation::run). What is added up may have no address: then it is not stored.
+    /// Computes the sums; see [`Computation::run`](super::computation::Computation::run). The summands' address may
+    /// be null; then they are not stored. Returns false if the sums' address is null.
     ///
     /// # Safety
-    /// As there.
+    /// The requirements are those of [`Computation::run`](super::computation::Computation::run), except for null
+    /// addresses.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
         if data[self.to].is_null() {
             return false;
@@ -74,7 +77,8 @@ impl Summed {
             if data[self.from].is_null() {
                 data[self.from] = values.as_mut_ptr().wrapping_sub(at).cast();
             }
-            // SAFETY: the caller's promise; of what has no address only this block is written, and there is room for it.
+            // SAFETY: the caller keeps the windows alive and unshared. Summands without an address are in `values`,
+            // which has room for a block; only elements `at..at + n` are accessed, so the shifted address is valid.
             unsafe {
                 self.lane.run(&data, params, at, at + n);
                 let values =
@@ -85,7 +89,7 @@ impl Summed {
                 }
             }
         };
-        // SAFETY: the sums have a storage of their own.
+        // SAFETY: the window of the sums has an element per row and overlaps no other window.
         let to = unsafe { std::slice::from_raw_parts_mut(data[self.to].cast::<f32>(), self.rows.rows) };
         sum_rows(host, to, &self.rows, &block);
         true

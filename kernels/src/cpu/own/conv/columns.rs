@@ -1,9 +1,9 @@
-//! Convolutions tile by tile: the pixels that a filter sees are laid out as columns in a cache (`im2col`), and what
-//! remains are products of matrices.
+//! Convolutions computed tile by tile: the pixels under the filter windows are laid out as matrix columns in a cache
+//! (`im2col`), and BLAS multiplies the matrices.
 //!
-//! A convolution goes from pictures, the *image*, to the places of its filters, the *grid*; a transposed one goes back.
-//! So there are three kernels: [`to_grid`], [`to_image`] and [`to_weight`]. Tiles follow from sizes alone, and so do
-//! the parts that threads share.
+//! A convolution maps a batch of images (`image`) to its output (`grid`); a transposed convolution maps `grid` to
+//! `image`. There are three kernels: [`to_grid`], [`to_image`] and [`to_weight`]. Tiles, and the parts that threads
+//! share, depend on sizes alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,36 +14,36 @@ use crate::cpu::own::{Shared, each_row};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 
-/// Numbers of a tile's columns at most: half a second-level cache.
+/// Largest number of floats in the columns of a tile: half of a second-level cache.
 const ROOM: usize = 1 << 17;
-/// Columns of a tile, at least and at most.
+/// Smallest and largest number of columns of a tile.
 const COLUMNS: [usize; 2] = [64, 1024];
-/// Parts that threads share, where there is enough for them.
+/// Number of parts that work is split into, if there is enough of it.
 const PARTS: usize = 8;
-/// Rows of a product that a part has at least.
+/// Smallest number of rows of a part's matrix product.
 const ROWS: usize = 64;
-/// Columns of a product that a part of the weights' gradient has.
+/// Smallest number of columns of a part's matrix product in the weight gradient.
 const WIDE: usize = 512;
-/// Columns that are added up at a time, where there is room for them.
+/// Smallest number of columns of a tile in the weight gradient, unless [`ROOM`] allows fewer.
 const LONG: usize = 256;
-/// Numbers of the sums that the weights' gradient is made from, at most.
+/// Largest number of floats in the partial sums of the weight gradient.
 const SUMS: usize = 1 << 20;
-/// Numbers behind a tile's end that may be written.
+/// Number of floats after the end of a buffer that vector copies may read or overwrite.
 const SLACK: usize = 16;
 
-/// A dimension of pictures. Where filters go on by several pixels, pixels that lie so far apart are neighbours in what
-/// is laid out: a *phase*.
+/// One spatial dimension of a convolution. A stride `s` splits a row of pixels into `s` *phases*, the pixels whose
+/// padded coordinates are equal modulo `s`. The pixels of a phase are contiguous in the scratch buffer.
 #[derive(Clone, Debug)]
 struct Axis {
     size: usize,
     out: usize,
     stride: usize,
     padding: usize,
-    /// The pixels, from 0 to the stride, that are seen with the first tap.
+    /// Padded coordinates, below the stride, of the first pixels of the phases that some tap reads.
     phases: SmallVec<[usize; 2]>,
-    /// The phase that each tap sees, by number, and how far from the first pixel.
+    /// Phase that each tap reads, as an index into `phases`, and the tap's offset in it.
     taps: SmallVec<[(usize, usize); 4]>,
-    /// The farthest one.
+    /// Largest offset in `taps`.
     reach: usize,
 }
 
@@ -59,8 +59,9 @@ impl Axis {
         Axis { size, out, stride, padding, phases, taps, reach }
     }
 
-    /// The places of a phase, counted from the one that the filter at `first` of the grid sees with its first tap, that
-    /// lie in the picture, out of those that `n` filters see; and the first one's pixel.
+    /// Returns the part of a phase that lies inside the image, and the coordinate of its first pixel. Positions are
+    /// relative to the one that output pixel `first` reads with a tap of offset 0; only those that the outputs
+    /// `first..first + n` read count.
     fn inside(&self, phase: usize, first: usize, n: usize) -> (std::ops::Range<usize>, usize) {
         let phase = self.phases[phase];
         let begin = self.padding.saturating_sub(phase).div_ceil(self.stride).saturating_sub(first);
@@ -75,7 +76,7 @@ impl Axis {
     }
 }
 
-/// Some rows of the grids of some pictures.
+/// A range of output rows of consecutive images of the batch.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     picture: usize,
@@ -84,7 +85,7 @@ struct Tile {
     rows: usize,
 }
 
-/// How columns are laid out.
+/// Sizes of a convolution and of the buffers that its columns are laid out in.
 #[derive(Clone, Debug)]
 pub struct Layout {
     conv: Conv,
@@ -101,23 +102,23 @@ impl Layout {
         self.conv.filter[0] * self.conv.filter[1]
     }
 
-    /// The phases of a plane, by their numbers in both dimensions.
+    /// Index pairs (vertical, horizontal) of the phases of a plane.
     fn phases(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let [down, across] = [self.y.phases.len(), self.x.phases.len()];
         (0..down).flat_map(move |y| (0..across).map(move |x| (y, x)))
     }
 
-    /// What each tap sees, in both dimensions: a phase, and how far from its first pixel.
+    /// Phase and offset that each tap reads, vertical and horizontal.
     fn seen_by_taps(&self) -> impl Iterator<Item = ((usize, usize), (usize, usize))> + '_ {
         self.y.taps.iter().flat_map(|y| self.x.taps.iter().map(move |x| (*y, *x)))
     }
 
-    /// Pixels of a picture's plane.
+    /// Number of pixels of a channel of an image.
     fn plane(&self) -> usize {
         self.conv.size[0] * self.conv.size[1]
     }
 
-    /// Numbers of the phases of a plane that so many rows of the grid see.
+    /// Number of floats in the phases of a plane that `rows` output rows read.
     fn seen(&self, rows: usize) -> usize {
         self.y.phases.len() * self.x.phases.len() * (rows + self.y.reach) * self.width()
     }
@@ -130,12 +131,12 @@ impl Layout {
         tile.pictures * tile.rows * self.x.out
     }
 
-    /// Whether columns are the picture itself.
+    /// Whether the columns are equal to the image, so that it is multiplied in place.
     fn is_plain(&self, tile: &Tile) -> bool {
         self.conv.is_pointwise() && tile.pictures == 1
     }
 
-    /// Tiles of about so many columns.
+    /// Splits the output into tiles of about `columns` columns.
     fn tiles(&self, columns: usize) -> Vec<Tile> {
         let Conv { n, out: [down, across], .. } = self.conv;
         let columns = columns.clamp(COLUMNS[0], COLUMNS[1]);
@@ -151,18 +152,19 @@ impl Layout {
         tiles
     }
 
-    /// The grid's numbers in a tile, a row for each filter, and from one row to the next: where they are, or gathered.
+    /// Returns the tile's part of the grid as a matrix with a row per filter, and its row stride: the grid in place
+    /// if the tile has one image, a copy in `room` otherwise.
     ///
     /// # Safety
-    /// `grid` is the grid of all pictures.
+    /// `grid` points to the grids of all images of the batch, which nobody writes during the call.
     unsafe fn rows_of(&self, grid: Shared<f32>, tile: &Tile, room: &mut [f32]) -> (*mut f32, usize) {
         let (pixels, filters) = (self.conv.pixels(), self.conv.outputs);
         if tile.pictures == 1 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the tile's image and row are inside the batch's grids.
             let at = unsafe { grid.at(tile.picture * filters * pixels + tile.row * self.x.out) };
             return (at, pixels);
         }
-        // SAFETY: as above.
+        // SAFETY: the tile's images are inside the batch's grids, which nobody writes.
         unsafe {
             let from = grid.slice(tile.picture * filters * pixels, tile.pictures * filters * pixels);
             swap_rows(from, room, [tile.pictures, filters, pixels]);
@@ -170,14 +172,14 @@ impl Layout {
         (room.as_mut_ptr(), self.columns(tile))
     }
 
-    /// Numbers that [`Layout::rows_of`] needs room for.
+    /// Number of floats of `room` that [`Layout::rows_of`] needs for these tiles.
     fn gathered(&self, tiles: &[Tile]) -> usize {
         let most = tiles.iter().filter(|tile| tile.pictures > 1).map(|tile| self.columns(tile)).max();
         most.unwrap_or_default() * self.conv.outputs
     }
 }
 
-/// `[a, b, n]` to `[b, a, n]`.
+/// Copies `[a, b, n]` to `[b, a, n]`.
 fn swap_rows(from: &[f32], to: &mut [f32], [a, b, n]: [usize; 3]) {
     for (at, from) in from.chunks_exact(n).enumerate() {
         let to_row = at % b * a + at / b;
@@ -186,8 +188,9 @@ fn swap_rows(from: &[f32], to: &mut [f32], [a, b, n]: [usize; 3]) {
 }
 
 widest! {
-    /// Lays out a tile's columns of so many channels, a row of `ld` numbers for each tap of each channel. `image` is the
-    /// first channel's plane in the tile's first picture; there is [`SLACK`] behind `room` and `to`.
+    /// Lays out a tile's columns for `channels` channels, in one row of `ld` floats per channel and tap. `image`
+    /// points to the first channel of the tile's first image; `room` and `to` have [`SLACK`] floats after their used
+    /// part.
     fn lay_out(
         layout: &Layout, tile: &Tile, image: *const f32, channels: usize, room: &mut [f32], to: &mut [f32], ld: usize,
     ) => run_lay_out
@@ -207,7 +210,8 @@ unsafe fn run_lay_out(
         let (step, n) = (layout.conv.inputs * layout.plane(), tile.rows * layout.x.out);
         for (channel, to) in to.chunks_mut(ld).take(channels).enumerate() {
             for (picture, to) in to.chunks_exact_mut(n).take(tile.pictures).enumerate() {
-                // SAFETY: the caller's promise; such tiles are of whole planes.
+                // SAFETY: pointwise tiles of several images contain whole planes, and `image` has `channels` of them
+                // per image.
                 let from = unsafe {
                     std::slice::from_raw_parts(image.add(picture * step + channel * layout.plane()), n)
                 };
@@ -219,10 +223,10 @@ unsafe fn run_lay_out(
     let seen = layout.seen(tile.rows);
     assert!(room.len() >= tile.pictures * seen + SLACK);
     assert!(ld >= layout.columns(tile) && to.len() >= channels * layout.taps() * ld + SLACK);
-    // Padding is the same in all channels.
+    // The padding, which stays 0, is at the same positions for all channels.
     room[..tile.pictures * seen].fill(0.0);
     for channel in 0..channels {
-        // SAFETY: the caller's promise, and there is room.
+        // SAFETY: `image` has `channels` planes per image; the asserts above check the sizes of `room` and `to`.
         unsafe {
             for picture in 0..tile.pictures {
                 let plane = image.add((picture * layout.conv.inputs + channel) * layout.plane());
@@ -239,7 +243,7 @@ unsafe fn run_lay_out(
     }
 }
 
-/// Takes the phases of a plane apart, as far as they are in the picture.
+/// Copies the pixels of a plane that are inside the image to their phases in `room`.
 #[inline(always)]
 unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut [f32]) {
     let Layout { y, x, .. } = layout;
@@ -251,14 +255,14 @@ unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut
         let to = (py * x.phases.len() + px) * height * width + columns.start;
         for (i, row) in rows.enumerate() {
             let to = &mut room[to + row * width..][..columns.len()];
-            // SAFETY: the caller's promise; `inside` gives pixels of the picture.
+            // SAFETY: `inside` returns coordinates of pixels of the image.
             let from = unsafe {
                 let line = plane.add((first_row + i * y.stride) * x.size + first);
                 std::slice::from_raw_parts(line, last * x.stride + 1)
             };
             match x.stride {
                 1 => copy(from, to),
-                // The usual step, known to the compiler.
+                // The most frequent stride, as a constant that the compiler can use.
                 2 => to.iter_mut().zip(from.iter().step_by(2)).for_each(|(to, x)| *to = *x),
                 stride => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x),
             }
@@ -266,10 +270,10 @@ unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut
     }
 }
 
-/// Copies a short row.
+/// Copies a row that is usually short.
 #[inline(always)]
 fn copy(from: &[f32], to: &mut [f32]) {
-    /// By parts of `N`, the last of which overlaps.
+    /// Copies `N` floats at a time; the last copy may overlap the one before it.
     #[inline(always)]
     fn by<const N: usize>(from: &[f32], to: &mut [f32]) {
         for (from, to) in from.chunks_exact(N).zip(to.chunks_exact_mut(N)) {
@@ -286,8 +290,9 @@ fn copy(from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// Lays out a channel: what each tap sees is in `room`, shifted. Copies `N` numbers at a time, so that what is behind a
-/// row's end is overwritten by the next row; `ONE` says that rows are no longer.
+/// Lays out the rows of all taps of a channel, each a shifted copy of a phase in `room`. Copies `N` floats at a
+/// time; what is written after the end of a row is overwritten by the next row. `ONE` says that a row has at most
+/// `N` floats.
 #[inline(always)]
 unsafe fn shift<const N: usize, const ONE: bool>(
     layout: &Layout,
@@ -301,7 +306,7 @@ unsafe fn shift<const N: usize, const ONE: bool>(
     let plane = (tile.rows + y.reach) * width;
     for (tap, ((py, down), (px, right))) in layout.seen_by_taps().enumerate() {
         let first = (py * x.phases.len() + px) * plane + down * width + right;
-        // SAFETY: the caller's room.
+        // SAFETY: `run_lay_out` checks both sizes, which include `SLACK` floats for the last copy of a row.
         unsafe {
             let mut to = to.add(tap * ld);
             for picture in 0..tile.pictures {
@@ -322,7 +327,7 @@ unsafe fn shift<const N: usize, const ONE: bool>(
 }
 
 widest! {
-    /// Adds a tile's columns up in the phases of so many channels' planes: `[channels, pictures, seen]`.
+    /// Adds a tile's columns to the phases of the planes that they were read from: `[channels, pictures, seen]`.
     fn add_up(layout: &Layout, tile: &Tile, channels: usize, columns: &[f32], to: &mut [f32]) => run_add_up
 }
 
@@ -346,7 +351,7 @@ unsafe fn run_add_up(layout: &Layout, tile: &Tile, channels: usize, columns: &[f
     }
 }
 
-/// Adds a short row.
+/// Adds a row that is usually short.
 #[inline(always)]
 fn add(from: &[f32], to: &mut [f32]) {
     #[inline(always)]
@@ -366,7 +371,7 @@ fn add(from: &[f32], to: &mut [f32]) {
 }
 
 widest! {
-    /// Puts a plane's phases together, on what is given for its pixels.
+    /// Fills a plane with the bias and adds the plane's phases.
     fn put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f32]) => run_put_together
 }
 
@@ -393,7 +398,7 @@ unsafe fn run_put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f
     }
 }
 
-/// From an image to the grid: `grid = weight @ columns`, and a bias for each filter.
+/// Computes `grid = weight @ columns`, with an optional bias per filter.
 pub fn to_grid(
     layout: &Layout,
     host: &dyn HostKernels,
@@ -420,7 +425,8 @@ pub fn to_grid(
             let ok = with_scratch(room, |scratch| {
                 let (cols, scratch) = scratch.split_at_mut(cols);
                 let (seen, out) = scratch.split_at_mut(seen);
-                // SAFETY: the caller's promise; each filter in a tile is one thread's.
+                // SAFETY: the sizes in `layout` are those of the windows, and parts write different filters or
+                // pixels.
                 unsafe {
                     let picture = image.at(tile.picture * conv.inputs * layout.plane());
                     let b = if plain {
@@ -456,7 +462,8 @@ pub fn to_grid(
     done.into_inner()
 }
 
-/// From the grid to an image: `columns = weight.T @ grid`, added up where they were seen, and a bias for each channel.
+/// Computes `columns = weight.T @ grid` and adds each column element to the pixel that it was read from, with an
+/// optional bias per channel.
 pub fn to_image(
     layout: &Layout,
     host: &dyn HostKernels,
@@ -468,7 +475,7 @@ pub fn to_image(
     let conv = &layout.conv;
     let (filters, patch, taps) = (conv.outputs, conv.patch(), layout.taps());
     let tiles = layout.tiles(conv.rows() / PARTS);
-    // Tiles of the same pictures follow each other.
+    // Tiles of the same images are consecutive.
     let groups: Vec<&[Tile]> = tiles.chunk_by(|a, b| a.picture == b.picture).collect();
     let ranges = PARTS.div_ceil(groups.len()).min(patch / ROWS).clamp(1, conv.inputs);
     let done = AtomicBool::new(true);
@@ -489,16 +496,18 @@ pub fn to_image(
                 let (seen, gathered) = scratch.split_at_mut(seen);
                 seen.fill(0.0);
                 let bias_of = |channel: usize| {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the bias has an element per channel.
                     bias.map_or(0.0, |bias| unsafe { *bias.at(channel) })
                 };
-                // SAFETY: the caller's promise; each channel of a picture is one thread's.
+                // SAFETY: the image has `conv.inputs` planes per batch element, and each of them belongs to one
+                // part.
                 let planes = |picture: usize, channel: usize| unsafe {
                     image.slice((picture * conv.inputs + channel) * layout.plane(), layout.plane())
                 };
                 for tile in group {
                     let n = layout.columns(tile);
-                    // SAFETY: the caller's promise; each channel of a picture is one thread's.
+                    // SAFETY: the sizes in `layout` are those of the windows, and a part writes only its own
+                    // channels' planes.
                     unsafe {
                         let (b, ldb) = layout.rows_of(grid, tile, gathered);
                         let a = matrix(weight.at(first), patch, true);
@@ -533,7 +542,7 @@ pub fn to_image(
                 for (at, seen) in seen.chunks_exact(each).enumerate() {
                     let channel = channels.start + at / pictures;
                     let to = planes(picture + at % pictures, channel);
-                    // SAFETY: safe but for the units that the CPU has.
+                    // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
                     unsafe { put_together(layout, seen, bias_of(channel), to) };
                 }
                 done
@@ -544,7 +553,8 @@ pub fn to_image(
     done.into_inner()
 }
 
-/// The weights' gradient: `sum(grid @ columns.T)`. Parts are some channels' taps in some tiles, whose sums are added up.
+/// Computes the weight gradient `sum(grid @ columns.T)`. A part computes some channels' taps over some tiles; the
+/// partial sums over tiles are then added.
 pub fn to_weight(
     layout: &Layout,
     host: &dyn HostKernels,
@@ -559,12 +569,12 @@ pub fn to_weight(
     let sums = (PARTS / ranges).min(tiles.len()).min(SUMS / (filters * patch)).max(1);
     let done = AtomicBool::new(true);
     let each = conv.rows() * filters * patch / (ranges * sums) / 16;
-    // What belongs together is gathered once for all ranges.
+    // The grids of tiles with several images are copied once, for all channel ranges.
     let whole = if layout.gathered(&tiles) > 0 { conv.rows() * filters } else { 0 };
     let ready = with_scratch(whole + (sums - 1) * filters * patch, |scratch| {
         let (gathered, others) = scratch.split_at_mut(whole);
         let (gathered, others) = (Shared(gathered.as_mut_ptr()), Shared(others.as_mut_ptr()));
-        // SAFETY: the caller's promise; each tile has a place of its own.
+        // SAFETY: tiles have different images or rows, so they copy to different parts of `gathered`.
         let rows_of = |tile: &Tile| unsafe {
             let at = tile.picture * filters * conv.pixels();
             let n = if tile.pictures == 1 { 0 } else { layout.columns(tile) * filters };
@@ -588,7 +598,8 @@ pub fn to_weight(
                     let (cols, seen) = scratch.split_at_mut(k * most + SLACK);
                     for (number, (tile, (rows, ld_rows))) in tiles.iter().zip(rows).enumerate() {
                         let n = layout.columns(tile);
-                        // SAFETY: the caller's promise; each part of a sum is one thread's.
+                        // SAFETY: the sizes in `layout` are those of the windows, and a part writes its own range of
+                        // columns of its own sum.
                         done &= unsafe {
                             let plane = tile.picture * conv.inputs + channels.start;
                             let picture = image.at(plane * layout.plane());
@@ -615,7 +626,7 @@ pub fn to_weight(
         if sums > 1 {
             each_row(host, filters, (sums - 1) * patch, &|from, end| {
                 let (at, n) = (from * patch, (end - from) * patch);
-                // SAFETY: as above.
+                // SAFETY: threads get disjoint ranges of rows, and each sum has as many rows as `weight`.
                 unsafe {
                     let to = weight.slice(at, n);
                     for sum in 0..sums - 1 {
@@ -630,7 +641,7 @@ pub fn to_weight(
 }
 
 widest! {
-    /// Adds numbers to others.
+    /// Adds `from` to `to`, element by element.
     fn add_all(from: &[f32], to: &mut [f32]) => run_add_all
 }
 

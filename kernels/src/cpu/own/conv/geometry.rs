@@ -1,4 +1,4 @@
-//! The sizes of a convolution, and the products and scratch memory that kernels make of them.
+//! Sizes of a convolution, and the matrix products and scratch memory of its kernels.
 
 use std::cell::RefCell;
 
@@ -12,7 +12,8 @@ use crate::ops::express::Window;
 
 thread_local!(static SCRATCH: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) });
 
-/// Calls `work` with a scratch buffer of uninitialized floats; false where there is no memory for it.
+/// Calls `work` with a scratch buffer of `n` floats, whose contents are arbitrary; returns false if there is no
+/// memory for it.
 pub(super) fn with_scratch(n: usize, work: impl FnOnce(&mut [f32]) -> bool) -> bool {
     let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
     if scratch.len() < n {
@@ -26,18 +27,18 @@ pub(super) fn with_scratch(n: usize, work: impl FnOnce(&mut [f32]) -> bool) -> b
     done
 }
 
-/// The sizes of a convolution from an image to a grid; a transposed one is the way back.
+/// Sizes of a convolution, which maps an image to a grid; a transposed convolution maps the grid to the image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conv {
     pub(super) n: usize,
-    /// Channels of the image.
+    /// Number of channels of the image.
     pub(super) inputs: usize,
-    /// Filters: channels of the grid.
+    /// Number of filters, which are the channels of the grid.
     pub(super) outputs: usize,
-    /// Of the image.
+    /// Height and width of the image.
     pub(super) size: [usize; 2],
     pub(super) filter: [usize; 2],
-    /// Of the grid.
+    /// Height and width of the grid.
     pub(super) out: [usize; 2],
     pub(super) stride: [usize; 2],
     pub(super) padding: [usize; 2],
@@ -45,8 +46,8 @@ pub(super) struct Conv {
 }
 
 impl Conv {
-    /// From an image, weights, a grid, and the arguments from the `first`-th on: stride, padding, dilation, transposed,
-    /// output padding, groups.
+    /// Reads the sizes from three windows and the options from the call's arguments `first..first + 6`: stride,
+    /// padding, dilation, transposed, output padding, groups. `None` for several groups or an empty tensor.
     pub(super) fn of(
         image: &Window,
         weight: &Window,
@@ -79,22 +80,22 @@ impl Conv {
         })
     }
 
-    /// Pixels of the grid.
+    /// Number of output pixels of an image.
     pub(super) fn pixels(&self) -> usize {
         self.out[0] * self.out[1]
     }
 
-    /// Pixels of all pictures' grids.
+    /// Number of output pixels of the batch.
     pub(super) fn rows(&self) -> usize {
         self.n * self.pixels()
     }
 
-    /// Numbers of a patch.
+    /// Number of elements of a patch: the pixels under a filter window, of all channels.
     pub(super) fn patch(&self) -> usize {
         self.inputs * self.filter[0] * self.filter[1]
     }
 
-    /// Whether filters see a pixel each, and all of them.
+    /// Whether each output pixel depends on the input pixel at the same place alone.
     pub(super) fn is_pointwise(&self) -> bool {
         self.filter == [1, 1] && self.stride == [1, 1] && self.padding == [0, 0]
     }
@@ -112,7 +113,7 @@ impl Conv {
     }
 }
 
-/// A matrix of floats.
+/// A matrix of floats with leading dimension `ld`.
 pub(super) fn matrix(data: *mut f32, ld: usize, transposed: bool) -> Matrix {
     Matrix { data: data.cast(), transposed, ld: ld as i64 }
 }

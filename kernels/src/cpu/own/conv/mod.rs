@@ -1,9 +1,13 @@
-//! Convolutions that are products of matrices.
+//! Convolutions computed as matrix products.
 //!
-//! oneDNN's kernels are made for large planes and steps of one pixel: each call lays its operands out anew, and where
-//! there is little to do that takes longer than computing; weights' gradients of a few pixels take a hundred times as
-//! long as a product. Here the pixels that filters see are laid out in a cache, and products do the rest: [`columns`],
-//! or [`patches`] where a grid is [`FEW`] pixels. Where oneDNN is faster, calls stay PyTorch's.
+//! **Why.** oneDNN's kernels are tuned for large planes and stride 1. Each call reorders its operands, which takes
+//! longer than the computation of a small convolution, and the weight gradient of a few pixels takes a hundred times
+//! as long as a matrix product.
+//! **Strategy.** The pixels under the filter windows are laid out in a cache (`im2col`) and multiplied by the weight
+//! matrix: in [`columns`] in general, in [`patches`] if an output has at most [`FEW`] pixels. [`Way::of`] returns
+//! `None` where oneDNN is faster, and PyTorch's kernel runs.
+//!
+//! `image` is the input of a convolution and `grid` its output; a transposed convolution maps `grid` to `image`.
 
 mod columns;
 mod geometry;
@@ -22,26 +26,30 @@ use crate::ir::Mem;
 use crate::ops::convolution::is_transposed;
 use crate::ops::express::{Window, fresh_window};
 
-/// Pixels of a grid at most, where patches are laid out.
+// Limits up to which convolutions are computed by this module. Those with a 1x1 filter always are.
+//
+// | name   | value    | unit                       | meaning                                                  |
+// | ------ | -------- | -------------------------- | -------------------------------------------------------- |
+// | FEW    | 4        | output pixels of an image  | maximum for `patches`; 1 if the convolution is pointwise |
+// | MANY   | 16       | images in the batch        | maximum for a stride above 1                             |
+// | DEEP   | 8        | input channels             | below this number, `MANY` does not apply                 |
+// | LITTLE | 50 << 20 | multiplications            | maximum for stride 1, forward                            |
+// | SHORT  | 192      | output pixels of the batch | maximum for stride 1, backward                           |
 const FEW: usize = 4;
 
-/// Pictures up to which filters that go on by several pixels are faster here, whatever their channels,
 const MANY: usize = 16;
-/// and channels below which they are for any number of pictures.
 const DEEP: usize = 8;
-/// Multiplications up to which filters that go on by one pixel are faster here.
 const LITTLE: usize = 50 << 20;
-/// Pixels of all pictures' grids up to which their gradients are.
 const SHORT: usize = 192;
 
-/// How a convolution is computed.
+/// The algorithm that computes a convolution.
 enum Way {
     Patches(Conv),
     Columns(Box<Layout>),
 }
 
 impl Way {
-    /// The way of a convolution; `None` where oneDNN is faster.
+    /// Chooses the algorithm; `None` if oneDNN is faster.
     fn of(conv: Conv, gradients: bool) -> Option<Way> {
         let few = if conv.is_pointwise() { 1 } else { FEW };
         if conv.pixels() <= few {
@@ -56,7 +64,7 @@ impl Way {
         worth.then(|| Way::Columns(Box::new(Layout::of(conv))))
     }
 
-    /// From an image to the grid; a bias for each filter.
+    /// Computes the grid from an image, with an optional bias per filter.
     fn to_grid(
         &self,
         host: &dyn HostKernels,
@@ -69,7 +77,7 @@ impl Way {
         }
     }
 
-    /// From the grid to an image; a bias for each channel.
+    /// Computes an image from the grid, with an optional bias per channel.
     fn to_image(
         &self,
         host: &dyn HostKernels,
@@ -82,7 +90,7 @@ impl Way {
         }
     }
 
-    /// The weights' gradient.
+    /// Computes the weight gradient.
     fn to_weight(&self, host: &dyn HostKernels, [image, grid, weight]: [Shared<f32>; 3]) -> bool {
         match self {
             Way::Patches(conv) => patches::to_weight(conv, host, image, grid, weight),

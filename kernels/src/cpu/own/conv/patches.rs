@@ -1,5 +1,5 @@
-//! Convolutions whose grids are few pixels: the patches that filters see are laid out as rows (`im2col`), and all
-//! pictures are one product, which reads weights once.
+//! Convolutions with few output pixels: the patches under the filter windows are laid out as matrix rows (`im2col`),
+//! and the whole batch is one matrix product, which reads the weights once.
 
 use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
 use crate::cpu::own::matmul::multiply;
@@ -7,13 +7,13 @@ use crate::cpu::own::{Shared, each_row};
 use crate::host::HostKernels;
 
 impl Conv {
-    /// Whether patches are the picture itself.
+    /// Whether the patches are equal to the image, so that it is multiplied in place.
     fn is_plain(&self) -> bool {
         self.pixels() == 1 && self.is_pointwise()
     }
 
-    /// Calls `each` with the place of each number of a picture's patches in the patches and in the picture; `None` is
-    /// padding.
+    /// Calls `each(to, from)` for each element of an image's patches: `to` is its index in the patches, `from` its
+    /// index in the image, or `None` for padding.
     #[inline(always)]
     fn each(&self, mut each: impl FnMut(usize, Option<usize>)) {
         let [height, width] = self.size;
@@ -37,20 +37,20 @@ impl Conv {
         }
     }
 
-    /// The patches of all pictures, a row for each output pixel.
+    /// Lays out the patches of the batch, a row per output pixel.
     fn patches(&self, host: &dyn HostKernels, x: Shared<f32>, to: &mut [f32]) {
         let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
         let to = Shared(to.as_mut_ptr());
         each_row(host, self.n, all * 4, &|begin, end| {
             for i in begin..end {
-                // SAFETY: the caller's windows; each picture is one thread's.
+                // SAFETY: `x` and `to` have the sizes of `n` images and their patches; each image is one thread's.
                 let (x, to) = unsafe { (x.slice(i * picture, picture), to.slice(i * all, all)) };
                 self.each(|to_, from| to[to_] = from.map_or(0.0, |from| x[from]));
             }
         });
     }
 
-    /// Adds the patches' numbers up where they came from, to a bias for each channel.
+    /// Fills images with a bias per channel and adds each element of the patches to the pixel that it was read from.
     fn pictures(
         &self,
         host: &dyn HostKernels,
@@ -62,7 +62,8 @@ impl Conv {
         let patches = Shared(patches.as_mut_ptr());
         each_row(host, self.n, all * 4, &|begin, end| {
             for i in begin..end {
-                // SAFETY: as above.
+                // SAFETY: `to` and `patches` have the sizes of `n` images and their patches; each image is one
+                // thread's.
                 let (to, from) = unsafe { (to.slice(i * picture, picture), patches.slice(i * all, all)) };
                 fill_planes(to, self.inputs, bias);
                 self.each(|at, place| {
@@ -75,7 +76,7 @@ impl Conv {
     }
 }
 
-/// `[n, channels, pixels]` to `[n, pixels, channels]`.
+/// Copies `[n, channels, pixels]` to `[n, pixels, channels]`.
 fn channels_last(from: &[f32], to: &mut [f32], channels: usize, pixels: usize) {
     let each = channels * pixels;
     for (from, to) in from.chunks_exact(each).zip(to.chunks_exact_mut(each)) {
@@ -87,16 +88,16 @@ fn channels_last(from: &[f32], to: &mut [f32], channels: usize, pixels: usize) {
     }
 }
 
-/// Fills each channel's plane with its bias.
+/// Fills each channel's plane with the channel's bias, or 0.
 fn fill_planes(to: &mut [f32], channels: usize, bias: Option<Shared<f32>>) {
     let plane = to.len() / channels;
     for (channel, to) in to.chunks_exact_mut(plane).enumerate() {
-        // SAFETY: a bias has a number for each channel.
+        // SAFETY: the bias has an element per channel.
         to.fill(bias.map_or(0.0, |bias| unsafe { *bias.at(channel) }));
     }
 }
 
-/// From an image to the grid: `grid = patches @ weight.T`, and a bias for each filter.
+/// Computes `grid = patches @ weight.T`, with an optional bias per filter.
 pub fn to_grid(
     conv: &Conv,
     host: &dyn HostKernels,
@@ -116,11 +117,12 @@ pub fn to_grid(
             conv.patches(host, image, patches);
             patches.as_mut_ptr()
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the grid has `conv.outputs` channels of `conv.pixels()` for each image, and only this call uses
+        // it.
         let grid = unsafe { grid.slice(0, rows * filters) };
         let to = if one { &mut *grid } else { &mut *pixels };
         if let Some(bias) = bias {
-            // SAFETY: as above.
+            // SAFETY: the bias has an element per filter.
             let bias = unsafe { bias.slice(0, filters) };
             to.chunks_exact_mut(filters).for_each(|row| row.copy_from_slice(bias));
         }
@@ -128,30 +130,31 @@ pub fn to_grid(
         let (c, beta) = (matrix(to.as_mut_ptr(), filters, false), f64::from(u8::from(bias.is_some())));
         let done = multiply(host, &conv.product([rows, filters, patch], a, b, c, beta));
         if !one {
-            // Back: channels are the rows of each picture.
+            // Back to the layout of a tensor, in which each channel is contiguous.
             channels_last(pixels, grid, conv.pixels(), filters);
         }
         done
     })
 }
 
-/// Calls `with` with the grid, a row for each pixel; false where there is no memory for it.
+/// Calls `with` with the grid as a matrix with a row per output pixel; returns false if there is no memory for it.
 ///
 /// # Safety
-/// `grid` is the grid of all pictures.
+/// `grid` points to the grids of all images of the batch, which nobody writes during the call.
 unsafe fn with_rows(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) -> bool) -> bool {
     if conv.pixels() == 1 {
         return with(grid.get());
     }
     with_scratch(conv.rows() * conv.outputs, |rows| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the slice is the whole batch's grids, which nobody writes during the call.
         let grid = unsafe { grid.slice(0, conv.rows() * conv.outputs) };
         channels_last(grid, rows, conv.outputs, conv.pixels());
         with(rows.as_mut_ptr())
     })
 }
 
-/// From the grid to an image: `patches = grid @ weight`, added up where they were seen, and a bias for each channel.
+/// Computes `patches = grid @ weight` and adds each patch element to the pixel that it was read from, with an
+/// optional bias per channel.
 pub fn to_image(
     conv: &Conv,
     host: &dyn HostKernels,
@@ -162,7 +165,7 @@ pub fn to_image(
 ) -> bool {
     let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
     let plain = conv.is_plain() && bias.is_none();
-    // SAFETY: the caller's promise.
+    // SAFETY: `grid` is the window of the batch's grids, which nobody writes while the kernel runs.
     unsafe {
         with_rows(conv, grid, |grid| {
             with_scratch(if plain { 0 } else { rows * patch }, |patches| {
@@ -179,7 +182,7 @@ pub fn to_image(
     }
 }
 
-/// The weights' gradient: `grid.T @ patches`.
+/// Computes the weight gradient `grid.T @ patches`.
 pub fn to_weight(
     conv: &Conv,
     host: &dyn HostKernels,
@@ -188,7 +191,7 @@ pub fn to_weight(
     weight: Shared<f32>,
 ) -> bool {
     let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
-    // SAFETY: the caller's promise.
+    // SAFETY: `grid` is the window of the batch's grids, which nobody writes while the kernel runs.
     unsafe {
         with_rows(conv, grid, |grid| {
             with_scratch(if conv.is_plain() { 0 } else { rows * patch }, |patches| {
