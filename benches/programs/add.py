@@ -1,4 +1,4 @@
-"""A hundred additions of 8 by 8 numbers: what one op costs."""
+"""A hundred additions of 8 by 8 matrices, to measure the cost of an op."""
 
 from collections.abc import Callable
 

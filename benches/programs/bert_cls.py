@@ -1,6 +1,6 @@
 """A small BERT from transformers learns to classify sequences.
 
-At every step the logits go to NumPy, and scikit-learn computes the metrics that the script keeps.
+At every step the logits are converted to NumPy, and scikit-learn computes the script's metrics.
 """
 
 from collections import deque

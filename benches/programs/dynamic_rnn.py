@@ -1,7 +1,7 @@
 """A recurrent classifier of sequences of different lengths.
 
 The Python loop over time ends with the longest sequence of the batch, so its number of rounds changes from
-step to step; a sequence that has ended keeps its state.
+step to step. A sequence that has ended keeps its state.
 """
 
 from collections.abc import Callable

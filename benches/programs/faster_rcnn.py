@@ -1,7 +1,7 @@
 """torchvision's Faster R-CNN with a small backbone learns to find coloured shapes.
 
-The region proposals become NumPy arrays in the middle of the forward pass, are filtered there by NumPy's
-own non-maximum suppression, and go back to the device.
+In the middle of the forward pass, the region proposals are converted to NumPy arrays, filtered by a
+non-maximum suppression in NumPy, and moved back to the device.
 """
 
 import random
@@ -68,7 +68,7 @@ class Backbone(nn.Sequential):
 
 
 def nms(boxes: np.ndarray, threshold: float, most: int) -> np.ndarray:
-    """Which of the boxes, sorted by score, to keep: those that overlap no better one."""
+    """Non-maximum suppression: return the indices of the boxes to keep. Boxes are sorted by score."""
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     left = np.arange(len(boxes))
     kept = []

@@ -84,7 +84,7 @@ struct Pending {
   bool captured = false;
 };
 
-// The nodes on paths from the roots to the inputs, or all nodes reachable from the roots if `inputs` is empty.
+// The nodes on paths from the roots to the inputs, or all nodes reachable from the roots if there are no inputs.
 class Graph {
  public:
   Graph(const edge_list& roots, const edge_list& inputs) {
@@ -259,8 +259,8 @@ class Surroundings {
   c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
 };
 
-// A requested input for PyTorch's engine, to which the pass has an edge. It makes the pass a `grad()` call for the engine,
-// which nodes can see in the graph task.
+// A requested input for PyTorch's engine, to which the pass has an edge. It makes the pass a `grad()` call for the
+// engine, which nodes can see in the graph task.
 struct Sink final : Node {
   Sink() : Node(uint64_t{0}) { add_input_metadata(undefined_input()); }
   variable_list apply(variable_list&&) override { return {}; }
