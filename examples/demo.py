@@ -2,9 +2,10 @@
 
 Exits with 1 if the losses of the two runs are not bitwise equal, if the accuracy is too low, or if Tandem
 captures, co-executes or overlaps too little. On a GPU (TANDEM_DEVICE) losses are compared with a tolerance,
-and without dropout, because a GPU draws different random numbers; no operator may take the host path. Rounding
-differences grow during training. Eager therefore runs once more with other CPU instructions, and losses are
-compared only in the epochs before the one in which the two eager runs differ by more than the tolerance.
+and without dropout, because a GPU draws different random numbers; no operator may take the host path.
+Rounding differences grow during training. Eager therefore runs once more with other CPU instructions, and
+losses are compared only in the epochs before the one in which the two eager runs differ by more than the
+tolerance.
 """
 
 import json

@@ -9,8 +9,8 @@ minor=${TORCH%.*}
 export TANDEM_VENV=$PWD/.venv-wheel-$TORCH
 source scripts/env.sh
 
-# The build needs only torch's headers and libraries. torch is not imported, so its dependencies (CUDA) are not
-# installed.
+# The build needs only torch's headers and libraries. It does not import torch, so torch's dependencies (CUDA)
+# are not installed.
 [ -x "$PYO3_PYTHON" ] || "${PYTHON:-python3}" -m venv "$TANDEM_VENV"
 pip install --quiet "$(grep '^maturin==' requirements-dev.txt)" wheel
 pip install --quiet --no-deps "torch==$TORCH"

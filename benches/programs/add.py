@@ -21,7 +21,7 @@ class Add(nn.Module):
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """The additions on `device`; no training."""
+    """A step of additions on `device`, without training."""
     a = torch.randn(8, 8).to(device)
     add = compile(Add())
 

@@ -59,7 +59,7 @@ def without_end(words: list[int]) -> list[int]:
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """Translating some sentences on `device`; returns their mean score."""
+    """A step on `device` that translates some sentences and returns their mean score."""
     rng = random.Random(0)
     encoder, decoder = Encoder().to(device), Decoder().to(device)
     with torch.no_grad():

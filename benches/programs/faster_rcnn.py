@@ -56,7 +56,7 @@ def collate(batch: list) -> tuple[tuple, tuple]:
 
 
 class Backbone(nn.Sequential):
-    """Three convolutions; features of stride 8."""
+    """Three convolutions, which return features with stride 8."""
 
     def __init__(self, width: int = 64) -> None:
         def stage(width_in: int, width: int) -> list[nn.Module]:
@@ -107,7 +107,7 @@ class NumpyRPN(RegionProposalNetwork):
 
 
 def detector() -> FasterRCNN:
-    """The model, with everything a tenth of its usual size."""
+    """The model, with about a tenth of the usual sizes."""
     backbone = Backbone()
     anchors = AnchorGenerator(sizes=((12, 24, 40),), aspect_ratios=((0.5, 1.0, 2.0),))
     model = FasterRCNN(

@@ -18,7 +18,7 @@ def shutdown() -> None:
     """Wait for all pending work at exit. Exceptions of failed ops are dropped."""
 
 def in_bad_fork() -> bool:
-    """Whether this is a forked child of a process that used the device."""
+    """Whether this process is a forked child, which cannot use the device."""
 
 def device_count() -> int:
     """Number of devices that TANDEM_DEVICE lists; 1 if it is not a list."""
@@ -55,7 +55,7 @@ def report() -> str:
     """The counters, as JSON."""
 
 def reset() -> None:
-    """Forget everything that was traced."""
+    """Forget all traces."""
 
 def reset_report() -> None: ...
 def enable_cuda_alias() -> None:
@@ -86,7 +86,7 @@ def record(on: bool) -> None:
     """Record the timeline and measure each operator."""
 
 def symbolic(form: Literal["text", "dot", "svg"]) -> str:
-    """The symbolic graph."""
+    """The symbolic graph, in the given form."""
 
 def tracegraph_dot() -> str:
     """The TraceGraph in Graphviz' language."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# --- whether -----------------------------------------------------------------------------------
+# --- the decision to adopt ---------------------------------------------------------------------
 
 _DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
 
@@ -50,7 +50,7 @@ def _words(tree: ast.AST) -> Iterator[str]:
                 yield text
 
 
-# --- where factories allocate ------------------------------------------------------------------
+# --- the device of factories -------------------------------------------------------------------
 
 
 class _TensorType(ctypes.Structure):
@@ -104,7 +104,7 @@ def _set_default_type(tensor_type: type) -> None:
         torch._C._set_default_tensor_type(tensor_type)
 
 
-# --- what host code may do with such tensors ---------------------------------------------------
+# --- adopted tensors in host code --------------------------------------------------------------
 
 
 def install() -> None:
