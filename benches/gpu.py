@@ -1,8 +1,8 @@
-"""The GPU check: Tandem's kernels and the suite on a graphics adapter, beside CUDA where torch has CUDA.
+"""The GPU check: Tandem's kernels and the suite on a graphics adapter, compared with CUDA if torch has CUDA.
 
-Prints a table and writes one JSON file. All figures of a row come from one run on one machine, as medians;
-ratios are CUDA's time over Tandem's. On a software adapter it only shows that everything runs: nothing it
-measures there is a speed, and it says so. Stays within ten minutes (`--budget`).
+Prints a table and writes a JSON file. All figures of a row are medians from one run on one machine; ratios
+are CUDA's time divided by Tandem's. On a software adapter the check only shows that everything runs, and says
+that its times are no measure of speed. Takes at most ten minutes (`--budget`).
 """
 
 import argparse
@@ -33,7 +33,7 @@ Build = Callable[[str], Callable[[], Any]]
 
 
 def kernels(scale: int) -> dict[str, tuple[Build, float, float]]:
-    """By name: what makes the kernel's call on a device, bytes that it must move, operations on floats."""
+    """Return for each kernel: a function that builds its call on a device, bytes to move, and flops."""
     n, rows, columns = scale * scale * 16, scale * 4, scale
     m = scale * 2
 
@@ -77,7 +77,7 @@ def kernels(scale: int) -> dict[str, tuple[Build, float, float]]:
 
 
 def wait(device: str) -> None:
-    """Return when the device has nothing left to do."""
+    """Wait for all work of the device."""
     if device == "cuda":
         torch.cuda.synchronize()
     elif device == "tandem":
@@ -85,7 +85,7 @@ def wait(device: str) -> None:
 
 
 def seconds(call: Callable[[], Any], device: str, patience: float = 0.3) -> float:
-    """The median time of a call, several of which are sent at once."""
+    """Return the median time of a call, in seconds. Several calls are issued between waits."""
     for _ in range(4):
         call()
     wait(device)
@@ -104,9 +104,9 @@ def seconds(call: Callable[[], Any], device: str, patience: float = 0.3) -> floa
 
 
 def measure_kernels(scale: int, devices: list[str]) -> list[dict]:
-    """Each kernel's time on each device, and what that makes of bandwidth and rate."""
+    """Measure each kernel's time on each device, and compute bandwidth and arithmetic rate."""
     found = []
-    torch_tandem.set_mode("trace")  # co-execution leaves out what nobody reads
+    torch_tandem.set_mode("trace")  # co-execution would eliminate ops whose results are not read
     for name, (build, moved, flops) in kernels(scale).items():
         row: dict[str, Any] = {"kernel": name}
         for device in devices:
@@ -127,7 +127,7 @@ def measure_kernels(scale: int, devices: list[str]) -> list[dict]:
 
 
 def line(row: dict) -> str:
-    """A kernel's row for people."""
+    """Format a kernel's row."""
 
     def shown(key: str, unit: str, factor: float = 1) -> str:
         value = row.get(key)
@@ -140,7 +140,7 @@ def line(row: dict) -> str:
 
 
 def dispatch_cost() -> dict:
-    """What a tiny operator costs in a long step, in time of the wall and of PythonRunner."""
+    """Measure the cost of a tiny op in a long step, in microseconds: wall-clock and PythonRunner's time."""
     x = torch.ones(64, device="tandem")
 
     def step() -> None:
@@ -194,7 +194,7 @@ print(json.dumps(answer))
 
 
 def run_program(name: str, way: str, budget: float) -> dict:
-    """A program's step in a process of its own: median of the later half of its steps."""
+    """Measure a program's step in a separate process: the median of the second half of its steps."""
     command = [sys.executable, "-c", CHILD, str(ROOT), name, way, str(budget)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=budget * 2 + 40)
@@ -206,7 +206,7 @@ def run_program(name: str, way: str, budget: float) -> dict:
 
 
 def measure_programs(names: list[str], ways: list[str], deadline: float) -> list[dict]:
-    """The suite, as far as the time allows; a program that is left out is named."""
+    """Measure the programs of the suite until the deadline. Skipped programs are named in the result."""
     rows = []
     for number, name in enumerate(names):
         left = deadline - time.monotonic()
@@ -225,7 +225,7 @@ def measure_programs(names: list[str], ways: list[str], deadline: float) -> list
 
 
 def facts() -> dict:
-    """What the figures were taken on."""
+    """Return the adapters, versions and machine that the figures were measured on."""
     known: dict[str, Any] = {"adapters": torch_tandem.list_devices(), "torch": torch.__version__}
     known |= {"machine": platform.platform(), "cpus": os.cpu_count(), "date": time.strftime("%Y-%m-%d")}
     if torch.cuda.is_available():

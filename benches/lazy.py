@@ -1,7 +1,8 @@
-"""Lazy evaluation against co-execution: Terra's table 2.
+"""Lazy evaluation compared with co-execution: table 2 of the Terra paper.
 
-Lazy evaluation records operators and runs them when a value is needed; so Python and kernels take turns. Both
-are Tandem, on the same symbolic graphs, in one interleaved run per program beside eager PyTorch.
+Lazy evaluation records operators and runs them when a value is needed, so Python and kernels take turns. Both
+ways are modes of Tandem with the same symbolic graphs. They run interleaved with eager PyTorch, once per
+program.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""How far losses drift from eager's by last bits alone, and how far Tandem's are from them.
+"""Drift of losses that is caused by rounding alone, and the difference of Tandem's losses from eager's.
 
-Kernels that add in another order give other last bits, and training may make much of them: a value that
-crosses zero at a relu, a draw that falls on the other side. So each program runs eagerly once as it is, and
-some times with the results of operators that are not exactly rounded changed by at most one unit in the
-last place, at random. The steps over which all of these runs keep to 1e-5 are those over which another
-implementation can be held to it.
+Kernels that add in a different order round differently, and training can amplify this: a value crosses zero
+at a relu, or a draw falls on the other side of a threshold. Each program therefore runs eagerly once
+unchanged, and several times with random changes of at most one unit in the last place in the results of
+operators that are not exactly rounded. An implementation can be expected to match eager to 1e-5 over the
+steps in which all of these runs do.
 """
 
 import argparse
@@ -50,7 +50,7 @@ INEXACT = frozenset(
 
 
 class LastBits(TorchDispatchMode):
-    """Changes the last bits of what inexact operators give."""
+    """Changes the last bits of the results of inexact operators."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class LastBits(TorchDispatchMode):
 
 
 class Disturbed(Runner):
-    """Eager PyTorch, with other last bits."""
+    """Eager PyTorch with changed last bits."""
 
     def __init__(self, program: ModuleType, seed: int) -> None:
         with LastBits(seed):
@@ -80,7 +80,7 @@ class Disturbed(Runner):
 
 
 def drift(expected: list[float], losses: list[float]) -> list[float]:
-    """How far losses are from the expected ones, relatively; the worst of each step and those before it."""
+    """Return, for each step, the maximum relative difference from the expected losses up to that step."""
     apart = [
         abs(x - y) / max(abs(x), 1e-12) if x != y else 0.0 for x, y in zip(expected, losses, strict=True)
     ]

@@ -1,8 +1,8 @@
-"""Measures one program: a step of eager PyTorch, of torch.compile and of Tandem, blocks of steps in turn.
+"""Measures a step of one program in eager PyTorch, torch.compile and Tandem, in interleaved blocks of steps.
 
-Each way of running it has a process of its own, forked when everything is imported. So none sees another's
-threads and random numbers, all draw the same numbers and get the same batches, and one that crashes, hangs or
-compiles for too long is recorded as failed while the others go on.
+Each way runs in a separate process that is forked after all imports. The ways therefore do not share threads
+or random number generators, and all of them draw the same numbers and get the same batches. If one crashes,
+hangs or compiles for too long, it is recorded as failed and the others continue.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = ("eager", "compiled model", "compiled step", "tandem")
 WARM_UP = 20
-"""Steps before the first block; their losses are compared."""
+"""Number of steps before the first block, whose losses are compared."""
 BLOCK_SECONDS = 0.25
-"""About how long a block of eager's takes."""
+"""Approximate time of a block of eager steps, in seconds."""
 PATIENCE = 120
-"""Seconds after which a process that does not answer has failed."""
+"""Time after which a process that does not answer counts as failed, in seconds."""
 
 
 class Failed(Exception):
-    """Why a way of running the program cannot be measured."""
+    """A way of running the program cannot be measured."""
 
 
 class Runner:
-    """The program's step, in the process that runs it: eager PyTorch's, unless a subclass says otherwise."""
+    """Runs the program's steps in the measured process. This class uses eager PyTorch."""
 
     def __init__(self, program: ModuleType) -> None:
         from _main import seed
@@ -50,22 +50,22 @@ class Runner:
         return program.make("cpu")
 
     def wait(self) -> None:
-        """Return when the device has nothing left to do."""
+        """Wait for all work of the device."""
 
     def settled(self) -> bool:
         """Whether the warm-up may end."""
         return True
 
     def stalled(self) -> float:
-        """Seconds that Python has waited for the device so far."""
+        """Return the total time that Python has waited for the device, in seconds."""
         return 0.0
 
     def count_pool(self) -> Callable[[], int]:
-        """What gives the most bytes from now on that a pool of the device's own had in use."""
+        """Return a function that returns the peak, from now on, of bytes in use in the device's own pool."""
         return lambda: 0
 
     def warm_up(self) -> dict:
-        """The first steps' losses and times."""
+        """Run the first steps and return their losses and times."""
         losses = []
         while len(losses) < WARM_UP or not self.settled():
             start = time.perf_counter()
@@ -76,22 +76,22 @@ class Runner:
         return {"losses": [float(loss) for loss in losses[:WARM_UP]], "seconds": self.seconds}
 
     def run_block(self, steps: int) -> tuple[float, float]:
-        """Seconds a step, and those of them in which Python did not wait for the device."""
+        """Run a block. Return the seconds per step, in total and without Python's waiting for the device."""
         self.wait()
         stalled, start = self.stalled(), time.perf_counter()
         for _ in range(steps):
             self.step()
-        self.wait()  # what the device has left belongs to the steps
+        self.wait()  # pending work of the device is part of the steps
         wall = time.perf_counter() - start
         return wall / steps, (wall - (self.stalled() - stalled)) / steps
 
     def finish(self) -> dict:
-        """What else is known in the end."""
+        """Return additional results at the end."""
         return {}
 
 
 class CompiledModel(Runner):
-    """The program hands its models to torch.compile, which gets a limited time to settle."""
+    """The program compiles its models with torch.compile, which has a limited time for compiling."""
 
     def __init__(self, program: ModuleType) -> None:
         super().__init__(program)
@@ -111,21 +111,21 @@ class CompiledModel(Runner):
 
 
 class CompiledStep(CompiledModel):
-    """The whole step is compiled, as far as that goes."""
+    """The whole step is compiled, as far as torch.compile can."""
 
     def make(self, program: ModuleType) -> Callable[[], Any]:
         return torch.compile(program.make("cpu"))
 
 
 class Tandem(Runner):
-    """The program believes that it runs on a GPU."""
+    """Tandem, with the device alias "cuda"."""
 
     def make(self, program: ModuleType) -> Callable[[], Any]:
         import torch_tandem
         from torch_tandem import cuda_alias
 
         self.tandem = torch_tandem
-        cuda_alias.install()  # as `tandem run` does; libraries choose the device themselves
+        cuda_alias.install()  # as `tandem run` does, for libraries that choose the device themselves
         return program.make("cuda")
 
     def wait(self) -> None:
@@ -154,7 +154,7 @@ class Tandem(Runner):
 
 
 class Lazy(Tandem):
-    """Tandem runs nothing before a value is needed."""
+    """Tandem in the mode that runs nothing until a value is needed."""
 
     def make(self, program: ModuleType) -> Callable[[], Any]:
         import torch_tandem
@@ -167,14 +167,14 @@ RUNNERS = dict(zip(WAYS, (Runner, CompiledModel, CompiledStep, Tandem), strict=T
 
 
 def load(name: str) -> ModuleType:
-    """A program of the suite."""
+    """Import a program of the suite."""
     sys.path.insert(0, str(ROOT))
     return importlib.import_module(f"benches.programs.{name}")
 
 
 def serve(connection: Connection, program: ModuleType, way: str, compile_limit: int) -> None:
-    """Run the program in this process, as the connection's other end asks."""
-    os.setpgrp()  # so that compilers end with it
+    """Run the program in this process, on requests from the connection."""
+    os.setpgrp()  # so that compiler processes are killed with this one
     torch.set_num_threads(2)
 
     def give_up(*_: Any) -> None:
@@ -199,7 +199,7 @@ def serve(connection: Connection, program: ModuleType, way: str, compile_limit: 
 
 
 class Side:
-    """A process that runs the program in one way, and what came from it."""
+    """A process that runs the program in one way, and its results."""
 
     def __init__(self, program: ModuleType, way: str, compile_limit: int) -> None:
         fork = multiprocessing.get_context("fork")
@@ -212,24 +212,24 @@ class Side:
         self.blocks: list[tuple[float, float]] = []
 
     def warm_up(self) -> None:
-        """Wait for the first steps."""
+        """Wait until the process has run the first steps."""
         self.facts |= self.answer() or {}
 
     def run_block(self, steps: int) -> None:
-        """Have a block run."""
+        """Let the process run a block."""
         if self.failure is None:
             self.connection.send(steps)
             if block := self.answer():
                 self.blocks.append(block)
 
     def finish(self) -> None:
-        """Ask for the rest."""
+        """Request the additional results."""
         if self.failure is None:
             self.connection.send(0)
             self.facts |= self.answer() or {}
 
     def answer(self) -> Any:
-        """What the process sends next; nothing if it has failed."""
+        """Return the process's next message, or None if the process has failed."""
         try:
             if not self.connection.poll(PATIENCE):
                 raise Failed(f"no answer within {PATIENCE} s")
@@ -242,18 +242,18 @@ class Side:
             self.failure = f"the process died with status {self.process.exitcode}"
         except Failed as error:
             self.failure = str(error)
-        self.end()  # its compilers, too
+        self.end()  # also ends compiler processes
         return None
 
     def end(self) -> None:
-        """End the process and what it has started."""
+        """Kill the process and its child processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
 
     def result(self, blocks: int) -> dict:
-        """As plain data: the failure, if any, and the figures, if all blocks were run."""
+        """Return plain data: the failure, if any, and the figures, if all blocks were run."""
         result = {} if self.failure is None else {"failure": self.failure}
         if len(self.blocks) == blocks:
             wall, busy = zip(*self.blocks, strict=True)
@@ -269,7 +269,7 @@ class Side:
 
 
 def measure(name: str, ways: list[str], blocks: int, steps: int | None, compile_limit: int) -> dict:
-    """The results of each way to run a program, and over how many steps its losses may be compared."""
+    """Return the results of each way to run a program, and the number of steps with comparable losses."""
     program = load(name)
     sides: dict[str, Side] = {}
     try:

@@ -1,8 +1,8 @@
-"""The memory that each program takes in its steady state, eagerly and on Tandem's cpu executor.
+"""Memory of each program in its steady state, in eager PyTorch and on Tandem's cpu executor.
 
-*Tensors* is the most bytes that tensors took at a time, by each side's allocators: PyTorch's, as its profiler
-reports them, and on Tandem's side that and the most that Tandem's pool had in use, which need not be at the
-same time. *Resident* is the process's memory when all steps are done. Each figure has a process of its own.
+*Tensors* is the peak of bytes that allocators had in use. PyTorch's profiler reports it for PyTorch's
+allocator. For Tandem, the peak of Tandem's pool is added, which may occur at a different time. *Resident* is
+the resident memory of the process after all steps. Each figure is measured in a separate process.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 from measure import RUNNERS, load
 from run import table, write_section
 
-# By then Tandem's pool has given back what the first, traced steps needed.
+# After these warm-up steps, Tandem's pool has returned the memory that only the first, traced steps needed.
 WARM_UP, STEPS = 28, 4
 TEN = [
     "resnet50",
@@ -30,7 +30,7 @@ TEN = [
 
 
 def tensors(runner_of: type, name: str) -> int:
-    """The most bytes of tensors in the last steps."""
+    """Return the peak of tensors' bytes in the last steps."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -53,7 +53,7 @@ def tensors(runner_of: type, name: str) -> int:
 
 
 def resident(runner_of: type, name: str) -> int:
-    """The process's resident bytes when all steps are done."""
+    """Return the resident bytes of the process after all steps."""
     runner = runner_of(load(name))
     for _ in range(WARM_UP + STEPS):
         runner.step()
@@ -69,7 +69,7 @@ def child(connection: Connection, what: str, way: str, name: str) -> None:
 
 
 def measure(what: str, way: str, name: str) -> int:
-    """One figure, from a process of its own, forked when everything is imported."""
+    """Measure one figure in a separate process that is forked after all imports."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
     process = fork.Process(target=child, args=(theirs, what, way, name))

@@ -1,8 +1,8 @@
-"""The cpu executor's own kernels of elements and rows beside eager's, and beside the copy bandwidth.
+"""The cpu executor's point-wise and row kernels, compared with eager's kernels and with the copy bandwidth.
 
-Each expression is computed on tensors of several sizes, eagerly and co-executed, in turn; results are held
-until all of a block are there, so that none is left out. Bandwidth counts each operand that is read and the
-result once, as if nothing between them touched memory; a copy is eager's.
+Each expression is computed on tensors of several sizes, alternately in eager and co-executed. All results of
+a block are kept until its end, so that no op is dead. Bandwidth counts the bytes of each operand and of the
+result once, as if intermediate results needed no memory. The copies are eager's.
 """
 
 import argparse
@@ -18,18 +18,18 @@ from run import table, write_section
 SIZES = (1, 64, 4096, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
 BLOCKS = 9
 PAUSE = 0.01
-"""Seconds behind a block, in which OpenMP's threads stop spinning for eager's last kernel."""
+"""Seconds before a measurement, in which OpenMP's threads stop spinning after eager's last kernel."""
 
 Expression = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gelu_by_hand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """As GPT-2 writes it: eight operators."""
+    """GELU as in GPT-2, with eight operators."""
     return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """As a matrix of rows of at most 1,024."""
+    """View of the elements as a matrix with rows of at most 1,024 elements."""
     return x.view(-1, min(x.numel(), 1024))
 
 
@@ -44,11 +44,11 @@ EXPRESSIONS: dict[str, tuple[Expression, int]] = {
     "rows(x).softmax(1)": (lambda x, y: rows(x).softmax(1), 2),
     "(x * y).sum()": (lambda x, y: (x * y).sum(), 2),
 }
-"""Name: the expression, and how many tensors of that size it reads and writes."""
+"""By name: the expression, and the number of full-size tensors that it reads and writes."""
 
 
 def block(run: Expression, x: torch.Tensor, y: torch.Tensor, times: int, wait: Callable[[], None]) -> float:
-    """Seconds an expression."""
+    """Return the seconds per evaluation of an expression."""
     wait()
     start = time.perf_counter()
     held = [run(x, y) for _ in range(times)]
@@ -60,12 +60,12 @@ def block(run: Expression, x: torch.Tensor, y: torch.Tensor, times: int, wait: C
 
 
 def held_results(size: int) -> int:
-    """Results of a block: few where they are large, as in programs."""
+    """Return the number of results of a block, which is small for large tensors, as in programs."""
     return max(4, min(200, (1 << 20) // size))
 
 
 def measure(run: Expression, size: int) -> tuple[list[float], list[float]]:
-    """Seconds of an expression by block: eager, co-executed."""
+    """Return the seconds per evaluation in each block: eager, co-executed."""
     x, y = torch.randn(size), torch.rand(size)
     there = x.to("tandem"), y.to("tandem")
     times = held_results(size)
@@ -75,7 +75,7 @@ def measure(run: Expression, size: int) -> tuple[list[float], list[float]]:
             block(run, a, b, times, wait)
 
     def second(a: torch.Tensor, b: torch.Tensor, wait: Callable[[], None]) -> float:
-        """Of two blocks in a row: the first one wakes threads and fills caches."""
+        """Run two blocks and return the time of the second. The first one wakes threads and fills caches."""
         time.sleep(PAUSE)
         block(run, a, b, times, wait)
         return block(run, a, b, times, wait)
@@ -86,7 +86,7 @@ def measure(run: Expression, size: int) -> tuple[list[float], list[float]]:
 
 
 def bandwidth(size: int) -> float:
-    """Bytes a second of copies to as many tensors as a block has results."""
+    """Return the bytes per second of copies to as many tensors as a block has results."""
     x, copies = torch.randn(size), [torch.zeros(size) for _ in range(held_results(size))]
     seconds = []
     for _ in range(BLOCKS):

@@ -1,9 +1,9 @@
-"""PythonRunner's busy time beside the time that eager spends outside of kernels.
+"""PythonRunner's busy time, compared with the time that eager PyTorch spends outside of kernels.
 
-Eager's thread is sampled by `perf`, which must be there, with PyTorch's symbols. A sample counts for a
-kernel where the innermost function is one of PyTorch's vectorized loops or belongs to a math library, or is
-the operating system's (pages of new tensors). The rest is Python, autograd, the dispatcher, allocation and
-the setting-up of kernels. Tandem runs with GraphRunner beside Python, so that its kernels are not on
+Eager's thread is sampled with `perf`, which must be installed and needs PyTorch's symbols. A sample counts as
+kernel time if its innermost function is one of PyTorch's vectorized loops or belongs to a math library or to
+the operating system (page faults of new tensors). The rest is Python, autograd, the dispatcher, allocation
+and the preparation of kernels. GraphRunner has its own thread, so that Tandem's kernels do not run on
 Python's thread.
 """
 
@@ -36,7 +36,7 @@ LIBRARIES = re.compile(r"\[kernel|\[unknown|mkl|gomp|iomp|dnnl|libm[-.]")
 
 
 class Beside(Tandem):
-    """GraphRunner has a thread of its own throughout."""
+    """Tandem with all runs on GraphRunner's thread."""
 
     def make(self, program: ModuleType) -> Callable[[], Any]:
         os.environ["TANDEM_RUNNER"] = "beside"
@@ -44,7 +44,7 @@ class Beside(Tandem):
 
 
 class Sampler:
-    """`perf` on a process's first thread, from `start` to `share`."""
+    """`perf` on the first thread of a process, from construction until `share`."""
 
     def __init__(self, process: int, path: str) -> None:
         command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(SAMPLES_A_SECOND)]
@@ -52,7 +52,7 @@ class Sampler:
         self.perf = subprocess.Popen([*command, "--tid", str(process), "-o", path], stderr=subprocess.DEVNULL)
 
     def share(self) -> float:
-        """The share of samples that are outside of kernels."""
+        """Stop sampling and return the share of samples that are outside of kernels."""
         self.perf.send_signal(signal.SIGINT)
         self.perf.wait()
         script = ["perf", "script", "-i", self.path, "-F", "ip,sym,dso"]
@@ -63,7 +63,7 @@ class Sampler:
 
 
 def measure(name: str, folder: str) -> list[str]:
-    """A row of the table; eager and Tandem run their blocks in turn."""
+    """Return a row of the table; blocks of eager and Tandem alternate."""
     program = load(name)
     eager, tandem = (Side(program, way, 0) for way in ("eager", "beside"))
     try:
@@ -76,7 +76,7 @@ def measure(name: str, folder: str) -> list[str]:
             eager.run_block(steps)
             tandem.run_block(steps)
         walls, busy = [wall for wall, _ in eager.blocks], [busy for _, busy in tandem.blocks]
-        # Sampling slows eager down, so its time was taken before.
+        # Sampling slows eager down, so it is done after the timing.
         sampler = Sampler(eager.process.pid, str(Path(folder) / name))
         for _ in range(BLOCKS):
             eager.run_block(steps)

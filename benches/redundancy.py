@@ -1,7 +1,7 @@
-"""What common-subexpression elimination and constant folding of whole operators could save.
+"""Possible savings of common-subexpression elimination and constant folding of whole operators.
 
-In one eager step of each program: operators that compute what an earlier one computed, with its result still
-as it was, and operators whose values depend on constants alone; each with its share of the operators' time.
+For one eager step of each program: the share of operator time in operators that repeat an earlier computation
+whose result has not been overwritten, and in operators that depend on constants only.
 """
 
 import argparse
@@ -27,7 +27,7 @@ class Redundant(TorchDispatchMode):
         self.seconds = {"all": 0.0, "again": 0.0, "constant": 0.0}
         self.known: dict[tuple, list[tuple[torch.Tensor, int]]] = {}
         self.constant: dict[int, bool] = {}
-        self.alive: list[torch.Tensor] = []  # so that no storage's address comes again
+        self.alive: list[torch.Tensor] = []  # so that no storage's address is reused
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func.namespace == "profiler":
@@ -64,7 +64,7 @@ def storage(x: torch.Tensor) -> int:
 
 
 def identity(value: Any) -> tuple:
-    """Equal for equal arguments: tensors by their storage, as often as that was written, and window."""
+    """Return a key that is equal for equal arguments. A tensor's key is its storage, version and window."""
     if isinstance(value, torch.Tensor):
         return (
             storage(value),

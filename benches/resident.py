@@ -1,8 +1,8 @@
-"""What each program's steps leave to the host path, and the device memory that they take.
+"""Operators on the host path, and device memory, of each program.
 
-For each program of the suite: operators a step in the steady state, those that took the host path, the sum of
-the live tensors at their peak when every operator runs at once as in eager (mode `trace`), and the device's
-peak when co-executing: of buffers in use, and with the pool's free ones. It times nothing.
+For each program of the suite: the number of ops per step in the steady state, the ops that took the host
+path, the peak of live tensors' bytes if every op runs immediately as in eager (mode `trace`), and the peak of
+the device's memory in co-execution, without and with the pool's free buffers. Nothing is timed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ print(json.dumps({"ops": report["ops_captured"], "hosted": report["host_ops"], "
 
 
 def run(name: str, mode: str, steps: int, environment: dict[str, str]) -> dict:
-    """The last step's operators and the peaks of all, from a process of its own."""
+    """Return the ops of the last step and the peaks of all steps, measured in a separate process."""
     command = [sys.executable, "-c", CHILD, str(ROOT), name, mode, str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     if done.returncode:

@@ -1,8 +1,8 @@
 """The suite: eager PyTorch, torch.compile and Tandem, in one interleaved run per program.
 
 Runs every program of benches/programs and writes the tables of docs/benchmarks.md between their markers.
-Every figure is the median over blocks of steps, with the spread from the first to the third quartile. With
-options that leave something out, the tables are only printed.
+Every figure is the median over blocks of steps, with the first and the third quartile. With options that
+leave something out, the tables are only printed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TOLERANCE = 1e-3
 
 
 def measure(name: str, options: dict, cache: str) -> dict:
-    """The figures of one program, from a fresh process."""
+    """Return the figures of one program, measured in a new process."""
     command = [sys.executable, str(ROOT / "benches" / "measure.py"), json.dumps({"name": name, **options})]
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -52,7 +52,7 @@ def summarize(result: dict) -> dict:
 
 
 def agreement(expected: list[float], losses: list[float], comparable: int | None) -> str:
-    """How near the losses of the first steps are to eager's."""
+    """Describe the difference of the first steps' losses from eager's."""
     if all(x == y or (x != x and y != y) for x, y in zip(expected, losses, strict=True)):
         return "same bits"
     pairs = list(zip(expected, losses, strict=True))[:comparable]
@@ -61,7 +61,7 @@ def agreement(expected: list[float], losses: list[float], comparable: int | None
 
 
 def times(seconds: list[float]) -> str:
-    """Median, first and third quartile in milliseconds."""
+    """Format the median and the first and third quartiles, in milliseconds."""
     low, middle, high = (figure * 1e3 for figure in statistics.quantiles(seconds, n=4))
     digits = 3 if middle < 1 else 2 if middle < 10 else 1
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
@@ -74,7 +74,7 @@ def ratio(side: dict, other: dict) -> str:
 
 
 def tables(results: list[dict]) -> str:
-    """All figures as Markdown."""
+    """Return all figures as Markdown tables."""
     steps, starts, phases, failures = [], [], [], []
     for result in results:
         name, sides = result["program"], result["sides"]
@@ -111,7 +111,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def machine() -> str:
-    """What the figures are of."""
+    """Describe the machine and the versions that the figures were measured with."""
     import torch
     from torch_tandem import _core
 
@@ -125,7 +125,7 @@ def machine() -> str:
 
 
 def write_section(script: str, text: str) -> None:
-    """Put what a script of this folder measured in its place on the page."""
+    """Write the results of a script of this folder between its markers on the page."""
     begin, end = (mark.replace("run.py", script) for mark in (BEGIN, END))
     before, rest = PAGE.read_text().split(begin)
     PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
@@ -146,7 +146,7 @@ def main() -> int:
     options = {"ways": ways, "blocks": blocks, "steps": steps, "compile_limit": args.compile_limit}
 
     results = []
-    # torch.compile starts with nothing compiled; its modes share what they can.
+    # torch.compile starts with an empty cache, which its two ways share.
     with tempfile.TemporaryDirectory() as cache:
         for name in args.program or PROGRAMS:
             results.append(measure(name, options, cache))

@@ -1,8 +1,8 @@
-"""What an op costs in co-execution when a program is long, or has many paths.
+"""Cost of an op in co-execution in long programs and in programs with many paths.
 
-Three programs of element-wise ops on a small tensor: 100 ops on one path, which the others are compared with;
-10,000 ops on one path; and ten branches in a row, taken at random, which is 1,024 paths. Each is measured
-after its branches were traced, in turn with the first one.
+Three programs of element-wise ops on a small tensor: 100 ops on one path, which is the baseline; 10,000 ops
+on one path; and ten consecutive random branches, which have 1,024 paths. Each program is measured after its
+branches have been traced, alternating with the baseline.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Program = Callable[[torch.Tensor], torch.Tensor]
 
 
 def function(body: str, name: str) -> Program:
-    """A function of straight-line code; its name tells it from others of the same body."""
+    """Return a function of straight-line code. Its name distinguishes it from others with the same body."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     scope: dict = {}
     exec(compile(f"def {name}(x):\n{lines}    return x\n", f"<{name}>", "exec"), scope)
@@ -55,11 +55,11 @@ PROGRAMS = {
     "10,000 ops, one path": (one_path(10_000), 10_000, 10),
     "1,024 paths of 100 ops through ten branches": (branches(), 100, 400),
 }
-"""Name: the program, its ops an iteration, iterations until all of it was traced."""
+"""By name: the program, its ops per iteration, and iterations until all of it has been traced."""
 
 
 def measure(program: Program, x: torch.Tensor, ops: int, iterations: int) -> float:
-    """Nanoseconds of PythonRunner's own time an op: without waiting for GraphRunner."""
+    """Return PythonRunner's time per op in nanoseconds, without waiting for GraphRunner."""
     torch_tandem.synchronize()
     stalled = json.loads(_core.report())["python_stall_us"]
     begin = time.perf_counter()

@@ -1,10 +1,10 @@
 """Count the ATen calls of eager training steps, those of digits.py, and how many of them Tandem captures.
 
-The same steps run on the CPU and on the device "tandem", each under a TorchDispatchMode. It sees every call
-below autograd: forward, backward and optimizer. A call is captured if `ops_captured` of Tandem's report grew
-while it ran. Calls that only make a view of their argument, which the operators' schemas tell, do not count:
-they run no kernel, and for Tandem they are windows and no operators. Nor do calls without a tensor of the
-device, such as Adam's step counters: they are the host's on any device.
+The same steps run on the CPU and on the device "tandem", each under a TorchDispatchMode, which sees every
+call below autograd: forward, backward and optimizer. A call counts as captured if `ops_captured` of Tandem's
+report increased while it ran. Calls that only create a view of their argument, according to the operator's
+schema, are not counted: they run no kernel, and Tandem does not treat them as ops. Calls without a tensor on
+the device, such as those on Adam's step counters, are not counted either: they run on the host on any device.
 """
 
 import itertools
@@ -17,12 +17,12 @@ import torch_tandem
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Views whose schemas do not say so, and a question that runs no kernel.
+# A view without alias information in its schema, and a query that runs no kernel.
 VIEWS = {"aten::_unsafe_view", "aten::_has_compatible_shallow_copy_type"}
 
 
 class Count(TorchDispatchMode):
-    """Counts calls by operator: all, those captured, and those that have no tensor of the device tandem."""
+    """Counts calls by operator: all, captured, and those without a tensor on the device tandem."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,17 +45,17 @@ class Count(TorchDispatchMode):
 
 
 def is_view(schema) -> bool:
-    """Whether an operator only makes a window on its argument."""
+    """Whether an operator only creates a view of its argument."""
     windows = [r.alias_info is not None and not r.alias_info.is_write for r in schema.returns]
     return any(windows) or schema.name in VIEWS
 
 
 def count(device: str, steps: int) -> Count:
-    """The calls of some training steps."""
+    """Count the calls of some training steps."""
     torch.manual_seed(0)
     batches, _ = digits.load(seed=0, batch_size=64)
     model = digits.Net().to(device)
-    # PyTorch would choose otherwise by device; this is its choice on the CPU.
+    # The default of `foreach` depends on the device; False is the default on the CPU.
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, foreach=False)
     calls = Count()
     for x, y in itertools.islice(batches, steps):
@@ -69,10 +69,11 @@ def count(device: str, steps: int) -> Count:
 
 
 def captured(steps: int = 8) -> tuple[int, int]:
-    """How many of eager's calls Tandem captured, and how many there were."""
+    """Return the number of eager's calls that Tandem captured, and the number of eager's calls."""
     eager, tandem = count("cpu", steps), count("tandem", steps)
     expected = eager.calls - tandem.host
-    # Operator by operator: what Tandem captures besides, such as moves between devices, makes up for nothing.
+    # The intersection counts each operator separately, so additional captured calls, such as moves between
+    # devices, do not compensate for calls of other operators that were not captured.
     return (expected & tandem.captured).total(), expected.total()
 
 

@@ -13,8 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def corpus() -> str:
-    """The Zen of Python and the texts behind `help()`."""
-    with contextlib.redirect_stdout(io.StringIO()):  # importing it prints it
+    """Return the Zen of Python and the topics of `help()`."""
+    with contextlib.redirect_stdout(io.StringIO()):  # the import prints the text
         import this
     from pydoc_data.topics import topics
 

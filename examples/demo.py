@@ -1,10 +1,11 @@
-"""Run digits.py, unchanged, without and with Tandem, and compare what it learns.
+"""Run digits.py, unchanged, without and with Tandem, and compare the results.
 
-Exits with 1 if the two runs do not give the same losses, bit for bit, or learn too little, or if Tandem
-captures, co-executes or overlaps less than it should. On a GPU (TANDEM_DEVICE) losses are compared within a
-tolerance, without dropout, since a GPU draws other random numbers; and no operator may take the host path.
-Rounding grows through training, whoever rounds: eager runs once more with other CPU instructions, and losses
-are compared in the epochs up to the one in which eager itself leaves the tolerance.
+Exits with 1 if the losses of the two runs are not bitwise equal, if the accuracy is too low, or if Tandem
+captures, co-executes or overlaps too little. On a GPU (TANDEM_DEVICE) losses are compared with a tolerance,
+and without dropout, because a GPU draws different random numbers; no operator may take the host path.
+Rounding differences grow during training. Eager therefore runs once more with other CPU instructions, and
+losses are compared only in the epochs before the one in which the two eager runs differ by more than the
+tolerance.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("digits.py")
 
-# The same kernels with the same threads in both runs, so that equal bits can be asked for.
+# Both runs use the same kernels with one thread, so that results can be bitwise equal.
 os.environ |= {"TANDEM_KERNELS": "aten", "OMP_NUM_THREADS": "1", "TANDEM_ALLOW_SOFTWARE": "1"}
 
 import captured  # noqa: E402
@@ -30,7 +31,7 @@ OTHER_INSTRUCTIONS = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "S
 def train(
     title: str, launcher: list[str], folder: Path, options: list[str], env: dict[str, str] | None = None
 ) -> dict:
-    """Run the script with `launcher`; what it learned, and how long it took."""
+    """Run the script with `launcher`; return its losses, its accuracy and its time in seconds."""
     print("\n$", title, SCRIPT.name, *options, flush=True)
     losses = folder / "losses.json"
     start = time.perf_counter()
@@ -40,7 +41,7 @@ def train(
 
 
 def _apart(a: list[float], b: list[float]) -> list[float]:
-    """The relative differences, epoch by epoch."""
+    """Return the relative differences of the epochs' losses."""
     return [abs(x - y) / abs(x) for x, y in zip(a, b, strict=True)]
 
 

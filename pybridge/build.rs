@@ -1,8 +1,9 @@
 //! Compiles the C++ shim against the torch of the build's interpreter and links it into `_core`.
 //!
-//! torch's C++ ABI holds for one minor version, so the torch that is installed decides; its version goes
-//! into `_built_for.py`, which the Python package checks before it loads the library. libtorch_python is
-//! not linked: the shim knows nothing of Python, and one abi3 wheel serves every interpreter.
+//! torch's C++ ABI is stable only within a minor version, so the library works only with the torch that it was
+//! built for. That version is written to `_built_for.py`, which the Python package checks before it loads the
+//! library. libtorch_python is not linked: the shim does not use Python, so one abi3 wheel works with every
+//! interpreter.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,12 +18,13 @@ fn main() {
     println!("cargo::rerun-if-env-changed=VIRTUAL_ENV");
     println!("cargo::rerun-if-env-changed=CLIPPY_ARGS");
     if env::var_os("CLIPPY_ARGS").is_some() {
-        return; // clippy links nothing, so it needs neither torch nor the C++.
+        return; // clippy does not link, so it needs neither torch nor the C++ objects.
     }
     let torch = Torch::find();
     torch.stamp();
-    // Objects, not an archive: nothing refers to one that only holds TORCH_LIBRARY_IMPL registrations. No rpath:
-    // torch is imported before us, and its loaded libraries answer to these names.
+    // Objects are linked directly, not from an archive: the linker would leave out an object that only holds
+    // TORCH_LIBRARY_IMPL registrations, because nothing refers to it. No rpath is needed: torch is imported before
+    // this library, so its shared libraries are already loaded under these names.
     let lib = torch.dir.join("lib");
     for file in
         Shim::new(&torch).build().into_iter().chain([lib.join("libtorch_cpu.so"), lib.join("libc10.so")])
@@ -30,20 +32,21 @@ fn main() {
         println!("cargo::rustc-cdylib-link-arg={}", file.display());
     }
     println!("cargo::rustc-cdylib-link-arg=-lstdc++");
-    // C++ calls the exported Rust functions directly, not through the symbol table.
+    // Makes C++ call the exported Rust functions directly, not through the symbol table.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
 }
 
+/// The torch that the shim is compiled against.
 struct Torch {
     dir: PathBuf,
-    /// Without the local part: `2.15.0`, not `2.15.0+cu132`.
+    /// Version without the local part: `2.15.0`, not `2.15.0+cu132`.
     version: String,
 }
 
 impl Torch {
     fn find() -> Torch {
         let python = env::var("PYO3_PYTHON").unwrap_or_else(|_| "python3".into());
-        // Importing torch takes seconds; finding it does not.
+        // Looks torch up without importing it, which would take seconds.
         let find = "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')";
         let out = Command::new(&python).args(["-c", find]).output();
         let out =
@@ -70,7 +73,8 @@ impl Torch {
         if config.contains("_GLIBCXX_USE_CXX11_ABI=0") { "0" } else { "1" }
     }
 
-    /// Writes `_built_for.py`, dated as torch is: cargo then reruns us if the file is missing, and only then.
+    /// Writes `_built_for.py` with the modification time of torch's `version.py`, so that cargo reruns this script for
+    /// that file only if it is missing.
     fn stamp(&self) {
         let path = Path::new("python/torch_tandem/_built_for.py");
         println!("cargo::rerun-if-changed={}", path.display());
@@ -81,8 +85,8 @@ impl Torch {
     }
 }
 
-/// The C++ of `cpp/`. A file that includes torch takes up to 16 s to compile, so each object is kept until
-/// its sources or the command change; the `cc` crate alone would recompile them all.
+/// Compiler of the C++ files in `cpp/`. A file that includes torch takes up to 16 s to compile, so each object is
+/// kept until its sources or its command change. The `cc` crate alone would recompile all of them.
 struct Shim {
     cc: cc::Build,
     torch: String,
@@ -94,7 +98,7 @@ impl Shim {
         let mut cc = cc::Build::new();
         cc.cpp(true).std("c++20").opt_level(2).debug(false).cargo_metadata(false);
         cc.warnings(false).flag("-Wall").flag("-fno-plt").flag("-fvisibility=hidden");
-        // PyTorch's parallel loops are templates: without OpenMP they are serial.
+        // PyTorch's parallel loops are templates in headers: compiled without OpenMP, they would be serial.
         cc.flag("-fvisibility-inlines-hidden").flag("-fopenmp").define("NDEBUG", None);
         cc.define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi());
         for dir in ["include", "include/torch/csrc/api/include"] {
@@ -103,7 +107,7 @@ impl Shim {
         Shim { cc, torch: torch.version.clone(), out: PathBuf::from(env::var_os("OUT_DIR").unwrap()) }
     }
 
-    /// The object files.
+    /// Compiles outdated files and returns the paths of all object files.
     fn build(&self) -> Vec<PathBuf> {
         let mut sources: Vec<PathBuf> =
             fs::read_dir("cpp").expect("cpp").map(|e| e.unwrap().path()).collect();
@@ -141,7 +145,7 @@ impl Shim {
         command
     }
 
-    /// What made an object, besides its sources.
+    /// Version of torch and command line that an object is made with.
     fn recipe(&self, source: &Path) -> String {
         let command = self.command(source);
         let arguments: Vec<_> = command.get_args().collect();
@@ -156,14 +160,14 @@ impl Shim {
             return Err(format!("{}\n{messages}", self.recipe(source)));
         }
         messages.lines().for_each(|line| println!("cargo::warning={line}"));
-        // Dated at the start: a source that was edited meanwhile is newer than its recipe.
+        // The recipe file gets the start time, so that a source that was edited during compilation is newer.
         let path = self.object(source).with_extension("recipe");
         fs::write(&path, self.recipe(source))
             .and_then(|()| set_modified(&path, start))
             .map_err(|e| e.to_string())
     }
 
-    /// Whether the object was made by this recipe, after the last change to its sources.
+    /// Whether the object was made with the current recipe after the last change of its sources and headers.
     fn is_fresh(&self, source: &Path) -> bool {
         let modified = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
         let recipe = self.object(source).with_extension("recipe");

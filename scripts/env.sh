@@ -1,5 +1,5 @@
-# Where builds live; sourced by the Makefile and the scripts. Every value can be set from outside.
-# A clone made by CI is fresh each time, so there the environment and compiled crates are kept in ~/.cache.
+# Locations of builds, sourced by the Makefile and the scripts. The environment can override every value.
+# CI clones the repository for each run, so it keeps the virtual environment and compiled crates in ~/.cache.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -13,7 +13,7 @@ if [ -n "${CI:-}" ]; then
 fi
 export TANDEM_VENV=${TANDEM_VENV:-$root/.venv}
 export VIRTUAL_ENV=$TANDEM_VENV PATH=$TANDEM_VENV/bin:$PATH
-# Vulkan's loader asks for it, and complains on standard error where it is missing.
+# The Vulkan loader reads this variable and prints a warning if it is not set.
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}
 # The shim is compiled against the torch of this interpreter.
 export PYO3_PYTHON=$TANDEM_VENV/bin/python

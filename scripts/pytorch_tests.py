@@ -1,7 +1,7 @@
-"""Prints a folder with PyTorch's test files for the installed torch; fetches them where they are missing.
+"""Prints the path of a folder with PyTorch's test files for the installed torch. Fetches missing files.
 
-python scripts/pytorch_tests.py                   # the installed torch's commit, sparsely, into a cache
-python scripts/pytorch_tests.py --source FOLDER   # a checkout that is there, on a machine without a network
+python scripts/pytorch_tests.py                   # a sparse checkout of the installed torch's commit, cached
+python scripts/pytorch_tests.py --source FOLDER   # an existing checkout, for machines without a network
 """
 
 import argparse
@@ -31,14 +31,14 @@ def main() -> int:
 
 
 def installed() -> str:
-    """The commit that the installed torch was built from, which pins the tests to what they test."""
+    """Return the commit that the installed torch was built from."""
     import torch
 
     return torch.version.git_version
 
 
 def fetched(commit: str) -> pathlib.Path:
-    """One commit's folder of tests, without history and without the rest."""
+    """Return a checkout of one commit that has only the folder `test` and no history."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     folder = cache / "tandem" / f"pytorch-{commit[:12]}"
     if not (folder / "test" / "test_torch.py").is_file():

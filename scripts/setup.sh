@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Prepares everything that `make build` and `make test` need. Run it as often as you like: what is there is kept.
+# Prepares everything that `make build` and `make test` need. It can be run repeatedly and keeps what exists.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 
-step() { # name, command...: run it and say how long it took
+step() { # name, command...: runs the command and prints its time
     local start=$SECONDS
     echo "== $1"
     "${@:2}"
@@ -47,13 +47,13 @@ make_venv() {
 }
 
 install_requirements() {
-    # torchvision names the torch it was built for, so pip finds the pair.
+    # torchvision depends on a particular version of torch, so pip installs a matching one.
     "$TANDEM_VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
         "torch==$TORCH" torchvision -r "$root/requirements-dev.txt"
     echo "$lock" > "$stamp"
 }
 
-# The software Vulkan driver, for the tests of the wgpu executor. Without an adapter they are skipped, and say so.
+# Installs a software Vulkan driver for the tests of the wgpu executor, which are skipped without an adapter.
 find_adapter() {
     if [ "$(uname)" != Linux ] || ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json > /dev/null 2>&1 &&
         ldconfig -p | grep -q libvulkan.so.1; then

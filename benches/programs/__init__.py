@@ -1,4 +1,4 @@
-"""Programs that run as modules and as scripts: each imports its neighbours by their bare names."""
+"""Programs that run as modules and as scripts. They import each other by file name, without the package."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs a program of this folder as a script: its steps one after another, each step's loss on a line."""
+"""Runs a program of this folder as a script and prints the loss of each step on a line."""
 
 import argparse
 import random
@@ -13,20 +13,20 @@ Step = Callable[[], Any]
 
 
 def endless(loader: Iterable) -> Iterator:
-    """The batches of a loader, epoch after epoch."""
+    """Yield the batches of a loader, over and over."""
     while True:
         yield from loader
 
 
 def seed() -> None:
-    """The state that every run of a program starts from."""
+    """Seed all generators, so that every run of a program starts from the same state."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
 
 
 def main(make: Callable[[str], Step], steps: int) -> None:
-    """Print each step's loss, exactly; `make` builds the program on a device."""
+    """Print each step's loss with all digits. `make` builds the program's step on a device."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

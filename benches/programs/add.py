@@ -1,4 +1,4 @@
-"""A hundred additions of 8 by 8 numbers: what one op costs."""
+"""A hundred additions of 8 by 8 matrices, to measure the cost of an op."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class Add(nn.Module):
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """The additions on `device`; no training."""
+    """A step of additions on `device`, without training."""
     a = torch.randn(8, 8).to(device)
     add = compile(Add())
 

@@ -1,7 +1,7 @@
 """Beam search with the translator of seq2seq.py.
 
-Python keeps the hypotheses as lists, which it reads from the device word by word, and leaves the loop as soon
-as all beams have ended.
+Python keeps the hypotheses as lists, reads every word from the device, and leaves the loop as soon as all
+beams have ended.
 """
 
 import random
@@ -21,16 +21,16 @@ LONGEST = 30
 
 @torch.no_grad()
 def search(encode: Callable, decode: Callable, source: torch.Tensor) -> tuple[float, list[int]]:
-    """The best translation of a sentence, after its score."""
+    """Return the score of the best translation of a sentence, and the translation."""
     device = source.device
     memory = encode(source.unsqueeze(0)).expand(BEAMS, -1, -1)
     state = memory[:, -1]
     word = torch.full((BEAMS,), BEGIN, device=device)
     ended = torch.zeros(BEAMS, dtype=torch.bool, device=device)
-    # All beams are the same at first, so that only one may be continued.
+    # All beams are equal at first, so only one of them is continued.
     scores = torch.full((BEAMS,), -torch.inf, device=device)
     scores[0] = 0
-    # A beam that has ended goes on with nothing but further ends, at no cost.
+    # A beam that has ended can only be continued with further end symbols, which do not change its score.
     only_end = torch.full((WORDS,), -torch.inf, device=device)
     only_end[END] = 0
     hypotheses: list[list[int]] = [[] for _ in range(BEAMS)]
@@ -54,17 +54,17 @@ def search(encode: Callable, decode: Callable, source: torch.Tensor) -> tuple[fl
 
 
 def without_end(words: list[int]) -> list[int]:
-    """A hypothesis up to and with its first end."""
+    """Return a hypothesis up to and including its first end symbol."""
     return words[: words.index(END) + 1] if END in words else words
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """Translating some sentences on `device`; returns their mean score."""
+    """A step on `device` that translates some sentences and returns their mean score."""
     rng = random.Random(0)
     encoder, decoder = Encoder().to(device), Decoder().to(device)
     with torch.no_grad():
         for weight in decoder.parameters():
-            weight.mul_(3)  # a decoder that has opinions
+            weight.mul_(3)  # makes the predictions of the untrained decoder less uniform
         decoder.out.bias[END] += 1.5
     encode, decode = compile(encoder), compile(decoder)
 

@@ -1,6 +1,6 @@
 """A small BERT from transformers learns to classify sequences.
 
-At every step the logits go to NumPy, and scikit-learn computes the metrics that the script keeps.
+At every step the logits are converted to NumPy, and scikit-learn computes the script's metrics.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ CLASSES, VOCABULARY, LENGTH = 4, 1000, 64
 
 
 def load() -> TensorDataset:
-    """Random sentences; a class's words are a little more frequent in its sentences."""
+    """Random sentences, in which the words of the sentence's class are slightly more frequent."""
     labels = torch.randint(CLASSES, (512,))
     words = torch.randint(10, VOCABULARY, (512, LENGTH))
     hints = 10 + labels[:, None] * 20 + torch.randint(20, words.shape)

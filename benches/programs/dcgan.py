@@ -1,7 +1,7 @@
 """A DCGAN learns to draw scikit-learn's digits.
 
-Two models and two optimizers take turns within a step, the generator's output is detached for the one and
-not for the other, and the script logs five numbers a step.
+Two models and two optimizers alternate within a step. The generator's output is detached for the
+discriminator's update and not for the generator's. The script logs five numbers per step.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ LATENT, WIDTH = 64, 32
 
 
 class Generator(nn.Sequential):
-    """Noise to images of 32 by 32."""
+    """Converts noise to images of 32 by 32 pixels."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -38,7 +38,7 @@ class Generator(nn.Sequential):
 
 
 class Discriminator(nn.Sequential):
-    """Images of 32 by 32 to the probability that they are real."""
+    """Returns the probability that images of 32 by 32 pixels are real."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ def weights_init(module: nn.Module) -> None:
 
 
 def load() -> TensorDataset:
-    """Digits between -1 and 1."""
+    """The digits, scaled to values between -1 and 1."""
     images = torch.from_numpy(load_digits().images / 8 - 1).float().unsqueeze(1)
     return TensorDataset(nn.functional.interpolate(images, size=32, mode="bilinear"))
 

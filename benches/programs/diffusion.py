@@ -1,4 +1,4 @@
-"""A small diffusion model of scikit-learn's digits: a UNet with attention learns to tell noise from image."""
+"""A small diffusion model of scikit-learn's digits: a UNet with attention learns to predict the noise."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ TIMES = 200
 
 
 class Block(nn.Module):
-    """A residual block that knows the time."""
+    """A residual block with a time embedding."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class UNet(nn.Module):
 
 
 def kept_signal(device: str) -> torch.Tensor:
-    """How much of the image's variance is left at each time."""
+    """Return the share of the image's variance that is left at each time."""
     return torch.cumprod(1 - torch.linspace(1e-4, 0.05, TIMES), dim=0).to(device)
 
 

@@ -1,4 +1,4 @@
-"""Sampling from the UNet of diffusion.py: a Python loop over times without gradients, and no optimizer."""
+"""Sampling from the UNet of diffusion.py: a Python loop over times, without gradients and optimizer."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ STRIDE = 10
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """Sampling a few images on `device`; returns their mean."""
+    """A step on `device` that samples a few images and returns their mean."""
     model = UNet().to(device).eval()
     denoise = compile(model)
     kept = kept_signal(device)

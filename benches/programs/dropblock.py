@@ -1,7 +1,7 @@
 """A residual network with DropBlock learns scikit-learn's digits.
 
-A scheduler object changes the `drop_prob` attribute of every DropBlock module as training goes, and the
-modules decide by it, in Python, whether and how much they drop.
+A scheduler object changes the `drop_prob` attribute of every DropBlock module during training. The modules
+decide in Python, by this attribute, whether and how much they drop.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class DropBlock2D(nn.Module):
         return x * block_mask * (block_mask.numel() / block_mask.sum())
 
     def gamma(self, x: torch.Tensor) -> float:
-        """The rate of block centres that drops `drop_prob` of the features."""
+        """Return the rate of block centres for which a share of `drop_prob` of the features is dropped."""
         size = x.shape[-1]
         return self.drop_prob / self.block_size**2 * size**2 / (size - self.block_size + 1) ** 2
 

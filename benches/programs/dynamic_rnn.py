@@ -1,7 +1,7 @@
 """A recurrent classifier of sequences of different lengths.
 
 The Python loop over time ends with the longest sequence of the batch, so its number of rounds changes from
-step to step; a sequence that has ended keeps its state.
+step to step. A sequence that has ended keeps its state.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 
 
 def batch(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Padded walks, their lengths, and the directions in which they drift."""
+    """Return padded random walks, their lengths, and the directions in which they drift."""
     lengths = rng.integers(8, rng.integers(20, 60), size=BATCH)
     labels = rng.integers(CLASSES, size=BATCH)
     drift = np.eye(CLASSES, INPUTS)[labels]

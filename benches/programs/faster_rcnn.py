@@ -1,7 +1,7 @@
 """torchvision's Faster R-CNN with a small backbone learns to find coloured shapes.
 
-The region proposals become NumPy arrays in the middle of the forward pass, are filtered there by NumPy's
-own non-maximum suppression, and go back to the device.
+In the middle of the forward pass, the region proposals are converted to NumPy arrays, filtered by a
+non-maximum suppression in NumPy, and moved back to the device.
 """
 
 import random
@@ -56,7 +56,7 @@ def collate(batch: list) -> tuple[tuple, tuple]:
 
 
 class Backbone(nn.Sequential):
-    """Three convolutions; features of stride 8."""
+    """Three convolutions, which return features with stride 8."""
 
     def __init__(self, width: int = 64) -> None:
         def stage(width_in: int, width: int) -> list[nn.Module]:
@@ -68,7 +68,7 @@ class Backbone(nn.Sequential):
 
 
 def nms(boxes: np.ndarray, threshold: float, most: int) -> np.ndarray:
-    """Which of the boxes, sorted by score, to keep: those that overlap no better one."""
+    """Non-maximum suppression: return the indices of the boxes to keep. Boxes are sorted by score."""
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     left = np.arange(len(boxes))
     kept = []
@@ -107,7 +107,7 @@ class NumpyRPN(RegionProposalNetwork):
 
 
 def detector() -> FasterRCNN:
-    """The model, with everything a tenth of its usual size."""
+    """The model, with about a tenth of the usual sizes."""
     backbone = Backbone()
     anchors = AnchorGenerator(sizes=((12, 24, 40),), aspect_ratios=((0.5, 1.0, 2.0),))
     model = FasterRCNN(

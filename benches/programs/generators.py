@@ -1,7 +1,7 @@
 """Training on a stream of batches, some of which are bad.
 
-A generator makes the data; exceptions, raised by the program or by an operator, skip a batch; tensors that a
-batch may or may not have are None where it has not.
+A Python generator creates the data. Exceptions of the program or of an operator skip a batch. Optional
+tensors of a batch are None if they are missing.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,11 +32,11 @@ class Batch(NamedTuple):
 
 
 class BadBatch(Exception):
-    """A batch that is not worth a step."""
+    """A batch that is to be skipped."""
 
 
 def stream(rng: np.random.Generator) -> Iterator[Batch]:
-    """Batches without end; some lack features, or have no examples that count."""
+    """Yield batches endlessly. Some lack features, or have weights that are all zero."""
     teacher = rng.normal(size=FEATURES)
     while True:
         x = rng.normal(size=(BATCH, FEATURES))
@@ -54,7 +54,7 @@ def stream(rng: np.random.Generator) -> Iterator[Batch]:
 
 
 class Model(nn.Module):
-    """A regression that remembers, if it is told to, a little of what it saw before."""
+    """A regression with an optional memory of earlier batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def loss_of(out: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None) -> 
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A training step on `device`, on the next batch that is good."""
+    """A training step on `device`, with the next batch that is not skipped."""
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     forward = compile(model)

@@ -1,6 +1,6 @@
 """A small GPT-2 from transformers learns the characters of scikit-learn's descriptions of its data sets.
 
-The length of the sequences is drawn anew for every step.
+Every step draws a new length of the sequences.
 """
 
 import random

@@ -18,14 +18,14 @@ STEPS = 20
 COMPARABLE = None
 
 BATCHES = 4
-"""How many a step trains on: each is a short run of a trainer, all with one optimizer."""
+"""Batches per step. Each step is a short run of a trainer; all steps share one optimizer."""
 BATCH = 8
 WORDS = 64
 LONGEST = 48
 
 
 class Counting(Dataset):
-    """Sentences that count on by a stride, with a slip now and then."""
+    """Sequences of numbers with a constant stride, with an additional step at 5 % of the positions."""
 
     def __init__(self, size: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -42,7 +42,7 @@ class Counting(Dataset):
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """Training on some batches on `device`, which the trainer chooses unless it is the CPU."""
+    """A step of `BATCHES` batches on `device`, which the trainer chooses unless it is the CPU."""
     config = LlamaConfig(
         vocab_size=WORDS,
         hidden_size=64,
@@ -79,7 +79,7 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
         trainer.remove_callback(PrinterCallback)
         return trainer.train().training_loss
 
-    # Each run collects garbage; what the libraries made when they were imported is none.
+    # Each run of a trainer collects garbage. Freezing exempts the objects that imports created.
     gc.freeze()
     atexit.register(gc.unfreeze)
     return step

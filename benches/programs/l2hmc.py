@@ -22,7 +22,7 @@ SCALE = 0.1
 
 
 def energy(x: torch.Tensor) -> torch.Tensor:
-    """Of a mixture of Gaussians at -2 and 2 on the first axis."""
+    """Energy of a mixture of two Gaussians, at -2 and 2 on the first axis."""
     centers = x.new_tensor([[-2.0, 0.0], [2.0, 0.0]])
     distances = (x.unsqueeze(1) - centers).square().sum(2)
     return -torch.logsumexp(-distances / (2 * SCALE), dim=1)
@@ -70,7 +70,10 @@ class Dynamics(nn.Module):
         self.register_buffer("masks", torch.tensor(np.array(masks), dtype=torch.float32))
 
     def kick(self, x: torch.Tensor, v: torch.Tensor, t: int, sign: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Half an update of the momentum, and the logarithm of its volume; with sign -1, undo one."""
+        """Return the momentum after half an update and the log-determinant of its Jacobian.
+
+        With sign -1, the update is inverted.
+        """
         eps = self.log_eps.exp()
         gradient = energy_gradient(x)
         scale, transform, translate = self.momentum(x, gradient, self.times[t])
@@ -82,7 +85,10 @@ class Dynamics(nn.Module):
     def drift(
         self, x: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, t: int, sign: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """An update of those coordinates that the mask leaves out; with sign -1, undo one."""
+        """Return the position after an update of the coordinates where `mask` is 0, and the log-determinant.
+
+        With sign -1, the update is inverted.
+        """
         eps = self.log_eps.exp()
         scale, transform, translate = self.position(v, mask * x, self.times[t])
         scale = sign * eps * scale
@@ -93,7 +99,7 @@ class Dynamics(nn.Module):
     def forward(
         self, x: torch.Tensor, v: torch.Tensor, sign: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Position and momentum after a trajectory, and the logarithm of its volume."""
+        """Return position and momentum after a trajectory, and the log-determinant of its Jacobian."""
         log_volume = x.new_zeros(len(x))
         steps = range(LEAPFROG_STEPS)
         for t in steps if sign > 0 else reversed(steps):
@@ -109,7 +115,7 @@ class Dynamics(nn.Module):
 
 
 def propose(dynamics: Callable, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Proposed positions, each forward or backward in time, and the probabilities of accepting them."""
+    """Return proposed positions, each forward or backward in time, and their acceptance probabilities."""
     v = torch.randn_like(x)
     forward = torch.rand_like(x[:, 0]) < 0.5
     ends = zip(dynamics(x, v, 1), dynamics(x, v, -1), strict=True)
@@ -128,7 +134,7 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
 
     def step() -> torch.Tensor:
         nonlocal chains
-        # The chains, and as many points drawn afresh, so that the sampler also learns to burn in.
+        # The chains and as many new random points, so that the sampler also learns to burn in.
         x = torch.cat((chains, torch.randn_like(chains)))
         new_x, probability = propose(dynamics, x)
         jump = (new_x - x).square().sum(1) * probability + 1e-4

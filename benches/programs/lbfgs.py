@@ -1,6 +1,6 @@
 """A small network fitted with L-BFGS.
 
-The optimizer calls a closure as often as its line search wants, and decides by numbers that it reads.
+The optimizer calls a closure as often as its line search requires, and branches on values that it reads.
 """
 
 from collections.abc import Callable

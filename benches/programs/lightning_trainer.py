@@ -19,7 +19,7 @@ STEPS = 20
 COMPARABLE = None
 
 BATCHES = 4
-"""How many a step trains on: each is a call of `Trainer.fit`, for another epoch."""
+"""Batches per step. Each step is a call of `Trainer.fit` for one more epoch."""
 BATCH = 64
 
 
@@ -51,7 +51,7 @@ class Classifier(lightning.LightningModule):
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """Training on some batches on `device`, which Lightning chooses unless it is the CPU."""
+    """A step of `BATCHES` batches on `device`, which Lightning chooses unless it is the CPU."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "The 'train_dataloader' does not have many workers")
     images, labels = load_digits(return_X_y=True)

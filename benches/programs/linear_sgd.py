@@ -1,6 +1,6 @@
 """Softmax regression on images the size of MNIST's: one linear layer, SGD, a batch of 200.
 
-A plain Python loop around very little work: what a framework costs for each operator decides.
+A plain Python loop with very little work per op, so the framework's cost per op dominates.
 """
 
 from collections.abc import Callable

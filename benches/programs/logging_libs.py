@@ -1,7 +1,7 @@
 """Training that logs with Matplotlib and pandas.
 
-Tensors go to libraries that know nothing of PyTorch: every step adds a row to a table, and every fifth draws
-the weights and summarizes the table.
+Tensors are passed to libraries that do not use PyTorch. Every step adds a row to a table, and every fifth
+step also draws the weights and summarizes the table.
 """
 
 import io
@@ -24,7 +24,7 @@ EVERY = 5
 
 
 class Log:
-    """A table of what happened, and pictures of the weights."""
+    """A table of training metrics, and plots of the weights."""
 
     def __init__(self) -> None:
         matplotlib.use("Agg")

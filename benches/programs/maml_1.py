@@ -32,7 +32,7 @@ def network(weights: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 
 
 def task(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points of one sinusoid: the first half to adapt to, the second to be judged by."""
+    """Points of one sinusoid: the first half for adaptation, the second half for evaluation."""
     amplitude, phase = torch.rand(2, generator=generator) * torch.tensor([4.9, math.pi])
     x = torch.rand(2 * SHOTS, 1, generator=generator) * 10 - 5
     return x, (amplitude + 0.1) * torch.sin(x + phase)

@@ -1,6 +1,6 @@
 """Model-agnostic meta-learning (MAML) on sinusoids, with 10 meta-parameters besides the initial weights.
 
-As maml_1.py, but each of the network's ten tensors has its own inner learning rate, which is learnt.
+Like maml_1.py, but each of the network's ten tensors has its own learned inner learning rate.
 """
 
 from functools import partial

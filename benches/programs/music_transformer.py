@@ -1,8 +1,8 @@
 """A Music Transformer (Huang et al., 2018) learns random-walk melodies as MIDI events, with relative
 attention by the skewing trick.
 
-Each attention module keeps its causal mask in a cache on the object, made anew when a longer sequence
-comes, and a curriculum object changes the length of the sequences and a dropout probability.
+Each attention module caches its causal mask on the object and replaces it when a longer sequence arrives. A
+curriculum object changes the length of the sequences and a dropout probability.
 """
 
 import math
@@ -33,13 +33,13 @@ class RelativeAttention(nn.Module):
         self.mask_cache: torch.Tensor | None = None
 
     def mask(self, length: int, device: torch.device) -> torch.Tensor:
-        """True where attention would look ahead."""
+        """Return the causal mask, which is true for later positions."""
         if self.mask_cache is None or len(self.mask_cache) < length:
             self.mask_cache = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
         return self.mask_cache[:length, :length]
 
     def skew(self, x: torch.Tensor) -> torch.Tensor:
-        """From (query, distance) to (query, key), by padding and reshaping."""
+        """Convert (query, distance) to (query, key), by padding and reshaping."""
         batch, heads, length, _ = x.shape
         x = F.pad(x, (1, 0)).reshape(batch, heads, length + 1, length)
         return x[:, :, 1:, :]
@@ -56,7 +56,7 @@ class RelativeAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, each behind a norm."""
+    """Attention and a feed-forward part, each after a layer norm."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Layer(nn.Module):
 
 
 class MusicTransformer(nn.Module):
-    """Events in, the next event's logits out."""
+    """Returns the logits of the next event for each event of a sequence."""
 
     def __init__(self, width: int = 128, heads: int = 4, layers: int = 3, dropout: float = 0.2) -> None:
         super().__init__()

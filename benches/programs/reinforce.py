@@ -1,7 +1,7 @@
 """REINFORCE on the cart pole: reinforcement learning with an environment written in NumPy.
 
 Each step of an episode reads the action with `.item()`, and the environment decides when the episode ends, so
-the program's control flow depends on everything that was learnt before.
+the program's control flow depends on the parameters that have been learned so far.
 """
 
 import math
@@ -16,11 +16,11 @@ STEPS = 20
 COMPARABLE = 10
 
 LEAST_STEPS = 80
-"""How many steps of the environment an update is made of, at least; its last episode is finished."""
+"""Minimum number of environment steps per update. The last episode is always finished."""
 
 
 class CartPole:
-    """The classic: a pole on a cart, which is pushed to the left or to the right."""
+    """The cart pole: a pole on a cart that is pushed to the left or to the right."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -31,7 +31,7 @@ class CartPole:
         return self.state
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool]:
-        """The new state, the reward, and whether the episode has ended."""
+        """Apply an action. Return the new state, the reward, and whether the episode has ended."""
         _, speed, angle, spin = self.state
         force = 10.0 if action == 1 else -10.0
         push = (force + 0.05 * spin**2 * math.sin(angle)) / 1.1
@@ -46,7 +46,7 @@ class CartPole:
 
 
 def returns(rewards: list[float], discount: float = 0.99) -> list[float]:
-    """The discounted sum of all rewards that follow each step of an episode."""
+    """Return, for each step of an episode, the discounted sum of its reward and all later ones."""
     total, totals = 0.0, []
     for reward in reversed(rewards):
         total = reward + discount * total

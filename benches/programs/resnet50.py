@@ -18,7 +18,7 @@ COMPARABLE = 2
 
 
 class Meter:
-    """The average of what was seen."""
+    """Running average."""
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0

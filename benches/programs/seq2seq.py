@@ -1,7 +1,7 @@
 """A translator that learns to reverse sentences: recurrent encoder and decoder with attention.
 
-Python loops over the words of sentences of changing length, and `random` decides at each word whether the
-decoder is fed the true previous word or its own.
+Python loops over the words of sentences, whose length changes, and `random` decides at each word whether the
+decoder gets the true previous word or its own prediction.
 """
 
 import random
@@ -62,7 +62,7 @@ class Decoder(nn.Module):
     def forward(
         self, word: torch.Tensor, state: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of the next word, and the state after the last one."""
+        """Return the scores of the next word, and the state after the last word."""
         weights = torch.softmax((memory @ state.unsqueeze(2)).squeeze(2), dim=1)
         context = (weights.unsqueeze(1) @ memory).squeeze(1)
         state = self.cell(torch.cat((self.words(word), context), dim=1), state)
@@ -77,7 +77,7 @@ class Translator(nn.Module):
         self.rng = rng
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The mean loss of the target's words."""
+        """Return the mean loss over the words of the target."""
         memory = self.encoder(source)
         state = memory[:, -1]
         word = torch.full_like(target[:, 0], BEGIN)

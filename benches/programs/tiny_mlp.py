@@ -1,4 +1,4 @@
-"""A 3-layer MLP of width 8, where a step is nearly all overhead."""
+"""A 3-layer MLP of width 8, whose step consists almost entirely of overhead."""
 
 from collections.abc import Callable
 

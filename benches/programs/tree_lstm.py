@@ -1,6 +1,6 @@
-"""A binary TreeLSTM that tells the value of random arithmetic-like trees.
+"""A binary TreeLSTM that predicts the value of random arithmetic-like trees.
 
-The model recurses over Python objects, and each step has trees of other shapes.
+The model recurses over Python objects, and each step has trees of different shapes.
 """
 
 import random
@@ -22,13 +22,13 @@ SIZE = 64
 
 @dataclass
 class Tree:
-    """A leaf has a word, any other node two children."""
+    """A node of a tree. A leaf has a word, any other node has two children."""
 
     word: int = 0
     children: "tuple[Tree, Tree] | None" = None
 
     def value(self) -> int:
-        """What is to be learnt: the sum over leaves, with the sign turned in every right child."""
+        """Return the target: the sum over the leaves, with the sign inverted in every right child."""
         if self.children is None:
             return self.word - WORDS // 2
         left, right = self.children
@@ -51,7 +51,7 @@ class TreeLSTM(nn.Module):
         self.out = nn.Linear(SIZE, 2)
 
     def encode(self, tree: Tree) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden and the cell state of a tree."""
+        """Return the hidden state and the cell state of a tree."""
         if tree.children is None:
             word = torch.tensor([tree.word], device=self.words.weight.device)
             i, o, u = self.leaf(self.words(word)).chunk(3, dim=1)

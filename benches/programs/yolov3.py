@@ -1,7 +1,7 @@
 """A compact YOLOv3 learns to find coloured shapes, at three scales with three anchors each.
 
-Boxes are assigned to anchors by indexing with data, by a loop over boxes and by masks, so that sizes depend
-on the batch; each scale keeps its grid and its metrics on the module.
+Boxes are assigned to anchors by data-dependent indexing, by a loop over boxes and by masks, so sizes depend
+on the batch. Each scale stores its cell coordinates and its metrics on the module.
 """
 
 import random
@@ -22,7 +22,7 @@ ANCHORS = (
     (16, ((20, 20), (28, 18), (18, 28))),
     (8, ((8, 8), (14, 10), (10, 14))),
 )
-"""Stride, and widths and heights in pixels."""
+"""By scale: its stride, and the widths and heights of its anchors, in pixels."""
 
 
 class Shapes(Dataset):
@@ -48,7 +48,7 @@ class Shapes(Dataset):
 
 
 def collate(batch: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stack the images; each box's first number becomes the number of its image."""
+    """Stack the images, and set the first element of each box to the number of its image."""
     images, targets = zip(*batch, strict=True)
     for number, boxes in enumerate(targets):
         boxes[:, 0] = number
@@ -78,13 +78,13 @@ class Residual(nn.Module):
 
 
 def wh_iou(wh: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Overlap of boxes of the same centre, each with each."""
+    """Return the overlaps (IoU) of all pairs of boxes and others, as if they had the same centre."""
     intersection = torch.min(wh[:, None], others[None]).prod(2)
     return intersection / (wh.prod(1)[:, None] + others.prod(1)[None] - intersection)
 
 
 def box_iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Overlap of boxes given by centre, width and height, pair by pair."""
+    """Return the pairwise overlaps (IoU) of two equally long lists of boxes (centre, width, height)."""
     low = torch.max(boxes[:, :2] - boxes[:, 2:] / 2, others[:, :2] - others[:, 2:] / 2)
     high = torch.min(boxes[:, :2] + boxes[:, 2:] / 2, others[:, :2] + others[:, 2:] / 2)
     intersection = (high - low).clamp(min=0).prod(1)
@@ -92,7 +92,7 @@ def box_iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 class YOLOLayer(nn.Module):
-    """One scale: its loss, and its metrics."""
+    """Loss and metrics of one scale."""
 
     def __init__(self, stride: int, anchors: tuple[tuple[int, int], ...], ignore: float = 0.5) -> None:
         super().__init__()
@@ -102,13 +102,13 @@ class YOLOLayer(nn.Module):
         self.metrics: dict[str, float] = {}
 
     def compute_grid(self, size: int, device: torch.device) -> None:
-        """Where the cells begin."""
+        """Compute the coordinates of the cells' corners."""
         self.grid_size = size
         rows, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
         self.grid = torch.stack((columns, rows), dim=-1).to(device)
 
     def build_targets(self, predicted: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Assign each box to the best anchor of its cell, and measure how near the prediction is."""
+        """Assign each box to the best anchor of its cell, and measure the prediction's accuracy."""
         shape, device = predicted.shape[:-1], targets.device
         obj = torch.zeros(shape, dtype=torch.bool, device=device)
         noobj = torch.ones(shape, dtype=torch.bool, device=device)
@@ -153,7 +153,7 @@ class YOLOLayer(nn.Module):
 
 
 class YOLOv3(nn.Module):
-    """A darknet of five stages; the last three are seen by a head each, from coarse to fine."""
+    """A darknet of five stages. Each of the last three has a head, ordered from coarse to fine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class YOLOv3(nn.Module):
         self.scales = nn.ModuleList(YOLOLayer(*scale) for scale in ANCHORS)
 
     def features(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The raw predictions of every scale."""
+        """Return the raw predictions of every scale."""
         x = self.stem(x)
         stages = []
         for stage in self.stages:

@@ -1,4 +1,4 @@
-// torch.autocast("tandem"): PyTorch's own cast lists.
+// Registrations for torch.autocast("tandem"), from PyTorch's own lists of operators.
 #include <ATen/Operators.h>
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>

@@ -1,4 +1,4 @@
-// What Rust asks of autograd: which backward node runs, and whether backward stays on this thread.
+// Autograd state for Rust: the running backward node, and whether backward passes stay on the calling thread.
 #include <ATen/SequenceNumber.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
@@ -18,6 +18,7 @@ namespace tandem {
 
 namespace {
 
+// Moves gradients to the host before an edge's function receives them.
 struct MoveToHost final : torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     torch::autograd::variable_list moved;
@@ -28,9 +29,10 @@ struct MoveToHost final : torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-// A host tensor that requires grad is fed, so its gradient comes back on this device, which autograd would
-// refuse. Its gradient edge is told to expect this device and to tolerate others, and what arrives is moved to
-// the host. Autograd cannot add up gradients from host ops and from this device's at one edge.
+// The gradient of a fed host tensor arrives on a tandem device, which autograd would refuse. This function replaces the
+// input metadata of the tensor's gradient edge: the metadata names the tandem device, and `is_tensor_subclass` disables
+// the check for other devices. A pre-hook moves the gradient to the host. The expected device must be set because
+// autograd cannot add gradients of host ops and of tandem ops at one edge.
 void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device) {
   auto edge = torch::autograd::impl::gradient_edge(host);
   auto& metadata = edge.function->mutable_input_metadata(edge.input_nr);
@@ -39,7 +41,7 @@ void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device) {
   torch::autograd::InputMetadata tolerant(
       metadata.options().device(c10::Device(kTandem, device)), torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()), /*is_tensor_subclass=*/true,
       metadata.is_nested_tensor(), metadata.grad_dtype());
-  // It has constant members, so it is replaced rather than assigned to.
+  // InputMetadata has const members and cannot be assigned to.
   std::destroy_at(&metadata);
   std::construct_at(&metadata, std::move(tolerant));
   edge.function->add_pre_hook(std::make_unique<MoveToHost>());
@@ -57,7 +59,7 @@ void ttc_site(TtSite* site) {
   if (!node) node = torch::autograd::get_current_node().get();
   if (node) {
     site->node_sequence = node->sequence_nr();
-    // Not the address alone: a node may take that of one that was freed.
+    // The address alone does not identify a node: a new node may have the address of a freed one.
     site->node = reinterpret_cast<uint64_t>(node) ^ (site->node_sequence << 48 | 1);
   }
 }

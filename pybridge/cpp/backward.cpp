@@ -1,7 +1,8 @@
-// Backward on the calling thread: what PyTorch's engine does, with less around each node.
+// A backward pass on the calling thread, with less overhead per node than PyTorch's engine.
 //
-// Nodes run in the engine's order and gradients are added up as it adds them up, so that the results have its bits.
-// To the engine the pass is one node, so that whatever belongs to a pass and not to a node is the engine's.
+// Nodes run in the engine's order, and gradients are accumulated in the same order and with the same operators, so the
+// results are bitwise equal to the engine's. The engine sees the whole pass as one node and still does everything that
+// is done once per pass: graph task, callbacks, thread-local state, warnings.
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TensorOperators.h>
@@ -44,7 +45,7 @@ using torch::autograd::variable_list;
 
 thread_local const Node* running = nullptr;
 
-// A node in the pointer that PyTorch's edges hold: an intrusive_ptr from torch 2.13 on, a shared_ptr before.
+// Creates a node in the pointer type of PyTorch's edges: an intrusive_ptr from torch 2.13 on, a shared_ptr before.
 template <typename T, typename... Args>
 auto make_node(Args&&... args) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
@@ -54,7 +55,8 @@ auto make_node(Args&&... args) {
   }
 }
 
-// Whether nodes of this type are the program's Python code. The class is in a library that this one does not link.
+// Whether nodes of this type are Python functions (torch::autograd::PyNode). They are recognized by the type's name,
+// because the class is in libtorch_python, which the shim does not link.
 bool is_python(const std::type_info& type) {
   thread_local ska::flat_hash_map<const std::type_info*, bool> known;
   const auto found = known.find(&type);
@@ -62,25 +64,27 @@ bool is_python(const std::type_info& type) {
   return known.emplace(&type, std::strstr(type.name(), "PyNode") != nullptr).first->second;
 }
 
-// Whether the program's code runs in a node or around it. Hooks may come while the pass runs, so this is asked at the
-// node's turn.
+// Whether code of the program runs in a node or in its hooks. Hooks can be added during the pass, so this is checked
+// immediately before the node runs.
 bool is_watched(Node& node) {
   return !node.pre_hooks().empty() || !node.post_hooks().empty() || !node.tensor_pre_hooks().empty() ||
          !node.retains_grad_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr || is_python(typeid(node));
 }
 
-// A node on its way: the gradients that have arrived, and how many are still to come.
+// A node that has not run yet.
 struct Pending {
   Node* node;
+  // Sums of the gradients that have arrived so far, one per input of the node.
   variable_list grads;
+  // Number of incoming edges whose gradient has not arrived.
   int missing = 0;
-  // It leads to a gradient that is asked for, so it runs.
+  // Whether the node leads to a requested gradient and therefore runs.
   bool needed = true;
-  // Gradients that arrive here are asked for.
+  // Whether a gradient that arrives at this node is itself requested.
   bool captured = false;
 };
 
-// The nodes between some roots and some inputs, or all below the roots where no inputs are named.
+// The nodes on paths from the roots to the inputs, or all nodes reachable from the roots if there are no inputs.
 class Graph {
  public:
   Graph(const edge_list& roots, const edge_list& inputs) {
@@ -95,7 +99,7 @@ class Graph {
     if (!inputs.empty()) choose(inputs);
   }
 
-  // Where an edge leads to, or null where nobody asks for what comes there.
+  // Returns the node that an edge leads to, or null if its gradient is not needed.
   Pending* at(const Edge& edge) {
     const auto place = places_.find(edge.function.get());
     if (place == places_.end()) return nullptr;
@@ -103,11 +107,11 @@ class Graph {
     return next.needed || next.captured || next.node == only_root_ ? &next : nullptr;
   }
 
-  // Has PyTorch's record of the pass tell which nodes run, and nodes which of their gradients are asked for. Only a pass
-  // with `inputs` names the nodes that run: else all do.
+  // Fills PyTorch's graph task with the nodes of this pass and, for a pass with inputs, with the nodes that run and the
+  // gradients that are requested. Nodes and hooks read it. In a pass without inputs all nodes run.
   void tell_the_record(bool with_inputs) const {
     using torch::autograd::GraphTask;
-    // The record belongs to the pass that runs, and nobody else is told of it before its first node runs.
+    // Writing is safe: the graph task belongs to the running pass, and nothing reads it before the first node runs.
     auto& met = const_cast<std::unordered_set<Node*>&>(*torch::autograd::get_current_graph_task_nodes_in_graph());
     met.reserve(pending_.size());
     for (const auto& next : pending_)
@@ -123,9 +127,10 @@ class Graph {
   }
 
  private:
-  // A node with a lower number cannot lead to any of the inputs.
+  // Whether an edge can lead to an input. A node with a topological number below that of all inputs cannot.
   bool leads_on(const Edge& edge) const { return edge.is_valid() && edge.function->topological_nr() >= least_; }
 
+  // Counts an edge, and adds its node at the first one.
   void meet(const Edge& edge) {
     Node* node = edge.function.get();
     const auto [place, is_new] = places_.emplace(node, pending_.size());
@@ -133,7 +138,7 @@ class Graph {
     pending_[place->second].missing++;
   }
 
-  // Leaves out what leads to no input.
+  // Marks the nodes that are inputs, and clears `needed` of nodes that do not lead to one.
   void choose(const edge_list& inputs) {
     for (const auto& input : inputs) {
       const auto place = places_.find(input.function.get());
@@ -151,13 +156,14 @@ class Graph {
   }
 
   uint64_t least_ = std::numeric_limits<uint64_t>::max();
-  // The engine begins with an only root, needed or not, and does not count it among the nodes that it met.
+  // The root, if there is exactly one. PyTorch's engine starts at a single root even if it is not needed, and does not
+  // list it among the nodes of the graph task.
   const Node* only_root_ = nullptr;
   ska::flat_hash_map<Node*, size_t> places_;
   std::vector<Pending> pending_;
 };
 
-// Whether a sum may be written over this addend: nobody else can see it, and no graph is made.
+// Whether a gradient can be accumulated into this tensor in place: nothing else refers to it, and no graph is created.
 bool is_ours(const at::Tensor& t) {
   return !c10::GradMode::is_enabled() && !at::isTensorSubclassLike(t) && t.is_non_overlapping_and_dense() && !t._is_zerotensor() &&
          t.use_count() == 1 && t.has_storage() && t.storage().use_count() == 1;
@@ -173,13 +179,15 @@ void add_up(at::Tensor& sum, at::Tensor&& grad) {
     sum = sum + grad;
 }
 
-// A later forward op's node is first; what accumulates gradients comes before all others.
+// Order of the queue: nodes with the highest sequence number, that is, of the latest forward ops, run first. Nodes that
+// accumulate gradients have the maximum and precede all others.
 struct Later {
   bool operator()(const Pending* a, const Pending* b) const {
     return a->node->sequence_nr() < b->node->sequence_nr();
   }
 };
 
+// Sets the thread's running node for the lifetime of the object.
 class Running {
  public:
   explicit Running(const Node* node) : before_(std::exchange(running, node)) {}
@@ -211,8 +219,8 @@ variable_list run(Node& node, variable_list&& grads, bool keep_graph) {
   if (node.post_hooks().empty()) {
     outputs = node(std::move(grads));
   } else {
-    // Post hooks are called with the gradients that the node received, so the node gets a copy. Where the node itself
-    // adds its first post hook, there is no copy, as in PyTorch's engine.
+    // Post hooks receive the node's input gradients, so the node runs on a copy of the list. As in PyTorch's engine,
+    // there is no copy if the node adds its first post hook while it runs.
     auto copy = grads;
     outputs = node(std::move(copy));
   }
@@ -226,17 +234,18 @@ variable_list run(Node& node, variable_list&& grads, bool keep_graph) {
   return outputs;
 }
 
-// What nodes find in thread-local state. The program's code may change it; each node begins with what the pass had.
+// The thread-local state at the start of the pass. Code of the program may change the state; it is restored before the
+// next node.
 class Surroundings {
  public:
-  // Has `body` leave nothing behind, whatever it is.
+  // Runs `body` and then restores the thread-local state.
   template <typename Body>
   void keep(Body&& body) const {
     const at::ThreadLocalStateGuard guard(state_);
     body();
   }
 
-  // Undoes what hooks on saved tensors can have left behind.
+  // Restores the state if grad mode or dispatch keys differ from it, which hooks on saved tensors can cause.
   void check() const {
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     if (C10_UNLIKELY(c10::GradMode::is_enabled() != grad_mode_ || !(keys.included_ == keys_.included_) ||
@@ -250,14 +259,15 @@ class Surroundings {
   c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
 };
 
-// Where PyTorch's engine leaves a gradient that is asked for. A pass that has one is a `grad()`, and nodes know it.
+// A requested input for PyTorch's engine, to which the pass has an edge. It makes the pass a `grad()` call for the
+// engine, which nodes can see in the graph task.
 struct Sink final : Node {
   Sink() : Node(uint64_t{0}) { add_input_metadata(undefined_input()); }
   variable_list apply(variable_list&&) override { return {}; }
 };
 
-// A whole pass, as one node of PyTorch's engine. The engine gives it what belongs to a pass (its number, its
-// callbacks, its thread-local state, its warnings), and the pass runs the program's nodes.
+// A whole backward pass, as one node of PyTorch's engine. The engine provides the state of the pass (its id, callbacks,
+// thread-local state, warnings), and `apply` runs the nodes of the graph.
 class Pass final : public Node {
  public:
   Pass(edge_list roots, variable_list grads, const edge_list& inputs, bool keep_graph)
@@ -267,17 +277,18 @@ class Pass final : public Node {
         grads_(std::move(grads)),
         has_inputs_(!inputs.empty()),
         keep_graph_(keep_graph) {
-    // The engine runs a node of the host's on the calling thread.
+    // The input is a CPU tensor, so the engine runs the node on the calling thread.
     add_input_metadata(token());
     if (has_inputs_) add_next_edge({make_node<Sink>(), 0});
   }
 
+  // A CPU tensor that stands for the pass's gradient.
   static const at::Tensor& token() {
     static const at::Tensor token = at::detail::empty_cpu({}, at::TensorOptions(at::kFloat));
     return token;
   }
 
-  // The node that runs: errors are its.
+  // The name of the running node, which the engine puts into error messages.
   std::string name() const override { return current_ ? current_->name() : "Pass"; }
 
   variable_list apply(variable_list&&) override {
@@ -315,7 +326,7 @@ class Pass final : public Node {
     return variable_list(num_outputs());
   }
 
-  // What arrived at an edge.
+  // Returns the gradient that arrived at an edge, or an undefined tensor.
   at::Tensor captured(const Edge& edge) {
     const auto* end = graph_.at(edge);
     return end && !end->grads.empty() ? end->grads[edge.input_nr] : at::Tensor();
@@ -339,7 +350,8 @@ class Pass final : public Node {
   Node* current_ = nullptr;
 };
 
-// The pass is entered through an operator, which the program's overrides must not see; its nodes do see them.
+// Restores the `__torch_function__` state of the program for the nodes of the pass. It is off while the operator that
+// starts the pass is called, so that overrides do not see that operator.
 class Overrides {
  public:
   explicit Overrides(int64_t disabled) : before_(State::get_disabled_state()) {
@@ -355,15 +367,15 @@ class Overrides {
 using Tensors = c10::List<std::optional<at::Tensor>>;
 using Gradients = std::tuple<bool, Tensors>;
 
-// Of many gradients at once, the pass is PyTorch's.
+// Batched gradients (vmap) are left to PyTorch's engine.
 Gradients leave(at::TensorList, const Tensors&, at::TensorList, bool, bool, int64_t) { return {false, Tensors()}; }
 
-// Sets the gradients below the roots, or gives those of the inputs. False where that is left to PyTorch's engine: then
-// nothing has happened.
+// Runs a backward pass: accumulates the gradients of all leaves, or returns those of `inputs` if there are any. The
+// first result is false if the pass is left to PyTorch's engine; then nothing has been done.
 Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorList inputs, bool keep_graph,
                    bool create_graph, int64_t overrides) {
   const Gradients left(false, Tensors());
-  // Profilers see passes of PyTorch's engine.
+  // A profiler must see the nodes, which only PyTorch's engine reports.
   const bool observed = at::getStepCallbacksUnlessEmpty(at::RecordScope::BACKWARD_FUNCTION).has_value();
   if (torch::autograd::AnomalyMode::is_enabled() || observed) return left;
   edge_list edges, asked;
@@ -377,7 +389,7 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
   }
   for (const auto& input : inputs) {
     if (!input.requires_grad()) return left;
-    // The accumulator of a leaf that no op has used yet does not exist, and then the graph does not lead to it.
+    // A leaf that no op has used has no accumulator, so the graph does not lead to it.
     const auto leaf = input.is_leaf();
     asked.emplace_back(leaf ? torch::autograd::impl::try_get_grad_accumulator(input) : input.grad_fn(),
                        leaf ? 0 : input.output_nr());

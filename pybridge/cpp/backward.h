@@ -4,7 +4,7 @@
 
 namespace tandem {
 
-// The node that our backward runs on this thread, or null.
+// Returns the autograd node that `Pass` is running on this thread, or null.
 const torch::autograd::Node* running_node();
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// PyTorch's BLAS, called directly: what its dispatcher, its checks and its tensors cost is more than a small product.
+// Direct calls of PyTorch's BLAS. For small products, dispatcher, checks and tensors would cost more than the product.
 #include "shim.h"
 
 #include <initializer_list>
@@ -6,7 +6,7 @@
 
 extern "C" {
 
-// Weak, since not every build of PyTorch has them.
+// Weak symbols, because not every build of PyTorch exports these functions.
 __attribute__((weak)) void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*,
                                   const float*, const int*, const float*, const int*, const float*, float*, const int*);
 __attribute__((weak)) void dgemm_(const char*, const char*, const int*, const int*, const int*, const double*,
@@ -17,7 +17,7 @@ __attribute__((weak)) int MKL_Set_Num_Threads_Local(int);
 
 namespace {
 
-// The calling thread does its products alone while this lives.
+// Makes MKL run on the calling thread only, for the lifetime of the object.
 class Alone {
  public:
   Alone() {
@@ -33,7 +33,7 @@ class Alone {
   int before_ = 0;
 };
 
-// BLAS takes matrices column by column, so that the transposed product is asked for: c' = b' a'.
+// Matrices are row-major and BLAS expects column-major ones, so this computes the transposed product: c' = b' a'.
 template <class T, class Gemm>
 void multiply(Gemm gemm, const TtProduct& p) {
   const Alone alone;

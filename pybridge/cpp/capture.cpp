@@ -1,4 +1,4 @@
-// Registration: which dispatcher calls reach Tandem, and as which op id.
+// Registration of operators: the dispatcher calls that Tandem captures, and their op ids.
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/op_registration/op_registration.h>
@@ -21,8 +21,8 @@ namespace tandem {
 
 namespace {
 
-// Handles by op id. Written at load and, for other namespaces, at an operator's first call.
-// Kernels look handles up at every call, so that takes no lock: entries of the index are written once.
+// Operator handles by op id. Entries are added at load and, for operators outside of aten, at the first call. Every
+// call looks up a handle; this takes no lock, because each entry of `index` is written once.
 struct Table {
   static constexpr size_t kMost = 1 << 15;
   std::mutex mutex;
@@ -35,6 +35,7 @@ Table& table() {
   return t;
 }
 
+// The letter of an argument's class in TtOpDecl::args.
 uint8_t argument_class(const c10::Argument& a) {
   auto type = a.real_type();
   if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -100,6 +101,7 @@ const c10::OperatorHandle& handle_of(uint32_t op) {
 
 namespace {
 
+// Sends every call of an operator to Rust.
 class CaptureFunctor final : public c10::OperatorKernel {
  public:
   explicit CaptureFunctor(uint32_t op) : op_(op) {}
@@ -111,8 +113,8 @@ class CaptureFunctor final : public c10::OperatorKernel {
   uint32_t op_;
 };
 
-// The tensors that an in-place foreach op writes are not arguments of their own, so autograd does not count that
-// they change; PyTorch's kernels do.
+// Captures an in-place foreach operator. Autograd does not bump the versions of tensors in a written list; PyTorch's
+// kernels do, and so does this functor.
 class ForeachFunctor final : public c10::OperatorKernel {
  public:
   ForeachFunctor(uint32_t op, const c10::FunctionSchema& schema) : op_(op), n_(schema.arguments().size()) {
@@ -140,8 +142,9 @@ class ForeachFunctor final : public c10::OperatorKernel {
     for (size_t i = 0; i < n; i++) list.toListRef()[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
 
-  // A tensor made in inference mode has no version to count, so PyTorch's kernels raise once they have written one
-  // outside of that mode. The rest of the list is not written. A tensor that takes such a one's `data` keeps its own version.
+  // An inference tensor has no version counter, so PyTorch's kernels raise after writing the first one outside of
+  // inference mode and leave the rest of the list unwritten. Shortens all lists to end with that tensor. Checks the
+  // version counter itself, because a tensor whose `data` was set to an inference tensor keeps its own counter.
   void end_with_inference_tensor(torch::jit::Stack* stack) const {
     if (c10::InferenceMode::is_enabled() || written_.empty()) return;
     c10::IValue* args = stack->data() + (stack->size() - n_);
@@ -152,7 +155,7 @@ class ForeachFunctor final : public c10::OperatorKernel {
     const auto first = std::find_if(list.begin(), list.end(), has_no_version);
     if (first == list.end() || first + 1 == list.end()) return;
     const size_t all = list.size(), kept = first - list.begin() + 1;
-    // The operator itself refuses lists of different lengths.
+    // Lists of different lengths stay as they are: the operator raises an error for them.
     const auto differs = [&](const c10::IValue& arg) { return arg.isList() && arg.toListRef().size() != all; };
     if (std::any_of(args, args + n_, differs)) return;
     for (size_t i = 0; i < n_; i++) {
@@ -168,8 +171,8 @@ class ForeachFunctor final : public c10::OperatorKernel {
   c10::SmallVector<size_t, 2> written_;
 };
 
-// Under deterministic algorithms new memory is filled, as PyTorch's devices do: an op of its own, so that it comes and
-// goes with the setting.
+// Captures a factory of uninitialized memory. With deterministic algorithms the memory is then filled, as on PyTorch's
+// devices. The fill is a separate op, so it appears and disappears with the setting.
 class EmptyFunctor final : public c10::OperatorKernel {
  public:
   explicit EmptyFunctor(uint32_t op) : op_(op) {}
@@ -182,11 +185,12 @@ class EmptyFunctor final : public c10::OperatorKernel {
   uint32_t op_;
 };
 
-// Operators of other namespaces are declared when they are first called.
+// Kernel of operators outside of aten, which are declared at their first call.
 void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   dispatch(declare(handle), handle, stack);
 }
 
+// Copies between devices, or from or to the host, as the op `aten::copy_`.
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
   static const uint32_t id = declare(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
   TORCH_CHECK_NOT_IMPLEMENTED(self.layout() == c10::Layout::Strided,
@@ -201,7 +205,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_bloc
   return to;
 }
 
-// A CPU operator that draws from a generator waits for draws that GraphRunner has pending.
+// Wraps the CPU kernel of a random operator: waits for GraphRunner's pending draws, then calls the kernel.
 class HostRandomFunctor final : public c10::OperatorKernel {
  public:
   explicit HostRandomFunctor(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {}
@@ -219,7 +223,8 @@ bool has_default_kernel(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-// An `out=` variant with a kernel of the CPU's own, whose checks of dtypes a generated one does not make.
+// Whether an operator is an `out=` variant with its own CPU kernel. Such a kernel checks dtypes that the generated
+// CompositeExplicitAutograd kernel does not.
 bool has_cpu_out(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return !arguments.empty() && arguments.back().is_out() && op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
@@ -234,7 +239,8 @@ torch::Library& library(c10::DispatchKey key) {
   return *lib;
 }
 
-// The draws of CPU operators and of GraphRunner come from one generator, so their order must hold.
+// Makes a random CPU operator wait for pending draws: it draws from the same generator as GraphRunner, and draws must
+// happen in program order.
 static void order_host_random(const c10::OperatorHandle& op) {
   if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return;
@@ -244,10 +250,11 @@ static void order_host_random(const c10::OperatorHandle& op) {
             torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostRandomFunctor>(std::move(kernel))));
 }
 
+// Registers a capturing kernel for an aten operator, unless PyTorch's own registrations already lead to captured ones.
 static void capture(const c10::OperatorHandle& op) {
   const auto name = full_name(op.operator_name());
   if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
-  // With a CPU kernel beside its decomposition, eager does not decompose it.
+  // An operator that has a CPU kernel besides its decomposition is not decomposed on the CPU, so it is captured.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU))
     return;
@@ -295,7 +302,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
 }
 
-// Otherwise the lazy conjugation and negation of a copy's source would be resolved by another copy.
+// Without these fallthroughs, PyTorch would materialize a lazily conjugated or negated source with an additional copy.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
@@ -304,7 +311,7 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction:
 extern "C" int32_t ttc_register() {
   static std::once_flag once;
   const auto all = [] {
-    // PyTorch warns that the CPU kernels of random operators are overridden, which is meant.
+    // Suppresses PyTorch's warnings that the CPU kernels of random operators are overridden, which is intended.
     struct Silent final : c10::WarningHandler {
       void process(const c10::Warning&) override {}
     } silent;

@@ -1,5 +1,5 @@
-// PyTorch's recurrent layers choose fused cells for a PrivateUse1 device and has no CPU kernels for them.
-// These are those kernels, written with ATen's own; workspaces hold the activated gates.
+// CPU kernels of the fused LSTM and GRU cells. PyTorch's recurrent layers call these operators on a PrivateUse1 device,
+// but PyTorch has no CPU kernels for them. The workspaces hold what the backward kernels need, such as activated gates.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

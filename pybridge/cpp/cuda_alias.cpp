@@ -1,4 +1,4 @@
-// "cuda" as another name for this device: factories, guards and moves that name CUDA make tandem tensors.
+// "cuda" as an alias of this device: factories, guards and moves that name CUDA create tandem tensors.
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/TensorFactories.h>

@@ -36,7 +36,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override { check(tt_empty_cache()); }
-  // There is one stream.
+  // All streams are the same queue.
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     TtMemory memory{};
@@ -54,7 +54,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 0); }
   void resetPeakStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 1); }
-  // The machine's: no driver tells of a device's own.
+  // The memory of the host. The memory of a graphics device is not known here.
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     return {static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page, static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page};
@@ -64,8 +64,8 @@ class Allocator final : public c10::DeviceAllocator {
   }
 };
 
-// Feeds are snapshotted when they are issued, so ordinary host memory serves as pinned memory; this remembers
-// which memory was asked to be.
+// Allocates pinned memory as ordinary host memory, which is enough because a host tensor is copied when it is fed.
+// Keeps the address ranges, so that `is_pinned()` can answer.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
@@ -98,24 +98,24 @@ class PinnedAllocator final : public c10::Allocator {
     static std::mutex m;
     return m;
   }
-  // Start and size; never destroyed, since tensors may die after static objects do.
+  // Size by start address. Never destroyed, because tensors may be freed after static objects are destroyed.
   static std::map<uintptr_t, size_t>& ranges() {
     static auto* r = new std::map<uintptr_t, size_t>();
     return *r;
   }
 };
 
-// Waits for the draws that GraphRunner still has to make before anyone reads or sets the state.
+// A generator of this device, backed by a CPU generator. Before the state is read or set, it waits for pending draws.
 class TandemGenerator final : public c10::GeneratorImpl {
  public:
   explicit TandemGenerator(at::Generator host)
-      // With the CPU's key, an operator on host tensors refuses it as eager does.
+      // The CPU key makes operators on host tensors refuse this generator with PyTorch's own error.
       : GeneratorImpl(c10::Device(kTandem, 0), c10::DispatchKeySet(c10::DispatchKey::CPU)), host_(std::move(host)) {}
 
   const at::Generator& host() const { return host_; }
 
   void set_current_seed(uint64_t seed) override { settled().set_current_seed(seed); }
-  // A Mersenne Twister has no offset, which pickling asks generators of other devices than the CPU for.
+  // Pickling reads and sets the offset of generators of all devices but the CPU. A Mersenne Twister has none.
   void set_offset(uint64_t offset) override {
     TORCH_CHECK(offset == 0, "the generator of a tandem device has no offset; use set_state");
   }
@@ -129,6 +129,7 @@ class TandemGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return settled().get_state(); }
 
  private:
+  // Returns the CPU generator after its pending draws.
   c10::GeneratorImpl& settled() const {
     check(tt_wait_random());
     return *host_.unsafeGetGeneratorImpl();
@@ -147,10 +148,10 @@ const at::Generator& default_generator() {
   return generator;
 }
 
-// A point in program order. One that is timed waits for the work before it when it is recorded, so that its time is true.
+// The time at which an event was recorded. Recording a timed event first waits for all earlier work.
 using Event = std::chrono::steady_clock::time_point;
 
-// One stream for all devices: GraphRunner runs everything in program order.
+// Guard with a single stream for all devices: GraphRunner runs everything in program order.
 template <c10::DeviceType kType>
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -176,7 +177,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void block(void*, const c10::Stream&) const override {}
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
-  // It waits for the work before, so that is always done.
+  // Waits for all earlier work, so the answer is always true.
   bool queryEvent(void* event) const override {
     if (event) check(tt_synchronize());
     return true;
@@ -275,8 +276,8 @@ void register_cuda_guard() {
 
 }  // namespace tandem
 
-// A torch.Generator is an object header and an at::Generator. The header is two words in every CPython that the
-// abi3 build serves.
+// A torch.Generator object is a PyObject header followed by an at::Generator. The header has two words in all CPython
+// versions that the abi3 build supports.
 static at::Generator& generator_of(void* object) {
   return *reinterpret_cast<at::Generator*>(static_cast<char*>(object) + 2 * sizeof(void*));
 }

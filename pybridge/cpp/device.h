@@ -1,4 +1,4 @@
-// The device as PyTorch sees it: allocator, guard, hooks, generators.
+// PyTorch's interfaces to the device: allocator, guard, hooks, generators.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -7,19 +7,20 @@
 namespace tandem {
 
 c10::Allocator* allocator();
-// A storage's memory on a device, whichever is current.
-// Whether new memory is to be filled: the program asked for deterministic algorithms.
+// Whether uninitialized memory must be filled because the program uses deterministic algorithms.
 bool fills_new_memory();
 
+// Allocates a storage's memory on a device, which need not be the current one.
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes);
 // The calling thread's current device.
 c10::DeviceIndex current_device();
-// The index that a device of ours means, which must exist; without one, the current device.
+// Returns the index of a tandem device, or that of the current device if `device` has none. Throws if there is no such
+// device.
 c10::DeviceIndex index_of(c10::Device device);
 // The CPU generator that a generator of this device draws from.
 at::Generator host_generator(const at::Generator& g);
-// Whether a generator's state is read and set in program order: this device's are, and PyTorch's default one; others that
-// the program makes for the CPU are not.
+// Whether reads and writes of a generator's state wait for earlier draws. They do for generators of this device and for
+// PyTorch's default CPU generator, but not for other CPU generators of the program.
 bool is_ordered(const at::Generator& g);
 void register_hooks();
 void count_host_calls();

@@ -1,5 +1,5 @@
-// Dropout as eager computes it on the CPU. For a PrivateUse1 device PyTorch takes the fused native_dropout, whose
-// scale has other bits for some probabilities.
+// Dropout with the operators that PyTorch uses on the CPU. For a PrivateUse1 device PyTorch would call the fused
+// native_dropout, whose scale is rounded differently for some probabilities.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -17,7 +17,7 @@ at::Tensor dropout(const at::Tensor& input, double p, bool train) {
 
 }  // namespace
 
-// Above autograd, since it is made of differentiable operators; below it too, for inference mode.
+// Registered above autograd, because it consists of differentiable operators, and below autograd for inference mode.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("dropout", dropout); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("dropout", dropout); }
 

@@ -7,9 +7,9 @@
 
 #include "values.h"
 
-// libtorch_python's exception "a Python error is set on this thread". The shim does not link that library,
-// which differs between Python versions; exceptions are matched by type name, and this is the same type: its
-// name, base and members.
+// The exception by which libtorch_python reports that a Python error is set on this thread. The shim does not link that
+// library, because it differs between Python versions. C++ matches exceptions by type name, so this definition with the
+// same name, base class and members is caught by libtorch_python.
 struct __attribute__((visibility("default"))) python_error : std::exception {
   void* type = nullptr;
   void* value = nullptr;
@@ -21,8 +21,8 @@ namespace tandem {
 
 namespace {
 
-thread_local std::exception_ptr kept;     // of the last failed kernel call
-thread_local std::exception_ptr pending;  // raised when control is back in C++
+thread_local std::exception_ptr kept;     // the exception of the last function that failed, for Rust
+thread_local std::exception_ptr pending;  // the exception to throw when Rust returns to C++
 
 template <class E>
 std::exception_ptr with_context(E e, const std::string& context) {
@@ -30,7 +30,7 @@ std::exception_ptr with_context(E e, const std::string& context) {
   return std::make_exception_ptr(std::move(e));
 }
 
-// The same exception type with one more line of text.
+// Returns an exception of the same type whose message has an additional line.
 std::exception_ptr explain(const std::exception_ptr& e, const std::string& context) {
   try {
     std::rethrow_exception(e);

@@ -1,13 +1,14 @@
-// Exceptions that cross Rust: kept as handles, raised again with eager's type.
+// Exceptions that pass through Rust: kept as handles, and rethrown with the type that PyTorch threw.
 #pragma once
 
 #include <exception>
 
 namespace tandem {
 
+// Stores an exception for ttc_take_exception on this thread.
 void keep_exception(std::exception_ptr e);
 
-// What `make` gives; `failed` where it throws, and the exception is kept.
+// Returns the result of `make`. If it throws, keeps the exception and returns `failed`.
 template <class Make, class T>
 T or_kept(T failed, Make make) noexcept {
   try {

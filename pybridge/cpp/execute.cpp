@@ -1,4 +1,4 @@
-// Calling ATen's CPU kernels on Tandem's buffers, from GraphRunner or from a waiting thread.
+// Calls of ATen's CPU kernels on Tandem's buffers, on GraphRunner's thread or on a waiting thread.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -21,11 +21,11 @@ namespace tandem {
 
 namespace {
 
-// What one call leaves behind for Rust to read.
+// Inputs and results of this thread's last call. The records for Rust point into it.
 struct Results {
   std::vector<c10::IValue> values;
-  std::vector<at::Tensor> inputs;  // flat; undefined where absent
-  std::vector<uint32_t> first;  // of each argument, its first flat input
+  std::vector<at::Tensor> inputs;  // flat inputs; undefined if absent
+  std::vector<uint32_t> first;  // the number of each argument's first flat input
   std::vector<TtOut> outs, resized;
 };
 Results& results() {
@@ -49,6 +49,7 @@ at::Tensor host_window(const TtTensor& t) {
   return r;
 }
 
+// Whether `r` has the window that `t` describes.
 bool shows(const at::Tensor& r, const TtTensor& t) {
   return r.defined() && r.storage().unsafeGetStorageImpl() == t.storage && r.storage_offset() == t.offset &&
          static_cast<uint8_t>(r.scalar_type()) == t.dtype &&
@@ -126,8 +127,8 @@ void describe(const at::Tensor& t, TtOut& out) {
   out.nbytes = t.storage().nbytes();
 }
 
-// The flat input that return `i` is by the schema; -1 where it is none. A window that is given for `out=` may be an
-// operand's too in one call and not in the next, so whether tensors are one does not tell.
+// Returns the number of the flat input that return `i` is according to the schema, or -1. The schema decides because
+// object identity is ambiguous: in one call the `out=` tensor may also be an operand, in the next it may not.
 int64_t written_input(const c10::FunctionSchema& schema, size_t i, const Results& r) {
   const auto* alias = schema.returns()[i].alias_info();
   if (!alias || !alias->isWrite()) return -1;
@@ -200,8 +201,8 @@ void describe_resized(const TtTensor& before, uint32_t i, Results& r) {
   r.resized.push_back(out);
 }
 
-// The kernels run as eager's do below autograd: no grad, no autocast, no Python modes. Versions are counted only where
-// `counted`.
+// Sets the dispatch keys for kernels as PyTorch has them below autograd: no autograd, no autocast, no Python modes.
+// Version counters are bumped only if `counted`.
 c10::impl::ForceDispatchKeyGuard below_autograd(bool counted) {
   static const auto versions = c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
   static const auto excluded = c10::default_excluded_set | c10::autograd_dispatch_keyset;
@@ -209,7 +210,7 @@ c10::impl::ForceDispatchKeyGuard below_autograd(bool counted) {
                                           counted ? excluded - versions : excluded | versions);
 }
 
-// The argument that is a list of tensors which the call writes; -1 where there is none.
+// Returns the number of the argument that is a written list of tensors, or -1.
 int64_t written_list(const c10::FunctionSchema& schema, const TtArg* args, size_t n) {
   for (size_t i = 0; i < n; i++) {
     const auto* alias = args[i].tag == TT_TENSORS ? schema.arguments()[i].alias_info() : nullptr;
@@ -252,7 +253,7 @@ void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
   *outs = {r.outs.data(), r.outs.size(), r.resized.data(), r.resized.size()};
 }
 
-// Whether this thread's arithmetic flushes denormal numbers to zero.
+// Whether this thread flushes denormal numbers to zero.
 int32_t flushes_denormal() {
 #if defined(__x86_64__)
   return (__builtin_ia32_stmxcsr() & 0x8040) == 0x8040;
@@ -261,7 +262,7 @@ int32_t flushes_denormal() {
 #endif
 }
 
-// The CPU generator behind one of ours; the default one for null.
+// Returns the CPU generator that a generator draws from. Null stands for the default one.
 at::Generator generator_of(void* g) {
   if (g == nullptr) return at::detail::getDefaultCPUGenerator();
   return host_generator(at::Generator(
@@ -270,7 +271,7 @@ at::Generator generator_of(void* g) {
 
 c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
 
-// A storage of undefined bytes, owned by the caller.
+// Creates a storage of uninitialized bytes, owned by the caller.
 c10::StorageImpl* new_storage(size_t nbytes) {
   if (auto* small = take_small(nbytes)) return small;
   const PoolGuard pool;

@@ -1,5 +1,5 @@
-// Output Fetching: the ways in which programs mostly take values, without the operators that PyTorch composes them of
-// and without boxes (see unboxed.cpp).
+// Output fetching: fast paths for `.item()` and for copies to the CPU. They avoid the operators that PyTorch composes
+// these of, and boxed arguments (see unboxed.h).
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,6 +16,7 @@ uint32_t id_of(const char* name) {
   return declare(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
 }
 
+// Whether `local_scalar_dense` can read an element of this dtype directly.
 bool is_usual(c10::ScalarType type) {
   return type <= c10::ScalarType::Double || type == c10::ScalarType::Bool || type == c10::ScalarType::BFloat16;
 }
@@ -43,9 +44,9 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
                      self.is_contiguous() && self.numel() > 0 && !self.is_conj() && !self.is_neg();
   if (!plain) return at::native::_to_copy(self, dtype, layout, device, pin, non_blocking, format);
   static const uint32_t id = id_of("aten::copy_");
-  // Strides of dimensions of size 1 are kept, too.
+  // Created with strides, so that the strides of dimensions of size 1 are preserved.
   const at::Tensor to = at::detail::empty_strided_cpu(self.sizes(), self.strides(), self.scalar_type());
-  // Otherwise copy_ has written it: a host tensor in its first argument.
+  // The result of fetch() is ignored: if it is false, the op copy_ has written `to`, which is its first argument.
   Lease encoder;
   encoder->begin(3, 2);
   encoder->add(to);

@@ -1,5 +1,5 @@
-// How many operators the program calls on host tensors: what of it does not run on Tandem. Every n-th call of the
-// dispatcher on average is looked at, which is a matter of a countdown in PyTorch for the others.
+// Estimates how many operators the program calls on host tensors, which do not run on Tandem. PyTorch samples the calls
+// of the dispatcher: on average it passes one of `kEach` calls to the callback, and only counts down for the others.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 
@@ -12,13 +12,14 @@ namespace tandem {
 
 namespace {
 
+// Calls per sampled call.
 constexpr uint64_t kEach = 64;
 std::atomic<uint64_t> seen{0};
 
 bool is_on_host(const at::Tensor& t) { return t.defined() && t.is_cpu(); }
 bool is_elsewhere(const at::Tensor& t) { return t.defined() && !t.is_cpu(); }
 
-// Whether a call takes host tensors and no others.
+// Whether a call has tensor arguments and all of them are on the host.
 bool takes_host_tensors(c10::ArrayRef<const c10::IValue> inputs) {
   bool some = false;
   for (const auto& value : inputs) {
@@ -35,7 +36,7 @@ bool takes_host_tensors(c10::ArrayRef<const c10::IValue> inputs) {
   return some;
 }
 
-// Whether an operator computes, as a captured one does: it is neither made of others nor a view.
+// Whether an operator would be captured on Tandem: it is neither a view nor composed of other operators.
 bool computes(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto* alias = schema.returns().empty() ? nullptr : schema.returns()[0].alias_info();
@@ -43,6 +44,7 @@ bool computes(const c10::OperatorHandle& op) {
   return !view && (op.hasKernelForDispatchKey(c10::DispatchKey::CPU) || schema.name() == "aten::copy_");
 }
 
+// Callback for sampled calls.
 std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& call) {
   auto name = call.operator_name();
   if (!name || !tt_is_program() || !takes_host_tensors(call.inputs())) return nullptr;

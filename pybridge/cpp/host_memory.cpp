@@ -1,4 +1,5 @@
-// Host memory for kernels' results: PyTorch's CPU allocator, with Tandem's pool behind it while a kernel runs for Tandem.
+// Host memory for the results of kernels: a CPU allocator that uses Tandem's pool while a kernel runs for Tandem, and
+// PyTorch's own CPU allocator otherwise.
 #include "host_memory.h"
 
 #include <c10/core/Allocator.h>
@@ -15,6 +16,7 @@ namespace tandem {
 
 namespace {
 
+// Number of live PoolGuards of this thread.
 thread_local int pooled = 0;
 
 c10::Allocator* system_allocator() {
@@ -22,13 +24,13 @@ c10::Allocator* system_allocator() {
   return allocator;
 }
 
-// As PyTorch's allocator words it.
+// Throws the error of PyTorch's allocator if a test makes this allocation fail.
 void check_may_allocate(size_t nbytes) {
   TORCH_CHECK(tt_may_allocate(), "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", nbytes,
               " bytes. Error code 12 (Cannot allocate memory)");
 }
 
-// What `allocate` gives. Memory that the pool keeps free is no reason to fail.
+// Allocates from PyTorch's own allocator. If that fails, returns the pool's free memory to the system and tries again.
 template <class Allocate>
 auto from_system(Allocate allocate) {
   try {
@@ -59,7 +61,8 @@ struct HostAllocator final : c10::Allocator {
 
 void free_small(void* block) { system_allocator()->raw_deleter()(block); }
 
-// Storages of a few bytes, which every op makes and drops: kept whole, by the lines of memory that they have.
+// Free storages of at most 4 KiB, kept with their StorageImpl for the next op and sorted by size in units of `kLine`
+// bytes.
 class SmallStorages {
  public:
   static constexpr size_t kLine = 64, kLines = 64;
@@ -92,10 +95,10 @@ class SmallStorages {
   }
 
  private:
-  // Bytes that are kept: what an iteration of small ops holds for its backward pass.
+  // Maximum number of bytes to keep. About what an iteration of small ops saves for its backward pass.
   static constexpr size_t kMost = 4 << 20;
 
-  // With the storage object itself.
+  // Bytes of a storage, including the StorageImpl.
   static size_t taken_by(size_t nbytes) { return lines(nbytes) * kLine + sizeof(c10::StorageImpl); }
 
   std::array<std::vector<c10::StorageImpl*>, kLines + 1> free_;
@@ -130,7 +133,7 @@ PoolGuard::~PoolGuard() { pooled--; }
 
 void register_host_allocator() {
   static HostAllocator allocator;
-  // Another allocator that somebody has set stays.
+  // If the program has set an allocator of its own, keep that one.
   if (c10::GetCPUAllocator() == system_allocator()) c10::SetCPUAllocator(&allocator);
 }
 

@@ -1,11 +1,11 @@
-// See host_memory.cpp.
+// Host memory for the results of kernels.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
 
 namespace tandem {
 
-// While it lives, this thread's CPU tensors are made in Tandem's pool.
+// Makes PyTorch's CPU allocator use Tandem's pool on this thread, for the lifetime of the object.
 struct PoolGuard {
   PoolGuard();
   ~PoolGuard();
@@ -13,9 +13,10 @@ struct PoolGuard {
 
 void register_host_allocator();
 
-// A storage of so many undefined bytes, owned by the caller; null where they are not few.
+// Returns a storage of `nbytes` uninitialized bytes, owned by the caller, or null if `nbytes` is 0 or more than 4 KiB.
 c10::StorageImpl* take_small(size_t nbytes);
-// Keeps such a storage, which the caller owns, for the next one; false where somebody else holds it too, or it is another.
+// Keeps a storage from take_small() for reuse and takes over the caller's reference. Returns false, and takes nothing,
+// if the storage has other references, is not from take_small(), or if enough storages are kept.
 bool keep_small(c10::StorageImpl* storage);
 
 }  // namespace tandem

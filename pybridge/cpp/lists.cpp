@@ -1,6 +1,6 @@
-// Lists of tensors joined to one. How many there are is a part of an operator, and programs that collect tensors in a loop
-// join another number of them each time. So long lists are joined in pieces of a fixed length, which are a loop, too: only
-// the last piece's length is new, and soon that is not either.
+// `cat` and `stack` of long lists. The length of a list is part of a node, and programs that collect tensors in a loop
+// join a different number of them each time. Long lists are therefore joined in pieces of a fixed length, in a loop.
+// Then only the length of the last piece can be new, and it has few possible values.
 #include <ATen/Operators.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -13,13 +13,13 @@ namespace tandem {
 
 namespace {
 
-// Tensors that are joined at once.
+// Number of tensors in a piece.
 constexpr size_t kPiece = 16;
-// Bytes in all, at most: they are copied twice.
+// Maximum size of the result, in bytes. Joining in pieces copies everything twice.
 constexpr size_t kMost = 1 << 18;
 
-// Whether a list is joined in pieces: a long one of tensors of one kind, without gaps, alike but for the dimension `dim`,
-// of which there is none where that is -1.
+// Whether a list is joined in pieces: it is long, and its tensors are contiguous and agree in device, dtype and all
+// sizes except that of dimension `dim`. With `dim` -1 all sizes must agree.
 bool goes_in_pieces(at::TensorList list, int64_t dim) {
   if (list.size() <= kPiece) return false;
   const auto& first = list[0];
@@ -36,7 +36,7 @@ bool goes_in_pieces(at::TensorList list, int64_t dim) {
   });
 }
 
-// The list along a dimension of the result, whose sizes are given. `join` joins a piece.
+// Joins a list along dimension `dim` of the result, which has sizes `sizes`. `join` joins one piece.
 template <class Join>
 at::Tensor in_pieces(at::TensorList list, int64_t dim, at::IntArrayRef sizes, const Join& join) {
   const at::AutoDispatchBelowADInplaceOrView below;

@@ -1,4 +1,5 @@
-// Nested tensors of the strided layout, which this device does not have. Jagged ones are Python's, made of dense tensors.
+// Errors for nested tensors of the strided layout, which this device does not support. Jagged nested tensors need no
+// support: they are Python objects that consist of dense tensors.
 #include <torch/library.h>
 
 namespace tandem {
@@ -11,7 +12,7 @@ void not_nested(const c10::OperatorHandle& handle, torch::jit::Stack*) {
       " makes or takes; make them with layout=torch.jagged, or keep them on the CPU");
 }
 
-// nn.TransformerEncoder asks whether a padding mask can be had as a nested tensor; if not, it computes with the mask.
+// nn.TransformerEncoder asks whether a padding mask can be converted to a nested tensor. If not, it uses the mask.
 bool mask_left_aligned(const at::Tensor&, const at::Tensor&) { return false; }
 
 }  // namespace
@@ -20,7 +21,7 @@ TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_nested>());
 }
 
-// Made half, one would end the process when autograd looks at it.
+// These operators must raise an error: a partly constructed nested tensor would crash the process in autograd.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
                            "_nested_from_padded_and_nested_example", "_nested_view_from_buffer",

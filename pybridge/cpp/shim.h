@@ -1,6 +1,6 @@
 // The C boundary between the C++ shim and Rust. `pybridge/src/ffi.rs` mirrors every struct here.
 //
-// The shim turns dispatcher calls into flat argument records and back; every decision is taken in Rust.
+// The shim converts dispatcher calls to flat argument records and back. All decisions are made in Rust.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,7 @@
 
 extern "C" {
 
+// Type of an argument record, and the member of its union that is set.
 enum TtTag : uint8_t {
   TT_NONE = 0,
   TT_TENSOR,    // ptr: TtTensor
@@ -21,25 +22,26 @@ enum TtTag : uint8_t {
   TT_FLOATS,    // ptr: double[len]
   TT_BOOLS,     // ptr: uint8_t[len]
   TT_SCALARS,   // ptr: TtArg[len]
-  TT_DEVICE,    // i: 0 tandem (or CUDA meaning Tandem) of any index, 1 cpu, 2 meta
+  TT_DEVICE,    // i: 0 tandem, or CUDA as an alias of it, of any index; 1 cpu; 2 meta
   TT_GENERATOR, // ptr: c10::GeneratorImpl*
 };
 
+// Where a tensor's data is.
 enum TtPlace : uint8_t { TT_ABSENT = 0, TT_TANDEM, TT_HOST, TT_INLINE };
 
 enum TtFlag : uint16_t {
   TT_REQUIRES_GRAD = 1,
-  TT_CONJ = 2,
-  TT_NEG = 4,
-  TT_WRAPPED = 8,
-  TT_SAME = 16,   // the same tensor object as an input before it
-  TT_APART = 32,  // another tensor object than the input before it that shows the same window
-  TT_ZERO = 64,   // of a call: an integer of the host's without dimensions that is zero as an element of some dtype
+  TT_CONJ = 2,     // lazily conjugated
+  TT_NEG = 4,      // lazily negated
+  TT_WRAPPED = 8,  // made from a Python number (c10's wrapped number)
+  TT_SAME = 16,    // the same tensor object as an earlier input of the call
+  TT_APART = 32,   // a different tensor object from an earlier input of the call, with the same window
+  TT_ZERO = 64,    // a 0-dimensional integer tensor on the host that converts to zero in some integer dtype
 };
 
 // A window (sizes, strides, offset, dtype) on a storage. Sizes and strides are in elements.
 struct TtTensor {
-  void* storage;  // TT_TANDEM: the storage's context, made by Rust. TT_HOST: c10::StorageImpl. TT_INLINE: 16 bytes of value.
+  void* storage;  // TT_TANDEM: storage context made by Rust. TT_HOST: c10::StorageImpl. TT_INLINE: value in 16 bytes.
   const int64_t* sizes;
   const int64_t* strides;
   int64_t offset;
@@ -49,6 +51,7 @@ struct TtTensor {
   uint16_t flags;
 };
 
+// One argument of a call, or one element of a TT_SCALARS list.
 struct TtArg {
   uint8_t tag;
   uint8_t pad[3];
@@ -63,17 +66,18 @@ struct TtArg {
 
 enum TtOutKind : uint8_t {
   TT_OUT_UNDEFINED = 0,
-  TT_OUT_NEW,    // a window on a storage that the call made
-  TT_OUT_SAME,   // the very tensor given as flat input `input`
+  TT_OUT_NEW,    // a window on a storage that the call created
+  TT_OUT_SAME,   // the tensor object that was passed as flat input `input`
   TT_OUT_ALIAS,  // another window on the storage of flat input `input`
-  TT_OUT_HOST,   // a value that is not a tensor: number `input` of the calling thread's host values
-  TT_OUT_LIST,   // a list of the `input` entries that follow
+  TT_OUT_HOST,   // a value that is not a tensor: element `input` of the calling thread's host_values()
+  TT_OUT_LIST,   // a list of tensors, described by the `input` records that follow
 };
 
-// One output of a call. Inputs are numbered flat: absent tensors and list entries count.
+// One output of a call. Flat input numbers count all tensors of the arguments in order: each tensor of a list counts,
+// and so does an absent tensor.
 struct TtOut {
-  void* storage;  // TT_OUT_NEW: a storage context (to the shim) or a c10::StorageImpl (from it)
-  void* address;  // TT_OUT_NEW, to the shim: the storage's address
+  void* storage;  // TT_OUT_NEW: a storage context (Rust to C++) or a c10::StorageImpl (C++ to Rust)
+  void* address;  // TT_OUT_NEW, Rust to C++ only: the storage's address
   uint64_t nbytes;
   const int64_t* sizes;
   const int64_t* strides;
@@ -86,7 +90,7 @@ struct TtOut {
   uint32_t pad;
 };
 
-// Outputs, and the written inputs whose metadata the call changed (an `out=` that was resized).
+// Outputs of a call, and the written inputs whose metadata it changed (an `out=` tensor that was resized).
 struct TtOuts {
   const TtOut* outs;
   size_t n_outs;
@@ -94,34 +98,36 @@ struct TtOuts {
   size_t n_resized;
 };
 
-// Where the host wants elements, and whether they are there.
+// Host memory that receives the elements of a fetched tensor. `filled` is 1 once they have been copied there.
 struct TtRoom {
   void* bytes;
   size_t nbytes;
   int32_t filled;
 };
 
-// Where a call comes from, as far as PyTorch knows.
+// State of autograd on the calling thread when a call is made.
 struct TtSite {
-  uint64_t sequence;  // the next autograd sequence number on this thread
-  uint64_t node;  // tells the autograd node that runs from others; 0 if none does
-  uint64_t node_sequence;
-  int32_t modes;  // grad mode (bit 0) and the default dtype (above)
+  uint64_t sequence;       // the next autograd sequence number on this thread
+  uint64_t node;           // a number that identifies the running autograd node; 0 if none is running
+  uint64_t node_sequence;  // the sequence number of that node
+  int32_t modes;           // bit 0: grad mode; higher bits: default dtype (c10::ScalarType)
 };
 
+// An operator's schema, as far as Rust needs it.
 struct TtOpDecl {
   const char* name;  // "aten::add.Tensor"
   size_t name_len;
-  const uint8_t* args;  // one letter an argument: t tensor, s shape number, a attribute, v fed value, d device, g generator
-  const uint8_t* written;  // 1 where the schema says that the argument is written
+  const uint8_t* args;     // a letter per argument: t tensor, s SymInt, a attribute, v fed value, d device, g generator
+  const uint8_t* written;  // per argument: 1 if the schema marks it as written
   size_t n_args;
-  uint8_t returns_host;    // some return is not a tensor
-  uint8_t dynamic_shape;   // tagged by torch as having an output shape that depends on data
-  uint8_t random;          // tagged nondeterministic_seeded
-  uint8_t pointwise;       // tagged pointwise
-  uint8_t foreign;         // not an aten operator
+  uint8_t returns_host;    // 1 if some return is not a tensor
+  uint8_t dynamic_shape;   // 1 if tagged dynamic_output_shape
+  uint8_t random;          // 1 if tagged nondeterministic_seeded
+  uint8_t pointwise;       // 1 if tagged pointwise
+  uint8_t foreign;         // 1 if the operator is not in the aten namespace
 };
 
+// Python exception class of a kept exception.
 enum TtException : int32_t {
   TT_RUNTIME = 0,
   TT_INDEX,
@@ -132,121 +138,138 @@ enum TtException : int32_t {
   TT_OUT_OF_MEMORY,
 };
 
-// The status of a call into Rust. TT_RAISE: an exception waits in this thread's pending slot.
+// Status of a call across the boundary. TT_RAISE: the function failed. Rust has then stored an exception in this
+// thread's pending slot, and C++ has kept one for ttc_take_exception.
 enum TtStatus : int32_t { TT_OK = 0, TT_RAISE = 1 };
 
 // --- Rust, called by C++ -----------------------------------------------------------------------
 
+// Declares an operator and returns its id.
 uint32_t tt_declare_op(const TtOpDecl* decl);
-// Whether the default-backend kernel of this aten overload is replaced by the capturing functor.
+// Whether a capturing functor replaces the CompositeExplicitAutograd kernel of this aten overload.
 int32_t tt_captures_default(const char* name, size_t len);
-// Runs a call on a device; its outputs are there.
+// Traces or co-executes a call on a device. The records in `outs` are valid until this thread's next call.
 int32_t tt_dispatch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtOuts* outs);
-// The same of a call that gives the elements of its last tensor to the host. Where they lie without gaps
-// and `room` has their size, they are put there, and nothing else is given.
+// Like tt_dispatch, for a call that copies the elements of its last tensor to the host. If that tensor is contiguous
+// and `room` has exactly its size, the elements are copied to `room`, and `outs` must not be read.
 int32_t tt_fetch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtRoom* room, TtOuts* outs);
 int32_t tt_device_count();
-// A storage of `nbytes` undefined bytes on a device; its address lies in the inaccessible range.
+// Creates a storage of `nbytes` uninitialized bytes on a device and returns its context, or null with a pending
+// exception. `address` receives an address in a reserved range without access rights.
 void* tt_storage_new(uint64_t nbytes, uint8_t device, void** address);
-// The context of the live storage at an address, or null.
+// Returns the context of the live storage at an address, or null.
 void* tt_storage_at(void* address);
+// Deleter of tandem storages. Never blocks.
 void tt_storage_release(void* storage);
 int32_t tt_storage_resize(void* storage, uint64_t nbytes);
-// Waits for all pending work, or for the pending random draws.
+// Waits for all pending work.
 int32_t tt_synchronize();
+// Waits for the pending random draws.
 int32_t tt_wait_random();
-// Whether the calling thread is the program's, and not inside a kernel that Tandem runs.
+// Whether the calling thread is the traced thread of the program and is not inside a kernel that Tandem runs.
 int32_t tt_is_program();
-// A block of Tandem's host memory, aligned to 64; null where the C library is to give it.
+// Takes a block, aligned to 64 bytes, from Tandem's pool of host memory. Returns null if the C library is to allocate.
 void* tt_pool_take(size_t nbytes);
-// Takes a block back; 0 where it is not the pool's.
+// Returns a block to the pool. Returns 0 if the block is not from the pool.
 int32_t tt_pool_give(void* block);
-// Gives what the pool keeps free back to the system; 0 where that is nothing.
+// Returns the pool's free blocks to the system. Returns 0 if there are none.
 int32_t tt_pool_trim();
-// Frees what is cached, behind pending work.
+// Waits for pending work, then frees cached memory.
 int32_t tt_empty_cache();
-// Bytes on a device.
+// Memory statistics of a device, in bytes.
 struct TtMemory {
-  int64_t allocated;  // in live storages
-  int64_t peak;       // the most of them since that was last counted anew
-  int64_t made;       // in all storages made since that was last counted anew
-  int64_t freed;      // in those of which nothing is left
-  int64_t kept;       // free, for the next storage
+  int64_t allocated;  // live storages
+  int64_t peak;       // maximum of `allocated` since the last reset of the peak
+  int64_t made;       // storages created since the last reset of the accumulated counters
+  int64_t freed;      // storages freed since then
+  int64_t kept;       // free blocks that the pool of host memory keeps
 };
 int32_t tt_memory(uint8_t device, TtMemory* memory);
-// Counts the peak anew, or what was made and freed.
+// Resets the peak if `peak` is not 0, else the accumulated counters `made` and `freed`.
 void tt_reset_memory(uint8_t device, int32_t peak);
-// Whether the next allocation of host memory for Tandem may be made: tests make some fail.
+// Whether the next allocation of host memory for Tandem may succeed. Tests make one fail.
 int32_t tt_may_allocate();
 
 // --- C++, called by Rust -----------------------------------------------------------------------
-// No exception may leave these functions. Those that may throw keep it for ttc_take_exception and return TT_RAISE, or null.
+// No exception leaves these functions. A function that fails keeps the exception for ttc_take_exception and returns
+// TT_RAISE or null.
 
+// Registers allocators, hooks and kernels with PyTorch. Later calls do nothing.
 int32_t ttc_register();
-// The calling thread's current device, which exists.
+// The calling thread's current device. The device exists.
 int32_t ttc_current_device();
 void ttc_set_device(int32_t device);
-// Calls the CPU kernel of `op`. Returned pointers live until ttc_clear on the same thread.
-// Values that are not tensors are kept for the functor that waits on the same thread.
+// Calls the CPU kernel of `op`. The pointers in `outs` are valid until ttc_clear on the same thread.
+// Outputs that are not tensors are stored in the thread's host_values() for the functor that issued the op.
 int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
+// Drops the tensors of this thread's last ttc_call.
 void ttc_clear();
-// A new storage of `nbytes` uninitialized bytes; null where there is no memory.
+// A buffer is a c10::StorageImpl in host memory.
+// Creates a buffer of `nbytes` uninitialized bytes. Returns null if memory is exhausted.
 void* ttc_buffer_new(uint64_t nbytes);
 void ttc_buffer_retain(void* buffer);
 void ttc_buffer_release(void* buffer);
 void* ttc_buffer_data(void* buffer);
 uint64_t ttc_buffer_nbytes(void* buffer);
-// Where there is no memory, the storage is what it was.
+// Resizes a buffer and keeps the elements that fit. If memory is exhausted, the buffer does not change.
 int32_t ttc_buffer_resize(void* buffer, uint64_t nbytes);
-// A dense copy of a host window's extent, null where there is no memory; `offset` receives the window's offset in it.
+// Copies the memory of a host window, from its first to its last element, to a new buffer. Returns null if memory is
+// exhausted. `offset` receives the window's offset in the buffer, in elements.
 void* ttc_snapshot(const TtTensor* window, int64_t* offset);
-// Threads that PyTorch's kernels run on.
+// Number of threads that PyTorch's CPU kernels use.
 uint32_t ttc_num_threads();
-// Calls `part` with ranges that together are 0..n, on these threads.
+// Splits 0..n into ranges and calls `part` for each of them on PyTorch's threads.
 void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void* body, size_t from, size_t to), const void* body);
-// A matrix in memory: row by row, or column by column if transposed, `ld` elements apart.
+// A matrix in memory: row-major, or column-major if transposed, with a leading dimension of `ld` elements.
 struct TtMatrix {
   void* data;
   bool transposed;
   int64_t ld;
 };
-// c = alpha a b + beta c, of [m, k] and [k, n] matrices of floats or doubles.
+// c = alpha a b + beta c, where a is [m, k] and b is [k, n], of floats or doubles.
 struct TtProduct {
   bool is_double;
   int64_t m, n, k;
   double alpha, beta;
   TtMatrix a, b, c;
 };
-// Multiplies on PyTorch's BLAS; 0 where it has none by its usual names. On the calling thread alone.
+// Computes a product with PyTorch's BLAS, on the calling thread only. Returns 0 if this build of PyTorch exports no
+// `sgemm_` and `dgemm_`, or if a size does not fit in an int.
 int32_t ttc_multiply(const TtProduct* product);
-// 64 random bits from a generator; from the default one where it is null.
+// In the following functions a null `generator` stands for PyTorch's default CPU generator.
+// Draws 64 random bits from a generator.
 uint64_t ttc_random_key(void* generator);
-// The 624 words of a CPU generator's Mersenne Twister (of the default one's where it is null), and its place in them.
+// Reads the state of a CPU generator's Mersenne Twister: its 624 words and the position in them.
 void ttc_generator_state(void* generator, uint32_t* words, int32_t* left, uint32_t* next);
 void ttc_set_generator_state(void* generator, const uint32_t* words, int32_t left, uint32_t next);
 void ttc_generator_retain(void* generator);
 void ttc_generator_release(void* generator);
-// The exception of this thread's last function that failed, as an owned handle.
+// Returns the exception of the last function that failed on this thread, as a handle that the caller owns.
 void* ttc_take_exception();
 void ttc_drop_exception(void* exception);
-// Which Python exception it is (TtException), and its message, cut to `capacity` bytes.
+// Returns the exception's class (TtException) and writes its message, cut to `capacity` bytes.
 int32_t ttc_describe_exception(void* exception, char* message, size_t capacity, size_t* len);
-// Puts an exception into this thread's pending slot. With `context`, that text is added to its message.
+// Stores an exception in this thread's pending slot. A `context` that is not null is appended to its message.
 void ttc_set_pending(void* exception, const char* context, size_t len);
-// kind: 0 RuntimeError, 1 NotImplementedError, 2 a Python exception is set already, 3 IndexError
+// Stores a new exception in this thread's pending slot.
+// kind: 0 RuntimeError, 1 NotImplementedError, 2 the exception that is set in the Python interpreter, 3 IndexError.
 void ttc_set_pending_message(int32_t kind, const char* message, size_t len);
-// What PyTorch keeps per thread and kernels read: twice the number of threads, plus 1 if denormals are flushed.
+// Returns PyTorch's settings of this thread that kernels read: twice the number of threads, plus 1 if denormal numbers
+// are flushed to zero.
 int32_t ttc_thread_settings();
 void ttc_use_thread_settings(int32_t settings);
 void ttc_site(TtSite* site);
+// Initializes PyTorch's number of threads on the GraphRunner thread.
 void ttc_enter_graph_runner();
+// Makes backward passes of the calling thread run on that thread if `on` is not 0, else on autograd's device threads.
 void ttc_single_threaded_backward(int32_t on);
 int32_t ttc_enable_cuda_alias();
-// Operators that the program called on host tensors, estimated from a sample, since the count was reset.
+// Number of operators that the program called on host tensors since the last reset, estimated from a sample.
 uint64_t ttc_host_calls();
 void ttc_reset_host_calls();
-// Nanoseconds to make and free one tensor and its storage, for the benchmark that sets Tandem's cost beside it.
+// Mean time, in nanoseconds, to create and free a tensor and its storage. Benchmarks compare the cost of an op with it.
 double ttc_time_torch_objects(int64_t times);
-// Makes one torch.Generator (a PyObject*) share the default CPU generator of another; whether it did.
+// Makes `generator` share the default CPU generator that `with` holds. Both are torch.Generator objects (PyObject*).
+// Returns 0, and does nothing, if `with` does not hold the default CPU generator.
 int32_t ttc_share_default_generator(void* generator, void* with);
 }

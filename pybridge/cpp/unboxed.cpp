@@ -1,4 +1,4 @@
-// The operators that programs call most, without boxes.
+// Registers the most frequently called operators with unboxed kernels.
 #include <ATen/Operators.h>
 #include <torch/library.h>
 
@@ -10,6 +10,7 @@ namespace tandem {
 
 namespace {
 
+// Registers one operator, a struct of at::_ops.
 template <class Op>
 void add(torch::Library& m) {
   std::string name(std::string_view(Op::name).substr(6));

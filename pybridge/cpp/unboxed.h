@@ -1,5 +1,5 @@
-// An operator's call without boxes. A boxed tensor is one more reference, and of a tensor that only Python holds, PyTorch
-// counts that in the Python object: it takes the GIL for it, and again when the box goes.
+// Capturing kernels with unboxed arguments. Boxing a tensor adds a reference. For a tensor that only Python refers to,
+// PyTorch counts that reference in the Python object, for which it takes the GIL once at boxing and once at unboxing.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// Tensors of an argument, at most.
+// Maximum number of tensors in an argument.
 template <class T>
 size_t tensors_of(const T&) {
   return 1;
@@ -18,16 +18,18 @@ size_t tensors_of(const T&) {
 inline size_t tensors_of(const at::ITensorListRef& list) { return list.size(); }
 inline size_t tensors_of(at::TensorList list) { return list.size(); }
 
+// Converts outputs to the return type of an operator.
 template <class R>
 struct Give {
   static R from(Decoder& outs) { return outs.next_tensor(); }
 };
 template <class... T>
 struct Give<std::tuple<T...>> {
-  // Braces are evaluated in order.
+  // A braced initializer list evaluates its elements in order.
   static std::tuple<T...> from(Decoder& outs) { return std::tuple<T...>{Give<T>::from(outs)...}; }
 };
 
+// The capturing kernel of an operator, a struct of at::_ops.
 template <class Op, class Schema>
 struct Unboxed;
 
@@ -41,7 +43,7 @@ struct Unboxed<Op, R(Args...)> {
     (encoder->add(args), ...);
     const TtOuts outs = run(id, *encoder);
     if constexpr (std::is_reference_v<R>) {
-      // In place, it gives what it was given first.
+      // An in-place operator returns its first argument.
       return std::get<0>(std::tie(args...));
     } else {
       Decoder decoder(outs, *encoder);

@@ -25,11 +25,12 @@ uint16_t flags_of(const at::Tensor& t) {
   return flags;
 }
 
-// Whether an integer is zero as an element of some dtype: its low byte, the first one, is.
+// Whether a 0-dimensional integer tensor converts to zero in some integer dtype, that is, whether its low byte is zero.
 bool may_be_zero(const at::Tensor& t) {
   return c10::isIntegralType(t.scalar_type(), /*includeBool=*/true) && *static_cast<const char*>(t.const_data_ptr()) == 0;
 }
 
+// Whether two records describe the same window.
 bool show_the_same(const TtTensor& a, const TtTensor& b) {
   constexpr uint16_t kShown = TT_CONJ | TT_NEG;
   return a.storage == b.storage && a.place == b.place && a.offset == b.offset && a.dtype == b.dtype &&
@@ -37,10 +38,11 @@ bool show_the_same(const TtTensor& a, const TtTensor& b) {
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
-// Integers of the lists of a call without boxes.
+// Maximum number of integers in all integer lists of an unboxed call.
 constexpr size_t kMostInts = 256;
 
-// How many elements of each scratch array the arguments need, so that pointers into them stay good.
+// Number of elements of each scratch array that the arguments need. The arrays are reserved, so that pointers into
+// them stay valid.
 struct Need {
   size_t tensors = 0, ints = 0, floats = 0, bools = 0, scalars = 0;
 
@@ -77,7 +79,7 @@ c10::DeviceIndex Encoder::device() const {
   return device_ >= 0 ? device_ : named_ >= 0 ? named_ : current_device();
 }
 
-// The call's first tandem tensor, or one of another device than that.
+// Handles the first tandem tensor of a call, and each later one that is on another device.
 void Encoder::meet(const at::Tensor& t) {
   TORCH_CHECK(device_ < 0 || may_cross_, "Expected all tensors to be on the same device, but found at least two devices, ",
               "tandem:", static_cast<int>(device_), " and ", t.device(), "!");
@@ -102,7 +104,7 @@ void Encoder::encode_tensor(const at::Tensor& t) {
         t.scalar_type(), "; call .to_dense() or .dequantize() on it first");
     out.place = TT_HOST;
     out.storage = impl->unsafe_storage().unsafeGetStorageImpl();
-    // Here an exception may be thrown: a copy that was put off until somebody writes is made now.
+    // Materialize a copy-on-write storage now, while an exception can still be thrown.
     if (c10::impl::cow::is_cow_data_ptr(impl->unsafe_storage().data_ptr())) impl->unsafe_storage().mutable_data();
   } else {
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
@@ -115,13 +117,14 @@ void Encoder::encode_tensor(const at::Tensor& t) {
   out.dtype = static_cast<uint8_t>(t.scalar_type());
   out.flags = flags_of(t);
   if (C10_UNLIKELY(out.place == TT_HOST && out.ndim == 0) && may_be_zero(t)) out.flags |= TT_ZERO;
-  // Kernels ask whether two arguments are one tensor (attention), and refuse outputs that are an operand.
+  // Some kernels check whether two arguments are the same tensor (attention), and some refuse an output that is also an
+  // operand.
   for (size_t i = std::min(tensors_.size() - 1, kCompared); i-- > 0;) {
     if (C10_LIKELY(!show_the_same(tensors_[i], out))) continue;
     out.flags |= inputs_[i]->unsafeGetTensorImpl() == impl ? TT_SAME : TT_APART;
     break;
   }
-  // Autograd itself moves the gradient of a tensor without dimensions.
+  // Autograd moves the gradient of a 0-dimensional tensor to the right device without help.
   host_requires_grad_ |= out.place == TT_HOST && (out.flags & TT_REQUIRES_GRAD) && out.ndim > 0;
 }
 
@@ -201,7 +204,7 @@ void Encoder::begin(size_t n, size_t tensors, bool may_cross) {
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear();
   host_requires_grad_ = draws_unordered_ = false;
   device_ = -1, named_ = -1, may_cross_ = may_cross;
-  // Pointers into these stay good.
+  // Reserved, so that pointers into the arrays stay valid.
   args_.reserve(n), tensors_.reserve(tensors), inputs_.reserve(tensors), ints_.reserve(kMostInts);
 }
 
@@ -255,7 +258,7 @@ void Encoder::add(at::OptionalIntArrayRef list) {
   }
   TtArg& a = next(TT_INTS);
   a.len = static_cast<uint32_t>(list->size());
-  // It lives as long as the call.
+  // The caller's list outlives the call.
   a.ptr = list->data();
 }
 
@@ -289,17 +292,18 @@ void* storage_context(const at::Tensor& t) {
   auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   void* context = si->mutable_data_ptr().get_context();
   if (C10_LIKELY(context != nullptr)) {
-    // The memory of a slice of a storage is that storage's.
+    // A slice of an untyped storage has the other storage as its context, and its own deleter.
     TORCH_CHECK_NOT_IMPLEMENTED(
         C10_LIKELY(si->data_ptr().get_deleter() == &tt_storage_release),
         "tandem does not support tensors on a part of an untyped storage; take a part of the tensor instead, or copy "
         "the storage to the CPU first: storage.cpu()");
   } else if (si->data() != nullptr) {
-    // Pickling wraps a storage's address in a tensor that does not own it.
+    // Pickling makes a tensor from a storage's address, without ownership and without a context.
     context = tt_storage_at(si->mutable_data());
     TORCH_CHECK(context != nullptr, "a tandem tensor has the address ", si->data(), ", where no tandem storage is");
   } else {
-    // Made empty by torch itself (an untyped storage of zero bytes, a moved-from one, zeros without memory).
+    // PyTorch created the storage without memory: an untyped storage of zero bytes, a moved-from storage, or the
+    // storage of an `_efficientzerotensor`.
     auto fresh = allocate_on(index_of(t.device()), si->nbytes());
     context = fresh.get_context();
     si->set_data_ptr_noswap(std::move(fresh));
@@ -389,7 +393,7 @@ TtOuts run(uint32_t op, const Encoder& encoder) {
       if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
   TtOuts outs;
   check(tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs));
-  // The outputs are good until this thread's next call, which waiting is not.
+  // Waiting does not invalidate the outputs: it is not a call of an operator.
   if (C10_UNLIKELY(encoder.draws_unordered())) check(tt_wait_random());
   for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
   return outs;
@@ -421,7 +425,7 @@ extern "C" double ttc_time_torch_objects(int64_t times) {
   TtOut out{};
   out.sizes = sizes, out.strides = strides, out.ndim = 2, out.dtype = static_cast<uint8_t>(c10::ScalarType::Float);
   const auto start = std::chrono::steady_clock::now();
-  // Without a context, the storage's death is nobody's business.
+  // The context is null, so the deleter does nothing.
   for (int64_t i = 0; i < times; i++) window(c10::Storage(adopt_storage(nullptr, nullptr, 256, 0)), out);
   const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
   return spent.count() / static_cast<double>(times);

@@ -1,4 +1,4 @@
-// Between IValues and flat argument records.
+// Conversion between IValues and flat argument records.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -18,14 +18,14 @@ namespace tandem {
 constexpr c10::DeviceType kTandem = c10::DeviceType::PrivateUse1;
 inline const c10::DispatchKeySet kTandemKeys{c10::DispatchKey::PrivateUse1};
 
-// Records of one call. Pointers in them are good while both the encoder and the IValues live.
+// Builds the argument records of a call. Pointers in the records are valid as long as the encoder and the arguments.
 class Encoder {
  public:
-  // Tensors of several devices are refused.
+  // Encodes boxed arguments. Throws if tandem tensors are on different devices.
   void encode(const c10::IValue* args, size_t n);
 
-  // The same, one by one and without boxes: so many arguments, with so many tensors at most.
-  // Tensors of several devices are refused unless the call may cross devices.
+  // Starts a call whose unboxed arguments are then added one by one: `n` arguments with at most `tensors` tensors.
+  // Unless `may_cross` is set, add() throws if tandem tensors are on different devices.
   void begin(size_t n, size_t tensors, bool may_cross = false);
   void add(const at::Tensor& t);
   void add(const std::optional<at::Tensor>& t);
@@ -41,14 +41,15 @@ class Encoder {
 
   const TtArg* args() const { return args_.data(); }
   size_t size() const { return args_.size(); }
-  // Where the call runs: on its first tandem tensor's device, else on the one that an argument names.
+  // The device that the call runs on: that of the first tandem tensor, else that of a device argument, else the current
+  // device.
   c10::DeviceIndex device() const;
-  // It draws from a generator whose state the program may read and set behind Tandem's back.
+  // Whether the call draws from a generator whose state the program can read and set without Tandem noticing.
   bool draws_unordered() const { return draws_unordered_; }
-  // Some host tensor with dimensions requires grad.
+  // Whether a host tensor with at least one dimension requires grad.
   bool host_requires_grad() const { return host_requires_grad_; }
   const std::vector<const at::Tensor*>& inputs() const { return inputs_; }
-  // The tensor that flat input `i` was made from.
+  // The tensor of flat input `i`.
   const at::Tensor& input(size_t i) const { return *inputs_[i]; }
 
  private:
@@ -58,7 +59,7 @@ class Encoder {
   void encode_tensor(const at::Tensor& t);
   void meet(const at::Tensor& t);
 
-  // Of the tandem tensors, and of a device argument; -1 where there is none.
+  // Device of the first tandem tensor, and of a device argument; -1 if there is none.
   c10::DeviceIndex device_ = -1, named_ = -1;
   bool may_cross_ = false;
   bool host_requires_grad_ = false;
@@ -72,7 +73,7 @@ class Encoder {
   std::vector<TtArg> scalars_;
 };
 
-// One encoder for each depth of nested calls on this thread.
+// Lends an encoder from a thread-local pool that has one per depth of nested calls.
 class Lease {
  public:
   Lease() {
@@ -91,13 +92,13 @@ class Lease {
   Encoder* encoder_;
 };
 
-// Turns output records into tensors and values; storages shared by several outputs are made once.
+// Converts output records to tensors and values. A storage that several outputs share is created once.
 class Decoder {
  public:
   Decoder(const TtOuts& outs, const Encoder& encoder) : outs_(outs), encoder_(encoder) {}
 
   c10::IValue next();
-  // The next one, which is a tensor.
+  // Returns the next output, which must be a tensor.
   at::Tensor next_tensor() { return tensor(outs_.outs[at_++]); }
   bool done() const { return at_ == outs_.n_outs; }
 
@@ -111,34 +112,36 @@ class Decoder {
   c10::SmallVector<std::pair<void*, c10::intrusive_ptr<c10::StorageImpl>>, 2> made_;
 };
 
-// Runs the encoded call of `op` (an id of declare()) through Rust; the outputs are good until this thread's next call.
+// Sends the encoded call of `op`, an id from declare(), to Rust. The outputs are valid until this thread's next call.
 TtOuts run(uint32_t op, const Encoder& encoder);
 
-// The storage context of a tandem tensor, made where the storage has none.
+// Returns the storage context of a tandem tensor. Creates one if the storage has none.
 void* storage_context(const at::Tensor& t);
-// A storage implementation around a context that Rust made on a device.
+// Wraps a context that Rust created on a device in a StorageImpl.
 c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,
                                                    c10::DeviceIndex device);
 
-// Throws the exception that waits in this thread's pending slot.
+// Throws the exception in this thread's pending slot.
 [[noreturn]] void throw_pending();
 inline void check(int32_t status) {
   if (status != TT_OK) throw_pending();
 }
 
-// Runs `op` (an id of declare()) on a boxed stack, through Rust.
+// Sends a call of `op`, an id from declare(), with boxed arguments to Rust, and replaces them with the results.
 void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
-// Gets the elements of the last tensor among the encoded arguments to `to` where they lie without gaps; false where `op`
-// ran as ever, and then values that are no tensors are in host_values().
+// Runs `op` and copies the elements of the last encoded tensor to `to` if that tensor is contiguous and has `nbytes`
+// bytes. Returns false if `op` ran like any other op; outputs that are not tensors are then in host_values().
 bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes);
+// Returns the id of an operator. The first call for an operator declares it to Rust.
 uint32_t declare(const c10::OperatorHandle& handle);
 const c10::OperatorHandle& handle_of(uint32_t op);
+// Outputs of this thread's last call that are not tensors.
 std::vector<c10::IValue>& host_values();
-// How many of a call's first inputs are looked through for a tensor that is given twice.
+// Number of leading inputs of a call that each input is compared with, to set TT_SAME and TT_APART.
 constexpr size_t kCompared = 16;
-// The tensors of a call's written list that PyTorch's kernel had written when it last failed on this thread.
+// Number of tensors of a written list that PyTorch's kernel had written when it last failed on this thread.
 uint32_t& written_before_failure();
-// Lets the gradient of a host tensor that an op was fed with arrive from a device of ours.
+// Lets the gradient of a host tensor that was fed to an op arrive from a tandem device.
 void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Operators that only move a window or swap a storage: metadata, never graph nodes.
+// Operators that only change a tensor's window or its storage. They are metadata and never nodes of the graph.
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
@@ -52,7 +52,7 @@ void grow_storage(const at::Tensor& t) {
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
                           std::optional<c10::MemoryFormat> format) {
   for (const auto n : size) TORCH_CHECK(n >= 0, "Trying to create tensor with negative dimension ", n, ": ", size);
-  // As PyTorch's own: strides stay where the sizes do.
+  // As in PyTorch, the strides do not change if the sizes do not.
   const auto before = static_cast<int64_t>(self.storage().nbytes());
   if (self.sizes() != size) self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   if (format) self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
@@ -92,13 +92,13 @@ at::Tensor& set_empty(at::Tensor& self) {
   return set_storage_offset(self, std::move(empty), 0, {0}, {});
 }
 
-// A parameter stays the same object when `.to()` or `.data =` swaps its implementation.
+// Returning true lets `.to()` and `.data =` replace a parameter's TensorImpl, so that it stays the same Python object.
 bool compatible_shallow_copy(const at::Tensor&, const at::Tensor&) { return true; }
 
-// Copy-on-write shares memory by its address, which is nobody's here.
+// Clones at once. PyTorch's copy-on-write shares memory by its address, and a tandem storage's address has no memory.
 at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
 
-// Forward-mode gradients that are zero: without memory, and PyTorch leaves out the arithmetic with them.
+// Creates a zero tensor without memory, for forward-mode gradients. PyTorch skips arithmetic with such tensors.
 at::Tensor efficient_zeros(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                            std::optional<at::Device> device, std::optional<bool>) {
   const auto index = device && device->has_index() ? device->index() : current_device();
@@ -108,7 +108,7 @@ at::Tensor efficient_zeros(c10::SymIntArrayRef sizes, std::optional<at::ScalarTy
                                    at::dtype_or_default(dtype), std::nullopt);
 }
 
-// There is one stream.
+// Nothing to do: all streams are the same queue.
 void record_stream(at::Tensor&, at::Stream) {}
 
 }  // namespace

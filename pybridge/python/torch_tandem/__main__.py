@@ -1,4 +1,4 @@
-"""`python -m torch_tandem` is the command `tandem`."""
+"""Runs the command `tandem` for `python -m torch_tandem`."""
 
 import sys
 

@@ -1,10 +1,10 @@
-"""The hook that `tandem autoload on` copies, as torch_tandem_autoload.py, beside the installed packages."""
+"""The hook that `tandem autoload on` installs in site-packages as torch_tandem_autoload.py."""
 
 import os
 
 
 def autoload() -> None:
-    """What torch calls. An exception would make `import torch` fail, so a failure is a warning."""
+    """Entry point that torch calls. Failures are warnings: an exception would make `import torch` fail."""
     if os.environ.get("TANDEM_AUTOLOAD") != "1":
         return
     try:

@@ -1,4 +1,4 @@
-"""Backward passes over Tandem's tensors: PyTorch's engine is asked only for what ours leaves to it."""
+"""Backward passes on Tandem tensors, with PyTorch's engine for the passes that Tandem does not run itself."""
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
@@ -6,7 +6,7 @@ from torch.autograd.variable import Variable
 
 
 class Engine:
-    """Stands where autograd finds its engine."""
+    """Wrapper of PyTorch's autograd engine that runs backward passes with `torch_tandem::backward`."""
 
     def __init__(self, engine) -> None:
         self._engine = engine
@@ -24,8 +24,8 @@ class Engine:
         allow_unreachable=False,
         accumulate_grad=False,
     ):
-        """As PyTorch's."""
-        # What accumulates gradients does so for all leaves, or is rare.
+        """Same interface as PyTorch's `run_backward`."""
+        # Rare combinations are left to PyTorch: accumulation into some inputs only, or with create_graph.
         ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
         if ours and _plain(tensors) and _plain(inputs) and not _watched():
             overrides = _overrides()
@@ -46,22 +46,22 @@ class Engine:
 
 
 def _plain(tensors) -> bool:
-    """Whether these are tensors of ours without classes of their own."""
+    """Whether all tensors are tandem tensors and none is of a subclass other than `Parameter`."""
     return all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type == "tandem" for t in tensors)
 
 
 def _watched() -> bool:
-    """Whether operators are seen by a mode or a transform of torch.func."""
+    """Whether a `TorchDispatchMode` or a transform of torch.func is active."""
     return torch._C._len_torch_dispatch_stack() > 0 or peek_interpreter_stack() is not None
 
 
 def _overrides() -> int:
-    """How much of `__torch_function__` is off: nothing, that of classes, or modes too."""
+    """The state of `__torch_function__`: 0 enabled, 1 disabled for subclasses, 2 disabled for modes too."""
     if torch._C._is_torch_function_enabled():
         return 0
     return 2 if torch._C._is_torch_function_all_disabled() else 1
 
 
 def install() -> None:
-    """Have backward passes go through here."""
+    """Replace autograd's engine with `Engine`."""
     Variable._execution_engine = Engine(Variable._execution_engine)

@@ -1,7 +1,7 @@
-"""`torch.compile`.
+"""`torch.compile` on Tandem.
 
-In a script it passes through: Tandem runs what the program would run without it. A program that imports
-Tandem itself is told that the default backend makes no code for this device.
+Under `tandem run`, `torch.compile` returns its argument unchanged, and the program runs uncompiled. In a
+program that imports Tandem itself, the default backend raises an error for graphs with tandem tensors.
 """
 
 import functools
@@ -21,14 +21,14 @@ NOTE = "torch.compile was passed through: the program runs uncompiled, on Tandem
 
 
 def install() -> None:
-    """Make `torch.compile` and `Module.compile` return what they are given."""
+    """Make `torch.compile` return its argument and `Module.compile` do nothing."""
     torch.compile = _compile
     torch.nn.Module.compile = _compile_module
 
 
 def refuse_inductor() -> None:
-    """Have torch.compile's default backend say what to do instead where tandem tensors are compiled for."""
-    # Not every PyTorch has it; then the backend raises an error of its own.
+    """Make torch.compile's default backend raise `REFUSAL` for graphs with tandem tensors."""
+    # If this version of PyTorch lacks the class, the backend raises its own error.
     if wrapper := getattr(torch, "_TorchCompileInductorWrapper", None):
         wrapper.__call__ = _unless_tandem(wrapper.__call__)
 
@@ -51,7 +51,7 @@ def _tensors(model: Any, inputs: Any) -> Iterator[torch.Tensor]:
 
 
 def _compile(model: Callable | None = None, **options: Any) -> Callable:
-    """Return `model`, or a decorator that returns what it decorates."""
+    """Return `model`, or a decorator that returns the decorated function."""
     _notes.add(NOTE)
     return (lambda decorated: decorated) if model is None else model
 

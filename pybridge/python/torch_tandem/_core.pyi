@@ -3,29 +3,29 @@
 from typing import Literal
 
 def init() -> None:
-    """Register hooks, kernels, generator and allocator. Call once, after `import torch`."""
+    """Register hooks, kernels, generator and allocator. To be called once, after `import torch`."""
 
 def synchronize() -> None:
-    """Wait for all pending work; raise what failed in it."""
+    """Wait for all pending work, and raise the first exception of an op that nothing has read yet."""
 
 def drain() -> None:
-    """Wait for all pending work; what failed in it stays for whoever reads it."""
+    """Wait for all pending work without raising the exceptions of failed ops."""
 
 def wait_random() -> None:
-    """Wait for the random draws that GraphRunner still has to make."""
+    """Wait for GraphRunner's pending random draws."""
 
 def shutdown() -> None:
-    """Drain pending work and stop GraphRunner."""
+    """Wait for all pending work at exit. Exceptions of failed ops are dropped."""
 
 def in_bad_fork() -> bool:
-    """Whether this is a forked child of a process that used the device."""
+    """Whether this process is a forked child, which cannot use the device."""
 
 def device_count() -> int:
-    """How many devices TANDEM_DEVICE lists; 1 where it is no list."""
+    """Number of devices that TANDEM_DEVICE lists; 1 if it is not a list."""
 
 def current_device() -> int: ...
 def set_device(device: int) -> None:
-    """Make a device, which must exist, this thread's current one."""
+    """Make a device the current one of this thread. The device must exist."""
 
 def memory_allocated(device: int = 0) -> int: ...
 def max_memory_allocated(device: int = 0) -> int: ...
@@ -35,12 +35,12 @@ def list_devices() -> str:
     """The adapters, as JSON."""
 
 def lose_device(device: int = 0) -> None:
-    """Give a GPU up as if the driver had lost it, for tests of what follows."""
+    """Put a GPU into the state of a lost device, for tests."""
 
 def fail_allocation(n: int) -> int:
-    """Make the n-th allocation of host memory for Tandem from now fail, for tests; none where n is 0.
+    """Make the n-th allocation of host memory for Tandem from now on fail, for tests; none if n is 0.
 
-    Return the allocations that were left before.
+    Return the remaining count of the previous call: 0 if its allocation has failed.
     """
 
 def mark_step() -> None:
@@ -50,32 +50,35 @@ def ignored_settings() -> list[str]: ...
 def set_mode(mode: Literal["coexec", "lazy", "trace"]) -> None: ...
 def mode() -> Literal["coexec", "lazy", "trace"]: ...
 def set_sync(on: bool) -> None:
-    """Wait after each operator, so that errors are raised where they happen."""
+    """Wait after each op, so that the call of a failing op raises its exception."""
 
 def report() -> str:
-    """What happened so far, as JSON."""
+    """The counters, as JSON."""
 
 def reset() -> None:
-    """Forget everything that was traced."""
+    """Forget all traces."""
 
 def reset_report() -> None: ...
 def enable_cuda_alias() -> None:
-    """Make factories, guards and moves that name CUDA yield tandem tensors. It cannot be undone."""
+    """Make factories, guards and moves that name CUDA create tandem tensors. This cannot be undone."""
 
 def single_threaded_backward(on: bool) -> None:
-    """Whether backward runs on the calling thread."""
+    """Make backward passes of the calling thread run on it, or on autograd's device threads if not `on`."""
 
 def share_default_generator(generator: object, default: object) -> bool:
-    """Make `generator` share the default CPU generator that `default` is; whether it did."""
+    """Make `generator` share the default CPU generator that `default` holds.
+
+    Return False, and do nothing, if `default` does not hold it.
+    """
 
 def after_fork_in_child() -> None:
-    """Refuse tandem tensors from now on: a forked child has no GraphRunner."""
+    """Refuse tandem tensors from now on, because a forked child has no GraphRunner."""
 
 def claim_program_thread() -> None:
     """Make the calling thread the one whose operators are traced."""
 
 def timeline() -> str:
-    """What both runners did and when, as JSON: the newest events up to a limit."""
+    """The newest recorded events of PythonRunner and GraphRunner, as JSON."""
 
 def graph() -> str:
     """The TraceGraph and the symbolic graph, as JSON."""
@@ -84,10 +87,10 @@ def record(on: bool) -> None:
     """Record the timeline and measure each operator."""
 
 def symbolic(form: Literal["text", "dot", "svg"]) -> str:
-    """The symbolic graph."""
+    """The symbolic graph, in the given form."""
 
 def tracegraph_dot() -> str:
     """The TraceGraph in Graphviz' language."""
 
 def time_torch_objects(times: int) -> float:
-    """Nanoseconds that PyTorch takes to make and free one tensor and its storage."""
+    """Mean time, in nanoseconds, that PyTorch takes to create and free a tensor and its storage."""

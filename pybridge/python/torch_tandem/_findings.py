@@ -1,4 +1,4 @@
-"""What a report says in words: one sentence, and what could be done about it."""
+"""Explanations of a report: a one-sentence verdict, and findings with advice."""
 
 import linecache
 import os
@@ -30,7 +30,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A symptom with its reason, and what could be done."""
+    """A symptom with its cause and advice."""
 
     severity: Severity
     text: str
@@ -39,13 +39,13 @@ class Finding:
 
 
 def as_data(report: dict[str, Any]) -> dict[str, Any]:
-    """The verdict, the findings and the times that they are of, as plain data."""
+    """Return the verdict, the findings and the times that they are based on, as plain data."""
     found = [asdict(finding) for finding in findings(report)]
     return {"verdict": verdict(report), "findings": found, "times": asdict(_times(report))}
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """How the program did, in one sentence."""
+    """Summarize the program's run in one sentence."""
     captured = report.get("ops_captured", 0)
     elsewhere = [f"{model.text} {model.advice}" for model in models(report)]
     if not captured:
@@ -68,7 +68,7 @@ def verdict(report: dict[str, Any]) -> str:
 
 
 def models(report: dict[str, Any]) -> list[Finding]:
-    """The models that are not on the device."""
+    """Return a finding for each model that is not on the device."""
     found = []
     for model in report.get("models_elsewhere", []):
         where, device = place(model["line"]), model["device"]
@@ -80,7 +80,7 @@ def models(report: dict[str, Any]) -> list[Finding]:
 
 
 def findings(report: dict[str, Any]) -> list[Finding]:
-    """What explains the program's speed, the most important first."""
+    """Return the findings that explain the program's speed, most important first."""
     elsewhere = models(report)
     if elsewhere and not report.get("ops_captured"):
         return elsewhere
@@ -93,9 +93,9 @@ def findings(report: dict[str, Any]) -> list[Finding]:
 
 
 def _pace(report: dict[str, Any]) -> list[Finding]:
-    """Which of the two runners the other one waits for."""
+    """Return a finding about which runner waits for the other one."""
     times = _times(report)
-    if times.elapsed < 1000:  # too short to say anything
+    if times.elapsed < 1000:  # microseconds; too short for a statement
         return []
     busy, waiting = times.busy / times.elapsed, times.waiting / times.elapsed
     worst = _worst_fetch(report)
@@ -123,7 +123,7 @@ def _pace(report: dict[str, Any]) -> list[Finding]:
 
 
 def _coverage(report: dict[str, Any]) -> list[Finding]:
-    """How much came from the generated graph, once it was there."""
+    """Return findings about the share of ops that were co-executed."""
     found = []
     after = next((n for n in (10, 5) if report.get(f"ops_after_{n}")), None)
     steps = report.get("steps_traced", 0) + report.get("steps_coexecuted", 0)
@@ -189,7 +189,7 @@ def _feeds(report: dict[str, Any]) -> list[Finding]:
 
 
 def _worst_fetch(report: dict[str, Any]) -> tuple[str, int] | None:
-    """The line that waits longest, with its microseconds; one line may hold several fetch points."""
+    """Return the line that waits longest, over all its fetches, and its waiting time in microseconds."""
     waits: dict[str, int] = {}
     for fetch in report.get("fetches", []):
         line = fetch.get("line", "")
@@ -200,7 +200,10 @@ def _worst_fetch(report: dict[str, Any]) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class _Times:
-    """Microseconds: in all, of the program waiting, of kernels running; whether of settled iterations."""
+    """Times in microseconds: total, Python's waiting, kernels running.
+
+    `settled` says that only iterations after the tenth are counted.
+    """
 
     elapsed: int
     waiting: int
@@ -209,7 +212,10 @@ class _Times:
 
 
 def _times(report: dict[str, Any]) -> _Times:
-    """Those of the iterations that are kept and settled; of everything, imports too, where there are few."""
+    """Add up the times of the recorded iterations after the tenth.
+
+    If there are fewer than ten of them, use the times of the whole run, including imports.
+    """
     settled = [s for s in report.get("steps", []) if s.get("number", 0) > 10]
     enough = len(settled) >= 10
     parts = settled if enough else [report]
@@ -217,7 +223,7 @@ def _times(report: dict[str, Any]) -> _Times:
     def total(*names: str) -> int:
         return sum(part.get(name, 0) for part in parts for name in names)
 
-    # A thread that waits at a fetch carries out blocks itself meanwhile.
+    # The busy time includes blocks that a thread runs itself while it waits at a fetch.
     return _Times(
         elapsed=total("python_exec_us", "python_stall_us"),
         waiting=total("python_stall_us"),
@@ -227,25 +233,25 @@ def _times(report: dict[str, Any]) -> _Times:
 
 
 def place(line: str) -> str:
-    """A line as the shell would name its file, with its text: `train.py:31 (loss.item())`."""
+    """Return a short name of a line and its text: `train.py:31 (loss.item())`."""
     name, text = short_line(line).split(" in ")[0], source(line)
     return f"{name} ({text})" if text else name
 
 
 def short_line(line: str) -> str:
-    """A line without the part of the path that is the same for all."""
+    """Return a line with its path relative to the program's folder or to site-packages."""
     root = next((folder for folder in roots() if line.startswith(folder)), "")
     return line.removeprefix(root).rpartition("/site-packages/")[2]
 
 
 def roots() -> list[str]:
-    """The folders whose files need no path: the current one, and the program's."""
+    """Return the folders whose files are shown without a path: the current one and the program's."""
     program = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
     return [os.path.join(folder, "") for folder in dict.fromkeys((os.getcwd(), program))]
 
 
 def source(line: str) -> str:
-    """The text of a line, if its file can be read; no longer than fits in a sentence."""
+    """Return the text of a line, at most 100 characters of it, or "" if its file cannot be read."""
     match = _LINE.match(line)
     if match is None:
         return ""
@@ -254,14 +260,14 @@ def source(line: str) -> str:
 
 
 def duration(microseconds: float) -> str:
-    """Microseconds for reading."""
+    """Format a duration given in microseconds."""
     if microseconds >= 1e6:
         return f"{microseconds / 1e6:.2f} s"
     return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.0f} us"
 
 
 def size(number: float) -> str:
-    """Bytes for reading."""
+    """Format a size given in bytes."""
     for unit in ("bytes", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
@@ -270,7 +276,7 @@ def size(number: float) -> str:
 
 
 def _percent(part: float, whole: float) -> str:
-    """A share; 100 % only if it is all."""
+    """Format a share. It is shown as 100 % only if `part` equals `whole`."""
     if not whole:
         return "0 %"
     share = 100 * part / whole

@@ -1,7 +1,8 @@
 """Tandem tensors for other libraries and other processes.
 
-A tandem tensor's address is nobody's memory, so what goes to them is a copy on the host: by DLPack, by
-pickling for another process, and where a storage's bytes are changed in place.
+The address of a tandem tensor has no memory. Code outside of Tandem therefore gets a copy on the host:
+through DLPack, when a tensor is pickled for another process, and in methods that change a storage's bytes in
+place.
 """
 
 import functools
@@ -18,7 +19,7 @@ _to_dlpack = torch._C._to_dlpack
 
 
 def install() -> None:
-    """Teach PyTorch's ways out of the process's tensors what tandem tensors are."""
+    """Make PyTorch's DLPack, multiprocessing and storage functions accept tandem tensors."""
     torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__ = _export, _export_device
     torch.utils.dlpack.to_dlpack = torch.to_dlpack = _export_capsule
     for kind in (torch.Tensor, torch.nn.Parameter):
@@ -75,7 +76,7 @@ def _rebuild_storage(host: torch.UntypedStorage, device: torch.device) -> torch.
 
 
 def _on_host(method: Callable) -> Callable:
-    """A method that looks at a storage's memory: on a copy, which then is what the storage holds."""
+    """Wrap a method of storages: for a tandem storage it runs on a host copy, which is then copied back."""
 
     @functools.wraps(method)
     def wrapper(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Where an iteration ends: at `optimizer.step()` or, without one, at the outermost module call.
+"""Ends of iterations: `optimizer.step()` or, without an optimizer, the end of the outermost module call.
 
-Module calls are watched only until the program's first optimizer step: a hook on every module call would cost
-microseconds each, and a program that trains does not need it.
+Module calls are watched only until the program's first optimizer step. A hook costs microseconds per module
+call, and a program that trains does not need it.
 """
 
 import torch
@@ -14,7 +14,7 @@ _inside = False
 
 
 def install() -> None:
-    """Watch optimizers, and module calls for as long as needed."""
+    """Watch optimizer steps, and module calls until the first of them."""
     register_optimizer_step_post_hook(_after_step)
     nn.Module.__call__ = _watched_call
 
@@ -28,7 +28,7 @@ def _after_step(optimizer, args, kwargs) -> None:
 
 def _watched_call(self, *args, **kwargs):
     global _inside
-    # Most calls are inner ones.
+    # Only the outermost call counts; most calls are inner ones.
     if _inside:
         return self._wrapped_call_impl(*args, **kwargs)
     _inside = True

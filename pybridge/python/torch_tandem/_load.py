@@ -1,4 +1,4 @@
-"""Loading the extension, which fits one minor version of torch only."""
+"""Loading of the extension module, which works with one minor version of torch only."""
 
 import importlib
 from types import ModuleType
@@ -7,7 +7,7 @@ _REBUILD = "reinstall torch-tandem for the installed torch (in its repository: m
 
 
 def load_core() -> ModuleType:
-    """Import `torch_tandem._core`, or say in one sentence why that cannot work and what to do."""
+    """Import `torch_tandem._core`. On failure, raise an ImportError that names the cause and the remedy."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -18,7 +18,7 @@ def load_core() -> ModuleType:
         from torch_tandem import _built_for
     except ImportError:
         raise ImportError("torch-tandem is not built here: run `make build` in its repository.") from None
-    # The shim uses torch's C++ interface, which changes with every minor version: a wrong one may crash.
+    # The shim uses torch's C++ interface, which changes with every minor version: another one may crash.
     if _minor(_built_for.TORCH) != _minor(torch.__version__):
         raise ImportError(
             f"torch-tandem was built for torch {_built_for.TORCH}, but torch {torch.__version__} is "

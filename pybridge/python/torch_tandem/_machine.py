@@ -1,4 +1,4 @@
-"""What this machine reaches at most: the roofline that kernels are set beside."""
+"""Peak bandwidth and arithmetic rate of this machine: the roofline that kernels are compared with."""
 
 import functools
 import time
@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
-_COPIED = 64 << 20  # bytes: beyond caches
-_ROWS = 1024  # of square matrices
+_COPIED = 64 << 20  # bytes; more than fits in caches
+_ROWS = 1024  # rows and columns of the matrices
 _TRIES = 5
 
 
 @functools.cache
 def peaks() -> dict[str, float]:
-    """Bytes a second of a copy, read and written, and operations a second of a product of matrices; the best
-    of a few tries on PyTorch's threads."""
+    """Measure bytes per second of a copy (read and written) and operations per second of a matrix product.
+
+    Each is the best of a few tries on PyTorch's threads.
+    """
     source = torch.ones(_COPIED // 4, device="cpu")
     target = torch.empty_like(source)
     a = torch.ones(_ROWS, _ROWS, device="cpu")
@@ -26,7 +28,7 @@ def peaks() -> dict[str, float]:
 
 
 def _best(work: Callable[[], Any]) -> float:
-    """Seconds, at best."""
+    """Return the shortest time of a few calls, in seconds."""
     times = []
     for _ in range(_TRIES):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Remarks of the Python side for the report: what was done differently, and how often."""
+"""Notes for the report: what Tandem's Python code did differently from PyTorch, and how often."""
 
 from collections import Counter
 
@@ -6,12 +6,12 @@ _counts: Counter[str] = Counter()
 
 
 def add(text: str) -> None:
-    """Count `text` among the notes."""
+    """Add a note, or increase its count."""
     _counts[text] += 1
 
 
 def lines() -> list[str]:
-    """The notes, each with its count where it is more than one."""
+    """Return the notes, with their counts if greater than one."""
     return [text if count == 1 else f"{text} ({count} times)" for text, count in _counts.items()]
 
 

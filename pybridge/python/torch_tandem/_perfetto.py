@@ -1,4 +1,4 @@
-"""The timeline as Chrome trace events, which Perfetto and chrome://tracing open."""
+"""The timeline as Chrome trace events, for Perfetto and chrome://tracing."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ Event = dict[str, Any]
 
 
 def trace(timeline: dict[str, Any], report: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The trace as the JSON object format has it. `report` adds counters of each iteration."""
+    """Return the trace in Chrome's JSON object format. `report` adds counters per iteration."""
     events = [*_names(), *_nested(_iterations(timeline))]
     python = list(_nested(_python(timeline)))
     events += python
@@ -72,7 +72,7 @@ def _blocks(timeline: dict[str, Any]) -> Iterable[Event]:
 
 
 def _executing(timeline: dict[str, Any], python: list[Event]) -> Iterable[Event]:
-    """What is left of the iterations when PythonRunner's events are taken away: it ran the program."""
+    """Yield the parts of iterations without an event of PythonRunner, in which the program ran."""
     events = sorted(python, key=lambda e: e["ts"])
     at = 0
     for number, start, end in sorted(timeline.get("steps", []), key=lambda s: s[1]):
@@ -82,7 +82,7 @@ def _executing(timeline: dict[str, Any], python: list[Event]) -> Iterable[Event]
             if event["ts"] > free:
                 yield _slice(_PYTHON, "execute", "execute", free, event["ts"] - free, iteration=number)
             free = max(free, event["ts"] + event["dur"])
-            if free > end:  # it goes on in the next iteration
+            if free > end:  # the event continues in the next iteration
                 break
             at += 1
         if free < end:
@@ -90,9 +90,9 @@ def _executing(timeline: dict[str, Any], python: list[Event]) -> Iterable[Event]
 
 
 def _nested(events: Iterable[Event]) -> Iterable[Event]:
-    """Slices of one thread in order, each within the one it begins in, as viewers need them.
+    """Yield the slices of a thread in order, each shortened to end within its parent, as viewers require.
 
-    Rounding to microseconds may make neighbors overlap by one.
+    Rounding to microseconds can make neighbouring slices overlap by one microsecond.
     """
     open_ends: list[float] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):

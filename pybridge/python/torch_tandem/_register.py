@@ -1,4 +1,4 @@
-"""Telling torch about the device, once, when the package is imported."""
+"""Registration of the device with torch, once, when the package is imported."""
 
 import atexit
 import contextlib
@@ -11,7 +11,7 @@ from torch_tandem import _backward, _compile, _core, _interchange, _iterations, 
 
 
 def register() -> None:
-    """Register the device `tandem` and everything that follows the program's iterations, seeds and end."""
+    """Register the device `tandem`, and the hooks for iterations, seeds, settings, forks and exit."""
     torch.utils.rename_privateuse1_backend("tandem")
     torch._register_device_module("tandem", device)
     _core.init()
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def _before_fork() -> None:
-    # The child gets a copy of this memory but no GraphRunner: nothing may be half done in it.
-    # What failed stays poisoned and is raised by whoever reads it.
+    # The child gets a copy of this memory but no GraphRunner, so no work may be pending when it is copied.
+    # Exceptions are suppressed here: reading a poisoned storage raises them.
     with contextlib.suppress(Exception):
         _core.synchronize()

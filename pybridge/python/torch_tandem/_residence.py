@@ -1,4 +1,4 @@
-"""Models that are not on the device, noticed where they run or an optimizer trains them."""
+"""Detection of models that are not on the device, when they are called or when an optimizer trains them."""
 
 import os
 import site
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 _looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
-_named = WeakIdKeyDictionary()  # parameters of models that are told
+_named = WeakIdKeyDictionary()  # parameters of the models in `_elsewhere`
 _elsewhere: dict[str, dict[str, Any]] = {}
 
 _TORCH = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
@@ -21,7 +21,7 @@ _LIBRARIES = tuple({*site.getsitepackages(), site.getusersitepackages(), sysconf
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer takes a step."""
+    """Check the parameters of an optimizer at its first step."""
     if optimizer not in _looked_at:
         _looked_at.add(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -29,7 +29,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def of_module(module: nn.Module) -> None:
-    """The program calls a module."""
+    """Check the parameters of a module at its first call."""
     if module not in _looked_at:
         _looked_at.add(module)
         _note(f"the model {type(module).__name__}", list(module.parameters()))
@@ -47,7 +47,7 @@ def _note(what: str, parameters: list[torch.Tensor]) -> None:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The program's own line, or else a library's, that led here."""
+    """Return the innermost line of the program on the stack, or else the innermost line of a library."""
     best = ""
     while frame is not None:
         code = frame.f_code
@@ -62,12 +62,12 @@ def _place(frame: FrameType | None) -> str:
 
 
 def models() -> list[dict[str, Any]]:
-    """The models that are not on the device, in the order in which they ran."""
+    """Return the models that are not on the device, in the order in which they ran."""
     return list(_elsewhere.values())
 
 
 def clear() -> None:
-    """Forget them, until they run again."""
+    """Forget all models, so that they are checked again when they run."""
     _looked_at.clear()
     _named.clear()
     _elsewhere.clear()

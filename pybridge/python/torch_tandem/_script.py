@@ -1,4 +1,4 @@
-"""Running an unchanged script as `__main__`, as the interpreter would."""
+"""Running of an unchanged script as `__main__`, as the interpreter does."""
 
 import io
 import os
@@ -15,15 +15,15 @@ class NotFound(Exception):
 
 @dataclass(frozen=True)
 class Script:
-    """What will run: a file, or a module found on the path."""
+    """The script to run: a file, or a module found on the path."""
 
     path: str
-    first_path: str  # what goes to sys.path[0]
+    first_path: str  # value for sys.path[0]
     spec: ModuleSpec | None = None
     module_code: CodeType | None = None
 
     def source(self) -> str:
-        """The text, for looking at it; empty if it cannot be read."""
+        """Return the script's text, or "" if it cannot be read."""
         try:
             with io.open_code(self.path) as file:
                 return file.read().decode(errors="replace")
@@ -32,7 +32,7 @@ class Script:
 
 
 def find_file(path: str) -> Script:
-    """The script at `path`, or the `__main__.py` of the directory there."""
+    """Return the script at `path`, or the `__main__.py` in it if it is a directory."""
     if os.path.isdir(path):
         main = os.path.join(path, "__main__.py")
         if not os.path.isfile(main):
@@ -44,7 +44,7 @@ def find_file(path: str) -> Script:
 
 
 def find_module(name: str) -> Script:
-    """The module or package `name`, as `python -m` finds it."""
+    """Return the module or package `name`, found as by `python -m`."""
     sys.path.insert(0, os.getcwd())
     try:
         _, spec, code = runpy._get_module_details(name)
@@ -56,7 +56,10 @@ def find_module(name: str) -> Script:
 
 
 def run(script: Script, args: list[str]) -> BaseException | None:
-    """Run `script` with `args`; what ends it comes back, with the script's own frames only."""
+    """Run `script` with `args` and return the exception that ends it, if any.
+
+    Its traceback has only the frames from the script on.
+    """
     main = ModuleType("__main__")
     main.__dict__.update(
         __file__=script.path,
@@ -66,7 +69,7 @@ def run(script: Script, args: list[str]) -> BaseException | None:
         __loader__=script.spec.loader if script.spec else SourceFileLoader("__main__", script.path),
         __cached__=None,
     )
-    # Pickling and worker processes look for the script's classes in the module of this name.
+    # Pickling and worker processes look for the script's classes in the module `__main__`.
     sys.modules["__main__"] = main
     sys.argv[:] = [script.path, *args]
     sys.path[0] = script.first_path
@@ -83,7 +86,7 @@ def _compile(path: str) -> CodeType:
 
 
 def _own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """What is left of `traceback` from the script's first frame on."""
+    """Return the part of `traceback` from the script's first frame on."""
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__") != "__main__":
         traceback = traceback.tb_next
     return traceback

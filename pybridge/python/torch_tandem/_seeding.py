@@ -1,7 +1,7 @@
 """Seeding in program order.
 
-The device draws from PyTorch's default CPU generator, on GraphRunner. So whoever reads or sets that
-generator's state on the host first waits for the draws that the program asked for before.
+GraphRunner draws the device's random numbers from PyTorch's default CPU generator. A method that reads or
+sets the generator's state on the host therefore first waits for the draws that the program issued earlier.
 """
 
 import functools
@@ -21,7 +21,7 @@ def _after_draws(method: Callable) -> Callable:
     return wrapper
 
 
-# Every method reads or sets the state, and `__reduce__` pickles it.
+# All public methods read or set the state, and `__reduce__` pickles it.
 _METHODS = [name for name, method in vars(torch.Generator).items() if callable(method) and name[0] != "_"]
 
 _OrderedGenerator = type(
@@ -32,7 +32,7 @@ _OrderedGenerator = type(
 
 
 def install() -> None:
-    """Put an ordered generator in the place of torch's default one."""
+    """Replace torch's default generator by one whose methods wait for pending draws."""
     generator = _OrderedGenerator()
     if not _core.share_default_generator(generator, torch.default_generator):
         raise RuntimeError("torch's default generator is not where this build of torch-tandem expects it")

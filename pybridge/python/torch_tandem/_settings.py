@@ -1,7 +1,7 @@
 """PyTorch's global settings in program order.
 
-Kernels read them when they run, which is later than the program issued them. So whoever changes one first
-waits for the work that was issued under the old one.
+Kernels read settings when they run, which is later than the program issues the ops. A function that changes a
+setting therefore first waits for pending work, which was issued under the old value.
 """
 
 import functools
@@ -11,7 +11,7 @@ import torch
 
 from torch_tandem import _core
 
-# What CPU kernels read. Settings that only choose between operators act when these are issued.
+# Setters of what CPU kernels read. Settings that only select an operator take effect when it is issued.
 _IN_TORCH_C = (
     "_set_blas_preferred_backend",
     "_set_cpu_allow_fp16_reduced_precision_reduction",
@@ -33,7 +33,7 @@ def install() -> None:
     """Make the functions that change settings wait for pending work."""
     for owner, names in ((torch._C, _IN_TORCH_C), (torch, _IN_TORCH)):
         for name in names:
-            # Not every PyTorch has all of them.
+            # Some versions of PyTorch lack some of these functions.
             if function := getattr(owner, name, None):
                 setattr(owner, name, _after_pending(function))
 

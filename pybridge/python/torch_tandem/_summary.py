@@ -12,25 +12,25 @@ from rich.table import Table
 
 from torch_tandem._findings import duration, findings, models, short_line, size, verdict
 
-_ROWS = 10  # of each table; the report has them all
-_WIDTH = 110  # where the output is not a terminal
+_ROWS = 10  # maximum number of rows of each table
+_WIDTH = 110  # width of output that does not go to a terminal, in characters
 
 
 def show(report: dict[str, Any], file: IO[str] | None = None) -> None:
-    """Print the summary, on stderr unless `file` says otherwise."""
+    """Print the summary to `file`, or to stderr if it is None."""
     file = file or sys.stderr
     _print(Console(file=file, width=None if file.isatty() else _WIDTH, highlight=False), report)
 
 
 def text(report: dict[str, Any]) -> str:
-    """The summary as plain text."""
+    """Return the summary as plain text."""
     file = io.StringIO()
     _print(Console(file=file, width=_WIDTH, highlight=False), report)
     return file.getvalue()
 
 
 def explanation(report: dict[str, Any]) -> str:
-    """The summary as plain text, with what explains it, and what to do, above it."""
+    """Return the verdict, the findings with their advice, and the summary, as plain text."""
     lines = [verdict(report)]
     for finding in findings(report):
         lines.append(f"- {finding.text} {finding.advice}".rstrip())
@@ -41,7 +41,7 @@ def explanation(report: dict[str, Any]) -> str:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    """The source line of an entry, as the shell would name its file."""
+    """Return the source line of an entry, with a short path."""
     return short_line(str(entry.get("line", "")))
 
 
@@ -117,7 +117,7 @@ def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
         yield f"divergences: {_total(divergences)}", _divergences(divergences)
     fetches = report.get("fetches", [])
     if fetches:
-        # One source line may hold several fetch points.
+        # A source line may contain several fetches.
         lines: dict[str, list[float]] = {}
         for fetch in fetches:
             total = lines.setdefault(_line(fetch), [0, 0])
@@ -145,7 +145,7 @@ def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
 
 
 def _divergences(entries: list[dict[str, Any]]) -> Table:
-    """By what they cost, or by how often they came where that is not known."""
+    """Return a table of divergences, sorted by cost or, if costs are not known, by count."""
     if not any("cost_us" in d for d in entries):
         entries = sorted(entries, key=lambda d: -d.get("count", 0))
         rows = [(d.get("count"), _line(d), d.get("op"), d.get("reason")) for d in entries]
@@ -153,7 +153,7 @@ def _divergences(entries: list[dict[str, Any]]) -> Table:
     entries = sorted(entries, key=lambda d: (-d.get("cost_us", 0), -d.get("count", 0)))
     rows = []
     for d in entries:
-        # Many columns: names are as short as can be.
+        # The table has many columns, so names are shortened.
         where, op, expected, got = (
             _line(d).rpartition(" in ")[0],
             *(str(d.get(name) or "").removeprefix("aten::") for name in ("op", "expected", "got")),
@@ -165,7 +165,7 @@ def _divergences(entries: list[dict[str, Any]]) -> Table:
 
 
 def _kernels(entries: list[dict[str, Any]], machine: dict[str, float]) -> Table:
-    """By what they took, each beside what the machine reaches."""
+    """Return a table of kernels with their time and their share of the machine's peak rates."""
     rows = []
     for kernel in entries:
         seconds = max(kernel["exec_us"], 1) / 1e6

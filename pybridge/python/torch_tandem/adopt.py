@@ -1,11 +1,11 @@
-"""Adoption: a script that names no device has its tensors made on Tandem.
+"""Adoption: a script that names no device has its tensors created on Tandem.
 
-The default tensor type does it: torch's argument parser asks it where a factory without `device=` shall
-allocate, so parameters and factories are made here and no call costs more than before (a default device set
-with `torch.set_default_device` slows down every call). Data that comes from NumPy or from files stays on the
-host and is fed where it meets a tandem tensor.
+Adoption sets torch's default tensor type, from which the argument parser takes the device of a factory that
+is called without `device=`. Parameters and results of factories are then created on Tandem, and calls do not
+become slower (`torch.set_default_device` slows down every call). Data from NumPy or from files stays on the
+host, and is fed to ops that also have tandem tensors.
 
-`auto` adopts unless the script names a device: `names_a_device` has the rule.
+With `--adopt auto`, a script is adopted unless it names a device; see `names_a_device`.
 """
 
 import ast
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# --- whether -----------------------------------------------------------------------------------
+# --- the decision to adopt ---------------------------------------------------------------------
 
 _DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
 
@@ -28,13 +28,13 @@ _DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
 def names_a_device(source: str) -> bool:
     """Whether a script chooses devices itself.
 
-    It does if one of the words above is part of a name, an attribute, a keyword or a string in it. Comments
-    and docstrings do not count.
+    It does if a name, attribute, keyword or string in it contains one of `_DEVICE_WORDS`. Comments and
+    docstrings are ignored.
     """
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return True  # running the script will tell
+        return True  # running the script will raise the error
     words = (text.lower() for text in _words(tree))
     return any(device in word for word in words for device in _DEVICE_WORDS)
 
@@ -43,18 +43,18 @@ def _words(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant()):
-                node.value.value = None  # a docstring; its Constant comes later in this walk
+                node.value.value = None  # a docstring, whose Constant the walk visits later
             case ast.Name(id=text) | ast.Attribute(attr=text) | ast.Constant(value=str(text)):
                 yield text
             case ast.keyword(arg=str(text)) | ast.arg(arg=text) | ast.alias(name=text):
                 yield text
 
 
-# --- where factories allocate ------------------------------------------------------------------
+# --- the device of factories -------------------------------------------------------------------
 
 
 class _TensorType(ctypes.Structure):
-    """What follows the PyTypeObject in a legacy tensor type such as `torch.cuda.FloatTensor`."""
+    """The C++ fields after the PyTypeObject of a legacy tensor type such as `torch.cuda.FloatTensor`."""
 
     _fields_ = (
         ("is_cuda", ctypes.c_bool),
@@ -73,7 +73,7 @@ _FLOAT = 6  # c10::ScalarType
 def _allocate_on_tandem() -> None:
     """Make the device of the default tensor type `tandem`.
 
-    torch has no tensor type of an out-of-tree device, so one of CUDA's poses as it during the call.
+    torch has no tensor types for out-of-tree devices. A CUDA tensor type is modified during the call instead.
     """
     legacy = torch.cuda.FloatTensor
     address = id(legacy) + ctypes.string_at(id(legacy), 500).find(_NAME) - _TensorType.name.offset
@@ -100,17 +100,17 @@ def _allocate_on_host() -> None:
 
 def _set_default_type(tensor_type: type) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the function is deprecated in favour of the slow one
+        warnings.simplefilter("ignore")  # deprecated in favour of torch.set_default_device, which is slow
         torch._C._set_default_tensor_type(tensor_type)
 
 
-# --- what host code may do with such tensors ---------------------------------------------------
+# --- adopted tensors in host code --------------------------------------------------------------
 
 
 def install() -> None:
-    """Adopt the tensors that the process makes from now on."""
+    """Adopt the tensors that the process creates from now on."""
     _allocate_on_tandem()
-    # Data loading workers have no GraphRunner and make host tensors, as without Tandem.
+    # Data loading workers have no GraphRunner, so they create host tensors, as they do without Tandem.
     os.register_at_fork(after_in_child=_allocate_on_host)
     torch.Tensor.numpy = _numpy
     torch._tensor_str._add_suffixes = _add_suffixes
@@ -123,7 +123,7 @@ _original_numpy = torch.Tensor.numpy
 
 
 def _numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-    """`Tensor.numpy` of an adopted tensor is a copy: read-only, so that a lost write is an error."""
+    """`Tensor.numpy`, which returns a read-only copy of an adopted tensor, so that writes to it raise."""
     if self.device.type != "tandem":
         return _original_numpy(self, force=force)
     array = _original_numpy(self.cpu(), force=force)
@@ -135,19 +135,20 @@ _original_add_suffixes = torch._tensor_str._add_suffixes
 
 
 def _add_suffixes(text: str, suffixes: list[str], *args: Any, **kwargs: Any) -> str:
-    """Printed tensors name no device, whether they were adopted or are data on the host."""
+    """Suffixes of printed tensors, without the device: adopted and host tensors print alike."""
     return _original_add_suffixes(text, [s for s in suffixes if s != "device='cpu'"], *args, **kwargs)
 
 
 def _location(storage: Any) -> str | None:
-    """Checkpoints of adopted tensors say "cpu", as the script's author would find it."""
+    """Location tag of adopted tensors in checkpoints: "cpu", as without Tandem."""
     return "cpu" if storage.device.type == "tandem" else None
 
 
 def _keep_step_counts_on_host(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Optimizers make their step counts with a bare `torch.tensor(0.0)` and read them in every step.
+    """Move the step counts of an optimizer to the host.
 
-    They are meant to be on the host; here they would be a fetch for each parameter and step.
+    Optimizers create them with `torch.tensor(0.0)`, intended for the host, and read them in every step. On
+    Tandem each read would be a fetch.
     """
     seen = getattr(optimizer, "_tandem_states_seen", 0)
     if len(optimizer.state) == seen:
@@ -166,9 +167,10 @@ def _keep_step_counts_on_host(optimizer: torch.optim.Optimizer, args: Any, kwarg
 
 
 def _workers_read_host_tensors() -> None:
-    """Tensors that a data loading worker will read go to the host before it starts.
+    """Move tensors that data loading workers can read to the host before the workers start.
 
-    A forked child cannot use the device. The tensors keep their identity; what comes of them is fed.
+    A forked child cannot use the device. The Python tensor objects stay the same. Ops of the program that use
+    them afterwards are fed with host tensors.
     """
     loading = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
     original = loading.__init__
@@ -185,7 +187,7 @@ def _workers_read_host_tensors() -> None:
 
 
 def _reachable_tensors(roots: Any) -> Iterator[torch.Tensor]:
-    """The tensors that `roots` hold in containers, attributes, closures and the globals that methods name."""
+    """Yield the tensors that `roots` refer to through containers, attributes, closures and used globals."""
     seen: set[int] = set()
     pending = [roots]
     while pending:
@@ -201,11 +203,11 @@ def _reachable_tensors(roots: Any) -> Iterator[torch.Tensor]:
             pending += [value.__globals__[name] for name in code.co_names if name in value.__globals__]
             pending += value.__defaults__ or ()
         elif isinstance(value, type):
-            # Code of libraries holds no tensors of the script.
+            # Classes of these libraries hold no tensors of the script.
             if value.__module__.split(".")[0] not in _LIBRARIES:
                 pending += vars(value).values()
         elif not isinstance(value, types.ModuleType):
-            # What the garbage collector does not track (numbers, strings, arrays) refers to no tensor.
+            # Objects that the garbage collector does not track (numbers, strings, arrays) hold no tensors.
             pending += filter(gc.is_tracked, gc.get_referents(value))
 
 

@@ -1,4 +1,4 @@
-"""What a program may ask of Tandem."""
+"""The functions that a program can call."""
 
 import json
 import os
@@ -15,10 +15,10 @@ def is_available() -> bool:
 
 
 def list_devices() -> list[dict[str, Any]]:
-    """The graphics adapters that Tandem can run on; `TANDEM_DEVICE` takes their numbers and names.
+    """Return the graphics adapters that Tandem can run on; `TANDEM_DEVICE` accepts their indices and names.
 
     Each has `index`, `name`, `backend`, `kind` (`discrete`, `integrated`, `virtual` or `software`), `driver`,
-    `features` and `max_binding`, the most bytes that a kernel can reach in one tensor.
+    `features` and `max_binding`, the maximum size in bytes of a kernel's binding to a buffer.
     """
     return json.loads(_core.list_devices())
 
@@ -26,65 +26,65 @@ def list_devices() -> list[dict[str, Any]]:
 def mark_step() -> None:
     """End an iteration here.
 
-    `optimizer.step()` does it by itself; call this in loops that have no optimizer.
+    `optimizer.step()` does this automatically. Call this function in loops that have no optimizer.
     """
     _core.mark_step()
 
 
 def synchronize() -> None:
-    """Wait for all pending work, and raise what failed in it."""
+    """Wait for all pending work, and raise the first exception of an op that nothing has read yet."""
     _core.synchronize()
 
 
 def set_mode(mode: Mode) -> None:
-    """Choose how operators run, from the next one on.
+    """Set how operators run, from the next one on.
 
-    `"coexec"` traces, then co-executes. `"lazy"` does too, but runs nothing before a value is needed.
-    `"trace"` runs every operator at once, on the device, and records nothing.
+    `"coexec"` traces, then co-executes. `"lazy"` does the same, but runs nothing until a value is needed.
+    `"trace"` runs every operator immediately, on the device, and records nothing.
     """
     _core.set_mode(mode)
 
 
 def mode() -> Mode:
-    """The mode set by `set_mode`, the environment or `tandem run --mode`."""
+    """Return the mode, which `set_mode`, `TANDEM_MODE` or `tandem run --mode` has set."""
     return _core.mode()
 
 
 def report() -> dict[str, Any]:
-    """What happened so far, as plain data."""
+    """Return the counters of the run so far, as plain data."""
     data = json.loads(_core.report())
     data["notes"] = [*data.get("notes", []), *_notes.lines()]
     data["models_elsewhere"] = _residence.models()
-    # Kernels of a GPU are not timed one by one.
+    # GPU kernels are not timed individually, so only the cpu executor is compared with the machine's peaks.
     if data.get("kernels") and data.get("executor") == "cpu":
         data["machine"] = _machine.peaks()
     return data
 
 
 def reset() -> None:
-    """Forget all traces: what follows is traced as a program that begins. Tensors stay as they are."""
+    """Forget all traces, so that tracing starts again as in a new program. Tensors do not change."""
     _core.reset()
 
 
 def reset_report() -> None:
-    """Start counting anew."""
+    """Reset the counters of the report."""
     _notes.clear()
     _residence.clear()
     _core.reset_report()
 
 
 def summary() -> str:
-    """The report as the text that `tandem run` ends with."""
+    """Return the report as the text that `tandem run` prints at the end."""
     return _summary.text(report())
 
 
 def explain() -> None:
-    """Print what happened so far, why, and what to do about it."""
+    """Print the report with explanations and advice."""
     print(_summary.explanation(report()), end="")
 
 
 def save_report(path: str | os.PathLike[str]) -> None:
-    """Write the report as a page: one HTML file that explains the program's speed. See docs/report.md."""
+    """Write the report as a single HTML file that explains the program's speed. See docs/report.md."""
     _core.drain()
     _report.write(os.fspath(path), report(), _timeline(), _graph())
 
@@ -96,7 +96,7 @@ def save_trace(path: str | os.PathLike[str]) -> None:
 
 
 def save_graph(path: str | os.PathLike[str]) -> None:
-    """Write the symbolic graph: as a picture (`.svg`), for Graphviz (`.dot`), or else as text."""
+    """Write the symbolic graph as an image (`.svg`), for Graphviz (`.dot`), or as text (other endings)."""
     form = {".svg": "svg", ".dot": "dot"}.get(os.path.splitext(path)[1], "text")
     with open(path, "w", encoding="utf-8") as file:
         file.write(_core.symbolic(form))
@@ -105,7 +105,7 @@ def save_graph(path: str | os.PathLike[str]) -> None:
 def record(on: bool = True) -> None:
     """Record the timeline and measure each operator, for `save_report` and `save_trace`.
 
-    `tandem run --report` and `--trace` do it by themselves.
+    `tandem run` does this itself if `--report` or `--trace` is given.
     """
     _core.record(on)
 

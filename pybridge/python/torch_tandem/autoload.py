@@ -1,9 +1,9 @@
-"""`tandem autoload on`: lets `import torch` bring the tandem device with it.
+"""`tandem autoload on`: makes `import torch` register the tandem device.
 
-torch imports and calls every entry point of the group `torch.backends`, so a package that declares one is
-loaded by every `import torch`. We declare none. The switch installs one as a distribution of its own, which
-pip lists and uninstalls as torch-tandem-autoload and which stays harmless when torch-tandem is removed first.
-With it, a process still asks for the device by `TANDEM_AUTOLOAD=1`.
+torch imports and calls every entry point of the group `torch.backends`, so every `import torch` loads the
+packages that declare one. torch-tandem declares none. `tandem autoload on` installs one as a separate
+distribution, which pip lists and uninstalls as torch-tandem-autoload, and which does no harm if torch-tandem
+is removed first. A process must still request the device with `TANDEM_AUTOLOAD=1`.
 """
 
 import shutil
@@ -21,7 +21,7 @@ METADATA["RECORD"] = "".join(f"{f},,\n" for f in (HOOK, *(f"{DIST_INFO}/{n}" for
 
 
 def site_packages() -> Path:
-    """Where torch-tandem is installed; for an editable install, that is not where this file is."""
+    """Return the folder where torch-tandem is installed; an editable install has this file elsewhere."""
     return Path(distribution("torch-tandem").locate_file(""))
 
 
@@ -44,7 +44,7 @@ def turn_off() -> None:
 
 
 def main(args: list[str]) -> int:
-    """`tandem autoload [on | off]`; without an argument it says which it is."""
+    """Run `tandem autoload [on | off]`; without an argument, print the state."""
     if args == ["on"]:
         turn_on()
     elif args == ["off"]:

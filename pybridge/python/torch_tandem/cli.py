@@ -11,7 +11,7 @@ USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the return value is the exit status."""
+    """Run the command line and return the exit status."""
     options = _parse(sys.argv[1:] if argv is None else argv)
     return _devices() if options.command == "devices" else _run(options)
 
@@ -79,7 +79,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _devices() -> int:
-    """List what there is to run on."""
+    """Print the available devices."""
     from rich.console import Console
     from rich.table import Table
 
@@ -100,7 +100,7 @@ def _devices() -> int:
 
 
 def _writable(path: str) -> str:
-    """A file that can be written when the script has ended, wherever it has gone by then."""
+    """Return the absolute path of a file to write, which stays valid if the script changes the directory."""
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
     if not os.access(folder, os.W_OK) or os.path.isdir(path):
@@ -140,13 +140,13 @@ def _run(options: argparse.Namespace) -> int:
     process = os.getpid()
     error = _script.run(script, args)
     status = _show(error)
-    if os.getpid() == process:  # a child that the script forked ends here, too
+    if os.getpid() == process:  # a child that the script forked also gets here
         status = _finish(options, status)
     return _exit(error, status)
 
 
 def _show(error: BaseException | None) -> int:
-    """Report what ended the script as Python does; the exit status that goes with it."""
+    """Print the exception that ended the script, as Python does, and return the exit status."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):
@@ -159,14 +159,14 @@ def _show(error: BaseException | None) -> int:
 
 
 def _finish(options: argparse.Namespace, status: int) -> int:
-    """Wait for what is pending, and tell what happened; the exit status may become a failure."""
+    """Wait for pending work and write the reports. Return the exit status, 1 if something here fails."""
     from torch_tandem import _summary, api
 
     sys.stdout.flush()
     try:
         api.synchronize()
     except Exception as late:
-        if status == 0:  # else it is most likely what the script died of
+        if status == 0:  # otherwise this exception has most likely ended the script already
             print(f"tandem: an operator whose result was never read failed: {late}", file=sys.stderr)
             status = 1
     report = api.report()
@@ -194,7 +194,7 @@ def _write_json(path: str, report: dict[str, Any]) -> None:
 
 def _exit(error: BaseException | None, status: int) -> int:
     if isinstance(error, KeyboardInterrupt):
-        # Python ends so too: the shell sees a process that the signal ended.
+        # Like Python, end by the signal itself, so that the shell sees a process that SIGINT ended.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return status

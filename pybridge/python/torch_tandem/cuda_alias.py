@@ -1,13 +1,12 @@
-"""Making "cuda" mean Tandem for a script that asks for a GPU.
+"""The alias "cuda": a script that asks for a GPU runs on Tandem.
 
-The C++ side turns factories and moves that name CUDA into tandem ones. This file makes `torch.cuda` and the
-functions around it look right. Everything is replaced once, before the script starts; no call pays for it
-later.
+The C++ side makes factories and moves that name CUDA create tandem tensors. This module replaces `torch.cuda`
+and related functions. Everything is replaced once, before the script starts, so calls have no overhead.
 
-What cannot look alike (docs/cuda_alias.md names affected libraries): `tensor.device` is `tandem:0`, so
-`tensor.device.type == "cuda"` is false and `tensor.device == torch.device("cuda:0")` too; raw pointers and
-CUDA extensions (Triton, CuPy, custom kernels) have nothing to work on; the device's generator is PyTorch's
-default CPU generator.
+Some differences remain (docs/cuda_alias.md lists affected libraries). `tensor.device` is `tandem:0`, so
+`tensor.device.type == "cuda"` and `tensor.device == torch.device("cuda:0")` are false. Raw pointers and CUDA
+extensions (Triton, CuPy, custom kernels) do not work. The device's generator is PyTorch's default CPU
+generator.
 """
 
 import functools
@@ -19,7 +18,7 @@ import torch
 
 from torch_tandem import _core, device
 
-# Replaced in torch.cuda, and in its submodules where a name lives there.
+# Names that are replaced in torch.cuda, and in its submodules that define them.
 _DEVICE_NAMES = (
     "DeviceProperties",
     "Event",
@@ -71,7 +70,7 @@ _DEVICE_NAMES = (
 
 
 def install() -> None:
-    """Make "cuda" mean Tandem in this process, for good."""
+    """Make "cuda" an alias of Tandem in this process. This cannot be undone."""
     _core.enable_cuda_alias()
     _torch_cuda()
     _tensors()
@@ -87,7 +86,7 @@ def _torch_cuda() -> None:
         for module in (cuda, cuda.memory, cuda.random, cuda.streams):
             if module is cuda or hasattr(module, name):
                 setattr(module, name, getattr(device, name))
-    # Older names of the same things.
+    # Deprecated aliases in torch.cuda, and functions that have nothing to do here.
     cuda.memory_cached = device.memory_reserved
     cuda.max_memory_cached = device.max_memory_reserved
     cuda.reset_max_memory_allocated = device.reset_peak_memory_stats
@@ -101,7 +100,7 @@ def _torch_cuda() -> None:
 
 
 class _NoGraph:
-    """A class, as programs use the originals in annotations."""
+    """Placeholder for CUDA graphs; a class, because programs use the originals in annotations."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("Tandem has no CUDA graphs: it replays the program's operators by itself")
@@ -112,7 +111,7 @@ def _tensors() -> None:
 
 
 def _as_tandem(name: Any) -> Any:
-    """`name` with "cuda" replaced, whether it is a string, a torch.device or something else."""
+    """Return `name` with "cuda" replaced by "tandem" if it is a string or a torch.device, else unchanged."""
     if isinstance(name, torch.device):
         return torch.device("tandem", name.index or 0) if name.type == "cuda" else name
     if isinstance(name, str) and name.split(":")[0] == "cuda":
@@ -123,7 +122,7 @@ def _as_tandem(name: Any) -> Any:
 def _generators() -> None:
     original = torch._C.Generator
 
-    # The C type cannot be changed, and isinstance must go on working for the generators that it makes.
+    # The C type is immutable, and isinstance must still accept the generators that it creates.
     class GeneratorType(type(original)):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
@@ -138,7 +137,7 @@ def _generators() -> None:
 
 
 def _autocast() -> None:
-    # Operators on tandem tensors look at the autocast state of "tandem" alone, so "cuda" has none of its own.
+    # Operators on tandem tensors use the autocast state of "tandem" only, so "cuda" refers to that state.
     get_enabled, set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
     get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
 
@@ -170,7 +169,7 @@ def _autocast() -> None:
 
 
 def _checkpoints() -> None:
-    # A checkpoint says "cuda:0", as the script's author would find it; torch looks at low numbers first.
+    # Checkpoints contain the location "cuda:0", as on a GPU. torch tries packages with low priorities first.
     def tag(storage: Any) -> str | None:
         return f"cuda:{storage.device.index}" if storage.device.type == "tandem" else None
 
@@ -179,17 +178,17 @@ def _checkpoints() -> None:
         if named is None:
             return None
         index = int(named[1] or 0)
-        # A checkpoint of a machine with more devices still loads.
+        # An index without a device becomes 0, so that checkpoints of machines with more devices load.
         return storage.to(device=torch.device("tandem", index if index < device.device_count() else 0))
 
     torch.serialization.register_package(5, tag, restore)
 
 
 def _data_parallel() -> None:
-    # DataParallel compares the devices of tensors with the one that it believes to use.
+    # DataParallel compares the devices of tensors with the available device type.
     def available() -> str:
         return "tandem"
 
     torch._utils._get_available_device_type = available
-    # As an attribute, torch.nn.parallel.data_parallel is a function.
+    # The attribute torch.nn.parallel.data_parallel is a function, so the module is looked up in sys.modules.
     sys.modules["torch.nn.parallel.data_parallel"]._get_available_device_type = available

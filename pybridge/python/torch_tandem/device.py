@@ -1,4 +1,4 @@
-"""The device module: what PyTorch and programs find as `torch.tandem`."""
+"""The device module, which PyTorch and programs use as `torch.tandem`."""
 
 import os
 from collections import OrderedDict
@@ -18,13 +18,13 @@ default_stream = streams.default_stream
 set_stream = streams.set_stream
 stream = streams.stream
 
-# torch asks for the storage class of a default tensor type by this name.
+# torch looks up the storage classes of default tensor types by these names.
 FloatStorage = torch.FloatStorage
 DoubleStorage = torch.DoubleStorage
 HalfStorage = torch.HalfStorage
 BFloat16Storage = torch.BFloat16Storage
 
-# On the cpu executor the device draws from PyTorch's default CPU generator.
+# On the cpu executor, the device draws random numbers from PyTorch's default CPU generator.
 default_generators = (torch.default_generator,)
 
 
@@ -37,12 +37,12 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Always: importing the package is all there is to do."""
+    """Always true: importing the package initializes the device."""
     return True
 
 
 def init() -> None:
-    """Nothing to do: importing the package has done it."""
+    """Do nothing: importing the package initializes the device."""
 
 
 def _lazy_init() -> None:
@@ -54,22 +54,22 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """As many as `TANDEM_DEVICE` lists, else one; none in a forked child."""
+    """Number of devices: as many as `TANDEM_DEVICE` lists, or 1; 0 in a forked child."""
     return _core.device_count() if is_available() else 0
 
 
 def current_device() -> int:
-    """The index of this thread's current device."""
+    """Return the index of this thread's current device."""
     return _core.current_device()
 
 
 def set_device(device: Any) -> None:
-    """Make `device` this thread's current one."""
+    """Make `device` the current device of this thread."""
     _core.set_device(_index(device))
 
 
 class device:
-    """A context in which `device` is current; with None nothing changes."""
+    """Context manager that makes `device` current; with None it changes nothing."""
 
     def __init__(self, device: Any) -> None:
         self.idx = _index(device)
@@ -84,7 +84,7 @@ class device:
 
 
 class device_of(device):
-    """A context in which the device of `obj` is current."""
+    """Context manager that makes the device of `obj` current."""
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.device if obj.device.type == "tandem" else None)
@@ -100,7 +100,7 @@ _maybe_exchange_device = _exchange_device
 
 
 def _index(device: Any) -> int:
-    """The index that `device` (an int, a string, a torch.device, or None for the current one) names."""
+    """Return the index of `device`: an int, a string, a torch.device, or None for the current device."""
     if isinstance(device, str):
         device = torch.device(device)
     index = device.index if isinstance(device, torch.device) else device
@@ -113,7 +113,7 @@ def _index(device: Any) -> int:
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for all pending work, and raise what failed in it."""
+    """Wait for all pending work, and raise the first exception of an op that nothing has read yet."""
     _core.synchronize()
 
 
@@ -122,7 +122,7 @@ def synchronize(device: Any = None) -> None:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What is known of the device, under the names that CUDA programs use."""
+    """Properties of the device, under the names that CUDA programs use."""
 
     name: str
     major: int
@@ -139,44 +139,44 @@ class DeviceProperties:
     is_multi_gpu_board: int = 0
 
 
-# A capability that says "16-bit types are fine" to programs that ask before using them.
+# Programs that check the capability before they use 16-bit dtypes find them supported.
 _CAPABILITY = (8, 0)
 
 
 def get_device_name(device: Any = None) -> str:
-    """A name for people."""
+    """Return a readable name of the device."""
     return "Tandem (cpu)"
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """A capability in CUDA's terms, as programs ask for one to choose their types."""
+    """Return a CUDA compute capability, which programs use to choose dtypes."""
     return _CAPABILITY
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """The device's properties."""
+    """Return the device's properties."""
     _index(device)
     major, minor = _CAPABILITY
     return DeviceProperties(get_device_name(), major, minor, mem_get_info()[1], os.cpu_count() or 1)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The types that autocast may cast to."""
+    """Return the dtypes that autocast may cast to."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Yes."""
+    """Always true."""
     return True
 
 
 def is_tf32_supported() -> bool:
-    """No: float32 is computed as float32."""
+    """Always false: float32 is computed in float32."""
     return False
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:
-    """No: copies between devices go through the host."""
+    """Always false: copies between devices go through the host."""
     return False
 
 
@@ -206,18 +206,18 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
-    """The seed of the device's generator."""
+    """Return the seed of the device's generator."""
     return torch.default_generator.initial_seed()
 
 
 def get_rng_state(device: Any = "tandem") -> torch.Tensor:
-    """The state of the device's generator, after all draws that the program has asked for."""
+    """Return the state of the device's generator, after all draws that the program has issued."""
     _core.wait_random()
     return torch.default_generator.get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of the generators of all devices."""
+    """Return the states of the generators of all devices."""
     return [get_rng_state()]
 
 
@@ -237,51 +237,51 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes in the device's live storages."""
+    """Return the bytes in live storages of the device."""
     return _core.memory_allocated(_index(device))
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that were in the device's live storages at once."""
+    """Return the maximum of `memory_allocated` since the last reset of the peak."""
     return _core.max_memory_allocated(_index(device))
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes in the device's live storages, and those that are kept for the next ones."""
+    """Return the bytes in live storages of the device plus those that are kept for reuse."""
     return torch.accelerator.memory_reserved(_index(device))
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """The most bytes that were in the device's live storages at once, or are reserved now."""
+    """Return the maximum of `max_memory_allocated` and `memory_reserved`."""
     return torch.accelerator.max_memory_reserved(_index(device))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Start looking for the peak anew."""
+    """Reset the peak of allocated memory to the current value."""
     _core.reset_peak_memory_stats(_index(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Count what is allocated and freed from now."""
+    """Reset the counters of allocated and freed bytes."""
     torch.accelerator.reset_accumulated_memory_stats(_index(device))
 
 
 def memory_stats(device: Any = None) -> OrderedDict[str, int]:
-    """Memory statistics under CUDA's names."""
+    """Return memory statistics under CUDA's names."""
     return torch.accelerator.memory_stats(_index(device))
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """Memory in use, as text."""
+    """Return the memory in use, as text."""
     return f"allocated {memory_allocated(device)} bytes, peak {max_memory_allocated(device)} bytes"
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total bytes; on the cpu executor those of the machine."""
+    """Return the free and the total memory of the host, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
 def empty_cache() -> None:
-    """Give unused memory back to the system."""
+    """Return unused memory to the system."""
     _core.empty_cache()

@@ -9,7 +9,7 @@ from torch_tandem import _core
 
 
 class Stream(torch.Stream):
-    """The only queue under any name: work on every stream and device runs in program order."""
+    """A name for the only queue: work on all streams and devices runs in program order."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> "Stream":
         if isinstance(device, str):
@@ -23,18 +23,18 @@ class Stream(torch.Stream):
         _core.synchronize()
 
     def query(self) -> bool:
-        """Whether all pending work is done; it waits for that, so it always is."""
+        """Wait for all pending work and return True."""
         _core.synchronize()
         return True
 
     def wait_event(self, event: "Event") -> None:
-        """Nothing to do: program order already waits."""
+        """Do nothing: all work runs in program order."""
 
     def wait_stream(self, stream: torch.Stream) -> None:
-        """Nothing to do: program order already waits."""
+        """Do nothing: all work runs in program order."""
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        """Record `event`, or a new one, here."""
+        """Record `event`, or a new event, at this point and return it."""
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -43,7 +43,7 @@ class Stream(torch.Stream):
 class Event:
     """A point in program order.
 
-    One with `enable_timing` waits for the work before it when it is recorded, so that its time is true.
+    Recording an event with `enable_timing` first waits for all earlier work, so that its time is correct.
     """
 
     def __init__(
@@ -53,25 +53,25 @@ class Event:
         self._time: float | None = None
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Mark this point."""
+        """Record this point in program order."""
         if self._timing:
             _core.synchronize()
         self._time = time.perf_counter()
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Nothing to do: program order already waits."""
+        """Do nothing: all work runs in program order."""
 
     def query(self) -> bool:
-        """Whether the work before the event is done; it waits for that, so it always is."""
+        """Wait for all pending work and return True."""
         self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Wait for the work before the event."""
+        """Wait for all pending work, including the work before the event."""
         _core.synchronize()
 
     def elapsed_time(self, end_event: "Event") -> float:
-        """Milliseconds from this event to `end_event`."""
+        """Return the time from this event to `end_event`, in milliseconds."""
         if not (self._timing and end_event._timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._time is None or end_event._time is None:
@@ -80,7 +80,7 @@ class Event:
 
 
 class StreamContext:
-    """What `with stream(s):` gives; it changes nothing."""
+    """Context manager of `with stream(s):`, which changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
@@ -93,19 +93,19 @@ class StreamContext:
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:
-    """A context in which work goes to `stream`, in program order like all work."""
+    """Return a context manager for work on `stream`, which runs in program order like all work."""
     return StreamContext(stream)
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The device's queue."""
+    """Return a stream of the device."""
     return Stream(device)
 
 
 def default_stream(device: Any = None) -> Stream:
-    """The device's queue."""
+    """Return a stream of the device."""
     return Stream(device)
 
 
 def set_stream(stream: torch.Stream) -> None:
-    """Nothing to do: there is one queue."""
+    """Do nothing: there is only one queue."""

@@ -1,7 +1,7 @@
-"""The report as a page: one HTML file that loads nothing.
+"""The report as a page: one HTML file that loads no other files.
 
-The page's text, style and scripts are files of this package, put together here. Data goes in as JSON, and the
-scripts make text nodes of it only, so that whatever a path or an operator is called stays text.
+This module assembles the page from the text, style and scripts in this package. Data is embedded as JSON. The
+scripts only create text nodes from it, so markup in the names of paths and operators has no effect.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any
 
 from torch_tandem import _findings
 
-# In this order: each uses what those before it define.
+# In order of dependency: a script uses definitions of earlier ones.
 _SCRIPTS = ("basics", "tables", "zoom", "timeline", "model", "layout", "picture", "explorer", "main")
-_MOST_EVENTS = 20_000  # of the timeline, the newest; the trace file has all
-_MOST_SOURCES = 5_000
+_MOST_EVENTS = 20_000  # newest events of the timeline that the page shows; the trace file has all
+_MOST_SOURCES = 5_000  # source lines whose text the page has
 
 
 def page(
@@ -24,7 +24,7 @@ def page(
     timeline: dict[str, Any] | None = None,
     graph: dict[str, Any] | None = None,
 ) -> str:
-    """The page as text."""
+    """Return the page's HTML."""
     data = {
         "about": _about(),
         **_findings.as_data(report),
@@ -68,13 +68,13 @@ def _escaped(text: str) -> str:
 
 
 def _as_script(data: Any) -> str:
-    """JSON that an HTML parser reads past; it is still JSON."""
+    """Return JSON whose characters that are special in HTML are escaped, for a script element."""
     text = json.dumps(data, separators=(",", ":"), default=str)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _printable(text: str) -> str:
-    """Text that UTF-8 can hold: paths may have bytes that are no characters."""
+    """Replace characters that UTF-8 cannot encode, such as undecodable bytes of paths."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -97,14 +97,14 @@ def _about() -> dict[str, Any]:
 
 
 def _newest(timeline: dict[str, Any]) -> dict[str, Any]:
-    """The timeline, cut so that the page stays small."""
+    """Return the newest events of the timeline, so that the page stays small."""
     kept = {name: timeline.get(name, [])[-_MOST_EVENTS:] for name in ("python", "runner", "steps")}
     cut = sum(len(timeline.get(name, [])) - len(events) for name, events in kept.items())
     return {**kept, "dropped": timeline.get("dropped", 0) + cut}
 
 
 class _Table:
-    """Equal values once, by number."""
+    """Distinct values, numbered in the order in which they were added."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -117,7 +117,7 @@ class _Table:
 
 
 def _packed(graph: dict[str, Any]) -> dict[str, Any]:
-    """The graph with its strings and stacks once each: nodes share most of them."""
+    """Return the graph with strings and stacks in tables, because nodes share most of them."""
     strings, stacks = _Table(), _Table()
     nodes = []
     for node in graph.get("nodes", []):
@@ -145,7 +145,7 @@ def _packed(graph: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sources(report: dict[str, Any], graph: dict[str, Any] | None) -> dict[str, str]:
-    """The text of each line that the page names."""
+    """Return the text of each source line that the page names."""
     names = ("divergences", "fetches", "feeds", "lines")
     lines = {entry.get("line", "") for name in names for entry in report.get(name, [])}
     lines.update(line for kernel in report.get("kernels", []) for line in kernel["lines"])
