@@ -7,7 +7,7 @@ use crate::gpu::ops::elementwise::launch;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::ir::E;
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "glu" => glu,

@@ -7,7 +7,7 @@ use crate::gpu::ops::Lower;
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "_thnn_fused_lstm_cell" => lstm,

@@ -12,7 +12,7 @@ use crate::gpu::store::{Ref, Store, Tensor};
 use crate::ir::{E, Mem, Ty, larger, smaller};
 use crate::ops::pointwise::{Args, LERP, Op, find};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     let inner = base.strip_prefix("_foreach_")?;
     Some(match inner {

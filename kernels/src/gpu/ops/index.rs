@@ -13,7 +13,7 @@ use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "gather" => gather,

@@ -11,7 +11,7 @@ use crate::gpu::ops::types::{channels_last, preserved, result_type, suggests_cha
 use crate::ir::{E, Mem, Ty};
 use crate::shapes::is_contiguous;
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "cat" | "concat" | "concatenate" => cat,

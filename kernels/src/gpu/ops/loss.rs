@@ -10,7 +10,7 @@ use crate::gpu::ops::types::{broadcast, output_strides, preserved, result_type};
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "mse_loss" | "smooth_l1_loss" | "huber_loss" | "soft_margin_loss" => loss,

@@ -9,7 +9,7 @@ use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Store, Word};
 use crate::ir::{E, Mem, Ty, larger};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "_fused_adam" | "_fused_adamw" => adam,

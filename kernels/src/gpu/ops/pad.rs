@@ -10,7 +10,7 @@ use crate::gpu::ops::types::{preserved, suggested};
 use crate::gpu::store::{Tensor, Word};
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "constant_pad_nd" => constant_pad,

@@ -12,7 +12,7 @@ use crate::gpu::ops::types::suggested;
 use crate::gpu::store::Put;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "max_pool2d_with_indices" | "max_pool3d_with_indices" => max_pool,

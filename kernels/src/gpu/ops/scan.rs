@@ -12,7 +12,7 @@ use crate::gpu::ops::reduce::{FILL, exponentials, kept_as};
 use crate::gpu::ops::softmax::{Rows, at};
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "cumsum" | "cumprod" => sums,

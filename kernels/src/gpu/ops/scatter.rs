@@ -16,7 +16,7 @@ use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Put, Store};
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "scatter" => scatter,

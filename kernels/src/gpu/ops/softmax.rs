@@ -12,7 +12,7 @@ use crate::gpu::ops::reduce::{Space, exponentials, launch};
 use crate::gpu::ops::{Lower, elementwise};
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "_softmax" | "_log_softmax" | "_safe_softmax" => forward,

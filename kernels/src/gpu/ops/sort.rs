@@ -16,7 +16,7 @@ use crate::gpu::ops::index::{at_least_1d, bits, moved, position, target, window}
 use crate::gpu::ops::types::{is_dense, preserved};
 use crate::ir::{Bin, E, Mem, Ty, Un};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "sort" => sort,

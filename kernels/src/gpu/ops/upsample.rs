@@ -14,7 +14,7 @@ use crate::gpu::ops::types::suggested;
 use crate::gpu::store::{Put, Tensor};
 use crate::ir::{E, Mem, Ty, Un};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "upsample_nearest1d" | "upsample_nearest2d" | "upsample_nearest3d" => forward,

@@ -8,7 +8,7 @@ use crate::gpu::ops::index::{moved, target, window, zero};
 use crate::gpu::ops::types::preserved;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "select_backward" => |l| backward(l, Select::of),
