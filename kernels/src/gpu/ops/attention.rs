@@ -429,8 +429,8 @@ fn forward(l: &mut Lowering<'_>) -> Option<()> {
     t.launch(l, s.batch * s.heads, ceil_div(s.queries, ROWS), &body)
 }
 
-/// `_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
-/// attn_mask, scale)`.
+/// `_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p,
+/// is_causal, attn_mask, scale)`.
 fn backward(l: &mut Lowering<'_>) -> Option<()> {
     let a = Attention::of(l, 1, 6)?;
     let s = a.shape;

@@ -772,8 +772,8 @@ fn convolution(l: &mut Lowering<'_>) -> Option<()> {
     }
 }
 
-/// `convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-/// output_mask)`.
+/// `convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+/// groups, output_mask)`.
 fn convolution_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, input, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let options = Options::of(l, 4, input.ndim().checked_sub(2)?)?;

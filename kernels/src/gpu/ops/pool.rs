@@ -212,7 +212,7 @@ impl Windows {
     }
 }
 
-/// The product of sizes.
+/// Product of sizes.
 fn product(factors: impl IntoIterator<Item = E>) -> E {
     factors.into_iter().reduce(|a, b| a * b).unwrap_or_else(|| E::u32(1))
 }
