@@ -6,8 +6,8 @@
 //! **How a workgroup works.** A workgroup computes a tile of the result in steps of a few `k`. The tiles of both
 //! operands are in workgroup memory, one row per `k`, as vectors of four elements along `m` or `n`. A thread loads
 //! blocks of 4 by 4 elements: four vectors from memory, which it transposes in registers if the operand is
-//! contiguous along `k`, so that it always writes whole vectors. Except with cooperative matrices, the loads of the next
-//! step are issued before the present step is computed.
+//! contiguous along `k`, so that it always writes whole vectors. Except with cooperative matrices, the loads of the
+//! next step are issued before the present step is computed.
 //!
 //! **Coordinates.** Subexpressions of an operand that depend on the row alone are computed once per thread, those
 //! that depend on `k` alone once per step. What remains for each element is one addition for a matrix, and two
