@@ -1,4 +1,4 @@
-//! Activations that are more than a function of an element: halves, several outputs, noise.
+//! Activations that are not in the point-wise table: `glu`, `log_sigmoid`, `prelu`, `celu`, and their derivatives.
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
@@ -7,7 +7,7 @@ use crate::gpu::ops::elementwise::launch;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::ir::E;
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "glu" => glu,
@@ -21,7 +21,7 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Sizes of a float tensor's halves along a dimension.
+/// Returns a dimension of a float tensor and the sizes of the tensor's halves along it.
 fn halves(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<(usize, Dims)> {
     let d = l.dim(arg, x.ndim())?;
     let mut sizes = x.sizes.clone();
@@ -33,14 +33,14 @@ fn halves(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<(usize, Dims)> {
     Some((d, sizes))
 }
 
-/// Coordinates in the second half.
+/// Returns the same coordinates in the second half.
 fn second(k: &mut Kernel, coords: &[E], d: usize, half: i64) -> Vec<E> {
     let mut at = coords.to_vec();
     at[d] = &coords[d] + k.size(half);
     at
 }
 
-/// `glu(self, dim)`: the first half by the sigmoid of the second.
+/// `glu(self, dim)`: the first half times the sigmoid of the second half.
 fn glu(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let (d, sizes) = halves(l, &x, 1)?;
@@ -77,7 +77,7 @@ fn glu_backward(l: &mut Lowering<'_>) -> Option<()> {
     l.launch(k)
 }
 
-/// `log_sigmoid_forward(self)`: with `exp(-|self|)`, which PyTorch's CPU kernel keeps for the derivative.
+/// `log_sigmoid_forward(self)`: also returns `exp(-|self|)`, which PyTorch's CPU kernel keeps for the derivative.
 fn log_sigmoid(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     x.dtype.is_floating().then_some(())?;
@@ -118,7 +118,7 @@ fn prelu(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `_prelu_kernel_backward(grad_output, self, weight)`: the derivatives by both.
+/// `_prelu_kernel_backward(grad_output, self, weight)`: returns the gradients of `self` and `weight`.
 fn prelu_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let operands = [x, weight, grad];

@@ -1,10 +1,11 @@
-//! Scaled dot product attention that never materializes the scores.
+//! Scaled dot product attention (flash attention), which never materializes the scores.
 //!
-//! A workgroup has a tile of 64 rows and goes through the other side's rows 32 at a time. Scores of a tile, and what
-//! becomes of them, are products of two tiles that lie in workgroup memory 32 dimensions at a time; sums stay in
-//! registers. Forward, rows are queries, whose softmax is corrected as larger scores come (Milakov and Gimelshein, 2018;
-//! Dao et al., 2022). Backward, scores are computed again from the saved logarithms of their sums: once with queries as
-//! rows for their gradient, once with keys as rows for those of keys and values.
+//! A workgroup computes a tile of 64 rows and loops over the rows of the other operand, 32 at a time. The scores of
+//! a tile, and the products of softmax weights with values, are products of two tiles, which are staged in
+//! workgroup memory 32 dimensions at a time; accumulators stay in registers. In the forward pass rows are queries,
+//! with an online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). The backward pass recomputes the scores
+//! and takes their softmax from the saved logsumexp: one kernel with queries as rows computes the gradient of the
+//! queries, another with keys as rows those of keys and values.
 
 use std::fmt::Write as _;
 
@@ -17,7 +18,7 @@ use crate::gpu::ops::types::preserved;
 use crate::gpu::tiling::ceil_div;
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "_scaled_dot_product_flash_attention_for_cpu" => forward,
@@ -26,37 +27,38 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Rows of a workgroup's tile, of the other side's tiles, and dimensions that are in workgroup memory at a time.
+/// Rows of a workgroup's tile (`ROWS`), rows of the other operand's tiles (`COLUMNS`), and dimensions that are
+/// staged in workgroup memory at a time (`CHUNK`).
 const ROWS: i64 = 64;
 const COLUMNS: i64 = 32;
 const CHUNK: i64 = 32;
 
-/// The sizes of a call.
+/// Sizes of a call.
 #[derive(Clone, Copy)]
 struct Shape {
     batch: i64,
     heads: i64,
-    /// Heads of keys and values.
+    /// Number of heads of keys and values; `heads / shared` query heads share each.
     shared: i64,
     queries: i64,
     keys: i64,
     dim: i64,
 }
 
-/// What forward and backward have in common.
+/// Arguments that forward and backward have in common.
 struct Attention {
     query: Operand,
     key: Operand,
     value: Operand,
     mask: Option<Operand>,
     causal: bool,
-    /// The argument that is the scale.
+    /// Index of the scale among the arguments, if it is given.
     scale: Option<usize>,
     shape: Shape,
 }
 
 impl Attention {
-    /// The arguments, with tensors from `first` on and numbers from `dropout` on.
+    /// Reads the arguments: tensors from index `first` on, the other ones from index `dropout` on.
     fn of(l: &mut Lowering<'_>, first: usize, dropout: usize) -> Option<Attention> {
         if l.pin(dropout)? != 0.0 {
             return None;
@@ -93,7 +95,8 @@ impl Attention {
     }
 }
 
-/// A kernel whose text is put together: parameters are functions without arguments, tensors are functions that load.
+/// Kernel whose source is assembled as text. The source reads parameters through functions without arguments, and
+/// tensors through functions that load or store.
 struct Text {
     k: Kernel,
     code: String,
@@ -104,13 +107,13 @@ impl Text {
         Text { k: Kernel::new(label), code: String::new() }
     }
 
-    /// A size that the text calls `title()`.
+    /// Adds a size, which the source reads as `title()`.
     fn size(&mut self, title: &str, value: i64) {
         let _ = writeln!(self.code, "fn {title}() -> u32 {{ return w({}); }}", self.k.words.len());
         self.k.size(value);
     }
 
-    /// The scale, which the text calls `scale()`.
+    /// Adds the scale, which the source reads as `scale()`.
     fn scale(&mut self, l: &Lowering<'_>, a: &Attention) {
         let _ =
             writeln!(self.code, "fn scale() -> f32 {{ return bitcast<f32>(w({})); }}", self.k.words.len());
@@ -120,7 +123,8 @@ impl Text {
         };
     }
 
-    /// The number of a tensor's buffer. `at_x(b, h, r)` is where a row begins.
+    /// Adds a tensor and the function `at_x(b, h, r)`, which returns the address of a row's first element. Returns
+    /// the index of the tensor's buffer.
     fn tensor(&mut self, l: &Lowering<'_>, title: &str, x: &Operand, written: bool) -> Option<u32> {
         let x4 = x.viewed(&[], &[]);
         let t = if written {
@@ -141,7 +145,7 @@ impl Text {
         Some(t.buf)
     }
 
-    /// Where the `d`-th element of a row that begins at `at` is.
+    /// Returns whether the elements of a row are adjacent. If they are not, adds their stride as `step_x()`.
     fn step(&mut self, title: &str, x: &Operand) -> bool {
         let unit = x.strides[3] == 1;
         if !unit {
@@ -150,7 +154,7 @@ impl Text {
         unit
     }
 
-    /// A tensor that is read in rows: `four_x(at, d)` loads four dimensions, 0 beyond the last.
+    /// Adds a tensor that is read by rows: `four_x(at, d)` loads four dimensions, with 0 beyond the last.
     fn read(&mut self, l: &Lowering<'_>, title: &str, x: &Operand) -> Option<()> {
         let b = self.tensor(l, title, x, false)?;
         let whole = if self.step(title, x) {
@@ -172,7 +176,8 @@ impl Text {
         Some(())
     }
 
-    /// A tensor that is written in rows: `put_x(at, d, v)` stores four dimensions, as far as there are.
+    /// Adds a tensor that is written by rows: `put_x(at, d, v)` stores four dimensions, leaving out those beyond
+    /// the last.
     fn write(&mut self, l: &Lowering<'_>, title: &str, x: &Operand) -> Option<()> {
         let b = self.tensor(l, title, x, true)?;
         let unit = self.step(title, x);
@@ -197,7 +202,8 @@ impl Text {
         Some(())
     }
 
-    /// The mask, and `score(b, h, query, key, s)`: the score of a product, [`LOW`] where it does not count.
+    /// Adds the mask and the function `score(b, h, query, key, s)`: the scaled and masked score of a dot product
+    /// `s`, or [`LOW`] if it is masked out.
     fn score(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
         let mut value = "s * scale()".to_owned();
         if let Some(mask) = &a.mask {
@@ -234,10 +240,11 @@ impl Text {
     }
 }
 
-/// Below all scores that count. Scores of minus infinity become this, so that no kernel computes with infinities.
+/// Score that stands for minus infinity, so that no kernel computes with infinities.
 const LOW: &str = "-3.0e38f";
 
-/// The tiles. Vectors of a row change places, so that threads that read a column meet in no bank.
+/// Tiles in workgroup memory. `spot` swizzles the vectors of a row, so that threads that read a column hit
+/// different banks.
 const TILES: &str = "var<workgroup> left: array<vec4<f32>, 512>;
 var<workgroup> right: array<vec4<f32>, 256>;
 fn spot(row: u32, c: u32) -> u32 { return row * 8u + (c ^ ((row >> 2u) & 7u)); }
@@ -246,7 +253,8 @@ fn four_dots(x: vec4<f32>, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32
 }
 ";
 
-/// A thread has rows `ty` and `ty + 32` of the tile, and four neighbours of 32 columns from `tx * 4` on.
+/// Start of the entry point. A thread computes rows `ty` and `ty + 32` of the tile, and four adjacent ones of 32
+/// columns, from `tx * 4` on.
 const MAIN: &str = "@compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, \
 @builtin(local_invocation_index) lane: u32) {
@@ -257,7 +265,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec
   let tx = lane % 8u;
 ";
 
-/// Code that brings 32 rows of a tensor from `col0` on, 32 dimensions from `from` on, to the right tile.
+/// Code that copies 32 rows of a tensor from `col0` on, 32 dimensions each from `from` on, to the right tile.
 fn bring_right(x: &str, head: &str, rows: &str, from: &str) -> String {
     format!(
         "  {{ var v = vec4<f32>(0.0);\n    \
@@ -266,7 +274,8 @@ fn bring_right(x: &str, head: &str, rows: &str, from: &str) -> String {
     )
 }
 
-/// Code that makes `{s}0` and `{s}1` the products of rows of one tensor, and of 32 rows of another.
+/// Code that sets `{s}0` and `{s}1` to the dot products of the thread's rows of tensor `x` and its columns, which
+/// are rows of tensor `y`.
 fn products(s: &str, x: (&str, &str, &str), y: (&str, &str, &str), chunks: i64) -> String {
     let ((x, hx, rows), (y, hy, columns)) = (x, y);
     let right = bring_right(y, hy, columns, "c * 32u");
@@ -284,9 +293,10 @@ fn products(s: &str, x: (&str, &str, &str), y: (&str, &str, &str), chunks: i64) 
     )
 }
 
-/// Code that adds to the sums `{o}` the product of the left tile, 64 rows of 32 factors, and 32 rows of a tensor.
+/// Code that adds to the accumulators `{o}` the product of `{p}` (64 rows of 32 factors, copied to the left tile)
+/// and 32 rows of a tensor.
 fn accumulate(o: &str, p: &str, x: &str, head: &str, rows: &str, chunks: i64) -> String {
-    // All have done with what was in the left tile.
+    // The barrier: other threads may still read the left tile.
     let mut text =
         format!("  workgroupBarrier();\n  left[spot(ty, tx)] = {p}0; left[spot(ty + 32u, tx)] = {p}1;\n");
     for c in 0..chunks {
@@ -303,7 +313,7 @@ fn accumulate(o: &str, p: &str, x: &str, head: &str, rows: &str, chunks: i64) ->
                  {o}1_{c} = fma(vec4<f32>(q.{part}), v, {o}1_{c}); }}"
             );
         }
-        // What comes next begins with a barrier.
+        // The code after this begins with a barrier.
         text += "  }\n";
     }
     text
@@ -315,7 +325,7 @@ fn sums(o: &str, chunks: i64) -> String {
     })
 }
 
-/// Code that stores sums, times factors, in rows of a tensor.
+/// Code that stores accumulators, multiplied by factors, to rows of a tensor.
 fn put_sums(o: &str, x: &str, head: &str, rows: &str, factor: [&str; 2], chunks: i64) -> String {
     let mut text = String::new();
     for (i, factor) in factor.iter().enumerate() {
@@ -332,7 +342,8 @@ fn put_sums(o: &str, x: &str, head: &str, rows: &str, factor: [&str; 2], chunks:
     text
 }
 
-/// Code for all eight scores of a thread: `make` gets the number of the row's vector, the part and its place.
+/// Code for the eight scores of a thread. `make` gets the index of the score vector (one per row), the vector's
+/// component, the row and the column.
 fn each_score(make: impl Fn(usize, &str, &str, &str) -> String) -> String {
     let mut text = String::new();
     for i in 0..2 {
@@ -345,7 +356,8 @@ fn each_score(make: impl Fn(usize, &str, &str, &str) -> String) -> String {
     text
 }
 
-/// The softmax's next state: `m` are the largest scores of rows so far, `l` each thread's share of their sums.
+/// Code of a step of the online softmax. `m` are the rows' largest scores so far, `l` the thread's share of their
+/// sums of exponentials.
 fn softmax(chunks: i64) -> String {
     let mut text = "  part[lane] = max(max(s0.x, s0.y), max(s0.z, s0.w));\n  \
                     part[lane + 256u] = max(max(s1.x, s1.y), max(s1.z, s1.w));\n  workgroupBarrier();\n"
@@ -366,7 +378,7 @@ fn softmax(chunks: i64) -> String {
     text
 }
 
-/// The weight of a score, given what to subtract.
+/// Function that returns the softmax weight of a score, `m` being the row's maximum or logsumexp.
 const WEIGHT: &str = "fn weight(s: f32, m: f32) -> f32 {
   if (s <= -3.0e38f) { return 0.0; }
   return exp_(s - m);
@@ -417,8 +429,8 @@ fn forward(l: &mut Lowering<'_>) -> Option<()> {
     t.launch(l, s.batch * s.heads, ceil_div(s.queries, ROWS), &body)
 }
 
-/// `_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
-/// attn_mask, scale)`.
+/// `_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p,
+/// is_causal, attn_mask, scale)`.
 fn backward(l: &mut Lowering<'_>) -> Option<()> {
     let a = Attention::of(l, 1, 6)?;
     let s = a.shape;
@@ -443,7 +455,8 @@ fn backward(l: &mut Lowering<'_>) -> Option<()> {
     key_gradients(l, &a, &grad, &stats, &of_key, &of_value)
 }
 
-/// For each query the saved logarithm, and behind all of them the product of the output and its gradient.
+/// Returns a row of the queries' saved logsumexps, followed by a row of the dot products of their outputs and
+/// gradients.
 fn statistics(
     l: &mut Lowering<'_>,
     s: Shape,
@@ -476,7 +489,7 @@ fn statistics(
     Some(stats)
 }
 
-/// The statistics in a kernel: `saved(b, h, query)` and `delta(b, h, query)`.
+/// Adds functions that read the statistics: `saved(b, h, query)` and `delta(b, h, query)`.
 fn read_statistics(t: &mut Text, l: &Lowering<'_>, s: Shape, stats: &Operand) -> Option<()> {
     let strides = dense(&[s.batch, s.heads, s.queries]);
     let buf = t.tensor(l, "stats", &stats.viewed(&[s.batch, s.heads, s.queries], &strides), false)?;

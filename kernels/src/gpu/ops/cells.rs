@@ -1,5 +1,5 @@
-//! Fused cells of recurrent layers. Workspaces hold the activated gates, as those of the CPU kernels that the shim
-//! registers.
+//! Fused cells of recurrent layers. Workspaces contain the activated gates, like those of the CPU kernels that the
+//! shim registers.
 
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
@@ -7,7 +7,7 @@ use crate::gpu::ops::Lower;
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "_thnn_fused_lstm_cell" => lstm,
@@ -18,14 +18,14 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// A tensor of a batch of `parts` times `width` values.
+/// Tensor of sizes `[batch, parts * width]`.
 struct Gates<'t> {
     of: &'t Tensor,
     width: &'t E,
 }
 
 impl Gates<'_> {
-    /// Where a part's value is.
+    /// Coordinates of a part's value.
     fn at(&self, place: &[E], part: u32) -> [E; 2] {
         let column = if part == 0 { place[1].clone() } else { &place[1] + self.width * f64::from(part) };
         [place[0].clone(), column]
@@ -36,7 +36,7 @@ impl Gates<'_> {
     }
 }
 
-/// Whether operands are batches of so many values, of one dtype that is computed in 32 bits.
+/// Whether operands are batches of vectors of these lengths, of one dtype that is computed in 32 bits.
 fn fit(operands: &[(&Operand, i64)], batch: i64) -> bool {
     let dtype = operands[0].0.dtype;
     operands.iter().all(|(x, columns)| {
@@ -51,7 +51,7 @@ fn window(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Tensor> {
     }
 }
 
-/// Biases of the input's and the hidden state's gates: both or none.
+/// Returns the biases of the input's and of the hidden state's gates: both or none.
 fn biases(l: &mut Lowering<'_>, arg: usize, like: &Operand, columns: i64) -> Option<Option<[Operand; 2]>> {
     let (input, hidden) = (l.optional(arg)?, l.optional(arg + 1)?);
     match (input, hidden) {
@@ -64,7 +64,7 @@ fn biases(l: &mut Lowering<'_>, arg: usize, like: &Operand, columns: i64) -> Opt
     }
 }
 
-/// The sum over the batch of gradients `[batch, columns]`.
+/// Sums gradients of sizes `[batch, columns]` over the batch.
 fn sum_over_batch(l: &mut Lowering<'_>, x: &Operand) -> Option<()> {
     let (batch, columns) = (x.sizes[0], x.sizes[1]);
     let out = l.fresh(&[columns], &[1], x.dtype)?;
@@ -78,8 +78,8 @@ fn sum_over_batch(l: &mut Lowering<'_>, x: &Operand) -> Option<()> {
     l.launch(k)
 }
 
-/// `_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias, hidden_bias)`: the hidden state, the cell state and
-/// the activated gates i, f, g, o.
+/// `_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias, hidden_bias)`: returns the hidden state, the
+/// cell state, and the activated gates i, f, g, o.
 fn lstm(l: &mut Lowering<'_>) -> Option<()> {
     let (input, hidden, cx) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let [batch, width] = cx.sizes[..] else { return None };
@@ -123,8 +123,8 @@ fn lstm(l: &mut Lowering<'_>) -> Option<()> {
     l.launch(k)
 }
 
-/// `_thnn_fused_lstm_cell_backward_impl(grad_hy, grad_cy, cx, cy, workspace, has_bias)`: gradients of the gates, of the
-/// cell state, of a bias.
+/// `_thnn_fused_lstm_cell_backward_impl(grad_hy, grad_cy, cx, cy, workspace, has_bias)`: returns the gradients of
+/// the gates, of the cell state, and of a bias.
 fn lstm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad_hy, grad_cy) = (l.optional(0)?, l.optional(1)?);
     let (cx, cy, workspace) = (l.tensor(2)?, l.tensor(3)?, l.tensor(4)?);
@@ -177,8 +177,8 @@ fn lstm_backward(l: &mut Lowering<'_>) -> Option<()> {
     Some(())
 }
 
-/// `_thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias, hidden_bias)`: the hidden state, and r, z, n, hx and
-/// the hidden share of n.
+/// `_thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias, hidden_bias)`: returns the hidden state, and a
+/// workspace of r, z, n, hx and the hidden state's part of n.
 fn gru(l: &mut Lowering<'_>) -> Option<()> {
     let (input, hidden, hx) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let [batch, width] = hx.sizes[..] else { return None };
@@ -227,8 +227,8 @@ fn gru(l: &mut Lowering<'_>) -> Option<()> {
     l.launch(k)
 }
 
-/// `_thnn_fused_gru_cell_backward(grad_hy, workspace, has_bias)`: gradients of the input's gates, the hidden state's
-/// gates, the hidden state, and both biases.
+/// `_thnn_fused_gru_cell_backward(grad_hy, workspace, has_bias)`: returns the gradients of the input's gates, the
+/// hidden state's gates, the hidden state, and both biases.
 fn gru_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, workspace) = (l.tensor(0)?, l.tensor(1)?);
     let [batch, width] = grad.sizes[..] else { return None };

@@ -1,8 +1,10 @@
-//! Convolutions of one to three dimensions, transposed ones, and their derivatives.
+//! Convolutions of one to three dimensions, transposed convolutions, and their derivatives.
 //!
-//! A convolution takes an image `x` and a weight to an image `y`. All of them, their transposes and their derivatives
-//! are three contractions of two of these that give the third, in which the index of one operand decodes to an element
-//! of an image: implicit matrix products. Where a group has one channel they are sums in a thread.
+//! A convolution maps an image `x` and a weight to an image `y`. The convolution, the transposed convolution and
+//! all gradients are contractions of two of these tensors that yield the third one. They run as implicit matrix
+//! products: an index of an operand is decoded to an element of an image, and no unfolded image is materialized.
+//! Depthwise convolutions (one channel of `x` and few of `y` per group) use no tiles: one thread sums up each
+//! element of an image, and row reductions sum up the weight's gradient.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -18,7 +20,7 @@ use crate::gpu::tiling::Extent;
 use crate::ir::E;
 use crate::shapes::is_contiguous;
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "convolution" => convolution,
@@ -27,12 +29,13 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// What a call says of the shape: `x` and `y` as if it were not transposed.
+/// Shape of a convolution. A transposed convolution has the shape of the regular one that maps its output `x` to
+/// its input `y`.
 #[derive(Clone, Debug)]
 struct Geometry {
     batch: i64,
     groups: i64,
-    /// Channels of a group of `x` and of `y`.
+    /// Channels per group of `x` (`cx`) and of `y` (`cy`).
     cx: i64,
     cy: i64,
     x: Dims,
@@ -41,11 +44,11 @@ struct Geometry {
     stride: Dims,
     padding: Dims,
     dilation: Dims,
-    /// Whether the images that are made have their channels last.
+    /// Whether new images are stored with their channels last.
     last: bool,
 }
 
-/// The common arguments from `stride` on.
+/// Arguments from `stride` on, which the forward and backward operators share.
 struct Options {
     stride: Dims,
     padding: Dims,
@@ -83,7 +86,8 @@ impl Options {
 }
 
 impl Geometry {
-    /// Of an input, a weight and options; `None` where they do not fit, and where eager mode's layout is not known here.
+    /// Returns the geometry of an input, a weight and options, or `None` if they do not fit together or if eager
+    /// mode's output layout is not reproduced here.
     fn of(input: &Operand, weight: &Operand, o: &Options) -> Option<Geometry> {
         let rank = input.ndim().checked_sub(2)?;
         let dtype = input.dtype;
@@ -128,7 +132,8 @@ impl Geometry {
         let likes_last = |x: &Operand| suggests_channels_last(&x.sizes, &x.strides);
         let mut last = likes_last(input) || likes_last(weight);
         if rank == 3 && last {
-            // oneDNN's kernels keep channels last; PyTorch's own do not, and it takes those for small calls.
+            // oneDNN's kernels keep the channels-last layout; PyTorch's own kernels, which it selects for small
+            // calls, do not.
             let small =
                 o.groups == 1 && batch == 1 && input.numel() <= 20480 && !(kernel[1] > 3 && kernel[2] > 3);
             match dtype {
@@ -177,24 +182,26 @@ impl Geometry {
         if self.last { channels_last(sizes) } else { dense(sizes) }
     }
 
-    /// Whether the `i`-th element of an image of `y` comes from the `i`-th one of `x` alone.
+    /// Whether each pixel of `y` depends on the same pixel of `x` alone.
     fn is_pointwise(&self) -> bool {
         let ones = |list: &Dims| list.iter().all(|i| *i == 1);
         ones(&self.kernel) && ones(&self.stride) && self.padding.iter().all(|p| *p == 0)
     }
 
-    /// Whether a group has one channel of `x` and few of `y`.
+    /// Whether each group has one channel of `x` and at most four of `y`.
     fn is_depthwise(&self) -> bool {
         self.groups > 1 && self.cx == 1 && self.cy <= 4
     }
 
-    /// Places of images of `sizes` in the order of elements, batch before them: batch and coordinates.
+    /// Decodes the number of a pixel, counted over all images of the batch, to the batch index and the coordinates
+    /// in an image of `sizes`.
     fn pixels(&self, k: &mut Kernel, sizes: &Dims, number: &E) -> Vec<E> {
         let all: Dims = std::iter::once(&self.batch).chain(sizes).copied().collect();
         k.coords(&all, number)
     }
 
-    /// A channel and a place in the kernel, by their number: channels first where weights lie so.
+    /// Decodes a number to a channel and coordinates in the kernel window. The channel is the last dimension if
+    /// weights are stored with their channels last, else the first.
     fn taps_of(&self, k: &mut Kernel, channels: i64, number: &E) -> (E, Vec<E>) {
         let mut sizes = self.kernel.clone();
         sizes.insert(if self.last { sizes.len() } else { 0 }, channels);
@@ -204,7 +211,7 @@ impl Geometry {
     }
 }
 
-/// Buffer, offset and strides of a tensor in a kernel.
+/// Buffer and offset of a tensor in a kernel, and the tensor's strides.
 struct Window {
     t: Tensor,
     strides: Dims,
@@ -221,7 +228,7 @@ impl Window {
         E::load(self.t.mem, self.t.buf, at, guard.map(|g| (g, default)))
     }
 
-    /// The offset of a channel of a group in an image.
+    /// Offset of a group's first channel in an image, and the offset of a channel from there.
     fn channel(&self, k: &mut Kernel, group: &E, each: i64, channel: &E) -> (E, E) {
         let stride = k.size(self.strides[1]);
         let first = group * k.size(each) * &stride;
@@ -229,12 +236,12 @@ impl Window {
     }
 }
 
-/// Whether the places of an image lie behind one another.
+/// Whether the spatial dimensions of an image are contiguous.
 fn is_plane(x: &Operand) -> bool {
     is_contiguous(&x.sizes[2..], &x.strides[2..])
 }
 
-/// Whether a channel's weights lie behind one another in the order that [`Geometry::taps_of`] counts.
+/// Whether the weights of an output channel are contiguous in the order of [`Geometry::taps_of`].
 fn lies_flat(g: &Geometry, weight: &Operand) -> bool {
     let (mut sizes, mut strides) = (weight.sizes.clone(), weight.strides.clone());
     if g.last {
@@ -244,12 +251,12 @@ fn lies_flat(g: &Geometry, weight: &Operand) -> bool {
     is_contiguous(&sizes[1..], &strides[1..])
 }
 
-/// Whether four neighbouring places, from a multiple of four on, are four elements of one image.
+/// Whether four consecutive pixels, starting at a multiple of four, are always contiguous elements of one image.
 fn in_fours(x: &Operand) -> bool {
     is_plane(x) && x.sizes[2..].iter().product::<i64>() % 4 == 0
 }
 
-/// Coordinates with their strides.
+/// Pairs coordinates with their strides.
 fn steps<'c>(coords: &'c [E], strides: &'c [i64]) -> impl Iterator<Item = (&'c E, Option<i64>)> {
     coords.iter().zip(strides).map(|(c, s)| (c, Some(*s)))
 }
@@ -261,8 +268,8 @@ fn add(a: Option<E>, b: E) -> Option<E> {
     })
 }
 
-/// What the address in an image needs of a place in another one, of a place in the kernel, and of both, and where it is
-/// inside.
+/// Terms of an address in the image that is read, by what they depend on: the pixel of the other image, the
+/// position in the kernel window (tap), or both. `inside` is true where the address is within the image.
 #[derive(Default)]
 struct Reach {
     of_place: Option<E>,
@@ -272,7 +279,7 @@ struct Reach {
 }
 
 impl Reach {
-    /// The address, from what it needs of the batch and place, and of the channel.
+    /// Adds up the address from these terms, the offset of the image (`place`) and that of the channel.
     fn at(&self, place: E, channel: Option<E>) -> E {
         let of_place = self.of_place.iter().fold(place, |a, b| a + b);
         let of_tap = match (channel, &self.of_tap) {
@@ -283,14 +290,14 @@ impl Reach {
     }
 }
 
-/// In an image of `x`, from a place of `y`.
+/// Returns the address in an image of `x` that a pixel of `y` reads at a tap.
 fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> Reach {
     let guarded = g.padding.iter().any(|p| *p != 0);
     let mut all = Reach::default();
     for d in 0..g.rank() {
         let (stride, padding, dilation) = (k.size(g.stride[d]), k.size(g.padding[d]), k.size(g.dilation[d]));
         let (step, size) = (k.size(strides[d]), k.size(g.x[d]));
-        // Below 0 it is far above the size.
+        // Unsigned: a coordinate below 0 wraps around, so that it compares as beyond the size.
         let begin = &place[d] * stride - padding;
         let reach = &tap[d] * dilation;
         all.of_place = add(all.of_place, &begin * &step);
@@ -303,7 +310,7 @@ fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E])
     all
 }
 
-/// The other way round: in an image of `y`, from a place of `x`.
+/// Returns the address of the pixel of `y` that reads a given pixel of `x` at a tap: the inverse of [`gather`].
 fn scatter(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]) -> Reach {
     let mut all = Reach::default();
     for d in 0..g.rank() {
@@ -333,13 +340,13 @@ fn scatter(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E]
     all
 }
 
-/// A store at an address.
+/// Returns a store to an address.
 fn store_at(t: &Tensor, at: E, value: E, linear: bool) -> Store {
     let value = value.cast(t.mem.ty());
     Store { buf: t.buf, at, value, put: Put::Assign, guard: None, linear }
 }
 
-/// The element of an image of channel `channel` of a group at a batch and place.
+/// Returns the address of a channel of a group in an image, `place` being the batch index and coordinates.
 fn image_address(
     l: &Lowering<'_>,
     k: &mut Kernel,
@@ -351,21 +358,22 @@ fn image_address(
     let t = l.write(k, &out.viewed(&[], &[]))?;
     let channel = group.0 * k.size(group.1) + channel;
     let mut parts = vec![(&place[0], Some(out.strides[0]))];
-    // Channels that lie together are a store's columns.
+    // Adjacent channels are a store's columns, whose stride of 1 needs no parameter.
     parts.push((&channel, (out.strides[1] != 1).then_some(out.strides[1])));
     parts.extend(steps(&place[1..], &out.strides[2..]));
     let at = terms(k, t.offset.clone(), &parts);
     Some((t, at))
 }
 
-/// An image that is made: channels of a group, and what is added to each channel.
+/// Output image: the tensor, its channels per group, and its bias.
 struct Made<'o> {
     out: &'o Operand,
     each: i64,
     bias: Option<&'o Operand>,
 }
 
-/// Stores sums of an image: channels and pixels are rows and columns, or columns and rows where channels are last.
+/// Returns the store of a sum of an output image. Rows are channels and columns are pixels, or the other way round
+/// if channels are last.
 fn finish_image(
     l: &Lowering<'_>,
     k: &mut Kernel,
@@ -402,13 +410,15 @@ fn bias_at(l: &Lowering<'_>, k: &mut Kernel, bias: &Operand, at: &E) -> E {
     }
 }
 
-/// How a place of the image that is made reaches the image that is read: [`gather`] or [`scatter`].
+/// Function from a pixel of the output and a tap to the address in the image that is read: [`gather`] or
+/// [`scatter`].
 type Reaching = dyn Fn(&mut Kernel, &Geometry, &[i64], &[E], &[E]) -> Reach;
 
-/// A weight as an operand, at a group, a channel of what is made, and a depth.
+/// Function that returns the weight as an operand of a contraction, at a group, a channel of the output and a
+/// depth.
 type Weights<'w> = &'w dyn Fn(&Lowering<'_>, &mut Kernel, &E, &E, &E) -> Option<Side>;
 
-/// The contraction of an image, of so many channels a group, and a weight to an image.
+/// Launches the contraction of an image, which has `channels` channels per group, and a weight to an image.
 fn image_product(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -447,7 +457,7 @@ fn image_product(
     contract(l, label, e, from.mem.ty(), &sides, &finish)
 }
 
-/// `y` from `x` and a weight.
+/// Computes `y` from `x` and a weight.
 fn forward(
     l: &mut Lowering<'_>,
     g: &Geometry,
@@ -473,14 +483,15 @@ fn forward(
     image_product(l, "convolution", g, (x, g.cx, &gather), &kernels, &Made { out: y, each: g.cy, bias })
 }
 
-/// What an address in a weight needs of a place in the kernel and a channel of `x` (`of_x`) or `y`.
+/// Returns the terms of a weight's address that depend on a tap and a channel, which is one of `x` if `of_x` is
+/// true, else of `y`.
 fn weight_terms(k: &mut Kernel, w: &Window, (channel, tap): (E, Vec<E>), of_x: bool) -> E {
     let mut parts = vec![(&channel, Some(w.strides[usize::from(of_x)]))];
     parts.extend(steps(&tap, &w.strides[2..]));
     terms(k, None, &parts)
 }
 
-/// `x` from `y` and a weight: a transposed convolution, and the gradient of the input of one that is not.
+/// Computes `x` from `y` and a weight: a transposed convolution, or the input gradient of a regular one.
 fn backward(
     l: &mut Lowering<'_>,
     g: &Geometry,
@@ -507,7 +518,7 @@ fn backward(
     image_product(l, "transposed convolution", g, (y, g.cy, &scatter), &kernels, &made)
 }
 
-/// The weight's gradient, from `x` and `y`.
+/// Computes the weight's gradient from `x` and `y`.
 fn weight_gradient(
     l: &mut Lowering<'_>,
     g: &Geometry,
@@ -556,14 +567,14 @@ fn weight_gradient(
     let finish = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n]: &[E; 3], sum: E| {
         let t = l.write(k, &out.viewed(&[], &[]))?;
         let channel = group * k.size(g.cy) + m;
-        // New tensors are dense, in the order that columns have.
+        // New tensors are dense, and their elements have the order of the columns.
         let at = terms(k, t.offset.clone(), &[(&channel, Some(out.strides[0])), (n, None)]);
         Some(store_at(&t, at, sum, true))
     };
     contract(l, "convolution's weight gradient", e, x.mem.ty(), &sides, &finish)
 }
 
-/// Sums over the places of the kernel in one thread.
+/// Sums `term` over all taps of the kernel window in one thread.
 fn over_taps(
     k: &mut Kernel,
     g: &Geometry,
@@ -591,7 +602,7 @@ fn over_taps(
     sum
 }
 
-/// A kernel of a thread an element of an image, in the order of memory.
+/// Launches a kernel with one thread per element of an image, in memory order.
 fn over_image(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -688,7 +699,7 @@ fn direct_weight_gradient(
 ) -> Option<()> {
     let pixels = g.batch * g.y.iter().product::<i64>();
     let channels = g.groups * g.cy;
-    // A row is a channel and a place in the kernel; where channels are last, neighbouring rows are neighbouring channels.
+    // A row is a channel and a tap. If channels are last, neighbouring rows are neighbouring channels.
     let place_of = |k: &mut Kernel, row: &E| g.taps_of(k, channels, row);
     let term = |l: &Lowering<'_>, k: &mut Kernel, row: &E, depth: &E, inside: Option<E>| {
         let (wx, wy) = (Window::read(l, k, x)?, Window::read(l, k, y)?);
@@ -720,7 +731,7 @@ fn direct_weight_gradient(
     row_sums(l, "depthwise weight gradient", [rows, pixels], x.dtype, g.last, &term, &finish)
 }
 
-/// The bias's gradient: sums of an image's channels.
+/// Computes the bias's gradient, the sums of an image's channels.
 fn bias_gradient(l: &mut Lowering<'_>, grad: &Operand, out: &Operand) -> Option<()> {
     let mut sizes = grad.sizes.clone();
     let channels = sizes.remove(1);
@@ -761,8 +772,8 @@ fn convolution(l: &mut Lowering<'_>) -> Option<()> {
     }
 }
 
-/// `convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-/// output_mask)`.
+/// `convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+/// groups, output_mask)`.
 fn convolution_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, input, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let options = Options::of(l, 4, input.ndim().checked_sub(2)?)?;

@@ -1,4 +1,4 @@
-//! Kernels that compute each element of their outputs from the elements at its place, broadcast.
+//! Kernels with one thread per element of their outputs.
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source};
@@ -7,8 +7,9 @@ use crate::ir::{E, Ty};
 use crate::shapes;
 use crate::shapes::is_contiguous;
 
-/// Launches a kernel that writes `outs`, all of the same sizes, from `ins`, which broadcast to them. Values of `ins`
-/// come in the types of `types`; `body` gets them and the number of the element in the first output's order.
+/// Launches a kernel that computes `outs`, which all have the same sizes, point-wise from `ins`, which are
+/// broadcast to these sizes and converted to the given types. `body` gets their values and the number of the
+/// element in the order of the first output's memory.
 pub fn launch(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -46,7 +47,7 @@ pub fn launch(
             return Vec::new();
         };
         let store = |(t, value): (&Tensor, E)| {
-            // What reports faults leaves single elements out, so it shares no words.
+            // Elements with a fault are not stored, so elements that share a word are stored one by one.
             let linear = t.is_contiguous() && k.faults.is_empty();
             if linear { k.store_linear(t, number, value) } else { k.store(t, coords, value) }
         };
@@ -58,8 +59,8 @@ pub fn launch(
     l.launch(k)
 }
 
-/// Launches a kernel that computes each element of `outs`, all of the same sizes, from its coordinates. Neighbouring
-/// threads have elements that are neighbours in the first output's memory.
+/// Launches a kernel that computes each element of `outs`, which all have the same sizes, from its coordinates.
+/// Neighbouring threads compute elements that are adjacent in the first output's memory.
 pub fn produce(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -85,7 +86,7 @@ pub fn produce(
             fits = false;
             return Vec::new();
         };
-        // What reports faults leaves single elements out, so it shares no words.
+        // Elements with a fault are not stored, so elements that share a word are stored one by one.
         let linear = |t: &Tensor| k.faults.is_empty() && is_contiguous(&sizes, &along(&t.strides));
         let store = |(t, value): (&Tensor, E)| {
             if linear(t) { k.store_linear(t, number, value) } else { k.store(t, &coords, value) }
@@ -98,7 +99,7 @@ pub fn produce(
     l.launch(k)
 }
 
-/// See [`shapes::coalesce`].
+/// Joins dimensions that all operands can step through as one, see [`shapes::coalesce`].
 pub fn coalesce(sizes: &[i64], operands: &[&Operand]) -> (Dims, Vec<Dims>) {
     let strides: Vec<&[i64]> = operands.iter().map(|x| &x.strides[..]).collect();
     shapes::coalesce(sizes, &strides)

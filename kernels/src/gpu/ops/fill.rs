@@ -1,4 +1,4 @@
-//! Copies, casts, and tensors made from numbers.
+//! Copies, conversions, and tensors that are computed from numbers.
 
 use tandem_tracegraph::call::Arg;
 
@@ -10,7 +10,7 @@ use crate::gpu::ops::index::bits;
 use crate::gpu::ops::types::{broadcast, channels_last, preserved};
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "copy" => copy,
@@ -25,13 +25,13 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// `copy_(self, src)`: converts and broadcasts.
+/// `copy_(self, src)`, with conversion and broadcasting.
 fn copy(l: &mut Lowering<'_>) -> Option<()> {
     if !l.in_place() {
         return None;
     }
     let (to, from) = (l.tensor(0)?, l.tensor(1)?);
-    // A host tensor that is written is a fetch.
+    // A write to a host tensor is a fetch, for which there is no kernel.
     matches!(l.call.inputs[0].place, tandem_tracegraph::call::Place::Storage { .. }).then_some(())?;
     if broadcast([&to.sizes[..], &from.sizes[..]])? != to.sizes {
         return None;
@@ -66,7 +66,7 @@ fn zero(l: &mut Lowering<'_>) -> Option<()> {
     launch(l, "zero", &[&out], &[], |_, _, _, _| Some(vec![E::lit(ty, 0.0)]))
 }
 
-/// `arange.start_out(start, end, step, out)`, whose output was made by the factory.
+/// `arange.start_out(start, end, step, out)`; the factory function has created the output.
 fn arange(l: &mut Lowering<'_>) -> Option<()> {
     let Some([.., Arg::Tensor]) = l.call.args.get(..4) else { return None };
     let given = l.tensor(3)?;
@@ -84,7 +84,7 @@ fn arange(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `linspace.out(start, end, steps, out)`: from both ends, as PyTorch's is symmetric.
+/// `linspace.out(start, end, steps, out)`, computed from both ends: PyTorch's result is symmetric.
 fn linspace(l: &mut Lowering<'_>) -> Option<()> {
     let Some([_, _, Arg::Int(steps), Arg::Tensor]) = l.call.args.get(..4) else { return None };
     let steps = *steps;
@@ -111,7 +111,7 @@ fn logspace(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// The `i`-th of `steps` numbers from the first argument to the second, computed from the nearer end.
+/// Returns the `i`-th of `steps` numbers from the first argument to the second, computed from the nearer end.
 fn spaced(l: &Lowering<'_>, k: &mut Kernel, steps: i64, i: &E) -> E {
     let (start, end) = (l.number(k, 0, Ty::F32), l.number(k, 1, Ty::F32));
     let last = k.size((steps - 1).max(1));

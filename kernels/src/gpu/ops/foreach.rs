@@ -1,4 +1,5 @@
-//! Operators on lists of tensors (`_foreach_*`): the point-wise table's expressions, several small tensors a kernel.
+//! Operators on lists of tensors (`_foreach_*`). They use the expressions of the point-wise table, and one kernel
+//! for several small tensors.
 
 use tandem_tracegraph::call::{Arg, Place};
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -12,7 +13,7 @@ use crate::gpu::store::{Ref, Store, Tensor};
 use crate::ir::{E, Mem, Ty, larger, smaller};
 use crate::ops::pointwise::{Args, LERP, Op, find};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     let inner = base.strip_prefix("_foreach_")?;
     Some(match inner {
@@ -37,19 +38,19 @@ fn op_of(inner: &str) -> Option<&'static Op> {
     }
 }
 
-/// An item of the lists: what is computed from what.
+/// Computation of an item of the lists.
 struct Job {
     item: usize,
     out: Operand,
     ins: Vec<Operand>,
-    /// The dtype that it is computed in.
+    /// Dtype of the computation.
     dtype: Dtype,
     ty: Ty,
 }
 
 type Value = fn(&mut Args<'_>) -> Option<E>;
 
-/// Items of the call's lists, which must be as many in all of them.
+/// Returns the number of items in the call's lists, which must all have the same length.
 fn items(l: &Lowering<'_>) -> Option<usize> {
     let mut lengths = l.call.args.iter().filter_map(|arg| match arg {
         Arg::Tensors(n) => Some(*n as usize),
@@ -60,7 +61,8 @@ fn items(l: &Lowering<'_>) -> Option<usize> {
     lengths.all(|n| n == first).then_some(first)
 }
 
-/// Where an item's result goes: to the item itself, or to a new tensor like the operands.
+/// Returns the destination of an item's result: the item itself, or a new tensor with strides that follow the
+/// operands.
 fn target(l: &mut Lowering<'_>, item: usize, ins: &[Operand], dtype: Dtype) -> Option<Operand> {
     let sizes = broadcast(ins.iter().map(|x| &x.sizes[..]))?;
     if l.in_place() {
@@ -73,12 +75,12 @@ fn target(l: &mut Lowering<'_>, item: usize, ins: &[Operand], dtype: Dtype) -> O
     l.fresh(&sizes, &output_strides(&sizes, &tensors), dtype)
 }
 
-/// The operators of the point-wise table.
+/// Lowers an operator of the point-wise table.
 fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
     let inner = l.base.strip_prefix("_foreach_")?;
     let op = op_of(inner)?;
     let n = items(l)?;
-    // Numbers in a tensor on the host, by which `addcmul` and `addcdiv` multiply, have no place among operands.
+    // The factor of `addcmul` and `addcdiv` may be a tensor of numbers on the host, which is not supported here.
     if matches!(l.call.args.get(op.operands), Some(Arg::Tensor)) {
         return None;
     }
@@ -90,7 +92,7 @@ fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
         let ins: Option<Vec<Operand>> = (0..op.operands).map(|arg| l.operand_of(arg, item)).collect();
         let ins = ins?;
         let (computed, given) = op.dtypes(ins.iter().map(Operand::kind), l.call.default_dtype);
-        // Most have no arithmetic of bools, and whole numbers have no negative powers.
+        // Most operators do not support bools, and integers have no negative powers.
         if computed == Dtype::BOOL || inner == "pow" && !computed.is_floating() {
             return None;
         }
@@ -109,7 +111,7 @@ fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
     carry_out(l, &jobs, op.value)
 }
 
-/// Whether a factor among the arguments, if there is one, is a number of the dtype.
+/// Whether the factor among the arguments, if there is one, can be converted to the dtype.
 fn converts(l: &Lowering<'_>, arg: usize, item: usize, dtype: Dtype) -> bool {
     let factor = match l.call.args.get(arg) {
         Some(Arg::Scalars(list)) => list.get(item),
@@ -167,13 +169,13 @@ fn zero(l: &mut Lowering<'_>) -> Option<()> {
 
 // --- Several small tensors in one kernel --------------------------------------------------------------
 
-/// Elements up to which a tensor shares a kernel with others.
+/// Largest number of elements of a tensor that shares a kernel with others.
 const SMALL: i64 = 1 << 16;
 
-/// Buffers of a kernel.
+/// Largest number of buffers of such a kernel.
 const BUFFERS: usize = 8;
 
-/// Runs jobs in order; neighbours that can be one kernel are.
+/// Launches jobs in order. Consecutive ones share a kernel where possible.
 fn carry_out(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
     let mut rest = jobs;
     while let [first, behind @ ..] = rest {
@@ -198,8 +200,8 @@ fn carry_out(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
     Some(())
 }
 
-/// How many of the first jobs can be one kernel: small, alike, without gaps, and none that touches what another
-/// writes.
+/// Number of jobs at the start of the list that can share a kernel: small contiguous tensors of the same dtypes,
+/// none of which uses a storage that another job writes.
 fn group(l: &Lowering<'_>, jobs: &[Job]) -> usize {
     let storage = |x: &Operand| match x.place {
         Spot::Memory(Ref::Input(i)) => match l.call.inputs[i as usize].place {
@@ -245,7 +247,7 @@ fn group(l: &Lowering<'_>, jobs: &[Job]) -> usize {
     jobs.len()
 }
 
-/// One kernel for jobs whose elements are numbered one behind the other.
+/// Launches one kernel for several jobs, whose elements are numbered consecutively.
 fn launch_group(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
     let ty = jobs.first()?.ty;
     let mut k = Kernel::new("foreach group");
@@ -297,7 +299,7 @@ fn launch_group(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> 
 
 // --- Reductions ---------------------------------------------------------------------------------------
 
-/// How a tensor's elements become one.
+/// Reduction of a tensor to one element.
 #[derive(Clone, Copy)]
 enum Fold {
     Sum,
@@ -323,10 +325,11 @@ impl Fold {
     }
 }
 
-/// Elements that one workgroup folds.
+/// Number of elements that one workgroup reduces.
 const CHUNK: i64 = 1 << 14;
 
-/// Folds all elements of `x`, in chunks where they are many; `before` is applied to each, `behind` to the result.
+/// Reduces all elements of `x`, in several chunks if there are many. `before` is applied to each element, `behind`
+/// to the result.
 fn fold_all(
     l: &mut Lowering<'_>,
     (x, ty): (&Operand, Ty),
@@ -350,7 +353,7 @@ fn fold_all(
     if once { Some(()) } else { fold_all(l, (&partial, ty), out, how, &keep, behind) }
 }
 
-/// A chunk of `x` for each element of `out`.
+/// Reduces a chunk of `x` to each element of `out`.
 fn fold_rows(
     l: &mut Lowering<'_>,
     (x, ty): (&Operand, Ty),
@@ -388,7 +391,7 @@ fn fold_rows(
     l.launch(k)
 }
 
-/// `_foreach_norm(self, ord, dtype)` and `_foreach_powsum`, which leaves out the root.
+/// `_foreach_norm(self, ord, dtype)`, and `_foreach_powsum`, which does not take the root.
 fn norm(l: &mut Lowering<'_>) -> Option<()> {
     if l.in_place() || l.has_out() {
         return None;
@@ -446,7 +449,7 @@ fn max(l: &mut Lowering<'_>) -> Option<()> {
             return None;
         }
         let out = l.fresh(&[], &[], x.dtype)?;
-        // Bools are compared as numbers.
+        // Bools are compared as integers.
         let ty = if x.mem == Mem::Bool { Ty::I32 } else { x.mem.ty() };
         let keep = |e: &E| e.clone();
         fold_all(l, (&x, ty), &out, Fold::Max, &keep, &keep)?;

@@ -1,7 +1,7 @@
 //! Reads by integer tensors: `gather`, `index`, `index_select`, `take`, `embedding`.
 //!
-//! These only move elements, so they move them as integers of their size ([`bits`]): one shader serves all dtypes of
-//! a size, and 64-bit floats need nothing of the adapter.
+//! These operators only move elements, so kernels move them as integers of the same size ([`bits`]): one shader
+//! serves all dtypes of a size, and the adapter need not support 64-bit floats.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -14,7 +14,7 @@ use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "gather" => gather,
@@ -26,7 +26,7 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// The same elements as integers of their size, for kernels that only move them.
+/// Returns the same elements as integers of their size, for kernels that only move them.
 pub fn bits(x: &Operand) -> Operand {
     let mem = match x.mem {
         Mem::Bool => Mem::U8,
@@ -38,13 +38,13 @@ pub fn bits(x: &Operand) -> Operand {
     Operand { mem, ..x.clone() }
 }
 
-/// A tensor argument that lies in memory, to be moved.
+/// Returns a tensor argument that is in memory, as integers.
 pub fn moved(l: &Lowering<'_>, arg: usize) -> Option<Operand> {
     let x = l.tensor(arg)?;
     matches!(x.place, Spot::Memory(_)).then(|| bits(&x))
 }
 
-/// A destination of exactly this dtype, to be moved to.
+/// Returns a destination of exactly this dtype, as integers.
 pub fn target(
     l: &mut Lowering<'_>,
     n: usize,
@@ -56,17 +56,17 @@ pub fn target(
     (out.dtype == dtype).then(|| bits(&out))
 }
 
-/// A tensor without dimensions as one of one dimension.
+/// Returns a tensor without dimensions as a vector of one element, any other tensor unchanged.
 pub fn at_least_1d(x: &Operand) -> Operand {
     if x.ndim() == 0 { x.viewed(&[1], &[1]) } else { x.clone() }
 }
 
-/// Whether a tensor's elements may be positions.
+/// Returns `None` unless a tensor's dtype is one of indices.
 pub fn is_index(x: &Operand) -> Option<()> {
     matches!(x.dtype, Dtype::INT64 | Dtype::INT32).then_some(())
 }
 
-/// A window on a tensor that lies in memory.
+/// Returns a window on a tensor, or `None` if it is not in memory.
 pub fn window(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Tensor> {
     match l.read(k, x) {
         Source::Window(t) => Some(t),
@@ -74,8 +74,8 @@ pub fn window(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Tensor> {
     }
 }
 
-/// A position that a tensor gave in a dimension of `size`: the coordinate, and whether it is in range. Negative ones
-/// count from the end where `wraps`.
+/// Returns the coordinate that an index selects in a dimension of `size`, and whether it is in range. If `wraps` is
+/// true, negative indices count from the end.
 pub fn position(k: &mut Kernel, index: &E, size: i64, wraps: bool) -> (E, E) {
     let size = k.size(size).cast(index.ty());
     let index = if wraps { index.lt(0.0).select(index + &size, index) } else { index.clone() };
@@ -83,7 +83,7 @@ pub fn position(k: &mut Kernel, index: &E, size: i64, wraps: bool) -> (E, E) {
     (index.cast(Ty::U32), inside)
 }
 
-/// No bits.
+/// Zero, as an integer of the operand's type.
 pub fn zero(x: &Operand) -> E {
     E::int(x.mem.ty(), 0)
 }
@@ -108,7 +108,7 @@ fn gather(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// The element at coordinates of which some came from a tensor; a fault where they are not inside.
+/// Loads the element at coordinates that depend on index tensors. Coordinates out of range are a fault.
 fn pick(l: &Lowering<'_>, k: &mut Kernel, x: &Operand, coords: &[E], inside: E) -> Option<E> {
     let t = window(l, k, x)?;
     k.fault(Fault::Index, inside.not());
@@ -170,23 +170,23 @@ fn take(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// How index tensors select from a tensor (`make_info`).
+/// Selection of a tensor's elements by index tensors (PyTorch's `make_info`).
 pub struct Indexing {
-    /// Sizes of what is selected.
+    /// Sizes of the selection.
     pub sizes: Dims,
-    /// Dimensions of the tensor that come before those of the index tensors' common shape.
+    /// Number of dimensions before those of the index tensors' common shape.
     pub before: usize,
-    /// The index tensors' common shape.
+    /// Common shape of the index tensors.
     pub shape: Dims,
-    /// The tensor's dimensions in the order of what is selected, the indexed ones together.
+    /// Dimensions of the tensor in the order of the selection, with the indexed ones next to each other.
     order: Vec<usize>,
-    /// The indexed dimensions and their positions, broadcast.
+    /// Indexed dimensions, and their index tensors, broadcast to the common shape.
     indices: Vec<(usize, Operand)>,
 }
 
 impl Indexing {
-    /// For a tensor and a list of index tensors. Masks are left to the host, as what they select has a size that only
-    /// the device knows.
+    /// Returns the selection by a list of index tensors. Returns `None` for masks: only the device knows the size
+    /// of their selection.
     pub fn of(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<Indexing> {
         let given = l.optional_tensors(arg)?;
         if given.len() > x.ndim() {
@@ -213,13 +213,13 @@ impl Indexing {
         (!empty).then_some(Indexing { sizes, before, shape, order, indices })
     }
 
-    /// Elements of the indexed dimensions together.
+    /// Number of places that the index tensors distinguish: the product of the indexed dimensions.
     pub fn slots(&self, x: &Operand) -> i64 {
         self.indices.iter().map(|(d, _)| x.sizes[*d]).product()
     }
 
-    /// The coordinates in the tensor of an element of what is selected, whether they are inside, and the number of
-    /// the place in the indexed dimensions.
+    /// Returns the coordinates in the tensor of an element of the selection, whether they are in range, and the
+    /// number of the place in the indexed dimensions.
     pub fn place(&self, l: &Lowering<'_>, k: &mut Kernel, x: &Operand, coords: &[E]) -> (Vec<E>, E, E) {
         let mut at = vec![E::u32(0); x.ndim()];
         let after = self.before + self.indices.len();
@@ -243,8 +243,8 @@ impl Indexing {
         (at, all, slot)
     }
 
-    /// Strides of what is selected, as the iterator over the tensor with index dimensions of stride 0 and over the
-    /// index tensors has them.
+    /// Strides of a new tensor for the selection. They follow PyTorch's iterator over the tensor, with a stride of
+    /// 0 in index dimensions, and the index tensors.
     fn strides(&self, x: &Operand) -> Dims {
         let after = self.before + self.indices.len();
         let of = |dims: &[usize]| -> Dims { dims.iter().map(|d| x.strides[*d]).collect() };
@@ -257,7 +257,7 @@ impl Indexing {
         let mut operands = vec![x.viewed(&self.sizes, &strides)];
         let behind = self.order.len() - after;
         for (_, index) in &self.indices {
-            // 32-bit positions are converted, and lose what expansion had made of their strides.
+            // PyTorch converts 32-bit indices, which loses the strides of their expansion.
             let index = if index.dtype == Dtype::INT32 {
                 index.viewed(&index.sizes, &preserved(index))
             } else {

@@ -1,4 +1,4 @@
-//! Movement: `cat`, `stack`, `flip`, `roll`, `repeat`, triangles and diagonals.
+//! Operators that move elements: `cat`, `stack`, `flip`, `roll`, `repeat`, triangles and diagonals.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -11,7 +11,7 @@ use crate::gpu::ops::types::{channels_last, preserved, result_type, suggests_cha
 use crate::ir::{E, Mem, Ty};
 use crate::shapes::is_contiguous;
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "cat" | "concat" | "concatenate" => cat,
@@ -28,10 +28,10 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Tensors that one kernel joins: with the output, no more buffers than every adapter has.
+/// Largest number of tensors that one kernel joins. With the output, every adapter supports so many buffers.
 const PIECES: usize = 6;
 
-/// A list of tensors in memory, and the dtype that they have in common.
+/// Returns a list of tensors in memory, and their result dtype.
 fn pieces(l: &Lowering<'_>) -> Option<(Vec<Operand>, Dtype)> {
     let tensors = l.tensors(0)?;
     let held = tensors.iter().all(|t| matches!(t.place, Spot::Memory(_)) || t.ndim() == 0);
@@ -39,7 +39,7 @@ fn pieces(l: &Lowering<'_>) -> Option<(Vec<Operand>, Dtype)> {
     (held && !tensors.is_empty()).then_some((tensors, dtype))
 }
 
-/// `cat(tensors, dim)`. Empty tensors of one dimension are left out, whatever the others' sizes are.
+/// `cat(tensors, dim)`. Vectors without elements are skipped, whatever the other tensors' sizes are.
 fn cat(l: &mut Lowering<'_>) -> Option<()> {
     let (tensors, dtype) = pieces(l)?;
     let format = common_format(&tensors);
@@ -59,7 +59,7 @@ fn cat(l: &mut Lowering<'_>) -> Option<()> {
     join(l, &out, dim, &kept)
 }
 
-/// The memory format that all tensors suggest, as strides of sizes.
+/// Memory format that all tensors suggest, as a function from sizes to strides.
 fn common_format(tensors: &[Operand]) -> fn(&[i64]) -> Dims {
     let ndim = tensors[0].ndim();
     let last = |t: &Operand| t.ndim() == ndim && suggests_channels_last(&t.sizes, &t.strides);
@@ -86,7 +86,7 @@ fn stack(l: &mut Lowering<'_>) -> Option<()> {
     join(l, &out, dim, &tensors)
 }
 
-/// Operands of a kernel that only moves elements, unless it converts them.
+/// Operands of a kernel that moves elements: as integers, unless it converts them.
 fn as_bits(out: &Operand, tensors: &[Operand]) -> (Operand, Vec<Operand>) {
     if tensors.iter().all(|t| t.dtype == out.dtype && matches!(t.place, Spot::Memory(_))) {
         return (bits(out), tensors.iter().map(bits).collect());
@@ -94,10 +94,10 @@ fn as_bits(out: &Operand, tensors: &[Operand]) -> (Operand, Vec<Operand>) {
     (out.clone(), tensors.to_vec())
 }
 
-/// Writes tensors one behind the other along a dimension.
+/// Writes tensors to an output, one after the other along a dimension.
 fn join(l: &mut Lowering<'_>, out: &Operand, dim: usize, tensors: &[Operand]) -> Option<()> {
     let (out, tensors) = as_bits(out, tensors);
-    // What is dense lies in rows of all that is behind the dimension.
+    // A contiguous tensor is seen as rows, each of which comprises `dim` and the dimensions after it.
     let rows = |x: &Operand| -> Operand {
         let length: i64 = x.sizes[dim..].iter().product();
         let sizes = [x.sizes[..dim].iter().product(), length];
@@ -120,7 +120,7 @@ fn join_in_groups(l: &mut Lowering<'_>, out: &Operand, dim: usize, tensors: &[Op
     Some(())
 }
 
-/// Writes tensors to the part of the output that begins at `start`.
+/// Writes a group of tensors to the part of the output that begins at `start`.
 fn join_group(l: &mut Lowering<'_>, out: &Operand, dim: usize, start: i64, group: &[&Operand]) -> Option<()> {
     let mut order: Vec<usize> = (0..out.ndim()).collect();
     order.sort_by_key(|d| std::cmp::Reverse(out.strides[*d]));
@@ -164,7 +164,7 @@ fn join_group(l: &mut Lowering<'_>, out: &Operand, dim: usize, start: i64, group
     l.launch(k)
 }
 
-/// `block_diag(tensors)`: matrices, each below and to the right of the one before.
+/// `block_diag(tensors)`: matrices along the diagonal of the output.
 fn block_diag(l: &mut Lowering<'_>) -> Option<()> {
     let (tensors, dtype) = pieces(l)?;
     let matrix = |t: &Operand| match t.ndim() {
@@ -195,7 +195,8 @@ fn block_diag(l: &mut Lowering<'_>) -> Option<()> {
     Some(())
 }
 
-/// Launches a kernel that moves elements of `x` to an output: `from` gives the coordinates in `x` of an output's.
+/// Launches a kernel that moves elements of `x` to an output. `from` maps coordinates of the output to those of
+/// `x`.
 fn rearrange(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -210,14 +211,14 @@ fn rearrange(
     })
 }
 
-/// Dimensions counted from the front; `None` where one is named twice.
+/// Returns dimensions counted from the front, or `None` if one is named twice.
 fn dims(list: &[i64], ndim: usize) -> Option<Vec<usize>> {
     let dims: Option<Vec<usize>> = list.iter().map(|d| wrap(*d, ndim)).collect();
     let dims = dims?;
     dims.iter().enumerate().all(|(i, d)| !dims[..i].contains(d)).then_some(dims)
 }
 
-/// Coordinates counted from the end in some dimensions.
+/// Coordinates, counted from the end in some dimensions.
 fn flipped(k: &mut Kernel, x: &Operand, dims: &[usize], coords: &[E]) -> Vec<E> {
     let mut coords = coords.to_vec();
     for d in dims {
@@ -266,7 +267,7 @@ fn rot90(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `roll(self, shifts, dims)`; without dimensions all elements in one row.
+/// `roll(self, shifts, dims)`; without dimensions, over the flattened tensor.
 fn roll(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let (shifts, dims) = (l.ints(1)?, l.ints(2)?);
@@ -301,7 +302,7 @@ fn roll(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// The coordinate from which a roll takes an element.
+/// Coordinate from which a roll takes an element.
 fn rolled(k: &mut Kernel, at: &E, size: i64, shift: i64) -> E {
     let back = (size - shift.rem_euclid(size)) % size;
     (at + k.size(back)) % k.size(size)
@@ -342,7 +343,7 @@ fn triangle(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `diag_embed(self, offset, dim1, dim2)`: the last dimension becomes a diagonal of two.
+/// `diag_embed(self, offset, dim1, dim2)`: the last dimension becomes a diagonal of two dimensions.
 fn diag_embed(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let (offset, ndim) = (l.int(1)?, x.ndim() + 1);
@@ -359,7 +360,7 @@ fn diag_embed(l: &mut Lowering<'_>) -> Option<()> {
     produce(l, "diag_embed", &[&out], |l, k, c| {
         let t = window(l, k, &x)?;
         let mut from: Vec<E> = (0..ndim).filter(|d| *d != a && *d != b).map(|d| c[d].clone()).collect();
-        // Above the main diagonal rows count, below columns.
+        // The position on the diagonal is the row if it is at or above the main diagonal, else the column.
         let (along, across) = if offset >= 0 { (&c[a], &c[b]) } else { (&c[b], &c[a]) };
         let on = (along + k.size(offset.abs())).eq(across);
         from.push(along.clone());

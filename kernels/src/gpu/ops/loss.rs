@@ -1,4 +1,4 @@
-//! Losses, with their derivatives.
+//! Losses and their derivatives.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -14,7 +14,7 @@ use crate::ir::{E, Ty};
 // PyTorch's words.
 const NOT_BETWEEN: Fault = Fault::Value("all elements of input should be between 0 and 1");
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "mse_loss" | "smooth_l1_loss" | "huber_loss" | "soft_margin_loss" => loss,
@@ -29,7 +29,7 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// What becomes of the losses of elements.
+/// Reduction of the elements' losses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reduction {
     None,
@@ -48,10 +48,11 @@ impl Reduction {
     }
 }
 
-/// Members of a row in sums over everything, which are made in two steps where there are more.
+/// Number of elements that are summed at once. Sums of more elements take two steps.
 const PART: i64 = 8192;
 
-/// Sums over all elements of what `values` gives, with `finish` behind; `outs` have one element each.
+/// Sums `values` over all elements, and stores what `finish` computes from the sums to `outs`, which have one
+/// element each.
 fn sums<const N: usize>(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -75,7 +76,7 @@ fn sums<const N: usize>(
         .zip(&strides)
         .map(|((x, ty), strides)| (l.read_as(&mut k, &x.viewed(&sizes, strides), *ty), *ty))
         .collect();
-    // The sums of the parts, where there are several.
+    // Sums of the parts, if there are several.
     let dtype = if ty == Ty::F64 { Dtype::FLOAT64 } else { Dtype::FLOAT32 };
     let temp = if parts > 1 { Some(l.temp(&[N as i64, parts], dtype)?) } else { None };
     let targets = match &temp {
@@ -151,7 +152,7 @@ fn add<const N: usize>(a: [E; N], b: [E; N]) -> [E; N] {
     })
 }
 
-/// The last step of sums.
+/// Returns the stores of what `finish` computes from the sums.
 fn store_all<const N: usize>(
     k: &mut Kernel,
     targets: &[Tensor],
@@ -163,7 +164,7 @@ fn store_all<const N: usize>(
     targets.iter().zip(values).map(|(t, value)| k.store(t, &[], value)).collect()
 }
 
-/// A loss of each element, of `sizes` and of `strides` where it is not reduced.
+/// Launches a loss of each element and its reduction. Without a reduction, the output has these sizes and strides.
 fn reduced(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -193,7 +194,7 @@ fn averaged(k: &mut Kernel, reduction: Reduction, sum: E, total: i64) -> E {
     }
 }
 
-/// The number of `smooth_l1_loss` and `huber_loss`, where it is sound.
+/// Returns `None` if PyTorch rejects the `beta` of `smooth_l1_loss` or the `delta` of `huber_loss`.
 fn sound_number(l: &mut Lowering<'_>, arg: usize) -> Option<()> {
     let sound = match l.base {
         "huber_loss" | "huber_loss_backward" => l.pin(arg)? > 0.0,
@@ -236,7 +237,7 @@ fn loss(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// Their derivatives: `*_backward(grad_output, self, target, reduction[, number])`.
+/// `*_backward(grad_output, self, target, reduction[, number])` of the losses in `loss`.
 fn loss_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, target) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let reduction = Reduction::of(l, 3)?;
@@ -276,7 +277,7 @@ fn loss_backward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// Whether an optional weight goes with losses of these sizes.
+/// Whether an optional weight broadcasts to losses of these sizes and has their dtype.
 fn weighs(weight: &Option<Operand>, sizes: &[i64], dtype: Dtype) -> bool {
     weight.as_ref().is_none_or(|w| {
         let fits = broadcast([&w.sizes[..], sizes]).is_some_and(|common| common[..] == *sizes);
@@ -284,7 +285,7 @@ fn weighs(weight: &Option<Operand>, sizes: &[i64], dtype: Dtype) -> bool {
     })
 }
 
-/// `binary_cross_entropy(self, target, weight, reduction)`; probabilities beyond 0 and 1 are a fault.
+/// `binary_cross_entropy(self, target, weight, reduction)`; a probability outside of `[0, 1]` is a fault.
 fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
     let (x, target, weight) = (l.tensor(0)?, l.tensor(1)?, l.optional(2)?);
     let reduction = Reduction::of(l, 3)?;
@@ -293,7 +294,7 @@ fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let (ty, sizes, dtype) = (x.mem.ty(), x.sizes.clone(), x.dtype);
-    // Only maps report faults, so the losses are summed in a step of their own.
+    // Faults are reported where an element is stored, so another kernel sums the losses.
     let out = if reduction == Reduction::None {
         l.destination(0, &sizes, &preserved(&x), dtype)?
     } else {
@@ -361,17 +362,17 @@ fn cross_entropy_with_logits(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// The operands of `nll_loss`: scores, labels, weights of classes.
+/// Operands of `nll_loss`: scores, labels, and weights of classes.
 struct Labelled {
     x: Operand,
     target: Operand,
     weight: Option<Operand>,
-    /// Which dimension holds the classes.
+    /// Dimension of the classes.
     class: usize,
 }
 
 impl Labelled {
-    /// From `self, target, weight`, which begin with an argument.
+    /// Reads `self, target, weight`, which begin at argument `arg`.
     fn of(l: &Lowering<'_>, arg: usize) -> Option<Labelled> {
         let (x, target, weight) = (l.tensor(arg)?, l.tensor(arg + 1)?, l.optional(arg + 2)?);
         let class = usize::from(x.ndim() > 1);
@@ -384,14 +385,14 @@ impl Labelled {
         let labels = matches!(target.dtype, Dtype::INT64 | Dtype::UINT8);
         let weighs = weight.as_ref().is_none_or(|w| w.sizes[..] == [classes] && w.dtype == x.dtype);
         let whole = x.numel() > 0 && x.dtype.is_floating();
-        // One label for one sample may have a dimension.
+        // The label of a single sample may have a dimension.
         let target = if single { target.viewed(&[], &[]) } else { target };
         (fits && labels && weighs && whole).then_some(Labelled { x, target, weight, class })
     }
 }
 
-/// `nll_loss_forward(self, target, weight, reduction, ignore_index)` and `nll_loss2d_forward`: the loss and the sum of
-/// the weights.
+/// `nll_loss_forward(self, target, weight, reduction, ignore_index)` and `nll_loss2d_forward`, which return the
+/// loss and the sum of the weights.
 fn nll_loss(l: &mut Lowering<'_>) -> Option<()> {
     let n = Labelled::of(l, 0)?;
     let reduction = Reduction::of(l, 3)?;
@@ -406,7 +407,7 @@ fn nll_loss(l: &mut Lowering<'_>) -> Option<()> {
     }
     let out = l.destination(0, &[], &[], dtype)?;
     let total = l.destination(1, &[], &[], dtype)?;
-    // Only maps report faults, so the losses are summed in a step of their own.
+    // Faults are reported where an element is stored, so another kernel sums the losses.
     let wide = if ty == Ty::F64 { Dtype::FLOAT64 } else { Dtype::FLOAT32 };
     let (losses, weights) = (l.temp(&sizes, wide)?, l.temp(&sizes, wide)?);
     label_losses(l, &n, &[&losses, &weights])?;
@@ -425,7 +426,7 @@ fn nll_loss(l: &mut Lowering<'_>) -> Option<()> {
     )
 }
 
-/// The losses of all labels and, where there is a second output, the weights.
+/// Launches the losses of all labels and, if there is a second output, their weights.
 fn label_losses(l: &mut Lowering<'_>, n: &Labelled, outs: &[&Operand]) -> Option<()> {
     let ty = n.x.mem.ty();
     produce(l, "label_losses", outs, |l, k, coords| {
@@ -456,7 +457,7 @@ fn label_losses(l: &mut Lowering<'_>, n: &Labelled, outs: &[&Operand]) -> Option
 fn nll_loss_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, target) = (l.tensor(0)?, l.tensor(2)?);
     let n = Labelled::of(l, 1)?;
-    // Unlike the loss, its derivative refuses one label with a dimension for one sample.
+    // Unlike the loss, its derivative rejects a label that has a dimension for a single sample.
     if target.sizes != n.target.sizes {
         return None;
     }

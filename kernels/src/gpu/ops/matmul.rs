@@ -1,8 +1,8 @@
 //! Matrix products.
 //!
-//! Sums of 32-bit floats go through the tile of [`crate::gpu::contract`], those with a vector through a row reduction,
-//! and other types through a loop in a thread. Depth that is split over workgroups is summed by another kernel, in
-//! order.
+//! Products of 32-bit floats use the tiled contraction of [`crate::gpu::contract`], products with a vector a row
+//! reduction, and other types a loop in one thread per element. If the depth is split over workgroups, a second
+//! kernel adds up the partial sums in a fixed order.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -16,7 +16,7 @@ use crate::gpu::store::{Put, Store};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "mm" => mm,
@@ -32,39 +32,39 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// A window with three strides: batch, row, column.
+/// Matrix, or batch of matrices, with explicit strides.
 #[derive(Clone, Debug)]
 pub struct Matrix {
-    /// The tensor.
+    /// Tensor that holds the elements.
     pub x: Operand,
-    /// Its strides.
+    /// Strides of batch, row and column, in elements.
     pub strides: [i64; 3],
 }
 
 impl Matrix {
-    /// Of a tensor's last dimensions.
+    /// Matrix of a tensor's last two dimensions; the dimension before them is the batch.
     pub fn of(x: &Operand) -> Matrix {
         let stride = |back: usize| x.ndim().checked_sub(back).map_or(0, |d| x.strides[d]);
         Matrix { x: x.clone(), strides: [stride(3), stride(2), stride(1)] }
     }
 
-    /// Of a vector, as a column.
+    /// Vector as a matrix of one column.
     fn column(x: &Operand) -> Matrix {
         Matrix { x: x.clone(), strides: [0, x.strides.last().copied().unwrap_or(0), 0] }
     }
 
-    /// Rows and columns change places.
+    /// Transposed matrix.
     fn turned(&self) -> Matrix {
         let [batch, row, column] = self.strides;
         Matrix { x: self.x.clone(), strides: [batch, column, row] }
     }
 
-    /// Its storage from its first element on.
+    /// Tensor without dimensions, for kernels that compute addresses from `strides`.
     pub fn tensor(&self) -> Operand {
         self.x.viewed(&[], &[])
     }
 
-    /// The element at coordinates. Strides are parameters, so all layouts make one kernel.
+    /// Loads the element at coordinates. All strides are parameters, so that one kernel serves all layouts.
     fn read(&self, l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3]) -> E {
         match l.read(k, &self.tensor()) {
             Source::Value(value) => value,
@@ -80,7 +80,7 @@ impl Matrix {
         }
     }
 
-    /// A store at coordinates.
+    /// Returns a store to the element at coordinates.
     pub fn store(&self, l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], value: E) -> Option<Store> {
         let t = l.write(k, &self.tensor())?;
         let [batch, row, column] = self.strides;
@@ -95,7 +95,7 @@ impl Matrix {
     }
 }
 
-/// An offset and coordinates times strides, a stride being 1 where it is absent.
+/// Returns the sum of an offset and coordinates times strides, an absent stride being 1.
 pub fn terms(k: &mut Kernel, offset: Option<E>, terms: &[(&E, Option<i64>)]) -> E {
     let mut at = offset;
     for (coord, stride) in terms {
@@ -111,8 +111,8 @@ pub fn terms(k: &mut Kernel, offset: Option<E>, terms: &[(&E, Option<i64>)]) -> 
     at.unwrap_or_else(|| E::u32(0))
 }
 
-/// A matrix as an operand of a contraction at (batch, outer, depth), with its strides along these and its sizes along
-/// the last two.
+/// Returns a matrix as an operand of a contraction at (batch, outer, depth), given its strides along these axes and
+/// its sizes along the last two.
 pub fn side(
     l: &Lowering<'_>,
     k: &mut Kernel,
@@ -137,21 +137,21 @@ pub fn side(
     Some(Side { value: E::load(t.mem, t.buf, at, None), along, vector })
 }
 
-/// What becomes of the sum at (batch, row, column).
+/// Function that computes the value to be stored from the sum at (batch, row, column).
 pub type Value<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E; 3], E) -> E;
 
-/// Where the sum at (batch, row, column) goes.
+/// Function that returns the store of the sum at (batch, row, column).
 pub type Finish<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E; 3], E) -> Option<Store>;
 
-/// The operands of a contraction at batch, m, n and k.
+/// Function that returns the operands of a contraction at batch, m, n and k.
 pub type Sides<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E; 4]) -> Option<[Side; 2]>;
 
-/// The sum itself.
+/// Returns the sum unchanged.
 fn plain(_: &Lowering<'_>, _: &mut Kernel, _: &[E; 3], sum: E) -> E {
     sum
 }
 
-/// A contraction of operands of a type.
+/// Launches a contraction whose operands have type `ty`.
 pub fn contract(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -187,7 +187,7 @@ fn tiles(
     l.launch(k)
 }
 
-/// One thread an element.
+/// Launches a contraction with one thread per element of the result.
 fn by_threads(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -219,7 +219,7 @@ fn by_threads(
     l.launch(k)
 }
 
-/// Sums of parts, which lie `step` apart, in order.
+/// Adds up the partial sums of each element, which are `step` elements apart, in order.
 fn sum_parts(
     l: &mut Lowering<'_>,
     sizes: [i64; 3],
@@ -244,12 +244,13 @@ fn sum_parts(
     l.launch(k)
 }
 
-/// What is summed at a row and a depth; nothing may be read where the condition, if there is one, is false.
+/// Function that returns the term of a row's sum at a depth. If it gets a condition, it reads nothing where that is
+/// false.
 pub type Term<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &E, &E, Option<E>) -> Option<E>;
 
-/// Sums over the depth of what `term` gives for a row and a depth: a team of threads a row, or a thread a row where
-/// neighbouring rows lie `together` in memory. Where that makes few threads, each row's depth is split into parts.
-/// `finish` gets the row as a column of one batch.
+/// Sums `term` over the depth of each row, with a team of threads per row, or one thread per row if neighbouring
+/// rows are adjacent in memory (`together`). If that makes few threads, the depth of each row is split into parts.
+/// `finish` gets coordinates of one batch and one column.
 pub fn row_sums(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -311,7 +312,7 @@ pub fn row_sums(
     }
 }
 
-/// A product of matrices.
+/// Launches a matrix product, transposed if its shape or the output's layout suits that better.
 fn product(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -323,7 +324,7 @@ fn product(
 ) -> Option<()> {
     let columns_lie_together = out.strides[1] == 1 && out.strides[2] != 1 && e.m > 16;
     if e.n != 1 && (e.m == 1 || e.m > 16 && e.n <= 16 || columns_lie_together && e.n > 16) {
-        // Few columns are better few rows, and results are written along their rows.
+        // The tiles handle few rows better than few columns, and store results along rows.
         return turned_product(l, label, e, a, b, out, value);
     }
     if e.n == 1 {
@@ -376,7 +377,7 @@ fn plain_product(
     contract(l, label, e, ty, &sides, &finish)
 }
 
-/// A product with a vector, `e.n` being 1.
+/// Launches the product of a matrix and a vector (`e.n` is 1).
 fn vector_product(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -412,18 +413,18 @@ fn vector_product(
     row_sums(l, label, [e.batch * e.m, e.k], a.x.dtype, together, &term, &finish)
 }
 
-/// The dtype of operands that have one, and for which there is a product.
+/// Returns the operands' common dtype, or `None` if they differ or there are no products of that dtype.
 fn common(operands: &[&Operand]) -> Option<Dtype> {
     let dtype = operands.first()?.dtype;
     (dtype != Dtype::BOOL && operands.iter().all(|x| x.dtype == dtype)).then_some(dtype)
 }
 
-/// The destination, which has the result's dtype.
+/// Returns the destination of the result, or `None` if it has another dtype.
 fn destination(l: &mut Lowering<'_>, sizes: &[i64], dtype: Dtype) -> Option<Operand> {
     l.destination(0, sizes, &dense(sizes), dtype).filter(|out| out.dtype == dtype)
 }
 
-/// Whether there are just so many arguments, or a tensor for the result behind them.
+/// Checks that there are `n` arguments, possibly followed by a tensor for `out=`.
 fn arity(l: &Lowering<'_>, n: usize) -> Option<()> {
     let args = l.call.args;
     (args.len() == n || args.len() == n + 1 && args[n] == Arg::Tensor).then_some(())
@@ -449,7 +450,7 @@ fn bmm(l: &mut Lowering<'_>) -> Option<()> {
     product(l, "bmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &plain)
 }
 
-/// The extent of a product of operands of so many dimensions.
+/// Returns the extent of a product of operands that have `dims` dimensions.
 fn extent(a: &Operand, b: &Operand, dims: [usize; 2]) -> Option<Extent> {
     let (batch, m, k) = match a.sizes[..] {
         [k] => (1, 1, k),
@@ -477,7 +478,7 @@ fn mv(l: &mut Lowering<'_>) -> Option<()> {
     product(l, "mv", e, &Matrix::of(&a), &Matrix::column(&x), &Matrix::column(&out), &plain)
 }
 
-/// `dot(self, tensor)`, which is `vdot` of what is not complex.
+/// `dot(self, tensor)`, and `vdot`, which is the same for dtypes that are not complex.
 fn dot(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
@@ -488,7 +489,7 @@ fn dot(l: &mut Lowering<'_>) -> Option<()> {
     product(l, "dot", e, &row, &Matrix::column(&b), &Matrix::of(&out), &plain)
 }
 
-/// What `beta * self + alpha * sum` needs: `self`, expanded, and the numbers of these arguments.
+/// Operands of `beta * self + alpha * sum`: `self`, expanded, and the indices of the arguments `beta` and `alpha`.
 struct Added {
     x: Matrix,
     beta: usize,
@@ -496,7 +497,7 @@ struct Added {
 }
 
 impl Added {
-    /// `None` where `self` cannot be expanded to `sizes`, or the numbers do not fit its dtype.
+    /// Returns `None` if `self` cannot be expanded to `sizes`, or if the numbers do not fit its dtype.
     fn of(l: &Lowering<'_>, x: &Operand, sizes: &[i64], beta: usize) -> Option<Added> {
         if broadcast([sizes, &x.sizes[..]])?[..] != *sizes {
             return None;
@@ -510,7 +511,7 @@ impl Added {
         fits.then(|| Added { x: Matrix::of(&x.expanded(sizes)), beta, alpha: beta + 1 })
     }
 
-    /// The value at coordinates. `self` is not looked at where `beta` is 0.
+    /// Returns the value at coordinates. The elements of `self` do not count if `beta` is 0.
     fn value(&self, l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E) -> E {
         let ty = sum.ty();
         let (beta, alpha) = (l.number(k, self.beta, ty), l.number(k, self.alpha, ty));
@@ -572,7 +573,7 @@ fn baddbmm(l: &mut Lowering<'_>) -> Option<()> {
     product(l, "baddbmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &value)
 }
 
-/// `addbmm(self, batch1, batch2, beta, alpha)`: a product whose depth is that of all batches.
+/// `addbmm(self, batch1, batch2, beta, alpha)`: a product whose depth is the concatenated depths of all batches.
 fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
@@ -587,7 +588,7 @@ fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
         let (a, b) = (Matrix::of(&a), Matrix::of(&b).turned());
         let a = side(l, k, &a.x, a.strides, [each.m, each.k], [&batch, m, &d])?;
         let b = side(l, k, &b.x, b.strides, [each.n, each.k], [&batch, n, &d])?;
-        // Neighbours along the depth may be of different batches.
+        // Neighbours along the depth may belong to different batches.
         let vector = |s: Side| Side { vector: s.vector && s.along == Along::Outer, ..s };
         Some([vector(a), vector(b)])
     };
@@ -599,7 +600,7 @@ fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
     contract(l, "addbmm", e, a.mem.ty(), &sides, &finish)
 }
 
-/// `addr(self, vec1, vec2, beta, alpha)`: an outer product, an element each.
+/// `addr(self, vec1, vec2, beta, alpha)`: an outer product, one thread per element.
 fn addr(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);

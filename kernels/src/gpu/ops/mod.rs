@@ -1,4 +1,4 @@
-//! Lowerings by operator: a family a file, and the table that names them.
+//! Lowerings of operators: one file per family, and the table that finds them by name.
 
 mod activation;
 mod attention;
@@ -28,11 +28,11 @@ mod views;
 
 use crate::gpu::lower::Lowering;
 
-/// Makes kernels of a call, or leaves it to the host path.
+/// Function that adds the kernels of a call to a lowering. It returns `None` if the call must take the host path.
 pub type Lower = fn(&mut Lowering<'_>) -> Option<()>;
 
-/// The lowering of an operator (`aten::add_.Tensor`) and its name without namespace, overload and the underscore of
-/// the in-place form; `written` says which arguments its schema writes.
+/// Returns the lowering of an operator (`aten::add_.Tensor`), and its name without namespace, overload and the
+/// underscore of the in-place form. `written` says which arguments its schema marks as written.
 pub fn lowering<'n>(name: &'n str, written: &[bool]) -> Option<(&'n str, Lower)> {
     let name = name.strip_prefix("aten::")?;
     let base = name.split('.').next().unwrap_or(name);
@@ -66,7 +66,7 @@ pub fn lowering<'n>(name: &'n str, written: &[bool]) -> Option<(&'n str, Lower)>
     families.iter().find_map(|table| table(base)).map(|lower| (base, lower))
 }
 
-/// Whether an operator of this base name draws random numbers.
+/// Whether the operator with this base name draws random numbers.
 pub fn draws(base: &str) -> bool {
     random::table(base).is_some()
 }

@@ -1,7 +1,8 @@
 //! Normalizations: layer, group and batch norm, and their derivatives.
 //!
-//! Layer norm is one kernel, a team a row, unless rows are few and long. The others are a reduction to statistics, which
-//! fills the device whatever the shape, and a point-wise kernel.
+//! Layer norm is one kernel with a team of threads per row, unless rows are few and long. In that case, and for the
+//! other norms, a reduction that fills the device for any shape computes the statistics, and a point-wise kernel
+//! uses them.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -15,7 +16,7 @@ use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::Word;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "native_layer_norm" => layer_norm,
@@ -32,7 +33,7 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// The dtype of parameters and statistics; `None` where PyTorch refuses the mixture.
+/// Returns the dtype of parameters and statistics, or `None` if PyTorch rejects the combination of dtypes.
 fn parameter_dtype<'o>(
     x: &Operand,
     parameters: impl IntoIterator<Item = &'o Option<Operand>>,
@@ -44,12 +45,12 @@ fn parameter_dtype<'o>(
     (x.dtype.is_floating() && fits && given.all(|d| d == dtype)).then_some(dtype)
 }
 
-/// The dtype that statistics are computed in.
+/// Dtype in which statistics are computed.
 fn computed(x: &Operand) -> Dtype {
     if x.mem.ty() == Ty::F64 { Dtype::FLOAT64 } else { Dtype::FLOAT32 }
 }
 
-/// Which outputs are asked for.
+/// Returns the output mask, an argument that says which outputs are requested.
 fn mask<const N: usize>(l: &Lowering<'_>, arg: usize) -> Option<[bool; N]> {
     match l.call.args.get(arg)? {
         Arg::Bools(bits) if bits.len() == N => Some(std::array::from_fn(|i| bits[i] != 0)),
@@ -57,7 +58,7 @@ fn mask<const N: usize>(l: &Lowering<'_>, arg: usize) -> Option<[bool; N]> {
     }
 }
 
-/// A float among the arguments, where there is only the kernel.
+/// Returns the parameter of a float among the arguments. Unlike [`Lowering::number`], it needs no lowering.
 fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
     k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
 }
@@ -74,7 +75,7 @@ fn normalized(x: &E, mean: &E, rstd: &E, weight: Option<&E>, bias: Option<&E>) -
     bias.map_or(y.clone(), |b| y + b)
 }
 
-/// The point-wise part of a forward pass; all operands have the output's sizes.
+/// Launches the point-wise part of a forward pass. All operands are expanded to the output's sizes.
 fn apply(
     l: &mut Lowering<'_>,
     (x, out): (&Operand, &Operand),
@@ -93,7 +94,7 @@ fn apply(
     })
 }
 
-/// The point-wise part of a backward pass: `(dy * weight - shift - (x - mean) * slope) * rstd`.
+/// Launches the point-wise part of a backward pass: `(dy * weight - shift - (x - mean) * slope) * rstd`.
 fn apply_backward(
     l: &mut Lowering<'_>,
     (grad, x, out): (&Operand, &Operand, &Operand),
@@ -111,7 +112,8 @@ fn apply_backward(
     })
 }
 
-/// Mean and reciprocal deviation of each row, to `mean` and `rstd`, and in the type they are computed in.
+/// Computes the mean and reciprocal standard deviation of each row into `mean` and `rstd`. Returns both in the
+/// dtype in which they are computed.
 fn statistics(
     l: &mut Lowering<'_>,
     space: &Space,
@@ -139,7 +141,7 @@ fn statistics(
     Some((outs.pop()?, rstd))
 }
 
-/// Sums over rows of `grad * weight` and of that times `x - mean`.
+/// Returns the step that sums the gradient, times the weight if there is one, and its product with `x - mean`.
 fn gradient_sums(ty: Ty, weighted: bool) -> impl Fn(&mut Kernel, [E; 2], &[E], &E) -> [E; 2] {
     move |_, [sum, dot], v, _| {
         let dy = v[0].cast(ty);
@@ -155,7 +157,7 @@ fn both([a, b]: [E; 2], [c, d]: [E; 2]) -> [E; 2] {
 
 // --- Layer norm -----------------------------------------------------------------------------------------
 
-/// Rows over the leading dimensions, members over the others, and how operands lie over them.
+/// Rows over the leading dimensions, with members over the trailing ones, and the operands' strides along both.
 struct Rows {
     kept: Dims,
     members: Dims,
@@ -165,7 +167,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// All operands have the first one's sizes.
+    /// Operands all have the sizes of the first one.
     fn new(leading: usize, operands: &[&Operand]) -> Rows {
         let part = |range: std::ops::Range<usize>| {
             let of = |x: &Operand| x.viewed(&x.sizes[range.clone()], &x.strides[range.clone()]);
@@ -183,7 +185,7 @@ impl Rows {
         x.viewed(&sizes, &self.strides[n])
     }
 
-    /// Whether members lie side by side in an operand.
+    /// Whether members are adjacent in an operand.
     fn side_by_side(&self, n: usize) -> bool {
         self.members.len() == 1 && self.strides[n].last() == Some(&1)
     }
@@ -194,13 +196,13 @@ impl Rows {
         coords
     }
 
-    /// Whether a team a row leaves the device idle although there is much to do.
+    /// Whether one team per row would leave most of the device idle: rows are few and long.
     fn few(&self) -> bool {
         self.count * 256 < 1 << 14 && self.len >= 1 << 15
     }
 }
 
-/// What layer norm normalizes over: the trailing dimensions. Parameters are viewed over all of them.
+/// Layer norm over the trailing dimensions of `x`. Parameters are expanded to the sizes of `x`.
 struct Layer {
     x: Operand,
     space: Space,
@@ -219,7 +221,7 @@ impl Layer {
         Some(Layer { x, space, leading, normalized })
     }
 
-    /// A parameter over all dimensions; the outer `None` where it has other sizes.
+    /// Expands a parameter to the sizes of `x`. The outer `None` means that its sizes do not fit.
     fn parameter(&self, p: &Option<Operand>) -> Option<Option<Operand>> {
         let Some(p) = p else { return Some(None) };
         (p.sizes == self.normalized).then(|| Some(p.expanded(&self.x.sizes)))
@@ -338,7 +340,7 @@ fn layer_input_gradient(
     let operands: Vec<&Operand> = [x, out, grad, mean, rstd].into_iter().chain(weight).collect();
     let rows = Rows::new(*leading, &operands);
     let len = rows.len;
-    // What each member's gradient loses: a constant, and a multiple of its deviation.
+    // Terms that are subtracted from each member's gradient: a constant, and the factor of the member's deviation.
     let losses = move |k: &mut Kernel, [sum, dot]: [E; 2], rstd: &E| {
         let len = k.size(len).cast(ty);
         [sum / &len, dot * rstd * rstd / len]
@@ -433,7 +435,7 @@ fn layer_parameter_gradients(
 
 // --- Group norm -----------------------------------------------------------------------------------------
 
-/// A tensor as samples, groups, channels of a group, and the rest.
+/// View of a tensor as samples, groups, channels of a group, and the remaining dimensions.
 struct Groups {
     sizes: Dims,
     n: i64,
@@ -442,7 +444,7 @@ struct Groups {
 }
 
 impl Groups {
-    /// From an operator's arguments `N, C, HxW, group`, beginning at `arg`.
+    /// Reads an operator's arguments `N, C, HxW, group`, which begin at `arg`.
     fn of(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<Groups> {
         let [n, c, area, groups] = [l.int(arg)?, l.int(arg + 1)?, l.int(arg + 2)?, l.int(arg + 3)?];
         let fits = x.ndim() >= 2
@@ -464,7 +466,7 @@ impl Groups {
         x.viewed(&self.sizes, &strides)
     }
 
-    /// A value a channel.
+    /// Expands a vector of one value per channel.
     fn channels(&self, x: &Operand) -> Operand {
         let mut strides = Dims::from_elem(0, self.sizes.len());
         strides[1] = x.strides[0] * (self.c / self.groups);
@@ -472,7 +474,7 @@ impl Groups {
         x.viewed(&self.sizes, &strides)
     }
 
-    /// A value a sample and group.
+    /// Expands a matrix of one value per sample and group.
     fn statistic(&self, x: &Operand) -> Operand {
         let mut strides = Dims::from_elem(0, self.sizes.len());
         strides[0] = x.strides[0];
@@ -480,7 +482,7 @@ impl Groups {
         x.viewed(&self.sizes, &strides)
     }
 
-    /// Reduces dimensions from this one on.
+    /// Space that reduces the dimensions from `from` on.
     fn space(&self, from: usize) -> Space {
         Space::new(&self.sizes, (0..self.sizes.len()).map(|d| d >= from).collect())
     }
@@ -546,7 +548,7 @@ fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x) = (groups.view(&grad), groups.view(&x));
     let zeros = [E::lit(ty, 0.0), E::lit(ty, 0.0)];
 
-    // Of each sample and channel: the sums of the gradient, and of it times the deviation.
+    // For each sample and channel: the sum of the gradient, and of its product with the deviation.
     let channels = groups.space(3);
     let sizes = channels.result(false);
     let (sum, dot) = (l.temp(&sizes, exact)?, l.temp(&sizes, exact)?);
@@ -610,7 +612,7 @@ fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
 
 // --- Batch norm -----------------------------------------------------------------------------------------
 
-/// A value a channel, over a tensor's dimensions; `None` where it is something else.
+/// Expands a vector of one value per channel to a tensor's sizes. Returns `None` if it has other sizes.
 fn channels(p: &Operand, x: &Operand) -> Option<Operand> {
     if p.sizes[..] != [x.sizes[1]] {
         return None;
@@ -627,17 +629,17 @@ fn optional_channels(p: &Option<Operand>, x: &Operand) -> Option<Option<Operand>
     }
 }
 
-/// All but the channels.
+/// Space that reduces all dimensions but the channels.
 fn batch_space(x: &Operand) -> Space {
     Space::new(&x.sizes, (0..x.ndim()).map(|d| d != 1).collect())
 }
 
-/// Where arguments are, which differs among the operators.
+/// Arguments that differ among the operators: their indices, or their values.
 struct BatchArgs {
     running: Option<usize>,
     training: bool,
     momentum: usize,
-    /// Whether there is a fourth output.
+    /// Whether the operator returns a fourth output.
     reserve: bool,
 }
 
@@ -653,7 +655,8 @@ fn batch_args(l: &Lowering<'_>) -> Option<BatchArgs> {
     Some(BatchArgs { running, training, momentum, reserve })
 }
 
-/// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)` and its relatives.
+/// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)` and related
+/// operators.
 fn batch_norm(l: &mut Lowering<'_>) -> Option<()> {
     let args = batch_args(l)?;
     let x = l.tensor(0)?;
@@ -692,8 +695,8 @@ fn batch_norm(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// Statistics of a batch, to what is saved for the derivative, and into the running ones. Gives mean and reciprocal
-/// deviation in the type they are computed in.
+/// Computes the statistics of a batch into those that are saved for the backward pass, and updates the running
+/// ones. Returns the mean and reciprocal standard deviation in the dtype in which they are computed.
 fn batch_statistics(
     l: &mut Lowering<'_>,
     x: &Operand,
@@ -726,7 +729,8 @@ fn batch_statistics(
         values
     })?;
     let narrow = |x: &Operand| x.viewed(&x.sizes[1..2], &x.strides[1..2]);
-    // A kernel of its own: the running statistics may be parts of one storage, of which a kernel writes one window.
+    // A separate kernel: the running statistics may be parts of one storage, and a kernel can write only one window
+    // of it.
     if let (Some(var), Some(squares)) = (&running_var, &squares) {
         let (var, squares) = (narrow(var), narrow(squares));
         elementwise::launch(l, "running_var", &[&var], &[(&var, ty), (&squares, ty)], |_, k, v, _| {
@@ -742,8 +746,8 @@ fn batch_statistics(
     Some((mean, rstd))
 }
 
-/// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
-/// output_mask)`; `batch_norm_backward` has the same arguments but for a last one.
+/// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train,
+/// eps, output_mask)`; `batch_norm_backward` has one more argument at the end.
 fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x) = (l.tensor(0)?, l.tensor(1)?);
     let weight = l.optional(2)?;
@@ -778,7 +782,7 @@ fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let exact = computed(&x);
     let space = batch_space(&x);
     let members = space.members();
-    // Where statistics are running ones, they are no functions of the input.
+    // Running statistics do not depend on the input, so they add no terms to its gradient.
     let losses = if input && train {
         let mut temp = || l.temp(&[x.sizes[1]], exact).and_then(|t| channels(&t, &x));
         Some((temp()?, temp()?))
@@ -817,7 +821,7 @@ fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     }
     let Some(out) = out else { return Some(()) };
     if let Some((shift, slope)) = &losses {
-        // The gradient of the normalized value has the weight, so what is lost has it, too.
+        // The weight multiplies the gradient of the normalized value, including the subtracted terms.
         return batch_input_gradient(
             l,
             (&grad, &x, &out),
@@ -833,7 +837,7 @@ fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `(dy - shift - (x - mean) * slope) * rstd * weight`.
+/// Computes the input's gradient: `(dy - shift - (x - mean) * slope) * rstd * weight`.
 fn batch_input_gradient(
     l: &mut Lowering<'_>,
     (grad, x, out): (&Operand, &Operand, &Operand),

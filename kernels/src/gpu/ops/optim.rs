@@ -1,4 +1,4 @@
-//! Fused optimizer steps and what gradient scaling needs.
+//! Fused optimizer steps, and operators for gradient scaling.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -9,7 +9,7 @@ use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Store, Word};
 use crate::ir::{E, Mem, Ty, larger};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "_fused_adam" | "_fused_adamw" => adam,
@@ -21,11 +21,11 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Steps of an optimizer: what all of them do before and behind their own arithmetic.
+/// Arguments that the steps of all optimizers have in common.
 struct Step {
-    /// Tensors that each parameter has: itself, its gradient, its state.
+    /// Lists with a tensor for each parameter: the parameter, its gradient, its state.
     lists: Vec<Vec<Operand>>,
-    /// Read by all: the number of steps, the rate.
+    /// Number of steps of each parameter.
     steps: Option<Vec<Operand>>,
     rate: Operand,
     decay: usize,
@@ -34,15 +34,15 @@ struct Step {
     skip: Option<Operand>,
 }
 
-/// The values of an element.
+/// Values of an element.
 struct Values<'l, 'a, 'k> {
     l: &'l Lowering<'a>,
     k: &'k mut Kernel,
-    /// In the order of the lists.
+    /// Values in the order of the lists.
     x: Vec<E>,
     step: E,
     rate: E,
-    /// The weight decay.
+    /// Weight decay.
     decay: E,
 }
 
@@ -51,7 +51,7 @@ impl Values<'_, '_, '_> {
         self.l.number(self.k, arg, Ty::F32)
     }
 
-    /// 1 less a number, with the bits that a number close to 1 loses in 32 bits.
+    /// Returns 1 - x for a number x among the arguments, with the bits that a 32-bit x close to 1 does not have.
     fn one_less(&mut self, arg: usize) -> E {
         let word = |upper| Word::Number(arg as u32, 0, Ty::F64, upper);
         let (low, high) = (self.k.word(Ty::U32, word(false)), self.k.word(Ty::U32, word(true)));
@@ -59,13 +59,14 @@ impl Values<'_, '_, '_> {
     }
 }
 
-/// 1 less the power of a number, of which 1 less itself is given.
+/// Returns 1 - x^exponent, given 1 - x.
 fn one_less_power(one_less: &E, exponent: &E) -> E {
     -(exponent * (-one_less).f("log1p_")).f("expm1_")
 }
 
 impl Step {
-    /// Reads the lists `lists`, the steps `steps`, and the arguments `rate`, `decay`, `maximize` and the two behind it.
+    /// Reads the lists at the arguments `lists`, the steps at `steps`, the numbers at `rate` and `decay`, the flag
+    /// at `maximize`, and `grad_scale` and `found_inf` from `scale` on.
     fn new(
         l: &mut Lowering<'_>,
         lists: &[usize],
@@ -102,7 +103,8 @@ impl Step {
         Some(Step { lists, steps, rate, decay, maximize: l.flag(maximize, false), scale, skip })
     }
 
-    /// Launches a kernel for each parameter: `body` gets the values and gives the lists' next ones; `None` stays.
+    /// Launches a kernel for each parameter. `body` returns the next values of the lists, `None` for those that do
+    /// not change.
     fn launch(
         &self,
         l: &mut Lowering<'_>,
@@ -114,7 +116,7 @@ impl Step {
             if tensors[0].numel() == 0 {
                 continue;
             }
-            // The gradient is written where it was scaled.
+            // The gradient is written only if it is unscaled.
             let outs: Vec<&Operand> = tensors
                 .iter()
                 .enumerate()
@@ -166,8 +168,8 @@ impl Step {
     }
 }
 
-/// `_fused_adam_(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay, eps,
-/// amsgrad, maximize, grad_scale, found_inf)` and `_fused_adamw_`, whose decay leaves the gradient alone.
+/// `_fused_adam_(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay,
+/// eps, amsgrad, maximize, grad_scale, found_inf)`, and `_fused_adamw_`, whose decay does not change the gradient.
 fn adam(l: &mut Lowering<'_>) -> Option<()> {
     let amsgrad = l.flag(11, false);
     let lists: &[usize] = if amsgrad { &[0, 1, 2, 3, 4] } else { &[0, 1, 2, 3] };

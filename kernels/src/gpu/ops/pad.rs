@@ -1,6 +1,7 @@
-//! Padding with its derivatives, and what moves elements between channels and places.
+//! Padding and its derivatives, and operators that move elements between channels and pixels.
 //!
-//! Derivatives gather: each element of the input asks the places that it was copied to, so sums have one order.
+//! Derivatives gather: each element of the input sums over the places that it was copied to, so sums have a fixed
+//! order.
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
@@ -10,7 +11,7 @@ use crate::gpu::ops::types::{preserved, suggested};
 use crate::gpu::store::{Tensor, Word};
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "constant_pad_nd" => constant_pad,
@@ -36,12 +37,12 @@ fn window(source: Source) -> Option<Tensor> {
     }
 }
 
-/// A number that may be negative.
+/// Parameter that may be negative.
 fn signed(k: &mut Kernel, value: i64) -> E {
     k.word(Ty::I32, Word::Fixed(value as i32 as u32))
 }
 
-/// Whether sizes and numbers of elements fit what kernels compute coordinates in.
+/// Whether sizes fit the integers in which kernels compute coordinates.
 fn small(sizes: &[i64]) -> bool {
     sizes.iter().all(|s| (1..1 << 30).contains(s))
 }
@@ -67,7 +68,7 @@ fn constant_pad(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let strides = if pad.iter().all(|p| *p <= 0) {
-        // A part of the input is copied as it lies.
+        // PyTorch copies a part of the input in the input's order of dimensions.
         preserved(&x.viewed(&sizes, &x.strides))
     } else {
         suggested(&x, &sizes)
@@ -83,7 +84,7 @@ fn constant_pad(l: &mut Lowering<'_>) -> Option<()> {
             if before[d] == 0 && x.sizes[d] == sizes[d] {
                 continue;
             }
-            // Below zero is far beyond the size.
+            // Unsigned: a coordinate below 0 compares as beyond the size.
             at[d] = (coords[d].cast(Ty::I32) - signed(k, before[d])).cast(Ty::U32);
             let fits = at[d].lt(k.size(x.sizes[d]));
             inside = Some(inside.map_or(fits.clone(), |i| i.and(fits)));
@@ -95,19 +96,19 @@ fn constant_pad(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// What is added before a dimension: the list begins with the last one.
+/// Padding before a dimension. The list begins with the last dimension.
 fn before(pad: &[i64], ndim: usize, d: usize) -> i64 {
     pad.get(2 * (ndim - 1 - d)).copied().unwrap_or(0)
 }
 
-/// A dimension that is padded with its own elements.
+/// Dimension that is padded with its own elements.
 struct Padded {
     input: i64,
     output: i64,
     before: i64,
 }
 
-/// The padded dimensions of an input and what the result's sizes are.
+/// Returns the padded dimensions of an input, and the sizes of the result.
 fn padded(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<(Vec<Padded>, Dims)> {
     let n = l.base.bytes().find(u8::is_ascii_digit).map(|b| usize::from(b - b'0'))?;
     let pad = l.ints(arg)?;
@@ -163,7 +164,7 @@ fn pad(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// The derivative's operands: gradient, result.
+/// Returns the operands of a derivative: the gradient, the result, and the padded dimensions.
 fn derivative(l: &mut Lowering<'_>) -> Option<(Operand, Operand, Vec<Padded>)> {
     let (grad, x) = (l.tensor(0)?, l.tensor(1)?);
     let (dims, sizes) = padded(l, &x, 2)?;
@@ -174,8 +175,8 @@ fn derivative(l: &mut Lowering<'_>) -> Option<(Operand, Operand, Vec<Padded>)> {
     Some((grad, out, dims))
 }
 
-/// `reflection_padNd_backward(grad_output, self, padding)`: an element comes from its own place and from one behind
-/// each edge.
+/// `reflection_padNd_backward(grad_output, self, padding)`: an element sums over its own place and its reflections
+/// at both edges.
 fn reflected(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, out, dims) = derivative(l)?;
     produce(l, "reflection_pad_backward", &[&out], |l, k, coords| {
@@ -213,7 +214,7 @@ fn reflected(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `replication_padNd_backward(grad_output, self, padding)`: the elements at the edges come from all places beyond.
+/// `replication_padNd_backward(grad_output, self, padding)`: elements at the edges sum over all places beyond, too.
 fn replicated(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, out, dims) = derivative(l)?;
     produce(l, "replication_pad_backward", &[&out], |l, k, coords| {
@@ -237,18 +238,18 @@ fn replicated(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// What `im2col` and `col2im` slide over an image.
+/// Geometry of the patches of `im2col` and `col2im`.
 struct Patches {
     kernel: Dims,
     dilation: Dims,
     padding: Dims,
     stride: Dims,
-    /// Patches along each dimension.
+    /// Number of patches along each dimension.
     count: Dims,
 }
 
 impl Patches {
-    /// From `kernel_size, dilation, padding, stride`.
+    /// Reads `kernel_size, dilation, padding, stride`, which begin at `arg`.
     fn of(l: &Lowering<'_>, arg: usize, image: &[i64]) -> Option<Patches> {
         let list = |at: usize| {
             let list = l.ints(arg + at)?;
@@ -286,7 +287,7 @@ fn im2col(l: &mut Lowering<'_>) -> Option<()> {
     let rows = channels * p.kernel.iter().product::<i64>();
     sizes.extend([rows, p.count.iter().product()]);
     let out = l.destination(0, &sizes, &dense(&sizes), x.dtype)?;
-    // The result's rows and columns apart: [N,] C, kH, kW, H, W.
+    // View of the result with the dimensions [N,] C, kH, kW, H, W.
     let mut apart: Dims = x.sizes[..lead].into();
     apart.extend(p.kernel.iter().chain(&p.count).copied());
     let (row, column) = (out.strides[lead - 1], out.strides[lead]);
@@ -308,7 +309,8 @@ fn im2col(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `col2im(self, output_size, kernel_size, dilation, padding, stride)`: each element asks the patches that hold it.
+/// `col2im(self, output_size, kernel_size, dilation, padding, stride)`: each element sums over the patches that
+/// contain it.
 fn col2im(l: &mut Lowering<'_>) -> Option<()> {
     let (x, image) = (l.tensor(0)?, l.ints(1)?);
     let lead = x.ndim().checked_sub(1)?;
@@ -354,7 +356,7 @@ fn col2im(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// Copies `x` to `out`, both seen under `sizes`.
+/// Copies `x` to `out`, which has the same sizes.
 fn rearrange(l: &mut Lowering<'_>, out: &Operand, x: &Operand) -> Option<()> {
     let ty = x.mem.ty();
     launch(l, "rearrange", &[out], &[(x, ty)], |_, _, x, _| Some(vec![x[0].clone()]))
@@ -375,7 +377,7 @@ fn pixel_shuffle(l: &mut Lowering<'_>) -> Option<()> {
     rearrange(l, &whole, &parts)
 }
 
-/// `pixel_unshuffle(self, downscale_factor)`: the other way.
+/// `pixel_unshuffle(self, downscale_factor)`: the inverse of `pixel_shuffle`.
 fn pixel_unshuffle(l: &mut Lowering<'_>) -> Option<()> {
     let (x, r) = (l.tensor(0)?, l.int(1)?);
     let lead = x.ndim().checked_sub(3)?;
@@ -390,7 +392,7 @@ fn pixel_unshuffle(l: &mut Lowering<'_>) -> Option<()> {
     rearrange(l, &parts, &whole)
 }
 
-/// An image and its shuffled form, both as `[.., C, H, r, W, r]`.
+/// Views of a shuffled image (`whole`) and of its channels (`parts`), both with the sizes `[.., C, H, r, W, r]`.
 fn shuffled(lead: usize, r: i64, whole: &Operand, parts: &Operand) -> (Operand, Operand) {
     let (h, w) = (parts.sizes[lead + 1], parts.sizes[lead + 2]);
     let mut sizes: Dims = whole.sizes[..=lead].into();
@@ -405,7 +407,7 @@ fn shuffled(lead: usize, r: i64, whole: &Operand, parts: &Operand) -> (Operand, 
     (apart, parts.viewed(&sizes, &strides))
 }
 
-/// `channel_shuffle(self, groups)`: channels by group first, then by place in the group.
+/// `channel_shuffle(self, groups)`: channel `i` of group `g` becomes channel `i * groups + g`.
 fn channel_shuffle(l: &mut Lowering<'_>) -> Option<()> {
     let (x, groups) = (l.tensor(0)?, l.int(1)?);
     if x.ndim() < 3 || groups < 1 || !small(&x.sizes) || x.sizes[1] % groups != 0 {

@@ -1,4 +1,4 @@
-//! Point-wise operators: the table's expressions in kernels.
+//! Point-wise operators: kernels from the expressions of the point-wise table.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -13,7 +13,7 @@ use crate::ops::pointwise::{
     Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, find,
 };
 
-/// An expression of the table in a kernel.
+/// Scope in which the table's expressions become part of a kernel.
 pub struct InKernel<'l, 'a> {
     pub(super) l: &'l Lowering<'a>,
     pub(super) k: &'l mut Kernel,
@@ -61,7 +61,7 @@ fn apply(l: &mut Lowering<'_>, op: &Op, operands: &[Operand]) -> Option<()> {
     let sizes = broadcast(operands.iter().map(|o| &o.sizes[..]))?;
     let mut tensors: Vec<Operand> =
         operands.iter().filter(|o| o.ndim() > 0 || sizes.is_empty()).cloned().collect();
-    // PyTorch's iterator has these derivatives' gradients last.
+    // PyTorch's iterator has the gradient as the last operand of these derivatives.
     if matches!(l.base, "threshold_backward" | "leaky_relu_backward") {
         tensors.reverse();
     }
@@ -73,7 +73,7 @@ fn apply(l: &mut Lowering<'_>, op: &Op, operands: &[Operand]) -> Option<()> {
         let scope = &mut InKernel { l, k };
         let mut args = Args { scope, x: values.to_vec(), ty, dtype: computed, items: Vec::new() };
         let value = (op.value)(&mut args)?;
-        // Where a float result goes to a narrower dtype first, it is rounded twice in PyTorch too.
+        // The store converts the value to the output's dtype.
         Some(vec![value])
     })
 }
@@ -86,7 +86,7 @@ pub fn div(l: &mut Lowering<'_>) -> Option<()> {
     apply(l, op, &operands)
 }
 
-/// `lerp(self, end, weight)`: the weight is a number or a tensor.
+/// `lerp(self, end, weight)`, whose weight is a number or a tensor.
 pub fn lerp(l: &mut Lowering<'_>) -> Option<()> {
     let operands = [l.operand(0)?, l.operand(1)?, l.operand(2)?];
     apply(l, &LERP, &operands)
@@ -138,7 +138,7 @@ pub fn elu_backward(l: &mut Lowering<'_>) -> Option<()> {
     apply(l, &ELU_BACKWARD, &operands)
 }
 
-/// `ldexp(self, other)`: PyTorch multiplies by a power of 2 of the default dtype.
+/// `ldexp(self, other)`: like PyTorch, multiplies by a power of 2 in the default dtype.
 pub fn ldexp(l: &mut Lowering<'_>) -> Option<()> {
     let operands = [l.operand(0)?, l.operand(1)?];
     let [x, by] = &operands;
@@ -150,7 +150,7 @@ pub fn ldexp(l: &mut Lowering<'_>) -> Option<()> {
     apply(l, &op, &operands)
 }
 
-/// `polygamma(n, self)` for its first two functions.
+/// `polygamma(n, self)` for `n` = 0 and `n` = 1.
 pub fn polygamma(l: &mut Lowering<'_>) -> Option<()> {
     let operands = [l.operand(1)?];
     let value: fn(&mut Args<'_>) -> Option<E> = match l.pin(0)? as i64 {

@@ -1,6 +1,6 @@
-//! Pooling, with its derivatives.
+//! Pooling and its derivatives.
 //!
-//! Derivatives gather: each element of the input asks the windows that hold it, so sums have one order.
+//! Derivatives gather: each element of the input sums over the windows that contain it, so sums have a fixed order.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -13,7 +13,7 @@ use crate::gpu::ops::types::suggested;
 use crate::gpu::store::Put;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "max_pool2d_with_indices" | "max_pool3d_with_indices" => max_pool,
@@ -29,19 +29,19 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Dimensions that an operator pools: its name says so.
+/// Number of dimensions that an operator pools, according to its name.
 fn pooled(l: &Lowering<'_>) -> usize {
     if l.base.contains("3d") { 3 } else { 2 }
 }
 
-/// The windows along one dimension.
+/// Pooling windows along one dimension.
 #[derive(Clone, Debug)]
 struct Axis {
-    /// Elements of the input.
+    /// Number of input elements.
     input: i64,
-    /// Windows.
+    /// Number of windows.
     windows: i64,
-    /// How they lie; `None` where they share out the input evenly.
+    /// Geometry of sliding windows; `None` if windows divide the input evenly (adaptive pooling).
     sliding: Option<Sliding>,
 }
 
@@ -53,7 +53,7 @@ struct Sliding {
     dilation: i64,
 }
 
-/// A number for each of `n` dimensions, from a list of `n` or of one.
+/// Returns a number for each of `n` dimensions, from a list of `n` numbers or of one.
 fn each(list: Dims, n: usize) -> Option<Dims> {
     match list.len() {
         1 => Some(std::iter::repeat_n(list[0], n).collect()),
@@ -62,7 +62,8 @@ fn each(list: Dims, n: usize) -> Option<Dims> {
     }
 }
 
-/// The windows that `kernel_size, stride, padding[, dilation], ceil_mode`, which begin with an argument, slide over `x`.
+/// Returns the windows that slide over `x`, from the arguments `kernel_size, stride, padding[, dilation],
+/// ceil_mode`, which begin at `arg`.
 fn sliding(l: &Lowering<'_>, x: &Operand, arg: usize, dilated: bool) -> Option<Vec<Axis>> {
     let n = pooled(l);
     let kernel = each(l.ints(arg)?, n)?;
@@ -78,7 +79,7 @@ fn sliding(l: &Lowering<'_>, x: &Operand, arg: usize, dilated: bool) -> Option<V
             let s =
                 Sliding { kernel: kernel[d], stride: stride[d], padding: padding[d], dilation: dilation[d] };
             let sound = s.kernel > 0 && s.stride > 0 && s.dilation > 0 && s.padding >= 0;
-            // Each window holds at least one element of the input.
+            // Ensures that each window contains at least one element of the input.
             let holds = s.padding * 2 <= s.kernel && (s.dilation <= input || s.padding == 0);
             if !sound || !holds {
                 return None;
@@ -94,7 +95,7 @@ fn sliding(l: &Lowering<'_>, x: &Operand, arg: usize, dilated: bool) -> Option<V
         .collect()
 }
 
-/// Windows that share out `x` evenly.
+/// Returns windows that divide `x` evenly.
 fn adaptive(x: &Operand, sizes: &[i64]) -> Option<Vec<Axis>> {
     let lead = lead(x, sizes.len())?;
     let axis = |(d, windows): (usize, &i64)| {
@@ -105,19 +106,19 @@ fn adaptive(x: &Operand, sizes: &[i64]) -> Option<Vec<Axis>> {
     sizes.iter().enumerate().map(axis).collect()
 }
 
-/// Dimensions before the pooled ones, of a float tensor that has elements.
+/// Number of dimensions before the pooled ones; `None` unless `x` is a float tensor that has elements.
 fn lead(x: &Operand, n: usize) -> Option<usize> {
     let lead = x.ndim().checked_sub(n)?;
     (matches!(lead, 1 | 2) && x.dtype.is_floating() && x.numel() > 0).then_some(lead)
 }
 
-/// The sizes of what the windows give.
+/// Sizes of the pooled output.
 fn windows_of(x: &Operand, axes: &[Axis]) -> Dims {
     let lead = x.ndim() - axes.len();
     x.sizes[..lead].iter().copied().chain(axes.iter().map(|a| a.windows)).collect()
 }
 
-/// An [`Axis`] in a kernel.
+/// [`Axis`] as parameters of a kernel.
 struct Windows {
     input: E,
     windows: E,
@@ -128,7 +129,7 @@ struct Steps {
     kernel: E,
     stride: E,
     padding: E,
-    /// Where it is not 1.
+    /// Dilation, if it is not 1.
     dilation: Option<E>,
 }
 
@@ -148,14 +149,14 @@ impl Windows {
         Windows { input: k.size(axis.input), windows: k.size(axis.windows), sliding }
     }
 
-    /// The first element of the input that a window holds, and how many it holds.
+    /// First input element in a window, and the number of elements in it.
     fn members(&self, window: &E) -> (E, E) {
         let Some(s) = &self.sliding else {
             let first = window * &self.input / &self.windows;
             let end = ceil_div(&((window + 1.0) * &self.input), &self.windows);
             return (first.clone(), end - first);
         };
-        // Positions count from the padding's start, so that none is negative.
+        // Positions count from the start of the padding, so that none is negative.
         let start = window * &s.stride;
         let missing = &s.padding - start.min(&s.padding);
         let end = &self.input + &s.padding;
@@ -174,7 +175,7 @@ impl Windows {
         }
     }
 
-    /// The place of a window's member.
+    /// Position of a window's member in the input.
     fn place(&self, first: &E, member: &E) -> E {
         match self.sliding.as_ref().and_then(|s| s.dilation.as_ref()) {
             Some(dilation) => first + member * dilation,
@@ -182,7 +183,7 @@ impl Windows {
         }
     }
 
-    /// The first window that may hold an element of the input, and how many may.
+    /// Range of the windows that may contain an input element: the first one, and their number.
     fn holders(&self, place: &E) -> (E, E) {
         let Some(s) = &self.sliding else {
             let first = place * &self.windows / &self.input;
@@ -199,7 +200,7 @@ impl Windows {
         (first.clone(), end.max(&first) - &first)
     }
 
-    /// What an average divides by along this dimension.
+    /// Divisor of an average along this dimension.
     fn share(&self, window: &E, count_padding: bool) -> E {
         match &self.sliding {
             Some(s) if count_padding => {
@@ -212,17 +213,17 @@ impl Windows {
     }
 }
 
-/// The product of sizes.
+/// Product of sizes.
 fn product(factors: impl IntoIterator<Item = E>) -> E {
     factors.into_iter().reduce(|a, b| a * b).unwrap_or_else(|| E::u32(1))
 }
 
-/// The number of an element among its plane's.
+/// Number of an element in its plane, in row-major order.
 fn flat(axes: &[Windows], places: &[E]) -> E {
     axes.iter().zip(places).fold(E::u32(0), |at, (axis, place)| at * &axis.input + place)
 }
 
-/// Firsts and counts apart.
+/// Separates the starts of ranges from their lengths.
 fn ranges(pairs: impl IntoIterator<Item = (E, E)>) -> (Vec<E>, Vec<E>) {
     pairs.into_iter().unzip()
 }
@@ -234,13 +235,13 @@ fn window(source: Source) -> Option<crate::gpu::store::Tensor> {
     }
 }
 
-/// The strides that results of pooling have: most 3-d pools know row-major order only.
+/// Strides of a pooling result. Most of PyTorch's 3-d pools only return row-major results.
 fn layout(l: &Lowering<'_>, like: &Operand, sizes: &[i64]) -> Option<Dims> {
     match (pooled(l), like.ndim()) {
         (2, _) => Some(suggested(like, sizes)),
         _ if !l.base.starts_with("max_pool3d") => Some(dense(sizes)),
         (_, 5) => Some(suggested(like, sizes)),
-        // Without a batch it looks at the strides of a batch of one.
+        // Without a batch, PyTorch looks at the strides of a batch of one.
         _ => like.is_contiguous().then(|| dense(sizes)),
     }
 }
@@ -259,7 +260,8 @@ fn adaptive_max_pool(l: &mut Lowering<'_>) -> Option<()> {
     max_of(l, &x, &axes)
 }
 
-/// The largest element of each window and its number in the plane. The first one counts, and the last NaN.
+/// Launches a max pool: the largest element of each window, and its number in the plane. Of equal elements the
+/// first one is chosen, of NaNs the last one.
 fn max_of(l: &mut Lowering<'_>, x: &Operand, axes: &[Axis]) -> Option<()> {
     let sizes = windows_of(x, axes);
     let strides = layout(l, x, &sizes)?;
@@ -286,7 +288,7 @@ fn max_of(l: &mut Lowering<'_>, x: &Operand, axes: &[Axis]) -> Option<()> {
 fn max_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, indices) = (l.tensor(0)?, l.tensor(1)?, l.tensor(7)?);
     let axes = sliding(l, &x, 2, true)?;
-    // The derivative of the 3-d pool looks at the gradient's strides, too.
+    // PyTorch's derivative of the 3-d pool also looks at the gradient's strides.
     if pooled(l) == 3 && x.ndim() == 4 && !grad.is_contiguous() {
         return None;
     }
@@ -334,16 +336,16 @@ fn max_backward(
     })
 }
 
-/// How averages divide.
+/// Divisor of averages.
 struct Divisor {
-    /// A given number.
+    /// The argument `divisor_override`.
     given: Option<i64>,
-    /// Whether padding counts.
+    /// Whether elements of the padding count.
     padding: bool,
 }
 
 impl Divisor {
-    /// From `count_include_pad, divisor_override`.
+    /// Reads `count_include_pad, divisor_override`, which begin at `arg`.
     fn of(l: &Lowering<'_>, arg: usize) -> Option<Divisor> {
         let given = if l.has(arg + 1) { Some(l.int(arg + 1)?) } else { None };
         (given != Some(0)).then_some(Divisor { given, padding: l.flag(arg, true) })
@@ -436,8 +438,8 @@ fn average_backward(
     })
 }
 
-/// `max_unpool2d(self, indices, output_size)`: elements go where the pool found them. Which of two that meet stays is
-/// not said.
+/// `max_unpool2d(self, indices, output_size)`: elements go to the indices that the max pool returned. If several
+/// have the same index, any of them may remain.
 fn max_unpool2d(l: &mut Lowering<'_>) -> Option<()> {
     let (x, indices) = (l.tensor(0)?, l.tensor(1)?);
     let size = l.ints(2)?;

@@ -1,8 +1,8 @@
-//! Random numbers: Philox, keyed by a draw from the program's generator.
+//! Random numbers: Philox, with a key that is drawn from the program's generator.
 //!
-//! Of a draw of `n` elements, counted in row-major order whatever their strides, element `e` has word `e / q` of the
-//! counter `e % q`, where `q` is a quarter of `n`, rounded up. So a thread computes the four elements of one counter,
-//! and neighbouring threads write neighbouring elements.
+//! The `n` elements of a draw are numbered in row-major order, whatever their strides. Element `e` uses word `e /
+//! q` of the counter `e % q`, where `q` is `n / 4`, rounded up. So a thread computes the four elements of one
+//! counter, and neighbouring threads write neighbouring elements.
 
 use std::f64::consts::{PI, TAU};
 
@@ -26,7 +26,7 @@ const NO_DISTRIBUTION: Fault = Fault::Value(
 );
 const NO_SUM: Fault = Fault::Value("invalid multinomial distribution (sum of probabilities <= 0)");
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "uniform" => uniform,
@@ -47,17 +47,17 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// 2^-32, the weight of a word's last bit.
+/// 2^-32, the weight of the last bit of a word that is read as a fraction.
 const LAST_BIT: f64 = 1.0 / 4_294_967_296.0;
 
-/// The random words of an element.
+/// Source of an element's random words.
 struct Draw {
     key: (E, E),
     counter: E,
     part: Part,
 }
 
-/// Which of a counter's words.
+/// Index of an element's word among the four words of its counter.
 enum Part {
     Known(u32),
     Computed(E),
@@ -69,7 +69,7 @@ impl Draw {
         E::call("random_part", Ty::U32, [key.0, key.1, self.counter.clone(), E::u32(stream), part])
     }
 
-    /// The element's own word of a stream; streams are independent.
+    /// Returns the element's word of a stream. Streams are independent.
     fn word(&self, stream: u32) -> E {
         match &self.part {
             Part::Known(part) => self.words(stream, E::u32(*part)),
@@ -77,12 +77,13 @@ impl Draw {
         }
     }
 
-    /// Uniform in `(0, 1]`.
+    /// Returns a uniform number in `(0, 1]`.
     fn positive(&self) -> E {
         positive(&self.word(0))
     }
 
-    /// Standard normal, by Box and Muller: a counter's words make two pairs, and each pair two numbers.
+    /// Returns a standard normal number (Box and Muller): the words of a counter form two pairs, each of which
+    /// yields two numbers.
     fn normal(&self) -> E {
         let (radius, angle, odd) = match &self.part {
             Part::Known(part) => (
@@ -102,30 +103,31 @@ impl Draw {
     }
 }
 
-/// A word as a number in `(0, 1]`; small ones keep all their bits.
+/// Converts a word to a number in `(0, 1]`. Small numbers keep all their bits.
 fn positive(word: &E) -> E {
     (word.cast(Ty::F32) + 0.5) * LAST_BIT
 }
 
-/// A word as an exponential number with rate 1, above 0.
+/// Converts a word to an exponentially distributed number with rate 1, which is greater than 0.
 fn waiting_time(word: &E) -> E {
     (-positive(word).log()).max(2f64.powi(-25))
 }
 
-/// Whether a word falls below a probability: all its 32 bits count, 0 is never and 1 always.
+/// Whether a word, as a fraction, is below a probability. All its 32 bits count; the result is never true for 0 and
+/// always true for 1.
 fn below(word: &E, p: &E) -> E {
     let high = E::bin(Bin::Shr, word.clone(), E::u32(8)).cast(Ty::F32) * 2f64.powi(-24);
     let low = E::bin(Bin::BitAnd, word.clone(), E::u32(255)).cast(Ty::F32) * LAST_BIT;
     (p - high).gt(low)
 }
 
-/// What an element is computed from.
+/// Inputs of an element's computation.
 struct Point<'l, 'a, 'k> {
     l: &'l Lowering<'a>,
     k: &'k mut Kernel,
-    /// The inputs' values.
+    /// Values of the input operands.
     x: Vec<E>,
-    /// False for a thread's elements beyond the last.
+    /// Whether the element exists; a thread's last elements may be beyond the end.
     inside: E,
     draw: Draw,
 }
@@ -135,14 +137,15 @@ impl Point<'_, '_, '_> {
         self.l.number(self.k, arg, ty)
     }
 
-    /// Reports a fault where this is not true.
+    /// Reports a fault where the condition is false.
     fn require(&mut self, fault: Fault, condition: &E) {
         let outside = self.inside.and(condition.not());
         self.k.fault(fault, outside);
     }
 }
 
-/// Launches a kernel that draws: `body` gives the values of `outs` at an element, of which `ins` broadcast to it.
+/// Launches a kernel that draws. `body` returns the values of `outs` at an element; `ins` are broadcast to their
+/// sizes.
 fn launch(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -178,7 +181,7 @@ fn launch(
     };
     let quarter = (n + 3) / 4;
     if flat && outs.iter().any(|o| o.mem.size() < 4) {
-        // Neighbours share words of memory, so a thread had better compute neighbours.
+        // Neighbouring elements share words of memory, so each thread computes neighbours.
         k.map(&[n], |k, coords, number| {
             let size = k.size(quarter);
             let draw =
@@ -207,18 +210,18 @@ fn launch(
     l.launch(k)
 }
 
-/// The tensor that an op fills in place.
+/// Returns the tensor that an op fills in place.
 fn filled(l: &mut Lowering<'_>) -> Option<Operand> {
     let to = l.in_place().then(|| l.tensor(0))??;
     l.destination(0, &to.sizes.clone(), &to.strides.clone(), to.dtype)
 }
 
-/// The same, of a float that is computed in 32 bits.
+/// Returns the tensor that an op fills in place, if it is a float that is computed in 32 bits.
 fn filled_float(l: &mut Lowering<'_>) -> Option<Operand> {
     filled(l).filter(|to| to.mem.ty() == Ty::F32)
 }
 
-/// Bits of a float's mantissa.
+/// Number of bits of a float's mantissa, with the implicit one.
 fn digits(mem: Mem) -> Option<u32> {
     Some(match mem {
         Mem::F16 => 11,
@@ -229,7 +232,8 @@ fn digits(mem: Mem) -> Option<u32> {
     })
 }
 
-/// `uniform_(self, from, to)`: as many bits as the dtype has, so that nothing is rounded up to 1.
+/// `uniform_(self, from, to)`: uses as many random bits as the dtype's mantissa has, so that no fraction is rounded
+/// up to 1.
 fn uniform(l: &mut Lowering<'_>) -> Option<()> {
     let out = filled(l)?;
     let digits = digits(out.mem)?;
@@ -266,7 +270,7 @@ fn normal(l: &mut Lowering<'_>) -> Option<()> {
     if let Some(Arg::Ints(sizes)) = args.get(2) {
         l.within(1, 0.0, f64::MAX)?;
         let sizes = Dims::from_slice(sizes);
-        // The overload for `out=` has no dtype.
+        // The overload for `out=` has no dtype argument.
         let dtype = match l.has_out() {
             true => l.tensor(args.len() - 1)?.dtype,
             false => l.dtype(4)?.unwrap_or(l.call.default_dtype),
@@ -278,7 +282,7 @@ fn normal(l: &mut Lowering<'_>) -> Option<()> {
             vec![p.draw.normal() * std + mean]
         });
     }
-    // `normal.out(self, mean, std)` is another matter.
+    // Excludes `normal.out(self, mean, std)`, which has other arguments.
     if !matches!(
         args,
         [Arg::Tensor | Arg::Float(_), Arg::Tensor | Arg::Float(_), Arg::None | Arg::Generator(_), ..]
@@ -307,7 +311,7 @@ fn normal(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// What whole numbers of a dtype `random_` draws from: the least, and the greatest, included.
+/// Returns the smallest and the largest whole number that `random_` draws for a dtype.
 fn whole(mem: Mem) -> (i64, i64) {
     match mem {
         Mem::Bool => (0, 1),
@@ -323,7 +327,8 @@ fn whole(mem: Mem) -> (i64, i64) {
     }
 }
 
-/// `random_(self)`, `random_.to(self, to)`, `random_.from(self, from, to)`: whole numbers below `to`.
+/// `random_(self)`, `random_.to(self, to)`, `random_.from(self, from, to)`: whole numbers from `from` or 0 on,
+/// below `to`.
 fn random(l: &mut Lowering<'_>) -> Option<()> {
     let out = filled(l)?;
     let (least, greatest) = whole(out.mem);
@@ -337,7 +342,7 @@ fn random(l: &mut Lowering<'_>) -> Option<()> {
     if from > last || from < least || last > greatest {
         return None;
     }
-    // The count, as an unsigned number; 0 stands for 2^64.
+    // Count of numbers as an unsigned number; 0 stands for 2^64.
     let count = last.wrapping_sub(from).wrapping_add(1) as u64;
     let ty = out.mem.ty();
     let long = |k: &mut Kernel, bits: u64| {
@@ -349,7 +354,8 @@ fn random(l: &mut Lowering<'_>) -> Option<()> {
     };
     launch(l, "random", &[&out], &[], |p| {
         let Some(range) = u32::try_from(count).ok().filter(|c| *c > 0) else {
-            // Up to 2^63 the remainder of 63 bits, of which a range that long hardly favours any; above, all bits.
+            // Counts below 2^63 take the remainder of 63 random bits. Larger ones take 63 bits if `from` is 0, else
+            // 64 bits.
             let bits = wide(&p.draw);
             let Some(range) = i64::try_from(count).ok().filter(|c| *c > 0) else {
                 let positive = E::bin(Bin::BitAnd, bits.clone(), E::int(Ty::I64, i64::MAX));
@@ -411,7 +417,7 @@ fn exponential(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `geometric_(self, p)`: tosses until the first success.
+/// `geometric_(self, p)`: number of tosses up to the first success.
 fn geometric(l: &mut Lowering<'_>) -> Option<()> {
     l.within(1, f64::MIN_POSITIVE, 1.0 - f64::EPSILON)?;
     let out = filled(l)?;
@@ -445,7 +451,7 @@ fn cauchy(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `native_dropout(input, p, train)`: the result, and which elements stayed.
+/// `native_dropout(input, p, train)`: returns the result, and the mask of elements that are kept.
 fn native_dropout(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let ty = x.mem.ty();
@@ -483,7 +489,8 @@ fn native_dropout_backward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `rrelu_with_noise(self, noise, lower, upper, training)`: the slope below 0 is drawn, and left in `noise`.
+/// `rrelu_with_noise(self, noise, lower, upper, training)`: the slope for values below 0 is drawn and written to
+/// `noise`.
 fn rrelu_with_noise(l: &mut Lowering<'_>) -> Option<()> {
     let (x, noise) = (l.tensor(0)?, l.tensor(1)?);
     let training = l.flag(4, false);
@@ -539,7 +546,8 @@ fn rrelu_with_noise_backward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// Elements up to which a random order is that of random keys; beyond, a permutation is computed element by element.
+/// Largest `n` for which `randperm` sorts random keys. Beyond it, each element of a pseudorandom permutation is
+/// computed independently.
 const SORTED: i64 = 1024;
 
 /// `randperm.generator_out(n, generator, out)` and `randperm.out(n, out)`.
@@ -587,7 +595,7 @@ fn randperm(l: &mut Lowering<'_>) -> Option<()> {
     l.launch(k)
 }
 
-/// Categories up to which several samples without replacement are taken by comparing all with all.
+/// Largest number of categories for which sampling without replacement compares all categories with each other.
 const COMPARED: i64 = 8192;
 
 /// `multinomial(self, num_samples, replacement)`.
@@ -624,12 +632,12 @@ fn multinomial(l: &mut Lowering<'_>) -> Option<()> {
     }
 }
 
-/// Whether a weight is none: negative, infinite or not a number.
+/// Whether a weight is invalid: negative, infinite or NaN.
 fn no_weight(w: &E) -> E {
     w.ge(0.0).and(w.lt(f64::INFINITY)).not()
 }
 
-/// The category whose waiting time is the shortest, when each comes at the rate of its weight.
+/// Samples one category per row: the one with the shortest waiting time, if each arrives at the rate of its weight.
 fn sample_once(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Option<()> {
     let (rows, categories) = (weights.sizes[0], weights.sizes[1]);
     let mut k = Kernel::new("multinomial");
@@ -660,7 +668,8 @@ fn sample_once(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Option
     l.launch(k)
 }
 
-/// By the inverse of the distribution function, in two steps: the sums of chunks, then a chunk's weights.
+/// Samples with replacement by inverting the cumulative distribution in two steps: the sums of chunks, then the
+/// weights of a chunk.
 fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Option<()> {
     let (rows, categories, samples) = (weights.sizes[0], weights.sizes[1], out.sizes[1]);
     let chunk = (categories as f64).sqrt().ceil() as i64;
@@ -698,7 +707,7 @@ fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Op
         k.fault(NO_SUM, total.gt(0.0).not());
         let word = E::call("random_word", Ty::U32, [low, high, number.clone()]);
         let mark = E::bin(Bin::Shr, word, E::u32(8)).cast(Ty::F32) * 2f64.powi(-24) * &total;
-        // The last one with a weight that begins at or before the mark.
+        // The last one with a positive weight whose share of the cumulative sum begins at or before the mark.
         let reached = |sum: &E, weight: &E| weight.gt(0.0).and(sum.le(&mark));
         let init = [zero, E::u32(0), E::lit(Ty::F32, 0.0)];
         let [_, part, start] = k.fold(parts, init, |k, i, [sum, part, start]| {
@@ -720,7 +729,7 @@ fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Op
     l.launch(k)
 }
 
-/// Several categories in the order in which they come, when each comes at the rate of its weight.
+/// Samples without replacement: the first categories to arrive, if each arrives at the rate of its weight.
 fn sample_apart(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Option<()> {
     let (rows, categories, samples) = (weights.sizes[0], weights.sizes[1], out.sizes[1]);
     let rates = l.temp(&[rows, categories], Dtype::FLOAT32)?;

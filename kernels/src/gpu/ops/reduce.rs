@@ -1,8 +1,9 @@
-//! Reductions: sums, means, extremes, norms, variances, over any dimensions.
+//! Reductions over any dimensions: sums, means, extremes, norms, variances.
 //!
-//! [`launch`] arranges them. Rows are what is kept, members what is reduced. Where members lie side by side in memory, a
-//! team of threads reduces a row; where rows do, neighbouring threads take neighbouring rows. Where that leaves the
-//! device idle, rows are split into parts, whose accumulators a second kernel merges. All this follows from sizes.
+//! [`launch`] distributes them over threads. A row is an element of the result; its members are the elements that
+//! are reduced to it. If members are adjacent in memory, a team of threads reduces each row; if rows are adjacent,
+//! each thread reduces a row, and neighbouring threads take neighbouring rows. If that leaves the device idle, rows
+//! are split into parts, whose accumulators a second kernel merges. All of this depends on sizes and strides alone.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -15,7 +16,7 @@ use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::Word;
 use crate::ir::{E, Mem, Ty, larger, smaller};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "sum" | "nansum" | "mean" | "prod" => sums,
@@ -38,28 +39,28 @@ pub fn table(base: &str) -> Option<Lower> {
 
 // --- What is reduced ------------------------------------------------------------------------------------
 
-/// Which dimensions of a tensor are reduced.
+/// Dimensions of a tensor, and which of them are reduced.
 pub struct Space {
-    /// All sizes.
+    /// Sizes of all dimensions.
     pub sizes: Dims,
     /// Whether each dimension is reduced.
     pub reduced: Vec<bool>,
-    /// Whether members are numbered in row-major order, so that their numbers mean something.
+    /// Whether members are numbered in row-major order, for reductions that use the numbers.
     pub ordered: bool,
 }
 
 impl Space {
-    /// These dimensions of a tensor of these sizes.
+    /// Space of a tensor of these sizes.
     pub fn new(sizes: &[i64], reduced: Vec<bool>) -> Space {
         Space { sizes: sizes.into(), reduced, ordered: false }
     }
 
-    /// Members of a row.
+    /// Number of members of a row.
     pub fn members(&self) -> i64 {
         self.select(true).iter().map(|d| self.sizes[*d]).product()
     }
 
-    /// The sizes of a result, whose reduced dimensions are kept with size 1 or left out.
+    /// Sizes of a result. Reduced dimensions have size 1 if `keep` is true, else they are left out.
     pub fn result(&self, keep: bool) -> Dims {
         let of = |d: usize| match (self.reduced[d], keep) {
             (false, _) => Some(self.sizes[d]),
@@ -68,7 +69,7 @@ impl Space {
         (0..self.sizes.len()).filter_map(of).collect()
     }
 
-    /// A result expanded over the reduced dimensions.
+    /// Result, expanded over the reduced dimensions.
     pub fn spread(&self, result: &Operand) -> Operand {
         let keep = result.ndim() == self.sizes.len();
         let mut own = 0;
@@ -84,7 +85,7 @@ impl Space {
         (0..self.sizes.len()).filter(|d| self.reduced[*d] == reduced).collect()
     }
 
-    /// Sizes and each operand's strides of some of the dimensions, joined where they can be.
+    /// Sizes and each operand's strides of the reduced or of the other dimensions, coalesced where possible.
     fn group(&self, reduced: bool, operands: &[&Operand]) -> (Dims, Vec<Dims>) {
         let dims = self.select(reduced);
         let pick = |of: &Dims| -> Dims { dims.iter().map(|d| of[*d]).collect() };
@@ -92,7 +93,7 @@ impl Space {
         let mut views: Vec<Operand> = operands.iter().map(|x| x.viewed(&sizes, &pick(&x.strides))).collect();
         let ordered = reduced && self.ordered && !views.is_empty();
         if ordered {
-            // The order is that of the first operand's strides.
+            // Coalescing orders dimensions by the first operand's strides, here those of row-major order.
             views.insert(0, views[0].viewed(&sizes, &dense(&sizes)));
         }
         let (sizes, mut strides) = coalesce(&sizes, &views.iter().collect::<Vec<_>>());
@@ -103,31 +104,32 @@ impl Space {
     }
 }
 
-/// What a member does to accumulators.
+/// Function that returns the accumulators after a member.
 pub type Step<'f, const N: usize> = dyn Fn(&mut Kernel, [E; N], &[E], &E) -> [E; N] + 'f;
 
-/// What is accumulated over the members of a row, and how.
+/// Accumulation over the members of a row.
 pub struct Accumulate<'f, const N: usize> {
-    /// Values that change nothing in a merge.
+    /// Initial accumulators, with which a merge changes nothing.
     pub init: [E; N],
-    /// Next values, from the accumulators, the inputs' values at a member, and the member's number.
+    /// Returns the next accumulators from the current ones, the inputs' values at a member, and the member's
+    /// number.
     pub step: &'f Step<'f, N>,
-    /// The accumulators of two parts of a row together.
+    /// Merges the accumulators of two parts of a row.
     pub merge: &'f dyn Fn([E; N], [E; N]) -> [E; N],
 }
 
-/// Makes the values of the outputs: from the accumulators, and the values of what is read once a row.
+/// Function that returns the outputs' values, from the accumulators and the values that are read once per row.
 pub type Finish<'f, const N: usize> = &'f dyn Fn(&Lowering<'_>, &mut Kernel, [E; N], &[E]) -> Vec<E>;
 
-/// Threads that fill a device.
+/// Number of threads that fills a device.
 pub const FILL: i64 = 1 << 16;
 
-/// How rows are given to threads.
+/// Distribution of rows over threads.
 struct Plan {
     team: u32,
     /// Whether neighbouring threads take neighbouring rows.
     together: bool,
-    /// Parts of a row.
+    /// Number of parts of each row.
     parts: i64,
 }
 
@@ -142,8 +144,8 @@ fn plan(rows: i64, len: i64, together: bool) -> Plan {
     Plan { team, together, parts: parts.max(1) }
 }
 
-/// Launches a reduction. `ins`, `outs` and `also` have the space's sizes, the latter two with strides of 0 in reduced
-/// dimensions; `also` is read once a row.
+/// Launches a reduction. All operands have the space's sizes; `outs` and `also` have strides of 0 in reduced
+/// dimensions. `also` is read once per row.
 pub fn launch<const N: usize>(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -164,7 +166,7 @@ pub fn launch<const N: usize>(
         && nearest(kept_strides.first()) < nearest(member_strides.first());
     let plan = plan(rows, len, together);
 
-    // Members follow the kept dimensions.
+    // Dimensions of members follow the kept ones.
     let both: Dims = kept.iter().chain(&members).copied().collect();
     let views: Vec<Operand> = ins
         .iter()
@@ -214,7 +216,7 @@ pub fn launch<const N: usize>(
     let (rows_e, parts_e, len_e) = (k.size(rows), k.size(parts), k.size(len));
     let chunk_e = k.size((len + parts - 1) / parts);
     let part_of = |number: &E| number / &rows_e;
-    // Parts of rows that lie together take turns at members, so that threads of one moment read what lies together.
+    // If rows are adjacent, their parts are interleaved, so that concurrent threads read neighbouring elements.
     let part_len = |_: &mut Kernel, number: &E| match plan.together {
         true => (&len_e - part_of(number) + &parts_e - 1u32) / &parts_e,
         false => {
@@ -260,7 +262,7 @@ pub fn launch<const N: usize>(
     l.launch(k)
 }
 
-/// The dtype that accumulators of a type are kept in.
+/// Dtype in which accumulators of a type are stored.
 pub fn kept_as(ty: Ty) -> Dtype {
     match ty {
         Ty::Bool | Ty::I32 | Ty::U32 => Dtype::INT32,
@@ -272,12 +274,12 @@ pub fn kept_as(ty: Ty) -> Dtype {
 
 // --- Arguments ------------------------------------------------------------------------------------------
 
-/// Arguments that are no outputs.
+/// Number of arguments without those for `out=`.
 fn inputs(l: &Lowering<'_>, outputs: usize) -> usize {
     l.call.args.len() - if l.has_out() { outputs } else { 0 }
 }
 
-/// The dimensions that an argument names; all where it is absent or names none.
+/// Returns the space that reduces the dimensions an argument names, or all dimensions if it is absent or empty.
 fn dims(l: &Lowering<'_>, x: &Operand, arg: Option<usize>) -> Option<Space> {
     let named = match arg {
         Some(arg) => l.ints(arg)?,
@@ -287,7 +289,7 @@ fn dims(l: &Lowering<'_>, x: &Operand, arg: Option<usize>) -> Option<Space> {
     for dim in named {
         let dim = wrap(dim, x.ndim())?;
         if let Some(reduced) = reduced.get_mut(dim) {
-            // A dimension that is named twice is an error.
+            // PyTorch rejects a dimension that is named twice.
             if std::mem::replace(reduced, true) {
                 return None;
             }
@@ -296,14 +298,14 @@ fn dims(l: &Lowering<'_>, x: &Operand, arg: Option<usize>) -> Option<Space> {
     Some(Space::new(&x.sizes, reduced))
 }
 
-/// The `n`-th output: contiguous, as those of reductions are.
+/// Returns the `n`-th output, expanded over the reduced dimensions. New outputs are contiguous, as in PyTorch.
 fn output(l: &mut Lowering<'_>, n: usize, space: &Space, keep: bool, dtype: Dtype) -> Option<Operand> {
     let sizes = space.result(keep);
     let out = l.destination(n, &sizes, &dense(&sizes), dtype)?;
     Some(space.spread(&out))
 }
 
-/// A reduction of one value to one.
+/// Launches a reduction with one input, one accumulator and one output.
 fn single(
     l: &mut Lowering<'_>,
     space: &Space,
@@ -323,7 +325,8 @@ fn single(
 
 // --- Sums -----------------------------------------------------------------------------------------------
 
-/// `sum`, `nansum`, `mean`, `prod`: of all, `(self, dtype)`, and of dimensions, `(self, dim, keepdim, dtype)`.
+/// `sum`, `nansum`, `mean`, `prod` over all dimensions, `(self, dtype)`, or over some, `(self, dim, keepdim,
+/// dtype)`.
 fn sums(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let full = inputs(l, 1) == 2;
@@ -331,7 +334,7 @@ fn sums(l: &mut Lowering<'_>) -> Option<()> {
         if full { (None, false, l.dtype(1)?) } else { (Some(1), l.flag(2, false), l.dtype(3)?) };
     let mut space = dims(l, &x, dim)?;
     if l.base == "prod" && !full {
-        // One dimension, also of a tensor that has none.
+        // This overload reduces one dimension, also of a tensor that has none.
         let dim = l.dim(1, x.ndim())?;
         space.reduced = (0..x.ndim()).map(|d| d == dim).collect();
     }
@@ -386,7 +389,7 @@ fn extreme(l: &mut Lowering<'_>) -> Option<()> {
     extremes(l, &x, &space, keep)
 }
 
-/// The largest or the smallest, by the operator's name.
+/// Launches the reduction to the largest or the smallest value, depending on the operator's name.
 fn extremes(l: &mut Lowering<'_>, x: &Operand, space: &Space, keep: bool) -> Option<()> {
     if space.members() == 0 {
         return None;
@@ -418,7 +421,7 @@ fn aminmax(l: &mut Lowering<'_>) -> Option<()> {
     launch(l, "aminmax", &space, (&[&x], &[&low, &high], &[]), &acc, &|_, _, a, _| a.to_vec())
 }
 
-/// `max(self)` and `max(self, dim, keepdim)`, which tells places too; `min`.
+/// `max(self)`, and `max(self, dim, keepdim)`, which also returns indices; `min`.
 fn max_min(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     if let Some(Arg::Int(_)) = l.call.args.get(1) {
@@ -428,7 +431,7 @@ fn max_min(l: &mut Lowering<'_>) -> Option<()> {
         let indices = output(l, 1, &space, keep, Dtype::INT64)?;
         return places(l, &x, space, Some(&values), &indices);
     }
-    // The other overload is of two tensors.
+    // The other overload takes two tensors.
     if inputs(l, 1) != 1 {
         return None;
     }
@@ -441,7 +444,7 @@ fn arg_extreme(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let space = dims(l, &x, Some(1))?;
     let keep = l.flag(2, false);
-    // Bools have no places.
+    // PyTorch does not implement these operators for bools.
     if x.dtype == Dtype::BOOL {
         return None;
     }
@@ -449,7 +452,7 @@ fn arg_extreme(l: &mut Lowering<'_>) -> Option<()> {
     places(l, &x, space, None, &out)
 }
 
-/// The extreme and its place, the first one of several.
+/// Launches the reduction to the extreme and its index, the first one if several are equal.
 fn places(
     l: &mut Lowering<'_>,
     x: &Operand,
@@ -489,13 +492,13 @@ fn places(
 
 // --- Counts ---------------------------------------------------------------------------------------------
 
-/// `any(self)`, `any(self, dim, keepdim)`, and with a list of dimensions; `all`.
+/// `any(self)`, `any(self, dim, keepdim)`, also with a list of dimensions; `all`.
 fn any_all(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let full = inputs(l, 1) == 1;
     let mut space = dims(l, &x, (!full).then_some(1))?;
     if let Some(Arg::Ints([])) = l.call.args.get(1) {
-        // An empty list names no dimension here.
+        // For these operators an empty list means no dimension.
         space.reduced = vec![false; x.ndim()];
     }
     let keep = !full && l.flag(2, false);
@@ -526,7 +529,7 @@ fn count_nonzero(l: &mut Lowering<'_>) -> Option<()> {
 
 // --- Variances ------------------------------------------------------------------------------------------
 
-/// Mean, sum of squared deviations and count, by Welford's method.
+/// Welford's method: mean, sum of squared deviations, and count.
 pub fn welford(ty: Ty) -> Accumulate<'static, 3> {
     Accumulate {
         init: [E::lit(ty, 0.0), E::lit(ty, 0.0), E::lit(ty, 0.0)],
@@ -535,7 +538,8 @@ pub fn welford(ty: Ty) -> Accumulate<'static, 3> {
             let n = n + 1.0;
             let x = x[0].cast(mean.ty());
             let d = &x - &mean;
-            // Division may be inexact even by 1, and rows of one member have no deviation at all.
+            // The first member is copied: division by 1 may be inexact, and a row of one member must have deviation
+            // 0.
             let mean = first.select(&x, mean + &d / &n);
             let m2 = m2 + d * (x - &mean);
             [mean, m2, n]
@@ -545,7 +549,7 @@ pub fn welford(ty: Ty) -> Accumulate<'static, 3> {
             let d = &mean_b - &mean;
             let share = &n_b / (count.gt(0.0).select(&count, 1.0));
             let joined = [&mean + &d * &share, &m2 + &m2_b + &d * &d * &n * &share];
-            // An infinite mean must not meet an empty part.
+            // Merging an infinite mean with an empty part would yield NaN.
             let (only_a, only_b) = (n_b.eq(0.0), n.eq(0.0));
             let choose = |j: &E, a: &E, b: &E| only_a.select(a, only_b.select(b, j));
             [choose(&joined[0], &mean, &mean_b), choose(&joined[1], &m2, &m2_b), count]
@@ -557,7 +561,7 @@ pub fn welford(ty: Ty) -> Accumulate<'static, 3> {
 fn variance(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let means = l.base.ends_with("_mean");
-    // The overloads with `unbiased` end up here under other arguments.
+    // The overloads with `unbiased` have other arguments here.
     if inputs(l, if means { 2 } else { 1 }) != 4
         || !x.dtype.is_floating()
         || matches!(l.call.args[2], Arg::Bool(_))
@@ -567,7 +571,7 @@ fn variance(l: &mut Lowering<'_>) -> Option<()> {
     let space = dims(l, &x, Some(1))?;
     let keep = l.flag(3, false);
     let correction = if l.has(2) { l.pin(2)? } else { 1.0 };
-    // PyTorch warns.
+    // PyTorch warns in this case.
     if space.members() as f64 - correction <= 0.0 {
         return None;
     }
@@ -586,7 +590,7 @@ fn variance(l: &mut Lowering<'_>) -> Option<()> {
 
 // --- Norms ----------------------------------------------------------------------------------------------
 
-/// A norm's order, as far as code depends on it.
+/// Order of a norm, as far as the code depends on it.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     Zero,
@@ -609,7 +613,7 @@ fn order(p: f64) -> Option<Order> {
     })
 }
 
-/// The norm of what `value` makes of the inputs, its order being an argument.
+/// Launches the norm of `value` of the inputs. The order is the argument at index `arg`.
 fn norm(
     l: &mut Lowering<'_>,
     space: &Space,
@@ -646,7 +650,7 @@ fn norm(
     })
 }
 
-/// A number among the arguments, where there is only the kernel.
+/// Returns the parameter of a number among the arguments. Unlike [`Lowering::number`], it needs no lowering.
 fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
     k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
 }
@@ -685,7 +689,8 @@ fn dist(l: &mut Lowering<'_>) -> Option<()> {
     norm(l, &space, (&ins, &out), (2, order(p)?, ty), &|x| x[0].cast(ty) - x[1].cast(ty))
 }
 
-/// Both operands of a distance of all pairs of rows, over `(batch.., rows of the first, rows of the second, columns)`.
+/// Returns the operands of the distances between all pairs of rows, expanded to the sizes `(batch.., rows of the
+/// first, rows of the second, columns)`.
 fn pairs(x1: &Operand, x2: &Operand) -> Option<(Dims, Operand, Operand)> {
     let batch = x1.ndim().checked_sub(2)?;
     let fits = x1.ndim() == x2.ndim()
@@ -788,14 +793,15 @@ fn renorm(l: &mut Lowering<'_>) -> Option<()> {
 
 // --- Logarithms of sums ---------------------------------------------------------------------------------
 
-/// The largest value, and the sum of all values' exponentials over the largest one's.
+/// Accumulators of a stable log-sum-exp: the largest value, and the sum of the exponentials of all values minus the
+/// largest one.
 pub fn exponentials() -> Accumulate<'static, 2> {
     Accumulate {
         init: [lowest(Ty::F32), E::lit(Ty::F32, 0.0)],
         step: &|_, [max, sum], x, _| {
             let x = x[0].cast(Ty::F32);
             let above = x.gt(&max);
-            // One exponential: that of the smaller one. Equal ones may be infinite.
+            // One exponential suffices, of the smaller value minus the larger one. Equal values may be infinite.
             let ratio = x.eq(&max).select(1.0, (-(&x - &max).abs()).exp());
             [above.select(&x, &max), above.select(&sum * &ratio + 1.0, &sum + &ratio)]
         },
@@ -813,7 +819,7 @@ fn logsumexp(l: &mut Lowering<'_>) -> Option<()> {
     let space = dims(l, &x, Some(1))?;
     let keep = l.flag(2, false);
     let dtype = if x.dtype.is_floating() { x.dtype } else { l.call.default_dtype };
-    // An empty list means all dimensions, but not with every rank.
+    // An empty list means all dimensions, but not for tensors of every rank.
     if Mem::of(dtype)?.ty() != Ty::F32 || l.ints(1)?.is_empty() {
         return None;
     }

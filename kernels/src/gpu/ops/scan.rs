@@ -1,7 +1,8 @@
 //! Running accumulations along a dimension: sums, products, extremes, logarithms of sums.
 //!
-//! A team of threads, or one where neighbouring rows lie side by side, scans a row. Where rows are few and long they are
-//! split into parts: a first kernel accumulates each part, a second one scans those, a third one scans the members.
+//! A team of threads scans a row, or a single thread if neighbouring rows are adjacent in memory. Rows that are few
+//! and long are split into parts: a first kernel accumulates each part, a second one scans the results of the
+//! parts, a third one scans the members.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -12,7 +13,7 @@ use crate::gpu::ops::reduce::{FILL, exponentials, kept_as};
 use crate::gpu::ops::softmax::{Rows, at};
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "cumsum" | "cumprod" => sums,
@@ -22,19 +23,19 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// What is accumulated.
+/// Accumulation along a row.
 struct Running<'f, const N: usize> {
-    /// Values that change nothing in a merge.
+    /// Initial accumulators, with which a merge changes nothing.
     init: [E; N],
-    /// A member alone, from its value and number.
+    /// Accumulators of a single member, from its value and number.
     member: &'f dyn Fn(E, &E) -> [E; N],
-    /// Of two parts together, in any order.
+    /// Merges the accumulators of two parts, in any order.
     merge: &'f dyn Fn([E; N], [E; N]) -> [E; N],
-    /// What is stored behind a member.
+    /// Values to be stored for a member, from the accumulators after it.
     finish: &'f dyn Fn([E; N]) -> Vec<E>,
 }
 
-/// Parts of a row.
+/// Number of parts of each row.
 fn parts(rows: &Rows) -> i64 {
     let threads = rows.count() * i64::from(rows.team);
     let least = if rows.team == 1 { 64 } else { 1024 };
@@ -59,7 +60,7 @@ fn scan<const N: usize>(
     let (count, chunk) = (rows.count(), (rows.len + parts - 1) / parts);
     let group = if rows.team == 1 { 1 } else { team(chunk, false) };
 
-    // What is accumulated before each part: the scan of all parts, one behind.
+    // Accumulators after each part; a part begins with those after the previous one.
     let before =
         if parts > 1 { Some(scan_parts(l, x, &rows, (parts, chunk, group), running)?) } else { None };
     let mut k = Kernel::new("scan");
@@ -76,7 +77,7 @@ fn scan<const N: usize>(
         |r, number| {
             let (row, part) = split.place(number);
             let coords = r.k.coords(&rows.kept, &row);
-            // The first part begins with what changes nothing; it reads itself in vain.
+            // The first part begins with `init`; it loads a value that is not used.
             let first = part.eq(0u32);
             let previous = first.select(&part, &part - 1u32);
             let start = std::array::from_fn(|n| match before.get(n) {
@@ -107,7 +108,7 @@ fn scan<const N: usize>(
     l.launch(k)
 }
 
-/// Rows split into parts, which are numbered so that neighbours are the same part of neighbouring rows.
+/// Rows that are split into parts. Consecutive numbers are the same part of neighbouring rows.
 struct Split {
     rows: E,
     len: E,
@@ -120,12 +121,12 @@ impl Split {
         Split { rows: k.size(rows.count()), len: k.size(rows.len), chunk: k.size(chunk), whole: parts == 1 }
     }
 
-    /// Row and part.
+    /// Row and part with a number.
     fn place(&self, number: &E) -> (E, E) {
         if self.whole { (number.clone(), E::u32(0)) } else { (number % &self.rows, number / &self.rows) }
     }
 
-    /// Members of a part.
+    /// Number of members of a part.
     fn len(&self, number: &E) -> E {
         if self.whole {
             return self.len.clone();
@@ -140,7 +141,7 @@ impl Split {
     }
 }
 
-/// The accumulation of each row up to the end of each part.
+/// Computes the accumulators of each row after each of its parts.
 fn scan_parts<const N: usize>(
     l: &mut Lowering<'_>,
     x: &Operand,
@@ -235,7 +236,7 @@ fn sums(l: &mut Lowering<'_>) -> Option<()> {
     scan(l, (&x, dim), &[&out], &running)
 }
 
-/// `cummax(self, dim)`, `cummin`: of several places the last one.
+/// `cummax(self, dim)`, `cummin`: of equal values, the last one's index.
 fn extremes(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let dim = l.dim(1, x.ndim())?;

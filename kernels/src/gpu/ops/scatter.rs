@@ -1,8 +1,9 @@
 //! Writes by integer tensors: `scatter`, `index_put`, `index_add`, `index_copy`, `put`, the gradient of embeddings.
 //!
-//! Of several elements that go to one place without a reduction the last one stays, as on the CPU: a first kernel
-//! finds it by an atomic maximum, so results do not depend on the order of threads. Reductions add up with atomics in
-//! the type that is computed in; what has none (64-bit floats, products of 64-bit integers) is left to the host.
+//! If several elements go to one place without a reduction, the last one remains, as on the CPU: a first kernel
+//! finds it by an atomic maximum, so results do not depend on the order of threads. Reductions use atomics in the
+//! type that they are computed in. Calls that need other atomics (on 64-bit floats, or on 64-bit integers except
+//! for sums) take the host path.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Put, Store};
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "scatter" => scatter,
@@ -34,33 +35,34 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Where an element goes.
+/// Destination of an element.
 struct Place {
     /// Coordinates in the output.
     at: Vec<E>,
-    /// Whether the element goes anywhere.
+    /// Whether the destination exists.
     inside: E,
-    /// The number of the place among those that the index tensors tell apart.
+    /// Number of the destination among those that the index tensors distinguish.
     slot: E,
 }
 
 type Placing<'p> = Box<dyn Fn(&Lowering<'_>, &mut Kernel, &[E]) -> Option<Place> + 'p>;
 
-/// Elements and the places that index tensors give them.
+/// Elements, and their destinations according to index tensors.
 struct Scatter<'p> {
     /// Sizes of the space of elements.
     sizes: Dims,
-    /// Its dimensions on which the places depend by way of index tensors.
+    /// Dimensions of this space along which the index tensors extend.
     keys: Range<usize>,
-    /// Places that the index tensors tell apart.
+    /// Number of destinations that the index tensors distinguish.
     slots: i64,
-    /// Whether an element without a place is a fault; else it is left out.
+    /// Whether an element without a destination is a fault. Otherwise it is skipped.
     strict: bool,
-    /// The place of the element at coordinates of which those of `keys` are right; the slot depends on no others.
+    /// Returns the destination of the element at some coordinates. The slot depends on the coordinates of `keys`
+    /// alone.
     place: Placing<'p>,
 }
 
-/// What becomes of elements that go to one place.
+/// Reduction of elements that go to one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reduce {
     Sum,
@@ -91,7 +93,7 @@ impl Reduce {
         }
     }
 
-    /// What a reduction begins with.
+    /// Initial value of the reduction.
     fn identity(self, ty: Ty) -> E {
         match self {
             Reduce::Sum | Reduce::Mean => E::lit(ty, 0.0),
@@ -102,10 +104,10 @@ impl Reduce {
     }
 }
 
-/// A value of elements by their coordinates, in a type.
+/// Function that returns the value of the element at coordinates, in a type.
 type Value<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E], Ty) -> Option<E>;
 
-/// A tensor's elements, broadcast to the space of elements.
+/// Returns the elements of a tensor, which is broadcast to the space of elements.
 fn value_of<'v>(
     x: &'v Operand,
     sizes: &[i64],
@@ -114,7 +116,7 @@ fn value_of<'v>(
     move |l, k, coords, ty| Some(l.read_as(k, &x, ty).at(k, coords).cast(ty))
 }
 
-/// A kernel over a space of elements.
+/// Launches a kernel with one thread per element of a space.
 fn each(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -131,13 +133,13 @@ fn each(
     l.launch(k)
 }
 
-/// Several threads may write a buffer's words.
+/// Makes accesses to a buffer atomic, because several threads may write one word.
 fn share(k: &mut Kernel, buf: u32) {
     k.bufs[buf as usize].atomic = true;
 }
 
 impl Scatter<'_> {
-    /// The place of an element, and the condition for its stores.
+    /// Returns the destination of an element, and the condition of its stores.
     fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<(Place, Option<E>)> {
         let place = (self.place)(l, k, coords)?;
         if self.strict {
@@ -148,7 +150,7 @@ impl Scatter<'_> {
         Some((place, Some(inside)))
     }
 
-    /// Stores elements. Where two may go to one place and differ, the last one is found first.
+    /// Stores elements. Unless they are all equal (`uniform`), the last one of each destination is found first.
     fn assign(&self, l: &mut Lowering<'_>, out: &Operand, uniform: bool, value: Value<'_>) -> Option<()> {
         let elements: i64 = self.sizes[self.keys.clone()].iter().product();
         let last = if uniform || elements <= 1 { None } else { Some(self.last(l)?) };
@@ -169,7 +171,7 @@ impl Scatter<'_> {
         })
     }
 
-    /// The number of an element among those that the index tensors tell apart.
+    /// Number of an element, counted in the dimensions of `keys` alone.
     fn number(&self, k: &mut Kernel, coords: &[E]) -> E {
         let mut number = E::u32(0);
         for d in self.keys.clone().filter(|d| self.sizes[*d] != 1) {
@@ -178,7 +180,7 @@ impl Scatter<'_> {
         number
     }
 
-    /// For each slot the number of the last element that goes there, plus 1.
+    /// Returns, for each slot, the number of the last element that goes there plus 1, or 0 if there is none.
     fn last(&self, l: &mut Lowering<'_>) -> Option<Operand> {
         let last = l.temp(&[self.slots], Dtype::INT32)?;
         l.clear(&last);
@@ -195,7 +197,8 @@ impl Scatter<'_> {
         Some(last)
     }
 
-    /// Reduces elements and, where it is included, what is at their places in `x`, into `out`.
+    /// Reduces elements into `out`, together with the values of `x` at their destinations if `include_self` is
+    /// true.
     fn reduce(
         &self,
         l: &mut Lowering<'_>,
@@ -256,25 +259,25 @@ impl Scatter<'_> {
     }
 }
 
-/// The quotient by a positive number, rounded down.
+/// Quotient by a positive number, rounded down.
 fn floor_div(a: &E, b: &E) -> E {
     let down = (a % b).lt(0.0);
     a / b - down.select(1.0, a.like(0.0))
 }
 
-/// A tensor argument that lies in memory.
+/// Returns a tensor argument that is in memory.
 fn held(l: &Lowering<'_>, arg: usize) -> Option<Operand> {
     let x = l.tensor(arg)?;
     matches!(x.place, Spot::Memory(_)).then_some(x)
 }
 
-/// The operator's output, which has the sizes and the dtype of its first argument.
+/// Returns the operator's output, which has the sizes and the dtype of its first argument.
 fn output(l: &mut Lowering<'_>, x: &Operand, strides: &[i64]) -> Option<Operand> {
     let out = l.destination(0, &x.sizes, strides, x.dtype)?;
     (out.dtype == x.dtype).then_some(out)
 }
 
-/// Copies the first argument to an output that is not the argument itself.
+/// Copies the first argument to the output, unless the op is in place.
 fn copy_self(l: &mut Lowering<'_>, x: &Operand, out: &Operand) -> Option<()> {
     if l.in_place() {
         return Some(());
@@ -284,7 +287,7 @@ fn copy_self(l: &mut Lowering<'_>, x: &Operand, out: &Operand) -> Option<()> {
     elementwise::launch(l, "scatter_self", &[&out], &[(&x, ty)], |_, _, x, _| Some(vec![x[0].clone()]))
 }
 
-/// Writes values of the output's dtype to their places, the last of several.
+/// Stores values at their destinations. The last one remains if several go to one place.
 fn store_values(l: &mut Lowering<'_>, s: &Scatter<'_>, out: &Operand, values: &Operand) -> Option<()> {
     let uniform = values.numel() == 1;
     let moves = values.dtype == out.dtype && matches!(values.place, Spot::Memory(_));
@@ -293,7 +296,7 @@ fn store_values(l: &mut Lowering<'_>, s: &Scatter<'_>, out: &Operand, values: &O
     s.assign(l, &out, uniform, &values)
 }
 
-/// Places that an index tensor of the space of elements' sizes gives along a dimension.
+/// Destinations along a dimension, by an index tensor that has the sizes of the space of elements.
 fn along<'p>(x: &'p Operand, dim: usize, index: &'p Operand) -> Option<Scatter<'p>> {
     is_index(index)?;
     let fits = |d: usize| d == dim || index.sizes[d] <= x.sizes[d];
@@ -315,7 +318,7 @@ fn along<'p>(x: &'p Operand, dim: usize, index: &'p Operand) -> Option<Scatter<'
     Some(Scatter { sizes, keys, slots: x.numel(), strict: true, place: Box::new(place) })
 }
 
-/// The arguments `(self, dim, index)` of the scatter operators, with one dimension at least.
+/// Returns `self`, the output, `dim` and `index` of a scatter operator. Tensors have at least one dimension.
 fn scattered(l: &mut Lowering<'_>) -> Option<(Operand, Operand, usize, Operand)> {
     let (x, index) = (held(l, 0)?, l.tensor(2)?);
     let dim = l.dim(1, x.ndim())?;
@@ -323,7 +326,7 @@ fn scattered(l: &mut Lowering<'_>) -> Option<(Operand, Operand, usize, Operand)>
     Some((at_least_1d(&x), at_least_1d(&out), dim, at_least_1d(&index)))
 }
 
-/// The source of the scatter operators: its first elements, as many as there are positions.
+/// Returns the source of a scatter operator, restricted to the sizes of the index.
 fn source(l: &Lowering<'_>, x: &Operand, index: &Operand) -> Option<Operand> {
     let src = at_least_1d(&held(l, 3)?);
     let fits = src.ndim() == index.ndim() && src.sizes.iter().zip(&index.sizes).all(|(s, i)| i <= s);
@@ -368,7 +371,8 @@ fn scatter_reduce(l: &mut Lowering<'_>) -> Option<()> {
     s.reduce(l, &x, &out, how, l.flag(5, true), &value)
 }
 
-/// Places that a list of positions gives along a dimension: element `i` of the space is slice `index[i]` of `x`.
+/// Destinations along a dimension, by a vector of indices: slice `i` of the elements goes to slice `index[i]` of
+/// `x`.
 fn slices<'p>(x: &'p Operand, dim: usize, index: &'p Operand, wraps: bool) -> Option<Scatter<'p>> {
     is_index(index)?;
     if index.ndim() != 1 {
@@ -386,7 +390,7 @@ fn slices<'p>(x: &'p Operand, dim: usize, index: &'p Operand, wraps: bool) -> Op
     Some(Scatter { sizes, keys: dim..dim + 1, slots: x.sizes[dim], strict: true, place: Box::new(place) })
 }
 
-/// The arguments `(self, dim, index)` of the operators on slices, with one dimension at least.
+/// Returns `self`, the output, `dim` and `index` of an operator on slices. Tensors have at least one dimension.
 fn sliced(l: &mut Lowering<'_>, keeps: bool) -> Option<(Operand, Operand, usize, Operand)> {
     let (x, index) = (held(l, 0)?, l.tensor(2)?);
     let dim = l.dim(1, x.ndim())?;
@@ -395,7 +399,7 @@ fn sliced(l: &mut Lowering<'_>, keeps: bool) -> Option<(Operand, Operand, usize,
     Some((at_least_1d(&x), at_least_1d(&out), dim, at_least_1d(&index)))
 }
 
-/// The slices that go to their places; a source without dimensions is one of one element.
+/// Returns the slices that are written. A source without dimensions counts as a vector of one element.
 fn slices_of(l: &Lowering<'_>, x: &Operand, s: &Scatter<'_>) -> Option<Operand> {
     let src = at_least_1d(&held(l, 3)?);
     (src.sizes == s.sizes && src.dtype == x.dtype).then_some(src)
@@ -474,7 +478,8 @@ fn index_put(l: &mut Lowering<'_>) -> Option<()> {
     store_values(l, &s, &out, &values)
 }
 
-/// The mask of an index that is nothing else, and how many dimensions come before those that it covers.
+/// Returns the mask of an index that consists of one mask alone, and the number of dimensions before those that it
+/// covers.
 fn only_mask(l: &Lowering<'_>, x: &Operand) -> Option<(usize, Operand)> {
     let given = l.optional_tensors(1)?;
     let mut masks = given.into_iter().enumerate().filter_map(|(d, mask)| mask.map(|m| (d, m)));
@@ -484,7 +489,7 @@ fn only_mask(l: &Lowering<'_>, x: &Operand) -> Option<(usize, Operand)> {
     (fits && masks.next().is_none()).then_some((lead, mask))
 }
 
-/// One value where a mask is true, which covers the dimensions from `lead` on.
+/// Stores one value where a mask is true. The mask covers the dimensions from `lead` on.
 fn put_where(l: &mut Lowering<'_>, x: &Operand, lead: usize, mask: &Operand, value: &Operand) -> Option<()> {
     let out = output(l, x, &preserved(x))?;
     let value = value.viewed(&[], &[]);
@@ -504,7 +509,7 @@ fn put_where(l: &mut Lowering<'_>, x: &Operand, lead: usize, mask: &Operand, val
     })
 }
 
-/// A tensor with no more dimensions than `ndim`, if those beyond have one element.
+/// Removes leading dimensions of size 1 until `x` has `ndim` dimensions.
 fn leading_ones_dropped(x: &Operand, ndim: usize) -> Operand {
     let extra = x.ndim().saturating_sub(ndim);
     let extra = x.sizes[..extra].iter().take_while(|s| **s == 1).count();
@@ -517,7 +522,7 @@ fn put(l: &mut Lowering<'_>) -> Option<()> {
     if index.dtype != Dtype::INT64 || index.numel() != src.numel() || src.dtype != x.dtype {
         return None;
     }
-    // Index and source may have other sizes: they are gone through in row-major order.
+    // Index and source may have different sizes; their elements correspond in row-major order.
     if index.sizes != src.sizes && !(index.is_contiguous() && src.is_contiguous()) {
         return None;
     }

@@ -1,8 +1,9 @@
-//! Softmax and its logarithm, and their derivatives.
+//! Softmax, log-softmax, and their derivatives.
 //!
-//! A kernel a call: the first pass over a row finds its largest value and the sum of its exponentials at once, the
-//! second one stores. Where members of a row lie side by side a team of threads takes a row; where rows do,
-//! neighbouring threads take neighbouring rows.
+//! A call takes one kernel, unless rows are few and long. A first pass over a row computes its largest value and
+//! the sum of its exponentials together, a second pass stores the results. If the members of a row are adjacent in
+//! memory, a team of threads takes a row; if rows are adjacent, each thread takes a row, and neighbouring threads
+//! take neighbouring rows.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -12,7 +13,7 @@ use crate::gpu::ops::reduce::{Space, exponentials, launch};
 use crate::gpu::ops::{Lower, elementwise};
 use crate::ir::{E, Mem, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "_softmax" | "_log_softmax" | "_safe_softmax" => forward,
@@ -21,23 +22,23 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// A tensor's rows along a dimension.
+/// Rows of a tensor along a dimension.
 pub struct Rows {
-    /// The other dimensions' sizes, those with the nearest elements last.
+    /// Sizes of the other dimensions, in the order of descending strides.
     pub kept: Dims,
-    /// Where they are in the tensors.
+    /// Indices of these dimensions in the tensors.
     order: Vec<usize>,
     dim: usize,
-    /// Members of a row.
+    /// Number of members of a row.
     pub len: i64,
-    /// Threads of a row.
+    /// Number of threads per row.
     pub team: u32,
-    /// Whether the members of a row lie side by side in what is written.
+    /// Whether the members of a row are adjacent in the output.
     side_by_side: bool,
 }
 
 impl Rows {
-    /// The rows of a tensor, from which `out` is made.
+    /// Rows of `x`, from which `out` is computed.
     pub fn new(x: &Operand, dim: usize, out: &Operand) -> Rows {
         let mut order: Vec<usize> = (0..x.ndim()).filter(|d| *d != dim && x.sizes[*d] != 1).collect();
         order.sort_by_key(|d| std::cmp::Reverse(x.strides[*d]));
@@ -48,17 +49,17 @@ impl Rows {
         Rows { kept, order, dim, len, team: if together { 1 } else { team(len, false) }, side_by_side }
     }
 
-    /// How many there are.
+    /// Number of rows.
     pub fn count(&self) -> i64 {
         self.kept.iter().product()
     }
 
-    /// Whether a team a row leaves the device idle although there is much to do.
+    /// Whether one team per row would leave most of the device idle: rows are few and long.
     fn few(&self) -> bool {
         self.count() * i64::from(self.team) < 1 << 14 && self.len >= 1 << 15
     }
 
-    /// A tensor's dimensions as rows and members.
+    /// View of a tensor whose dimensions are those of the rows, followed by the members.
     pub fn view(&self, x: &Operand) -> Operand {
         let mut strides: Dims = self.order.iter().map(|d| x.strides[*d]).collect();
         strides.push(x.strides.get(self.dim).copied().unwrap_or(1));
@@ -76,14 +77,14 @@ impl Rows {
 enum Kind {
     Softmax,
     Log,
-    /// A row of -inf alone gives zeros, as attention wants for a row that is masked out.
+    /// Softmax with zeros for rows of -inf only, which is what attention needs for masked rows.
     Safe,
 }
 
-/// What all members of a row share: for softmax the largest value and the factor, for its logarithm the largest value
-/// and the logarithm of the sum.
+/// Values that all members of a row share: the largest value and, for softmax, the reciprocal of the sum of
+/// exponentials, for log-softmax its logarithm.
 fn shared(kind: Kind, [max, sum]: [E; 2]) -> [E; 2] {
-    // In PyTorch the row of an infinite largest value is all NaN, since that less itself is.
+    // In PyTorch, a row whose largest value is infinite becomes NaN, since infinity minus itself is NaN.
     let finite = max.abs().lt(f64::INFINITY).or(max.is_nan());
     let sum = finite.select(sum, E::lit(Ty::F32, f64::NAN));
     match kind {
@@ -112,7 +113,7 @@ fn forward(l: &mut Lowering<'_>) -> Option<()> {
     };
     let dtype = match kind {
         Kind::Safe => l.dtype(2)?.unwrap_or(x.dtype),
-        _ if l.flag(2, false) => return None, // on CPU this is an error
+        _ if l.flag(2, false) => return None, // an error in PyTorch on the CPU
         _ => x.dtype,
     };
     if dtype != x.dtype || !dtype.is_floating() || x.mem.ty() != Ty::F32 {
@@ -159,7 +160,7 @@ fn forward(l: &mut Lowering<'_>) -> Option<()> {
     l.launch(k)
 }
 
-/// The coordinates of a member.
+/// Coordinates of a member of a row.
 pub fn at(row: &[E], member: &E) -> Vec<E> {
     row.iter().chain([member]).cloned().collect()
 }

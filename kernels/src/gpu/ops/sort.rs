@@ -1,9 +1,10 @@
-//! Sorting: `sort`, `topk`, `kthvalue`, `median`, and searches in what is sorted.
+//! Sorting: `sort`, `topk`, `kthvalue`, `median`, and searches in sorted rows.
 //!
-//! Rows are sorted by a bitonic network on (key, position): keys are integers in the order that PyTorch gives values
-//! (NaN above all), and positions make the order total, so the sort is stable and the same everywhere. A workgroup
-//! sorts blocks of [`BLOCK`] elements in its own memory; longer rows are merged across blocks by further passes.
-//! Elements beyond a row's end count as larger than all others and never move, so rows need no padding.
+//! Rows are sorted by a bitonic network on pairs of key and position. Keys are integers in PyTorch's order of
+//! values (NaN above all), and positions make the order total, so the sort is stable and gives the same result on
+//! every device. A workgroup sorts blocks of [`BLOCK`] elements in workgroup memory; longer rows are merged across
+//! blocks by further passes. Elements beyond a row's end compare as larger than all others and never move, so rows
+//! need no padding.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -16,7 +17,7 @@ use crate::gpu::ops::index::{at_least_1d, bits, moved, position, target, window}
 use crate::gpu::ops::types::{is_dense, preserved};
 use crate::ir::{Bin, E, Mem, Ty, Un};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "sort" => sort,
@@ -29,18 +30,19 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Elements that a workgroup sorts: keys of 64 bits and positions fit the memory that every adapter has.
+/// Number of elements that a workgroup sorts. Their positions and keys of 64 bits fit the workgroup memory of every
+/// adapter.
 const BLOCK: i64 = 1024;
 
-/// Rows of keys and positions in memory.
+/// Keys and positions of rows, in memory.
 struct Rows {
-    /// Keys, as 32-bit words; the upper ones first where there are two.
+    /// Keys, as 32-bit words, the upper word first if there are two.
     keys: Vec<Operand>,
-    /// Positions in the original rows; none before the first pass.
+    /// Positions in the original rows; `None` before the first pass.
     positions: Option<Operand>,
-    /// Rows.
+    /// Number of rows.
     count: i64,
-    /// Elements of a row.
+    /// Number of elements of a row.
     len: i64,
 }
 
@@ -52,7 +54,8 @@ impl Rows {
     }
 }
 
-/// The integers by which values are ordered, as words of 32 bits, the upper one first.
+/// Returns the key of a value: an unsigned integer by which values are ordered, as 32-bit words, the upper one
+/// first.
 fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
     let top = E::u32(1 << 31);
     let xor = |a: &E, b: &E| E::bin(Bin::BitXor, a.clone(), b.clone());
@@ -66,7 +69,7 @@ fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
             let bits = E::un(Un::Bits, x.clone());
             let negative = bits.ge(&top);
             let ordered = negative.select(E::un(Un::BitNot, bits.clone()), xor(&bits, &top));
-            // Zeros are equal, and so is all that is not a number.
+            // Both zeros have the same key, and so have all NaNs.
             let ordered = x.eq(0.0).select(&top, ordered);
             vec![x.is_nan().select(E::u32(u32::MAX), ordered)]
         }
@@ -75,11 +78,11 @@ fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
     directed(words, descending)
 }
 
-/// The key of a 64-bit float by its bits, which are read as an integer.
+/// Returns the key of a 64-bit float from its bits, which `x` contains as an integer.
 fn wide_float_key(x: &E, descending: bool) -> Vec<E> {
     let int = |v: i64| E::int(Ty::I64, v);
     let magnitude = E::bin(Bin::BitAnd, x.clone(), int(i64::MAX));
-    // Among negative numbers the larger magnitude is the smaller number.
+    // Of two negative numbers, the one with the larger magnitude is the smaller one.
     let signed = x.lt(0.0).select(int(0) - &magnitude, magnitude.clone());
     let nan = magnitude.gt(int(0x7ff0_0000_0000_0000));
     key(&nan.select(int(i64::MAX), signed), Mem::I64, descending)
@@ -89,19 +92,19 @@ fn directed(words: Vec<E>, descending: bool) -> Vec<E> {
     words.into_iter().map(|w| if descending { E::un(Un::BitNot, w) } else { w }).collect()
 }
 
-/// Coordinates of a row and the coordinate in it, as those of the tensor.
+/// Returns the coordinates of an element in the tensor, from those of its row and its position in the row.
 fn in_row(dim: usize, row: &[E], at: E) -> Vec<E> {
     let mut coords = row.to_vec();
     coords.insert(dim, at);
     coords
 }
 
-/// The sizes of all dimensions but one.
+/// Sizes of all dimensions but one.
 fn others(sizes: &[i64], dim: usize) -> Dims {
     sizes.iter().enumerate().filter(|(d, _)| *d != dim).map(|(_, s)| *s).collect()
 }
 
-/// The rows of a tensor along a dimension, as keys.
+/// Computes the keys of a tensor's rows along a dimension.
 fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> Option<Rows> {
     let others = others(&x.sizes, dim);
     let (count, len) = (others.iter().product::<i64>(), x.sizes[dim]);
@@ -110,7 +113,7 @@ fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> O
     }
     let words = if x.mem.size() == 8 { 2 } else { 1 };
     let rows = Rows::temps(l, words, count, len)?;
-    // 64-bit floats are ordered by their bits, which needs no 64-bit floats of the adapter.
+    // 64-bit floats are ordered by their bits, so adapters without 64-bit floats can sort them.
     let read = if x.mem == Mem::F64 { bits(x) } else { x.clone() };
     let mut k = Kernel::new("sort_keys");
     let keys: Option<Vec<_>> = rows.keys.iter().map(|key| l.write(&mut k, key)).collect();
@@ -127,7 +130,7 @@ fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> O
     Some(Rows { positions: None, ..rows })
 }
 
-/// The names of a kernel's buffers of keys and positions.
+/// Numbers of the buffers of keys and positions in a kernel.
 struct Names {
     keys: Vec<u32>,
     positions: Option<u32>,
@@ -145,12 +148,12 @@ fn names(l: &Lowering<'_>, k: &mut Kernel, rows: &Rows, written: bool) -> Option
     Some(Names { keys: keys?, positions })
 }
 
-/// WGSL that is joined for each word of a key.
+/// Concatenates the WGSL for each word of a key.
 fn each(words: usize, text: impl Fn(usize) -> String) -> String {
     (0..words).map(text).collect()
 }
 
-/// A function that tells whether (key, position) `a` comes behind `b`.
+/// Declaration of a function that returns whether (key, position) `a` is greater than `b`.
 fn behind(words: usize) -> String {
     let arguments = |x: &str| each(words, |w| format!("{x}{w}: u32, ")) + x + "p: u32";
     let mut text = String::from("ap > bp");
@@ -160,8 +163,8 @@ fn behind(words: usize) -> String {
     format!("fn behind({}, {}) -> bool {{ return {text}; }}\n", arguments("a"), arguments("b"))
 }
 
-/// Sorts each block of a row in a workgroup's memory, and keeps the first `keep` elements of each in `to`. With
-/// `merge` blocks are already such that half of the network is behind them.
+/// Sorts each block of a row in workgroup memory, and writes the first `keep` elements of each to `to`. If `merge`
+/// is true, only those steps of a merge are done that stay within a block.
 fn sort_blocks(l: &mut Lowering<'_>, from: &Rows, to: &Rows, keep: i64, merge: bool) -> Option<()> {
     let mut k = Kernel::new("sort_blocks");
     let block = (from.len.max(1) as u64).next_power_of_two().min(BLOCK as u64) as i64;
@@ -181,7 +184,8 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &Rows, to: &Rows, keep: i64, merge: b
     let position = read.positions.map_or("at".into(), |b| format!("bitcast<u32>(ld{b}(row * w(1) + at))"));
     let clear = each(words, |w| format!("k{w}[t] = 0xffffffffu; "));
     let store = each(words, |w| format!("st{}(out, bitcast<i32>(k{w}[t])); ", written.keys[w]));
-    // The first step of a merge compares elements at equal distances from the middle, all others those `half` apart.
+    // The first step of a merge compares elements at equal distances from the middle, the other steps those `half`
+    // apart.
     let sort = if merge {
         "  for (var half = w(2) / 2u; half > 0u; half /= 2u) { step(lane, half, half); workgroupBarrier(); }\n"
     } else {
@@ -215,8 +219,8 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &Rows, to: &Rows, keep: i64, merge: b
     l.launch(k)
 }
 
-/// One step of a merge across blocks: elements `half` apart, or, where it is the merge's first, at equal distances
-/// from the middle.
+/// Launches a step of a merge across blocks. It compares elements that are `half` apart or, in the first step of a
+/// merge, elements at equal distances from the middle.
 fn merge_step(l: &mut Lowering<'_>, rows: &Rows, half: i64, first: bool) -> Option<()> {
     let mut k = Kernel::new("sort_merge");
     let pairs = (rows.len as u64).next_power_of_two() as i64 / 2;
@@ -262,7 +266,7 @@ fn merge_step(l: &mut Lowering<'_>, rows: &Rows, half: i64, first: bool) -> Opti
     l.launch(k)
 }
 
-/// Sorts rows.
+/// Sorts whole rows.
 fn sorted(l: &mut Lowering<'_>, keys: &Rows) -> Option<Rows> {
     let positions = Some(l.temp(&[keys.count, keys.len], Dtype::INT32)?);
     let rows = Rows { keys: keys.keys.clone(), positions, count: keys.count, len: keys.len };
@@ -271,7 +275,7 @@ fn sorted(l: &mut Lowering<'_>, keys: &Rows) -> Option<Rows> {
     Some(rows)
 }
 
-/// Merges sorted blocks.
+/// Merges the sorted blocks of each row.
 fn merge_blocks(l: &mut Lowering<'_>, rows: &Rows) -> Option<()> {
     let mut width = BLOCK;
     while width < rows.len {
@@ -287,7 +291,8 @@ fn merge_blocks(l: &mut Lowering<'_>, rows: &Rows) -> Option<()> {
     Some(())
 }
 
-/// The first `count` elements of each sorted row. Where they are few, only as many of each block go on.
+/// Sorts rows of which only the first `count` elements are needed. If these are few, the others of each block are
+/// dropped.
 fn first_sorted(l: &mut Lowering<'_>, mut rows: Rows, count: i64) -> Option<Rows> {
     while rows.len > BLOCK && count <= BLOCK / 2 {
         let whole = rows.len / BLOCK;
@@ -304,7 +309,8 @@ fn first_sorted(l: &mut Lowering<'_>, mut rows: Rows, count: i64) -> Option<Rows
     Some(rows)
 }
 
-/// Writes for each coordinate of the outputs the element of `x` at a place among its sorted row, and its position.
+/// Writes, for each coordinate of the outputs, an element of `x` and its position. `place` returns the element's
+/// index in its sorted row.
 fn write_sorted(
     l: &mut Lowering<'_>,
     x: &Operand,
@@ -330,7 +336,7 @@ fn write_sorted(
     })
 }
 
-/// A tensor to sort, with one dimension at least, and the dimension.
+/// Returns the tensor to sort and the dimension.
 fn sortable(l: &Lowering<'_>, dim: i64) -> Option<(Operand, usize)> {
     let x = l.tensor(0)?;
     moved(l, 0)?;
@@ -338,7 +344,7 @@ fn sortable(l: &Lowering<'_>, dim: i64) -> Option<(Operand, usize)> {
     Some((x, dim))
 }
 
-/// Values and positions as outputs of these sizes and strides.
+/// Returns the outputs for values and positions, of these sizes and strides.
 fn outputs(l: &mut Lowering<'_>, x: &Operand, sizes: &[i64], strides: &[i64]) -> Option<[Operand; 2]> {
     let values = target(l, 0, sizes, strides, x.dtype)?;
     let positions = l.destination(1, sizes, strides, Dtype::INT64)?;
@@ -387,7 +393,7 @@ fn topk(l: &mut Lowering<'_>) -> Option<()> {
     write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, _, _, at| Some(at.clone()))
 }
 
-/// The outputs of an operator that leaves one element of a dimension, and the same with that dimension.
+/// Returns the outputs of an operator that reduces a dimension, viewed with that dimension.
 fn reduced(l: &mut Lowering<'_>, x: &Operand, dim: usize, keep: bool) -> Option<[Operand; 2]> {
     let mut kept = x.sizes.clone();
     if x.ndim() > 0 {
@@ -421,7 +427,8 @@ fn kthvalue(l: &mut Lowering<'_>) -> Option<()> {
     write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, k, _, _| Some(k.size(number - 1)))
 }
 
-/// `median(self)`, `median(self, dim, keepdim)` and `nanmedian` likewise: the lower of two in the middle.
+/// `median(self)`, `median(self, dim, keepdim)` and the same overloads of `nanmedian`: the lower one of two middle
+/// values.
 fn median(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     if x.numel() == 0 {
@@ -442,7 +449,7 @@ fn median(l: &mut Lowering<'_>) -> Option<()> {
     middle(l, &row, 0, [&value, &position])
 }
 
-/// The middle of each row. What is not a number wins, or does not count.
+/// Writes the median of each row. If there are NaNs, `median` is NaN, and `nanmedian` ignores them.
 fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2]) -> Option<()> {
     let skips = l.base == "nanmedian";
     let keys = keys_of(l, x, dim, false)?;
@@ -453,7 +460,7 @@ fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2]) ->
         if !x.dtype.is_floating() {
             return Some(half);
         }
-        // What is not a number ends the row, and its keys have all bits in the upper word.
+        // NaNs are at the end of the sorted row. The upper words of their keys have all bits set.
         let t = window(l, k, &rows.keys[0])?;
         let numbers = bisect(k, len, |k, at, inside| {
             let word = k.load_if(&t, &[row.clone(), at.clone()], inside.clone(), E::int(Ty::I32, 0));
@@ -468,7 +475,8 @@ fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2]) ->
     })
 }
 
-/// The number of the first elements of `len` for which `before` is true; it is asked of places that are inside only.
+/// Returns how many elements at the start of a row of `len` satisfy `before`, by binary search. `before` gets an
+/// index and a condition, and must not read the element where the condition is false.
 fn bisect(k: &mut Kernel, len: i64, before: impl FnOnce(&mut Kernel, &E, &E) -> E) -> E {
     let rounds = k.size(i64::from(64 - len.leading_zeros()));
     let end = k.size(len);
@@ -482,12 +490,12 @@ fn bisect(k: &mut Kernel, len: i64, before: impl FnOnce(&mut Kernel, &E, &E) -> 
     first
 }
 
-/// `searchsorted(sorted_sequence, self, out_int32, right, side, sorter)` and `bucketize(self, boundaries, out_int32,
-/// right)`, which have the boundaries and the values at these arguments.
+/// `searchsorted(sorted_sequence, self, out_int32, right, side, sorter)` and `bucketize(self, boundaries,
+/// out_int32, right)`; `boundaries` and `values` are the indices of these arguments.
 fn search(l: &mut Lowering<'_>, boundaries: usize, values: usize) -> Option<()> {
     let (row, x) = (l.tensor(boundaries)?, l.operand(values)?);
     let is_number = matches!(x.place, Spot::Number(..));
-    // A number is rounded to the boundaries' dtype, unless they are integers and it is not.
+    // A number is converted to the boundaries' dtype, unless they are integers and it is not.
     let takes = matches!(row.mem, Mem::F32 | Mem::F64) || x.dtype == Dtype::INT64 && !row.dtype.is_floating();
     let comparable = if is_number { takes } else { x.dtype == row.dtype };
     if !comparable || row.dtype == Dtype::BOOL || row.ndim() == 0 {

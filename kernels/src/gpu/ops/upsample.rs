@@ -1,7 +1,8 @@
-//! Interpolation and sampling on grids, with their derivatives.
+//! Interpolation, sampling at grids of coordinates (`grid_sampler`), and their derivatives.
 //!
-//! Each dimension has its taps: the elements of the input that an element of the output is made from, with weights.
-//! Derivatives gather: each element of the input asks the elements of the output whose taps it may be.
+//! In each dimension, an element of the output has taps: the elements of the input that it is computed from, with
+//! their weights. The derivatives of interpolations gather: each element of the input sums over the elements of the
+//! output that may have it as a tap.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -14,7 +15,7 @@ use crate::gpu::ops::types::suggested;
 use crate::gpu::store::{Put, Tensor};
 use crate::ir::{E, Mem, Ty, Un};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "upsample_nearest1d" | "upsample_nearest2d" | "upsample_nearest3d" => forward,
@@ -35,21 +36,21 @@ pub fn table(base: &str) -> Option<Lower> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
-    /// The element at the place, rounded down; or the nearest one to the middle.
+    /// The element at the output pixel's start, rounded down, or at its center if `exact`.
     Nearest { exact: bool },
-    /// The two around the place.
+    /// The two elements around the position.
     Linear { align: bool },
-    /// The four around the place.
+    /// The four elements around the position.
     Cubic { align: bool },
 }
 
-/// A dimension that is interpolated.
+/// Dimension that is interpolated.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     mode: Mode,
     input: i64,
     output: i64,
-    /// Elements of the input for one of the output.
+    /// Number of input elements per output element.
     scale: f32,
 }
 
@@ -67,20 +68,21 @@ impl Axis {
     }
 }
 
-/// What taps are made from, for one dimension of a kernel.
+/// Parameters from which taps are computed, for one dimension of a kernel.
 struct Grid {
     mode: Mode,
     last: E,
     scale: E,
 }
 
-/// An element of the input and its weight; no weight is 1.
+/// Element of the input and its weight, 1 if it is `None`.
 struct Tap {
     place: E,
     weight: Option<E>,
 }
 
-/// Weights of the four elements around a place, from its distance to the second one (Keys, 1981, with -0.75).
+/// Weights of the four elements around a position, `t` being its distance from the second one: cubic convolution
+/// with a parameter of -0.75 (Keys, 1981).
 fn cubic_weights(t: &E) -> [E; 4] {
     const A: f64 = -0.75;
     let near = |x: &E| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
@@ -95,7 +97,7 @@ impl Grid {
         Grid { mode: axis.mode, last, scale: k.constant(axis.scale) }
     }
 
-    /// The taps of an element of the output.
+    /// Taps of an element of the output.
     fn taps(&self, o: &E) -> Vec<Tap> {
         let o = o.cast(Ty::F32);
         let middle = (&o + 0.5) * &self.scale;
@@ -128,7 +130,7 @@ impl Grid {
         }
     }
 
-    /// The first element of the output that may have this tap, and how many may: some more than do.
+    /// Range of the output elements that may have this tap: the first one, and their number. It may contain others.
     fn askers(&self, k: &mut Kernel, axis: &Axis, place: &E) -> (E, E) {
         let inverse = k.constant(if axis.scale > 0.0 { 1.0 / axis.scale } else { 0.0 });
         let (below, above) = match self.mode {
@@ -140,7 +142,7 @@ impl Grid {
         let at = place.cast(Ty::F32);
         let first = ((&at - below) * &inverse - 2.0).max(0.0).cast(Ty::U32).min(&output);
         let end = ((&at + above) * inverse + 3.0).min(output.cast(Ty::F32)).cast(Ty::U32);
-        // The edges stand for what lies beyond.
+        // Taps beyond an edge are clamped to it.
         let (lower, upper) = if matches!(self.mode, Mode::Cubic { .. }) { (2.0, 2.0) } else { (1.0, 1.0) };
         let first = place.lt(lower).select(E::u32(0), first);
         let place = place.cast(Ty::I32);
@@ -149,7 +151,7 @@ impl Grid {
     }
 }
 
-/// The interpolated dimensions, from where the arguments of the operator lie.
+/// Returns the interpolated dimensions. The arguments `align_corners` and scales begin at `arg`.
 fn axes(l: &mut Lowering<'_>, inputs: &[i64], outputs: &[i64], arg: usize) -> Option<Vec<Axis>> {
     let base = l.base;
     let (mode, scales) = if base.contains("nearest") {
@@ -171,12 +173,12 @@ fn axes(l: &mut Lowering<'_>, inputs: &[i64], outputs: &[i64], arg: usize) -> Op
     Some(axes)
 }
 
-/// How many dimensions an operator interpolates.
+/// Number of dimensions that an operator interpolates, according to its name.
 fn interpolated(l: &Lowering<'_>) -> Option<usize> {
     l.base.bytes().find(u8::is_ascii_digit).map(|b| usize::from(b - b'0'))
 }
 
-/// Whether the mode computes with elements of this kind.
+/// Whether the operator can be computed for elements of this format.
 fn computes(l: &Lowering<'_>, mem: Mem) -> bool {
     matches!(mem, Mem::F16 | Mem::Bf16 | Mem::F32) || mem == Mem::U8 && l.base.contains("nearest")
 }
@@ -208,7 +210,7 @@ fn forward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// The weighted sum over the taps of all dimensions.
+/// Weighted sum over the taps of all dimensions.
 fn interpolate(k: &Kernel, t: &Tensor, taps: &[Vec<Tap>], at: &mut Vec<E>) -> E {
     let Some((own, inner)) = taps.split_first() else { return k.load(t, at) };
     let mut sum: Option<E> = None;
@@ -255,7 +257,7 @@ fn backward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// The sum over the elements of the output that may have taps at `places`, one dimension after the other.
+/// Sum over the output elements that may have taps at `places`, one dimension after the other.
 fn gather(k: &mut Kernel, g: &Tensor, grids: &[Grid], ranges: &[(E, E)], places: &[E], at: &[E]) -> E {
     let (Some((grid, inner)), Some(((first, count), ranges)), Some((place, places))) =
         (grids.split_first(), ranges.split_first(), places.split_first())
@@ -275,13 +277,13 @@ fn gather(k: &mut Kernel, g: &Tensor, grids: &[Grid], ranges: &[(E, E)], places:
         let mut at = at.to_vec();
         at.push(o);
         let value = gather(k, g, inner, ranges, places, &at);
-        // What is not asked for may be infinite.
+        // Values of elements without this tap may be infinite, so they are not multiplied by a weight of 0.
         [sum + hit.select(total * value, 0.0)]
     });
     sum
 }
 
-/// What is sampled beyond the edges.
+/// Values that are sampled outside of the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Edge {
     Zeros,
@@ -289,17 +291,17 @@ enum Edge {
     Reflection,
 }
 
-/// How a grid is sampled.
+/// Mode in which an image is sampled.
 #[derive(Clone, Copy, Debug)]
 struct Sampling {
-    /// The nearest element; otherwise the four around the place.
+    /// Whether the nearest element is sampled, instead of the four around the position.
     nearest: bool,
     edge: Edge,
     align: bool,
 }
 
 impl Sampling {
-    /// From `interpolation_mode, padding_mode, align_corners`.
+    /// Reads `interpolation_mode, padding_mode, align_corners`, which begin at `arg`.
     fn of(l: &Lowering<'_>, arg: usize) -> Option<Sampling> {
         let nearest = match l.int(arg)? {
             0 => false,
@@ -315,7 +317,7 @@ impl Sampling {
         Some(Sampling { nearest, edge, align: l.flag(arg + 2, false) })
     }
 
-    /// A grid's coordinate in elements, and its derivative.
+    /// Converts a coordinate of the grid to one in elements. Returns it and its derivative.
     fn place(&self, coord: &E, size: &E) -> (E, E) {
         let last = size - 1.0;
         let (at, scale) = if self.align {
@@ -348,27 +350,27 @@ impl Sampling {
     }
 }
 
-/// Within `0..=last`, where the derivative is `slope`.
+/// Clips a coordinate to `0..=last`. Returns it and its derivative, which is `slope` inside.
 fn clip(at: &E, last: &E, slope: &E) -> (E, E) {
     let inside = at.gt(0.0).and(at.lt(last));
     let clipped = at.gt(0.0).select(at.lt(last).select(at, last), 0.0);
     (clipped, inside.select(slope, 0.0))
 }
 
-/// A corner of the cell that a sample lies in.
+/// Corner of the cell that contains a sample.
 struct Corner {
     x: E,
     y: E,
     inside: E,
     weight: E,
-    /// Derivatives of the weight.
+    /// Derivatives of the weight with respect to x and y.
     slopes: (E, E),
 }
 
-/// The corners that a sample is made from.
+/// Corners from which a sample is computed.
 fn corners(s: &Sampling, x: &E, y: &E, width: &E, height: &E) -> Vec<Corner> {
     let corner = |cx: E, cy: E, weight: E, slopes: (E, E)| {
-        // Beyond this, places are no integers; NaN is nowhere.
+        // Only coordinates inside fit an integer. NaN is not inside.
         let inside = cx.ge(0.0).and(cx.lt(width)).and(cy.ge(0.0)).and(cy.lt(height));
         let place = |c: &E| inside.select(c, 0.0).cast(Ty::U32);
         Corner { x: place(&cx), y: place(&cy), inside: inside.clone(), weight, slopes }
@@ -390,7 +392,7 @@ fn corners(s: &Sampling, x: &E, y: &E, width: &E, height: &E) -> Vec<Corner> {
     ]
 }
 
-/// The operands of sampling: both of 32-bit floats, with a grid for each image.
+/// Returns the images and the grids, one per image, both of 32-bit floats.
 fn sampled(l: &Lowering<'_>, arg: usize) -> Option<(Operand, Operand)> {
     let (x, grid) = (l.tensor(arg)?, l.tensor(arg + 1)?);
     let floats = x.dtype == Dtype::FLOAT32 && grid.dtype == Dtype::FLOAT32;
@@ -399,7 +401,7 @@ fn sampled(l: &Lowering<'_>, arg: usize) -> Option<(Operand, Operand)> {
     (floats && fits && small).then_some((x, grid))
 }
 
-/// The corners of the sample at `[n, h, w]`, with the slopes of its coordinates.
+/// Corners of the sample at `[n, h, w]`, and the derivatives of its coordinates.
 fn sample(k: &mut Kernel, s: &Sampling, x: &Operand, grid: &Tensor, at: [&E; 3]) -> (Vec<Corner>, E, E) {
     let (height, width) = (k.size(x.sizes[2]).cast(Ty::F32), k.size(x.sizes[3]).cast(Ty::F32));
     let [n, h, w] = at.map(E::clone);
@@ -422,15 +424,15 @@ fn grid_sampler(l: &mut Lowering<'_>) -> Option<()> {
         let mut sum = zero.clone();
         for p in corners {
             let at = [c[0].clone(), c[1].clone(), p.y, p.x];
-            // A place that is not a number has weights that are none.
+            // A NaN coordinate is not inside, but its weights are NaN.
             sum = sum + k.load_if(&t, &at, p.inside, zero.clone()) * p.weight;
         }
         Some(vec![sum])
     })
 }
 
-/// `grid_sampler_2d_backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask)`.
-/// The input's derivative is scattered, in any order.
+/// `grid_sampler_2d_backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
+/// output_mask)`. The input's gradient is scattered with atomic additions, in any order.
 fn grid_sampler_backward(l: &mut Lowering<'_>) -> Option<()> {
     let grad = l.tensor(0)?;
     let (x, grid) = sampled(l, 1)?;
@@ -473,7 +475,7 @@ fn grid_sampler_backward(l: &mut Lowering<'_>) -> Option<()> {
     l.launch(k)
 }
 
-/// Adds each sample's gradient to the elements that it was made from.
+/// Adds the gradient of each sample to the elements from which it was computed.
 fn scatter_samples(
     l: &mut Lowering<'_>,
     s: &Sampling,

@@ -1,4 +1,4 @@
-//! What views need of kernels: their gradients, and the functional forms of writing through them.
+//! Kernels for views: their gradients, and the functional forms of writes through them.
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, dense, wrap};
@@ -8,7 +8,7 @@ use crate::gpu::ops::index::{moved, target, window, zero};
 use crate::gpu::ops::types::preserved;
 use crate::ir::{E, Ty};
 
-/// The family's operators.
+/// Returns the lowering of the operator with this base name, if it belongs to this family.
 pub fn table(base: &str) -> Option<Lower> {
     Some(match base {
         "select_backward" => |l| backward(l, Select::of),
@@ -22,17 +22,17 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// A view, by the elements that it shows.
+/// View of a tensor, described by the elements that it shows.
 trait View: Sized {
-    /// Of a tensor of these sizes, from the arguments behind the second.
+    /// Returns the view of a tensor of these sizes, from the arguments after the second one.
     fn of(l: &Lowering<'_>, sizes: &[i64]) -> Option<Self>;
-    /// Its sizes.
+    /// Sizes of the view.
     fn sizes(&self) -> Dims;
-    /// The coordinates in the view of the tensor's, and whether the view shows them.
+    /// Returns the coordinates in the view of a tensor's element, and whether the view shows it.
     fn locate(&self, k: &mut Kernel, coords: &[E]) -> (Vec<E>, E);
 }
 
-/// One slice of a dimension.
+/// One index of a dimension, which the view does not have.
 struct Select {
     sizes: Dims,
     dim: usize,
@@ -65,7 +65,7 @@ impl View for Select {
     }
 }
 
-/// Every `step`-th slice of a dimension from `start` on.
+/// Every `step`-th index of a dimension, from `start` on.
 struct Slice {
     sizes: Dims,
     dim: usize,
@@ -113,7 +113,7 @@ impl View for Slice {
     }
 }
 
-/// The diagonal of two dimensions, as the last one.
+/// Diagonal of two dimensions, which is the view's last dimension.
 struct Diagonal {
     sizes: Dims,
     offset: i64,
@@ -139,7 +139,7 @@ impl View for Diagonal {
         let others = (0..coords.len()).filter(|d| *d != self.rows && *d != self.columns);
         let mut at: Vec<E> = others.map(|d| coords[d].clone()).collect();
         let (row, column) = (&coords[self.rows], &coords[self.columns]);
-        // Above the main diagonal rows count, below columns.
+        // The position on the diagonal is the row if it is at or above the main diagonal, else the column.
         let (along, across) = if self.offset >= 0 { (row, column) } else { (column, row) };
         let shown = (along + k.size(self.offset.abs())).eq(across);
         at.push(along.clone());
@@ -147,7 +147,8 @@ impl View for Diagonal {
     }
 }
 
-/// `select_backward(grad, input_sizes, ...)` and its like: the gradient where the view shows it, elsewhere 0.
+/// `select_backward(grad, input_sizes, ...)`, `slice_backward` and `diagonal_backward`: the gradient at elements
+/// that the view shows, 0 elsewhere.
 fn backward<V: View>(l: &mut Lowering<'_>, view: fn(&Lowering<'_>, &[i64]) -> Option<V>) -> Option<()> {
     let grad = moved(l, 0)?;
     let sizes = l.ints(1)?;
@@ -163,7 +164,8 @@ fn backward<V: View>(l: &mut Lowering<'_>, view: fn(&Lowering<'_>, &[i64]) -> Op
     })
 }
 
-/// `select_scatter(self, src, ...)` and its like: a copy of `self` with `src` where the view shows it.
+/// `select_scatter(self, src, ...)`, `slice_scatter` and `diagonal_scatter`: a copy of `self`, with `src` at the
+/// elements that the view shows.
 fn scatter<V: View>(l: &mut Lowering<'_>, view: fn(&Lowering<'_>, &[i64]) -> Option<V>) -> Option<()> {
     let (x, src) = (moved(l, 0)?, moved(l, 1)?);
     let view = view(l, &x.sizes)?;
@@ -179,13 +181,13 @@ fn scatter<V: View>(l: &mut Lowering<'_>, view: fn(&Lowering<'_>, &[i64]) -> Opt
     })
 }
 
-/// The strides of a clone that keeps them (`clone_preserve_strides`).
+/// Strides of a clone that preserves them (`clone_preserve_strides`).
 fn kept_strides(x: &Operand) -> Dims {
     let overlaps = x.sizes.iter().zip(&x.strides).any(|(size, stride)| *size > 1 && *stride == 0);
     if overlaps { preserved(x) } else { x.strides.clone() }
 }
 
-/// `unfold_backward(grad, input_sizes, dim, size, step)`: each element gets the sum over the windows that show it.
+/// `unfold_backward(grad, input_sizes, dim, size, step)`: each element sums over the windows that contain it.
 fn unfold_backward(l: &mut Lowering<'_>) -> Option<()> {
     let grad = l.tensor(0)?;
     let sizes = l.ints(1)?;
@@ -208,7 +210,7 @@ fn unfold_backward(l: &mut Lowering<'_>) -> Option<()> {
         let t = window(l, k, &grad)?;
         let here = &coords[dim];
         let (size, step, windows) = (k.size(size), k.size(step), k.size(windows));
-        // The first window that reaches this far, and the number of those that begin before it ends.
+        // Range of the windows that contain this element: the first one, and their number.
         let first = here.ge(&size).select((here - &size) / &step + 1.0, E::u32(0));
         let end = (here / &step + 1.0).min(&windows);
         let count = end.gt(&first).select(&end - &first, E::u32(0));

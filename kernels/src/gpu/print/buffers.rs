@@ -1,4 +1,4 @@
-//! How buffers are declared, and the functions that load and store their elements.
+//! Declarations of buffers, and functions that load and store their elements.
 
 use std::fmt::Write as _;
 
@@ -34,7 +34,7 @@ impl Writer<'_> {
         text
     }
 
-    /// The element type of a buffer's array.
+    /// Element type of a buffer's array.
     pub(super) fn word(&mut self, mem: Mem) -> &'static str {
         match mem {
             Mem::I32 => "i32",
@@ -44,12 +44,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Whether a buffer's words are accessed atomically: several threads write parts of one, or add to one.
+    /// Whether a buffer's words are accessed atomically, because several threads write parts of one word or add to
+    /// it.
     pub(super) fn atomic(&self, buf: &Buf) -> bool {
         buf.written && (buf.atomic || buf.mem.size() < 4)
     }
 
-    /// Whether a buffer's elements are declared in fours, which `lv0(i)` loads. Buffers are whole multiples of that.
+    /// Whether a buffer is declared as an array of vectors of four elements, which `lv0(i)` loads. Buffer sizes are
+    /// multiples of these vectors.
     fn wide(&self, buf: &Buf) -> bool {
         buf.wide && !buf.written && matches!(buf.mem, Mem::F32 | Mem::F16 | Mem::Bf16)
     }
@@ -123,7 +125,7 @@ impl Writer<'_> {
         text
     }
 
-    /// A 64-bit integer of its words.
+    /// 64-bit integer from the pair of its words.
     pub(super) fn of_pair(&self, pair: &str) -> String {
         match self.target.int64 {
             true => format!("pair_to_i64({pair})"),
@@ -131,7 +133,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The words of a 64-bit integer.
+    /// Pair of the words of a 64-bit integer.
     pub(super) fn to_pair(&self, value: &str) -> String {
         match self.target.int64 {
             true => format!("i64_to_pair({value})"),
@@ -140,7 +142,7 @@ impl Writer<'_> {
     }
 }
 
-/// The bits of an element in its word's lower part.
+/// Bits of an element, in the low bits of a word.
 pub(in crate::gpu) fn pack(mem: Mem, v: &str) -> String {
     match mem {
         Mem::Bool => format!("select(0u, 1u, {v})"),

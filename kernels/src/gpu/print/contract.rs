@@ -1,14 +1,17 @@
 //! The contraction skeleton: a register-tiled (batched) matrix product.
 //!
 //! Operands are expressions of coordinates, so the same tile serves transposed matrices, implicit convolutions and
-//! fused prologues; the result's store is an expression of the sum, so epilogues fuse too.
+//! fused prologues. The store of the result is an expression of the sum, so epilogues fuse too.
 //!
-//! **How a workgroup works.** It computes a tile of the result in steps of a few `k`. Both operands' tiles lie in
-//! workgroup memory, `k` by `k`, in vectors of four along `m` or `n`. A thread brings blocks of 4 by 4 elements: four
-//! vectors from memory, turned round in registers where the operand lies along `k`, so that it always writes whole
-//! vectors. What is to come is loaded while the present step is computed. **Coordinates.** What an operand's expression
-//! computes from the row alone is computed once a thread, what it computes from `k` alone once a step: a matrix's
-//! element costs an addition, an implicit convolution's two additions and comparisons.
+//! **How a workgroup works.** A workgroup computes a tile of the result in steps of a few `k`. The tiles of both
+//! operands are in workgroup memory, one row per `k`, as vectors of four elements along `m` or `n`. A thread loads
+//! blocks of 4 by 4 elements: four vectors from memory, which it transposes in registers if the operand is
+//! contiguous along `k`, so that it always writes whole vectors. Except with cooperative matrices, the loads of the
+//! next step are issued before the present step is computed.
+//!
+//! **Coordinates.** Subexpressions of an operand that depend on the row alone are computed once per thread, those
+//! that depend on `k` alone once per step. What remains for each element is one addition for a matrix, and two
+//! additions and comparisons for an implicit convolution.
 
 use std::fmt::Write as _;
 use std::rc::Rc;
@@ -20,7 +23,8 @@ use crate::gpu::store::{Put, Store};
 use crate::gpu::tiling::{MATRIX, SUBGROUP, Tile};
 use crate::ir::{E, Mem, Node, Var};
 
-/// The largest parts of an expression that depend on nothing but `vars`, and that are worth a name.
+/// Collects the largest subexpressions that depend on no variables but `vars`, without loads, literals, parameters
+/// and variables.
 fn hoisted(e: &E, vars: &[Var], found: &mut Vec<E>) {
     let trivial = matches!(e.0.node, Node::Lit(_) | Node::Param(_) | Node::Var(_));
     let loads = matches!(e.0.node, Node::Load { .. } | Node::Fold { .. } | Node::Item(..));
@@ -55,7 +59,7 @@ fn contains_load(e: &E) -> bool {
         || children(e).iter().any(contains_load)
 }
 
-/// Which operand.
+/// Operand of a contraction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
     Left,
@@ -71,7 +75,8 @@ impl Which {
     }
 }
 
-/// Lanes that bring blocks of an operand: the first lane, how many, and the first block.
+/// Lanes of a round that load blocks of one operand: the first lane, the number of lanes, and the first lane's
+/// block.
 struct Share {
     which: Which,
     lane: u32,
@@ -79,7 +84,7 @@ struct Share {
     block: u32,
 }
 
-/// Who brings which block in a step: rounds of all threads.
+/// Distributes the blocks of a step over the threads, in rounds of one block per thread.
 fn rounds(tile: Tile) -> Vec<Vec<Share>> {
     let threads = tile.threads();
     let mut sides = [(Which::Left, tile.m * tile.k / 16), (Which::Right, tile.n * tile.k / 16)];
@@ -104,8 +109,8 @@ fn rounds(tile: Tile) -> Vec<Vec<Share>> {
     rounds
 }
 
-/// What expressions compute from an outer coordinate alone, and from the other one alone, has names of its own: members
-/// of two structures, which functions make.
+/// Subexpressions that depend on the outer coordinate alone, and on the other coordinate alone. They become members
+/// of two structures, which generated functions compute.
 struct Split {
     suffix: &'static str,
     batch: Var,
@@ -153,12 +158,12 @@ impl Split {
         text
     }
 
-    /// Arguments of a function that uses both.
+    /// Parameters of a generated function that uses both structures.
     fn arguments(&self) -> String {
         format!("{}: u32, r: row_{s}, d: depth_{s}", name(self.batch), s = self.suffix)
     }
 
-    /// Gives the members' values their names in such a function.
+    /// In such a function, binds the coordinates and names the values of the structures' members.
     fn bind(&self, w: &mut Writer<'_>) {
         w.line(&format!("let {} = r.at; let {} = d.at;", name(self.outer), name(self.other)));
         for (title, parts) in [("r", &self.of_row), ("d", &self.of_depth)] {
@@ -167,13 +172,14 @@ impl Split {
     }
 }
 
-/// Members of a vector.
+/// Components of a vector.
 const PARTS: [&str; 4] = ["x", "y", "z", "w"];
 
-/// Cooperative matrices of a subgroup, down and across: together the subgroups of a workgroup have a large tile.
+/// Cooperative matrices of a subgroup, along `m` and `n`. The subgroups of a workgroup together cover a large tile.
 const MATRICES: [u32; 2] = [4, 2];
 
-/// Whether a contraction multiplies cooperative matrices, whose factors are halves: those that lie so in memory.
+/// Whether a contraction uses cooperative matrices, whose factors are halves: both operands are loads from buffers
+/// of halves.
 pub(super) fn is_cooperative(c: &Contract, w: &Writer<'_>) -> bool {
     let half = |side: &Side| matches!(&side.value.0.node, Node::Load { buf, .. } if w.mem(*buf) == Mem::F16);
     w.target.cooperative && c.tile == Tile::LARGE && c.sides.iter().all(half)
@@ -195,7 +201,7 @@ impl Printer<'_> {
         }
     }
 
-    /// Functions that load an operand's elements from what comes of the row and what comes of `k`.
+    /// Functions that load an operand's elements, given the structures of the row and of `k`.
     fn functions(&self, w: &mut Writer<'_>, which: Which) -> String {
         let (side, outer, _, _) = self.side(which);
         let [batch, _, _, depth] = self.c.vars;
@@ -235,7 +241,7 @@ impl Printer<'_> {
         text
     }
 
-    /// Function that stores four sums of a row.
+    /// Functions that store sums; `four_sums` stores four of a row.
     fn finish(&self, w: &mut Writer<'_>) -> String {
         let [batch, m, n, _] = self.c.vars;
         let (xb, xs) = (name(batch), name(self.c.sum));
@@ -257,7 +263,7 @@ impl Printer<'_> {
             && store.guard.is_none()
             && matches!(w.mem(store.buf), Mem::F16 | Mem::Bf16)
         {
-            // Neighbours share words, which this thread then writes whole.
+            // Neighbouring elements share words, so this thread writes whole words.
             let (buf, mem) = (store.buf, w.mem(store.buf));
             for (title, ty, e) in [("result", "f32", &store.value), ("address", "u32", &store.at)] {
                 let body = w.block(&vars, |w| {
@@ -295,7 +301,7 @@ impl Printer<'_> {
         text + "}\n"
     }
 
-    /// Code that sets up a round's blocks, before the loop over `k`.
+    /// Code before the loop over `k` that computes the coordinates of a round's blocks.
     fn set_up(&self, round: usize, share: &Share) -> String {
         let (side, _, size, extent) = self.side(share.which);
         let s = share.which.letter();
@@ -308,7 +314,7 @@ impl Printer<'_> {
         let first = if share.which == Which::Left { "m0" } else { "n0" };
         let rows = if side.along == Along::Outer && side.vector { 1 } else { 4 };
         let id = format!("{s}{round}");
-        // Lanes that bring nothing of this operand compute coordinates that nobody uses.
+        // Lanes outside of this share compute coordinates that are not used.
         let mut text = format!(
             "  let u{id} = (lane - {}u) % {}u + {}u;\n  let o{id} = {} {across}u;\n  let k{id} = {} {across}u;\n",
             share.lane,
@@ -337,7 +343,7 @@ impl Printer<'_> {
         }
     }
 
-    /// Code that brings a round's blocks to registers.
+    /// Code that loads a round's blocks into registers.
     fn bring(&self, round: usize, share: &Share) -> String {
         let (side, _, _, extent) = self.side(share.which);
         let s = share.which.letter();
@@ -368,7 +374,7 @@ impl Printer<'_> {
         format!("      {}{{\n{text}      }}\n", self.guard(share))
     }
 
-    /// Code that puts a round's blocks to workgroup memory.
+    /// Code that writes a round's blocks to workgroup memory.
     fn put(&self, round: usize, share: &Share) -> String {
         let (side, _, size, _) = self.side(share.which);
         let s = share.which.letter();
@@ -392,7 +398,7 @@ impl Printer<'_> {
             }
             let at = match side.along {
                 Along::Outer => format!("o{id}"),
-                // Blocks of neighbouring k would meet in the same banks: their vectors change places.
+                // Swizzled, because the vectors of blocks with neighbouring `k` would conflict in the same banks.
                 Along::Depth => format!("(o{id} ^ ((k{id} * 2u) & {}u))", vectors - 1),
             };
             let _ =
@@ -401,7 +407,8 @@ impl Printer<'_> {
         format!("    {}{{\n{text}    }}\n", self.guard(share))
     }
 
-    /// The same with cooperative matrices: subgroups lie four side by side, each with four by two matrices.
+    /// Code that multiplies the tiles in workgroup memory as cooperative matrices. Subgroups are arranged in rows
+    /// of four, each with four by two matrices.
     fn multiply_cooperatively(&self) -> String {
         let Tile { m, n, .. } = self.c.tile;
         let mut text = String::new();
@@ -419,7 +426,7 @@ impl Printer<'_> {
         text
     }
 
-    /// Declarations of sums, and code that stores them.
+    /// Declarations of the accumulators, and code that stores them.
     fn sums(&self) -> (String, String) {
         let Tile { m, n, thread_m, thread_n, .. } = self.c.tile;
         let (mut sums, mut stores) = (String::new(), String::new());
@@ -441,7 +448,8 @@ impl Printer<'_> {
         (sums, stores)
     }
 
-    /// The same with cooperative matrices, which go through workgroup memory one by one.
+    /// Declarations of cooperative accumulators, and code that stores them, one matrix at a time through workgroup
+    /// memory.
     fn cooperative_sums(&self) -> (String, String) {
         let [down, across] = MATRICES;
         let mut sums = format!(
@@ -469,7 +477,7 @@ impl Printer<'_> {
         (sums, stores)
     }
 
-    /// Code that multiplies what is in workgroup memory.
+    /// Code that multiplies the tiles in workgroup memory.
     fn multiply(&self) -> String {
         let Tile { thread_m, thread_n, .. } = self.c.tile;
         let mut text = String::new();
@@ -539,7 +547,7 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
         (p.sums(), multiply, shared)
     };
     let steps = if cooperative {
-        // Validation wants these operations outside all conditions.
+        // Validation rejects these operations within conditionals.
         format!(
             "for (var k0 = begin; k0 < end; k0 += {k}u) {{\n{bring}    workgroupBarrier();\n{put}    \
              workgroupBarrier();\n{multiply}  }}\n"
@@ -551,7 +559,8 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
              workgroupBarrier();\n{put}    workgroupBarrier();\n  }}\n"
         )
     };
-    // Tiles of eight rows of tiles follow one another, so that what they share stays in caches.
+    // Workgroups go column by column through bands of eight rows of tiles, so that operands shared by neighbouring
+    // tiles stay in caches.
     let _ = write!(
         text,
         "{shared}@compute @workgroup_size({threads})\n\
@@ -581,7 +590,7 @@ mod tests {
     use crate::gpu::tiling::{Extent, Tiling};
     use wgpu::naga;
 
-    /// A product of matrices of elements of `mem`, which lie along these axes.
+    /// A product of matrices whose elements are stored as `mem` and are contiguous along these axes.
     fn product(mem: Mem, out: Mem, tile: Tile, along: [Along; 2], vector: bool) -> Kernel {
         let mut k = Kernel::new("product");
         let windows = [0, 1].map(|i| k.window(Ref::Input(i), mem, &[], &[], false));

@@ -1,4 +1,4 @@
-//! Expressions: each is computed once, in the outermost block that binds what it depends on.
+//! Prints expressions. Each is computed once, in the outermost block that binds all variables it depends on.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,8 @@ use crate::gpu::print::writer::{Target, Writer, name};
 use crate::ir::{Bin, E, Node, Ty, Un};
 
 impl Writer<'_> {
-    /// The text of an expression's value, whose computation goes to the block that binds what it needs.
+    /// Returns the text of an expression's value. The code that computes it goes to the outermost block that binds
+    /// all variables it depends on.
     pub(in crate::gpu) fn emit(&mut self, e: &E) -> String {
         let key = std::rc::Rc::as_ptr(&e.0);
         match &e.0.node {
@@ -49,7 +50,7 @@ impl Writer<'_> {
         text
     }
 
-    /// The text of an element's place in what is bound of a buffer.
+    /// Returns the text of an element's index in the bound part of a buffer.
     pub(super) fn address(&mut self, buf: u32, at: &E) -> String {
         let at = self.emit(at);
         match self.kernel.bufs[buf as usize].base {
@@ -58,7 +59,8 @@ impl Writer<'_> {
         }
     }
 
-    /// ` + first` where the kernel runs in parts, to be added to the number of an element or row of the part.
+    /// Returns ` + first` if the kernel runs in parts, to be added to the number of an element or row within the
+    /// part.
     pub(super) fn behind_first(&mut self) -> String {
         let first = self.kernel.first.as_ref();
         first.map_or(String::new(), |first| format!(" + {}", self.outside(first)))
@@ -96,7 +98,7 @@ impl Writer<'_> {
     fn guarded(&mut self, e: &E, buf: u32, at: &E, condition: &E, default: &E, target: usize) -> Value {
         let (condition, default) = (self.emit(condition), self.emit(default));
         let ty = self.ty(e.ty());
-        // The address is good for nothing elsewhere, but computing it does no harm.
+        // The address may be out of range where the condition is false; computing it without loading is harmless.
         let at = self.address(buf, at);
         let scope = &mut self.scopes[target];
         let name = format!("g{}", self.names);
@@ -130,7 +132,7 @@ impl Writer<'_> {
         self.scopes[target].names.insert(key, String::new());
     }
 
-    /// The text of an expression of literals and parameters, outside all blocks.
+    /// Returns the text of a literal or parameter, for code outside of all blocks.
     pub(in crate::gpu) fn outside(&mut self, e: &E) -> String {
         match &e.0.node {
             Node::Lit(bits) => literal(e.ty(), *bits, self.target),
@@ -208,12 +210,12 @@ impl Writer<'_> {
             Bin::Max if bools => "|",
             Bin::Min => return format!("min({x}, {y})"),
             Bin::Max => return format!("max({x}, {y})"),
-            // Bools have no order in WGSL.
+            // WGSL does not order bools.
             Bin::Lt if bools => return format!("(!{x} & {y})"),
             Bin::Le if bools => return format!("(!{x} | {y})"),
             Bin::BitXor if bools => "!=",
             Bin::Add => "+",
-            // `!=` may be the ordered comparison, which is false where one is NaN.
+            // Compilers may use the ordered comparison for `!=`, which is false if an operand is NaN.
             Bin::Ne if a.ty().is_float() => return format!("!({x} == {y})"),
             Bin::Sub => "-",
             Bin::Mul => "*",
@@ -248,7 +250,7 @@ impl Writer<'_> {
             (Ty::U32, Ty::I64) if !self.target.int64 => format!("vec2<u32>({x}, 0u)"),
             (Ty::I32, Ty::I64) if !self.target.int64 => format!("i64_from_i32({x})"),
             (Ty::Bool, Ty::I64) if !self.target.int64 => format!("vec2<u32>(select(0u, 1u, {x}), 0u)"),
-            // Naga 30 extends the sign where it converts `u32` to `i64`.
+            // Naga 30 sign-extends `u32` when it converts it to `i64`.
             (Ty::U32, Ty::I64) => format!("i64(u64({x}))"),
             (Ty::Bool, Ty::I64) => format!("select(0li, 1li, {x})"),
             (Ty::Bool, Ty::F64) => format!("select(0.0lf, 1.0lf, {x})"),
@@ -260,9 +262,9 @@ impl Writer<'_> {
 }
 
 enum Value {
-    /// To be given a name.
+    /// Text that is computed into a new variable.
     Computed(String),
-    /// A name already.
+    /// Name of an existing variable.
     Named(String),
 }
 
@@ -280,7 +282,7 @@ fn literal(ty: Ty, bits: u64, target: Target) -> String {
         Ty::I64 if !target.int64 => format!("vec2<u32>({}u, {}u)", bits as u32, (bits >> 32) as u32),
         Ty::I64 if int == i64::MIN => "(-9223372036854775807li - 1li)".into(),
         Ty::I64 => format!("({int}li)"),
-        // WGSL has no literals for infinities and NaN, and lets compilers assume that there are none.
+        // WGSL has no literals for infinities and NaN, and lets compilers assume that they do not occur.
         Ty::F32 => {
             let value = f64::from_bits(bits) as f32;
             if value.is_finite() {

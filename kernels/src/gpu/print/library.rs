@@ -1,4 +1,4 @@
-//! Functions of `library.wgsl`, appended to the kernels that use them.
+//! Links kernels with the functions of `library.wgsl` that they use.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -7,7 +7,7 @@ use crate::gpu::print::writer::Target;
 
 static SOURCE: &str = include_str!("library.wgsl");
 
-/// Functions by name.
+/// Library functions by name.
 static FUNCTIONS: LazyLock<HashMap<&'static str, &'static str>> = LazyLock::new(|| {
     let mut functions = HashMap::new();
     for text in SOURCE.split("\n\n").map(str::trim) {
@@ -22,12 +22,12 @@ static FUNCTIONS: LazyLock<HashMap<&'static str, &'static str>> = LazyLock::new(
     functions
 });
 
-/// Names that occur in a text as words.
+/// Returns the identifiers and other words of a text.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| !w.is_empty())
 }
 
-/// Adds the functions that a text uses, and those that they use.
+/// Prepends the library functions that a text uses, directly or through other library functions.
 pub fn link(text: String, target: Target) -> String {
     let mut linked: Vec<&'static str> = Vec::new();
     let mut todo: Vec<&str> = words(&text).collect();

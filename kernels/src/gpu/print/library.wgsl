@@ -1,10 +1,11 @@
-// Functions that kernels call, apart by blank lines. What WGSL's built-in functions leave to the driver (the sine of a
-// large number, the logarithm near 1, infinities) is computed here, the same on every adapter.
+// Library of functions for kernels, separated by blank lines. They compute what WGSL's built-in functions leave to
+// the driver (the sine of a large number, the logarithm near 1, infinities), with the same results on every
+// adapter.
 
-// The number of the workgroup in a grid that is filled along x first.
+// Linear index of a workgroup in a dispatch grid that is filled along x first.
 fn group(wg: vec3<u32>, grid: vec3<u32>) -> u32 { return wg.y * grid.x + wg.x; }
 
-// A float that WGSL cannot write down. The parameter keeps compilers from evaluating it.
+// Float that has no literal in WGSL. Reading the parameter keeps compilers from evaluating it.
 fn no_float(bits: u32) -> f32 { return bitcast<f32>(bits | (words.w[0].x & 0u)); }
 
 fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
@@ -15,14 +16,14 @@ fn larger_f32(a: f32, b: f32) -> f32 { return select(select(a, b, b > a), select
 
 fn smaller_f32(a: f32, b: f32) -> f32 { return select(select(a, b, b < a), select(b, a, is_nan(a)), is_nan(a) || is_nan(b)); }
 
-// Rounds to the nearest bfloat16, halves to even.
+// Rounds to the nearest bfloat16, ties to even.
 fn bf16_bits(x: f32) -> u32 {
   let b = bitcast<u32>(x);
   if (is_nan(x)) { return 0x7fc0u; }
   return (b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u;
 }
 
-// Rounds to the nearest half, halves to even; beyond its range infinity.
+// Rounds to the nearest half, ties to even; values beyond its range become infinity.
 fn f16_bits(x: f32) -> u32 {
   let b = bitcast<u32>(x);
   let sign = (b >> 16u) & 0x8000u;
@@ -42,7 +43,7 @@ fn f16_bits(x: f32) -> u32 {
   return sign | ((a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u);
 }
 
-// Towards zero; numbers out of range, of which C says nothing, give the smallest integer as x86 does.
+// Truncates. Numbers out of range, for which C defines no result, become the smallest integer as on x86.
 fn i32_of_f32(x: f32) -> i32 { return select(i32(-2147483647i - 1i), i32(x), x > -2147483904.0f && x < 2147483648.0f); }
 
 fn i64_of_f32(x: f32) -> i64 { return select(i64(-9223372036854775807li - 1li), i64(x), x > -9.3e18f && x < 9223372036854775808.0f); }
@@ -70,7 +71,7 @@ fn i64_min(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> { return select(a, b, i64_lt
 
 fn i64_max(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> { return select(a, b, i64_lt(a, b)); }
 
-// The 64-bit product of 32-bit numbers.
+// 64-bit product of 32-bit numbers.
 fn u32_mul(a: u32, b: u32) -> vec2<u32> {
   let al = a & 0xffffu; let ah = a >> 16u;
   let bl = b & 0xffffu; let bh = b >> 16u;
@@ -97,7 +98,7 @@ fn i64_shr(a: vec2<u32>, n: u32) -> vec2<u32> {
   return vec2<u32>((a.x >> n) | (a.y << (32u - n)), bitcast<u32>(high >> n));
 }
 
-// Quotient and remainder of unsigned numbers, bit by bit.
+// Quotient (x, y) and remainder (z, w) of unsigned numbers, computed bit by bit.
 fn i64_udivrem(a: vec2<u32>, b: vec2<u32>) -> vec4<u32> {
   var q = vec2<u32>(0u, 0u);
   var r = vec2<u32>(0u, 0u);
@@ -125,7 +126,7 @@ fn i64_rem(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
 
 fn i64_from_i32(x: i32) -> vec2<u32> { return vec2<u32>(bitcast<u32>(x), bitcast<u32>(x >> 31u)); }
 
-// Rounded once: the lower word's weight is below half a unit of the upper one's where that has 24 bits or more.
+// Rounds once: the magnitude is shifted to 32 bits, with a sticky bit for the bits that are shifted out.
 fn i64_to_f32(x: vec2<u32>) -> f32 {
   let a = i64_abs(x);
   let s = (x.y >> 31u) == 1u;
@@ -149,7 +150,7 @@ fn i64_from_f32(x: f32) -> vec2<u32> {
   return select(r, i64_neg(r), x < 0.0f);
 }
 
-// 2^n times x, for n from -252 to 254, with no step beyond the range.
+// 2^n times x, for n from -252 to 254, as two factors that are both in range.
 fn scale2(x: f32, n: i32) -> f32 {
   let h = n / 2i;
   return x * bitcast<f32>(u32(h + 127i) << 23u) * bitcast<f32>(u32(n - h + 127i) << 23u);
@@ -166,7 +167,7 @@ fn exp_(x: f32) -> f32 {
   return scale2(p * r * r + r + 1.0f, i32(n));
 }
 
-// Mantissa in [sqrt(1/2), sqrt(2)) less 1, and exponent.
+// Splits x into a mantissa in [sqrt(1/2), sqrt(2)), less 1, and an exponent.
 fn split(x: f32) -> vec2<f32> {
   var b = bitcast<u32>(x);
   var e = -127.0f;
@@ -177,7 +178,7 @@ fn split(x: f32) -> vec2<f32> {
   return vec2<f32>(m - 1.0f, e);
 }
 
-// log(1 + m) for m of `split`.
+// log(1 + m) for the first result m of `split`.
 fn log_near_1(m: f32) -> f32 {
   let p = ((((((((7.0376836292e-2f * m - 1.1514610310e-1f) * m + 1.1676998740e-1f) * m - 1.2420140846e-1f) * m
     + 1.4249322787e-1f) * m - 1.6668057665e-1f) * m + 2.0000714765e-1f) * m - 2.4999993993e-1f) * m + 3.3333331174e-1f);
@@ -277,7 +278,8 @@ fn cosh_(x: f32) -> f32 {
   return 0.5f * e + 0.5f / e;
 }
 
-// x less a multiple of pi/2, and that multiple modulo 4 in y. Cody and Waite's four parts; beyond, bit by bit.
+// Reduces x by a multiple of pi/2; the result's y is that multiple modulo 4. Subtracts pi/2 in four parts (Cody and
+// Waite), and uses integer arithmetic for large numbers.
 fn quarter(x: f32) -> vec2<f32> {
   let a = abs(x);
   if (a < 60000.0f) {
@@ -286,7 +288,7 @@ fn quarter(x: f32) -> vec2<f32> {
       - n * 6.0771006282767103812e-11f;
     return vec2<f32>(r, n - 4.0f * floor(n * 0.25f));
   }
-  // 2/pi in 32-bit words behind the point; the product's integer part modulo 4 and its fraction are what is wanted.
+  // The fraction bits of 2/pi in 32-bit words. The code needs the product's integer part modulo 4 and its fraction.
   var table = array<u32, 7>(0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu);
   let b = bitcast<u32>(a);
   let e = i32(b >> 23u) - 150i;
@@ -303,7 +305,7 @@ fn quarter(x: f32) -> vec2<f32> {
   let p1 = u32_mul(m, t.y);
   var mid = p1.x + p2.y;
   var high = m * t.x + p1.y + select(0u, 1u, mid < p1.x);
-  // The point lies e - skip bits into `high`'s left end.
+  // The binary point is e - skip bits from the left end of `high`.
   let int_bits = u32(e - i32(skip));
   var q = high >> (32u - int_bits);
   var f = (high << int_bits) | (mid >> (32u - int_bits));
@@ -420,10 +422,10 @@ fn atanh_(x: f32) -> f32 {
   return select(r, -r, x < 0.0f);
 }
 
-// exp(-x^2) erfc's factor, for x >= 0.5: W. J. Cody's rational approximations.
+// erfc(x) for x > 0.46875: exp(-x^2) times W. J. Cody's rational approximations.
 fn erfc_tail(x: f32) -> f32 {
   let z = x * x;
-  // exp(-z) with the rounding error of z put right.
+  // exp(-z), corrected for the rounding error of z.
   let hi = bitcast<f32>(bitcast<u32>(x) & 0xfffff000u);
   let e = exp_(-hi * hi) * exp_(-(x - hi) * (x + hi));
   if (x < 4.0f) {
@@ -470,7 +472,7 @@ fn erfc_(x: f32) -> f32 {
   return select(r, 2.0f - r, x < 0.0f);
 }
 
-// M. Giles' approximation, and a Newton step.
+// M. Giles' approximation, followed by a Newton step.
 fn erfinv_(x: f32) -> f32 {
   if (!(abs(x) <= 1.0f)) { return no_float(0x7fc00000u); }
   if (abs(x) == 1.0f) { return select(no_float(0x7f800000u), no_float(0xff800000u), x < 0.0f); }
@@ -493,7 +495,7 @@ fn erfinv_(x: f32) -> f32 {
   return y - (erf_(y) - x) * 0.886226925f * exp_(y * y);
 }
 
-// x to the power y as PyTorch has it: a negative x has real powers for whole y only.
+// x to the power y with PyTorch's special cases: a negative x has real powers for whole y only.
 fn pow_(x: f32, y: f32) -> f32 {
   if (y == 0.0f || x == 1.0f) { return 1.0f; }
   if (is_nan(x) || is_nan(y)) { return no_float(0x7fc00000u); }
@@ -515,7 +517,8 @@ fn pow_(x: f32, y: f32) -> f32 {
   else if (y == 0.5f) { r = sqrt(a); }
   else if (y == 3.0f) { r = a * a * a; }
   else {
-    // y log2(a) as a whole number and a rest: the exponent's share is exact as long as y times it is.
+    // y log2(a) as a whole number and a rest, from the products of y with the exponent and with the mantissa's
+    // logarithm, both with their rounding errors.
     let s = split(a);
     let l = log_near_1(s.x);
     let f = l * 1.44269504f;
@@ -532,7 +535,7 @@ fn pow_(x: f32, y: f32) -> f32 {
   return select(r, -r, flip);
 }
 
-// Of the absolute value of the gamma function, by Lanczos' approximation and reflection.
+// Logarithm of the absolute value of the gamma function; reflection below 0.5.
 fn lgamma_(x: f32) -> f32 {
   if (is_nan(x)) { return x; }
   if (is_inf(x)) { return no_float(0x7f800000u); }
@@ -544,7 +547,8 @@ fn lgamma_(x: f32) -> f32 {
   return lgamma_positive(x);
 }
 
-// Stirling's series behind a shift; near 1 and 2, where it is 0, Taylor's.
+// Logarithm of gamma for x >= 0.5: Stirling's series after a shift to 7 or more; near its zeros 1 and 2, Taylor
+// series.
 fn lgamma_positive(x: f32) -> f32 {
   if (x > 0.75f && x < 1.25f) {
     let z = x - 1.0f;
@@ -580,7 +584,7 @@ fn digamma_(x: f32) -> f32 {
   return r + log_(y) - 0.5f / y - w * (0.0833333333f - w * (8.33333333e-3f - w * (3.96825397e-3f - w * 4.16666667e-3f)));
 }
 
-// Philox 4x32 with ten rounds (Salmon et al., 2011): the four words of a counter under a key.
+// Philox 4x32 with ten rounds (Salmon et al., 2011): the four random words of a counter under a key.
 fn philox(key: vec2<u32>, counter: u32, stream: u32) -> vec4<u32> {
   var c = vec4<u32>(counter, stream, 0u, 0u);
   var k = key;
@@ -593,19 +597,19 @@ fn philox(key: vec2<u32>, counter: u32, stream: u32) -> vec4<u32> {
   return c;
 }
 
-// The random word of an element.
+// Random word of an element.
 fn random_word(low: u32, high: u32, element: u32) -> u32 {
   let c = philox(vec2<u32>(low, high), element >> 2u, 0u);
   return select(select(c.x, c.y, (element & 1u) == 1u), select(c.z, c.w, (element & 1u) == 1u), (element & 2u) == 2u);
 }
 
-// Another one, independent of it.
+// Second random word of an element, independent of the first.
 fn random_word_2(low: u32, high: u32, element: u32) -> u32 {
   let c = philox(vec2<u32>(low, high), element >> 2u, 1u);
   return select(select(c.x, c.y, (element & 1u) == 1u), select(c.z, c.w, (element & 1u) == 1u), (element & 2u) == 2u);
 }
 
-// The remainder with the sign of x, exactly: by long division in steps of 2^12.
+// Exact remainder with the sign of x, by long division in steps of up to 12 bits.
 fn fmod_(x: f32, y: f32) -> f32 {
   if (is_nan(x) || is_nan(y) || is_inf(x) || y == 0.0f) { return no_float(0x7fc00000u); }
   if (is_inf(y)) { return x; }
@@ -627,22 +631,22 @@ fn fmod_(x: f32, y: f32) -> f32 {
   return select(r, -r, (bitcast<u32>(x) >> 31u) == 1u);
 }
 
-// One of the four words of a counter.
+// Word `part` of the four random words of a counter.
 fn random_part(low: u32, high: u32, counter: u32, stream: u32, part: u32) -> u32 {
   return philox(vec2<u32>(low, high), counter, stream)[part];
 }
 
-// The upper half of a 64-bit product.
+// Upper word of a 64-bit product.
 fn u32_mul_high(a: u32, b: u32) -> u32 { return u32_mul(a, b).y; }
 
-// A number below `range` from 64 random bits: the upper word of their product.
+// Number below `range` from 64 random bits: bits 64 to 95 of their product with `range`.
 fn u32_below(high: u32, low: u32, range: u32) -> u32 {
   let a = u32_mul(high, range);
   return a.y + select(0u, 1u, a.x + u32_mul(low, range).y < a.x);
 }
 
-// The place of `i` in a random order of `n` numbers: a Feistel network on the numbers of `bits` bits, walked until it
-// comes back among the first n.
+// Position of `i` in a random permutation of `n` numbers: a Feistel network on numbers of `bits` bits, repeated
+// until the result is below n (cycle walking).
 fn shuffled(low: u32, high: u32, i: u32, n: u32, bits: u32) -> u32 {
   let right_bits = bits / 2u;
   let right_mask = (1u << right_bits) - 1u;
@@ -664,7 +668,7 @@ fn shuffled(low: u32, high: u32, i: u32, n: u32, bits: u32) -> u32 {
   return x;
 }
 
-// All bits of a word depend on all (Murmur's last step).
+// Finalizer of MurmurHash3: every bit of the result depends on all bits of x.
 fn mixed(x: u32) -> u32 {
   var h = x;
   h = (h ^ (h >> 16u)) * 0x85ebca6bu;
@@ -672,7 +676,8 @@ fn mixed(x: u32) -> u32 {
   return h ^ (h >> 16u);
 }
 
-// 1 - x of a 64-bit float's words, rounded once: for rates close to 1, whose distance to it a 32-bit float loses.
+// 1 - x for a 64-bit float given as two words, rounded once. It serves rates so close to 1 that a 32-bit float
+// loses the difference.
 fn one_less(low: u32, high: u32) -> f32 {
   let exponent = i32((high >> 20u) & 0x7ffu) - 1023i;
   if (exponent < -100i) { return 1.0f; }
@@ -682,12 +687,12 @@ fn one_less(low: u32, high: u32) -> f32 {
   return (1.0f - x) - select(lower, -lower, (high >> 31u) == 1u);
 }
 
-// The words of a native 64-bit integer, and the integer of two words.
+// Conversions between a native 64-bit integer and its two words.
 fn i64_to_pair(x: i64) -> vec2<u32> { return vec2<u32>(u32(u64(x) & 0xfffffffflu), u32(u64(x) >> 32u)); }
 
 fn pair_to_i64(p: vec2<u32>) -> i64 { return i64((u64(p.y) << 32u) | u64(p.x)); }
 
-// The next float after x towards y.
+// Next float after x in the direction of y.
 fn nextafter_(x: f32, y: f32) -> f32 {
   if (is_nan(x) || is_nan(y)) { return no_float(0x7fc00000u); }
   let b = bitcast<u32>(x);
@@ -695,18 +700,18 @@ fn nextafter_(x: f32, y: f32) -> f32 {
   let zero = (b & 0x7fffffffu) == 0u;
   if (b == c || (zero && (c & 0x7fffffffu) == 0u)) { return y; }
   if (zero) { return bitcast<f32>((c & 0x80000000u) | 1u); }
-  // Away from 0 where y is further out on the same side.
+  // The bits count up where y is further from 0 on the same side.
   let outwards = ((b ^ c) >> 31u) == 0u && (c & 0x7fffffffu) > (b & 0x7fffffffu);
   return bitcast<f32>(select(b - 1u, b + 1u, outwards));
 }
 
-// Modified Bessel functions: Abramowitz and Stegun, 9.8.1 to 9.8.4; of infinity NaN, as in PyTorch. Near 0, of
-// t = (x / 3.75)^2.
+// Modified Bessel functions: Abramowitz and Stegun, 9.8.1 to 9.8.4; i0 and i1 of infinity are NaN, as in PyTorch.
+// The functions near 0 take t = (x / 3.75)^2.
 fn i0_near_0(t: f32) -> f32 {
   return 1.0f + t * (3.5156229f + t * (3.0899424f + t * (1.2067492f + t * (0.2659732f + t * (0.0360768f + t * 0.0045813f)))));
 }
 
-// Further out, of t = 3.75 / |x|, without the factor exp(|x|) / sqrt(|x|).
+// The functions far from 0 take t = 3.75 / |x|, and leave out the factor exp(|x|) / sqrt(|x|).
 fn i0_far(t: f32) -> f32 {
   return 0.39894228f + t * (0.01328592f + t * (0.00225319f + t * (-0.00157565f + t * (0.00916281f + t * (-0.02057706f
     + t * (0.02635537f + t * (-0.01647633f + t * 0.00392377f)))))));
@@ -754,13 +759,13 @@ fn i1_(x: f32) -> f32 {
   return sign(x) * e * (e * (i1_far(3.75f / a) / sqrt(a)));
 }
 
-// exp(x^2), with the rounding error of x^2 put right.
+// exp(x^2), corrected for the rounding error of x^2.
 fn exp_square(x: f32) -> f32 {
   let hi = bitcast<f32>(bitcast<u32>(x) & 0xfffff000u);
   return exp_(hi * hi) * exp_((x - hi) * (x + hi));
 }
 
-// exp(x^2) erfc(x); far out by its asymptotic series.
+// exp(x^2) erfc(x), by its asymptotic series for large x.
 fn erfcx_(x: f32) -> f32 {
   if (is_nan(x)) { return x; }
   if (x < -9.4f) { return no_float(0x7f800000u); }
@@ -775,7 +780,7 @@ fn log_ndtr_(x: f32) -> f32 {
   return log1p_(-erfc_(t) * 0.5f);
 }
 
-// The derivative of digamma: reflection, recurrence, asymptotic series.
+// Derivative of digamma, by reflection, recurrence and an asymptotic series.
 fn trigamma_(x: f32) -> f32 {
   if (is_nan(x)) { return x; }
   var y = x;

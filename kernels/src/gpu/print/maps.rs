@@ -1,4 +1,4 @@
-//! One thread an element of an index space.
+//! Prints kernels with one thread per element of an index space.
 
 use std::fmt::Write as _;
 
@@ -19,14 +19,15 @@ impl Writer<'_> {
                  let {x} = own{first};\n{body}  }}\n}}\n"
             );
         }
-        // Neighbouring elements share words, so a thread computes whole words; at the end of a window, and where it
-        // does not begin with a word, it stores element by element.
+        // Neighbouring elements share words, so a thread computes whole words. It stores single elements at the end
+        // of the index space, and if a window does not begin at a word boundary.
         let mut results = String::new();
         let mut assign = String::new();
         let types: Vec<&'static str> =
             stores.iter().map(|s| self.ty(self.kernel.bufs[s.buf as usize].mem.ty())).collect();
         let body = self.block(&[element], |w| {
-            // An element that has a fault is stored with its neighbours: what depends on it is spoilt in any case.
+            // An element with a fault is stored like its neighbours: results that depend on it are invalid in any
+            // case.
             if let Some(report) = w.fault() {
                 w.line(&report);
             }

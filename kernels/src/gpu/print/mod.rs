@@ -1,6 +1,7 @@
-//! WGSL from kernels.
+//! Prints kernels as WGSL.
 //!
-//! The text is the key of the pipeline cache, so it depends on structure alone: parameters hold all sizes.
+//! The text is the key of the pipeline cache, so it depends on a kernel's structure alone: all sizes are
+//! parameters.
 
 mod buffers;
 mod contract;
@@ -17,7 +18,7 @@ use crate::gpu::print::expressions::parameter_word;
 use crate::gpu::print::writer::Writer;
 pub use crate::gpu::print::writer::{MAX_WORDS, Target, parameter_bytes};
 
-/// The WGSL of a kernel; `None` where the target lacks what it needs.
+/// Returns the WGSL of a kernel, or `None` if the target lacks a feature that it needs.
 pub fn wgsl(kernel: &Kernel, target: Target) -> Option<String> {
     let mut writer =
         Writer { kernel, target, scopes: Vec::new(), lacks: kernel.words.len() > MAX_WORDS, names: 0 };

@@ -1,4 +1,4 @@
-//! A team of threads a row: what each thread accumulates, what the team makes of it, what is stored.
+//! Prints kernels with a team of threads per row: reductions, scans, and stores per member or per row.
 
 use std::fmt::Write as _;
 
@@ -43,8 +43,8 @@ impl Writer<'_> {
         )
     }
 
-    /// For each member its stores. Members that lie side by side share words, so a thread stores whole ones where the
-    /// row begins with a word.
+    /// Prints the stores of each member. Adjacent members share words, so a thread stores whole words if the row
+    /// begins at a word boundary.
     fn each(&mut self, team: u32, len: &str, member: Var, stores: &[Store]) {
         let lanes = if self.kernel.faults.is_empty() { lanes(&self.kernel.bufs, stores) } else { 1 };
         let j = name(member);
@@ -99,8 +99,8 @@ impl Writer<'_> {
         self.line(&format!("for (var {j} = {worker}; {j} < {len}; {j} += {team}u) {{\n{body}}}"));
     }
 
-    /// A tree over the team's threads, four at a time, after which all of them have the result. Barriers cost more than
-    /// merges, and need control flow that is uniform, so the tree is written out.
+    /// Prints a tree reduction over the team's threads, with four values per merge, after which all threads have
+    /// the result. Barriers cost more than merges and need uniform control flow, so the tree is unrolled.
     fn merge(&mut self, team: u32, acc: &[Var], other: &[Var], init: &[E], merge: &[E]) {
         if team == 1 {
             return;
@@ -124,7 +124,7 @@ impl Writer<'_> {
             self.line(&format!("if (worker < {left}u) {{\n{joined}{put}}}"));
         }
         self.line("workgroupBarrier();");
-        // What is left every thread merges for itself, in one order.
+        // Every thread merges the remaining values, all in the same order.
         let first = acc.iter().zip(&arrays).map(|(a, n)| format!("{} = sh{n}[lane - worker]; ", name(*a)));
         self.line(&first.collect::<String>());
         (1..left).for_each(|n| self.line(&join(&format!("lane - worker + {n}u"))));
@@ -140,7 +140,7 @@ impl Writer<'_> {
         self.shared_types(accumulators).into_iter().enumerate().collect()
     }
 
-    /// The workgroup arrays that merges need: the most of each type that one stage uses.
+    /// Types of the workgroup arrays that merges need: for each type, the largest number that one stage uses.
     fn shared_types(&self, stages: impl Iterator<Item = Vec<Ty>>) -> Vec<Ty> {
         let mut needed: Vec<Ty> = Vec::new();
         for stage in stages {
@@ -157,7 +157,7 @@ impl Writer<'_> {
         needed
     }
 
-    /// The workgroup arrays of accumulators.
+    /// Indices of the workgroup arrays for some accumulators.
     pub(super) fn shared_of(&self, init: &[E]) -> Vec<usize> {
         let mut free = self.kernel_shared();
         let one = |e: &E| {

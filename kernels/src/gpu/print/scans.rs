@@ -1,4 +1,4 @@
-//! Running accumulations over a row.
+//! Prints scans, the running accumulations over a row.
 
 use std::fmt::Write as _;
 
@@ -6,8 +6,8 @@ use crate::gpu::print::writer::{Writer, name};
 use crate::gpu::store::Scan;
 
 impl Writer<'_> {
-    /// A running accumulation. The team takes as many members as it has threads at a time, and scans them in
-    /// shared memory.
+    /// Prints a scan. In each round, every thread of the team takes one member, and the team scans them in
+    /// workgroup memory.
     pub(super) fn scan(&mut self, team: u32, len: &str, scan: &Scan) {
         let Scan { rounds, member, acc, other, init, start, step, merge, stores } = scan;
         let j = name(*member);
@@ -36,7 +36,7 @@ impl Writer<'_> {
                 w.line(&format!("m{} = {value};", name(*a)));
             }
         });
-        // `m..` becomes the merge of what is earlier with what is later.
+        // Code that sets `m..` to the merge of an earlier with a later value.
         let merge = |earlier: &dyn Fn(usize) -> String, later: &dyn Fn(usize) -> String| -> String {
             let mut text = String::from("{ ");
             for (n, a) in acc.iter().enumerate() {

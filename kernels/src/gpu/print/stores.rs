@@ -1,4 +1,4 @@
-//! What goes to memory: single elements, whole words, atomic updates, and faults.
+//! Prints stores: single elements, whole words, atomic updates, and reports of faults.
 
 use std::fmt::Write as _;
 
@@ -19,7 +19,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The statement that reports a fault of an element where it has one.
+    /// Returns the statement that reports a fault of an element, if the kernel has conditions for faults.
     pub(super) fn fault(&mut self) -> Option<String> {
         let all = self.kernel.faults.clone().into_iter().reduce(|a, b| a.or(b))?;
         let condition = self.emit(&all);
@@ -30,7 +30,7 @@ impl Writer<'_> {
     }
 
     fn store_all(&mut self, stores: &[Store]) {
-        // All values first: what is stored may be what another value reads.
+        // All values are computed first, because a store may overwrite an element that another value reads.
         let parts: Vec<(String, String, Option<String>)> = stores
             .iter()
             .map(|s| {
@@ -56,7 +56,7 @@ impl Writer<'_> {
             (Mem::I32, Put::Add) => format!("atomicAdd(&b{b}[{at}], {value});"),
             (Mem::I32, Put::Max) => format!("atomicMax(&b{b}[{at}], {value});"),
             (Mem::I32, Put::Min) => format!("atomicMin(&b{b}[{at}], {value});"),
-            // The carry goes to the upper word by itself: additions commute.
+            // The carry is added to the upper word by a second atomic operation: additions commute.
             (Mem::I64, Put::Add) => {
                 let pair = self.to_pair(value);
                 format!(
@@ -69,7 +69,7 @@ impl Writer<'_> {
                  old * ({value})); if (r.exchanged) {{ break; }} old = r.old_value; }} }}"
             ),
             (Mem::F32, put) => {
-                // Compare and swap: float atomics are an extension.
+                // Compare-and-swap loop, because float atomics are an extension.
                 let next = match put {
                     Put::Add => format!("bitcast<f32>(old) + ({value})"),
                     Put::Mul => format!("bitcast<f32>(old) * ({value})"),
@@ -88,7 +88,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Stores values that lie side by side from `at` on: as whole words where that is the beginning of one.
+    /// Stores adjacent values from `at` on, as whole words if `at` is at a word boundary.
     pub(super) fn words(&self, store: &Store, lanes: u32, value: impl Fn(u32) -> String) -> String {
         let (b, mem) = (store.buf, self.kernel.bufs[store.buf as usize].mem);
         let single: String = (0..lanes).map(|p| format!("st{b}(at + {p}u, {}); ", value(p))).collect();

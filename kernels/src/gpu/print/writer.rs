@@ -1,32 +1,32 @@
-//! The text of a kernel in the making.
+//! State of a kernel's text while it is printed.
 
 use std::collections::HashMap;
 
 use crate::gpu::kernel::Kernel;
 use crate::ir::{E, Mem, Ty, Typed, Var};
 
-/// What an adapter offers, as far as the text depends on it.
+/// Features of an adapter that the text depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Target {
-    /// 64-bit integers; without, they are computed in pairs of 32 bits.
+    /// Native 64-bit integers. Without them, pairs of 32-bit words are used.
     pub int64: bool,
-    /// 64-bit floats; without, kernels that need them are not printed.
+    /// Native 64-bit floats. Without them, kernels that need them are not printed.
     pub float64: bool,
-    /// Parameters as immediates of so many bytes; without, in a uniform buffer.
+    /// Bytes of parameters that can be passed as immediates. Larger parameters are in a uniform buffer.
     pub immediates: u32,
-    /// Matrices of 16 by 16 halves with 32-bit sums, in subgroups of 32 threads.
+    /// Cooperative matrices of 16 by 16 halves with 32-bit sums, in subgroups of 32 threads.
     pub cooperative: bool,
 }
 
-/// Words of the uniform block of parameters.
+/// Largest number of parameter words of a kernel.
 pub const MAX_WORDS: usize = 256;
 
-/// The bytes of parameters that a kernel takes.
+/// Bytes of a kernel's parameters, rounded up to vectors of 16 bytes.
 pub fn parameter_bytes(words: usize) -> u32 {
     (words.max(1) as u32).div_ceil(4) * 16
 }
 
-/// A block of code and what it has computed.
+/// Block of code, and the values that it has computed.
 #[derive(Default)]
 pub(super) struct Scope {
     pub(super) code: String,
@@ -40,11 +40,12 @@ pub struct Writer<'k> {
     pub(super) target: Target,
     pub(super) scopes: Vec<Scope>,
     pub(super) lacks: bool,
-    /// Names given so far: blocks that follow each other may be printed into one.
+    /// Number of names in use. It also counts those of finished blocks, because consecutive blocks may be printed
+    /// into one.
     pub(super) names: u32,
 }
 
-/// Where a function's arguments are bound to variables.
+/// Name of a variable in the text.
 pub fn name(var: Var) -> String {
     format!("x{}", var.0)
 }
@@ -63,7 +64,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Code in a block of its own, in which `vars` are bound.
+    /// Returns code that is printed in a block of its own, in which `vars` are bound.
     pub(super) fn block(&mut self, vars: &[Var], body: impl FnOnce(&mut Self)) -> String {
         self.scopes.push(Scope { vars: vars.to_vec(), ..Scope::default() });
         body(self);
@@ -78,10 +79,10 @@ impl Writer<'_> {
         }
     }
 
-    /// Assigns to variables all at once.
+    /// Assigns to all variables at once.
     pub(super) fn assign(&mut self, vars: &[Var], values: &[E]) {
         let values: Vec<String> = values.iter().map(|e| self.emit(e)).collect();
-        // A value may be a variable that is assigned before it.
+        // A value may read a variable that an earlier assignment changes.
         if values.len() > 1 {
             for (n, value) in values.iter().enumerate() {
                 self.line(&format!("let n{n} = {value};"));
@@ -95,14 +96,14 @@ impl Writer<'_> {
         }
     }
 
-    /// The value of an expression has this name in the present block.
+    /// Records that an expression's value has this name in the current block.
     pub(super) fn known(&mut self, e: &E, name: String) {
         if let Some(scope) = self.scopes.last_mut() {
             scope.names.insert(std::rc::Rc::as_ptr(&e.0), name);
         }
     }
 
-    /// How a buffer's elements lie.
+    /// Storage format of a buffer's elements.
     pub(super) fn mem(&self, buf: u32) -> Mem {
         self.kernel.bufs[buf as usize].mem
     }
