@@ -73,7 +73,7 @@ impl Tiling {
     /// | fewer than 96 tiles of 128 | 64 x 64, 256 threads       |
     /// | others                     | 128 x 128, 256 threads     |
     ///
-    /// If that makes fewer than 128 workgroups, `k` is split into parts of about 256 or more.
+    /// If that makes fewer than 128 workgroups, `k` is split into parts of at least 256.
     pub fn of(e: Extent) -> Tiling {
         let groups = |t: Tile| {
             let along = |size: i64, tile: u32| ceil_div(size, i64::from(tile)).max(1);
