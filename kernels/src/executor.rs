@@ -36,9 +36,9 @@ pub trait Immediate {
     /// Copies bytes of a storage, from a byte offset on, to the host. Waits for the operations that write them.
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>>;
 
-    /// Copies bytes of a storage to the host for the program, which is raised the failure that poisoned the
-    /// storage, if any; the failure is not reported again. Returns `None` if the device does not implement this;
-    /// the op that fetches the bytes then runs through [`Immediate::call`].
+    /// Copies bytes of a storage to the host for the program. If the storage is poisoned, returns the failure, which
+    /// is then not reported again. Returns `None` if the device does not implement this; the op that fetches the
+    /// bytes then runs through [`Immediate::call`].
     fn read(&mut self, _id: StorageId, _offset: u64, _bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
         None
     }

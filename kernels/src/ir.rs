@@ -1,8 +1,8 @@
 //! The kernel IR: typed expressions that [`crate::gpu`] prints as WGSL.
 //!
-//! An expression computes one element. The skeletons in `gpu/kernel.rs` decide for what it is evaluated: for each
-//! element of an output, for each member of a row, or for the tiles of a contraction. Sizes, strides, offsets and
-//! numbers are parameters, so a new shape does not need a new shader.
+//! An expression computes one element. The skeletons in `gpu/kernel.rs` evaluate it for each element of an output, for
+//! each member of a row, or for the tiles of a contraction. Sizes, strides, offsets and numbers are parameters, so a
+//! new shape does not need a new shader.
 
 use std::ops;
 use std::rc::Rc;

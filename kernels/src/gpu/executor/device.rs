@@ -476,7 +476,7 @@ impl GpuDevice {
 }
 
 /// Whether a kernel would write one buffer through two bindings; or would read a buffer that it writes although it
-/// does not allow that ([`Kernel::apart`]) or the windows partly overlap, which PyTorch treats as an error.
+/// does not allow that (`Kernel::apart`) or the windows partly overlap, which PyTorch treats as an error.
 fn collides(lowered: &Lowered, call: &Call<'_>, inputs: &[Option<BufId>]) -> bool {
     lowered.actions.iter().any(|action| {
         let Action::Dispatch { pipeline, tensors, apart, .. } = action else { return false };
