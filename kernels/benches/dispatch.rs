@@ -1,7 +1,8 @@
-//! What an op costs GraphRunner on the wgpu executor, in CPU time of its thread, once everything is compiled and cached.
+//! Benchmark: CPU time per op of GraphRunner's thread on the wgpu executor, after all kernels are compiled and
+//! cached.
 //!
-//! `cargo bench -p tandem-kernels --bench dispatch`: runs of 100 additions on any adapter, the software one included;
-//! its own threads, which run the kernels, do not count.
+//! Run with `cargo bench -p tandem-kernels --bench dispatch`. Measures runs of 100 additions on any adapter,
+//! including a software adapter; the adapter's own threads, which run its kernels, are not counted.
 
 #![recursion_limit = "256"]
 
@@ -22,7 +23,7 @@ use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number, OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
-/// PyTorch, which this benchmark never needs.
+/// Stands in for PyTorch, which this benchmark does not call.
 struct NoTorch;
 
 impl HostKernels for NoTorch {
@@ -72,12 +73,12 @@ const OPS: u32 = 100;
 
 fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place to write to.
+    // SAFETY: `time` is a valid `timespec` that may be written.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// `y = x + alpha * x`, of `n` elements.
+/// `y = x + alpha * x` for `n` elements.
 fn addition(n: i64) -> Step {
     let meta = TensorMeta::new(&[n], &[1], Dtype::FLOAT32, 0);
     let out = OutSpec::Fresh { storage: 0, meta: meta.clone(), offset: 0 };
@@ -101,7 +102,7 @@ fn addition(n: i64) -> Step {
     }
 }
 
-/// A chain of additions: each reads what the last one made, which is then released.
+/// A chain of additions. Each reads the result of the previous one, which is then released.
 fn chain() -> BlockRun {
     let mut run = BlockRun::default();
     for i in 0..OPS {

@@ -1,4 +1,4 @@
-//! An executor that is opened when it is first needed: importing Tandem touches no device.
+//! An executor that is opened when it is first needed, so that importing Tandem does not touch a device.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::host::HostKernels;
 use crate::plan::{Fuser, GroupRun, Slot};
 use crate::run::OpRun;
 
-/// Opens an executor; an error says in the user's words why there is none.
+/// Opens an executor, or returns an error message for the user.
 pub type Open = Box<dyn FnOnce() -> Result<Box<dyn Executor>, String> + Send>;
 
-/// See the module's documentation.
+/// An executor that opens on first use.
 pub struct Deferred(State);
 
 enum State {
@@ -26,12 +26,13 @@ enum State {
 }
 
 impl Deferred {
-    /// Opens with `open` when it is needed.
+    /// An executor that calls `open` on first use.
     pub fn new(open: Open, host: &'static dyn HostKernels) -> Deferred {
         Deferred(State::Closed(Some(open), host))
     }
 
-    /// The executor, opened now; where that fails, one whose ops say why.
+    /// The executor, which is opened if it is not open yet. If that fails, returns an executor whose ops all raise
+    /// the reason.
     pub fn get(&mut self) -> &mut dyn Executor {
         if let State::Closed(open, host) = &mut self.0 {
             let opened = open.take().map_or_else(|| Err("it is being opened".into()), |open| open());
@@ -45,7 +46,7 @@ impl Deferred {
         }
     }
 
-    /// The executor, where it was needed before.
+    /// The executor if it is open.
     pub fn opened(&mut self) -> Option<&mut dyn Executor> {
         match &mut self.0 {
             State::Open(executor) => Some(&mut **executor),
@@ -60,7 +61,7 @@ impl<D: Device + 'static> From<Driver<D>> for Deferred {
     }
 }
 
-/// What is there instead of a device that could not be opened.
+/// Stands in for a device that could not be opened.
 struct Unavailable {
     why: String,
     host: &'static dyn HostKernels,
@@ -83,7 +84,7 @@ impl Immediate for Unavailable {
         "none"
     }
 
-    /// Whoever uses the storage is told why there is none.
+    /// Succeeds; the first op that uses the storage raises the reason.
     fn allocate(&mut self, _: StorageId, _: u8, _: u64) -> Result<(), CallFailure> {
         Ok(())
     }

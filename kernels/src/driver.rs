@@ -1,4 +1,4 @@
-//! The run loop: plans found or made, and their actions in order.
+//! The run loop: finds or makes the plans of a run and runs their actions in order.
 
 use smallvec::SmallVec;
 
@@ -6,7 +6,7 @@ use crate::executor::{Device, Executor, Immediate};
 use crate::plan::{Action, GroupRun, Plan, Plans};
 use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, timing, with_op};
 
-/// An executor: the program, its plans and what was measured, around a device.
+/// An executor on a device, with the program, its plans and the profile.
 pub struct Driver<D: Device> {
     program: Program,
     plans: Plans<D::Group>,
@@ -15,7 +15,7 @@ pub struct Driver<D: Device> {
 }
 
 impl<D: Device> Driver<D> {
-    /// An executor on a device.
+    /// An executor on `device`.
     pub fn on(device: D) -> Driver<D> {
         Driver { program: Program::default(), plans: Plans::default(), profile: Profile::default(), device }
     }
@@ -82,7 +82,7 @@ fn run_op<D: Device>(device: &mut D, profile: &mut Profile, op: &mut OpRun<'_, '
     }
 }
 
-/// Carries the actions of a span's plan out.
+/// Runs the actions of a span's plan.
 fn carry_out<D: Device>(
     device: &mut D,
     profile: &mut Profile,

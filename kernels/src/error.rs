@@ -1,4 +1,4 @@
-//! What can go wrong in an executor.
+//! Errors of executors.
 
 use std::sync::Arc;
 
@@ -7,47 +7,49 @@ use thiserror::Error;
 
 use crate::host::Exception;
 
-/// An op that failed. Its outputs are poisoned with it; whoever reads them gets it.
+/// Failure of one op. The storages that the op would have written are poisoned with it, and reading them raises it.
 #[derive(Debug, Error)]
 #[error("{name}: {cause}")]
 pub struct Failure {
     /// The operator.
     pub op: OpId,
-    /// Its name.
+    /// Name of the operator.
     pub name: String,
-    /// Where the program issued it.
+    /// Location in the program that issued the op.
     pub location: LocationId,
-    /// Why.
+    /// Reason.
     pub cause: Cause,
 }
 
-/// Why an op failed.
+/// Reason why an op failed.
 #[derive(Debug, Error)]
 pub enum Cause {
-    /// The kernel threw: the program's fault, mostly (an index out of range).
+    /// PyTorch's kernel threw an exception, usually because of an error in the program, such as an index out of
+    /// range.
     #[error("the kernel raised an exception")]
     Kernel(Exception),
-    /// A storage has no contents: its memory was freed by `untyped_storage().resize_(0)`, or Tandem is at fault.
+    /// An input's storage has no contents: the program freed its memory with `untyped_storage().resize_(0)`, or
+    /// Tandem has a bug.
     #[error("an input's storage has no memory")]
     NoMemory,
-    /// A kernel's outputs differ from those of the same call before: Tandem is at fault, please report it.
+    /// The metadata of the outputs differ from those of an earlier call with the same inputs: a bug in Tandem.
     #[error("the outputs' metadata differ from those that the same inputs gave before")]
     Metadata,
-    /// The device.
+    /// Error of the device.
     #[error("{0}")]
     Device(DeviceError),
-    /// A kernel on the device met a value that it must not meet.
+    /// A kernel on the device found an invalid value.
     #[error("{0}")]
     Fault(Fault),
 }
 
-/// A value that a kernel must not meet.
+/// Invalid value found by a kernel on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Fault {
-    /// An index beyond a size.
+    /// Index out of range.
     #[error("an index is out of range")]
     Index,
-    /// An integer divisor of 0.
+    /// Integer division by 0.
     #[error("ZeroDivisionError: an integer is divided by zero")]
     Division,
     /// A value that PyTorch refuses; its words.
@@ -55,53 +57,53 @@ pub enum Fault {
     Value(&'static str),
 }
 
-/// What can go wrong on a GPU.
+/// Errors of a GPU.
 #[derive(Clone, Debug, Error)]
 pub enum DeviceError {
-    /// No memory is left.
+    /// Out of device memory.
     #[error(
         "out of GPU memory on {device}: {asked} bytes were asked for while {live} bytes are in use and {cached} are kept \
          free; use smaller batches, or TANDEM_DEVICE=cpu"
     )]
     OutOfMemory {
-        /// Which device, for people.
+        /// Name of the device in messages.
         device: String,
-        /// Bytes asked for.
+        /// Number of bytes requested.
         asked: u64,
         /// Bytes in use.
         live: u64,
-        /// Bytes kept for the next use.
+        /// Bytes in free buffers that are kept for reuse.
         cached: u64,
     },
-    /// The device is gone.
+    /// The device was lost.
     #[error(
         "the GPU cannot be used any more: {device}: {why}. Start the program again, or set TANDEM_DEVICE=cpu"
     )]
     Lost {
-        /// Which, for people.
+        /// Name of the device in messages.
         device: String,
-        /// What the driver says.
+        /// Message of the driver.
         why: String,
     },
-    /// It could not be opened.
+    /// The device could not be opened.
     #[error("{0}")]
     Unavailable(String),
-    /// A kernel does not compile.
+    /// A kernel failed to compile.
     #[error("{0}. Please report it; TANDEM_DEVICE=cpu does without it")]
     Kernel(String),
 }
 
-/// Why a call gave no outputs.
+/// Reason why a call returned no outputs.
 #[derive(Clone, Debug)]
 pub enum CallFailure {
-    /// This op failed.
+    /// The op itself failed.
     Raised(Arc<Failure>),
-    /// An input was poisoned by an op that failed before.
+    /// An input was poisoned by an op that had failed earlier.
     Poisoned(Arc<Failure>),
 }
 
 impl CallFailure {
-    /// What failed.
+    /// The failure that caused this.
     pub fn into_failure(self) -> Arc<Failure> {
         match self {
             CallFailure::Raised(failure) | CallFailure::Poisoned(failure) => failure,

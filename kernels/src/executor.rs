@@ -1,4 +1,4 @@
-//! What runs plans: traits only.
+//! Traits of executors and of the devices they run on.
 
 use std::sync::Arc;
 
@@ -11,38 +11,40 @@ use crate::host::HostKernels;
 use crate::plan::{Fuser, GroupRun};
 use crate::run::{BlockRun, OpRun, Profile, Program};
 
-/// What is done at once, outside of runs: storages, single calls, waits.
+/// Operations that run immediately, outside of runs: on storages, of single ops, and waits.
 pub trait Immediate {
-    /// A short name for reports.
+    /// Short name for reports.
     fn name(&self) -> &'static str;
 
-    /// Whether it computes on the cores that the program runs on.
+    /// Whether kernels run on the CPU cores that also run the program.
     fn shares_cores(&self) -> bool {
         false
     }
 
-    /// Gives a storage `nbytes` undefined bytes on a device.
+    /// Gives a storage `nbytes` uninitialized bytes on a device.
     fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure>;
 
-    /// Changes a storage's size, keeping the common prefix. Where it fails, the storage is what it was.
+    /// Resizes a storage, keeping its contents up to the smaller size. If that fails, the storage is unchanged.
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure>;
 
-    /// Frees a storage's contents, after everything that was issued before.
+    /// Frees a storage's contents after all operations that were issued before.
     fn release(&mut self, id: StorageId);
 
-    /// Writes host bytes to a storage at a byte offset.
+    /// Copies host bytes into a storage at a byte offset.
     fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>>;
 
-    /// Reads bytes of a storage from a byte offset, waiting for what writes them.
+    /// Copies bytes of a storage, from a byte offset on, to the host. Waits for the operations that write them.
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>>;
 
-    /// Reads bytes for the program, which is told of the failure that poisoned them now. `None` where that takes more
-    /// than copying: the call that fetches them does it then.
+    /// Copies bytes of a storage to the host for the program. If the storage is poisoned, returns the failure, which
+    /// is then not reported again. Returns `None` if the device does not implement this; the op that fetches the
+    /// bytes then runs through [`Immediate::call`].
     fn read(&mut self, _id: StorageId, _offset: u64, _bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
         None
     }
 
-    /// Runs one op and returns its outputs. `name_fresh` names each storage that the op makes, given its bytes.
+    /// Runs one op and returns its outputs. `name_fresh` returns the id for each new storage of the op, given the
+    /// storage's size in bytes.
     fn call(
         &mut self,
         call: &Call<'_>,
@@ -50,87 +52,88 @@ pub trait Immediate {
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure>;
 
-    /// Waits for the device; the failures found since the last time.
+    /// Waits until the device is idle. Returns the failures since the last call.
     fn synchronize(&mut self) -> Vec<Arc<Failure>>;
 
-    /// Frees cached memory.
+    /// Frees cached device memory.
     fn empty_cache(&mut self) {}
 
-    /// Reports by device index; empty where the host is the device.
+    /// Reports of the devices, by index; empty if the device is the host.
     fn devices(&self) -> Vec<DeviceReport> {
         Vec::new()
     }
 
-    /// Gives a device up as if the driver had lost it, for tests of what follows.
+    /// Simulates the loss of a device, for tests.
     fn lose(&mut self, _device: u8) {}
 
-    /// Counts ops and memory from now.
+    /// Resets the counters of ops and the peaks of memory.
     fn reset_counters(&mut self) {}
 }
 
-/// A device, or several that calls and nodes name by their index: it owns the contents of all storages, and runs ops and
-/// groups. [`crate::driver::Driver`] walks through runs.
+/// One device, or several that calls and nodes name by index. Owns the contents of all storages, and runs ops and
+/// groups; [`crate::driver::Driver`] runs the plans.
 ///
-/// An op that fails poisons its outputs and what it would have written; ops that read poison are skipped and poison in
-/// turn; independent ops run.
+/// An op that fails poisons its outputs and the storages that it would have written. Ops that read a poisoned
+/// storage are skipped and poison theirs. Independent ops still run.
 pub trait Device: Immediate + Fuser + Send {
-    /// PyTorch on the host.
+    /// PyTorch's kernels on the host.
     fn host(&self) -> &'static dyn HostKernels;
 
-    /// Runs an op that is not dead; whether a kernel ran.
+    /// Runs an op that is not dead. Returns whether a kernel ran.
     fn run_op(&mut self, op: &mut OpRun<'_, '_>) -> bool;
 
-    /// Runs the ops of a group together. False, and nothing that matters done, where they have to run one by one.
+    /// Runs the ops of a group together. Returns false if they have to run one by one; no storage that they read
+    /// has changed then.
     fn run_group(&mut self, group: &GroupRun<'_, '_, Self::Group>) -> bool;
 
-    /// A storage that a dead op would have made.
+    /// Called for a dead op instead of [`Device::run_op`].
     fn skip(&mut self, _op: &OpRun<'_, '_>) {}
 
-    /// A run has ended.
+    /// Called at the end of each run.
     fn end_run(&mut self) {}
 
-    /// Forgets all ops: their nodes get other numbers.
+    /// Forgets all ops; their nodes may be numbered differently afterwards.
     fn forget(&mut self);
 }
 
-/// Runs plans on a device. Sizes arrive at run time, as variants.
+/// Runs the program's ops on a device. Shapes are resolved at run time, as variants.
 ///
-/// Calls arrive in program order from one thread at a time; they may be asynchronous, so that results are on the device
-/// when [`Immediate::download`] or [`Immediate::synchronize`] returns.
+/// Calls are made in program order, from one thread at a time. They may be asynchronous: results are complete when
+/// [`Immediate::download`] or [`Immediate::synchronize`] returns.
 pub trait Executor: Send {
-    /// The device, for what is done outside of runs.
+    /// The device, for operations outside of runs.
     fn device(&mut self) -> &mut dyn Immediate;
 
-    /// The ops and blocks that runs name.
+    /// The ops and blocks that runs refer to.
     fn program(&mut self) -> &mut Program;
 
     /// Forgets all ops and blocks.
     fn forget(&mut self);
 
-    /// What was measured; [`Profile::measure`] turns measuring on.
+    /// Measurements of kernels, which [`Profile::measure`] enables.
     fn profile(&mut self) -> &mut Profile;
 
-    /// Runs parts of blocks.
+    /// Runs the segments of blocks that a run lists.
     fn run(&mut self, run: &BlockRun);
 }
 
-/// What an executor on a GPU has done.
+/// Counters of one GPU.
 #[derive(Clone, Default, Debug)]
 pub struct DeviceReport {
-    /// The adapter.
+    /// Name of the adapter.
     pub name: String,
-    /// Ops that ran as native kernels.
+    /// Number of ops that ran as native kernels.
     pub native: u64,
-    /// Ops that took the host path, by operator.
+    /// Number of ops that took the host path, by operator.
     pub host: Vec<(OpId, u64)>,
-    /// Kernels run.
+    /// Number of kernels run.
     pub dispatches: u64,
-    /// Kernels compiled.
+    /// Number of kernels compiled.
     pub pipelines: u64,
     /// Device memory in use, in bytes.
     pub memory_live: u64,
-    /// The most that was in use.
+    /// Maximum of `memory_live`, in bytes.
     pub memory_live_peak: u64,
-    /// The most that was in use or kept for the next use.
+    /// Maximum of the device memory in use or cached for reuse, in bytes.
     pub memory_peak: u64,
 }

@@ -1,8 +1,8 @@
-//! The kernel IR: typed expressions that [`crate::gpu`] turns into WGSL.
+//! The kernel IR: typed expressions that [`crate::gpu`] prints as WGSL.
 //!
-//! An expression computes one element. What it is computed for (each element of an output, each member of a row, a
-//! tile of a contraction) is the matter of the skeletons in `gpu/kernel.rs`. Sizes, strides, offsets and numbers are
-//! parameters, so a new shape never makes a new shader.
+//! An expression computes one element. The skeletons in `gpu/kernel.rs` evaluate it for each element of an output, for
+//! each member of a row, or for the tiles of a contraction. Sizes, strides, offsets and numbers are parameters, so a
+//! new shape does not need a new shader.
 
 use std::ops;
 use std::rc::Rc;
@@ -11,69 +11,71 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::tensor_meta::Dtype;
 
-/// The type of a value in registers.
+/// Type of a value in registers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ty {
-    /// True or false.
+    /// Boolean.
     Bool,
-    /// 32-bit signed.
+    /// 32-bit signed integer.
     I32,
-    /// 32-bit unsigned: sizes, coordinates and bits.
+    /// 32-bit unsigned integer, used for sizes, coordinates and bit patterns.
     U32,
-    /// 64-bit signed; two `u32` where the adapter has no 64-bit integers.
+    /// 64-bit signed integer; a pair of `u32` on adapters without 64-bit integers.
     I64,
     /// 32-bit float.
     F32,
-    /// 64-bit float; only where the adapter has it.
+    /// 64-bit float; only on adapters that support it.
     F64,
 }
 
 impl Ty {
-    /// Whether it is a float.
+    /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, Ty::F32 | Ty::F64)
     }
 
-    /// A word of a value of this type, which is given as the bits of an `i64` or an `f64`.
+    /// One 32-bit word of a value of this type. `bits` holds the value as an `f64` for float types and as an `i64`
+    /// for the others; `upper` selects the upper half of a 64-bit value.
     pub fn word(self, bits: u64, upper: bool) -> u32 {
         let bits = if self == Ty::F32 { u64::from((f64::from_bits(bits) as f32).to_bits()) } else { bits };
         (bits >> if upper { 32 } else { 0 }) as u32
     }
 
-    /// Words that a parameter of this type takes.
+    /// Number of 32-bit words that a parameter of this type takes.
     pub fn words(self) -> u32 {
         if matches!(self, Ty::I64 | Ty::F64) { 2 } else { 1 }
     }
 }
 
-/// How an element lies in memory. Storages are PyTorch's bytes; 8- and 16-bit elements are parts of 32-bit words.
+/// Memory format of an element. Storages hold the same bytes as PyTorch's; 8- and 16-bit elements are packed in
+/// 32-bit words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mem {
-    /// A byte, 0 or 1.
+    /// One byte, 0 or 1.
     Bool,
-    /// 8-bit unsigned.
+    /// 8-bit unsigned integer.
     U8,
-    /// 8-bit signed.
+    /// 8-bit signed integer.
     I8,
-    /// 16-bit signed.
+    /// 16-bit signed integer.
     I16,
-    /// IEEE half.
+    /// IEEE 754 half precision.
     F16,
-    /// The upper half of a 32-bit float.
+    /// bfloat16: the upper half of a 32-bit float.
     Bf16,
-    /// 32-bit signed.
+    /// 32-bit signed integer.
     I32,
     /// 32-bit float.
     F32,
-    /// 64-bit signed.
+    /// 64-bit signed integer.
     I64,
     /// 64-bit float.
     F64,
 }
 
 impl Mem {
-    /// How elements of a dtype lie in memory; `None` for those that have no kernels here (complex, quantized, unsigned
-    /// above 8 bits, 8-bit floats): their ops take the host path.
+    /// Memory format of a dtype. Returns `None` for dtypes without kernels here (complex, quantized, unsigned above
+    /// 8 bits, 8-bit floats); ops on them take the host path.
     pub fn of(dtype: Dtype) -> Option<Mem> {
         Some(match dtype {
             Dtype::BOOL => Mem::Bool,
@@ -90,7 +92,7 @@ impl Mem {
         })
     }
 
-    /// The type that its values are computed in.
+    /// Type in which elements of this format are computed.
     pub fn ty(self) -> Ty {
         match self {
             Mem::Bool => Ty::Bool,
@@ -101,12 +103,12 @@ impl Mem {
         }
     }
 
-    /// Whether an element is any value of its type, so that nothing is lost when one is stored.
+    /// Whether every value of [`Mem::ty`] can be stored in this format without loss.
     pub fn is_exact(self) -> bool {
         matches!(self, Mem::Bool | Mem::I32 | Mem::I64 | Mem::F32 | Mem::F64)
     }
 
-    /// Bytes.
+    /// Size of an element in bytes.
     pub fn size(self) -> u32 {
         match self {
             Mem::Bool | Mem::U8 | Mem::I8 => 1,
@@ -117,7 +119,7 @@ impl Mem {
     }
 }
 
-/// A function of one argument; its type is the argument's unless said otherwise.
+/// Function of one argument. The result has the argument's type unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Un {
     /// `-x`.
@@ -130,21 +132,21 @@ pub enum Un {
     BitNot,
     /// Square root.
     Sqrt,
-    /// Largest integer not above.
+    /// Rounds down.
     Floor,
-    /// Smallest integer not below.
+    /// Rounds up.
     Ceil,
-    /// To the nearest integer, halves to even.
+    /// Rounds to the nearest integer, ties to even.
     Round,
-    /// Towards zero.
+    /// Rounds towards zero.
     Trunc,
-    /// The bits of a float of 32 bits, as `u32`.
+    /// Bit pattern of an `F32`, as `U32`.
     Bits,
-    /// The float of 32 bits of a `u32`'s bits.
+    /// `F32` with the bit pattern of a `U32`.
     FromBits,
 }
 
-/// A function of two arguments of one type; comparisons give `Bool`.
+/// Function of two arguments of one type. Comparisons return `Bool`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Bin {
     /// `a + b`; integers wrap.
@@ -153,13 +155,13 @@ pub enum Bin {
     Sub,
     /// `a * b`.
     Mul,
-    /// `a / b`; integers towards zero, and a divisor of 0 is the program's matter.
+    /// `a / b`. Integers round towards zero; a divisor of 0 is not checked.
     Div,
-    /// The remainder with the sign of `a`.
+    /// Remainder with the sign of `a`.
     Rem,
-    /// The smaller one; which one is not said where one is NaN.
+    /// Smaller operand; unspecified if one of them is NaN.
     Min,
-    /// The larger one; likewise.
+    /// Larger operand; unspecified if one of them is NaN.
     Max,
     /// `a == b`.
     Eq,
@@ -179,14 +181,14 @@ pub enum Bin {
     BitOr,
     /// Bitwise exclusive or.
     BitXor,
-    /// Shift left by a `U32`.
+    /// Left shift by a `U32`.
     Shl,
-    /// Shift right by a `U32`, with the sign.
+    /// Right shift by a `U32`; sign-extending for signed types.
     Shr,
 }
 
 impl Bin {
-    /// The type of its result.
+    /// Type of the result for operands of type `of`.
     fn result(self, of: Ty) -> Ty {
         match self {
             Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le | Bin::And | Bin::Or => Ty::Bool,
@@ -195,55 +197,56 @@ impl Bin {
     }
 }
 
-/// A variable that a skeleton or a fold binds.
+/// Variable bound by a skeleton or a fold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Var(pub u32);
 
-/// What an expression is.
+/// Kind of an expression, with its operands.
 #[derive(Debug)]
 pub enum Node {
-    /// A literal: the bits of an `i64` or an `f64`.
+    /// Literal, as the bits of an `i64` or, for float types, of an `f64`.
     Lit(u64),
-    /// A bound variable.
+    /// Bound variable.
     Var(Var),
-    /// A parameter, from this word on.
+    /// Parameter that starts at this word.
     Param(u32),
-    /// An element of a buffer. With a guard, the buffer is read only where that is true; elsewhere it is the default.
+    /// Element of a buffer.
     Load {
-        /// Number of the buffer in its kernel.
+        /// Index of the buffer in its kernel.
         buf: u32,
-        /// Element, from the buffer's start.
+        /// Index of the element in the buffer.
         at: E,
-        /// Condition and default.
+        /// Condition and default. The buffer is read only where the condition is true; elsewhere the value is the
+        /// default.
         guard: Option<(E, E)>,
     },
     /// See [`Un`].
     Un(Un, E),
     /// See [`Bin`].
     Bin(Bin, E, E),
-    /// `if c { a } else { b }`, both computed.
+    /// `if c { a } else { b }`; both are evaluated.
     Select(E, E, E),
-    /// Conversion to this expression's type: floats to integers towards zero, integers wrap.
+    /// Conversion to this expression's type. Floats are truncated towards zero, integers wrap.
     Cast(E),
-    /// A function of `library.wgsl`.
+    /// Call of a function of `library.wgsl`.
     Call(&'static str, Vec<E>),
-    /// A loop in one thread: `vars[0]` counts from 0 to `count`, the others are the accumulators.
+    /// Loop within one thread. `vars[0]` counts from 0 to `count - 1`; the other variables are the accumulators.
     Fold {
-        /// Rounds.
+        /// Number of iterations of the loop.
         count: E,
-        /// The counter, then an accumulator each.
+        /// Counter, followed by one variable for each accumulator.
         vars: Vec<Var>,
-        /// The accumulators' first values.
+        /// Initial values of the accumulators.
         init: Vec<E>,
-        /// Their next values.
+        /// Values of the accumulators after one iteration of the loop.
         body: Vec<E>,
     },
-    /// An accumulator's last value.
+    /// Final value of the accumulator with this index; the expression is a `Fold`.
     Item(E, usize),
 }
 
 impl Node {
-    /// What it is computed from, but for loops and addresses.
+    /// Direct operands. Loads, folds and items have none here.
     fn children(&self) -> SmallVec<[&E; 3]> {
         match self {
             Node::Un(_, a) | Node::Cast(a) => smallvec![a],
@@ -255,7 +258,7 @@ impl Node {
         }
     }
 
-    /// Whether it is the same function of its children, or a leaf of the same kind.
+    /// Whether both nodes apply the same function to their children, or are leaves of the same kind.
     fn is_like(&self, other: &Node) -> bool {
         match (self, other) {
             (Node::Lit(a), Node::Lit(b)) => a == b,
@@ -273,14 +276,14 @@ impl Node {
 pub(crate) struct Typed {
     pub(crate) node: Node,
     pub(crate) ty: Ty,
-    /// Variables that it depends on and that something outside binds.
+    /// Variables in this expression that are bound outside of it.
     pub(crate) free: Vec<Var>,
 }
 
-/// What was found for expressions, by their addresses; see [`E::joined`].
+/// Results of [`E::joined`] by the addresses of the expressions that were joined.
 pub type Known = FxHashMap<SmallVec<[usize; 4]>, E>;
 
-/// An expression. Cloning shares it, and what is shared is computed once.
+/// An expression. Clones share one node, and a shared node is evaluated once.
 #[derive(Clone, Debug)]
 pub struct E(pub(crate) Rc<Typed>);
 
@@ -317,59 +320,59 @@ impl E {
         E(Rc::new(Typed { node, ty, free }))
     }
 
-    /// What it is.
+    /// The node of this expression.
     pub fn node(&self) -> &Node {
         &self.0.node
     }
 
-    /// Tells it from other expressions that are alive.
+    /// Address of the node, which identifies it among the expressions that are alive.
     pub fn address(&self) -> usize {
         Rc::as_ptr(&self.0) as usize
     }
 
-    /// Its type.
+    /// Type of the value.
     pub fn ty(&self) -> Ty {
         self.0.ty
     }
 
-    /// A literal of a type.
+    /// Literal of a type, from a float.
     pub fn lit(ty: Ty, value: f64) -> E {
         let bits = if ty.is_float() { value.to_bits() } else { value as i64 as u64 };
         E::new(ty, Node::Lit(bits))
     }
 
-    /// An integer literal.
+    /// Literal of a type, from an integer.
     pub fn int(ty: Ty, value: i64) -> E {
         let bits = if ty.is_float() { (value as f64).to_bits() } else { value as u64 };
         E::new(ty, Node::Lit(bits))
     }
 
-    /// A literal size or coordinate.
+    /// `U32` literal, such as a size or a coordinate.
     pub fn u32(value: u32) -> E {
         E::int(Ty::U32, i64::from(value))
     }
 
-    /// A literal of this expression's type.
+    /// Literal of this expression's type.
     pub fn like(&self, value: f64) -> E {
         E::lit(self.ty(), value)
     }
 
-    /// A variable.
+    /// Reference to a variable.
     pub fn var(ty: Ty, var: Var) -> E {
         E::new(ty, Node::Var(var))
     }
 
-    /// A parameter.
+    /// Parameter that starts at `word`.
     pub fn param(ty: Ty, word: u32) -> E {
         E::new(ty, Node::Param(word))
     }
 
-    /// An element of a buffer.
+    /// Element `at` of buffer `buf`; `guard` is a condition and the value where it is false.
     pub fn load(mem: Mem, buf: u32, at: E, guard: Option<(E, E)>) -> E {
         E::new(mem.ty(), Node::Load { buf, at, guard })
     }
 
-    /// A function of one argument.
+    /// Applies a function of one argument.
     pub fn un(op: Un, a: E) -> E {
         let ty = match op {
             Un::Bits => Ty::U32,
@@ -379,7 +382,7 @@ impl E {
         E::new(ty, Node::Un(op, a))
     }
 
-    /// A function of two arguments of one type; shifts take their distance as `U32`.
+    /// Applies a function of two arguments of one type. The second argument of a shift is a `U32`.
     pub fn bin(op: Bin, a: E, b: E) -> E {
         debug_assert!(
             a.ty() == b.ty() || matches!(op, Bin::Shl | Bin::Shr),
@@ -390,7 +393,7 @@ impl E {
         E::new(op.result(a.ty()), Node::Bin(op, a, b))
     }
 
-    /// Where this is true `a`, elsewhere `b`.
+    /// `a` where this expression is true, `b` elsewhere.
     pub fn select(&self, a: impl Into<Arg>, b: impl Into<Arg>) -> E {
         let (a, b) = match (a.into(), b.into()) {
             (Arg::E(a), b) => {
@@ -404,7 +407,7 @@ impl E {
         E::new(a.ty(), Node::Select(self.clone(), a, b))
     }
 
-    /// Converted as PyTorch does: to bool by comparison with 0.
+    /// Converts as PyTorch does: conversion to bool compares with 0.
     pub fn cast(&self, ty: Ty) -> E {
         match (self.ty(), ty) {
             (from, to) if from == to => self.clone(),
@@ -413,24 +416,27 @@ impl E {
         }
     }
 
-    /// A function of the library, with its result's type.
+    /// Calls a function of the library whose result has type `ty`.
     pub fn call(name: &'static str, ty: Ty, args: impl IntoIterator<Item = E>) -> E {
         E::new(ty, Node::Call(name, args.into_iter().collect()))
     }
 
-    /// A function of the library that takes and gives this type; see `gpu/print/library.wgsl` for those that it has.
+    /// Calls a function of the library whose argument and result have this expression's type.
+    /// `gpu/print/library.wgsl` defines the functions.
     pub fn f(&self, name: &'static str) -> E {
         E::call(name, self.ty(), [self.clone()])
     }
 
-    /// The same function of other leaves: `leaf` gives what stands for a parameter or a load; `known` keeps what was
-    /// found for the expressions of one function. `None` where there are loops or variables.
+    /// Copy of this expression with its parameters and loads replaced by what `leaf` returns. `known` caches
+    /// results; use one map for the expressions of one kernel. Returns `None` if the expression contains loops or
+    /// variables, or if `leaf` returns `None`.
     pub fn with_leaves(&self, known: &mut Known, leaf: &mut dyn FnMut(&E) -> Option<E>) -> Option<E> {
         E::joined(std::slice::from_ref(self), known, &mut |all| leaf(&all[0]))
     }
 
-    /// The function that all of these are, of other leaves: `leaf` gives what stands for their leaves at one place.
-    /// `None` where they are different functions, and as [`E::with_leaves`].
+    /// One expression for several that differ only in their leaves. `leaf` receives the parameters or loads at the
+    /// same position of all expressions and returns the replacement. Returns `None` if the expressions compute
+    /// different functions or contain loops or variables, or if `leaf` returns `None`.
     pub fn joined(all: &[E], known: &mut Known, leaf: &mut dyn FnMut(&[E]) -> Option<E>) -> Option<E> {
         let key = all.iter().map(E::address).collect();
         if let Some(found) = known.get(&key) {
@@ -470,12 +476,12 @@ impl E {
     }
 }
 
-/// An operand: an expression, or a literal of the other operand's type.
+/// Operand of a method: an expression, or a literal that takes the type of the other operand.
 #[derive(Clone, Debug)]
 pub enum Arg {
-    /// An expression.
+    /// Expression.
     E(E),
-    /// A literal.
+    /// Literal.
     Lit(f64),
 }
 
@@ -572,7 +578,7 @@ impl E {
         1.0 / &((-self).exp() + 1.0)
     }
 
-    /// Whether it is not a number; false for integers.
+    /// Whether the value is NaN; false for integers.
     pub fn is_nan(&self) -> E {
         match self.ty() {
             Ty::F32 => E::call("is_nan", Ty::Bool, [self.clone()]),
@@ -627,7 +633,7 @@ impl ops::Neg for E {
     }
 }
 
-/// The larger of two, NaN where one is.
+/// Larger of two values; NaN if either is NaN.
 pub fn larger(a: &E, b: &E) -> E {
     match a.ty() {
         Ty::Bool => a.or(b),
@@ -637,7 +643,7 @@ pub fn larger(a: &E, b: &E) -> E {
     }
 }
 
-/// The smaller of two, NaN where one is.
+/// Smaller of two values; NaN if either is NaN.
 pub fn smaller(a: &E, b: &E) -> E {
     match a.ty() {
         Ty::Bool => a.and(b),

@@ -1,17 +1,17 @@
-//! Executors: what runs the ops and plans of a symbolic graph on a device.
+//! Executors, which run the ops and plans of a symbolic graph on devices.
 //!
-//! [`executor::Executor`] is the one trait; [`cpu::CpuExecutor`] implements it with Tandem's own CPU kernels and
-//! PyTorch's, [`gpu::GpuExecutor`] with WGSL kernels on any adapter. Nothing here knows of Python; PyTorch is reached
-//! through [`host::HostKernels`].
+//! [`driver::Driver`] implements the trait [`executor::Executor`] on a [`executor::Device`]: [`cpu::CpuDevice`]
+//! uses Tandem's own CPU kernels and PyTorch's, [`gpu::GpuDevice`] WGSL kernels on any adapter. This crate does not
+//! depend on Python; it calls PyTorch through [`host::HostKernels`].
 //!
-//! | folder | holds |
+//! | folder | contents |
 //! | --- | --- |
 //! | [`ops`] | operators: expressions, outputs, dtypes |
-//! | [`run`] | what a run is, and the walk through it |
+//! | [`run`] | runs, and iteration over their ops |
 //! | `plan` | plans: which ops of a run are fused |
 //! | [`host`] | PyTorch's kernels, memory and generators |
-//! | [`threads`] | threads that share kernels |
-//! | [`cpu`], [`gpu`] | the executors |
+//! | [`threads`] | threads that share the work of a kernel |
+//! | [`cpu`], [`gpu`] | the devices |
 
 pub mod cpu;
 pub mod deferred;

@@ -1,29 +1,29 @@
-//! Windows of one call that are in the same memory.
+//! Detection of windows of one call that overlap in memory.
 //!
-//! PyTorch refuses a call that writes a part of what it reads elsewhere, and carries out the items of a list one by
-//! one, so that an item may read what an earlier one has written.
+//! PyTorch raises an error if a call writes memory that partly overlaps another input. It runs the items of a list
+//! one after the other, so an item may read what an earlier one has written.
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::StorageId;
 
-/// How the windows that a call writes lie to its other inputs.
+/// How the windows that a call writes overlap its other inputs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Overlap {
-    /// Each is the same window as an operand of its own item, or shares no byte with it.
+    /// No written window overlaps another input, except that it may equal an operand of its own item.
     None,
-    /// Some is the window of an operand of another item.
+    /// Some written window is the same window as an operand of another item.
     Items,
-    /// Some shares bytes with another window.
+    /// Some written window overlaps another window that is not the same.
     Partial,
 }
 
-/// An operand's bytes in a storage.
+/// The byte range of an operand in its storage.
 struct Span<'c> {
     storage: Memory,
     begin: u64,
     end: u64,
-    /// Number of the item in its list; tensors outside of lists are no item's.
+    /// Index of the item in its list; `None` for a tensor outside of lists.
     item: Option<u32>,
     written: bool,
     input: &'c Input<'c>,
@@ -43,7 +43,7 @@ fn memory(input: &Input<'_>) -> Option<Memory> {
     }
 }
 
-/// How the windows of the arguments that are `written` lie to the other inputs of a call.
+/// How the windows of the arguments marked in `written` overlap the other inputs of a call.
 pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
     let mut spans: SmallVec<[Span<'_>; 8]> = SmallVec::new();
     let mut inputs = call.inputs.iter();
@@ -76,17 +76,19 @@ pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
     found
 }
 
-/// Whether two windows of one storage are the same.
+/// Whether two windows on the same storage are equal.
 pub(crate) fn same_window(a: &Input<'_>, b: &Input<'_>) -> bool {
     a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype
 }
 
-/// Inputs that are compared pair by pair.
+/// Number of inputs up to which all pairs are compared.
 const FEW: usize = 8;
-/// Bits by which storages of many inputs are told apart; ids are small numbers.
+/// Number of bits of the set of storage ids that is used for more inputs. Ids are small numbers, so collisions are
+/// rare.
 const BITS: usize = 1 << 14;
 
-/// Whether two inputs of a call may be on one storage: exact for few inputs, never false by mistake for many.
+/// Whether two inputs of a call may be on the same storage. Exact for up to 8 inputs; for more it may return
+/// true when no storage is shared, but never false when one is.
 #[inline]
 pub fn may_share_storage(inputs: &[Input<'_>]) -> bool {
     match inputs {
@@ -167,7 +169,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every pair is looked at, one by one.
+        /// Compares the result with a check of every pair.
         #[test]
         fn what_overlaps_is_found(
             first in proptest::collection::vec(window(), 1..12),

@@ -1,11 +1,11 @@
-//! Sizes and strides of operands that are computed element by element.
+//! Arithmetic on the sizes and strides of element-wise operands.
 
 use smallvec::SmallVec;
 
-/// Sizes or strides.
+/// Sizes or strides, one per dimension.
 pub type Dims = SmallVec<[i64; 6]>;
 
-/// Strides of row-major order.
+/// Row-major (contiguous) strides.
 pub fn dense(sizes: &[i64]) -> Dims {
     let mut strides: Dims = sizes.into();
     let mut stride = 1;
@@ -16,7 +16,7 @@ pub fn dense(sizes: &[i64]) -> Dims {
     strides
 }
 
-/// The common size of operands that are broadcast; `None` where they do not fit.
+/// Sizes that the shapes broadcast to, or `None` if they cannot be broadcast.
 pub fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [i64]>) -> Option<Dims> {
     let mut common = Dims::new();
     for shape in shapes {
@@ -36,7 +36,8 @@ pub fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [i64]>) -> Option<Dims
     Some(common)
 }
 
-/// The strides of an operand of these sizes and strides where it is expanded to sizes that broadcasting gave.
+/// Strides of an operand expanded to `to`, the sizes that its own sizes broadcast to. Broadcast dimensions get
+/// stride 0.
 pub fn expanded(sizes: &[i64], strides: &[i64], to: &[i64]) -> Dims {
     let lead = to.len() - sizes.len();
     let stride = |d: usize| match d.checked_sub(lead) {
@@ -46,7 +47,9 @@ pub fn expanded(sizes: &[i64], strides: &[i64], to: &[i64]) -> Dims {
     (0..to.len()).map(stride).collect()
 }
 
-/// Orders dimensions by the first operand's strides, and joins those that lie behind one another in all operands.
+/// Drops dimensions of size 1, orders the others by descending stride of the first operand, and merges neighbouring
+/// dimensions that can be walked with one stride in every operand. Returns the sizes, and the strides of each
+/// operand.
 pub fn coalesce(sizes: &[i64], operands: &[&[i64]]) -> (Dims, Vec<Dims>) {
     let mut order: Vec<usize> = (0..sizes.len()).filter(|d| sizes[*d] != 1).collect();
     if let Some(first) = operands.first() {
@@ -76,7 +79,7 @@ pub fn coalesce(sizes: &[i64], operands: &[&[i64]]) -> (Dims, Vec<Dims>) {
     (joined, strides)
 }
 
-/// Whether strides are those of row-major order.
+/// Whether the strides are row-major, ignoring dimensions of size 1.
 pub fn is_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
     let mut expected = 1;
     if sizes.contains(&0) {
@@ -92,8 +95,8 @@ pub fn is_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
 /// Sizes and strides of a tensor.
 pub type View<'v> = (&'v [i64], &'v [i64]);
 
-/// The strides of a new output whose operands, expanded to `sizes`, have these strides: `TensorIterator` keeps their
-/// order of dimensions.
+/// Strides of a new output of an element-wise op whose operands have these sizes and strides. As in
+/// `TensorIterator`, the output keeps the operands' order of dimensions.
 pub fn output_strides(sizes: &[i64], operands: &[View<'_>]) -> Dims {
     let ndim = sizes.len();
     let same_shape = operands.iter().all(|(own, _)| *own == sizes);
@@ -146,7 +149,8 @@ pub fn output_strides(sizes: &[i64], operands: &[View<'_>]) -> Dims {
     out
 }
 
-/// Strides of channels-last order: two or three dimensions behind batch and channels.
+/// Channels-last strides. The batch is the first dimension, the channels are the second; two or three spatial
+/// dimensions follow.
 pub fn channels_last(sizes: &[i64]) -> Dims {
     let mut strides: Dims = sizes.into();
     let mut stride = 1;
@@ -157,7 +161,7 @@ pub fn channels_last(sizes: &[i64]) -> Dims {
     strides
 }
 
-/// Whether strides are channels-last ones, as `is_channels_last_contiguous` has it.
+/// Whether the strides are channels-last, as PyTorch's `is_channels_last_contiguous` defines it.
 pub fn is_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
     if !matches!(sizes.len(), 4 | 5) {
         return false;
@@ -170,8 +174,8 @@ pub fn is_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
     })
 }
 
-/// Whether strides order the dimensions as channels-last does (`is_channels_last_strides`), which is what
-/// `suggest_memory_format` asks.
+/// Whether the order of the strides is that of channels-last, as PyTorch's `is_channels_last_strides` defines it;
+/// `suggest_memory_format` uses that definition.
 pub fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
     if !matches!(sizes.len(), 4 | 5) || strides[1] == 0 {
         return false;
@@ -181,7 +185,7 @@ pub fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
         if sizes[d] == 0 || strides[d] < min {
             return false;
         }
-        // Tensors of one channel are ambiguous: plain row-major order is preferred.
+        // Strides of tensors with one channel are ambiguous; row-major is preferred.
         if d == 0 && min == strides[1] {
             return false;
         }
@@ -193,8 +197,8 @@ pub fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
     true
 }
 
-/// Whether each element has memory of its own: no two indices may lead to one address. False for some windows of which
-/// only counting would tell.
+/// Whether distinct indices are sure to address distinct memory. The test is sufficient, not necessary: it returns
+/// false for some windows that do not overlap.
 pub fn is_non_overlapping(sizes: &[i64], strides: &[i64]) -> bool {
     let mut dims: Dims = (0..sizes.len() as i64).filter(|d| sizes[*d as usize] != 1).collect();
     dims.sort_unstable_by_key(|d| strides[*d as usize]);
@@ -207,7 +211,8 @@ pub fn is_non_overlapping(sizes: &[i64], strides: &[i64]) -> bool {
         })
 }
 
-/// Whether elements lie without gaps and overlaps, in whatever order (`is_non_overlapping_and_dense`).
+/// Whether the elements fill a range of memory without gaps or overlaps, in any order of dimensions
+/// (`is_non_overlapping_and_dense`).
 pub fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
     if sizes.contains(&0) {
         return true;

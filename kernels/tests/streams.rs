@@ -1,4 +1,4 @@
-//! Kernels on whatever adapter there is, without PyTorch.
+//! Kernels on any available adapter, without PyTorch.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tandem_kernels::gpu::store::{Ref, Word};
 use tandem_kernels::gpu::stream::{Bound, Stream};
 use tandem_kernels::ir::{E, Mem, Ty};
 
-/// A stream on any adapter; `None`, said aloud, where there is none.
+/// A stream on any adapter. Prints a message and returns `None` if there is none.
 fn stream(without: &[&str]) -> Option<Stream> {
     let adapters = list();
     let Ok(Choice::Adapter(index)) = choose("gpu", true, &adapters) else {
@@ -24,7 +24,7 @@ fn stream(without: &[&str]) -> Option<Stream> {
     )))
 }
 
-/// `out[i] = i * scale` for `n` elements, and what it gives.
+/// Runs a kernel that computes `i * scale` for `n` elements, and returns the results.
 fn multiples(stream: &mut Stream, n: i64, scale: f32) -> Vec<f32> {
     let mut k = Kernel::new("multiples");
     let out = k.window(Ref::Fresh(0), Mem::F32, &[n], &[1], true);
@@ -51,7 +51,7 @@ fn multiples(stream: &mut Stream, n: i64, scale: f32) -> Vec<f32> {
 fn grids_beyond_one_axis() {
     for without in [&[][..], &["immediates", "limits"]] {
         let Some(mut stream) = stream(without) else { return };
-        // More than 65,535 workgroups of 256.
+        // The largest size needs more than 65,535 workgroups of 256 threads.
         for n in [1, 255, 17_000_000] {
             let values = multiples(&mut stream, n, 0.5);
             assert!(values.iter().enumerate().all(|(i, v)| *v == (i as f32) * 0.5), "{n}");

@@ -1,4 +1,4 @@
-//! Tile programs against the same arithmetic element by element.
+//! Compares tile programs with the same arithmetic computed element by element.
 
 use proptest::prelude::*;
 use tandem_kernels::cpu::tiles::compile;
@@ -9,7 +9,7 @@ fn load(number: u32) -> E {
     E::load(Mem::F32, number, E::int(Ty::I64, 0), None)
 }
 
-/// Operands in memory: sizes, and for each its strides and its elements.
+/// Operands in memory: their common sizes, and the strides and elements of each.
 struct Operands {
     sizes: Vec<i64>,
     strides: Vec<Vec<i64>>,
@@ -17,7 +17,7 @@ struct Operands {
 }
 
 impl Operands {
-    /// Contiguous ones of `n` elements.
+    /// `count` contiguous operands of `n` elements.
     fn flat(n: usize, count: usize) -> Operands {
         let element = |operand: usize, i: usize| ((i * 7 + operand * 3) % 23) as f32 / 4.0 - 2.5;
         Operands {
@@ -44,7 +44,7 @@ impl Operands {
         self.strides.iter().map(layout).collect()
     }
 
-    /// Runs expressions, each stored to an operand, in parts of `part` elements.
+    /// Evaluates expressions and stores each to its operand, in calls of at most `part` elements.
     fn run(&mut self, stores: &[(u16, E)], params: &[f64], part: usize) {
         let program = compile(stores, &self.layouts(), |a, b| a == b).expect("there are loops for it");
         let data: Vec<*mut u8> = self.data.iter_mut().map(|data| data.as_mut_ptr().cast()).collect();
@@ -56,7 +56,7 @@ impl Operands {
         let launch = Launch { program: &program, sizes, windows, data: &data, params: &params };
         let n = self.sizes.iter().product::<i64>() as usize;
         for from in (0..n).step_by(part) {
-            // SAFETY: the windows lie in the vectors, which nobody else uses.
+            // SAFETY: the windows are within the vectors in `self.data`, which is borrowed mutably.
             unsafe { launch.run(from, (from + part).min(n)) };
         }
     }
@@ -82,7 +82,7 @@ fn all_lengths_and_parts_give_the_same() {
 fn what_is_overwritten_is_read_before() {
     let mut x = Operands::flat(700, 3);
     let (a, b) = (x.data[0].clone(), x.data[1].clone());
-    // The operands change places, and what was in the first one is kept.
+    // Swaps the first two operands and stores the old value of the first one, plus 1, to the third.
     x.run(&[(0, load(1)), (1, load(0)), (2, load(0) + 1.0)], &[], 700);
     assert_eq!((&x.data[0], &x.data[1]), (&b, &a));
     assert_eq!(x.data[2], a.iter().map(|a| a + 1.0).collect::<Vec<_>>());
@@ -102,7 +102,7 @@ fn strides_broadcasts_and_single_elements() {
     let (rows, columns) = (37, 41);
     let mut x = Operands::flat(rows * columns, 4);
     x.sizes = vec![rows as i64, columns as i64];
-    // Transposed, a row for all rows, an element for all, and contiguous.
+    // A transposed operand, a broadcast row, a broadcast element and a contiguous output.
     x.strides = vec![vec![1, rows as i64], vec![0, 1], vec![0, 0], vec![columns as i64, 1]];
     let data = x.data.clone();
     x.run(&[(3, load(0) * load(1) - load(2))], &[], 100);
@@ -112,7 +112,7 @@ fn strides_broadcasts_and_single_elements() {
             assert_eq!(x.data[3][r * columns + c], expected);
         }
     }
-    // Stored transposed.
+    // A transposed output.
     x.strides[3] = vec![1, rows as i64];
     x.run(&[(3, load(1) + 1.0)], &[], 100);
     assert!((0..rows * columns).all(|i| x.data[3][i] == data[1][i / rows] + 1.0));
@@ -155,7 +155,7 @@ fn many_numbers_and_what_is_stored_from_one() {
         x.data[0].iter().map(|a| numbers.iter().fold(*a, |sum, n| sum + *n as f32)).collect();
     x.run(&[(1, sum)], &numbers, 500);
     assert_eq!(x.data[1], expected);
-    // Stored with strides.
+    // An output with stride 2.
     let mut x = Operands::flat(1300, 1);
     x.sizes = vec![650];
     x.strides = vec![vec![2]];
@@ -171,7 +171,7 @@ fn whole_numbers_are_not_divided() {
     assert!(compile(&[(1, quotient)], &[Layout::Linear; 2], |_, _| false).is_none());
 }
 
-/// An expression of two operands and a parameter, and what it is for an element.
+/// An expression of two operands and a parameter, with its value for one element.
 #[derive(Clone, Debug)]
 enum Tree {
     Leaf(u8),
@@ -245,7 +245,7 @@ fn tree() -> impl Strategy<Value = Tree> {
 }
 
 proptest! {
-    /// Several expressions at once, some of them stored to operands that others read.
+    /// Compares several expressions at once, some of which are stored to operands that others read.
     #[test]
     fn programs_compute_what_their_expressions_say(
         trees in prop::collection::vec(tree(), 1..4),

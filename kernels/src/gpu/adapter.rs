@@ -1,4 +1,4 @@
-//! Which adapter: what there is, and what `TANDEM_DEVICE` asks for.
+//! Lists the adapters of the system and chooses one as `TANDEM_DEVICE` asks.
 
 use std::sync::LazyLock;
 
@@ -10,53 +10,53 @@ static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
     wgpu::Instance::new(description)
 });
 
-/// An adapter, for people and for choosing.
+/// Description of an adapter, for listings and for [`choose`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// Its number.
+    /// Index in the list of adapters.
     pub index: usize,
-    /// Its name.
+    /// Name that the driver reports.
     pub name: String,
     /// `vulkan`, `metal` or `dx12`.
     pub backend: String,
-    /// `discrete`, `integrated`, `virtual` or `software`.
+    /// `discrete`, `integrated`, `virtual`, `software` or `other`.
     pub kind: &'static str,
-    /// The driver and its version.
+    /// Name and version of the driver.
     pub driver: String,
-    /// 64-bit integers, 16-bit and 64-bit floats, immediates, as far as it has them.
+    /// The supported ones of Tandem's optional features: `int64`, `f64`, `f16`, `immediates`.
     pub features: Vec<&'static str>,
-    /// The most bytes that a kernel can reach in one buffer.
+    /// Maximum number of bytes of a buffer that can be bound to a kernel.
     pub max_binding: u64,
 }
 
-/// Why there is no device.
+/// Reason why no device could be opened.
 #[derive(Debug, Error)]
 pub enum AdapterError {
-    /// Nothing fits what was asked for.
+    /// No adapter matches the request.
     #[error("TANDEM_DEVICE={asked}: there is no such adapter; `tandem devices` lists what there is{hint}")]
     None {
-        /// What was asked for.
+        /// Value of `TANDEM_DEVICE`.
         asked: String,
-        /// What may help.
+        /// Advice appended to the message.
         hint: &'static str,
     },
-    /// A list names something else than adapters.
+    /// An entry of a list does not name an adapter.
     #[error(
         "TANDEM_DEVICE={asked}: every entry of a list is `gpu`, an adapter's number or a part of its name, and \
          \"{entry}\" is not; `tandem devices` lists what there is"
     )]
     Entry {
-        /// The list.
+        /// Value of `TANDEM_DEVICE`.
         asked: String,
-        /// The entry.
+        /// The invalid entry.
         entry: String,
     },
-    /// The driver refused.
+    /// The driver refused to open the adapter.
     #[error("the adapter {name} cannot be opened: {error}; TANDEM_DEVICE=cpu does without it")]
     Refused {
-        /// The adapter.
+        /// Name of the adapter.
         name: String,
-        /// What the driver says.
+        /// Message of the driver.
         error: String,
     },
 }
@@ -71,7 +71,7 @@ fn kind(info: &wgpu::AdapterInfo) -> &'static str {
     }
 }
 
-/// Optional features that kernels use, by the names that `TANDEM_GPU_WITHOUT` takes.
+/// Optional features that kernels use, with their names in `TANDEM_GPU_WITHOUT`.
 pub(super) const FEATURES: [(&str, wgpu::Features); 4] = [
     ("int64", wgpu::Features::SHADER_INT64),
     ("f64", wgpu::Features::SHADER_F64),
@@ -98,13 +98,13 @@ fn listing(index: usize, adapter: &wgpu::Adapter) -> Listing {
     }
 }
 
-/// All adapters, in the driver's order.
+/// All adapters, in the order of the drivers.
 pub fn list() -> Vec<Listing> {
     enumerate().iter().enumerate().map(|(i, a)| listing(i, a)).collect()
 }
 
-/// Whether the system shows a sign of a GPU. Where there is none, its drivers need not be asked: that takes a while,
-/// and a software driver that was asked keeps some 60 MB.
+/// Whether the system may have a GPU. On Linux this looks for device files in `/dev`, because loading the drivers
+/// takes time and a software driver keeps about 60 MB of memory after it has been loaded.
 pub fn may_have_gpu() -> bool {
     const SIGNS: [&str; 6] = ["dri", "dxg", "kgsl", "mali", "nvidia", "pvr"];
     if !cfg!(target_os = "linux") {
@@ -116,17 +116,18 @@ pub fn may_have_gpu() -> bool {
     })
 }
 
-/// What to run on.
+/// Device to run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// PyTorch's CPU kernels.
+    /// The CPU.
     Cpu,
-    /// The adapter of this number.
+    /// The adapter with this index.
     Adapter(usize),
 }
 
-/// Chooses: `asked` is `TANDEM_DEVICE`, empty for the best real GPU or else the CPU; a software adapter is taken where
-/// it is asked for by name or number, or by `gpu` where `software` allows it.
+/// Chooses a device. `asked` is the value of `TANDEM_DEVICE`; an empty one selects the best GPU, or the CPU if
+/// there is none. A software adapter is chosen if it is asked for by name or index, or by `gpu` if `software` is
+/// true and there is no GPU.
 pub fn choose(asked: &str, software: bool, adapters: &[Listing]) -> Result<Choice, AdapterError> {
     let rank =
         |l: &&Listing| ["discrete", "integrated", "virtual", "other"].iter().position(|k| *k == l.kind);
@@ -153,7 +154,8 @@ pub fn choose(asked: &str, software: bool, adapters: &[Listing]) -> Result<Choic
     }
 }
 
-/// The entries of a list of devices, `tandem:0` first. Commas in parentheses belong to an adapter's name.
+/// The entries of a comma-separated list of devices, starting with that of `tandem:0`. Commas within parentheses
+/// are part of an adapter's name.
 pub fn entries(asked: &str) -> Vec<&str> {
     let mut depth = 0;
     let splits = |c: char| {
@@ -163,7 +165,7 @@ pub fn entries(asked: &str) -> Vec<&str> {
     asked.split(splits).map(str::trim).collect()
 }
 
-/// Chooses the adapters of a list, see [`choose`] and [`entries`].
+/// Chooses an adapter for each entry of a list, with [`entries`] and [`choose`].
 pub fn choose_each(asked: &str, software: bool, adapters: &[Listing]) -> Result<Vec<usize>, AdapterError> {
     let one = |entry: &str| match (entry, choose(entry, software, adapters)?) {
         ("", _) | (_, Choice::Cpu) => Err(AdapterError::Entry { asked: asked.into(), entry: entry.into() }),
@@ -172,7 +174,7 @@ pub fn choose_each(asked: &str, software: bool, adapters: &[Listing]) -> Result<
     entries(asked).into_iter().map(one).collect()
 }
 
-/// The adapter of a number.
+/// The adapter with this index.
 pub(super) fn adapter(index: usize) -> Option<wgpu::Adapter> {
     enumerate().into_iter().nth(index)
 }

@@ -1,5 +1,5 @@
-//! Small lanes of a group that compute the same share kernels: an optimizer's many small tensors take a launch for
-//! several of them.
+//! Bundles: small lanes of a group that compute the same function share a kernel. An optimizer with many small
+//! tensors needs one launch for several of them.
 
 use rustc_hash::FxHashMap;
 
@@ -9,18 +9,18 @@ use crate::gpu::store::{Ref, Store, Tensor};
 use crate::ir::{E, Known, Mem, Node};
 use crate::plan::{Lane, Slot};
 
-/// Elements up to which a lane shares a kernel with others.
+/// Maximum number of elements of a lane that may share a kernel.
 const SMALL: i64 = 1 << 16;
-/// Buffers of such a kernel at most.
+/// Maximum number of buffers of a bundle's kernel.
 const BUFFERS: u32 = 32;
 
-/// A lane whose elements are numbered one behind the other.
+/// A lane of few elements with at most one dimension.
 struct Small<'d> {
     lane: &'d Lane,
     used: Vec<Option<bool>>,
     stored: Stored,
     numel: i64,
-    /// Elements between neighbours, by window.
+    /// Stride in elements, by window.
     steps: Vec<i64>,
 }
 
@@ -30,14 +30,15 @@ impl<'d> Small<'d> {
         let numel = sizes.iter().product();
         let (used, stored) = uses(lane)?;
         let mut windows = lane.windows.iter().zip(&used);
-        // Neighbours in one word would be different threads'.
+        // Elements of less than 32 bits would share words with elements that other threads write.
         let whole = windows.all(|(w, used)| *used != Some(true) || w.mem.size() >= 4);
         let steps = strides.iter().map(|strides| strides.first().copied().unwrap_or(0)).collect();
         let fits = whole && sizes.len() <= 1 && (1..=SMALL).contains(&numel);
         fits.then_some(Small { lane, used, stored, numel, steps })
     }
 
-    /// Whether both compute the same of windows that are used alike.
+    /// Whether both lanes compute the same function, on windows of the same formats that are read and written
+    /// alike.
     fn is_like(&self, other: &Small<'_>) -> bool {
         let memories = |s: &Small<'_>| s.lane.windows.iter().map(|w| w.mem).collect::<Vec<_>>();
         self.used == other.used
@@ -45,14 +46,14 @@ impl<'d> Small<'d> {
             && joined(&[self, other], &mut |leaves| same_window(leaves).then(|| leaves[0].clone())).is_some()
     }
 
-    /// The buffers that it is on.
+    /// The buffers that the lane uses, with their memory formats.
     fn buffers(&self, buffer: &dyn Fn(u16) -> u32) -> Vec<(u32, Mem)> {
         let windows = self.lane.windows.iter().zip(&self.used).filter(|(_, used)| used.is_some());
         windows.map(|(w, _)| (buffer(w.slot), w.mem)).collect()
     }
 }
 
-/// Whether loads are from windows of the same number.
+/// Whether all leaves are loads from the window with the same index, or none is a load.
 fn same_window(leaves: &[E]) -> bool {
     let window = |e: &E| match e.node() {
         Node::Load { buf, .. } => Some(*buf),
@@ -61,7 +62,8 @@ fn same_window(leaves: &[E]) -> bool {
     leaves.iter().all(|e| window(e) == window(&leaves[0]))
 }
 
-/// What lanes store, one value for all of them, each with the number of its window.
+/// The stores of several lanes as one list: the index of each stored window, and an expression that `leaf` makes
+/// valid for all lanes.
 fn joined(lanes: &[&Small<'_>], leaf: &mut dyn FnMut(&[E]) -> Option<E>) -> Option<Vec<(usize, E)>> {
     let mut known = Known::default();
     let all: Vec<Vec<(usize, &E)>> = lanes.iter().map(|s| s.lane.stores().collect()).collect();
@@ -85,8 +87,8 @@ pub struct Bundle<'d> {
 }
 
 impl<'d> Bundle<'d> {
-    /// Bundles of lanes, and the other lanes. `buffer` tells which slots are in the same memory; a kernel has no more
-    /// than `most` buffers.
+    /// Groups lanes into bundles; the second result is the lanes left over. `buffer` maps slots in the same memory
+    /// to one number. A kernel gets at most `most` buffers.
     pub fn of(lanes: &'d [Lane], buffer: &dyn Fn(u16) -> u32, most: u32) -> (Vec<Bundle<'d>>, Vec<&'d Lane>) {
         let most = most.min(BUFFERS) as usize;
         let (mut full, mut open): (Vec<Bundle<'d>>, Vec<Bundle<'d>>) = (Vec::new(), Vec::new());
@@ -118,7 +120,8 @@ impl<'d> Bundle<'d> {
         (bundles, others)
     }
 
-    /// The kernel, and what it stores from what: the lanes' elements are numbered one lane behind the other.
+    /// The kernel of the bundle, and the slots that it stores to with the slots that the values depend on. The
+    /// kernel numbers the elements of the first lane first, then those of the second lane, and so on.
     pub fn kernel(&self, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option<(Kernel, Stored)> {
         let mut k = Kernel::new("bundle");
         let mut window = |lane: &Small<'_>, number: usize| {
@@ -150,7 +153,7 @@ impl<'d> Bundle<'d> {
         fits.then_some((k, stored))
     }
 
-    /// What the thread of an element stores: what the lane does that it is in.
+    /// The stores of a thread. Those of each lane are guarded by whether the thread's element is in that lane.
     fn stores(
         &self,
         k: &mut Kernel,
@@ -186,7 +189,7 @@ impl<'d> Bundle<'d> {
             .collect()
     }
 
-    /// The element of the window of this number in the lane that the thread is in.
+    /// The element that a thread loads from the window with this index of its lane.
     fn load(
         &self,
         k: &Kernel,
@@ -208,7 +211,7 @@ impl<'d> Bundle<'d> {
     }
 }
 
-/// Where a thread's element would be in a lane, and whether it is there.
+/// Position of a thread's element in a lane, and whether the lane has that element.
 struct Place {
     at: E,
     inside: E,

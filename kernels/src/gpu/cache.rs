@@ -1,28 +1,28 @@
-//! Compiled pipelines kept on disk, where the driver can keep them (Vulkan).
+//! Disk cache of compiled pipelines, for drivers that support it (Vulkan).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-/// The driver's cache and its file. A file that is damaged or another driver's is not used, and written anew.
+/// The driver's pipeline cache and the file that holds it. A damaged file is ignored and replaced.
 #[derive(Debug)]
 pub struct DiskCache {
-    /// What pipelines are made with.
+    /// Cache to create pipelines with.
     pub pipelines: wgpu::PipelineCache,
     path: PathBuf,
-    /// Bytes that the file has.
+    /// Number of bytes of cache data in the file.
     saved: Mutex<usize>,
 }
 
 const MAGIC: &[u8; 8] = b"TANDEMPC";
 
-/// FNV-1a: enough to notice damage.
+/// FNV-1a hash, which suffices to detect damage.
 fn checksum(data: &[u8]) -> u64 {
     data.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The contents of a cache file, where it is whole.
+/// The cache data in a file, or `None` if the file is damaged.
 fn contents(file: &[u8]) -> Option<&[u8]> {
     let (magic, rest) = file.split_at_checked(8)?;
     let (sum, data) = rest.split_at_checked(8)?;
@@ -30,7 +30,8 @@ fn contents(file: &[u8]) -> Option<&[u8]> {
 }
 
 impl DiskCache {
-    /// The cache of an adapter and its driver in a folder; `None` where there is no place or no support.
+    /// Opens the cache of an adapter and its driver. Returns `None` if the device does not support one, or if there
+    /// is no directory for it.
     pub fn open(folder: &Path, device: &wgpu::Device, info: &wgpu::AdapterInfo) -> Option<DiskCache> {
         if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;
@@ -43,7 +44,8 @@ impl DiskCache {
         if data.is_none() && !file.is_empty() {
             tracing::warn!(path = %path.display(), "the cache of compiled kernels is damaged and made anew");
         }
-        // SAFETY: the data were written by this program from a cache of the same adapter and driver, and are whole.
+        // SAFETY: the key of the file names the adapter and the driver, so the data come from a cache of the same
+        // driver, and the checksum shows that they are complete.
         let pipelines = unsafe {
             device.create_pipeline_cache(&wgpu::PipelineCacheDescriptor {
                 label: Some("tandem"),
@@ -54,7 +56,7 @@ impl DiskCache {
         Some(DiskCache { pipelines, path, saved: Mutex::new(data.map_or(0, <[u8]>::len)) })
     }
 
-    /// Writes what is new. Nothing depends on it, so failures are only told in the log.
+    /// Writes the cache to its file if it has grown. Failures are only logged, because nothing depends on the file.
     pub fn save(&self) {
         let Some(data) = self.pipelines.get_data() else { return };
         let mut saved = self.saved.lock();

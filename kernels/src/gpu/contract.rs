@@ -1,47 +1,48 @@
-//! Contractions: sums of products of two operands, whose elements are expressions of coordinates.
+//! Contractions: batched matrix products whose operands' elements are expressions of their coordinates.
 
 use crate::gpu::store::Store;
 use crate::gpu::tiling::Tile;
 use crate::ir::{E, Var};
 
-/// The axis along which an operand's neighbouring elements lie side by side in memory.
+/// Axis along which neighbouring elements of an operand are adjacent in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Along {
-    /// `m` of the left operand, `n` of the right one.
+    /// `m` for the left operand, `n` for the right one.
     Outer,
-    /// `k`.
+    /// The reduced axis `k`.
     Depth,
 }
 
-/// An operand.
+/// An operand of a contraction.
 #[derive(Debug)]
 pub struct Side {
-    /// Its element, for coordinates within its bounds.
+    /// Element at coordinates within the bounds of the operand.
     pub value: E,
-    /// The order in which threads load it.
+    /// Axis along which threads load the operand.
     pub along: Along,
-    /// The value is a load, without a guard or with one that four neighbours along the axis share and that gives 0
-    /// elsewhere, and each next element along the axis is the next one in memory.
+    /// Whether four neighbours along the axis may be loaded as a vector. The value must be a load whose elements
+    /// are adjacent in memory along the axis. It may have a guard if the guard is the same for the four neighbours
+    /// and its default is 0.
     pub vector: bool,
 }
 
-/// `sum over k of a(b, m, k) * b(b, k, n)` for all of batch, m and n.
+/// `sum over k of a(b, m, k) * b(b, k, n)` for all batches, m and n.
 #[derive(Debug)]
 pub struct Contract {
-    /// m, n, k, in elements.
+    /// Sizes of m, n and k.
     pub(super) extent: [E; 3],
-    /// Variables of a's and b's expressions: batch, m, n, k. For the stores the first is the batch times the parts,
-    /// and the part.
+    /// Variables of the operands' expressions: batch, m, n, k. In the stores, the first one is `batch * parts +
+    /// part`.
     pub(super) vars: [Var; 4],
-    /// The left operand at (batch, m, k), the right one at (batch, k, n).
+    /// The left operand at (batch, m, k) and the right one at (batch, k, n).
     pub(super) sides: [Side; 2],
-    /// The sum.
+    /// Variable that holds the sum in the stores.
     pub(super) sum: Var,
-    /// What is done with it at (batch, m, n).
+    /// Stores of the result at (batch, m, n).
     pub(super) stores: Vec<Store>,
     pub(super) tile: Tile,
-    /// Parts that `k` is split into, and the share of each.
+    /// Number of parts that `k` is split into, and the length of a part.
     pub(super) parts: [E; 2],
-    /// Tiles along m, along n, and of all.
+    /// Number of tiles along m, along n, and in total.
     pub(super) tiles: [E; 3],
 }

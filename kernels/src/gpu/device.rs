@@ -1,4 +1,4 @@
-//! An opened adapter: device, queue, what it can do, and whether it is still there.
+//! An opened adapter: the wgpu device and queue, capabilities and limits, and whether the device was lost.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,56 +10,57 @@ use crate::gpu::cache::DiskCache;
 use crate::gpu::print::Target;
 use crate::gpu::tiling::{MATRIX, SUBGROUP};
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Names of optional features that are not used, `limits` for WebGPU's baseline limits, and `random` for random
-    /// numbers as eager CPU draws them, by the host path: `TANDEM_GPU_WITHOUT`.
+    /// Names of optional features that are not used, from `TANDEM_GPU_WITHOUT`. `limits` stands for WebGPU's
+    /// default limits instead of the adapter's; `random` stands for random numbers that are drawn by the host path,
+    /// with the values of eager CPU.
     pub without: Vec<String>,
-    /// Whether shaders check bounds: `TANDEM_GPU_CHECKS=1`.
+    /// Whether shaders check bounds (`TANDEM_GPU_CHECKS=1`).
     pub checks: bool,
-    /// Whether large products of halves may use cooperative matrices: `TANDEM_GPU_COOPERATIVE=1`.
+    /// Whether large products of half-precision matrices may use cooperative matrices (`TANDEM_GPU_COOPERATIVE=1`).
     pub cooperative: bool,
-    /// Folder in which compiled kernels are kept: `TANDEM_CACHE_DIR`.
+    /// Folder of compiled kernels (`TANDEM_CACHE_DIR`).
     pub cache: Option<PathBuf>,
 }
 
-/// An opened adapter.
+/// An opened device with its capabilities and limits.
 #[derive(Debug)]
 pub struct Gpu {
-    /// The device.
+    /// wgpu device.
     pub device: wgpu::Device,
-    /// Its only queue.
+    /// Queue of the device.
     pub queue: wgpu::Queue,
-    /// `N` of `tandem:N`.
+    /// `N` of the PyTorch device `tandem:N`.
     pub index: u8,
-    /// What it is called.
+    /// Name of the adapter.
     pub name: String,
-    /// What kernels may use.
+    /// Capabilities that the text of kernels depends on.
     pub target: Target,
-    /// The most bytes of a buffer that a kernel can reach.
+    /// Maximum number of bytes of a buffer that can be bound to a kernel.
     pub max_binding: u64,
-    /// The most bytes of a buffer.
+    /// Maximum size of a buffer in bytes.
     pub max_buffer: u64,
-    /// The most buffers that a kernel can reach.
+    /// Maximum number of storage buffers bound to a kernel.
     pub max_buffers: u32,
-    /// The most workgroups along one axis.
+    /// Maximum number of workgroups along one axis of a dispatch.
     pub max_groups: u32,
-    /// Steps in which parameters may lie in a uniform buffer, in bytes.
+    /// Alignment of dynamic offsets in uniform buffers, in bytes.
     pub uniform_step: u32,
-    /// Steps in which what a kernel reaches of a buffer may begin, in bytes.
+    /// Alignment of offsets of storage bindings, in bytes; at least 16.
     pub binding_step: u64,
     /// Whether shaders check bounds.
     pub checks: bool,
-    /// Whether random numbers are drawn on the host.
+    /// Whether random numbers are drawn by the host path.
     pub host_random: bool,
-    /// Kept pipelines, where the driver can keep them.
+    /// Disk cache of pipelines, if the driver supports one.
     pub cache: Option<DiskCache>,
-    /// What ended it: errors that nobody expected, the device's loss.
+    /// Message of the first uncaptured error or of the loss of the device.
     ended: Arc<Mutex<Option<String>>>,
 }
 
-/// Whether an adapter multiplies 16 by 16 matrices of halves into floats, by subgroups of 32 threads.
+/// Whether an adapter multiplies 16 by 16 matrices of f16 with f32 accumulators, in subgroups of 32 threads.
 fn has_cooperative_matrices(adapter: &wgpu::Adapter) -> bool {
     let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
     let info = adapter.get_info();
@@ -74,7 +75,7 @@ fn has_cooperative_matrices(adapter: &wgpu::Adapter) -> bool {
 }
 
 impl Gpu {
-    /// Opens the adapter of a number as `tandem:index`.
+    /// Opens the adapter with index `number` as `tandem:index`.
     pub fn open(number: usize, index: u8, options: &Options) -> Result<Gpu, AdapterError> {
         let missing = || AdapterError::None { asked: number.to_string(), hint: "" };
         let adapter = adapter(number).ok_or_else(missing)?;
@@ -91,13 +92,15 @@ impl Gpu {
         if offered.contains(wgpu::Features::PIPELINE_CACHE) {
             features |= wgpu::Features::PIPELINE_CACHE;
         }
-        // Off unless asked for: the kernels have not run on an adapter that has them.
+        // Disabled by default because the kernels that use them have not been tested on hardware that supports
+        // them.
         let cooperative = options.cooperative && has_cooperative_matrices(&adapter);
         if cooperative {
             features |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
         }
         let experimental_features = if cooperative {
-            // SAFETY: `naga` validates the kernels that use the feature; they stay within workgroup memory's bounds.
+            // SAFETY: the only experimental feature enabled is cooperative matrices. `naga` validates the kernels
+            // that use them, and their loads and stores stay within the arrays in workgroup memory.
             unsafe { wgpu::ExperimentalFeatures::enabled() }
         } else {
             wgpu::ExperimentalFeatures::disabled()
@@ -134,7 +137,7 @@ impl Gpu {
             name: info.name.clone(),
             target: Target {
                 int64: features.contains(wgpu::Features::SHADER_INT64),
-                // Parameters of 64-bit floats are made of 64-bit integers.
+                // Parameters of type f64 are assembled from 64-bit integers.
                 float64: features.contains(wgpu::Features::SHADER_F64 | wgpu::Features::SHADER_INT64),
                 immediates: limits.max_immediate_size,
                 cooperative,
@@ -154,17 +157,17 @@ impl Gpu {
         })
     }
 
-    /// What errors call it.
+    /// Name of the device in error messages.
     pub fn title(&self) -> String {
         format!("tandem:{} ({})", self.index, self.name)
     }
 
-    /// Why nothing works any more, where that is so.
+    /// Reason why the device cannot be used any more, or `None` if it can.
     pub fn ended(&self) -> Option<String> {
         self.ended.lock().clone()
     }
 
-    /// Runs `work`; an error that it causes is told in words.
+    /// Runs `work` in an error scope. Returns the message of an error that matches `filter`.
     pub fn scoped<T>(&self, filter: wgpu::ErrorFilter, work: impl FnOnce() -> T) -> Result<T, String> {
         let scope = self.device.push_error_scope(filter);
         let value = work();

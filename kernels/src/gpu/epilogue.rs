@@ -1,4 +1,4 @@
-//! Epilogues: a lane computed within the kernels of the op before it.
+//! Epilogues: a lane of a group that is computed within the kernels of the preceding op.
 
 use rustc_hash::FxHashMap;
 use tandem_tracegraph::node::OutSpec;
@@ -10,21 +10,21 @@ use crate::ir::{E, Mem, Node, Ty, Un};
 use crate::plan::{Before, Draft, Feed, Held, Lane, Slot};
 use crate::shapes::Dims;
 
-/// A lane that is computed where the kernels of the op before it store the elements of its first new tensor. All its
-/// tensors have that one's layout, or one element.
+/// A lane computed where the kernels of the preceding op store the elements of that op's first new tensor. Every
+/// other tensor of the lane has the same layout as that tensor, or one element.
 pub struct Epilogue<'d> {
     pub(super) lane: &'d Lane,
     pub(super) slots: &'d [Slot],
-    /// The window on the op's tensor.
+    /// Index of the window on the op's new tensor.
     made: usize,
     used: Vec<Option<bool>>,
     pub(super) stored: Stored,
-    /// Whether each window has one element.
+    /// Whether each window has a single element.
     single: Vec<bool>,
 }
 
 impl<'d> Epilogue<'d> {
-    /// The draft as an epilogue of the op before it; `None` where it is none.
+    /// The draft as an epilogue of the op before it, or `None` if it cannot be one.
     pub fn of(draft: &'d Draft<Slot, Feed>, before: &Before<'_, '_, '_>) -> Option<Epilogue<'d>> {
         let [lane] = &draft.lanes[..] else { return None };
         let made = Slot::Storage(before.made.start, 0);
@@ -36,7 +36,7 @@ impl<'d> Epilogue<'d> {
             OutSpec::Fresh { storage: 0, meta, offset: 0 } => meta.numel(),
             _ => return None,
         };
-        // What it is on is there before the op runs, and the op does not read what it writes.
+        // The lane's other storages must exist before the op runs, and the lane must not write what the op reads.
         let mut slots = lane.windows.iter().zip(&used).filter_map(|(w, used)| {
             let Slot::Storage(place, _) = draft.slots[w.slot as usize] else { return None };
             (draft.slots[w.slot as usize] != made).then_some((place, (*used)?))
@@ -60,8 +60,8 @@ impl<'d> Epilogue<'d> {
         Some(Epilogue { lane, slots: &draft.slots, made: window, used, stored, single })
     }
 
-    /// Makes a kernel store what this computes where it stores the op's elements; whether it does that. `None` where it
-    /// cannot.
+    /// Changes a kernel's stores to the op's first new tensor into the stores of the epilogue. Returns whether the
+    /// kernel has such stores, or `None` if they cannot be changed.
     pub fn join(&self, k: &mut Kernel) -> Option<bool> {
         let own = |k: &Kernel, buf: u32| k.bufs[buf as usize].tensor == Ref::Fresh(0);
         if !(0..k.bufs.len()).any(|buf| k.bufs[buf].written && own(k, buf as u32)) {
@@ -84,7 +84,7 @@ impl<'d> Epilogue<'d> {
         Some(true)
     }
 
-    /// What is stored instead of an element of the op.
+    /// The stores that replace the op's store of one element.
     fn stores(&self, k: &mut Kernel, of: &Store) -> Option<Vec<Store>> {
         let mut tensors: Vec<Option<Tensor>> = Vec::new();
         for (number, (window, used)) in self.lane.windows.iter().zip(&self.used).enumerate() {
@@ -97,7 +97,7 @@ impl<'d> Epilogue<'d> {
             let offset = tensors[number].as_ref()?.offset.clone()?;
             Some(if self.single[number] { offset } else { offset + &of.at })
         };
-        // Operators that move elements take them for whole numbers.
+        // Kernels that only move elements treat 32-bit floats as integers.
         let element = match (k.bufs[of.buf as usize].mem, self.lane.windows[self.made].mem) {
             (from, to) if from == to => of.value.clone(),
             (Mem::I32, Mem::F32) => E::un(Un::FromBits, of.value.cast(Ty::U32)),

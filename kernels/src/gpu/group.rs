@@ -1,4 +1,4 @@
-//! Groups: drafts as kernels, whose intermediate values stay in registers.
+//! Groups compiled to kernels that keep intermediate values in registers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,40 +16,42 @@ use crate::gpu::store::{Ref, Store, Tensor, Word};
 use crate::ir::{E, Node};
 use crate::plan::{Draft, Feed, Lane, Slot};
 
-/// What carries a group out.
+/// A compiled group.
 pub struct Group {
-    /// What it is on.
+    /// Memory that the group reads and writes.
     pub slots: Box<[Slot]>,
-    /// What is fed to it.
+    /// Sources of the group's parameters.
     pub feeds: Box<[Feed]>,
-    /// How it is computed.
+    /// Kernels that compute the group.
     pub work: Work,
-    /// Slots that are stored to, each with those that its values come from.
+    /// Slots that are stored to, each with the slots that its values depend on.
     pub stored: Box<[(u16, SmallVec<[u16; 8]>)]>,
 }
 
-/// How a group is computed.
+/// Kernels that compute a group.
 pub enum Work {
-    /// By kernels, none of which writes what another one touches.
+    /// Kernels of the group alone. No kernel writes memory that another one reads or writes.
     Launches(Box<[Launch]>),
-    /// Within the kernels of the op before it, whose number this is.
+    /// The kernels of the op before the group, extended by an epilogue. The first field is that op's index in the
+    /// plan.
     Behind(u32, Arc<Lowered>),
 }
 
-/// A kernel of a group.
+/// Launch of one kernel of a group.
 pub struct Launch {
-    /// It.
+    /// Compiled kernel.
     pub pipeline: Arc<Pipeline>,
-    /// Its buffers: each that of a slot.
+    /// Slot of each of the kernel's buffers, in binding order.
     pub slots: SmallVec<[u16; 8]>,
-    /// Its parameters.
+    /// Parameters.
     pub words: Box<[Word]>,
-    /// Its workgroups.
+    /// Number of workgroups.
     pub groups: Groups,
 }
 
 impl Group {
-    /// Compiles a draft; `same` says whether two slots are in the same memory. `None` where a kernel cannot do it.
+    /// Compiles a draft. `same` returns whether two slots are in the same memory. Returns `None` if no kernel can
+    /// compute the draft.
     pub fn of(
         draft: Draft<Slot, Feed>,
         same: &dyn Fn(Slot, Slot) -> bool,
@@ -57,7 +59,7 @@ impl Group {
     ) -> Option<Group> {
         let (mut launches, mut stored) = (Vec::new(), Vec::new());
         let slots = &draft.slots;
-        // A buffer is named by the first slot in its memory.
+        // All slots in the same memory use the buffer of the first one.
         let buffer = |slot: u16| -> u32 {
             let first = slots.iter().position(|s| same(*s, slots[slot as usize]));
             first.unwrap_or(slot as usize) as u32
@@ -85,7 +87,7 @@ impl Group {
 }
 
 impl Group {
-    /// An op and its epilogue; `number` is the op's in the plan.
+    /// A group computed as the epilogue of an op; `number` is the op's index in the plan.
     pub fn behind(number: u32, epilogue: Epilogue<'_>, lowered: Lowered, feeds: &[Feed]) -> Group {
         Group {
             slots: epilogue.slots.into(),
@@ -105,7 +107,7 @@ impl fmt::Display for Group {
     }
 }
 
-/// The slot of a kernel's buffer.
+/// Slot that a kernel's buffer is bound to.
 fn slot_of(tensor: Ref) -> Option<u16> {
     match tensor {
         Ref::Input(slot) => Some(slot as u16),
@@ -113,7 +115,7 @@ fn slot_of(tensor: Ref) -> Option<u16> {
     }
 }
 
-/// A lane's kernel, and what it stores from what.
+/// Kernel of one lane, and the slots that it stores to with the slots that the values depend on.
 fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option<(Kernel, Stored)> {
     let (used, stored) = uses(lane)?;
     let (sizes, strides) = lane.arranged();
@@ -134,7 +136,7 @@ fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option
     fits.then_some((k, stored))
 }
 
-/// What the thread of an element stores.
+/// Stores of the thread that computes one element of a lane.
 fn stores(
     k: &mut Kernel,
     lane: &Lane,

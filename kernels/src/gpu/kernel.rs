@@ -1,9 +1,10 @@
-//! Kernels: what threads do with expressions, and the skeletons that arrange them.
+//! Builder of kernels. A kernel is a skeleton, which assigns work to threads, filled with expressions.
 //!
-//! - [`Kernel::map`]: one thread an element of an index space.
-//! - [`Kernel::rows`]: a team of threads a row; reductions over its members, each visible to what comes behind.
-//! - [`Kernel::contract`]: a tile of threads a tile of a (batched) matrix product.
-//! - [`Kernel::raw`]: WGSL by hand, for what does not fit (sorting, attention).
+//! - [`Kernel::map`]: one thread for each element of an index space.
+//! - [`Kernel::rows`]: a team of threads for each row. Stages run in order and can use the results of earlier
+//!   reductions.
+//! - [`Kernel::contract`]: a workgroup for each tile of a (batched) matrix product.
+//! - [`Kernel::raw`]: hand-written WGSL, for kernels that need another structure (sorting, attention).
 
 use crate::error::Fault;
 use crate::gpu::contract::{Contract, Side};
@@ -11,75 +12,76 @@ use crate::gpu::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
 use crate::ir::{E, Mem, Node, Ty, Var, larger};
 
-/// How threads are arranged.
+/// Assignment of work to threads.
 #[derive(Debug)]
 pub enum Skeleton {
-    /// One thread an element.
+    /// One thread for each element.
     Map {
-        /// Elements.
+        /// Number of elements.
         count: E,
-        /// The element's number.
+        /// Index of the element.
         element: Var,
-        /// What each does.
+        /// Stores for one element.
         stores: Vec<Store>,
     },
-    /// A team a row.
+    /// One team of threads for each row.
     Rows {
-        /// Rows.
+        /// Number of rows.
         rows: E,
-        /// Members of a row; it may depend on the row's number.
+        /// Number of members of a row; may depend on `row`.
         len: E,
-        /// The row's number.
+        /// Index of the row.
         row: Var,
-        /// Threads a row: 1, 32 or 256.
+        /// Threads of a team: 1, 32 or 256.
         team: u32,
-        /// What each team does.
+        /// Stages that each team runs, in order.
         stages: Vec<Stage>,
     },
-    /// A tile a tile, see [`crate::gpu::print`].
+    /// One workgroup for each tile; see [`crate::gpu::print`].
     Contract(Contract),
-    /// By hand: everything behind the declarations.
+    /// Hand-written WGSL without the declarations of buffers and parameters.
     Raw(String),
 }
 
-/// Workgroups of a dispatch, before they are spread over the grid.
+/// Number of workgroups of a dispatch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Groups {
-    /// So many, along x and then y.
+    /// Total number, which is split over x and y if it exceeds the limit along x.
     Linear(u64),
-    /// As they are.
+    /// Numbers along x, y and z.
     Grid(u32, u32, u32),
 }
 
-/// A kernel in the making.
+/// A kernel that is being built.
 #[derive(Debug)]
 pub struct Kernel {
-    /// For people.
+    /// Name for debugging and error messages.
     pub label: &'static str,
-    /// Its buffers, in binding order.
+    /// Buffers, in binding order.
     pub bufs: Vec<Buf>,
-    /// Its parameters.
+    /// Parameters.
     pub words: Vec<Word>,
-    /// Conditions under which it reports a fault, for each element of a map.
+    /// Conditions under which an element reports a fault.
     pub faults: Vec<E>,
-    /// The kind of fault that they are.
+    /// Kind of the faults; a kernel has one.
     pub fault_kind: Option<Fault>,
-    /// What it does.
+    /// Work of the threads.
     pub skeleton: Skeleton,
-    /// Workgroups.
+    /// Number of workgroups.
     pub groups: Groups,
-    /// What it writes must be no other buffer of it: elements are computed in another order than one by one.
+    /// Whether a buffer that the kernel writes must not also be bound as another of its buffers, because elements
+    /// are computed in a different order than one after the other.
     pub apart: bool,
-    /// The first element or row that it computes, where it runs in parts.
+    /// First element or row to compute, for a kernel that runs in parts.
     pub first: Option<E>,
     vars: u32,
 }
 
-/// Threads of a workgroup, but for [`Kernel::raw`].
+/// Threads per workgroup, except in [`Kernel::raw`].
 pub const THREADS: u32 = 256;
 
 impl Kernel {
-    /// A kernel that does nothing yet.
+    /// An empty kernel.
     pub fn new(label: &'static str) -> Kernel {
         Kernel {
             label,
@@ -95,35 +97,36 @@ impl Kernel {
         }
     }
 
-    /// A variable of its own.
+    /// A new variable.
     pub fn fresh_var(&mut self) -> Var {
         self.vars += 1;
         Var(self.vars)
     }
 
-    /// A variable of its own, as an expression.
+    /// A new variable and the expression that refers to it.
     pub fn variable(&mut self, ty: Ty) -> (Var, E) {
         let var = self.fresh_var();
         (var, E::var(ty, var))
     }
 
-    /// A parameter.
+    /// Adds a parameter.
     pub fn word(&mut self, ty: Ty, word: Word) -> E {
         self.words.push(word);
         E::param(ty, self.words.len() as u32 - 1)
     }
 
-    /// A size, or another number below 2^32 that metadata decide.
+    /// Adds a parameter for a size or another number below 2^32 that follows from metadata.
     pub fn size(&mut self, value: i64) -> E {
         self.word(Ty::U32, Word::Fixed(value as u32))
     }
 
-    /// A float that metadata decide.
+    /// Adds a parameter for a float that follows from metadata.
     pub fn constant(&mut self, value: f32) -> E {
         self.word(Ty::F32, Word::Fixed(value.to_bits()))
     }
 
-    /// Both words of a fed value, or its only one.
+    /// Adds a parameter for a fed value, of one or two words depending on the type. `word` receives whether it is
+    /// the upper word.
     pub fn value(&mut self, ty: Ty, word: impl Fn(bool) -> Word) -> E {
         let first = self.word(ty, word(false));
         if ty.words() == 2 {
@@ -132,7 +135,7 @@ impl Kernel {
         first
     }
 
-    /// A window on a tensor. Windows on one tensor share its buffer.
+    /// Adds a window on a tensor. Windows on the same tensor share its buffer.
     pub fn window(&mut self, tensor: Ref, mem: Mem, sizes: &[i64], strides: &[i64], written: bool) -> Tensor {
         let offset = match tensor {
             Ref::Input(_) => Some(Word::Offset(tensor, mem)),
@@ -141,7 +144,7 @@ impl Kernel {
         self.window_from(offset, tensor, mem, (sizes, strides), written)
     }
 
-    /// A window that begins at an offset, where that is not 0.
+    /// Adds a window that starts at `offset` elements, or at 0 if that is `None`.
     pub fn window_from(
         &mut self,
         offset: Option<Word>,
@@ -165,7 +168,7 @@ impl Kernel {
         Tensor { buf: buf as u32, mem, sizes: sizes.into(), strides: strides.into(), offset, steps }
     }
 
-    /// The element of a window at coordinates, from the buffer's start.
+    /// Index in the buffer of the element at these coordinates of a window.
     pub fn address(&self, t: &Tensor, coords: &[E]) -> E {
         debug_assert_eq!(t.sizes.len(), coords.len(), "{}", self.label);
         let mut at = t.offset.clone();
@@ -184,7 +187,8 @@ impl Kernel {
         at.unwrap_or_else(|| E::u32(0))
     }
 
-    /// The value at coordinates of the element with this number, in the window's own order.
+    /// Loads the element at these coordinates. `number` is its row-major index, which addresses contiguous windows
+    /// directly.
     pub fn load_at(&self, t: &Tensor, coords: &[E], number: &E) -> E {
         if !t.is_contiguous() {
             return self.load(t, coords);
@@ -193,30 +197,30 @@ impl Kernel {
         E::load(t.mem, t.buf, at, None)
     }
 
-    /// The value at coordinates.
+    /// Loads the element at these coordinates.
     pub fn load(&self, t: &Tensor, coords: &[E]) -> E {
         let at = self.address(t, coords);
         E::load(t.mem, t.buf, at, None)
     }
 
-    /// The value at coordinates where `inside` is true, elsewhere `default`.
+    /// Loads the element at these coordinates if `inside` is true; `default` otherwise.
     pub fn load_if(&self, t: &Tensor, coords: &[E], inside: E, default: E) -> E {
         let at = self.address(t, coords);
         E::load(t.mem, t.buf, at, Some((inside, default)))
     }
 
-    /// A store at coordinates.
+    /// Stores `value` at these coordinates.
     pub fn store(&self, t: &Tensor, coords: &[E], value: E) -> Store {
         self.put(t, coords, value, Put::Assign)
     }
 
-    /// A store at coordinates, in some way.
+    /// Stores or accumulates `value` at these coordinates, as `put` says.
     pub fn put(&self, t: &Tensor, coords: &[E], value: E, put: Put) -> Store {
         let at = self.address(t, coords);
         Store { buf: t.buf, at, value: value.cast(t.mem.ty()), put, guard: None, linear: false }
     }
 
-    /// A loop in one thread: `body` gets the round and the accumulators, and gives their next values.
+    /// A loop within one thread. `body` receives the loop index and the accumulators and returns their next values.
     pub fn fold<const N: usize>(
         &mut self,
         count: E,
@@ -232,7 +236,8 @@ impl Kernel {
         std::array::from_fn(|_| items.next().unwrap_or_else(|| E::u32(0)))
     }
 
-    /// Loops within loops in one thread, a round of each number in `counts`; `body` gets the rounds, outermost first.
+    /// Nested loops within one thread, one for each count. `body` receives the loop indices, outermost first, and
+    /// the accumulators, and returns their next values.
     pub fn nest<const N: usize>(
         &mut self,
         counts: &[E],
@@ -261,11 +266,11 @@ impl Kernel {
         })
     }
 
-    /// Coordinates in an index space of `sizes` of the element with this number.
+    /// Coordinates of the element with row-major index `number` in an index space of `sizes`.
     pub fn coords(&mut self, sizes: &[i64], number: &E) -> Vec<E> {
         let mut rest = number.clone();
         let mut coords = vec![E::u32(0); sizes.len()];
-        // Dimensions of one element have one coordinate; the first other one needs no remainder.
+        // Coordinates in dimensions of size 1 are 0. The outermost other dimension needs no remainder.
         let first = sizes.iter().position(|s| *s != 1).unwrap_or(0);
         for d in (0..sizes.len()).rev() {
             if sizes[d] == 1 {
@@ -282,8 +287,8 @@ impl Kernel {
         coords
     }
 
-    /// One thread an element of an index space: `body` gets the element's coordinates and its number, and gives what
-    /// is stored.
+    /// Uses one thread for each element of an index space. `body` receives the element's coordinates and its
+    /// row-major index, and returns the stores.
     pub fn map(&mut self, sizes: &[i64], body: impl FnOnce(&mut Kernel, &[E], &E) -> Vec<Store>) {
         let total: i64 = sizes.iter().product();
         let count = self.size(total);
@@ -295,7 +300,7 @@ impl Kernel {
         self.skeleton = Skeleton::Map { count, element, stores };
     }
 
-    /// A store of a map's element into a tensor that is dense in the map's order.
+    /// Stores a map's element into a tensor whose elements are contiguous in the order of the map.
     pub fn store_linear(&self, t: &Tensor, number: &E, value: E) -> Store {
         let at = match &t.offset {
             Some(offset) => offset + number,
@@ -304,12 +309,13 @@ impl Kernel {
         Store { buf: t.buf, at, value: value.cast(t.mem.ty()), put: Put::Assign, guard: None, linear: true }
     }
 
-    /// Rows of `len` members: `body` gets the row's number and describes the stages.
+    /// Uses a team of threads for each of `rows` rows of `len` members. `body` receives the row's index and adds
+    /// the stages.
     pub fn rows(&mut self, rows: i64, len: i64, team: u32, body: impl FnOnce(&mut Rows<'_>, &E)) {
         self.rows_of(rows, |k, _| k.size(len), team, body);
     }
 
-    /// Rows of which each has a length of its own.
+    /// Like [`Kernel::rows`], for rows whose lengths differ; `len` receives the row's index.
     pub fn rows_of(
         &mut self,
         rows: i64,
@@ -327,13 +333,14 @@ impl Kernel {
         self.skeleton = Skeleton::Rows { rows: rows_e, len: len_e, row, team, stages };
     }
 
-    /// WGSL by hand. `ld0(i)`, `st1(i, v)` reach the buffers, `w(2)` is replaced by the third parameter as `u32`.
+    /// Sets hand-written WGSL. `ld0(i)` loads from buffer 0, `st1(i, v)` stores to buffer 1, and `w(2)` is replaced
+    /// by the third parameter as a `u32`.
     pub fn raw(&mut self, source: String, groups: Groups) {
         self.skeleton = Skeleton::Raw(source);
         self.groups = groups;
     }
 
-    /// Makes it run in parts of its elements or rows, see [`crate::gpu::spans`].
+    /// Makes the kernel compute a part of its elements or rows in each run; see [`crate::gpu::spans`].
     pub fn divide(&mut self) {
         if let Skeleton::Map { count, .. } | Skeleton::Rows { rows: count, .. } = &self.skeleton
             && let Node::Param(word) = count.0.node
@@ -342,7 +349,7 @@ impl Kernel {
         }
         self.first = Some(self.word(Ty::U32, Word::First));
         for buf in &mut self.bufs {
-            // The addresses in inputs have their offset already.
+            // Addresses in inputs already include an offset parameter.
             if matches!(buf.tensor, Ref::Fresh(_) | Ref::Temp(_)) {
                 buf.base = Some(self.words.len() as u32);
                 self.words.push(Word::Offset(buf.tensor, buf.mem));
@@ -350,7 +357,8 @@ impl Kernel {
         }
     }
 
-    /// Reports a fault where an expression is true; the element's stores are left out. A kernel has faults of one kind.
+    /// Makes an element report a fault of a kind where `when` is true. The element's stores are skipped, except where a
+    /// thread of a map computes several elements.
     pub fn fault(&mut self, kind: Fault, when: E) {
         debug_assert!(self.fault_kind.is_none_or(|known| known == kind));
         self.fault_kind = Some(kind);
@@ -364,7 +372,8 @@ impl Kernel {
     }
 }
 
-/// Elements that one thread of a map computes: as many as share a word, where all stores are linear.
+/// Number of elements that one thread of a map computes: as many as share a 32-bit word if all stores are linear,
+/// otherwise 1.
 pub fn lanes(bufs: &[Buf], stores: &[Store]) -> u32 {
     if !stores.iter().all(|s| s.linear && s.put == Put::Assign && s.guard.is_none()) {
         return 1;
@@ -373,7 +382,7 @@ pub fn lanes(bufs: &[Buf], stores: &[Store]) -> u32 {
 }
 
 impl Skeleton {
-    /// What is stored, stage by stage. `None` where that is not known.
+    /// Lists of stores, one for each stage that stores. Returns `None` for hand-written WGSL.
     pub fn stores(&mut self) -> Option<Vec<&mut Vec<Store>>> {
         Some(match self {
             Skeleton::Map { stores, .. } => vec![stores],
@@ -391,16 +400,16 @@ impl Skeleton {
     }
 }
 
-/// Describes what the team of a row does.
+/// Builder of the stages that the team of a row runs.
 pub struct Rows<'k> {
-    /// The kernel.
+    /// Kernel that the stages belong to.
     pub k: &'k mut Kernel,
     stages: Vec<Stage>,
 }
 
 impl Rows<'_> {
-    /// Accumulates over the row: `step` gets a member's number and the accumulators, `merge` two threads'. The results
-    /// may be used in all that comes behind.
+    /// Reduces the members of the row. `step` receives a member's index and the accumulators and returns their next
+    /// values; `merge` combines the accumulators of two threads. Later stages can use the results.
     pub fn reduce<const N: usize>(
         &mut self,
         init: [E; N],
@@ -424,22 +433,23 @@ impl Rows<'_> {
         values
     }
 
-    /// The sum over the row of what `member` gives.
+    /// Sum over the row of the values that `member` returns.
     pub fn sum(&mut self, ty: Ty, member: impl FnOnce(&mut Kernel, &E) -> E) -> E {
         let [sum] = self.reduce([E::lit(ty, 0.0)], |k, j, [a]| [a + member(k, j)], |[a], [b]| [a + b]);
         sum
     }
 
-    /// The largest of what `member` gives, NaN where one is.
+    /// Maximum over the row of the values that `member` returns; NaN if one of them is NaN.
     pub fn max(&mut self, ty: Ty, member: impl FnOnce(&mut Kernel, &E) -> E) -> E {
         let [max] =
             self.reduce([lowest(ty)], |k, j, [a]| [larger(&a, &member(k, j))], |[a], [b]| [larger(&a, &b)]);
         max
     }
 
-    /// Accumulates over the row in order: `step` and `merge` as for `reduce`, the merge's first argument being the
-    /// earlier one; `body` gets a member's number and the accumulators behind it, and gives what is stored. No row is
-    /// longer than `rounds`; accumulation begins with `start`.
+    /// Scans the members of the row in order. `step` and `merge` are those of [`Rows::reduce`], and the first
+    /// argument of `merge` covers the earlier members. `body` receives a member's index and the accumulators
+    /// including that member, and returns the stores. The accumulators start from `start`; `init` is neutral in
+    /// `merge`. `rounds` is an upper bound of the length of all rows.
     pub fn scan<const N: usize>(
         &mut self,
         rounds: E,
@@ -469,21 +479,21 @@ impl Rows<'_> {
         }));
     }
 
-    /// For each member what is stored. Where all stores are linear (members lie side by side), words are stored whole.
+    /// Stores the values of each member. If all stores are linear, elements that share a word are stored together.
     pub fn each(&mut self, body: impl FnOnce(&mut Kernel, &E) -> Vec<Store>) {
         let (member, number) = self.k.variable(Ty::U32);
         let stores = body(self.k, &number);
         self.stages.push(Stage::Each(member, stores));
     }
 
-    /// Once what is stored.
+    /// Stores once per row.
     pub fn once(&mut self, body: impl FnOnce(&mut Kernel) -> Vec<Store>) {
         let stores = body(self.k);
         self.stages.push(Stage::Once(stores));
     }
 }
 
-/// The smallest value of a type.
+/// Smallest value of a type.
 pub fn lowest(ty: Ty) -> E {
     match ty {
         Ty::Bool | Ty::U32 => E::int(ty, 0),
@@ -493,7 +503,7 @@ pub fn lowest(ty: Ty) -> E {
     }
 }
 
-/// The largest value of a type.
+/// Largest value of a type.
 pub fn highest(ty: Ty) -> E {
     match ty {
         Ty::Bool => E::int(ty, 1),
@@ -504,8 +514,8 @@ pub fn highest(ty: Ty) -> E {
     }
 }
 
-/// Threads that reduce a row of `len`: a fixed function of metadata. `together` says that neighbouring rows, not
-/// neighbouring members, lie side by side in memory.
+/// Number of threads that reduce a row of `len` members. Depends on metadata alone, so results are reproducible.
+/// `together` is true if neighbouring rows, rather than neighbouring members, are adjacent in memory.
 pub fn team(len: i64, together: bool) -> u32 {
     match len {
         ..=16 => 1,
@@ -516,9 +526,9 @@ pub fn team(len: i64, together: bool) -> u32 {
 }
 
 impl Kernel {
-    /// A contraction. `sides` gets batch, m, n and k and gives the operands; `finish` gets the batch (times the parts,
-    /// and the part), m, n and the sum, and gives what is stored. A store that is linear lies behind its neighbour
-    /// of the column before.
+    /// Computes a contraction. `sides` receives batch, m, n and k and returns the operands. `finish` receives the
+    /// batch, m, n and the sum, and returns the stores; if `k` is split into parts, its batch is `batch * parts +
+    /// part`. The target of a linear store directly follows that of the previous column.
     pub fn contract(
         &mut self,
         e: Extent,

@@ -1,4 +1,4 @@
-//! What the kernels of lanes have in common: what they use, and how parameters are fed.
+//! Functions shared by the kernels of lanes: which windows a lane uses, and how parameters are added.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -8,10 +8,11 @@ use crate::gpu::store::Word;
 use crate::ir::{E, Mem, Node, Ty};
 use crate::plan::{Lane, Slot};
 
-/// Slots that are stored to, each with those that its values come from.
+/// Slots that are stored to, each with the slots that its values depend on.
 pub type Stored = Vec<(u16, SmallVec<[u16; 8]>)>;
 
-/// The windows that a lane uses, each with whether it is written; and what it stores from what.
+/// For each window of a lane, whether it is written, or `None` if the lane does not use it; and the slots that the
+/// lane stores to with the slots that the values depend on.
 pub fn uses(lane: &Lane) -> Option<(Vec<Option<bool>>, Stored)> {
     let mut stored = Stored::new();
     let mut used: Vec<Option<bool>> = vec![None; lane.windows.len()];
@@ -30,7 +31,7 @@ pub fn uses(lane: &Lane) -> Option<(Vec<Option<bool>>, Stored)> {
     Some((used, stored))
 }
 
-/// Elements before a window, from the beginning of its storage.
+/// Offset of a window in its storage, in elements.
 pub fn offset(slot: Slot, mem: Mem) -> Word {
     Word::Fixed(match slot {
         Slot::Storage(_, bytes) => bytes / i64::from(mem.size()),
@@ -38,7 +39,7 @@ pub fn offset(slot: Slot, mem: Mem) -> Word {
     } as u32)
 }
 
-/// A parameter, once in each type.
+/// Parameter of a group in a type; added to the kernel on first use.
 pub fn feed(k: &mut Kernel, fed: &mut FxHashMap<(u32, Ty), E>, param: u32, ty: Ty) -> E {
     let value = || k.value(ty, |upper| Word::Feed(param, ty, upper));
     fed.entry((param, ty)).or_insert_with(value).clone()

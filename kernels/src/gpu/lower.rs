@@ -1,8 +1,8 @@
-//! Lowering: from an operator call's metadata to what its outputs look like and which kernels compute them.
+//! Lowering: from the metadata of a call to the metadata of its outputs and the kernels that compute them.
 //!
-//! A lowering depends on metadata alone, so it is made once for a node's shape variant and carried out each time with
-//! what is fed. A lowering that answers `None` leaves the call to the host path, which computes it with PyTorch's CPU
-//! kernel or raises PyTorch's own error: rules here need not know every case, and never word an error.
+//! A lowering depends on metadata alone, so it is made once for each variant of a node and then reused with other
+//! feeds. If there is no lowering (`None`), the call takes the host path, which runs PyTorch's CPU kernel or raises
+//! PyTorch's own error. So lowerings need not cover every case, and never raise errors themselves.
 
 use std::sync::Arc;
 
@@ -24,51 +24,52 @@ use crate::shapes;
 
 pub use crate::shapes::{Dims, dense, is_contiguous, is_non_overlapping};
 
-/// Something that happens on the device.
+/// A command for the device.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// A kernel runs.
+    /// Runs a kernel.
     Dispatch {
-        /// The kernel.
+        /// Compiled kernel.
         pipeline: Arc<Pipeline>,
-        /// Its buffers.
+        /// Tensors bound to the kernel's buffers.
         tensors: SmallVec<[Ref; 8]>,
-        /// Its parameters.
+        /// Parameters.
         words: Box<[Word]>,
-        /// Its workgroups.
+        /// Number of workgroups.
         groups: Groups,
-        /// The parts in which it runs where tensors are larger than what can be bound of a buffer; else there are none.
+        /// Parts that the kernel runs in if a tensor exceeds the maximum size of a binding; otherwise empty.
         parts: Vec<Part>,
         /// See [`Kernel::apart`].
         apart: bool,
         /// The fault that the kernel may report.
         fault: Option<Fault>,
     },
-    /// Bytes become 0, from the start of a storage that the call made.
+    /// Sets this many bytes to 0, from the start of a storage that the call creates.
     Clear(Ref, u64),
 }
 
-/// What a call becomes.
+/// Result of lowering a call.
 #[derive(Clone, Debug, Default)]
 pub struct Lowered {
-    /// Its outputs.
+    /// Metadata of the outputs.
     pub outputs: Outputs,
-    /// Bytes of the storages that live within it.
+    /// Sizes in bytes of the temporary storages.
     pub temps: SmallVec<[u64; 2]>,
-    /// What happens, in order.
+    /// Commands, in order.
     pub actions: Vec<Action>,
-    /// Whether the call stores a host tensor's bytes as they are, so that no kernel is needed where they fill a storage.
+    /// Whether the call copies a host tensor's bytes unchanged. If they fill a storage, no kernel is needed.
     pub moves: bool,
-    /// Whether it draws random numbers.
+    /// Whether the call draws random numbers.
     pub draws: bool,
-    /// Numbers that it was made for, by argument: another value needs another lowering.
+    /// Numbers that the lowering is specialized for, as argument and bits of an `f64`. A call with another value is
+    /// lowered again.
     pub pins: SmallVec<[(u32, u64); 1]>,
-    /// Ranges of numbers that it was made for, ends included: argument, least, greatest.
+    /// Inclusive ranges of numbers that the lowering is valid for: argument, minimum, maximum.
     pub ranges: SmallVec<[(u32, f64, f64); 1]>,
 }
 
 impl Lowered {
-    /// Bytes from a tensor's first element to its last.
+    /// Number of bytes from a tensor's first element to its last, inclusive.
     pub fn extent(&self, inputs: &[Input<'_>], tensor: Ref) -> u64 {
         match tensor {
             Ref::Input(i) => {
@@ -78,84 +79,85 @@ impl Lowered {
             Ref::Fresh(i) => self.outputs.fresh[i as usize],
             Ref::Temp(i) => self.temps[i as usize],
             Ref::Faults => 4,
-            // Groups are only on what can be bound as a whole.
+            // Windows of groups are always bound as a whole.
             Ref::Slot(_) => 0,
         }
     }
 }
 
-/// A tensor as lowerings see it.
+/// A tensor or number in a lowering.
 #[derive(Clone, Debug)]
 pub struct Operand {
-    /// Where it is.
+    /// Location of the values.
     pub place: Spot,
     /// Element type.
     pub dtype: Dtype,
-    /// How its elements lie.
+    /// Memory format of the elements.
     pub mem: Mem,
     /// Sizes.
     pub sizes: Dims,
     /// Strides in elements.
     pub strides: Dims,
-    /// Made from a Python number.
+    /// Whether the tensor was made from a Python number.
     pub wrapped: bool,
 }
 
-/// Where an operand is.
+/// Location of an operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spot {
-    /// In memory.
+    /// In device memory.
     Memory(Ref),
-    /// A host tensor of one element, whose value is a parameter.
+    /// In a host tensor of one element, the input with this index; passed as a parameter.
     Scalar(u32),
-    /// A number among the arguments, or an item of a list of numbers.
+    /// Number in the argument with the first index; the second is the index in a list of numbers. Passed as a
+    /// parameter.
     Number(u32, u32),
 }
 
 impl Operand {
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn ndim(&self) -> usize {
         self.sizes.len()
     }
 
-    /// What counts for its dtype's promotion.
+    /// Properties that type promotion depends on.
     pub fn kind(&self) -> Kind {
         Kind { dtype: self.dtype, ndim: self.ndim(), wrapped: self.wrapped }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn numel(&self) -> i64 {
         self.sizes.iter().product()
     }
 
-    /// Whether its elements lie in row-major order without gaps.
+    /// Whether the elements are contiguous in row-major order.
     pub fn is_contiguous(&self) -> bool {
         is_contiguous(&self.sizes, &self.strides)
     }
 
-    /// Whether several of its elements may be one.
+    /// Whether distinct indices may address the same element.
     pub fn overlaps(&self) -> bool {
         !is_non_overlapping(&self.sizes, &self.strides)
     }
 
-    /// The same elements under other sizes and strides.
+    /// The same memory with other sizes and strides.
     pub fn viewed(&self, sizes: &[i64], strides: &[i64]) -> Operand {
         Operand { sizes: sizes.into(), strides: strides.into(), ..self.clone() }
     }
 
-    /// Expanded to sizes that broadcasting gave.
+    /// The operand expanded to `sizes`, which its own sizes broadcast to.
     pub fn expanded(&self, sizes: &[i64]) -> Operand {
         let strides = shapes::expanded(&self.sizes, &self.strides, sizes);
         self.viewed(sizes, &strides)
     }
 }
 
-/// A value that a kernel reads: an element of memory, or a parameter.
+/// Values that a kernel reads: elements in memory, or one parameter.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Elements.
+    /// Elements of a window.
     Window(Tensor),
-    /// The same for all elements.
+    /// One value for all elements.
     Value(E),
 }
 
@@ -169,35 +171,35 @@ impl Source {
     }
 }
 
-/// A call as lowerings see it. Only metadata may be looked at.
+/// Arguments of a call. A lowering may depend only on the metadata in it.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     /// Arguments in schema order.
     pub args: &'a [Arg<'a>],
-    /// All tensors, flat.
+    /// Tensors of all arguments, as one list.
     pub inputs: &'a [Input<'a>],
-    /// The default dtype.
+    /// Default dtype.
     pub default_dtype: Dtype,
 }
 
-/// The making of a [`Lowered`].
+/// Builder of a [`Lowered`].
 pub struct Lowering<'a> {
     /// The call.
     pub call: View<'a>,
-    /// The operator without namespace, overload and the underscore of its in-place form.
+    /// Name of the operator without namespace, overload and the trailing underscore of in-place operators.
     pub base: &'a str,
-    /// Which arguments are written, from the schema.
+    /// Whether each argument is written, according to the schema.
     written: &'a [bool],
-    /// The first flat input of each argument.
+    /// Index in `inputs` of the first tensor of each argument.
     first: SmallVec<[u32; 12]>,
     pipelines: &'a mut Pipelines,
     lowered: Lowered,
-    /// What is computed from the elements of the first new tensor where they are made, and kernels that do it.
+    /// Epilogue on the elements of the first new tensor, and the number of kernels that compute it.
     epilogue: Option<(&'a Epilogue<'a>, u32)>,
 }
 
 impl<'a> Lowering<'a> {
-    /// A lowering of `call`.
+    /// Starts the lowering of `call`.
     pub fn new(
         call: &'a Call<'_>,
         base: &'a str,
@@ -219,12 +221,13 @@ impl<'a> Lowering<'a> {
         Lowering { call, base, written, first, pipelines, lowered: Lowered::default(), epilogue: None }
     }
 
-    /// The same with an epilogue.
+    /// Adds an epilogue.
     pub fn with_epilogue(self, epilogue: &'a Epilogue<'a>) -> Lowering<'a> {
         Lowering { epilogue: Some((epilogue, 0)), ..self }
     }
 
-    /// What was made; `None` where the epilogue has no place.
+    /// The result. Returns `None` if there is an epilogue and it is not computed by exactly one kernel, or if other
+    /// commands access the op's first new tensor.
     pub fn finish(self) -> Option<Lowered> {
         let clears = |action: &Action| matches!(action, Action::Clear(Ref::Fresh(0), _));
         let touches = |action: &&Action| matches!(action, Action::Dispatch { tensors, .. } if tensors.contains(&Ref::Fresh(0)));
@@ -240,7 +243,7 @@ impl<'a> Lowering<'a> {
 
     // --- Arguments ------------------------------------------------------------------------------------
 
-    /// Whether an argument is given.
+    /// Whether an optional argument is present.
     pub fn has(&self, arg: usize) -> bool {
         match self.call.args.get(arg) {
             None | Some(Arg::None) => false,
@@ -249,7 +252,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A flat input.
+    /// The tensor with this index in `inputs`. Returns `None` if it is absent, a conjugate or negative view, or of
+    /// an unsupported dtype.
     pub fn input(&self, flat: u32) -> Option<Operand> {
         let input = self.call.inputs.get(flat as usize)?;
         if input.flags & (flags::CONJ | flags::NEG) != 0 {
@@ -271,7 +275,7 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// The flat input that an argument begins with.
+    /// Index in `inputs` of an argument's first tensor.
     pub fn flat(&self, arg: usize) -> u32 {
         self.first[arg]
     }
@@ -284,7 +288,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// An optional tensor argument: the outer `None` where it is given but has no kernels.
+    /// An optional tensor argument. The inner `None` stands for an absent tensor, the outer one for an unsupported
+    /// one.
     pub fn optional(&self, arg: usize) -> Option<Option<Operand>> {
         if self.has(arg) { self.tensor(arg).map(Some) } else { Some(None) }
     }
@@ -307,7 +312,7 @@ impl<'a> Lowering<'a> {
         (self.first[arg]..self.first[arg] + n).map(each).collect()
     }
 
-    /// A tensor or a number, as an operand.
+    /// An argument that is a tensor or a number.
     pub fn operand(&self, arg: usize) -> Option<Operand> {
         let dtype = match self.call.args.get(arg)? {
             Arg::Tensor => return self.tensor(arg),
@@ -321,7 +326,7 @@ impl<'a> Lowering<'a> {
         Some(Operand { place, dtype, mem, sizes: Dims::new(), strides: Dims::new(), wrapped: true })
     }
 
-    /// An item of a list of tensors or numbers as an operand; what is no list is the same for all items.
+    /// An item of a list of tensors or numbers. An argument that is not a list is used for every item.
     pub fn operand_of(&self, arg: usize, item: usize) -> Option<Operand> {
         let dtype = match self.call.args.get(arg)? {
             Arg::Tensors(n) if item < *n as usize => return self.input(self.first[arg] + item as u32),
@@ -346,7 +351,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A bool that is part of the node; `default` where it is absent.
+    /// A bool that is part of the node, or `default` if the argument is absent.
     pub fn flag(&self, arg: usize, default: bool) -> bool {
         match self.call.args.get(arg) {
             Some(Arg::Bool(b)) => *b,
@@ -354,7 +359,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Ints that are part of the node or of the variant; an absent list is empty, a single int is a list of one.
+    /// A list of ints that is part of the node or of the variant. An absent list is empty; a single int is a list
+    /// of one.
     pub fn ints(&self, arg: usize) -> Option<Dims> {
         match self.call.args.get(arg) {
             None | Some(Arg::None) => Some(Dims::new()),
@@ -364,7 +370,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A dtype; `None` in the inner option where it is absent.
+    /// An optional dtype. The inner `None` stands for an absent argument.
     pub fn dtype(&self, arg: usize) -> Option<Option<Dtype>> {
         match self.call.args.get(arg) {
             None | Some(Arg::None) => Some(None),
@@ -381,13 +387,13 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A dimension, counted from the front.
+    /// A dimension, with negative values wrapped.
     pub fn dim(&self, arg: usize, ndim: usize) -> Option<usize> {
         wrap(self.int(arg)?, ndim)
     }
 
-    /// The value of a number, for which this lowering is then made: another value is lowered anew. For numbers that
-    /// change what is to be done and hardly ever change.
+    /// The value of a number. The lowering is then specialized for it, and a call with another value is lowered
+    /// again. For numbers that select the computation and rarely change.
     pub fn pin(&mut self, arg: usize) -> Option<f64> {
         let value = match self.call.args.get(arg)? {
             Arg::Int(i) => *i as f64,
@@ -399,8 +405,8 @@ impl<'a> Lowering<'a> {
         Some(value)
     }
 
-    /// A number that must lie between `least` and `greatest`, for which this lowering is then made. `None` where it
-    /// lies elsewhere, so that PyTorch can say what it thinks of it.
+    /// Makes the lowering valid only if a number is between `least` and `greatest`, inclusive. Returns `None` if it
+    /// is not; the host path then raises PyTorch's error.
     pub fn within(&mut self, arg: usize, least: f64, greatest: f64) -> Option<()> {
         let value = match self.call.args.get(arg)? {
             Arg::Int(i) => *i as f64,
@@ -418,13 +424,14 @@ impl<'a> Lowering<'a> {
         self.written.first() == Some(&true)
     }
 
-    /// Whether the operator writes tensors that it is given for its outputs.
+    /// Whether the operator writes its results to `out=` arguments.
     pub fn has_out(&self) -> bool {
         !self.in_place() && self.written.contains(&true)
     }
 
-    /// Where the `n`-th result goes: to a new tensor of these sizes, strides and dtype; in place; or to `out=`.
-    /// A tensor given for `out=` that is empty is resized. `None` where the given tensor does not fit.
+    /// Destination of the `n`-th result: a new tensor with these sizes, strides and dtype, the tensor that an
+    /// in-place operator writes, or an `out=` tensor. An empty `out=` tensor is resized. Returns `None` if the
+    /// existing tensor does not fit.
     pub fn destination(&mut self, n: usize, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
         let Some(arg) = self.written.iter().enumerate().filter(|(_, w)| **w).map(|(i, _)| i).nth(n) else {
             return self.fresh(sizes, strides, dtype);
@@ -442,8 +449,8 @@ impl<'a> Lowering<'a> {
         Some(given)
     }
 
-    /// An item of a list of tensors that the call writes and does not return. `None` where a result of these sizes and
-    /// dtype does not fit.
+    /// An item of a list of tensors that the call writes without returning it. Returns `None` if a result with
+    /// these sizes and dtype does not fit.
     pub fn written_item(&self, arg: usize, item: usize, sizes: &[i64], dtype: Dtype) -> Option<Operand> {
         let flat = self.first[arg] + item as u32;
         let given = self.input(flat)?;
@@ -452,7 +459,7 @@ impl<'a> Lowering<'a> {
         (fits && !given.overlaps()).then_some(given)
     }
 
-    /// An empty tensor that is written gets other sizes; its storage grows before kernels run.
+    /// Resizes an empty tensor. The storage is enlarged before the kernels run.
     fn resized(&mut self, arg: usize, given: Operand, sizes: &[i64], strides: &[i64]) -> Option<Operand> {
         let flat = self.first[arg];
         let input = &self.call.inputs[flat as usize];
@@ -462,7 +469,7 @@ impl<'a> Lowering<'a> {
         Some(given.viewed(sizes, strides))
     }
 
-    /// A new tensor that is the next output.
+    /// Adds a new tensor as the next output.
     pub fn fresh(&mut self, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
         let meta = TensorMeta::new(sizes, strides, dtype, 0);
         let storage = self.lowered.outputs.fresh.len() as u16;
@@ -478,28 +485,29 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// Says that the call stores the second input's bytes in the first, as they are: see [`Lowered::moves`].
+    /// Declares that the call copies the bytes of the second input into the first one unchanged; see
+    /// [`Lowered::moves`].
     pub fn moves(&mut self) {
         let from = self.call.inputs.get(1).map(|input| input.place);
         self.lowered.moves = matches!(from, Some(Place::Host(_) | Place::Buffer(_)));
     }
 
-    /// The next output is an input.
+    /// Adds an output that is the input with this index.
     pub fn returns(&mut self, flat: u32) {
         self.lowered.outputs.outs.push(OutSpec::Same(flat));
     }
 
-    /// The next output is undefined.
+    /// Adds an undefined output.
     pub fn returns_undefined(&mut self) {
         self.lowered.outputs.outs.push(OutSpec::Undefined);
     }
 
-    /// The next `n` outputs are one list.
+    /// Makes the next `n` outputs one list.
     pub fn returns_list(&mut self, n: usize) {
         self.lowered.outputs.outs.push(OutSpec::List(n as u32));
     }
 
-    /// A dense tensor that lives within the call.
+    /// A contiguous temporary tensor, which is freed after the call.
     pub fn temp(&mut self, sizes: &[i64], dtype: Dtype) -> Option<Operand> {
         let bytes = sizes.iter().product::<i64>() as u64 * dtype.size() as u64;
         self.lowered.temps.push(bytes);
@@ -510,7 +518,7 @@ impl<'a> Lowering<'a> {
 
     // --- Kernels --------------------------------------------------------------------------------------
 
-    /// An operand in a kernel that reads it.
+    /// Makes a kernel read an operand.
     pub fn read(&self, k: &mut Kernel, x: &Operand) -> Source {
         match x.place {
             Spot::Memory(tensor) => Source::Window(k.window(tensor, x.mem, &x.sizes, &x.strides, false)),
@@ -519,7 +527,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// An operand whose values are all converted to a type, the conversion of numbers being exact where it can be.
+    /// Makes a kernel read an operand whose values are all converted to `ty`. Numbers are converted from their
+    /// original value, not from that in the operand's dtype.
     pub fn read_as(&self, k: &mut Kernel, x: &Operand, ty: Ty) -> Source {
         match x.place {
             Spot::Memory(_) => self.read(k, x),
@@ -528,7 +537,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// An operand in a kernel that writes it.
+    /// Makes a kernel write an operand. Returns `None` for a number.
     pub fn write(&self, k: &mut Kernel, x: &Operand) -> Option<Tensor> {
         match x.place {
             Spot::Memory(tensor) => Some(k.window(tensor, x.mem, &x.sizes, &x.strides, true)),
@@ -536,30 +545,30 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A number, fed each time.
+    /// A number argument, as a parameter that is fed.
     pub fn number(&self, k: &mut Kernel, arg: usize, ty: Ty) -> E {
         k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
     }
 
-    /// A number of a list of numbers, fed each time; a number that is no list is the same for all items.
+    /// A number in a list argument, as a parameter that is fed. A number argument is used for every item.
     pub fn item(&self, k: &mut Kernel, arg: usize, item: usize, ty: Ty) -> E {
         k.value(ty, |upper| Word::Number(arg as u32, item as u32, ty, upper))
     }
 
-    /// The key of this call's random numbers.
+    /// Both words of the key of the call's random numbers, as parameters.
     pub fn key(&self, k: &mut Kernel) -> (E, E) {
         (k.word(Ty::U32, Word::Key(false)), k.word(Ty::U32, Word::Key(true)))
     }
 
-    /// Adds a kernel, which runs in parts where its tensors are large. `None` where that cannot be, and where the device
-    /// lacks what it needs.
+    /// Adds a kernel. It runs in parts if one of its tensors exceeds the maximum size of a binding. Returns `None`
+    /// if that is impossible or if the device lacks a feature that the kernel needs.
     pub fn launch(&mut self, mut kernel: Kernel) -> Option<()> {
         if let Some((epilogue, ended)) = &mut self.epilogue {
             *ended += u32::from(epilogue.join(&mut kernel)?);
         }
         let extent = |buf: &Buf| self.lowered.extent(self.call.inputs, buf.tensor);
         let bytes: SmallVec<[u64; 8]> = kernel.bufs.iter().map(extent).collect();
-        // Elements are numbered in 32 bits.
+        // Kernels index elements with 32-bit integers.
         let countable = |(bytes, buf): (&u64, &Buf)| bytes / u64::from(buf.mem.size()) < u64::from(u32::MAX);
         if !bytes.iter().zip(&kernel.bufs).all(countable) {
             return None;
@@ -588,7 +597,7 @@ impl<'a> Lowering<'a> {
         Some(())
     }
 
-    /// Sets a new tensor's bytes to 0.
+    /// Sets the bytes of a new tensor to 0.
     pub fn clear(&mut self, x: &Operand) {
         let bytes = TensorMeta::new(&x.sizes, &x.strides, x.dtype, 0).extent_bytes(0);
         if let Spot::Memory(tensor) = x.place
@@ -603,13 +612,13 @@ fn host_value(k: &mut Kernel, input: u32, ty: Ty) -> E {
     k.value(ty, |upper| Word::Host(input, ty, upper))
 }
 
-/// A dimension counted from the front; a tensor without dimensions has one for this.
+/// Wraps a dimension that may be negative. A 0-dimensional tensor counts as 1-dimensional here.
 pub fn wrap(dim: i64, ndim: usize) -> Option<usize> {
     let n = ndim.max(1) as i64;
     (-n..n).contains(&dim).then(|| dim.rem_euclid(n) as usize)
 }
 
-/// Whether PyTorch lets a result of one dtype go to a tensor of another.
+/// Whether PyTorch allows a result of one dtype to be written to a tensor of another.
 pub fn can_cast(from: Dtype, to: Dtype) -> bool {
     let integral = |d: Dtype| !d.is_floating() && d != Dtype::BOOL;
     !(from.is_floating() && !to.is_floating() || integral(from) && to == Dtype::BOOL)

@@ -1,10 +1,11 @@
-//! Device memory: buffers of a few sizes, used again in queue order.
+//! Pool of device buffers, which are reused in queue order.
 //!
-//! **Why.** Making a buffer costs microseconds and a system call now and then; a training step needs the same sizes
-//! again and again. **Strategy.** Sizes are rounded up by at most an eighth. A released buffer goes to its size's
-//! free list and may be taken at once: whatever uses it next is behind everything that used it before, in the queue.
-//! **Freeing.** Free buffers beyond a fifth of the most that was ever in use are destroyed, and all of them when the
-//! device has no memory left.
+//! **Why.** Creating a buffer takes microseconds and sometimes a system call, and a training step needs the same
+//! sizes again and again. **Strategy.** Sizes are rounded up by at most an eighth. A released buffer goes to the
+//! free list of its size and can be reused immediately: the queue runs commands in order, so the next use follows
+//! all earlier ones. **Freeing.** When a buffer is released, the buffers that have been free longest are destroyed
+//! until memory in use and free memory together are at most 6/5 of the peak in use plus 16 MiB. When the device is
+//! out of memory, all free buffers are destroyed.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use crate::gpu::device::Gpu;
 
-/// A buffer.
+/// Index of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BufId(pub u32);
 
@@ -20,43 +21,43 @@ pub struct BufId(pub u32);
 struct Slot {
     buffer: Option<wgpu::Buffer>,
     bytes: u64,
-    /// Number of the submission that will use it next, or did last.
+    /// Number of the last submission that uses the buffer, which may not have been made yet.
     used: u64,
 }
 
-/// What device memory there is.
+/// Statistics of device memory.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes in use.
     pub live: u64,
-    /// Bytes that are kept for the next use.
+    /// Bytes in free buffers.
     pub cached: u64,
-    /// The most that both have been together.
+    /// Maximum of the bytes in use and in free buffers together.
     pub peak: u64,
-    /// The most that was in use.
+    /// Maximum of the bytes in use.
     pub live_peak: u64,
 }
 
-/// All buffers.
+/// The pool.
 #[derive(Debug)]
 pub struct Memory {
     gpu: Arc<Gpu>,
     slots: Vec<Slot>,
     vacant: Vec<u32>,
     free: FxHashMap<u64, Vec<BufId>>,
-    /// Sizes of free buffers, in the order that they were released.
+    /// Sizes of the free buffers, in the order of their release.
     order: std::collections::VecDeque<u64>,
     usage: Usage,
-    /// Destroyed once what is recorded is submitted.
+    /// Buffers to destroy after the recorded commands have been submitted.
     dying: Vec<BufId>,
-    /// Bumped where a buffer is destroyed, so that bind groups on it are too.
+    /// Incremented when buffers are destroyed, so that cached bind groups on them are dropped.
     pub generation: u64,
 }
 
-/// Bytes that are kept beyond the fifth.
+/// Bytes that may stay in the pool beyond 6/5 of the peak in use.
 const SLACK: u64 = 16 << 20;
 
-/// The size of the buffer for so many bytes.
+/// Size of the buffer that is used for a request of `bytes`.
 pub fn rounded(bytes: u64) -> u64 {
     let bytes = bytes.max(256);
     let step = (bytes.next_power_of_two() / 16).max(256);
@@ -64,7 +65,7 @@ pub fn rounded(bytes: u64) -> u64 {
 }
 
 impl Memory {
-    /// Nothing yet.
+    /// An empty pool.
     pub fn new(gpu: Arc<Gpu>) -> Memory {
         Memory {
             gpu,
@@ -78,32 +79,34 @@ impl Memory {
         }
     }
 
-    /// What there is.
+    /// Current statistics.
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// The buffer.
+    /// The wgpu buffer, or `None` if it was destroyed.
     pub fn buffer(&self, id: BufId) -> Option<&wgpu::Buffer> {
         self.slots[id.0 as usize].buffer.as_ref()
     }
 
-    /// Its size in bytes.
+    /// Size of a buffer in bytes.
     pub fn bytes(&self, id: BufId) -> u64 {
         self.slots[id.0 as usize].bytes
     }
 
-    /// Notes that the submission of a number uses it.
+    /// Notes that a submission uses a buffer.
     pub fn touch(&mut self, id: BufId, submission: u64) {
         self.slots[id.0 as usize].used = submission;
     }
 
-    /// A buffer of at least so many undefined bytes. `None` where the device has no memory left.
+    /// Takes a buffer of at least this size, with undefined contents. Returns `None` if the device is out of
+    /// memory.
     pub fn take(&mut self, bytes: u64) -> Option<BufId> {
         self.take_where(bytes, |_| true)
     }
 
-    /// A buffer that nothing recorded and not yet submitted uses, so that the host may write it ahead of the queue.
+    /// Takes a buffer that no command recorded for the submission with this number uses. The host may write it
+    /// before that submission is made.
     pub fn take_idle(&mut self, bytes: u64, submission: u64) -> Option<BufId> {
         self.take_where(bytes, |slot| slot.used < submission)
     }
@@ -155,7 +158,7 @@ impl Memory {
         self.usage.peak = self.usage.peak.max(self.usage.live + self.usage.cached);
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer to the pool.
     pub fn release(&mut self, id: BufId) {
         let bytes = self.bytes(id);
         self.usage.live -= bytes;
@@ -166,7 +169,7 @@ impl Memory {
         self.release_cached(room);
     }
 
-    /// Destroys free buffers, those free for longest first, until no more than `keep` bytes are left.
+    /// Destroys free buffers, starting with those that have been free longest, until at most `keep` bytes are free.
     pub fn release_cached(&mut self, keep: u64) {
         while self.usage.cached > keep {
             let Some(bytes) = self.order.pop_front() else { return };
@@ -176,7 +179,7 @@ impl Memory {
         }
     }
 
-    /// What was recorded has been submitted, so what is to be destroyed can be.
+    /// Destroys the buffers that were waiting for a submission, which has been made now.
     pub fn submitted(&mut self) {
         self.generation += u64::from(!self.dying.is_empty());
         for id in self.dying.drain(..) {
@@ -185,7 +188,7 @@ impl Memory {
         }
     }
 
-    /// Counts peaks from now.
+    /// Resets the peaks to the current values.
     pub fn reset_peak(&mut self) {
         self.usage.live_peak = self.usage.live;
         self.usage.peak = self.usage.live + self.usage.cached;

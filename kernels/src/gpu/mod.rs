@@ -1,10 +1,10 @@
 //! The wgpu executor: WGSL kernels on any adapter (Vulkan, Metal, DX12).
 //!
-//! A call is lowered from its metadata ([`lower`], [`ops`]) to kernels ([`kernel`]) made of expressions ([`crate::ir`]), which
-//! are printed as WGSL ([`print`]) and compiled in the background ([`pipelines`], [`cache`]). What happens
-//! on the device is recorded in a [`stream`] on buffers from a pool ([`memory`]). Calls that have no lowering take the
-//! host path: PyTorch's CPU kernel, with the copies that needs ([`executor`]). Point-wise ops of runs that come again are fused
-//! ([`group`]).
+//! A call is lowered from its metadata ([`lower`], [`ops`]) to kernels ([`kernel`]) that consist of expressions
+//! ([`crate::ir`]). Kernels are printed as WGSL ([`print`]) and compiled in the background ([`pipelines`],
+//! [`cache`]). Work for the device is recorded in a [`stream`], on buffers from a pool ([`memory`]). Calls without
+//! a lowering take the host path: PyTorch's CPU kernel, with copies from and to the device ([`executor`]). In runs
+//! that repeat, point-wise ops are fused ([`group`]).
 
 pub mod adapter;
 mod bundle;

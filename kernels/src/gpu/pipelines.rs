@@ -1,4 +1,4 @@
-//! Compiled kernels: by their text, compiled on threads of their own.
+//! Compilation of kernels on background threads, with a cache by their WGSL text.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -12,22 +12,22 @@ use crate::gpu::print::{parameter_bytes, wgsl};
 /// A compiled kernel, or one that is being compiled.
 #[derive(Debug)]
 pub struct Pipeline {
-    /// For people.
+    /// Name for debugging and error messages.
     pub label: &'static str,
-    /// Bindings of group 0 by buffer: whether each is written.
+    /// Whether each buffer of bind group 0 is written.
     pub written: Box<[bool]>,
-    /// Bytes of its parameters.
+    /// Size of the parameters in bytes.
     pub parameter_bytes: u32,
-    /// Whether they are immediates.
+    /// Whether the parameters are passed as immediates instead of in a uniform buffer.
     pub immediates: bool,
-    /// Number of the layout of group 0.
+    /// Index of the layout of bind group 0.
     pub layout: u32,
     compiled: Mutex<Option<Result<wgpu::ComputePipeline, String>>>,
     done: Condvar,
 }
 
 impl Pipeline {
-    /// The pipeline, once it is compiled; else what the compiler says.
+    /// The compiled pipeline or the compiler's error. Waits while the kernel is being compiled.
     pub fn get(&self) -> Result<wgpu::ComputePipeline, String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -50,21 +50,21 @@ struct Job {
     layout: wgpu::PipelineLayout,
 }
 
-/// All pipelines of a device.
+/// Pipelines of a device.
 #[derive(Debug)]
 pub struct Pipelines {
-    /// The device.
+    /// Device that the pipelines are for.
     pub gpu: Arc<Gpu>,
     by_source: FxHashMap<Arc<str>, Arc<Pipeline>>,
-    /// Layouts of group 0, by which buffers are written.
+    /// Layouts of bind group 0, by which buffers are written.
     layouts: Vec<(Box<[bool]>, wgpu::BindGroupLayout)>,
-    /// The layout of group 1: parameters in a uniform buffer.
+    /// Layout of bind group 1, a uniform buffer with the parameters.
     pub uniforms: wgpu::BindGroupLayout,
     jobs: Sender<Job>,
 }
 
 impl Pipelines {
-    /// None yet.
+    /// An empty cache; starts the threads that compile.
     pub fn new(gpu: Arc<Gpu>) -> Pipelines {
         let uniforms = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
             label: Some("parameters"),
@@ -87,7 +87,8 @@ impl Pipelines {
                     job.pipeline.set(compile(&gpu, &job));
                 }
             };
-            // Naga and drivers recurse; a thread that cannot be had is made up for by the others.
+            // The stack is large because naga and drivers recurse. If a thread cannot be started, the others do its
+            // work.
             let thread =
                 std::thread::Builder::new().name(format!("tandem-compiler-{n}")).stack_size(16 << 20);
             if let Err(error) = thread.spawn(compile) {
@@ -97,22 +98,23 @@ impl Pipelines {
         Pipelines { gpu, by_source: FxHashMap::default(), layouts: Vec::new(), uniforms, jobs }
     }
 
-    /// How many there are.
+    /// Number of pipelines.
     pub fn len(&self) -> usize {
         self.by_source.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no pipelines.
     pub fn is_empty(&self) -> bool {
         self.by_source.is_empty()
     }
 
-    /// The layout of group 0 of a number.
+    /// The layout of bind group 0 with this index.
     pub fn layout(&self, number: u32) -> &wgpu::BindGroupLayout {
         &self.layouts[number as usize].1
     }
 
-    /// A kernel's pipeline; `None` where the device lacks what it needs.
+    /// The pipeline of a kernel, which is compiled in the background if it is new. Returns `None` if the device
+    /// lacks a feature that the kernel needs.
     pub fn of(&mut self, kernel: &Kernel) -> Option<Arc<Pipeline>> {
         if kernel.bufs.len() as u32 > self.gpu.max_buffers {
             return None;
@@ -143,7 +145,7 @@ impl Pipelines {
             immediate_size: if immediates { bytes } else { 0 },
         });
         let job = Job { pipeline: pipeline.clone(), source: source.clone(), layout };
-        // The threads live as long as the sender.
+        // Sending fails only if no thread could be started.
         let _ = self.jobs.send(job);
         self.by_source.insert(source, pipeline.clone());
         Some(pipeline)
@@ -182,9 +184,9 @@ fn compile(gpu: &Gpu, job: &Job) -> Result<wgpu::ComputePipeline, String> {
             let module = if gpu.checks {
                 gpu.device.create_shader_module(description)
             } else {
-                // SAFETY: kernels reach only elements of the windows that they are given: addresses come from
-                // coordinates below the windows' sizes, and indices that the program computes are compared with the
-                // sizes before they are used. The tests run with checks.
+                // SAFETY: kernels access only elements within the windows bound to them. Addresses are computed
+                // from coordinates below the windows' sizes, and indices that come from data are compared with the
+                // sizes before use. The tests run with bounds checks.
                 unsafe {
                     gpu.device
                         .create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked())

@@ -1,10 +1,10 @@
-//! Which elements of its tensors a part of a kernel reaches.
+//! The bytes of its tensors that a part of a kernel accesses.
 //!
-//! **Why.** An adapter lets a kernel reach so many bytes of a buffer, and a tensor may have more. **Strategy.** Such a
-//! kernel runs once for each part of its elements or rows, on windows of the buffers. What a part reaches follows from
-//! its addresses and conditions by interval arithmetic, so no operator has to say it. An address of which nothing is
-//! known, such as one that is loaded and compared with nothing, reaches the whole tensor; where that is too much the
-//! call takes the host path.
+//! **Why.** Adapters limit the size of a binding, and a tensor may be larger. **Strategy.** A kernel on such a
+//! tensor runs in parts, each a range of its elements or rows with smaller bindings. The bytes that a part accesses
+//! are derived from the kernel's addresses and conditions by interval arithmetic, so operators do not have to
+//! declare them. An address without known bounds, such as an index that is loaded and not compared with anything,
+//! may access the whole tensor; if that is too large for a binding, the call takes the host path.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -15,32 +15,33 @@ use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS, lanes};
 use crate::gpu::store::{Buf, Ref, Stage, Store, Word};
 use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
-/// Bytes of a tensor, counted from its first element.
+/// Bytes of a tensor, relative to its first element.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// The first one.
+    /// First byte.
     pub begin: u64,
-    /// Behind the last one.
+    /// End of the bytes, exclusive.
     pub end: u64,
 }
 
-/// Elements or rows of a kernel that run together.
+/// A range of a kernel's elements or rows that one dispatch computes.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The first one.
+    /// First element or row.
     pub first: u32,
-    /// How many.
+    /// Number of elements or rows.
     pub count: u32,
-    /// Workgroups.
+    /// Number of workgroups.
     pub groups: Groups,
-    /// What is reached of each tensor.
+    /// Bytes of each tensor that the part accesses.
     pub spans: SmallVec<[Span; 8]>,
 }
 
-/// The most parts of a kernel.
+/// Maximum number of parts of a kernel.
 const MAX_PARTS: u64 = 256;
 
-/// The parts of a kernel of whose tensors, of so many bytes, no part reaches more than `limit`: as few as will do.
+/// Splits a kernel into as few parts as possible such that no part accesses more than `limit` bytes of a tensor.
+/// `bytes` holds the sizes of the tensors. Returns `None` if the kernel cannot be split like that.
 pub fn parts(kernel: &Kernel, bytes: &[u64], limit: u64) -> Option<Vec<Part>> {
     let (units, a_group, step) = match &kernel.skeleton {
         Skeleton::Map { count, stores, .. } => {
@@ -50,7 +51,7 @@ pub fn parts(kernel: &Kernel, bytes: &[u64], limit: u64) -> Option<Vec<Part>> {
         Skeleton::Rows { rows, team, .. } => (fixed(kernel, rows)?, THREADS / team, 1),
         Skeleton::Contract(_) | Skeleton::Raw(_) => return None,
     };
-    // Bound twice, a tensor would need one window for both.
+    // A tensor that is bound twice would need one window for both bindings.
     let bufs = &kernel.bufs;
     if bufs.iter().enumerate().any(|(i, buf)| bufs[..i].iter().any(|b| b.tensor == buf.tensor)) {
         return None;
@@ -79,7 +80,7 @@ fn fixed(kernel: &Kernel, e: &E) -> Option<u32> {
     }
 }
 
-/// Values from the first to the last.
+/// Interval of integers, both ends inclusive.
 type Range = (i64, i64);
 
 /// All values of a type.
@@ -96,12 +97,12 @@ struct Reach<'k> {
     vars: HashMap<Var, Range>,
     ranges: HashMap<*const Typed, Range>,
     visited: HashSet<*const Typed>,
-    /// Elements of each buffer; none yet, or `None` where nothing is known.
+    /// Elements of each buffer that are accessed: an empty interval at first, `None` if there are no known bounds.
     reached: Vec<Option<Range>>,
 }
 
 impl<'k> Reach<'k> {
-    /// What the elements or rows from `first` on reach.
+    /// Analyzes `count` elements or rows from `first` on.
     fn of(kernel: &'k Kernel, first: u32, count: u32) -> Reach<'k> {
         let mut reach = Reach {
             kernel,
@@ -170,7 +171,7 @@ impl<'k> Reach<'k> {
         }
     }
 
-    /// Notes what is loaded for an expression.
+    /// Records the loads of an expression.
     fn visit(&mut self, e: &E) {
         if !self.visited.insert(Rc::as_ptr(&e.0)) {
             return;
@@ -199,7 +200,7 @@ impl<'k> Reach<'k> {
         }
     }
 
-    /// Notes that an element of a buffer is reached, where the condition is true if there is one.
+    /// Records an access to a buffer at `at`, which happens only if the condition is true.
     fn note(&mut self, buf: u32, at: &E, condition: Option<&E>) {
         let Some(condition) = condition else { return self.note_at(buf, at) };
         let mut left = HashMap::new();
@@ -211,7 +212,7 @@ impl<'k> Reach<'k> {
         }
     }
 
-    /// The values that a condition leaves to what it compares.
+    /// Adds to `left` the intervals that the operands of a condition's comparisons are in if the condition is true.
     fn assume(&mut self, condition: &E, left: &mut HashMap<*const Typed, Range>) {
         let Node::Bin(op, a, b) = &condition.0.node else { return };
         let less = match op {
@@ -244,7 +245,8 @@ impl<'k> Reach<'k> {
         };
     }
 
-    /// The values of an address less the window's offset, which must be one of its summands.
+    /// Interval of an address without the window's offset parameter. Returns `None` if the address is not a sum
+    /// with that parameter as a term.
     fn behind(&mut self, at: &E, offset: Word) -> Option<Range> {
         match &at.0.node {
             Node::Param(word) if self.kernel.words[*word as usize] == offset => Some((0, 0)),
@@ -260,7 +262,8 @@ impl<'k> Reach<'k> {
         }
     }
 
-    /// The values of an integer: those of its type where nothing is known, or it may wrap.
+    /// Interval of an integer expression; all values of its type if there are no known bounds or if it may
+    /// overflow.
     fn range(&mut self, e: &E) -> Range {
         let key = Rc::as_ptr(&e.0);
         if let Some(known) = self.ranges.get(&key) {
@@ -322,7 +325,7 @@ mod tests {
 
     const LIMIT: u64 = 1 << 20;
 
-    /// Windows on tensors of floats, the last one being written.
+    /// Windows on float tensors, the last of which is written.
     fn windows(k: &mut Kernel, sizes: &[i64], strides: &[&[i64]]) -> Vec<Tensor> {
         let last = strides.len() - 1;
         let window = |(i, strides): (usize, &&[i64])| {
@@ -342,7 +345,7 @@ mod tests {
         k
     }
 
-    /// Parts follow one another and cover all.
+    /// Whether each part starts at the end of the previous one and all parts together cover all units.
     fn covers(parts: &[Part], units: u32) -> bool {
         let mut next = 0;
         parts.iter().all(|p| std::mem::replace(&mut next, p.first + p.count) == p.first) && next == units
@@ -369,7 +372,7 @@ mod tests {
         let parts = parts(&k, &bytes, LIMIT).expect("parts");
         assert!(covers(&parts, 1_000_000));
         assert!(parts.iter().all(|p| p.spans[1] == Span { begin: 0, end: 4000 }));
-        // A part may begin within a row, and what is reached is counted in rows.
+        // A part may begin within a row, but the bytes accessed are those of whole rows.
         for part in &parts {
             assert!(part.spans[0].begin <= u64::from(part.first) * 4);
             assert!(part.spans[0].end >= u64::from(part.first + part.count) * 4);
@@ -415,7 +418,7 @@ mod tests {
             let value = k.load_if(&table, &[c[0].clone(), at.cast(Ty::U32)], inside, E::lit(Ty::F32, 0.0));
             vec![k.store(&out, c, value)]
         });
-        // A map's parts are of whole workgroups, so there are two.
+        // The parts of a map are multiples of a workgroup, so there are two.
         let found = parts(&k, &[6_000_000, 2400, 1200], 5_200_000).expect("parts");
         assert_eq!(found[0].spans[0], Span { begin: 0, end: 256 * 20_000 });
         assert_eq!(found[1].spans[0], Span { begin: 256 * 20_000, end: 300 * 20_000 });

@@ -1,179 +1,182 @@
-//! What kernels are made of: buffers, parameters, stores and the stages of rows.
+//! Components of kernels: buffers, parameters, stores and the stages of rows.
 
 use smallvec::SmallVec;
 
 use crate::ir::{E, Mem, Ty, Var};
 use crate::shapes::is_contiguous;
 
-/// A tensor of a launch.
+/// A tensor that a kernel is launched on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ref {
-    /// A flat input of the call.
+    /// Input of the call, by its index in `inputs`.
     Input(u32),
-    /// A storage that the call makes.
+    /// Storage that the call creates.
     Fresh(u16),
-    /// A storage that lives within the call.
+    /// Temporary storage, which is freed after the call.
     Temp(u16),
-    /// The storage of a slot of the group that is computed with the call.
+    /// Slot of the group that is computed as an epilogue of the call.
     Slot(u16),
-    /// Where kernels report what only they can see, see [`Kernel::fault`](super::kernel::Kernel::fault).
+    /// Buffer that kernels report faults to; see [`Kernel::fault`](super::kernel::Kernel::fault).
     Faults,
 }
 
-/// A word of a launch's parameters.
+/// One 32-bit word of a launch's parameters. In the variants that hold a `bool`, it selects the upper word of a
+/// 64-bit value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Word {
-    /// A size, a stride, a number that metadata decide.
+    /// Constant: a size, a stride or another number that follows from metadata.
     Fixed(u32),
-    /// Where a tensor's first element lies in what is bound of its buffer, in elements of this kind. It may lie before
-    /// it: then the sum with an element that is reached wraps.
+    /// Index of a tensor's first element relative to the start of its binding, in elements of this format. If that
+    /// element precedes the binding the index wraps, and so does its sum with the index of any element within the
+    /// binding.
     Offset(Ref, Mem),
-    /// The first element or row of the part of the kernel that runs.
+    /// First element or row of the part of the kernel that runs.
     First,
-    /// How many the part has.
+    /// Number of elements or rows of the part of the kernel that runs.
     Count,
-    /// A fed number: argument, item of its list, type, which word of it.
+    /// Fed number: argument, item of a list, type, upper word.
     Number(u32, u32, Ty, bool),
-    /// The value of a host tensor of one element: input, type, which word of it.
+    /// Value of a host tensor of one element: input, type, upper word.
     Host(u32, Ty, bool),
-    /// A parameter of a group: its number, type, which word of it.
+    /// Parameter of a group: its index, type, upper word.
     Feed(u32, Ty, bool),
-    /// The key of the call's random draw, which word of it.
+    /// Key of the call's random numbers: upper word.
     Key(bool),
-    /// Tells the launch when it reports a fault.
+    /// Tag that the kernel writes when it reports a fault.
     Tag,
 }
 
 /// A buffer of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Buf {
-    /// Which tensor.
+    /// Tensor that is bound.
     pub tensor: Ref,
-    /// How its elements lie.
+    /// Memory format of the elements.
     pub mem: Mem,
     /// Whether the kernel writes it.
     pub written: bool,
-    /// Whether words are written by several threads, so that accesses are atomic.
+    /// Whether several threads write parts of the same word, so that accesses have to be atomic.
     pub atomic: bool,
-    /// Whether four neighbours of a buffer that is only read are loaded together.
+    /// Whether four neighbouring elements of this read-only buffer are loaded together.
     pub wide: bool,
-    /// The parameter to be added to all addresses, where the kernel runs in parts and they begin with the tensor.
+    /// Parameter to add to all addresses: the offset of a new or temporary storage in a kernel that runs in parts.
     pub base: Option<u32>,
 }
 
 /// A window on a buffer of a kernel.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// The buffer.
+    /// Index of the buffer.
     pub buf: u32,
-    /// How its elements lie.
+    /// Memory format of the elements.
     pub mem: Mem,
     /// Sizes.
     pub sizes: SmallVec<[i64; 6]>,
     /// Strides in elements.
     pub strides: SmallVec<[i64; 6]>,
-    /// Offset in elements, where it is not 0.
+    /// Offset in elements; `None` for 0.
     pub offset: Option<E>,
-    /// The strides that are neither 0 nor 1, as parameters.
+    /// Parameters with the strides; `None` for strides of 0 and 1.
     pub(super) steps: SmallVec<[Option<E>; 6]>,
 }
 
 impl Tensor {
-    /// Whether element `i` in row-major order lies `i` elements behind the first.
+    /// Whether the elements are contiguous in row-major order.
     pub fn is_contiguous(&self) -> bool {
         is_contiguous(&self.sizes, &self.strides)
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn numel(&self) -> i64 {
         self.sizes.iter().product()
     }
 }
 
-/// How a value goes to memory.
+/// How a value is combined with the element in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Put {
-    /// It replaces what is there.
+    /// Replaces the element.
     Assign,
-    /// Added, in any order.
+    /// Atomically adds, in no particular order.
     Add,
-    /// The larger stays.
+    /// Atomically keeps the larger value.
     Max,
-    /// The smaller stays.
+    /// Atomically keeps the smaller value.
     Min,
-    /// Multiplied, in any order.
+    /// Atomically multiplies, in no particular order.
     Mul,
 }
 
-/// A store.
+/// A store to one element.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// Into this buffer,
+    /// Index of the buffer.
     pub buf: u32,
-    /// at this element from its start,
+    /// Index of the element in the buffer.
     pub at: E,
-    /// this value,
+    /// Value to store.
     pub value: E,
-    /// in this way,
+    /// How the value is combined with the element in memory.
     pub put: Put,
-    /// where this is true.
+    /// Condition under which the store is done; `None` for always.
     pub guard: Option<E>,
-    /// The element is the offset and the number of the thread's element, so neighbours can share words.
+    /// Whether neighbouring elements of the kernel's index space, or members of a row, are stored to neighbouring
+    /// addresses, so that elements that share a word can be stored together.
     pub linear: bool,
 }
 
 impl Store {
-    /// The same store, of which is known that the elements of neighbouring members lie side by side.
+    /// The same store, marked as linear.
     pub fn side_by_side(self) -> Store {
         Store { linear: true, ..self }
     }
 }
 
-/// What a row's team does, in order.
+/// A stage of the work of a row's team.
 #[derive(Debug)]
 pub enum Stage {
-    /// Accumulates over the row's members: each thread its share, then all threads together.
+    /// Reduces the members of the row: first each thread a share of them, then across the threads.
     Reduce {
-        /// The member's number.
+        /// Index of the member.
         member: Var,
-        /// The accumulators of a thread.
+        /// Accumulators of a thread.
         acc: Vec<Var>,
-        /// Those of another thread, for the merge.
+        /// Accumulators of another thread, in `merge`.
         other: Vec<Var>,
-        /// Their first values; merging with them changes nothing.
+        /// Initial values of the accumulators, neutral in `merge`.
         init: Vec<E>,
-        /// Their values behind a member.
+        /// Values of the accumulators after a member.
         step: Vec<E>,
-        /// Their values behind a merge.
+        /// Values of the accumulators after they are merged with `other`.
         merge: Vec<E>,
     },
-    /// Accumulates over the row's members, in order, with what is stored behind each.
+    /// Scans the members of the row in order and stores after each member.
     Scan(Scan),
-    /// For each member.
+    /// Runs the stores for each member; the variable is the member's index.
     Each(Var, Vec<Store>),
-    /// Once a row.
+    /// Runs the stores once per row.
     Once(Vec<Store>),
 }
 
-/// A running accumulation over a row's members.
+/// A scan (running accumulation) over the members of a row.
 #[derive(Debug)]
 pub struct Scan {
-    /// A parameter or literal that no row is longer than.
+    /// Parameter or literal that is an upper bound of the length of all rows.
     pub rounds: E,
-    /// The member's number.
+    /// Index of the member.
     pub member: Var,
-    /// The accumulators.
+    /// Accumulators.
     pub acc: Vec<Var>,
-    /// Those of later members, for the merge.
+    /// Accumulators of later members, in `merge`.
     pub other: Vec<Var>,
-    /// Values that change nothing in a merge.
+    /// Neutral values in `merge`.
     pub init: Vec<E>,
-    /// The accumulators before the first member.
+    /// Values of the accumulators before the first member.
     pub start: Vec<E>,
-    /// Their values behind a member.
+    /// Values of the accumulators after a member.
     pub step: Vec<E>,
-    /// Their values behind a merge.
+    /// Values of the accumulators after they are merged with `other`.
     pub merge: Vec<E>,
-    /// What is stored behind each member.
+    /// Stores after each member.
     pub stores: Vec<Store>,
 }

@@ -1,8 +1,9 @@
-//! What is to happen on the device, in order: recorded, then encoded and submitted in few batches.
+//! Commands for the device, which are recorded in order, then encoded and submitted in batches.
 //!
-//! **Why.** Whoever records must not wait: kernels may still be compiling, and submissions cost. **Strategy.** Commands
-//! name buffers and pipelines; they are encoded when a batch is full, or when somebody needs a value. Bind groups are
-//! cached by buffers. So many submissions may be under way; beyond that the recorder waits for the oldest.
+//! **Why.** Recording must not wait for kernels that are still being compiled, and each submission has a fixed
+//! cost. **Strategy.** Recorded commands refer to buffers and pipelines. They are encoded and submitted when a
+//! batch is full, at the end of a run, or when the host needs a value. Bind groups are cached by their buffers. The
+//! number of submissions in flight is limited; beyond the limit, recording waits for the oldest one.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -17,19 +18,19 @@ use crate::gpu::kernel::Groups;
 use crate::gpu::memory::{BufId, Memory};
 use crate::gpu::pipelines::{Pipeline, Pipelines};
 
-/// What a kernel is given of a buffer.
+/// The part of a buffer that is bound to a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// The buffer.
+    /// Buffer.
     pub buf: BufId,
-    /// The first byte.
+    /// Offset in bytes.
     pub begin: u64,
-    /// How many, where it is not all of them.
+    /// Size in bytes; `None` for the rest of the buffer.
     pub bytes: Option<NonZeroU64>,
 }
 
 impl Bound {
-    /// All of it.
+    /// Binds the whole buffer.
     pub fn whole(buf: BufId) -> Bound {
         Bound { buf, begin: 0, bytes: None }
     }
@@ -42,54 +43,54 @@ enum Command {
     Clear { buf: BufId, offset: u64, bytes: u64 },
 }
 
-/// Commands that are submitted together.
+/// Maximum number of commands of a submission.
 const BATCH: usize = 512;
 
-/// Submissions under way.
+/// Maximum number of submissions in flight.
 const IN_FLIGHT: usize = 3;
 
-/// Bind groups that are kept.
+/// Maximum number of cached bind groups.
 const MAX_BIND_GROUPS: usize = 1 << 14;
 
-/// Bytes of the uniform buffer for a batch's parameters.
+/// Size in bytes of the uniform buffer for the parameters of a batch.
 const RING: u64 = 1 << 20;
 
-/// What the uniform binding of a dispatch spans.
+/// Size in bytes of the uniform binding of a dispatch.
 const UNIFORM_BINDING: u64 = crate::gpu::print::MAX_WORDS as u64 * 4;
 
-/// The queue's other end, for one recorder.
+/// Recorder of commands for one device's queue.
 #[derive(Debug)]
 pub struct Stream {
-    /// The device.
+    /// Device that the commands run on.
     pub gpu: Arc<Gpu>,
-    /// Its buffers.
+    /// Pool of the device's buffers.
     pub memory: Memory,
-    /// Its kernels.
+    /// Compiled kernels.
     pub pipelines: Pipelines,
     commands: Vec<Command>,
     /// Parameters of the recorded dispatches.
     words: Vec<u32>,
     bind_groups: FxHashMap<SmallVec<[u32; 10]>, wgpu::BindGroup>,
     bind_generation: u64,
-    /// A uniform buffer for the parameters, and the bind group on it.
+    /// Uniform buffer for the parameters of a batch.
     ring: wgpu::Buffer,
     ring_group: wgpu::BindGroup,
-    /// Number of the next submission, from 1 on.
+    /// Number of the next submission, starting at 1.
     submission: u64,
     in_flight: VecDeque<wgpu::SubmissionIndex>,
     staging: Option<wgpu::Buffer>,
-    /// A buffer whose first word is read with everything that is read.
+    /// Buffer whose first word is read back with every download.
     pub watch: Option<BufId>,
-    /// That word, as it was when something was read last.
+    /// Value of that word at the last download.
     pub watched: Option<u32>,
-    /// A kernel that did not compile, until somebody is told.
+    /// Error of a kernel that did not compile, until a flush returns it.
     failed: Option<DeviceError>,
-    /// Dispatches since the start.
+    /// Number of dispatches recorded.
     pub dispatches: u64,
 }
 
 impl Stream {
-    /// Nothing recorded.
+    /// An empty stream.
     pub fn new(gpu: Arc<Gpu>) -> Stream {
         let pipelines = Pipelines::new(gpu.clone());
         let ring = gpu.device.create_buffer(&wgpu::BufferDescriptor {
@@ -124,7 +125,7 @@ impl Stream {
         }
     }
 
-    /// A buffer of undefined bytes.
+    /// Allocates a buffer with undefined contents.
     pub fn allocate(&mut self, bytes: u64) -> Result<BufId, DeviceError> {
         if let Some(id) = self.memory.take(bytes) {
             return Ok(id);
@@ -133,7 +134,7 @@ impl Stream {
         self.memory.take(bytes).ok_or_else(|| self.no_memory(bytes))
     }
 
-    /// A buffer that holds `data`, in time for everything that is recorded from now on.
+    /// Allocates a buffer with the contents `data`, for use by commands recorded from now on.
     pub fn upload_new(&mut self, data: &[u8]) -> Result<BufId, DeviceError> {
         let bytes = data.len() as u64;
         let id = match self.memory.take_idle(bytes, self.submission) {
@@ -147,10 +148,11 @@ impl Stream {
         Ok(id)
     }
 
-    /// Writes bytes to a buffer behind everything that is recorded.
+    /// Writes bytes to a buffer after all recorded commands.
     pub fn upload(&mut self, id: BufId, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.flush()?;
-        // Whole words: those at the ends keep the bytes that are not written.
+        // Writes consist of whole words. If the range is not word-aligned, the words that it overlaps are read back
+        // first.
         let (begin, end) = (offset / 4 * 4, (offset + data.len() as u64).next_multiple_of(4));
         if begin == offset && end == offset + data.len() as u64 {
             self.write(id, offset, data);
@@ -177,7 +179,7 @@ impl Stream {
         }
     }
 
-    /// Reads bytes of a buffer, behind everything that is recorded.
+    /// Reads bytes of a buffer after all recorded commands.
     pub fn download(&mut self, id: BufId, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
         const STAGING: u64 = 32 << 20;
         let mut done = 0;
@@ -249,7 +251,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Records a kernel on buffers, in the kernel's order; `words` are its parameters.
+    /// Records a kernel. `bufs` are its bindings in the kernel's order, `words` its parameters.
     pub fn dispatch(
         &mut self,
         pipeline: &Arc<Pipeline>,
@@ -280,7 +282,7 @@ impl Stream {
         self.submit_full()
     }
 
-    /// Records a copy of whole words.
+    /// Records a copy of `bytes`, rounded up to whole words.
     pub fn copy(&mut self, from: (BufId, u64), to: (BufId, u64), bytes: u64) -> Result<(), DeviceError> {
         self.memory.touch(from.0, self.submission);
         self.memory.touch(to.0, self.submission);
@@ -294,7 +296,7 @@ impl Stream {
         self.submit_full()
     }
 
-    /// Records that words become 0.
+    /// Records that `bytes`, rounded up to whole words, are set to 0.
     pub fn clear(&mut self, buf: BufId, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         self.memory.touch(buf, self.submission);
         self.commands.push(Command::Clear { buf, offset, bytes: bytes.next_multiple_of(4) });
@@ -305,7 +307,7 @@ impl Stream {
         if self.commands.len() >= BATCH { self.flush() } else { Ok(()) }
     }
 
-    /// Submits what is recorded.
+    /// Submits the recorded commands. Returns the error of a kernel that did not compile or of a lost device.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
         if self.commands.is_empty() {
             return self.check();
@@ -320,7 +322,7 @@ impl Stream {
         self.check()
     }
 
-    /// Waits until everything that was recorded has happened.
+    /// Submits the recorded commands and waits until the device is idle.
     pub fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.flush()?;
         self.in_flight.clear();
@@ -353,7 +355,7 @@ impl Stream {
         DeviceError::OutOfMemory { device, asked, live: usage.live, cached: usage.cached }
     }
 
-    /// Gives back all free buffers, for which what is recorded has to be done.
+    /// Destroys all free buffers, after waiting for the recorded commands.
     pub fn make_room(&mut self) -> Result<(), DeviceError> {
         self.memory.release_cached(0);
         self.staging = None;
@@ -369,7 +371,7 @@ impl Stream {
         index
     }
 
-    /// Encodes what is recorded. Where a kernel does not compile, the rest is still encoded.
+    /// Encodes the recorded commands. If a kernel did not compile, the other commands are still encoded.
     fn encode(&mut self) -> wgpu::CommandEncoder {
         let mut encoder = self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         if self.bind_generation != self.memory.generation || self.bind_groups.len() > MAX_BIND_GROUPS {

@@ -1,41 +1,41 @@
-//! Tiles of contractions: how a product of matrices is spread over workgroups and threads.
+//! Tiling of contractions: how a matrix product is split over workgroups and threads.
 
-/// Side of a cooperative matrix.
+/// Rows and columns of a cooperative matrix.
 pub const MATRIX: u32 = 16;
 
-/// Threads of a subgroup, where there are cooperative matrices.
+/// Threads of a subgroup on devices with cooperative matrices.
 pub const SUBGROUP: u32 = 32;
 
-/// Rows and columns of the result that a workgroup computes, and that a thread does.
+/// Sizes of the part of the result that a workgroup and each of its threads compute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile {
-    /// Rows of a workgroup.
+    /// Rows per workgroup.
     pub m: u32,
-    /// Columns of a workgroup.
+    /// Columns per workgroup.
     pub n: u32,
-    /// Depth of a step.
+    /// Length of `k` per step.
     pub k: u32,
-    /// Rows of a thread.
+    /// Rows per thread.
     pub thread_m: u32,
-    /// Columns of a thread.
+    /// Columns per thread.
     pub thread_n: u32,
 }
 
 impl Tile {
-    /// For results of many tiles.
+    /// Tile for large results.
     pub const LARGE: Tile = Tile { m: 128, n: 128, k: 16, thread_m: 8, thread_n: 8 };
-    /// For those of fewer.
+    /// Tile for results that would have few large tiles.
     pub const MEDIUM: Tile = Tile { m: 64, n: 64, k: 32, thread_m: 4, thread_n: 4 };
-    /// For results of few rows.
+    /// Tile for results of few rows.
     pub const THIN: Tile = Tile { m: 16, n: 64, k: 32, thread_m: 4, thread_n: 4 };
 
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub fn threads(self) -> u32 {
         (self.m / self.thread_m) * (self.n / self.thread_n)
     }
 }
 
-/// The least number of `of` that `size` fits in.
+/// `size / of`, rounded up.
 pub fn ceil_div(size: i64, of: i64) -> i64 {
     (size + of - 1) / of
 }
@@ -43,29 +43,29 @@ pub fn ceil_div(size: i64, of: i64) -> i64 {
 /// Sizes of a contraction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Independent products.
+    /// Number of independent products.
     pub batch: i64,
-    /// Rows.
+    /// Rows of the result.
     pub m: i64,
-    /// Columns.
+    /// Columns of the result.
     pub n: i64,
-    /// Depth.
+    /// Length of the reduced dimension.
     pub k: i64,
 }
 
-/// How a contraction is spread over workgroups.
+/// How a contraction is split over workgroups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiling {
-    /// The tile.
+    /// Tile of each workgroup.
     pub tile: Tile,
-    /// Parts that `k` is split into, summed by another kernel.
+    /// Number of parts that `k` is split into. Another kernel adds up their results.
     pub parts: i64,
-    /// Depth of a part.
+    /// Length of a part of `k`.
     pub share: i64,
 }
 
 impl Tiling {
-    /// The tiling for sizes, and for nothing else, so that equal calls give equal bits.
+    /// The tiling for these sizes. It depends on the sizes alone, so equal calls return equal bits.
     ///
     /// | result                     | tile                       |
     /// |----------------------------|----------------------------|
@@ -73,7 +73,7 @@ impl Tiling {
     /// | fewer than 96 tiles of 128 | 64 x 64, 256 threads       |
     /// | others                     | 128 x 128, 256 threads     |
     ///
-    /// Where that makes fewer than 128 workgroups, `k` is split into parts of at least 256.
+    /// If that makes fewer than 128 workgroups, `k` is split into parts of at least 256.
     pub fn of(e: Extent) -> Tiling {
         let groups = |t: Tile| {
             let along = |size: i64, tile: u32| ceil_div(size, i64::from(tile)).max(1);

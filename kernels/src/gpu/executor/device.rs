@@ -1,4 +1,4 @@
-//! A GPU as a device: ops natively where there is a lowering, on the host otherwise.
+//! One GPU as a device. Ops run as native kernels if they have a lowering, otherwise on the host.
 
 use std::sync::Arc;
 
@@ -27,21 +27,22 @@ use crate::ops::express::Base;
 use crate::plan::GroupRun;
 use crate::run::OpRun;
 
-/// What the executor knows of an operator.
+/// Properties of an operator.
 pub(super) struct Op {
     pub(super) name: String,
     pub(super) writes: Box<[bool]>,
     lower: Option<Lower>,
-    /// What it is computed from elements by, where it may be fused.
+    /// The operator as an element-wise expression, if it can be fused.
     pub(super) base: Option<Base>,
-    /// Calls that took the host path.
+    /// Number of calls that took the host path.
     pub(super) hosted: u64,
 }
 
-/// Lowerings of a node by variant; `None` where a call takes the host path.
+/// Lowerings of a node by variant. The outer `None` stands for one that is not known yet, the inner one for the
+/// host path.
 type Lowerings = Vec<Option<Option<Arc<Lowered>>>>;
 
-/// Runs ops as WGSL kernels.
+/// A GPU that runs ops as WGSL kernels.
 pub struct GpuDevice {
     pub(super) host: &'static dyn HostKernels,
     pub(super) stream: Stream,
@@ -54,7 +55,7 @@ pub struct GpuDevice {
 }
 
 impl GpuDevice {
-    /// An executor on a device; `host` has the kernels for the rest.
+    /// A device that uses the kernels of `host` for calls without a lowering.
     pub fn new(gpu: Gpu, host: &'static dyn HostKernels) -> GpuDevice {
         let mut stream = Stream::new(Arc::new(gpu));
         GpuDevice {
@@ -87,12 +88,12 @@ impl GpuDevice {
         Arc::new(Failure { op, name: self.op(op).name.clone(), location, cause })
     }
 
-    /// Lowers a call; `None` where it takes the host path.
+    /// Lowers a call. Returns `None` if it takes the host path.
     pub(super) fn lower_call(&mut self, call: &Call<'_>) -> Option<Arc<Lowered>> {
         self.lower_with(call, None).map(Arc::new)
     }
 
-    /// The same with an epilogue.
+    /// Lowers a call, with an epilogue if there is one.
     pub(super) fn lower_with(&mut self, call: &Call<'_>, epilogue: Option<&Epilogue<'_>>) -> Option<Lowered> {
         self.op(call.op);
         let op = self.ops[call.op.index()].as_ref()?;
@@ -110,7 +111,8 @@ impl GpuDevice {
         fits.then_some(lowered)
     }
 
-    /// Runs a lowered call. Nothing has happened where it is refused for the host path.
+    /// Runs a lowered call. If it returns [`Refused::Host`], nothing has been run and the call can take the host
+    /// path.
     pub(super) fn run_native(
         &mut self,
         call: &Call<'_>,
@@ -177,7 +179,8 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// Where the second input, from the host, fills the first one's storage, it becomes the storage's contents.
+    /// For calls that copy a host tensor into a storage: if the tensor's bytes fill the whole storage, uploads them
+    /// into a new buffer, which becomes the storage's contents. Returns whether it did.
     fn move_in(&mut self, call: &Call<'_>) -> Result<bool, DeviceError> {
         let [to, from, ..] = &call.inputs[..] else { return Ok(false) };
         let Place::Storage { id, .. } = to.place else { return Ok(false) };
@@ -193,7 +196,7 @@ impl GpuDevice {
         Ok(true)
     }
 
-    /// Storages grow where the windows that a call resizes need it.
+    /// Enlarges storages that are too small for the windows that a call resizes.
     fn grow_resized(
         &mut self,
         call: &Call<'_>,
@@ -296,8 +299,8 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// A buffer that a kernel writes is bound to it once: what it reads of the same buffer elsewhere, it reads from a
-    /// copy.
+    /// Replaces bindings so that a buffer that is written is bound only once. The other bindings of that buffer,
+    /// which the kernel reads, get a copy.
     fn separate(
         &mut self,
         bufs: &mut [BufId],
@@ -317,7 +320,7 @@ impl GpuDevice {
         Ok(copies)
     }
 
-    /// Notes which faults the contents of what a call writes depend on.
+    /// Records the faults that the contents of the storages written by a call depend on.
     fn taint(&mut self, call: &Call<'_>, fresh: &[StorageId], tags: &[u32]) {
         if !self.faults.pending() {
             return;
@@ -353,7 +356,7 @@ impl GpuDevice {
         fresh.iter().for_each(|id| self.storages.taint(*id, &taints));
     }
 
-    /// The bytes of a window in host memory, from its first element on.
+    /// The bytes of a window in host memory, starting with its first element.
     fn host_bytes<'b>(&self, place: &Place<'b>, meta: &TensorMeta, offset: i64) -> &'b [u8] {
         let (Place::Host(ptr) | Place::Buffer(ptr)) = place else { return &[] };
         let (data, nbytes) = self.host.buffer_bytes(*ptr);
@@ -362,7 +365,8 @@ impl GpuDevice {
         if begin == end {
             return &[];
         }
-        // SAFETY: the range lies in the buffer, which lives as long as the call's inputs and is not written meanwhile.
+        // SAFETY: `begin` and `end` are clamped to the size of the buffer. The buffer lives as long as the call's
+        // inputs, and no kernel writes it while the call runs.
         unsafe { std::slice::from_raw_parts(data.add(begin as usize), (end - begin) as usize) }
     }
 
@@ -390,12 +394,12 @@ impl GpuDevice {
             }
             Word::Key(upper) => (key >> if upper { 32 } else { 0 }) as u32,
             Word::Tag => tag,
-            // See `placed`, and `groups`.
+            // `placed` resolves the first three, `Given::word` the last one.
             Word::Offset(..) | Word::First | Word::Count | Word::Feed(..) => 0,
         }
     }
 
-    /// Runs an op of a run with its lowering; `None` where it takes the host path.
+    /// Runs an op of a run with its lowering, or on the host if that is `None`.
     pub(super) fn run_lowered(&mut self, op: &OpRun<'_, '_>, lowered: Option<Arc<Lowered>>) {
         let location = op.step.key.location;
         let outcome = match lowered {
@@ -416,7 +420,7 @@ impl GpuDevice {
         self.fail(op, failure);
     }
 
-    /// An op of a run has failed.
+    /// Reports that an op of a run failed, and poisons what it would have written.
     pub(super) fn fail(&mut self, op: &OpRun<'_, '_>, failure: Arc<Failure>) {
         tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
         let written = op.step.writes.iter().filter_map(|i| match op.call.inputs[*i as usize].place {
@@ -429,7 +433,8 @@ impl GpuDevice {
         self.failures.push(failure);
     }
 
-    /// The lowering of an op's variant, made when it first runs and kept.
+    /// The lowering of an op's variant, cached after the first call. It is replaced if a number that it is
+    /// specialized for has changed.
     pub(super) fn lowering_of(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Lowered>> {
         let (node, number) = (op.node.index(), op.number as usize);
         if self.lowered.len() <= node {
@@ -449,7 +454,8 @@ impl GpuDevice {
         lowered
     }
 
-    /// Tells of faults that kernels had found when something was read last; with `read`, of those until now.
+    /// Poisons what depends on a fault that a kernel has reported. Uses the fault word of the last download, or
+    /// downloads it if `read` is true.
     pub(super) fn check_faults(&mut self, read: bool) {
         if !self.faults.pending() {
             return;
@@ -466,8 +472,8 @@ impl GpuDevice {
     }
 }
 
-/// Whether a kernel would write one buffer through two of its bindings, or one that must be apart is not, or writes a
-/// window of which others read a part, which PyTorch refuses.
+/// Whether a kernel would write one buffer through two bindings; or would read a buffer that it writes although it
+/// does not allow that (`Kernel::apart`) or the windows partly overlap, which PyTorch treats as an error.
 fn collides(lowered: &Lowered, call: &Call<'_>, inputs: &[Option<BufId>]) -> bool {
     lowered.actions.iter().any(|action| {
         let Action::Dispatch { pipeline, tensors, apart, .. } = action else { return false };
@@ -486,7 +492,7 @@ fn collides(lowered: &Lowered, call: &Call<'_>, inputs: &[Option<BufId>]) -> boo
     })
 }
 
-/// Whether two dense windows of a storage share some elements and are not the same.
+/// Whether two dense windows on the same storage overlap without being equal.
 fn partly_overlap(a: &Input<'_>, b: &Input<'_>) -> bool {
     let range = |x: &Input<'_>| {
         let size = x.dtype.size() as i64;
@@ -498,7 +504,7 @@ fn partly_overlap(a: &Input<'_>, b: &Input<'_>) -> bool {
     ours.start < theirs.end && theirs.start < ours.end && !same && dense(a) && dense(b)
 }
 
-/// The generator that a call draws from, null for the default one.
+/// Generator that a call draws random numbers from; null for the default one.
 fn generator(call: &Call<'_>) -> *mut std::ffi::c_void {
     let given = call.args.iter().find_map(|a| match a {
         Arg::Generator(g) => Some(*g),
@@ -589,7 +595,7 @@ impl Immediate for GpuDevice {
     }
 
     fn empty_cache(&mut self) {
-        // A device that is lost has told so, or will when it is used.
+        // The loss of a device has been reported, or will be when the device is used.
         let _ = self.stream.make_room();
     }
 
@@ -652,7 +658,8 @@ impl Device for GpuDevice {
 }
 
 impl GpuDevice {
-    /// Submits what a run has recorded. A device that is lost is told of once; whatever is read later tells it again.
+    /// Submits the recorded commands of a run. The loss of the device is reported once here; later reads report it
+    /// again.
     pub(super) fn flush(&mut self) {
         if let Err(error) = self.stream.flush()
             && self.failures.is_empty()
@@ -662,7 +669,7 @@ impl GpuDevice {
         }
     }
 
-    /// A failure is raised now, so nobody needs to be told of it later.
+    /// Drops a failure from the list of unreported ones, because it is being raised now.
     pub(super) fn seen(&mut self, failure: &Arc<Failure>) {
         self.failures.retain(|f| !Arc::ptr_eq(f, failure));
     }

@@ -1,8 +1,8 @@
-//! Several devices in one program.
+//! Programs with several devices.
 //!
-//! A node names its device, and a storage is where the op ran that made it. One walk through a run hands each op to the
-//! executor of its device, so program order holds across devices. Only copies read a storage of another device: it is
-//! brought to the host, and the copy takes it from there like any host tensor.
+//! A node names its device, and a storage is on the device of the op that created it. Each op of a run is passed to
+//! its device in program order, so the order holds across devices. Only copies may read a storage of another
+//! device: its contents are copied to the host, and the copy reads them like any host tensor.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::host::{Buffer, HostKernels};
 use crate::plan::{Fuser, GroupRun, Slot};
 use crate::run::OpRun;
 
-/// Runs ops on several devices, each with its own executor.
+/// Several GPUs as one device.
 pub struct Devices {
-    /// By index; never empty.
+    /// Devices by index; never empty.
     all: Vec<GpuDevice>,
-    /// The device of each storage, by id.
+    /// Index of the device of each storage, by storage id.
     homes: Vec<u8>,
 }
 
 impl Devices {
-    /// `tandem:0` comes first.
+    /// Combines devices; the first one is `tandem:0`.
     pub fn new(all: Vec<GpuDevice>) -> Devices {
         Devices { all, homes: Vec::new() }
     }
@@ -42,8 +42,8 @@ impl Devices {
         &mut self.all[usize::from(home)]
     }
 
-    /// Brings the inputs of a call that are on other devices to the host; whether there were any. Buffers of parts of
-    /// storages have to be held until the call is over.
+    /// Copies the inputs of a call that are on other devices to the host and makes the call use the copies. Returns
+    /// whether there were any. `parts` receives buffers that have to live until the call has finished.
     fn bring(
         &mut self,
         call: &mut Call<'_>,
@@ -64,7 +64,7 @@ impl Devices {
     }
 }
 
-/// Notes a storage's device.
+/// Records the device of a storage.
 fn settle(homes: &mut Vec<u8>, id: StorageId, device: u8) {
     if homes.len() <= id.index() {
         homes.resize(id.index() + 1, 0);
@@ -144,7 +144,7 @@ impl Immediate for Devices {
     }
 }
 
-/// Ops run one by one: a copy's lowering depends on the device that its source is on.
+/// Ops are not fused, because the lowering of a copy depends on the device of its source.
 impl Fuser for Devices {
     type Group = Infallible;
 
@@ -169,7 +169,7 @@ impl Device for Devices {
         let device = &mut self.all[usize::from(op.step.key.device)];
         match brought {
             Ok(false) => return device.run_op(op),
-            // The next time the same copy may come from another device, so its lowering is not kept.
+            // The lowering is not cached, because the source of the same copy may be on another device next time.
             Ok(true) => {
                 let lowered = device.lower_call(op.call);
                 device.run_lowered(op, lowered);

@@ -1,9 +1,10 @@
-//! Faults that only kernels can see: an index that is out of range, an integer division by zero.
+//! Faults that only kernels can detect: an index out of range or an integer division by zero.
 //!
-//! **Why.** The host knows of them only once the device has run, and waiting for each op would end all overlap.
-//! **Strategy.** Ops that may fault have a number, their *tag*; a kernel that faults leaves the smallest tag in a word
-//! on the device. The word is read with every value that goes to the host. Until then each storage carries the tags that its
-//! contents depend on, so that what a fault has spoilt is known exactly, and nothing else is.
+//! **Why.** The host learns of such a fault only after the kernel has run, and waiting for each op would prevent
+//! the program and the device from overlapping. **Strategy.** Each op that may fault gets a number, its *tag*. A
+//! kernel that faults writes the smallest tag to a word in device memory, and every download to the host also reads
+//! that word. Until then, each storage keeps the tags that its contents depend on, so a fault poisons exactly the
+//! storages that depend on it.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -13,22 +14,23 @@ use crate::error::Fault;
 use crate::gpu::memory::BufId;
 use crate::gpu::stream::Stream;
 
-/// Tags that contents depend on, in ascending order; [`ANY`] last where there were too many.
+/// Tags that a storage's contents depend on, in ascending order. [`ANY`] replaces the last ones if there are too
+/// many.
 pub type Taints = SmallVec<[u32; 4]>;
 
-/// Stands for all tags above those beside it.
+/// Matches every tag.
 const ANY: u32 = u32::MAX;
 
-/// Tags that a storage carries.
+/// Maximum number of tags that a storage keeps.
 const MAX_TAINTS: usize = 16;
 
-/// No fault.
+/// Value of the word if there is no fault.
 const NONE: u32 = i32::MAX as u32;
 
-/// The word on the device, and who may have written it.
+/// The fault word in device memory, and the ops that may have written it.
 #[derive(Debug)]
 pub struct Faults {
-    /// Holds the word.
+    /// Buffer with the word.
     pub buffer: BufId,
     next: u32,
     /// Ops by tag since the word was last read.
@@ -46,20 +48,20 @@ pub struct Expected {
     pub fault: Fault,
 }
 
-/// Whether a fault spoils contents.
+/// Whether contents with these taints depend on the fault with this tag.
 pub fn spoils(taints: &[u32], tag: u32) -> bool {
     taints.contains(&tag) || taints.last() == Some(&ANY)
 }
 
 impl Faults {
-    /// No fault yet.
+    /// Allocates the word and makes the stream read it with every download.
     pub fn new(stream: &mut Stream) -> Faults {
         let buffer = stream.upload_new(&NONE.to_le_bytes()).unwrap_or(BufId(0));
         stream.watch = Some(buffer);
         Faults { buffer, next: 1, ops: FxHashMap::default() }
     }
 
-    /// A tag for a kernel that may fault.
+    /// Returns a tag for a kernel that may fault.
     pub fn expect(&mut self, expected: Expected) -> u32 {
         let tag = self.next;
         self.next = if tag + 1 == NONE { 1 } else { tag + 1 };
@@ -72,12 +74,12 @@ impl Faults {
         !self.ops.is_empty()
     }
 
-    /// No tags.
+    /// An empty set of tags.
     pub fn none(&self) -> Taints {
         Taints::new()
     }
 
-    /// Adds tags that are still open.
+    /// Adds those tags whose ops have not been checked yet.
     pub fn join(&self, taints: &mut Taints, more: &[u32]) {
         for tag in more {
             if (*tag == ANY || self.ops.contains_key(tag)) && !taints.contains(tag) {
@@ -91,10 +93,11 @@ impl Faults {
         }
     }
 
-    /// The first op that faulted, with its tag. The word is the one that was read last; `read` asks for it anew.
+    /// Returns the first op that faulted, with its tag, and resets the word. Uses the word of the last download, or
+    /// downloads it if `read` is true.
     pub fn check(&mut self, stream: &mut Stream, read: bool) -> Option<(u32, Expected)> {
         if read {
-            // A device that is lost tells so by itself.
+            // The loss of a device is reported elsewhere.
             let _ = stream.download(self.buffer, 0, &mut [0; 4]);
         }
         let tag = stream.watched.take()?;

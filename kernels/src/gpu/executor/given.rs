@@ -1,4 +1,5 @@
-//! What a lowered call or group is given: numbers, buffers of slots, parameters; and why it may be refused.
+//! Values for a lowered call or a group: numbers, buffers of slots and parameters. Also the reasons to refuse
+//! native execution.
 
 use std::sync::Arc;
 
@@ -12,27 +13,27 @@ use crate::gpu::memory::BufId;
 use crate::gpu::store::Word;
 use crate::ir::Ty;
 
-/// Why a call could not run natively.
+/// Reason why a call did not run as native kernels.
 pub enum Refused {
-    /// The host path can.
+    /// The call can take the host path.
     Host,
-    /// It fails there too.
+    /// The call failed; the host path would not help.
     Failed(Arc<Failure>),
     /// An input is poisoned.
     Poisoned(Arc<Failure>),
 }
 
-/// What a group is given when it is carried out.
+/// Buffers and parameters of a group.
 #[derive(Default)]
 pub struct Given {
-    /// By slot.
+    /// Buffers by slot.
     pub bufs: SmallVec<[Option<BufId>; 8]>,
-    /// The bits of its parameters.
+    /// Bits of the parameters.
     pub params: SmallVec<[u64; 8]>,
 }
 
 impl Given {
-    /// A word of a parameter; 0 for any other.
+    /// Value of a word that refers to a group's parameter; 0 for other words.
     pub fn word(&self, word: Word) -> u32 {
         match word {
             Word::Feed(param, ty, upper) => ty.word(self.params[param as usize], upper),
@@ -41,7 +42,7 @@ impl Given {
     }
 }
 
-/// A number among the arguments.
+/// A number argument.
 #[derive(Clone, Copy)]
 pub enum Number {
     Int(i64),
@@ -57,7 +58,7 @@ pub fn number(arg: &Arg<'_>) -> Number {
     }
 }
 
-/// The value of an element in host memory.
+/// Value of an element in host memory.
 pub fn element(value: &InlineValue, dtype: Dtype) -> Number {
     let b = &value.0;
     let four = [b[0], b[1], b[2], b[3]];
@@ -78,7 +79,7 @@ pub fn element(value: &InlineValue, dtype: Dtype) -> Number {
     }
 }
 
-/// A word of a number in a type.
+/// One 32-bit word of a number converted to a type; `upper` selects the upper word.
 pub fn bits(value: Number, ty: Ty, upper: bool) -> u32 {
     let int = match value {
         Number::Int(i) => i,

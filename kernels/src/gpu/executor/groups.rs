@@ -1,4 +1,4 @@
-//! Plans: which ops are fused, and how groups of them are carried out.
+//! Fusion: which ops of a run are fused, and how their groups run.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use crate::run::{HostFeed, OpRun, Span, with_op};
 impl Fuser for GpuDevice {
     type Group = Group;
 
-    /// Only ops that have kernels by themselves are fused: what is computed where depends on metadata alone.
+    /// Only ops that have native kernels of their own are fused, so whether a result is computed on the device or
+    /// on the host depends on metadata alone.
     fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
         let lowered = self.lowering_of(op)?;
         let whole = |step: &Step| matches!(step, Step::Dispatch { parts, .. } if parts.is_empty());
@@ -51,7 +52,7 @@ impl Fuser for GpuDevice {
     }
 
     fn compile(&mut self, draft: Draft<Slot, Feed>, same: &dyn Fn(Slot, Slot) -> bool) -> Option<Group> {
-        // A single op has its own kernels, which are made for it.
+        // The kernels of a single op are specialized for it.
         if draft.calls < 2 {
             return None;
         }
@@ -68,8 +69,9 @@ impl Fuser for GpuDevice {
 }
 
 impl GpuDevice {
-    /// Carries ops out together. Nothing that matters is done where that is refused: one of their operands is poisoned,
-    /// or what they are on cannot be bound as a whole.
+    /// Runs the ops of a group together. Refuses if an operand is poisoned or if a storage exceeds the maximum size
+    /// of a binding. At most the group's new storages have been allocated then, and the ops can still run one by
+    /// one.
     pub(super) fn run_fused(&mut self, run: &GroupRun<'_, '_, Group>) -> Result<(), Refused> {
         let GroupRun { plan, fused, span, program } = *run;
         let group = &fused.group;
@@ -132,7 +134,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// A group has failed.
+    /// Reports that a group failed, and poisons what it would have written.
     pub(super) fn fail_group(&mut self, group: &Group, failure: &Arc<Failure>, span: &Span<'_>) {
         tracing::warn!(%failure, "fused ops failed; what they would have written is poisoned");
         for (slot, _) in &group.stored {
@@ -143,7 +145,8 @@ impl GpuDevice {
         self.failures.push(failure.clone());
     }
 
-    /// What is bound to a group's slots, and what is fed to it.
+    /// Binds a group's slots to buffers and collects its parameters. `uploaded` receives buffers to release after
+    /// the launch.
     fn given(
         &mut self,
         group: &Group,
@@ -154,14 +157,15 @@ impl GpuDevice {
         for slot in &group.slots {
             given.bufs.push(match slot {
                 Slot::Storage(place, _) => {
-                    // What is made and dropped within the group is nowhere.
+                    // A storage that is created and dropped within the group has no buffer.
                     let id = span.storages[*place as usize];
                     self.storages.device(id, &mut self.stream, self.host).ok()
                 }
                 Slot::Host(at) => match &span.run.hosts[span.base.hosts + *at as usize] {
                     HostFeed::Buffer(buffer) => {
                         let (data, nbytes) = self.host.buffer_bytes(buffer.as_ptr());
-                        // SAFETY: the buffer has these bytes, and is a snapshot that nobody writes.
+                        // SAFETY: `buffer_bytes` returns the pointer and the length of the buffer, which the run
+                        // keeps alive. The buffer is a snapshot that is not written any more.
                         let bytes = unsafe { std::slice::from_raw_parts(data, nbytes as usize) };
                         let buf = self.stream.upload_new(bytes).ok()?;
                         uploaded.push(buf);
@@ -185,7 +189,7 @@ impl GpuDevice {
         self.stream.dispatch(&launch.pipeline, bound.collect(), words, launch.groups)
     }
 
-    /// Notes which faults what a group stores depends on.
+    /// Records the faults that the stored contents depend on.
     fn taint_group(&mut self, group: &Group, span: &Span<'_>) {
         if !self.faults.pending() {
             return;
@@ -202,7 +206,7 @@ impl GpuDevice {
             }
             found.extend(id(*slot).map(|id| (id, taints)));
         }
-        // What is not stored to of a storage stays what it was.
+        // A group may write only a part of a storage, so the existing taints remain.
         for (id, mut taints) in found {
             self.faults.join(&mut taints, self.storages.taints(id));
             self.storages.taint(id, &taints);

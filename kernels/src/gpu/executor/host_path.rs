@@ -1,4 +1,4 @@
-//! The host path: PyTorch's CPU kernel on what the device holds, for calls that have no kernels there.
+//! The host path: PyTorch's CPU kernel on copies of the device's storages, for calls without native kernels.
 
 use std::sync::Arc;
 
@@ -13,11 +13,12 @@ use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::storages::{Absent, read};
 use crate::host::{Buffer, Exception, call_host};
 
-/// Storages of fewer bytes are brought to the host whole.
+/// Size in bytes up to which storages are always copied to the host as a whole.
 const WHOLE: u64 = 1 << 16;
 
 impl GpuDevice {
-    /// Runs a call on the host; what it makes is known and named.
+    /// Runs a call on the host whose variant and new storage ids are known. Fails if the outputs differ from the
+    /// variant's.
     pub(super) fn run_host(
         &mut self,
         call: &Call<'_>,
@@ -41,7 +42,7 @@ impl GpuDevice {
         Ok(outputs)
     }
 
-    /// Runs a call on the host and tells its outputs.
+    /// Runs a call on the host and returns its outputs. `name_fresh` returns the id for each new storage.
     pub(super) fn run_host_naming(
         &mut self,
         call: &Call<'_>,
@@ -54,7 +55,7 @@ impl GpuDevice {
         let reads = unsaid.is_empty() && !writes.contains(&true);
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
-        // Parts of storages that are read are held until the call is over.
+        // Copies of parts of storages, which have to live until the call has finished.
         let mut parts: SmallVec<[Buffer; 2]> = SmallVec::new();
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
@@ -89,7 +90,7 @@ impl GpuDevice {
             }
         }
         let (outputs, made) = self.call_host(call, &resolved, location).map_err(CallFailure::Raised)?;
-        // What goes to the host is a fetch, not a missing kernel.
+        // Copies to or from the host do not count as calls without a native kernel.
         let fetch = outputs.outs.iter().any(|o| matches!(o, OutSpec::Host(_)))
             || call.inputs.iter().any(|i| matches!(i.place, Place::Host(_))) && writes.first() == Some(&true);
         self.op(call.op).hosted += u64::from(!fetch);
@@ -115,7 +116,8 @@ impl GpuDevice {
         Ok(outputs)
     }
 
-    /// An input's contents for another device: as `bring`, after a look whether a fault has spoilt them.
+    /// Copies an input's contents to the host for a call on another device, and checks that no fault has spoiled
+    /// them.
     pub(super) fn read_out<'a>(
         &mut self,
         call: &Call<'_>,
@@ -129,8 +131,9 @@ impl GpuDevice {
         self.storages.poisoned(id).map_or(Ok(place), Err)
     }
 
-    /// An input's place in host memory, and how far its offset moves. Of a large storage that is only read, and by one
-    /// input alone, only the window is brought.
+    /// Location of an input in host memory, and the number of elements to subtract from its offset. If the storage
+    /// is large and no other input uses it, only the window of the input is copied, provided that it is not
+    /// written.
     fn bring<'a>(
         &mut self,
         call: &Call<'_>,
@@ -144,7 +147,7 @@ impl GpuDevice {
             let same = |o: &Input<'_>| matches!(o.place, Place::Storage { id: other, .. } if other == id);
             call.inputs.iter().filter(|o| same(o)).count() == 1
         };
-        // The storage of a CPU tensor that is written is another one, so this one is only read.
+        // In a call that writes, this holds for inputs after the first one, such as the source of `copy_`.
         if let Some((buf, nbytes)) = self.storages.only_on_device(id)
             && nbytes > WHOLE
             && (reads || i > 0)

@@ -1,8 +1,9 @@
-//! Runs calls on the device: natively where there is a lowering, on the host otherwise.
+//! Execution of calls on GPUs: with native kernels if there is a lowering, on the host otherwise.
 //!
-//! A storage's contents are on the device, on the host, or on both ([`storages`]). Kernels that find an index out of
-//! range say so in a word on the device, which is read with every value that goes to the host ([`faults`]): nothing
-//! that a failed op has spoilt gets out. [`Devices`] runs programs that use several devices.
+//! The contents of a storage are on the device, on the host, or on both ([`storages`]). Kernels that detect an
+//! index out of range report it in a word in device memory, which every download to the host also reads
+//! ([`faults`]). So the program never sees values that a failed op has spoiled. [`Devices`] runs programs on
+//! several devices.
 
 mod device;
 mod devices;

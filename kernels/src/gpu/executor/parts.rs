@@ -1,4 +1,4 @@
-//! Kernels that run in parts: the parameters that depend on the part.
+//! Kernels that run in parts: the parameters that differ between the parts.
 
 use tandem_tracegraph::call::{Call, Place};
 
@@ -6,12 +6,12 @@ use crate::gpu::spans::Part;
 use crate::gpu::store::{Ref, Word};
 use crate::gpu::stream::Bound;
 
-/// The parts that a kernel runs in; one that has none runs once.
+/// The parts of a kernel, or a single `None` for a kernel that runs as a whole.
 pub fn runs(parts: &[Part]) -> impl Iterator<Item = Option<&Part>> {
     parts.iter().map(Some).chain(parts.is_empty().then_some(None))
 }
 
-/// A parameter that depends on the part that runs, and on what is bound for it.
+/// Value of a parameter that depends on the part or on the bindings; `None` for other parameters.
 pub fn placed(
     word: Word,
     call: &Call<'_>,
@@ -29,7 +29,7 @@ pub fn placed(
     }
 }
 
-/// Number of a tensor's first element in its buffer.
+/// Index of a tensor's first element in its buffer.
 pub fn first_element(call: &Call<'_>, tensor: Ref) -> i64 {
     match tensor {
         Ref::Input(i) => match call.inputs[i as usize].place {

@@ -1,4 +1,4 @@
-//! Where the contents of storages are: on the device, on the host, or both.
+//! Locations of the contents of storages: on the device, on the host, or both.
 
 use std::sync::Arc;
 
@@ -11,48 +11,48 @@ use crate::gpu::memory::BufId;
 use crate::gpu::stream::Stream;
 use crate::host::{Buffer, Exception, HostError, HostKernels};
 
-/// The contents of a storage.
+/// Contents of a storage.
 #[derive(Debug)]
 pub enum Contents {
-    /// No such storage.
+    /// No contents: the storage does not exist or was freed.
     Free,
-    /// Undefined bytes that nobody has touched yet.
+    /// This many undefined bytes, without memory so far.
     Undefined(u64),
-    /// Bytes; where both are there they are equal.
+    /// Bytes on the device, on the host, or the same on both.
     Held {
-        /// On the device.
+        /// Buffer on the device.
         device: Option<BufId>,
-        /// On the host.
+        /// Buffer on the host.
         host: Option<Buffer>,
-        /// How many.
+        /// Size in bytes.
         nbytes: u64,
-        /// Faults that spoil them if they happened.
+        /// Tags of possible faults that the bytes depend on.
         taints: Taints,
     },
-    /// What would have written it failed.
+    /// The op that would have written the storage failed.
     Poisoned(Arc<Failure>),
 }
 
-/// Why a storage has no contents.
+/// Reason why the contents of a storage are not available.
 pub enum Absent {
-    /// There are none.
+    /// The storage has no contents.
     Free,
-    /// An op failed.
+    /// The storage is poisoned.
     Poisoned(Arc<Failure>),
-    /// The device cannot.
+    /// Error of the device.
     Device(DeviceError),
-    /// The host has no memory for what was to be brought there.
+    /// Allocation on the host failed.
     Host(Exception),
 }
 
 impl Absent {
-    /// No buffer on the host.
+    /// Wraps a failure to allocate a buffer on the host.
     pub fn on_host(error: HostError, host: &'static dyn HostKernels) -> Absent {
         Absent::Host(Exception::adopt(error, host))
     }
 }
 
-/// All storages, by id.
+/// Contents of all storages, by id.
 #[derive(Debug, Default)]
 pub struct Storages {
     all: Vec<Contents>,
@@ -66,7 +66,7 @@ impl Storages {
         &mut self.all[id.index()]
     }
 
-    /// Replaces contents.
+    /// Replaces the contents and releases the old device buffer.
     pub fn set(&mut self, id: StorageId, contents: Contents, stream: &mut Stream) {
         let old = std::mem::replace(self.slot(id), contents);
         if let Contents::Held { device: Some(buf), .. } = old {
@@ -74,13 +74,13 @@ impl Storages {
         }
     }
 
-    /// Contents that are on the device alone.
+    /// Sets contents that are only on the device.
     pub fn set_device(&mut self, id: StorageId, buf: BufId, nbytes: u64, stream: &mut Stream) {
         let taints = Taints::new();
         self.set(id, Contents::Held { device: Some(buf), host: None, nbytes, taints }, stream);
     }
 
-    /// Contents that are on the host alone.
+    /// Sets contents that are only on the host.
     pub fn set_host(&mut self, id: StorageId, buffer: Buffer, nbytes: u64, stream: &mut Stream) {
         let taints = Taints::new();
         self.set(id, Contents::Held { device: None, host: Some(buffer), nbytes, taints }, stream);
@@ -94,7 +94,7 @@ impl Storages {
         }
     }
 
-    /// The buffer on the device, brought there where it is not.
+    /// The device buffer of a storage. Uploads the contents if they are only on the host.
     pub fn device(
         &mut self,
         id: StorageId,
@@ -116,7 +116,8 @@ impl Storages {
                 let bytes = if nbytes == 0 {
                     &[]
                 } else {
-                    // SAFETY: the buffer has these bytes, and only calls on this executor write them.
+                    // SAFETY: `buffer_bytes` returns the pointer and the length of the buffer, which `self` keeps
+                    // alive. Only calls on this executor write it, and none runs now.
                     unsafe { std::slice::from_raw_parts(data, nbytes as usize) }
                 };
                 let buf = stream.upload_new(bytes).map_err(Absent::Device)?;
@@ -127,7 +128,7 @@ impl Storages {
         }
     }
 
-    /// The buffer on the host, brought there where it is not.
+    /// The host buffer of a storage. Downloads the contents if they are only on the device.
     pub fn host(
         &mut self,
         id: StorageId,
@@ -155,7 +156,7 @@ impl Storages {
         }
     }
 
-    /// Where it is only on the device: its buffer and its size.
+    /// Buffer and size of a storage whose contents are only on the device; `None` otherwise.
     pub fn only_on_device(&self, id: StorageId) -> Option<(BufId, u64)> {
         match self.all.get(id.index()) {
             Some(Contents::Held { device: Some(buf), host: None, nbytes, .. }) => Some((*buf, *nbytes)),
@@ -163,14 +164,14 @@ impl Storages {
         }
     }
 
-    /// What is on the host is no longer true.
+    /// Drops the host copy after a write on the device.
     pub fn written_on_device(&mut self, id: StorageId) {
         if let Contents::Held { device: Some(_), host, .. } = self.slot(id) {
             *host = None;
         }
     }
 
-    /// What is on the device is no longer true; the host's buffer may have grown.
+    /// Drops the device copy after a write on the host, which may also have enlarged the buffer.
     pub fn written_on_host(&mut self, id: StorageId, stream: &mut Stream, host: &'static dyn HostKernels) {
         if let Contents::Held { device, host: Some(buffer), nbytes, .. } = self.slot(id) {
             *nbytes = host.buffer_bytes(buffer.as_ptr()).1;
@@ -180,7 +181,7 @@ impl Storages {
         }
     }
 
-    /// Changes a size, keeping the common prefix.
+    /// Resizes a storage, keeping its contents up to the smaller size.
     pub fn resize(
         &mut self,
         id: StorageId,
@@ -208,12 +209,12 @@ impl Storages {
         Ok(())
     }
 
-    /// What would have written it failed.
+    /// Poisons a storage with the failure of the op that would have written it.
     pub fn poison(&mut self, id: StorageId, failure: &Arc<Failure>, stream: &mut Stream) {
         self.set(id, Contents::Poisoned(failure.clone()), stream);
     }
 
-    /// What would have written it, where that failed.
+    /// The failure that poisoned a storage, if any.
     pub fn poisoned(&self, id: StorageId) -> Option<Arc<Failure>> {
         match self.all.get(id.index()) {
             Some(Contents::Poisoned(failure)) => Some(failure.clone()),
@@ -221,7 +222,7 @@ impl Storages {
         }
     }
 
-    /// Faults that spoil the contents if they happened.
+    /// Tags of possible faults that the contents depend on.
     pub fn taints(&self, id: StorageId) -> &[u32] {
         match self.all.get(id.index()) {
             Some(Contents::Held { taints, .. }) => taints,
@@ -229,14 +230,14 @@ impl Storages {
         }
     }
 
-    /// Says which faults spoil the contents.
+    /// Sets the tags of possible faults that the contents depend on.
     pub fn taint(&mut self, id: StorageId, with: &Taints) {
         if let Contents::Held { taints, .. } = self.slot(id) {
             taints.clone_from(with);
         }
     }
 
-    /// Storages that a fault has spoilt.
+    /// Storages whose contents depend on the fault with this tag.
     pub fn tainted(&self, tag: u32) -> SmallVec<[StorageId; 8]> {
         let spoilt = |c: &Contents| matches!(c, Contents::Held { taints, .. } if crate::gpu::executor::faults::spoils(taints, tag));
         let ids = self.all.iter().enumerate().filter(|(_, c)| spoilt(c));
@@ -244,7 +245,7 @@ impl Storages {
     }
 }
 
-/// Reads bytes of a device buffer into a whole host buffer.
+/// Reads bytes of a device buffer, from `offset` on, until a host buffer is full.
 pub fn read(
     stream: &mut Stream,
     host: &'static dyn HostKernels,
@@ -256,7 +257,8 @@ pub fn read(
     if nbytes == 0 {
         return Ok(());
     }
-    // SAFETY: the buffer has these bytes and nobody else has it yet.
+    // SAFETY: `buffer_bytes` returns the pointer and the length of the buffer. The callers have just created it, so
+    // nothing else accesses its bytes.
     let bytes = unsafe { std::slice::from_raw_parts_mut(data, nbytes as usize) };
     stream.download(from, offset, bytes)
 }

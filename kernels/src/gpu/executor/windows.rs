@@ -1,7 +1,7 @@
-//! What kernels are given of buffers that are larger than what the adapter can bind.
+//! Bindings of buffers that exceed the maximum size of a binding.
 //!
-//! A kernel of which a tensor is larger runs in parts, see [`crate::gpu::spans`]. Any other is given a window on what its
-//! tensors span, since their storages may be larger than they are.
+//! A kernel on a tensor that exceeds that size runs in parts; see [`crate::gpu::spans`]. Other kernels get bindings
+//! that cover their tensors, whose storages may be much larger than they are.
 
 use std::num::NonZeroU64;
 
@@ -17,7 +17,8 @@ use crate::gpu::store::Ref;
 use crate::gpu::stream::Bound;
 
 impl GpuDevice {
-    /// What a kernel, or a part of it, is given of its tensors' buffers: all where that can be bound, else what it reaches.
+    /// Bindings of a kernel or of one of its parts: whole buffers if that is possible, otherwise the bytes that are
+    /// accessed.
     pub(super) fn bind(
         &self,
         call: &Call<'_>,
@@ -33,14 +34,14 @@ impl GpuDevice {
                 None => Span { begin: 0, end: lowered.extent(&call.inputs, *tensor) },
             };
             let window = self.window(call, *tensor, span);
-            // An empty tensor may lie behind all others.
+            // An empty tensor may start at the end of its buffer.
             let begin = window.begin.min(all - self.stream.gpu.binding_step);
             Bound { buf: *buf, begin, bytes: NonZeroU64::new(window.end.min(all) - begin) }
         };
         tensors.iter().zip(bufs).enumerate().map(bind).collect()
     }
 
-    /// Bytes of a tensor as bytes of its buffer, widened to what can be bound.
+    /// Converts bytes of a tensor to bytes of its buffer, extended to the alignment of bindings.
     fn window(&self, call: &Call<'_>, tensor: Ref, span: Span) -> Span {
         let size = match tensor {
             Ref::Input(i) => call.inputs[i as usize].dtype.size(),
@@ -49,11 +50,11 @@ impl GpuDevice {
         let first = first_element(call, tensor) as u64 * size as u64;
         let step = self.stream.gpu.binding_step;
         let begin = (first + span.begin) / step * step;
-        // Kernels may load 16 bytes at a time.
+        // Kernels may load 16 bytes at once.
         Span { begin, end: (first + span.end).max(begin + 1).next_multiple_of(16) }
     }
 
-    /// Whether kernels that run whole can be given what they reach of the inputs.
+    /// Whether the inputs of all kernels that run as a whole fit into bindings.
     pub(super) fn can_bind(&self, call: &Call<'_>, lowered: &Lowered) -> bool {
         let limit = self.stream.gpu.max_binding;
         let fits = |tensor: &Ref| match tensor {
