@@ -194,3 +194,21 @@ def test_a_damaged_cache_is_made_anew(tmp_path):
 def test_importing_touches_no_device():
     r = run("print(torch_tandem.report()['executor'])")
     assert r.stdout.strip() == "none", r.stderr
+
+
+def test_the_host_path_writes_windows_of_large_storages():
+    def steps(device):
+        y = (torch.arange(100_000.0) % 17 * 0.1 + 0.5).to(device)
+        a = torch.arange(1.0, 17.0).to(device)
+        for _ in range(8):
+            y = y * 1.0
+            torch.frexp(a[:4], out=(y[20:24], torch.empty(4, dtype=torch.int32, device=device)))
+            yield y[:30].cpu()
+            z = y * 1.0
+            q, r = z[60_000:60_016].view(4, 4), z[70_000:70_016].view(4, 4)
+            torch.linalg.qr(a.view(4, 4) + torch.eye(4, device=device), out=(q, r))
+            yield (z[60_000:60_016].view(4, 4) @ z[70_000:70_016].view(4, 4)).cpu()
+            torch_tandem.mark_step()
+
+    for got, expected in zip(steps("tandem"), steps("cpu"), strict=True):
+        torch.testing.assert_close(got, expected)

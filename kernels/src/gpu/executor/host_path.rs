@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tandem_tracegraph::call::{Call, Input, Place};
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::ops::written_unsaid;
@@ -51,15 +51,14 @@ impl GpuDevice {
     ) -> Result<Outputs, CallFailure> {
         self.stream.watched = None;
         let writes = self.op(call.op).writes.clone();
-        let unsaid = written_unsaid(&self.op(call.op).name);
-        let reads = unsaid.is_empty() && !writes.contains(&true);
+        let written = written_inputs(call, &writes, written_unsaid(&self.op(call.op).name));
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         // Copies of parts of storages, which have to live until the call has finished.
         let mut parts: SmallVec<[Buffer; 2]> = SmallVec::new();
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
-            let place = self.bring(call, i, id, reads, &mut parts);
+            let place = self.bring(call, i, id, written[i], &mut parts);
             match place {
                 Ok((place, moved)) => {
                     resolved.inputs[i].place = place;
@@ -94,21 +93,10 @@ impl GpuDevice {
         let fetch = outputs.outs.iter().any(|o| matches!(o, OutSpec::Host(_)))
             || call.inputs.iter().any(|i| matches!(i.place, Place::Host(_))) && writes.first() == Some(&true);
         self.op(call.op).hosted += u64::from(!fetch);
-        let mut flat = 0;
-        for (number, (arg, written)) in call.args.iter().zip(&writes).enumerate() {
-            let n = match arg {
-                tandem_tracegraph::call::Arg::Tensor => 1,
-                tandem_tracegraph::call::Arg::Tensors(n) => *n as usize,
-                _ => 0,
-            };
-            for input in &call.inputs[flat..flat + n] {
-                if let (Place::Storage { id, .. }, true) =
-                    (&input.place, *written || unsaid.contains(&number))
-                {
-                    self.storages.written_on_host(*id, &mut self.stream, self.host);
-                }
+        for (input, written) in call.inputs.iter().zip(written) {
+            if let (Place::Storage { id, .. }, true) = (&input.place, written) {
+                self.storages.written_on_host(*id, &mut self.stream, self.host);
             }
-            flat += n;
         }
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
             self.storages.set_host(name_fresh(*nbytes), buffer, *nbytes, &mut self.stream);
@@ -126,7 +114,7 @@ impl GpuDevice {
         parts: &mut SmallVec<[Buffer; 2]>,
     ) -> Result<(Place<'a>, i64), Arc<Failure>> {
         self.stream.watched = None;
-        let place = self.bring(call, i, id, true, parts).map_err(|absent| self.absent(absent))?;
+        let place = self.bring(call, i, id, false, parts).map_err(|absent| self.absent(absent))?;
         self.check_faults(false);
         self.storages.poisoned(id).map_or(Ok(place), Err)
     }
@@ -139,7 +127,7 @@ impl GpuDevice {
         call: &Call<'_>,
         i: usize,
         id: StorageId,
-        reads: bool,
+        written: bool,
         parts: &mut SmallVec<[Buffer; 2]>,
     ) -> Result<(Place<'a>, i64), Absent> {
         let input = &call.inputs[i];
@@ -147,10 +135,9 @@ impl GpuDevice {
             let same = |o: &Input<'_>| matches!(o.place, Place::Storage { id: other, .. } if other == id);
             call.inputs.iter().filter(|o| same(o)).count() == 1
         };
-        // In a call that writes, this holds for inputs after the first one, such as the source of `copy_`.
         if let Some((buf, nbytes)) = self.storages.only_on_device(id)
             && nbytes > WHOLE
-            && (reads || i > 0)
+            && !written
             && alone()
         {
             let size = input.dtype.size() as u64;
@@ -177,4 +164,19 @@ impl GpuDevice {
         call_host(self.host, resolved)
             .map_err(|e| self.failure(call.op, location, Cause::Kernel(Exception::adopt(e, self.host))))
     }
+}
+
+/// Whether a call writes each of its inputs, by the schema's `writes` and the arguments that it does not mention.
+fn written_inputs(call: &Call<'_>, writes: &[bool], unsaid: &[usize]) -> SmallVec<[bool; 8]> {
+    let mut written = SmallVec::new();
+    for (number, (arg, said)) in call.args.iter().zip(writes).enumerate() {
+        let n = match arg {
+            Arg::Tensor => 1,
+            Arg::Tensors(n) => *n as usize,
+            _ => 0,
+        };
+        written.extend(std::iter::repeat_n(*said || unsaid.contains(&number), n));
+    }
+    written.resize(call.inputs.len(), false);
+    written
 }
