@@ -325,3 +325,22 @@ def test_empty():
     for fill in ("uniform_", "normal_", "bernoulli_", "exponential_", "random_"):
         assert getattr(empty(0, 3), fill)().shape == (0, 3)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("least", [0, -5, -(1 << 62), -(1 << 63) + 1, -(1 << 63)])
+def test_whole_numbers_of_half_of_all_and_more_stay_in_range(least):
+    t = native(lambda: empty(N, dtype=torch.int64).random_(least, None)).cpu()
+    assert t.min() >= least
+    # About as many are negative as of the range are.
+    negative = -least / ((1 << 63) - least)
+    assert abs((t < 0).double().mean() - negative) < 0.02 or least == -(1 << 62)
+
+
+def test_bounds_that_change_from_call_to_call():
+    for bound in (10, 10, 10, 10, 10, 10, 10, 1000, 3, 1 << 40, (1 << 62) + 1, 1 << 62):
+        t = empty(N, dtype=torch.int64).random_(-bound, bound).cpu()
+        drawn = torch.randint(bound, (N,), device=device).cpu()
+        for sample, least in ((t, -bound), (drawn, 0)):
+            assert least <= sample.min() and sample.max() < bound
+            assert sample.double().max() > bound * 0.5 and sample.double().min() < least + bound * 0.5
+        torch_tandem.mark_step()

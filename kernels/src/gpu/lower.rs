@@ -198,6 +198,16 @@ pub struct Lowering<'a> {
     epilogue: Option<(&'a Epilogue<'a>, u32)>,
 }
 
+/// The bits of a number among the arguments: a call's number has the same type each time.
+pub fn number_bits(arg: &Arg<'_>) -> Option<u64> {
+    match arg {
+        Arg::Int(i) => Some(*i as u64),
+        Arg::Float(f) => Some(f.to_bits()),
+        Arg::Bool(b) => Some(u64::from(*b)),
+        _ => None,
+    }
+}
+
 impl<'a> Lowering<'a> {
     /// Starts the lowering of `call`.
     pub fn new(
@@ -395,14 +405,14 @@ impl<'a> Lowering<'a> {
     /// The value of a number. The lowering is then specialized for it, and a call with another value is lowered
     /// again. For numbers that select the computation and rarely change.
     pub fn pin(&mut self, arg: usize) -> Option<f64> {
-        let value = match self.call.args.get(arg)? {
-            Arg::Int(i) => *i as f64,
-            Arg::Float(f) => *f,
-            Arg::Bool(b) => f64::from(u8::from(*b)),
-            _ => return None,
-        };
-        self.lowered.pins.push((arg as u32, value.to_bits()));
-        Some(value)
+        let given = self.call.args.get(arg)?;
+        self.lowered.pins.push((arg as u32, number_bits(given)?));
+        match given {
+            Arg::Int(i) => Some(*i as f64),
+            Arg::Float(f) => Some(*f),
+            Arg::Bool(b) => Some(f64::from(u8::from(*b))),
+            _ => None,
+        }
     }
 
     /// Makes the lowering valid only if a number is between `least` and `greatest`, inclusive. Returns `None` if it

@@ -8,7 +8,7 @@ use tandem_tracegraph::call::{Arg, Call, InlineValue};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::error::Failure;
-use crate::gpu::lower::Lowered;
+use crate::gpu::lower::{Lowered, number_bits};
 use crate::gpu::memory::BufId;
 use crate::gpu::store::Word;
 use crate::ir::Ty;
@@ -99,11 +99,12 @@ pub fn bits(value: Number, ty: Ty, upper: bool) -> u32 {
     }
 }
 
+/// Whether a lowering is valid for the numbers of a call.
 pub fn pins_hold(lowered: &Lowered, call: &Call<'_>) -> bool {
     let value = |arg: u32| match number(&call.args[arg as usize]) {
         Number::Int(i) => i as f64,
         Number::Float(f) => f,
     };
-    lowered.pins.iter().all(|(arg, pinned)| value(*arg).to_bits() == *pinned)
+    lowered.pins.iter().all(|(arg, pinned)| number_bits(&call.args[*arg as usize]) == Some(*pinned))
         && lowered.ranges.iter().all(|(arg, least, greatest)| (*least..=*greatest).contains(&value(*arg)))
 }

@@ -339,6 +339,11 @@ fn random(l: &mut Lowering<'_>) -> Option<()> {
         [_, _] => (0, greatest),
         _ => return None,
     };
+    for arg in 1..l.call.args.len() {
+        if let Arg::Int(_) = l.call.args[arg] {
+            l.pin(arg)?;
+        }
+    }
     if from > last || from < least || last > greatest {
         return None;
     }
@@ -354,12 +359,18 @@ fn random(l: &mut Lowering<'_>) -> Option<()> {
     };
     launch(l, "random", &[&out], &[], |p| {
         let Some(range) = u32::try_from(count).ok().filter(|c| *c > 0) else {
-            // Counts below 2^63 take the remainder of 63 random bits. Larger ones take 63 bits if `from` is 0, else
-            // 64 bits.
+            // Counts below 2^63 take the remainder of 63 random bits. Of larger ones, numbers beyond the count begin
+            // again at the first; comparisons are signed, so that all numbers are 2^63 less here.
             let bits = wide(&p.draw);
             let Some(range) = i64::try_from(count).ok().filter(|c| *c > 0) else {
-                let positive = E::bin(Bin::BitAnd, bits.clone(), E::int(Ty::I64, i64::MAX));
-                return vec![if from == 0 { positive } else { bits }.cast(ty)];
+                if count == 0 {
+                    return vec![bits.cast(ty)];
+                }
+                let half = 1 << 63;
+                let [beyond, all, start] =
+                    [count ^ half, count, from as u64 ^ half].map(|bits| long(p.k, bits));
+                let number = bits.ge(&beyond).select(&bits - all, bits);
+                return vec![(number + start).cast(ty)];
             };
             let range = long(p.k, range as u64);
             let start = long(p.k, from as u64);
