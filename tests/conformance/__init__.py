@@ -1,1 +1,1 @@
-"""PyTorch's own operator samples, on the device against the CPU. `python -m tests.conformance --help`."""
+"""Compares PyTorch's operator samples on the device with the CPU. `python -m tests.conformance --help`."""

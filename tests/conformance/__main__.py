@@ -1,7 +1,7 @@
-"""Run PyTorch's operator samples on the device against the CPU.
+"""Compares the results of PyTorch's operator samples on the device with those on the CPU.
 
-python -m tests.conformance --op softmax --op 'sum*'   # these, with what went to the host and what failed
-python -m tests.conformance --write docs/conformance.md # all, in all dtypes
+python -m tests.conformance --op softmax --op 'sum*'   # these operators, with host path calls and failures
+python -m tests.conformance --write docs/conformance.md # all operators, in all dtypes
 """
 
 import argparse
@@ -21,7 +21,7 @@ from .check import Result, check
 from .known import is_news
 from .page import page
 
-# The dtypes of the page, and how many samples of each operator run.
+# The dtypes of the page, and the number of samples that run for each operator (`None`: all).
 DTYPES = {"float32": None, "float16": 8, "bfloat16": 8, "float64": 8, "int64": 8, "bool": 8}
 
 

@@ -1,4 +1,4 @@
-"""One operator's samples: forward, gradient, strides and dtype, on the device against the CPU."""
+"""Checks one operator's samples: forward, gradient, strides and dtype, on the device against the CPU."""
 
 import dataclasses
 import warnings
@@ -8,7 +8,7 @@ import torch
 
 from .known import RANDOM
 
-# As PyTorch's own comparison, with room for sums in another order and for the device's arithmetic.
+# PyTorch's tolerances, widened for sums in another order and for the device's arithmetic.
 TOLERANCES = {
     torch.float32: (1e-4, 1e-4),
     torch.float64: (1e-7, 1e-7),
@@ -19,7 +19,7 @@ TOLERANCES = {
 
 @dataclasses.dataclass
 class Result:
-    """What came of an operator's samples in one dtype."""
+    """The result of an operator's samples in one dtype."""
 
     name: str
     dtype: str
@@ -33,14 +33,14 @@ class Result:
 
     @property
     def state(self) -> str:
-        """How it runs."""
+        """Where the operator runs, or that it fails."""
         if self.failures:
             return "failing"
         return "native" if self.native == self.samples else "mixed" if self.native else "host"
 
 
 def to_device(value: Any, device: str) -> Any:
-    """The same nest of lists with its tensors on a device; leaves keep `requires_grad`."""
+    """Returns the same nested structure with its tensors on a device; leaves keep `requires_grad`."""
     if isinstance(value, torch.Tensor):
         moved = value.detach().to(device)
         if value.stride() != moved.stride() and value.numel() and value.layout == torch.strided:
@@ -57,7 +57,7 @@ def to_device(value: Any, device: str) -> Any:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in a nest."""
+    """Returns all tensors of a nested structure."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -68,7 +68,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def difference(expected: Any, got: Any, what: str, values: bool = True) -> str | None:
-    """What differs, in words; `None` where nothing does."""
+    """Returns a description of the first difference, or `None`."""
     ours, theirs = tensors(got), tensors(expected)
     if len(ours) != len(theirs):
         return f"{what}: {len(ours)} tensors instead of {len(theirs)}"
@@ -89,12 +89,14 @@ def difference(expected: Any, got: Any, what: str, values: bool = True) -> str |
 
 
 def strides(t: torch.Tensor) -> tuple[int, ...]:
-    """Strides of the dimensions where they matter."""
+    """Returns the strides of the dimensions with more than one element."""
     return tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1)
 
 
 def gradients(outputs: Any, inputs: list[torch.Tensor], weights: list[torch.Tensor]) -> Any:
-    """Gradients of the differentiable outputs' weighted sum; a weight each is made where there is none."""
+    """Returns gradients of the weighted sum of the differentiable outputs; creates weights if the list is
+    empty.
+    """
     chosen = [o for o in tensors(outputs) if o.requires_grad]
     wanted = [i for i in inputs if i.requires_grad]
     if not chosen or not wanted:
@@ -108,7 +110,7 @@ def gradients(outputs: Any, inputs: list[torch.Tensor], weights: list[torch.Tens
 
 
 def check(op: Any, dtype: torch.dtype, device: str, limit: int | None = None) -> Result:
-    """Run an OpInfo's samples."""
+    """Runs the samples of an OpInfo entry."""
     import torch_tandem
 
     values = op.name not in RANDOM

@@ -1,10 +1,10 @@
-"""What is known not to agree, with the reason. An entry that passes again fails the run."""
+"""Known failures with their reasons. An entry that passes again fails the run."""
 
 from typing import Any
 
 UNDEFINED = "its contents are undefined"
 
-# By operator.
+# Reasons by operator.
 KNOWN: dict[str, str] = {
     "as_strided.partial_views": "reads the sample's storage beyond its tensor, which is not moved with it",
     "empty": UNDEFINED,
@@ -17,7 +17,7 @@ KNOWN: dict[str, str] = {
     "to_sparse": "sparse tensors are not supported",
 }
 
-# Their values are random: dtype, shape and strides are compared, and the values' distribution elsewhere.
+# Operators with random values: dtype, shape and strides are compared here, distributions in other tests.
 RANDOM = (
     "bernoulli",
     "cauchy",
@@ -53,7 +53,8 @@ ZERO = "the gradient is 0; the CPU gives what rounding leaves"
 LOW = ("float16", "bfloat16")
 ATTENTION = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"
 
-# By operator and dtype, beside those above. That they are nearer to float64 was measured for each.
+# Reasons by operator and dtype, in addition to those above. For each, measurements showed that the device's
+# values are nearer to float64.
 KNOWN_IN: dict[tuple[str, str], str] = {
     **{
         (name, dtype): ROUNDED
@@ -78,12 +79,12 @@ KNOWN_IN: dict[tuple[str, str], str] = {
 
 
 def reason(name: str, dtype: str) -> str | None:
-    """Why an operator is known to fail in a dtype."""
+    """Returns why an operator is known to fail in a dtype."""
     return KNOWN.get(name) or KNOWN_IN.get((name, dtype))
 
 
 def is_news(result: Any) -> bool:
-    """Whether it fails and is not known to; or is and does not, in float32, of which all samples run."""
+    """Whether a failure is not known, or a known failure passes in float32, where all samples run."""
     known = reason(result.name, result.dtype)
     if result.failures or result.dtype != "float32":
         return bool(result.failures) and known is None

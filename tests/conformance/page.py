@@ -1,4 +1,4 @@
-"""docs/conformance.md."""
+"""Generates docs/conformance.md."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ by PyTorch in that dtype.
 
 
 def page(results: list[Result], adapter: str, limits: dict[str, int | str]) -> str:
-    """The page: what holds in all, what fails with reasons, and a line for each operator."""
+    """Returns the page: totals, failures with reasons, and a row for each operator."""
     dtypes = list(dict.fromkeys(r.dtype for r in results))
     by_name: dict[str, dict[str, Result]] = {}
     for r in results:

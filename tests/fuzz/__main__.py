@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-# PyTorch's kernels, so that eager's bits are expected; with Tandem's own ones, those of tracing.
+# With PyTorch's kernels, eager's bits are expected; with Tandem's own kernels, the bits of tracing are.
 os.environ["TANDEM_KERNELS"] = "own" if "--own" in sys.argv else "aten"
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
@@ -22,7 +22,7 @@ Make = Callable[[int], generate.Program]
 def report(
     seed: int, result: str, before: list[int], make: Make, settings: workers.Settings, seconds: float
 ) -> None:
-    """Print a finding, shrunk."""
+    """Prints a finding and the shrunk program."""
     print(f"\n--- seed {seed}: {result}", flush=True)
     lines = make(seed).source().split("\n")
     for line in re.findall(r"\((\d+), [\"']", result):
@@ -55,7 +55,7 @@ def report(
 
 
 def names(text: str) -> list[str]:
-    """Names of groups, between commas."""
+    """Parses names of groups, separated by commas."""
     found = [name for name in text.split(",") if name]
     if unknown := set(found) - set(GROUPS):
         raise argparse.ArgumentTypeError(

@@ -1,9 +1,14 @@
-"""The core of the grammar: what every program is made of.
+"""The core of the grammar: productions that every program may use.
 
-Expressions have kinds: m, v, s matrices, vectors and scalars of float32 (4x4, 4, none); d, h matrices of
-float64 and of half precision; b matrices of bool; i vectors of indices; r matrices of any number of rows;
-u vectors of any length; x, y matrices and vectors that share no memory with others; f, n, c Python's floats,
-small counts and conditions. Capitals are what may be written: M, V, R.
+Each kind of expression is a letter:
+- m, v, s: 4x4 matrices, vectors of 4 elements and scalars of float32
+- d, h: matrices of float64 and of bfloat16
+- b: matrices of bool
+- i: vectors of indices
+- r, u: matrices of any number of rows, vectors of any length
+- x, y: matrices and vectors that share no memory with other tensors
+- f, n, c: Python's floats, small integers and conditions
+- M, V, R: matrices and vectors that a statement may write
 """
 
 SIMPLEST = {
@@ -131,8 +136,8 @@ EXPRESSIONS = {
     ],
 }  # fmt: skip
 
-# Behind `numpy()` of its own memory a CPU tensor cannot grow, but `out=` of PyTorch 2.15 writes as if it had: hence
-# the clones.
+# Statements with `out=` use clones: after its `numpy()` was called, a CPU tensor that owns its memory cannot
+# grow, but `out=` of PyTorch 2.15 writes as if it had grown.
 STATEMENTS = [
     "{M} = {m}", "{M} = {m}", "{M} = {m}", "s.v0 = {v}", "s.v1 = {v}", "s.v2 = {v}", "s.d0 = {d}",
     "s.h0 = {h}", "s.b0 = {b}", "s.i0 = {i}", "s.r0 = {r}", "s.u0 = {u}", "s.m0, s.m1 = s.m1, s.m0",
@@ -202,7 +207,7 @@ STATEMENTS = [
     "s.see(torch.func.vmap(lambda y: y * {f} + y.sum())({m}.detach()))",
 ]  # fmt: skip
 
-# Each with what may be used inside, and what follows its body.
+# Compound statements: the header, the leaves that are in scope in the body, and the lines after the body.
 BLOCKS = [
     ("if {c}:", {}, []),
     ("if {c}:", {}, []),
@@ -225,7 +230,8 @@ BLOCKS = [
     ("y = {m}\nif y.sum() > 0:", {"m": ["y"], "M": ["y"]}, []),
 ]
 
-# What raises. A value that is out of range is only known when it is read, so these read it.
+# Productions that raise. An index out of range is detected when a value is read, so these productions read
+# it.
 ERRORS = [
     "{m} @ {m}[{n}:]", "{m}.view(3, -1)", "{m}[7]", "{m} + {m}[:, :3]", "torch.cat([{m}, {v}])", "{v}[4]",
     "raise KeyError", "{m}.sum().detach().backward()", "late({m}.index_select(0, {i} + {n}))",

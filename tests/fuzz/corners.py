@@ -1,7 +1,7 @@
-"""The corners of the grammar: groups of productions, of which a program uses a few.
+"""The corners of the grammar: groups of productions, a few of which each program uses.
 
-What a group adds to the kinds of `core` is written in the same way; kinds of its own have names. The first leaf
-of a kind is its simplest one.
+A group may add productions to the kinds of `core`, and kinds of its own, which have names. The first leaf of
+a kind is its simplest one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Group:
-    """Productions that belong together; `--without` leaves them out by their name."""
+    """Productions that belong together; the option `--without` excludes a group by its name."""
 
     statements: list[str]
     leaves: dict[str, list[str]] = field(default_factory=dict)
@@ -188,7 +188,7 @@ HOOKS = Group(
         ],
         "pre": ["(lambda go: tuple(g * {f} if g is not None else g for g in go))", "(lambda go: s.see(go[0]))", "(lambda go: None)", "(lambda go: fail())"],
         "post": ["(lambda gi, go: tuple(g * {f} if g is not None else g for g in gi))", "(lambda gi, go: s.see(go[0]))", "(lambda gi, go: s.see(gi))", "(lambda gi, go: None)"],
-        # Done by a node in mid-pass.
+        # Actions of a node during the backward pass.
         "act": [
             "x.register_hook({fn})", "y.register_hook({fn})", "s.w.register_hook({fn}) and None", "y.grad_fn.register_hook({post})", "y.grad_fn.register_prehook({pre})", "y.retain_grad()",
             "z.grad_fn.register_prehook({pre})", "x.register_post_accumulate_grad_hook(halve)", "torch.set_grad_enabled({c})", "s.see(torch.is_grad_enabled())", "s.see(x.grad)",
@@ -337,7 +337,7 @@ REFUSED = Group(
     ],
 )  # fmt: skip
 
-# STEP becomes the iteration's number.
+# STEP is replaced by the number of the iteration.
 EXEC = Group(
     statements=[
         f's.made("""{text}""", locals())'
@@ -361,7 +361,7 @@ STORAGES = Group(
     },
     expressions={"S": ["{S}.clone()"]},
     statements=[
-        # What else its bytes may become is no row's index.
+        # No other writes to these bytes: the values stay valid row indices.
         "s.i0.untyped_storage().fill_(0)",
         "s.see({S}.nbytes())", "s.see(len({S}))", "s.see({S}.size())", "s.see({S}[{n}])", "s.store = {S}", "s.store = {M}.untyped_storage()",
         "s.store = torch.UntypedStorage(64, device=s.device)\ns.store.fill_({n})", "s.store.fill_({n})", "{S}.fill_({n})", "{S}.copy_({S})", "a, b = {M}.untyped_storage(), {x}.untyped_storage()\na.copy_(b)", "s.store.resize_(s.store.nbytes())", "a = torch.zeros(4, device=s.device).untyped_storage()\na.resize_(4 * ({n} + 1))\ns.see(a.nbytes())",

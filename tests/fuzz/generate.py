@@ -1,4 +1,4 @@
-"""Random programs, of the core of the grammar and a few of its corners."""
+"""Random programs from the core of the grammar and a few of its corners."""
 
 import random
 from collections.abc import Collection
@@ -13,11 +13,11 @@ SIMPLEST = core.SIMPLEST | {
     for kind, texts in group.leaves.items()
     if kind not in core.SIMPLEST
 }
-"""What each kind of expression is at its simplest; it may have holes of its own."""
+"""The simplest expression of each kind; it may have holes of its own."""
 
 
 def simplest(kind: str) -> Node:
-    """An expression at its simplest."""
+    """Returns the simplest expression of a kind."""
     text = SIMPLEST[kind]
     return Node(kind, text, [simplest(hole) for hole in holes(text)])
 
@@ -31,14 +31,15 @@ def _merged(tables: list[dict[str, list[str]]]) -> dict[str, list[str]]:
 
 
 class Generator:
-    """Random choices, with the names that are in scope."""
+    """Generator of random programs; it keeps the names that are in scope."""
 
     def __init__(self, seed: int, groups: Collection[str]):
         self.rng = random.Random(seed)
-        # Few at a time, so that a program has much of each.
+        # Few groups for each program, so that it uses many productions of each.
         chosen = self.rng.sample(sorted(groups), min(self.rng.choice([0, 1, 1, 1, 2, 2, 3]), len(groups)))
         corners = [GROUPS[name] for name in chosen]
-        # What a kind means does not depend on the groups: an expression may lead from one into another.
+        # The meaning of a kind does not depend on the chosen groups: an expression of one group may contain
+        # another's.
         self.leaves = _merged([core.LEAVES, *(group.leaves for group in corners)])
         self.expressions = _merged([core.EXPRESSIONS, *(group.expressions for group in corners)])
         self.blocks = core.BLOCKS + [block for group in corners for block in group.blocks]
@@ -53,7 +54,7 @@ class Generator:
         ]
         self.scope: list[dict[str, list[str]]] = []
         self.inside = False
-        # A program uses only a part of all statements, so that it repeats itself in different ways.
+        # A program uses only a part of all statements, so that programs repeat different ones.
         self.statements = self.rng.sample(core.STATEMENTS, self.rng.randrange(8, 50))
         self.fetches = self.rng.random() < 0.6
 
@@ -74,7 +75,9 @@ class Generator:
         return self.fill(kind, self.choose(self.expressions[kind]), depth)
 
     def choose(self, texts: list[str]) -> str:
-        """A text; functions call each other only where they are written to, or it may take for ever."""
+        """Chooses a text. Inside of a function, texts that call functions are excluded, because the calls
+        might not end.
+        """
         while True:
             text = self.rng.choice(texts)
             if not (self.inside and any(call in text for call in ("f0(", "f1(", "gen("))):
@@ -104,7 +107,9 @@ class Generator:
         return [self.statement(depth) for _ in range(n)]
 
     def iteration(self, robust: bool) -> list[Node]:
-        """An iteration's statements; an exception ends one of them, or all."""
+        """Returns the statements of an iteration. If `robust`, an exception ends one statement, else the
+        whole iteration.
+        """
         body = self.body(self.rng.randrange(3, 12), 3)
         if robust:
             body = [node if node.text == "try:" else self.caught(node) for node in body]
@@ -164,5 +169,5 @@ class Generator:
 
 
 def program(seed: int, groups: Collection[str] = tuple(GROUPS)) -> Program:
-    """The program of a seed, with corners of some of these groups."""
+    """Returns the program of a seed, which uses corners of some of these groups."""
     return Generator(seed, groups).program()

@@ -1,7 +1,7 @@
-"""Programs as small trees, and their text.
+"""Programs as small trees, and their source text.
 
-A node is a text with holes for other nodes; a statement may have a body. The trees are what the generator
-makes and what the shrinker cuts; Python runs the text.
+A node is a text with holes for other nodes; a statement may have a body. The generator creates the trees, the
+shrinker cuts them, and Python runs their text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 
 def holes(text: str) -> list[str]:
-    """The kinds of nodes that a text has holes for, in order."""
+    """Returns the kinds of the holes in a text, in order."""
     return _HOLE.findall(text)
 
 
@@ -29,12 +29,12 @@ class Node:
     after: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """The node without its body."""
+        """Returns the node's text without its body."""
         parts = iter(self.parts)
         return _HOLE.sub(lambda _: next(parts).line(), self.text)
 
     def lines(self, indent: int = 0) -> Iterator[str]:
-        """A statement's lines."""
+        """Yields the lines of a statement."""
         space = "    " * indent
         yield from (space + line for line in self.line().split("\n"))
         if self.body is not None:
@@ -43,7 +43,7 @@ class Node:
 
 
 def block(body: list[Node], indent: int) -> Iterator[str]:
-    """The lines of statements."""
+    """Yields the lines of a list of statements."""
     for node in body:
         yield from node.lines(indent)
     if not body:
@@ -52,7 +52,7 @@ def block(body: list[Node], indent: int) -> Iterator[str]:
 
 @dataclass
 class Program:
-    """Functions, what comes before the first iteration, and the iterations."""
+    """Functions, statements before the first iteration, and the iterations."""
 
     functions: list[Node]
     before: list[Node]
@@ -62,7 +62,7 @@ class Program:
     end: str
 
     def source(self) -> str:
-        """A function `program(s)`, where `s` is the state."""
+        """Returns the source of a function `program(s)`, where `s` is the state."""
         lines = ["from tests.fuzz.support import *", "", "", "def program(s):"]
         lines += block(self.functions, 1) if self.functions else []
         lines += block(self.before, 1) if self.before else []

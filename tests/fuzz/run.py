@@ -1,4 +1,4 @@
-"""Running a program in all modes, and comparing."""
+"""Runs a program in all modes and compares the results."""
 
 import contextlib
 import gc
@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.fuzz.support import NOISE, VERSIONS, State
 
 OWN = os.environ.get("TANDEM_KERNELS") == "own"
-"""Whether Tandem's own kernels compute: bits are expected from tracing then, and eager's values are near."""
+"""Whether Tandem's own kernels are used: bits must be those of tracing, and values near eager's."""
 
 
 def plain(x: Any) -> Any:
-    """A value by its bytes."""
+    """Converts a value to one that is compared by bytes."""
     if isinstance(x, torch.Tensor):
         x = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
         raw = x.view(torch.uint8) if x.numel() and x.dim() else x.reshape(-1).view(torch.uint8)
@@ -39,7 +39,7 @@ def plain(x: Any) -> Any:
 
 
 def readable(x: Any) -> str:
-    """What `plain` made, for people."""
+    """Converts a value of `plain` to text for messages."""
     if isinstance(x, tuple) and len(x) == 3 and isinstance(x[2], bytes):
         shape, dtype, raw = x
         if "bfloat16" in dtype:
@@ -53,18 +53,19 @@ def readable(x: Any) -> str:
 
 @dataclass
 class Ran:
-    """What a program let be seen, with the state that it left."""
+    """The values that a program recorded, with the end of its state."""
 
     seen: list[Any]
     notes: dict[int, tuple[int, str]]
-    """Lines of what was seen, and the texts of errors; for people."""
+    """Line numbers of the recorded values, and texts of errors, for messages."""
     codes: list[Any]
-    """References to code that the program made."""
+    """Weak references to code objects that the program created."""
 
 
 def run(function: Any, device: str) -> Ran:
-    """Run a program."""
-    # A generator of a former program may have ended since, with the mode that it began in.
+    """Runs a program on a device."""
+    # A generator of an earlier program may have been destroyed since, which restores the mode in which it
+    # started.
     torch.set_grad_enabled(True)
     state = State(device)
     try:
@@ -85,7 +86,7 @@ def run(function: Any, device: str) -> Ran:
 
 
 def first_difference(expected: Ran, actual: Ran, same: Any = operator.eq) -> tuple[int, str] | None:
-    """Where results differ first, and how."""
+    """Returns the position of the first difference and its description."""
     for i, (x, y) in enumerate(zip(expected.seen, actual.seen, strict=False)):
         if not same(x, y):
             a, b = readable(x), readable(y)
@@ -101,12 +102,12 @@ def first_difference(expected: Ran, actual: Ran, same: Any = operator.eq) -> tup
     return None
 
 
-# Relative and absolute; integers and texts are compared as they are.
+# Relative and absolute tolerance; integers and texts must be equal.
 TOLERANCES = dict.fromkeys(("float32", "float64", "complex64", "complex128"), 1e-3)
 
 
 def near(x: Any, y: Any) -> bool:
-    """Whether values agree but for roundings."""
+    """Whether values agree up to rounding."""
     if x == y:
         return True
     if isinstance(x, list) and isinstance(y, list):
@@ -128,7 +129,7 @@ def near(x: Any, y: Any) -> bool:
 
 
 def overflows(x: Any) -> bool:
-    """Whether products and sums of a value's elements may overflow, which then depends on their order."""
+    """Whether products and sums of a value's elements may overflow, depending on the order of operations."""
     if isinstance(x, list):
         return any(map(overflows, x))
     if not isinstance(x, tuple) or (dtype := x[1].removeprefix("torch.")) not in ("float32", "float64"):
@@ -138,10 +139,11 @@ def overflows(x: Any) -> bool:
 
 
 def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
-    """How tracing differs from eager by more than roundings.
+    """Returns how tracing differs from eager by more than rounding.
 
-    A branch may depend on a last bit: where eager differs from itself as much once its numbers, or the results of
-    its operators, are changed by roundings, nothing is known.
+    A branch may depend on a last bit. So the program also runs eagerly with slightly changed inputs, and with
+    slightly changed operator outputs. If these runs differ from eager at the same place or earlier, the
+    function returns `None`.
     """
     difference = first_difference(eager, traced, near)
     if difference is None or any(map(overflows, eager.seen[: difference[0] + 1])):
@@ -156,7 +158,7 @@ def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
         if itself is not None and itself[0] <= difference[0]:
             return None
     ran = []
-    # The mode shows in metadata, so its runs are compared with each other.
+    # The dispatch mode shows in metadata, so the runs under it are compared with each other.
     for noise in (0.0, 3e-7, -1e-7):
         with Rounded(noise):
             ran.append(run(function, "cpu"))
@@ -168,7 +170,7 @@ def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
 
 
 class Rounded(TorchDispatchMode):
-    """Changes the results of operators by roundings."""
+    """Dispatch mode that multiplies the outputs of operators by factors near 1."""
 
     def __init__(self, noise: float):
         super().__init__()
@@ -176,7 +178,7 @@ class Rounded(TorchDispatchMode):
         self.draws = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator; the result is changed where it is the operator's own."""
+        """Calls an operator and changes its output, unless it aliases an input or is a copy into one."""
         out = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         if self.noise and len(returns) == 1 and isinstance(out, torch.Tensor) and out.dtype == torch.float32:
@@ -189,7 +191,7 @@ class Rounded(TorchDispatchMode):
 
 
 def check(source: str, modes: tuple[str, ...]) -> str | None:
-    """How a program differs between modes; None if it does not. The first word tells what kind it is."""
+    """Returns how a program differs between modes, or `None`; the first word is the kind of difference."""
     warnings.simplefilter("ignore")
     names: dict[str, Any] = {}
     exec(compile(source, "<program>", "exec"), names)
@@ -199,11 +201,12 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
     gc.disable()
     torch_tandem.set_mode("trace")
     expected = run(function, "cpu")
-    # PyTorch's lists of what autocast converts are the device's.
+    # PyTorch's list of operators that autocast converts depends on the device.
     exact = not OWN and "autocast" not in source
     captured, left = None, None
     made: list[Any] = []
-    # What the first of them has learned the others know; now and then that is lazy evaluation.
+    # Later modes reuse the graphs of earlier ones. The modes are drawn from the source as the seed, and may
+    # include lazy evaluation.
     for mode in ("trace", *random.Random(source).choices(modes, k=3)):
         torch_tandem.set_mode(mode)
         torch_tandem.synchronize()
@@ -222,16 +225,16 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
         if difference := implausible(report):
             return f"report: {mode}: {difference}"
         captured = captured or report["ops_captured"]
-        # Behind an operator that fails the program goes on until it reads something.
+        # After an operator that fails, the program goes on until it reads a value.
         if report["ops_captured"] != captured and "late(" not in source:
             return f"report: {mode}: {report['ops_captured']} operators captured instead of {captured}"
         gc.collect()
         torch_tandem.mark_step()
         with contextlib.suppress(Exception):
-            # A failure that the program did not look at.
+            # Raises a failure whose result the program did not read.
             torch_tandem.synchronize()
-        # A tensor may be in a cycle with its own graph, which PyTorch never frees: not more than in tracing.
-        # A thread that ends holds what it was given for a moment.
+        # A tensor may be in a cycle with its own graph, which PyTorch never frees: memory must not exceed
+        # that of tracing. A thread that ends may hold its arguments for a moment longer.
         for _ in range(20):
             more = torch.tandem.memory_allocated() - before
             if more <= (left or 0):
@@ -249,7 +252,7 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
 
 
 def implausible(report: dict[str, Any]) -> str | None:
-    """What in a report cannot be."""
+    """Returns a description of an impossible figure in a report, or `None`."""
     fetches = sum(f["count"] for f in report["fetches"])
     captured, coexecuted = report["ops_captured"], report["ops_coexecuted"]
     if coexecuted + fetches > captured:

@@ -1,4 +1,4 @@
-"""Making a program that disagrees smaller: fewer statements, simpler expressions, fewer iterations."""
+"""Shrinks a failing program: fewer statements, simpler expressions, fewer iterations."""
 
 import copy
 import time
@@ -11,7 +11,7 @@ Fails = Callable[[Program], bool]
 
 
 def shrink(program: Program, fails: Fails, seconds: float) -> Program:
-    """A smaller program that still fails."""
+    """Returns a smaller program that still fails."""
     deadline = time.monotonic() + seconds
     progress = True
     while progress and time.monotonic() < deadline:

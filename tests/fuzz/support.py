@@ -1,4 +1,4 @@
-"""What random programs are written with."""
+"""Names that random programs use."""
 
 import concurrent.futures
 import contextlib
@@ -37,10 +37,12 @@ mark_step = torch_tandem.mark_step
 
 
 VERSIONS = [True]
-"""Whether versions are seen. What PyTorch's kernels write to their own outputs counts for operands of inference mode."""
+"""Whether tensors' version counters are compared. In programs with inference mode they are not: for operands
+of inference mode, PyTorch's kernels count the writes to their own outputs.
+"""
 
 NOISE = [0.0]
-"""How far a program's numbers are changed, relatively: whether an other last bit shows in its results."""
+"""Relative change of a program's inputs, which shows whether its results depend on last bits."""
 
 
 def _noisy(x: torch.Tensor, seed: int) -> torch.Tensor:
@@ -51,33 +53,33 @@ def _noisy(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def data(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Numbers on the host, a few of which are equal."""
+    """Returns random numbers on the host, a few of which are equal."""
     numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return _noisy((numbers * 8).round().div(8), seed).to(dtype)
 
 
 def safe(x: torch.Tensor) -> torch.Tensor:
-    """A new tensor of small finite numbers."""
+    """Returns a new tensor with values limited to small finite numbers."""
     return _noisy(x.nan_to_num(0.5, 2.0, -2.0).clamp(-2, 2), 0)
 
 
 def text(x: torch.Tensor) -> str:
-    """How a tensor prints, without its device."""
+    """Returns the text of a tensor without its device."""
     return "".join(re.sub(r",\s*device='[^']*'", "", str(x)).split())
 
 
 def late(x: torch.Tensor) -> float:
-    """Read what may have failed: an index out of range is only found where the operator runs."""
+    """Reads a value that may have failed: an index out of range is only detected when the operator runs."""
     return x.sum().item()
 
 
 def halve(p: torch.Tensor) -> None:
-    """A hook that changes a gradient."""
+    """Hook that changes a gradient."""
     p.grad.mul_(0.5)
 
 
 def fail() -> None:
-    """What a hook or a thread may do."""
+    """Raises, as a hook or a thread may do."""
     raise LookupError
 
 
@@ -85,7 +87,7 @@ _pool = concurrent.futures.ThreadPoolExecutor
 
 
 def start(function):
-    """A call on a thread of its own; its future has the result."""
+    """Calls a function on a new thread and returns the future."""
     pool = _pool(1)
     future = pool.submit(function)
     pool.shutdown(wait=False)
@@ -93,12 +95,12 @@ def start(function):
 
 
 def in_thread(function):
-    """A call on another thread, while this one waits."""
+    """Calls a function on another thread and waits for its result."""
     return start(function).result()
 
 
 def halfway(s, x):
-    """A generator that may be left at any place, and does something then."""
+    """Generator that may be left at any `yield`, and issues operators when it ends."""
     try:
         with torch.no_grad():
             x.add_(1)
@@ -112,7 +114,7 @@ def halfway(s, x):
 
 
 def asyncio_sum(tensors):
-    """A sum that coroutines take turns at."""
+    """Returns a sum that coroutines compute in turn."""
     import asyncio
 
     async def one(x):
@@ -136,12 +138,12 @@ _mallinfo.restype = _Heap
 
 
 def heap() -> int:
-    """Bytes of the C library's heap that are in use."""
+    """Returns the number of bytes in use in the C library's heap."""
     return _mallinfo().used
 
 
 class Ghostly(contextlib.AbstractContextManager):
-    """A context that issues operators at its end."""
+    """Context manager that issues operators at its end."""
 
     def __init__(self, s, x):
         self.s, self.x = s, x
@@ -152,11 +154,11 @@ class Ghostly(contextlib.AbstractContextManager):
 
 
 class Tagged(torch.Tensor):
-    """A subclass that changes nothing."""
+    """Subclass of `Tensor` without any changes."""
 
 
 class Functions(torch.overrides.TorchFunctionMode):
-    """Notes the names of functions that are called while it is active."""
+    """Records the names of functions that are called while it is active."""
 
     def __init__(self, s):
         self.s = s
@@ -167,7 +169,7 @@ class Functions(torch.overrides.TorchFunctionMode):
 
 
 class Scale(torch.autograd.Function):
-    """A product with a number, with a gradient of its own."""
+    """Multiplies by a number, with a backward formula of its own."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -182,7 +184,7 @@ class Scale(torch.autograd.Function):
 
 
 class Twice(torch.autograd.Function):
-    """Writes its input and returns it."""
+    """Writes its input in place and returns it."""
 
     @staticmethod
     def forward(ctx, x):
@@ -195,7 +197,7 @@ class Twice(torch.autograd.Function):
 
 
 class During(torch.autograd.Function):
-    """Does something in mid-pass."""
+    """Calls a function during the backward pass."""
 
     @staticmethod
     def forward(ctx, x, act):
@@ -209,7 +211,7 @@ class During(torch.autograd.Function):
 
 
 class Mixed(torch.autograd.Function):
-    """One output has no gradient."""
+    """Has one output that is not differentiable."""
 
     @staticmethod
     def forward(ctx, x):
@@ -225,7 +227,7 @@ class Mixed(torch.autograd.Function):
 
 
 class Once(torch.autograd.Function):
-    """Its gradient has none."""
+    """Has a backward pass that cannot be differentiated."""
 
     @staticmethod
     def forward(ctx, x):
@@ -240,7 +242,7 @@ class Once(torch.autograd.Function):
 
 
 class Bare(torch.autograd.Function):
-    """Gradients that nobody has are None."""
+    """Has two outputs, whose missing gradients may be `None`."""
 
     @staticmethod
     def forward(ctx, x, materialize):
@@ -255,7 +257,7 @@ class Bare(torch.autograd.Function):
 
 
 class TwoDirty(torch.autograd.Function):
-    """Writes one input of two, and looks at what is needed."""
+    """Writes one of two inputs in place, and reads `needs_input_grad`."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -283,7 +285,7 @@ class Same(torch.autograd.Function):
 
 
 class Saves(torch.autograd.Function):
-    """Saves its output."""
+    """Saves its output for the backward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -310,7 +312,7 @@ class Views(torch.autograd.Function):
 
 
 class Wrong(torch.autograd.Function):
-    """Returns what PyTorch refuses, or converts."""
+    """Returns gradients that PyTorch refuses or converts."""
 
     @staticmethod
     def forward(ctx, x, how):
@@ -327,7 +329,7 @@ class Wrong(torch.autograd.Function):
 
 
 class Setup(torch.autograd.Function):
-    """In PyTorch's newer style, for transforms."""
+    """Function in PyTorch's newer style with `setup_context`, for function transforms."""
 
     generate_vmap_rule = True
 
@@ -356,7 +358,7 @@ class Setup(torch.autograd.Function):
 
 
 class Counted(torch.autograd.Function):
-    """Lets be seen what its backward pass is like."""
+    """Records the state of the context and of grad mode in both passes."""
 
     @staticmethod
     def forward(ctx, x, s):
@@ -373,7 +375,7 @@ class Counted(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """A module whose path depends on its attributes and its input."""
+    """Module whose path depends on its attributes and its input."""
 
     def __init__(self):
         super().__init__()
@@ -393,7 +395,7 @@ class Net(nn.Module):
 
 
 class Ghost:
-    """Issues an operator when it dies."""
+    """Object that issues an operator in its finalizer."""
 
     def __init__(self, x, n):
         self.x, self.n = x, n
@@ -404,7 +406,7 @@ class Ghost:
 
 
 def layout(x: torch.Tensor) -> tuple:
-    """What a tensor is like, but for its values."""
+    """Returns the metadata of a tensor."""
     return (
         tuple(x.shape), str(x.dtype), x.stride(), x.storage_offset(), x.is_contiguous(), x.untyped_storage().nbytes(),
         x._version if VERSIONS[0] and not x.is_inference() else None, x.requires_grad, x.grad_fn is None, x.is_leaf, x.is_inference(), x.is_conj(), x.is_neg(),
@@ -415,7 +417,7 @@ _forever: list[torch.inference_mode] = []
 
 
 class State(SimpleNamespace):
-    """A program's state on a device, and what it lets be seen."""
+    """The state of a program on a device, and the values that it records for comparison."""
 
     def __init__(self, device: str):
         super().__init__(
@@ -453,7 +455,7 @@ class State(SimpleNamespace):
         return self.module(x)
 
     def train(self, optimizer: str, foreach: bool):
-        """Have a module and an optimizer."""
+        """Creates the module and the optimizer."""
         self.module = Net().to(self.device)
         rule = {
             "sgd": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.5),
@@ -463,7 +465,7 @@ class State(SimpleNamespace):
         self.opt = rule([self.w, self.c, *self.module.parameters()], foreach=foreach)
 
     def see(self, x):
-        """Let a value be compared: a tensor's at the end, by a copy."""
+        """Records a value for comparison; of a tensor, the metadata and a copy."""
         self.notes[len(self.seen)] = (sys._getframe(1).f_lineno, "")
         if isinstance(x, torch.Tensor):
             self.seen.append(layout(x))
@@ -472,13 +474,13 @@ class State(SimpleNamespace):
         self.seen.append(x)
 
     def watch(self, x):
-        """Let a tensor itself be compared as it is at the end."""
+        """Records a tensor itself, so that its values at the end are compared."""
         self.seen.append(x.detach())
 
     def failed(self, error):
-        """Let be seen what was raised, and by which line of the program."""
+        """Records an exception and the line of the program that raised it."""
         line, trace = None, error.__traceback__
-        # Once it has run a few times, CPython joins instructions, and says the line of the first.
+        # After a few runs, CPython fuses instructions and reports the line of the first one.
         while trace is not None and not isinstance(error, UnboundLocalError):
             if trace.tb_frame.f_code.co_filename == "<program>":
                 line = trace.tb_lineno
@@ -487,15 +489,17 @@ class State(SimpleNamespace):
         self.seen.append(("raised", type(error).__name__, line))
 
     def died(self, number):
-        """Let be seen when a tensor goes."""
+        """Records the end of a tensor's life."""
         self.seen.append(("died", number))
 
     def leaks(self, function):
-        """Let be seen whether each call leaves something behind; once, because it takes long."""
+        """Records whether each call of a function leaks memory; only once for each program, because it takes
+        long.
+        """
         if self.checked:
             return
         self.checked, used = True, []
-        # What accumulates a leaf's gradient lives as long as a graph that ends there.
+        # The node that accumulates a leaf's gradient lives as long as a graph that ends there.
         graph = self.m0.detach() * self.leaf
         for _ in range(4):
             for _ in range(100):
@@ -504,34 +508,34 @@ class State(SimpleNamespace):
                 torch_tandem.synchronize()
             used.append(heap())
         del graph
-        # While operators are recorded, memory grows with them.
+        # While operators are recorded, memory grows with their number.
         grown = self.device == "cpu" or torch_tandem.mode() == "trace"
         self.seen.append(grown and all(b - a >= 1600 for a, b in itertools.pairwise(used[1:])))
 
     def enter(self, mode):
-        """Leave a mode on."""
+        """Enters a mode and leaves it on."""
         mode.__enter__()
         self.modes.append(mode)
 
     def leave(self):
-        """End the latest mode that was left on."""
+        """Ends the latest mode that was left on."""
         if self.modes:
             self.modes.pop().__exit__(None, None, None)
 
     def made(self, text, names):
-        """Run code that is new each time; `names` are the program's."""
+        """Runs code that is compiled anew each time; `names` are the program's variables."""
         code = compile(text.replace("STEP", str(names["step"])), "<made>", "exec")
         self.codes.append(weakref.ref(code))
         exec(code, {**globals(), **names})
 
     def fresh(self, function):
-        """A function of new code that is like another's."""
+        """Returns a function with a copy of another's code object."""
         code = function.__code__.replace()
         self.codes.append(weakref.ref(code))
         return types.FunctionType(code, function.__globals__, closure=function.__closure__)
 
     def tidy(self, in_place: bool):
-        """Keep the numbers small and the graphs short."""
+        """Keeps the numbers small and the graphs short."""
         for name, x in sorted(vars(self).items()):
             if isinstance(x, torch.Tensor) and name not in ("host", "b0", "wide"):
                 try:
@@ -560,12 +564,12 @@ class State(SimpleNamespace):
             setattr(self, name, safe(x.detach()))
 
     def settle(self):
-        """End what the program left on, and let be seen what it left."""
+        """Ends the modes that the program left on, and records its tensors."""
         while self.modes:
             with contextlib.suppress(Exception):
                 self.leave()
         if torch.is_inference_mode_enabled():
-            # Its mode would come back with its end.
+            # Closing the program's own context would restore its mode later.
             _forever.append(torch.inference_mode(False))
             _forever[-1].__enter__()
         torch.set_grad_enabled(True)
@@ -589,6 +593,6 @@ class State(SimpleNamespace):
                     try:
                         self.seen += [layout(y), y.grad if y.is_leaf else None]
                     except RuntimeError as error:
-                        # A view whose graph PyTorch refuses to make.
+                        # A view whose graph PyTorch refuses to create.
                         self.seen.append(type(error).__name__)
         self.seen += [g.get_state() for g in (self.g, self.g1, self.hg)]

@@ -1,4 +1,5 @@
-"""Processes that check programs: forked with PyTorch imported and Tandem not, so that each starts anew.
+"""Processes that check programs, forked with PyTorch imported and Tandem not, so that each starts from a
+fresh state.
 
 A process that dies or hangs is a finding about the program that it ran.
 """
@@ -25,7 +26,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """How programs are run: the modes to choose from, and PyTorch's threads."""
+    """How programs are run: the modes to choose from, and the number of PyTorch's threads."""
 
     modes: tuple[str, ...] = ("coexec", "lazy", "coexec")
     threads: int = 1
@@ -39,11 +40,11 @@ def _work(connection: Connection, sources: list[str], settings: Settings) -> Non
 
     torch.set_num_threads(settings.threads)
     faulthandler.enable()
-    # A `__del__` may raise, as it does eagerly.
+    # A `__del__` may raise, as in eager.
     sys.unraisablehook = lambda _: None
     from tests.fuzz.run import check
 
-    # Collecting garbage need not look at PyTorch.
+    # Excludes PyTorch's objects from later garbage collections.
     gc.collect()
     gc.freeze()
 
@@ -54,7 +55,7 @@ def _work(connection: Connection, sources: list[str], settings: Settings) -> Non
             result = "harness: " + "".join(traceback.format_exception(error)[-3:])
         connection.send(result)
         if result is not None:
-            # What went wrong may show in later programs, too: they run in another process.
+            # A failure may affect later programs, so they run in another process.
             break
     connection.close()
     sys.stdout.flush()
@@ -74,7 +75,7 @@ class Worker:
         self.deadline = time.monotonic() + SECONDS
 
     def step(self) -> bool:
-        """Take a result; whether there may be more."""
+        """Receives a result, and returns whether there may be more."""
         try:
             result = self.connection.recv()
         except EOFError:
@@ -87,7 +88,7 @@ class Worker:
         return True
 
     def expire(self) -> None:
-        """End a process that hangs."""
+        """Kills a process that hangs."""
         self.process.kill()
         self.process.join()
         self._failed(f"hang: nothing for {SECONDS} s")
@@ -103,7 +104,7 @@ class Worker:
 def check_all(
     programs: Iterable[tuple[int, str]], jobs: int, settings: Settings
 ) -> Iterator[tuple[int, str | None, list[int]]]:
-    """Check programs; each result comes with the seeds that ran before it in its process."""
+    """Checks programs; each result comes with the seeds that ran before it in its process."""
     programs = iter(programs)
     todo: list[tuple[int, str]] = []
     text: dict[int, str] = {}
@@ -134,14 +135,14 @@ def check_all(
             if not alive:
                 running.remove(worker)
                 worker.connection.close()
-                # What the process did not come to.
+                # Programs that the process did not reach.
                 todo = [(seed, text[seed]) for seed in seeds[len(worker.done) :]] + todo
                 for seed in seeds[: len(worker.done)]:
                     del text[seed]
 
 
 def check_alone(sources: list[str], settings: Settings) -> str | None:
-    """The last result of programs that run one after the other in a process of their own."""
+    """Returns the last result of programs that run one after the other in a process of their own."""
     worker = Worker(list(range(len(sources))), sources, settings)
     while True:
         if not wait([worker.connection], timeout=max(0.1, worker.deadline - time.monotonic())):

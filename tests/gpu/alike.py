@@ -1,4 +1,4 @@
-"""What a function makes on the device is what it makes on the CPU: values, sizes, dtypes and strides."""
+"""Compares a function's outputs on the device with those on the CPU: values, sizes, dtypes and strides."""
 
 import torch
 import torch_tandem
@@ -8,7 +8,7 @@ BOUNDS = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float64: 1e-7}
 
 
 def moved(x):
-    """The same tensor on the device, with its strides."""
+    """Returns the tensor on the device, with the same strides."""
     if not isinstance(x, torch.Tensor):
         return x
     single = x[tuple(slice(0, 1) if s == 0 else slice(None) for s in x.stride())]
@@ -17,12 +17,12 @@ def moved(x):
 
 
 def strides(t):
-    """Strides of the dimensions where they matter."""
+    """Returns the strides of the dimensions with more than one element."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
 
 
 def alike(function, *inputs, native=True, bound=None):
-    """Calls a function of tensors with inputs on the CPU and on the device."""
+    """Calls a function with inputs on the CPU and on the device, and compares the outputs."""
     expected = function(*inputs)
     ours = [moved(x) for x in inputs]
     torch_tandem.synchronize()

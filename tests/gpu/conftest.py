@@ -1,6 +1,7 @@
-"""The wgpu executor on whatever adapter there is, the software one included; shaders check bounds.
+"""Fixtures for tests of the wgpu executor on any adapter, the software adapter included; shaders check
+bounds.
 
-`TANDEM_GPU_WITHOUT` leaves features out; `make test-gpu` runs these tests under several such profiles.
+`TANDEM_GPU_WITHOUT` disables features; `make test-gpu` runs these tests under several such profiles.
 """
 
 import os
@@ -37,7 +38,7 @@ def fresh_iteration():
 
 @pytest.fixture
 def hosted():
-    """Operators that took the host path so far, by name."""
+    """Returns a function that returns the operators that took the host path, by name."""
 
     def names() -> dict[str, int]:
         torch_tandem.synchronize()

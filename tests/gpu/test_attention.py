@@ -1,4 +1,4 @@
-"""Scaled dot product attention against the CPU: layouts, masks, groups of heads, sizes that fill no tile."""
+"""Scaled dot product attention against the CPU: layouts, masks, grouped heads, partial tiles."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 def moved(t):
-    """The same strides on the device."""
+    """Returns the tensor on the device with the same strides."""
     if t is None:
         return None
     return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=device).copy_(t)
 
 
 def check(q, k, v, causal=False, mask=None, scale=None):
-    """Output, logarithms and gradients, with their strides."""
+    """Compares output, log-sum-exp and gradients, with their strides."""
     keywords = {"attn_mask": mask, "scale": scale}
     expected = attention(q, k, v, 0.0, causal, **keywords)
     grad = torch.randn(q.shape).to(q.dtype)
@@ -62,7 +62,7 @@ def test_masks(shape):
     mask = torch.randn(shape)
     mask[torch.rand(shape) < 0.3] = float("-inf")
     check(q, k, v, mask=mask)
-    mask[..., 0, :] = float("-inf")  # rows in which no score counts
+    mask[..., 0, :] = float("-inf")  # rows whose scores are all masked
     check(q, k, v, mask=mask)
 
 

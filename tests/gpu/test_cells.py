@@ -11,7 +11,7 @@ device = "tandem"
 
 
 def outcome(call, net, *given):
-    """Results, gradients of inputs and parameters."""
+    """Returns results and gradients of inputs and parameters."""
     given = [g.detach().requires_grad_() for g in given]
     results = call(net, *given)
     flat = [r for r in results if isinstance(r, torch.Tensor)]
@@ -98,7 +98,7 @@ NETS = {
 
 @pytest.mark.parametrize("name", NETS)
 def test_training(name):
-    """Losses of a few steps, in all phases."""
+    """Compares the losses of a few steps, in all phases."""
     make, call = NETS[name]
     torch.manual_seed(0)
     net = make()
@@ -113,7 +113,7 @@ def test_training(name):
             optimizer.zero_grad()
             loss = (
                 (call(ours, x) - x.mean()).pow(3).mean()
-            )  # of a norm's outputs, the squares' mean is constant
+            )  # the mean of a norm's squared outputs is constant
             loss.backward()
             optimizer.step()
             losses[place].append(loss.item())

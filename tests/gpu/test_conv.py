@@ -12,7 +12,7 @@ TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9, torch.float16: 2e-2, torc
 
 
 def check(x, w, b, mask=(True, True, True), native=True, **options):
-    """Forward and all gradients, with their strides."""
+    """Compares the forward pass and all gradients, with their strides."""
     rank = x.dim() - 2
     o = {
         "stride": 1,
@@ -41,7 +41,7 @@ def check(x, w, b, mask=(True, True, True), native=True, **options):
     ]
     got = torch.ops.aten.convolution(to[0], to[1], to[2], *arguments)
     got = (got, *torch.ops.aten.convolution_backward(to[3], to[0], to[1], sizes, *arguments, list(mask)))
-    # Where a gradient is not asked for, oneDNN may give it all the same.
+    # oneDNN may return a gradient that was not requested.
     for e, g, wanted in zip(expected, got, (True, *mask), strict=True):
         assert (g is not None) == wanted
         if not wanted:

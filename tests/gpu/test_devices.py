@@ -1,4 +1,6 @@
-"""Several devices: `TANDEM_DEVICE` lists them. Here both are one adapter, in processes of their own."""
+"""Several devices, as listed by `TANDEM_DEVICE`. Here both are one adapter; programs run in processes of
+their own.
+"""
 
 import os
 import subprocess
@@ -30,7 +32,7 @@ def adapter() -> str:
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own."""
+    """Runs a program in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         env=os.environ | environment,

@@ -1,4 +1,4 @@
-"""The executor itself: where contents are, aliases, fetches, faults, memory, failures."""
+"""The executor itself: location of contents, aliases, fetches, faults, memory, failures."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import torch_tandem
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own, with Tandem imported."""
+    """Runs a program in a process of its own, with Tandem imported."""
     program = "import torch, torch_tandem\n" + textwrap.dedent(code)
     return subprocess.run(
         [sys.executable, "-c", program],
@@ -92,7 +92,7 @@ def test_a_new_shape_compiles_nothing():
         ((x * 2 + 1).exp() > 3).any().item()
 
     step(5)
-    step(30)  # rows of more than 16 have a team of threads
+    step(30)  # more than 16 elements are reduced by several threads
     torch_tandem.synchronize()
     before = torch_tandem.report()["device"]["pipelines"]
     for n in range(6, 26):

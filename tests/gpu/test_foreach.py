@@ -1,4 +1,4 @@
-"""Operators on lists of tensors on the GPU, against the CPU: PyTorch's samples, in place and not."""
+"""Operators on lists of tensors on the GPU, against the CPU: PyTorch's samples, in place and out of place."""
 
 import copy
 import itertools
@@ -24,7 +24,7 @@ OPS = (
     + foreach_reduce_op_db
     + foreach_other_op_db
 )
-# With factors in a tensor on the host (addcmul, addcdiv), and matrix products.
+# Operators on the host path: those with factors in a host tensor (addcmul, addcdiv), and matrix products.
 ON_HOST = {"_foreach_addcmul", "_foreach_addcdiv", "_foreach_mm"}
 
 
@@ -58,7 +58,7 @@ def check(op, dtype, limit, hosted):
                 continue
             assert not isinstance(got, Exception), f"{what}: {got}"
             torch_tandem.synchronize()
-            # Powers of 64-bit floats have no kernels.
+            # Powers of float64 values have no native kernel.
             if sample.kwargs.get("dtype") != torch.float64:
                 hosted.update(torch_tandem.report()["host_ops"])
             failure = difference(expected, got, what) or difference(expected_given[0], moved[0], what)
@@ -81,7 +81,7 @@ def lists(*sizes, dtype=torch.float32, seed=0):
 
 
 def same(calls, *given):
-    """The same calls on both devices, with what they wrote."""
+    """Compares the same calls on both devices, including the inputs that they wrote."""
     ours, theirs = to_device(list(given), device), copy.deepcopy(list(given))
     got, expected = calls(*ours), calls(*theirs)
     assert difference([expected, theirs], [got, ours], "lists") is None

@@ -1,4 +1,4 @@
-"""Ops that come again and again are fused: fewer kernels, the same values."""
+"""Fusion of recurring ops: fewer kernels, the same values."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def dispatches() -> int:
 
 
 def repeat(step: Step, *inputs: torch.Tensor, steps: int = 10) -> int:
-    """Runs a step on both devices, with another number each time; kernels of the last time."""
+    """Runs a step on both devices, with another number each time; returns the launches of the last time."""
     there = [x.to(DEVICE) for x in inputs]
     counts = []
     for i in range(steps):
@@ -72,7 +72,7 @@ def disjoint_and_overlapping_windows(x, w, s):
 X, W = (64, 33), (33,)
 
 
-# Behind a wait GraphRunner gets the first four ops by themselves.
+# After a wait, GraphRunner gets the first four ops as a run of their own.
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_small_tensors_of_lists_share_kernels():
         return tuple(torch._foreach_sqrt(torch._foreach_abs(ys)))
 
     small = [torch.randn(shape) for shape in [(3, 5), (1,), (700,), (4, 4, 4)]]
-    # The weakest adapters have eight buffers a kernel.
+    # The weakest adapters allow eight buffers per kernel.
     assert repeat(step, *small) <= 2
     large = torch.randn(300, 300)
     assert repeat(step, small[0], large, small[2]) == 2
@@ -133,7 +133,7 @@ def test_small_tensors_of_lists_share_kernels():
 def test_what_an_operator_reads_is_not_written_by_its_epilogue():
     def step(x, w, s):
         y = x * s
-        y.add_(y @ w)  # each element of the product needs a row of what is written
+        y.add_(y @ w)  # each element of the product reads a row of the written tensor
         return (y,)
 
     repeat(step, torch.randn(40, 40), torch.randn(40, 40))

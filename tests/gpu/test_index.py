@@ -10,12 +10,12 @@ DTYPES = [*HALF, torch.float32, torch.float64, torch.int64, torch.int32, torch.i
 
 
 def make(*size, dtype=torch.float32):
-    """Numbers that every dtype can hold."""
+    """Returns numbers that every dtype can represent."""
     return torch.randint(0, 2 if dtype == torch.bool else 50, size).to(dtype)
 
 
 def moved(value):
-    """The same nest on the device, with its tensors' strides and offsets."""
+    """Returns the same nested structure on the device, with its tensors' strides and offsets."""
     if isinstance(value, torch.Tensor):
         if value.storage_offset() == 0 and value.is_contiguous():
             return value.to(device)
@@ -28,7 +28,7 @@ def moved(value):
 
 
 def same(got, expected, tolerance=0.0):
-    """Values, dtype, sizes and strides."""
+    """Compares values, dtypes, sizes and strides."""
     if isinstance(expected, (list, tuple)):
         for g, e in zip(got, expected, strict=True):
             same(g, e, tolerance)
@@ -42,7 +42,7 @@ def same(got, expected, tolerance=0.0):
 
 
 def check(call, *args, native=True, tolerance=0.0):
-    """A call on the device gives what it gives on the CPU, without the host path."""
+    """Checks that a call on the device returns what it returns on the CPU, without the host path."""
     on_device = moved(list(args))
     expected = call(*args)
     torch_tandem.synchronize()
@@ -139,7 +139,7 @@ def test_windows_that_do_not_begin_with_a_word(dtype):
 
 
 def assign(x, index, value):
-    """`x[:, index] = value` on a copy."""
+    """Returns a copy of `x` after `x[:, index] = value`."""
     x = x.clone()
     x[:, index] = value
     return x

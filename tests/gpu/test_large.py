@@ -1,4 +1,4 @@
-"""Tensors larger than what the adapter can bind of a buffer: kernels run in parts, on windows of the buffers."""
+"""Tensors larger than the adapter's binding limit: kernels run in parts, on parts of the buffers."""
 
 import os
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def values():
-    """A large tensor on the CPU and on the device, where it does not begin with its storage."""
+    """A large tensor on the CPU and on the device, with a storage offset."""
     x = torch.rand(N + 3, generator=torch.Generator().manual_seed(0))
     return x[3:], x.to(device)[3:]
 

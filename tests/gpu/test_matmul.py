@@ -11,7 +11,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 def made(rows, columns, layout, dtype=torch.float32):
-    """A matrix, as a window of that layout on something larger."""
+    """Returns a matrix as a view of a larger tensor, in a given layout."""
     if layout == "columns":
         return torch.randn(columns, rows).to(dtype).t()
     if layout == "strided":
@@ -22,7 +22,7 @@ def made(rows, columns, layout, dtype=torch.float32):
 
 
 def moved(t):
-    """The same window on the device."""
+    """Returns the same view on the device."""
     whole = t if t._base is None else t._base
     return whole.to(device).as_strided(t.size(), t.stride(), t.storage_offset())
 
@@ -139,7 +139,7 @@ def test_batches():
 
 
 def test_shapes_share_kernels():
-    """Sizes are parameters: twenty shapes make few kernels."""
+    """Sizes are parameters: twenty shapes compile few kernels."""
     sizes = [
         (m, n, k) for m, n in ((20, 24), (33, 65), (100, 40), (17, 300), (8, 70)) for k in (7, 64, 100, 900)
     ]
@@ -153,7 +153,7 @@ def test_shapes_share_kernels():
 
 
 def test_many_workgroups():
-    """More tiles than one axis of a grid holds."""
+    """More tiles than the limit of workgroups along one axis."""
     a, b = torch.randn(70000 * 16, 4), torch.randn(4, 17)
     got = torch.bmm(a.view(70000, 16, 4).to(device), b.to(device).expand(70000, 4, 17))
     torch.testing.assert_close(got.cpu()[-3:], (a.view(70000, 16, 4)[-3:] @ b), rtol=1e-5, atol=1e-5)

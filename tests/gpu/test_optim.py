@@ -17,7 +17,7 @@ def model():
 
 
 def train(net, make, place, steps=5):
-    """Losses and what the parameters become; and what took the host path."""
+    """Returns the losses, the parameters at the end, and the operators that took the host path."""
     net = copy.deepcopy(net).to(place)
     optimizer = make(net.parameters())
     generator = torch.Generator().manual_seed(1)
@@ -89,7 +89,7 @@ OPTIMIZERS = {
 def test_optimizers(name):
     make = OPTIMIZERS[name]
     net = model()
-    # The CPU knows no capturable steps, which keep the numbers of steps on the device.
+    # On the CPU there are no capturable optimizers, which keep their step counts on the device.
     expected, _ = train(net, OPTIMIZERS["adam"] if name == "adam_capturable" else make, "cpu")
     got, hosted = train(net, make, device)
     tolerance = 1e-3 if name in ("lbfgs", "rprop") else 1e-5
@@ -101,7 +101,7 @@ def test_optimizers(name):
 
 
 def test_fused_keeps_small_distances_to_one():
-    """Rates close to 1 are not rounded to 32 bits before 1 is taken less them."""
+    """1 - beta is computed in double precision, because beta rounded to float32 would be inexact near 1."""
     for beta in (0.999, 0.99999, 0.5, 0.1, 0.0):
         results = []
         for place in ("cpu", device):
@@ -129,7 +129,7 @@ def test_layouts_and_half_precision():
 
 
 def scaled_steps(place, fused):
-    """Steps under a gradient scaler, one of which overflows."""
+    """Runs steps under a gradient scaler, one of which overflows."""
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(7, 5).to(place))
     q = nn.Parameter(torch.randn(3).to(place))

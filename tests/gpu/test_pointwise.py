@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def layouts(*sizes):
-    """Tensors of these sizes that lie in several ways."""
+    """Returns tensors of these sizes in several layouts."""
     x = torch.randn(sizes)
     return (
         x,
@@ -88,7 +88,7 @@ def test_shifts_and_divisors(dtype):
     x = torch.randint(low, 100, (300,)).to(dtype)
     y = torch.randint(low // 10, 70, (300,)).to(dtype)
     for name in ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"):
-        # C++ says nothing of shifts by all of a narrow type's bits.
+        # In C++, shifting a narrow type by all of its bits is not defined.
         alike(getattr(aten, name), x, y if dtype.itemsize > 2 else y.clamp(0, 7))
     alike(aten.gcd, x, y)
     alike(aten.lcm, x, y.clamp(max=9))

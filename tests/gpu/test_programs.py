@@ -1,7 +1,7 @@
-"""Programs of the benchmark suite on the wgpu executor: losses near eager's, and what takes the host path.
+"""Programs of the benchmark suite on the wgpu executor: losses near eager's, and operators on the host path.
 
-Random numbers are drawn on the host, as eager draws them, so that losses can be compared: over the steps in
-which the program says that rounding has not grown (its COMPARABLE).
+Random numbers are drawn on the host, as eager draws them, so that losses can be compared. They are compared
+over the first steps, before rounding differences grow (COMPARABLE of each program).
 """
 
 import importlib
@@ -31,21 +31,20 @@ QUICK = (
 )
 if os.environ.get("TANDEM_GPU_WITHOUT"):
     PROGRAMS = ["digits"]
-elif not os.environ.get("TANDEM_ALL_PROGRAMS"):  # all of them take minutes on a software adapter
+elif not os.environ.get("TANDEM_ALL_PROGRAMS"):  # all programs take minutes on a software adapter
     PROGRAMS = [name for name in PROGRAMS if name in QUICK]
 
 
 @pytest.fixture(scope="module")
 def context() -> Any:
-    """Makes processes by forking one that has imported what takes long, and computed nothing."""
+    """Creates processes by forking one that has imported large packages and computed nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PACKAGES)
     return context
 
 
 def run(name: str, device: str, steps: int) -> tuple[list[float], dict[str, int]]:
-    """The losses of the comparable ones of the first steps, and operators on the host in the last one; in a
-    process of its own."""
+    """Returns the comparable losses of the first steps, and the last step's operators on the host path."""
     sys.path.insert(0, str(ROOT))
     os.environ["TANDEM_GPU_WITHOUT"] = ",".join(
         filter(None, [os.environ.get("TANDEM_GPU_WITHOUT"), "random"])
@@ -74,7 +73,7 @@ def run(name: str, device: str, steps: int) -> tuple[list[float], dict[str, int]
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_losses_are_near_eagers(context, name: str):
-    with context.Pool(1, maxtasksperchild=1) as pool:  # a process that crashes is a time-out
+    with context.Pool(1, maxtasksperchild=1) as pool:  # a process that crashes shows as a time-out
         eager, _ = pool.apply_async(run, (name, "cpu", STEPS)).get(timeout=100)
         tandem, hosted = pool.apply_async(run, (name, "cuda", STEPS)).get(timeout=300)
     print(name, eager, tandem, hosted)

@@ -13,7 +13,7 @@ N = 60_000
 
 
 def native(call):
-    """What a call gives, and that it did not take the host path."""
+    """Returns the result of a call, and checks that it did not take the host path."""
     torch_tandem.synchronize()
     torch_tandem.reset_report()
     result = call()
@@ -27,7 +27,7 @@ def empty(*size, dtype=torch.float32):
 
 
 def distance(sample: torch.Tensor, cdf) -> float:
-    """Kolmogorov's and Smirnov's, times the root of the size: above 2 in one of 1500 right samples."""
+    """Kolmogorov-Smirnov distance times root of the sample size; above 2 for 1 of 1500 correct samples."""
     x = sample.double().flatten().sort().values
     n = x.numel()
     f = cdf(x)
@@ -36,7 +36,7 @@ def distance(sample: torch.Tensor, cdf) -> float:
 
 
 def correlation(sample: torch.Tensor, shift: int) -> float:
-    """Of elements that lie `shift` apart, times the root of the sample's size."""
+    """Correlation of elements at a distance of `shift`, times the root of the sample size."""
     x = sample.double()
     x = x - x.mean()
     return float((x[shift:] * x[:-shift]).mean() / x.var() * math.sqrt(x.numel()))
@@ -53,7 +53,7 @@ def philox(key: int, counter: int, stream: int) -> list[int]:
 
 
 def test_philox():
-    # The vector that Random123 publishes, and ours against that.
+    # The vector published by Random123 checks `philox`, which then checks the device's numbers.
     assert philox(0, 0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     torch.manual_seed(7)
     key = torch.empty(1, dtype=torch.int64).random_(-(2**63), None).item() % 2**64

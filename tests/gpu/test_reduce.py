@@ -1,4 +1,6 @@
-"""Reductions, softmax, normalizations and scans on the device: sizes, layouts and values that OpInfo's samples lack."""
+"""Reductions, softmax, normalizations, scans on the device: sizes, layouts and values that OpInfo's samples
+lack.
+"""
 
 import os
 
@@ -15,7 +17,7 @@ inf, nan = float("inf"), float("nan")
 
 
 def same(function, *inputs, rtol=1e-4, atol=1e-4):
-    """What a function makes of inputs on the device is what it makes of them on the CPU; also of what it writes."""
+    """Compares a function's outputs on the device with those on the CPU, and the inputs that it writes."""
     ours = [x.to(device) for x in inputs]
     theirs = [x.clone() for x in inputs]
     expected, got = function(*theirs), function(*ours)
@@ -38,7 +40,7 @@ def numbers(*sizes, seed=0, dtype=torch.float32):
 
 
 def reductions(x, dims):
-    """All reductions over dimensions that the dtype has."""
+    """Returns all reductions over dimensions that the dtype supports."""
     found = [x.sum(dims), x.amax(dims), x.amin(dims), x.any(dims), x.all(dims), torch.count_nonzero(x, dims)]
     if x.dtype.is_floating_point:
         found += [x.mean(dims), x.nansum(dims), *torch.var_mean(x, dims), x.std(dims, correction=0)]
@@ -220,7 +222,7 @@ def test_batch_norm_updates_running_statistics(channels_last):
         return [y, z, mean * 2, var * 2]
 
     same(run, x, w, torch.zeros(20), torch.ones(20))
-    # Both statistics in one storage.
+    # Both statistics are in one storage.
     same(
         lambda x, both: [torch.nn.functional.batch_norm(x, both[0], both[1], training=True)],
         x,

@@ -13,7 +13,7 @@ DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool]
 
 
 def native(call, *args):
-    """What a call gives on the device, and that it did not take the host path."""
+    """Returns a call's result on the device, and checks that it did not take the host path."""
     args = [a.to(device) for a in args]
     torch_tandem.synchronize()
     torch_tandem.reset_report()
@@ -30,7 +30,7 @@ def same(got, expected):
 
 
 def make(*size, dtype):
-    """Numbers with ties; floats with infinities, zeros of both signs, and what is not a number."""
+    """Returns numbers with ties; floats include infinities, zeros of both signs, and NaN."""
     x = torch.randint(-60, 60, size)
     if not dtype.is_floating_point:
         return (x % 2 if dtype == torch.bool else x % 50 if dtype == torch.uint8 else x).to(dtype)

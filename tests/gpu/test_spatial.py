@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def layouts(*sizes, dtype=torch.float32):
-    """Tensors of these sizes that lie in several ways."""
+    """Yields tensors of these sizes in several layouts."""
     x = torch.randn(sizes).to(dtype)
     yield x
     yield x.transpose(-1, -2).contiguous().transpose(-1, -2)

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol over pipes."""
+"""A headless Chromium, controlled by its DevTools protocol over pipes."""
 
 import json
 import os
@@ -26,11 +26,11 @@ PATIENCE = 90  # seconds
 
 
 class Unusable(Exception):
-    """There is no browser, or it does not run here."""
+    """There is no browser, or it does not run on this machine."""
 
 
 class Browser:
-    """One browser with one page. `errors` are what the page's scripts raised or logged."""
+    """One browser with one page. `errors` are the messages that the page's scripts raised or logged."""
 
     def __init__(self, folder: Path) -> None:
         program = next(filter(None, map(shutil.which, NAMES)), None)
@@ -38,7 +38,7 @@ class Browser:
             raise Unusable("no Chromium is installed")
         from_us, self._out = os.pipe()
         self._in, to_us = os.pipe()
-        # The protocol is spoken on descriptors 3 and 4.
+        # The browser uses file descriptors 3 and 4 for the protocol.
         shell = f'exec "$0" "$@" 3<&{from_us} 4>&{to_us}'
         command = [
             "bash",
@@ -72,9 +72,9 @@ class Browser:
         self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, page: str, address: str = "") -> None:
-        """Show a page, at a place in it, and wait until its scripts have ended."""
+        """Shows a page, at an address within it, and waits until its scripts have ended."""
         self._file.write_text(page)
-        self.call("Page.navigate", url="about:blank")  # else another hash alone loads nothing
+        self.call("Page.navigate", url="about:blank")  # a new fragment alone would not reload the page
         self.errors.clear()
         document = self.call("Page.navigate", url=f"file://{self._file}{address}")["loaderId"]
         while document not in self._loaded:
@@ -83,17 +83,17 @@ class Browser:
         assert self.run("document.documentElement.dataset.ready !== undefined")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, which may be a promise."""
+        """Returns the value of an expression, which may be a promise."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def texts(self, selector: str) -> list[str]:
-        """The texts of the elements that a selector finds."""
+        """Returns the texts of the elements that match a selector."""
         return self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)")
 
     def click(self, selector: str, at: tuple[float, float] = (0.5, 0.5)) -> None:
-        """Click into an element, at a share of its width and height."""
+        """Clicks into an element, at fractions of its width and height."""
         x, y, width, height = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({ block: 'center', behavior: 'instant' });"
@@ -106,18 +106,18 @@ class Browser:
         self.drawn()
 
     def press(self, key: str) -> None:
-        """Press and release a key."""
+        """Presses and releases a key."""
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
         self.drawn()
 
     def drawn(self) -> None:
-        """Wait until what changed is drawn."""
+        """Waits until changes are drawn."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol."""
+        """Calls a method of the protocol."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -156,7 +156,7 @@ class Browser:
             self.errors.append(parameters["entry"]["text"])
 
     def close(self) -> None:
-        """End the browser."""
+        """Ends the browser."""
         self._process.terminate()
         self._process.wait()
         os.close(self._out)

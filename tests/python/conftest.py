@@ -1,7 +1,7 @@
 """Every test starts at the beginning of an iteration, in co-execution mode, with counters at zero.
 
-What earlier tests of its file have traced is known. Kernels are PyTorch's alone, with eager's bits, unless
-`TANDEM_KERNELS` says otherwise.
+The TraceGraph of earlier tests of the same file is kept. Kernels are PyTorch's alone, with eager's bits,
+unless `TANDEM_KERNELS` is set.
 """
 
 import os

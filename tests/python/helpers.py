@@ -1,11 +1,12 @@
-"""Running one program on eager CPU and on Tandem in each phase, and comparing bits.
+"""Runs a program on eager CPU and on Tandem in each phase, and compares bits.
 
-With `TANDEM_KERNELS=own` Tandem's kernels compute: the phases have the same bits, eager's values are near.
+With `TANDEM_KERNELS=own` Tandem's own kernels are used: the phases have the same bits, and eager's values are
+near.
 
-A program is a generator function of a device. Each `yield` ends an iteration and hands out what is to be
-compared: tensors, numbers, strings and containers of them. What was handed out is held as it is and read
-after the last iteration, so it must keep its value; a program that wants a value read at once yields a host
-value.
+A program is a generator function with the device as its argument. Each `yield` ends an iteration and returns
+the values to compare: tensors, numbers, strings and containers of them. The yielded objects are kept and read
+after the last iteration, so they must keep their values. A program that needs a value to be read at once
+yields a host value.
 """
 
 import copy
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 Program = Callable[[str], Iterator[Any]]
 
 OWN = os.environ.get("TANDEM_KERNELS") != "aten"
-"""Whether kernels of Tandem's own compute, whose results are near to PyTorch's but not the same bits."""
+"""Whether Tandem's own kernels are used, whose results are near to PyTorch's but have other last bits."""
 
 
 def report() -> dict[str, Any]:
@@ -30,20 +31,20 @@ def report() -> dict[str, Any]:
 
 
 def diverged() -> int:
-    """How often co-execution fell back to tracing since the counters were reset."""
+    """Returns how often co-execution diverged since the counters were reset."""
     return sum(d["count"] for d in report()["divergences"])
 
 
 def share_coexecuted(seen: dict[str, Any]) -> float:
-    """The share of operators co-executed among those that are no fetches."""
+    """Returns the share of co-executed operators among those that are not fetches."""
     fetches = sum(f["count"] for f in seen["fetches"])
     return seen["ops_coexecuted"] / max(seen["ops_captured"] - fetches, 1)
 
 
 def results(program: Program, device: str, settled: int = 0) -> tuple[list[Any], torch.Tensor]:
-    """What a program hands out, on the host, and the state of the random generator after it.
+    """Returns the yielded values, on the host, and the state of the random generator after the program.
 
-    Counters are at zero after `settled` iterations.
+    Counters are reset after `settled` iterations.
     """
     torch.manual_seed(0)
     np.random.seed(0)
@@ -58,7 +59,7 @@ def results(program: Program, device: str, settled: int = 0) -> tuple[list[Any],
 
 
 def data(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers, on the host."""
+    """Returns normally distributed numbers on the host."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -67,7 +68,7 @@ def to_host(out: Any) -> Any:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two CPU tensors have the same values; all NaNs are the same value."""
+    """Whether two CPU tensors have the same values; all NaNs are equal."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     a, b = (x.detach().resolve_conj().resolve_neg() for x in (a, b))
@@ -91,7 +92,7 @@ def assert_same(expected: Any, actual: Any, where: str) -> None:
 
 
 COMPARABLE = 3
-"""Iterations in which values are near where kernels differ in the last bits: training lets that grow."""
+"""Iterations compared where kernels differ in the last bits: training amplifies the differences."""
 
 
 def assert_near(expected: Any, actual: Any, where: str) -> None:
@@ -127,12 +128,13 @@ def describe(x: torch.Tensor, y: torch.Tensor) -> str:
 def check(
     program: Program, coexecuted: float = 0.6, like_eager: bool = True, settled: int = 0
 ) -> dict[str, Any]:
-    """Compare a program's results on eager CPU with those of each phase, and return the co-executing report.
+    """Compares a program's results on eager CPU with those of each phase, and returns the report of
+    co-execution.
 
-    At least the share `coexecuted` of the operators that are no fetches must have been co-executed, after the
-    first `settled` iterations; the report is of these, too. Where
-    PyTorch itself computes otherwise on another device (docs/differs.md), `like_eager=False` says so: the
-    phases still agree bit for bit, with each other.
+    After the first `settled` iterations, at least the share `coexecuted` of the operators that are not
+    fetches must be co-executed; the report covers the same iterations. For programs that PyTorch itself
+    computes differently on other devices (docs/differs.md), `like_eager=False` compares with eager only
+    approximately; the phases still must agree bit for bit.
     """
     eager, eager_state = results(program, "cpu")
     torch_tandem.set_mode("trace")
@@ -167,11 +169,11 @@ def compare(
 def coexecuting(
     program: Program | None = None, *, share: float = 1.0, last: int = 6, like_eager: bool = True
 ) -> Any:
-    """Make a program a test: every iteration as on eager CPU, the `last` ones from the generated graph.
+    """Makes a program a test: every iteration must agree with eager CPU, and the `last` ones must co-execute.
 
-    Nothing is known of the program when it starts; by its last iterations at least the `share` of the
-    operators that are no fetches is co-executed. Where PyTorch computes otherwise by device,
-    `like_eager=False` compares with tracing instead.
+    The program is not yet in the TraceGraph when it starts. In its last iterations, at least the `share` of
+    the operators that are not fetches must be co-executed. For programs that PyTorch computes differently on
+    other devices, `like_eager=False` compares with tracing instead.
     """
     if program is None:
         return functools.partial(coexecuting, share=share, last=last, like_eager=like_eager)

@@ -33,7 +33,7 @@ def adam(*modules, lr=0.01, **options):
 
 
 def train(device, model, loss_of, optimizer=None, steps=STEPS):
-    """Plain training: `loss_of(x, step)`, `x` being a batch that is another one in each step."""
+    """Plain training with `loss_of(x, step)`, where `x` is another batch in each step."""
     optimizer = optimizer or sgd(model, momentum=0.9)
     for step in range(steps):
         optimizer.zero_grad()

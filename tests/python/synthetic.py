@@ -1,4 +1,4 @@
-"""Made-up reports, timelines and graphs of a program that trains a residual network."""
+"""Synthetic reports, timelines and graphs of a program that trains a residual network."""
 
 import random
 from typing import Any
@@ -8,7 +8,7 @@ HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=a
 
 
 class Tracer:
-    """Collects nodes as a traced program would issue them."""
+    """Collects nodes in the order in which a traced program would issue them."""
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ class Tracer:
         return number
 
     def within(self, *frames: str) -> "Within":
-        """Frames of modules are called by way of PyTorch's."""
+        """Adds frames of modules, each with the frames of PyTorch's module call before it."""
         calls = ["Module._wrapped_call_impl:1775", "Module._call_impl:1786"]
         return Within(self, [part for frame in frames for part in (*calls, frame)])
 
@@ -56,7 +56,9 @@ class Within:
 
 
 def graph(target: int = 300) -> dict[str, Any]:
-    """A graph of about `target` nodes: modules, a branch, nested loops, a fetch, backward, an optimizer."""
+    """Returns a graph of about `target` nodes: modules, a branch, nested loops, a fetch, backward, an
+    optimizer.
+    """
     t = Tracer()
     blocks_of_net = max((target - 60) // 40, 1)
     loops: list[dict[str, Any]] = []
@@ -94,7 +96,7 @@ def graph(target: int = 300) -> dict[str, Any]:
         )
         x = t.op("mean.dim", [x], "float32[32,64]")
         header = len(t.nodes) + 1
-        with t.within("Decoder.forward:41"):  # a while loop with one inside, rolled up
+        with t.within("Decoder.forward:41"):  # a While with one inside, not unrolled
             x = t.op("lstm_cell", [[x, header + 4], "state"], "float32[32,64]")
             x = t.op("tanh", [x], "float32[32,64]")
             inner = t.op("matmul", [[x, x + 2], "state"], "float32[32,64]")
@@ -138,7 +140,7 @@ def graph(target: int = 300) -> dict[str, Any]:
 
 
 def symbolic(t: Tracer, loops: list[dict[str, Any]]) -> dict[str, Any]:
-    """Blocks cut at branches, rejoins, loops, fetches, and after 24 operators."""
+    """Returns blocks, cut at branches, rejoins, loops and fetches, and after 24 operators."""
     after: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for a, b in t.edges:
@@ -170,7 +172,7 @@ def symbolic(t: Tracer, loops: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
-    """A report that waits a lot at one fetch and diverges a few times."""
+    """Returns a report with long waits at one fetch and a few divergences."""
     rng = random.Random(0)
     rows, clock = [], 3_000_000
     for number in range(1, steps + 1):
@@ -342,7 +344,7 @@ def _phases(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def timeline(data: dict[str, Any], hostile: bool = False) -> dict[str, Any]:
-    """The newest iterations of a report as events."""
+    """Returns the newest iterations of a report as events."""
     rng = random.Random(1)
     python, runner, steps = [], [], []
     for row in data["steps"][-200:]:

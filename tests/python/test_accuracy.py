@@ -1,10 +1,10 @@
-"""How far the cpu executor's own reductions are from float64, beside how far PyTorch's are.
+"""Errors of the cpu executor's own reductions relative to float64, compared with those of PyTorch.
 
 Operators, their gradients, lengths, layouts and distributions of values are combined; each combination is
-drawn a few times. Ops run at once, with the bits that they have in all phases (`test_own_kernels.py`).
-The largest error of any value may be twice that of PyTorch's, or twice the rounding of a float.
+drawn a few times. Ops run at once, with the bits that they have in all phases (`test_own_kernels.py`). The
+largest error of any value may be twice that of PyTorch's, or twice the rounding of a float.
 
-`python tests/python/test_accuracy.py --large` goes through more and longer ones, and prints the worst.
+`python tests/python/test_accuracy.py --large` tests more and longer combinations, and prints the worst.
 """
 
 import argparse
@@ -44,11 +44,11 @@ LARGE = (
     9_400_003,
 )
 DRAWS = ((1 << 8, 100), (1 << 12, 24), (1 << 20, 2))
-"""How often operands of fewer elements are drawn: errors of few values are a matter of luck."""
+"""Number of draws for operands of fewer elements: the error of few values varies much between draws."""
 MOST = 1 << 20
-"""Elements of an operator's operands beyond which it is left to `--large`."""
+"""Number of elements of an operator's operands above which only `--large` tests the operator."""
 ROUNDING = 2.0**-24
-"""Half a bit of a float in proportion to it: what a result is off by that is as exact as can be."""
+"""Relative rounding error of a float: half a unit in the last place."""
 
 
 def normal(x: torch.Tensor) -> torch.Tensor:
@@ -64,13 +64,13 @@ def positive(x: torch.Tensor) -> torch.Tensor:
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:
-    """Magnitudes from 1e-4 to 1e4."""
+    """Returns magnitudes from 1e-4 to 1e4."""
     exponent = torch.rand(x.shape, generator=torch.Generator().manual_seed(x.numel())) * 8 - 4
     return x * 10**exponent
 
 
 def alternating(x: torch.Tensor) -> torch.Tensor:
-    """Values that cancel but for little."""
+    """Returns values that nearly cancel."""
     return x.abs() * torch.tensor([1.0, -1.0]).repeat(x.numel())[: x.numel()].view_as(x) + 0.01
 
 
@@ -79,7 +79,7 @@ MORE = (normal, alternating)
 
 
 def reductions(n: int) -> Iterator[tuple[str, Operator, list[tuple[int, ...]]]]:
-    """Operators over `n` values, and their operands' shapes."""
+    """Yields operators over `n` values, with the shapes of their operands."""
     yield "sum", torch.sum, [(n,)]
     yield "mean", torch.mean, [(n,)]
     yield "dot", torch.dot, [(n,), (n,)]
@@ -136,13 +136,14 @@ def with_gradients(op: Operator, tensors: Tensors) -> list[torch.Tensor]:
 
 
 def errors(op: Operator, shapes: list[tuple[int, ...]], spread: Spread) -> list[tuple[float, float]]:
-    """For each value that an operator gives: its error and PyTorch's, in roundings of the largest element.
+    """Returns, for each result of an operator, Tandem's error and PyTorch's, in roundings of the largest
+    element.
 
-    By roundings, so that a draw of large values does not hide all the others.
+    The unit makes errors comparable between draws of large and of small values.
     """
     found: list[list[tuple[float, float]]] = []
     for seed in range(next((times for most, times in DRAWS if elements(shapes) < most), 1)):
-        # The last operands are weights and the like.
+        # The later operands are weights and similar values.
         tensors = tuple(draw(s, spread if i == 0 else normal, 10 * seed + i) for i, s in enumerate(shapes))
         exact = with_gradients(op, tuple(t.double() for t in tensors))
         plain = with_gradients(op, tensors)
@@ -164,9 +165,9 @@ def elements(shapes: list[tuple[int, ...]]) -> int:
 
 
 def ratios(lengths: tuple[int, ...], spreads: tuple[Spread, ...], most: int) -> Iterator[tuple[float, str]]:
-    """An error in proportion to PyTorch's or the rounding, whichever is larger, and what it is of.
+    """Yields an error relative to PyTorch's or to the rounding, whichever is larger, with its description.
 
-    Operands have at most so many elements.
+    Operands have at most `most` elements, except for operators over a single row.
     """
     before = _core.mode()
     _core.set_mode("trace")

@@ -1,4 +1,4 @@
-"""Whatever ends in autograd: transforms, hooks, checkpoints, recurrent and attention layers, optimizers."""
+"""Features that use autograd: transforms, hooks, checkpoints, recurrent and attention layers, optimizers."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def copies(tensors):
 
 
 def train(device, model, loss_of, steps=STEPS, optimizer=None):
-    """Plain training: `loss_of(model, step)`."""
+    """Plain training with `loss_of(model, step)`."""
     model.to(device)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, foreach=False)
     for step in range(steps):
@@ -135,7 +135,7 @@ def test_zero_tangents_leave_signs_alone():
         for step in range(STEPS):
             with torch.autograd.forward_ad.dual_level():
                 dual = torch.autograd.forward_ad.make_dual(x, t)
-                # What the constant contributes is zero without memory, which PyTorch does not add.
+                # The tangent of the constant is a zero tensor without memory, which PyTorch does not add.
                 out = torch.autograd.forward_ad.unpack_dual(dual * -float(step + 1) + x * x)
                 yield out.primal.clone(), out.tangent.signbit(), out.tangent.clone()
             x = x + 1

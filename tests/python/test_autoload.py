@@ -1,6 +1,6 @@
-"""`import torch` loads nothing of Tandem unless autoload was turned on and the process asks for it.
+"""`import torch` loads nothing of Tandem unless autoload was turned on and the process sets the variable.
 
-Every case is a fresh interpreter that sees the entry point of a folder of its own.
+Each test runs a new interpreter that sees the entry point in a folder of its own.
 """
 
 import os
@@ -18,7 +18,7 @@ print(sorted(m for m in sys.modules if m in ("torch_tandem", "torch_tandem_autol
 
 @pytest.fixture
 def switch(tmp_path, monkeypatch):
-    """The switch, acting on tmp_path instead of site-packages."""
+    """The module that turns autoload on and off, with tmp_path in place of site-packages."""
     monkeypatch.setattr(autoload, "site_packages", lambda: tmp_path)
     return autoload
 

@@ -1,4 +1,4 @@
-"""Our own backward pass: which passes it takes, and that results and errors are those of PyTorch's."""
+"""Tandem's autograd engine: which passes it runs, and that results and errors are those of PyTorch's."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 @coexecuting
 def test_sums_are_in_the_engines_order(device):
-    """Many gradients meet, some of them in views and some expanded, and accumulate over passes."""
+    """Many gradients of a tensor are added, some views, some expanded; they accumulate over passes."""
     w = data(8, 8).to(device).requires_grad_()
     b = data(8, seed=1).to(device).requires_grad_()
     for step in range(STEPS):
@@ -27,7 +27,7 @@ def test_sums_are_in_the_engines_order(device):
 
 @coexecuting
 def test_gradients_of_gradients(device):
-    """A penalty on a gradient: a pass that makes a graph, and one through it."""
+    """A penalty on a gradient: a pass that creates a graph, and one through that graph."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     for step, parameter in enumerate(model.parameters()):
         parameter.data.copy_(data(*parameter.shape, seed=step))
@@ -48,7 +48,7 @@ def test_gradients_of_gradients(device):
 
 @pytest.fixture
 def left(monkeypatch):
-    """The passes that PyTorch's engine was asked for."""
+    """The calls of PyTorch's engine."""
     engine, passes = Variable._execution_engine._engine, []
 
     class Counted:
@@ -169,7 +169,9 @@ def test_an_input_without_a_gradient():
 
 
 class Told(torch.autograd.Function):
-    """Twice its argument; `backward` calls what it is given, before its end and behind the pass."""
+    """Doubles its argument; `backward` calls `now` before it returns and queues `behind` for the end of the
+    pass.
+    """
 
     @staticmethod
     def forward(ctx, x, now, behind):
@@ -216,7 +218,7 @@ def test_a_pass_within_a_pass(left):
 
 
 def test_hooks_that_come_while_the_pass_runs():
-    """On tensors, nodes and leaves: they are called as if they had been there before."""
+    """Hooks on tensors, nodes and leaves are called as if they had been registered before the pass."""
     w = torch.ones(2, device="tandem", requires_grad=True)
     hidden = w * 1
     kept = hidden * 1
@@ -238,7 +240,9 @@ class Tagged(torch.Tensor):
 
 
 def test_the_programs_code_finds_the_state_of_the_pass():
-    """`__torch_function__` is on, a mode that one node leaves on is off for the next; passes have numbers."""
+    """`__torch_function__` is enabled, a mode that one node leaves on is off for the next, and passes have
+    ids.
+    """
     w = torch.ones(2, device="tandem", requires_grad=True)
     seen = []
 
@@ -278,7 +282,7 @@ def test_anomaly_mode_within_a_pass():
 def test_a_host_leaf_that_is_used_again_and_again():
     w = torch.ones(2, requires_grad=True)
     x = torch.ones(2, device="tandem")
-    # The accumulator lives on, and what was done to it with it.
+    # The accumulator node stays alive, and so do changes made to it.
     node = torch.autograd.graph.get_gradient_edge(w).node
     for _ in range(20):
         (w * x + w * x).sum().backward()

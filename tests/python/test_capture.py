@@ -1,9 +1,9 @@
-"""Which kernels PyTorch's dispatcher calls for tandem tensors.
+"""The kernels that PyTorch's dispatcher calls for tandem tensors.
 
 Operators whose kernel is PyTorch's own for any device ("default backend kernel") do not reach Tandem as
-themselves. reviewed_default_kernels.txt lists those that may: they move views, make tensors out of captured
-operators, answer from metadata, call a functional operator and copy, or are for layouts that Tandem refuses.
-A new version of PyTorch that adds one fails here until somebody has looked at it.
+operators. reviewed_default_kernels.txt lists those that may stay so: they create views, compose captured
+operators, answer from metadata, call a functional operator and copy, or are for layouts that Tandem does not
+support. If a new version of PyTorch adds such a kernel, these tests fail until it has been reviewed.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ REVIEWED = pathlib.Path(__file__).with_name("reviewed_default_kernels.txt")
 
 
 def kernel(overload, key):
-    """What kind of kernel the dispatcher has: `kernel`, `math kernel`, `default backend kernel`, ..."""
+    """Returns the dispatcher's kind of kernel: `kernel`, `math kernel`, `default backend kernel`, ..."""
     row = re.search(rf"^{key}: .*\[(.+)\]$", torch._C._dispatch_dump_table(overload), re.MULTILINE)
     return row and row[1]
 
@@ -74,8 +74,8 @@ def seeded(device):
     return torch.Generator(device=device).manual_seed(3)
 
 
-# Reviewed operators that programs may reach, and generated variants, called with a device, two matrices and
-# indices. They have no kernels by device: what they compute comes from operators that are captured.
+# Calls, with a device, two matrices and indices, of reviewed operators that programs may use and of generated
+# variants. They have no kernels for this device: they are composed of operators that are captured.
 REVIEWED_CALLS = [
     lambda d, x, y, i: [torch.bartlett_window(6, device=d), torch.blackman_window(6, device=d)],
     lambda d, x, y, i: [torch.hamming_window(6, device=d), torch.hann_window(7, periodic=False, device=d)],

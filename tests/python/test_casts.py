@@ -1,4 +1,6 @@
-"""Floats as integers: towards zero, and beyond the range what eager makes of them on this machine."""
+"""Conversion of floats to integers: towards zero, and outside of the integer's range with eager's values on
+this CPU.
+"""
 
 import pytest
 import torch
@@ -10,12 +12,12 @@ LIMITS = [s * x for x in (127, 128, 255, 256, 2**15, 2**31, 2**32, 2**53, 2**63,
 
 
 def floats(n: int, seed: int) -> torch.Tensor:
-    """Of all magnitudes, some of them at the limits of integers, some infinite or not a number."""
+    """Returns numbers of all magnitudes, some of them at the limits of integers, infinite or NaN."""
     g = torch.Generator().manual_seed(seed)
     signs = torch.randint(2, (n,), generator=g) * 2 - 1
     x = signs * 2 ** (torch.rand(n, dtype=torch.float64, generator=g) * 80 - 6)
     corners = torch.tensor([*LIMITS, torch.inf, -torch.inf, torch.nan, -0.5], dtype=torch.float64)
-    # Near the limits on both sides.
+    # Values next to the limits on both sides.
     corners = torch.cat([corners, corners - 0.5, corners + 1, corners * (1 + 2**-24)])
     here = torch.rand(n, generator=g) < 0.3
     return torch.where(here, corners[torch.randint(len(corners), (n,), generator=g)], x)

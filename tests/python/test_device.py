@@ -1,4 +1,4 @@
-"""The device as PyTorch programs see it: making, moving, saving, viewing and freeing tensors."""
+"""The device as PyTorch programs use it: creating, moving, saving, viewing and freeing tensors."""
 
 import copy
 import gc
@@ -22,7 +22,7 @@ def data(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# --- making -------------------------------------------------------------------------------------
+# --- creating -----------------------------------------------------------------------------------
 
 FACTORIES = {
     "tensor": lambda d: torch.tensor([[1.5, 2], [3, 4]], device=d),
@@ -585,7 +585,7 @@ def test_device_module():
         torch.ones(1, device="tandem:1")
 
 
-# --- what is not there --------------------------------------------------------------------------
+# --- unsupported features -----------------------------------------------------------------------
 
 REFUSED = {
     "sparse": lambda x: torch.eye(3).to_sparse().to("tandem"),

@@ -1,7 +1,7 @@
-"""docs/differs.md: what PyTorch computes otherwise by device, each row of the second table.
+"""docs/differs.md: operations that PyTorch computes differently by device, each row of the second table.
 
-Each row issues other operators than on the CPU, and other rows of this kind are not known. What is computed
-agrees between the phases bit for bit, and with eager to rounding.
+Each row issues other operators than on the CPU; no other such rows are known. Results agree between the
+phases bit for bit, and with eager up to rounding.
 """
 
 import copy
@@ -48,7 +48,7 @@ def data(*shape, seed=0):
 
 
 class Issued(TorchDispatchMode):
-    """Counts operators by name and result types; moving a module or tensor is none."""
+    """Counts operators by name and result types, except for moves of a module or tensor."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +149,7 @@ CHOICES = {
     "`torch.autocast`": [under_autocast],
     "`F.interpolate` under deterministic algorithms": [interpolated],
 }
-# bfloat16 there and float32 here: no common rounding.
+# bfloat16 on the CPU and float32 on Tandem, so no common tolerance.
 OTHER_PRECISION = {"`torch.autocast`"}
 
 
@@ -201,7 +201,7 @@ def test_integer_buffers_of_an_averaged_model_raise():
 
 
 def test_the_lists_of_autocast():
-    """The operators that one of the lists has are those that the page names."""
+    """The page must list exactly the operators that are on only one of the two lists."""
     registered = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
 
     def casts(key):
@@ -218,7 +218,7 @@ def test_the_lists_of_autocast():
 
 @pytest.mark.parametrize("operator", ["layer_norm", "softmax", "cross_entropy"])
 def test_an_operator_of_one_list_is_the_first_that_differs(operator):
-    """What is computed up to there under autocast has the same bits."""
+    """Results before that operator under autocast must have the same bits."""
     torch.manual_seed(0)
     layer, x, y = nn.Linear(8, 8), data(4, 8), torch.tensor([1, 0, 3, 2])
     run = {

@@ -1,4 +1,4 @@
-"""Divergence: the program does what the graph did not expect, anywhere, and nothing is lost or repeated."""
+"""Divergence: the program does something unexpected at any place, and no op is lost or repeated."""
 
 import inspect
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 STEPS = 24
-ODD = {9, 15, 16, 21}  # steps that do something new; 15 and 16 follow each other
+ODD = {9, 15, 16, 21}  # steps that do something new; 15 and 16 are consecutive
 
 
 def data(*shape, seed=0):
@@ -16,7 +16,7 @@ def data(*shape, seed=0):
 
 
 def line_of(function, text):
-    """`file.py:12` of the only line of a function that holds `text`."""
+    """Returns `file.py:12` of the only line of a function that contains `text`."""
     function = inspect.unwrap(function)
     lines, first = inspect.getsourcelines(function)
     (number,) = [first + i for i, line in enumerate(lines) if text in line]
@@ -139,7 +139,7 @@ def test_inside_the_optimizer():
 
 
 def test_several_places_of_one_iteration():
-    """Each new path is found once; iterations that take several of them are known then."""
+    """Each new path diverges once; later iterations with several of these paths do not diverge."""
     odd = {9: "first", 12: "second", 15: "third", 18: "first second third", 20: "second third", 22: "first"}
 
     def forward(model, x, step):
@@ -162,7 +162,7 @@ def test_several_places_of_one_iteration():
 
 
 def test_new_at_several_places_of_one_iteration():
-    """Behind each place co-execution goes on; the next iteration that takes them all knows them."""
+    """Co-execution goes on after each place; the next iteration with all of the places does not diverge."""
 
     def forward(model, x, step):
         h = model[0](x)

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 STEPS = 5
 CASES = {}
-# What PyTorch computes otherwise by device: docs/differs.md.
+# Programs that PyTorch computes differently by device: docs/differs.md.
 UNLIKE_EAGER = set()
 
 
 def case(function=None, like_eager=True):
-    """Register a case: a function of the device and of `rand`, which draws normal numbers there."""
+    """Registers a case: a function of the device and of `rand`, which draws normal numbers on the device."""
     if function is None:
         return lambda f: case(f, like_eager)
     CASES[function.__name__] = function
@@ -30,13 +30,13 @@ def case(function=None, like_eager=True):
 
 
 def seeded(device):
-    """Normal numbers, the same on every device and in every iteration."""
+    """Returns a source of normal numbers, the same on every device and in every iteration."""
     numbers = torch.Generator().manual_seed(0)
     return lambda *shape: torch.randn(*shape, generator=numbers).to(device)
 
 
 def grads(loss, *of):
-    """A loss and its gradients: of modules, and of tensors that are leaves."""
+    """Returns a loss and the gradients of modules and leaf tensors."""
     loss.backward()
     leaves = [p for x in of for p in (x.parameters() if isinstance(x, nn.Module) else [x])]
     return [loss.detach(), *(None if p.grad is None else p.grad.clone() for p in leaves)]
@@ -545,7 +545,7 @@ def test_dropout_of_complex_numbers():
     check(program)
 
 
-# --- other ways to the values ----------------------------------------------------------------------
+# --- other ways to read values ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", [lambda x: x.numpy(), np.asarray])

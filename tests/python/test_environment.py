@@ -1,4 +1,4 @@
-"""Environment variables: values that are not known, and combinations."""
+"""Environment variables: unknown values, and combinations."""
 
 import itertools
 import subprocess

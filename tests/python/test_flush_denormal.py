@@ -1,4 +1,4 @@
-"""`torch.set_flush_denormal` holds for all threads that compute: bits do not depend on their number."""
+"""`torch.set_flush_denormal` applies to all threads that compute: bits do not depend on their number."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def test_all_threads_flush_denormal_numbers(threads):
     x = torch.full((1 << 20,), 2e-38).to("tandem")
     made = {}
     try:
-        # Threads are there before the switch is turned.
+        # The first round starts the threads before the setting is changed.
         for flush in (False, True, False, True):
             if not torch.set_flush_denormal(flush):
                 pytest.skip("the CPU cannot")

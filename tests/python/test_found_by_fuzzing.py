@@ -1,4 +1,4 @@
-"""What random programs (tests/fuzz) have found, shrunk."""
+"""Shrunk programs that the fuzzer (tests/fuzz) has found."""
 
 import torch
 import torch_tandem

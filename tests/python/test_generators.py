@@ -1,4 +1,4 @@
-"""Random generators that the program makes: their states are read and set in program order.
+"""Random generators that the program creates: their states are read and set in program order.
 
 A program is a random sequence of draws, of seeds, and of states that are kept, set and cloned, each on one of
 several generators: PyTorch's default one, some for the CPU and one for the device.
@@ -25,11 +25,11 @@ class Generators:
 
 
 DEVICES = 3
-"""Place of the device's generator; the others are the host's, the first of them PyTorch's default one."""
+"""Index of the device's generator; those before it are the CPU's, the first of them PyTorch's default one."""
 
 
 def draw(s, i, rng):
-    # The default generator is the device's, too.
+    # The default generator is also the device's.
     given = s.all[i] if i else None
     how = rng.randrange(5)
     if how == 0:
@@ -86,7 +86,7 @@ def values(device: str, number: int) -> list[torch.Tensor]:
     kept = torch.default_generator.get_state()
     s, seen = Generators(device), []
     for _ in range(ITERATIONS):
-        # The same steps in each iteration, so that they are co-executed.
+        # The same steps in each iteration, so that they co-execute.
         rng = random.Random(number)
         for _ in range(10):
             rng.choice(STEPS)(s, rng.randrange(4), rng)

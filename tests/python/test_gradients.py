@@ -44,7 +44,7 @@ def test_a_changing_number_of_micro_batches(device):
 
 @coexecuting
 def test_backward_in_a_later_iteration(device):
-    """A loss is held and differentiated two iterations after it was computed."""
+    """A loss is kept and differentiated two iterations after it was computed."""
     w = data(4).to(device).requires_grad_()
     held = []
     for step in range(STEPS):
@@ -88,7 +88,7 @@ def test_options_of_grad(device):
 
 @coexecuting
 def test_losses_with_their_own_optimizers(device):
-    """A GAN with gradient penalty: several critic steps to one of the generator."""
+    """A GAN with gradient penalty: several steps of the critic for each step of the generator."""
     generator, critic = layers(device, 2, 6, 4), layers(device, 4, 6, 1)
     g_optimizer, c_optimizer = adam(generator), adam(critic, betas=(0.5, 0.9))
     for step in range(2 * STEPS):
@@ -112,7 +112,7 @@ def test_losses_with_their_own_optimizers(device):
 
 @coexecuting
 def test_conflicting_gradients_are_projected(device):
-    """Two tasks share a trunk; what is done with their gradients depends on their values."""
+    """Two tasks share a layer; the projection of their gradients depends on the gradients' values."""
     trunk, heads = layers(device, 4, 5)[0], [layers(device, 5, 1), layers(device, 5, 1)]
     optimizer = sgd(trunk, *heads)
     for step in range(2 * STEPS):
@@ -223,7 +223,7 @@ def test_selective_checkpoints(device):
 
 
 class Power(torch.autograd.Function):
-    """Numbers, strings and `None` among its arguments; twice differentiable."""
+    """Has numbers, strings and `None` among its arguments, and can be differentiated twice."""
 
     @staticmethod
     def forward(ctx, x, y, exponent, kind, scale=None):
@@ -263,7 +263,7 @@ def test_functions_with_arguments_of_all_kinds(device):
 
 
 class Doubling(torch.autograd.Function):
-    """In the newer form, with a forward derivative, and in place where it is told to."""
+    """Uses the newer form with `setup_context`, a forward derivative, and a generated vmap rule."""
 
     generate_vmap_rule = True
 
@@ -332,7 +332,7 @@ def test_functions_differentiable_once(device):
 
 
 class Solved(torch.autograd.Function):
-    """Finds its output by gradient steps of its own: backward within forward, and within backward."""
+    """Computes its output by gradient steps: backward passes within forward, and within backward."""
 
     @staticmethod
     def forward(ctx, x, depth):

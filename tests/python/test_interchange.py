@@ -1,4 +1,4 @@
-"""Tandem tensors in other libraries, in other processes, and by their storages."""
+"""Tandem tensors in other libraries, in other processes, and as storages."""
 
 import copy
 import pickle
@@ -84,7 +84,7 @@ def test_dlpack_goes_through_the_host():
 def double(received, sent, taken):
     x = received.get()
     sent.put((x * 2).detach())
-    # PyTorch's queues hand over memory of a process that lives.
+    # PyTorch's queues share the memory of the sending process, which has to live until it is received.
     taken.wait(120)
 
 

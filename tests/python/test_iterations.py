@@ -1,7 +1,9 @@
-"""Where an iteration ends without the program saying so, and what is left on the user's modules for it.
+"""Ends of iterations that the program does not mark, and what Tandem leaves on the user's modules to find
+them.
 
 An iteration ends at `optimizer.step()` or, in a program without one, at the outermost module call without
-gradients. Which of the two is found out once a process, so each program here is a process of its own.
+gradients. Each process determines once which of the two applies, so each program here is a process of its
+own.
 """
 
 import json
@@ -22,7 +24,7 @@ x = torch.ones(3, 4, device="tandem")
 
 
 def run(code):
-    """What a program's last line prints, from JSON."""
+    """Returns the parsed JSON that a program's last line prints."""
     code = SETUP + textwrap.dedent(code)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""What a program does again within an iteration co-executes: evaluation, decoding and the like."""
+"""Code that a program repeats within an iteration co-executes: evaluation, decoding and similar loops."""
 
 import pytest
 import torch
@@ -42,7 +42,9 @@ def classifier():
 
 
 def learnt(costs):
-    """The first pass diverges, the second may trace where it meets the first, later ones trace nothing."""
+    """The first pass diverges, the second may trace operators where it joins the first, and later ones trace
+    none.
+    """
     assert costs[0][0] >= 1, costs
     assert costs[1][0] == 0, costs
     assert all(cost == (0, 0) for cost in costs[2:]), costs
@@ -87,7 +89,7 @@ def test_batch_norm_is_updated_behind_training():
 
 @pytest.mark.parametrize("loops", [1, 2])
 def test_decoding_to_different_lengths(loops):
-    """Each sequence has its length; a second loop over them also looks back."""
+    """Each sequence has another length; with `loops=2`, later sequences issue one more op in each round."""
     torch_tandem.reset()
     torch.manual_seed(0)
     embed, cell, head = nn.Embedding(9, 6), nn.GRUCell(6, 6), nn.Linear(6, 9)

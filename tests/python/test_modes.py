@@ -1,4 +1,4 @@
-"""The modes, the graph as a file, and beginning anew."""
+"""The modes, the graph as a file, and reset."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def train(device: str, steps: int) -> list[float]:
-    """The losses of a small training whose loop counts change."""
+    """Returns the losses of a small training with changing loop counts."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, foreach=True)

@@ -1,4 +1,4 @@
-"""Ops of new shapes are co-executed where their arguments tell the shapes of their results."""
+"""Ops of new shapes are co-executed if the shapes of their outputs follow from their arguments."""
 
 import copy
 import os
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 def train(device: str, lengths: list[int], block: Block) -> tuple[list[float], list[int], list[torch.Tensor]]:
-    """Losses, the runs that each step sent, and the weights."""
+    """Returns losses, the number of runs that each step sent, and the weights."""
     block = copy.deepcopy(block).to(device)
     optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
     losses, sent = [], []
@@ -59,6 +59,6 @@ def test_every_step_has_another_length():
     tolerance = 0 if os.environ["TANDEM_KERNELS"] == "aten" else 1e-5
     torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(weights, theirs, rtol=tolerance, atol=tolerance)
-    # The length is new in each of these steps, and dozens of ops have new shapes. One that runs at once
-    # ends a run; beside Python a step is a few runs anyway.
+    # The length is new in each of these steps, and dozens of ops have new shapes. Each op that runs at once
+    # ends a run; without such ops, a step is a few runs.
     assert max(sent[7:21]) < 10, sent

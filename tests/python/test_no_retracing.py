@@ -1,4 +1,4 @@
-"""What may change from step to step without a divergence: sizes, numbers, and which elements are read."""
+"""Changes from step to step that do not diverge: sizes, numbers, and which elements are read."""
 
 import gc
 import random
@@ -17,7 +17,9 @@ def data(*shape, seed=0):
 
 
 def never_retraced(program):
-    """Check a program that issues the same operators in each iteration: all but the first few co-execute."""
+    """Checks a program that issues the same operators in each iteration: after four iterations, all
+    co-execute.
+    """
     seen = check(program, coexecuted=1.0, settled=4)
     assert seen["steps_traced"] == 0, seen
     assert diverged() == 0, seen["divergences"]
@@ -104,7 +106,7 @@ def test_a_thousand_shapes():
 
 
 def test_a_shape_that_came_back():
-    """A shape is learned once: from then on its operators run in blocks, as any."""
+    """A shape is learned once; afterwards its operators run in blocks like all others."""
 
     def program(device):
         x = data(8, 8).to(device)
@@ -165,7 +167,7 @@ def test_bounds_of_random_numbers():
     never_retraced(program)
 
 
-# --- places -------------------------------------------------------------------------------------
+# --- locations ----------------------------------------------------------------------------------
 
 
 def test_window_offsets():
@@ -201,7 +203,7 @@ def test_loop_counts_are_traced_once_each():
 
 
 def test_errors_that_are_caught_in_every_step():
-    """An operator that raises is nothing that happened, so what is around it is co-executed."""
+    """An operator that raises is not recorded, so the operators around it are co-executed."""
 
     def program(device):
         torch.manual_seed(1)

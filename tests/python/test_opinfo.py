@@ -2,8 +2,8 @@
 
 Each sample runs twice: the first iteration is traced, the second co-executed.
 
-docs/differs.md lists those that differ, with reasons. An operator that differs without being listed fails,
-and so does a listed one that agrees.
+docs/differs.md lists the operators that differ, with reasons. An operator that differs without being listed
+fails, and so does a listed one that agrees.
 """
 
 import itertools
@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 SAMPLES = 4
 CHUNKS = 24
 NEEDS_A_GPU = "jiterator"
-# Entries of a chunk, of about 28, whose second iteration may be traced as well.
+# Number of entries of a chunk (about 28 entries) whose second iteration may be traced as well.
 MAY_BE_TRACED = 2
 DIFFERS = pathlib.Path(__file__).parents[2] / "docs" / "differs.md"
 ENTRIES = [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
 
-# Arguments that PyTorch reads on the host, whatever device the operator runs on.
+# Positions of arguments that PyTorch reads on the host, on any device.
 STAYS_ON_HOST = {"tensor_split": 0}
 
 
@@ -34,7 +34,7 @@ def name(op):
 
 
 def listed():
-    """The operators in the first table of docs/differs.md."""
+    """Returns the operators in the first table of docs/differs.md."""
     section = DIFFERS.read_text().split("\n## ")[1]
     rows = re.findall(r"^\| `([^`]+)` +\|", section, re.MULTILINE)
     assert len(rows) == len(set(rows)), "an operator is listed twice"
@@ -47,13 +47,13 @@ def leaves(x):
 
 def move(x, device):
     if isinstance(x, torch.Tensor):
-        # Copied on either device, so that operators that write do not spoil the sample.
+        # Copied on both devices, so that operators that write in place do not change the sample.
         return x.detach().clone().to(device).requires_grad_(x.requires_grad)
     return x
 
 
 def run(op, sample, device):
-    """An operator's outputs, and its gradients for gradients of one."""
+    """Returns an operator's outputs, and its gradients for output gradients of one."""
     args = (sample.input, *sample.args)
     kept = STAYS_ON_HOST.get(op.name)
     args = [
@@ -76,7 +76,7 @@ def run(op, sample, device):
 
 
 def samples_of(op):
-    """Some of an entry's samples; none where it cannot make them here."""
+    """Returns some of an entry's samples, or none if they cannot be created here."""
     try:
         made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
         return list(itertools.islice(made, SAMPLES))
@@ -85,7 +85,7 @@ def samples_of(op):
 
 
 def on_tandem(op, sample):
-    """Outputs and gradients, and whether all of the iteration was co-executed."""
+    """Returns outputs and gradients, and whether all of the iteration was co-executed."""
     before = torch_tandem.report()["steps_traced"]
     try:
         outs, grads = run(op, sample, "tandem")
@@ -95,7 +95,7 @@ def on_tandem(op, sample):
 
 
 def near(x, y):
-    """Whether values are near, where Tandem's own kernels compute."""
+    """Whether values are near enough for Tandem's own kernels."""
     try:
         torch.testing.assert_close(y, x, rtol=1e-4, atol=1e-5, equal_nan=True)
     except AssertionError:
@@ -104,7 +104,7 @@ def near(x, y):
 
 
 def nearer(op, sample, what, number, eager, tandem):
-    """Whether a value of own kernels is at least as near to that of double precision as eager's is."""
+    """Whether Tandem's value is at least as near to the double precision result as eager's."""
 
     def double(x):
         floats = isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -116,7 +116,8 @@ def nearer(op, sample, what, number, eager, tandem):
 
 
 def difference(op):
-    """What differs from eager, `None` if nothing does; how many samples ran; whether all co-executed.
+    """Returns how Tandem differs from eager or `None`, the number of samples that ran, and whether all
+    co-executed.
 
     A sample that eager itself refuses in this build of PyTorch does not run.
     """
@@ -146,7 +147,7 @@ def difference(op):
                         or not nearer(op, sample, what, number, x, y)
                     ):
                         return f"{phase}, {what}: {x} and {y}", ran, False
-            # Co-execution has tracing's bits, whosever kernels compute.
+            # Co-execution has tracing's bits, with PyTorch's kernels and with Tandem's.
             outs, grads, agrees = tandem_outs, tandem_grads, same_bits
         coexecuted &= untraced
     return None, ran, coexecuted

@@ -1,4 +1,4 @@
-"""Out of memory is an exception, PyTorch's, and the next step is right."""
+"""Out of memory raises PyTorch's exception, and the next step is correct."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 class Training:
-    """Steps whose state can be saved, loaded and compared."""
+    """Training whose state can be saved, loaded and compared."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -68,7 +68,7 @@ def flat(saved):
 
 
 def forget_failures():
-    """Failures that nobody has seen are raised once."""
+    """Raises and ignores pending failures, each of which is raised once."""
     for _ in range(100):
         try:
             return synchronize()

@@ -1,8 +1,8 @@
-"""Operators that the cpu executor computes by kernels of its own, at the edges of their sizes and layouts.
+"""Operators that the cpu executor computes with its own kernels, at the limits of their sizes and layouts.
 
-Each is compared with float64 on the host, in which the order of additions does not matter: no value may be
-farther away than a few roundings, or than PyTorch's own is. Tracing, co-execution op by op and in a plan have
-the same bits.
+Each is compared with float64 on the host, where the order of additions does not matter: an error may be at
+most a few roundings, or a multiple of PyTorch's own error. Tracing, co-execution op by op and in a plan must
+have the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -72,7 +72,7 @@ def sums() -> Iterator[Case]:
 
 
 def sums_of_groups() -> Iterator[Case]:
-    """Point-wise operators before a sum, which takes their results block by block."""
+    """Point-wise operators before a sum, which consumes their results block by block."""
 
     def kept(x, y):
         e = (x * 0.5).exp()
@@ -142,7 +142,7 @@ def rows() -> Iterator[Case]:
 def batch_norms() -> Iterator[Case]:
     def step(x, *affine, training=True, running=True):
         channels = x.shape[1]
-        # The statistics are updated in place, and are results.
+        # The statistics are updated in place, and are part of the results.
         mean, var = (
             torch.full((channels,), 0.3, device=x.device),
             torch.full((channels,), 1.7, device=x.device),
@@ -187,7 +187,7 @@ def convolutions() -> Iterator[Case]:
     for stride in (1, 2):
         x, w = data(9, 40, 12, 12), data(70, 40, 1, 1)
         yield f"conv2d of many channels {stride}", lambda x, w, s=stride: F.conv2d(x, w, stride=s), (x, w)
-    # Tiles of several pictures, and of several rows of one; filters and channels that are shared out.
+    # Tiles of several images, and of several rows of one image; filters and channels divided between threads.
     for shape, out, size, stride, padding in [
         ((9, 70, 4, 4), 130, 3, 1, 1),
         ((3, 4, 40, 37), 20, 3, 1, 1),
@@ -248,7 +248,7 @@ def pieces() -> Iterator[Case]:
 
 
 def many_pieces() -> Iterator[Case]:
-    """The same of sizes that threads share, and of windows that lie in memory anyhow."""
+    """The same operators, of sizes that threads divide, and of arbitrary windows."""
     a, b = data(40, 90, 120), data(40, 120, 70, seed=1)
     for dim in (0, 1, 2):
         yield (
@@ -300,7 +300,7 @@ def losses() -> Iterator[Case]:
 
 
 def regions() -> Iterator[Case]:
-    # Quarters of pixels: inside, over the edges, outside, empty and the wrong way round.
+    # In quarters of pixels: inside, over the edges, outside, empty, and with swapped corners.
     edges = [[0, 4, 6, 19, 22], [1, -9, -3, 40, 50], [1, 60, 60, 90, 90], [0, 8, 8, 8, 8], [0, 20, 9, 10, 3]]
     edges += [[i % 2, i, 2 * i, 3 * i + 7, 3 * i + 5] for i in range(12)]
     for shape, size, samples, aligned in [
@@ -319,16 +319,16 @@ def regions() -> Iterator[Case]:
 
 
 def with_gradients(op: Callable, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """What an operator gives, and the gradients of it."""
+    """Returns an operator's output and gradients."""
     leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in tensors]
     out = op(*leaves)
-    # Gradients that are not all the same.
+    # Output gradients that are not all equal.
     back = torch.arange(out.numel(), device=out.device, dtype=out.dtype).reshape(out.shape).cos()
     return [out.detach(), *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], back)]
 
 
 def moved(t: torch.Tensor) -> torch.Tensor:
-    """The same window on Tandem: strides are a part of the case."""
+    """Returns the same window on Tandem; strides are part of the case."""
     memory = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
     return memory.to("tandem").as_strided(t.size(), t.stride(), t.storage_offset())
 
@@ -358,7 +358,7 @@ def test_own_kernels_against_double_precision(cases):
             assert (a.dtype, a.shape) == (e.dtype, e.shape), (name, number)
             finite = x[x.isfinite()].abs()
             largest = max(finite.max().item() if finite.numel() else 0.0, 0.1)
-            # Where values cancel, PyTorch's own are away, too.
+            # Where values cancel, PyTorch's results also have errors.
             away = (e.double() - x)[x.isfinite()].abs()
             bound = max(4e-6 * largest, 3 * away.max().item() if away.numel() else 0.0)
             place = f"{name}, value {number}"

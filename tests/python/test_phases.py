@@ -1,4 +1,4 @@
-"""The core promise: eager, tracing and co-execution give the same bits, and most steps are co-executed."""
+"""Eager, tracing and co-execution have the same bits, and most steps are co-executed."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def data(*shape, seed=0):
 
 
 def epochs(features, targets, batch_size):
-    """Shuffled batches, STEPS of them; the last one of each epoch is smaller."""
+    """Yields STEPS shuffled batches; the last one of each epoch is smaller."""
     dataset = TensorDataset(features, targets)
     loader = DataLoader(dataset, batch_size=batch_size, shuffle=True)
     step = 0

@@ -1,4 +1,4 @@
-"""Who carries out runs, and the memory that results are made in: neither changes a bit."""
+"""The thread that runs the kernels, and the memory of their results: neither changes a bit."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_both_places_are_tried_and_the_faster_one_is_kept(runs):
 
 
 def test_a_long_loop_is_a_region_of_its_own():
-    """Its evaluation takes some 16 x 10 ms; which place is better for it is not this test's."""
+    """The evaluation takes some 16 x 10 ms; this test does not check which thread is faster for it."""
     chosen, inline = run("", WITH_EVALUATION), run("inline", WITH_EVALUATION)
     assert chosen["losses"] == inline["losses"]
     assert len(inline["regions"]) == 1
@@ -94,5 +94,6 @@ def test_a_long_loop_is_a_region_of_its_own():
 
 def test_steps_fault_no_pages_in(runs):
     for place, result in runs.items():
-        # A step makes some 20 tensors of 2 MiB: 10,000 pages, if the system had them back in between.
+        # A step creates some 20 tensors of 2 MiB: 10,000 page faults, if the memory were returned to the
+        # system.
         assert result["faults"] < 30 * 500, place

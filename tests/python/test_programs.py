@@ -1,4 +1,4 @@
-"""Every program of the benchmark suite gives, on Tandem, the losses that eager PyTorch gives, bit for bit."""
+"""Every program of the benchmark suite has the same losses on Tandem as in eager PyTorch, bit for bit."""
 
 import importlib
 import multiprocessing
@@ -21,7 +21,7 @@ DIFFERENT: dict[str, str] = {}
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[Any]:
-    """Makes processes by forking one that has imported what takes long, and computed nothing."""
+    """Creates processes by forking one that has imported large packages and computed nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PACKAGES)
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +31,7 @@ def context() -> Iterator[Any]:
 
 
 def run(name: str, device: str, steps: int) -> tuple[list[str], int]:
-    """The losses of the first steps, and how many operators were co-executed; in a process of its own."""
+    """Returns the losses of the first steps and the number of co-executed operators."""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -53,7 +53,7 @@ def run(name: str, device: str, steps: int) -> tuple[list[str], int]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_losses_are_those_of_eager(context, name: str):
     steps = 3 if name in RESTLESS else STEPS
-    with context.Pool(1, maxtasksperchild=1) as pool:  # a process that crashes is a time-out
+    with context.Pool(1, maxtasksperchild=1) as pool:  # a process that crashes shows as a time-out
         eager, _ = pool.apply_async(run, (name, "cpu", steps)).get(timeout=100)
         tandem, coexecuted = pool.apply_async(run, (name, "cuda", steps)).get(timeout=100)
     if name in DIFFERENT:

@@ -1,4 +1,4 @@
-"""A sample of `make conformance-pytorch`: of each kind of case a few, which change when cases are added."""
+"""A sample of `make conformance-pytorch`: a few cases of each kind, which change when cases are added."""
 
 import itertools
 import zlib
@@ -10,16 +10,16 @@ from tests.pytorch.cases import Case, NotACase, all_cases
 from tests.pytorch.known import FAILING, news, reason
 
 EACH = 4
-"""Cases of each kind."""
+"""Number of cases of each kind."""
 
 
 def kind(case: Case) -> str:
-    """A case's group and check."""
+    """Returns a case's group and check."""
     return "/".join(case.name.split("/")[:2])
 
 
 def sample() -> dict[str, list[Case]]:
-    """Some of each kind, by their names' sums, that are not known to fail."""
+    """Returns some cases of each kind, chosen by a checksum of the name, without known failures."""
     cases = sorted(all_cases(), key=lambda case: (kind(case), zlib.crc32(case.name.encode())))
     kinds = itertools.groupby(cases, kind)
     return {name: list(itertools.islice((c for c in of if not reason(c.name)), EACH)) for name, of in kinds}

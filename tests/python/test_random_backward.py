@@ -1,6 +1,7 @@
-"""Random autograd graphs with hooks of all kinds, registered at all times: Tandem calls what the CPU calls.
+"""Random autograd graphs with hooks of all kinds, registered at all times: Tandem must call what the CPU
+calls.
 
-`python tests/python/test_random_backward.py SECONDS [SEED]` goes on until a program differs.
+`python tests/python/test_random_backward.py SECONDS [SEED]` runs until a program differs.
 """
 
 import contextlib
@@ -18,11 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Tagged(torch.Tensor):
-    """Whether `__torch_function__` is on shows in the classes of results."""
+    """Subclass whose results show whether `__torch_function__` is enabled."""
 
 
 class Acting(torch.autograd.Function):
-    """A product whose `backward` does something of its own before it computes anything."""
+    """Multiplies and subtracts; `backward` runs an action before it computes gradients."""
 
     @staticmethod
     def forward(ctx, program, action, a, b):
@@ -44,7 +45,7 @@ class Acting(torch.autograd.Function):
 
 
 class Counting(TorchFunctionMode):
-    """How many calls a mode sees that surrounds a pass."""
+    """Mode around a pass that records the functions called in it."""
 
     def __init__(self, program) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class Counting(TorchFunctionMode):
 
 
 class Program:
-    """What a seed stands for, on one device. Numbers are small integers, so that results are exact."""
+    """The program of a seed, on one device. Numbers are small integers, so that results are exact."""
 
     def __init__(self, seed: int, device: str) -> None:
         self.device = device
@@ -82,10 +83,10 @@ class Program:
         )
         self.log.append((what, shown, modes, inside))
 
-    # What hooks and functions do, now or while a pass runs.
+    # Actions of hooks and functions, between passes or during one.
 
     def action(self):
-        """Something that is decided now and done later."""
+        """Returns an action that is chosen now and runs later."""
         kind = self.once.choice(ACTIONS)
         number, seed = len(self.handles), self.once.random()
 
@@ -103,7 +104,7 @@ class Program:
         return act
 
     def hook(self, kind: str):
-        """A hook that notes what it is given, and may change it or act."""
+        """Returns a hook that records its arguments, and may change them or run an action."""
         number, factor = len(self.handles), self.once.choice([None, None, 2, -1])
         act = self.action() if self.once.random() < 0.5 else lambda: None
 
@@ -245,12 +246,12 @@ class Program:
                 torch.autograd.backward(roots, grads, inputs=some if kind == "inputs" else None, **kept)
 
     def attempt(self, step) -> None:
-        """What it raises belongs to the results."""
+        """Runs a step and records the exception that it raises."""
         try:
             step()
         except Exception as error:
             text = str(error).splitlines()[0] if str(error) else ""
-            # Words about the device, and numbers of nodes.
+            # Without the names of devices, and the addresses of nodes.
             self.note("raised", type(error).__name__, re.sub(r"tandem(:\d)?|cpu|0x\w+", "", text))
 
     def run(self) -> list:
@@ -298,9 +299,9 @@ ACTIONS = [
 
 
 def difference(seed: int):
-    """The first entries of the logs that are not alike, or None."""
+    """Returns the first entries of the logs that differ, or `None`."""
     expected, got = (Program(seed, device).run() for device in ("cpu", "tandem"))
-    # Compared as text: gradients of exact numbers may be NaN by now.
+    # Compared as text, because gradients may have become NaN.
     for i in range(max(len(expected), len(got))):
         pair = [str(log[i]) if i < len(log) else "nothing" for log in (expected, got)]
         if pair[0] != pair[1]:

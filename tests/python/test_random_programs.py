@@ -1,7 +1,7 @@
-"""Random programs: views, writes, branches, deaths, fetches and draws in an order that nobody would write.
+"""Random programs: views, writes, branches, deletions, fetches and draws in arbitrary order.
 
-A program is a list of instructions on a pool of tensors. Every iteration runs it again, and now and then one
-instruction is replaced, left out or put in, so that co-execution diverges anywhere.
+A program is a list of instructions on a pool of tensors. Every iteration runs it again. Sometimes one
+instruction is replaced, left out or inserted, so that co-execution diverges at any place.
 """
 
 import random
@@ -19,7 +19,7 @@ def data(seed):
     return torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
 
 
-# Instructions: (pool, i, j, k, number, device). i, j and k name tensors of the pool.
+# Instructions: (pool, i, j, k, number, device). i, j and k are indices of tensors of the pool.
 
 
 def new(p, i, j, k, n, d):

@@ -1,4 +1,4 @@
-"""What PyTorch refuses is refused at the call, whatever the operator has accepted at that line before."""
+"""Calls that PyTorch refuses are refused at the call, after any accepted calls at the same line."""
 
 import itertools
 from typing import Any
@@ -20,7 +20,7 @@ OPERATORS = """
 
 
 def choices(argument: torch.Argument) -> tuple[Any, ...]:
-    """What an argument may be; the first is what nearly every operator accepts."""
+    """Returns the values of an argument; nearly every operator accepts the first."""
     kind = str(argument.type)
     if kind in ("str", "Optional[str]"):
         return (argument.default_value or "floor", "x")
@@ -29,7 +29,9 @@ def choices(argument: torch.Argument) -> tuple[Any, ...]:
 
 
 def call(operator: Any, case: tuple[Any, ...], device: str, spread: bool) -> tuple[Any, str | None]:
-    """What a call gives, and what kind of error; a second tensor that is spread is a row of the first."""
+    """Returns the result of a call or the type of its error; with `spread`, a second tensor is a row of the
+    first.
+    """
     given: dict[str, Any] = {}
     for i, (choice, argument) in enumerate(zip(case, operator._schema.arguments, strict=True)):
         if isinstance(choice, torch.dtype):
@@ -44,7 +46,7 @@ def call(operator: Any, case: tuple[Any, ...], device: str, spread: bool) -> tup
 
 
 def overloads(name: str) -> list[Any]:
-    """An operator's overloads from tensors to a new or changed tensor."""
+    """Returns an operator's overloads from tensors to a new or changed tensor."""
 
     def plain(schema: Any) -> bool:
         types = [str(schema.arguments[0].type), *(str(r.type) for r in schema.returns)]
@@ -82,7 +84,7 @@ NUMBERS = {
 
 
 def lines(x: torch.Tensor, n: Any) -> dict[str, Any]:
-    """What may be done with a tensor and a number."""
+    """Returns operators on a tensor and a number."""
     y = x.clone()
     fill = torch.nn.functional
     return {
@@ -138,7 +140,8 @@ def outcome(line: Any) -> tuple[Any, str | None]:
 def test_numbers_out_of_range_behind_ordinary_ones(dtype):
     for name in lines(torch.ones(1), 1):
         for corner in NUMBERS[dtype]:
-            # The types of numbers are told apart: each corner comes behind ordinary numbers of its own type.
+            # The graph distinguishes the types of numbers: each corner follows ordinary numbers of its own
+            # type.
             numbers = [type(corner)(1)] * 4 + [corner] * 2
             for step, number in enumerate(numbers):
                 torch_tandem.set_mode("trace" if step < 3 else "lazy")

@@ -1,4 +1,4 @@
-"""The page, the trace file and the summary, from made-up data and from a program."""
+"""The page, the trace file and the summary, from synthetic data and from a program."""
 
 import json
 import os
@@ -29,7 +29,7 @@ for step in range(20):
 
 
 class Loads(HTMLParser):
-    """What a page would load, and its elements."""
+    """Parser that collects a page's elements and the resources that it would load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def synthetic_page(nodes: int = 300, hostile: bool = False) -> str:
     return _report.page(report, synthetic.timeline(report, hostile), graph)
 
 
-# --- What was measured ---
+# --- Measurements ---
 
 
 def test_kernels_have_their_lines_bytes_and_operations():
@@ -76,7 +76,8 @@ def test_kernels_have_their_lines_bytes_and_operations():
     measured = json.loads(out.splitlines()[-1])
     assert measured["machine"]["copy"] > 1e8 and measured["machine"]["matmul"] > 1e8
     kernels = measured["kernels"]
-    # x [4, 8], weights [8, 8] and a bias make [4, 8]; two for each multiplication and addition.
+    # x [4, 8], weights [8, 8] and a bias result in [4, 8]; a multiplication and an addition are two
+    # operations.
     layers = [k for k in kernels if k["ops"][0] == "aten::addmm"]
     first = next(k for k in layers if k["flops"] / k["count"] == 2 * 4 * 8 * 8)
     assert first["bytes"] / first["count"] == 4 * (4 * 8 + 8 * 8 + 8 + 4 * 8)
@@ -128,7 +129,7 @@ def test_page_of_a_report_without_the_newer_keys():
         assert data["timeline"] is None and data["graph"] is None and data["verdict"]
 
 
-# --- What it says ---
+# --- Findings ---
 
 
 def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
@@ -194,7 +195,7 @@ def test_summary_of_divergences(monkeypatch):
 def test_trace_is_what_viewers_read(tmp_path):
     report = synthetic.report()
     timeline = synthetic.timeline(report)
-    # Rounding makes neighbors overlap.
+    # Rounding makes neighboring events overlap.
     timeline["python"] += [[5, 10, "stall", 1, ""], [14, 8, "fetch", 1, "a.py:1 in f"]]
     path = tmp_path / "trace.json"
     _perfetto.write(str(path), timeline, report)
@@ -210,7 +211,7 @@ def test_trace_is_what_viewers_read(tmp_path):
 
 
 def check_trace(trace):
-    """What the trace event format asks of the events that are used."""
+    """Checks the requirements of the trace event format for the events that are used."""
     assert set(trace) >= {"traceEvents"}
     last: dict[int, list[float]] = {}
     for event in sorted(
@@ -324,7 +325,7 @@ def test_search_by_line_and_function(browser):
     for wanted, matches in (
         ("train.py:35", [n for n in nodes if "train.py:35" in n["line"]]),
         ("decoder.FORWARD", [n for n in nodes if any("Decoder.forward" in frame for frame in n["stack"])]),
-        ("_call_impl", []),  # PyTorch's way to call a module
+        ("_call_impl", []),  # PyTorch's function that calls a module
         ("no such thing", []),
     ):
         browser.run(f"location.hash = 'search=' + encodeURIComponent({json.dumps(wanted)})")
@@ -340,7 +341,7 @@ def test_hits_lead_to_nodes(browser):
     assert browser.texts(".tally") == [f"1 of {number} operators"]
     browser.click('button[title="Next"]')
     assert browser.texts(".tally") == [f"2 of {number} operators"]
-    # From there on with the keyboard, along an edge: the next operator's details are shown.
+    # Then along an edge with the keyboard: the details of the next operator are shown.
     browser.run("document.querySelector('.stage canvas').focus()")
     browser.press("ArrowDown")
     assert browser.texts(".details h3") == ["aten::relu"]
@@ -411,7 +412,7 @@ def test_timeline_zooms(browser):
 def test_kernels_are_set_beside_what_the_machine_reaches(browser):
     browser.open(synthetic_page())
     rows = browser.texts("#kernels tbody td:nth-child(2)")
-    assert rows[0] == "mul.Tensor" and len(rows) == 12  # the one that took most
+    assert rows[0] == "mul.Tensor" and len(rows) == 12  # the kernel that took most time
     assert browser.texts("#kernels tbody td:nth-child(6)")[0].startswith("75 %")
     assert browser.texts("#kernels tbody td:nth-child(7)")[0].startswith("30 %")
 
@@ -428,7 +429,7 @@ def test_tables_sort_and_filter(browser):
     for letter in "norm":
         browser.press(letter)
     assert browser.texts(names) == ["aten::native_batch_norm"]
-    # A name leads to its nodes in the graph.
+    # A name links to its nodes in the graph.
     browser.click("#operators button.link")
     assert browser.texts(".details h3") == ["aten::native_batch_norm"]
 
@@ -459,7 +460,7 @@ def test_nothing_is_wider_than_the_window(browser, width):
         browser.call("Emulation.clearDeviceMetricsOverride")
 
 
-# --- Models that are elsewhere ---
+# --- Models on other devices ---
 
 SOMEWHERE_ELSE = """
 import torch

@@ -1,4 +1,4 @@
-"""PyTorch's global settings act on the operators that are issued under them, whenever these run."""
+"""PyTorch's global settings apply to the operators that are issued under them, even if these run later."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How much of an eager training step Tandem sees: the steps of examples/digits.py, call by call."""
+"""The share of an eager training step that Tandem captures: the steps of examples/digits.py, call by call."""
 
 import pathlib
 import sys

@@ -33,7 +33,7 @@ def in_subprocess(code, timeout=50, **env):
 
 
 def here(text):
-    """`test_threads_and_failures.py:12`: the only line of the calling test that holds `text`."""
+    """Returns `test_threads_and_failures.py:12`: the only line of the calling test that contains `text`."""
     caller = inspect.currentframe().f_back
     lines, first = inspect.getsourcelines(caller.f_code)
     (number,) = [first + i for i, line in enumerate(lines) if text in line and "here(" not in line]
@@ -327,7 +327,7 @@ CAUGHT = {
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_errors_that_programs_catch_are_raised_at_the_call(name):
-    """Programs add to the diagonal until a matrix can be factorized."""
+    """Programs catch the error and try again, for example after adding to a matrix's diagonal."""
 
     def program(device):
         good = torch.eye(3) * 2 + 0.1
@@ -345,7 +345,7 @@ def test_errors_that_programs_catch_are_raised_at_the_call(name):
 
 
 class Refused(Exception):
-    """An exception of the program's."""
+    """An exception class of the program."""
 
 
 @torch.library.custom_op("tandem_test::refuse", mutates_args=())
@@ -495,7 +495,7 @@ print(y[0].item(), ran)
 
 
 def test_an_interrupt_while_waiting():
-    # Inline, next to nothing would be left to wait for.
+    # With inline runs, hardly any work would be pending.
     beside = os.environ | {"TANDEM_RUNNER": "beside"}
     child = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True, env=beside)
     with child:

@@ -1,4 +1,6 @@
-"""Training of every kind: what depends on values, is frozen, averaged, clipped or scaled as it goes on."""
+"""Training with dependence on values, and with parameters that are frozen, averaged, clipped or scaled on the
+way.
+"""
 
 import copy
 import math
@@ -60,7 +62,7 @@ def test_a_layer_used_as_often_as_a_value_says(device):
 
 @coexecuting
 def test_trees(device):
-    """A recursive network over a tree that is another one in each iteration."""
+    """A recursive network over a tree with another structure in each iteration."""
     leaf, node = layers(device, 4, 4), layers(device, 8, 4)
 
     def value(numbers, x, depth):
@@ -76,7 +78,7 @@ def test_trees(device):
 
 @coexecuting
 def test_experts_chosen_by_a_router(device):
-    """Each expert gets the rows that chose it: as many as there are, and none is left out where none did."""
+    """Each expert gets the rows that the router assigned to it; an expert without rows is not called."""
     router, experts = layers(device, 4, 3), nn.ModuleList(layers(device, 4, 4) for _ in range(3))
 
     def loss(x, step):
@@ -93,7 +95,7 @@ def test_experts_chosen_by_a_router(device):
 
 @coexecuting
 def test_policy_gradients(device):
-    """Episodes end when a sampled action says so; a target network is copied now and then."""
+    """Episodes end at a sampled action; a target network is copied in some iterations."""
     policy, value = layers(device, 4, 3), layers(device, 4, 1)
     target = copy.deepcopy(value)
     optimizer = sgd(policy, value)
@@ -220,7 +222,7 @@ def test_layers_frozen_and_thawed(device):
 
 @coexecuting
 def test_parameters_shared(device):
-    """One weight is an embedding, a head and, transposed, a layer; how often it is used changes."""
+    """One weight is an embedding, a head and, transposed, a layer; the number of its uses changes."""
     embed, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
     embed.weight = head.weight
     embed.weight.data.copy_(data(7, 4))
@@ -282,7 +284,7 @@ def test_parameters_as_one_vector(device):
         yield loss.detach(), vector
 
 
-# --- what is done with gradients ----------------------------------------------------------------
+# --- edited gradients ---------------------------------------------------------------------------
 
 
 @coexecuting
@@ -303,7 +305,7 @@ def test_clipping_where_it_is_needed(device):
 
 @coexecuting
 def test_gradients_edited(device):
-    """Noise, centering, sums over a window of iterations, gradients dropped and put in."""
+    """Noise, centering, sums over a window of iterations, gradients dropped and inserted."""
     model = layers(device, 4, 4, 1)
     optimizer = sgd(model, momentum=0.9, nesterov=True)
     window = []
@@ -371,7 +373,7 @@ def test_averages_of_a_model(device):
 
 @coexecuting
 def test_closures_evaluated_as_often_as_needed(device):
-    """Line searches: how many evaluations a step takes depends on values."""
+    """Line searches: the number of evaluations of a step depends on values."""
     model = layers(device, 4, 1).double()
     optimizer = torch.optim.LBFGS(
         model.parameters(), 0.5, max_iter=3, history_size=3, line_search_fn="strong_wolfe"
@@ -390,7 +392,7 @@ def test_closures_evaluated_as_often_as_needed(device):
 
 @coexecuting
 def test_two_gradients_a_step(device):
-    """Sharpness-aware minimization, on some steps only; and slow weights now and then."""
+    """Sharpness-aware minimization in some steps only, and slow weights that are updated in some steps."""
     model = layers(device, 4, 4, 1)
     optimizer, slow = adam(model), copies(model)
     for step in range(2 * STEPS):
@@ -454,7 +456,7 @@ def test_optimizers_saved_loaded_and_exchanged(device):
         yield copies(model)
 
 
-# --- the rest -----------------------------------------------------------------------------------
+# --- other --------------------------------------------------------------------------------------
 
 
 @coexecuting
@@ -487,7 +489,7 @@ def test_dtypes_mixed(device):
 
 @coexecuting
 def test_gradients_read_during_backward(device):
-    """A hook reads a value and decides by it what becomes of the gradient."""
+    """A hook reads a value and changes the gradient depending on it."""
     w = data(4).to(device).requires_grad_()
     for step in range(2 * STEPS):
         x = w * data(4, seed=step % 6).to(device)

@@ -1,1 +1,1 @@
-"""PyTorch's own tests on this device. `python -m tests.pytorch --help`."""
+"""Runs PyTorch's own tests on this device. `python -m tests.pytorch --help`."""

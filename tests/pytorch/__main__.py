@@ -1,6 +1,6 @@
-"""Run PyTorch's own tests on this device.
+"""Runs PyTorch's own tests on this device.
 
-python -m tests.pytorch --only errors -k '/add/'        # some of them, with what failed
+python -m tests.pytorch --only errors -k '/add/'        # a part of them, with the failures
 python -m tests.pytorch --write docs/conformance-pytorch.md
 """
 

@@ -1,4 +1,4 @@
-"""One program on eager CPU and twice on Tandem: traced, then co-executed. What it hands out must agree."""
+"""Runs a program on eager CPU and twice on Tandem (traced, then co-executed) and compares the results."""
 
 import collections
 import os
@@ -11,12 +11,12 @@ import torch_tandem
 from torch.utils._pytree import tree_flatten, tree_map
 
 EAGER_ONLY = False
-"""Set in a worker that finds out whether eager PyTorch crashes by itself."""
+"""Set in a worker that checks whether eager PyTorch alone crashes."""
 
 OWN = os.environ.get("TANDEM_KERNELS") != "aten"
-"""Whether Tandem's own kernels compute, whose last bits are not eager's."""
+"""Whether Tandem's own kernels are used, whose last bits differ from eager's."""
 
-# Relative and absolute, where own kernels compute.
+# Relative and absolute tolerance with Tandem's own kernels.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-7),
     torch.float16: (4e-3, 4e-3),
@@ -27,10 +27,10 @@ TOLERANCES = {
 SINGLE = (1e-4, 1e-5)
 
 seen: collections.Counter[str] = collections.Counter()
-"""How many programs eager PyTorch accepted and refused."""
+"""Number of programs that eager PyTorch accepted and refused."""
 
 refusals: list[str] = []
-"""What eager PyTorch refused last, and why."""
+"""Description of the last error that eager PyTorch raised."""
 
 PHASES = ("traced", "co-executed")
 
@@ -38,7 +38,7 @@ Program = Callable[[str], Any]
 
 
 class Unlike(AssertionError):
-    """Tandem does something else than eager PyTorch."""
+    """Tandem's result differs from eager PyTorch's."""
 
 
 def agree(
@@ -49,10 +49,10 @@ def agree(
     values: bool = True,
     bits: bool = not OWN,
 ) -> None:
-    """Compare what a program of a device hands out, or the type of what it raises.
+    """Compares the results of a program on eager CPU and on Tandem, or the types of the exceptions.
 
-    Where values are not near, they may be as far from `exact`, the program in double precision, as eager's
-    are, or eager's of inputs that are `rounded`.
+    If values are not within the tolerance, Tandem's values may be as far from `exact`, the program in double
+    precision, as eager's values are, or as eager's values for `rounded` inputs are.
     """
     eager = outcome(program, "cpu")
     seen["refused" if isinstance(eager, Exception) else "accepted"] += 1
@@ -86,7 +86,7 @@ def agree(
 
 
 def outcome(program: Program, device: str) -> Any:
-    """What a program hands out, on the host, or the exception that it raises."""
+    """Returns the program's result on the host, or the exception that it raises."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ def outcome(program: Program, device: str) -> Any:
 
 
 def on_host(x: Any) -> Any:
-    """A tensor with what is to be compared of it."""
+    """Returns a tensor's compared properties, or any other value unchanged."""
     return Seen(x) if isinstance(x, torch.Tensor) else x
 
 
@@ -123,7 +123,7 @@ class Seen:
 
 
 def same_error(eager: Any, got: Any, place: str) -> None:
-    """Whether both raised, and the same type."""
+    """Raises `Unlike` unless both are exceptions of the same type."""
     if not isinstance(got, Exception):
         raise Unlike(f"{place}: eager raises {told(eager)}, Tandem accepts")
     if not isinstance(eager, Exception):
@@ -133,12 +133,12 @@ def same_error(eager: Any, got: Any, place: str) -> None:
 
 
 def told(error: Exception) -> str:
-    """An exception in a line."""
+    """Returns an exception as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def compare(eager: Any, got: Any, place: str, bits: bool, values: bool = True) -> None:
-    """Raise `Unlike` unless structures, metadata and values agree."""
+    """Raises `Unlike` unless structures, metadata and values agree."""
     left, left_spec = tree_flatten(eager)
     right, right_spec = tree_flatten(got)
     if len(left) != len(right) or str(left_spec) != str(right_spec):
@@ -164,7 +164,7 @@ def close(x: Any, y: Any) -> bool:
 
 
 def near(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether values are near, as far as their dtype tells; integers are equal."""
+    """Whether values agree within the tolerance of their dtype; integers must be equal."""
     if x.layout != torch.strided:
         x, y = x.to_dense(), y.to_dense()
     if not (x.is_floating_point() or x.is_complex()):
@@ -174,12 +174,12 @@ def near(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def wide(x: torch.Tensor) -> torch.dtype:
-    """A dtype that holds all of a tensor's values and compares."""
+    """Returns a dtype that represents all of a tensor's values and supports comparison."""
     return torch.complex128 if x.is_complex() else torch.float64
 
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether values are the same; all NaNs are."""
+    """Whether values have the same bits; all NaNs are equal."""
     if x.layout != torch.strided:
         x, y = x.to_dense(), y.to_dense()
     if x.is_complex():
@@ -192,7 +192,7 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def difference(x: torch.Tensor, y: torch.Tensor) -> str:
-    """How values differ, in words."""
+    """Returns a description of how values differ."""
     if x.numel() == 0 or x.layout != torch.strided:
         return "values differ"
     x, y = x.to(wide(x)).flatten(), y.to(wide(y)).flatten()
@@ -207,7 +207,7 @@ def difference(x: torch.Tensor, y: torch.Tensor) -> str:
 
 
 def nearer(exact: Any, eager: list[Any], got: Any) -> bool:
-    """Whether Tandem's values are at least as near to exact ones as one of eager's results, nearly."""
+    """Whether Tandem's values are about as near to the exact ones as one of eager's results is."""
     leaves = [tree_flatten(x)[0] for x in (exact, got, *eager)]
     if len({len(x) for x in leaves}) > 1:
         return False

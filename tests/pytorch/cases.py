@@ -1,4 +1,4 @@
-"""What is run: cases, each a name and a check that raises where Tandem does something else than eager."""
+"""Cases: a name and a check that raises if Tandem differs from eager."""
 
 import dataclasses
 import fnmatch
@@ -6,11 +6,11 @@ import zlib
 from collections.abc import Callable, Iterator
 
 GROUPS = ("errors", "numbers", "values", "ops", "variants", "transforms", "modules", "optimizers")
-"""The groups that need the wheel alone. `files` is another: PyTorch's test files."""
+"""The groups that need only the installed torch. The group `files` also needs PyTorch's test files."""
 
 
 class NotACase(Exception):
-    """Eager PyTorch on the CPU has nothing to compare with here."""
+    """Eager PyTorch on the CPU has no result to compare with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Case:
 
 
 def all_cases(groups: tuple[str, ...] = GROUPS) -> Iterator[Case]:
-    """The cases of some groups, always in the same order."""
+    """Yields the cases of some groups, always in the same order."""
     import importlib
 
     for group in groups:
@@ -30,7 +30,9 @@ def all_cases(groups: tuple[str, ...] = GROUPS) -> Iterator[Case]:
 
 
 def chosen(names: list[str], pattern: str | None, shard: tuple[int, int]) -> list[str]:
-    """Those whose names hold a pattern, of one shard. A case's shard is by its name, so that it keeps it."""
+    """Returns the names that match a pattern, of one shard. The shard depends on the name alone, so it is
+    stable.
+    """
     number, shards = shard
     return [
         name

@@ -1,6 +1,7 @@
-"""What eager PyTorch refuses, Tandem refuses with the same type and words: operators, modules, optimizers.
+"""Errors of operators, modules and optimizers: Tandem must raise eager's exception type and text.
 
-Each bad call comes twice: as the first call of its line, and after good calls of the line were co-executed.
+Each bad call is issued twice: as the first call of its line, and after good calls of the line were
+co-executed.
 """
 
 import functools
@@ -24,7 +25,7 @@ WARM = 4
 
 
 def cases() -> Iterator[Case]:
-    """A case for each entry with error inputs."""
+    """Yields a case for each entry with error inputs."""
     for op in entries():
         if op.error_inputs_func is not None:
             yield Case(f"errors/operator/{name_of(op)}/any", functools.partial(operator, op))
@@ -40,7 +41,7 @@ def cases() -> Iterator[Case]:
 
 
 def operator(op: Any) -> None:
-    """An entry's error inputs."""
+    """Checks the error inputs of an operator."""
     eager = list(op.error_inputs("cpu"))
     same = len(list(op.error_inputs("tandem"))) == len(eager)
     good = good_calls(op)
@@ -55,7 +56,7 @@ def operator(op: Any) -> None:
                 words = ""
         place = f"error input {number}"
         before = closest(good, expected.sample_input)
-        # All on one line, so that they are calls of one place of the program.
+        # All calls are on one line, so that they are at one location of the program.
         calls = [expected.sample_input, *[before] * WARM, expected.sample_input, before]
         raised = []
         for sample in calls[:1] if before is None else calls:
@@ -69,7 +70,7 @@ def operator(op: Any) -> None:
 
 
 def good_calls(op: Any) -> list[Any]:
-    """Samples that the operator accepts."""
+    """Returns samples that the operator accepts."""
     for dtype in (torch.float32, *op.supported_dtypes("cpu")):
         if dtype in op.supported_dtypes("cpu"):
             return list(op.sample_inputs("tandem", dtype))
@@ -77,7 +78,7 @@ def good_calls(op: Any) -> list[Any]:
 
 
 def closest(good: list[Any], bad: Any) -> Any:
-    """The good call that is most like a bad one."""
+    """Returns the good call that is most similar to a bad one."""
 
     def likeness(sample: Any) -> tuple[bool, bool]:
         return len(sample.args) == len(bad.args), set(sample.kwargs) == set(bad.kwargs)
@@ -86,12 +87,12 @@ def closest(good: list[Any], bad: Any) -> Any:
 
 
 def attempt(op: Any, sample: Any) -> Exception | None:
-    """What a call raises, there or when its outputs are read."""
+    """Returns the exception that a call raises, at once or when its outputs are read."""
     return raised_by(lambda: op(sample.input, *sample.args, **sample.kwargs))
 
 
 def check(raised: Exception | None, kind: type, words: str, place: str) -> None:
-    """Whether it is the expected exception."""
+    """Raises `Unlike` unless it is the expected exception."""
     if raised is None:
         raise Unlike(f"{place}: eager raises {kind.__name__} ({words[:120]}), Tandem accepts")
     if type(raised) is not kind:
@@ -101,7 +102,7 @@ def check(raised: Exception | None, kind: type, words: str, place: str) -> None:
 
 
 def module(info: Any, training: bool) -> None:
-    """A module's error inputs: at its construction, or in its forward pass after good ones."""
+    """Checks the error inputs of a module: at construction, or in the forward pass after good ones."""
     settings = {"dtype": torch.float32, "requires_grad": True, "training": training}
 
     def inputs(device: str) -> list[Any]:
@@ -110,7 +111,7 @@ def module(info: Any, training: bool) -> None:
     good = [m for m in info.module_inputs_func(info, device="tandem", **settings) if m.forward_input]
     on_cpu = inputs("cpu")
     for number, bad in enumerate(inputs("tandem")):
-        # The CPU has more of them, in the same order.
+        # The CPU has more error inputs, in the same order.
         while on_cpu and on_cpu[0].error_regex != bad.error_regex:
             on_cpu.pop(0)
         eager = on_cpu.pop(0) if on_cpu else None
@@ -128,7 +129,7 @@ def module(info: Any, training: bool) -> None:
 
 
 def forward(info: Any, given: Any, device: str, training: bool) -> None:
-    """A module's construction, and its forward pass unless that is to raise already."""
+    """Constructs a module, and runs its forward pass unless the construction is expected to raise."""
     inputs = getattr(given, "module_error_input", given)
     args, kwargs = inputs.constructor_input.args, inputs.constructor_input.kwargs
     instance = info.module_cls(*args, **kwargs).to(device).train(training)
@@ -137,7 +138,7 @@ def forward(info: Any, given: Any, device: str, training: bool) -> None:
 
 
 def optimizer(info: Any) -> None:
-    """An optimizer's error inputs; those that the database has for the CPU, on this device."""
+    """Checks, on this device, the error inputs that the database has for an optimizer on the CPU."""
     for number, eager in enumerate(info.optim_error_inputs_func("cpu", torch.float32)):
         given = eager.optimizer_error_input
 
@@ -178,7 +179,7 @@ def optimizer(info: Any) -> None:
 
 
 def raised_by(call: Callable[[], Any]) -> Exception | None:
-    """What a call raises, there or in what it leaves pending."""
+    """Returns the exception that a call raises, at once or when its pending work is waited for."""
     try:
         call()
         torch_tandem.synchronize()

@@ -1,7 +1,7 @@
-"""PyTorch's own test files, their device-generic tests on this device. They come from a checkout.
+"""The device-generic tests of PyTorch's own test files, run on this device. The files come from a checkout.
 
-Each test runs twice, so that the second time its operators are co-executed. One that fails here and for the
-CPU alike says nothing about this device.
+Each test runs twice, so that its operators are co-executed the second time. A test that fails on this device
+and on the CPU is not counted as a failure of this device.
 """
 
 import functools
@@ -18,7 +18,7 @@ from .agree import Unlike, seen
 from .cases import Case, NotACase
 
 SOURCE = "TANDEM_PYTORCH_SOURCE"
-"""The variable that names a checkout."""
+"""Environment variable with the path of a checkout."""
 
 FILES = (
     "test_torch",
@@ -49,11 +49,11 @@ FILES = (
 )
 
 OURS = ("PRIVATEUSE1", "TANDEM")
-"""What names of this device's classes end in, before and after the device has its own name there."""
+"""Suffixes of the names of this device's test classes, before and after the device was renamed there."""
 
 
 def cases() -> Iterator[Case]:
-    """The tests of each file that can be imported, by class."""
+    """Yields the tests of each file that can be imported, by class."""
     source = os.environ.get(SOURCE)
     if not source:
         raise SystemExit(f"{SOURCE} has to name a checkout of PyTorch: scripts/pytorch_tests.py makes one")
@@ -76,7 +76,7 @@ def cases() -> Iterator[Case]:
 
 
 def run(group: type, eager: type | None, test: str) -> None:
-    """One test, twice."""
+    """Runs one test twice."""
     for phase in ("traced", "co-executed"):
         result = outcome(group, test)
         torch_tandem.mark_step()
@@ -93,14 +93,14 @@ def run(group: type, eager: type | None, test: str) -> None:
 
 
 def outcome(group: type, test: str) -> unittest.TestResult:
-    """What comes of a test."""
+    """Returns the result of a test."""
     result = unittest.TestResult()
     unittest.TestSuite([group(test)]).run(result)
     return result
 
 
 def fails_in_eager(eager: type, test: str) -> bool:
-    """Whether the CPU's test of the same name fails or is skipped, too."""
+    """Whether the CPU's test of the same name also fails or is skipped."""
     theirs = test.replace("_tandem", "_cpu").replace("_privateuse1", "_cpu")
     if not hasattr(eager, theirs):
         return False

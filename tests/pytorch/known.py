@@ -1,4 +1,4 @@
-"""What is known not to agree, with reasons: known.txt."""
+"""Known failures, with their reasons, from known.txt."""
 
 import fnmatch
 import pathlib
@@ -9,7 +9,7 @@ FAILING = ("failed", "crashed", "hung")
 
 
 def known() -> dict[str, str]:
-    """Reasons by patterns of names."""
+    """Returns the reasons by patterns of names."""
     reason, entries = "", {}
     for line in FILE.read_text().splitlines():
         if line.startswith("= "):
@@ -22,12 +22,12 @@ def known() -> dict[str, str]:
 
 
 def reason(name: str) -> str | None:
-    """Why a case is known to fail."""
+    """Returns why a case is known to fail."""
     return next((why for pattern, why in known().items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def news(outcomes: list[tuple[str, str, str]]) -> list[str]:
-    """What was not to be expected of cases: failures that are not listed, and listed ones that pass."""
+    """Returns the unexpected outcomes: failures that are not listed, and listed cases that pass."""
     entries = known()
     lines = []
     for name, state, why in outcomes:

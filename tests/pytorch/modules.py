@@ -1,4 +1,4 @@
-"""Every module of PyTorch's database: forward to double backward, strides, channels last, pickles, `to`."""
+"""Every module of PyTorch's database: forward to double backward, strides, channels last, pickling, `to`."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def cases() -> Iterator[Case]:
-    """A case for each module, way and dtype."""
+    """Yields a case for each module, check and dtype."""
     for info in module_db:
         for dtype in DTYPES:
             if dtype not in info.supported_dtypes("cpu"):
@@ -34,7 +34,7 @@ def cases() -> Iterator[Case]:
 
 
 def module(info: Any, dtype: torch.dtype, way: Callable[..., Any], training: bool) -> None:
-    """A module's inputs in one way."""
+    """Runs one check on the inputs of a module."""
     torch.manual_seed(0)
     grad = way is not to_and_back
     made = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=grad, training=training)
@@ -60,7 +60,7 @@ def module(info: Any, dtype: torch.dtype, way: Callable[..., Any], training: boo
 
 
 def on(device: str, dtype: torch.dtype, given: Any) -> tuple[Any, Any]:
-    """A copy of a function's input on a device, its floats of a dtype."""
+    """Returns a copy of a function input on a device, with floating-point values in a dtype."""
 
     def convert(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -77,12 +77,12 @@ def on(device: str, dtype: torch.dtype, given: Any) -> tuple[Any, Any]:
 
 
 def floats(x: Any) -> list[torch.Tensor]:
-    """The differentiable tensors in a nest."""
+    """Returns the differentiable tensors of a nested structure."""
     return [t for t in tree_leaves(x) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 def forward_backward(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """Outputs, gradients of parameters and inputs, buffers."""
+    """Returns outputs, gradients of parameters and inputs, and buffers."""
     out = instance(*args, **kwargs)
     leaves = [*instance.parameters(), *floats((args, kwargs))]
     roots = floats(out)
@@ -94,7 +94,7 @@ def forward_backward(instance: torch.nn.Module, device: str, args: Any, kwargs: 
 
 
 def double_backward(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """Gradients of gradients."""
+    """Returns gradients of gradients."""
     leaves = [*instance.parameters(), *floats((args, kwargs))]
     roots = floats(instance(*args, **kwargs))
     if not roots or not leaves:
@@ -108,7 +108,7 @@ def double_backward(instance: torch.nn.Module, device: str, args: Any, kwargs: A
 
 
 def noncontiguous(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """Inputs with gaps, gradients with gaps."""
+    """Returns the results for non-contiguous inputs and output gradients."""
     from torch.testing._internal.common_utils import noncontiguous_like
 
     def gaps(t: Any) -> Any:
@@ -126,7 +126,7 @@ def noncontiguous(instance: torch.nn.Module, device: str, args: Any, kwargs: Any
 
 
 def channels_last(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """Parameters and inputs with channels last."""
+    """Returns the results for parameters and inputs in channels-last format."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def last(t: Any) -> Any:
@@ -141,7 +141,7 @@ def channels_last(instance: torch.nn.Module, device: str, args: Any, kwargs: Any
 
 
 def pickled(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """A module saved, loaded and called; and its state loaded into another."""
+    """Saves, loads and calls a module, and loads its state into another one."""
     file = io.BytesIO()
     torch.save(instance, file)
     file.seek(0)
@@ -157,7 +157,7 @@ def pickled(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> A
 
 
 def to_and_back(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """A module moved between devices and dtypes, its parameters' identity, `swap`ped too; copied deeply."""
+    """Moves a module between devices and dtypes, with and without `swap`, and copies it deeply."""
     parameters = list(instance.parameters())
     seen = []
     for swap in (False, True):

@@ -1,6 +1,6 @@
-"""Numbers that change: the calls of a line differ in one number, which PyTorch refuses now and then.
+"""Numbers that change: the calls of a line differ in one number, which PyTorch may refuse.
 
-A number is fed to co-executed calls, so its refusal has to come at the call and not where a value is read.
+Numbers are fed to co-executed calls, so an error must be raised at the call and not where a value is read.
 """
 
 import functools
@@ -19,17 +19,17 @@ from .cases import Case, NotACase
 from .samples import UNDEFINED, Call, call_of, entries, name_of, samples
 
 STEPS = 7
-"""Calls of the line; two before the last one the number is another."""
+"""Calls of the line; the last but one has the other number."""
 
 FLOATS = (0.0, -1.0, 2.5, 1e30, float("nan"))
 INTS = (0, -1, 3)
 
-# With a number that PyTorch does not check, their values are whatever memory held.
+# Operators with undefined values for a number that PyTorch does not check.
 UNCHECKED = {"grid_sampler_2d", "grid_sampler_3d", "native_group_norm", "resize_"}
 
 
 def cases() -> Iterator[Case]:
-    """Each entry, of real and of integer tensors."""
+    """Yields a case for each entry, with float32 and with int64 tensors."""
     for op in entries():
         for dtype in (torch.float32, torch.int64):
             if dtype in op.supported_dtypes("cpu"):
@@ -38,7 +38,7 @@ def cases() -> Iterator[Case]:
 
 
 def numbers(op: Any, dtype: torch.dtype) -> None:
-    """An entry's samples, with each number replaced by each of the others."""
+    """Runs an entry's samples, with each number replaced by each of the other numbers."""
     tried = set()
     for sample in [*samples(op, dtype), *with_python_number(op, dtype)]:
         leaves, spec = tree_flatten((list(sample.args), sample.kwargs))
@@ -55,7 +55,7 @@ def numbers(op: Any, dtype: torch.dtype) -> None:
 
 
 def with_python_number(op: Any, dtype: torch.dtype) -> list[SampleInput]:
-    """A sample of a binary operator whose second operand is a Python number."""
+    """Returns samples of a binary operator whose second operand is a Python number."""
     if not isinstance(op, BinaryUfuncInfo) or not op.supports_rhs_python_scalar:
         return []
     x = torch.arange(1, 7).to(dtype)
@@ -63,9 +63,9 @@ def with_python_number(op: Any, dtype: torch.dtype) -> list[SampleInput]:
 
 
 def line(op: Any, good: SampleInput, other: SampleInput, where: str, late: bool = False) -> None:
-    """The calls of a line, beside eager's.
+    """Compares the calls of a line with eager's.
 
-    `late` errors may come behind the call, unless they are `LinAlgError`.
+    If `late`, errors may be raised after the call, unless they are `LinAlgError`.
     """
 
     def run(device: str, check: Callable[[int, Any], None]) -> None:
@@ -101,7 +101,7 @@ def line(op: Any, good: SampleInput, other: SampleInput, where: str, late: bool 
 
 
 def raised(call: Call) -> Any:
-    """What a call gives, or raises at once."""
+    """Returns the result of a call, or the exception that it raises at once."""
     torch.manual_seed(0)
     try:
         out = call()
@@ -112,18 +112,18 @@ def raised(call: Call) -> Any:
 
 
 def uses_tandem(call: Call) -> bool:
-    """Whether a call is on the device: its outputs are read once it has not raised."""
+    """Whether a call has an operand on the device; then its outputs are read if it has not raised."""
     return any(t.device.type == "tandem" for t in call.tensors())
 
 
 def on_host(out: Any) -> Any:
-    """Outputs as they are compared."""
+    """Returns outputs in the form in which they are compared."""
     leaves, spec = tree_flatten(out)
     return tree_unflatten([Seen(x) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
 
 
 def behind() -> Exception | None:
-    """The failure that comes when work is waited for."""
+    """Returns the exception that is raised when pending work is waited for."""
     try:
         torch_tandem.synchronize()
     except Exception as error:

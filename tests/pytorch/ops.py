@@ -13,7 +13,7 @@ from .samples import UNDEFINED, by_dtype, call_of, entries, name_of, other_preci
 
 
 def cases() -> Iterator[Case]:
-    """Each entry and dtype, and in place."""
+    """Yields a case for each entry and dtype, and one for the in-place form."""
     for op in entries():
         for dtype in by_dtype(op):
             kind = str(dtype).removeprefix("torch.")
@@ -28,7 +28,7 @@ def differentiable(op: Any, dtype: torch.dtype) -> bool:
 
 
 def values(op: Any, dtype: torch.dtype) -> None:
-    """Outputs, and gradients for gradients of one."""
+    """Compares outputs, and the gradients for output gradients of one."""
     for number, sample in enumerate(samples(op, dtype, requires_grad=differentiable(op, dtype))):
 
         def program(device: str, sample: Any = sample) -> Any:
@@ -45,7 +45,7 @@ def values(op: Any, dtype: torch.dtype) -> None:
 
 
 def gradients(out: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Gradients of the inputs that require them."""
+    """Returns the gradients of the inputs that require them."""
     leaves = [t for t in inputs if t.requires_grad]
     roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
     if not leaves or not roots:
@@ -54,7 +54,7 @@ def gradients(out: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor | None]
 
 
 def inplace(op: Any, dtype: torch.dtype) -> None:
-    """The operator in place: what it gives, that it is its input, and the gradient."""
+    """Checks the in-place form: its output, that the output is the input, and the gradient."""
     method = op.get_inplace()
     grad = differentiable(op, dtype) and op.supports_inplace_autograd
     for number, sample in enumerate(samples(op, dtype, requires_grad=grad)):

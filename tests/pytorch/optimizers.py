@@ -1,4 +1,4 @@
-"""Every optimizer of PyTorch's database, each implementation: steps, closures, states, schedulers."""
+"""Every optimizer of PyTorch's database, in each implementation: steps, closures, states, schedulers."""
 
 import copy
 import functools
@@ -13,13 +13,13 @@ from .agree import agree
 from .cases import Case, NotACase
 
 STEPS = 6
-"""Steps of a program: the last ones are co-executed."""
+"""Steps of a program; the last ones are co-executed."""
 
 IMPLEMENTATIONS = ("default", "foreach", "fused", "differentiable", "capturable")
 
 
 def cases() -> Iterator[Case]:
-    """A case for each optimizer, way and implementation."""
+    """Yields a case for each optimizer, check and implementation."""
     for info in optim_db:
         for implementation in IMPLEMENTATIONS:
             if not has(info, implementation):
@@ -47,10 +47,10 @@ def has(info: Any, implementation: str) -> bool:
 
 
 def optimizer(info: Any, implementation: str, way: Callable[..., Any]) -> None:
-    """A way under each of the optimizer's options."""
+    """Runs a check with each of the optimizer's options."""
     if info.only_supports_sparse_grads:
         raise NotACase("it takes sparse gradients only")
-    # What is said of CUDA has the capturable options as well.
+    # The inputs for CUDA include the capturable options.
     options = info.optim_inputs_func(device="cuda" if implementation == "capturable" else "cpu")
     for given in options:
         if implementation == "capturable" and not given.kwargs.get("capturable"):
@@ -77,7 +77,7 @@ def optimizer(info: Any, implementation: str, way: Callable[..., Any]) -> None:
 
 
 def moved_number(value: Any, device: str, implementation: str) -> Any:
-    """Tensors among the options lie on the device for capturable optimizers, and on the host for others."""
+    """Moves tensors among the options to the device for capturable optimizers, and to the host for others."""
     if isinstance(value, tuple):
         return tuple(moved_number(v, device, implementation) for v in value)
     if isinstance(value, torch.Tensor):
@@ -87,9 +87,9 @@ def moved_number(value: Any, device: str, implementation: str) -> Any:
 
 
 def made(device: str, dtype: torch.dtype, strided: bool, rounded: int) -> list[torch.nn.Parameter]:
-    """Parameters of a small model, one of them strided otherwise where the optimizer takes that.
+    """Returns the parameters of a small model, one of them non-contiguous if the optimizer supports that.
 
-    `rounded` is not 0 to have some of them a rounding off, others for each number.
+    If `rounded` is not 0, some values are changed by one rounding, in a way that depends on the number.
     """
     generator = torch.Generator().manual_seed(3)
     shapes = ((4, 3), (3, 5), (7, 2))
@@ -104,7 +104,7 @@ def made(device: str, dtype: torch.dtype, strided: bool, rounded: int) -> list[t
 
 
 def gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
-    """Gradients that depend on the parameters; one has none now and then."""
+    """Sets gradients that depend on the parameters; one parameter has no gradient in some steps."""
     for number, p in enumerate(parameters):
         if number == 2 and step % 3 == 2:
             p.grad = None
@@ -113,14 +113,14 @@ def gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
 
 
 def trained(optimizer: Any, parameters: list[torch.nn.Parameter], first: int = 0, steps: int = STEPS) -> None:
-    """Some steps."""
+    """Runs some steps."""
     for step in range(first, first + steps):
         gradients(parameters, step)
         run(optimizer, parameters)
 
 
 def run(optimizer: Any, parameters: list[torch.nn.Parameter]) -> Any:
-    """A step, of an optimizer that may need a closure."""
+    """Runs a step of an optimizer that may need a closure."""
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -134,7 +134,9 @@ def run(optimizer: Any, parameters: list[torch.nn.Parameter]) -> Any:
 
 
 def state(optimizer: Any) -> Any:
-    """An optimizer's state; counts are on the host for some implementations, and 0-dim tensors either way."""
+    """Returns an optimizer's state, with 0-dim tensors on the host: some implementations keep step counts
+    there.
+    """
     entries = optimizer.state_dict()["state"]
     return {i: {k: plain(v) for k, v in entry.items()} for i, entry in entries.items()}
 
@@ -144,7 +146,7 @@ def plain(value: Any) -> Any:
 
 
 def steps(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Parameters and state after steps."""
+    """Returns parameters and state after steps."""
     optimizer = info.optim_cls(parameters, **settings)
     trained(optimizer, parameters)
     return parameters, state(optimizer)
@@ -154,7 +156,7 @@ complex_parameters = functools.wraps(steps)(lambda *given: steps(*given))
 
 
 def groups(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Groups with options of their own, one of them added on the way."""
+    """Runs parameter groups with options of their own, one of them added between steps."""
     optimizer = info.optim_cls(
         [{"params": parameters[:1]}, {"params": parameters[1:2], "lr": 0.002}], **settings
     )
@@ -165,7 +167,7 @@ def groups(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, 
 
 
 def closures(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Losses that steps with closures return."""
+    """Returns the losses that steps with closures return."""
     optimizer = info.optim_cls(parameters, **settings)
 
     def closure() -> torch.Tensor:
@@ -179,7 +181,9 @@ def closures(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str
 
 
 def states(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """A state saved, loaded into an optimizer of copied parameters, and deeply copied; all go on alike."""
+    """Saves a state, loads it into an optimizer of copied parameters, and copies it deeply; all continue
+    equally.
+    """
     optimizer = info.optim_cls(parameters, **settings)
     trained(optimizer, parameters)
     file = io.BytesIO()
@@ -200,7 +204,7 @@ def states(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, 
 
 
 def schedulers(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Learning rates by the database's schedulers."""
+    """Returns the learning rates of the database's schedulers."""
     rates = []
     for chain in info.scheduler_inputs:
         optimizer = info.optim_cls(parameters, **settings)
@@ -218,7 +222,7 @@ def schedulers(info: Any, parameters: list[torch.nn.Parameter], settings: dict[s
 
 
 def autograd(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Training with gradients of a loss, `zero_grad` either way, and hooks around steps."""
+    """Trains with gradients of a loss, both forms of `zero_grad`, and hooks around steps."""
     optimizer = info.optim_cls(parameters, **settings)
     called = []
     optimizer.register_step_pre_hook(lambda *_: called.append("before"))
@@ -234,7 +238,7 @@ def autograd(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str
 
 
 def differentiable(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Gradients through steps, of the parameters and gradients before them."""
+    """Returns gradients through steps, with respect to the parameters and the gradients before them."""
     grads = [(p.detach() * 0.3 + 0.5).requires_grad_() for p in parameters]
     copies = [p.clone() for p in parameters]
     optimizer = info.optim_cls(copies, **settings)

@@ -1,4 +1,4 @@
-"""docs/conformance-pytorch.md."""
+"""Generates docs/conformance-pytorch.md."""
 
 import collections
 
@@ -29,7 +29,7 @@ STATES = ("passed", "refused", "no case", "known to fail")
 
 
 def page(outcomes: list[tuple[str, str, str]]) -> str:
-    """Figures by kind of case, and the known failures by reason."""
+    """Returns the page: counts by kind of case, and the known failures by reason."""
     counts: dict[str, collections.Counter[str]] = {}
     reasons: dict[str, list[str]] = {}
     for name, state, _ in sorted(outcomes):

@@ -1,4 +1,4 @@
-"""Worker processes that survive crashes and hangs: both are what came of a case."""
+"""Worker processes whose crashes and hangs are recorded as the outcome of a case."""
 
 import json
 import queue
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from .worker import EAGER
 
 LIMIT = 240.0
-"""Seconds that a case may take."""
+"""Time limit of a case, in seconds."""
 
 AFRESH = 400
-"""Cases after which a worker is replaced, so that none grows without end."""
+"""Cases after which a worker is replaced, which bounds its memory."""
 
 
 class Worker:
@@ -35,7 +35,7 @@ class Worker:
             raise RuntimeError(f"a worker did not start: {self.last_words()}")
 
     def line(self, limit: float) -> str | None:
-        """The next answer; `None` if none comes in time, "" where the process ended."""
+        """Returns the next answer; `None` after the time limit, "" if the process ended."""
         timer = threading.Timer(limit, self.process.kill)
         timer.start()
         try:
@@ -46,7 +46,7 @@ class Worker:
         return None if timed_out and not line else line.strip()
 
     def check(self, name: str) -> tuple[str, str, str, float]:
-        """A case's name, state, reason and seconds."""
+        """Returns a case's name, state, reason and seconds."""
         self.done += 1
         try:
             self.process.stdin.write(name + "\n")
@@ -63,24 +63,24 @@ class Worker:
         return name, "crashed", f"{how}: {self.last_words()}", 0.0
 
     def last_words(self) -> str:
-        """The end of what it wrote to standard error."""
+        """Returns the end of the worker's standard error."""
         self.errors.seek(0)
         return " ".join(self.errors.read()[-1500:].split())[-400:]
 
     @property
     def worn(self) -> bool:
-        """Whether another one should go on."""
+        """Whether the worker has to be replaced."""
         return self.done >= AFRESH or self.process.poll() is not None
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         self.process.kill()
         self.process.wait()
         self.errors.close()
 
 
 def run(names: list[str], groups: tuple[str, ...], jobs: int, tell: Callable[..., None]) -> None:
-    """Check cases in several processes; `tell` gets each one's outcome as it comes."""
+    """Checks cases in several processes; calls `tell` with the outcome of each."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)

@@ -1,4 +1,4 @@
-"""An OpInfo's samples, and moving them between devices."""
+"""The samples of OpInfo entries, and functions that move them between devices."""
 
 import dataclasses
 import functools
@@ -12,15 +12,15 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
 SAMPLES = 6
-"""How many of a subject's samples run in a case, as unlike each other as they come."""
+"""Number of samples of a subject that run in a case, spread evenly over all samples."""
 
-# Their values are whatever memory held.
+# Operators with uninitialized outputs.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
-# Arguments that PyTorch reads on the host, whatever device the operator runs on.
+# Positions of arguments that PyTorch reads on the host, on any device.
 ON_HOST = {"tensor_split": 0}
 
-# Operators that compile CUDA kernels.
+# Prefix of operators that compile CUDA kernels.
 CUDA = "jiterator"
 
 DTYPES = (
@@ -41,31 +41,31 @@ DTYPES = (
 
 
 def name_of(op: Any) -> str:
-    """An entry's name."""
+    """Returns the name of an entry."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 def entries() -> list[Any]:
-    """The database without what needs CUDA. Names are unique."""
+    """Returns the database's entries without those that need CUDA. Names are unique."""
     return [op for op in op_db if not op.name.startswith(CUDA)]
 
 
 def samples(op: Any, dtype: torch.dtype, requires_grad: bool = False) -> list[SampleInput]:
-    """Some of an entry's samples, from the first to the last."""
+    """Returns some of an entry's samples, from the first to the last."""
     torch.manual_seed(0)
     made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), 400))
     return some(made)
 
 
 def some(made: list[Any]) -> list[Any]:
-    """A few of many, evenly."""
+    """Returns a few of many values, evenly spaced."""
     if len(made) <= SAMPLES:
         return made
     return [made[i * (len(made) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
 
 
 def moved(value: Any, device: str) -> Any:
-    """A value for a device: tensors are windows of copied storages."""
+    """Returns a value for a device; tensors are views of copied storages."""
     if isinstance(value, torch.Tensor):
         return move_tensor(value, device)
     if isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu"):
@@ -74,7 +74,9 @@ def moved(value: Any, device: str) -> Any:
 
 
 def move_tensor(t: torch.Tensor, device: str) -> torch.Tensor:
-    """A leaf with the same window of a copy of the whole storage, conjugated and negated as lazily."""
+    """Returns a leaf with the same window of a copy of the whole storage, and the same conjugate and negative
+    bits.
+    """
     plain = t.detach()
     if t.layout != torch.strided or t.numel() == 0:
         return plain.clone().to(device).requires_grad_(t.requires_grad)
@@ -91,7 +93,7 @@ def move_tensor(t: torch.Tensor, device: str) -> torch.Tensor:
 
 @dataclasses.dataclass
 class Call:
-    """An entry's call with a sample moved to a device."""
+    """A call of an entry with a sample on a device."""
 
     op: Any
     args: list[Any]
@@ -101,12 +103,12 @@ class Call:
         return self.op(*(args or self.args), **{**self.kwargs, **kwargs})
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors among the arguments."""
+        """Returns all tensors among the arguments."""
         return [t for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, torch.Tensor)]
 
 
 def call_of(op: Any, sample: SampleInput, device: str) -> Call:
-    """A sample on a device; what PyTorch reads on the host stays there."""
+    """Returns the call of a sample on a device; arguments that PyTorch reads on the host stay there."""
     kept = ON_HOST.get(op.name)
     args = [sample.input, *sample.args]
     args = [
@@ -117,7 +119,7 @@ def call_of(op: Any, sample: SampleInput, device: str) -> Call:
 
 
 def double(sample: SampleInput) -> SampleInput:
-    """A sample in double precision."""
+    """Returns a sample in double precision."""
 
     def convert(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()):
@@ -131,7 +133,7 @@ def double(sample: SampleInput) -> SampleInput:
 
 
 def rounded(sample: SampleInput, draw: int) -> SampleInput:
-    """A sample of which some elements are a rounding off, others for each draw."""
+    """Returns a sample with some elements changed by one rounding, different ones for each draw."""
     draws = torch.Generator().manual_seed(draw)
 
     def convert(x: Any) -> Any:
@@ -145,7 +147,7 @@ def rounded(sample: SampleInput, draw: int) -> SampleInput:
 
 
 def other_precisions(program: Callable[..., Any], sample: SampleInput) -> dict[str, Any]:
-    """What `agree` takes of a program of a sample: in double precision, and with rounded inputs."""
+    """Returns the arguments of `agree` for a sample in double precision and with rounded inputs."""
     return {
         "exact": functools.partial(program, sample=double(sample)),
         "rounded": [functools.partial(program, sample=rounded(sample, draw)) for draw in (1, 2, 3)],
@@ -153,6 +155,6 @@ def other_precisions(program: Callable[..., Any], sample: SampleInput) -> dict[s
 
 
 def by_dtype(op: Any) -> Iterator[torch.dtype]:
-    """The dtypes that an entry has on the CPU."""
+    """Yields the dtypes that an entry supports on the CPU."""
     supported = op.supported_dtypes("cpu")
     return (d for d in DTYPES if d in supported)

@@ -13,11 +13,11 @@ from .cases import Case
 from .samples import UNDEFINED, Call, call_of, entries, name_of, other_precisions, samples
 
 KEPT = "same"
-"""Random draws are alike in a batch."""
+"""All elements of a batch have the same random numbers."""
 
 
 def cases() -> Iterator[Case]:
-    """A case for each entry and transform."""
+    """Yields a case for each entry and transform."""
     for op in entries():
         dtypes = op.supported_dtypes("cpu")
         name = name_of(op)
@@ -37,7 +37,7 @@ def cases() -> Iterator[Case]:
 
 
 def transform(op: Any, program: Callable[..., Any], dtype: torch.dtype) -> None:
-    """An entry's samples under a transform."""
+    """Runs an entry's samples under a transform."""
     for number, sample in enumerate(samples(op, dtype, requires_grad=program is not by_vmap)):
 
         def run(device: str, sample: Any = sample) -> Any:
@@ -48,7 +48,7 @@ def transform(op: Any, program: Callable[..., Any], dtype: torch.dtype) -> None:
 
 
 def split(call: Call, process: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """A call as a function of its tensors of floats alone, and these."""
+    """Returns a call as a function of its floating-point tensors alone, and these tensors."""
     leaves, spec = torch.utils._pytree.tree_flatten((call.args, call.kwargs))
     places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and floats(x)]
 
@@ -68,13 +68,13 @@ def floats(t: torch.Tensor) -> bool:
 
 
 def direction(t: torch.Tensor) -> torch.Tensor:
-    """A tangent: numbers that follow from the shape alone."""
+    """Returns a tangent, whose values depend on the shape alone."""
     numbers = torch.linspace(-1, 1, max(t.numel(), 1))[: t.numel()].reshape(t.shape)
     return numbers.to(t.dtype).to(t.device)
 
 
 def by_forward_ad(call: Call, process: Callable[[Any], Any]) -> Any:
-    """Tangents of dual tensors."""
+    """Returns the tangents of dual tensors."""
     function, tensors = split(call, process)
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(t.detach(), direction(t)) for t in tensors]
@@ -83,21 +83,21 @@ def by_forward_ad(call: Call, process: Callable[[Any], Any]) -> Any:
 
 
 def by_jvp(call: Call, process: Callable[[Any], Any]) -> Any:
-    """`torch.func.jvp`."""
+    """Runs `torch.func.jvp`."""
     function, tensors = split(call, process)
     tensors = [t.detach() for t in tensors]
     return torch.func.jvp(function, tuple(tensors), tuple(map(direction, tensors)))
 
 
 def by_vjp(call: Call, process: Callable[[Any], Any]) -> Any:
-    """`torch.func.vjp`."""
+    """Runs `torch.func.vjp`."""
     function, tensors = split(call, process)
     outs, pull = torch.func.vjp(function, *(t.detach() for t in tensors))
     return outs, pull(tuple(map(direction, outs)))
 
 
 def by_vmap(call: Call, process: Callable[[Any], Any]) -> Any:
-    """`torch.func.vmap` over all of its tensors; then over the first alone, at its last dimension."""
+    """Runs `torch.func.vmap` over all tensors, then over the last dimension of the first tensor alone."""
     function, tensors = split(call, process)
     batches = [torch.stack([t, t.flip(0) if t.dim() else t]) for t in tensors]
     outs = [torch.func.vmap(function, randomness=KEPT)(*batches)]
@@ -109,7 +109,7 @@ def by_vmap(call: Call, process: Callable[[Any], Any]) -> Any:
 
 
 def by_double_backward(call: Call, process: Callable[[Any], Any]) -> Any:
-    """Gradients of gradients."""
+    """Returns gradients of gradients."""
     function, tensors = split(call, process)
     leaves = [t for t in tensors if t.requires_grad]
     roots = [t for t in function(*tensors) if t.requires_grad]

@@ -1,7 +1,7 @@
 """Values that an operator refuses: the calls of a line differ in the elements of one tensor.
 
-Such an error may come where a value is read, as on every device whose kernels run behind Python.
-`LinAlgError` comes at the call, where programs catch it.
+Such an error may be raised where a value is read, as on every device whose kernels run asynchronously.
+`LinAlgError` is raised at the call, where programs catch it.
 """
 
 import functools
@@ -19,7 +19,7 @@ from .samples import by_dtype, call_of, entries, name_of, samples
 
 
 def cases() -> Iterator[Case]:
-    """Each entry, in its first dtype."""
+    """Yields a case for each entry, in its first dtype."""
     for op in entries():
         for dtype in itertools.islice(by_dtype(op), 1):
             kind = str(dtype).removeprefix("torch.")
@@ -27,7 +27,7 @@ def cases() -> Iterator[Case]:
 
 
 def others(t: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Tensors like this one, with other elements."""
+    """Returns tensors with the metadata of a given one and other elements."""
     made = {"zeros": torch.zeros_like(t)}
     if t.is_floating_point() or t.is_complex():
         made |= {"NaN": torch.full_like(t, float("nan")), "negated": -t, "large": t * 1e30}
@@ -37,7 +37,7 @@ def others(t: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def values(op: Any, dtype: torch.dtype) -> None:
-    """An entry's samples, with each tensor replaced by each of the others, where eager raises."""
+    """Runs an entry's samples, with each tensor replaced by each of the others for which eager raises."""
     tried = set()
     for sample in samples(op, dtype):
         leaves, spec = tree_flatten((sample.input, list(sample.args), sample.kwargs))

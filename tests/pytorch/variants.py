@@ -1,4 +1,4 @@
-"""Other ways to call every operator: `out=`, non-contiguous, conjugated and negated arguments; views."""
+"""Other forms of every operator's call: `out=`, non-contiguous, conjugated and negated arguments; views."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from .samples import UNDEFINED, by_dtype, call_of, entries, name_of, other_preci
 
 
 def cases() -> Iterator[Case]:
-    """A case for each entry and way that it has."""
+    """Yields a case for each entry and form."""
     for op in entries():
         dtypes = set(by_dtype(op))
         name = name_of(op)
@@ -34,7 +34,7 @@ def cases() -> Iterator[Case]:
             yield Case(f"variants/conjugated/{name}/complex64", check)
 
 
-# What `out=` gets where the operator makes a tensor like this.
+# Tensors for `out=`, computed from an output of the operator.
 OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "alike": lambda t: torch.full_like(t, 1),
     "strided": lambda t: t.new_ones((*t.shape, 2))[..., 0],
@@ -48,12 +48,12 @@ OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-# Eager PyTorch writes beyond these outputs.
+# Eager PyTorch writes out of bounds of these outputs.
 BEYOND = {("linalg.lu", "transposed")}
 
 
 def out_variant(op: Any, dtype: torch.dtype, way: str) -> None:
-    """What `out=` holds after the call, its window, and what it refuses."""
+    """Compares the values and windows of `out=` tensors after the call, and the errors."""
     if (op.name, way) in BEYOND:
         raise NotACase("eager PyTorch writes beyond the outputs")
     for number, sample in enumerate(samples(op, dtype)):
@@ -79,13 +79,13 @@ def out_variant(op: Any, dtype: torch.dtype, way: str) -> None:
 
 
 def noncontiguous(op: Any, dtype: torch.dtype) -> None:
-    """The same samples with strides that leave gaps."""
+    """Runs the samples with non-contiguous strides."""
     for number, sample in enumerate(samples(op, dtype, requires_grad=differentiable(op, dtype))):
         plain(op, sample.noncontiguous(), f"sample {number}")
 
 
 def plain(op: Any, sample: Any, where: str) -> None:
-    """A call's outputs and gradients."""
+    """Compares a call's outputs and gradients."""
 
     def program(device: str, sample: Any = sample) -> Any:
         call = call_of(op, sample, device)
@@ -97,27 +97,27 @@ def plain(op: Any, sample: Any, where: str) -> None:
 
 
 def conjugated(t: Any) -> Any:
-    """The same values, conjugated lazily."""
+    """Returns the same values with the conjugate bit set."""
     if not isinstance(t, torch.Tensor) or not t.is_complex():
         return t
     return t.detach().conj().resolve_conj().conj().requires_grad_(t.requires_grad)
 
 
 def negated(t: Any) -> Any:
-    """The same values, negated lazily."""
+    """Returns the same values with the negative bit set."""
     if not isinstance(t, torch.Tensor) or t.dtype == torch.bool or t.layout != torch.strided:
         return t
     return torch._neg_view(t.detach().neg()).requires_grad_(t.requires_grad)
 
 
 def lazy(op: Any, dtype: torch.dtype, change: Callable[[Any], Any]) -> None:
-    """Samples whose tensors are conjugated or negated when they are read."""
+    """Runs samples whose tensors have the conjugate or negative bit set."""
     for number, sample in enumerate(samples(op, dtype, requires_grad=differentiable(op, dtype))):
         plain(op, sample.transform(change), f"sample {number}")
 
 
 def aliases(op: Any, dtype: torch.dtype) -> None:
-    """Which outputs are windows of the input, where; what is written into them is seen in it."""
+    """Compares which outputs are views of the input, their offsets, and whether writes reach the input."""
     for number, sample in enumerate(samples(op, dtype)):
 
         def program(device: str, sample: Any = sample) -> Any:

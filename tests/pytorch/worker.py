@@ -1,4 +1,4 @@
-"""A worker process: reads cases' names, a line each, and answers each with a line of JSON."""
+"""A worker process: reads the names of cases, one per line, and answers each with a line of JSON."""
 
 import json
 import os
@@ -8,11 +8,11 @@ import traceback
 import warnings
 
 EAGER = "eager "
-"""Before a name: only eager PyTorch's part of the case is run."""
+"""Prefix of a name: only eager PyTorch's part of the case runs."""
 
 
 def main(groups: tuple[str, ...]) -> None:
-    """Serve until the parent closes the pipe."""
+    """Answers requests until the parent closes the pipe."""
     import torch
     import torch_tandem
 
@@ -21,7 +21,7 @@ def main(groups: tuple[str, ...]) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    # Libraries in C write to the standard output as well.
+    # Libraries in C also write to standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     table = {case.name: case for case in all_cases(groups)}
@@ -50,7 +50,7 @@ def main(groups: tuple[str, ...]) -> None:
 
 
 def settle(torch_tandem: object) -> None:
-    """Leave nothing of a case to the next one."""
+    """Clears the state that a case left."""
     try:
         torch_tandem.mark_step()
         torch_tandem.synchronize()
