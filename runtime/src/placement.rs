@@ -66,9 +66,9 @@ const CLEAR: f64 = 3.0;
 /// place from every trial of the other. A program with occasional pauses has a large standard error and needs this
 /// criterion.
 const APART: f64 = 0.1;
-/// Number of trials of each place above which the time per byte is estimated, and the least determinant, relative
-/// to the product of its diagonal, with which the fit is trusted. The determinant is small if all trials have the
-/// same ratio of bytes to ops.
+/// Number of trials of each place above which the time per byte is estimated, and the least determinant of the
+/// normal equations, relative to the product of their diagonal, with which the fit is used. The determinant is
+/// small if all trials have nearly the same ratio of bytes to ops.
 const FITTED: usize = 3;
 const UNLIKE: f64 = 0.001;
 /// Largest relative difference in bytes per op at which the places are compared before the time per byte is known.

@@ -263,7 +263,7 @@ impl Regions {
         }
     }
 
-    /// Adds the execution time that no region has been given yet to this region.
+    /// Attributes the execution time since the last call to this region.
     fn share(&mut self, region: usize, busy: Duration) {
         self.all[region].busy += busy.saturating_sub(std::mem::replace(&mut self.busy, busy));
     }

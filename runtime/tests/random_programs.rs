@@ -160,7 +160,7 @@ impl Both {
         }
     }
 
-    /// Drops all variables with a store whose creating op raised: the program cannot have them.
+    /// Drops the engine's tensors on a store that an op which raised would have written.
     fn forget(&mut self, store: &Rc<fakes::Store>) {
         let pairs = self.vars.iter_mut().flatten().chain(self.held.iter_mut().map(|(_, p)| p));
         pairs.filter(|p| Rc::ptr_eq(&p.expected.store, store)).for_each(|p| p.got = None);

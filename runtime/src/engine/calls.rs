@@ -411,7 +411,7 @@ pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &O
     }
 }
 
-/// Number of fetches after one op that are told apart.
+/// Maximum number of fetches after one op that have locations of their own.
 const MAX_FETCHES: u32 = 1024;
 
 /// Returns whether a call writes a window that partly overlaps another of its inputs. PyTorch raises for these,
