@@ -1,4 +1,4 @@
-//! Between the shim's records and the runtime's calls.
+//! Conversion between the shim's records and the runtime's calls.
 
 use std::ffi::c_void;
 use std::slice;
@@ -13,32 +13,34 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::ffi::*;
 
-/// A storage's context: its id, so that nothing is allocated and nothing dangles.
+/// Returns a storage's context: its id plus one, as a pointer. It needs no allocation and cannot dangle.
 pub fn context_of(id: StorageId) -> *mut c_void {
     (id.index() + 1) as *mut c_void
 }
 
-/// The id in a context.
+/// Returns the id in a context, which must not be null.
 pub fn storage_of(context: *mut c_void) -> StorageId {
     StorageId(context as usize as u32 - 1)
 }
 
-/// A slice of the shim's, empty where the pointer may be null.
+/// Returns a slice of the shim's memory. An empty one may have a null pointer.
 ///
 /// # Safety
-/// `ptr` points to `len` items that live as long as `'a`, or `len` is 0.
+///
+/// `ptr` must point to `len` items that live as long as `'a`, or `len` must be 0.
 unsafe fn items<'a, T>(ptr: *const c_void, len: u32) -> &'a [T] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `len` is not 0 here, so `ptr` points to `len` items that live as long as `'a`.
     unsafe { slice::from_raw_parts(ptr.cast(), len as usize) }
 }
 
-/// A tensor record as an input.
+/// Converts a tensor record to an input.
 ///
 /// # Safety
-/// The record's pointers live as long as `'a`.
+///
+/// The record's pointers must be valid for as long as `'a`.
 #[inline]
 unsafe fn input<'a>(t: &TtTensor, storages: &Storages) -> Input<'a> {
     let place = match t.place {
@@ -49,18 +51,21 @@ unsafe fn input<'a>(t: &TtTensor, storages: &Storages) -> Input<'a> {
         HOST => Place::Host(t.storage),
         _ => return Input::ABSENT,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the record's pointers are valid for `ndim` numbers each, for as long as `'a`.
     let (sizes, strides) = unsafe { (items(t.sizes.cast(), t.ndim), items(t.strides.cast(), t.ndim)) };
     Input { place, sizes, strides, offset: t.offset, dtype: Dtype(t.dtype), flags: t.flags }
 }
 
-/// One argument; tensors are appended to `inputs`.
+/// Converts an argument. Tensors are appended to `inputs`.
 ///
 /// # Safety
-/// The record's pointers live as long as `'a`, and its tag tells its payload.
+///
+/// The record's pointers must be valid for as long as `'a`, and its tag must name the member of the payload that
+/// was written.
 #[inline]
 unsafe fn arg<'a>(a: &TtArg, storages: &Storages, inputs: &mut SmallVec<[Input<'a>; 6]>) -> Arg<'a> {
-    // SAFETY: the tag tells which member of the payload was written, and the caller's promise covers the rest.
+    // SAFETY: the tag names the member of the payload that was written, and pointers in it are valid for `len`
+    // items.
     unsafe {
         match a.tag {
             TENSOR => {
@@ -91,19 +96,22 @@ unsafe fn arg<'a>(a: &TtArg, storages: &Storages, inputs: &mut SmallVec<[Input<'
     }
 }
 
-/// Fills in the call that records describe.
+/// Fills in the call that the records describe.
 ///
 /// # Safety
-/// The records and everything they point to live as long as `'a`.
+///
+/// The records and everything they point to must live as long as `'a`.
 pub unsafe fn fill<'a>(call: &mut Call<'a>, args: &'a [TtArg], storages: &Storages) {
     for a in args {
-        // SAFETY: the caller's promise.
+        // SAFETY: the record and everything it points to live as long as `'a`; the shim writes the payload that
+        // its tag names.
         let arg = unsafe { arg(a, storages, &mut call.inputs) };
         call.args.push(arg);
     }
 }
 
-/// The records of a call whose inputs are in host memory. They point into the call; their memory is reused.
+/// Records of a call whose inputs are in host memory. They point into the call. Their memory is reused for the
+/// next call.
 #[derive(Default)]
 pub struct Records {
     args: Vec<TtArg>,
@@ -112,7 +120,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Makes these the records of `call`.
+    /// Replaces the records by those of `call`.
     pub fn fill(&mut self, call: &Call<'_>) {
         self.args.clear();
         self.tensors.clear();
@@ -125,7 +133,7 @@ impl Records {
         }
     }
 
-    /// The argument records.
+    /// Returns the argument records.
     pub fn args(&self) -> &[TtArg] {
         &self.args
     }
@@ -173,7 +181,7 @@ fn tensor_record(input: &Input<'_>) -> TtTensor {
     window_record(place, storage, input)
 }
 
-/// A window in host memory.
+/// Returns the record of a window in host memory.
 pub fn window_record(place: u8, storage: *mut c_void, input: &Input<'_>) -> TtTensor {
     TtTensor {
         storage,
@@ -187,31 +195,31 @@ pub fn window_record(place: u8, storage: *mut c_void, input: &Input<'_>) -> TtTe
     }
 }
 
-/// The outputs of a call on their way to the shim; one a thread, reused.
+/// Outputs of a call as records for the shim. There is one per thread, which is reused.
 #[derive(Default)]
 pub struct Reply {
     outs: Vec<TtOut>,
     resized: Vec<TtOut>,
-    /// Keeps the metadata that the records point to, where the TraceGraph does not.
+    /// Owner of the metadata that the records point to, if the TraceGraph does not own it.
     owned: Outputs,
-    /// Where the host wants elements, and whether they are there.
+    /// Memory in which the host wants the elements, and whether they have been written there.
     room: Option<(*mut u8, usize)>,
     filled: bool,
 }
 
 impl Reply {
-    /// The next call may give its elements to the host in so many bytes.
+    /// Offers memory for the elements of the next call that returns its input's elements to the host.
     pub fn make_room(&mut self, bytes: *mut u8, nbytes: usize) {
         (self.room, self.filled) = (Some((bytes, nbytes)), false);
     }
 
-    /// Whether it did.
+    /// Withdraws the memory. Returns whether the elements have been written there.
     pub fn take_room(&mut self) -> bool {
         self.room = None;
         std::mem::take(&mut self.filled)
     }
 
-    /// What the shim reads: good until the thread's next call.
+    /// Returns the records for the shim. They are valid until the thread's next call.
     pub fn as_outs(&self) -> TtOuts {
         TtOuts {
             outs: self.outs.as_ptr(),
@@ -273,7 +281,8 @@ fn out_record(out: &OutSpec, call: &Call<'_>, outputs: &Outputs, fresh: &[FreshS
 
 impl Sink for Reply {
     fn room(&mut self) -> Option<&mut [u8]> {
-        // SAFETY: whoever made room has so many bytes there until the call is done.
+        // SAFETY: `bytes` points to `n` writable bytes until the call is done, as `tt_fetch` requires of its
+        // caller.
         self.room.map(|(bytes, n)| unsafe { slice::from_raw_parts_mut(bytes, n) })
     }
 

@@ -1,7 +1,7 @@
-//! The process's engine behind its lock, and the functions that the shim calls.
+//! The process's engine and its lock, and the functions that the shim calls.
 //!
-//! Lock order: engine, GIL, executor. A thread never blocks on the engine's lock or on GraphRunner with the GIL
-//! in hand, and never waits for GraphRunner with the engine's lock in hand.
+//! Lock order: engine, GIL, executor. A thread that holds the GIL never blocks on the engine's lock or on
+//! GraphRunner, and a thread that holds the engine's lock never waits for GraphRunner.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -37,7 +37,7 @@ use crate::ffi::*;
 use crate::host::{POOL, SHIM, in_executor, kept};
 use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack};
 
-/// Bytes of address space in which tandem tensors have their addresses.
+/// Size in bytes of the address range for the fake addresses of tandem tensors.
 const ADDRESS_SPACE: usize = 1 << 44;
 
 static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
@@ -46,23 +46,23 @@ static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
     Mutex::new(Engine::new(ENVIRONMENT.config(), runner, Storages::new(reserve_addresses()), &SHIM))
 });
 
-/// What executors ask of operators.
+/// Facts about an operator that executors ask for.
 struct Declared {
     name: Arc<str>,
     writes: Box<[bool]>,
 }
 
-/// Operators by id, readable while the engine is locked.
+/// Operators by id. Unlike the engine's own table, it is readable while the engine is locked.
 static DECLARED: RwLock<Vec<Declared>> = RwLock::new(Vec::new());
 
 static DEVICE_COUNT: LazyLock<usize> = LazyLock::new(|| entries(&ENVIRONMENT.device).len());
 
-/// Number of devices: those that a list names, else one.
+/// Returns the number of devices: the length of the list in `TANDEM_DEVICE`, or 1.
 pub fn device_count() -> usize {
     *DEVICE_COUNT
 }
 
-/// The executor that `TANDEM_DEVICE` asks for.
+/// Opens the executor that `TANDEM_DEVICE` asks for.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
     let Environment { device, allow_software, own_kernels, .. } = &*ENVIRONMENT;
     let asks_drivers = match device.as_str() {
@@ -86,16 +86,16 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
     }
 }
 
-/// The thread whose ops are traced: the first that issues one.
+/// Token of the thread whose ops are traced: the first thread that issues an op, unless another one claims it.
 static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// Set in a forked child, where there is no GraphRunner.
+/// Set in a forked child, which has no GraphRunner.
 pub static FORKED: AtomicBool = AtomicBool::new(false);
 
 thread_local!(static REPLY: Cell<Option<Box<Reply>>> = const { Cell::new(None) });
 
 fn reserve_addresses() -> AddressRange {
-    // SAFETY: a fresh mapping that nothing can access; it is never unmapped.
+    // SAFETY: a new anonymous mapping without access rights affects no other memory. It is never unmapped.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -107,50 +107,52 @@ fn reserve_addresses() -> AddressRange {
         )
     };
     if start == libc::MAP_FAILED {
-        // Non-canonical on every 64-bit machine with 48-bit addresses: an access faults just as well.
+        // This address is non-canonical on 64-bit machines with 48-bit addresses, so an access faults as well.
         return AddressRange::new(0x8000_0000_0000, ADDRESS_SPACE as u64);
     }
     AddressRange::new(start as u64, ADDRESS_SPACE as u64)
 }
 
-/// Locks the engine without holding up the interpreter.
+/// Locks the engine, and releases the GIL while waiting for the lock.
 pub fn lock() -> MutexGuard<'static, Engine> {
     ENGINE.try_lock().unwrap_or_else(|| {
         let gil = WithoutGil::new();
         let engine = ENGINE.lock();
-        // The engine comes before the GIL in the lock order.
+        // The GIL is taken again after the engine's lock, according to the lock order.
         drop(gil);
         engine
     })
 }
 
-/// Uses the executor. GraphRunner may hold it and need the GIL, for a kernel that is written in Python.
+/// Calls `with` with the executor locked and the GIL released. GraphRunner may hold the executor and need the GIL,
+/// for a kernel that is written in Python.
 pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut Deferred) -> R) -> R {
     let gil = WithoutGil::new();
     let result = with(&mut engine.runner().executor());
-    // The executor's lock is released before the GIL is taken again: the lock order is engine, GIL, executor.
+    // The executor's lock is released before the GIL is taken again, according to the lock order: engine, GIL,
+    // executor.
     drop(gil);
     result
 }
 
-/// An operator's name.
+/// Returns an operator's name.
 pub fn op_name(op: OpId) -> String {
     DECLARED.read().get(op.index()).map_or_else(|| "an operator".to_owned(), |d| d.name.to_string())
 }
 
-/// Which of its arguments an operator writes.
+/// Returns, for each argument of an operator, whether the operator writes it.
 pub fn op_writes(op: OpId) -> Box<[bool]> {
     DECLARED.read().get(op.index()).map(|d| d.writes.clone()).unwrap_or_default()
 }
 
-/// What goes to Python as an exception.
+/// Error that is raised as a Python exception.
 #[derive(Debug)]
 pub enum Raise {
-    /// An operator failed.
+    /// Failure of an operator.
     Call(CallError),
-    /// A signal handler raised; the interpreter has the exception.
+    /// Exception of a signal handler, which the interpreter holds.
     Interrupted,
-    /// Anything else, in words.
+    /// Any other error, with its message.
     Message(String),
 }
 
@@ -161,10 +163,10 @@ impl From<CallError> for Raise {
 }
 
 impl Raise {
-    /// Leaves the exception in this thread's pending slot.
+    /// Stores the exception as this thread's pending one.
     fn set_pending(self) {
         let message = |text: &str, kind| {
-            // SAFETY: a pointer to `len` bytes.
+            // SAFETY: the pointer and the length are those of `text`.
             unsafe { ttc_set_pending_message(kind, text.as_ptr().cast(), text.len()) }
         };
         match self {
@@ -172,14 +174,15 @@ impl Raise {
             Raise::Message(text) => message(&text, RUNTIME_ERROR),
             Raise::Call(CallError::Dead) => message(&CallError::Dead.to_string(), RUNTIME_ERROR),
             Raise::Call(CallError::Raised(failure)) => match &failure.cause {
-                // SAFETY: the failure owns the exception.
+                // SAFETY: the failure owns the exception, so its pointer is valid.
                 Cause::Kernel(e) => unsafe { ttc_set_pending(e.as_ptr(), std::ptr::null(), 0) },
                 _ => message(&explain(&failure), RUNTIME_ERROR),
             },
             Raise::Call(CallError::Poisoned(failure)) => {
                 let text = explain(&failure);
                 match &failure.cause {
-                    // SAFETY: as above; the context is `len` bytes.
+                    // SAFETY: the failure owns the exception, and the other pointer and the length are those of
+                    // `text`.
                     Cause::Kernel(e) => unsafe {
                         ttc_set_pending(e.as_ptr(), text.as_ptr().cast(), text.len());
                     },
@@ -191,7 +194,7 @@ impl Raise {
     }
 }
 
-/// The failed operator and the user's line.
+/// Describes a failure with its operator and the user's source line.
 pub fn explain(failure: &Failure) -> String {
     let engine = lock();
     let line = user_line(failure.location, engine.locations());
@@ -202,7 +205,7 @@ pub fn explain(failure: &Failure) -> String {
     format!("{text}raised by {}, issued at {line} (set TANDEM_SYNC=1 to have it raised there)", failure.name)
 }
 
-/// Runs `body` for the shim: errors and panics become a pending exception.
+/// Runs `body` for the shim. Errors and panics become a pending exception.
 fn for_shim(body: impl FnOnce() -> Result<(), Raise>) -> i32 {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -218,7 +221,8 @@ fn for_shim(body: impl FnOnce() -> Result<(), Raise>) -> i32 {
     }
 }
 
-/// Waits for GraphRunner, without the GIL and without locks. Signal handlers may end the wait.
+/// Waits for GraphRunner, with the GIL released. The caller holds no locks. A signal handler that raises ends the
+/// wait.
 fn wait(waiter: &Waiter, ticket: Ticket) -> Result<WaitTime, Raise> {
     wait_unless(waiter, ticket, &mut interrupted)
 }
@@ -238,7 +242,7 @@ fn wait_unless(
     }
 }
 
-/// Repeats `attempt` on the locked engine until it needs no more waiting.
+/// Repeats `attempt` with the engine locked until it needs no more waiting.
 fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Result<T, Raise> {
     check_process()?;
     loop {
@@ -275,7 +279,7 @@ fn is_program_thread() -> bool {
     }
 }
 
-/// Makes the calling thread the program's.
+/// Makes the calling thread the program's thread.
 pub fn claim_program_thread() {
     collects_deaths();
     PROGRAM_THREAD.store(thread_token(), Ordering::Relaxed);
@@ -291,7 +295,7 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         )));
     }
     let mut place = TtSite::default();
-    // SAFETY: a place to write to.
+    // SAFETY: `place` is valid for writes.
     unsafe { ttc_site(&raw mut place) };
     let node = AutogradNode { id: place.node, sequence: place.node_sequence };
     let mut site = Site {
@@ -306,7 +310,7 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         call.device = device;
         call.grad_enabled = place.modes & 1 != 0;
         call.default_dtype = Dtype((place.modes >> 1) as u8);
-        // SAFETY: the shim keeps the records alive until tt_dispatch returns.
+        // SAFETY: the shim keeps the records and everything they point to alive until `tt_dispatch` returns.
         unsafe { fill(&mut call, args, engine.storages()) };
         call.numbers_fit = engine.op(call.op).takes(&call);
         match engine.dispatch(&call, &site, reply)? {
@@ -315,7 +319,8 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
                     let waiter = engine.runner().waiter();
                     let begin = engine.runner().timeline().now();
                     drop(engine);
-                    // The call is done and its outputs must reach the program: signals wait until Python runs on.
+                    // The call is done and its outputs must reach the program, so signal handlers run only after
+                    // this wait.
                     let time = wait_unless(&waiter, ticket, &mut || false)?;
                     lock().waited(time, false, begin);
                 }
@@ -343,7 +348,7 @@ pub fn mark_step() -> Result<(), Raise> {
     Ok(())
 }
 
-/// Waits until everything is done; the first failure that nobody has seen is raised.
+/// Waits until all work is done, and raises the first failure that has not been raised yet.
 pub fn synchronize() -> Result<(), Raise> {
     let failures = settled(|engine| {
         let ticket = engine.flush();
@@ -355,7 +360,7 @@ pub fn synchronize() -> Result<(), Raise> {
     }
 }
 
-/// Waits until everything is done. A forked child has nothing to wait for.
+/// Waits until all work is done. In a forked child there is none.
 pub fn drain() -> Result<(), Raise> {
     if FORKED.load(Ordering::Relaxed) {
         return Ok(());
@@ -374,7 +379,7 @@ pub fn wait_random() -> Result<(), Raise> {
     settled(|engine| engine.flush_random().map_or(Ok(()), Err))
 }
 
-/// An exception for pyo3 from one for the shim.
+/// Converts an error to a Python exception.
 pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
     match raise {
         Raise::Interrupted => PyErr::fetch(py),
@@ -401,7 +406,7 @@ pub fn to_py(raise: Raise, py: Python<'_>) -> PyErr {
     }
 }
 
-/// An exception of a class of PyTorch's.
+/// Creates an exception of one of PyTorch's classes.
 fn torch_error(py: Python<'_>, module: &str, class: &str, text: String) -> PyErr {
     match py.import(module).and_then(|module| module.getattr(class)?.call1((text,))) {
         Ok(error) => PyErr::from_value(error),
@@ -409,7 +414,7 @@ fn torch_error(py: Python<'_>, module: &str, class: &str, text: String) -> PyErr
     }
 }
 
-/// What a registration with PyTorch says.
+/// Converts the status of a registration with PyTorch to a result.
 pub fn registered(status: i32) -> Result<(), Raise> {
     match status {
         OK => Ok(()),
@@ -417,11 +422,11 @@ pub fn registered(status: i32) -> Result<(), Raise> {
     }
 }
 
-/// The kind (`TtException`) and the message of a kept exception.
+/// Returns the kind (`TtException`) and the message of an exception.
 fn describe_exception(exception: &Exception) -> (i32, String) {
     let mut message = vec![0u8; 4096];
     let mut len = 0;
-    // SAFETY: the buffer has the capacity that is passed.
+    // SAFETY: the buffer has the capacity that is passed, and the handle owns the exception.
     let kind = unsafe {
         ttc_describe_exception(exception.as_ptr(), message.as_mut_ptr().cast(), message.len(), &raw mut len)
     };
@@ -432,10 +437,12 @@ fn describe_exception(exception: &Exception) -> (i32, String) {
 // --- Called by the shim -----------------------------------------------------------------------------------
 
 /// # Safety
-/// `decl` and what it points to are valid.
+///
+/// `decl` must point to a valid declaration whose pointers are valid for the lengths that it states.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: `decl` is valid, and its pointers are valid for these lengths. Null pointers are excluded by
+    // `n_args`.
     let (decl, name, args, written) = unsafe {
         let d = &*decl;
         let args: &[u8] = if d.n_args == 0 { &[] } else { std::slice::from_raw_parts(d.args, d.n_args) };
@@ -468,16 +475,19 @@ unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
 }
 
 /// # Safety
-/// `name` points to `len` bytes.
+///
+/// `name` must point to `len` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_captures_default(name: *const u8, len: usize) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` points to `len` bytes.
     let name = unsafe { std::slice::from_raw_parts(name, len) };
     i32::from(leaves_default(std::str::from_utf8(name).unwrap_or_default()).is_none())
 }
 
 /// # Safety
-/// The records are valid during the call, and `outs` can be written.
+///
+/// `args` must point to `n_args` records that are valid, with everything they point to, during the call. `outs`
+/// must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_dispatch(
     op: u32,
@@ -487,12 +497,13 @@ unsafe extern "C" fn tt_dispatch(
     outs: *mut TtOuts,
 ) -> i32 {
     for_shim(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `args` points to `n_args` records, and is not read if there are none.
         let args = if n_args == 0 { &[] } else { unsafe { std::slice::from_raw_parts(args, n_args) } };
-        // Taken, not borrowed: a signal handler may issue an op while this one waits.
+        // The reply is taken, not borrowed: a signal handler may issue an op while this one waits.
         let mut reply = REPLY.take().unwrap_or_default();
         let outcome = dispatch(op, device, args, &mut reply);
-        // SAFETY: the caller's promise; the records stay where they are when the reply is put back.
+        // SAFETY: `outs` is valid for writes. The reply's records are on the heap and do not move when it is put
+        // back.
         unsafe { *outs = reply.as_outs() };
         REPLY.set(Some(reply));
         outcome
@@ -500,7 +511,9 @@ unsafe extern "C" fn tt_dispatch(
 }
 
 /// # Safety
-/// As of [`tt_dispatch`], and the room has the bytes that it says.
+///
+/// The obligations of [`tt_dispatch`] apply, and `args` must not be null. `room` must be valid for reads and
+/// writes, and its `bytes` must point to `nbytes` writable bytes during the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_fetch(
     op: u32,
@@ -511,14 +524,15 @@ unsafe extern "C" fn tt_fetch(
     outs: *mut TtOuts,
 ) -> i32 {
     for_shim(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `args` is not null and points to `n_args` records.
         let args = unsafe { std::slice::from_raw_parts(args, n_args) };
-        // SAFETY: as above.
+        // SAFETY: `room` is valid for reads.
         let (bytes, nbytes) = unsafe { ((*room).bytes.cast(), (*room).nbytes) };
         let mut reply = REPLY.take().unwrap_or_default();
         reply.make_room(bytes, nbytes);
         let outcome = dispatch(op, device, args, &mut reply);
-        // SAFETY: as above.
+        // SAFETY: `room` and `outs` are valid for writes. The reply's records are on the heap and do not move when
+        // it is put back.
         unsafe {
             (*room).filled = i32::from(reply.take_room());
             *outs = reply.as_outs();
@@ -529,14 +543,15 @@ unsafe extern "C" fn tt_fetch(
 }
 
 /// # Safety
-/// `address` can be written.
+///
+/// `address` must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut c_void) -> *mut c_void {
     let mut context = std::ptr::null_mut();
     for_shim(|| {
         let made = settled(|engine| engine.create_storage(nbytes, device))??;
         context = context_of(made.id);
-        // SAFETY: the caller's promise.
+        // SAFETY: `address` is valid for writes.
         unsafe { *address = made.address as *mut c_void };
         Ok(())
     });
@@ -580,7 +595,7 @@ extern "C" fn tt_wait_random() -> i32 {
     for_shim(wait_random)
 }
 
-/// Frees what is cached.
+/// Waits until all work is done and frees the memory that the executor and the pool cache.
 pub fn empty_cache() -> Result<(), Raise> {
     synchronize()?;
     with_executor(&lock(), |executor| {
@@ -598,7 +613,8 @@ extern "C" fn tt_empty_cache() -> i32 {
 }
 
 /// # Safety
-/// `memory` can be written.
+///
+/// `memory` must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_memory(device: u8, memory: *mut TtMemory) -> i32 {
     for_shim(|| {
@@ -607,7 +623,7 @@ unsafe extern "C" fn tt_memory(device: u8, memory: *mut TtMemory) -> i32 {
         engine.collect_dead();
         let held = engine.storages().held().get(usize::from(device)).copied().unwrap_or_default();
         let [_, _, kept] = POOL.bytes();
-        // SAFETY: the caller's promise.
+        // SAFETY: `memory` is valid for writes.
         unsafe {
             *memory = TtMemory {
                 allocated: held.bytes as i64,

@@ -1,4 +1,4 @@
-//! What happened, for people: the report, the graphs and the timeline as plain data.
+//! Reports for users: the counters, the graphs and the timeline as plain data.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ fn us(ns: u64) -> u64 {
     ns / 1000
 }
 
-/// Everything counted so far.
+/// Returns everything counted so far. The caller fills in the fields for memory.
 pub fn summary(engine: &mut Engine) -> Summary {
     let report = engine.report().clone();
     let (busy, inline) = engine.busy_ns();
@@ -176,7 +176,7 @@ fn fetches(engine: &Engine, report: &Report, lines: &mut Lines) -> Vec<FetchLine
     fetches
 }
 
-/// Nodes that were counted, with their calls traced and co-executed.
+/// Iterates over the nodes with calls, with their numbers of traced and of co-executed calls.
 fn counted<'a>(
     engine: &'a Engine,
     report: &'a Report,
@@ -231,7 +231,7 @@ fn feeds(engine: &Engine, report: &Report, lines: &mut Lines) -> Vec<FeedLine> {
     feeds
 }
 
-/// Ops that are one kernel have equal shares of its time.
+/// Returns the counters by operator. The time of a kernel that computes several ops is divided equally among them.
 fn operators(engine: &Engine, report: &Report, kernels: &[(Ops, KernelTime)]) -> Vec<OperatorLine> {
     let mut times: FxHashMap<NodeId, u64> = FxHashMap::default();
     for (ops, time) in kernels {
@@ -255,10 +255,10 @@ fn operators(engine: &Engine, report: &Report, kernels: &[(Ops, KernelTime)]) ->
     operators
 }
 
-/// Kernels that are told of.
+/// Maximum number of kernels in a report.
 const MOST_KERNELS: usize = 200;
 
-/// The kernels that took most.
+/// Returns the kernels with the longest total time.
 fn kernel_lines(engine: &Engine, kernels: &[(Ops, KernelTime)], lines: &mut Lines) -> Vec<KernelLine> {
     let mut most: Vec<&(Ops, KernelTime)> = kernels.iter().collect();
     most.sort_by(|a, b| b.1.ns.cmp(&a.1.ns).then_with(|| a.0.cmp(&b.0)));
@@ -334,7 +334,7 @@ struct GraphBlock {
     fetched: bool,
 }
 
-/// The graphs as they are now.
+/// Returns the current graphs.
 pub fn graph(engine: &mut Engine) -> Graph {
     let report = engine.report().clone();
     let engine = &*engine;
@@ -400,19 +400,19 @@ fn graph_node(engine: &Engine, report: &Report, id: NodeId, lines: &mut Lines) -
 
 // --- Timeline -------------------------------------------------------------------------------------------------
 
-/// When what happened; times in microseconds.
+/// Recorded events. Times are in microseconds.
 #[derive(Serialize, Default)]
 pub struct TimelineLines {
-    /// Start, duration, what, iteration, line.
+    /// Activities of PythonRunner: start, duration, kind, iteration, source line.
     python: Vec<(f64, f64, &'static str, u64, String)>,
-    /// Start, duration, first block, ops, iteration.
+    /// Runs of GraphRunner: start, duration, first block, number of ops, iteration.
     runner: Vec<(f64, f64, u32, u32, u64)>,
-    /// Number, start, end.
+    /// Iterations: number, start, end.
     steps: Vec<(u64, f64, f64)>,
     dropped: u64,
 }
 
-/// The recorded events.
+/// Returns the recorded events.
 pub fn timeline(engine: &Engine) -> TimelineLines {
     let (events, dropped) = engine.runner().timeline().events();
     let mut lines = Lines::default();
@@ -440,7 +440,7 @@ pub fn timeline(engine: &Engine) -> TimelineLines {
     timeline
 }
 
-/// An adapter that Tandem can run on.
+/// GPU adapter that Tandem can run on.
 #[derive(Debug, Serialize)]
 pub struct Device {
     index: usize,
@@ -452,7 +452,7 @@ pub struct Device {
     max_binding: u64,
 }
 
-/// All adapters.
+/// Returns all adapters.
 pub fn devices() -> Vec<Device> {
     let device = |l: Listing| Device {
         index: l.index,

@@ -1,4 +1,4 @@
-//! The C boundary with the shim: `cpp/shim.h`, line by line.
+//! The C interface of the shim: a mirror of `cpp/shim.h`, in the same order.
 
 use std::ffi::{c_char, c_void};
 
@@ -32,7 +32,7 @@ pub const OUT_LIST: u8 = 5;
 pub const OK: i32 = 0;
 pub const RAISE: i32 = 1;
 
-/// `ttc_set_pending_message`: which exception.
+/// Exception kinds for `ttc_set_pending_message`.
 pub const RUNTIME_ERROR: i32 = 0;
 pub const PYTHON_ERROR: i32 = 2;
 pub const INDEX_ERROR: i32 = 3;

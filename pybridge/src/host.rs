@@ -1,4 +1,4 @@
-//! PyTorch as the executor and the runtime see it.
+//! PyTorch's functions for the executor and the runtime.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::convert::{Records, window_record};
 use crate::ffi::*;
 
-/// Memory that kernels' results are made in.
+/// Memory pool for the outputs of kernels.
 pub static POOL: Pool = Pool::new();
 
 #[unsafe(no_mangle)]
@@ -28,7 +28,7 @@ extern "C" fn tt_pool_take(nbytes: usize) -> *mut c_void {
     POOL.take(nbytes).map_or(std::ptr::null_mut(), |block| block.as_ptr().cast())
 }
 
-/// Gives what the pool keeps free back to the system; 0 where that is nothing.
+/// Returns the pool's free memory to the system. Returns 0 if there was none.
 #[unsafe(no_mangle)]
 extern "C" fn tt_pool_trim() -> i32 {
     let [_, _, free] = POOL.bytes();
@@ -46,10 +46,10 @@ extern "C" fn tt_pool_give(block: *mut c_void) -> i32 {
     i32::from(POOL.give(block.cast()))
 }
 
-/// The shim.
+/// Interface to PyTorch through the shim.
 pub struct Shim;
 
-/// The only one.
+/// The only instance.
 pub static SHIM: Shim = Shim;
 
 thread_local! {
@@ -57,27 +57,29 @@ thread_local! {
     static RECORDS: Cell<Records> = Cell::default();
 }
 
-/// Whether the calling thread is inside an executor's call, so that waiting for the executor would not end.
+/// Returns whether the calling thread is inside a call of the executor, where waiting for the executor would not
+/// end.
 pub fn in_executor() -> bool {
     IN_EXECUTOR.get()
 }
 
-/// A slice of the shim's, which may be empty with a null pointer.
+/// Returns a slice of the shim's memory. An empty one may have a null pointer.
 ///
 /// # Safety
-/// `ptr` points to `len` items that live as long as `'a`, or `len` is 0.
+///
+/// `ptr` must point to `len` items that live as long as `'a`, or `len` must be 0.
 unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
-    // SAFETY: the caller's promise.
+    // SAFETY: `ptr` points to `len` items that live as long as `'a`, and is not used if `len` is 0.
     if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ptr, len) } }
 }
 
-/// What the shim's last function that failed threw.
+/// Takes the exception that the shim's last failed function on this thread threw.
 pub fn kept() -> HostError {
-    // SAFETY: no precondition.
+    // SAFETY: the function has no preconditions.
     HostError(unsafe { ttc_take_exception() })
 }
 
-/// A storage that the shim made, or why it made none.
+/// Returns a storage that the shim made, or the exception if the pointer is null.
 fn made(storage: *mut c_void) -> Result<*mut c_void, HostError> {
     if storage.is_null() { Err(kept()) } else { Ok(storage) }
 }
@@ -92,19 +94,19 @@ fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
         OUT_LIST => HostResultKind::List(out.input),
         _ => HostResultKind::Undefined,
     };
-    // SAFETY: the shim's records point to the metadata of tensors that it keeps until ttc_clear.
+    // SAFETY: the shim's records point to the metadata of tensors that it keeps until `ttc_clear`.
     let (sizes, strides) =
         unsafe { (items(out.sizes, out.ndim as usize), items(out.strides, out.ndim as usize)) };
     HostResult { kind, sizes, strides, offset: out.offset, dtype: Dtype(out.dtype), flags: out.flags }
 }
 
-/// Elements from which on PyTorch's kernels use several threads.
+/// Number of elements from which on PyTorch's kernels use several threads.
 const PARALLEL: i64 = 1 << 15;
-/// How long OpenMP's threads keep their cores busy behind a kernel, waiting for the next one.
+/// Time that OpenMP's threads spin after a kernel, waiting for the next one.
 const SPINS: Duration = Duration::from_millis(5);
 
 thread_local! {
-    /// When this thread's last kernel ended that used OpenMP's threads.
+    /// Time when this thread's last kernel that used OpenMP's threads ended.
     static LARGE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
@@ -113,7 +115,7 @@ impl HostKernels for Shim {
         let mut records = RECORDS.take();
         records.fill(call);
         let mut outs = TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
-        // SAFETY: the records point into `call`; the outputs are read before ttc_clear.
+        // SAFETY: the records point into `call`, which outlives the call; the outputs are read before `ttc_clear`.
         unsafe {
             if ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs) != OK {
                 ttc_clear();
@@ -142,11 +144,11 @@ impl HostKernels for Shim {
     fn parallel(&self, n: usize, grain: f64, body: &(dyn Fn(usize, usize) + Sync)) {
         let spinning = LARGE.get().is_some_and(|ended| ended.elapsed() < SPINS);
         if !spinning || is_beside_the_program() {
-            // SAFETY: it reads a setting.
+            // SAFETY: the function only reads a setting.
             let threads = unsafe { ttc_num_threads() };
             return TEAM.run(threads as usize, n, grain, body);
         }
-        // OpenMP's threads keep the mode that they began with.
+        // OpenMP's threads keep the floating-point mode that they started with.
         let mode = Floats::now();
         let body = &|from: usize, to: usize| {
             let _during = mode.during();
@@ -155,7 +157,7 @@ impl HostKernels for Shim {
         type Body<'a> = &'a (dyn Fn(usize, usize) + Sync);
         let body: Body<'_> = body;
         extern "C" fn part(body: *const c_void, from: usize, to: usize) {
-            // SAFETY: `body` is the reference below, which lives until all parts are done.
+            // SAFETY: `body` points to the reference of the same name below, which lives until all parts are done.
             unsafe { (*body.cast::<Body<'_>>())(from, to) }
         }
         // SAFETY: the shim calls `part` with this pointer only before it returns.
@@ -168,32 +170,32 @@ impl HostKernels for Shim {
         let Product { double, m, n, k, alpha, beta, .. } = *product;
         let [a, b, c] = [&product.a, &product.b, &product.c].map(matrix);
         let record = TtProduct { is_double: double, m, n, k, alpha, beta, a, b, c };
-        // SAFETY: whoever asks for a product gives matrices of these sizes.
+        // SAFETY: `product` describes matrices in memory of at least these sizes.
         unsafe { ttc_multiply(&raw const record) != 0 }
     }
 
     fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool {
         let twister = Mt19937::from_parts(|words| {
             let (mut left, mut next) = (0, 0);
-            // SAFETY: null, or a generator that the call holds; there is room for all words.
+            // SAFETY: the generator is null or held by the call, and `words` has room for all words of the state.
             unsafe { ttc_generator_state(generator, words.as_mut_ptr(), &raw mut left, &raw mut next) };
             [left as usize, next as usize]
         });
         let Some(mut twister) = twister else { return false };
         with(&mut twister);
         let (words, [left, next]) = twister.parts();
-        // SAFETY: as above.
+        // SAFETY: the generator is null or held by the call, and `words` has all words of the state.
         unsafe { ttc_set_generator_state(generator, words.as_ptr(), left as i32, next as u32) };
         true
     }
 
     fn random_key(&self, generator: *mut c_void) -> u64 {
-        // SAFETY: null, or a generator that the call holds.
+        // SAFETY: the generator is null or held by the call.
         unsafe { ttc_random_key(generator) }
     }
 
     fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError> {
-        // SAFETY: no precondition.
+        // SAFETY: the function has no preconditions.
         made(unsafe { ttc_buffer_new(nbytes) })
     }
 
@@ -203,7 +205,7 @@ impl HostKernels for Shim {
     }
 
     fn buffer_release(&self, buffer: *mut c_void) {
-        // SAFETY: the handle gives up its own reference.
+        // SAFETY: the handle owns the reference that is released here.
         unsafe { ttc_buffer_release(buffer) }
     }
 
@@ -221,12 +223,12 @@ impl HostKernels for Shim {
     }
 
     fn generator_retain(&self, generator: *mut c_void) {
-        // SAFETY: the shim gave a pointer to a live generator.
+        // SAFETY: the pointer came from the shim and belongs to a live generator.
         unsafe { ttc_generator_retain(generator) }
     }
 
     fn generator_release(&self, generator: *mut c_void) {
-        // SAFETY: the handle gives up its own reference.
+        // SAFETY: the handle owns the reference that is released here.
         unsafe { ttc_generator_release(generator) }
     }
 
@@ -239,8 +241,8 @@ impl HostKernels for Shim {
 impl Torch for Shim {
     fn snapshot(&self, input: &Input<'_>) -> Result<HostFeed, Exception> {
         let Place::Host(storage) = input.place else { unreachable!("only host windows are snapshotted") };
-        // SAFETY: the program's tensor keeps its storage alive during the call; a window of no dimensions has
-        // one element, inside its storage.
+        // SAFETY: the program's tensor keeps its storage alive during the call, and a window without dimensions
+        // has one element, which is inside its storage.
         unsafe {
             if input.sizes.is_empty() {
                 let size = input.dtype.size();
@@ -262,17 +264,17 @@ impl Torch for Shim {
     }
 
     fn thread_settings(&self) -> i32 {
-        // SAFETY: no precondition.
+        // SAFETY: the function has no preconditions.
         unsafe { ttc_thread_settings() }
     }
 
     fn use_thread_settings(&self, settings: i32) {
-        // SAFETY: no precondition.
+        // SAFETY: the function has no preconditions.
         unsafe { ttc_use_thread_settings(settings) }
     }
 
     fn enter_graph_runner(&self) {
-        // SAFETY: no precondition.
+        // SAFETY: the function has no preconditions.
         unsafe { ttc_enter_graph_runner() }
     }
 

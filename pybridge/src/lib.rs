@@ -1,7 +1,7 @@
 //! Tandem as a PyTorch device: the extension module `torch_tandem._core`.
 //!
-//! [`ffi`] mirrors the shim's C boundary, [`convert`] turns its records into calls, [`engine`] takes them to
-//! the runtime, [`host`] is PyTorch as the runtime sees it, [`python`] the interpreter.
+//! [`ffi`] mirrors the shim's C interface, [`convert`] converts between its records and calls, [`engine`] passes
+//! calls to the runtime, [`host`] implements PyTorch's part for the runtime, and [`python`] uses the interpreter.
 
 mod convert;
 mod engine;
@@ -40,7 +40,7 @@ fn json(data: &impl Serialize) -> PyResult<String> {
     serde_json::to_string(data).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// `TANDEM_DEBUG` on standard error; see docs/debugging.md.
+/// Starts the log on standard error if `TANDEM_DEBUG` is set; see docs/debugging.md.
 fn start_log() {
     let level = match ENVIRONMENT.debug {
         0 => return,
@@ -51,14 +51,14 @@ fn start_log() {
     let ours = ["tandem_kernels", "tandem_runtime", "tandem_tracegraph", "_core"];
     let from = |rung: u8| if ENVIRONMENT.debug >= rung { Level::TRACE } else { Level::INFO };
     let (plans, wgsl) = (from(4), from(5));
-    // Graphics libraries tell much more than anybody wants to know.
+    // Graphics libraries log too much below the level of errors.
     let targets = Targets::new().with_default(Level::ERROR).with_targets(ours.map(|name| (name, level)));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
     let log = log.with_target(false).with_ansi(std::io::stderr().is_terminal());
     let log = tracing_subscriber::registry()
         .with(targets.with_target("plan", plans).with_target("wgsl", wgsl))
         .with(log);
-    // Another library's log may be installed already.
+    // This fails if another library has installed a log already.
     let _ = log.try_init();
 }
 
@@ -66,12 +66,12 @@ fn start_log() {
 mod _core {
     use super::*;
 
-    /// Registers the device with PyTorch, and this thread as the program's.
+    /// Registers the device with PyTorch, and the calling thread as the program's thread.
     #[pyfunction]
     fn init(py: Python<'_>) -> PyResult<()> {
         start_log();
         engine::claim_program_thread();
-        // SAFETY: torch is loaded: this library could not have been otherwise.
+        // SAFETY: PyTorch is loaded, since this library is linked to it.
         let status = unsafe {
             ffi::ttc_single_threaded_backward(1);
             ffi::ttc_register()
@@ -79,13 +79,13 @@ mod _core {
         raise(py, engine::registered(status))
     }
 
-    /// Waits until everything is done. Raises the first failure that nobody has seen.
+    /// Waits until all work is done. Raises the first failure that has not been raised yet.
     #[pyfunction]
     fn synchronize(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::synchronize())
     }
 
-    /// Waits until everything is done. Failures stay for whoever reads what they spoilt.
+    /// Waits until all work is done. Failures are raised when a poisoned tensor is read.
     #[pyfunction]
     fn drain(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::drain())
@@ -97,7 +97,7 @@ mod _core {
         raise(py, engine::wait_random())
     }
 
-    /// Finishes pending work at exit; failures that nobody has seen are dropped.
+    /// Finishes pending work at exit. Failures that have not been raised are dropped.
     #[pyfunction]
     fn shutdown() {
         let _ = engine::synchronize();
@@ -109,39 +109,39 @@ mod _core {
         raise(py, engine::mark_step())
     }
 
-    /// Called in a forked child: tandem tensors cannot be used there.
+    /// Marks this process as a forked child, where tandem tensors cannot be used.
     #[pyfunction]
     fn after_fork_in_child() {
         engine::FORKED.store(true, Ordering::Relaxed);
     }
 
-    /// Whether this process is such a child.
+    /// Returns whether this process is a forked child.
     #[pyfunction]
     fn in_bad_fork() -> bool {
         engine::FORKED.load(Ordering::Relaxed)
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     #[pyfunction]
     fn device_count() -> usize {
         engine::device_count()
     }
 
-    /// The calling thread's current device.
+    /// Returns the calling thread's current device.
     #[pyfunction]
     fn current_device() -> i32 {
-        // SAFETY: reads a thread-local number.
+        // SAFETY: the function only reads a thread-local number.
         unsafe { ffi::ttc_current_device() }
     }
 
-    /// Makes a device, which must exist, the calling thread's current one.
+    /// Sets the calling thread's current device, which must exist.
     #[pyfunction]
     fn set_device(device: i32) {
-        // SAFETY: writes a thread-local number.
+        // SAFETY: the function only writes a thread-local number.
         unsafe { ffi::ttc_set_device(device) }
     }
 
-    /// Bytes that live tensors hold on a device.
+    /// Returns the bytes that live tensors hold on a device.
     #[pyfunction]
     #[pyo3(signature = (device = 0))]
     fn memory_allocated(device: usize) -> u64 {
@@ -150,14 +150,14 @@ mod _core {
         engine.storages().held().get(device).map_or(0, |held| held.bytes)
     }
 
-    /// The most bytes that live tensors have held on a device.
+    /// Returns the peak of the bytes that live tensors have held on a device.
     #[pyfunction]
     #[pyo3(signature = (device = 0))]
     fn max_memory_allocated(device: usize) -> u64 {
         lock().storages().held().get(device).map_or(0, |held| held.peak)
     }
 
-    /// Counts a device's peak from now.
+    /// Resets a device's peak to its current bytes.
     #[pyfunction]
     #[pyo3(signature = (device = 0))]
     fn reset_peak_memory_stats(device: u8) {
@@ -166,13 +166,13 @@ mod _core {
         engine.storages().reset_peak(device);
     }
 
-    /// Frees what the executor caches.
+    /// Frees the memory that the executor and the pool cache.
     #[pyfunction]
     fn empty_cache(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::empty_cache())
     }
 
-    /// Gives a GPU up as if the driver had lost it, for tests of what follows.
+    /// Treats a GPU as lost by the driver, for tests of the consequences.
     #[pyfunction]
     #[pyo3(signature = (device = 0))]
     fn lose_device(py: Python<'_>, device: u8) -> PyResult<()> {
@@ -181,13 +181,13 @@ mod _core {
         Ok(())
     }
 
-    /// A sentence for each environment variable whose value is ignored.
+    /// Returns a sentence for each environment variable whose value is ignored.
     #[pyfunction]
     fn ignored_settings() -> Vec<String> {
         ENVIRONMENT.ignored.clone()
     }
 
-    /// `"coexec"`, `"lazy"` or `"trace"`.
+    /// Sets the mode: `"coexec"`, `"lazy"` or `"trace"`.
     #[pyfunction]
     fn set_mode(mode: &str) -> PyResult<()> {
         let unknown =
@@ -197,25 +197,25 @@ mod _core {
         Ok(())
     }
 
-    /// The mode.
+    /// Returns the mode.
     #[pyfunction]
     fn mode() -> &'static str {
         lock().config().mode.name()
     }
 
-    /// Whether failures are raised at the op.
+    /// Sets whether failures are raised at the op.
     #[pyfunction]
     fn set_sync(sync: bool) {
         lock().configure(|c| c.sync = sync);
     }
 
-    /// The adapters, as JSON.
+    /// Returns the GPU adapters as JSON.
     #[pyfunction]
     fn list_devices() -> PyResult<String> {
         json(&explain::devices())
     }
 
-    /// The counters as JSON.
+    /// Returns the counters as JSON.
     #[pyfunction]
     fn report() -> PyResult<String> {
         let mut engine = lock();
@@ -228,19 +228,19 @@ mod _core {
         json(&summary)
     }
 
-    /// The TraceGraph and the symbolic graph as JSON.
+    /// Returns the TraceGraph and the symbolic graph as JSON.
     #[pyfunction]
     fn graph() -> PyResult<String> {
         json(&explain::graph(&mut lock()))
     }
 
-    /// The recorded events as JSON.
+    /// Returns the recorded events as JSON.
     #[pyfunction]
     fn timeline() -> PyResult<String> {
         json(&explain::timeline(&lock()))
     }
 
-    /// Whether to record events and to measure each op.
+    /// Sets whether to record events and to measure each op.
     #[pyfunction]
     fn record(py: Python<'_>, on: bool) -> PyResult<()> {
         raise(py, engine::drain())?;
@@ -250,23 +250,23 @@ mod _core {
         Ok(())
     }
 
-    /// Forgets everything that was traced.
+    /// Discards all traces and graphs.
     #[pyfunction]
     fn reset() {
         lock().reset();
     }
 
-    /// Counts from now.
+    /// Resets the counters.
     #[pyfunction]
     fn reset_report(py: Python<'_>) {
-        // GraphRunner may hold the executor, and need the GIL.
+        // GraphRunner may hold the executor and need the GIL.
         py.detach(|| lock().reset_report());
-        // SAFETY: sets a counter.
+        // SAFETY: the function only sets a counter.
         unsafe { ffi::ttc_reset_host_calls() };
         POOL.count_anew();
     }
 
-    /// The symbolic graph as `"text"`, `"dot"` (Graphviz) or `"svg"`.
+    /// Returns the symbolic graph as `"text"`, `"dot"` (Graphviz) or `"svg"`.
     #[pyfunction]
     fn symbolic(form: &str) -> PyResult<String> {
         let engine = lock();
@@ -281,45 +281,46 @@ mod _core {
         }
     }
 
-    /// The TraceGraph in Graphviz' language.
+    /// Returns the TraceGraph in Graphviz' DOT language.
     #[pyfunction]
     fn tracegraph_dot() -> String {
         let engine = lock();
         text::dot(engine.graph(), &|op| engine.op(op).name.to_string())
     }
 
-    /// Makes `generator`, a `torch.Generator`, share the default CPU generator that `default` is. Whether it did.
+    /// Makes `generator`, a `torch.Generator`, share the state of the default CPU generator `default`. Returns
+    /// whether it did.
     #[pyfunction]
     fn share_default_generator(generator: &Bound<'_, PyAny>, default: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: the Python side passes two generators; the shim checks which the second one is.
+        // SAFETY: the Python side passes two `torch.Generator` objects.
         unsafe { ffi::ttc_share_default_generator(generator.as_ptr().cast(), default.as_ptr().cast()) == 1 }
     }
 
-    /// Nanoseconds that PyTorch takes to make and free one tensor and its storage.
+    /// Returns the nanoseconds that PyTorch takes to create and free one tensor and its storage.
     #[pyfunction]
     fn time_torch_objects(times: i64) -> f64 {
-        // SAFETY: no precondition.
+        // SAFETY: the function has no preconditions.
         unsafe { ffi::ttc_time_torch_objects(times) }
     }
 
-    /// Has "cuda" factories and moves make tandem tensors.
+    /// Makes factory functions and moves for "cuda" create tandem tensors.
     #[pyfunction]
     fn enable_cuda_alias(py: Python<'_>) -> PyResult<()> {
-        // SAFETY: registration, once, with torch loaded.
+        // SAFETY: PyTorch is loaded, and errors of the registration are returned.
         raise(py, engine::registered(unsafe { ffi::ttc_enable_cuda_alias() }))
     }
 
-    /// Makes the `n`-th allocation of host memory for Tandem from now fail, for tests of what follows; none where `n` is
-    /// 0. The allocations that were left before.
+    /// Makes the `n`-th allocation of host memory for Tandem from now fail, for tests of the consequences. No
+    /// allocation fails if `n` is 0. Returns the number of allocations that were left until a failure set before.
     #[pyfunction]
     fn fail_allocation(n: u64) -> u64 {
         fail_nth(n)
     }
 
-    /// Whether backward runs on the thread that calls it.
+    /// Sets whether backward runs on the thread that calls it.
     #[pyfunction]
     fn single_threaded_backward(on: bool) {
-        // SAFETY: sets a thread-local flag.
+        // SAFETY: the function only sets a thread-local flag.
         unsafe { ffi::ttc_single_threaded_backward(i32::from(on)) }
     }
 

@@ -1,6 +1,6 @@
-//! What the bridge does with the interpreter: stacks, lines, the GIL, signals.
+//! The bridge's use of the interpreter: stacks, source lines, the GIL, signals.
 //!
-//! The frame functions are public C API, but outside the limited API that pyo3's abi3 offers, so they are
+//! The frame functions are public C API, but not part of the limited API that pyo3's abi3 offers, so they are
 //! declared here.
 
 use std::ffi::{c_int, c_void};
@@ -26,41 +26,42 @@ unsafe extern "C" {
     fn PyGILState_Check() -> c_int;
 }
 
-/// Code that frames have shown. Equal code objects of one file are one code: a program may compile the same text, or
-/// define the same function, again and again. None is kept alive.
+/// Table of the code objects seen in frames. Equal code objects of one file have one id, since a program may
+/// compile the same text, or define the same function, repeatedly. The table keeps no code object alive.
 #[derive(Default)]
 struct Codes {
-    /// Ids of code objects by address. An entry counts while its object lives; afterwards the address may be another's.
+    /// Ids of code objects by address. An entry is valid while its object lives; afterwards the address may be
+    /// reused.
     by_address: FxHashMap<usize, (u32, Py<PyWeakrefReference>)>,
-    /// Entries of `by_address` beyond which dead ones are dropped.
+    /// Number of entries in `by_address` at which those of dead objects are dropped.
     most: usize,
-    /// Ids by digest of file and contents.
+    /// Ids by hash of file name and contents.
     by_value: FxHashMap<u64, u32>,
-    /// By id.
+    /// Codes by id.
     all: Vec<Code>,
 }
 
-/// What is told of a code.
+/// Description of a code object.
 struct Code {
     file: String,
     /// Qualified name.
     name: String,
-    /// First byte of the instructions of each line, and the line.
+    /// Offset of the first instruction of each line, with the line number, ascending by offset.
     lines: Box<[(c_int, c_int)]>,
 }
 
-/// Addresses that are kept without a look whether their objects live.
+/// Minimum number of entries before dead ones are dropped.
 const MANY: usize = 1 << 10;
 
 static CODES: Mutex<Option<Codes>> = Mutex::new(None);
 
-/// Code of this package's, which is not always in between: it is no part of a location.
+/// Id of code of this package. It is not in every stack, so locations leave it out.
 const OUR_OWN: u32 = u32::MAX;
 
 impl Codes {
-    /// Takes over a new reference.
+    /// Returns the id of a code object. Takes ownership of the reference `code`.
     fn intern(&mut self, code: *mut PyObject, py: Python<'_>) -> u32 {
-        // SAFETY: PyFrame_GetCode gave a new reference to an object.
+        // SAFETY: PyFrame_GetCode returned a new reference to an object.
         let code = unsafe { Bound::from_owned_ptr(py, code) };
         let address = code.as_ptr() as usize;
         if let Some((id, object)) = self.by_address.get(&address)
@@ -86,7 +87,7 @@ impl Codes {
         }
         let mut hasher = DefaultHasher::new();
         file.hash(&mut hasher);
-        // Version 2 of the format says the same of equal objects, whoever else refers to their parts.
+        // Version 2 of the format encodes equal objects equally, independent of other references to their parts.
         let bytes = code.py().import("marshal")?.call_method1("dumps", (code, 2))?;
         bytes.cast::<PyBytes>()?.as_bytes().hash(&mut hasher);
         let digest = hasher.finish();
@@ -113,14 +114,14 @@ impl Code {
     }
 }
 
-/// Walks the calling thread's Python stack.
+/// Returns the Python stack of the calling thread.
 pub fn walk_stack() -> Stack {
     let mut stack = Stack::default();
     Python::attach(|py| {
         let mut codes = CODES.lock();
         let codes = codes.get_or_insert_default();
-        // SAFETY: the GIL is held; the first frame is borrowed, those behind it are new references that are
-        // dropped one step later; code objects are handed to `intern`, which takes them over.
+        // SAFETY: the GIL is held. The first frame is borrowed; the others are new references, dropped after the
+        // next frame has been read. `intern` takes ownership of the code objects.
         unsafe {
             let mut frame = PyEval_GetFrame();
             let mut owned = false;
@@ -141,7 +142,7 @@ pub fn walk_stack() -> Stack {
     stack
 }
 
-/// A frame in words.
+/// Frame in readable form.
 struct FrameText {
     file: String,
     line: i32,
@@ -149,7 +150,7 @@ struct FrameText {
 }
 
 impl FrameText {
-    /// Whether it is neither PyTorch's nor another library's.
+    /// Returns whether the frame is the user's, and not PyTorch's or another library's.
     fn is_users(&self) -> bool {
         let library = ["/torch/", "/torch_tandem/", "/site-packages/", "<frozen", "<string>"];
         !library.iter().any(|l| self.file.contains(l))
@@ -162,7 +163,7 @@ fn describe_frame(frame: Frame) -> Option<FrameText> {
     Some(FrameText { file: code.file.clone(), line: code.line(frame.instruction), name: code.name.clone() })
 }
 
-/// Frames in words, described once each.
+/// Readable forms of frames, each computed once.
 #[derive(Default)]
 pub struct Lines(FxHashMap<Frame, Option<Rc<FrameText>>>);
 
@@ -173,8 +174,8 @@ impl Lines {
         frames.iter().filter_map(&mut text).collect()
     }
 
-    /// `file.py:12 in train`: the innermost frame of the location that is the user's. For an op that autograd
-    /// itself issues it is that of the forward op.
+    /// Returns the innermost frame of the location that is the user's, such as `file.py:12 in train`. For an op
+    /// that autograd itself issues, it is the frame of the forward op.
     pub fn user_line(&mut self, location: LocationId, locations: &Locations) -> String {
         let place = locations.get(location);
         let frames = self.frames(locations.frames(location));
@@ -188,8 +189,8 @@ impl Lines {
         user.map_or_else(|| "unknown".into(), |f| format!("{}:{} in {}", f.file, f.line, f.name))
     }
 
-    /// The functions on the way to an op, outermost first, each with the line that calls the next; for an op of
-    /// backward, those of the forward op.
+    /// Returns the functions that lead to an op, outermost first, each with the line that calls the next. For an
+    /// op of backward, they are those of the forward op.
     pub fn functions(&mut self, location: LocationId, locations: &Locations) -> Vec<String> {
         let frames = self.frames(locations.user_frames(location));
         let passes_on = |f: &FrameText| f.file.ends_with("/torch/nn/modules/module.py");
@@ -198,24 +199,24 @@ impl Lines {
     }
 }
 
-/// [`Lines::user_line`], once.
+/// Calls [`Lines::user_line`] for a single location.
 pub fn user_line(location: LocationId, locations: &Locations) -> String {
     Lines::default().user_line(location, locations)
 }
 
-/// Whether the calling thread holds the GIL.
+/// Returns whether the calling thread holds the GIL.
 fn holds_gil() -> bool {
-    // SAFETY: may be called from any thread.
+    // SAFETY: the function may be called from any thread.
     unsafe { PyGILState_Check() == 1 }
 }
 
-/// Gives up the GIL for as long as it lives, if the thread holds it.
+/// Guard that releases the GIL, if the thread holds it, until it is dropped.
 pub struct WithoutGil(*mut PyThreadState);
 
 impl WithoutGil {
-    /// Releases the GIL if it is held.
+    /// Releases the GIL if the thread holds it.
     pub fn new() -> WithoutGil {
-        // SAFETY: the GIL is held where it is released.
+        // SAFETY: PyEval_SaveThread is called only if this thread holds the GIL.
         WithoutGil(if holds_gil() { unsafe { PyEval_SaveThread() } } else { std::ptr::null_mut() })
     }
 }
@@ -223,14 +224,15 @@ impl WithoutGil {
 impl Drop for WithoutGil {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the state that PyEval_SaveThread gave, on the same thread.
+            // SAFETY: PyEval_SaveThread returned this state, and the guard is not `Send`, so this is the same
+            // thread.
             unsafe { PyEval_RestoreThread(self.0) };
         }
     }
 }
 
-/// Runs the signal handlers that are due; true where one raised, which leaves the exception set. Does nothing
-/// but on the main thread.
+/// Runs pending signal handlers. Returns true if one raised, with the exception set in the interpreter. Does
+/// nothing on threads other than the main thread.
 pub fn interrupted() -> bool {
     // SAFETY: Ensure and Release are paired, and the handlers run with the GIL held.
     unsafe {
@@ -241,7 +243,7 @@ pub fn interrupted() -> bool {
     }
 }
 
-/// A thread id for telling the program's thread from others: the address of a thread-local.
+/// Returns a number that identifies the calling thread: the address of a thread-local.
 pub fn thread_token() -> usize {
     thread_local!(static TOKEN: u8 = const { 0 });
     TOKEN.with(|t| std::ptr::from_ref(t).cast::<c_void>() as usize)

@@ -1,8 +1,9 @@
-//! What one co-executed op costs the program's thread in `Engine::dispatch`, without torch and kernels: a chain
-//! of 64 ops an iteration, in steady state. GraphRunner's work and the iteration's end are not in the figures.
+//! Time of the program's thread per co-executed op in `Engine::dispatch`, without PyTorch and kernels: a chain of
+//! 64 ops per iteration, in steady state. The figures exclude GraphRunner's work and the end of the iteration.
 //!
-//! `in place`: the call is made beforehand, so this is dispatch alone. `fresh`: an output each; making the call
-//! and dropping the tensor before, as the program's thread does it, are included. `send` adds a block's last op, which wakes GraphRunner.
+//! `in place`: the call is prepared beforehand, so this is dispatch alone. `fresh`: each op has a new output, and
+//! the figure includes preparing the call and dropping the previous tensor, as on the program's thread. `send`
+//! includes the last op of a block, which wakes GraphRunner.
 
 #[path = "../tests/fakes/mod.rs"]
 mod fakes;
@@ -39,7 +40,7 @@ fn input(id: StorageId, engine: &mut Engine) -> Input<'static> {
 
 fn call(op: Op, a: StorageId, b: StorageId, engine: &mut Engine) -> Call<'static> {
     let mut call = Call { grad_enabled: true, ..Call::blank(op.id()) };
-    // Not collected: that moves the whole inline capacity.
+    // `collect` would move the whole inline capacity.
     call.args.push(Arg::Tensor);
     call.args.push(Arg::Tensor);
     call.args.push(Arg::Float(0.5));
@@ -53,7 +54,7 @@ fn id(t: &Tensor) -> StorageId {
     id
 }
 
-/// A machine in steady state, and the two tensors that its iterations begin with.
+/// Returns a machine in steady state, and the two tensors with which its iterations begin.
 fn steady(op: Op) -> (CoExecution, Tensor, Tensor) {
     let mut m = CoExecution::new();
     let (x, w) = (m.state(&[1.0; 4]), m.state(&[2.0; 4]));
@@ -76,10 +77,10 @@ fn dispatch(engine: &mut Engine, call: &Call<'_>, sink: &mut Made) {
 fn in_place(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
     let mut engine = m.engine();
     let mut sink = Made(id(x));
-    // Names are given by the first op, and last until the iteration ends.
+    // The first op names the storages; the names last until the iteration ends.
     let first = call(Op::Nop_, id(x), id(w), &mut engine);
     dispatch(&mut engine, &first, &mut sink);
-    // One for all: the bridge makes each where the one before was.
+    // One call is used for all ops. The bridge prepares each call in the memory of the one before.
     let call = call(Op::Nop_, id(x), id(w), &mut engine);
     let begin = Instant::now();
     (0..timed).for_each(|_| dispatch(&mut engine, &call, &mut sink));

@@ -2,15 +2,15 @@
 
 use crate::placement::Place;
 
-/// How ops run.
+/// Mode of execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// Tracing, then co-execution.
     CoExecution,
-    /// As co-execution, but GraphRunner starts only when a value is needed: the lazy evaluation that Terra's
-    /// section 6.3 compares with.
+    /// Co-execution in which GraphRunner starts only when a value is needed: the lazy evaluation to which section
+    /// 6.3 of the Terra paper compares.
     Lazy,
-    /// Each op at once, on the device.
+    /// Immediate execution of each op on the device.
     Imperative,
 }
 
@@ -18,7 +18,7 @@ impl Mode {
     /// All modes.
     pub const ALL: [Mode; 3] = [Mode::CoExecution, Mode::Lazy, Mode::Imperative];
 
-    /// Its name for users.
+    /// Returns the name that users see.
     pub fn name(self) -> &'static str {
         match self {
             Mode::CoExecution => "coexec",
@@ -27,7 +27,7 @@ impl Mode {
         }
     }
 
-    /// The mode of a name.
+    /// Returns the mode with this name, or `None` if there is none.
     pub fn named(name: &str) -> Option<Mode> {
         Mode::ALL.into_iter().find(|m| m.name() == name)
     }
@@ -36,24 +36,27 @@ impl Mode {
 /// Options of the engine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How ops run.
+    /// Mode of execution.
     pub mode: Mode,
-    /// Raise an op's failure at the op.
+    /// Whether an op's failure is raised at the op itself.
     pub sync: bool,
-    /// Runs in flight before PythonRunner waits.
+    /// Maximum number of pending runs; PythonRunner waits when it is reached.
     pub max_pending: u64,
-    /// Who carries out runs; chosen by measurement where it is `None`.
+    /// Thread that executes runs; chosen by measurement if it is `None`.
     pub place: Option<Place>,
-    /// Ops of the first run that is sent beside Python after a wait: GraphRunner is to begin soon. Each further one has
-    /// twice as many.
+    /// Number of ops in the first run sent to GraphRunner's thread after a wait. It is small so that GraphRunner
+    /// starts soon. Each further run has twice as many, up to `run_ops`.
     pub first_run_ops: usize,
-    /// Ops that a run has before it is sent at a block's end, then or where the program's thread carries runs out.
+    /// Minimum number of ops with which a run is sent at the end of a block. For runs on GraphRunner's thread this
+    /// applies once `first_run_ops` has doubled up to this number.
     pub run_ops: usize,
-    /// Ops that the program's thread carries out by itself where it needs a value of theirs and nothing is pending.
+    /// Maximum number of ops that the program's thread executes directly when it needs a value and no run is
+    /// pending.
     pub most_direct_ops: usize,
-    /// Iterations traced before co-execution is tried although the last trace still added something.
+    /// Number of traced iterations after which co-execution starts even if the last trace added something.
     pub max_traced: u32,
-    /// Traced ops of one iteration after which tracing gives up on it: it has no end in sight and does not repeat.
+    /// Number of traced ops in one iteration after which tracing stops, because the iteration has no visible end
+    /// and does not repeat itself.
     pub max_trace_ops: u64,
 }
 

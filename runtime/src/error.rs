@@ -1,20 +1,20 @@
-//! What an operator call can raise.
+//! Errors of operator calls.
 
 use std::sync::Arc;
 
 use tandem_kernels::error::{CallFailure, Failure};
 use thiserror::Error;
 
-/// Raised at the call.
+/// Error that an operator call raises.
 #[derive(Clone, Debug, Error)]
 pub enum CallError {
-    /// This op failed, just now.
+    /// Failure of the op itself.
     #[error("{0}")]
     Raised(Arc<Failure>),
-    /// An input was poisoned by an op that failed before.
+    /// Poison in an input, from an op that failed earlier.
     #[error("{0}")]
     Poisoned(Arc<Failure>),
-    /// GraphRunner's thread is gone.
+    /// Death of GraphRunner's thread.
     #[error(
         "tandem: the GraphRunner thread has died; the program cannot go on. This is a bug in Tandem: please report it"
     )]

@@ -1,4 +1,4 @@
-//! Input Feeding: what a validated op adds to the open block's streams.
+//! Input Feeding: the data that a validated op adds to the open run.
 
 use tandem_kernels::host::Exception;
 use tandem_kernels::run::BlockRun;
@@ -8,8 +8,8 @@ use tandem_tracegraph::ops::OpInfo;
 
 use crate::torch::Torch;
 
-/// Binds storages and offsets, and copies host tensors, which the program may overwrite at once. Where one cannot be
-/// copied, nothing is fed.
+/// Adds an op's storages and offsets, and copies of its host tensors, which the program may overwrite right after
+/// the call. If a copy fails, nothing is added.
 pub fn inputs(run: &mut BlockRun, call: &Call<'_>, torch: &dyn Torch) -> Result<(), Exception> {
     for (i, input) in call.inputs.iter().enumerate() {
         match input.place {
@@ -30,7 +30,7 @@ pub fn inputs(run: &mut BlockRun, call: &Call<'_>, torch: &dyn Torch) -> Result<
     Ok(())
 }
 
-/// Undoes what some inputs fed last.
+/// Removes what these inputs, the last ones fed, have added.
 #[cold]
 fn take_back(run: &mut BlockRun, fed: &[Input<'_>]) {
     for input in fed {
@@ -45,7 +45,7 @@ fn take_back(run: &mut BlockRun, fed: &[Input<'_>]) {
     }
 }
 
-/// Copies numbers and generators.
+/// Adds an op's numbers and generators.
 pub fn values(run: &mut BlockRun, key: &NodeKey, call: &Call<'_>, torch: &dyn Torch) {
     for (spec, arg) in key.args.iter().zip(&call.args) {
         match (spec, arg) {
@@ -68,7 +68,7 @@ fn number(run: &mut BlockRun, arg: &Arg<'_>) {
     }
 }
 
-/// The flat inputs that an op writes.
+/// Returns the indices of the inputs that an op writes, with tensor lists flattened.
 pub fn written_inputs(key: &NodeKey, info: &OpInfo) -> Box<[u32]> {
     let mut flat = 0;
     let mut written = Vec::new();

@@ -1,15 +1,15 @@
 //! GraphRunner: the thread that executes what PythonRunner has validated.
 //!
-//! **Why.** The program must run on while the device works, and everything must happen in program order.
-//! **Strategy.** One queue. Whoever holds the executor's lock takes the next message from the queue and carries
-//! it out: mostly the GraphRunner thread, but also a thread that waits for a value, which spares it two thread
-//! switches. Messages are taken only under that lock, so their order holds whoever runs them. Where that is better,
-//! the program's thread carries out everything ([`crate::placement`]), and there is no GraphRunner thread: OpenMP would
-//! count the team of kernel threads that belongs to it among those that want a core, and have all of them sleep and
-//! wake where they would spin for a moment.
-//! **Freeing.** A run ends with the release of the storages that the program dropped before it was sent.
+//! **Why.** The program must continue while the device computes, and all effects must happen in program order.
+//! **Strategy.** There is one message queue. The thread that holds the executor's lock takes the next message and
+//! handles it. This is usually GraphRunner's thread, but a thread that waits for a value does it too, which saves
+//! two thread switches. Messages are taken only under that lock, so they are handled in order by any mix of
+//! threads. With inline placement ([`crate::placement`]), the program's thread handles all messages and there is
+//! no GraphRunner thread: the team of kernel threads that OpenMP keeps for it would count as runnable threads, and
+//! OpenMP would put threads of all teams to sleep where they would otherwise spin briefly.
+//! **Freeing.** A run ends with the release of the storages that the program dropped before the run was sent.
 //!
-//! Lock order: engine, then executor. This thread takes the executor's lock only.
+//! Lock order: engine, then executor. GraphRunner's thread takes only the executor's lock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,18 +29,18 @@ use crate::placement::Place;
 use crate::timeline::Timeline;
 use crate::torch::Torch;
 
-/// What PythonRunner tells GraphRunner.
+/// Message from PythonRunner to GraphRunner.
 #[derive(Debug)]
 pub enum Message {
-    /// Run parts of blocks, with these thread settings.
+    /// A run to execute, with the thread settings to use.
     Run(Box<BlockRun>, i32),
-    /// Keep ops: nodes from this one on.
+    /// Ops to add to the executor, for consecutive nodes beginning with this one.
     Declare(NodeId, Vec<Step>),
-    /// Add a shape variant to an op.
+    /// A variant to add to an op.
     AddVariant(NodeId, Arc<Variant>),
-    /// Prepare the blocks of a symbolic graph.
+    /// Blocks of a symbolic graph to prepare.
     Lower(Vec<Box<[NodeId]>>),
-    /// Forget all ops and blocks.
+    /// Request to remove all ops and blocks.
     Forget,
 }
 
@@ -53,7 +53,7 @@ struct Shared {
     submitted: AtomicU64,
     completed: AtomicU64,
     waiters: AtomicUsize,
-    /// Where GraphRunner's thread wakes.
+    /// CPU affinity of GraphRunner's thread, which decides the core that it wakes on.
     cores: Mutex<Cores>,
     progress: Mutex<()>,
     advanced: Condvar,
@@ -62,46 +62,46 @@ struct Shared {
     dead: AtomicBool,
 }
 
-/// The other side of the queue.
+/// Handle to the queue and the thread, owned by the engine.
 pub struct GraphRunner {
     shared: Arc<Shared>,
     queue: Sender<Message>,
-    /// Wakes the thread; `None` where there is none.
+    /// Wakes the thread; `None` if there is no thread.
     bell: Option<Bell>,
     recycled: Receiver<Box<BlockRun>>,
 }
 
-/// A position in the queue.
+/// Position in the queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Ticket(u64);
 
 impl Ticket {
-    /// A position that is never reached: who waits for it is told that GraphRunner has died.
+    /// Position that is never reached. A wait for it ends with [`Waited::Dead`].
     pub const NEVER: Ticket = Ticket(u64::MAX);
 }
 
-/// How a wait ended.
+/// Outcome of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
-    /// The position was reached.
+    /// The queue passed the position.
     Reached,
-    /// `interrupted` said so.
+    /// The callback `interrupted` returned true.
     Interrupted,
-    /// GraphRunner has died; nothing more will happen.
+    /// GraphRunner has died, and no message is handled any more.
     Dead,
 }
 
-/// Where a wait's time went, in nanoseconds.
+/// Duration of a wait, in nanoseconds.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct WaitTime {
-    /// In all.
+    /// Total duration.
     pub total_ns: u64,
-    /// While another thread held the executor.
+    /// Part in which another thread held the executor.
     pub asleep_ns: u64,
 }
 
 impl GraphRunner {
-    /// Starts the thread.
+    /// Starts GraphRunner with its thread.
     pub fn start(executor: impl Into<Deferred>, torch: &'static dyn Torch) -> GraphRunner {
         let (queue, incoming) = unbounded();
         let (used, recycled) = unbounded();
@@ -125,23 +125,25 @@ impl GraphRunner {
         GraphRunner { shared, queue, bell, recycled }
     }
 
-    /// Sends a message; returns at once.
+    /// Sends a message without waiting. Returns its position.
     pub fn send(&self, message: Message) -> Ticket {
         let ticket = self.shared.submitted.fetch_add(1, Ordering::Relaxed) + 1;
-        // The receiver lives as long as `shared`, so the queue cannot be closed.
+        // `shared` owns the receiver, so the channel is not closed.
         let _ = self.queue.send(message);
         self.ring();
         Ticket(ticket)
     }
 
-    /// Wakes GraphRunner's thread where it sleeps. A bell that rings already will do.
+    /// Wakes GraphRunner's thread if it sleeps. A wake-up that is pending already is enough.
     fn ring(&self) {
         if let Some(bell) = &self.bell {
-            // Behind the message, as the thread looks for one behind its flag: one of the two sees the other.
+            // The message is sent before `asleep` is read here; the thread sets `asleep` before it looks at the
+            // queue. With a fence in between on both sides, at least one of the two threads sees the other's
+            // write.
             fence(Ordering::SeqCst);
             if bell.asleep.load(Ordering::Relaxed) {
                 let mut cores = self.shared.cores.lock();
-                // It may have woken by itself, and must not be kept off a core then.
+                // If the thread has woken in the meantime, it must not be excluded from this core.
                 if bell.asleep.load(Ordering::Relaxed) {
                     cores.leave_this();
                 }
@@ -151,7 +153,7 @@ impl GraphRunner {
         }
     }
 
-    /// Says who carries messages out from now on.
+    /// Sets the place that handles messages from now on.
     pub fn place(&mut self, place: Place) {
         match place {
             Place::Inline => self.bell = None,
@@ -163,40 +165,41 @@ impl GraphRunner {
         }
     }
 
-    /// Whether the program's thread carries messages out.
+    /// Returns whether the program's thread handles the messages.
     #[inline]
     pub fn is_inline(&self) -> bool {
         self.bell.is_none()
     }
 
-    /// The position behind everything sent, where the program's thread has to carry it out.
+    /// Returns the position after all messages sent, if messages are pending and the program's thread has to
+    /// handle them.
     #[inline]
     pub fn inline_work(&self) -> Option<Ticket> {
         (self.bell.is_none() && self.pending() > 0).then(|| self.last())
     }
 
-    /// Messages that have not been carried out.
+    /// Returns the number of messages that have not been handled.
     pub fn pending(&self) -> u64 {
         self.shared.submitted.load(Ordering::Relaxed) - self.shared.completed.load(Ordering::Acquire)
     }
 
-    /// The position behind everything sent.
+    /// Returns the position after all messages sent.
     pub fn last(&self) -> Ticket {
         Ticket(self.shared.submitted.load(Ordering::Relaxed))
     }
 
-    /// The position that leaves `n` messages pending.
+    /// Returns the position after which `n` of the messages sent are left.
     pub fn leaving(&self, n: u64) -> Ticket {
         Ticket(self.last().0.saturating_sub(n))
     }
 
-    /// The executor, for calls outside the queue. Everything sent must have been carried out.
+    /// Locks the executor for a call outside the queue. No message may be pending.
     pub fn executor(&self) -> MutexGuard<'_, Deferred> {
         self.shared.executor.lock()
     }
 
-    /// Carries a run out on the calling thread, outside the queue; the time that it took, in nanoseconds. Everything sent
-    /// must have been carried out.
+    /// Executes a run on the calling thread, outside the queue, and returns the time that it took in nanoseconds.
+    /// No message may be pending.
     pub fn run(&self, run: &BlockRun) -> u64 {
         let begin = Instant::now();
         let mut executor = self.shared.executor.lock();
@@ -210,39 +213,40 @@ impl GraphRunner {
         took
     }
 
-    /// Whether a run has panicked: nothing more will be carried out.
+    /// Returns whether a run has panicked. After that, no message is handled.
     pub fn is_dead(&self) -> bool {
         self.shared.dead.load(Ordering::Acquire)
     }
 
-    /// An empty run, reused where possible.
+    /// Returns an empty run, with the memory of an executed one if possible.
     pub fn blank_run(&self) -> Box<BlockRun> {
         self.recycled.try_recv().unwrap_or_default()
     }
 
-    /// A handle for waiting without holding the engine.
+    /// Returns a handle for waiting without holding the engine's lock.
     pub fn waiter(&self) -> Waiter {
         Waiter(self.shared.clone())
     }
 
-    /// When what happened.
+    /// Returns the timeline of recorded events.
     pub fn timeline(&self) -> &Arc<Timeline> {
         &self.shared.timeline
     }
 
-    /// Time that the thread was at work, and that waiting threads worked for it, in nanoseconds.
+    /// Returns the time that GraphRunner's thread, and the time that other threads, spent executing, in
+    /// nanoseconds.
     pub fn busy_ns(&self) -> (u64, u64) {
         (self.shared.busy_ns.load(Ordering::Relaxed), self.shared.inline_ns.load(Ordering::Relaxed))
     }
 }
 
-/// Waits for the queue.
+/// Handle for waiting until the queue has passed a position.
 #[derive(Clone)]
 pub struct Waiter(Arc<Shared>);
 
 impl Waiter {
-    /// Waits until the queue has passed `ticket`, helping where the executor is free. `interrupted` is asked
-    /// a few times a second.
+    /// Waits until the queue has passed `ticket`, and handles messages when no other thread holds the executor.
+    /// Calls `interrupted` at most every 50 ms; the wait ends when it returns true.
     pub fn wait(&self, ticket: Ticket, interrupted: &mut dyn FnMut() -> bool) -> (Waited, WaitTime) {
         let start = Instant::now();
         let mut time = WaitTime::default();
@@ -275,12 +279,14 @@ impl Waiter {
     }
 }
 
-/// How long a thread that waits for GraphRunner looks before it sleeps: about what sleeping and waking cost.
+/// Time that a thread waiting for GraphRunner spins before it sleeps: about the cost of sleeping and waking.
 const WAITER_SPINS: Duration = Duration::from_micros(50);
-/// How long GraphRunner looks for the next message: as long as Python takes for a run. Waking it would cost Python.
+/// Time that GraphRunner spins for the next message: about as long as Python takes to issue a run. Waking a
+/// sleeping GraphRunner would cost Python time.
 const RUNNER_SPINS: Duration = Duration::from_micros(200);
 
-/// Looks for a moment whether `reached` is so, and for pieces of the other thread's kernels meanwhile; whether it was.
+/// Spins until `reached` returns true, for at most `moment` without other work, and helps with the kernels of
+/// other threads meanwhile. Returns whether `reached` returned true.
 fn assist_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
     let _assisting = Waiting::assisting();
     let mut begin = Instant::now();
@@ -300,14 +306,15 @@ fn assist_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
     }
 }
 
-/// What wakes a GraphRunner thread, and ends it when dropped.
+/// Wakes a GraphRunner thread, and ends the thread when it is dropped.
 struct Bell {
     rings: Sender<()>,
-    /// The thread waits for the bell. Each thread has a flag of its own: one that ends late must not clear the next one's.
+    /// Set while the thread sleeps. Each thread has its own flag, so that a thread that ends late does not clear
+    /// the flag of its successor.
     asleep: Arc<AtomicBool>,
 }
 
-/// Starts a GraphRunner thread, which ends when its bell is dropped.
+/// Starts a GraphRunner thread, which ends when the returned bell is dropped.
 fn spawn(shared: &Arc<Shared>) -> Option<Bell> {
     let (sender, rings) = bounded(1);
     let bell = Bell { rings: sender, asleep: Arc::default() };
@@ -315,7 +322,7 @@ fn spawn(shared: &Arc<Shared>) -> Option<Bell> {
     let serve = move || own.serve(&rings, &asleep);
     let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(serve);
     if let Err(error) = spawned {
-        // Without the thread, the program's carries out everything.
+        // Without this thread, the program's thread handles all messages.
         tracing::error!(%error, "cannot start the GraphRunner thread");
         return None;
     }
@@ -323,7 +330,8 @@ fn spawn(shared: &Arc<Shared>) -> Option<Bell> {
 }
 
 impl Shared {
-    /// Carries messages out when the bell rings; once it is gone, what is left.
+    /// Body of GraphRunner's thread: handles messages whenever the bell rings. Once the bell is dropped, handles
+    /// the remaining messages and returns.
     fn serve(&self, rings: &Receiver<()>, asleep: &AtomicBool) {
         self.torch.enter_graph_runner();
         runs_beside_the_program();
@@ -337,7 +345,7 @@ impl Shared {
                 fence(Ordering::SeqCst);
                 rung = !self.queue.is_empty() || rings.recv().is_ok();
                 asleep.store(false, Ordering::Relaxed);
-                // Kernel threads that it starts may use all cores.
+                // Kernel threads that this thread starts may run on all cores.
                 self.cores.lock().leave_none();
                 continue;
             }
@@ -352,13 +360,13 @@ impl Shared {
         }
     }
 
-    /// Carries out the next message, if there is one. False if nothing more will be carried out: the queue is
-    /// closed, or the message panicked, and whoever waits is told.
+    /// Handles the next message, if there is one. Returns false if no more messages will be handled: the queue is
+    /// closed, or a message panicked. In the latter case, waiting threads are notified.
     fn carry_out_or_die(&self, executor: &mut Deferred) -> bool {
         !self.dead.load(Ordering::Acquire) && self.unless_it_panics(|| self.carry_out_one(executor))
     }
 
-    /// What `work` says; false if it panics, and then nothing more will be carried out.
+    /// Returns the result of `work`. If it panics, marks GraphRunner as dead and returns false.
     fn unless_it_panics(&self, work: impl FnOnce() -> bool) -> bool {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
             self.dead.store(true, Ordering::Release);
@@ -373,7 +381,7 @@ impl Shared {
         self.timeline.ran(begin, run);
     }
 
-    /// Carries out the next message, if there is one. False if the queue is closed.
+    /// Handles the next message, if there is one. Returns false if the queue is closed.
     fn carry_out_one(&self, executor: &mut Deferred) -> bool {
         let message = match self.queue.try_recv() {
             Ok(message) => message,

@@ -1,8 +1,8 @@
 //! Tandem's engine: phases, PythonRunner, GraphRunner, report.
 //!
-//! Threads: the program's thread goes through [`engine::Engine::dispatch`] with every operator call;
-//! GraphRunner's thread ([`graph_runner`]) executes what was validated. PyTorch is reached through
-//! [`torch::Torch`] and through the executor's `HostKernels`; nothing here knows of Python.
+//! Threads: the program's thread calls [`engine::Engine::dispatch`] with every operator call, and GraphRunner's
+//! thread ([`graph_runner`]) executes what was validated. The engine reaches PyTorch through [`torch::Torch`] and
+//! through the executor's `HostKernels`; this crate does not depend on Python.
 
 pub mod config;
 pub mod engine;

@@ -1,27 +1,28 @@
-//! Who carries out runs: GraphRunner's thread beside Python, or Python's thread between its own ops.
+//! Chooses the thread that executes runs: GraphRunner's thread, concurrently with Python, or Python's own thread,
+//! between the ops that it issues.
 //!
-//! **Why.** Where the executor computes on the cores that Python runs on, cores are one budget: kernels that use all of
-//! them are hindered by a busy Python thread far more than the overlap yields, and small kernels are not.
-//! **Strategy.** Both ways are tried for a few passages in turn until one takes clearly less time an op: where
-//! passages are of different lengths, what an op and a byte take is told apart first. As long as the other place does
-//! not look better, it is tried only now and then, so that finding out costs little. The better one is kept; later both
-//! are tried again, more and more seldom. The results' bits do not depend on it: the same kernels run in the same order
-//! with the same number of threads.
+//! **Why.** When the executor computes on the same CPU cores as Python, the two compete for them. Kernels that use
+//! all cores lose more to a busy Python thread than the overlap saves; small kernels do not.
+//! **Strategy.** Both placements are tried alternately, for a few passages each, until one of them clearly takes
+//! less time per op. Where passages differ in length, the time per op and the time per byte are fitted separately
+//! first. While the other placement does not look better, it is tried only rarely, so that measuring stays cheap.
+//! The better placement is kept, and the comparison is repeated at growing intervals. The placement does not
+//! change the bits of the results: the same kernels run in the same order with the same number of threads.
 
 use std::ops::AddAssign;
 use std::time::Duration;
 
-/// Who carries out runs.
+/// The thread that executes runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// GraphRunner's thread.
+    /// GraphRunner's thread, concurrently with Python.
     Beside,
-    /// The program's thread.
+    /// The program's thread, between the ops that it issues.
     Inline,
 }
 
 impl Place {
-    /// Its name for users.
+    /// Returns the name that users see in options and reports.
     pub fn name(self) -> &'static str {
         match self {
             Place::Beside => "beside",
@@ -29,7 +30,7 @@ impl Place {
         }
     }
 
-    /// The place of a name.
+    /// Returns the place with this name, or `None` if there is none.
     pub fn named(name: &str) -> Option<Place> {
         [Place::Beside, Place::Inline].into_iter().find(|p| p.name() == name)
     }
@@ -42,48 +43,53 @@ impl Place {
     }
 }
 
-/// Passages of a trial, and the time that it takes at least. It ends earlier where it has taken long.
+/// Minimum number of passages and minimum duration of a trial. A trial that reaches [`LONG_TRIAL`] ends with fewer
+/// passages.
 const TRIAL: u32 = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
 const LONG_TRIAL: Duration = Duration::from_millis(80);
-/// Passages before the first trial of a place, in which the executor learns its runs.
+/// Number of passages before the first trial of a place, in which the executor plans the runs that occur there.
 const LEARNING: u32 = 2;
-/// Trials of each place in a comparison, at least and at most.
+/// Minimum and maximum number of trials of each place in a comparison, without the first one.
 const ROUNDS: [usize; 2] = [2, 12];
-/// The first trial of each will do to keep a place that is better by more than this, as a logarithm.
+/// Difference of the logarithms of the times above which the first trial of each place is enough to keep the
+/// better one.
 const PLAIN: f64 = 0.5;
-/// Passages before the first comparison, in which kernels and memory are made.
+/// Number of passages before the first comparison, in which kernels are compiled and memory is allocated.
 const BEGINNING: u64 = 4;
-/// Passages in the place that is kept behind the first trial of the other one that did not take less time; twice as
-/// many behind the next, and so on up to eight times.
+/// Number of passages in the kept place after the first trial of the other place that counts and is not faster.
+/// The number doubles after each further such trial, up to eight times this.
 const REST: u64 = 30;
-/// A difference is clear where it is so many times its standard error,
+/// Number of standard errors above which a difference is clear.
 const CLEAR: f64 = 3.0;
-/// or where every trial of one place took so much more than every one of the other, as a logarithm: a program that
-/// pauses now and then makes the standard error large.
+/// Difference of the logarithms of the times above which a difference is clear if it separates every trial of one
+/// place from every trial of the other. A program with occasional pauses has a large standard error and needs this
+/// criterion.
 const APART: f64 = 0.1;
-/// Trials of each place behind which what a byte takes is looked for, and how unlike their shares of bytes must be.
+/// Number of trials of each place above which the time per byte is estimated, and the least determinant of the
+/// normal equations, relative to the product of their diagonal, with which the fit is used. The determinant is
+/// small if all trials have nearly the same ratio of bytes to ops.
 const FITTED: usize = 3;
 const UNLIKE: f64 = 0.001;
-/// Until that is known, places are compared where their trials' bytes an op differ by no more than this share.
+/// Largest relative difference in bytes per op at which the places are compared before the time per byte is known.
 const ALIKE: f64 = 0.1;
-/// What a trial's time varies by at least, as a share.
+/// Lower bound of the standard deviation of a trial's time, as a fraction of the time.
 const NOISE: f64 = 0.03;
-/// Passages between comparisons, at first; doubled where the same place wins.
+/// Number of passages between comparisons at first. It doubles each time the same place wins.
 const HOLD: u64 = 200;
-/// What the other place must win by, as a share.
+/// Fraction by which the other place must be faster to replace the kept one.
 const MARGIN: f64 = 0.03;
 
-/// One passage through a region: an iteration of the program, or what it did in a loop.
+/// One passage through a region: an iteration of the program, or the part of it that runs in a loop.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Passage {
-    /// Operators.
+    /// Number of ops.
     pub ops: u64,
-    /// Bytes of the storages that were made.
+    /// Bytes of the storages that were created.
     pub bytes: u64,
-    /// How long the program took.
+    /// Elapsed time.
     pub took: Duration,
-    /// Of that, how long its thread was idle, but not for GraphRunner.
+    /// Part of the elapsed time in which the program's thread was idle without waiting for GraphRunner.
     pub idle: Duration,
 }
 
@@ -96,19 +102,20 @@ impl AddAssign for Passage {
     }
 }
 
-/// What a trial's passages did, and how long it took.
+/// Totals of a trial's passages.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     ops: f64,
-    /// Bytes of the storages that were made.
+    /// Bytes of the storages that were created.
     bytes: f64,
     ns: f64,
 }
 
-/// Trials of one place. The first one counts for little: memory and caches are what the other place has left.
+/// Trials of one place. The first one is not averaged with the others: it starts with the memory and caches that
+/// the other place left.
 type Trials = Vec<Trial>;
 
-/// What an op and a byte take, by trials in both places.
+/// Time per op and per byte in nanoseconds, fitted to trials in both places.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     op: f64,
@@ -116,11 +123,12 @@ struct Cost {
 }
 
 impl Cost {
-    /// Where trials do not tell what a byte takes: an op is an op.
+    /// Cost to use while the time per byte is unknown: proportional to the number of ops.
     const PLAIN: Cost = Cost { op: 1.0, byte: 0.0 };
 
-    /// The best fit of both, with what it is wrong by as a share. Passages of different lengths would else look as if
-    /// the place made the difference.
+    /// Returns the least-squares fit of the relative error over all trials, or `None` if there are too few trials
+    /// or they are too similar. Without it, passages of different lengths would look like a difference between the
+    /// places.
     fn of(trials: &[Trials; 2]) -> Option<Cost> {
         let all = || trials.iter().flat_map(|t| t.iter().skip(1));
         if trials.iter().any(|t| t.len() <= FITTED) {
@@ -135,24 +143,24 @@ impl Cost {
         told.then_some(Cost { op, byte })
     }
 
-    /// What a trial should have taken.
+    /// Returns the expected time of a trial.
     fn expected(&self, trial: &Trial) -> f64 {
         self.op * trial.ops + self.byte * trial.bytes
     }
 }
 
-/// Whether trials of both places had about as many bytes an op.
+/// Returns whether the trials of both places have about the same number of bytes per op.
 fn are_alike(trials: &[Trials; 2]) -> bool {
     let sum = |t: &Trials, f: fn(&Trial) -> f64| t.iter().map(f).sum::<f64>();
     let [a, b] = trials.each_ref().map(|t| sum(t, |t| t.bytes) / sum(t, |t| t.ops).max(1.0));
     (a - b).abs() <= ALIKE * a.max(b)
 }
 
-/// Trials of one place in numbers: logarithms of what they took, over what they should have.
+/// Statistics of one place's trials: logarithms of measured time over expected time.
 #[derive(Clone, Copy, Default, Debug)]
 struct Scores {
     first: Option<f64>,
-    /// Of the others.
+    /// Number of trials after the first. The fields below cover the same trials.
     count: usize,
     sum: f64,
     squares: f64,
@@ -188,7 +196,7 @@ impl Scores {
         }
     }
 
-    /// The variance of the mean.
+    /// Returns the variance of the mean.
     fn variance(&self) -> f64 {
         let n = self.count.max(1) as f64;
         let spread = (self.squares - self.sum * self.sum / n) / (n - 1.0).max(1.0);
@@ -196,47 +204,47 @@ impl Scores {
     }
 }
 
-/// Chooses the place of a region.
+/// Chooses and holds the place of a region.
 #[derive(Debug)]
 pub struct Placement {
     fixed: bool,
     now: Place,
-    /// The place that won the last comparison, or is the first one's.
+    /// Winner of the last comparison, or the initial place before there was one.
     kept: Place,
     state: State,
     hold: u64,
-    /// Nanoseconds an op by which the kept place was kept: beside, inline.
+    /// Nanoseconds per op in the latest comparison, indexed by [`Place`].
     measured: Option<[f64; 2]>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// So many more passages until the next trial, with those that the comparison has had so far.
+    /// No trial for this number of passages. The trials are those of an unfinished comparison.
     Holding(u64, [Trials; 2]),
     Comparing(Comparison),
 }
 
 #[derive(Debug)]
 struct Comparison {
-    /// Trials done, by place.
+    /// Finished trials, indexed by [`Place`].
     trials: [Trials; 2],
-    /// Work from before has been carried out, and the trial has begun.
+    /// Set once the runs sent before the trial have been executed: the trial has begun.
     settled: bool,
-    /// It has had its passages, and ends once their work has been carried out.
+    /// Set once the trial has had its passages: it ends when their runs have been executed.
     ended: bool,
-    /// Its passages, their ops, the bytes that they made, and what they took.
+    /// Totals of the trial so far: passages, ops, bytes of created storages, elapsed time.
     passages: u32,
     ops: u64,
     bytes: u64,
     took: Duration,
-    /// The time that runs had taken when it began.
+    /// Total execution time of all runs when the trial began.
     busy: Duration,
-    /// Passages in which the executor learnt this place's runs.
+    /// Number of passages so far in which the executor planned this place's runs.
     learnt: u32,
 }
 
 impl Comparison {
-    /// Another trial, behind these.
+    /// A new trial that follows these.
     fn after(trials: [Trials; 2]) -> Comparison {
         Comparison {
             trials,
@@ -251,7 +259,7 @@ impl Comparison {
         }
     }
 
-    /// Whether trials have shown which place is better, the one that is kept or the other, or as much as they will.
+    /// Returns whether the trials show which place is better, or have reached their maximum number.
     fn is_clear(scores: &[Scores; 2], kept: Place, comparable: bool) -> bool {
         let [fewest, most] = ROUNDS;
         let [ours, others] = [scores[kept as usize], scores[kept.other() as usize]];
@@ -270,13 +278,14 @@ impl Comparison {
 }
 
 impl Placement {
-    /// On `fixed` where that is given; else chosen by measurement if the executor computes on Python's cores.
+    /// Uses `fixed` if it is given. Otherwise the place is chosen by measurement if the executor computes on
+    /// Python's cores, and is [`Place::Beside`] if not.
     pub fn new(fixed: Option<Place>, shares_cores: bool) -> Placement {
         let first = fixed.unwrap_or(if shares_cores { Place::Inline } else { Place::Beside });
         Placement { fixed: fixed.is_some() || !shares_cores, ..Placement::from(first) }
     }
 
-    /// Chosen by measurement, at first this one.
+    /// Chooses the place by measurement, starting with `first`.
     pub fn from(first: Place) -> Placement {
         Placement {
             fixed: false,
@@ -288,38 +297,39 @@ impl Placement {
         }
     }
 
-    /// Whether it never changes.
+    /// Returns whether the place never changes.
     pub fn is_fixed(&self) -> bool {
         self.fixed
     }
 
-    /// Where runs are to be carried out now.
+    /// Returns the place that executes runs now.
     pub fn place(&self) -> Place {
         self.now
     }
 
-    /// Where runs are carried out but for trials of the other place.
+    /// Returns the place that executes runs outside trials of the other place.
     pub fn kept(&self) -> Place {
         self.kept
     }
 
-    /// Nanoseconds an op, beside and inline, by which the place that is kept was kept.
+    /// Returns the nanoseconds per op of the latest comparison, indexed by [`Place`], or `None` before the first.
     pub fn measured(&self) -> Option<[f64; 2]> {
         self.measured
     }
 
-    /// Whether passages are measured.
+    /// Returns whether a trial is in progress.
     pub fn is_comparing(&self) -> bool {
         matches!(self.state, State::Comparing(_))
     }
 
-    /// Whether all work has to be carried out before the next op, so that it counts for its own trial.
+    /// Returns whether all pending runs must be executed before the next op, so that a trial measures only its own
+    /// runs.
     pub fn settles(&self) -> bool {
         matches!(&self.state, State::Comparing(c) if !c.settled || c.ended)
     }
 
-    /// Nothing is pending, for which the program had to wait so long; runs have taken so long in all. A trial ends or
-    /// begins.
+    /// Ends or begins a trial. The caller makes sure that no run is pending. `waited` is the time that the program
+    /// waited for this, and `busy` the total execution time of all runs so far.
     pub fn settled(&mut self, waited: Duration, busy: Duration) {
         let State::Comparing(comparison) = &mut self.state else { return };
         if !comparison.ended {
@@ -327,7 +337,7 @@ impl Placement {
             comparison.busy = busy;
             return;
         }
-        // Beside Python, runs may be carried out while the program does something else between passages.
+        // On GraphRunner's thread, runs may execute while the program does something else between passages.
         let took = (comparison.took + waited).max(busy.saturating_sub(comparison.busy));
         let ops = comparison.ops.max(1) as f64;
         let trial = Trial { ops, bytes: comparison.bytes as f64, ns: took.as_nanos() as f64 };
@@ -371,8 +381,8 @@ impl Placement {
         self.state = State::Holding(self.hold, Default::default());
     }
 
-    /// A passage that was wholly co-executed has ended. Where its thread was idle for most of it, the program paused,
-    /// which is not the place's.
+    /// Counts a passage in which every op was co-executed. If the program's thread was idle for most of it, the
+    /// idle time is subtracted: it is a pause of the program, not a cost of the place.
     pub fn passed(&mut self, passage: Passage) {
         if self.fixed {
             return;
@@ -393,7 +403,7 @@ impl Placement {
         }
         if comparison.trials[self.now as usize].is_empty() && comparison.learnt < LEARNING {
             comparison.learnt += 1;
-            // What the last one of these left to do is not the trial's.
+            // The runs that the last learning passage left pending do not belong to the trial.
             comparison.settled = comparison.learnt < LEARNING;
             return;
         }
@@ -415,7 +425,8 @@ mod tests {
         Passage { ops: 100, bytes, took, idle }
     }
 
-    /// Runs iterations that take so long in each place; the places that they ran in.
+    /// Runs iterations that take `beside` or `inline` milliseconds, depending on the place. Returns the place of
+    /// each.
     fn run(placement: &mut Placement, iterations: usize, beside: u64, inline: u64) -> Vec<Place> {
         let mut places = Vec::new();
         for _ in 0..iterations {
@@ -486,7 +497,7 @@ mod tests {
 
     #[test]
     fn iterations_that_one_place_happened_to_have_are_not_its_fault() {
-        // Every fourth one has other work besides; a trial has three.
+        // Every fourth iteration has additional work, and a trial covers three iterations.
         let mut placement = Placement::new(None, true);
         for number in 0..200 {
             if placement.settles() {
@@ -507,7 +518,7 @@ mod tests {
                 placement.settled(Duration::ZERO, Duration::ZERO);
             }
             let beside = placement.place() == Place::Beside;
-            // The better place has all the pauses.
+            // All pauses fall into iterations of the better place.
             let idle = Duration::from_millis(if beside && number % 2 == 0 { 200 } else { 0 });
             placement.passed(passage(0, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle));
         }
@@ -516,7 +527,7 @@ mod tests {
 
     #[test]
     fn work_that_is_left_counts() {
-        // Beside Python, iterations take a moment, and their runs long.
+        // On GraphRunner's thread, iterations are short for Python, but their runs take long.
         let mut placement = Placement::new(None, true);
         let mut busy = Duration::ZERO;
         for _ in 0..60 {

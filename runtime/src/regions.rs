@@ -1,12 +1,13 @@
-//! Parts of a program whose runs are carried out in a place of their own.
+//! Regions: long loops of a program whose runs have a placement of their own.
 //!
-//! **Why.** An evaluation loop behind a training step, or an inner loop of many small ops, is unlike the rest of its
-//! iteration, and an iteration ends with the optimizer's step, wherever the program's loops are. One place
-//! ([`crate::placement`]) for all of them would be wrong for some.
-//! **Strategy.** A region is an outermost loop of the program through which it takes long to pass; everything else is
-//! the outside. A passage is to its region what an iteration is to the outside: from the first op of the loop to the
-//! first behind it, or, where a round takes long enough, a round. As long as one of two regions is measured, all work is
-//! carried out before the program goes from one to the other, so that each has its own.
+//! **Why.** An evaluation loop after a training step, or an inner loop of many small ops, behaves differently from
+//! the rest of its iteration, and an iteration ends with the optimizer's step, regardless of the program's loops.
+//! A single placement ([`crate::placement`]) for all of them would be wrong for some.
+//! **Strategy.** A region is an outermost loop of the program in which a passage takes long; everything else is
+//! the outside. A passage through a region corresponds to an iteration for the outside: it extends from the first
+//! op of the loop to the first op after the loop. If one round of the loop takes long enough, each round is a
+//! passage. While a placement of one of two regions is being measured, all pending runs are executed before the
+//! program moves from one to the other, so that each run is measured in its own region.
 
 use std::time::{Duration, Instant};
 
@@ -16,31 +17,31 @@ use tandem_tracegraph::symbolic::SymbolicGraph;
 
 use crate::placement::{Passage, Place, Placement};
 
-/// A passage that is worth a place of its own: a thread begins and ends with it, and Python and GraphRunner wait for each
-/// other at both of its ends while places are compared.
+/// Minimum duration of a passage for which a separate placement pays off. A change of place starts or ends a
+/// thread, and while places are compared, Python and GraphRunner wait for each other at both ends of a passage.
 const LONG: Duration = Duration::from_millis(50);
-/// Passages that tell whether a loop's are.
+/// Number of short or long passages that decides whether a loop is a region.
 const TRIED: u8 = 3;
 
-/// What the clocks say.
+/// Readings of the clocks and counters at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
     pub now: Instant,
-    /// Operators of this iteration, and how many of them were traced.
+    /// Number of ops in this iteration, and number of those that were traced.
     pub ops: u64,
     pub traced: u64,
-    /// Bytes of the storages that were made.
+    /// Bytes of all storages created so far.
     pub made: u64,
-    /// How long the program's thread has run, where that is measured.
+    /// CPU time of the program's thread; `None` if it is not measured.
     pub ran: Option<Duration>,
-    /// How long it has waited while GraphRunner was at work.
+    /// Total time that the program's thread waited while GraphRunner was executing.
     pub asleep: Duration,
-    /// How long runs have taken.
+    /// Total execution time of runs.
     pub busy: Duration,
 }
 
 impl Clocks {
-    /// What the program did since then; `None` where it was not all co-executed.
+    /// Returns the passage from `then` to now, or `None` if an op in between was traced.
     fn since(&self, then: &Clocks) -> Option<Passage> {
         let took = self.now - then.now;
         let at_work = then.ran.zip(self.ran).map(|(then, now)| now.saturating_sub(then));
@@ -54,12 +55,12 @@ impl Clocks {
 /// Whether a loop is a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Size {
-    /// Not known yet; so many passages were short, and so many long.
+    /// Not known yet. The fields count the short and the long passages so far.
     Unknown {
         short: u8,
         long: u8,
     },
-    /// No: it belongs to the outside.
+    /// Not a region: the loop belongs to the outside.
     Short,
     Long,
 }
@@ -67,12 +68,12 @@ enum Size {
 /// A region, or a loop that may become one.
 #[derive(Debug)]
 pub struct Region {
-    /// The first op of the loop; `None` outside.
+    /// First op of the loop; `None` for the outside.
     pub header: Option<NodeId>,
-    /// Who carries out its runs.
+    /// Thread that executes the region's runs.
     pub placement: Placement,
     size: Size,
-    /// How long its runs have taken.
+    /// Total execution time of the region's runs.
     busy: Duration,
 }
 
@@ -81,7 +82,7 @@ impl Region {
         Region { header: None, placement, size: Size::Long, busy: Duration::ZERO }
     }
 
-    /// A passage, or a round, took so long.
+    /// Counts a passage or a round that took this long.
     fn classify(&mut self, took: Duration) {
         let Size::Unknown { short, long } = &mut self.size else { return };
         *(if took >= LONG { &mut *long } else { &mut *short }) += 1;
@@ -93,30 +94,31 @@ impl Region {
     }
 }
 
-/// Numbers of regions.
+/// Index of the outside in [`Regions::all`].
 const OUTSIDE: usize = 0;
 
-/// The regions, and where the program is.
+/// The regions of a program and its current position among them.
 #[derive(Default, Debug)]
 pub struct Regions {
-    /// The outside first; none before the executor has run something.
+    /// All regions, the outside first. Empty until the executor has run something.
     all: Vec<Region>,
     numbers: FxHashMap<NodeId, usize>,
-    /// For each block its loop's number, and whether a round begins with it; see [`Regions::crosses`].
+    /// Code of each block: the index of its loop, and whether a round of the loop begins with the block. See
+    /// [`code`].
     codes: Vec<u32>,
-    /// That of the block where the program is, without the round.
+    /// Code of the current block, without the bit for the beginning of a round.
     code: u32,
-    /// When the program came to this loop, or the round began that is not counted yet.
+    /// Time when the program entered this loop, or when the first round that is not counted yet began.
     entered: Option<Instant>,
-    /// Rounds of this passage have been counted.
+    /// Set if rounds of this passage have been counted.
     rounds: bool,
-    /// When it came to this region, or its passage began.
+    /// Readings when the program entered this region or when its current passage began.
     since: Option<Clocks>,
-    /// What it has done outside in this iteration.
+    /// Sum of this iteration's passages through the outside.
     outside: Passage,
-    /// The region that it has left while work is pending, with what it did there.
+    /// Region that the program has left while runs are pending, with the passage that ended there.
     left: Option<(usize, Option<Passage>)>,
-    /// How long runs had taken when a region was last given its share.
+    /// Total execution time of runs when a region was last given its share.
     busy: Duration,
 }
 
@@ -125,22 +127,22 @@ const fn code(number: usize, begins_round: bool) -> u32 {
 }
 
 impl Regions {
-    /// The outside's place is known.
+    /// Adds the outside with its placement.
     pub fn begin(&mut self, outside: Placement) {
         self.all.push(Region::outside(outside));
     }
 
-    /// Whether there are none yet.
+    /// Returns whether there is no region yet.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Those that have a place of their own, the outside first.
+    /// Iterates over the regions with a placement of their own, the outside first.
     pub fn iter(&self) -> impl Iterator<Item = &Region> {
         self.all.iter().filter(|r| r.size == Size::Long)
     }
 
-    /// Looks for loops in a new symbolic graph.
+    /// Finds the loops of a new symbolic graph.
     pub fn find(&mut self, graph: &SymbolicGraph) {
         self.codes.clear();
         self.codes.resize(graph.blocks.len(), code(OUTSIDE, false));
@@ -163,7 +165,7 @@ impl Regions {
         }
     }
 
-    /// Forgets all loops.
+    /// Removes all regions but the outside.
     pub fn forget(&mut self) {
         self.all.truncate(1);
         self.numbers.clear();
@@ -172,39 +174,39 @@ impl Regions {
         self.left = None;
     }
 
-    /// Whether the program leaves a loop with a block, or begins another round of one.
+    /// Returns whether the program leaves or enters a loop with this block, or begins another round of the loop.
     #[inline]
     pub fn crosses(&self, block: BlockId) -> bool {
         self.codes[block.index()] != self.code
     }
 
-    /// Where runs are to be carried out now.
+    /// Returns the place that executes runs now.
     pub fn place(&self) -> Place {
         self.all[self.here()].placement.place()
     }
 
-    /// Whether passages of any region are measured.
+    /// Returns whether a trial is in progress in any region.
     pub fn is_comparing(&self) -> bool {
         self.iter().any(|r| r.placement.is_comparing())
     }
 
-    /// Whether all work has to be carried out before the next op.
+    /// Returns whether all pending runs must be executed before the next op.
     pub fn settles(&self) -> bool {
         self.left.is_some() || self.all[self.here()].placement.settles()
     }
 
-    /// The region where the program is.
+    /// Returns the index of the region that the program is in.
     fn here(&self) -> usize {
         let number = (self.code >> 1) as usize;
         if self.all[number].size == Size::Long { number } else { OUTSIDE }
     }
 
-    /// An iteration begins.
+    /// Begins an iteration.
     pub fn begin_iteration(&mut self, clocks: Clocks) {
         self.since = Some(clocks);
     }
 
-    /// An iteration has ended, which was co-executed as a whole or not.
+    /// Ends an iteration. `whole` says whether every op of it was co-executed.
     pub fn end_iteration(&mut self, whole: bool, clocks: Clocks) {
         let (left, unsettled) = (self.here(), self.left.is_some());
         self.go(code(OUTSIDE, false), clocks.now);
@@ -218,7 +220,7 @@ impl Regions {
         }
     }
 
-    /// The program goes to another block, before the first op there is noted; whether to another region.
+    /// Moves to another block, before its first op is recorded. Returns whether the block is in another region.
     pub fn cross(&mut self, block: BlockId, clocks: Clocks) -> bool {
         let left = self.here();
         self.go(self.codes[block.index()], clocks.now);
@@ -230,11 +232,11 @@ impl Regions {
         crosses
     }
 
-    /// The program goes to a block of this code: a passage through the loop where it was has ended, or a round.
+    /// Moves to a block with the code `to`, which ends a round or a passage of the current loop.
     fn go(&mut self, to: u32, now: Instant) {
         let (from, ended) = ((self.code >> 1) as usize, self.code != to & !1);
         let took = now - self.entered.unwrap_or(now);
-        // What is left behind rounds that took long tells nothing.
+        // The remainder after long rounds says nothing about the duration of a passage.
         if from != OUTSIDE && (took >= LONG || (ended && !self.rounds)) {
             self.all[from].classify(took);
             if self.all[from].size == Size::Short {
@@ -248,8 +250,8 @@ impl Regions {
         }
     }
 
-    /// A passage through a region has ended. What is pending, and what it takes, is not known before it is carried out,
-    /// which has to wait until the engine can.
+    /// Ends a passage through a region. If a placement is being measured, the passage is kept in `left` until its
+    /// pending runs have been executed, since their execution time is not known before.
     fn leave(&mut self, left: usize, clocks: Clocks) {
         let passage = self.since.replace(clocks).and_then(|since| clocks.since(&since));
         let here = self.here();
@@ -261,7 +263,7 @@ impl Regions {
         }
     }
 
-    /// All runs so far that have not been shared out are this region's.
+    /// Attributes the execution time since the last call to this region.
     fn share(&mut self, region: usize, busy: Duration) {
         self.all[region].busy += busy.saturating_sub(std::mem::replace(&mut self.busy, busy));
     }
@@ -274,7 +276,8 @@ impl Regions {
         }
     }
 
-    /// Nothing is pending, for which the program has waited so long.
+    /// Completes a measurement. The caller makes sure that no run is pending; `waited` is the time that the
+    /// program waited for this.
     pub fn settled(&mut self, waited: Duration, clocks: Clocks) {
         let here = self.here();
         let left = self.left.take();
@@ -303,7 +306,7 @@ mod tests {
     use super::*;
 
     const HEADER: NodeId = NodeId(7);
-    /// Outside, the head of the loop, the rest of it.
+    /// Blocks of the outside, of the head of the loop, and of the rest of the loop.
     const BLOCKS: [BlockId; 3] = [BlockId(0), BlockId(1), BlockId(2)];
 
     fn block(node: NodeId, outermost: Option<NodeId>) -> Block {
@@ -319,11 +322,11 @@ mod tests {
         }
     }
 
-    /// A program whose clocks go only where it says so.
+    /// A program with simulated clocks.
     struct Program {
         regions: Regions,
         clocks: Clocks,
-        /// Milliseconds that runs take beside Python which it has not waited for.
+        /// Milliseconds of execution on GraphRunner's thread that the program has not waited for.
         pending: u64,
     }
 
@@ -352,7 +355,8 @@ mod tests {
             waited
         }
 
-        /// Ten ops in a block. Inline they take so many milliseconds; beside, Python takes one, and GraphRunner goes on.
+        /// Issues ten ops in a block. They take `inline` milliseconds on Python's thread. On GraphRunner's thread,
+        /// Python takes one millisecond and the ops take `beside`.
         fn go(&mut self, block: BlockId, beside: u64, inline: u64) {
             if self.regions.settles() {
                 let waited = self.wait();

@@ -1,22 +1,22 @@
-//! Programs whose traces never repeat: noticed by what co-execution yields.
+//! Detection of programs whose traces never repeat, by the share of ops that are co-executed.
 
-/// Iterations that are looked at together.
+/// Number of consecutive iterations that decide.
 const WINDOW: u32 = 16;
-/// Iterations without recording, at first and at most.
+/// Number of iterations without recording: the first time, and at most.
 const FIRST_PAUSE: u64 = 64;
 const LONGEST_PAUSE: u64 = 4096;
 
-/// Watches whether iterations repeat what others did.
+/// Detects iterations that do not repeat earlier ones.
 ///
-/// The rule: where each of 16 iterations in a row added ops to the TraceGraph and fewer than half of its operator
-/// calls ran from a generated graph, recording costs more than it yields. Then ops run at once and unrecorded for
-/// 64 iterations, the next time for twice as many, up to 4096.
+/// The rule: if each of 16 consecutive iterations added ops to the TraceGraph and co-executed fewer than half of
+/// its operator calls, recording costs more than it saves. Ops then run immediately and unrecorded for 64
+/// iterations, the next time for twice as many, up to 4096.
 #[derive(Debug)]
 pub struct Repetition {
-    /// Iterations in a row that brought something new.
+    /// Number of consecutive iterations that added ops and co-executed fewer than half of their calls.
     novel: u32,
     pause: u64,
-    /// Iterations of the pause that are left.
+    /// Number of iterations left in the pause.
     left: u64,
 }
 
@@ -27,7 +27,8 @@ impl Default for Repetition {
 }
 
 impl Repetition {
-    /// An iteration ended. `grew` says that it added an op; the others count its operator calls.
+    /// Counts an iteration that ended. `grew` says whether it added an op; `ops` and `coexecuted` count its
+    /// operator calls.
     pub fn note(&mut self, grew: bool, ops: u64, coexecuted: u64) {
         if self.left > 0 {
             self.left -= 1;
@@ -45,7 +46,7 @@ impl Repetition {
         }
     }
 
-    /// Whether the next iteration is not to be recorded.
+    /// Returns whether the next iteration runs unrecorded.
     pub fn pauses(&self) -> bool {
         self.left > 0
     }

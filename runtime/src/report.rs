@@ -1,4 +1,4 @@
-//! The one report type that the log, the summary and the tests read.
+//! Counters of the engine, and the report that the log, the summary and the tests read.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,65 +7,65 @@ use serde::Serialize;
 use tandem_tracegraph::difference::Difference;
 use tandem_tracegraph::ids::{LocationId, OpId};
 
-/// A place where co-execution fell back to tracing.
+/// Divergences at one location with the same operator and the same difference.
 #[derive(Clone, Debug)]
 pub struct Divergence {
-    /// Where the op was issued.
+    /// Location that issued the op.
     pub location: LocationId,
-    /// The operator that came.
+    /// Operator that was called.
     pub op: OpId,
-    /// What was expected, and how it differs.
+    /// Expected op, and how the call differs from it.
     pub difference: Difference,
-    /// How often.
+    /// Number of divergences.
     pub count: u64,
-    /// Time until co-execution went on, all times together, in nanoseconds.
+    /// Total time until co-execution resumed, in nanoseconds.
     pub cost_ns: u64,
-    /// The first iteration and the last.
+    /// First iteration with this divergence.
     pub first: u64,
-    /// See `first`.
+    /// Last iteration with this divergence.
     pub last: u64,
 }
 
-/// A place where the program waits for a value.
+/// Fetches at one location.
 #[derive(Clone, Copy, Debug)]
 pub struct Fetch {
-    /// The operator that gives the value.
+    /// Operator that returns the value.
     pub op: OpId,
-    /// How often.
+    /// Number of fetches.
     pub count: u64,
-    /// Time that the program waited in all, in nanoseconds.
+    /// Total time that the program waited, in nanoseconds.
     pub wait_ns: u64,
 }
 
-/// How an iteration ran.
+/// Way in which an iteration ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ran {
-    /// Traced as a whole.
+    /// Iteration in which every op was traced.
     Tracing,
-    /// From the generated graph as a whole.
+    /// Iteration in which every op was co-executed.
     CoExecution,
-    /// In parts.
+    /// Iteration in which some ops were traced and some co-executed.
     Mixed,
-    /// At once and unrecorded.
+    /// Iteration whose ops ran immediately and were not recorded.
     Imperative,
 }
 
-/// Iterations in a row that ran alike.
+/// Consecutive iterations that ran in the same way.
 #[derive(Clone, Copy, Debug)]
 pub struct Phases {
-    /// The first.
+    /// First iteration.
     pub from: u64,
-    /// The last.
+    /// Last iteration.
     pub to: u64,
-    /// How.
+    /// Way in which they ran.
     pub ran: Ran,
-    /// Operator calls.
+    /// Number of operator calls.
     pub ops: u64,
-    /// Those that were traced.
+    /// Number of traced operator calls.
     pub traced: u64,
 }
 
-/// One iteration; times in nanoseconds, the start on the timeline.
+/// Counters of one iteration. Times are in nanoseconds; the start is relative to the start of the timeline.
 #[derive(Clone, Copy, Default, Debug)]
 #[allow(missing_docs)]
 pub struct StepRecord {
@@ -84,51 +84,51 @@ pub struct StepRecord {
 pub struct Report {
     /// Iterations with at least one traced op.
     pub steps_traced: u64,
-    /// Iterations that ran from the generated graph as a whole.
+    /// Iterations in which every op was co-executed.
     pub steps_coexecuted: u64,
     /// Operator calls that reached Tandem.
     pub ops_captured: u64,
-    /// Those that ran from a generated graph.
+    /// Operator calls that were co-executed.
     pub ops_coexecuted: u64,
-    /// Operator calls from the sixth iteration on, and those of them that ran from a generated graph.
+    /// Operator calls from the sixth iteration on, and how many of them were co-executed.
     pub after_5: (u64, u64),
-    /// The same from the eleventh on.
+    /// Operator calls from the eleventh iteration on, and how many of them were co-executed.
     pub after_10: (u64, u64),
     /// Calls from threads other than the program's.
     pub ops_other_threads: u64,
     /// Calls that returned a value to the host.
     pub fetches: FxHashMap<LocationId, Fetch>,
-    /// Divergences by operator, place and reason.
+    /// Divergences by operator, location and difference.
     pub divergences: Vec<Divergence>,
-    /// Ops that were known but followed another one than before: co-execution went on at them.
+    /// Jumps of the cursor: ops of the symbolic graph that followed an op which they had never followed before.
     pub jumps: u64,
-    /// Divergences at more places than are listed.
+    /// Divergences that are not listed because the list is full.
     pub divergences_beyond: u64,
-    /// Ops of each run sent to GraphRunner: how many runs had that many.
+    /// Number of runs by their number of ops.
     pub block_ops: FxHashMap<u32, u64>,
     /// Time that the program's thread waited, in nanoseconds.
     pub python_stall_ns: u64,
-    /// Part of it during which GraphRunner's thread was at work.
+    /// Part of the wait during which GraphRunner's thread was executing.
     pub python_stall_busy_ns: u64,
-    /// How iterations ran.
+    /// Stretches of iterations that ran in the same way.
     pub phases: VecDeque<Phases>,
     /// The latest iterations.
     pub steps: VecDeque<StepRecord>,
-    /// By node: operator calls traced, and co-executed.
+    /// Numbers of traced and of co-executed operator calls, indexed by node.
     pub nodes: Vec<(u64, u64)>,
-    /// Times that the symbolic graph was generated, and the time this took, in nanoseconds.
+    /// Number of times that the symbolic graph was generated, and the total time for this in nanoseconds.
     pub generated: (u64, u64),
-    /// Things to tell the user.
+    /// Messages for the user.
     pub notes: Vec<String>,
 }
 
-/// Divergences that are listed one by one.
+/// Maximum number of entries in the list of divergences.
 const MAX_DIVERGENCES: usize = 1_000;
-/// Iterations, and stretches of them, that are kept.
+/// Maximum number of iterations, and of stretches of iterations, that are kept.
 const MAX_STEPS: usize = 2_000;
 
 impl Report {
-    /// The median number of ops of a run: runs are counted, not ops.
+    /// Returns the median number of ops per run; each run counts once, regardless of its size.
     pub fn median_block_ops(&self) -> u32 {
         let mut sizes: Vec<(u32, u64)> = self.block_ops.iter().map(|(k, v)| (*k, *v)).collect();
         sizes.sort_unstable();
@@ -143,7 +143,7 @@ impl Report {
             .map_or(0, |(ops, _)| *ops)
     }
 
-    /// Counts a divergence; gives its place in the list, if it has one.
+    /// Counts a divergence. Returns its index in the list, or `None` if the list is full.
     pub fn diverged(
         &mut self,
         location: LocationId,
@@ -172,7 +172,7 @@ impl Report {
         Some(at)
     }
 
-    /// Counts ops of an iteration, and those of them that were co-executed.
+    /// Counts ops of an iteration, `coexecuted` of which were co-executed.
     pub fn count_ops(&mut self, iteration: u64, ops: u64, coexecuted: u64) {
         self.ops_captured += ops;
         self.ops_coexecuted += coexecuted;
@@ -184,7 +184,7 @@ impl Report {
         }
     }
 
-    /// Counts calls of a node: traced, and co-executed.
+    /// Adds to a node's numbers of traced and of co-executed calls.
     pub fn count_node(&mut self, node: usize, traced: u64, coexecuted: u64) {
         if self.nodes.len() <= node {
             self.nodes.resize(node + 1, (0, 0));
@@ -193,7 +193,7 @@ impl Report {
         self.nodes[node].1 += coexecuted;
     }
 
-    /// An iteration ended.
+    /// Records an iteration that ended.
     pub fn ended(&mut self, step: StepRecord, ran: Ran) {
         let StepRecord { number, ops, traced, .. } = step;
         match self.phases.back_mut() {
@@ -213,7 +213,7 @@ impl Report {
         self.steps.push_back(step);
     }
 
-    /// Adds a note once.
+    /// Adds a note unless it is there already.
     pub fn note(&mut self, text: String) {
         if !self.notes.contains(&text) {
             self.notes.push(text);
@@ -221,18 +221,18 @@ impl Report {
     }
 }
 
-/// A divergence as it is printed.
+/// Divergence in printable form.
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
 pub struct DivergenceLine {
-    /// `file.py:12 in train`.
+    /// Source line, such as `file.py:12 in train`.
     pub line: String,
     pub op: String,
-    /// See [`tandem_tracegraph::difference::What`].
+    /// Name of the [`tandem_tracegraph::difference::What`].
     pub what: &'static str,
     pub expected: String,
     pub got: String,
-    /// One sentence.
+    /// Difference in one sentence.
     pub reason: String,
     pub count: u64,
     pub cost_us: u64,
@@ -240,7 +240,7 @@ pub struct DivergenceLine {
     pub last: u64,
 }
 
-/// A fetch as it is printed.
+/// Fetch in printable form.
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
 pub struct FetchLine {
@@ -250,7 +250,7 @@ pub struct FetchLine {
     pub wait_us: u64,
 }
 
-/// A place where host values go to the device.
+/// Feeds of one kind at one location.
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
 pub struct FeedLine {
@@ -262,7 +262,7 @@ pub struct FeedLine {
     pub bytes: u64,
 }
 
-/// An operator.
+/// Counters of one operator.
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
 pub struct OperatorLine {
@@ -272,23 +272,23 @@ pub struct OperatorLine {
     pub exec_us: u64,
 }
 
-/// A kernel, as measured over all its runs.
+/// Kernel, with totals over all its launches.
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
 pub struct KernelLine {
-    /// The operators that it carries out, in order.
+    /// Operators that the kernel computes, in order.
     pub ops: Vec<String>,
-    /// The lines that issued them.
+    /// Source lines that issued the operators.
     pub lines: Vec<String>,
     pub count: u64,
     pub exec_us: u64,
-    /// Bytes that it has to move.
+    /// Minimum number of bytes that the kernel reads and writes.
     pub bytes: u64,
-    /// Arithmetic operations that it has to do.
+    /// Minimum number of arithmetic operations.
     pub flops: u64,
 }
 
-/// See [`Phases`].
+/// Printable form of [`Phases`].
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
 pub struct PhaseLine {
@@ -299,7 +299,7 @@ pub struct PhaseLine {
     pub traced: u64,
 }
 
-/// See [`StepRecord`].
+/// Printable form of [`StepRecord`], with times in microseconds.
 #[derive(Serialize, Debug)]
 #[allow(missing_docs)]
 pub struct StepLine {
@@ -315,7 +315,7 @@ pub struct StepLine {
 }
 
 impl Ran {
-    /// As reports name it.
+    /// Returns the name that reports use.
     pub fn name(self) -> &'static str {
         match self {
             Ran::Tracing => "tracing",
@@ -349,7 +349,7 @@ impl From<&StepRecord> for StepLine {
     }
 }
 
-/// The report as it is printed: lines for locations, times in microseconds.
+/// Report in printable form, with source lines for locations and times in microseconds.
 #[derive(Serialize, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Summary {
@@ -363,7 +363,7 @@ pub struct Summary {
     pub ops_after_10: u64,
     pub ops_coexecuted_after_10: u64,
     pub ops_other_threads: u64,
-    /// Operators that the program's thread called on host tensors, estimated from a sample of its calls.
+    /// Operator calls of the program's thread on host tensors, estimated from a sample of its calls.
     pub ops_on_host: u64,
     pub blocks_sent: u64,
     pub median_block_ops: u32,
@@ -373,7 +373,7 @@ pub struct Summary {
     pub fetches: Vec<FetchLine>,
     pub feeds: Vec<FeedLine>,
     pub operators: Vec<OperatorLine>,
-    /// The kernels that took most, where they were measured.
+    /// Kernels with the longest total time, if kernels were measured.
     pub kernels: Vec<KernelLine>,
     pub phases: Vec<PhaseLine>,
     pub steps: Vec<StepLine>,
@@ -391,13 +391,13 @@ pub struct Summary {
     pub generated: u64,
     pub generate_us: u64,
     pub paths: u64,
-    /// Who carries runs out, once an op has run: outside of long loops, then in each of them.
+    /// Placement of each region, the outside of long loops first. Empty until an op has run.
     pub regions: Vec<RegionLine>,
-    /// The GPU, where the executor has one; of several the sum.
+    /// Counters of the GPU, if the executor uses one; with several GPUs, their sum.
     pub device: Option<DeviceLine>,
-    /// Each GPU, `tandem:0` first.
+    /// Counters of each GPU, `tandem:0` first.
     pub devices: Vec<DeviceLine>,
-    /// Ops that took the host path, by operator.
+    /// Number of ops that ran on the host instead of the GPU, by operator.
     pub host_ops: BTreeMap<String, u64>,
     pub memory_allocated: u64,
     pub memory_peak: u64,
@@ -406,47 +406,47 @@ pub struct Summary {
     pub notes: Vec<String>,
 }
 
-/// Host memory of kernels' results of 4 KiB and more, in bytes.
+/// Memory pool for kernels' outputs of 4 KiB and more in host memory, in bytes.
 #[derive(Clone, Default, Debug, Serialize)]
 pub struct PoolLine {
-    /// In use.
+    /// Bytes in use.
     pub in_use: usize,
-    /// The most that was in use.
+    /// Peak of the bytes in use.
     pub peak: usize,
-    /// Kept for the next use.
+    /// Free bytes kept for reuse.
     pub free: usize,
 }
 
-/// Who carries a region's runs out, and what was measured when that was last chosen.
+/// Placement of a region, and the measurements on which it was last chosen.
 #[derive(Clone, Debug, Serialize)]
 pub struct RegionLine {
-    /// Where the loop begins; `None` for what is outside of long loops.
+    /// Source line at which the loop begins; `None` for the outside of long loops.
     pub line: Option<String>,
-    /// `beside` Python, on GraphRunner's thread; or `inline`, on Python's.
+    /// Thread that executes the runs: `beside` for GraphRunner's, `inline` for Python's.
     pub place: &'static str,
-    /// Nanoseconds an op beside Python, where both were tried.
+    /// Nanoseconds per op on GraphRunner's thread, if both places were tried.
     pub beside_ns: Option<f64>,
-    /// Nanoseconds an op inline.
+    /// Nanoseconds per op on Python's thread, if both places were tried.
     pub inline_ns: Option<f64>,
 }
 
-/// What happened on a GPU.
+/// Counters of one GPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceLine {
-    /// The adapter.
+    /// Name of the adapter.
     pub name: String,
-    /// Ops that ran as native kernels.
+    /// Number of ops that ran on the GPU.
     pub native_ops: u64,
-    /// Ops that took the host path.
+    /// Number of ops that ran on the host instead.
     pub host_ops: u64,
-    /// Kernels run.
+    /// Number of kernel launches.
     pub dispatches: u64,
-    /// Kernels compiled.
+    /// Number of compiled pipelines.
     pub pipelines: u64,
     /// Device memory in use, in bytes.
     pub memory_live: u64,
-    /// The most that was in use.
+    /// Peak of the bytes in use.
     pub memory_live_peak: u64,
-    /// The most that was in use or kept for the next use.
+    /// Peak of the bytes in use or kept for reuse.
     pub memory_peak: u64,
 }

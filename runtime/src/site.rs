@@ -1,58 +1,58 @@
-//! Where a call comes from, as far as the bridge has found out.
+//! The origin of a call, as far as the bridge has determined it.
 
 use smallvec::SmallVec;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Backward, Frame, Location, Locations, StackId, fold_recursion};
 
-/// What is known of the place that issued a call.
+/// Known facts about the place that issued a call.
 #[derive(Debug, Default)]
 pub struct Site {
-    /// The call comes from the program's thread.
+    /// Whether the call comes from the program's thread.
     pub program_thread: bool,
-    /// PyTorch's next autograd sequence number on this thread.
+    /// Next autograd sequence number of PyTorch on this thread.
     pub sequence: u64,
-    /// The autograd node that runs.
+    /// Autograd node that is running, if any.
     pub node: Option<AutogradNode>,
-    /// The Python stack, walked only when the engine asks for it.
+    /// Python stack. The bridge walks it only when the engine asks for it.
     pub stack: Option<Stack>,
 }
 
-/// An autograd node.
+/// Autograd node of PyTorch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AutogradNode {
-    /// A number that tells nodes apart.
+    /// Number that identifies the node.
     pub id: u64,
-    /// Its sequence number; the highest for nodes that no forward op made, which accumulate gradients.
+    /// Sequence number of the node. Nodes without a forward op, which accumulate gradients, have the highest one.
     pub sequence: u64,
 }
 
-/// A walked Python stack: its frames, innermost first.
+/// Frames of a Python stack, innermost first.
 #[derive(Debug, Default)]
 pub struct Stack(pub SmallVec<[Frame; 48]>);
 
-/// Forward locations by autograd sequence number, and how far the running autograd node is.
+/// Locations of forward ops by autograd sequence number, and the progress of the running autograd node.
 #[derive(Debug, Default)]
 pub struct ForwardRecord {
-    /// Sequence numbers behind each op, rising, with the op's location.
+    /// Sequence number after each op, ascending, with the op's location.
     seen: Vec<(u64, LocationId)>,
-    /// Where the running iteration began in `seen`.
+    /// Index in `seen` at which the running iteration begins.
     iteration: usize,
-    /// The autograd node of the last op.
+    /// Autograd node that issued the last op.
     node: Option<RunningNode>,
 }
 
-/// An autograd node that has issued ops: how many from which frames.
+/// Autograd node that has issued ops, with their number by stack.
 #[derive(Debug)]
 struct RunningNode {
     id: u64,
     issued: SmallVec<[(StackId, u32); 4]>,
 }
 
-/// Entries that are kept of an iteration without an end.
+/// Maximum number of entries in `seen`, for an iteration without an end.
 const MAX_SEEN: usize = 1 << 20;
 
 impl ForwardRecord {
-    /// Notes an op that has been issued.
+    /// Records an op that was issued.
     #[inline]
     pub fn note(&mut self, site: &Site, location: LocationId, locations: &Locations) {
         match site.node {
@@ -62,7 +62,7 @@ impl ForwardRecord {
         let sequence = site.sequence;
         match self.seen.last() {
             Some((last, _)) if *last == sequence => {}
-            // Another thread's numbers, or a checkpoint's: the record starts again.
+            // The sequence numbers restart in another thread or in a checkpoint, and so does the record.
             Some((last, _)) if *last > sequence => {
                 self.seen.clear();
                 self.iteration = 0;
@@ -87,27 +87,28 @@ impl ForwardRecord {
         }
     }
 
-    /// The ops that a node has issued from these frames; `None` if it has issued none at all.
+    /// Returns the number of ops that a node has issued from these frames, or `None` if it has issued none from
+    /// any frames.
     fn issued(&self, node: AutogradNode, stack: StackId) -> Option<u32> {
         let running = self.node.as_ref().filter(|running| running.id == node.id)?;
         Some(running.issued.iter().find(|(s, _)| *s == stack).map_or(0, |(_, times)| *times))
     }
 
-    /// The location of the forward op that made the node with this sequence number.
+    /// Returns the location of the forward op that created the node with this sequence number.
     fn forward_of(&self, sequence: u64) -> LocationId {
         let at = self.seen.partition_point(|(next, _)| *next <= sequence);
         self.seen.get(at).map_or(LocationId::UNKNOWN, |(_, location)| *location)
     }
 
-    /// Keeps the last iteration's record: its graph may be retained.
+    /// Begins an iteration. The record of the previous one is kept, since its autograd graph may be retained.
     pub fn next_iteration(&mut self) {
         self.seen.drain(..self.iteration);
         self.iteration = self.seen.len();
         self.node = None;
     }
 
-    /// The location of a call whose stack was walked. `previous` is that of the op before it: nodes without a
-    /// forward op, which accumulate gradients, are told apart by the op that they come behind.
+    /// Returns the location of a call whose stack was walked. `previous` is the location of the op before it,
+    /// which distinguishes nodes without a forward op (those that accumulate gradients).
     pub fn locate(
         &self,
         stack: &Stack,

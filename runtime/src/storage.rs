@@ -1,32 +1,35 @@
-//! The storages that the program holds: ids, sizes, names in the running iteration, fake addresses.
+//! The table of the program's storages: ids, sizes, names in the running iteration, fake addresses.
 //!
-//! **Why.** Python and autograd decide how long a storage lives; their deleters run on any thread, with or
-//! without the GIL. **Strategy.** A deleter only notes the id ([`died`]); the engine collects them under its lock. **Freeing.** An id that died is given to the executor behind everything issued before, and may be
-//! taken again only then: [`Storages::recycle`].
+//! **Why.** Python and autograd decide how long a storage lives, and their deleters run on any thread, with or
+//! without the GIL.
+//! **Strategy.** A deleter only records the id ([`died`]); the engine collects the ids under its lock.
+//! **Freeing.** The id of a dead storage is sent to the executor after everything issued before. Only then may it
+//! be reused: [`Storages::recycle`].
 
 use std::cell::RefCell;
 
 use crossbeam_queue::SegQueue;
 use tandem_tracegraph::ids::{Name, StorageId};
 
-/// Ids whose last reference is gone, from any thread.
+/// Ids of dead storages, pushed by any thread.
 pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
 
 thread_local! {
-    /// The same on the program's thread, where most tensors die: no atomics. `None` on other threads.
+    /// Ids of storages that died on the program's thread, where most tensors die. It needs no atomics. `None` on
+    /// other threads.
     static DEATHS_HERE: RefCell<Option<Vec<StorageId>>> = const { RefCell::new(None) };
 }
 
-/// Says that the calling thread is the program's, which collects its own deaths.
+/// Makes the calling thread collect its dead storages thread-locally. Called on the program's thread.
 pub fn collects_deaths() {
     DEATHS_HERE.with_borrow_mut(|here| {
         here.get_or_insert_default();
     });
 }
 
-/// A storage's last reference is gone; from its deleter, on any thread.
+/// Records the death of a storage. Called by its deleter, on any thread.
 pub fn died(id: StorageId) {
-    // While the thread ends there is no thread-local any more.
+    // While a thread ends, its thread-locals are no longer accessible.
     let here = DEATHS_HERE.try_with(|here| here.borrow_mut().as_mut().map(|ids| ids.push(id)));
     if !matches!(here, Ok(Some(()))) {
         DEATHS.push(id);
@@ -43,25 +46,25 @@ struct Entry {
     name: Name,
 }
 
-/// A storage that was just made.
+/// Newly created storage.
 #[derive(Clone, Copy, Debug)]
 pub struct FreshStorage {
-    /// Its id.
+    /// Id of the storage.
     pub id: StorageId,
-    /// Its address in the inaccessible range.
+    /// Fake address of the storage, in the inaccessible range.
     pub address: u64,
 }
 
-/// Bytes in the live storages of a device.
+/// Byte counters of a device's storages.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Held {
-    /// Now.
+    /// Bytes in live storages.
     pub bytes: u64,
-    /// The most there have been.
+    /// Peak of `bytes`.
     pub peak: u64,
-    /// Bytes of all storages there have been.
+    /// Bytes of all storages created so far.
     made: u64,
-    /// Values of `made` and of the freed bytes when the counters were last reset.
+    /// Created and freed bytes when the counters were last reset.
     before: [u64; 2],
 }
 
@@ -72,12 +75,12 @@ impl Held {
         self.made += nbytes;
     }
 
-    /// Bytes made since they were last counted anew.
+    /// Returns the bytes created since the last reset.
     pub fn made(&self) -> u64 {
         self.made - self.before[0]
     }
 
-    /// Bytes freed since then.
+    /// Returns the bytes freed since the last reset.
     pub fn freed(&self) -> u64 {
         self.made - self.bytes - self.before[1]
     }
@@ -90,28 +93,29 @@ pub struct Storages {
     free: Vec<StorageId>,
     epoch: u32,
     addresses: AddressRange,
-    /// By device, as far as there have been storages.
+    /// Counters by device index, up to the highest device that has had a storage.
     held: Vec<Held>,
 }
 
-/// An address range in which nothing is mapped: a stray host access faults instead of reading garbage.
+/// Address range in which nothing is mapped, so that an access by mistake faults instead of reading garbage.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressRange {
     /// First address.
     pub start: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub len: u64,
     /// Offset of the next storage.
     next: u64,
 }
 
 impl AddressRange {
-    /// A range that the caller has reserved.
+    /// Creates an address range that the caller has reserved.
     pub fn new(start: u64, len: u64) -> AddressRange {
         AddressRange { start, len, next: 64 }
     }
 
-    /// Storages get disjoint addresses until the range wraps around, far beyond any machine's memory.
+    /// Takes the next address for a storage. Addresses are disjoint until the range wraps around, after more bytes
+    /// than any machine's memory has.
     fn take(&mut self, nbytes: u64) -> u64 {
         let need = nbytes.max(1).next_multiple_of(64);
         if self.next + need > self.len {
@@ -124,17 +128,18 @@ impl AddressRange {
 }
 
 impl Storages {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(addresses: AddressRange) -> Storages {
         Storages { entries: Vec::new(), free: Vec::new(), epoch: 1, addresses, held: Vec::new() }
     }
 
-    /// Bytes of all storages that were made, each with less than 64 behind it, until addresses come again.
+    /// Returns the bytes of all storages created so far, each rounded up to a multiple of 64. Starts again when
+    /// addresses repeat.
     pub fn made(&self) -> u64 {
         self.addresses.next
     }
 
-    /// A new storage of `nbytes` on a device, named in this iteration.
+    /// Adds a storage of `nbytes` bytes on a device, with its name in this iteration.
     pub fn create(&mut self, nbytes: u64, device: u8, name: Name) -> FreshStorage {
         if self.held.len() <= usize::from(device) {
             self.held.resize(usize::from(device) + 1, Held::default());
@@ -155,27 +160,28 @@ impl Storages {
         FreshStorage { id, address }
     }
 
-    /// Its name in this iteration: [`Name::STATE`] unless an op of the iteration made it.
+    /// Returns a storage's name in this iteration: [`Name::STATE`] unless an op of this iteration created it.
     #[inline]
     pub fn name(&self, id: StorageId) -> Name {
         let entry = &self.entries[id.index()];
         if entry.epoch == self.epoch { entry.name } else { Name::STATE }
     }
 
-    /// Names a storage for this iteration.
+    /// Sets a storage's name for this iteration.
     pub fn set_name(&mut self, id: StorageId, name: Name) {
         let entry = &mut self.entries[id.index()];
         entry.epoch = self.epoch;
         entry.name = name;
     }
 
-    /// The live storage at an address: for the rare code of PyTorch's that knows only that.
+    /// Returns the live storage at an address. PyTorch identifies a storage only by its address in a few rare
+    /// places.
     pub fn at_address(&self, address: u64) -> Option<StorageId> {
         let found = self.entries.iter().position(|e| e.live && e.address == address)?;
         Some(StorageId(found as u32))
     }
 
-    /// Records another size.
+    /// Sets a storage's size.
     pub fn set_nbytes(&mut self, id: StorageId, nbytes: u64) {
         let entry = &mut self.entries[id.index()];
         let held = &mut self.held[usize::from(entry.device)];
@@ -184,19 +190,19 @@ impl Storages {
         entry.nbytes = nbytes;
     }
 
-    /// Records that a storage has at least so many bytes.
+    /// Increases a storage's size to at least `nbytes` bytes.
     pub fn grow(&mut self, id: StorageId, nbytes: u64) {
         if nbytes > self.entries[id.index()].nbytes {
             self.set_nbytes(id, nbytes);
         }
     }
 
-    /// Forgets all names: a new iteration begins.
+    /// Clears all names at the beginning of a new iteration.
     pub fn next_iteration(&mut self) {
         self.epoch += 1;
     }
 
-    /// Moves the ids that died to `dead`.
+    /// Moves the ids of dead storages to `dead`.
     pub fn collect_dead(&mut self, dead: &mut Vec<StorageId>) {
         DEATHS_HERE.with_borrow_mut(|here| {
             for id in here.iter_mut().flat_map(|ids| ids.drain(..)) {
@@ -217,24 +223,24 @@ impl Storages {
         dead.push(id);
     }
 
-    /// Makes ids available again whose release was given to the executor.
+    /// Makes ids available for reuse after their release has been sent to the executor.
     pub fn recycle(&mut self, ids: &[StorageId]) {
         self.free.extend_from_slice(ids);
     }
 
-    /// What the live storages of each device hold; devices without storages so far may be missing at the end.
+    /// Returns the counters by device index. Devices without storages so far may be missing at the end.
     pub fn held(&self) -> &[Held] {
         &self.held
     }
 
-    /// Counts a device's peak from now.
+    /// Resets a device's peak to its current bytes.
     pub fn reset_peak(&mut self, device: u8) {
         if let Some(held) = self.held.get_mut(usize::from(device)) {
             held.peak = held.bytes;
         }
     }
 
-    /// Counts what is made and freed on a device from now.
+    /// Resets a device's created and freed bytes to zero.
     pub fn reset_accumulated(&mut self, device: u8) {
         if let Some(held) = self.held.get_mut(usize::from(device)) {
             held.before = [held.made, held.made - held.bytes];

@@ -1,4 +1,4 @@
-//! When what happened, for pictures of a run; off unless asked for.
+//! Timeline of events for diagrams of a program's run. Recording is off by default.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,38 +8,38 @@ use parking_lot::Mutex;
 use tandem_kernels::run::BlockRun;
 use tandem_tracegraph::ids::LocationId;
 
-/// Why PythonRunner was not running the program.
+/// Activity of PythonRunner other than running the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Python {
-    /// It waited for a value.
+    /// Waiting for a value.
     Fetch,
-    /// It waited for room, or for GraphRunner to come to rest.
+    /// Waiting until the queue has room or GraphRunner is idle.
     Stall,
-    /// It traced: ran an op itself.
+    /// Tracing: running an op on the program's thread.
     Trace,
 }
 
-/// A span of time, in nanoseconds since the timeline began.
+/// Time span, in nanoseconds since the timeline began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// Begin.
+    /// Start of the span.
     pub start: u64,
-    /// Length.
+    /// Length of the span.
     pub duration: u64,
 }
 
-/// What happened.
+/// Recorded event.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// On the program's thread, in an iteration, at a place.
+    /// Activity of the program's thread, with its iteration and location.
     Python(Span, Python, u64, LocationId),
-    /// A run: its first block, number of ops, and iteration.
+    /// Execution of a run, with its first block, number of ops, and iteration.
     Run(Span, u32, u32, u64),
-    /// An iteration.
+    /// Iteration with this number.
     Step(Span, u64),
 }
 
-/// Events that are kept; the oldest go first.
+/// Maximum number of events. The oldest are dropped first.
 const MAX_EVENTS: usize = 200_000;
 
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ struct Events {
     dropped: u64,
 }
 
-/// Events of both runners.
+/// Events of PythonRunner and GraphRunner.
 #[derive(Debug)]
 pub struct Timeline {
     on: AtomicBool,
@@ -63,18 +63,18 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Whether events are recorded.
+    /// Turns recording on or off.
     pub fn record(&self, on: bool) {
         self.on.store(on, Ordering::Relaxed);
     }
 
-    /// Nanoseconds since it began; 0 where nothing is recorded.
+    /// Returns the nanoseconds since the timeline began, or 0 if recording is off.
     #[inline]
     pub fn now(&self) -> u64 {
         if self.on.load(Ordering::Relaxed) { self.began.elapsed().as_nanos() as u64 } else { 0 }
     }
 
-    /// The time that an instant has here.
+    /// Returns an instant as nanoseconds since the timeline began.
     pub fn at(&self, instant: Instant) -> u64 {
         instant.saturating_duration_since(self.began).as_nanos() as u64
     }
@@ -93,28 +93,28 @@ impl Timeline {
         (begin > 0 && now >= begin).then(|| Span { start: begin, duration: now - begin })
     }
 
-    /// A run ended that began at `begin`.
+    /// Records a run that began at `begin` and ends now.
     pub fn ran(&self, begin: u64, run: &BlockRun) {
         if let (Some(span), Some(first)) = (self.since(begin), run.segments.first()) {
             self.add(Event::Run(span, first.block.0, run.len() as u32, run.iteration));
         }
     }
 
-    /// What PythonRunner did since `begin`.
+    /// Records an activity of PythonRunner that began at `begin` and ends now.
     pub fn python(&self, begin: u64, what: Python, iteration: u64, location: LocationId) {
         if let Some(span) = self.since(begin) {
             self.add(Event::Python(span, what, iteration, location));
         }
     }
 
-    /// An iteration ended that began at `begin`.
+    /// Records an iteration that began at `begin` and ends now.
     pub fn step(&self, begin: u64, iteration: u64) {
         if let Some(span) = self.since(begin) {
             self.add(Event::Step(span, iteration));
         }
     }
 
-    /// The events, oldest first, and how many were dropped.
+    /// Returns the events, oldest first, and the number of dropped events.
     pub fn events(&self) -> (Vec<Event>, u64) {
         let events = self.events.lock();
         (events.newest.iter().cloned().collect(), events.dropped)

@@ -1,4 +1,4 @@
-//! How the runtime reaches PyTorch: one trait, implemented by the bridge and by the tests' fakes.
+//! The runtime's interface to PyTorch: one trait, implemented by the bridge and by the fakes of the tests.
 
 use std::ffi::c_void;
 
@@ -6,18 +6,20 @@ use tandem_kernels::host::{Exception, Generator};
 use tandem_kernels::run::HostFeed;
 use tandem_tracegraph::call::Input;
 
-/// What the runtime asks of PyTorch.
+/// Functions that the runtime needs from PyTorch.
 pub trait Torch: Send + Sync {
-    /// The contents of a host window as they are now; PyTorch's exception where there is no memory for a copy.
+    /// Copies the current contents of a host window. Returns PyTorch's exception if there is no memory for the
+    /// copy.
     fn snapshot(&self, input: &Input<'_>) -> Result<HostFeed, Exception>;
-    /// Keeps a generator for a run.
+    /// Takes a reference to a generator for a run.
     fn generator(&self, generator: *mut c_void) -> Generator;
-    /// What the calling thread's kernels depend on (number of threads, floating-point modes), packed.
+    /// Returns the settings of the calling thread that affect its kernels (number of threads, floating-point
+    /// modes), packed.
     fn thread_settings(&self) -> i32;
-    /// Gives the calling thread's kernels these settings.
+    /// Applies these settings to the calling thread's kernels.
     fn use_thread_settings(&self, settings: i32);
-    /// Called once on the GraphRunner thread.
+    /// Initializes a GraphRunner thread. Called once on each.
     fn enter_graph_runner(&self);
-    /// Runs `work` marked as the executor's own, so that it does not wait for itself.
+    /// Runs `work` with the calling thread marked as inside the executor, so that it does not wait for itself.
     fn in_executor(&self, work: &mut dyn FnMut());
 }

@@ -1,4 +1,4 @@
-//! Whatever a program passes, a co-executed kernel is given the same.
+//! A co-executed kernel receives the same arguments as the program passes, for all types of arguments.
 
 mod fakes;
 
@@ -56,7 +56,7 @@ fn value() -> impl Strategy<Value = Value> {
         complex(),
         prop::collection::vec(-1e3..1e3, 0..4).prop_map(Value::Floats),
         (prop::collection::vec(number(), 1..3), number()).prop_map(|(mut list, last)| {
-            // Of more than one type: see `a_list_of_scalars_stays_one`.
+            // Values of more than one type; see `a_list_of_scalars_stays_one`.
             list.push(last);
             list.push(Value::Int(1));
             list.push(Value::Float(1.0));
@@ -80,7 +80,7 @@ fn sizes() -> impl Strategy<Value = Value> {
     prop_oneof![any::<i64>().prop_map(Value::Int), prop::collection::vec(0..9i64, 0..4).prop_map(Value::Ints)]
 }
 
-/// What the kernel was given, imperatively and in each of four steps.
+/// Returns the arguments that the kernel received: imperatively, and in each of four steps on the engine.
 fn echoes(op: Op, values: &[Value], generator: bool, second: bool) -> (String, Vec<String>) {
     fn run(
         m: &mut dyn Machine,

@@ -1,4 +1,4 @@
-//! The phase machine with fakes: what is traced, co-executed, fed, fetched, diverged from and freed.
+//! Tests of the phase machine with fakes: tracing, co-execution, feeds, fetches, divergences and freeing.
 
 mod fakes;
 
@@ -14,15 +14,15 @@ use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{Message, Waited};
 use tandem_runtime::placement::Place;
 
-/// One iteration: given the state and its number, it returns tensors to be compared.
+/// One iteration: takes the state and the iteration's number, and returns the tensors to compare.
 type Program<'p> = &'p dyn Fn(&mut dyn Machine, &mut Vec<Tensor>, usize) -> Vec<Tensor>;
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Runs a program on both machines. Values are compared after each step, and in another run only at the end,
-/// with all outputs held. The machine of that run is given back, with its state.
+/// Runs a program on both machines. One run compares values after each step; another run holds all outputs and
+/// compares them only at the end. Returns the machine of the latter, with its state.
 fn agrees(state: &[f32], steps: usize, program: Program<'_>) -> (CoExecution, Vec<Tensor>) {
     agrees_with(Config::default(), state, steps, program)
 }
@@ -59,7 +59,8 @@ fn agrees_with(
     let mut outs = Vec::new();
     for i in 0..steps {
         let made = program(&mut held, &mut variables, i);
-        // What is changed in place later is compared as it is at the end of its step only.
+        // A tensor computed from the output is held, since the output itself may be changed in place in a later
+        // step.
         outs.push(made.into_iter().map(|t| held.relu(9_000, &t)).collect::<Vec<_>>());
         held.step();
     }
@@ -77,7 +78,7 @@ fn agrees_with(
     (held, variables)
 }
 
-/// w *= 1 + relu(w + n) / 8, roughly; returns the relu.
+/// Computes a = w + n w, b = relu(a), w *= w + b / 8 for a number n, and returns b.
 fn chain(m: &mut dyn Machine, w: &Tensor, line: u32, number: f64) -> Tensor {
     let a = m.add(line, w, w, number);
     let b = m.relu(line + 1, &a);
@@ -139,7 +140,7 @@ fn host_tensors_are_fed_as_they_are_at_the_call() {
         let every_second = host.slice(i as i64 % 2, 2, 2);
         let a = m.one(1, Op::ToDevice, &[V::T(&host)]);
         let b = m.one(2, Op::ToDevice, &[V::T(&every_second)]);
-        // Overwritten on the host at once: by a fetch.
+        // A fetch overwrites the host tensor immediately.
         m.call(3, Op::Copy_, &[V::T(&host), V::T(&s[0])]).unwrap();
         vec![a, b]
     });
@@ -185,7 +186,7 @@ fn a_branch_is_a_divergence_once_and_a_case_then() {
     let mut engine = m.engine();
     assert_eq!(engine.paths(), 2);
     assert!(engine.report().divergences[0].difference.sentence().contains("expected aten::relu"));
-    // What follows the branch is there once: it was rejoined.
+    // The ops after the branch are in the graph only once: the paths rejoin.
     assert_eq!(engine.graph().len(), 1 + 1 + 2 + 3);
 }
 
@@ -214,7 +215,7 @@ fn divergence_at_the_start_of_a_block() {
 
 #[test]
 fn divergence_in_the_middle_of_a_block_repeats_and_loses_nothing() {
-    // `agrees` compares the list of kernels that ran.
+    // `agrees` compares the lists of kernels that ran.
     let (m, _) = agrees(&[1.0, -2.0], 12, &|m, s, i| {
         let a = m.add(1, &s[0], &s[0], 0.5);
         m.mul_(2, &s[0], &a);
@@ -289,7 +290,7 @@ fn a_loop_of_constant_count_is_one_block() {
         vec![x]
     });
     assert_eq!((m.steps(), m.divergences()), ((2, 8), 0));
-    // The start, the three ops, and the one that looks at the result.
+    // The start, the three ops, and the relu that `agrees` adds.
     assert_eq!(m.engine().graph().len(), 5);
     assert_eq!(m.engine().symbolic().blocks.len(), 1);
 }
@@ -311,10 +312,10 @@ fn a_loop_of_changing_count_co_executes() {
     assert!(m.steps().0 <= 6, "{:?}", m.steps());
 }
 
-/// Issues an op at a line of a function that others called.
+/// Function that issues an op at a line of a function with these callers.
 type Issue<'m> = &'m mut dyn FnMut(&[i32], u32, Op, &[V<'_>]) -> Tensor;
 
-/// A sum over a tree, by recursion; each call is a frame.
+/// Sums over a tree recursively, with one frame per call.
 fn tree(issue: Issue<'_>, frames: &mut Vec<i32>, x: &Tensor, shape: u32, depth: u32) -> Tensor {
     if depth == 0 || shape.is_multiple_of(3) {
         return issue(frames, 1, Op::Relu, &[V::T(x)]);
@@ -432,7 +433,7 @@ fn an_iteration_may_end_early() {
         }
         vec![chain(m, &s[0], 10, 0.25)]
     });
-    // One relu more in the run that holds: it ends both ways alike.
+    // Both kinds of iteration end with the relu that `agrees` adds.
     assert!(m.divergences() <= 1);
 }
 
@@ -504,7 +505,7 @@ fn out_arguments_are_resized() {
         m.call(2, Op::AddOut, &[V::T(&x), V::T(&x), V::F(1.0), V::T(&out)]).unwrap();
         assert_eq!(out.len(), x.len());
         let y = m.relu(3, &out);
-        // Of the right size already.
+        // The output already has the right size.
         m.call(4, Op::AddOut, &[V::T(&x), V::T(&y), V::F(2.0), V::T(&out)]).unwrap();
         vec![y, out]
     });
@@ -565,7 +566,7 @@ fn released_storages_are_freed() {
         }
         m.step();
         m.synchronize().unwrap();
-        // At most this step's: the deaths of its last run are told with the next.
+        // Only storages of this step may be left: their deaths are sent with the next run.
         assert!(m.torch.live() <= 25, "{} buffers after step {i}", m.torch.live());
     }
     assert!(m.engine().storages().held()[0].bytes <= 25 * 8);
@@ -593,7 +594,7 @@ fn what_nobody_reads_is_not_computed() {
     m.synchronize().unwrap();
     m.torch.take_calls();
     let kept = program(&mut m);
-    // The second and the third feed nothing that is left; whether a relu could fail is not known.
+    // The second and the third neg are dead. The relu is not, since it might fail.
     assert_eq!(m.peek(&kept), [1.0, -2.0]);
     assert_eq!(m.torch.take_calls(), [Op::Neg, Op::Relu, Op::Neg]);
     drop((kept, w));
@@ -649,7 +650,8 @@ fn ops_of_another_thread_run_between() {
 
 // --- Failures ---------------------------------------------------------------------------------------------
 
-/// Warms up with an op that fails where `x[0]` is negative.
+/// Issues ops of which one fails if `x[0]` is negative. Returns a tensor that depends on this op and one that does
+/// not.
 fn failing(m: &mut CoExecution, x: &[f32]) -> (Tensor, Tensor) {
     let x = m.feed(1, x);
     let checked = m.one(2, Op::Check, &[V::T(&x)]);
@@ -664,7 +666,7 @@ fn a_failure_while_tracing_is_raised_at_the_op() {
     let x = m.feed(1, &[-1.0]);
     let raised = m.call(2, Op::Check, &[V::T(&x)]);
     assert!(matches!(&raised, Err(CallError::Raised(f)) if f.name == "aten::check"), "{:?}", raised.err());
-    // The program has caught it and goes on.
+    // The program has caught the exception and continues.
     assert_eq!(m.item(3, &x).unwrap(), -1.0);
     m.step();
     drop((x, raised));
@@ -693,7 +695,7 @@ fn a_failure_poisons_its_dependants_only_and_is_raised_at_the_fetch() {
         assert_eq!(m.lines(failure.location), [2]);
     }
     assert_eq!(m.item(12, &independent).unwrap(), -2.0);
-    // Work after it runs.
+    // Later work runs.
     let (dependent, _) = failing(&mut m, &[3.0, 2.0]);
     assert_eq!(m.fetch(13, &dependent).unwrap(), [3.0, 2.0]);
     m.step();
@@ -743,19 +745,19 @@ fn the_same_op_failing_again_by_poison_is_not_the_op_that_raised() {
     let flip = m.feed(3, &[-1.0]);
     m.mul_(4, &x, &flip);
     m.step();
-    // Fails, asynchronously.
+    // This op fails asynchronously.
     let y = m.one(2, Op::Check, &[V::T(&x)]);
     let flip = m.feed(3, &[1.0]);
     m.mul_(4, &y, &flip);
     m.step();
-    // A divergence: the op now runs at once and reads poison.
+    // A divergence: the op now runs immediately and reads poison.
     let more = m.feed(9, &[1.0]);
     let raised = m.call(10, Op::Check, &[V::T(&y)]);
     assert!(matches!(raised, Err(CallError::Poisoned(_))), "{:?}", raised.err());
     drop(more);
 }
 
-/// Co-executes an op that panics where `x` is negative.
+/// Prepares co-execution of an op that panics if `x` is negative, and makes `x` negative.
 fn panicking(m: &mut CoExecution) -> Tensor {
     let x = m.state(&[1.0]);
     for _ in 0..4 {
@@ -776,13 +778,13 @@ fn a_dead_graph_runner_raises_and_does_not_hang() {
     let x = panicking(&mut m);
     m.one(1, Op::Panic, &[V::T(&x)]);
     m.step();
-    // Its thread takes the run, nobody helps.
+    // GraphRunner's thread takes the run; no other thread helps.
     while !m.torch.take_calls().contains(&Op::Panic) {
         std::thread::yield_now();
     }
     let raised = m.item(3, &x);
     assert!(matches!(raised, Err(CallError::Dead)), "{raised:?}");
-    // Again, and by back-pressure.
+    // The error is raised again, also by back-pressure.
     let mut ahead = 0;
     let outcome = loop {
         match m.call(1, Op::Panic, &[V::T(&x)]) {
@@ -803,7 +805,7 @@ fn a_panic_on_a_thread_that_helps_is_not_a_hang_later() {
     let waiter = m.engine().runner().waiter();
     let helped = {
         let engine = m.engine();
-        // Held until the message is there, so that this thread may be the first to take it.
+        // The executor's lock is held until the message is sent, so that this thread may be the first to take it.
         let executor = engine.runner().executor();
         let ticket = engine.runner().send(Message::Run(Box::default(), fakes::kernels::PANIC));
         drop(executor);
@@ -856,7 +858,7 @@ fn the_program_runs_ahead_within_bounds() {
     m.torch.close_gate(true);
     let torch = m.torch;
     let mut most = 0;
-    // Eight runs go out without a wait; the ninth op waits until somebody opens the gate.
+    // Eight runs are sent without a wait. The ninth op waits until the gate opens.
     let before = m.waits;
     for _ in 0..8 {
         step(&mut m);
@@ -893,7 +895,7 @@ fn a_program_begins_anew() {
     assert_eq!(m.leaked(), (0, 0));
 }
 
-/// A loop without an end of iteration: each round takes the branches whose bits are set.
+/// One round of a loop without an end of the iteration. The round takes the branches whose bits are set.
 fn round(m: &mut dyn Machine, w: &Tensor, branches: u32) -> Tensor {
     let mut a = m.relu(100, w);
     for bit in 0..8 {
@@ -905,7 +907,7 @@ fn round(m: &mut dyn Machine, w: &Tensor, branches: u32) -> Tensor {
     m.add(200, &a, &a, 0.25)
 }
 
-/// Divergences and traced ops of each call of `pass`.
+/// Returns the numbers of divergences and of traced ops in each call of `pass`.
 fn costs(
     m: &mut CoExecution,
     passes: usize,
@@ -927,7 +929,7 @@ fn costs(
     costs
 }
 
-/// Training iterations, and then no end of iteration any more.
+/// Runs training iterations. The caller's ops after them have no end of an iteration.
 fn trained() -> (CoExecution, Tensor) {
     let mut m = CoExecution::new();
     let w = m.state(&[1.0, -2.0]);
@@ -953,7 +955,7 @@ fn a_branch_of_a_later_loop_is_learnt_when_it_comes_again() {
     for _ in 0..4 {
         round(&mut m, &w, 0);
     }
-    // Between the loops, and in the second one, is something else.
+    // An op separates the two loops. The second loop takes other branches.
     m.mul_(300, &w, &w);
     let costs = costs(&mut m, 6, |m, _| drop(round(m, &w, 0b11)));
     assert_eq!(costs[0].0, 1);
@@ -981,7 +983,7 @@ fn a_branch_in_an_unrolled_loop_is_learnt_when_it_comes_again() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Of a way from op to op that came before in an iteration nothing is traced, whichever loops it is in,
+    /// If every edge of a path was taken before in the iteration, nothing on the path is traced, in any loop,
     /// unrolled or not.
     #[test]
     fn a_way_that_came_before_co_executes(
@@ -1013,13 +1015,13 @@ proptest! {
     }
 }
 
-/// The lines of a round of a loop: of one body, with the branches whose bits are set.
+/// Returns the lines of a round of a loop: of one of three bodies, with the branches whose bits are set.
 fn way(body: u32, branches: u32) -> Vec<u32> {
     let mut way: Vec<u32> = (0..4).map(|i| 1000 * (body + 1) + i).collect();
     for bit in (0..4).filter(|bit| branches & (1 << bit) != 0) {
         way.extend([0, 1].map(|i| 1000 * (body + 1) + 100 + 10 * bit + i));
     }
-    // Two bodies end alike.
+    // Two of the bodies end with the same line.
     way.push(if body == 0 { 1900 } else { 9000 });
     way
 }
@@ -1028,7 +1030,7 @@ fn way(body: u32, branches: u32) -> Vec<u32> {
 fn walk(m: &mut dyn Machine, w: &Tensor, lines: &[u32]) {
     for &line in lines {
         let (number, none) = (V::F(0.0), V::None);
-        // The line is an attribute too, so that no op is taken for another one.
+        // The line is also an attribute, so that ops of different lines are never the same.
         let args = [V::T(w), number.clone(), number.clone(), number.clone(), number, V::I(i64::from(line))];
         m.one(line, Op::Echo, &[&args[..], &[none.clone(), V::Ints(&[1]), none, V::T(w)]].concat());
     }

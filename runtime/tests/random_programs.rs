@@ -1,7 +1,7 @@
-//! Random programs on both machines: every value that a program sees is the same.
+//! Random programs on both machines: every value that a program sees must be the same.
 //!
-//! The machines go in step, op by op. Where the engine raises an exception for an op, the reference knows the
-//! result to be poisoned, and the program goes on without it.
+//! The machines run in lockstep, op by op. If the engine raises an exception for an op, the reference must know
+//! the result to be poisoned, and the program continues without it.
 
 mod fakes;
 
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use tandem_runtime::config::Config;
 
-/// A variable, by number.
+/// Number of a variable.
 type Var = usize;
 const VARS: usize = 6;
 
@@ -23,9 +23,9 @@ enum Stmt {
     AddSelf(Var, Var),
     Mul(Var, Var),
     Relu(Var, Var),
-    /// A view in Python: no op.
+    /// View made without an op.
     Slice(Var, Var, u8, u8, u8),
-    /// A view by an operator.
+    /// View made by an operator.
     Narrow(Var, Var, u8),
     AddOut(Var, Var, Var),
     Copy(Var, Var),
@@ -34,22 +34,22 @@ enum Stmt {
     Full(Var, u8),
     Arange(Var, u8),
     Feed(Var, u8),
-    /// A feed into an existing tensor.
+    /// Feed into an existing tensor.
     FeedInto(Var),
     Uniform(Var, u8),
     Nonzero(Var, Var),
     Check(Var, Var),
     Item(Var),
     Fetch(Var),
-    /// By a thread that is not the program's.
+    /// Op issued by a thread other than the program's.
     Elsewhere(Var, Var),
     Assign(Var, Var),
     Drop(Var),
-    /// Kept for this many steps, then compared.
+    /// Value that is held for this many steps and then compared.
     Hold(Var, u8),
-    /// Taken by the iterations whose choice has this bit.
+    /// Branch: the first list for iterations whose choice has this bit, the second for the others.
     If(u8, Vec<Stmt>, Vec<Stmt>),
-    /// As many times as the iteration's size says.
+    /// Loop whose number of rounds depends on the iteration's size.
     Repeat(u8, Vec<Stmt>),
     EndIf(u8),
 }
@@ -92,7 +92,7 @@ fn stmt() -> impl Strategy<Value = Stmt> {
     })
 }
 
-/// What differs from iteration to iteration.
+/// Parameters that differ between iterations.
 #[derive(Clone, Debug)]
 struct Iteration {
     choices: u8,
@@ -101,7 +101,7 @@ struct Iteration {
 }
 
 fn iteration() -> impl Strategy<Value = Iteration> {
-    // Mostly the same way, so that there is something to co-execute.
+    // Most iterations take the same path, so that there is something to co-execute.
     let choices = prop_oneof![3 => Just(0u8), 2 => 0..8u8];
     let size = prop_oneof![2 => Just(0u8), 1 => 0..3u8];
     (choices, size, -1.0..1.0f32).prop_map(|(choices, size, number)| Iteration { choices, size, number })
@@ -111,7 +111,7 @@ fn iteration() -> impl Strategy<Value = Iteration> {
 #[derive(Clone)]
 struct Pair {
     expected: Tensor,
-    /// `None` where an exception took its place.
+    /// Value on the engine; `None` if an exception was raised instead.
     got: Option<Tensor>,
 }
 
@@ -120,16 +120,16 @@ struct Both {
     engine: CoExecution,
     vars: Vec<Option<Pair>>,
     held: VecDeque<(usize, Pair)>,
-    /// Stores of the reference whose values depend on a failure.
+    /// Stores of the reference machine whose values depend on a failure.
     poisoned: Vec<Rc<fakes::Store>>,
     now: usize,
     line: u32,
 }
 
-/// The iteration ends here.
+/// Early end of the iteration.
 struct Ended;
 
-/// An argument for both machines.
+/// Argument for both machines.
 enum A<'a> {
     P(&'a Pair),
     List(Vec<&'a Pair>),
@@ -139,7 +139,7 @@ enum A<'a> {
 
 impl Both {
     fn new() -> Both {
-        // Back-pressure is part of it.
+        // The low limit also tests back-pressure.
         let mut engine = CoExecution::with(Config { max_pending: 4, ..Config::default() });
         let mut eager = Imperative::new();
         let mut state = |i: usize| {
@@ -160,13 +160,13 @@ impl Both {
         }
     }
 
-    /// Nobody can read a storage any more whose op raised.
+    /// Drops the engine's tensors on a store that an op which raised would have written.
     fn forget(&mut self, store: &Rc<fakes::Store>) {
         let pairs = self.vars.iter_mut().flatten().chain(self.held.iter_mut().map(|(_, p)| p));
         pairs.filter(|p| Rc::ptr_eq(&p.expected.store, store)).for_each(|p| p.got = None);
     }
 
-    /// Issues an op on both machines. `written` is the input that it writes.
+    /// Issues an op on both machines. `written` is the input that the op writes.
     fn issue(&mut self, op: Op, args: &[A<'_>], written: Option<&Pair>) -> Vec<Pair> {
         let pairs: Vec<&Pair> = args
             .iter()
@@ -176,7 +176,7 @@ impl Both {
                 A::Host(_) | A::V(_) => vec![],
             })
             .collect();
-        // What is written anew, all of it, is poisoned no more.
+        // A store that is completely overwritten is no longer poisoned.
         if let (Op::Copy_, Some(to)) = (op, written)
             && to.expected.is_whole()
             && !pairs[1..].iter().any(|p| Rc::ptr_eq(&p.expected.store, &to.expected.store))
@@ -184,7 +184,7 @@ impl Both {
             self.poisoned.retain(|s| !Rc::ptr_eq(s, &to.expected.store));
         }
         let poisoned = pairs.iter().any(|p| self.is_poisoned(p));
-        // The reference computes something anyway, so that there is a tensor to stand for the poison.
+        // The reference uses a tensor as a stand-in for a poisoned result.
         let hosts: Vec<_> = args
             .iter()
             .map(|a| if let A::Host(v) = a { Some((self.eager.host(v), self.engine.host(v))) } else { None })
@@ -262,7 +262,7 @@ impl Both {
         Pair { expected: cut(&p.expected), got: p.got.as_ref().map(cut) }
     }
 
-    /// Two windows of the same length.
+    /// Returns two windows of the same length.
     fn same_length(&self, a: Var, b: Var) -> Option<(Pair, Pair)> {
         let (a, b) = (self.get(a)?, self.get(b)?);
         let n = a.expected.len().min(b.expected.len());
@@ -282,7 +282,7 @@ impl Both {
         }
     }
 
-    /// Runs one statement; `None` where a variable is missing, which is no error.
+    /// Runs one statement. Returns `None` if a variable is missing, which is not an error.
     fn run(&mut self, stmt: &Stmt, it: &Iteration) -> Option<()> {
         let len = |n: u8| i64::from(n + it.size);
         match *stmt {
@@ -322,7 +322,7 @@ impl Both {
             Stmt::AddOut(a, b, out) => {
                 let (a, b) = self.same_length(a, b)?;
                 let out = self.get(out)?;
-                // A resize gives a dense window.
+                // A resized window would be contiguous.
                 if out.expected.window.borrow().strides != [1] {
                     return None;
                 }
@@ -373,7 +373,7 @@ impl Both {
             }
             Stmt::Nonzero(to, a) => {
                 let a = self.get(a)?;
-                // Its shape is a fetch: poison is raised here.
+                // The op needs its output's shape and raises poison immediately.
                 if self.is_poisoned(&a) {
                     return None;
                 }
@@ -461,7 +461,7 @@ impl Both {
             (due.into_iter().map(|(_, p)| p).collect(), later.into())
         };
         due.iter().for_each(|p| self.compare(p));
-        // Poison that no variable holds any more is no concern.
+        // Poisoned stores that no variable holds are dropped.
         self.poisoned.retain(|s| Rc::strong_count(s) > 1);
     }
 

@@ -1,4 +1,4 @@
-//! What becomes of an operator call in each phase.
+//! Handling of an operator call in each phase.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::storage::{FreshStorage, Storages};
 use crate::timeline::Python;
 
 impl Engine {
-    /// Takes one step with an operator call, see the module's documentation.
+    /// Advances an operator call by one step; see the module's documentation.
     pub fn dispatch(
         &mut self,
         call: &Call<'_>,
@@ -41,7 +41,7 @@ impl Engine {
             self.settled(since.elapsed());
         }
         if self.iteration.ops == 0 {
-            // What the program did between iterations is not theirs.
+            // The iteration begins with its first op; the time between iterations does not count.
             self.begin_iteration();
         }
         if !site.program_thread {
@@ -70,8 +70,9 @@ impl Engine {
         }
     }
 
-    /// The usual case: the call is the only op that may come, as it was the last time, by operator, attributes, dataflow
-    /// and shapes. Most of what an op costs the program's thread is spent here.
+    /// The fast path: returns the node, position and variant of a call that is the only op that may follow and
+    /// equals the last one here in operator, attributes, dataflow and shapes. Most of the time that an op costs
+    /// the program's thread is spent here.
     #[inline]
     fn as_before(&self, call: &Call<'_>) -> Option<(NodeId, Position, u32)> {
         if self.phase != Phase::CoExecution || self.is_holding_enough() {
@@ -93,12 +94,12 @@ impl Engine {
         recurs.then_some((id, position, hint.number))
     }
 
-    /// Lazy evaluation holds back no more than this.
+    /// Returns whether lazy evaluation holds back the maximum number of runs.
     fn is_holding_enough(&self) -> bool {
         self.config.mode == Mode::Lazy && self.held.len() as u64 >= self.config.max_pending
     }
 
-    /// Runs an op of another thread, or one that is not to be recorded.
+    /// Runs an op of another thread, or an op that is not recorded.
     fn run_unrecorded(&mut self, call: &Call<'_>, sink: &mut dyn Sink) -> Result<Progress, CallError> {
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, false));
@@ -108,15 +109,16 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Runs a call that gives a value to the host. It is no node: the open block is cut here, and the next
-    /// graph has a block end here.
+    /// Runs a call that returns a value to the host. It gets no node. The open run is cut here, and the next
+    /// symbolic graph ends a block here.
     fn fetch(&mut self, call: &Call<'_>, site: &Site, sink: &mut dyn Sink) -> Result<Progress, CallError> {
         let waited = self.report.python_stall_ns;
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, true));
         }
         self.fetch_wait_ns += self.report.python_stall_ns - waited;
-        // Looking at the stack takes longer than the fetch: what was fetched here before is fetched again.
+        // Walking the stack takes longer than the fetch, so the location of an earlier fetch after the same op is
+        // reused.
         let here = (self.at, call.op, self.fetches_here.min(MAX_FETCHES));
         let location = match (self.fetch_sites.get(&here), &site.stack) {
             (Some(known), _) => *known,
@@ -154,7 +156,8 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Reads a call's last tensor; false where that is not a matter of copying bytes. GraphRunner is idle.
+    /// Copies the elements of a call's last input to `room`. Returns false if that is not a plain copy of bytes.
+    /// GraphRunner is idle.
     fn read(&mut self, call: &Call<'_>, room: &mut [u8]) -> Result<bool, CallError> {
         let Some(from) = call.inputs.last() else { return Ok(false) };
         let (Place::Storage { id, .. }, 0) = (from.place, from.flags & (flags::CONJ | flags::NEG)) else {
@@ -176,8 +179,8 @@ impl Engine {
         }
     }
 
-    /// An op that the cursor does not expect: by its place it may be one that the symbolic graph has elsewhere, and
-    /// co-execution goes on there. Else it is traced.
+    /// Handles an op that the cursor does not expect. If the symbolic graph has it elsewhere, by its location,
+    /// co-execution continues there. Otherwise the op is traced.
     fn jump_or_trace(
         &mut self,
         call: &Call<'_>,
@@ -202,8 +205,8 @@ impl Engine {
         }
     }
 
-    /// Tracing: runs the op at once and merges it. An op that raises is nothing that happened: it is not
-    /// merged, and where co-execution did not expect it, co-execution goes on.
+    /// Tracing: runs the op immediately and merges it. An op that raises is not merged, and if the phase was
+    /// co-execution, it continues.
     fn trace(
         &mut self,
         call: &Call<'_>,
@@ -249,7 +252,7 @@ impl Engine {
         }
     }
 
-    /// Co-executes an op at its position, or runs it there where its variant must be found out.
+    /// Co-executes an op at its position, or runs it immediately if its variant is unknown.
     fn continue_at(
         &mut self,
         call: &Call<'_>,
@@ -267,7 +270,7 @@ impl Engine {
         }
     }
 
-    /// Notes a validated op, and what it feeds.
+    /// Records a validated op and its feeds.
     #[inline(always)]
     fn coexecute(
         &mut self,
@@ -285,8 +288,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The variant under which an op can be co-executed: one that it has, or a new one where a rule tells its results.
-    /// A rule is asked for shapes alone: what PyTorch refuses of other dtypes, it must refuse now.
+    /// Returns the index of the variant with which an op can be co-executed: an existing one, or a new one if a
+    /// rule computes its outputs. Rules are applied to new shapes only, not to new dtypes: PyTorch may reject
+    /// those, and must raise at the call.
     fn variant(&mut self, call: &Call<'_>, id: NodeId, position: Position) -> Option<u32> {
         let (node, info) = (self.graph.node(id), &self.ops[call.op.index()]);
         if node.dynamic || !call.numbers_fit || may_overlap(info, call) {
@@ -302,7 +306,7 @@ impl Engine {
         self.graph.node(id).variant(call, &self.ops[call.op.index()], 0)
     }
 
-    /// What a call gave is what the operator's rule says, or the rule is not followed any more.
+    /// Compares a call's outputs with the operator's rule, and drops the rule if they differ.
     fn check_rule(&mut self, call: &Call<'_>, outputs: &Outputs) {
         let rule = &mut self.rules[call.op.index()];
         let told = rule.as_ref().and_then(|rule| rule.outputs(call));
@@ -314,7 +318,7 @@ impl Engine {
         }
     }
 
-    /// An op of the graph whose output shapes must be found out: it runs now, and co-execution goes on.
+    /// Runs an op of the graph immediately to determine the shapes of its outputs. Co-execution continues.
     fn run_inside(
         &mut self,
         call: &Call<'_>,
@@ -338,7 +342,7 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Runs an op on this thread. GraphRunner is idle.
+    /// Runs an op on this thread. GraphRunner must be idle.
     fn run_now(&mut self, call: &Call<'_>, location: LocationId) -> Result<(Outputs, Fresh), CallError> {
         let mut fresh = Fresh::new();
         self.collect_dead();
@@ -369,7 +373,7 @@ impl Engine {
         Ok((outputs, fresh))
     }
 
-    /// Keeps a new combination of shapes for the next time.
+    /// Adds a new variant for this call to the node.
     fn learn_variant(&mut self, node: NodeId, call: &Call<'_>, outputs: &Outputs) {
         let info = &self.ops[call.op.index()];
         let entry = self.graph.node(node);
@@ -383,7 +387,7 @@ impl Engine {
         }
     }
 
-    /// Makes a node the iteration's last, and names the storages that it made.
+    /// Makes a node the last op of the iteration, and names the storages that it created.
     fn commit(&mut self, node: NodeId, fresh: &[FreshStorage]) {
         for (i, made) in fresh.iter().enumerate() {
             self.storages.set_name(made.id, Name::made_by(node, i as u16));
@@ -397,7 +401,7 @@ impl Engine {
     }
 }
 
-/// Storages grow where the windows that an op resized need it.
+/// Grows storages for the windows that an op resized.
 pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &Outputs) {
     for change in &outputs.resized {
         let input = &call.inputs[change.input as usize];
@@ -407,10 +411,11 @@ pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &O
     }
 }
 
-/// Fetches behind one op whose places are told apart.
+/// Maximum number of fetches after one op that have locations of their own.
 const MAX_FETCHES: u32 = 1024;
 
-/// Whether a call writes a window that partly overlaps another of its inputs: PyTorch then raises, at the call.
+/// Returns whether a call writes a window that partly overlaps another of its inputs. PyTorch raises for these,
+/// and must do so at the call.
 #[inline(always)]
 fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
     info.writes && may_share_storage(&call.inputs) && overlap(call, &info.written) == Overlap::Partial

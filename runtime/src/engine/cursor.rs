@@ -1,4 +1,4 @@
-//! The cursor in the symbolic graph: which op is expected, what it feeds, and what becomes of one that is not.
+//! The cursor in the symbolic graph: expected ops, their feeds, and divergences.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,19 +18,19 @@ use crate::error::CallError;
 use crate::graph_runner::Message;
 use crate::site::Site;
 
-/// Whether a call is expected.
+/// Result of comparing a call with the expected ops.
 pub(super) enum Expected {
-    /// It is this op, at this position.
+    /// The call is this op, at this position.
     Here(NodeId, Position),
-    /// Only the call's place can tell.
+    /// The call's Python stack is needed to decide.
     NeedStack,
-    /// No.
+    /// The call is not expected.
     No,
 }
 
 impl Engine {
-    /// The op of the symbolic graph that a call is. Operator, attributes and dataflow prove that a call is the only
-    /// op that may come; where they leave a choice or differ in dataflow, the place decides.
+    /// Finds the expected op that a call is. The call is identified by operator, attributes and dataflow if they
+    /// match exactly one op that may follow. Otherwise its location decides.
     pub(super) fn expect(&mut self, call: &Call<'_>, site: &Site) -> Expected {
         let modes = mode_bits(call);
         if let Some(id) = self.next_op() {
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    /// Of ops that compute the same, the one that is issued where the call is.
+    /// Finds the op with the call's location among ops with the same operator and attributes.
     fn expect_by_place(&mut self, call: &Call<'_>, site: &Site, found: &[(NodeId, Position)]) -> Expected {
         let Some(stack) = &site.stack else { return Expected::NeedStack };
         let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
@@ -71,21 +71,21 @@ impl Engine {
         }
     }
 
-    /// The op that comes next inside the block; `None` at its end.
+    /// Returns the next op in the current block, or `None` at its end.
     #[inline]
     pub(super) fn next_op(&self) -> Option<NodeId> {
         let block = self.symbolic.block(self.position.block?);
         block.nodes.get(self.position.next as usize).copied()
     }
 
-    /// The variant that was used at a position last.
+    /// Returns the variant that was used last at a position.
     #[inline]
     pub(super) fn hint(&self, position: Position) -> Option<&Hint> {
         let first = position.block.map_or(0, |b| self.symbolic.block(b).first);
         self.hints.get((first + position.next) as usize)
     }
 
-    /// Notes a validated op and what it feeds. Where a host tensor cannot be copied, the op is nothing that happened.
+    /// Records a validated op and its feeds. If a host tensor cannot be copied, nothing is recorded.
     #[inline(always)]
     pub(super) fn feed(
         &mut self,
@@ -126,7 +126,8 @@ impl Engine {
         let at_end = self.position.next as usize == block.nodes.len();
         let inline = self.runner.is_inline();
         let enough = if inline { self.config.run_ops } else { self.pace };
-        // Runs end with blocks once GraphRunner has enough to do.
+        // Until runs have reached their full size, they may end within a block, so that GraphRunner gets work
+        // early.
         let anywhere = !inline && self.pace < self.config.run_ops;
         if (at_end || anywhere) && self.open.len() >= enough {
             self.send_open();
@@ -135,7 +136,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What an op raises whose host tensors could not be copied.
+    /// Returns the error of an op whose host tensors could not be copied.
     #[cold]
     fn not_fed(&self, call: &Call<'_>, node: NodeId, exception: Exception) -> CallError {
         CallError::Raised(Arc::new(Failure {
@@ -146,7 +147,7 @@ impl Engine {
         }))
     }
 
-    /// Ends the open run, with what the program has dropped; nothing if it is empty.
+    /// Completes the open run, with the storages that the program has dropped. Returns false if the run is empty.
     fn close_open(&mut self) -> bool {
         if self.open.is_empty() {
             return false;
@@ -163,7 +164,7 @@ impl Engine {
         true
     }
 
-    /// Carries out what is validated on the calling thread, which needs it now. Nothing is pending.
+    /// Executes the open run on the calling thread, which needs its results now. No message may be pending.
     pub(super) fn run_open(&mut self) {
         if self.config.mode != Mode::Lazy && !self.runner.is_dead() && self.close_open() {
             self.report.python_stall_ns += self.runner.run(&self.open);
@@ -173,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Sends what is validated.
+    /// Sends the open run, or holds it back in lazy mode.
     pub(super) fn send_open(&mut self) {
         if !self.close_open() {
             return;
@@ -191,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// Sends what lazy evaluation held back.
+    /// Sends the runs that lazy evaluation held back.
     pub(super) fn release_held(&mut self) {
         while let Some(run) = self.held.pop_front() {
             self.storages.recycle(&run.released);
@@ -203,10 +204,10 @@ impl Engine {
         self.random_held = false;
     }
 
-    /// Falls back to tracing, from the op that was not expected. What was validated has been sent.
+    /// Falls back to tracing from the op that was not expected. The runs before it have been sent.
     pub(super) fn diverge(&mut self, call: &Call<'_>, location: LocationId) {
         let difference = self.difference(call);
-        // Even a path that the TraceGraph knows is missing from the generated graph.
+        // Even if the TraceGraph has this path, the symbolic graph lacks it.
         self.stale = true;
         let op = &self.ops[call.op.index()].name;
         let reason = difference.sentence();
@@ -244,7 +245,8 @@ impl Engine {
         }
     }
 
-    /// An unrolled loop in which co-execution keeps diverging has rounds that are not alike: it becomes a loop.
+    /// Counts a divergence or jump in an unrolled loop. After many of them, the number of its rounds is considered
+    /// variable, and the loop is no longer unrolled.
     fn fold_if_it_keeps_diverging(&mut self) {
         const MANY: u8 = 8;
         let Some(header) = self.position.block.and_then(|b| self.symbolic.block(b).unrolled) else { return };
@@ -253,7 +255,7 @@ impl Engine {
         node.varies |= node.misses >= MANY;
     }
 
-    /// The cursor goes to an op that it did not expect but that the symbolic graph has, and from tracing back to
+    /// Moves the cursor to an op of the symbolic graph that was not expected. If the phase is tracing, returns to
     /// co-execution.
     pub(super) fn jump(&mut self, node: NodeId, position: Position, call: &Call<'_>) {
         self.graph.node_mut(node).add_sources(call);
@@ -267,7 +269,8 @@ impl Engine {
         self.close_divergence();
     }
 
-    /// Goes on behind an op that was issued. That it was jumped to is noted only now: it might have raised.
+    /// Moves past an op that was issued. A jump to the op is recorded only here, since the op might have raised
+    /// before.
     #[inline]
     pub(super) fn advance(&mut self, node: NodeId) {
         if std::mem::take(&mut self.jumped) {
@@ -280,14 +283,14 @@ impl Engine {
         self.push_trace(node);
     }
 
-    /// An op was traced, or followed another that it never had if `grew`.
+    /// Counts an op that was traced or jumped to. `grew` says whether this added anything to the TraceGraph.
     pub(super) fn note_growth(&mut self, grew: bool) {
         self.iteration.grew |= grew;
         self.iteration.since_growth = if grew { 0 } else { self.iteration.since_growth + 1 };
         self.stale |= grew;
     }
 
-    /// Behind a traced op: tracing that goes on and on comes to an end.
+    /// Ends tracing within an iteration that does not seem to end. Called after each traced op.
     pub(super) fn check_tracing(&mut self) {
         self.generate_first();
         if self.iteration.traced > self.config.max_trace_ops {
@@ -295,7 +298,7 @@ impl Engine {
         }
     }
 
-    /// Tracing behind a divergence has ended.
+    /// Records the cost of the last divergence once tracing after it has ended.
     pub(super) fn close_divergence(&mut self) {
         if let Some((at, when)) = self.iteration.open_divergence.take()
             && let Some(divergence) = self.report.divergences.get_mut(at)

@@ -1,4 +1,4 @@
-//! Iterations, and the symbolic graph generated between them.
+//! Iterations, and the generation of the symbolic graph between or within them.
 
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,18 @@ use crate::regions::Clocks;
 use crate::repetition::Repetition;
 use crate::report::{Ran, StepRecord};
 
-/// Ops of one iteration that are kept as its trace.
+/// Maximum number of ops that the trace of one iteration keeps.
 const MAX_TRACE: usize = 200_000;
-/// Different paths that are counted.
+/// Maximum number of different paths that are counted.
 const MAX_PATHS: usize = 100_000;
-/// Nodes beyond which the TraceGraph is given up and begun anew.
+/// Number of nodes above which the TraceGraph is discarded and started from scratch.
 const MAX_NODES: usize = 200_000;
-/// Ops traced without anything new, besides as many as the TraceGraph has, before the symbolic graph is first
-/// generated within an iteration: it has a loop that takes long, or no end at all.
+/// Number of ops, in addition to the number of nodes in the TraceGraph, that are traced without anything new
+/// before the symbolic graph is first generated within an iteration. Such an iteration has a long loop, or no end
+/// at all.
 const SETTLED_OPS: u64 = 256;
-/// Nodes of the TraceGraph an op issued between one generation within an iteration and the next. Tracing an op takes
-/// longer than generating as many.
+/// Maximum number of nodes in the TraceGraph per op issued since the last generation, for another generation
+/// within an iteration. Tracing one op takes longer than generating the graph for this many nodes.
 const NODES_AN_OP: u64 = 8;
 
 impl Engine {
@@ -51,7 +52,7 @@ impl Engine {
             self.iteration.grew = true;
             self.stale = true;
         }
-        // What was traced is not in the symbolic graph, or not as it was traced.
+        // Ops that were traced are missing from the symbolic graph, or their order is.
         self.stale |= recorded && self.iteration.traced > 0;
         if self.iteration.traced == 0 {
             self.report.steps_coexecuted += 1;
@@ -87,13 +88,13 @@ impl Engine {
         self.jumped = false;
     }
 
-    /// What the program does from now on is the iteration's.
+    /// Begins an iteration, before its first op.
     pub(super) fn begin_iteration(&mut self) {
         self.iteration.began = Instant::now();
         self.regions.begin_iteration(self.clocks());
     }
 
-    /// The program goes to another region, or begins another passage through it.
+    /// Moves to another region, or begins another passage through the current one.
     #[cold]
     pub(super) fn cross(&mut self, block: BlockId) {
         if self.regions.cross(block, self.clocks()) {
@@ -102,7 +103,7 @@ impl Engine {
         self.place_runs();
     }
 
-    /// Runs are carried out where the region's are, behind what has to be carried out before.
+    /// Applies the current region's placement, unless pending runs must be executed first.
     fn place_runs(&mut self) {
         self.settling = self.regions.settles();
         if !self.settling {
@@ -110,7 +111,7 @@ impl Engine {
         }
     }
 
-    /// What has to be carried out before has been, for which the program has waited so long.
+    /// Continues after all pending runs have been executed, for which the program waited this long.
     pub(super) fn settled(&mut self, waited: Duration) {
         let clocks = self.clocks();
         self.regions.settled(waited, clocks);
@@ -154,7 +155,7 @@ impl Engine {
         timeline.step(timeline.at(began).max(1), number);
     }
 
-    /// Ends the trace; the TraceGraph keeps it where it tells something new.
+    /// Ends the trace. The TraceGraph keeps it if `new` is true.
     fn keep_trace(&mut self, new: bool) {
         let whole = self.trace.len() < MAX_TRACE;
         if whole && self.paths.len() < MAX_PATHS {
@@ -170,8 +171,8 @@ impl Engine {
         }
     }
 
-    /// Tracing stops when the latest trace added nothing, or after a few traces: what is not in the graph yet
-    /// diverges, and is added then.
+    /// Chooses the phase of the next iteration. Tracing stops when the latest trace added nothing, or after a few
+    /// traces: anything still missing then diverges and is added at that point.
     fn choose_phase(&mut self) {
         self.phase = initial_phase(&self.config);
         if self.phase == Phase::Imperative {
@@ -199,13 +200,13 @@ impl Engine {
         }
     }
 
-    /// Whether the graph may be generated again: beyond a second, generating may take a tenth of all time. Until then
-    /// what is missing in the old one diverges.
+    /// Returns whether the graph may be generated again. After the first second, generating may take a tenth of
+    /// the elapsed time. Until it is allowed, ops that the old graph lacks diverge.
     fn is_due(&self) -> bool {
         self.generating <= Duration::from_secs(1) + self.created.elapsed() / 10
     }
 
-    /// Forgets everything that was traced; the program begins anew.
+    /// Discards all traces and graphs and returns to the initial phase.
     pub fn reset(&mut self) {
         self.mark_step();
         self.release_held();
@@ -213,7 +214,7 @@ impl Engine {
         self.phase = initial_phase(&self.config);
     }
 
-    /// Gives the TraceGraph up.
+    /// Discards the TraceGraph and everything derived from it.
     fn forget(&mut self) {
         self.count_passes();
         self.report.nodes.clear();
@@ -231,16 +232,16 @@ impl Engine {
         self.runner.send(Message::Forget);
     }
 
-    /// Generates the first symbolic graph within an iteration that goes on and on.
+    /// Generates the first symbolic graph within an iteration that does not seem to end.
     pub(super) fn generate_first(&mut self) {
         if !self.generated && self.iteration.since_growth > SETTLED_OPS + self.graph.len() as u64 {
             self.generate_on_the_way();
         }
     }
 
-    /// An op that is not expected, by a path that the TraceGraph knows and the symbolic graph was generated without:
-    /// it comes for the second time in an iteration, and probably more often, so the next graph is generated now.
-    /// Afterwards the cursor points to the op after the last one that was issued.
+    /// Handles an unexpected op that follows the last one along an edge which the TraceGraph has and the symbolic
+    /// graph lacks. The op comes at least for the second time in this iteration and is likely to come again, so a
+    /// new graph is generated now. Afterwards the cursor points to the op after the last one that was issued.
     pub(super) fn learn_repeated(&mut self, node: NodeId) {
         let issued = self.ended_ops + self.iteration.ops - self.generated_at;
         if self.generated
@@ -255,7 +256,7 @@ impl Engine {
         }
     }
 
-    /// Generates with the running iteration's path so far.
+    /// Generates the symbolic graph, including the path of the running iteration so far.
     fn generate_on_the_way(&mut self) {
         let told = std::mem::replace(&mut self.iteration.told, self.trace.len());
         let before = told.checked_sub(1).and_then(|last| self.trace.nodes().nth(last));
@@ -280,7 +281,7 @@ impl Engine {
         self.report.count_ops(number, ops, ops - traced);
     }
 
-    /// Adds what was co-executed to the nodes' counters.
+    /// Adds the co-executed calls to the counters of the nodes.
     pub(super) fn count_passes(&mut self) {
         let mut running = 0;
         for block in &self.symbolic.blocks {
@@ -294,7 +295,7 @@ impl Engine {
         self.passes.fill(0);
     }
 
-    /// Generates the symbolic graph and has it lowered.
+    /// Generates the symbolic graph and has the executor prepare its blocks.
     fn generate(&mut self) {
         let begin = Instant::now();
         self.send_open();
@@ -331,7 +332,7 @@ impl Engine {
         self.check_generated();
     }
 
-    /// Tells the executor of the nodes that are new.
+    /// Declares new nodes to the executor.
     fn declare_nodes(&mut self) {
         let new = (self.declared as u32..self.graph.len() as u32).map(NodeId);
         let step = |id| {
@@ -350,7 +351,7 @@ impl Engine {
         self.declared = self.graph.len();
     }
 
-    /// Under `TANDEM_DEBUG=3` and in builds with debug assertions the generated graph is verified.
+    /// Verifies the generated graph, with `TANDEM_DEBUG=3` and in builds with debug assertions.
     fn check_generated(&self) {
         let traced = tracing::enabled!(tracing::Level::TRACE);
         if traced {
@@ -380,14 +381,14 @@ fn is_contraction(name: &str) -> bool {
     CONTRACTIONS.iter().any(|c| name.starts_with(c))
 }
 
-/// Time that the calling thread has run for, where the system tells.
+/// Returns the CPU time of the calling thread, or `None` if the system does not provide it.
 #[cfg(target_os = "linux")]
 fn thread_time() -> Option<Duration> {
     use rustix::time::{ClockId, clock_gettime};
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).ok()
 }
 
-/// The same.
+/// Returns the CPU time of the calling thread, which this system does not provide.
 #[cfg(not(target_os = "linux"))]
 fn thread_time() -> Option<Duration> {
     None

@@ -1,17 +1,17 @@
 //! PythonRunner: the phase machine that every operator call goes through (Terra, sections 3 and 4).
 //!
-//! **Tracing**: the op runs at once, its outputs tell their metadata, and the call is merged into the
-//! TraceGraph. **Co-execution**: a cursor walks the symbolic graph; a call that the cursor expects is only
-//! noted, with what it feeds, and GraphRunner runs the block once the program has passed its end. A call that
-//! the cursor does not expect is a divergence: what was validated is executed, and the program goes on tracing
-//! from that very op, until it comes to an op that the symbolic graph knows. Nothing is executed that the program
-//! did not ask for, so nothing is ever undone.
+//! **Tracing**: the op runs immediately, which determines the metadata of its outputs, and the call is merged into
+//! the TraceGraph. **Co-execution**: a cursor walks the symbolic graph. A call that the cursor expects is only
+//! recorded in the open run, with its feeds, and GraphRunner executes the run once the program has passed the end
+//! of a block. A call that the cursor does not expect is a divergence: everything validated so far is executed,
+//! and the program is traced from this op on until it reaches an op that the symbolic graph has. Only ops that the
+//! program has issued are executed, so nothing ever has to be undone.
 //!
-//! [`Engine::dispatch`] waits for nobody. It answers what it needs, the bridge gets it without holding the
-//! engine's lock, and asks again; until it answers [`Progress::Done`] nothing has changed.
+//! [`Engine::dispatch`] never blocks. It returns what it needs; the bridge obtains that without holding the
+//! engine's lock and calls again. Until it returns [`Progress::Done`], the call has had no effect.
 //!
-//! What becomes of a call is in `calls.rs`, the cursor is in `cursor.rs`, iterations and generation in
-//! `iterations.rs`.
+//! `calls.rs` handles a call in each phase, `cursor.rs` has the cursor, and `iterations.rs` the iterations and the
+//! generation of the symbolic graph.
 
 mod calls;
 mod cursor;
@@ -45,52 +45,54 @@ use crate::storage::{FreshStorage, Storages, died};
 use crate::timeline::Python;
 use crate::torch::Torch;
 
-/// What a call is waiting for.
+/// Need of a call before it can complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// Nothing: the sink has the outputs.
+    /// No need: the sink has received the outputs.
     Done,
     /// The Python stack.
     NeedStack,
-    /// GraphRunner must have passed this position; the wait is a fetch if the flag says so.
+    /// GraphRunner must pass this position first. The flag says whether the wait is part of a fetch.
     NeedTicket(Ticket, bool),
 }
 
-/// Receives a call's outputs: borrowed where the graph keeps them, owned otherwise.
+/// Receiver of a call's outputs. They are borrowed if the graph keeps them and owned otherwise.
 pub trait Sink {
-    /// The call's outputs and the storages that it made.
+    /// Receives the call's outputs and the storages that it created.
     fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]);
 
-    /// Where a call that gives its last tensor's elements to the host may put them, instead of what it gives.
+    /// Returns memory for the elements of the call's last input, for a call that returns exactly these to the
+    /// host. If the engine copies them there, it calls [`Sink::filled`] instead of [`Sink::outputs`].
     fn room(&mut self) -> Option<&mut [u8]> {
         None
     }
 
-    /// They are there.
+    /// Called once the elements are in the memory of [`Sink::room`].
     fn filled(&mut self) {}
 }
 
-/// See [`Sink::outputs`].
+/// Outputs of a call, for [`Sink::outputs`].
 #[derive(Debug)]
 pub enum Results<'a> {
-    /// Kept by the TraceGraph at least until the program's next call.
+    /// Outputs kept by the TraceGraph, at least until the program's next call.
     Known(&'a Outputs),
-    /// Of this call only.
+    /// Outputs of this call alone.
     Owned(Outputs),
 }
 
-/// Which phase the program is in.
+/// Phase of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Ops run at once and are merged.
+    /// Ops run immediately and are merged into the TraceGraph.
     Tracing,
-    /// Ops are validated and run by GraphRunner.
+    /// Ops are validated, and GraphRunner executes them.
     CoExecution,
-    /// Ops run at once and are not recorded: by option, or because recording does not pay.
+    /// Ops run immediately and are not recorded, by option or because recording does not pay off.
     Imperative,
 }
 
-/// Where the cursor is in the symbolic graph: before op `next` of `block`.
+/// Position of the cursor in the symbolic graph: before op `next` of `block`, or at the start if `block` is
+/// `None`.
 #[derive(Clone, Copy, Debug)]
 struct Position {
     block: Option<BlockId>,
@@ -99,7 +101,7 @@ struct Position {
 
 const START: Position = Position { block: None, next: 0 };
 
-/// A variant of a node: its number there, and it.
+/// A variant of a node with its index in the node.
 #[derive(Clone, Default)]
 struct Hint {
     number: u32,
@@ -108,100 +110,102 @@ struct Hint {
 
 type Fresh = SmallVec<[FreshStorage; 2]>;
 
-/// The engine: one a process, behind one lock.
+/// The engine. There is one per process, protected by one lock.
 pub struct Engine {
     config: Config,
     torch: &'static dyn Torch,
     runner: GraphRunner,
     ops: Vec<OpInfo>,
-    /// By operator: what tells its results.
+    /// Rules that compute an operator's outputs, indexed by operator.
     rules: Vec<Option<OutputRule>>,
     locations: Locations,
     graph: TraceGraph,
     symbolic: SymbolicGraph,
     storages: Storages,
     phase: Phase,
-    /// The last op of this iteration.
+    /// Last op that this iteration has issued.
     at: NodeId,
     position: Position,
-    /// The cursor went there without a way that the symbolic graph has.
+    /// Set if the cursor reached the current op by a jump, not along an edge of the symbolic graph.
     jumped: bool,
-    /// This iteration's ops.
+    /// Ops of this iteration.
     trace: Trace,
-    /// What is validated and not yet sent.
+    /// Open run: validated ops that have not been sent.
     open: Box<BlockRun>,
-    /// Ops of the next run that GraphRunner gets.
+    /// Number of ops at which the next run is sent to GraphRunner.
     pace: usize,
-    /// Runs that lazy evaluation keeps until a value is needed.
+    /// Runs that lazy evaluation holds back until a value is needed.
     held: VecDeque<Box<BlockRun>>,
-    /// Ids that died since the last run was sent.
+    /// Ids of storages that died since the last run was sent.
     dying: Vec<StorageId>,
-    /// The variant that each step of the symbolic graph used last.
+    /// Variant that each step of the symbolic graph used last.
     hints: Vec<Hint>,
-    /// Differences of the number of times that each step ran since the last generation.
+    /// Executions of each step since the last generation, stored as differences between neighbouring steps.
     passes: Vec<i64>,
-    /// Nodes that the executor knows, the start included.
+    /// Number of nodes that the executor knows, including the start.
     declared: usize,
     forward: ForwardRecord,
     iteration: Iteration,
     repetition: Repetition,
     regions: Regions,
-    /// Pending work has to be carried out before the next op, for a trial of a region's placement.
+    /// Set if pending runs must be executed before the next op, for the measurement of a region's placement.
     settling: bool,
-    /// When that was first asked for.
+    /// Time when a call first had to wait for this.
     settling_since: Option<Instant>,
-    /// Traced iterations since the graph was last generated.
+    /// Number of traced iterations since the graph was last generated.
     traced_in_row: u32,
-    /// The symbolic graph lacks something that the TraceGraph has.
+    /// Set if the TraceGraph has something that the symbolic graph lacks.
     stale: bool,
-    /// Position behind the last run that draws random numbers.
+    /// Position after the last run that draws random numbers. The two flags below say whether the open run and the
+    /// held runs draw random numbers.
     random: Ticket,
     random_open: bool,
     random_held: bool,
-    /// The symbolic graph was generated.
+    /// Whether the symbolic graph has been generated.
     generated: bool,
-    /// Ops issued until then.
+    /// Number of ops issued before the last generation.
     generated_at: u64,
-    /// Ops of the iterations that have ended.
+    /// Number of ops of the iterations that have ended.
     ended_ops: u64,
-    /// Time that this took, all times together.
+    /// Total time spent on generating.
     generating: Duration,
     created: Instant,
     report: Report,
-    /// Paths that iterations took.
+    /// Hashes of the paths that iterations took.
     paths: FxHashSet<u64>,
     fetch_wait_ns: u64,
-    /// Fetches since the last op.
+    /// Number of fetches since the last op.
     fetches_here: u32,
-    /// Where the fetches behind each op were issued: by the op before, their operator and their number.
+    /// Locations of fetches, by the op before them, their operator, and their number after that op.
     fetch_sites: FxHashMap<(NodeId, OpId, u32), LocationId>,
     started: Instant,
-    /// GraphRunner's time at work when the clock started, in nanoseconds.
+    /// Execution times of [`GraphRunner::busy_ns`] at `started`.
     busy_before: (u64, u64),
 }
 
-/// What the running iteration has done.
+/// Counters of the running iteration.
 #[derive(Debug)]
 struct Iteration {
     /// Counted from 1.
     number: u64,
     ops: u64,
     traced: u64,
-    /// Of both, what is in the report.
+    /// Values of `ops` and `traced` that the report already includes.
     counted: (u64, u64),
-    /// It added something to the TraceGraph.
+    /// Whether the iteration added anything to the TraceGraph.
     grew: bool,
-    /// It added an op.
+    /// Whether the iteration added an op to the TraceGraph.
     novel: bool,
-    /// Ops traced since something was added.
+    /// Number of ops traced since something was added.
     since_growth: u64,
-    /// Ops whose order the TraceGraph was told at a generation on the way.
+    /// Number of ops whose order the TraceGraph has recorded when the symbolic graph was generated within this
+    /// iteration.
     told: usize,
     divergences: u64,
-    /// The last divergence and when it was, while tracing goes on behind it.
+    /// Last divergence and its time, while tracing continues after it.
     open_divergence: Option<(usize, Instant)>,
     began: Instant,
-    /// Counters at its beginning, in nanoseconds: PythonRunner's waits and GraphRunner's work.
+    /// PythonRunner's waits and the execution time of runs at the beginning of the iteration, in nanoseconds.
     stalled_before: u64,
     busy_before: u64,
 }
@@ -231,7 +235,7 @@ fn initial_phase(config: &Config) -> Phase {
 }
 
 impl Engine {
-    /// An engine in the tracing phase with nothing traced.
+    /// Creates an engine in its initial phase, with an empty TraceGraph.
     pub fn new(config: Config, runner: GraphRunner, storages: Storages, torch: &'static dyn Torch) -> Engine {
         let phase = initial_phase(&config);
         Engine {
@@ -282,7 +286,7 @@ impl Engine {
         }
     }
 
-    /// Declares an operator; ids count up from 0.
+    /// Declares an operator. Ids count up from 0.
     pub fn declare(&mut self, decl: OpDecl<'_>) -> OpId {
         let id = OpId(self.ops.len() as u32);
         let info = describe(id, decl);
@@ -291,50 +295,51 @@ impl Engine {
         id
     }
 
-    /// An operator.
+    /// Returns an operator.
     pub fn op(&self, id: OpId) -> &OpInfo {
         &self.ops[id.index()]
     }
 
-    /// Takes note of the storages that have died.
+    /// Collects the storages that have died.
     pub fn collect_dead(&mut self) {
         self.storages.collect_dead(&mut self.dying);
     }
 
-    /// The storages.
+    /// Returns the table of storages.
     pub fn storages(&mut self) -> &mut Storages {
         &mut self.storages
     }
 
-    /// The call locations.
+    /// Returns the call locations.
     pub fn locations(&self) -> &Locations {
         &self.locations
     }
 
-    /// The counters.
+    /// Returns the up-to-date counters.
     pub fn report(&mut self) -> &mut Report {
         self.count_passes();
         self.count_ops();
         &mut self.report
     }
 
-    /// Different paths that iterations took.
+    /// Returns the number of different paths that iterations took.
     pub fn paths(&self) -> u64 {
         self.paths.len() as u64
     }
 
-    /// When the counters started.
+    /// Returns the time of the last reset of the counters.
     pub fn started(&self) -> Instant {
         self.started
     }
 
-    /// Time since then that GraphRunner's thread was at work, and that waiting threads worked for it.
+    /// Returns the time since the last reset that GraphRunner's thread, and that other threads, spent executing,
+    /// in nanoseconds.
     pub fn busy_ns(&self) -> (u64, u64) {
         let now = self.runner.busy_ns();
         (now.0 - self.busy_before.0, now.1 - self.busy_before.1)
     }
 
-    /// Starts all counters again.
+    /// Resets all counters.
     pub fn reset_report(&mut self) {
         self.count_passes();
         self.count_ops();
@@ -348,37 +353,37 @@ impl Engine {
         self.iteration.stalled_before = 0;
     }
 
-    /// The TraceGraph.
+    /// Returns the TraceGraph.
     pub fn graph(&self) -> &TraceGraph {
         &self.graph
     }
 
-    /// The symbolic graph that co-execution walks.
+    /// Returns the symbolic graph that co-execution walks.
     pub fn symbolic(&self) -> &SymbolicGraph {
         &self.symbolic
     }
 
-    /// GraphRunner.
+    /// Returns GraphRunner.
     pub fn runner(&self) -> &GraphRunner {
         &self.runner
     }
 
-    /// The program's regions: who carries out runs.
+    /// Returns the program's regions with their placements.
     pub fn regions(&self) -> &Regions {
         &self.regions
     }
 
-    /// The running phase.
+    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// The options.
+    /// Returns the options.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Changes options; takes effect at once, on an iteration's boundary.
+    /// Ends the iteration and changes options for the next one.
     pub fn configure(&mut self, change: impl FnOnce(&mut Config)) {
         self.mark_step();
         self.release_held();
@@ -387,7 +392,8 @@ impl Engine {
         self.traced_in_row = 0;
     }
 
-    /// A storage of undefined bytes on a device, outside any op.
+    /// Creates a storage of undefined bytes on a device, outside any op. The outer error is the position to wait
+    /// for before the next attempt.
     pub fn create_storage(
         &mut self,
         nbytes: u64,
@@ -402,7 +408,8 @@ impl Engine {
         Ok(allocated.map(|()| made).map_err(CallError::from))
     }
 
-    /// Changes a storage's size, keeping the common prefix.
+    /// Resizes a storage and keeps the bytes up to the smaller size. The outer error is the position to wait for
+    /// before the next attempt.
     pub fn resize_storage(&mut self, id: StorageId, nbytes: u64) -> Result<Result<(), CallError>, Ticket> {
         self.settle()?;
         let resized = self.runner.executor().get().device().resize(id, nbytes);
@@ -412,14 +419,14 @@ impl Engine {
         Ok(resized.map_err(CallError::from))
     }
 
-    /// Sends what is validated; the position behind which GraphRunner has nothing left to do.
+    /// Sends everything validated. Returns the position at which GraphRunner has no work left.
     pub fn flush(&mut self) -> Ticket {
         self.send_open();
         self.release_held();
         self.runner.last()
     }
 
-    /// Sends pending draws; the position behind them, `None` if there are none.
+    /// Sends pending draws of random numbers. Returns the position after them, or `None` if there are none.
     pub fn flush_random(&mut self) -> Option<Ticket> {
         if self.random_open {
             self.send_open();
@@ -428,7 +435,8 @@ impl Engine {
         (self.random > self.runner.leaving(self.runner.pending())).then_some(self.random)
     }
 
-    /// Counts a wait that a call needed, which began at `begin` on the timeline; a fetch's is told with its place.
+    /// Counts a wait that a call needed, which began at `begin` on the timeline. The time of a fetch is kept until
+    /// its location is known.
     pub fn waited(&mut self, time: WaitTime, fetch: bool, begin: u64) {
         self.fetch_wait_ns += if fetch { time.total_ns } else { 0 };
         self.report.python_stall_ns += time.total_ns;
@@ -438,17 +446,18 @@ impl Engine {
         self.runner.timeline().python(begin, what, self.iteration.number, location);
     }
 
-    /// Failures that nobody has seen; GraphRunner must be idle.
+    /// Returns the failures that have not been raised yet. GraphRunner must be idle.
     pub fn take_failures(&mut self) -> Vec<Arc<tandem_kernels::error::Failure>> {
         self.runner.executor().opened().map_or_else(Vec::new, |executor| executor.device().synchronize())
     }
 
-    /// Where the last op was issued.
+    /// Returns the location of the last op.
     pub fn last_location(&self) -> LocationId {
         self.graph.node(self.at).key.location
     }
 
-    /// Sends what is open; an error where GraphRunner has work left.
+    /// Executes or sends everything validated. Returns the position to wait for as an error if GraphRunner has
+    /// work left.
     fn settle(&mut self) -> Result<(), Ticket> {
         self.pace = self.config.first_run_ops;
         if self.open.len() <= self.config.most_direct_ops
@@ -460,7 +469,7 @@ impl Engine {
         self.send_open();
         self.release_held();
         match self.runner.pending() {
-            // A run that panicked outside the queue leaves nothing pending.
+            // After a panic in a run outside the queue, no message is pending.
             0 if self.runner.is_dead() => Err(Ticket::NEVER),
             0 => Ok(()),
             _ => Err(self.runner.last()),

@@ -1,4 +1,4 @@
-//! The fake operators, as `HostKernels`, and what they leave for tests to look at.
+//! Fake operators, implementing `HostKernels`, with state for tests to inspect.
 
 use std::cell::{RefCell, UnsafeCell};
 use std::ffi::c_void;
@@ -19,12 +19,12 @@ use super::F32;
 
 macro_rules! ops {
     ($($(#[$doc:meta])* $op:ident $name:literal $args:literal $($flag:ident)?;)*) => {
-        /// The operators. Arguments: `t` a tensor, `T` a list of tensors, `!` behind a written one, `v` a
-        /// value, `s` sizes, `a` an attribute, `g` a generator.
+        /// Fake operators. Arguments: `t` a tensor, `T` a list of tensors, `!` after a tensor that is written, `v`
+        /// a value, `s` sizes, `a` an attribute, `g` a generator.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Op { $($(#[$doc])* $op,)* }
 
-        /// All of them, in the order of their ids.
+        /// All operators with their declarations, indexed by id.
         pub const OPS: &[(Op, &str, &str, &str)] = &[$((Op::$op, $name, $args, concat!($(stringify!($flag))?)),)*];
     };
 }
@@ -34,34 +34,34 @@ ops! {
     Add "aten::add.Tensor" "ttv";
     Mul_ "aten::mul_.Tensor" "t!t";
     Relu "aten::relu" "t";
-    /// -a; where nobody reads the result it is not run.
+    /// -a; dead if its result is not read.
     Neg "aten::neg" "t" pointwise;
-    /// Into a given tensor, which gets another size where it must.
+    /// a + alpha * b into a given tensor, which is resized if necessary.
     AddOut "aten::add.out" "ttvt!";
-    /// Where one of the two is on the host, a feed or a fetch.
+    /// Copy between tensors; a feed or a fetch if one of them is on the host.
     Copy_ "aten::copy_" "t!t";
     ToDevice "aten::_to_copy" "t";
     Full "aten::full" "sv";
     Arange "aten::arange" "v";
     Cat "aten::cat" "T";
-    /// Two fresh tensors in a list.
+    /// List of two fresh tensors.
     Halves "aten::halves" "t";
-    /// A window from an operator: `x[start:start + length]`.
+    /// View made by an operator: `x[start:start + length]`.
     Narrow "aten::narrow" "tss";
     Uniform "aten::uniform" "sg" random;
     Item "aten::item" "t" host;
     Nonzero "aten::nonzero" "t" dynamic;
-    /// Raises where the first element is negative, else copies.
+    /// Copy that raises if the first element is negative.
     Check "aten::check" "t";
-    /// Waits until the gate is open, then copies.
+    /// Copy that waits until the gate is open.
     Gate "aten::gate" "t";
-    /// Panics where the first element is negative, else copies.
+    /// Copy that panics if the first element is negative.
     Panic "aten::panic" "t";
-    /// Sums its numbers; the tests read what it was given.
+    /// Sum of its numbers; records its arguments for the tests.
     Echo "aten::echo" "tvvvvaasgt";
-    /// As [`Op::Echo`], sized by its numbers.
+    /// Like [`Op::Echo`], with an output sized by its numbers.
     EchoSized "aten::linspace" "tvvv";
-    /// In place, and does nothing: for measuring.
+    /// In-place op that does nothing, for benchmarks.
     Nop_ "aten::nop_" "t!tv";
 }
 
@@ -71,7 +71,7 @@ impl Op {
     }
 }
 
-/// Declarations for the engine.
+/// Returns the declarations for the engine.
 pub fn declarations() -> impl Iterator<Item = OpDecl<'static>> {
     OPS.iter().map(|(_, name, args, flag)| {
         let class = |c| match c {
@@ -102,10 +102,10 @@ pub fn take_host_value() -> f64 {
     HOST_VALUE.take().expect("the last call gave no value to the host")
 }
 
-/// Thread settings at which a run panics.
+/// Thread settings with which a run panics.
 pub const PANIC: i32 = i32::MIN;
 
-/// A host buffer; generators are buffers too, their state is their contents.
+/// Host buffer. A generator is a buffer whose contents are its state.
 struct Bytes {
     references: AtomicUsize,
     bytes: UnsafeCell<Vec<u8>>,
@@ -123,29 +123,30 @@ pub struct FakeTorch {
     opened: Condvar,
 }
 
-/// What a kernel gives back.
+/// Output of a kernel.
 enum Out {
     New(Vec<i64>, Vec<f32>),
     Same(u32),
-    /// Sizes, and elements from the input's first.
+    /// View of an input: its sizes, and its offset in elements relative to the input's first element.
     Alias(u32, Vec<i64>, i64),
     Host(f64),
     List(u32),
     Resized(u32, i64),
 }
 
-/// A reference to the bytes behind a pointer.
+/// Returns a reference to a buffer.
 ///
 /// # Safety
-/// `buffer` is a live buffer of [`FakeTorch::buffer_new`].
+///
+/// `buffer` must be a live buffer of [`FakeTorch::buffer_new`].
 unsafe fn bytes<'a>(buffer: *mut c_void) -> &'a Bytes {
-    // SAFETY: the caller's promise.
+    // SAFETY: `buffer` points to a live `Bytes`, which `buffer_new` allocated.
     unsafe { &*buffer.cast::<Bytes>() }
 }
 
 fn buffer_of<'a>(input: &Input<'_>) -> &'a mut Vec<u8> {
     match input.place {
-        // SAFETY: handles keep the buffer alive during the call, and only one kernel runs at a time.
+        // SAFETY: the call's handles keep the buffer alive, and only one kernel runs at a time.
         Place::Host(p) | Place::Buffer(p) => unsafe { &mut *bytes(p).bytes.get() },
         ref place => panic!("a kernel was given {place:?}"),
     }
@@ -169,9 +170,9 @@ fn write(input: &Input<'_>, values: impl IntoIterator<Item = f32>) {
     positions(input).zip(values).for_each(|(at, v)| bytes[at..at + 4].copy_from_slice(&v.to_ne_bytes()));
 }
 
-/// All elements of a buffer.
+/// Returns all elements of a buffer.
 pub fn values_of(buffer: &Buffer) -> Vec<f32> {
-    // SAFETY: the handle keeps the buffer alive; no kernel runs on a buffer that a test looks at.
+    // SAFETY: the handle keeps the buffer alive, and no kernel runs on a buffer that a test inspects.
     let bytes = unsafe { &*bytes(buffer.as_ptr()).bytes.get() };
     bytes.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap())).collect()
 }
@@ -190,37 +191,37 @@ fn sum(a: &[f32], b: &[f32], alpha: f64) -> Vec<f32> {
 }
 
 impl FakeTorch {
-    /// One that lives as long as the process, as PyTorch does.
+    /// Returns an instance that lives as long as the process, like PyTorch.
     pub fn leaked() -> &'static FakeTorch {
         Box::leak(Box::default())
     }
 
-    /// Buffers and generators that somebody holds.
+    /// Returns the number of live buffers and generators.
     pub fn live(&self) -> i64 {
         self.live.load(Ordering::SeqCst)
     }
 
-    /// Exceptions that somebody holds.
+    /// Returns the number of live exceptions.
     pub fn exceptions(&self) -> i64 {
         self.exceptions.load(Ordering::SeqCst)
     }
 
-    /// The kernels that ran, in order; forgets them.
+    /// Takes the list of kernels that ran, in order.
     pub fn take_calls(&self) -> Vec<Op> {
         std::mem::take(&mut self.calls.lock())
     }
 
-    /// How many kernels ran since [`FakeTorch::take_calls`].
+    /// Returns the number of kernels that ran since [`FakeTorch::take_calls`].
     pub fn count_calls(&self) -> usize {
         self.calls.lock().len()
     }
 
-    /// The arguments that [`Op::Echo`] was given; forgets them.
+    /// Takes the list of arguments that [`Op::Echo`] received.
     pub fn take_echoed(&self) -> Vec<String> {
         std::mem::take(&mut self.echoed.lock())
     }
 
-    /// Makes [`Op::Gate`] wait, or go on.
+    /// Closes or opens the gate on which [`Op::Gate`] waits.
     pub fn close_gate(&self, closed: bool) {
         *self.closed.lock() = closed;
         self.opened.notify_all();
@@ -228,7 +229,7 @@ impl FakeTorch {
 
     pub fn buffer(&'static self, values: &[f32]) -> Buffer {
         let buffer = Buffer::new(values.len() as u64 * 4, self).unwrap();
-        // SAFETY: the buffer is new.
+        // SAFETY: the buffer is new, so there is no other reference to its bytes.
         let bytes = unsafe { &mut *bytes(buffer.as_ptr()).bytes.get() };
         bytes.clear();
         bytes.extend(values.iter().flat_map(|v| v.to_ne_bytes()));
@@ -238,7 +239,7 @@ impl FakeTorch {
     fn draw(&self, generator: &Arg<'_>) -> f32 {
         let next = |state: u64| state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let drawn = if let Arg::Generator(p) = generator {
-            // SAFETY: the caller holds the generator.
+            // SAFETY: the call holds a reference to the generator.
             let state = unsafe { &mut *bytes(*p).bytes.get() };
             let new = next(u64::from_ne_bytes(state[..8].try_into().unwrap()));
             state.copy_from_slice(&new.to_ne_bytes());
@@ -329,7 +330,7 @@ impl FakeTorch {
             Op::Panic => {
                 let values = read(&inputs[0]);
                 if values[0] < 0.0 {
-                    // Not `panic!`: nothing is to be printed.
+                    // Unlike `panic!`, this prints nothing.
                     std::panic::resume_unwind(Box::new("a kernel panicked"));
                 }
                 like(0, values)
@@ -360,7 +361,7 @@ impl FakeTorch {
         match out {
             Out::New(sizes, values) => {
                 let buffer = self.buffer_new(values.len() as u64 * 4).unwrap();
-                // SAFETY: the buffer is new.
+                // SAFETY: the buffer is new, so there is no other reference to its bytes.
                 unsafe { *bytes(buffer).bytes.get() = values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
                 tell(HostResultKind::Fresh(buffer, values.len() as u64 * 4), &sizes, 0);
                 self.buffer_release(buffer);
@@ -445,7 +446,7 @@ impl HostKernels for FakeTorch {
 
     fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError> {
         self.live.fetch_add(1, Ordering::SeqCst);
-        // Not zeros: reading what nobody has written shows.
+        // Bytes other than zero reveal reads of uninitialized elements.
         let bytes = UnsafeCell::new(vec![0xee; nbytes as usize]);
         Ok(Box::into_raw(Box::new(Bytes { references: AtomicUsize::new(1), bytes })).cast())
     }
@@ -456,10 +457,10 @@ impl HostKernels for FakeTorch {
     }
 
     fn buffer_release(&self, buffer: *mut c_void) {
-        // SAFETY: as above.
+        // SAFETY: the handle that is released still holds a reference.
         if unsafe { bytes(buffer) }.references.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.live.fetch_sub(1, Ordering::SeqCst);
-            // SAFETY: this was the last reference to what `buffer_new` made.
+            // SAFETY: this was the last reference to the allocation that `buffer_new` made.
             drop(unsafe { Box::from_raw(buffer.cast::<Bytes>()) });
         }
     }
@@ -471,7 +472,7 @@ impl HostKernels for FakeTorch {
     }
 
     fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {
-        // SAFETY: as above.
+        // SAFETY: handles hold pointers to live buffers, and only one kernel runs at a time.
         unsafe { &mut *bytes(buffer).bytes.get() }.resize(nbytes as usize, 0xee);
         Ok(())
     }
@@ -486,14 +487,14 @@ impl HostKernels for FakeTorch {
 
     fn exception_drop(&self, exception: *mut c_void) {
         self.exceptions.fetch_sub(1, Ordering::SeqCst);
-        // SAFETY: the failure owned what `call` made.
+        // SAFETY: the failure owned the string that `call` allocated.
         drop(unsafe { Box::from_raw(exception.cast::<String>()) });
     }
 }
 
 impl FakeTorch {
     fn handle(&self) -> &'static FakeTorch {
-        // SAFETY: every FakeTorch is leaked.
+        // SAFETY: every FakeTorch is leaked, so it is never freed.
         unsafe { &*std::ptr::from_ref(self) }
     }
 }
@@ -501,7 +502,7 @@ impl FakeTorch {
 impl Torch for FakeTorch {
     fn snapshot(&self, input: &Input<'_>) -> Result<HostFeed, Exception> {
         let mut values = read(input);
-        // The variant's strides hold for the snapshot too.
+        // The snapshot must have the strides of the input.
         let stride = input.strides.first().copied().unwrap_or(1);
         if stride > 1 {
             let spread =

@@ -1,4 +1,4 @@
-//! The two machines.
+//! The two machines, imperative and co-executing.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use tandem_tracegraph::verify::verify;
 use super::kernels::{FakeTorch, Op, declarations};
 use super::{F32, Machine, Store, Tensor, V, Window};
 
-/// An output, or a resized input, before it is a tensor.
+/// Output or resized input, before it is a tensor.
 enum Made {
     New(Store, Window),
     Same(usize),
@@ -32,7 +32,7 @@ enum Made {
     Resized(usize, Window),
 }
 
-/// The tensors among arguments, in order, with their windows as they are now.
+/// Returns the tensors among arguments, in order, with their current windows.
 fn flat<'a>(args: &[V<'a>]) -> Vec<(&'a Tensor, Window)> {
     let tensors = args.iter().flat_map(|a| match a {
         V::T(t) => vec![*t],
@@ -85,7 +85,7 @@ fn call<'a>(
     }
 }
 
-/// Tensors for what was made; windows of resized inputs are changed.
+/// Returns tensors for outputs and updates the windows of resized inputs.
 fn tensors(made: Vec<Made>, inputs: &[(&Tensor, Window)]) -> Vec<Tensor> {
     let tensor = |made| match made {
         Made::New(store, window) => Some(Tensor::new(Rc::new(store), window)),
@@ -103,7 +103,7 @@ fn window(sizes: &[i64], strides: &[i64], offset: i64) -> Window {
     Window { sizes: sizes.to_vec(), strides: strides.to_vec(), offset }
 }
 
-/// Runs each op at once: what eager PyTorch does.
+/// Machine that runs each op immediately, like eager PyTorch.
 pub struct Imperative {
     pub torch: &'static FakeTorch,
 }
@@ -114,7 +114,7 @@ impl Imperative {
     }
 }
 
-/// An op that raised in eager mode has no failure to carry.
+/// Error of an op that raised in eager mode, where there is no failure to report.
 pub const RAISED: CallError = CallError::Dead;
 
 impl Machine for Imperative {
@@ -172,26 +172,26 @@ fn host(torch: &'static FakeTorch, values: &[f32]) -> Tensor {
     Tensor::new(Rc::new(Store::Host(torch.buffer(values))), Window::dense(&[values.len() as i64]))
 }
 
-/// [`DEATHS`] is one a process, so only one machine may be at work.
+/// Lock of the one active machine: [`DEATHS`] exists once per process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Sends each op through the engine, as the bridge does.
+/// Machine that sends each op through the engine, as the bridge does.
 pub struct CoExecution {
     pub torch: &'static FakeTorch,
     engine: Option<Arc<Mutex<Engine>>>,
     sequence: u64,
-    /// Lines of the functions that called the running one, outermost first.
+    /// Lines at which the callers of the running function called, outermost first.
     callers: Vec<i32>,
-    /// Issue ops as a thread that is not the program's.
+    /// Whether to issue ops as a thread other than the program's.
     pub other_thread: bool,
-    /// How often the engine asked for the stack.
+    /// Number of times that the engine asked for the stack.
     pub stacks: u64,
-    /// How often a call waited.
+    /// Number of times that a call waited.
     pub waits: u64,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// No wait of a test takes so long.
+/// Time after which a wait in a test has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl CoExecution {
@@ -221,7 +221,7 @@ impl CoExecution {
         }
     }
 
-    /// Issues an op of one output at a line of a function that others called.
+    /// Issues an op with one output at a line of a function with these callers.
     pub fn call_in(&mut self, frames: &[i32], line: u32, op: Op, args: &[V<'_>]) -> Tensor {
         self.callers = frames.to_vec();
         let made = self.call(line, op, args);
@@ -237,12 +237,12 @@ impl CoExecution {
         self.engine().phase()
     }
 
-    /// Divergences so far.
+    /// Returns the number of divergences so far.
     pub fn divergences(&self) -> u64 {
         self.engine().report().divergences.iter().map(|d| d.count).sum()
     }
 
-    /// Traced and co-executed iterations.
+    /// Returns the numbers of traced and of co-executed iterations.
     pub fn steps(&self) -> (u64, u64) {
         let mut engine = self.engine();
         (engine.report().steps_traced, engine.report().steps_coexecuted)
@@ -258,23 +258,24 @@ impl CoExecution {
         }
     }
 
-    /// Waits until GraphRunner has nothing left to do.
+    /// Waits until GraphRunner has no work left.
     pub fn synchronize(&self) -> Result<(), CallError> {
         let ticket = self.engine().flush();
         self.wait(ticket)
     }
 
-    /// The lines of a location.
+    /// Returns the lines of a location.
     pub fn lines(&self, location: tandem_tracegraph::ids::LocationId) -> Vec<i32> {
         self.engine().locations().user_frames(location).iter().map(|f| f.instruction).collect()
     }
 
-    /// Drops the engine, which is to end its thread.
+    /// Drops the engine, which must end its thread.
     pub fn drop_engine(&mut self) {
         self.engine = None;
     }
 
-    /// Buffers and exceptions that outlive the engine: leaks. The program's tensors must be gone.
+    /// Drops the engine and returns the numbers of buffers and exceptions that outlive it, which are leaks. The
+    /// program's tensors must have been dropped.
     pub fn leaked(mut self) -> (i64, i64) {
         let engine = self.engine.take();
         drop(engine);

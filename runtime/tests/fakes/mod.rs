@@ -1,6 +1,6 @@
-//! Tandem without torch, Python or a device: fake operators on one-dimensional f32 tensors, and two machines
-//! that run the same program: one through the engine, as the bridge does, one imperatively.
-#![allow(dead_code, unused_imports)] // Each test uses its part.
+//! Tandem without PyTorch, Python or a device: fake operators on one-dimensional f32 tensors, and two machines
+//! that run the same program, one through the engine, as the bridge does, and one imperatively.
+#![allow(dead_code, unused_imports)] // Each test uses only some of it.
 
 pub mod kernels;
 pub mod machine;
@@ -16,10 +16,10 @@ use tandem_tracegraph::ids::StorageId;
 pub use kernels::Op;
 pub use machine::{CoExecution, Imperative};
 
-/// The number of PyTorch's float32.
+/// PyTorch's number for float32.
 pub const F32: u8 = 6;
 
-/// Where a tensor's elements are. Dropping the last reference is what a deleter does.
+/// Storage of a tensor's elements. Dropping the last reference does what a deleter does in PyTorch.
 pub enum Store {
     Tandem(StorageId),
     Host(Buffer),
@@ -46,7 +46,7 @@ impl Window {
     }
 }
 
-/// A tensor object: a window, which `out=` may change, on a shared store.
+/// Tensor object: a window, which `out=` may change, of a shared store.
 #[derive(Clone)]
 pub struct Tensor {
     pub store: Rc<Store>,
@@ -59,22 +59,22 @@ impl Tensor {
         Tensor { store, window: Rc::new(RefCell::new(window)), requires_grad: false }
     }
 
-    /// Elements, one for a tensor of no dimensions.
+    /// Returns the number of elements, which is 1 for a tensor without dimensions.
     pub fn len(&self) -> i64 {
         self.window.borrow().sizes.iter().product()
     }
 
-    /// Whether it is all of a host store.
+    /// Returns whether the window covers all of a host store.
     pub fn is_whole(&self) -> bool {
         let Store::Host(buffer) = &*self.store else { return false };
         self.window.borrow().offset == 0 && kernels::values_of(buffer).len() as i64 == self.len()
     }
 
-    /// Every `step`-th of `len` elements from `start`: a view.
+    /// Returns a view of every `step`-th of `len` elements from `start`.
     pub fn slice(&self, start: i64, len: i64, step: i64) -> Tensor {
         let w = self.window.borrow();
         let stride = w.strides[0];
-        // What has one element is sliced again and again in loops: its stride does not matter, and must not overflow.
+        // Loops slice one-element windows repeatedly. Their stride is irrelevant and must not overflow.
         let strides = vec![if len > 1 { stride * step } else { 1 }];
         let window = Window { sizes: vec![len], strides, offset: w.offset + start * stride };
         Tensor { requires_grad: self.requires_grad, ..Tensor::new(self.store.clone(), window) }
@@ -86,7 +86,7 @@ impl Tensor {
     }
 }
 
-/// An argument of a program's call.
+/// Argument of an op in a program.
 #[derive(Clone)]
 pub enum V<'a> {
     None,
@@ -104,25 +104,25 @@ pub enum V<'a> {
     Generator(&'a Buffer),
 }
 
-/// What a program runs on. `line` is the source line of a call.
+/// Machine that runs a program. `line` is the source line of a call.
 pub trait Machine {
     fn call(&mut self, line: u32, op: Op, args: &[V<'_>]) -> Result<Vec<Tensor>, CallError>;
 
-    /// A tensor in host memory.
+    /// Creates a tensor in host memory.
     fn host(&self, values: &[f32]) -> Tensor;
 
-    /// A device tensor that no op made: a parameter.
+    /// Creates a device tensor that no op made, such as a parameter.
     fn state(&mut self, values: &[f32]) -> Tensor;
 
-    /// A tensor's values, read behind the program's back: no fetch.
+    /// Returns a tensor's values without a fetch.
     fn peek(&self, t: &Tensor) -> Vec<f32>;
 
-    /// The value that the last call gave to the host.
+    /// Returns the value that the last call returned to the host.
     fn host_value(&self) -> f64 {
         kernels::take_host_value()
     }
 
-    /// The end of an iteration.
+    /// Ends an iteration.
     fn step(&mut self);
 
     fn one(&mut self, line: u32, op: Op, args: &[V<'_>]) -> Tensor {
@@ -151,13 +151,13 @@ pub trait Machine {
         self.one(line, Op::ToDevice, &[V::T(&host)])
     }
 
-    /// `t[0].item()`.
+    /// Returns `t[0].item()`.
     fn item(&mut self, line: u32, t: &Tensor) -> Result<f64, CallError> {
         self.call(line, Op::Item, &[V::T(t)])?;
         Ok(self.host_value())
     }
 
-    /// `t.cpu()`: all values.
+    /// Returns all values, like `t.cpu()`.
     fn fetch(&mut self, line: u32, t: &Tensor) -> Result<Vec<f32>, CallError> {
         let to = self.host(&vec![f32::NAN; t.len() as usize]);
         self.call(line, Op::Copy_, &[V::T(&to), V::T(t)])?;
