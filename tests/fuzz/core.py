@@ -168,7 +168,7 @@ STATEMENTS = [
     "s.see({r})", "s.see({u})", "s.see({f})", "s.see({n})", "s.watch({m})", "s.see({s}.item())",
     "s.see({v}.detach().tolist())", "s.see({r}.detach().to('cpu', copy=True))",
     "s.see({m}.detach().cpu().clone().numpy().sum())",
-    "s.see(text({v}))", "s.see(f'{{v}.detach()[0]:.3f}')", "s.see(bool({c}))", "s.see(s.m0 is s.m1)",
+    "s.see(text({v}))", "s.see(format({v}.detach()[0], '.3f'))", "s.see(bool({c}))", "s.see(s.m0 is s.m1)",
     "s.see(s.m0.requires_grad)", "s.see(s.m0.data_ptr() == s.m1.data_ptr())", "s.kept.append({m})",
     "s.kept.append({r})", "s.kept.append([{M}, {v}])", "s.kept = s.kept[-{n}:]", "s.kept.clear()",
     "s.see([x.sum() for x in s.kept if isinstance(x, torch.Tensor)])", "gc.collect()", "del s.kept[:{n}]",

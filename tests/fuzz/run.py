@@ -21,13 +21,24 @@ OWN = os.environ.get("TANDEM_KERNELS") == "own"
 """Whether Tandem's own kernels are used: bits must be those of tracing, and values near eager's."""
 
 
+def one_nan(x: torch.Tensor) -> torch.Tensor:
+    """Replaces each NaN by the same one: the sign of a NaN follows from the order of operands in machine code."""
+    if x.is_complex():
+        return torch.view_as_complex(one_nan(torch.view_as_real(x)))
+    if x.is_floating_point() and x.isnan().any():
+        return x.masked_fill(x.isnan(), float("nan"))
+    return x
+
+
 def plain(x: Any) -> Any:
     """Converts a value to one that is compared by bytes."""
     if isinstance(x, torch.Tensor):
-        x = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        x = one_nan(x.detach().cpu().resolve_conj().resolve_neg().contiguous())
         raw = x.view(torch.uint8) if x.numel() and x.dim() else x.reshape(-1).view(torch.uint8)
         return (tuple(x.shape), str(x.dtype), raw.numpy().tobytes())
     if isinstance(x, np.ndarray | np.generic):
+        if x.dtype.kind == "f":
+            x = np.where(np.isnan(x), x.dtype.type("nan"), x)
         return (x.shape, str(x.dtype), x.tobytes())
     if isinstance(x, float):
         return np.float64(x).tobytes()

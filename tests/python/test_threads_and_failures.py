@@ -463,8 +463,10 @@ def test_data_loader_with_workers():
 
 
 WAITING = """
-import time, torch, torch_tandem
+import signal, time, torch, torch_tandem
 
+# A job in the background of a shell ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 seconds, began, ran = 0, 0, 0
 
 def kernel(x):
