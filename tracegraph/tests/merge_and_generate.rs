@@ -231,7 +231,7 @@ fn statements(depth: u32) -> BoxedStrategy<Vec<Statement>> {
     prop::collection::vec(statement, 1..6).boxed()
 }
 
-/// A program of at most 12 branch points, consecutive or nested, all of whose paths join again.
+/// A program with at most 12 branches, in sequence or nested. The paths of each branch rejoin after it.
 fn dag() -> impl Strategy<Value = Vec<Statement>> {
     let op = || any::<bool>().prop_map(|relu| Statement::Op { relu, fetched: false });
     let leaf = move || prop::collection::vec(op(), 0..3);

@@ -28,7 +28,7 @@ pub fn table(base: &str) -> Option<Lower> {
     })
 }
 
-/// Largest number of tensors that one kernel joins. With the output, every adapter supports so many buffers.
+/// Maximum number of input tensors of a kernel. Every adapter can bind these and the output.
 const PIECES: usize = 6;
 
 /// Returns a list of tensors in memory, and their result dtype.
