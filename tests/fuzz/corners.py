@@ -85,7 +85,7 @@ GENERATORS = Group(
         "state = {gen}.get_state()\na = torch.rand(2, device=s.device, generator={gen})\n{gen}.set_state(state)\ns.see(a)",
         "for k in range({n}): s.kept.append(torch.rand(2, device=s.device, generator=s.g.manual_seed(k)))",
     ],
-    errors=["{gen}.set_state(torch.zeros(3, dtype=torch.uint8))", "{gen}.manual_seed('a')", "{gen}.manual_seed(2**70)", "{gen}.set_state({m})"],
+    errors=["{gen}.set_state(torch.zeros(3, dtype=torch.uint8, device='cpu'))", "{gen}.manual_seed('a')", "{gen}.manual_seed(2**70)", "{gen}.set_state({m})"],
     blocks=[("with torch.random.fork_rng(devices=[]):\n    {gen}.manual_seed({n})", {}, [])],
 )  # fmt: skip
 
@@ -288,7 +288,7 @@ DTYPES = Group(
         "any": ["s.t0", "s.t1", "{m}", "{d}", "{h}", "{b}", "s.t2"],
         "T": ["s.t0", "s.t1", "s.t2"],
         "e": [f"torch.{name}" for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "bool", "complex128")],
-        "big": ["{f}", "1e38", "1e39", "-1e300", "3e9", "300", "-1", "255.7", "torch.nan", "torch.inf", "2**40", "2**63 - 1", "65519.9", "1e-45", "5e-324", "True", "1j", "-0.0", "2**31", "16777217"],
+        "big": ["{f}", "1e38", "1e39", "-1e300", "3e9", "300", "-1", "255.7", "torch.nan", "torch.inf", "2**40", "(2**63 - 1)", "65519.9", "1e-45", "5e-324", "True", "1j", "-0.0", "2**31", "16777217"],
     },
     expressions={
         "any": [
@@ -297,7 +297,7 @@ DTYPES = Group(
             "{any}.masked_fill({b}, {big})", "{any}.conj()", "torch.complex({m}, {m})", "{any}.real", "{any}.abs()", "({any} ** 2)", "{any}.round()", "{any}.sign()", "{any}.view({e})", "torch.maximum({any}, {any})", "{any}.clamp({n}, {big})",
             "({any} & {any})", "({any} << {n})", "~{any}", "{any}.sqrt()", "{any}.exp()", "torch.cat([{any}[:2], {any}[2:]])", "torch.stack([{any}[0], {any}[1], {any}[2], {any}[3]])", "{any}.cumsum(0)", "{any}.sum(0).expand(4, 4)",
             "{any}.type(torch.float32).to({e})", "({any}.float() * 1e38).to({e})", "({m} * 300).to({e})", "({d} * 1e10).to({e})", "{any}.float().div(0.0).to({e})", "{any}.amax(0).expand(4, 4)", "{any}.prod(0).expand(4, 4)", "{any}.mean(0, dtype=torch.float32).expand(4, 4)",
-            "{any}.nan_to_num()", "torch.addcmul({any}, {any}, {any})", "torch.lerp({any}, {any}, {f})", "{any}.bitwise_not()", "{any}.floor_divide({n} + 1)", "torch.remainder({any}, {any})", "torch.fmod({any}, {n} + 1)", "{any}.imag", "{any}.index_select(0, {i})",
+            "{any}.nan_to_num()", "torch.addcmul({any}, {any}, {any})", "torch.lerp({any}, {any}, {f})", "{any}.bitwise_not()", "{any}.floor_divide({n} + 1)", "torch.remainder({any}, {any}.clamp(min=1))", "torch.fmod({any}, {n} + 1)", "{any}.imag", "{any}.index_select(0, {i})",
             "torch.sub({any}, {any}, alpha={big})", "torch.add({any}, {any}, alpha={n})", "torch.rsub({any}, {any})", "torch.tensor([[{big}] * 4] * 4, device=s.device)", "torch.pow({any}, {any})", "torch.pow({big}, {any})", "{any}.trunc()", "torch.copysign({any}, {any})",
         ],
     },
@@ -418,8 +418,8 @@ NUMPY = Group(
 THREADS = Group(
     statements=[
         "s.see(in_thread(lambda: {m} + 1))", "s.see(in_thread(lambda: {M}.add_({f})))", "in_thread(lambda: {M}.mul_(0.5))", "s.m0 = in_thread(lambda: {m}.sin())", "s.see(in_thread(lambda: {m}.sum().item()))", "s.see(in_thread(lambda: torch.rand(2, device=s.device)))",
-        "x = {m}.detach().clone()\ns.later = start(lambda: (x * {f}).sum())", "s.later and s.see(s.later.result())\ns.later = None", "s.see(in_thread(lambda: torch.is_grad_enabled()))", "in_thread(lambda: ({s} + s.w.sum()).backward())", "s.see(in_thread(lambda: fail()))", "s.see(in_thread(lambda: {m}[9]))",
-        "x = {m}.detach().clone()\ns.later = start(lambda: x.add_(1).tolist())", "s.see(in_thread(lambda: next(s.it, None)))", "in_thread(lambda: torch.manual_seed({n}))", "in_thread(mark_step)", "s.kept.append(in_thread(lambda: {m} @ {m}))", "in_thread(s.kept.clear)", "in_thread(gc.collect)", "s.see(in_thread(lambda: s.g.get_state()))",
+        "s.later = start(lambda x={m}.detach().clone(): (x * {f}).sum())", "s.later and s.see(s.later.result())\ns.later = None", "s.see(in_thread(lambda: torch.is_grad_enabled()))", "in_thread(lambda: ({s} + s.w.sum()).backward())", "s.see(in_thread(lambda: fail()))", "s.see(in_thread(lambda: {m}[9]))",
+        "s.later = start(lambda x={m}.detach().clone(): x.add_(1).tolist())", "s.see(in_thread(lambda: next(s.it, None)))", "in_thread(lambda: torch.manual_seed({n}))", "in_thread(mark_step)", "s.kept.append(in_thread(lambda: {m} @ {m}))", "in_thread(s.kept.clear)", "in_thread(gc.collect)", "s.see(in_thread(lambda: s.g.get_state()))",
         "in_thread(lambda: s.see({v}))", "in_thread(lambda: s.opt.step())", "in_thread(lambda: s.host.copy_({m}.detach()))", "in_thread(lambda: {M}.copy_(s.host))", "in_thread(lambda: torch.set_grad_enabled(False))", "s.see(list(s.pool.map(lambda k: (s.m0.detach() * k).sum(), range({n} + 1))))", "a, b = in_thread(lambda: ({m}, {v}))\ns.see(b)",
     ],
 )  # fmt: skip
