@@ -328,7 +328,7 @@ int32_t ttc_buffer_resize(void* b, uint64_t nbytes) {
   });
 }
 
-void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
+void* ttc_snapshot(const TtTensor* t) {
   const auto item = c10::elementSize(static_cast<c10::ScalarType>(t->dtype));
   int64_t last = 0;
   bool empty = false;
@@ -341,7 +341,6 @@ void* ttc_snapshot(const TtTensor* t, int64_t* offset) {
   if (copy && nbytes)
     std::memcpy(ttc_buffer_data(copy), static_cast<const char*>(storage(t->storage)->data()) + t->offset * item,
                 nbytes);
-  *offset = 0;
   return copy;
 }
 

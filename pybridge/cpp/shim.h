@@ -214,8 +214,8 @@ uint64_t ttc_buffer_nbytes(void* buffer);
 // Resizes a buffer and keeps the elements that fit. If memory is exhausted, the buffer does not change.
 int32_t ttc_buffer_resize(void* buffer, uint64_t nbytes);
 // Copies the memory of a host window, from its first to its last element, to a new buffer. Returns null if memory is
-// exhausted. `offset` receives the window's offset in the buffer, in elements.
-void* ttc_snapshot(const TtTensor* window, int64_t* offset);
+// exhausted.
+void* ttc_snapshot(const TtTensor* window);
 // Number of threads that PyTorch's CPU kernels use.
 uint32_t ttc_num_threads();
 // Splits 0..n into ranges and calls `part` for each of them on PyTorch's threads.

@@ -166,7 +166,7 @@ unsafe extern "C" {
     pub fn ttc_buffer_data(buffer: *mut c_void) -> *mut c_void;
     pub fn ttc_buffer_nbytes(buffer: *mut c_void) -> u64;
     pub fn ttc_buffer_resize(buffer: *mut c_void, nbytes: u64) -> i32;
-    pub fn ttc_snapshot(window: *const TtTensor, offset: *mut i64) -> *mut c_void;
+    pub fn ttc_snapshot(window: *const TtTensor) -> *mut c_void;
     pub fn ttc_num_threads() -> u32;
     pub fn ttc_parallel_for(
         n: usize,

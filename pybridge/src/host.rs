@@ -251,9 +251,8 @@ impl Torch for Shim {
                 std::ptr::copy_nonoverlapping(from, value.0.as_mut_ptr(), size);
                 return Ok(HostFeed::Inline(value));
             }
-            let mut offset = 0;
             let record = window_record(HOST, storage, input);
-            let buffer = made(ttc_snapshot(&raw const record, &raw mut offset));
+            let buffer = made(ttc_snapshot(&raw const record));
             let buffer = buffer.map_err(|e| Exception::adopt(e, &SHIM))?;
             Ok(HostFeed::Buffer(Buffer::adopt(buffer, &SHIM)))
         }

@@ -9,7 +9,9 @@
 use std::cell::RefCell;
 
 use crossbeam_queue::SegQueue;
+use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{Name, StorageId};
+use tandem_tracegraph::node::Outputs;
 
 /// Ids of dead storages, pushed by any thread.
 pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
@@ -194,6 +196,16 @@ impl Storages {
     pub fn grow(&mut self, id: StorageId, nbytes: u64) {
         if nbytes > self.entries[id.index()].nbytes {
             self.set_nbytes(id, nbytes);
+        }
+    }
+
+    /// Grows storages for the windows that a call resized.
+    pub fn grow_resized(&mut self, call: &Call<'_>, outputs: &Outputs) {
+        for change in &outputs.resized {
+            let input = &call.inputs[change.input as usize];
+            if let Place::Storage { id, .. } = input.place {
+                self.grow(id, change.meta.extent_bytes(input.offset + change.offset));
+            }
         }
     }
 

@@ -257,8 +257,7 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
 /// The outputs of a call that writes none of its inputs, or `None` where their metadata cannot be predicted
 /// reliably.
 pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
-    let other =
-        matches!(base.name.as_str(), "masked_fill" | "copy" | "fill" | "zero" | "polar" | "float_power");
+    let other = matches!(base.name.as_str(), "masked_fill" | "copy" | "fill" | "zero");
     if base.in_place || other || base.name.starts_with("_foreach_") {
         return None;
     }

@@ -388,7 +388,6 @@ fn table() -> Vec<Row> {
         ("square", Same, 1, |a| (a.ty != Ty::Bool).then(|| &a.x[0] * &a.x[0])),
         ("reciprocal", Float, 1, |a| Some(1.0 / &a.x[0])),
         ("pow", Same, 2, power),
-        ("float_power", Float, 2, |_| None),
         ("maximum", Same, 2, |a| Some(larger(&a.x[0], &a.x[1]))),
         ("minimum", Same, 2, |a| Some(smaller(&a.x[0], &a.x[1]))),
         ("fmax", Same, 2, |a| { let (x, y) = (&a.x[0], &a.x[1]); Some(y.is_nan().select(x, x.is_nan().select(y, larger(x, y)))) }),
@@ -638,7 +637,6 @@ fn table() -> Vec<Row> {
             let x = x.is_nan().select(nan, x.eq(f64::INFINITY).select(high, x.eq(f64::NEG_INFINITY).select(low, x)));
             Some(x)
         }),
-        ("polar", Same, 2, |_| None),
     ]
 }
 

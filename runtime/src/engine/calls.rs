@@ -18,7 +18,7 @@ use crate::graph_runner::Message;
 use crate::placement::Placement;
 use crate::report::Fetch;
 use crate::site::Site;
-use crate::storage::{FreshStorage, Storages};
+use crate::storage::FreshStorage;
 use crate::timeline::Python;
 
 impl Engine {
@@ -369,7 +369,7 @@ impl Engine {
             self.runner.place(self.regions.place());
         }
         let outputs = outcome.ok_or(CallError::Dead)??;
-        grow_resized(&mut self.storages, call, &outputs);
+        self.storages.grow_resized(call, &outputs);
         Ok((outputs, fresh))
     }
 
@@ -398,16 +398,6 @@ impl Engine {
     fn count_op(&mut self, coexecuted: bool) {
         self.iteration.ops += 1;
         self.iteration.traced += u64::from(!coexecuted);
-    }
-}
-
-/// Grows storages for the windows that an op resized.
-pub(super) fn grow_resized(storages: &mut Storages, call: &Call<'_>, outputs: &Outputs) {
-    for change in &outputs.resized {
-        let input = &call.inputs[change.input as usize];
-        if let Place::Storage { id, .. } = input.place {
-            storages.grow(id, change.meta.extent_bytes(input.offset + change.offset));
-        }
     }
 }
 

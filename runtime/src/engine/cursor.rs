@@ -11,7 +11,6 @@ use tandem_tracegraph::difference::{Difference, What};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::mode_bits;
 
-use super::calls::grow_resized;
 use super::{Engine, Fresh, Hint, Phase, Position, Results, Sink};
 use crate::config::Mode;
 use crate::error::CallError;
@@ -119,7 +118,7 @@ impl Engine {
             self.open.storages.push(made.id);
             fresh.push(made);
         }
-        grow_resized(&mut self.storages, call, outputs);
+        self.storages.grow_resized(call, outputs);
         self.position = Position { next: position.next + 1, ..position };
         self.random_open |= self.ops[call.op.index()].random;
         sink.outputs(call, Results::Known(outputs), &fresh);

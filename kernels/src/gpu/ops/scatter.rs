@@ -55,8 +55,6 @@ struct Scatter<'p> {
     keys: Range<usize>,
     /// Number of destinations that the index tensors distinguish.
     slots: i64,
-    /// Whether an element without a destination is a fault. Otherwise it is skipped.
-    strict: bool,
     /// Returns the destination of the element at some coordinates. The slot depends on the coordinates of `keys`
     /// alone.
     place: Placing<'p>,
@@ -139,15 +137,11 @@ fn share(k: &mut Kernel, buf: u32) {
 }
 
 impl Scatter<'_> {
-    /// Returns the destination of an element, and the condition of its stores.
-    fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<(Place, Option<E>)> {
+    /// Returns the destination of an element. It is a fault if there is none.
+    fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<Place> {
         let place = (self.place)(l, k, coords)?;
-        if self.strict {
-            k.fault(Fault::Index, place.inside.not());
-            return Some((place, None));
-        }
-        let inside = place.inside.clone();
-        Some((place, Some(inside)))
+        k.fault(Fault::Index, place.inside.not());
+        Some(place)
     }
 
     /// Stores elements. Unless they are all equal (`uniform`), the last one of each destination is found first.
@@ -156,7 +150,8 @@ impl Scatter<'_> {
         let last = if uniform || elements <= 1 { None } else { Some(self.last(l)?) };
         each(l, "scatter", &self.sizes, |l, k, coords, _| {
             let target = l.write(k, out)?;
-            let (place, mut guard) = self.find(l, k, coords)?;
+            let place = self.find(l, k, coords)?;
+            let mut guard = None;
             if let Some(last) = &last {
                 let Source::Window(t) = l.read(k, last) else { return None };
                 let number = self.number(k, coords) + 1.0;
@@ -189,10 +184,8 @@ impl Scatter<'_> {
         each(l, "scatter_last", &sizes, |l, k, coords, number| {
             let t = l.write(k, &last)?;
             share(k, t.buf);
-            let (place, guard) = self.find(l, k, coords)?;
-            let mut store = k.put(&t, &[place.slot], (number + 1.0).cast(Ty::I32), Put::Max);
-            store.guard = guard;
-            Some(vec![store])
+            let place = self.find(l, k, coords)?;
+            Some(vec![k.put(&t, &[place.slot], (number + 1.0).cast(Ty::I32), Put::Max)])
         })?;
         Some(last)
     }
@@ -232,14 +225,13 @@ impl Scatter<'_> {
             let t = l.write(k, &work)?;
             share(k, t.buf);
             let counts = counts.as_ref().and_then(|c| l.write(k, c));
-            let (place, guard) = self.find(l, k, coords)?;
+            let place = self.find(l, k, coords)?;
             let value = value(l, k, coords, ty)?;
             let mut stores = vec![k.put(&t, &place.at, value, how.put())];
             if let Some(counts) = counts {
                 share(k, counts.buf);
                 stores.push(k.put(&counts, &place.at, E::int(Ty::I32, 1), Put::Add));
             }
-            stores.iter_mut().for_each(|s| s.guard.clone_from(&guard));
             Some(stores)
         })?;
         if let Some(counts) = &counts {
@@ -315,7 +307,7 @@ fn along<'p>(x: &'p Operand, dim: usize, index: &'p Operand) -> Option<Scatter<'
         Some(Place { at, inside, slot })
     };
     let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
-    Some(Scatter { sizes, keys, slots: x.numel(), strict: true, place: Box::new(place) })
+    Some(Scatter { sizes, keys, slots: x.numel(), place: Box::new(place) })
 }
 
 /// Returns `self`, the output, `dim` and `index` of a scatter operator. Tensors have at least one dimension.
@@ -387,7 +379,7 @@ fn slices<'p>(x: &'p Operand, dim: usize, index: &'p Operand, wraps: bool) -> Op
     };
     let mut sizes = x.sizes.clone();
     sizes[dim] = index.numel();
-    Some(Scatter { sizes, keys: dim..dim + 1, slots: x.sizes[dim], strict: true, place: Box::new(place) })
+    Some(Scatter { sizes, keys: dim..dim + 1, slots: x.sizes[dim], place: Box::new(place) })
 }
 
 /// Returns `self`, the output, `dim` and `index` of an operator on slices. Tensors have at least one dimension.
@@ -469,7 +461,7 @@ fn index_put(l: &mut Lowering<'_>) -> Option<()> {
         let (at, inside, slot) = indexing.place(l, k, &x, coords);
         Some(Place { at, inside, slot })
     };
-    let s = Scatter { sizes, keys, slots, strict: true, place: Box::new(place) };
+    let s = Scatter { sizes, keys, slots, place: Box::new(place) };
     if accumulate {
         let value = value_of(&values, &s.sizes);
         return s.reduce(l, &x, &out, Reduce::Sum, true, &value);
@@ -535,7 +527,7 @@ fn put(l: &mut Lowering<'_>) -> Option<()> {
         Some(Place { at, inside, slot })
     };
     let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
-    let s = Scatter { sizes, keys, slots: x.numel(), strict: true, place: Box::new(place) };
+    let s = Scatter { sizes, keys, slots: x.numel(), place: Box::new(place) };
     if l.flag(3, false) {
         let value = value_of(&src, &s.sizes);
         return s.reduce(l, &x, &out, Reduce::Sum, true, &value);

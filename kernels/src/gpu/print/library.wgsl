@@ -603,12 +603,6 @@ fn random_word(low: u32, high: u32, element: u32) -> u32 {
   return select(select(c.x, c.y, (element & 1u) == 1u), select(c.z, c.w, (element & 1u) == 1u), (element & 2u) == 2u);
 }
 
-// Second random word of an element, independent of the first.
-fn random_word_2(low: u32, high: u32, element: u32) -> u32 {
-  let c = philox(vec2<u32>(low, high), element >> 2u, 1u);
-  return select(select(c.x, c.y, (element & 1u) == 1u), select(c.z, c.w, (element & 1u) == 1u), (element & 2u) == 2u);
-}
-
 // Exact remainder with the sign of x, by long division in steps of up to 12 bits.
 fn fmod_(x: f32, y: f32) -> f32 {
   if (is_nan(x) || is_nan(y) || is_inf(x) || y == 0.0f) { return no_float(0x7fc00000u); }

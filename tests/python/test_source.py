@@ -1,0 +1,105 @@
+"""Rules for the source: files of a crate import each other without cycles."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Module = tuple[str, ...]
+
+
+def modules(crate: str) -> dict[Module, str]:
+    """Each module of a crate with its text, without comments and tests."""
+    found = {}
+    for path in (ROOT / crate / "src").rglob("*.rs"):
+        parts = path.relative_to(ROOT / crate / "src").with_suffix("").parts
+        text = re.sub(r"//.*", "", path.read_text())
+        found[parts[:-1] if parts[-1] in ("mod", "lib") else parts] = text.split("#[cfg(test)]\nmod ")[0]
+    return found
+
+
+def leaves(tree: str) -> Iterator[list[str]]:
+    """The paths of a `use` tree: `a::{b, c::d}` is `a::b` and `a::c::d`."""
+    head, brace, rest = tree.strip().partition("{")
+    names = [name for name in head.strip().split("::") if name]
+    if not brace:
+        yield [names[0].split(" as ")[0], *(name.split(" as ")[0] for name in names[1:])] if names else []
+        return
+    depth, start, body = 0, 0, rest.rstrip().removesuffix("}") + ","
+    for at, char in enumerate(body):
+        depth += (char == "{") - (char == "}")
+        if char == "," and depth == 0:
+            if body[start:at].strip():
+                yield from ([*names, *leaf] for leaf in leaves(body[start:at]))
+            start = at + 1
+
+
+def imports(module: Module, text: str, every: dict[Module, str]) -> Iterator[tuple[bool, Module, str]]:
+    """The imports of a module: whether it is a re-export, the module named, and the item."""
+    uses = re.findall(r"(?m)^\s*(pub(?:\([a-z]+\))? )?use ((?:crate|super|self)\b[^;]*);", text)
+    inline = re.findall(
+        r"\b((?:crate|super)(?:::[a-z_0-9]+)+::\w+)", re.sub(r"(?m)^\s*(pub.*)?use [^;]*;", "", text)
+    )
+    for public, tree in [*uses, *(("", path) for path in inline)]:
+        for names in leaves(tree):
+            here = {"crate": (), "self": module, "super": module[:-1]}[names[0]]
+            rest = names[1:]
+            while rest and rest[0] == "super":
+                here, rest = here[:-1], rest[1:]
+            while rest and (*here, rest[0]) in every:
+                here, rest = (*here, rest[0]), rest[1:]
+            yield bool(public), here, rest[0] if rest else ""
+
+
+def cycles(edges: dict[Module, set[Module]]) -> list[list[Module]]:
+    """Groups of modules that reach each other."""
+
+    def reached(start: Module) -> set[Module]:
+        seen: set[Module] = set()
+        todo = [start]
+        while todo:
+            new = edges.get(todo.pop(), set()) - seen
+            seen |= new
+            todo += new
+        return seen
+
+    reach = {module: reached(module) for module in edges}
+    found = {frozenset(b for b in reach[a] if a in reach.get(b, ())) for a in edges if a in reach[a]}
+    return sorted(sorted(group) for group in found)
+
+
+def graph(crate: str) -> dict[Module, set[Module]]:
+    """The imports between files of a crate. A re-exported item is imported from the file that defines it."""
+    every = modules(crate)
+    found = {module: list(imports(module, text, every)) for module, text in every.items()}
+    exports = {(module, item): to for module, uses in found.items() for public, to, item in uses if public}
+
+    def definer(to: Module, item: str) -> Module:
+        while (to, item) in exports:
+            to = exports[to, item]
+        return to
+
+    return {
+        module: {definer(to, item) for public, to, item in uses if not public} - {module}
+        for module, uses in found.items()
+    }
+
+
+@pytest.mark.parametrize("crate", ["tracegraph", "kernels", "runtime"])
+def test_files_import_each_other_without_cycles(crate: str) -> None:
+    """No file of a crate needs itself."""
+    edges = graph(crate)
+    assert sum(map(len, edges.values())) > len(edges)
+    assert cycles(edges) == []
+
+
+def test_a_cycle_is_found() -> None:
+    """The search sees a cycle through a third module, and imports in nested braces."""
+    assert cycles({("a",): {("b",)}, ("b",): {("c",)}, ("c",): {("a",)}}) == [[("a",), ("b",), ("c",)]]
+    assert list(leaves("crate::{a::{B, c::D}, e}")) == [
+        ["crate", "a", "B"],
+        ["crate", "a", "c", "D"],
+        ["crate", "e"],
+    ]
