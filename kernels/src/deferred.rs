@@ -75,6 +75,7 @@ impl Unavailable {
             name: "an operator".into(),
             location: LocationId::UNKNOWN,
             cause,
+            resized: Vec::new(),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tandem_tracegraph::ids::{LocationId, OpId};
+use tandem_tracegraph::node::Resized;
 use thiserror::Error;
 
 use crate::host::Exception;
@@ -19,6 +20,8 @@ pub struct Failure {
     pub location: LocationId,
     /// Reason.
     pub cause: Cause,
+    /// Inputs that PyTorch's kernel had resized when it raised its exception. They keep their new sizes.
+    pub resized: Vec<Resized>,
 }
 
 /// Reason why an op failed.

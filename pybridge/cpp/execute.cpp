@@ -91,6 +91,7 @@ c10::IValue decode(const TtArg& a, const c10::TypePtr& type, std::vector<at::Ten
       return r;
     }
     case TT_INT: return a.i;
+    case TT_UNSIGNED: return at::Scalar(static_cast<uint64_t>(a.i));
     case TT_FLOAT: return a.f;
     case TT_BOOL: return a.i != 0;
     case TT_COMPLEX: return c10::complex<double>(a.c[0], a.c[1]);
@@ -219,6 +220,17 @@ int64_t written_list(const c10::FunctionSchema& schema, const TtArg* args, size_
   return -1;
 }
 
+// Describes the written inputs that the kernel resized.
+void describe_all_resized(const c10::FunctionSchema& schema, const TtArg* args, size_t n, Results& r) {
+  for (size_t i = 0; i < n; i++) {
+    if (args[i].tag != TT_TENSOR && args[i].tag != TT_TENSORS) continue;
+    const auto* ts = static_cast<const TtTensor*>(args[i].ptr);
+    const uint32_t len = args[i].tag == TT_TENSOR ? 1 : args[i].len;
+    const auto* alias = schema.arguments()[i].alias_info();
+    for (uint32_t k = 0; alias && alias->isWrite() && k < len; k++) describe_resized(ts[k], r.first[i] + k, r);
+  }
+}
+
 void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
   const PoolGuard pool;
   auto& r = results();
@@ -240,16 +252,12 @@ void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
       const auto& t = r.inputs[r.first[list] + k];
       written += t.defined() && !t.is_inference() && t._version() > 0;
     }
+    describe_all_resized(schema, args, n, r);
+    *outs = {nullptr, 0, r.resized.data(), r.resized.size()};
     throw;
   }
   describe_results(r, schema);
-  for (size_t i = 0; i < n; i++) {
-    if (args[i].tag != TT_TENSOR && args[i].tag != TT_TENSORS) continue;
-    const auto* ts = static_cast<const TtTensor*>(args[i].ptr);
-    const uint32_t len = args[i].tag == TT_TENSOR ? 1 : args[i].len;
-    const auto* alias = schema.arguments()[i].alias_info();
-    for (uint32_t k = 0; alias && alias->isWrite() && k < len; k++) describe_resized(ts[k], r.first[i] + k, r);
-  }
+  describe_all_resized(schema, args, n, r);
   *outs = {r.outs.data(), r.outs.size(), r.resized.data(), r.resized.size()};
 }
 

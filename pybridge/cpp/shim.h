@@ -24,6 +24,7 @@ enum TtTag : uint8_t {
   TT_SCALARS,   // ptr: TtArg[len]
   TT_DEVICE,    // i: 0 tandem, or CUDA as an alias of it, of any index; 1 cpu; 2 meta
   TT_GENERATOR, // ptr: c10::GeneratorImpl*
+  TT_UNSIGNED,  // i: the bits of an int beyond 2**63 - 1
 };
 
 // Where a tensor's data is.
@@ -148,7 +149,8 @@ enum TtStatus : int32_t { TT_OK = 0, TT_RAISE = 1 };
 uint32_t tt_declare_op(const TtOpDecl* decl);
 // Whether a capturing functor replaces the CompositeExplicitAutograd kernel of this aten overload.
 int32_t tt_captures_default(const char* name, size_t len);
-// Traces or co-executes a call on a device. The records in `outs` are valid until this thread's next call.
+// Traces or co-executes a call on a device. The records in `outs` are valid until this thread's next call. After a
+// failure they are the inputs that the operator resized before it failed.
 int32_t tt_dispatch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtOuts* outs);
 // Like tt_dispatch, for a call that copies the elements of its last tensor to the host. If that tensor is contiguous
 // and `room` has exactly its size, the elements are copied to `room`, and `outs` must not be read.

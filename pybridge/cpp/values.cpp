@@ -189,10 +189,8 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
     }
   } else if (v.isUnsigned()) {
     const auto u = v.toUInt();
-    TORCH_CHECK_NOT_IMPLEMENTED(u <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
-                                "tandem does not support numbers beyond 2**63 - 1, and ", u,
-                                " is given; make the tensor on the CPU and move it: tensor.to(device)");
-    a.tag = TT_INT, a.i = static_cast<int64_t>(u);
+    a.tag = u <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ? TT_INT : TT_UNSIGNED;
+    a.i = static_cast<int64_t>(u);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "tandem does not support an argument of type ", v.tagKind(),
                                 "; run this operator on the CPU: tensor.cpu()");
@@ -391,11 +389,13 @@ TtOuts run(uint32_t op, const Encoder& encoder) {
   if (C10_UNLIKELY(encoder.host_requires_grad()) && c10::GradMode::is_enabled())
     for (const auto* t : encoder.inputs())
       if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
-  TtOuts outs;
-  check(tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs));
+  TtOuts outs{};
+  const auto status = tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs);
+  // A kernel that raises an exception may have resized its outputs before.
+  for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
+  check(status);
   // Waiting does not invalidate the outputs: it is not a call of an operator.
   if (C10_UNLIKELY(encoder.draws_unordered())) check(tt_wait_random());
-  for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
   return outs;
 }
 

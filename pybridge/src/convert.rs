@@ -78,6 +78,7 @@ unsafe fn arg<'a>(a: &TtArg, storages: &Storages, inputs: &mut SmallVec<[Input<'
                 Arg::Tensors(a.len)
             }
             INT => Arg::Int(a.payload.i),
+            UNSIGNED => Arg::Unsigned(a.payload.i as u64),
             FLOAT => Arg::Float(a.payload.f),
             BOOL => Arg::Bool(a.payload.i != 0),
             COMPLEX => Arg::Complex(a.payload.c[0], a.payload.c[1]),
@@ -153,6 +154,7 @@ impl Records {
                 pointer(TENSORS, *n as usize, self.tensors[first..].as_ptr().cast())
             }
             Arg::Int(i) => record(INT, 0, TtPayload { i: *i }),
+            Arg::Unsigned(n) => record(UNSIGNED, 0, TtPayload { i: *n as i64 }),
             Arg::Float(f) => record(FLOAT, 0, TtPayload { f: *f }),
             Arg::Bool(b) => record(BOOL, 0, TtPayload { i: i64::from(*b) }),
             Arg::Complex(re, im) => record(COMPLEX, 0, TtPayload { c: [*re, *im] }),
@@ -208,6 +210,12 @@ pub struct Reply {
 }
 
 impl Reply {
+    /// Removes all records.
+    pub fn clear(&mut self) {
+        self.outs.clear();
+        self.resized.clear();
+    }
+
     /// Offers memory for the elements of the next call that returns its input's elements to the host.
     pub fn make_room(&mut self, bytes: *mut u8, nbytes: usize) {
         (self.room, self.filled) = (Some((bytes, nbytes)), false);

@@ -501,6 +501,7 @@ unsafe extern "C" fn tt_dispatch(
         let args = if n_args == 0 { &[] } else { unsafe { std::slice::from_raw_parts(args, n_args) } };
         // The reply is taken, not borrowed: a signal handler may issue an op while this one waits.
         let mut reply = REPLY.take().unwrap_or_default();
+        reply.clear();
         let outcome = dispatch(op, device, args, &mut reply);
         // SAFETY: `outs` is valid for writes. The reply's records are on the heap and do not move when it is put
         // back.

@@ -16,6 +16,7 @@ pub const BOOLS: u8 = 10;
 pub const SCALARS: u8 = 11;
 pub const DEVICE: u8 = 12;
 pub const GENERATOR: u8 = 13;
+pub const UNSIGNED: u8 = 14;
 
 pub const ABSENT: u8 = 0;
 pub const TANDEM: u8 = 1;

@@ -117,15 +117,14 @@ impl HostKernels for Shim {
         let mut outs = TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
         // SAFETY: the records point into `call`, which outlives the call; the outputs are read before `ttc_clear`.
         unsafe {
-            if ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs) != OK {
-                ttc_clear();
-                RECORDS.set(records);
-                return Err(kept());
-            }
+            let status = ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs);
             RECORDS.set(records);
             items(outs.outs, outs.n_outs).iter().for_each(|o| sink(result(o, false)));
             items(outs.resized, outs.n_resized).iter().for_each(|o| sink(result(o, true)));
             ttc_clear();
+            if status != OK {
+                return Err(kept());
+            }
         }
         if call.inputs.iter().any(|input| input.sizes.iter().product::<i64>() >= PARALLEL) {
             LARGE.set(Some(Instant::now()));

@@ -61,6 +61,7 @@ pub fn values(run: &mut BlockRun, key: &NodeKey, call: &Call<'_>, torch: &dyn To
 fn number(run: &mut BlockRun, arg: &Arg<'_>) {
     match arg {
         Arg::Int(i) => run.numbers.push(*i as u64),
+        Arg::Unsigned(n) => run.numbers.push(*n),
         Arg::Float(f) => run.numbers.push(f.to_bits()),
         Arg::Bool(b) => run.numbers.push(u64::from(*b)),
         Arg::Complex(re, im) => run.numbers.extend([re.to_bits(), im.to_bits()]),

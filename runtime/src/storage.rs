@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use crossbeam_queue::SegQueue;
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{Name, StorageId};
-use tandem_tracegraph::node::Outputs;
+use tandem_tracegraph::node::Resized;
 
 /// Ids of dead storages, pushed by any thread.
 pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
@@ -200,8 +200,8 @@ impl Storages {
     }
 
     /// Grows storages for the windows that a call resized.
-    pub fn grow_resized(&mut self, call: &Call<'_>, outputs: &Outputs) {
-        for change in &outputs.resized {
+    pub fn grow_resized(&mut self, call: &Call<'_>, resized: &[Resized]) {
+        for change in resized {
             let input = &call.inputs[change.input as usize];
             if let Place::Storage { id, .. } = input.place {
                 self.grow(id, change.meta.extent_bytes(input.offset + change.offset));

@@ -63,9 +63,30 @@ def test_a_part_of_a_storage_is_refused_in_words():
             use()
 
 
-def test_numbers_beyond_signed_ones_are_refused_in_words():
-    with pytest.raises(NotImplementedError, match="beyond 2\\*\\*63 - 1"):
-        torch.full((2,), 2**64 - 1, dtype=torch.uint64, device="tandem")
+BEYOND = {
+    "full": lambda d, n: torch.full((2,), n, dtype=torch.uint64, device=d),
+    "fill": lambda d, n: torch.zeros(3, dtype=torch.uint64, device=d).fill_(n),
+    "item": lambda d, n: torch.full((1,), torch.full((1,), n, dtype=torch.uint64, device=d).item(), device=d),
+    "float": lambda d, n: torch.ones(3, device=d) * n + torch.arange(3, device=d),
+    "compare": lambda d, n: torch.full((2,), 2**62, dtype=torch.uint64, device=d) == n,
+    "int": lambda d, n: torch.ones(3, dtype=torch.int64, device=d).add_(n),
+    "list": lambda d, n: torch._foreach_add([torch.ones(2, device=d)], [n])[0],
+    "clamp": lambda d, n: torch.arange(3, device=d).clamp(max=n),
+}
+
+
+def outcome(of):
+    try:
+        return of().cpu().tolist()
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_numbers_beyond_signed_ones_are_as_on_the_cpu(name):
+    for n in [2**63, 3, 2**64 - 1, 2**63 + 5] * 3:
+        assert outcome(lambda n=n: BEYOND[name]("tandem", n)) == outcome(lambda n=n: BEYOND[name]("cpu", n))
+        torch_tandem.mark_step()
 
 
 def test_dlpack_goes_through_the_host():

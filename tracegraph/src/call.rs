@@ -55,6 +55,8 @@ pub enum Arg<'a> {
     Tensors(u32),
     /// An int, a dtype, a layout or a memory format.
     Int(i64),
+    /// An int beyond 2**63 - 1.
+    Unsigned(u64),
     /// A float.
     Float(f64),
     /// A bool.

@@ -82,6 +82,7 @@ fn arg_text(arg: &Arg<'_>) -> String {
         Arg::Tensor => "a tensor".into(),
         Arg::Tensors(n) => format!("{n} tensors"),
         Arg::Int(i) => i.to_string(),
+        Arg::Unsigned(n) => n.to_string(),
         Arg::Float(f) => format!("{f:?}"),
         Arg::Bool(b) => b.to_string(),
         Arg::Complex(re, im) => format!("{re}+{im}j"),

@@ -41,6 +41,8 @@ pub enum Number {
     Bool,
     /// A complex number of two 64-bit floats.
     Complex,
+    /// An unsigned 64-bit integer beyond 2**63 - 1.
+    Unsigned,
 }
 
 /// The form of an argument in a node.
@@ -122,6 +124,7 @@ pub(crate) fn input_spec(input: &Input<'_>) -> InputSpec {
 fn number(arg: &Arg<'_>) -> Option<Number> {
     match arg {
         Arg::Int(_) => Some(Number::Int),
+        Arg::Unsigned(_) => Some(Number::Unsigned),
         Arg::Float(_) => Some(Number::Float),
         Arg::Bool(_) => Some(Number::Bool),
         Arg::Complex(..) => Some(Number::Complex),
@@ -172,6 +175,7 @@ fn arg_spec(class: ArgClass, arg: &Arg<'_>) -> ArgSpec {
         (ArgClass::Shape, Arg::Ints(_)) => ArgSpec::Sizes,
         (_, Arg::Floats(f)) => ArgSpec::Floats(f.len() as u32),
         (_, Arg::Scalars(s)) => ArgSpec::Values(s.iter().filter_map(number).collect()),
+        (_, Arg::Unsigned(_)) => ArgSpec::Value(Number::Unsigned),
         (_, Arg::Float(_)) => ArgSpec::Value(Number::Float),
         (_, Arg::Complex(..)) => ArgSpec::Value(Number::Complex),
         (ArgClass::Value, Arg::Int(_)) => ArgSpec::Value(Number::Int),
@@ -346,6 +350,7 @@ fn arg_words(class: ArgClass, arg: &Arg<'_>, info: &OpInfo, visit: &mut impl FnM
 fn rare_words(arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(u64) -> bool) -> bool {
     let with = |kind: u64, n: usize| (n as u64) << 8 | kind;
     match arg {
+        Arg::Unsigned(n) => visit(14) && (!sized || visit(*n)),
         Arg::Complex(re, im) => visit(9) && (!sized || visit(re.to_bits()) && visit(im.to_bits())),
         Arg::Floats(list) => {
             visit(with(10, list.len())) && (!sized || list.iter().all(|f| visit(f.to_bits())))
@@ -365,6 +370,7 @@ fn numbers(spec: &ArgSpec, arg: &Arg<'_>, sized: bool, visit: &mut impl FnMut(i6
         (ArgSpec::Size, Arg::Int(i)) => visit(*i),
         (ArgSpec::Sizes, Arg::Ints(v)) => visit(v.len() as i64) && v.iter().all(|i| visit(*i)),
         (ArgSpec::Value(_), Arg::Int(i)) if sized => visit(*i),
+        (ArgSpec::Value(_), Arg::Unsigned(n)) if sized => visit(*n as i64),
         (ArgSpec::Value(_), Arg::Float(f)) if sized => visit(f.to_bits() as i64),
         (ArgSpec::Value(_), Arg::Bool(b)) if sized => visit(i64::from(*b)),
         (ArgSpec::Floats(_), Arg::Floats(v)) if sized => v.iter().all(|f| visit(f.to_bits() as i64)),

@@ -290,6 +290,7 @@ fn fits(number: &Arg<'_>, dtype: Dtype) -> bool {
         Arg::Float(x) => within(*x) || !x.is_finite() && dtype.is_floating(),
         Arg::Int(x) => within(*x as f64),
         Arg::Complex(..) => dtype.is_complex(),
+        Arg::Unsigned(_) => false,
         Arg::Scalars(list) => list.iter().all(|x| fits(x, dtype)),
         _ => true,
     }
@@ -297,7 +298,7 @@ fn fits(number: &Arg<'_>, dtype: Dtype) -> bool {
 
 impl OpInfo {
     /// Whether PyTorch accepts the numbers of a call for all tensor values, because they are in the range of the
-    /// first tensor's dtype and within the operator's bounds. Other calls must run on PyTorch's own kernel at once,
+    /// first tensor's dtype and within the operator's bounds, and executors can represent them. Other calls must run on PyTorch's own kernel at once,
     /// which may raise.
     #[inline]
     pub fn takes(&self, call: &Call<'_>) -> bool {
@@ -305,10 +306,11 @@ impl OpInfo {
             return true;
         }
         let mut present = call.inputs.iter().filter(|input| !matches!(input.place, Place::Absent));
-        let Some(dtype) = present.next().map(|input| input.dtype) else { return true };
-        let numbers = call.args.iter().zip(&self.args).filter(|(_, class)| **class == ArgClass::Value);
-        let mut numbers = numbers.map(|(arg, _)| arg);
-        numbers.all(|number| fits(number, dtype))
+        let mut numbers = call.args.iter().zip(&self.args).filter(|(_, class)| **class == ArgClass::Value);
+        let Some(dtype) = present.next().map(|input| input.dtype) else {
+            return !numbers.any(|(number, _)| matches!(number, Arg::Unsigned(_)));
+        };
+        numbers.all(|(number, _)| fits(number, dtype))
             && self.bounds.iter().all(|(argument, bound)| {
                 call.args.get(*argument).is_none_or(|arg| bound.takes(arg, call, dtype))
             })

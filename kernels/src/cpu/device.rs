@@ -14,7 +14,7 @@ use crate::cpu::natives::Natives;
 use crate::cpu::tiles::computation::Computation;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{Device, Immediate};
-use crate::host::{Buffer, Exception, HostError, HostKernels, HostResult, HostResultKind, call_host};
+use crate::host::{Buffer, Exception, HostError, HostFailure, HostKernels, HostResult, HostResultKind, call_host};
 use crate::ops::express::{Base, apart};
 use crate::ops::outputs::outputs_in_place;
 use crate::overlap::same_window;
@@ -74,12 +74,14 @@ impl CpuDevice {
     }
 
     fn failure(&self, call: &Call<'_>, location: LocationId, cause: Cause) -> Arc<Failure> {
-        Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause })
+        Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause, resized: Vec::new() })
     }
 
     /// The failure of a call that raised an exception.
-    fn raised(&self, call: &Call<'_>, location: LocationId, error: HostError) -> Arc<Failure> {
-        self.failure(call, location, Cause::Kernel(Exception::adopt(error, self.host)))
+    fn raised(&self, call: &Call<'_>, location: LocationId, failure: impl Into<HostFailure>) -> Arc<Failure> {
+        let HostFailure { error, resized } = failure.into();
+        let cause = Cause::Kernel(Exception::adopt(error, self.host));
+        Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause, resized })
     }
 
     /// Replaces the storage ids of a call's inputs by buffers.
@@ -185,7 +187,7 @@ impl CpuDevice {
 
     /// Computes a traced call with Tandem's own kernel; `None` if there is none. If only PyTorch's kernel can
     /// determine the outputs' metadata, it runs first and the own kernel then overwrites the outputs.
-    fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostError>> {
+    fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostFailure>> {
         let host = self.host;
         if !call.numbers_fit {
             return None;
@@ -210,7 +212,7 @@ impl CpuDevice {
         {
             let made = match self.make(&outputs.fresh) {
                 Ok(made) => made,
-                Err(e) => return Some(Err(e)),
+                Err(e) => return Some(Err(e.into())),
             };
             if natives::run(&native, call, &made, host) {
                 return Some(Ok((outputs, made.into_vec())));
@@ -270,7 +272,7 @@ type Ids = SmallVec<[StorageId; 4]>;
 /// The failure of an action that is no op.
 fn unnamed(name: &str, cause: Cause) -> Arc<Failure> {
     let op = tandem_tracegraph::ids::OpId(u32::MAX);
-    Arc::new(Failure { op, name: name.into(), location: LocationId::UNKNOWN, cause })
+    Arc::new(Failure { op, name: name.into(), location: LocationId::UNKNOWN, cause, resized: Vec::new() })
 }
 
 fn storage_of(call: &Call<'_>, input: u32) -> Option<StorageId> {

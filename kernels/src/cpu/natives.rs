@@ -234,7 +234,7 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
         };
         outputs.outs.iter().map(dtype).collect::<SmallVec<[Option<Dtype>; 2]>>()
     };
-    let attempt = || call_host(host, &small).map_err(|error| drop(Exception::adopt(error, host)));
+    let attempt = || call_host(host, &small).map_err(|failure| drop(Exception::adopt(failure.error, host)));
     // A failed allocation is no refusal. It is not expected twice in a row for so few bytes.
     let given = attempt().or_else(|()| attempt());
     Some(given.is_ok_and(|(given, _)| given.resized.is_empty() && dtypes(&given) == dtypes(outputs)))

@@ -7,15 +7,28 @@ use tandem_tracegraph::tensor_meta::TensorMeta;
 use crate::host::handles::Buffer;
 use crate::host::kernels::{HostError, HostKernels, HostResultKind};
 
+/// Exception of a call on the host.
+pub(crate) struct HostFailure {
+    pub error: HostError,
+    /// Written inputs that the kernel had resized when it raised the exception.
+    pub resized: Vec<Resized>,
+}
+
+impl From<HostError> for HostFailure {
+    fn from(error: HostError) -> HostFailure {
+        HostFailure { error, resized: Vec::new() }
+    }
+}
+
 /// Calls an operator on the host. Returns its outputs, in which offsets of aliases and resized inputs are relative
 /// to those of the inputs, and the buffers that it created.
 pub(crate) fn call_host(
     host: &'static dyn HostKernels,
     call: &Call<'_>,
-) -> Result<(Outputs, Vec<Buffer>), HostError> {
+) -> Result<(Outputs, Vec<Buffer>), HostFailure> {
     let mut outputs = Outputs::default();
     let mut made: Vec<Buffer> = Vec::new();
-    host.call(call, &mut |result| {
+    let called = host.call(call, &mut |result| {
         let meta = || TensorMeta::new(result.sizes, result.strides, result.dtype, result.flags);
         let moved = |input: u32| result.offset - call.inputs[input as usize].offset;
         outputs.outs.push(match result.kind {
@@ -38,6 +51,9 @@ pub(crate) fn call_host(
             HostResultKind::Host(n) => OutSpec::Host(n),
             HostResultKind::List(n) => OutSpec::List(n),
         });
-    })?;
-    Ok((outputs, made))
+    });
+    match called {
+        Ok(()) => Ok((outputs, made)),
+        Err(error) => Err(HostFailure { error, resized: outputs.resized }),
+    }
 }

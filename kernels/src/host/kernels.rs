@@ -12,7 +12,7 @@ use crate::host::mt19937::Mt19937;
 /// PyTorch's kernels, memory and generators on the host.
 pub trait HostKernels: Send + Sync {
     /// Calls an operator whose inputs are in host memory, inline or absent. Passes each output, then each resized
-    /// input, to `sink`.
+    /// input, to `sink`. If the kernel raises an exception, only the inputs that it had resized are passed.
     fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError>;
     /// The name of an operator.
     fn op_name(&self, op: OpId) -> String;

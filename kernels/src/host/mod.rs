@@ -7,7 +7,7 @@ mod kernels;
 mod mt19937;
 
 pub use blas::{Matrix, Product};
-pub(crate) use call::call_host;
+pub(crate) use call::{HostFailure, call_host};
 pub use handles::{Buffer, Exception, Generator};
 pub use kernels::{HostError, HostKernels, HostResult, HostResultKind};
 pub use mt19937::{Mt19937, WORDS, temper};

@@ -112,6 +112,7 @@ impl Cursor {
         let mut next = || *take(&run.numbers, &mut self.numbers);
         match number {
             Number::Int => Arg::Int(next() as i64),
+            Number::Unsigned => Arg::Unsigned(next()),
             Number::Float => Arg::Float(f64::from_bits(next())),
             Number::Bool => Arg::Bool(next() != 0),
             Number::Complex => Arg::Complex(f64::from_bits(next()), f64::from_bits(next())),

@@ -104,7 +104,7 @@ impl Engine {
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, false));
         }
-        let (outputs, fresh) = self.run_now(call, LocationId::UNKNOWN)?;
+        let (outputs, fresh) = self.run_now(call, LocationId::UNKNOWN, sink)?;
         sink.outputs(call, Results::Owned(outputs), &fresh);
         Ok(Progress::Done)
     }
@@ -134,7 +134,7 @@ impl Engine {
         if read {
             sink.filled();
         } else {
-            let (outputs, fresh) = self.run_now(call, location)?;
+            let (outputs, fresh) = self.run_now(call, location, sink)?;
             sink.outputs(call, Results::Owned(outputs), &fresh);
         }
         if site.stack.is_some() {
@@ -219,7 +219,7 @@ impl Engine {
         }
         let begin = self.runner.timeline().now();
         let location = key.location;
-        let (outputs, fresh) = self.run_now(call, location)?;
+        let (outputs, fresh) = self.run_now(call, location, sink)?;
         if self.phase == Phase::CoExecution {
             self.diverge(call, location);
         }
@@ -331,7 +331,7 @@ impl Engine {
             return Ok(Progress::NeedTicket(ticket, true));
         }
         let location = self.graph.node(node).key.location;
-        let (outputs, fresh) = self.run_now(call, location)?;
+        let (outputs, fresh) = self.run_now(call, location, sink)?;
         self.learn_variant(node, call, &outputs);
         self.commit(node, &fresh);
         self.position = Position { next: position.next + 1, ..position };
@@ -342,8 +342,14 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Runs an op on this thread. GraphRunner must be idle.
-    fn run_now(&mut self, call: &Call<'_>, location: LocationId) -> Result<(Outputs, Fresh), CallError> {
+    /// Runs an op on this thread. GraphRunner must be idle. If the op raises an exception, `sink` receives the
+    /// inputs that it had resized.
+    fn run_now(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        sink: &mut dyn Sink,
+    ) -> Result<(Outputs, Fresh), CallError> {
         let mut fresh = Fresh::new();
         self.collect_dead();
         let mut executor = self.runner.executor();
@@ -368,9 +374,20 @@ impl Engine {
             self.regions.begin(Placement::new(self.config.place, shares_cores));
             self.runner.place(self.regions.place());
         }
-        let outputs = outcome.ok_or(CallError::Dead)??;
-        self.storages.grow_resized(call, &outputs);
-        Ok((outputs, fresh))
+        match outcome.ok_or(CallError::Dead)?.map_err(CallError::from) {
+            Ok(outputs) => {
+                self.storages.grow_resized(call, &outputs.resized);
+                Ok((outputs, fresh))
+            }
+            Err(error) => {
+                if let CallError::Raised(failure) = &error {
+                    self.storages.grow_resized(call, &failure.resized);
+                    let outputs = Outputs { resized: failure.resized.clone(), ..Outputs::default() };
+                    sink.outputs(call, Results::Owned(outputs), &[]);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Adds a new variant for this call to the node.

@@ -118,7 +118,7 @@ impl Engine {
             self.open.storages.push(made.id);
             fresh.push(made);
         }
-        self.storages.grow_resized(call, outputs);
+        self.storages.grow_resized(call, &outputs.resized);
         self.position = Position { next: position.next + 1, ..position };
         self.random_open |= self.ops[call.op.index()].random;
         sink.outputs(call, Results::Known(outputs), &fresh);
@@ -143,6 +143,7 @@ impl Engine {
             name: self.ops[call.op.index()].name.to_string(),
             location: self.graph.node(node).key.location,
             cause: Cause::Kernel(exception),
+            resized: Vec::new(),
         }))
     }
 

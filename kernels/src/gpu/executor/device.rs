@@ -85,7 +85,7 @@ impl GpuDevice {
     }
 
     pub(super) fn failure(&mut self, op: OpId, location: LocationId, cause: Cause) -> Arc<Failure> {
-        Arc::new(Failure { op, name: self.op(op).name.clone(), location, cause })
+        Arc::new(Failure { op, name: self.op(op).name.clone(), location, cause, resized: Vec::new() })
     }
 
     /// Lowers a call. Returns `None` if it takes the host path.
@@ -688,6 +688,12 @@ impl GpuDevice {
     }
 
     pub(super) fn copy_failure(&self, cause: Cause) -> Arc<Failure> {
-        Arc::new(Failure { op: OpId(u32::MAX), name: "copy".into(), location: LocationId::UNKNOWN, cause })
+        Arc::new(Failure {
+            op: OpId(u32::MAX),
+            name: "copy".into(),
+            location: LocationId::UNKNOWN,
+            cause,
+            resized: Vec::new(),
+        })
     }
 }

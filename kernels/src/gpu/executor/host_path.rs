@@ -11,7 +11,7 @@ use tandem_tracegraph::ops::written_unsaid;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::storages::{Absent, read};
-use crate::host::{Buffer, Exception, call_host};
+use crate::host::{Buffer, Exception, HostFailure, call_host};
 
 /// Size in bytes up to which storages are always copied to the host as a whole.
 const WHOLE: u64 = 1 << 16;
@@ -88,16 +88,22 @@ impl GpuDevice {
                 return Err(CallFailure::Poisoned(failure));
             }
         }
-        let (outputs, made) = self.call_host(call, &resolved, location).map_err(CallFailure::Raised)?;
-        // Copies to or from the host do not count as calls without a native kernel.
-        let fetch = outputs.outs.iter().any(|o| matches!(o, OutSpec::Host(_)))
-            || call.inputs.iter().any(|i| matches!(i.place, Place::Host(_))) && writes.first() == Some(&true);
-        self.op(call.op).hosted += u64::from(!fetch);
+        let called = call_host(self.host, &resolved);
+        // A kernel that raises an exception may have written part of its outputs.
         for (input, written) in call.inputs.iter().zip(written) {
             if let (Place::Storage { id, .. }, true) = (&input.place, written) {
                 self.storages.written_on_host(*id, &mut self.stream, self.host);
             }
         }
+        let (outputs, made) = called.map_err(|HostFailure { error, resized }| {
+            let cause = Cause::Kernel(Exception::adopt(error, self.host));
+            let name = self.op(call.op).name.clone();
+            CallFailure::Raised(Arc::new(Failure { op: call.op, name, location, cause, resized }))
+        })?;
+        // Copies to or from the host do not count as calls without a native kernel.
+        let fetch = outputs.outs.iter().any(|o| matches!(o, OutSpec::Host(_)))
+            || call.inputs.iter().any(|i| matches!(i.place, Place::Host(_))) && writes.first() == Some(&true);
+        self.op(call.op).hosted += u64::from(!fetch);
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
             self.storages.set_host(name_fresh(*nbytes), buffer, *nbytes, &mut self.stream);
         }
@@ -155,15 +161,6 @@ impl GpuDevice {
         Ok((Place::Buffer(ptr), 0))
     }
 
-    fn call_host(
-        &mut self,
-        call: &Call<'_>,
-        resolved: &Call<'_>,
-        location: LocationId,
-    ) -> Result<(Outputs, Vec<Buffer>), Arc<Failure>> {
-        call_host(self.host, resolved)
-            .map_err(|e| self.failure(call.op, location, Cause::Kernel(Exception::adopt(e, self.host))))
-    }
 }
 
 /// Whether a call writes each of its inputs, by the schema's `writes` and the arguments that it does not mention.
