@@ -3,6 +3,8 @@
 use smallvec::SmallVec;
 
 use crate::executor::{Device, Executor, Immediate};
+use crate::host::HostKernels;
+use crate::ops::table::flops_of;
 use crate::plan::{Action, GroupRun, Plan, Plans};
 use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, timing, with_op};
 
@@ -70,11 +72,16 @@ impl<D: Device> Executor for Driver<D> {
     }
 }
 
+/// Number of arithmetic operations of an op.
+fn flops(op: &OpRun<'_, '_>, host: &dyn HostKernels) -> u64 {
+    flops_of(&host.op_name(op.call.op))(op.call, &op.variant.outputs)
+}
+
 fn run_op<D: Device>(device: &mut D, profile: &mut Profile, op: &mut OpRun<'_, '_>) {
     if op.dead {
         return device.skip(op);
     }
-    let timing = timing(profile, op, device.host());
+    let timing = timing(profile, op, |op| flops(op, device.host()));
     if device.run_op(op)
         && let Some((tally, begin)) = timing
     {
@@ -103,7 +110,7 @@ fn carry_out<D: Device>(
             Action::Op(number) => one(device, profile, *number),
             Action::Release(place) => device.release(span.storages[*place as usize]),
             Action::Group(fused) => {
-                let timing = plan.timing(fused, profile, span, program, device.host());
+                let timing = plan.timing(fused, profile, span, program, |op| flops(op, device.host()));
                 if device.run_group(&GroupRun { plan, fused, span, program }) {
                     timing.into_iter().for_each(|(tally, begin)| profile.ran(tally, begin));
                 } else {

@@ -21,6 +21,7 @@ use tandem_kernels::gpu::adapter::{Choice, choose, choose_each, entries, list, m
 use tandem_kernels::gpu::device::Gpu;
 use tandem_kernels::gpu::{Devices, GpuDevice};
 use tandem_kernels::host::Exception;
+use tandem_kernels::ops::table::kept_default;
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
@@ -28,7 +29,7 @@ use tandem_runtime::site::{AutogradNode, Site};
 use tandem_runtime::storage::{AddressRange, Storages, collects_deaths, died};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::OpId;
-use tandem_tracegraph::ops::{ArgClass, OpDecl, leaves_default};
+use tandem_tracegraph::ops::{ArgClass, OpDecl};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Reply, context_of, fill, storage_of};
@@ -481,7 +482,7 @@ unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
 unsafe extern "C" fn tt_captures_default(name: *const u8, len: usize) -> i32 {
     // SAFETY: `name` points to `len` bytes.
     let name = unsafe { std::slice::from_raw_parts(name, len) };
-    i32::from(leaves_default(std::str::from_utf8(name).unwrap_or_default()).is_none())
+    i32::from(kept_default(std::str::from_utf8(name).unwrap_or_default()).is_none())
 }
 
 /// # Safety

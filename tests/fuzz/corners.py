@@ -70,7 +70,7 @@ GENERATORS = Group(
         "{gen}.manual_seed({n})", "{gen}.manual_seed({n})", "{gen}.manual_seed(step)", "s.states.append({gen}.get_state())",
         "s.states and {gen}.set_state(s.states[-1])", "s.states and {gen}.set_state(s.states[0])", "s.states.clear()",
         "s.g1 = {gen}.clone_state()", "s.gens.append({gen}.clone_state())", "s.gens[1:] = []",
-        "s.see({gen}.initial_seed())", "s.see({gen}.get_state())", "g = {gen}\ng.seed()\ng.manual_seed({n})",
+        "s.see({gen}.initial_seed())", "s.see({gen}.get_state())", "g, k = {gen}, {n}\ng.seed(); g.manual_seed(k)",
         "s.g1 = torch.Generator(s.device)\ns.g1.manual_seed({n})", "s.hg = torch.Generator().manual_seed({n})",
         "s.hg = torch.Generator()", "s.see(torch.rand(3, generator=s.hg))", "s.see(torch.randn(3, generator=s.hg))",
         "{M}.normal_(generator={gen})", "{M}.uniform_(-1, 1, generator={gen})", "{M}.bernoulli_(0.5, generator={gen})",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 Module = tuple[str, ...]
@@ -103,3 +104,44 @@ def test_a_cycle_is_found() -> None:
         ["crate", "a", "c", "D"],
         ["crate", "e"],
     ]
+
+
+NAMED = {
+    # The last two map the functions of expressions, some of which are called like operators.
+    "kernels": ("ops/table.rs", "ops/pointwise.rs", "gpu/ops/", "cpu/tiles/program.rs", "gpu/print/"),
+    # "dot" is a format of graphs.
+    "pybridge": ("lib.rs",),
+}
+"""Files that may compare such names, by crate: the table, the families of kernels, and other meanings."""
+
+
+def decisions(text: str, operators: set[str]) -> list[str]:
+    """Operators' names that a text compares with or matches on."""
+    found = re.findall(r'"(aten::\w[\w.]*)"', text)
+    literal = r'"(\w+(?:\.\w+)?)"'
+    before = rf"(?:[=!]=\s*|\b(?:starts_with|ends_with|contains)\(&?){literal}"
+    compared = re.findall(rf"{before}|{literal}\s*(?:=>|\||==|!=| if )", text)
+    names = (a or b for a, b in compared)
+    return found + [name for name in names if name.split(".")[0].removesuffix("_") in operators]
+
+
+def test_only_the_table_decides_by_an_operators_name() -> None:
+    """No other file compares an operator's name, kernels' own families aside."""
+    schemas = [schema.name for schema in torch._C._jit_get_all_schemas()]
+    aten = (name.removeprefix("aten::") for name in schemas if name.startswith("aten::"))
+    # `cpu` is a device elsewhere.
+    operators = {name.removesuffix("_") for name in aten} - {"cpu"}
+    assert decisions('match name { "mm" | "add_.Tensor" => 1 } || name == "aten::relu"', operators) == [
+        "aten::relu",
+        "mm",
+        "add_.Tensor",
+    ]
+    found = {}
+    for crate in ("tracegraph", "kernels", "runtime", "pybridge"):
+        exempt = NAMED.get(crate, ("-",))
+        for path in sorted((ROOT / crate / "src").rglob("*.rs")):
+            inside = path.relative_to(ROOT / crate / "src").as_posix()
+            text = re.sub(r"//.*", "", path.read_text()).split("#[cfg(test)]\nmod ")[0]
+            if not inside.startswith(exempt) and (names := decisions(text, operators)):
+                found[f"{crate}/{inside}"] = names
+    assert found == {}

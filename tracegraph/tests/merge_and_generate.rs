@@ -9,7 +9,7 @@ use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{NodeKey, OutSpec, Outputs, Variant};
-use tandem_tracegraph::ops::{ArgClass, OpDecl, OpInfo, describe};
+use tandem_tracegraph::ops::{ArgClass, OpDecl, OpInfo, Traits, describe};
 use tandem_tracegraph::svg::svg;
 use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
@@ -41,6 +41,7 @@ fn info(op: OpId) -> OpInfo {
             pointwise: false,
             foreign: false,
         },
+        &Traits::NONE,
     )
 }
 

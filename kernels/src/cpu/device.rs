@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs};
-use tandem_tracegraph::ops::overwrites;
 use tandem_tracegraph::tensor_meta::flags;
 
 use crate::cpu::natives;
@@ -14,9 +13,12 @@ use crate::cpu::natives::Natives;
 use crate::cpu::tiles::computation::Computation;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{Device, Immediate};
-use crate::host::{Buffer, Exception, HostError, HostFailure, HostKernels, HostResult, HostResultKind, call_host};
+use crate::host::{
+    Buffer, Exception, HostError, HostFailure, HostKernels, HostResult, HostResultKind, call_host,
+};
 use crate::ops::express::{Base, apart};
 use crate::ops::outputs::outputs_in_place;
+use crate::ops::table::overwrites;
 use crate::overlap::same_window;
 use crate::plan::{Feed, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun};
@@ -74,7 +76,13 @@ impl CpuDevice {
     }
 
     fn failure(&self, call: &Call<'_>, location: LocationId, cause: Cause) -> Arc<Failure> {
-        Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause, resized: Vec::new() })
+        Arc::new(Failure {
+            op: call.op,
+            name: self.host.op_name(call.op),
+            location,
+            cause,
+            resized: Vec::new(),
+        })
     }
 
     /// The failure of a call that raised an exception.
@@ -123,7 +131,7 @@ impl CpuDevice {
                 return Ok(());
             }
         }
-        if self.natives.run_other(call, host) {
+        if self.natives.run_drawn(call, host) {
             return Ok(());
         }
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
@@ -192,7 +200,7 @@ impl CpuDevice {
         if !call.numbers_fit {
             return None;
         }
-        if self.natives.run_other(call, host) {
+        if self.natives.run_drawn(call, host) {
             return Some(Ok((Outputs { outs: vec![OutSpec::Same(0)], ..Outputs::default() }, Vec::new())));
         }
         let rule = self.natives.rule(call.op, host)?;

@@ -7,9 +7,9 @@ use tandem_tracegraph::ids::OpId;
 
 use crate::cpu::device::CpuDevice;
 use crate::cpu::natives::Rule;
-use crate::cpu::own;
 use crate::cpu::tiles::computation::Computation;
 use crate::ops::express::{Job, Param, Window, jobs};
+use crate::ops::table;
 use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
 use crate::run::OpRun;
 
@@ -31,10 +31,10 @@ impl Fuser for CpuDevice {
         feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
         match &*self.rule(op)? {
-            Rule::Kernel { rule: own, .. } => {
-                Some(Computation::of(own(op.call, &op.variant.outputs)?, slot, feed))
+            Rule::Kernel { make, .. } => {
+                Some(Computation::of(make(op.call, &op.variant.outputs)?, slot, feed))
             }
-            Rule::Expression(_) => None,
+            Rule::Expression(_) | Rule::Drawn(_) => None,
         }
     }
 
@@ -59,8 +59,7 @@ impl Fuser for CpuDevice {
 
     fn row_sums(&mut self, op: &OpRun<'_, '_>) -> Option<RowSums> {
         let Rule::Kernel { .. } = &*self.rule(op)? else { return None };
-        let name = self.host.op_name(op.call.op);
-        own::row_sums(name.strip_prefix("aten::")?, op.call, &op.variant.outputs)
+        table::row_sums(&self.host.op_name(op.call.op))?(op.call, &op.variant.outputs)
     }
 
     fn compile_with_sums(

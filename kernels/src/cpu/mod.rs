@@ -7,7 +7,7 @@ mod fusion;
 mod natives;
 pub mod own;
 pub mod pool;
-mod random;
+pub(crate) mod random;
 pub mod scarcity;
 pub mod tiles;
 mod widest;

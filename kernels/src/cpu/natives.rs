@@ -10,11 +10,13 @@ use tandem_tracegraph::ids::{NodeId, OpId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
+use crate::cpu::own::MakeKernel;
+use crate::cpu::random::Draw;
 use crate::cpu::tiles::computation::Computation;
-use crate::cpu::{own, random};
 use crate::host::{Buffer, Exception, HostKernels, call_host};
 use crate::ops::express::{Base, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
 use crate::ops::outputs::{OutputRule, have_sizes};
+use crate::ops::table;
 use crate::plan::Draft;
 use crate::run::{Scalar, of_arg};
 use crate::shapes::{Dims, dense, is_dense};
@@ -38,27 +40,27 @@ pub enum Rule {
     Expression(Base),
     /// The operator has a kernel of its own.
     Kernel {
-        rule: own::Rule,
+        make: MakeKernel,
         /// Rule for the metadata of the outputs; `None` if only PyTorch's kernel knows it.
         outputs: Option<OutputRule>,
         /// Whether PyTorch's kernel must not run in addition.
         alone: bool,
     },
+    /// The operator draws from PyTorch's generator.
+    Drawn(Draw),
 }
 
 impl Rule {
     /// The rule of an operator, given its full name and which arguments its schema marks as written.
     fn of(name: &str, written: &[bool]) -> Option<Rule> {
-        let short = name.strip_prefix("aten::").unwrap_or(name);
-        let base = short.split('.').next().unwrap_or(short);
-        let kernel =
-            if written.contains(&true) { None } else { own::find(short).or_else(|| own::find(base)) };
+        let kernel = if written.contains(&true) { None } else { table::cpu_kernel(name) };
         kernel
-            .map(|rule| Rule::Kernel {
-                rule,
-                outputs: OutputRule::of(name, written),
-                alone: own::is_impure(short),
+            .map(|make| Rule::Kernel {
+                make,
+                outputs: table::outputs_of(name, written),
+                alone: !table::hidden_writes(name).is_empty(),
             })
+            .or_else(|| table::cpu_draw(name).map(Rule::Drawn))
             .or_else(|| Base::of(name, written).map(Rule::Expression))
     }
 
@@ -66,7 +68,7 @@ impl Rule {
     pub fn base(&self) -> Option<&Base> {
         match self {
             Rule::Expression(base) => Some(base),
-            Rule::Kernel { .. } => None,
+            Rule::Kernel { .. } | Rule::Drawn(_) => None,
         }
     }
 
@@ -75,12 +77,13 @@ impl Rule {
         match self {
             Rule::Expression(base) => new_outputs(base, call).filter(have_sizes),
             Rule::Kernel { outputs, .. } => outputs.as_ref()?.outputs(call),
+            Rule::Drawn(_) => None,
         }
     }
 
     /// Whether PyTorch's kernel must not run in addition.
     pub fn is_alone(&self) -> bool {
-        matches!(self, Rule::Kernel { alone: true, .. })
+        matches!(self, Rule::Kernel { alone: true, .. } | Rule::Drawn(_))
     }
 }
 
@@ -93,8 +96,6 @@ pub struct Natives {
     traced: FxHashMap<Signature, Option<Arc<Native>>>,
     /// Whether PyTorch accepts calls of a kind and returns outputs with the dtypes that the rule expects.
     accepted: FxHashMap<Kind, bool>,
-    /// `bernoulli_` with a number as probability, once it has been called.
-    bernoulli: Option<OpId>,
     on: bool,
 }
 
@@ -244,9 +245,10 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
 fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
     let slot = |w: &Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
     let base = match rule {
-        Rule::Kernel { rule: own, .. } => {
-            return Some(Computation::of(own(call, outputs)?, slot, |param| param));
+        Rule::Kernel { make, .. } => {
+            return Some(Computation::of(make(call, outputs)?, slot, |param| param));
         }
+        Rule::Drawn(_) => return None,
         Rule::Expression(base) => base,
     };
     let jobs = jobs(base, call, outputs)?;
@@ -265,7 +267,6 @@ impl Natives {
             variants: Vec::new(),
             traced: FxHashMap::default(),
             accepted: FxHashMap::default(),
-            bernoulli: None,
             on,
         }
     }
@@ -284,15 +285,8 @@ impl Natives {
             self.rules.resize(op.index() + 1, None);
         }
         let rule = &mut self.rules[op.index()];
-        let bernoulli = &mut self.bernoulli;
-        rule.get_or_insert_with(|| {
-            let name = host.op_name(op);
-            if name == "aten::bernoulli_.float" {
-                *bernoulli = Some(op);
-            }
-            Rule::of(&name, &host.op_writes(op)).map(Arc::new)
-        })
-        .clone()
+        let find = || Rule::of(&host.op_name(op), &host.op_writes(op)).map(Arc::new);
+        rule.get_or_insert_with(find).clone()
     }
 
     /// Whether an operator is `copy_`.
@@ -300,14 +294,16 @@ impl Natives {
         self.rule(op, host).is_some_and(|rule| rule.base().is_some_and(Base::is_copy))
     }
 
-    /// Computes `bernoulli_`, which is no expression; returns false if PyTorch's kernel has to run. The call's
+    /// Computes a call that draws from PyTorch's generator; returns false if PyTorch's kernel has to run. The call's
     /// inputs are in host memory.
-    pub fn run_other(&mut self, call: &Call<'_>, host: &'static dyn HostKernels) -> bool {
-        let met = self.rules.get(call.op.index()).is_some_and(Option::is_some);
-        if !met {
+    pub fn run_drawn(&mut self, call: &Call<'_>, host: &'static dyn HostKernels) -> bool {
+        if self.rules.get(call.op.index()).is_none_or(Option::is_none) {
             self.rule(call.op, host);
         }
-        self.bernoulli == Some(call.op) && random::run(call, host)
+        match self.rules.get(call.op.index()) {
+            Some(Some(Some(rule))) => matches!(&**rule, Rule::Drawn(draw) if draw(call, host)),
+            _ => false,
+        }
     }
 
     /// Returns the kernel of a node's variant.

@@ -11,6 +11,10 @@ use tandem_tracegraph::tensor_meta::{Dtype, flags};
 use crate::cpu::widest::widest;
 use crate::host::{HostKernels, Mt19937, temper};
 
+/// Function that computes a call by drawing from PyTorch's generator. Returns false, having drawn nothing, if PyTorch's
+/// kernel has to run.
+pub type Draw = fn(&Call<'_>, &dyn HostKernels) -> bool;
+
 /// Mask of the bits of the first word that are used: the upper 21 of 53.
 const HIGH: u32 = (1 << 21) - 1;
 
@@ -59,7 +63,7 @@ widest! {
 }
 
 /// Computes `bernoulli_(p)` of a contiguous tensor of floats; returns false if PyTorch's kernel has to run.
-pub fn run(call: &Call<'_>, host: &dyn HostKernels) -> bool {
+pub fn draw_bernoulli(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [input] = &call.inputs[..] else { return false };
     let [Arg::Tensor, Arg::Float(p), generator] = &call.args[..] else { return false };
     let generator = match generator {

@@ -24,6 +24,9 @@ use crate::shapes;
 
 pub use crate::shapes::{Dims, dense, is_contiguous, is_non_overlapping};
 
+/// Function that adds the kernels of a call to a lowering. It returns `None` if the call must take the host path.
+pub type Lower = fn(&mut Lowering<'_>) -> Option<()>;
+
 /// A command for the device.
 #[derive(Clone, Debug)]
 pub enum Action {

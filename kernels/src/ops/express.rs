@@ -11,10 +11,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::ir::{E, Mem, Ty, Var};
-use crate::ops::pointwise::{
-    Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, WHERE,
-    find,
-};
+use crate::ops::pointwise::{Args, Op, Pointwise, Reads, Scope, find};
 use crate::ops::promotion::Kind;
 use crate::overlap::{Overlap, overlap};
 use crate::shapes::{Dims, View, broadcast, dense, is_non_overlapping, output_strides};
@@ -80,16 +77,17 @@ pub struct Job {
     item: usize,
 }
 
-/// An operator's name as in the operator table: without namespace, overload, and the underscore of the in-place
-/// form.
-#[derive(Clone, Debug)]
+/// A point-wise operator in one of its forms: on tensors or on lists of tensors, in place or not.
+#[derive(Clone)]
 pub struct Base {
-    name: String,
+    operator: &'static Pointwise,
+    /// Whether the arguments are lists of tensors (`_foreach_add`).
+    foreach: bool,
     in_place: bool,
 }
 
 impl Base {
-    /// Parses a full name (`aten::add_.Tensor`). `None` if no rule covers the operator. `written` says for each
+    /// Parses a full name (`aten::add_.Tensor`). `None` if the operator is not point-wise. `written` says for each
     /// argument of the schema whether the operator writes it.
     pub fn of(name: &str, written: &[bool]) -> Option<Base> {
         let name = name.strip_prefix("aten::").unwrap_or(name);
@@ -99,59 +97,20 @@ impl Base {
             return None;
         }
         let base = if in_place { base.strip_suffix('_').unwrap_or(base) } else { base };
-        let inner = base.strip_prefix("_foreach_").unwrap_or(base);
-        let special =
-            ["div", "divide", "lerp", "clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill"];
-        let known = special.contains(&inner)
-            || matches!(base, "elu_backward" | "copy" | "fill" | "zero" | "_foreach_copy" | "_foreach_zero")
-            || find(inner).is_some();
-        known.then(|| Base { name: base.to_owned(), in_place })
+        let inner = base.strip_prefix("_foreach_");
+        let operator = find(inner.unwrap_or(base))?;
+        Some(Base { operator, foreach: inner.is_some(), in_place })
     }
 
     /// Whether the operator copies its second argument to its first.
     pub fn is_copy(&self) -> bool {
-        self.in_place && self.name == "copy"
+        self.in_place && !self.foreach && self.operator.is_copy
     }
 
     /// Whether the operator writes its first argument.
     pub fn in_place(&self) -> bool {
         self.in_place
     }
-}
-
-const COPY: Op = Op { rule: Rule::Same, operands: 1, value: |a| Some(a.x[0].clone()) };
-const ZERO: Op = Op { rule: Rule::Same, operands: 0, value: |a| Some(E::lit(a.ty, 0.0)) };
-
-/// The entry of the operator table for a call, and the indices of the arguments that are its operands.
-fn rule(base: &Base, call: &Call<'_>) -> Option<(Op, SmallVec<[usize; 3]>)> {
-    let has = |arg: usize| !matches!(call.args.get(arg), None | Some(Arg::None));
-    let name = base.name.as_str();
-    let inner = name.strip_prefix("_foreach_").unwrap_or(name);
-    let (op, operands): (&Op, &[usize]) = match inner {
-        "div" | "divide" if matches!(call.args.get(2), Some(Arg::Str(_))) => (&DIVIDE_ROUNDED, &[0, 1]),
-        "div" | "divide" => (&DIVIDE, &[0, 1]),
-        "lerp" => (&LERP, &[0, 1, 2]),
-        "clamp_min" => (&CLAMP_MIN, &[0, 1]),
-        "clamp_max" => (&CLAMP_MAX, &[0, 1]),
-        "clamp" | "clip" => match (has(1), has(2)) {
-            (true, true) => (&CLAMP, &[0, 1, 2]),
-            (true, false) => (&CLAMP_MIN, &[0, 1]),
-            (false, true) => (&CLAMP_MAX, &[0, 2]),
-            (false, false) => return None,
-        },
-        "where" if call.args.len() == 3 => (&WHERE, &[0, 1, 2]),
-        "masked_fill" => (&WHERE, &[1, 2, 0]),
-        "elu_backward" => (&ELU_BACKWARD, &[0, 5]),
-        "copy" => (&COPY, &[1]),
-        "fill" if matches!(call.args.get(1), Some(Arg::Tensor)) => return None,
-        "fill" => (&COPY, &[1]),
-        "zero" => (&ZERO, &[]),
-        _ => {
-            let op = find(inner)?;
-            return Some((*op, (0..op.operands).collect()));
-        }
-    };
-    Some((*op, operands.into()))
 }
 
 /// A window on a storage that a call creates. `None` if its elements have no exact representation in the IR.
@@ -230,13 +189,12 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
     if !outputs.resized.is_empty() {
         return None;
     }
-    let (op, operands) = rule(base, call)?;
-    let foreach = base.name.starts_with("_foreach_");
+    let op = base.operator.op(&call.args)?;
     // A `_foreach_` operator whose factor is a tensor instead of a number is not covered.
-    if foreach && matches!(call.args.get(op.operands), Some(Arg::Tensor)) {
+    if base.foreach && matches!(call.args.get(op.operands.len()), Some(Arg::Tensor)) {
         return None;
     }
-    let count = if foreach { items(call)? } else { 1 };
+    let count = if base.foreach { items(call)? } else { 1 };
     let outs: Vec<&OutSpec> = outputs.outs.iter().filter(|o| !matches!(o, OutSpec::List(_))).collect();
     let job = |item: usize| {
         let out = match outs.get(item) {
@@ -248,7 +206,7 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
             _ => return None,
         };
         let read: Option<SmallVec<[(Operand, Kind); 3]>> =
-            operands.iter().map(|arg| operand(call, *arg, item)).collect();
+            op.operands.iter().map(|arg| operand(call, *arg, item)).collect();
         build(base, call, op, out, read?, item)
     };
     (0..count).map(job).collect()
@@ -257,15 +215,14 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
 /// The outputs of a call that writes none of its inputs, or `None` where their metadata cannot be predicted
 /// reliably.
 pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
-    let other = matches!(base.name.as_str(), "masked_fill" | "copy" | "fill" | "zero");
-    if base.in_place || other || base.name.starts_with("_foreach_") {
+    let op = base.operator.op(&call.args)?;
+    if base.in_place || base.foreach || matches!(op.reads, Reads::Stored | Reads::Masked) {
         return None;
     }
-    let (op, operands) = rule(base, call)?;
     let read: Option<SmallVec<[(Operand, Kind); 3]>> =
-        operands.iter().map(|arg| operand(call, *arg, 0)).collect();
+        op.operands.iter().map(|arg| operand(call, *arg, 0)).collect();
     let read = read?;
-    let kinds = if base.name == "where" { &read[1..] } else { &read[..] };
+    let kinds = if op.reads == Reads::Selected { &read[1..] } else { &read[..] };
     let (_, given) = op.dtypes(kinds.iter().map(|(_, kind)| *kind), call.default_dtype);
     let windows = read.iter().filter_map(|(operand, _)| match operand {
         Operand::Window(window) => Some((&window.sizes[..], &window.strides[..])),
@@ -273,13 +230,12 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     });
     let mut views: SmallVec<[View<'_>; 3]> = windows.collect();
     let sizes = broadcast(views.iter().map(|(sizes, _)| *sizes)).filter(|_| !views.is_empty())?;
-    // Only some derivatives broadcast their operands. Autograd always passes operands of equal sizes.
-    if base.name.ends_with("_backward") && views.iter().any(|(own, _)| **own != *sizes) {
+    // Only some derivatives broadcast their operands.
+    if base.operator.is_derivative && views.iter().any(|(own, _)| **own != *sizes) {
         return None;
     }
     views.retain(|(own, _)| !own.is_empty() || sizes.is_empty());
-    // In PyTorch's `TensorIterator`, the gradient is the last operand of these derivatives.
-    if matches!(base.name.as_str(), "threshold_backward" | "leaky_relu_backward") {
+    if op.gradient_last {
         views.reverse();
     }
     // The stride of a dimension of size 1 is ambiguous, so an operand with such a dimension must be contiguous.
@@ -287,8 +243,7 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     if sizes.contains(&0) || !views.iter().all(plain) {
         return None;
     }
-    // `pow` of a number returns a contiguous tensor, whatever the exponent's strides are.
-    let of_number = base.name == "pow" && !matches!(read[0].0, Operand::Window(_));
+    let of_number = op.contiguous_from_number && !matches!(read[0].0, Operand::Window(_));
     let strides = if of_number { dense(&sizes) } else { output_strides(&sizes, &views) };
     let meta = TensorMeta::new(&sizes, &strides, given, 0);
     let fresh = SmallVec::from_elem(meta.extent_bytes(0), 1);
@@ -304,7 +259,7 @@ fn written(call: &Call<'_>, flat: u32) -> Option<Window> {
 fn build(
     base: &Base,
     call: &Call<'_>,
-    op: Op,
+    op: &Op,
     out: Window,
     read: SmallVec<[(Operand, Kind); 3]>,
     item: usize,
@@ -319,11 +274,9 @@ fn build(
     }
     let to = out.mem;
     let kinds: SmallVec<[Kind; 3]> = read.iter().map(|(_, kind)| *kind).collect();
-    let stored = matches!(base.name.as_str(), "copy" | "fill" | "zero" | "_foreach_copy" | "_foreach_zero");
-    let chosen = matches!(base.name.as_str(), "where" | "masked_fill");
     let own = input_dtype(call, 0);
-    let (dtype, mut types) = match () {
-        () if stored => {
+    let (dtype, mut types) = match op.reads {
+        Reads::Stored => {
             // The value is converted to the output's dtype when it is stored. Whether a floating-point number may
             // be stored as an integer is checked by PyTorch's kernels.
             if let [(Operand::Host(_), kind)] = &read[..]
@@ -338,8 +291,8 @@ fn build(
             };
             (dtype, SmallVec::from_elem(Mem::of(dtype)?.ty(), read.len()))
         }
-        () if chosen => {
-            let masked = base.name == "masked_fill";
+        Reads::Selected | Reads::Masked => {
+            let masked = op.reads == Reads::Masked;
             if kinds[0].dtype != Dtype::BOOL || masked && kinds[1].ndim != 0 {
                 return None;
             }
@@ -351,7 +304,7 @@ fn build(
             }
             (common, SmallVec::from_elem(Mem::of(common)?.ty(), read.len()))
         }
-        () => {
+        Reads::Promoted => {
             let (computed, given) = op.dtypes(kinds.iter().copied(), call.default_dtype);
             if Mem::of(given) != Some(to) || given != dtype_of(call, &out, given) {
                 return None;
@@ -359,18 +312,14 @@ fn build(
             (computed, SmallVec::from_elem(Mem::of(computed)?.ty(), read.len()))
         }
     };
-    if chosen {
+    if matches!(op.reads, Reads::Selected | Reads::Masked) {
         if Mem::of(dtype) != Some(to) {
             return None;
         }
         types[0] = Ty::Bool;
     }
-    let foreach = base.name.starts_with("_foreach_");
-    if foreach && !stored && (dtype == Dtype::BOOL || base.name.contains("pow") && !dtype.is_floating()) {
-        return None;
-    }
-    // PyTorch has no `clamp` of bools.
-    if dtype == Dtype::BOOL && base.name.contains("clamp") {
+    let refused = dtype == Dtype::BOOL || op.float_lists && !dtype.is_floating();
+    if base.foreach && op.reads != Reads::Stored && refused {
         return None;
     }
     // PyTorch computes half precision in `float32` and rounds after each operator. Expressions do not round in
@@ -378,7 +327,7 @@ fn build(
     if matches!(dtype, Dtype::FLOAT16 | Dtype::BFLOAT16) {
         return None;
     }
-    if base.name == "copy" && slow_to_walk(&out, &read) {
+    if base.operator.is_copy && !base.foreach && slow_to_walk(&out, &read) {
         return None;
     }
     let ins = read.into_iter().map(|(operand, _)| operand).collect();

@@ -4,6 +4,8 @@ pub(crate) mod arguments;
 pub mod casts;
 pub(crate) mod convolution;
 pub mod express;
+pub(crate) mod flops;
 pub mod outputs;
 pub mod pointwise;
 pub mod promotion;
+pub mod table;

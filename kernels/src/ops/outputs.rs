@@ -19,7 +19,7 @@ use crate::shapes::{Dims, dense, is_non_overlapping, suggests_channels_last};
 pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
 
 /// The way to determine an operator's outputs without running it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum OutputRule {
     /// By type promotion and broadcasting of point-wise operands.
     Pointwise(Base),
@@ -28,14 +28,6 @@ pub enum OutputRule {
 }
 
 impl OutputRule {
-    /// The rule for an operator with this full name, or `None` if there is none. `written` says for each argument
-    /// of the schema whether the operator writes it.
-    pub fn of(name: &str, written: &[bool]) -> Option<OutputRule> {
-        let short = name.strip_prefix("aten::").unwrap_or(name);
-        let own = gives(short).map(OutputRule::Own);
-        own.or_else(|| Base::of(name, written).map(OutputRule::Pointwise))
-    }
-
     /// A call's outputs, or `None` where only running the call can determine them.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         let outputs = match self {
@@ -78,41 +70,24 @@ pub(crate) fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
 
 /// The outputs of an operator that fills its first argument with random numbers. `None` if elements of that tensor
 /// overlap, for which PyTorch raises.
-fn drawn(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn drawn(call: &Call<'_>) -> Option<Outputs> {
     let x = floats(call, 0)?;
     is_non_overlapping(x.sizes, x.strides).then(|| outputs_in_place(call))?
 }
 
-fn gives(name: &str) -> Option<Gives> {
-    Some(match name {
-        "bernoulli_.float" | "uniform_" | "normal_" => drawn,
-        "mm" | "addmm" => mm,
-        "bmm" => bmm,
-        "convolution" => convolution,
-        "convolution_backward" => convolution_backward,
-        "native_batch_norm" => batch_norm,
-        "empty.memory_format" => empty,
-        "empty_strided" => empty_strided,
-        "sum" | "mean" => |call| reduction(call, None, 1),
-        "sum.dim_IntList" | "mean.dim" => |call| reduction(call, Some(2), 3),
-        "std.correction" | "var.correction" => |call| reduction(call, Some(3), usize::MAX),
-        "_softmax" | "_log_softmax" | "_safe_softmax" => softmax,
-        "_softmax_backward_data" | "_log_softmax_backward_data" => softmax_backward,
-        "tril" | "triu" => triangle,
-        "cat" => cat,
-        "native_layer_norm" => layer_norm,
-        "native_layer_norm_backward" => layer_norm_backward,
-        "native_batch_norm_backward" => batch_norm_backward,
-        "embedding" => embedding,
-        "embedding_dense_backward" => embedding_backward,
-        "select_backward" => select_backward,
-        "slice_backward" => slice_backward,
-        "constant_pad_nd" => pad,
-        "nll_loss_forward" => nll_loss,
-        "nll_loss_backward" => nll_loss_backward,
-        "masked_fill.Scalar" => masked_fill,
-        _ => return None,
-    })
+/// A reduction over all dimensions: `(self, dtype)`.
+pub(crate) fn of_all(call: &Call<'_>) -> Option<Outputs> {
+    reduction(call, None, 1)
+}
+
+/// A reduction over some dimensions: `(self, dim, keepdim, dtype)`.
+pub(crate) fn of_dims(call: &Call<'_>) -> Option<Outputs> {
+    reduction(call, Some(2), 3)
+}
+
+/// `var.correction` and `std.correction`: `(self, dim, correction, keepdim)`.
+pub(crate) fn variance(call: &Call<'_>) -> Option<Outputs> {
+    reduction(call, Some(3), usize::MAX)
 }
 
 /// Outputs that are new contiguous tensors of these sizes; `None` stands for an undefined tensor.
@@ -142,7 +117,7 @@ fn one(dtype: Dtype, sizes: &[i64]) -> Option<Outputs> {
 }
 
 /// `empty(size, dtype, layout, device, pin_memory, memory_format)`.
-fn empty(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn empty(call: &Call<'_>) -> Option<Outputs> {
     let (sizes, dtype) = (ints(call, 0)?, asked(call, 1)?.unwrap_or(call.default_dtype));
     let plain = matches!(call.args.get(5), None | Some(Arg::None | Arg::Int(0)));
     let laid_out = matches!(call.args.get(2), None | Some(Arg::None | Arg::Int(0)));
@@ -150,7 +125,7 @@ fn empty(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `empty_strided(size, stride, dtype, layout, device, pin_memory)`.
-fn empty_strided(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn empty_strided(call: &Call<'_>) -> Option<Outputs> {
     let (sizes, strides) = (ints(call, 0)?, ints(call, 1)?);
     let dtype = asked(call, 2)?.unwrap_or(call.default_dtype);
     let laid_out = matches!(call.args.get(3), None | Some(Arg::None | Arg::Int(0)));
@@ -197,7 +172,7 @@ fn reduction(call: &Call<'_>, keep: Option<usize>, dtype: usize) -> Option<Outpu
 
 /// `_softmax(self, dim, half_to_float)`, `_log_softmax` with the same arguments, and
 /// `_safe_softmax(self, dim, dtype)`.
-fn softmax(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn softmax(call: &Call<'_>) -> Option<Outputs> {
     let x = floats(call, 0)?;
     dimension(int(call, 1)?, x.sizes.len())?;
     let same = match call.args.get(2) {
@@ -209,7 +184,7 @@ fn softmax(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `_softmax_backward_data(grad_output, output, dim, input_dtype)` and `_log_softmax_backward_data`.
-fn softmax_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn softmax_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, y) = (floats(call, 0)?, floats(call, 1)?);
     dimension(int(call, 2)?, y.sizes.len())?;
     let same = grad.sizes == y.sizes && grad.dtype == y.dtype && asked(call, 3)? == Some(y.dtype);
@@ -217,13 +192,13 @@ fn softmax_backward(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `tril(self, diagonal)` and `triu`.
-fn triangle(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn triangle(call: &Call<'_>) -> Option<Outputs> {
     let x = tensor(call, 0).filter(|x| x.sizes.len() >= 2)?;
     one(x.dtype, x.sizes)
 }
 
 /// `cat(tensors, dim)` of tensors of one dtype. Tensors of shape `[0]` are ignored, as in PyTorch.
-fn cat(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn cat(call: &Call<'_>) -> Option<Outputs> {
     let Some(Arg::Tensors(n)) = call.args.first() else { return None };
     let given = call.inputs.get(..*n as usize)?;
     let all: Option<Vec<&Input<'_>>> = given.iter().filter(|x| x.sizes != [0]).map(plain).collect();
@@ -250,7 +225,7 @@ fn leading(x: &Input<'_>, normalized: &[i64]) -> Option<usize> {
 }
 
 /// `native_layer_norm(input, normalized_shape, weight, bias, eps)`.
-fn layer_norm(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn layer_norm(call: &Call<'_>) -> Option<Outputs> {
     let (x, normalized) = (floats(call, 0)?, ints(call, 1)?);
     let leading = leading(x, normalized)?;
     optional(call, 2, normalized, x.dtype)?;
@@ -269,7 +244,7 @@ fn wanted(call: &Call<'_>, arg: usize) -> Option<[bool; 3]> {
 }
 
 /// `native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)`.
-fn layer_norm_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn layer_norm_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, x, normalized) = (floats(call, 0)?, floats(call, 1)?, ints(call, 2)?);
     leading(x, normalized)?;
     let given = [optional(call, 5, normalized, x.dtype)?, optional(call, 6, normalized, x.dtype)?];
@@ -296,7 +271,7 @@ fn matrices(all: &[&Input<'_>]) -> Option<Dtype> {
 }
 
 /// `mm(self, mat2)` and `addmm(self, mat1, mat2)`.
-fn mm(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn mm(call: &Call<'_>) -> Option<Outputs> {
     let added = call.inputs.len().checked_sub(2)?;
     let (a, b) = (tensor(call, added)?, tensor(call, added + 1)?);
     let ([m, k], [k2, n]) = (a.sizes.try_into().ok()?, b.sizes.try_into().ok()?);
@@ -311,7 +286,7 @@ fn mm(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `bmm(self, mat2)`.
-fn bmm(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn bmm(call: &Call<'_>) -> Option<Outputs> {
     let (a, b) = (tensor(call, 0)?, tensor(call, 1)?);
     let ([count, m, k], [count2, k2, n]) = (a.sizes.try_into().ok()?, b.sizes.try_into().ok()?);
     let dtype = matrices(&[a, b])?;
@@ -320,7 +295,7 @@ fn bmm(call: &Call<'_>) -> Option<Outputs> {
 
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)` of contiguous
 /// inputs. For other inputs PyTorch may choose another memory format for the output.
-fn convolution(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn convolution(call: &Call<'_>) -> Option<Outputs> {
     let (x, weight) = (exact(call, 0)?, exact(call, 1)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 3)?;
     optional(call, 2, &[sizes[1]], Dtype::FLOAT32)?;
@@ -329,7 +304,7 @@ fn convolution(call: &Call<'_>) -> Option<Outputs> {
 
 /// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
 /// output_padding, groups, output_mask)`.
-fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, x, weight) = (exact(call, 0)?, exact(call, 1)?, exact(call, 2)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 4)?;
     let wanted = wanted(call, 10)?;
@@ -341,7 +316,7 @@ fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
 
 /// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`. Outside of
 /// training, the tensors saved for the backward pass are empty.
-fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
     let x = exact(call, 0)?;
     if x.sizes.len() < 3 || x.sizes.contains(&0) {
         return None;
@@ -358,7 +333,7 @@ fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train,
 /// eps, output_mask)`.
-fn batch_norm_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn batch_norm_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, x) = (floats(call, 0)?, floats(call, 1)?);
     let row_major = |x: &Input<'_>| x.strides == &dense(x.sizes)[..];
     if x.sizes.len() < 2 || x.sizes.contains(&0) || !row_major(x) || !row_major(grad) {
@@ -377,7 +352,7 @@ fn is_index(x: &Input<'_>) -> bool {
 }
 
 /// `embedding(weight, indices, padding_idx, ...)`.
-fn embedding(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn embedding(call: &Call<'_>) -> Option<Outputs> {
     let (table, indices) = (tensor(call, 0)?, tensor(call, 1).filter(|x| is_index(x))?);
     let [_, each] = table.sizes[..] else { return None };
     let sizes: Dims = indices.sizes.iter().copied().chain([each]).collect();
@@ -385,7 +360,7 @@ fn embedding(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)`.
-fn embedding_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn embedding_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, indices) = (floats(call, 0)?, tensor(call, 1).filter(|x| is_index(x))?);
     let (each, rows) = grad.sizes.split_last()?;
     let weights = int(call, 2).filter(|n| *n > 0)?;
@@ -393,7 +368,7 @@ fn embedding_backward(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `select_backward(grad_output, input_sizes, dim, index)`.
-fn select_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn select_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, sizes) = (tensor(call, 0)?, ints(call, 1)?);
     let dim = dimension(int(call, 2)?, sizes.len())?;
     dimension(int(call, 3)?, sizes[dim] as usize)?;
@@ -402,7 +377,7 @@ fn select_backward(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `slice_backward(grad_output, input_sizes, dim, start, end, step)`.
-fn slice_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn slice_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, sizes) = (tensor(call, 0)?, ints(call, 1)?);
     let dim = dimension(int(call, 2)?, sizes.len())?;
     let within = |i: i64| (if i < 0 { i + sizes[dim] } else { i }).clamp(0, sizes[dim]);
@@ -416,7 +391,7 @@ fn slice_backward(call: &Call<'_>) -> Option<Outputs> {
 
 /// `constant_pad_nd(self, pad, value)`. `pad` lists the numbers of elements added before and after each dimension,
 /// the last dimension first.
-fn pad(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn pad(call: &Call<'_>) -> Option<Outputs> {
     let (x, pad) = (tensor(call, 0)?, ints(call, 1)?);
     let fits = pad.len().is_multiple_of(2) && pad.len() / 2 <= x.sizes.len();
     if !fits || suggests_channels_last(x.sizes, x.strides) {
@@ -440,7 +415,7 @@ fn classes(x: &Input<'_>, target: &Input<'_>, weight: usize, call: &Call<'_>) ->
 }
 
 /// `nll_loss_forward(self, target, weight, reduction, ignore_index)`.
-fn nll_loss(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn nll_loss(call: &Call<'_>) -> Option<Outputs> {
     let (x, target) = (floats(call, 0)?, tensor(call, 1)?);
     let [rows, _] = classes(x, target, 2, call)?;
     let loss: &[i64] = if int(call, 3)? == 0 { &[rows] } else { &[] };
@@ -448,7 +423,7 @@ fn nll_loss(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight)`.
-fn nll_loss_backward(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn nll_loss_backward(call: &Call<'_>) -> Option<Outputs> {
     let (grad, x, target) = (floats(call, 0)?, floats(call, 1)?, tensor(call, 2)?);
     let [rows, _] = classes(x, target, 3, call)?;
     let expected: &[i64] = if int(call, 4)? == 0 { &[rows] } else { &[] };
@@ -457,7 +432,7 @@ fn nll_loss_backward(call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// `masked_fill(self, mask, value)` with a number as `value`.
-fn masked_fill(call: &Call<'_>) -> Option<Outputs> {
+pub(crate) fn masked_fill(call: &Call<'_>) -> Option<Outputs> {
     let (x, mask) = (floats(call, 0)?, tensor(call, 1).filter(|mask| mask.dtype == Dtype::BOOL)?);
     let number = matches!(call.args.get(2), Some(Arg::Int(_) | Arg::Float(_) | Arg::Bool(_)));
     let lead = x.sizes.len().checked_sub(mask.sizes.len())?;

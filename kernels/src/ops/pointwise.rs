@@ -12,7 +12,7 @@ use crate::ops::promotion::{Kind, result_type};
 
 /// The dtypes that an operator computes in and returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rule {
+pub enum DtypeRule {
     /// Computes in and returns the promoted dtype of the operands.
     Same,
     /// Computes in and returns the promoted dtype of the operands, or the default dtype if that is not
@@ -21,7 +21,7 @@ pub enum Rule {
     /// Computes in the promoted dtype of the operands, and returns bool.
     Bool,
 }
-use Rule::{Bool, Float, Same};
+use DtypeRule::{Bool, Float, Same};
 
 /// The context that an expression is built in: access to the call, and to numbers that are fed.
 pub trait Scope {
@@ -143,18 +143,57 @@ impl Args<'_> {
     }
 }
 
-/// An entry of the operator table.
+/// How the operands of an expression are converted before it is computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reads {
+    /// All operands are converted to the dtype that the operator computes in.
+    Promoted,
+    /// The only operand is converted to the dtype of the output, which is the operator's first argument.
+    Stored,
+    /// The first operand is a condition, the others are promoted.
+    Selected,
+    /// The first operand is a condition, the second a single value, and the third the tensor whose dtype the output
+    /// has.
+    Masked,
+}
+
+/// A point-wise computation.
 #[derive(Clone, Copy)]
 pub struct Op {
     /// Rule for the dtypes.
-    pub rule: Rule,
-    /// Number of operands. They are the first arguments, except where the caller selects others.
-    pub operands: usize,
+    pub rule: DtypeRule,
+    /// Indices of the arguments that are operands.
+    pub operands: &'static [usize],
+    /// Conversion of the operands.
+    pub reads: Reads,
+    /// Whether PyTorch's `TensorIterator` has the gradient, which is the first operand, as its last one.
+    pub gradient_last: bool,
+    /// Whether the output is contiguous where the first operand is a number, whatever the strides of others are.
+    pub contiguous_from_number: bool,
+    /// Whether the operator on lists of tensors is for floating-point ones only.
+    pub float_lists: bool,
     /// Builds the expression; `None` if PyTorch raises for such operands or if there is no expression for them.
     pub value: fn(&mut Args<'_>) -> Option<E>,
 }
 
 impl Op {
+    /// A computation whose operands are the arguments with these indices.
+    pub const fn new(
+        rule: DtypeRule,
+        operands: &'static [usize],
+        value: fn(&mut Args<'_>) -> Option<E>,
+    ) -> Op {
+        Op {
+            rule,
+            operands,
+            reads: Reads::Promoted,
+            gradient_last: false,
+            contiguous_from_number: false,
+            float_lists: false,
+            value,
+        }
+    }
+
     /// The dtypes that the operator computes in and returns for these operands.
     pub fn dtypes(&self, operands: impl IntoIterator<Item = Kind>, default: Dtype) -> (Dtype, Dtype) {
         let common = result_type(operands, default);
@@ -167,27 +206,63 @@ impl Op {
     }
 }
 
-static OPS: LazyLock<HashMap<&'static str, Op>> = LazyLock::new(|| {
-    let mut ops = HashMap::new();
-    for (names, rule, operands, value) in table() {
-        for name in names.split(' ') {
-            ops.insert(name, Op { rule, operands, value });
+/// A point-wise operator.
+pub struct Pointwise {
+    /// Whether the operator is `copy`.
+    pub is_copy: bool,
+    /// Whether the operator is a derivative. Autograd passes operands of equal sizes to it.
+    pub is_derivative: bool,
+    /// Computation of a call with these arguments; `None` if there is no expression for such calls.
+    choose: Choice,
+}
+
+enum Choice {
+    Always(Op),
+    ByArguments(fn(&[Arg<'_>]) -> Option<&'static Op>),
+}
+
+impl Pointwise {
+    /// The computation of a call with these arguments.
+    pub fn op(&self, args: &[Arg<'_>]) -> Option<&Op> {
+        match &self.choose {
+            Choice::Always(op) => Some(op),
+            Choice::ByArguments(choose) => choose(args),
         }
     }
-    ops
+}
+
+/// Operands that are the first arguments.
+const FIRST: [&[usize]; 4] = [&[], &[0], &[0, 1], &[0, 1, 2]];
+
+static OPERATORS: LazyLock<HashMap<&'static str, Pointwise>> = LazyLock::new(|| {
+    let of = |name: &str, choose| Pointwise {
+        is_copy: name == "copy",
+        is_derivative: name.ends_with("_backward"),
+        choose,
+    };
+    let mut all = HashMap::new();
+    for (names, rule, operands, value) in table() {
+        for name in names.split(' ') {
+            let mut op = Op::new(rule, FIRST[operands], value);
+            op.gradient_last = matches!(name, "threshold_backward" | "leaky_relu_backward");
+            (op.contiguous_from_number, op.float_lists) = (name == "pow", name == "pow");
+            all.insert(name, of(name, Choice::Always(op)));
+        }
+    }
+    for (names, choose) in table_by_arguments() {
+        for name in names.split(' ') {
+            all.insert(name, of(name, Choice::ByArguments(choose)));
+        }
+    }
+    all
 });
 
-/// Whether the operator table has an entry of this name.
-pub fn knows(base: &str) -> bool {
-    OPS.contains_key(base)
+/// The operator with this name, which has no namespace, no overload, and no underscore of the in-place form.
+pub fn find(base: &str) -> Option<&'static Pointwise> {
+    OPERATORS.get(base)
 }
 
-/// The entry of the operator table with this name.
-pub fn find(base: &str) -> Option<&'static Op> {
-    OPS.get(base)
-}
-
-type Row = (&'static str, Rule, usize, fn(&mut Args<'_>) -> Option<E>);
+type Row = (&'static str, DtypeRule, usize, fn(&mut Args<'_>) -> Option<E>);
 
 fn truth(x: &E) -> E {
     x.cast(Ty::Bool)
@@ -640,52 +715,84 @@ fn table() -> Vec<Row> {
     ]
 }
 
-/// `lerp` with its weight as the third operand.
-pub static LERP: Op = Op {
-    rule: Same,
-    operands: 3,
-    value: |a| {
-        let (s, e, w) = (&a.x[0], &a.x[1], &a.x[2]);
-        let d = e - s;
-        let weight = matches!(a.scope.args().get(2), Some(Arg::Tensor | Arg::Tensors(_)));
-        let one_dtype = a.one_dtype(0..if weight { 3 } else { 2 });
-        (a.ty.is_float() && one_dtype).then(|| w.abs().lt(0.5).select(s + w * &d, e - &d * (1.0 - w)))
-    },
-};
+type Choose = fn(&[Arg<'_>]) -> Option<&'static Op>;
 
-/// `div` without a rounding mode.
-pub static DIVIDE: Op = Op { rule: Float, operands: 2, value: divide };
+fn is_given(args: &[Arg<'_>], arg: usize) -> bool {
+    !matches!(args.get(arg), None | Some(Arg::None))
+}
 
-/// `div` with a rounding mode.
-pub static DIVIDE_ROUNDED: Op = Op { rule: Same, operands: 2, value: divide };
+/// Operators whose computation depends on which arguments a call has, or whose operands are not simply the first
+/// arguments.
+fn table_by_arguments() -> Vec<(&'static str, Choose)> {
+    vec![
+        ("div divide", |args| {
+            Some(if matches!(args.get(2), Some(Arg::Str(_))) { &DIVIDE_ROUNDED } else { &DIVIDE })
+        }),
+        ("lerp", |_| Some(&LERP)),
+        ("clamp clip", |args| match (is_given(args, 1), is_given(args, 2)) {
+            (true, true) => Some(&CLAMP),
+            (true, false) => Some(&CLAMP_MIN),
+            (false, true) => Some(&CLAMP_UPPER),
+            (false, false) => None,
+        }),
+        ("clamp_min", |_| Some(&CLAMP_MIN)),
+        ("clamp_max", |_| Some(&CLAMP_MAX)),
+        ("where", |args| (args.len() == 3).then_some(&WHERE)),
+        ("masked_fill", |_| Some(&MASKED_FILL)),
+        ("elu_backward", |_| Some(&ELU_BACKWARD)),
+        ("copy", |_| Some(&COPY)),
+        // PyTorch checks the value of a tensor that fills another one.
+        ("fill", |args| (!matches!(args.get(1), Some(Arg::Tensor))).then_some(&COPY)),
+        ("zero", |_| Some(&ZERO)),
+    ]
+}
 
-/// `clamp` with a lower and an upper bound as operands.
-pub static CLAMP: Op =
-    Op { rule: Same, operands: 3, value: |a| Some(smaller(&larger(&a.x[0], &a.x[1]), &a.x[2])) };
+/// `lerp` with its weight, a number or a tensor, as the third operand.
+static LERP: Op = Op::new(Same, FIRST[3], |a| {
+    let (s, e, w) = (&a.x[0], &a.x[1], &a.x[2]);
+    let d = e - s;
+    let weight = matches!(a.scope.args().get(2), Some(Arg::Tensor | Arg::Tensors(_)));
+    let one_dtype = a.one_dtype(0..if weight { 3 } else { 2 });
+    (a.ty.is_float() && one_dtype).then(|| w.abs().lt(0.5).select(s + w * &d, e - &d * (1.0 - w)))
+});
 
-/// `clamp` with a lower bound as the second operand.
-pub static CLAMP_MIN: Op = Op { rule: Same, operands: 2, value: |a| Some(larger(&a.x[0], &a.x[1])) };
+static DIVIDE: Op = Op::new(Float, FIRST[2], divide);
+static DIVIDE_ROUNDED: Op = Op::new(Same, FIRST[2], divide);
 
-/// `clamp` with an upper bound as the second operand.
-pub static CLAMP_MAX: Op = Op { rule: Same, operands: 2, value: |a| Some(smaller(&a.x[0], &a.x[1])) };
+// PyTorch has no `clamp` of bools.
+static CLAMP: Op =
+    Op::new(Same, FIRST[3], |a| (a.ty != Ty::Bool).then(|| smaller(&larger(&a.x[0], &a.x[1]), &a.x[2])));
+static CLAMP_MIN: Op = Op::new(Same, FIRST[2], lower_bound);
+static CLAMP_MAX: Op = Op::new(Same, FIRST[2], upper_bound);
+/// `clamp` without a lower bound.
+static CLAMP_UPPER: Op = Op::new(Same, &[0, 2], upper_bound);
 
-/// `elu_backward`, whose operands are its first and sixth arguments.
-pub static ELU_BACKWARD: Op = Op {
-    rule: Same,
-    operands: 2,
-    value: |a| {
-        let result = matches!(a.scope.args().get(4), Some(Arg::Bool(true)));
-        let (alpha, scale, input_scale) = (a.number(1), a.number(2), a.number(3));
-        let (g, y) = (&a.x[0], &a.x[1]);
-        let below = if result {
-            g * &input_scale * (y + &(&alpha * &scale))
-        } else {
-            g * &input_scale * (&alpha * &scale) * (y * &input_scale).exp()
-        };
-        Some(y.le(0.0).select(below, g * scale))
-    },
-};
+fn lower_bound(a: &mut Args<'_>) -> Option<E> {
+    (a.ty != Ty::Bool).then(|| larger(&a.x[0], &a.x[1]))
+}
 
+fn upper_bound(a: &mut Args<'_>) -> Option<E> {
+    (a.ty != Ty::Bool).then(|| smaller(&a.x[0], &a.x[1]))
+}
+
+/// `elu_backward`: the gradient, and the input or the result.
+static ELU_BACKWARD: Op = Op::new(Same, &[0, 5], |a| {
+    let result = matches!(a.scope.args().get(4), Some(Arg::Bool(true)));
+    let (alpha, scale, input_scale) = (a.number(1), a.number(2), a.number(3));
+    let (g, y) = (&a.x[0], &a.x[1]);
+    let below = if result {
+        g * &input_scale * (y + &(&alpha * &scale))
+    } else {
+        g * &input_scale * (&alpha * &scale) * (y * &input_scale).exp()
+    };
+    Some(y.le(0.0).select(below, g * scale))
+});
+
+const SELECT: Op = Op::new(Same, FIRST[3], |a| Some(a.x[0].cast(Ty::Bool).select(&a.x[1], &a.x[2])));
 /// `where`: the condition, followed by the two operands to select from.
-pub static WHERE: Op =
-    Op { rule: Same, operands: 3, value: |a| Some(a.x[0].cast(Ty::Bool).select(&a.x[1], &a.x[2])) };
+static WHERE: Op = Op { reads: Reads::Selected, ..SELECT };
+/// `masked_fill`: the mask, the value, and the tensor.
+static MASKED_FILL: Op = Op { reads: Reads::Masked, operands: &[1, 2, 0], ..SELECT };
+
+static COPY: Op = Op { reads: Reads::Stored, ..Op::new(Same, &[1], |a| Some(a.x[0].clone())) };
+static ZERO: Op = Op { reads: Reads::Stored, ..Op::new(Same, &[], |a| Some(E::lit(a.ty, 0.0))) };

@@ -8,9 +8,8 @@ use tandem_tracegraph::ids::{NodeId, OpId, StorageId};
 use tandem_tracegraph::node::Number;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::host::HostKernels;
 use crate::ir::Ty;
-use crate::run::{Cursor, Profile, Program, Scalar, Span, Tally, with_op};
+use crate::run::{Cursor, OpRun, Profile, Program, Scalar, Span, Tally, with_op};
 
 /// The way to run all runs of one structure.
 #[derive(Debug)]
@@ -90,14 +89,15 @@ pub enum Feed {
 }
 
 impl<G> Plan<G> {
-    /// The tally and the start time of a group that is about to run, or `None` if measuring is off.
+    /// The tally and the start time of a group that is about to run, or `None` if measuring is off. `flops` returns
+    /// an op's number of arithmetic operations.
     pub fn timing(
         &self,
         fused: &Fused<G>,
         profile: &Profile,
         span: &Span<'_>,
         program: &Program,
-        host: &dyn HostKernels,
+        flops: impl Fn(&OpRun<'_, '_>) -> u64,
     ) -> Option<(Tally, Instant)> {
         if !profile.is_on() {
             return None;
@@ -108,7 +108,7 @@ impl<G> Plan<G> {
             let (step, known) = program.op(*node, *variant)?;
             let mut at = cursor.behind(&span.base);
             with_op(&mut at, (*node, *variant, step, known), span.run, false, |op| {
-                tally.add(&op, |id| !dropped(id), host);
+                tally.add(&op, |id| !dropped(id), flops(&op));
             });
         }
         Some((tally, Instant::now()))

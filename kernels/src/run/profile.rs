@@ -9,11 +9,10 @@ use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use tandem_tracegraph::call::{Arg, Input, Place};
+use tandem_tracegraph::call::{Input, Place};
 use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::OutSpec;
 
-use crate::host::HostKernels;
 use crate::run::program::OpRun;
 use crate::shapes::Dims;
 
@@ -83,11 +82,16 @@ pub struct Tally {
     written: FxHashSet<(StorageId, i64, Dims)>,
 }
 
-/// The tally and the start time of an op that is about to run. `None` if measuring is off or the op is dead.
-pub fn timing(profile: &Profile, op: &OpRun<'_, '_>, host: &dyn HostKernels) -> Option<(Tally, Instant)> {
+/// The tally and the start time of an op that is about to run. `None` if measuring is off or the op is dead. `flops`
+/// returns an op's number of arithmetic operations.
+pub fn timing(
+    profile: &Profile,
+    op: &OpRun<'_, '_>,
+    flops: impl Fn(&OpRun<'_, '_>) -> u64,
+) -> Option<(Tally, Instant)> {
     (profile.on && !op.dead).then(|| {
         let mut tally = Tally::default();
-        tally.add(op, |_| true, host);
+        tally.add(op, |_| true, flops(op));
         (tally, Instant::now())
     })
 }
@@ -99,11 +103,11 @@ fn bytes(input: &Input<'_>) -> u64 {
 }
 
 impl Tally {
-    /// Adds an op whose inputs are given by storage id. `kept` says whether a storage that the op writes or creates
-    /// is stored to memory.
-    pub fn add(&mut self, op: &OpRun<'_, '_>, kept: impl Fn(StorageId) -> bool, host: &dyn HostKernels) {
+    /// Adds an op whose inputs are given by storage id, with its number of arithmetic operations. `kept` says whether
+    /// a storage that the op writes or creates is stored to memory.
+    pub fn add(&mut self, op: &OpRun<'_, '_>, kept: impl Fn(StorageId) -> bool, flops: u64) {
         self.ops.push(op.node);
-        self.flops += flops(op, host);
+        self.flops += flops;
         for (flat, input) in op.call.inputs.iter().enumerate() {
             let Place::Storage { id, .. } = input.place else {
                 self.bytes += bytes(input);
@@ -127,47 +131,5 @@ impl Tally {
                 self.bytes += meta.numel().max(0) as u64 * meta.dtype.size() as u64;
             }
         }
-    }
-}
-
-/// Number of arithmetic operations of an op.
-fn flops(op: &OpRun<'_, '_>, host: &dyn HostKernels) -> u64 {
-    let name = host.op_name(op.call.op);
-    let base = name.strip_prefix("aten::").unwrap_or(&name).split('.').next().unwrap_or_default();
-    let inputs = &op.call.inputs;
-    let numel = |i: usize| inputs.get(i).map_or(0, |x| x.sizes.iter().product::<i64>() as u64);
-    let size = |i: usize, d: usize| {
-        let sizes = inputs.get(i).map_or(&[][..], |x| x.sizes);
-        sizes.len().checked_sub(d + 1).map_or(1, |at| sizes[at] as u64)
-    };
-    let outs = op.variant.outputs.outs.iter().filter_map(|out| match out {
-        OutSpec::Fresh { meta, .. } => Some(meta.numel().max(0) as u64),
-        _ => None,
-    });
-    let made: u64 = outs.clone().sum();
-    let per_filter = |weight: usize| {
-        let filters = inputs.get(weight).and_then(|w| w.sizes.first()).map_or(1, |n| (*n).max(1) as u64);
-        numel(weight) / filters
-    };
-    match base {
-        "mm" | "bmm" => 2 * made * size(0, 0),
-        "addmm" | "baddbmm" | "addmv" => 2 * made * size(1, 0),
-        "mv" | "dot" => 2 * numel(0),
-        "convolution" | "_convolution" => 2 * made * per_filter(1),
-        "convolution_backward" => {
-            let wanted = op.call.args.iter().find_map(|arg| match arg {
-                Arg::Bools(mask) => Some(mask.iter().take(2).filter(|m| **m != 0).count() as u64),
-                _ => None,
-            });
-            2 * numel(0) * per_filter(2) * wanted.unwrap_or(2)
-        }
-        // The forward pass computes two products, the scores and their product with the values; the backward pass
-        // computes five. Queries are `[.., L, E]`, keys `[.., S, E]`.
-        _ if base.contains("scaled_dot_product") => {
-            let products = if base.contains("backward") { 5 } else { 2 };
-            let first = usize::from(base.contains("backward"));
-            2 * products * numel(first) * size(first + 1, 1)
-        }
-        _ => made.max((0..inputs.len()).map(numel).max().unwrap_or(0)),
     }
 }

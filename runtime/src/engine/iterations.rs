@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tandem_kernels::ops::table::is_contraction;
 use tandem_kernels::run::Step;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
@@ -366,19 +367,6 @@ impl Engine {
             debug_assert!(violations.is_empty(), "{violations:?}");
         }
     }
-}
-
-fn is_contraction(name: &str) -> bool {
-    const CONTRACTIONS: [&str; 7] = [
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::baddbmm",
-        "aten::linear",
-        "aten::convolution",
-        "aten::_scaled_dot",
-    ];
-    CONTRACTIONS.iter().any(|c| name.starts_with(c))
 }
 
 /// Returns the CPU time of the calling thread, or `None` if the system does not provide it.

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tandem_kernels::ops::outputs::OutputRule;
+use tandem_kernels::ops::table;
 use tandem_kernels::run::BlockRun;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
@@ -289,8 +290,9 @@ impl Engine {
     /// Declares an operator. Ids count up from 0.
     pub fn declare(&mut self, decl: OpDecl<'_>) -> OpId {
         let id = OpId(self.ops.len() as u32);
-        let info = describe(id, decl);
-        self.rules.push(OutputRule::of(&info.name, &info.written));
+        let traits = table::traits(decl.name);
+        let info = describe(id, decl, &traits);
+        self.rules.push(table::outputs_of(&info.name, &info.written));
         self.ops.push(info);
         id
     }

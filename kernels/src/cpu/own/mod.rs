@@ -7,13 +7,13 @@
 mod additions;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
-mod gather;
-mod loss;
+pub(crate) mod gather;
+pub(crate) mod loss;
 pub(crate) mod matmul;
-mod norm;
-mod pieces;
-mod roi_align;
-mod rows;
+pub(crate) mod norm;
+pub(crate) mod pieces;
+pub(crate) mod roi_align;
+pub(crate) mod rows;
 mod scratch;
 mod strided;
 pub(crate) mod sums;
@@ -25,7 +25,6 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
-use crate::plan::RowSums;
 use crate::shapes;
 
 /// Computes an operator from the addresses of the first elements of the kernel's windows and the bits of its
@@ -47,62 +46,7 @@ pub struct Kernel {
 }
 
 /// Function that returns a kernel for a call and the metadata of its outputs.
-pub type Rule = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
-
-/// Returns the rule of an operator, given its name without `aten::`.
-pub fn find(name: &str) -> Option<Rule> {
-    Some(match name {
-        "mm" => matmul::mm,
-        "addmm" => matmul::addmm,
-        "bmm" => matmul::bmm,
-        "convolution" => conv::forward,
-        "convolution_backward" => conv::backward,
-        "dot" => sums::dot,
-        "sum" | "sum.dim_IntList" => sums::summed,
-        "mean" | "mean.dim" => sums::mean,
-        "_softmax" => rows::softmax,
-        "_safe_softmax" => rows::safe_softmax,
-        "_log_softmax" => rows::log_softmax,
-        "_softmax_backward_data" => rows::softmax_backward,
-        "_log_softmax_backward_data" => rows::log_softmax_backward,
-        "native_layer_norm" => norm::layer_norm,
-        "native_layer_norm_backward" => norm::layer_norm_backward,
-        "native_group_norm" => norm::group_norm,
-        "native_group_norm_backward" => norm::group_norm_backward,
-        "native_batch_norm" => batch_norm::forward,
-        "native_batch_norm_backward" => batch_norm::backward,
-        "empty" | "empty_strided" | "new_empty" | "new_empty_strided" | "empty_like" => pieces::empty,
-        "cat" | "stack" => pieces::join,
-        "select_backward" => pieces::select_backward,
-        "slice_backward" => pieces::slice_backward,
-        "constant_pad_nd" => pieces::constant_pad,
-        "embedding" => gather::embedding,
-        "embedding_dense_backward" => gather::embedding_backward,
-        "index_select" => gather::index_select,
-        "index.Tensor" => gather::index,
-        "nll_loss_forward" => loss::forward,
-        "nll_loss_backward" => loss::backward,
-        "_foreach_norm.Scalar" => sums::norms,
-        "torchvision::roi_align" => roi_align::forward,
-        "torchvision::_roi_align_backward" => roi_align::backward,
-        _ => return None,
-    })
-}
-
-/// Returns an operator as a sum over rows, given its name without `aten::`.
-pub fn row_sums(name: &str, call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
-    match name {
-        "sum" | "sum.dim_IntList" => sums::of_rows(call, outputs, false),
-        "mean" | "mean.dim" => sums::of_rows(call, outputs, true),
-        "dot" => sums::of_products(call, outputs),
-        _ => None,
-    }
-}
-
-/// Whether an operator writes arguments that its schema does not mark as written, so that it must not run twice.
-pub fn is_impure(name: &str) -> bool {
-    name == "native_batch_norm"
-}
+pub type MakeKernel = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
 
 /// The window of a tensor argument.
 fn tensor(call: &Call<'_>, arg: usize) -> Option<Window> {

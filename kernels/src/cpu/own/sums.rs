@@ -53,9 +53,19 @@ fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Wind
 }
 
 /// A sum over rows that a group can end in; `None` for a sum over other dimensions.
-pub fn of_rows(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<RowSums> {
+fn of_rows(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<RowSums> {
     let (from, to, [rows, n, inner], by) = parts(call, outputs, mean)?;
     (inner == 1).then_some(RowSums { from, times: None, to, rows: Rows { rows, n, by } })
+}
+
+/// `sum` as sums over rows.
+pub fn of_row_sums(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
+    of_rows(call, outputs, false)
+}
+
+/// `mean` as sums over rows.
+pub fn of_row_means(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
+    of_rows(call, outputs, true)
 }
 
 fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {

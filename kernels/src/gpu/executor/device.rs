@@ -17,13 +17,13 @@ use crate::gpu::executor::given::{Given, Number, Refused, bits, element, number,
 use crate::gpu::executor::parts::{placed, runs};
 use crate::gpu::executor::storages::{Absent, Contents, Storages};
 use crate::gpu::group::Group;
-use crate::gpu::lower::{Action, Lowered, Lowering};
+use crate::gpu::lower::{Action, Lower, Lowered, Lowering};
 use crate::gpu::memory::BufId;
-use crate::gpu::ops::{Lower, draws, lowering};
 use crate::gpu::store::{Ref, Word};
 use crate::gpu::stream::Stream;
 use crate::host::HostKernels;
 use crate::ops::express::Base;
+use crate::ops::table::{draws_on_gpu, lowering};
 use crate::plan::GroupRun;
 use crate::run::OpRun;
 
@@ -77,7 +77,7 @@ impl GpuDevice {
         let (host, host_random) = (self.host, self.stream.gpu.host_random);
         self.ops[id.index()].get_or_insert_with(|| {
             let (name, writes) = (host.op_name(id), host.op_writes(id));
-            let native = lowering(&name, &writes).filter(|(base, _)| !(host_random && draws(base)));
+            let native = lowering(&name, &writes).filter(|_| !(host_random && draws_on_gpu(&name, &writes)));
             let lower = native.map(|(_, lower)| lower);
             let base = Base::of(&name, &writes);
             Op { name, writes, lower, base, hosted: 0 }

@@ -6,12 +6,12 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
-use tandem_tracegraph::ops::written_unsaid;
 
 use crate::error::{CallFailure, Cause, Failure};
 use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::storages::{Absent, read};
 use crate::host::{Buffer, Exception, HostFailure, call_host};
+use crate::ops::table::hidden_writes;
 
 /// Size in bytes up to which storages are always copied to the host as a whole.
 const WHOLE: u64 = 1 << 16;
@@ -51,7 +51,7 @@ impl GpuDevice {
     ) -> Result<Outputs, CallFailure> {
         self.stream.watched = None;
         let writes = self.op(call.op).writes.clone();
-        let written = written_inputs(call, &writes, written_unsaid(&self.op(call.op).name));
+        let written = written_inputs(call, &writes, hidden_writes(&self.op(call.op).name));
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         // Copies of parts of storages, which have to live until the call has finished.
@@ -160,11 +160,10 @@ impl GpuDevice {
         let ptr = self.storages.host(id, &mut self.stream, self.host)?;
         Ok((Place::Buffer(ptr), 0))
     }
-
 }
 
-/// Whether a call writes each of its inputs, by the schema's `writes` and the arguments that it does not mention.
-fn written_inputs(call: &Call<'_>, writes: &[bool], unsaid: &[usize]) -> SmallVec<[bool; 8]> {
+/// Whether a call writes each of its inputs, by the schema's `writes` and the arguments that are written without its saying so.
+fn written_inputs(call: &Call<'_>, writes: &[bool], hidden: &[usize]) -> SmallVec<[bool; 8]> {
     let mut written = SmallVec::new();
     for (number, (arg, said)) in call.args.iter().zip(writes).enumerate() {
         let n = match arg {
@@ -172,7 +171,7 @@ fn written_inputs(call: &Call<'_>, writes: &[bool], unsaid: &[usize]) -> SmallVe
             Arg::Tensors(n) => *n as usize,
             _ => 0,
         };
-        written.extend(std::iter::repeat_n(*said || unsaid.contains(&number), n));
+        written.extend(std::iter::repeat_n(*said || hidden.contains(&number), n));
     }
     written.resize(call.inputs.len(), false);
     written

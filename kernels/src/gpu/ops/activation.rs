@@ -2,24 +2,9 @@
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::launch;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::ir::E;
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "glu" => glu,
-        "glu_backward" => glu_backward,
-        "log_sigmoid_forward" => log_sigmoid,
-        "log_sigmoid_backward" => log_sigmoid_backward,
-        "_prelu_kernel" => prelu,
-        "_prelu_kernel_backward" => prelu_backward,
-        "celu" => celu,
-        _ => return None,
-    })
-}
 
 /// Returns a dimension of a float tensor and the sizes of the tensor's halves along it.
 fn halves(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<(usize, Dims)> {
@@ -41,7 +26,7 @@ fn second(k: &mut Kernel, coords: &[E], d: usize, half: i64) -> Vec<E> {
 }
 
 /// `glu(self, dim)`: the first half times the sigmoid of the second half.
-fn glu(l: &mut Lowering<'_>) -> Option<()> {
+pub fn glu(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let (d, sizes) = halves(l, &x, 1)?;
     let half = x.viewed(&sizes, &x.strides);
@@ -55,7 +40,7 @@ fn glu(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `glu_backward(grad_output, self, dim)`.
-fn glu_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn glu_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x) = (l.tensor(0)?, l.tensor(1)?);
     let (d, sizes) = halves(l, &x, 2)?;
     if grad.sizes != sizes || grad.dtype != x.dtype {
@@ -78,7 +63,7 @@ fn glu_backward(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `log_sigmoid_forward(self)`: also returns `exp(-|self|)`, which PyTorch's CPU kernel keeps for the derivative.
-fn log_sigmoid(l: &mut Lowering<'_>) -> Option<()> {
+pub fn log_sigmoid(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     x.dtype.is_floating().then_some(())?;
     let strides = dense(&x.sizes);
@@ -91,7 +76,7 @@ fn log_sigmoid(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `log_sigmoid_backward(grad_output, self, buffer)`.
-fn log_sigmoid_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn log_sigmoid_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x) = (l.tensor(0)?, l.tensor(1)?);
     if grad.sizes != x.sizes || grad.dtype != x.dtype || !x.dtype.is_floating() {
         return None;
@@ -104,7 +89,7 @@ fn log_sigmoid_backward(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_prelu_kernel(self, weight)`.
-fn prelu(l: &mut Lowering<'_>) -> Option<()> {
+pub fn prelu(l: &mut Lowering<'_>) -> Option<()> {
     let operands = [l.tensor(0)?, l.tensor(1)?];
     let [x, weight] = &operands;
     let sizes = broadcast(operands.iter().map(|o| &o.sizes[..]))?;
@@ -119,7 +104,7 @@ fn prelu(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_prelu_kernel_backward(grad_output, self, weight)`: returns the gradients of `self` and `weight`.
-fn prelu_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn prelu_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let operands = [x, weight, grad];
     let sizes = broadcast(operands.iter().map(|o| &o.sizes[..]))?;
@@ -139,7 +124,7 @@ fn prelu_backward(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `celu(self, alpha)`: `elu` with a scale of 1 and an input scale of 1 / alpha.
-fn celu(l: &mut Lowering<'_>) -> Option<()> {
+pub fn celu(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     if l.pin(1)? == 0.0 || !x.dtype.is_floating() {
         return None;

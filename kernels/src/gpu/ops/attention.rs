@@ -13,19 +13,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Groups, Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::types::preserved;
 use crate::gpu::tiling::ceil_div;
 use crate::ir::{E, Mem, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "_scaled_dot_product_flash_attention_for_cpu" => forward,
-        "_scaled_dot_product_flash_attention_for_cpu_backward" => backward,
-        _ => return None,
-    })
-}
 
 /// Rows of a workgroup's tile (`ROWS`), rows of the other operand's tiles (`COLUMNS`), and dimensions that are
 /// staged in workgroup memory at a time (`CHUNK`).
@@ -386,7 +376,7 @@ const WEIGHT: &str = "fn weight(s: f32, m: f32) -> f32 {
 ";
 
 /// `_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale)`.
-fn forward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
     let a = Attention::of(l, 0, 3)?;
     let s = a.shape;
     let out = l.fresh(&a.query.sizes, &preserved(&a.query), a.query.dtype)?;
@@ -431,7 +421,7 @@ fn forward(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p,
 /// is_causal, attn_mask, scale)`.
-fn backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn backward(l: &mut Lowering<'_>) -> Option<()> {
     let a = Attention::of(l, 1, 6)?;
     let s = a.shape;
     let (grad, out, saved) = (l.tensor(0)?, l.tensor(4)?, l.tensor(5)?);

@@ -3,20 +3,8 @@
 
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "_thnn_fused_lstm_cell" => lstm,
-        "_thnn_fused_lstm_cell_backward_impl" => lstm_backward,
-        "_thnn_fused_gru_cell" => gru,
-        "_thnn_fused_gru_cell_backward" => gru_backward,
-        _ => return None,
-    })
-}
 
 /// Tensor of sizes `[batch, parts * width]`.
 struct Gates<'t> {
@@ -80,7 +68,7 @@ fn sum_over_batch(l: &mut Lowering<'_>, x: &Operand) -> Option<()> {
 
 /// `_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias, hidden_bias)`: returns the hidden state, the
 /// cell state, and the activated gates i, f, g, o.
-fn lstm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn lstm(l: &mut Lowering<'_>) -> Option<()> {
     let (input, hidden, cx) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let [batch, width] = cx.sizes[..] else { return None };
     if l.has_out()
@@ -125,7 +113,7 @@ fn lstm(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `_thnn_fused_lstm_cell_backward_impl(grad_hy, grad_cy, cx, cy, workspace, has_bias)`: returns the gradients of
 /// the gates, of the cell state, and of a bias.
-fn lstm_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn lstm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad_hy, grad_cy) = (l.optional(0)?, l.optional(1)?);
     let (cx, cy, workspace) = (l.tensor(2)?, l.tensor(3)?, l.tensor(4)?);
     let [batch, width] = cx.sizes[..] else { return None };
@@ -179,7 +167,7 @@ fn lstm_backward(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `_thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias, hidden_bias)`: returns the hidden state, and a
 /// workspace of r, z, n, hx and the hidden state's part of n.
-fn gru(l: &mut Lowering<'_>) -> Option<()> {
+pub fn gru(l: &mut Lowering<'_>) -> Option<()> {
     let (input, hidden, hx) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let [batch, width] = hx.sizes[..] else { return None };
     if l.has_out()
@@ -229,7 +217,7 @@ fn gru(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `_thnn_fused_gru_cell_backward(grad_hy, workspace, has_bias)`: returns the gradients of the input's gates, the
 /// hidden state's gates, the hidden state, and both biases.
-fn gru_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn gru_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, workspace) = (l.tensor(0)?, l.tensor(1)?);
     let [batch, width] = grad.sizes[..] else { return None };
     if l.has_out()

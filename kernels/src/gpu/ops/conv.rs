@@ -12,22 +12,12 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::gpu::contract::{Along, Side};
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::matmul::{contract, row_sums, terms};
 use crate::gpu::ops::types::{channels_last, suggests_channels_last};
 use crate::gpu::store::{Put, Store, Tensor};
 use crate::gpu::tiling::Extent;
 use crate::ir::E;
 use crate::shapes::is_contiguous;
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "convolution" => convolution,
-        "convolution_backward" => convolution_backward,
-        _ => return None,
-    })
-}
 
 /// Shape of a convolution. A transposed convolution has the shape of the regular one that maps its output `x` to
 /// its input `y`.
@@ -753,7 +743,7 @@ fn bias_gradient(l: &mut Lowering<'_>, grad: &Operand, out: &Operand) -> Option<
 }
 
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
-fn convolution(l: &mut Lowering<'_>) -> Option<()> {
+pub fn convolution(l: &mut Lowering<'_>) -> Option<()> {
     let (input, weight, bias) = (l.tensor(0)?, l.tensor(1)?, l.optional(2)?);
     let options = Options::of(l, 3, input.ndim().checked_sub(2)?)?;
     let g = Geometry::of(&input, &weight, &options)?;
@@ -774,7 +764,7 @@ fn convolution(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
 /// groups, output_mask)`.
-fn convolution_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn convolution_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, input, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let options = Options::of(l, 4, input.ndim().checked_sub(2)?)?;
     let g = Geometry::of(&input, &weight, &options)?;

@@ -4,29 +4,13 @@ use tandem_tracegraph::call::Arg;
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Lowering, Spot, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::launch;
 use crate::gpu::ops::index::bits;
 use crate::gpu::ops::types::{broadcast, channels_last, preserved};
 use crate::ir::{E, Ty};
 
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "copy" => copy,
-        "fill" => fill,
-        "zero" => zero,
-        "arange" => arange,
-        "linspace" => linspace,
-        "logspace" => logspace,
-        "eye" => eye,
-        "empty" | "empty_strided" => empty,
-        _ => return None,
-    })
-}
-
 /// `copy_(self, src)`, with conversion and broadcasting.
-fn copy(l: &mut Lowering<'_>) -> Option<()> {
+pub fn copy(l: &mut Lowering<'_>) -> Option<()> {
     if !l.in_place() {
         return None;
     }
@@ -48,7 +32,7 @@ fn copy(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `fill(self, value)`.
-fn fill(l: &mut Lowering<'_>) -> Option<()> {
+pub fn fill(l: &mut Lowering<'_>) -> Option<()> {
     let (to, value) = (l.tensor(0)?, l.operand(1)?);
     if value.ndim() != 0 {
         return None;
@@ -59,7 +43,7 @@ fn fill(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `zero(self)`.
-fn zero(l: &mut Lowering<'_>) -> Option<()> {
+pub fn zero(l: &mut Lowering<'_>) -> Option<()> {
     let to = l.tensor(0)?;
     let out = bits(&l.destination(0, &to.sizes, &preserved(&to), to.dtype)?);
     let ty = out.mem.ty();
@@ -67,7 +51,7 @@ fn zero(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `arange.start_out(start, end, step, out)`; the factory function has created the output.
-fn arange(l: &mut Lowering<'_>) -> Option<()> {
+pub fn arange(l: &mut Lowering<'_>) -> Option<()> {
     let Some([.., Arg::Tensor]) = l.call.args.get(..4) else { return None };
     let given = l.tensor(3)?;
     let (start, end, step) = (l.pin(0)?, l.pin(1)?, l.pin(2)?);
@@ -85,7 +69,7 @@ fn arange(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `linspace.out(start, end, steps, out)`, computed from both ends: PyTorch's result is symmetric.
-fn linspace(l: &mut Lowering<'_>) -> Option<()> {
+pub fn linspace(l: &mut Lowering<'_>) -> Option<()> {
     let Some([_, _, Arg::Int(steps), Arg::Tensor]) = l.call.args.get(..4) else { return None };
     let steps = *steps;
     let given = l.tensor(3)?;
@@ -97,7 +81,7 @@ fn linspace(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `logspace.out(start, end, steps, base, out)`.
-fn logspace(l: &mut Lowering<'_>) -> Option<()> {
+pub fn logspace(l: &mut Lowering<'_>) -> Option<()> {
     let Some([_, _, Arg::Int(steps), Arg::Float(_), Arg::Tensor]) = l.call.args.get(..5) else { return None };
     let steps = *steps;
     let given = l.tensor(4)?;
@@ -123,7 +107,7 @@ fn spaced(l: &Lowering<'_>, k: &mut Kernel, steps: i64, i: &E) -> E {
 }
 
 /// `eye.m_out(n, m, out)` and `eye.out(n, out)`.
-fn eye(l: &mut Lowering<'_>) -> Option<()> {
+pub fn eye(l: &mut Lowering<'_>) -> Option<()> {
     let arg = l.call.args.iter().position(|a| *a == Arg::Tensor)?;
     let given = l.tensor(arg)?;
     let n = l.int(0)?;
@@ -140,7 +124,7 @@ fn eye(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `empty.memory_format(size, dtype, layout, device, pin_memory, memory_format)` and
 /// `empty_strided(size, stride, dtype, layout, device, pin_memory)`.
-fn empty(l: &mut Lowering<'_>) -> Option<()> {
+pub fn empty(l: &mut Lowering<'_>) -> Option<()> {
     let sizes = l.ints(0)?;
     let (strides, dtype) = if l.base == "empty_strided" {
         (l.ints(1)?, l.dtype(2)?)

@@ -6,37 +6,12 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot};
+use crate::gpu::ops::elementwise;
 use crate::gpu::ops::pointwise::InKernel;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
-use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Ref, Store, Tensor};
 use crate::ir::{E, Mem, Ty, larger, smaller};
-use crate::ops::pointwise::{Args, LERP, Op, find};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    let inner = base.strip_prefix("_foreach_")?;
-    Some(match inner {
-        "copy" => copy,
-        "clone" => clone,
-        "zero" => zero,
-        "norm" | "powsum" => norm,
-        "max" => max,
-        "mm" => return None,
-        _ if op_of(inner).is_some() => pointwise,
-        _ => return None,
-    })
-}
-
-fn op_of(inner: &str) -> Option<&'static Op> {
-    match inner {
-        "lerp" => Some(&LERP),
-        "div" => find("true_divide"),
-        "clamp_min" => find("maximum"),
-        "clamp_max" => find("minimum"),
-        _ => find(inner),
-    }
-}
+use crate::ops::pointwise::{Args, Reads, find};
 
 /// Computation of an item of the lists.
 struct Job {
@@ -76,12 +51,12 @@ fn target(l: &mut Lowering<'_>, item: usize, ins: &[Operand], dtype: Dtype) -> O
 }
 
 /// Lowers an operator of the point-wise table.
-fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
+pub fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
     let inner = l.base.strip_prefix("_foreach_")?;
-    let op = op_of(inner)?;
+    let op = find(inner)?.op(l.call.args).filter(|op| op.reads == Reads::Promoted)?;
     let n = items(l)?;
     // The factor of `addcmul` and `addcdiv` may be a tensor of numbers on the host, which is not supported here.
-    if matches!(l.call.args.get(op.operands), Some(Arg::Tensor)) {
+    if matches!(l.call.args.get(op.operands.len()), Some(Arg::Tensor)) {
         return None;
     }
     if !l.in_place() {
@@ -89,15 +64,15 @@ fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
     }
     let mut jobs = Vec::new();
     for item in 0..n {
-        let ins: Option<Vec<Operand>> = (0..op.operands).map(|arg| l.operand_of(arg, item)).collect();
+        let ins: Option<Vec<Operand>> = op.operands.iter().map(|arg| l.operand_of(*arg, item)).collect();
         let ins = ins?;
         let (computed, given) = op.dtypes(ins.iter().map(Operand::kind), l.call.default_dtype);
         // Most operators do not support bools, and integers have no negative powers.
-        if computed == Dtype::BOOL || inner == "pow" && !computed.is_floating() {
+        if computed == Dtype::BOOL || op.float_lists && !computed.is_floating() {
             return None;
         }
         if inner == "sub" && ins.iter().any(|x| x.dtype == Dtype::BOOL)
-            || !converts(l, op.operands, item, computed)
+            || !converts(l, op.operands.len(), item, computed)
         {
             return None;
         }
@@ -125,7 +100,7 @@ fn converts(l: &Lowering<'_>, arg: usize, item: usize, dtype: Dtype) -> bool {
 }
 
 /// `_foreach_copy_(self, src)`.
-fn copy(l: &mut Lowering<'_>) -> Option<()> {
+pub fn copy(l: &mut Lowering<'_>) -> Option<()> {
     let n = l.in_place().then(|| items(l))??;
     let mut jobs = Vec::new();
     for item in 0..n {
@@ -140,7 +115,7 @@ fn copy(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_foreach_clone(self, memory_format)`.
-fn clone(l: &mut Lowering<'_>) -> Option<()> {
+pub fn clone(l: &mut Lowering<'_>) -> Option<()> {
     if l.in_place() || l.has_out() || l.has(1) {
         return None;
     }
@@ -156,7 +131,7 @@ fn clone(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_foreach_zero_(self)`.
-fn zero(l: &mut Lowering<'_>) -> Option<()> {
+pub fn zero(l: &mut Lowering<'_>) -> Option<()> {
     let n = l.in_place().then(|| items(l))??;
     let mut jobs = Vec::new();
     for item in 0..n {
@@ -392,7 +367,7 @@ fn fold_rows(
 }
 
 /// `_foreach_norm(self, ord, dtype)`, and `_foreach_powsum`, which does not take the root.
-fn norm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn norm(l: &mut Lowering<'_>) -> Option<()> {
     if l.in_place() || l.has_out() {
         return None;
     }
@@ -437,7 +412,7 @@ fn norm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_foreach_max(self)`.
-fn max(l: &mut Lowering<'_>) -> Option<()> {
+pub fn max(l: &mut Lowering<'_>) -> Option<()> {
     if l.in_place() || l.has_out() {
         return None;
     }

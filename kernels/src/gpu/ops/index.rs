@@ -8,23 +8,10 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::error::Fault;
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::gpu::store::Tensor;
 use crate::ir::{E, Mem, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "gather" => gather,
-        "index_select" => index_select,
-        "embedding" => embedding,
-        "take" => take,
-        "index" | "_unsafe_index" => index,
-        _ => return None,
-    })
-}
 
 /// Returns the same elements as integers of their size, for kernels that only move them.
 pub fn bits(x: &Operand) -> Operand {
@@ -89,7 +76,7 @@ pub fn zero(x: &Operand) -> E {
 }
 
 /// `gather(self, dim, index, sparse_grad)`.
-fn gather(l: &mut Lowering<'_>) -> Option<()> {
+pub fn gather(l: &mut Lowering<'_>) -> Option<()> {
     let (x, index) = (moved(l, 0)?, l.tensor(2)?);
     let dim = l.dim(1, x.ndim())?;
     is_index(&index)?;
@@ -116,7 +103,7 @@ fn pick(l: &Lowering<'_>, k: &mut Kernel, x: &Operand, coords: &[E], inside: E) 
 }
 
 /// `index_select(self, dim, index)`.
-fn index_select(l: &mut Lowering<'_>) -> Option<()> {
+pub fn index_select(l: &mut Lowering<'_>) -> Option<()> {
     let (x, index) = (moved(l, 0)?, l.tensor(2)?);
     let dim = l.dim(1, x.ndim())?;
     is_index(&index)?;
@@ -140,7 +127,7 @@ fn index_select(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)`.
-fn embedding(l: &mut Lowering<'_>) -> Option<()> {
+pub fn embedding(l: &mut Lowering<'_>) -> Option<()> {
     let (weight, index) = (moved(l, 0)?, l.tensor(1)?);
     is_index(&index)?;
     let [rows, columns] = weight.sizes[..] else { return None };
@@ -156,7 +143,7 @@ fn embedding(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `take(self, index)`.
-fn take(l: &mut Lowering<'_>) -> Option<()> {
+pub fn take(l: &mut Lowering<'_>) -> Option<()> {
     let (x, index) = (moved(l, 0)?, l.tensor(1)?);
     if index.dtype != Dtype::INT64 {
         return None;
@@ -275,7 +262,7 @@ impl Indexing {
 }
 
 /// `index(self, indices)`.
-fn index(l: &mut Lowering<'_>) -> Option<()> {
+pub fn index(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let indexing = Indexing::of(l, &x, 1)?;
     let strides = indexing.strides(&x);

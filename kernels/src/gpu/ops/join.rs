@@ -4,29 +4,11 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense, wrap};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::index::{bits, moved, target, window, zero};
 use crate::gpu::ops::types::{channels_last, preserved, result_type, suggests_channels_last};
 use crate::ir::{E, Mem, Ty};
 use crate::shapes::is_contiguous;
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "cat" | "concat" | "concatenate" => cat,
-        "stack" => stack,
-        "block_diag" => block_diag,
-        "flip" => flip,
-        "rot90" => rot90,
-        "roll" => roll,
-        "repeat" => repeat,
-        "tril" | "triu" => triangle,
-        "diag_embed" => diag_embed,
-        "trace" => trace,
-        _ => return None,
-    })
-}
 
 /// Maximum number of input tensors of a kernel. Every adapter can bind these and the output.
 const PIECES: usize = 6;
@@ -40,7 +22,7 @@ fn pieces(l: &Lowering<'_>) -> Option<(Vec<Operand>, Dtype)> {
 }
 
 /// `cat(tensors, dim)`. Vectors without elements are skipped, whatever the other tensors' sizes are.
-fn cat(l: &mut Lowering<'_>) -> Option<()> {
+pub fn cat(l: &mut Lowering<'_>) -> Option<()> {
     let (tensors, dtype) = pieces(l)?;
     let format = common_format(&tensors);
     let kept: Vec<Operand> = tensors.into_iter().filter(|t| t.sizes[..] != [0]).collect();
@@ -67,7 +49,7 @@ fn common_format(tensors: &[Operand]) -> fn(&[i64]) -> Dims {
 }
 
 /// `stack(tensors, dim)`.
-fn stack(l: &mut Lowering<'_>) -> Option<()> {
+pub fn stack(l: &mut Lowering<'_>) -> Option<()> {
     let (tensors, dtype) = pieces(l)?;
     let mut sizes = tensors[0].sizes.clone();
     if !tensors.iter().all(|t| t.sizes == sizes) {
@@ -165,7 +147,7 @@ fn join_group(l: &mut Lowering<'_>, out: &Operand, dim: usize, start: i64, group
 }
 
 /// `block_diag(tensors)`: matrices along the diagonal of the output.
-fn block_diag(l: &mut Lowering<'_>) -> Option<()> {
+pub fn block_diag(l: &mut Lowering<'_>) -> Option<()> {
     let (tensors, dtype) = pieces(l)?;
     let matrix = |t: &Operand| match t.ndim() {
         0 => Some(t.viewed(&[1, 1], &[1, 1])),
@@ -228,7 +210,7 @@ fn flipped(k: &mut Kernel, x: &Operand, dims: &[usize], coords: &[E]) -> Vec<E> 
 }
 
 /// `flip(self, dims)`.
-fn flip(l: &mut Lowering<'_>) -> Option<()> {
+pub fn flip(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let dims = dims(&l.ints(1)?, x.ndim())?;
     if x.ndim() == 0 {
@@ -239,7 +221,7 @@ fn flip(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `rot90(self, k, dims)`: a flip and a transposition, or a flip of both dimensions.
-fn rot90(l: &mut Lowering<'_>) -> Option<()> {
+pub fn rot90(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let turns = l.int(1)?.rem_euclid(4);
     let [a, b] = dims(&l.ints(2)?, x.ndim())?[..] else { return None };
@@ -268,7 +250,7 @@ fn rot90(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `roll(self, shifts, dims)`; without dimensions, over the flattened tensor.
-fn roll(l: &mut Lowering<'_>) -> Option<()> {
+pub fn roll(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let (shifts, dims) = (l.ints(1)?, l.ints(2)?);
     let flat = dims.is_empty() && shifts.len() == 1;
@@ -309,7 +291,7 @@ fn rolled(k: &mut Kernel, at: &E, size: i64, shift: i64) -> E {
 }
 
 /// `repeat(self, repeats)`.
-fn repeat(l: &mut Lowering<'_>) -> Option<()> {
+pub fn repeat(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let repeats = l.ints(1)?;
     let lead = repeats.len().checked_sub(x.ndim())?;
@@ -328,7 +310,7 @@ fn repeat(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `tril(self, diagonal)` and `triu(self, diagonal)`.
-fn triangle(l: &mut Lowering<'_>) -> Option<()> {
+pub fn triangle(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let diagonal = l.int(1)?.clamp(-(1 << 30), 1 << 30);
     let rows = x.ndim().checked_sub(2)?;
@@ -344,7 +326,7 @@ fn triangle(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `diag_embed(self, offset, dim1, dim2)`: the last dimension becomes a diagonal of two dimensions.
-fn diag_embed(l: &mut Lowering<'_>) -> Option<()> {
+pub fn diag_embed(l: &mut Lowering<'_>) -> Option<()> {
     let x = moved(l, 0)?;
     let (offset, ndim) = (l.int(1)?, x.ndim() + 1);
     let (a, b) = (wrap(l.int(2)?, ndim)?, wrap(l.int(3)?, ndim)?);
@@ -369,7 +351,7 @@ fn diag_embed(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `trace(self)`.
-fn trace(l: &mut Lowering<'_>) -> Option<()> {
+pub fn trace(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let [rows, columns] = x.sizes[..] else { return None };
     let dtype = if x.dtype.is_floating() { x.dtype } else { Dtype::INT64 };

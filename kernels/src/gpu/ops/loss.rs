@@ -5,7 +5,6 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, THREADS};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::{coalesce, launch, produce};
 use crate::gpu::ops::types::{broadcast, output_strides, preserved, result_type};
 use crate::gpu::store::Tensor;
@@ -13,21 +12,6 @@ use crate::ir::{E, Ty};
 
 // PyTorch's words.
 const NOT_BETWEEN: Fault = Fault::Value("all elements of input should be between 0 and 1");
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "mse_loss" | "smooth_l1_loss" | "huber_loss" | "soft_margin_loss" => loss,
-        "mse_loss_backward" | "smooth_l1_loss_backward" => loss_backward,
-        "huber_loss_backward" | "soft_margin_loss_backward" => loss_backward,
-        "binary_cross_entropy" => cross_entropy,
-        "binary_cross_entropy_backward" => cross_entropy_backward,
-        "binary_cross_entropy_with_logits" => cross_entropy_with_logits,
-        "nll_loss_forward" | "nll_loss2d_forward" => nll_loss,
-        "nll_loss_backward" | "nll_loss2d_backward" => nll_loss_backward,
-        _ => return None,
-    })
-}
 
 /// Reduction of the elements' losses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -205,7 +189,7 @@ fn sound_number(l: &mut Lowering<'_>, arg: usize) -> Option<()> {
 }
 
 /// `mse_loss(self, target, reduction)`, `smooth_l1_loss(.., beta)`, `huber_loss(.., delta)` and `soft_margin_loss`.
-fn loss(l: &mut Lowering<'_>) -> Option<()> {
+pub fn loss(l: &mut Lowering<'_>) -> Option<()> {
     let (x, target) = (l.tensor(0)?, l.tensor(1)?);
     let reduction = Reduction::of(l, 2)?;
     sound_number(l, 3)?;
@@ -238,7 +222,7 @@ fn loss(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `*_backward(grad_output, self, target, reduction[, number])` of the losses in `loss`.
-fn loss_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn loss_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, target) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let reduction = Reduction::of(l, 3)?;
     sound_number(l, 4)?;
@@ -286,7 +270,7 @@ fn weighs(weight: &Option<Operand>, sizes: &[i64], dtype: Dtype) -> bool {
 }
 
 /// `binary_cross_entropy(self, target, weight, reduction)`; a probability outside of `[0, 1]` is a fault.
-fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
+pub fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
     let (x, target, weight) = (l.tensor(0)?, l.tensor(1)?, l.optional(2)?);
     let reduction = Reduction::of(l, 3)?;
     let alike = x.sizes == target.sizes && x.dtype == target.dtype && x.dtype.is_floating();
@@ -316,7 +300,7 @@ fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `binary_cross_entropy_backward(grad_output, self, target, weight, reduction)`.
-fn cross_entropy_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn cross_entropy_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, target, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?, l.optional(3)?);
     let reduction = Reduction::of(l, 4)?;
     let alike = x.sizes == target.sizes && x.dtype == target.dtype && x.dtype == grad.dtype;
@@ -337,7 +321,7 @@ fn cross_entropy_backward(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction)`.
-fn cross_entropy_with_logits(l: &mut Lowering<'_>) -> Option<()> {
+pub fn cross_entropy_with_logits(l: &mut Lowering<'_>) -> Option<()> {
     let (x, target) = (l.tensor(0)?, l.tensor(1)?);
     let (weight, positive) = (l.optional(2)?, l.optional(3)?);
     let reduction = Reduction::of(l, 4)?;
@@ -393,7 +377,7 @@ impl Labelled {
 
 /// `nll_loss_forward(self, target, weight, reduction, ignore_index)` and `nll_loss2d_forward`, which return the
 /// loss and the sum of the weights.
-fn nll_loss(l: &mut Lowering<'_>) -> Option<()> {
+pub fn nll_loss(l: &mut Lowering<'_>) -> Option<()> {
     let n = Labelled::of(l, 0)?;
     let reduction = Reduction::of(l, 3)?;
     l.int(4)?;
@@ -454,7 +438,7 @@ fn label_losses(l: &mut Lowering<'_>, n: &Labelled, outs: &[&Operand]) -> Option
 }
 
 /// `nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight)`.
-fn nll_loss_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn nll_loss_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, target) = (l.tensor(0)?, l.tensor(2)?);
     let n = Labelled::of(l, 1)?;
     // Unlike the loss, its derivative rejects a label that has a dimension for a single sample.

@@ -10,27 +10,11 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::gpu::contract::{Along, Side};
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot, dense};
+use crate::gpu::ops::elementwise;
 use crate::gpu::ops::types::broadcast;
-use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Put, Store};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
 use crate::ir::{E, Mem, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "mm" => mm,
-        "bmm" => bmm,
-        "mv" => mv,
-        "dot" | "vdot" => dot,
-        "addmm" | "_addmm_activation" => addmm,
-        "addmv" => addmv,
-        "baddbmm" => baddbmm,
-        "addbmm" => addbmm,
-        "addr" => addr,
-        _ => return None,
-    })
-}
 
 /// Matrix, or batch of matrices, with explicit strides.
 #[derive(Clone, Debug)]
@@ -431,7 +415,7 @@ fn arity(l: &Lowering<'_>, n: usize) -> Option<()> {
 }
 
 /// `mm(self, mat2)`.
-fn mm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn mm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &b])?;
@@ -441,7 +425,7 @@ fn mm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `bmm(self, mat2)`.
-fn bmm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn bmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &b])?;
@@ -469,7 +453,7 @@ fn extent(a: &Operand, b: &Operand, dims: [usize; 2]) -> Option<Extent> {
 }
 
 /// `mv(self, vec)`.
-fn mv(l: &mut Lowering<'_>) -> Option<()> {
+pub fn mv(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, x) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &x])?;
@@ -479,7 +463,7 @@ fn mv(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `dot(self, tensor)`, and `vdot`, which is the same for dtypes that are not complex.
-fn dot(l: &mut Lowering<'_>) -> Option<()> {
+pub fn dot(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
     let dtype = common(&[&a, &b])?;
@@ -521,7 +505,7 @@ impl Added {
 }
 
 /// `addmm(self, mat1, mat2, beta, alpha)` and `_addmm_activation(.., use_gelu)`.
-fn addmm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn addmm(l: &mut Lowering<'_>) -> Option<()> {
     let activation = l.base == "_addmm_activation";
     arity(l, if activation { 6 } else { 5 })?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
@@ -548,7 +532,7 @@ fn addmm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `addmv(self, mat, vec, beta, alpha)`.
-fn addmv(l: &mut Lowering<'_>) -> Option<()> {
+pub fn addmv(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, v) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &v])?;
@@ -561,7 +545,7 @@ fn addmv(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `baddbmm(self, batch1, batch2, beta, alpha)`.
-fn baddbmm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn baddbmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &b])?;
@@ -574,7 +558,7 @@ fn baddbmm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `addbmm(self, batch1, batch2, beta, alpha)`: a product whose depth is the concatenated depths of all batches.
-fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &b])?;
@@ -601,7 +585,7 @@ fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `addr(self, vec1, vec2, beta, alpha)`: an outer product, one thread per element.
-fn addr(l: &mut Lowering<'_>) -> Option<()> {
+pub fn addr(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 5)?;
     let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
     let dtype = common(&[&x, &a, &b])?;

@@ -9,29 +9,12 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::elementwise;
 use crate::gpu::ops::elementwise::coalesce;
 use crate::gpu::ops::reduce::{Accumulate, Space, launch, welford};
 use crate::gpu::ops::types::suggested;
-use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::Word;
 use crate::ir::{E, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "native_layer_norm" => layer_norm,
-        "native_layer_norm_backward" => layer_norm_backward,
-        "native_group_norm" => group_norm,
-        "native_group_norm_backward" => group_norm_backward,
-        "native_batch_norm"
-        | "_native_batch_norm_legit"
-        | "_native_batch_norm_legit_no_training"
-        | "_batch_norm_with_update"
-        | "_batch_norm_no_update" => batch_norm,
-        "native_batch_norm_backward" | "batch_norm_backward" => batch_norm_backward,
-        _ => return None,
-    })
-}
 
 /// Returns the dtype of parameters and statistics, or `None` if PyTorch rejects the combination of dtypes.
 fn parameter_dtype<'o>(
@@ -229,7 +212,7 @@ impl Layer {
 }
 
 /// `native_layer_norm(input, normalized_shape, weight, bias, eps)`.
-fn layer_norm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn layer_norm(l: &mut Lowering<'_>) -> Option<()> {
     let layer = Layer::of(l, l.tensor(0)?, 1)?;
     let (weight, bias) = (l.optional(2)?, l.optional(3)?);
     let dtype = parameter_dtype(&layer.x, [&weight, &bias])?;
@@ -287,7 +270,7 @@ fn layer_norm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)`.
-fn layer_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn layer_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let grad = l.tensor(0)?;
     let layer = Layer::of(l, l.tensor(1)?, 2)?;
     let [input, gamma, beta] = mask(l, 7)?;
@@ -494,7 +477,7 @@ impl Groups {
 }
 
 /// `native_group_norm(input, weight, bias, N, C, HxW, group, eps)`.
-fn group_norm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn group_norm(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let (weight, bias) = (l.optional(1)?, l.optional(2)?);
     let dtype = parameter_dtype(&x, [&weight, &bias])?;
@@ -510,7 +493,7 @@ fn group_norm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)`.
-fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, mean, rstd) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?, l.tensor(3)?);
     let weight = l.optional(4)?;
     let [input, gamma, beta] = mask(l, 9)?;
@@ -657,7 +640,7 @@ fn batch_args(l: &Lowering<'_>) -> Option<BatchArgs> {
 
 /// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)` and related
 /// operators.
-fn batch_norm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn batch_norm(l: &mut Lowering<'_>) -> Option<()> {
     let args = batch_args(l)?;
     let x = l.tensor(0)?;
     let (weight, bias) = (l.optional(1)?, l.optional(2)?);
@@ -748,7 +731,7 @@ fn batch_statistics(
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train,
 /// eps, output_mask)`; `batch_norm_backward` has one more argument at the end.
-fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x) = (l.tensor(0)?, l.tensor(1)?);
     let weight = l.optional(2)?;
     let train = l.flag(7, false);

@@ -5,21 +5,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Lowering, Operand, Source};
-use crate::gpu::ops::{Lower, elementwise};
+use crate::gpu::ops::elementwise;
 use crate::gpu::store::{Store, Word};
 use crate::ir::{E, Mem, Ty, larger};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "_fused_adam" | "_fused_adamw" => adam,
-        "_fused_sgd" => sgd,
-        "_fused_adagrad" => adagrad,
-        "_amp_foreach_non_finite_check_and_unscale" => unscale,
-        "_amp_update_scale" => update_scale,
-        _ => return None,
-    })
-}
 
 /// Arguments that the steps of all optimizers have in common.
 struct Step {
@@ -170,7 +158,7 @@ impl Step {
 
 /// `_fused_adam_(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay,
 /// eps, amsgrad, maximize, grad_scale, found_inf)`, and `_fused_adamw_`, whose decay does not change the gradient.
-fn adam(l: &mut Lowering<'_>) -> Option<()> {
+pub fn adam(l: &mut Lowering<'_>) -> Option<()> {
     let amsgrad = l.flag(11, false);
     let lists: &[usize] = if amsgrad { &[0, 1, 2, 3, 4] } else { &[0, 1, 2, 3] };
     let step = Step::new(l, lists, Some(5), (6, 9, 12, 13))?;
@@ -199,7 +187,7 @@ fn adam(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `_fused_sgd_(self, grads, momentum_buffer_list, weight_decay, momentum, lr, dampening, nesterov, maximize,
 /// is_first_step, grad_scale, found_inf)`.
-fn sgd(l: &mut Lowering<'_>) -> Option<()> {
+pub fn sgd(l: &mut Lowering<'_>) -> Option<()> {
     let Some(Arg::Tensors(buffers)) = l.call.args.get(2) else { return None };
     let lists: &[usize] = if *buffers > 0 { &[0, 1, 2] } else { &[0, 1] };
     let step = Step::new(l, lists, None, (5, 3, 8, 10))?;
@@ -222,7 +210,7 @@ fn sgd(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `_fused_adagrad_(self, grads, state_sums, state_steps, lr, lr_decay, weight_decay, eps, maximize, grad_scale,
 /// found_inf)`.
-fn adagrad(l: &mut Lowering<'_>) -> Option<()> {
+pub fn adagrad(l: &mut Lowering<'_>) -> Option<()> {
     let step = Step::new(l, &[0, 1, 2], Some(3), (4, 6, 8, 9))?;
     step.launch(l, "adagrad", |v| {
         let (slow, eps) = (v.number(5), v.number(7));
@@ -235,7 +223,7 @@ fn adagrad(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale)`.
-fn unscale(l: &mut Lowering<'_>) -> Option<()> {
+pub fn unscale(l: &mut Lowering<'_>) -> Option<()> {
     let (grads, found, scale) = (l.tensors(0)?, l.tensor(1)?, l.tensor(2)?);
     if found.dtype != Dtype::FLOAT32 || found.numel() != 1 || scale.numel() != 1 {
         return None;
@@ -267,7 +255,7 @@ fn unscale(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_amp_update_scale_(self, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval)`.
-fn update_scale(l: &mut Lowering<'_>) -> Option<()> {
+pub fn update_scale(l: &mut Lowering<'_>) -> Option<()> {
     let (scale, tracker, found) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let single = [&scale, &tracker, &found].into_iter().all(|x| x.numel() == 1);
     if !single || scale.mem != Mem::F32 || tracker.mem != Mem::I32 || found.mem != Mem::F32 {

@@ -5,30 +5,10 @@
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::{launch, produce};
 use crate::gpu::ops::types::{preserved, suggested};
 use crate::gpu::store::{Tensor, Word};
 use crate::ir::{E, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "constant_pad_nd" => constant_pad,
-        "reflection_pad1d" | "reflection_pad2d" | "reflection_pad3d" => pad,
-        "replication_pad1d" | "replication_pad2d" | "replication_pad3d" => pad,
-        "reflection_pad1d_backward" | "reflection_pad2d_backward" | "reflection_pad3d_backward" => reflected,
-        "replication_pad1d_backward" | "replication_pad2d_backward" | "replication_pad3d_backward" => {
-            replicated
-        }
-        "im2col" => im2col,
-        "col2im" => col2im,
-        "pixel_shuffle" => pixel_shuffle,
-        "pixel_unshuffle" => pixel_unshuffle,
-        "channel_shuffle" | "native_channel_shuffle" => channel_shuffle,
-        _ => return None,
-    })
-}
 
 fn window(source: Source) -> Option<Tensor> {
     match source {
@@ -48,7 +28,7 @@ fn small(sizes: &[i64]) -> bool {
 }
 
 /// `constant_pad_nd(self, pad, value)`.
-fn constant_pad(l: &mut Lowering<'_>) -> Option<()> {
+pub fn constant_pad(l: &mut Lowering<'_>) -> Option<()> {
     let (x, pad) = (l.tensor(0)?, l.ints(1)?);
     let n = pad.len() / 2;
     if pad.len() % 2 != 0 || n > x.ndim() {
@@ -137,7 +117,7 @@ fn padded(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<(Vec<Padded>, Dim
 }
 
 /// `reflection_padNd(self, padding)` and `replication_padNd(self, padding)`.
-fn pad(l: &mut Lowering<'_>) -> Option<()> {
+pub fn pad(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let (dims, sizes) = padded(l, &x, 1)?;
     if !x.dtype.is_floating() {
@@ -177,7 +157,7 @@ fn derivative(l: &mut Lowering<'_>) -> Option<(Operand, Operand, Vec<Padded>)> {
 
 /// `reflection_padNd_backward(grad_output, self, padding)`: an element sums over its own place and its reflections
 /// at both edges.
-fn reflected(l: &mut Lowering<'_>) -> Option<()> {
+pub fn reflected(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, out, dims) = derivative(l)?;
     produce(l, "reflection_pad_backward", &[&out], |l, k, coords| {
         let g = window(l.read(k, &grad))?;
@@ -215,7 +195,7 @@ fn reflected(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `replication_padNd_backward(grad_output, self, padding)`: elements at the edges sum over all places beyond, too.
-fn replicated(l: &mut Lowering<'_>) -> Option<()> {
+pub fn replicated(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, out, dims) = derivative(l)?;
     produce(l, "replication_pad_backward", &[&out], |l, k, coords| {
         let g = window(l.read(k, &grad))?;
@@ -274,7 +254,7 @@ impl Patches {
 }
 
 /// `im2col(self, kernel_size, dilation, padding, stride)`.
-fn im2col(l: &mut Lowering<'_>) -> Option<()> {
+pub fn im2col(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let lead = x.ndim().checked_sub(2)?;
     if !matches!(lead, 1 | 2) || !small(&x.sizes) {
@@ -311,7 +291,7 @@ fn im2col(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `col2im(self, output_size, kernel_size, dilation, padding, stride)`: each element sums over the patches that
 /// contain it.
-fn col2im(l: &mut Lowering<'_>) -> Option<()> {
+pub fn col2im(l: &mut Lowering<'_>) -> Option<()> {
     let (x, image) = (l.tensor(0)?, l.ints(1)?);
     let lead = x.ndim().checked_sub(1)?;
     if !matches!(lead, 1 | 2) || image.len() != 2 || !small(&x.sizes) || !x.dtype.is_floating() {
@@ -363,7 +343,7 @@ fn rearrange(l: &mut Lowering<'_>, out: &Operand, x: &Operand) -> Option<()> {
 }
 
 /// `pixel_shuffle(self, upscale_factor)`: `[.., C * r * r, H, W]` to `[.., C, H * r, W * r]`.
-fn pixel_shuffle(l: &mut Lowering<'_>) -> Option<()> {
+pub fn pixel_shuffle(l: &mut Lowering<'_>) -> Option<()> {
     let (x, r) = (l.tensor(0)?, l.int(1)?);
     let lead = x.ndim().checked_sub(3)?;
     if r < 1 || !small(&x.sizes) || x.sizes[lead] % r.checked_mul(r)? != 0 {
@@ -378,7 +358,7 @@ fn pixel_shuffle(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `pixel_unshuffle(self, downscale_factor)`: the inverse of `pixel_shuffle`.
-fn pixel_unshuffle(l: &mut Lowering<'_>) -> Option<()> {
+pub fn pixel_unshuffle(l: &mut Lowering<'_>) -> Option<()> {
     let (x, r) = (l.tensor(0)?, l.int(1)?);
     let lead = x.ndim().checked_sub(3)?;
     if r < 1 || !small(&x.sizes) || x.sizes[lead + 1] % r != 0 || x.sizes[lead + 2] % r != 0 {
@@ -408,7 +388,7 @@ fn shuffled(lead: usize, r: i64, whole: &Operand, parts: &Operand) -> (Operand, 
 }
 
 /// `channel_shuffle(self, groups)`: channel `i` of group `g` becomes channel `i * groups + g`.
-fn channel_shuffle(l: &mut Lowering<'_>) -> Option<()> {
+pub fn channel_shuffle(l: &mut Lowering<'_>) -> Option<()> {
     let (x, groups) = (l.tensor(0)?, l.int(1)?);
     if x.ndim() < 3 || groups < 1 || !small(&x.sizes) || x.sizes[1] % groups != 0 {
         return None;

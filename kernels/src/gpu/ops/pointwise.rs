@@ -9,9 +9,7 @@ use crate::gpu::lower::{Lowering, Operand};
 use crate::gpu::ops::elementwise;
 use crate::gpu::ops::types::{broadcast, output_strides, result_type};
 use crate::ir::{E, Mem, Ty, Var};
-use crate::ops::pointwise::{
-    Args, CLAMP, CLAMP_MAX, CLAMP_MIN, DIVIDE, DIVIDE_ROUNDED, ELU_BACKWARD, LERP, Op, Rule, Scope, find,
-};
+use crate::ops::pointwise::{Args, DtypeRule, Op, Reads, Scope, find};
 
 /// Scope in which the table's expressions become part of a kernel.
 pub struct InKernel<'l, 'a> {
@@ -51,8 +49,8 @@ impl Scope for InKernel<'_, '_> {
 
 /// Lowers a point-wise operator.
 pub fn lower(l: &mut Lowering<'_>) -> Option<()> {
-    let op = find(l.base)?;
-    let operands: Option<Vec<Operand>> = (0..op.operands).map(|i| l.operand(i)).collect();
+    let op = find(l.base)?.op(l.call.args).filter(|op| op.reads == Reads::Promoted)?;
+    let operands: Option<Vec<Operand>> = op.operands.iter().map(|arg| l.operand(*arg)).collect();
     apply(l, op, &operands?)
 }
 
@@ -61,8 +59,7 @@ fn apply(l: &mut Lowering<'_>, op: &Op, operands: &[Operand]) -> Option<()> {
     let sizes = broadcast(operands.iter().map(|o| &o.sizes[..]))?;
     let mut tensors: Vec<Operand> =
         operands.iter().filter(|o| o.ndim() > 0 || sizes.is_empty()).cloned().collect();
-    // PyTorch's iterator has the gradient as the last operand of these derivatives.
-    if matches!(l.base, "threshold_backward" | "leaky_relu_backward") {
+    if op.gradient_last {
         tensors.reverse();
     }
     let strides = output_strides(&sizes, &tensors);
@@ -76,34 +73,6 @@ fn apply(l: &mut Lowering<'_>, op: &Op, operands: &[Operand]) -> Option<()> {
         // The store converts the value to the output's dtype.
         Some(vec![value])
     })
-}
-
-/// `div`, whose dtype depends on its rounding mode.
-pub fn div(l: &mut Lowering<'_>) -> Option<()> {
-    let rounded = l.has(2) && matches!(l.call.args[2], Arg::Str(_));
-    let op = if rounded { &DIVIDE_ROUNDED } else { &DIVIDE };
-    let operands = [l.operand(0)?, l.operand(1)?];
-    apply(l, op, &operands)
-}
-
-/// `lerp(self, end, weight)`, whose weight is a number or a tensor.
-pub fn lerp(l: &mut Lowering<'_>) -> Option<()> {
-    let operands = [l.operand(0)?, l.operand(1)?, l.operand(2)?];
-    apply(l, &LERP, &operands)
-}
-
-/// `clamp`, `clamp_min`, `clamp_max` with bounds that are numbers or tensors.
-pub fn clamps(l: &mut Lowering<'_>) -> Option<()> {
-    let (op, bounds) = match (l.base, l.has(1), l.has(2)) {
-        ("clamp_min", ..) => (&CLAMP_MIN, &[1][..]),
-        ("clamp_max", ..) => (&CLAMP_MAX, &[1][..]),
-        (_, true, true) => (&CLAMP, &[1, 2][..]),
-        (_, true, false) => (&CLAMP_MIN, &[1][..]),
-        (_, false, true) => (&CLAMP_MAX, &[2][..]),
-        (_, false, false) => return None,
-    };
-    let operands: Option<Vec<Operand>> = [0].iter().chain(bounds).map(|arg| l.operand(*arg)).collect();
-    apply(l, op, &operands?)
 }
 
 /// `where(condition, self, other)`.
@@ -132,12 +101,6 @@ pub fn masked_fill(l: &mut Lowering<'_>) -> Option<()> {
     elementwise::launch(l, "masked_fill", &[&out], &ins, |_, _, x, _| Some(vec![x[0].select(&x[1], &x[2])]))
 }
 
-/// `elu_backward(grad, alpha, scale, input_scale, is_result, self_or_result)`.
-pub fn elu_backward(l: &mut Lowering<'_>) -> Option<()> {
-    let operands = [l.operand(0)?, l.operand(5)?];
-    apply(l, &ELU_BACKWARD, &operands)
-}
-
 /// `ldexp(self, other)`: like PyTorch, multiplies by a power of 2 in the default dtype.
 pub fn ldexp(l: &mut Lowering<'_>) -> Option<()> {
     let operands = [l.operand(0)?, l.operand(1)?];
@@ -146,7 +109,7 @@ pub fn ldexp(l: &mut Lowering<'_>) -> Option<()> {
     if x.dtype != Dtype::FLOAT32 || !plain(by) || l.call.default_dtype != Dtype::FLOAT32 {
         return None;
     }
-    let op = Op { rule: Rule::Same, operands: 2, value: |a| Some(&a.x[0] * a.x[1].f("exp2_")) };
+    let op = Op::new(DtypeRule::Same, &[0, 1], |a| Some(&a.x[0] * a.x[1].f("exp2_")));
     apply(l, &op, &operands)
 }
 
@@ -158,5 +121,5 @@ pub fn polygamma(l: &mut Lowering<'_>) -> Option<()> {
         1 => |a| Some(a.x[0].f("trigamma_")),
         _ => return None,
     };
-    apply(l, &Op { rule: Rule::Float, operands: 1, value }, &operands)
+    apply(l, &Op::new(DtypeRule::Float, &[1], value), &operands)
 }

@@ -7,27 +7,10 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::types::suggested;
 use crate::gpu::store::Put;
 use crate::ir::{E, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "max_pool2d_with_indices" | "max_pool3d_with_indices" => max_pool,
-        "max_pool2d_with_indices_backward" | "max_pool3d_with_indices_backward" => max_pool_backward,
-        "adaptive_max_pool2d" | "adaptive_max_pool3d" => adaptive_max_pool,
-        "adaptive_max_pool2d_backward" | "adaptive_max_pool3d_backward" => adaptive_max_pool_backward,
-        "avg_pool2d" | "avg_pool3d" => avg_pool,
-        "avg_pool2d_backward" | "avg_pool3d_backward" => avg_pool_backward,
-        "_adaptive_avg_pool2d" | "_adaptive_avg_pool3d" => adaptive_avg_pool,
-        "_adaptive_avg_pool2d_backward" | "_adaptive_avg_pool3d_backward" => adaptive_avg_pool_backward,
-        "max_unpool2d" => max_unpool2d,
-        _ => return None,
-    })
-}
 
 /// Number of dimensions that an operator pools, according to its name.
 fn pooled(l: &Lowering<'_>) -> usize {
@@ -247,14 +230,14 @@ fn layout(l: &Lowering<'_>, like: &Operand, sizes: &[i64]) -> Option<Dims> {
 }
 
 /// `max_poolNd_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode)`.
-fn max_pool(l: &mut Lowering<'_>) -> Option<()> {
+pub fn max_pool(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let axes = sliding(l, &x, 1, true)?;
     max_of(l, &x, &axes)
 }
 
 /// `adaptive_max_poolNd(self, output_size)`.
-fn adaptive_max_pool(l: &mut Lowering<'_>) -> Option<()> {
+pub fn adaptive_max_pool(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let axes = adaptive(&x, &each(l.ints(1)?, pooled(l))?)?;
     max_of(l, &x, &axes)
@@ -285,7 +268,7 @@ fn max_of(l: &mut Lowering<'_>, x: &Operand, axes: &[Axis]) -> Option<()> {
 }
 
 /// `max_poolNd_with_indices_backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)`.
-fn max_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn max_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, indices) = (l.tensor(0)?, l.tensor(1)?, l.tensor(7)?);
     let axes = sliding(l, &x, 2, true)?;
     // PyTorch's derivative of the 3-d pool also looks at the gradient's strides.
@@ -296,7 +279,7 @@ fn max_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `adaptive_max_poolNd_backward(grad_output, self, indices)`.
-fn adaptive_max_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn adaptive_max_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, indices) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let n = pooled(l);
     let axes = adaptive(&x, grad.sizes.get(grad.ndim().checked_sub(n)?..)?)?;
@@ -360,7 +343,7 @@ impl Divisor {
 }
 
 /// `avg_poolNd(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)`.
-fn avg_pool(l: &mut Lowering<'_>) -> Option<()> {
+pub fn avg_pool(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let axes = sliding(l, &x, 1, false)?;
     let divisor = Divisor::of(l, 5)?;
@@ -368,7 +351,7 @@ fn avg_pool(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_adaptive_avg_poolNd(self, output_size)`.
-fn adaptive_avg_pool(l: &mut Lowering<'_>) -> Option<()> {
+pub fn adaptive_avg_pool(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let axes = adaptive(&x, &each(l.ints(1)?, pooled(l))?)?;
     average(l, &x, &axes, &Divisor { given: None, padding: false })
@@ -395,7 +378,7 @@ fn average(l: &mut Lowering<'_>, x: &Operand, axes: &[Axis], divisor: &Divisor) 
 
 /// `avg_poolNd_backward(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad,
 /// divisor_override)`.
-fn avg_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn avg_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x) = (l.tensor(0)?, l.tensor(1)?);
     let axes = sliding(l, &x, 2, false)?;
     let divisor = Divisor::of(l, 6)?;
@@ -403,7 +386,7 @@ fn avg_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_adaptive_avg_poolNd_backward(grad_output, self)`.
-fn adaptive_avg_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn adaptive_avg_pool_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x) = (l.tensor(0)?, l.tensor(1)?);
     let n = pooled(l);
     let axes = adaptive(&x, grad.sizes.get(grad.ndim().checked_sub(n)?..)?)?;
@@ -440,7 +423,7 @@ fn average_backward(
 
 /// `max_unpool2d(self, indices, output_size)`: elements go to the indices that the max pool returned. If several
 /// have the same index, any of them may remain.
-fn max_unpool2d(l: &mut Lowering<'_>) -> Option<()> {
+pub fn max_unpool2d(l: &mut Lowering<'_>) -> Option<()> {
     let (x, indices) = (l.tensor(0)?, l.tensor(1)?);
     let size = l.ints(2)?;
     let lead = lead(&x, 2)?;

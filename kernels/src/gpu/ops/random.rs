@@ -12,8 +12,8 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::gpu::ops::elementwise;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
-use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Store, Word};
 use crate::ir::{Bin, E, Mem, Ty, Un};
 
@@ -25,27 +25,6 @@ const NO_DISTRIBUTION: Fault = Fault::Value(
     "invalid multinomial distribution (probability tensor contains either `inf`, `nan` or element < 0, or its sum is <= 0)",
 );
 const NO_SUM: Fault = Fault::Value("invalid multinomial distribution (sum of probabilities <= 0)");
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "uniform" => uniform,
-        "normal" => normal,
-        "random" => random,
-        "bernoulli" => bernoulli,
-        "exponential" => exponential,
-        "geometric" => geometric,
-        "log_normal" => log_normal,
-        "cauchy" => cauchy,
-        "native_dropout" => native_dropout,
-        "native_dropout_backward" => native_dropout_backward,
-        "rrelu_with_noise" => rrelu_with_noise,
-        "rrelu_with_noise_backward" => rrelu_with_noise_backward,
-        "randperm" => randperm,
-        "multinomial" => multinomial,
-        _ => return None,
-    })
-}
 
 /// 2^-32, the weight of the last bit of a word that is read as a fraction.
 const LAST_BIT: f64 = 1.0 / 4_294_967_296.0;
@@ -234,7 +213,7 @@ fn digits(mem: Mem) -> Option<u32> {
 
 /// `uniform_(self, from, to)`: uses as many random bits as the dtype's mantissa has, so that no fraction is rounded
 /// up to 1.
-fn uniform(l: &mut Lowering<'_>) -> Option<()> {
+pub fn uniform(l: &mut Lowering<'_>) -> Option<()> {
     let out = filled(l)?;
     let digits = digits(out.mem)?;
     let (from, to) = (l.pin(1)?, l.pin(2)?);
@@ -257,7 +236,7 @@ fn uniform(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `normal_(self, mean, std)`, `normal.Tensor_float(mean, std)` and so on, `normal.float_float(mean, std, size, ..)`.
-fn normal(l: &mut Lowering<'_>) -> Option<()> {
+pub fn normal(l: &mut Lowering<'_>) -> Option<()> {
     let args = l.call.args;
     if l.in_place() {
         l.within(2, 0.0, f64::MAX)?;
@@ -329,7 +308,7 @@ fn whole(mem: Mem) -> (i64, i64) {
 
 /// `random_(self)`, `random_.to(self, to)`, `random_.from(self, from, to)`: whole numbers from `from` or 0 on,
 /// below `to`.
-fn random(l: &mut Lowering<'_>) -> Option<()> {
+pub fn random(l: &mut Lowering<'_>) -> Option<()> {
     let out = filled(l)?;
     let (least, greatest) = whole(out.mem);
     let (from, last) = match l.call.args {
@@ -394,7 +373,7 @@ fn random(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `bernoulli(self)`, whose elements are probabilities; `bernoulli.p(self, p)`, `bernoulli_.float(self, p)`,
 /// `bernoulli_.Tensor(self, p)` and those with `out=`.
-fn bernoulli(l: &mut Lowering<'_>) -> Option<()> {
+pub fn bernoulli(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let p = match l.call.args.get(1)? {
         Arg::Float(_) => {
@@ -419,7 +398,7 @@ fn bernoulli(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `exponential_(self, lambd)`.
-fn exponential(l: &mut Lowering<'_>) -> Option<()> {
+pub fn exponential(l: &mut Lowering<'_>) -> Option<()> {
     l.within(1, f64::MIN_POSITIVE, f64::MAX)?;
     let out = filled_float(l)?;
     launch(l, "exponential", &[&out], &[], |p| {
@@ -429,7 +408,7 @@ fn exponential(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `geometric_(self, p)`: number of tosses up to the first success.
-fn geometric(l: &mut Lowering<'_>) -> Option<()> {
+pub fn geometric(l: &mut Lowering<'_>) -> Option<()> {
     l.within(1, f64::MIN_POSITIVE, 1.0 - f64::EPSILON)?;
     let out = filled(l)?;
     if matches!(out.mem, Mem::F64 | Mem::Bool) {
@@ -443,7 +422,7 @@ fn geometric(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `log_normal_(self, mean, std)`.
-fn log_normal(l: &mut Lowering<'_>) -> Option<()> {
+pub fn log_normal(l: &mut Lowering<'_>) -> Option<()> {
     l.within(2, f64::MIN_POSITIVE, f64::MAX)?;
     let out = filled_float(l)?;
     launch(l, "log_normal", &[&out], &[], |p| {
@@ -453,7 +432,7 @@ fn log_normal(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `cauchy_(self, median, sigma)`.
-fn cauchy(l: &mut Lowering<'_>) -> Option<()> {
+pub fn cauchy(l: &mut Lowering<'_>) -> Option<()> {
     l.within(2, f64::MIN_POSITIVE, f64::MAX)?;
     let out = filled_float(l)?;
     launch(l, "cauchy", &[&out], &[], |p| {
@@ -463,7 +442,7 @@ fn cauchy(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `native_dropout(input, p, train)`: returns the result, and the mask of elements that are kept.
-fn native_dropout(l: &mut Lowering<'_>) -> Option<()> {
+pub fn native_dropout(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let ty = x.mem.ty();
     if !x.dtype.is_floating() || x.numel() == 0 {
@@ -486,7 +465,7 @@ fn native_dropout(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `native_dropout_backward(grad_output, mask, scale)`.
-fn native_dropout_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn native_dropout_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, mask) = (l.tensor(0)?, l.tensor(1)?);
     if mask.dtype != Dtype::BOOL || !grad.dtype.is_floating() || grad.sizes != mask.sizes {
         return None;
@@ -502,7 +481,7 @@ fn native_dropout_backward(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `rrelu_with_noise(self, noise, lower, upper, training)`: the slope for values below 0 is drawn and written to
 /// `noise`.
-fn rrelu_with_noise(l: &mut Lowering<'_>) -> Option<()> {
+pub fn rrelu_with_noise(l: &mut Lowering<'_>) -> Option<()> {
     let (x, noise) = (l.tensor(0)?, l.tensor(1)?);
     let training = l.flag(4, false);
     let plain =
@@ -536,7 +515,7 @@ fn rrelu_with_noise(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `rrelu_with_noise_backward(grad_output, self, noise, lower, upper, training, self_is_result)`.
-fn rrelu_with_noise_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn rrelu_with_noise_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, noise) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
     let same = |o: &Operand| o.sizes == grad.sizes && o.dtype == grad.dtype;
     if !same(&x) || !same(&noise) || grad.mem.ty() != Ty::F32 {
@@ -562,7 +541,7 @@ fn rrelu_with_noise_backward(l: &mut Lowering<'_>) -> Option<()> {
 const SORTED: i64 = 1024;
 
 /// `randperm.generator_out(n, generator, out)` and `randperm.out(n, out)`.
-fn randperm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn randperm(l: &mut Lowering<'_>) -> Option<()> {
     let arg = l.call.args.iter().position(|a| *a == Arg::Tensor)?;
     let (n, given) = (l.int(0)?, l.tensor(arg)?);
     if given.sizes[..] != [n] || n > whole(given.mem).1 || n > i64::from(i32::MAX) || given.mem == Mem::Bool {
@@ -610,7 +589,7 @@ fn randperm(l: &mut Lowering<'_>) -> Option<()> {
 const COMPARED: i64 = 8192;
 
 /// `multinomial(self, num_samples, replacement)`.
-fn multinomial(l: &mut Lowering<'_>) -> Option<()> {
+pub fn multinomial(l: &mut Lowering<'_>) -> Option<()> {
     let (weights, samples) = (l.tensor(0)?, l.int(1)?);
     let replaced = l.flag(2, false);
     let (rows, categories) = match weights.sizes[..] {

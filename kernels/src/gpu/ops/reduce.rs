@@ -10,32 +10,11 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, highest, lowest, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense, wrap};
+use crate::gpu::ops::elementwise;
 use crate::gpu::ops::elementwise::coalesce;
 use crate::gpu::ops::types::{broadcast, result_type};
-use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::Word;
 use crate::ir::{E, Mem, Ty, larger, smaller};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "sum" | "nansum" | "mean" | "prod" => sums,
-        "amax" | "amin" => extreme,
-        "aminmax" => aminmax,
-        "max" | "min" => max_min,
-        "argmax" | "argmin" => arg_extreme,
-        "any" | "all" => any_all,
-        "count_nonzero" => count_nonzero,
-        "var" | "std" | "var_mean" | "std_mean" => variance,
-        "linalg_vector_norm" => vector_norm,
-        "logsumexp" => logsumexp,
-        "dist" => dist,
-        "_cdist_forward" | "_euclidean_dist" => cdist,
-        "_cdist_backward" => cdist_backward,
-        "renorm" => renorm,
-        _ => return None,
-    })
-}
 
 // --- What is reduced ------------------------------------------------------------------------------------
 
@@ -327,7 +306,7 @@ fn single(
 
 /// `sum`, `nansum`, `mean`, `prod` over all dimensions, `(self, dtype)`, or over some, `(self, dim, keepdim,
 /// dtype)`.
-fn sums(l: &mut Lowering<'_>) -> Option<()> {
+pub fn sums(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let full = inputs(l, 1) == 2;
     let (dim, keep, dtype) =
@@ -382,7 +361,7 @@ fn sums(l: &mut Lowering<'_>) -> Option<()> {
 // --- Extremes -------------------------------------------------------------------------------------------
 
 /// `amax(self, dim, keepdim)`, `amin`.
-fn extreme(l: &mut Lowering<'_>) -> Option<()> {
+pub fn extreme(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let space = dims(l, &x, Some(1))?;
     let keep = l.flag(2, false);
@@ -404,7 +383,7 @@ fn extremes(l: &mut Lowering<'_>, x: &Operand, space: &Space, keep: bool) -> Opt
 }
 
 /// `aminmax(self, *, dim, keepdim)`.
-fn aminmax(l: &mut Lowering<'_>) -> Option<()> {
+pub fn aminmax(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let space = dims(l, &x, Some(1))?;
     if space.members() == 0 {
@@ -422,7 +401,7 @@ fn aminmax(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `max(self)`, and `max(self, dim, keepdim)`, which also returns indices; `min`.
-fn max_min(l: &mut Lowering<'_>) -> Option<()> {
+pub fn max_min(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     if let Some(Arg::Int(_)) = l.call.args.get(1) {
         let (dim, keep) = (l.dim(1, x.ndim())?, l.flag(2, false));
@@ -440,7 +419,7 @@ fn max_min(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `argmax(self, dim, keepdim)`, `argmin`.
-fn arg_extreme(l: &mut Lowering<'_>) -> Option<()> {
+pub fn arg_extreme(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let space = dims(l, &x, Some(1))?;
     let keep = l.flag(2, false);
@@ -493,7 +472,7 @@ fn places(
 // --- Counts ---------------------------------------------------------------------------------------------
 
 /// `any(self)`, `any(self, dim, keepdim)`, also with a list of dimensions; `all`.
-fn any_all(l: &mut Lowering<'_>) -> Option<()> {
+pub fn any_all(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let full = inputs(l, 1) == 1;
     let mut space = dims(l, &x, (!full).then_some(1))?;
@@ -519,7 +498,7 @@ fn any_all(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `count_nonzero(self, dim)`.
-fn count_nonzero(l: &mut Lowering<'_>) -> Option<()> {
+pub fn count_nonzero(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let space = dims(l, &x, Some(1))?;
     let out = output(l, 0, &space, false, Dtype::INT64)?;
@@ -558,7 +537,7 @@ pub fn welford(ty: Ty) -> Accumulate<'static, 3> {
 }
 
 /// `var(self, dim, *, correction, keepdim)`, `std`, `var_mean`, `std_mean`.
-fn variance(l: &mut Lowering<'_>) -> Option<()> {
+pub fn variance(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let means = l.base.ends_with("_mean");
     // The overloads with `unbiased` have other arguments here.
@@ -656,7 +635,7 @@ fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
 }
 
 /// `linalg_vector_norm(self, ord, dim, keepdim, *, dtype)`.
-fn vector_norm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn vector_norm(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let p = l.pin(1)?;
     let space = dims(l, &x, Some(2))?;
@@ -674,7 +653,7 @@ fn vector_norm(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `dist(self, other, p)`: the norm of the difference.
-fn dist(l: &mut Lowering<'_>) -> Option<()> {
+pub fn dist(l: &mut Lowering<'_>) -> Option<()> {
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);
     let p = l.pin(2)?;
     let dtype = result_type([&a, &b], l.call.default_dtype);
@@ -711,7 +690,7 @@ fn pairs(x1: &Operand, x2: &Operand) -> Option<(Dims, Operand, Operand)> {
 }
 
 /// `_cdist_forward(x1, x2, p, compute_mode)` and `_euclidean_dist(x1, x2)`.
-fn cdist(l: &mut Lowering<'_>) -> Option<()> {
+pub fn cdist(l: &mut Lowering<'_>) -> Option<()> {
     let (x1, x2) = (l.tensor(0)?, l.tensor(1)?);
     let order = if l.base == "_euclidean_dist" { Order::Two } else { order(l.pin(2)?)? };
     let (sizes, a, b) = pairs(&x1, &x2)?;
@@ -722,7 +701,7 @@ fn cdist(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `_cdist_backward(grad, x1, x2, p, cdist)`: the gradient of `x1`.
-fn cdist_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn cdist_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x1, x2, dist) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?, l.tensor(4)?);
     let p = l.pin(3)?;
     let order = order(p)?;
@@ -770,7 +749,7 @@ fn cdist_backward(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `renorm(self, p, dim, maxnorm)`: slices whose norm is above `maxnorm` are scaled down to it.
-fn renorm(l: &mut Lowering<'_>) -> Option<()> {
+pub fn renorm(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let p = l.pin(1)?;
     let dim = l.dim(2, x.ndim())?;
@@ -814,7 +793,7 @@ pub fn exponentials() -> Accumulate<'static, 2> {
 }
 
 /// `logsumexp(self, dim, keepdim)`.
-fn logsumexp(l: &mut Lowering<'_>) -> Option<()> {
+pub fn logsumexp(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let space = dims(l, &x, Some(1))?;
     let keep = l.flag(2, false);

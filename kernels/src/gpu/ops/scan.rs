@@ -8,20 +8,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, highest, lowest, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::reduce::{FILL, exponentials, kept_as};
 use crate::gpu::ops::softmax::{Rows, at};
 use crate::ir::{E, Mem, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "cumsum" | "cumprod" => sums,
-        "cummax" | "cummin" => extremes,
-        "logcumsumexp" | "_logcumsumexp" => exponential_sums,
-        _ => return None,
-    })
-}
 
 /// Accumulation along a row.
 struct Running<'f, const N: usize> {
@@ -205,7 +194,7 @@ fn scan_parts<const N: usize>(
 }
 
 /// `cumsum(self, dim, *, dtype)`, `cumprod`.
-fn sums(l: &mut Lowering<'_>) -> Option<()> {
+pub fn sums(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let dim = l.dim(1, x.ndim())?;
     let given = if l.in_place() {
@@ -237,7 +226,7 @@ fn sums(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `cummax(self, dim)`, `cummin`: of equal values, the last one's index.
-fn extremes(l: &mut Lowering<'_>) -> Option<()> {
+pub fn extremes(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let dim = l.dim(1, x.ndim())?;
     let strides = dense(&x.sizes);
@@ -266,7 +255,7 @@ fn extremes(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `logcumsumexp(self, dim)`.
-fn exponential_sums(l: &mut Lowering<'_>) -> Option<()> {
+pub fn exponential_sums(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let dim = l.dim(1, x.ndim())?;
     if !x.dtype.is_floating() || x.mem.ty() != Ty::F32 {

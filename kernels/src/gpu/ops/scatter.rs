@@ -12,28 +12,11 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
+use crate::gpu::ops::elementwise;
 use crate::gpu::ops::index::{Indexing, at_least_1d, bits, is_index, position};
 use crate::gpu::ops::types::{broadcast, preserved};
-use crate::gpu::ops::{Lower, elementwise};
 use crate::gpu::store::{Put, Store};
 use crate::ir::{E, Mem, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "scatter" => scatter,
-        "scatter_add" => scatter_add,
-        "scatter_reduce" => scatter_reduce,
-        "index_add" => index_add,
-        "index_copy" => index_copy,
-        "index_fill" => index_fill,
-        "index_reduce" => index_reduce,
-        "index_put" | "_index_put_impl" | "_unsafe_index_put" => index_put,
-        "put" => put,
-        "embedding_dense_backward" => embedding_dense_backward,
-        _ => return None,
-    })
-}
 
 /// Destination of an element.
 struct Place {
@@ -326,7 +309,7 @@ fn source(l: &Lowering<'_>, x: &Operand, index: &Operand) -> Option<Operand> {
 }
 
 /// `scatter(self, dim, index, src or value, reduce)`.
-fn scatter(l: &mut Lowering<'_>) -> Option<()> {
+pub fn scatter(l: &mut Lowering<'_>) -> Option<()> {
     let (x, out, dim, index) = scattered(l)?;
     let tensor = matches!(l.call.args.get(3)?, tandem_tracegraph::call::Arg::Tensor);
     let values = if tensor { source(l, &x, &index)? } else { l.operand(3)? };
@@ -345,7 +328,7 @@ fn scatter(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `scatter_add(self, dim, index, src)`.
-fn scatter_add(l: &mut Lowering<'_>) -> Option<()> {
+pub fn scatter_add(l: &mut Lowering<'_>) -> Option<()> {
     let (x, out, dim, index) = scattered(l)?;
     let src = source(l, &x, &index)?;
     let s = along(&x, dim, &index)?;
@@ -354,7 +337,7 @@ fn scatter_add(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `scatter_reduce(self, dim, index, src, reduce, include_self)`.
-fn scatter_reduce(l: &mut Lowering<'_>) -> Option<()> {
+pub fn scatter_reduce(l: &mut Lowering<'_>) -> Option<()> {
     let (x, out, dim, index) = scattered(l)?;
     let src = source(l, &x, &index)?;
     let how = Reduce::of(l.string(4)?)?;
@@ -398,7 +381,7 @@ fn slices_of(l: &Lowering<'_>, x: &Operand, s: &Scatter<'_>) -> Option<Operand> 
 }
 
 /// `index_add(self, dim, index, source, alpha)`.
-fn index_add(l: &mut Lowering<'_>) -> Option<()> {
+pub fn index_add(l: &mut Lowering<'_>) -> Option<()> {
     let (x, out, dim, index) = sliced(l, false)?;
     let s = slices(&x, dim, &index, false)?;
     let src = slices_of(l, &x, &s)?;
@@ -410,7 +393,7 @@ fn index_add(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `index_reduce(self, dim, index, source, reduce, include_self)`.
-fn index_reduce(l: &mut Lowering<'_>) -> Option<()> {
+pub fn index_reduce(l: &mut Lowering<'_>) -> Option<()> {
     let (x, out, dim, index) = sliced(l, false)?;
     let s = slices(&x, dim, &index, false)?;
     let src = slices_of(l, &x, &s)?;
@@ -420,7 +403,7 @@ fn index_reduce(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `index_copy(self, dim, index, source)`.
-fn index_copy(l: &mut Lowering<'_>) -> Option<()> {
+pub fn index_copy(l: &mut Lowering<'_>) -> Option<()> {
     let (x, out, dim, index) = sliced(l, false)?;
     let s = slices(&x, dim, &index, false)?;
     let src = slices_of(l, &x, &s)?;
@@ -429,7 +412,7 @@ fn index_copy(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `index_fill(self, dim, index, value)`.
-fn index_fill(l: &mut Lowering<'_>) -> Option<()> {
+pub fn index_fill(l: &mut Lowering<'_>) -> Option<()> {
     let (x, out, dim, index) = sliced(l, true)?;
     let value = l.operand(3)?;
     if value.ndim() != 0 {
@@ -441,7 +424,7 @@ fn index_fill(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `index_put(self, indices, values, accumulate)`.
-fn index_put(l: &mut Lowering<'_>) -> Option<()> {
+pub fn index_put(l: &mut Lowering<'_>) -> Option<()> {
     let (x, values) = (held(l, 0)?, l.tensor(2)?);
     if let Some((lead, mask)) = only_mask(l, &x) {
         let plain = values.numel() == 1 && values.ndim() <= 1 && values.dtype == x.dtype && !l.flag(3, false);
@@ -509,7 +492,7 @@ fn leading_ones_dropped(x: &Operand, ndim: usize) -> Operand {
 }
 
 /// `put(self, index, source, accumulate)`.
-fn put(l: &mut Lowering<'_>) -> Option<()> {
+pub fn put(l: &mut Lowering<'_>) -> Option<()> {
     let (x, index, src) = (held(l, 0)?, l.tensor(1)?, held(l, 2)?);
     if index.dtype != Dtype::INT64 || index.numel() != src.numel() || src.dtype != x.dtype {
         return None;
@@ -537,7 +520,7 @@ fn put(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)`.
-fn embedding_dense_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn embedding_dense_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, index) = (held(l, 0)?, l.tensor(1)?);
     let (rows, padding) = (l.int(2)?, l.int(3)?);
     is_index(&index)?;

@@ -9,18 +9,9 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
+use crate::gpu::ops::elementwise;
 use crate::gpu::ops::reduce::{Space, exponentials, launch};
-use crate::gpu::ops::{Lower, elementwise};
 use crate::ir::{E, Mem, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "_softmax" | "_log_softmax" | "_safe_softmax" => forward,
-        "_softmax_backward_data" | "_log_softmax_backward_data" => backward,
-        _ => return None,
-    })
-}
 
 /// Rows of a tensor along a dimension.
 pub struct Rows {
@@ -103,7 +94,7 @@ fn member(kind: Kind, x: &E, [max, rest]: &[E; 2]) -> E {
 }
 
 /// `_softmax(self, dim, half_to_float)`, `_log_softmax`; `_safe_softmax(self, dim, dtype)`.
-fn forward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let dim = l.dim(1, x.ndim())?;
     let kind = match l.base {
@@ -166,7 +157,7 @@ pub fn at(row: &[E], member: &E) -> Vec<E> {
 }
 
 /// `_softmax_backward_data(grad_output, output, dim, input_dtype)`, `_log_softmax_backward_data`.
-fn backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, y) = (l.tensor(0)?, l.tensor(1)?);
     let dim = l.dim(2, y.ndim())?;
     let dtype = l.dtype(3)??;

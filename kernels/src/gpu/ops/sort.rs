@@ -11,24 +11,10 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Groups, Kernel, THREADS};
 use crate::gpu::lower::{Dims, Lowering, Operand, Spot, dense, wrap};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::index::{at_least_1d, bits, moved, position, target, window};
 use crate::gpu::ops::types::{is_dense, preserved};
 use crate::ir::{Bin, E, Mem, Ty, Un};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "sort" => sort,
-        "topk" => topk,
-        "kthvalue" => kthvalue,
-        "median" | "nanmedian" => median,
-        "searchsorted" => |l| search(l, 0, 1),
-        "bucketize" => |l| search(l, 1, 0),
-        _ => return None,
-    })
-}
 
 /// Number of elements that a workgroup sorts. Their positions and keys of 64 bits fit the workgroup memory of every
 /// adapter.
@@ -352,7 +338,7 @@ fn outputs(l: &mut Lowering<'_>, x: &Operand, sizes: &[i64], strides: &[i64]) ->
 }
 
 /// `sort(self, dim, descending)` and `sort.stable(self, stable, dim, descending)`.
-fn sort(l: &mut Lowering<'_>) -> Option<()> {
+pub fn sort(l: &mut Lowering<'_>) -> Option<()> {
     let first = match l.call.args.get(1)? {
         Arg::Int(_) => 1,
         _ => 2,
@@ -370,7 +356,7 @@ fn sort(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `topk(self, k, dim, largest, sorted)`.
-fn topk(l: &mut Lowering<'_>) -> Option<()> {
+pub fn topk(l: &mut Lowering<'_>) -> Option<()> {
     let (x, dim) = sortable(l, l.int(2)?)?;
     let (count, largest) = (l.int(1)?, l.flag(3, true));
     let mut sizes = x.sizes.clone();
@@ -413,7 +399,7 @@ fn reduced(l: &mut Lowering<'_>, x: &Operand, dim: usize, keep: bool) -> Option<
 }
 
 /// `kthvalue(self, k, dim, keepdim)`.
-fn kthvalue(l: &mut Lowering<'_>) -> Option<()> {
+pub fn kthvalue(l: &mut Lowering<'_>) -> Option<()> {
     let (x, dim) = sortable(l, l.int(2)?)?;
     let number = l.int(1)?;
     let size = x.sizes.get(dim).copied().unwrap_or(1);
@@ -429,7 +415,7 @@ fn kthvalue(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `median(self)`, `median(self, dim, keepdim)` and the same overloads of `nanmedian`: the lower one of two middle
 /// values.
-fn median(l: &mut Lowering<'_>) -> Option<()> {
+pub fn median(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     if x.numel() == 0 {
         return None;
@@ -492,7 +478,7 @@ fn bisect(k: &mut Kernel, len: i64, before: impl FnOnce(&mut Kernel, &E, &E) -> 
 
 /// `searchsorted(sorted_sequence, self, out_int32, right, side, sorter)` and `bucketize(self, boundaries,
 /// out_int32, right)`; `boundaries` and `values` are the indices of these arguments.
-fn search(l: &mut Lowering<'_>, boundaries: usize, values: usize) -> Option<()> {
+pub fn search(l: &mut Lowering<'_>, boundaries: usize, values: usize) -> Option<()> {
     let (row, x) = (l.tensor(boundaries)?, l.operand(values)?);
     let is_number = matches!(x.place, Spot::Number(..));
     // A number is converted to the boundaries' dtype, unless they are integers and it is not.

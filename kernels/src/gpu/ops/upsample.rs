@@ -9,30 +9,10 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::types::suggested;
 use crate::gpu::store::{Put, Tensor};
 use crate::ir::{E, Mem, Ty, Un};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "upsample_nearest1d" | "upsample_nearest2d" | "upsample_nearest3d" => forward,
-        "_upsample_nearest_exact1d" | "_upsample_nearest_exact2d" | "_upsample_nearest_exact3d" => forward,
-        "upsample_linear1d" | "upsample_bilinear2d" | "upsample_trilinear3d" | "upsample_bicubic2d" => {
-            forward
-        }
-        "upsample_nearest1d_backward" | "upsample_nearest2d_backward" => backward,
-        "upsample_nearest3d_backward" | "_upsample_nearest_exact1d_backward" => backward,
-        "_upsample_nearest_exact2d_backward" | "_upsample_nearest_exact3d_backward" => backward,
-        "upsample_linear1d_backward" | "upsample_bilinear2d_backward" => backward,
-        "upsample_trilinear3d_backward" | "upsample_bicubic2d_backward" => backward,
-        "grid_sampler_2d" => grid_sampler,
-        "grid_sampler_2d_backward" => grid_sampler_backward,
-        _ => return None,
-    })
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
@@ -191,7 +171,7 @@ fn window(source: Source) -> Option<Tensor> {
 }
 
 /// `upsample_*(self, output_size, [align_corners,] scales...)`.
-fn forward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
     let (x, size) = (l.tensor(0)?, l.ints(1)?);
     let n = interpolated(l)?;
     if x.ndim() != n + 2 || size.len() != n || x.numel() == 0 || !computes(l, x.mem) {
@@ -231,7 +211,7 @@ fn interpolate(k: &Kernel, t: &Tensor, taps: &[Vec<Tap>], at: &mut Vec<E>) -> E 
 }
 
 /// `upsample_*_backward(grad_output, output_size, input_size, [align_corners,] scales...)`.
-fn backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, size, sizes) = (l.tensor(0)?, l.ints(1)?, l.ints(2)?);
     let n = interpolated(l)?;
     if grad.ndim() != n + 2 || sizes.len() != n + 2 || size[..] != grad.sizes[2..] {
@@ -412,7 +392,7 @@ fn sample(k: &mut Kernel, s: &Sampling, x: &Operand, grid: &Tensor, at: [&E; 3])
 }
 
 /// `grid_sampler_2d(input, grid, interpolation_mode, padding_mode, align_corners)`.
-fn grid_sampler(l: &mut Lowering<'_>) -> Option<()> {
+pub fn grid_sampler(l: &mut Lowering<'_>) -> Option<()> {
     let (x, grid) = sampled(l, 0)?;
     let s = Sampling::of(l, 2)?;
     let sizes = [x.sizes[0], x.sizes[1], grid.sizes[1], grid.sizes[2]];
@@ -433,7 +413,7 @@ fn grid_sampler(l: &mut Lowering<'_>) -> Option<()> {
 
 /// `grid_sampler_2d_backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
 /// output_mask)`. The input's gradient is scattered with atomic additions, in any order.
-fn grid_sampler_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn grid_sampler_backward(l: &mut Lowering<'_>) -> Option<()> {
     let grad = l.tensor(0)?;
     let (x, grid) = sampled(l, 1)?;
     let s = Sampling::of(l, 3)?;

@@ -2,25 +2,10 @@
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, dense, wrap};
-use crate::gpu::ops::Lower;
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::index::{moved, target, window, zero};
 use crate::gpu::ops::types::preserved;
 use crate::ir::{E, Ty};
-
-/// Returns the lowering of the operator with this base name, if it belongs to this family.
-pub fn table(base: &str) -> Option<Lower> {
-    Some(match base {
-        "select_backward" => |l| backward(l, Select::of),
-        "slice_backward" => |l| backward(l, Slice::of),
-        "diagonal_backward" => |l| backward(l, Diagonal::of),
-        "select_scatter" => |l| scatter(l, Select::of),
-        "slice_scatter" => |l| scatter(l, Slice::of),
-        "diagonal_scatter" => |l| scatter(l, Diagonal::of),
-        "unfold_backward" => unfold_backward,
-        _ => return None,
-    })
-}
 
 /// View of a tensor, described by the elements that it shows.
 trait View: Sized {
@@ -181,6 +166,36 @@ fn scatter<V: View>(l: &mut Lowering<'_>, view: fn(&Lowering<'_>, &[i64]) -> Opt
     })
 }
 
+/// `select_backward(grad, input_sizes, dim, index)`.
+pub fn select_backward(l: &mut Lowering<'_>) -> Option<()> {
+    backward(l, Select::of)
+}
+
+/// `select_scatter(self, src, dim, index)`.
+pub fn select_scatter(l: &mut Lowering<'_>) -> Option<()> {
+    scatter(l, Select::of)
+}
+
+/// `slice_backward(grad, input_sizes, dim, start, end, step)`.
+pub fn slice_backward(l: &mut Lowering<'_>) -> Option<()> {
+    backward(l, Slice::of)
+}
+
+/// `slice_scatter(self, src, dim, start, end, step)`.
+pub fn slice_scatter(l: &mut Lowering<'_>) -> Option<()> {
+    scatter(l, Slice::of)
+}
+
+/// `diagonal_backward(grad, input_sizes, offset, dim1, dim2)`.
+pub fn diagonal_backward(l: &mut Lowering<'_>) -> Option<()> {
+    backward(l, Diagonal::of)
+}
+
+/// `diagonal_scatter(self, src, offset, dim1, dim2)`.
+pub fn diagonal_scatter(l: &mut Lowering<'_>) -> Option<()> {
+    scatter(l, Diagonal::of)
+}
+
 /// Strides of a clone that preserves them (`clone_preserve_strides`).
 fn kept_strides(x: &Operand) -> Dims {
     let overlaps = x.sizes.iter().zip(&x.strides).any(|(size, stride)| *size > 1 && *stride == 0);
@@ -188,7 +203,7 @@ fn kept_strides(x: &Operand) -> Dims {
 }
 
 /// `unfold_backward(grad, input_sizes, dim, size, step)`: each element sums over the windows that contain it.
-fn unfold_backward(l: &mut Lowering<'_>) -> Option<()> {
+pub fn unfold_backward(l: &mut Lowering<'_>) -> Option<()> {
     let grad = l.tensor(0)?;
     let sizes = l.ints(1)?;
     let dim = l.dim(2, sizes.len())?;
