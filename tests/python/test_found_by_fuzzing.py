@@ -1,5 +1,6 @@
 """Shrunk programs that the fuzzer (tests/fuzz) has found."""
 
+import pytest
 import torch
 import torch_tandem
 from helpers import check, data
@@ -103,6 +104,28 @@ def test_foreach_that_raises_has_written_as_eager_has():
                 yield first.clone(), second.clone()
 
     check(program, coexecuted=0)
+
+
+def test_outputs_that_a_refused_call_resized_keep_their_sizes():
+    def program(device):
+        x, out, spread = (
+            torch.ones(4, device=device),
+            torch.empty(0, device=device),
+            torch.ones(2, 3, device=device),
+        )
+        seen = []
+        for to in (out, spread.t()):
+            with pytest.raises(RuntimeError, match="alpha"):
+                torch.sub(x, x, alpha=True, out=to)
+            seen += [to.shape, to.stride(), to.untyped_storage().nbytes(), to.fill_(3).sum().item()]
+        return [*seen, spread.shape]
+
+    with pytest.warns(UserWarning, match="resized"):
+        expected = program("cpu")
+    for _ in range(4):
+        with pytest.warns(UserWarning, match="resized"):
+            assert program("tandem") == expected
+        torch_tandem.mark_step()
 
 
 def test_copies_to_the_host_keep_strides_of_dimensions_of_size_one():

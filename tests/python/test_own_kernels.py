@@ -114,11 +114,12 @@ def rows() -> Iterator[Case]:
     for n in SIZES:
         for shape, dim in [((3, n), 1), ((n,), 0), ((2, n, 1), 1), ((n, 4), 0)]:
             x = data(*shape) * 4
-            for op in (F.softmax, F.log_softmax):
+            for op in (F.softmax, F.log_softmax, torch.logsumexp):
                 yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: op(x, d), (x,)
         x = data(2, n) * 100
         x[0, n // 2] = torch.inf
         x[1] = -torch.inf
+        yield f"logsumexp infinite {n}", lambda x: x.logsumexp(1, keepdim=True), (x,)
         yield f"softmax infinite {n}", lambda x: F.softmax(x, 1), (x,)
         yield f"safe softmax {n}", lambda x: torch._safe_softmax(x, 1), (x[1:],)
         weight, bias = data(n, seed=1), data(n, seed=2)

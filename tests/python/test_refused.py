@@ -15,7 +15,7 @@ OPERATORS = """
     leaky_relu_backward lerp lerp_ logaddexp mish_backward neg neg_ nextafter pow remainder relu round rsub
     sigmoid_backward silu silu_ softplus softplus_backward softshrink sub sub_ tanh_backward threshold
     threshold_backward trunc where xlogy mish logit copysign lcm nan_to_num sinc bitwise_and logical_and
-    clamp clamp_ maximum eq sqrt
+    clamp clamp_ maximum eq sqrt _prelu_kernel
 """
 
 

@@ -85,6 +85,11 @@ pub(crate) fn of_dims(call: &Call<'_>) -> Option<Outputs> {
     reduction(call, Some(2), 3)
 }
 
+/// `logsumexp`: `(self, dim, keepdim)`.
+pub(crate) fn logsumexp(call: &Call<'_>) -> Option<Outputs> {
+    reduction(call, Some(2), usize::MAX)
+}
+
 /// `var.correction` and `std.correction`: `(self, dim, correction, keepdim)`.
 pub(crate) fn variance(call: &Call<'_>) -> Option<Outputs> {
     reduction(call, Some(3), usize::MAX)

@@ -672,6 +672,7 @@ fn table() -> Vec<Row> {
         }),
         ("leaky_relu", Same, 1, |a| { let s = a.number(1); a.ty.is_float().then(|| a.x[0].gt(0.0).select(&a.x[0], &a.x[0] * s)) }),
         ("leaky_relu_backward", Same, 2, |a| { let s = a.number(2); Some(a.x[1].gt(0.0).select(&a.x[0], &a.x[0] * s)) }),
+        ("_prelu_kernel", Same, 2, |a| (a.ty.is_float() && a.one_dtype(0..2)).then(|| a.x[0].gt(0.0).select(&a.x[0], &a.x[1] * &a.x[0]))),
         ("threshold", Same, 1, |a| { let (t, v) = (a.number(1), a.number(2)); (a.ty != Ty::Bool).then(|| a.x[0].le(t).select(v, &a.x[0])) }),
         ("threshold_backward", Same, 2, |a| { let t = a.number(2); Some(a.x[1].le(t).select(a.lit(0.0), &a.x[0])) }),
         ("hardtanh", Same, 1, |a| { let (lo, hi) = (a.number(1), a.number(2)); (a.ty != Ty::Bool).then(|| smaller(&larger(&a.x[0], &lo), &hi)) }),

@@ -1,7 +1,7 @@
-//! Softmax and log-softmax over the last dimension, and their gradients.
+//! Softmax, log-softmax and logsumexp over the last dimension, and the gradients of the first two.
 
 use smallvec::smallvec;
-use tandem_tracegraph::call::Call;
+use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::own::additions::{products, sum};
@@ -53,6 +53,31 @@ pub fn safe_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 
 pub fn log_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     forward(call, outputs, log_softmax_row)
+}
+
+/// `logsumexp(self, dim, keepdim)` over one dimension.
+pub fn logsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    let Some(Arg::Ints([dim])) = call.args.get(1) else { return None };
+    let ndim = x.sizes.len() as i64;
+    let dim =
+        usize::try_from(if *dim < 0 { dim + ndim } else { *dim }).ok().filter(|dim| *dim < x.sizes.len())?;
+    let [rows, n] = shape(&x.sizes, dim)?;
+    if y.mem != Mem::F32 || count(&y.sizes) != rows {
+        return None;
+    }
+    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+        let (x, y) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
+        each_row(host, rows, n * COST, &|from, to| {
+            for i in from..to {
+                // SAFETY: the input has `rows` rows of `n` elements, the output `rows` elements; each row is one
+                // thread's.
+                unsafe { logsumexp_row(x.slice(i * n, n), y.slice(i, 1)) };
+            }
+        });
+        true
+    };
+    Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
 }
 
 type Backward = unsafe fn(&[f32], &[f32], &mut [f32]);
@@ -180,6 +205,20 @@ unsafe fn run_log_softmax(x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y = x - most - log;
     }
+}
+
+widest! {
+    fn logsumexp_row(x: &[f32], y: &mut [f32]) => run_logsumexp
+}
+
+#[inline(always)]
+unsafe fn run_logsumexp(x: &[f32], y: &mut [f32]) {
+    let most = largest(x);
+    // As in PyTorch, infinite maxima are not subtracted.
+    let most = if most.abs() == f32::INFINITY { 0.0 } else { most };
+    // SAFETY: `i < x.len()`.
+    let sum = sum(x.len(), |i| exp(unsafe { at(x, i) } - most));
+    y[0] = log(sum as f32) + most;
 }
 
 widest! {

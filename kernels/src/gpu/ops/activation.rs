@@ -88,21 +88,6 @@ pub fn log_sigmoid_backward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// `_prelu_kernel(self, weight)`.
-pub fn prelu(l: &mut Lowering<'_>) -> Option<()> {
-    let operands = [l.tensor(0)?, l.tensor(1)?];
-    let [x, weight] = &operands;
-    let sizes = broadcast(operands.iter().map(|o| &o.sizes[..]))?;
-    if x.dtype != weight.dtype || !x.dtype.is_floating() {
-        return None;
-    }
-    let ty = x.mem.ty();
-    let out = l.destination(0, &sizes, &output_strides(&sizes, &operands), x.dtype)?;
-    launch(l, "prelu", &[&out], &[(x, ty), (weight, ty)], |_, _, v, _| {
-        Some(vec![v[0].gt(0.0).select(&v[0], &v[1] * &v[0])])
-    })
-}
-
 /// `_prelu_kernel_backward(grad_output, self, weight)`: returns the gradients of `self` and `weight`.
 pub fn prelu_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);

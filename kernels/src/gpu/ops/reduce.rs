@@ -483,7 +483,7 @@ pub fn any_all(l: &mut Lowering<'_>) -> Option<()> {
     let keep = !full && l.flag(2, false);
     let dtype = if x.dtype == Dtype::UINT8 { Dtype::UINT8 } else { Dtype::BOOL };
     let out = output(l, 0, &space, keep, dtype)?;
-    let any = l.base == "any";
+    let any = matches!(l.base, "any" | "_is_any_true");
     let join = move |a: &E, b: &E| if any { a.or(b) } else { a.and(b) };
     let finish = |_: &Lowering<'_>, _: &mut Kernel, a: E| a;
     single(
