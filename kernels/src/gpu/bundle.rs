@@ -143,8 +143,8 @@ impl<'d> Bundle<'d> {
         let bounds: Vec<E> = ends.iter().map(|end| k.size(*end)).collect();
         let mut fits = true;
         k.map(&ends[ends.len() - 1..], |k, _, number| {
-            let places: Vec<Place> =
-                bounds.windows(2).map(|b| Place::between(&b[0], &b[1], number)).collect();
+            let places: Vec<Member> =
+                bounds.windows(2).map(|b| Member::between(&b[0], &b[1], number)).collect();
             let stores = self.stores(k, &tensors, &places);
             fits = stores.is_some();
             stores.unwrap_or_default()
@@ -158,7 +158,7 @@ impl<'d> Bundle<'d> {
         &self,
         k: &mut Kernel,
         tensors: &[Vec<Option<Tensor>>],
-        places: &[Place],
+        places: &[Member],
     ) -> Option<Vec<Store>> {
         let lanes: Vec<&Small<'_>> = self.lanes.iter().collect();
         let mut fed = FxHashMap::default();
@@ -174,11 +174,11 @@ impl<'d> Bundle<'d> {
                 if others.iter().all(|value| value.address() == last.address()) {
                     return Some(last.clone());
                 }
-                let pick = |rest, (value, place): (&E, &Place)| place.inside.select(value, rest);
+                let pick = |rest, (value, place): (&E, &Member)| place.inside.select(value, rest);
                 Some(others.iter().zip(places).rev().fold(last.clone(), pick))
             }
         })?;
-        let store = |(window, value): &(usize, E), tensors: &[Option<Tensor>], place: &Place| {
+        let store = |(window, value): &(usize, E), tensors: &[Option<Tensor>], place: &Member| {
             let at = std::slice::from_ref(&place.at);
             let store = k.store(tensors[*window].as_ref()?, at, value.clone());
             Some(Store { guard: Some(place.inside.clone()), ..store })
@@ -195,7 +195,7 @@ impl<'d> Bundle<'d> {
         k: &Kernel,
         window: usize,
         tensors: &[Vec<Option<Tensor>>],
-        places: &[Place],
+        places: &[Member],
     ) -> Option<E> {
         let tensor = |lane: usize| tensors[lane][window].as_ref();
         let at = |lane: usize| std::slice::from_ref(&places[lane].at);
@@ -212,13 +212,13 @@ impl<'d> Bundle<'d> {
 }
 
 /// Position of a thread's element in a lane, and whether the lane has that element.
-struct Place {
+struct Member {
     at: E,
     inside: E,
 }
 
-impl Place {
-    fn between(begin: &E, end: &E, number: &E) -> Place {
-        Place { at: number - begin, inside: number.ge(begin).and(number.lt(end)) }
+impl Member {
+    fn between(begin: &E, end: &E, number: &E) -> Member {
+        Member { at: number - begin, inside: number.ge(begin).and(number.lt(end)) }
     }
 }

@@ -17,7 +17,7 @@ use crate::ir::{E, Node};
 use crate::plan::{Draft, Feed, Lane, Slot};
 
 /// A compiled group.
-pub struct Group {
+pub struct KernelGroup {
     /// Memory that the group reads and writes.
     pub slots: Box<[Slot]>,
     /// Sources of the group's parameters.
@@ -49,14 +49,14 @@ pub struct Launch {
     pub groups: Groups,
 }
 
-impl Group {
+impl KernelGroup {
     /// Compiles a draft. `same` returns whether two slots are in the same memory. Returns `None` if no kernel can
     /// compute the draft.
     pub fn of(
         draft: Draft<Slot, Feed>,
         same: &dyn Fn(Slot, Slot) -> bool,
         pipelines: &mut Pipelines,
-    ) -> Option<Group> {
+    ) -> Option<KernelGroup> {
         let (mut launches, mut stored) = (Vec::new(), Vec::new());
         let slots = &draft.slots;
         // All slots in the same memory use the buffer of the first one.
@@ -77,7 +77,7 @@ impl Group {
                 groups: kernel.groups,
             });
         }
-        Some(Group {
+        Some(KernelGroup {
             slots: draft.slots.into(),
             feeds: draft.params.into(),
             work: Work::Launches(launches.into()),
@@ -86,10 +86,10 @@ impl Group {
     }
 }
 
-impl Group {
+impl KernelGroup {
     /// A group computed as the epilogue of an op; `number` is the op's index in the plan.
-    pub fn behind(number: u32, epilogue: Epilogue<'_>, lowered: Lowered, feeds: &[Feed]) -> Group {
-        Group {
+    pub fn behind(number: u32, epilogue: Epilogue<'_>, lowered: Lowered, feeds: &[Feed]) -> KernelGroup {
+        KernelGroup {
             slots: epilogue.slots.into(),
             feeds: feeds.into(),
             work: Work::Behind(number, Arc::new(lowered)),
@@ -98,7 +98,7 @@ impl Group {
     }
 }
 
-impl fmt::Display for Group {
+impl fmt::Display for KernelGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.work {
             Work::Launches(all) => write!(f, "[{} kernels, {} tensors]", all.len(), self.slots.len()),

@@ -311,7 +311,7 @@ impl Kernel {
 
     /// Uses a team of threads for each of `rows` rows of `len` members. `body` receives the row's index and adds
     /// the stages.
-    pub fn rows(&mut self, rows: i64, len: i64, team: u32, body: impl FnOnce(&mut Rows<'_>, &E)) {
+    pub fn rows(&mut self, rows: i64, len: i64, team: u32, body: impl FnOnce(&mut RowBuilder<'_>, &E)) {
         self.rows_of(rows, |k, _| k.size(len), team, body);
     }
 
@@ -321,12 +321,12 @@ impl Kernel {
         rows: i64,
         len: impl FnOnce(&mut Kernel, &E) -> E,
         team: u32,
-        body: impl FnOnce(&mut Rows<'_>, &E),
+        body: impl FnOnce(&mut RowBuilder<'_>, &E),
     ) {
         let rows_e = self.size(rows);
         let (row, number) = self.variable(Ty::U32);
         let len_e = len(self, &number);
-        let mut builder = Rows { k: self, stages: Vec::new() };
+        let mut builder = RowBuilder { k: self, stages: Vec::new() };
         body(&mut builder, &number);
         let stages = builder.stages;
         self.groups = Groups::Linear((rows as u64).div_ceil(u64::from(THREADS / team)));
@@ -401,13 +401,13 @@ impl Skeleton {
 }
 
 /// Builder of the stages that the team of a row runs.
-pub struct Rows<'k> {
+pub struct RowBuilder<'k> {
     /// Kernel that the stages belong to.
     pub k: &'k mut Kernel,
     stages: Vec<Stage>,
 }
 
-impl Rows<'_> {
+impl RowBuilder<'_> {
     /// Reduces the members of the row. `step` receives a member's index and the accumulators and returns their next
     /// values; `merge` combines the accumulators of two threads. Later stages can use the results.
     pub fn reduce<const N: usize>(
@@ -446,7 +446,7 @@ impl Rows<'_> {
         max
     }
 
-    /// Scans the members of the row in order. `step` and `merge` are those of [`Rows::reduce`], and the first
+    /// Scans the members of the row in order. `step` and `merge` are those of [`RowBuilder::reduce`], and the first
     /// argument of `merge` covers the earlier members. `body` receives a member's index and the accumulators
     /// including that member, and returns the stores. The accumulators start from `start`; `init` is neutral in
     /// `merge`. `rounds` is an upper bound of the length of all rows.

@@ -18,7 +18,7 @@ use crate::gpu::device::Gpu;
 pub struct BufId(pub u32);
 
 #[derive(Debug)]
-struct Slot {
+struct Allocation {
     buffer: Option<wgpu::Buffer>,
     bytes: u64,
     /// Number of the last submission that uses the buffer, which may not have been made yet.
@@ -42,7 +42,7 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct Memory {
     gpu: Arc<Gpu>,
-    slots: Vec<Slot>,
+    slots: Vec<Allocation>,
     vacant: Vec<u32>,
     free: FxHashMap<u64, Vec<BufId>>,
     /// Sizes of the free buffers, in the order of their release.
@@ -111,7 +111,7 @@ impl Memory {
         self.take_where(bytes, |slot| slot.used < submission)
     }
 
-    fn take_where(&mut self, bytes: u64, fits: impl Fn(&Slot) -> bool) -> Option<BufId> {
+    fn take_where(&mut self, bytes: u64, fits: impl Fn(&Allocation) -> bool) -> Option<BufId> {
         let bytes = rounded(bytes);
         let slots = &self.slots;
         if let Some(list) = self.free.get_mut(&bytes)
@@ -126,7 +126,7 @@ impl Memory {
             return Some(id);
         }
         let buffer = self.create(bytes)?;
-        let slot = Slot { buffer: Some(buffer), bytes, used: 0 };
+        let slot = Allocation { buffer: Some(buffer), bytes, used: 0 };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.slots[id as usize] = slot;

@@ -44,7 +44,7 @@ impl Pipeline {
     }
 }
 
-struct Job {
+struct Compilation {
     pipeline: Arc<Pipeline>,
     source: Arc<str>,
     layout: wgpu::PipelineLayout,
@@ -60,7 +60,7 @@ pub struct Pipelines {
     layouts: Vec<(Box<[bool]>, wgpu::BindGroupLayout)>,
     /// Layout of bind group 1, a uniform buffer with the parameters.
     pub uniforms: wgpu::BindGroupLayout,
-    jobs: Sender<Job>,
+    jobs: Sender<Compilation>,
 }
 
 impl Pipelines {
@@ -79,7 +79,7 @@ impl Pipelines {
                 count: None,
             }],
         });
-        let (jobs, incoming) = unbounded::<Job>();
+        let (jobs, incoming) = unbounded::<Compilation>();
         for n in 0..std::thread::available_parallelism().map_or(1, |n| n.get().min(4)) {
             let (gpu, incoming) = (gpu.clone(), incoming.clone());
             let compile = move || {
@@ -144,7 +144,7 @@ impl Pipelines {
             bind_group_layouts: if immediates { &groups[..1] } else { &groups },
             immediate_size: if immediates { bytes } else { 0 },
         });
-        let job = Job { pipeline: pipeline.clone(), source: source.clone(), layout };
+        let job = Compilation { pipeline: pipeline.clone(), source: source.clone(), layout };
         // Sending fails only if no thread could be started.
         let _ = self.jobs.send(job);
         self.by_source.insert(source, pipeline.clone());
@@ -175,7 +175,7 @@ impl Pipelines {
     }
 }
 
-fn compile(gpu: &Gpu, job: &Job) -> Result<wgpu::ComputePipeline, String> {
+fn compile(gpu: &Gpu, job: &Compilation) -> Result<wgpu::ComputePipeline, String> {
     let label = Some(job.pipeline.label);
     let made = gpu.scoped(wgpu::ErrorFilter::Internal, || {
         gpu.scoped(wgpu::ErrorFilter::Validation, || {

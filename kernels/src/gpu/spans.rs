@@ -17,7 +17,7 @@ use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
 /// Bytes of a tensor, relative to its first element.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
+pub struct ByteRange {
     /// First byte.
     pub begin: u64,
     /// End of the bytes, exclusive.
@@ -34,7 +34,7 @@ pub struct Part {
     /// Number of workgroups.
     pub groups: Groups,
     /// Bytes of each tensor that the part accesses.
-    pub spans: SmallVec<[Span; 8]>,
+    pub spans: SmallVec<[ByteRange; 8]>,
 }
 
 /// Maximum number of parts of a kernel.
@@ -129,15 +129,15 @@ impl<'k> Reach<'k> {
         reach
     }
 
-    fn spans(&self, kernel: &Kernel, bytes: &[u64]) -> SmallVec<[Span; 8]> {
+    fn spans(&self, kernel: &Kernel, bytes: &[u64]) -> SmallVec<[ByteRange; 8]> {
         let span = |((reached, buf), bytes): ((&Option<Range>, &Buf), &u64)| {
             let size = u64::from(buf.mem.size());
             match *reached {
-                None => Span { begin: 0, end: *bytes },
-                Some((first, last)) if first > last => Span { begin: 0, end: size.min(*bytes) },
+                None => ByteRange { begin: 0, end: *bytes },
+                Some((first, last)) if first > last => ByteRange { begin: 0, end: size.min(*bytes) },
                 Some((first, last)) => {
                     let end = ((last + 1) as u64 * size).min(*bytes);
-                    Span { begin: (first as u64 * size).min(end), end }
+                    ByteRange { begin: (first as u64 * size).min(end), end }
                 }
             }
         };
@@ -359,8 +359,9 @@ mod tests {
         let parts = parts(&k, &bytes, LIMIT).expect("parts");
         assert!(parts.len() == 4 && covers(&parts, n as u32));
         for part in &parts {
-            let own = Span { begin: u64::from(part.first) * 4, end: u64::from(part.first + part.count) * 4 };
-            assert_eq!(part.spans[..], [own, Span { begin: 0, end: 4 }, own]);
+            let own =
+                ByteRange { begin: u64::from(part.first) * 4, end: u64::from(part.first + part.count) * 4 };
+            assert_eq!(part.spans[..], [own, ByteRange { begin: 0, end: 4 }, own]);
         }
     }
 
@@ -371,7 +372,7 @@ mod tests {
         let bytes = [4_000_000, 4000, 4_000_000];
         let parts = parts(&k, &bytes, LIMIT).expect("parts");
         assert!(covers(&parts, 1_000_000));
-        assert!(parts.iter().all(|p| p.spans[1] == Span { begin: 0, end: 4000 }));
+        assert!(parts.iter().all(|p| p.spans[1] == ByteRange { begin: 0, end: 4000 }));
         // A part may begin within a row, but the bytes accessed are those of whole rows.
         for part in &parts {
             assert!(part.spans[0].begin <= u64::from(part.first) * 4);
@@ -400,7 +401,7 @@ mod tests {
         assert!(covers(&parts, rows as u32));
         for part in &parts {
             let row = |row: u32| u64::from(row) * len as u64 * 4;
-            let own = Span { begin: row(part.first), end: row(part.first + part.count) };
+            let own = ByteRange { begin: row(part.first), end: row(part.first + part.count) };
             assert_eq!(part.spans[0], own);
         }
     }
@@ -420,8 +421,8 @@ mod tests {
         });
         // The parts of a map are multiples of a workgroup, so there are two.
         let found = parts(&k, &[6_000_000, 2400, 1200], 5_200_000).expect("parts");
-        assert_eq!(found[0].spans[0], Span { begin: 0, end: 256 * 20_000 });
-        assert_eq!(found[1].spans[0], Span { begin: 256 * 20_000, end: 300 * 20_000 });
+        assert_eq!(found[0].spans[0], ByteRange { begin: 0, end: 256 * 20_000 });
+        assert_eq!(found[1].spans[0], ByteRange { begin: 256 * 20_000, end: 300 * 20_000 });
     }
 
     #[test]
@@ -435,7 +436,7 @@ mod tests {
             vec![k.store(&out, c, k.load(&table, &[at]))]
         });
         let found = parts(&k, &[4000, 4 << 20, 4 << 20], LIMIT).expect("parts");
-        assert!(found.iter().all(|p| p.spans[0] == Span { begin: 0, end: 4000 }));
+        assert!(found.iter().all(|p| p.spans[0] == ByteRange { begin: 0, end: 4000 }));
         assert!(parts(&k, &[4 << 20, 4 << 20, 4 << 20], LIMIT).is_none());
     }
 }

@@ -16,7 +16,7 @@ use crate::gpu::executor::faults::{Expected, Faults};
 use crate::gpu::executor::given::{Given, Number, Refused, bits, element, number, pins_hold};
 use crate::gpu::executor::parts::{placed, runs};
 use crate::gpu::executor::storages::{Absent, Contents, Storages};
-use crate::gpu::group::Group;
+use crate::gpu::group::KernelGroup;
 use crate::gpu::lower::{Action, Lower, Lowered, Lowering};
 use crate::gpu::memory::BufId;
 use crate::gpu::store::{Ref, Word};
@@ -28,7 +28,7 @@ use crate::plan::GroupRun;
 use crate::run::OpRun;
 
 /// Properties of an operator.
-pub(super) struct Op {
+pub(super) struct DeviceOp {
     pub(super) name: String,
     pub(super) writes: Box<[bool]>,
     lower: Option<Lower>,
@@ -48,7 +48,7 @@ pub struct GpuDevice {
     pub(super) stream: Stream,
     pub(super) storages: Storages,
     pub(super) lowered: Vec<Lowerings>,
-    pub(super) ops: Vec<Option<Op>>,
+    pub(super) ops: Vec<Option<DeviceOp>>,
     pub(super) faults: Faults,
     pub(super) failures: Vec<Arc<Failure>>,
     pub(super) native: u64,
@@ -70,7 +70,7 @@ impl GpuDevice {
         }
     }
 
-    pub(super) fn op(&mut self, id: OpId) -> &mut Op {
+    pub(super) fn op(&mut self, id: OpId) -> &mut DeviceOp {
         if self.ops.len() <= id.index() {
             self.ops.resize_with(id.index() + 1, || None);
         }
@@ -80,7 +80,7 @@ impl GpuDevice {
             let native = lowering(&name, &writes).filter(|_| !(host_random && draws_on_gpu(&name, &writes)));
             let lower = native.map(|(_, lower)| lower);
             let base = Base::of(&name, &writes);
-            Op { name, writes, lower, base, hosted: 0 }
+            DeviceOp { name, writes, lower, base, hosted: 0 }
         })
     }
 
@@ -601,7 +601,7 @@ impl Immediate for GpuDevice {
 
     fn devices(&self) -> Vec<DeviceReport> {
         let usage = self.stream.memory.usage();
-        let hosted = |(i, op): (usize, &Option<Op>)| {
+        let hosted = |(i, op): (usize, &Option<DeviceOp>)| {
             op.as_ref().filter(|op| op.hosted > 0).map(|op| (OpId(i as u32), op.hosted))
         };
         vec![DeviceReport {
@@ -639,7 +639,7 @@ impl Device for GpuDevice {
         true
     }
 
-    fn run_group(&mut self, run: &GroupRun<'_, '_, Group>) -> bool {
+    fn run_group(&mut self, run: &GroupRun<'_, '_, KernelGroup>) -> bool {
         match self.run_fused(run) {
             Ok(()) => self.native += run.fused.ops.len() as u64,
             Err(Refused::Failed(failure)) => self.fail_group(&run.fused.group, &failure, run.span),

@@ -10,7 +10,7 @@ use crate::gpu::epilogue::Epilogue;
 use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::faults::Taints;
 use crate::gpu::executor::given::{Given, Refused, pins_hold};
-use crate::gpu::group::{Group, Launch, Work};
+use crate::gpu::group::{KernelGroup, Launch, Work};
 use crate::gpu::lower::Action as Step;
 use crate::gpu::memory::BufId;
 use crate::gpu::store::Word;
@@ -20,7 +20,7 @@ use crate::plan::{Before, Draft, Feed, Fuser, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun, Span, with_op};
 
 impl Fuser for GpuDevice {
-    type Group = Group;
+    type Group = KernelGroup;
 
     /// Only ops that have native kernels of their own are fused, so whether a result is computed on the device or
     /// on the host depends on metadata alone.
@@ -40,7 +40,7 @@ impl Fuser for GpuDevice {
         self.stream.gpu.max_buffers as usize
     }
 
-    fn behind(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<Group> {
+    fn behind(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<KernelGroup> {
         let call = &*before.op.call;
         let plain = self.lowering_of(before.op)?;
         if plain.outputs != before.op.variant.outputs || !before.op.step.writes.is_empty() {
@@ -48,18 +48,22 @@ impl Fuser for GpuDevice {
         }
         let epilogue = Epilogue::of(draft, before)?;
         let lowered = self.lower_with(call, Some(&epilogue))?;
-        Some(Group::behind(before.number, epilogue, lowered, &draft.params))
+        Some(KernelGroup::behind(before.number, epilogue, lowered, &draft.params))
     }
 
-    fn compile(&mut self, draft: Draft<Slot, Feed>, same: &dyn Fn(Slot, Slot) -> bool) -> Option<Group> {
+    fn compile(
+        &mut self,
+        draft: Draft<Slot, Feed>,
+        same: &dyn Fn(Slot, Slot) -> bool,
+    ) -> Option<KernelGroup> {
         // The kernels of a single op are specialized for it.
         if draft.calls < 2 {
             return None;
         }
-        Group::of(draft, same, &mut self.stream.pipelines)
+        KernelGroup::of(draft, same, &mut self.stream.pipelines)
     }
 
-    fn slots(group: &Group) -> &[Slot] {
+    fn slots(group: &KernelGroup) -> &[Slot] {
         &group.slots
     }
 
@@ -72,7 +76,7 @@ impl GpuDevice {
     /// Runs the ops of a group together. Refuses if an operand is poisoned or if a storage exceeds the maximum size
     /// of a binding. At most the group's new storages have been allocated then, and the ops can still run one by
     /// one.
-    pub(super) fn run_fused(&mut self, run: &GroupRun<'_, '_, Group>) -> Result<(), Refused> {
+    pub(super) fn run_fused(&mut self, run: &GroupRun<'_, '_, KernelGroup>) -> Result<(), Refused> {
         let GroupRun { plan, fused, span, program } = *run;
         let group = &fused.group;
         let limit = self.stream.gpu.max_binding.min(u64::from(u32::MAX));
@@ -135,7 +139,7 @@ impl GpuDevice {
     }
 
     /// Reports that a group failed, and poisons what it would have written.
-    pub(super) fn fail_group(&mut self, group: &Group, failure: &Arc<Failure>, span: &Span<'_>) {
+    pub(super) fn fail_group(&mut self, group: &KernelGroup, failure: &Arc<Failure>, span: &Span<'_>) {
         tracing::warn!(%failure, "fused ops failed; what they would have written is poisoned");
         for (slot, _) in &group.stored {
             if let Slot::Storage(place, _) = group.slots[*slot as usize] {
@@ -149,7 +153,7 @@ impl GpuDevice {
     /// the launch.
     fn given(
         &mut self,
-        group: &Group,
+        group: &KernelGroup,
         span: &Span<'_>,
         uploaded: &mut SmallVec<[BufId; 2]>,
     ) -> Option<Given> {
@@ -190,7 +194,7 @@ impl GpuDevice {
     }
 
     /// Records the faults that the stored contents depend on.
-    fn taint_group(&mut self, group: &Group, span: &Span<'_>) {
+    fn taint_group(&mut self, group: &KernelGroup, span: &Span<'_>) {
         if !self.faults.pending() {
             return;
         }

@@ -12,7 +12,7 @@ use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::parts::first_element;
 use crate::gpu::lower::{Action, Lowered};
 use crate::gpu::memory::BufId;
-use crate::gpu::spans::{Part, Span};
+use crate::gpu::spans::{ByteRange, Part};
 use crate::gpu::store::Ref;
 use crate::gpu::stream::Bound;
 
@@ -31,7 +31,7 @@ impl GpuDevice {
             let span = match part {
                 Some(part) => part.spans[i],
                 None if all <= self.stream.gpu.max_binding => return Bound::whole(*buf),
-                None => Span { begin: 0, end: lowered.extent(&call.inputs, *tensor) },
+                None => ByteRange { begin: 0, end: lowered.extent(&call.inputs, *tensor) },
             };
             let window = self.window(call, *tensor, span);
             // An empty tensor may start at the end of its buffer.
@@ -42,7 +42,7 @@ impl GpuDevice {
     }
 
     /// Converts bytes of a tensor to bytes of its buffer, extended to the alignment of bindings.
-    fn window(&self, call: &Call<'_>, tensor: Ref, span: Span) -> Span {
+    fn window(&self, call: &Call<'_>, tensor: Ref, span: ByteRange) -> ByteRange {
         let size = match tensor {
             Ref::Input(i) => call.inputs[i as usize].dtype.size(),
             _ => 0,
@@ -51,7 +51,7 @@ impl GpuDevice {
         let step = self.stream.gpu.binding_step;
         let begin = (first + span.begin) / step * step;
         // Kernels may load 16 bytes at once.
-        Span { begin, end: (first + span.end).max(begin + 1).next_multiple_of(16) }
+        ByteRange { begin, end: (first + span.end).max(begin + 1).next_multiple_of(16) }
     }
 
     /// Whether the inputs of all kernels that run as a whole fit into bindings.
@@ -60,7 +60,7 @@ impl GpuDevice {
         let fits = |tensor: &Ref| match tensor {
             Ref::Input(i) => match call.inputs[*i as usize].place {
                 Place::Storage { id, .. } if self.storages.bytes(id) > limit => {
-                    let span = Span { begin: 0, end: lowered.extent(&call.inputs, *tensor) };
+                    let span = ByteRange { begin: 0, end: lowered.extent(&call.inputs, *tensor) };
                     let window = self.window(call, *tensor, span);
                     window.end - window.begin <= limit
                 }

@@ -202,15 +202,15 @@ impl Geometry {
 }
 
 /// Buffer and offset of a tensor in a kernel, and the tensor's strides.
-struct Window {
+struct ConvOperand {
     t: Tensor,
     strides: Dims,
 }
 
-impl Window {
-    fn read(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Window> {
+impl ConvOperand {
+    fn read(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<ConvOperand> {
         let Source::Window(t) = l.read(k, &x.viewed(&[], &[])) else { return None };
-        Some(Window { t, strides: x.strides.clone() })
+        Some(ConvOperand { t, strides: x.strides.clone() })
     }
 
     fn load(&self, at: E, guard: Option<E>) -> E {
@@ -422,7 +422,7 @@ fn image_product(
     let (m, n) = if g.last { (pixels, made.each) } else { (made.each, pixels) };
     let e = Extent { batch: g.groups, m, n, k: channels * g.taps() };
     let image = |l: &Lowering<'_>, k: &mut Kernel, group: &E, pixel: &E, depth: &E| {
-        let w = Window::read(l, k, from)?;
+        let w = ConvOperand::read(l, k, from)?;
         let place = g.pixels(k, &places, pixel);
         let (channel, tap) = g.taps_of(k, channels, depth);
         let (first, channel) = w.channel(k, group, channels, &channel);
@@ -460,7 +460,7 @@ fn forward(
         return direct_forward(l, g, x, weight, bias, y);
     }
     let kernels = |l: &Lowering<'_>, k: &mut Kernel, group: &E, channel: &E, depth: &E| {
-        let w = Window::read(l, k, weight)?;
+        let w = ConvOperand::read(l, k, weight)?;
         let row = group * k.size(g.cy) + channel;
         let row = terms(k, w.t.offset.clone(), &[(&row, Some(w.strides[0]))]);
         if lies_flat(g, weight) {
@@ -475,7 +475,7 @@ fn forward(
 
 /// Returns the terms of a weight's address that depend on a tap and a channel, which is one of `x` if `of_x` is
 /// true, else of `y`.
-fn weight_terms(k: &mut Kernel, w: &Window, (channel, tap): (E, Vec<E>), of_x: bool) -> E {
+fn weight_terms(k: &mut Kernel, w: &ConvOperand, (channel, tap): (E, Vec<E>), of_x: bool) -> E {
     let mut parts = vec![(&channel, Some(w.strides[usize::from(of_x)]))];
     parts.extend(steps(&tap, &w.strides[2..]));
     terms(k, None, &parts)
@@ -494,7 +494,7 @@ fn backward(
         return direct_backward(l, g, y, weight, bias, x);
     }
     let kernels = |l: &Lowering<'_>, k: &mut Kernel, group: &E, channel: &E, depth: &E| {
-        let w = Window::read(l, k, weight)?;
+        let w = ConvOperand::read(l, k, weight)?;
         let first = group * k.size(g.cy * w.strides[0]);
         let vector = w.strides[1] == 1;
         let step = (!vector).then_some(w.strides[1]);
@@ -523,7 +523,7 @@ fn weight_gradient(
     let e = Extent { batch: g.groups, m: g.cy, n: g.cx * g.taps(), k: pixels };
     let sides = |l: &Lowering<'_>, k: &mut Kernel, [group, m, n, d]: &[E; 4]| {
         let left = {
-            let w = Window::read(l, k, y)?;
+            let w = ConvOperand::read(l, k, y)?;
             let place = g.pixels(k, &g.y, d);
             let (first, _) = w.channel(k, group, g.cy, m);
             let step = (w.strides[1] != 1).then_some(w.strides[1]);
@@ -538,7 +538,7 @@ fn weight_gradient(
             Side { value: w.load(row + of_depth, None), along, vector }
         };
         let right = {
-            let w = Window::read(l, k, x)?;
+            let w = ConvOperand::read(l, k, x)?;
             let place = g.pixels(k, &g.y, d);
             let (channel, tap) = g.taps_of(k, g.cx, n);
             let (first, channel) = w.channel(k, group, g.cx, &channel);
@@ -634,7 +634,7 @@ fn direct_forward(
     y: &Operand,
 ) -> Option<()> {
     over_image(l, "depthwise convolution", g, y, bias, |l, k, channel, place| {
-        let (wx, ww) = (Window::read(l, k, x)?, Window::read(l, k, weight)?);
+        let (wx, ww) = (ConvOperand::read(l, k, x)?, ConvOperand::read(l, k, weight)?);
         let of_x = if g.cy == 1 { channel.clone() } else { channel / k.size(g.cy) };
         let of_x =
             terms(k, wx.t.offset.clone(), &[(&place[0], Some(wx.strides[0])), (&of_x, Some(wx.strides[1]))]);
@@ -659,7 +659,7 @@ fn direct_backward(
     x: &Operand,
 ) -> Option<()> {
     over_image(l, "transposed depthwise convolution", g, x, bias, |l, k, channel, place| {
-        let (wy, ww) = (Window::read(l, k, y)?, Window::read(l, k, weight)?);
+        let (wy, ww) = (ConvOperand::read(l, k, y)?, ConvOperand::read(l, k, weight)?);
         let multiple = k.size(g.cy);
         let first = channel * &multiple;
         let zero = E::lit(y.mem.ty(), 0.0);
@@ -692,7 +692,7 @@ fn direct_weight_gradient(
     // A row is a channel and a tap. If channels are last, neighbouring rows are neighbouring channels.
     let place_of = |k: &mut Kernel, row: &E| g.taps_of(k, channels, row);
     let term = |l: &Lowering<'_>, k: &mut Kernel, row: &E, depth: &E, inside: Option<E>| {
-        let (wx, wy) = (Window::read(l, k, x)?, Window::read(l, k, y)?);
+        let (wx, wy) = (ConvOperand::read(l, k, x)?, ConvOperand::read(l, k, y)?);
         let (channel, tap) = place_of(k, row);
         let place = g.pixels(k, &g.y, depth);
         let of_x = if g.cy == 1 { channel.clone() } else { &channel / k.size(g.cy) };
@@ -727,7 +727,7 @@ fn bias_gradient(l: &mut Lowering<'_>, grad: &Operand, out: &Operand) -> Option<
     let channels = sizes.remove(1);
     let places: i64 = sizes.iter().product();
     let term = |l: &Lowering<'_>, k: &mut Kernel, row: &E, depth: &E, inside: Option<E>| {
-        let w = Window::read(l, k, grad)?;
+        let w = ConvOperand::read(l, k, grad)?;
         let place = k.coords(&sizes, depth);
         let mut parts = vec![(row, Some(w.strides[1])), (&place[0], Some(w.strides[0]))];
         parts.extend(steps(&place[1..], &w.strides[2..]));

@@ -14,7 +14,7 @@ use crate::ir::{E, Mem, Ty, larger, smaller};
 use crate::ops::pointwise::{Args, Reads, find};
 
 /// Computation of an item of the lists.
-struct Job {
+struct ItemJob {
     item: usize,
     out: Operand,
     ins: Vec<Operand>,
@@ -81,7 +81,7 @@ pub fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
             return None;
         }
         let out = target(l, item, &ins, given)?;
-        jobs.push(Job { item, out, ins, dtype: computed, ty: Mem::of(computed)?.ty() });
+        jobs.push(ItemJob { item, out, ins, dtype: computed, ty: Mem::of(computed)?.ty() });
     }
     carry_out(l, &jobs, op.value)
 }
@@ -109,7 +109,7 @@ pub fn copy(l: &mut Lowering<'_>) -> Option<()> {
             return None;
         }
         let out = l.written_item(0, item, &to.sizes, to.dtype)?;
-        jobs.push(Job { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
+        jobs.push(ItemJob { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
     }
     carry_out(l, &jobs, |a| Some(a.x[0].clone()))
 }
@@ -125,7 +125,7 @@ pub fn clone(l: &mut Lowering<'_>) -> Option<()> {
     for item in 0..n {
         let from = l.operand_of(0, item)?;
         let out = l.fresh(&from.sizes, &preserved(&from), from.dtype)?;
-        jobs.push(Job { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
+        jobs.push(ItemJob { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
     }
     carry_out(l, &jobs, |a| Some(a.x[0].clone()))
 }
@@ -137,7 +137,7 @@ pub fn zero(l: &mut Lowering<'_>) -> Option<()> {
     for item in 0..n {
         let to = l.operand_of(0, item)?;
         let out = l.written_item(0, item, &to.sizes, to.dtype)?;
-        jobs.push(Job { item, dtype: out.dtype, ty: out.mem.ty(), out, ins: Vec::new() });
+        jobs.push(ItemJob { item, dtype: out.dtype, ty: out.mem.ty(), out, ins: Vec::new() });
     }
     carry_out(l, &jobs, |a| Some(E::lit(a.ty, 0.0)))
 }
@@ -151,7 +151,7 @@ const SMALL: i64 = 1 << 16;
 const BUFFERS: usize = 8;
 
 /// Launches jobs in order. Consecutive ones share a kernel where possible.
-fn carry_out(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
+fn carry_out(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()> {
     let mut rest = jobs;
     while let [first, behind @ ..] = rest {
         let together = group(l, rest);
@@ -177,7 +177,7 @@ fn carry_out(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
 
 /// Number of jobs at the start of the list that can share a kernel: small contiguous tensors of the same dtypes,
 /// none of which uses a storage that another job writes.
-fn group(l: &Lowering<'_>, jobs: &[Job]) -> usize {
+fn group(l: &Lowering<'_>, jobs: &[ItemJob]) -> usize {
     let storage = |x: &Operand| match x.place {
         Spot::Memory(Ref::Input(i)) => match l.call.inputs[i as usize].place {
             Place::Storage { id, .. } => Some(id),
@@ -199,7 +199,7 @@ fn group(l: &Lowering<'_>, jobs: &[Job]) -> usize {
         };
         let simple = dense(&job.out) && job.ins.iter().all(dense) && (1..=SMALL).contains(&job.out.numel());
         let apart = jobs[..n].iter().all(|other| {
-            let touches = |a: &Job, b: &Job| {
+            let touches = |a: &ItemJob, b: &ItemJob| {
                 let written = storage(&a.out);
                 written.is_some() && std::iter::once(&b.out).chain(&b.ins).any(|x| storage(x) == written)
             };
@@ -223,7 +223,7 @@ fn group(l: &Lowering<'_>, jobs: &[Job]) -> usize {
 }
 
 /// Launches one kernel for several jobs, whose elements are numbered consecutively.
-fn launch_group(l: &mut Lowering<'_>, jobs: &[Job], value: Value) -> Option<()> {
+fn launch_group(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()> {
     let ty = jobs.first()?.ty;
     let mut k = Kernel::new("foreach group");
     k.apart = true;

@@ -141,7 +141,7 @@ fn both([a, b]: [E; 2], [c, d]: [E; 2]) -> [E; 2] {
 // --- Layer norm -----------------------------------------------------------------------------------------
 
 /// Rows over the leading dimensions, with members over the trailing ones, and the operands' strides along both.
-struct Rows {
+struct NormRows {
     kept: Dims,
     members: Dims,
     count: i64,
@@ -149,9 +149,9 @@ struct Rows {
     strides: Vec<Dims>,
 }
 
-impl Rows {
+impl NormRows {
     /// Operands all have the sizes of the first one.
-    fn new(leading: usize, operands: &[&Operand]) -> Rows {
+    fn new(leading: usize, operands: &[&Operand]) -> NormRows {
         let part = |range: std::ops::Range<usize>| {
             let of = |x: &Operand| x.viewed(&x.sizes[range.clone()], &x.strides[range.clone()]);
             let views: Vec<Operand> = operands.iter().map(|x| of(x)).collect();
@@ -160,7 +160,7 @@ impl Rows {
         let (kept, outer) = part(0..leading);
         let (members, inner) = part(leading..operands[0].ndim());
         let strides = outer.iter().zip(&inner).map(|(o, i)| o.iter().chain(i).copied().collect()).collect();
-        Rows { count: kept.iter().product(), len: members.iter().product(), kept, members, strides }
+        NormRows { count: kept.iter().product(), len: members.iter().product(), kept, members, strides }
     }
 
     fn view(&self, x: &Operand, n: usize) -> Operand {
@@ -226,7 +226,7 @@ pub fn layer_norm(l: &mut Lowering<'_>) -> Option<()> {
 
     let mut operands = vec![x, &out, &mean, &rstd];
     operands.extend(weight.iter().chain(&bias));
-    let rows = Rows::new(*leading, &operands);
+    let rows = NormRows::new(*leading, &operands);
     if rows.few() {
         let (mean, rstd) = statistics(l, space, x, (&mean, &rstd), 4)?;
         return apply(l, (x, &out), (&mean, &rstd), weight.as_ref(), bias.as_ref());
@@ -321,7 +321,7 @@ fn layer_input_gradient(
     let sums = gradient_sums(ty, weighted);
     let acc = Accumulate { init: [E::lit(ty, 0.0), E::lit(ty, 0.0)], step: &sums, merge: &both };
     let operands: Vec<&Operand> = [x, out, grad, mean, rstd].into_iter().chain(weight).collect();
-    let rows = Rows::new(*leading, &operands);
+    let rows = NormRows::new(*leading, &operands);
     let len = rows.len;
     // Terms that are subtracted from each member's gradient: a constant, and the factor of the member's deviation.
     let losses = move |k: &mut Kernel, [sum, dot]: [E; 2], rstd: &E| {

@@ -10,7 +10,7 @@ use crate::gpu::store::{Store, Word};
 use crate::ir::{E, Mem, Ty, larger};
 
 /// Arguments that the steps of all optimizers have in common.
-struct Step {
+struct OptimizerStep {
     /// Lists with a tensor for each parameter: the parameter, its gradient, its state.
     lists: Vec<Vec<Operand>>,
     /// Number of steps of each parameter.
@@ -52,7 +52,7 @@ fn one_less_power(one_less: &E, exponent: &E) -> E {
     -(exponent * (-one_less).f("log1p_")).f("expm1_")
 }
 
-impl Step {
+impl OptimizerStep {
     /// Reads the lists at the arguments `lists`, the steps at `steps`, the numbers at `rate` and `decay`, the flag
     /// at `maximize`, and `grad_scale` and `found_inf` from `scale` on.
     fn new(
@@ -60,7 +60,7 @@ impl Step {
         lists: &[usize],
         steps: Option<usize>,
         (rate, decay, maximize, scale): (usize, usize, usize, usize),
-    ) -> Option<Step> {
+    ) -> Option<OptimizerStep> {
         let lists: Option<Vec<Vec<Operand>>> = lists.iter().map(|arg| l.tensors(*arg)).collect();
         let (lists, steps) = (lists?, steps.map(|arg| l.tensors(arg)));
         let steps = match steps {
@@ -88,7 +88,7 @@ impl Step {
         if !single(&rate) && rate.ndim() != 0 || scale.iter().chain(&skip).any(|x| !single(x)) {
             return None;
         }
-        Some(Step { lists, steps, rate, decay, maximize: l.flag(maximize, false), scale, skip })
+        Some(OptimizerStep { lists, steps, rate, decay, maximize: l.flag(maximize, false), scale, skip })
     }
 
     /// Launches a kernel for each parameter. `body` returns the next values of the lists, `None` for those that do
@@ -161,7 +161,7 @@ impl Step {
 pub fn adam(l: &mut Lowering<'_>) -> Option<()> {
     let amsgrad = l.flag(11, false);
     let lists: &[usize] = if amsgrad { &[0, 1, 2, 3, 4] } else { &[0, 1, 2, 3] };
-    let step = Step::new(l, lists, Some(5), (6, 9, 12, 13))?;
+    let step = OptimizerStep::new(l, lists, Some(5), (6, 9, 12, 13))?;
     let decoupled = l.base == "_fused_adamw";
     step.launch(l, "adam", |v| {
         let (rate, decay, steps) = (v.rate.clone(), v.decay.clone(), v.step.clone());
@@ -190,7 +190,7 @@ pub fn adam(l: &mut Lowering<'_>) -> Option<()> {
 pub fn sgd(l: &mut Lowering<'_>) -> Option<()> {
     let Some(Arg::Tensors(buffers)) = l.call.args.get(2) else { return None };
     let lists: &[usize] = if *buffers > 0 { &[0, 1, 2] } else { &[0, 1] };
-    let step = Step::new(l, lists, None, (5, 3, 8, 10))?;
+    let step = OptimizerStep::new(l, lists, None, (5, 3, 8, 10))?;
     let (nesterov, first) = (l.flag(7, false), l.flag(9, false));
     if *buffers == 0 {
         l.within(4, 0.0, 0.0)?;
@@ -211,7 +211,7 @@ pub fn sgd(l: &mut Lowering<'_>) -> Option<()> {
 /// `_fused_adagrad_(self, grads, state_sums, state_steps, lr, lr_decay, weight_decay, eps, maximize, grad_scale,
 /// found_inf)`.
 pub fn adagrad(l: &mut Lowering<'_>) -> Option<()> {
-    let step = Step::new(l, &[0, 1, 2], Some(3), (4, 6, 8, 9))?;
+    let step = OptimizerStep::new(l, &[0, 1, 2], Some(3), (4, 6, 8, 9))?;
     step.launch(l, "adagrad", |v| {
         let (slow, eps) = (v.number(5), v.number(7));
         let rate = &v.rate / ((&v.step - 1.0) * slow + 1.0);

@@ -84,7 +84,7 @@ impl Space {
 }
 
 /// Function that returns the accumulators after a member.
-pub type Step<'f, const N: usize> = dyn Fn(&mut Kernel, [E; N], &[E], &E) -> [E; N] + 'f;
+pub type Fold<'f, const N: usize> = dyn Fn(&mut Kernel, [E; N], &[E], &E) -> [E; N] + 'f;
 
 /// Accumulation over the members of a row.
 pub struct Accumulate<'f, const N: usize> {
@@ -92,7 +92,7 @@ pub struct Accumulate<'f, const N: usize> {
     pub init: [E; N],
     /// Returns the next accumulators from the current ones, the inputs' values at a member, and the member's
     /// number.
-    pub step: &'f Step<'f, N>,
+    pub step: &'f Fold<'f, N>,
     /// Merges the accumulators of two parts of a row.
     pub merge: &'f dyn Fn([E; N], [E; N]) -> [E; N],
 }
@@ -104,7 +104,7 @@ pub type Finish<'f, const N: usize> = &'f dyn Fn(&Lowering<'_>, &mut Kernel, [E;
 pub const FILL: i64 = 1 << 16;
 
 /// Distribution of rows over threads.
-struct Plan {
+struct Partition {
     team: u32,
     /// Whether neighbouring threads take neighbouring rows.
     together: bool,
@@ -112,15 +112,15 @@ struct Plan {
     parts: i64,
 }
 
-fn plan(rows: i64, len: i64, together: bool) -> Plan {
+fn plan(rows: i64, len: i64, together: bool) -> Partition {
     if together {
         let parts = if rows < FILL && len >= 64 { (FILL / rows).min(len / 16).min(4096) } else { 1 };
-        return Plan { team: 1, together, parts: parts.max(1) };
+        return Partition { team: 1, together, parts: parts.max(1) };
     }
     let team = team(len, false);
     let threads = rows * i64::from(team);
     let parts = if threads < FILL && len >= 4096 { (FILL / threads).min(len / 2048) } else { 1 };
-    Plan { team, together, parts: parts.max(1) }
+    Partition { team, together, parts: parts.max(1) }
 }
 
 /// Launches a reduction. All operands have the space's sizes; `outs` and `also` have strides of 0 in reduced

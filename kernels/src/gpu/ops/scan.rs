@@ -9,7 +9,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::gpu::kernel::{Kernel, highest, lowest, team};
 use crate::gpu::lower::{Lowering, Operand, Source, dense};
 use crate::gpu::ops::reduce::{FILL, exponentials, kept_as};
-use crate::gpu::ops::softmax::{Rows, at};
+use crate::gpu::ops::softmax::{DimRows, at};
 use crate::ir::{E, Mem, Ty};
 
 /// Accumulation along a row.
@@ -25,7 +25,7 @@ struct Running<'f, const N: usize> {
 }
 
 /// Number of parts of each row.
-fn parts(rows: &Rows) -> i64 {
+fn parts(rows: &DimRows) -> i64 {
     let threads = rows.count() * i64::from(rows.team);
     let least = if rows.team == 1 { 64 } else { 1024 };
     if threads < FILL / 2 && rows.len >= 4 * least {
@@ -44,7 +44,7 @@ fn scan<const N: usize>(
     if x.numel() == 0 {
         return Some(());
     }
-    let rows = Rows::new(x, dim, x);
+    let rows = DimRows::new(x, dim, x);
     let parts = parts(&rows);
     let (count, chunk) = (rows.count(), (rows.len + parts - 1) / parts);
     let group = if rows.team == 1 { 1 } else { team(chunk, false) };
@@ -106,7 +106,7 @@ struct Split {
 }
 
 impl Split {
-    fn new(k: &mut Kernel, rows: &Rows, parts: i64, chunk: i64) -> Split {
+    fn new(k: &mut Kernel, rows: &DimRows, parts: i64, chunk: i64) -> Split {
         Split { rows: k.size(rows.count()), len: k.size(rows.len), chunk: k.size(chunk), whole: parts == 1 }
     }
 
@@ -134,7 +134,7 @@ impl Split {
 fn scan_parts<const N: usize>(
     l: &mut Lowering<'_>,
     x: &Operand,
-    rows: &Rows,
+    rows: &DimRows,
     (parts, chunk, group): (i64, i64, u32),
     running: &Running<'_, N>,
 ) -> Option<Vec<Operand>> {

@@ -19,7 +19,7 @@ use crate::gpu::store::{Put, Store};
 use crate::ir::{E, Mem, Ty};
 
 /// Destination of an element.
-struct Place {
+struct Target {
     /// Coordinates in the output.
     at: Vec<E>,
     /// Whether the destination exists.
@@ -28,7 +28,7 @@ struct Place {
     slot: E,
 }
 
-type Placing<'p> = Box<dyn Fn(&Lowering<'_>, &mut Kernel, &[E]) -> Option<Place> + 'p>;
+type Placing<'p> = Box<dyn Fn(&Lowering<'_>, &mut Kernel, &[E]) -> Option<Target> + 'p>;
 
 /// Elements, and their destinations according to index tensors.
 struct Scatter<'p> {
@@ -121,7 +121,7 @@ fn share(k: &mut Kernel, buf: u32) {
 
 impl Scatter<'_> {
     /// Returns the destination of an element. It is a fault if there is none.
-    fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<Place> {
+    fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<Target> {
         let place = (self.place)(l, k, coords)?;
         k.fault(Fault::Index, place.inside.not());
         Some(place)
@@ -287,7 +287,7 @@ fn along<'p>(x: &'p Operand, dim: usize, index: &'p Operand) -> Option<Scatter<'
         for (coord, size) in at.iter().zip(&x.sizes).filter(|(_, size)| **size != 1) {
             slot = slot * k.size(*size) + coord;
         }
-        Some(Place { at, inside, slot })
+        Some(Target { at, inside, slot })
     };
     let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
     Some(Scatter { sizes, keys, slots: x.numel(), place: Box::new(place) })
@@ -358,7 +358,7 @@ fn slices<'p>(x: &'p Operand, dim: usize, index: &'p Operand, wraps: bool) -> Op
         let (here, inside) = position(k, &value, x.sizes[dim], wraps);
         let mut at = coords.to_vec();
         at[dim] = here.clone();
-        Some(Place { at, inside, slot: here })
+        Some(Target { at, inside, slot: here })
     };
     let mut sizes = x.sizes.clone();
     sizes[dim] = index.numel();
@@ -442,7 +442,7 @@ pub fn index_put(l: &mut Lowering<'_>) -> Option<()> {
     let keys = indexing.before..indexing.before + indexing.shape.len();
     let place = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
         let (at, inside, slot) = indexing.place(l, k, &x, coords);
-        Some(Place { at, inside, slot })
+        Some(Target { at, inside, slot })
     };
     let s = Scatter { sizes, keys, slots, place: Box::new(place) };
     if accumulate {
@@ -507,7 +507,7 @@ pub fn put(l: &mut Lowering<'_>) -> Option<()> {
         let value = l.read(k, &index).at(k, coords);
         let (slot, inside) = position(k, &value, x.numel(), true);
         let at = k.coords(&x.sizes, &slot);
-        Some(Place { at, inside, slot })
+        Some(Target { at, inside, slot })
     };
     let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
     let s = Scatter { sizes, keys, slots: x.numel(), place: Box::new(place) };

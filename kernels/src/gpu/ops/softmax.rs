@@ -14,7 +14,7 @@ use crate::gpu::ops::reduce::{Space, exponentials, launch};
 use crate::ir::{E, Mem, Ty};
 
 /// Rows of a tensor along a dimension.
-pub struct Rows {
+pub struct DimRows {
     /// Sizes of the other dimensions, in the order of descending strides.
     pub kept: Dims,
     /// Indices of these dimensions in the tensors.
@@ -28,16 +28,16 @@ pub struct Rows {
     side_by_side: bool,
 }
 
-impl Rows {
+impl DimRows {
     /// Rows of `x`, from which `out` is computed.
-    pub fn new(x: &Operand, dim: usize, out: &Operand) -> Rows {
+    pub fn new(x: &Operand, dim: usize, out: &Operand) -> DimRows {
         let mut order: Vec<usize> = (0..x.ndim()).filter(|d| *d != dim && x.sizes[*d] != 1).collect();
         order.sort_by_key(|d| std::cmp::Reverse(x.strides[*d]));
         let kept: Dims = order.iter().map(|d| x.sizes[*d]).collect();
         let (len, stride) = x.sizes.get(dim).zip(x.strides.get(dim)).map_or((1, 1), |(n, s)| (*n, *s));
         let together = order.last().is_some_and(|d| x.strides[*d] < stride && x.sizes[*d] >= 16);
         let side_by_side = out.strides.get(dim).is_none_or(|s| *s == 1);
-        Rows { kept, order, dim, len, team: if together { 1 } else { team(len, false) }, side_by_side }
+        DimRows { kept, order, dim, len, team: if together { 1 } else { team(len, false) }, side_by_side }
     }
 
     /// Number of rows.
@@ -114,7 +114,7 @@ pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
     if x.numel() == 0 {
         return Some(());
     }
-    let rows = Rows::new(&x, dim, &out);
+    let rows = DimRows::new(&x, dim, &out);
     if rows.few() {
         let space = rows.space(&x);
         let sizes = space.result(true);
@@ -172,7 +172,7 @@ pub fn backward(l: &mut Lowering<'_>) -> Option<()> {
     let log = l.base == "_log_softmax_backward_data";
     let term = move |g: E, y: E| if log { g } else { g * y };
     let result = move |g: E, y: E, sum: &E| if log { g - y.exp() * sum } else { (g - sum) * y };
-    let rows = Rows::new(&y, dim, &out);
+    let rows = DimRows::new(&y, dim, &out);
     if rows.few() {
         let space = rows.space(&y);
         let sum = l.temp(&space.result(true), Dtype::FLOAT32)?;

@@ -21,7 +21,7 @@ use crate::ir::{Bin, E, Mem, Ty, Un};
 const BLOCK: i64 = 1024;
 
 /// Keys and positions of rows, in memory.
-struct Rows {
+struct SortRows {
     /// Keys, as 32-bit words, the upper word first if there are two.
     keys: Vec<Operand>,
     /// Positions in the original rows; `None` before the first pass.
@@ -32,11 +32,11 @@ struct Rows {
     len: i64,
 }
 
-impl Rows {
-    fn temps(l: &mut Lowering<'_>, words: usize, count: i64, len: i64) -> Option<Rows> {
+impl SortRows {
+    fn temps(l: &mut Lowering<'_>, words: usize, count: i64, len: i64) -> Option<SortRows> {
         let mut temp = || l.temp(&[count, len], Dtype::INT32);
         let keys: Option<Vec<Operand>> = (0..words).map(|_| temp()).collect();
-        Some(Rows { keys: keys?, positions: Some(temp()?), count, len })
+        Some(SortRows { keys: keys?, positions: Some(temp()?), count, len })
     }
 }
 
@@ -91,14 +91,14 @@ fn others(sizes: &[i64], dim: usize) -> Dims {
 }
 
 /// Computes the keys of a tensor's rows along a dimension.
-fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> Option<Rows> {
+fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> Option<SortRows> {
     let others = others(&x.sizes, dim);
     let (count, len) = (others.iter().product::<i64>(), x.sizes[dim]);
     if count.checked_mul(len)? >= 1 << 31 {
         return None;
     }
     let words = if x.mem.size() == 8 { 2 } else { 1 };
-    let rows = Rows::temps(l, words, count, len)?;
+    let rows = SortRows::temps(l, words, count, len)?;
     // 64-bit floats are ordered by their bits, so adapters without 64-bit floats can sort them.
     let read = if x.mem == Mem::F64 { bits(x) } else { x.clone() };
     let mut k = Kernel::new("sort_keys");
@@ -113,7 +113,7 @@ fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> O
         keys.iter().zip(words).map(|(t, word)| k.store_linear(t, number, word.cast(Ty::I32))).collect()
     });
     l.launch(k)?;
-    Some(Rows { positions: None, ..rows })
+    Some(SortRows { positions: None, ..rows })
 }
 
 /// Numbers of the buffers of keys and positions in a kernel.
@@ -122,7 +122,7 @@ struct Names {
     positions: Option<u32>,
 }
 
-fn names(l: &Lowering<'_>, k: &mut Kernel, rows: &Rows, written: bool) -> Option<Names> {
+fn names(l: &Lowering<'_>, k: &mut Kernel, rows: &SortRows, written: bool) -> Option<Names> {
     let mut number = |x: &Operand| {
         if written { l.write(k, x).map(|t| t.buf) } else { window(l, k, x).map(|t| t.buf) }
     };
@@ -151,7 +151,7 @@ fn behind(words: usize) -> String {
 
 /// Sorts each block of a row in workgroup memory, and writes the first `keep` elements of each to `to`. If `merge`
 /// is true, only those steps of a merge are done that stay within a block.
-fn sort_blocks(l: &mut Lowering<'_>, from: &Rows, to: &Rows, keep: i64, merge: bool) -> Option<()> {
+fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64, merge: bool) -> Option<()> {
     let mut k = Kernel::new("sort_blocks");
     let block = (from.len.max(1) as u64).next_power_of_two().min(BLOCK as u64) as i64;
     let blocks = (from.len + block - 1) / block;
@@ -207,7 +207,7 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &Rows, to: &Rows, keep: i64, merge: b
 
 /// Launches a step of a merge across blocks. It compares elements that are `half` apart or, in the first step of a
 /// merge, elements at equal distances from the middle.
-fn merge_step(l: &mut Lowering<'_>, rows: &Rows, half: i64, first: bool) -> Option<()> {
+fn merge_step(l: &mut Lowering<'_>, rows: &SortRows, half: i64, first: bool) -> Option<()> {
     let mut k = Kernel::new("sort_merge");
     let pairs = (rows.len as u64).next_power_of_two() as i64 / 2;
     let flip = if first { 2 * half - 1 } else { half };
@@ -253,16 +253,16 @@ fn merge_step(l: &mut Lowering<'_>, rows: &Rows, half: i64, first: bool) -> Opti
 }
 
 /// Sorts whole rows.
-fn sorted(l: &mut Lowering<'_>, keys: &Rows) -> Option<Rows> {
+fn sorted(l: &mut Lowering<'_>, keys: &SortRows) -> Option<SortRows> {
     let positions = Some(l.temp(&[keys.count, keys.len], Dtype::INT32)?);
-    let rows = Rows { keys: keys.keys.clone(), positions, count: keys.count, len: keys.len };
+    let rows = SortRows { keys: keys.keys.clone(), positions, count: keys.count, len: keys.len };
     sort_blocks(l, keys, &rows, BLOCK, false)?;
     merge_blocks(l, &rows)?;
     Some(rows)
 }
 
 /// Merges the sorted blocks of each row.
-fn merge_blocks(l: &mut Lowering<'_>, rows: &Rows) -> Option<()> {
+fn merge_blocks(l: &mut Lowering<'_>, rows: &SortRows) -> Option<()> {
     let mut width = BLOCK;
     while width < rows.len {
         merge_step(l, rows, width, true)?;
@@ -279,11 +279,11 @@ fn merge_blocks(l: &mut Lowering<'_>, rows: &Rows) -> Option<()> {
 
 /// Sorts rows of which only the first `count` elements are needed. If these are few, the others of each block are
 /// dropped.
-fn first_sorted(l: &mut Lowering<'_>, mut rows: Rows, count: i64) -> Option<Rows> {
+fn first_sorted(l: &mut Lowering<'_>, mut rows: SortRows, count: i64) -> Option<SortRows> {
     while rows.len > BLOCK && count <= BLOCK / 2 {
         let whole = rows.len / BLOCK;
         let kept = whole * count + (rows.len % BLOCK).min(count);
-        let next = Rows::temps(l, rows.keys.len(), rows.count, kept)?;
+        let next = SortRows::temps(l, rows.keys.len(), rows.count, kept)?;
         sort_blocks(l, &rows, &next, count, false)?;
         rows = next;
     }
@@ -301,7 +301,7 @@ fn write_sorted(
     l: &mut Lowering<'_>,
     x: &Operand,
     dim: usize,
-    rows: &Rows,
+    rows: &SortRows,
     outs: [&Operand; 2],
     place: impl FnOnce(&Lowering<'_>, &mut Kernel, &E, &E) -> Option<E>,
 ) -> Option<()> {
