@@ -453,8 +453,9 @@ impl<'a> Lowering<'a> {
         if given.sizes[..] != *sizes && given.numel() == 0 && self.has_out() {
             given = self.resized(arg, given, sizes, strides)?;
         }
-        let fits = given.sizes[..] == *sizes && can_cast(dtype, given.dtype);
-        if !fits || given.overlaps() {
+        // Some operators cast to the dtype of an `out=` tensor, others refuse it: PyTorch's kernel decides.
+        let casts = given.dtype == dtype || !self.has_out() && can_cast(dtype, given.dtype);
+        if given.sizes[..] != *sizes || !casts || given.overlaps() {
             return None;
         }
         let flat = self.first[arg];
