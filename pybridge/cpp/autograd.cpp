@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "backward.h"
+#include "device_type.h"
 #include "values.h"
 
 namespace tandem {

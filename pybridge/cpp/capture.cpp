@@ -12,8 +12,10 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "device.h"
+#include "allocator.h"
 #include "errors.h"
+#include "hooks.h"
+#include "host_calls.h"
 #include "host_memory.h"
 #include "values.h"
 
@@ -318,6 +320,7 @@ extern "C" int32_t ttc_register() {
     c10::WarningUtils::WarningHandlerGuard guard(&silent);
     tandem::register_host_allocator();
     tandem::register_hooks();
+    tandem::register_allocator();
     tandem::register_operators();
     tandem::count_host_calls();
   };

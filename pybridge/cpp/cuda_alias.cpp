@@ -4,8 +4,9 @@
 #include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
-#include "device.h"
+#include "allocator.h"
 #include "errors.h"
+#include "guard.h"
 #include "values.h"
 
 namespace tandem {

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <exception>
 
-#include "device.h"
 #include "errors.h"
+#include "generator.h"
 #include "host_memory.h"
 #include "values.h"
 

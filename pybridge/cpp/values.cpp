@@ -10,7 +10,11 @@
 #include <chrono>
 #include <limits>
 
-#include "device.h"
+#include "allocator.h"
+#include "device_type.h"
+#include "errors.h"
+#include "generator.h"
+#include "guard.h"
 
 namespace tandem {
 

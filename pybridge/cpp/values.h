@@ -4,7 +4,6 @@
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
 
@@ -14,9 +13,6 @@
 #include "shim.h"
 
 namespace tandem {
-
-constexpr c10::DeviceType kTandem = c10::DeviceType::PrivateUse1;
-inline const c10::DispatchKeySet kTandemKeys{c10::DispatchKey::PrivateUse1};
 
 // Builds the argument records of a call. Pointers in the records are valid as long as the encoder and the arguments.
 class Encoder {
@@ -120,12 +116,6 @@ void* storage_context(const at::Tensor& t);
 // Wraps a context that Rust created on a device in a StorageImpl.
 c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,
                                                    c10::DeviceIndex device);
-
-// Throws the exception in this thread's pending slot.
-[[noreturn]] void throw_pending();
-inline void check(int32_t status) {
-  if (status != TT_OK) throw_pending();
-}
 
 // Sends a call of `op`, an id from declare(), with boxed arguments to Rust, and replaces them with the results.
 void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);

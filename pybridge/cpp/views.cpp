@@ -11,7 +11,10 @@
 #include <ATen/ops/view_as_real_native.h>
 #include <torch/library.h>
 
-#include "device.h"
+#include "allocator.h"
+#include "device_type.h"
+#include "errors.h"
+#include "guard.h"
 #include "values.h"
 
 namespace tandem {
