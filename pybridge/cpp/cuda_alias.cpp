@@ -5,9 +5,11 @@
 #include <torch/library.h>
 
 #include "allocator.h"
+#include "call.h"
 #include "errors.h"
 #include "guard.h"
-#include "values.h"
+#include "operators.h"
+#include "shim.h"
 
 namespace tandem {
 

@@ -15,7 +15,8 @@
 #include "device_type.h"
 #include "errors.h"
 #include "guard.h"
-#include "values.h"
+#include "shim.h"
+#include "storage.h"
 
 namespace tandem {
 
