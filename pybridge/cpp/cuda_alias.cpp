@@ -8,12 +8,11 @@
 #include "call.h"
 #include "errors.h"
 #include "guard.h"
+#include "library.h"
 #include "operators.h"
 #include "shim.h"
 
 namespace tandem {
-
-torch::Library& library(c10::DispatchKey key);
 
 namespace {
 

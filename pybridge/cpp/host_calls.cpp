@@ -1,5 +1,5 @@
-// The count is estimated from a sample. PyTorch samples the calls of the dispatcher: on average it passes one of `kEach`
-// calls to the callback, and only counts down for the others.
+// PyTorch samples the calls of the dispatcher: on average it passes one of `kEach` calls to the callback, and only
+// counts down for the others.
 #include "host_calls.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

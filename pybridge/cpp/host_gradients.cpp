@@ -35,7 +35,8 @@ void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device) {
   if (metadata.is_tensor_subclass()) return;
   const auto sizes = host.sym_sizes();
   torch::autograd::InputMetadata tolerant(
-      metadata.options().device(c10::Device(kTandem, device)), torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()), /*is_tensor_subclass=*/true,
+      metadata.options().device(c10::Device(kTandem, device)),
+      torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()), /*is_tensor_subclass=*/true,
       metadata.is_nested_tensor(), metadata.grad_dtype());
   // InputMetadata has const members and cannot be assigned to.
   std::destroy_at(&metadata);
