@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "backward.h"
-#include "values.h"
+#include "device_type.h"
 
 namespace tandem {
 

@@ -1,103 +1,25 @@
-// Registration of operators: the dispatcher calls that Tandem captures, and their op ids.
-#include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "capture.h"
+
 #include <ATen/core/op_registration/op_registration.h>
+#include <ATen/core/stack.h>
 #include <ATen/native/TensorFactories.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <deque>
-#include <mutex>
-#include <unordered_map>
+#include <memory>
+#include <utility>
+#include <vector>
 
-#include "device.h"
-#include "errors.h"
-#include "host_memory.h"
-#include "values.h"
+#include "allocator.h"
+#include "call.h"
+#include "execute.h"
+#include "library.h"
+#include "operators.h"
+#include "shim.h"
 
 namespace tandem {
-
-namespace {
-
-// Operator handles by op id. Entries are added at load and, for operators outside of aten, at the first call. Every
-// call looks up a handle; this takes no lock, because each entry of `index` is written once.
-struct Table {
-  static constexpr size_t kMost = 1 << 15;
-  std::mutex mutex;
-  std::deque<c10::OperatorHandle> handles;
-  std::unordered_map<c10::OperatorName, uint32_t> ids;
-  std::array<std::atomic<const c10::OperatorHandle*>, kMost> index{};
-};
-Table& table() {
-  static Table t;
-  return t;
-}
-
-// The letter of an argument's class in TtOpDecl::args.
-uint8_t argument_class(const c10::Argument& a) {
-  auto type = a.real_type();
-  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-  if (auto list = type->cast<c10::ListType>()) {
-    type = list->getElementType();
-    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-  }
-  switch (type->kind()) {
-    case c10::TypeKind::TensorType: return 't';
-    case c10::TypeKind::SymIntType: return 's';
-    case c10::TypeKind::FloatType:
-    case c10::TypeKind::NumberType: return 'v';
-    case c10::TypeKind::DeviceObjType: return 'd';
-    case c10::TypeKind::GeneratorType: return 'g';
-    default: return 'a';
-  }
-}
-
-bool is_tensor_type(const c10::TypePtr& type) {
-  if (type->kind() == c10::TypeKind::TensorType) return true;
-  auto list = type->cast<c10::ListType>();
-  return list && list->getElementType()->kind() == c10::TypeKind::TensorType;
-}
-
-std::string full_name(const c10::OperatorName& name) {
-  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-}
-
-}  // namespace
-
-uint32_t declare(const c10::OperatorHandle& handle) {
-  auto& t = table();
-  std::lock_guard<std::mutex> lock(t.mutex);
-  const auto found = t.ids.find(handle.operator_name());
-  if (found != t.ids.end()) return found->second;
-  const auto& schema = handle.schema();
-  std::vector<uint8_t> classes, written;
-  for (const auto& a : schema.arguments()) {
-    classes.push_back(argument_class(a));
-    written.push_back(a.alias_info() && a.alias_info()->isWrite());
-  }
-  const auto name = full_name(handle.operator_name());
-  TtOpDecl decl{};
-  decl.name = name.data(), decl.name_len = name.size();
-  decl.args = classes.data(), decl.written = written.data(), decl.n_args = classes.size();
-  for (const auto& r : schema.returns()) decl.returns_host |= !is_tensor_type(r.type());
-  decl.dynamic_shape = handle.hasTag(at::Tag::dynamic_output_shape);
-  decl.random = handle.hasTag(at::Tag::nondeterministic_seeded);
-  decl.pointwise = handle.hasTag(at::Tag::pointwise);
-  decl.foreign = name.rfind("aten::", 0) != 0;
-  const uint32_t id = tt_declare_op(&decl);
-  TORCH_INTERNAL_ASSERT(id == t.handles.size());
-  TORCH_CHECK(id < Table::kMost, "tandem knows more than ", Table::kMost, " operators already");
-  t.handles.push_back(handle);
-  t.index[id].store(&t.handles.back(), std::memory_order_release);
-  t.ids.emplace(handle.operator_name(), id);
-  return id;
-}
-
-const c10::OperatorHandle& handle_of(uint32_t op) {
-  return *table().index[op].load(std::memory_order_acquire);
-}
 
 namespace {
 
@@ -190,34 +112,6 @@ void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   dispatch(declare(handle), handle, stack);
 }
 
-// Copies between devices, or from or to the host, as the op `aten::copy_`.
-at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
-  static const uint32_t id = declare(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
-  TORCH_CHECK_NOT_IMPLEMENTED(self.layout() == c10::Layout::Strided,
-                              "tandem supports dense tensors only, but a tensor with layout ", self.layout(),
-                              " is copied to or from it; call .to_dense() first");
-  Lease encoder;
-  encoder->begin(3, 2, /*may_cross=*/true);
-  encoder->add(to);
-  encoder->add(self);
-  encoder->add(non_blocking);
-  run(id, *encoder);
-  return to;
-}
-
-// Wraps the CPU kernel of a random operator: waits for GraphRunner's pending draws, then calls the kernel.
-class HostRandomFunctor final : public c10::OperatorKernel {
- public:
-  explicit HostRandomFunctor(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {}
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    check(tt_wait_random());
-    kernel_.callBoxed(handle, keys, stack);
-  }
-
- private:
-  c10::SafeKernelFunction kernel_;
-};
-
 bool has_default_kernel(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
@@ -232,26 +126,7 @@ bool has_cpu_out(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-torch::Library& library(c10::DispatchKey key) {
-  static std::unordered_map<int, std::unique_ptr<torch::Library>> libraries;
-  auto& lib = libraries[static_cast<int>(key)];
-  if (!lib) lib = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  return *lib;
-}
-
-// Makes a random CPU operator wait for pending draws: it draws from the same generator as GraphRunner, and draws must
-// happen in program order.
-static void order_host_random(const c10::OperatorHandle& op) {
-  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
-  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return;
-  auto kernel = op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU);
-  library(c10::DispatchKey::CPU)
-      .impl(full_name(op.operator_name()).substr(6).c_str(),
-            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostRandomFunctor>(std::move(kernel))));
-}
-
-// Registers a capturing kernel for an aten operator, unless PyTorch's own registrations already lead to captured ones.
-static void capture(const c10::OperatorHandle& op) {
+void capture(const c10::OperatorHandle& op) {
   const auto name = full_name(op.operator_name());
   if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
   // An operator that has a CPU kernel besides its decomposition is not decomposed on the CPU, so it is captured.
@@ -270,59 +145,6 @@ static void capture(const c10::OperatorHandle& op) {
   library(c10::DispatchKey::PrivateUse1).impl(name.substr(6).c_str(), std::move(function));
 }
 
-static void register_operators() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op) continue;
-    capture(*op);
-    order_host_random(*op);
-  }
-}
-
-void not_supported(const c10::OperatorHandle& handle, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "tandem supports dense tensors only: ", handle.operator_name(),
-      " makes or takes a sparse or quantized one. Keep that tensor on the CPU, or call .to_dense() or "
-      ".dequantize() first");
-}
-
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_supported>()); }
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_supported>());
-}
-TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_supported>());
-}
-
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("_copy_from", copy_from);
-}
-
-// Without these fallthroughs, PyTorch would materialize a lazily conjugated or negated source with an additional copy.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
-
 }  // namespace tandem
-
-extern "C" int32_t ttc_register() {
-  static std::once_flag once;
-  const auto all = [] {
-    // Suppresses PyTorch's warnings that the CPU kernels of random operators are overridden, which is intended.
-    struct Silent final : c10::WarningHandler {
-      void process(const c10::Warning&) override {}
-    } silent;
-    c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    tandem::register_host_allocator();
-    tandem::register_hooks();
-    tandem::register_operators();
-    tandem::count_host_calls();
-  };
-  return tandem::or_kept(int32_t{TT_RAISE}, [&] {
-    std::call_once(once, all);
-    return int32_t{TT_OK};
-  });
-}

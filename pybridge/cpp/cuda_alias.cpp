@@ -4,13 +4,15 @@
 #include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
-#include "device.h"
+#include "allocator.h"
+#include "call.h"
 #include "errors.h"
-#include "values.h"
+#include "guard.h"
+#include "library.h"
+#include "operators.h"
+#include "shim.h"
 
 namespace tandem {
-
-torch::Library& library(c10::DispatchKey key);
 
 namespace {
 

@@ -2,10 +2,11 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <string>
-
-#include "values.h"
+#include <utility>
 
 // The exception by which libtorch_python reports that a Python error is set on this thread. The shim does not link that
 // library, because it differs between Python versions. C++ matches exceptions by type name, so this definition with the

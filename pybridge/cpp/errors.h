@@ -3,10 +3,18 @@
 
 #include <exception>
 
+#include "shim.h"
+
 namespace tandem {
 
 // Stores an exception for ttc_take_exception on this thread.
 void keep_exception(std::exception_ptr e);
+
+// Throws the exception in this thread's pending slot.
+[[noreturn]] void throw_pending();
+inline void check(int32_t status) {
+  if (status != TT_OK) throw_pending();
+}
 
 // Returns the result of `make`. If it throws, keeps the exception and returns `failed`.
 template <class Make, class T>

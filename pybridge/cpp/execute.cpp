@@ -1,21 +1,22 @@
-// Calls of ATen's CPU kernels on Tandem's buffers, on GraphRunner's thread or on a waiting thread.
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
+#include "execute.h"
+
 #include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
-#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
 
-#include "device.h"
+#include "encode.h"
 #include "errors.h"
+#include "generator.h"
 #include "host_memory.h"
-#include "values.h"
+#include "operators.h"
+#include "shim.h"
 
 namespace tandem {
 
@@ -261,34 +262,12 @@ void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
   *outs = {r.outs.data(), r.outs.size(), r.resized.data(), r.resized.size()};
 }
 
-// Whether this thread flushes denormal numbers to zero.
-int32_t flushes_denormal() {
-#if defined(__x86_64__)
-  return (__builtin_ia32_stmxcsr() & 0x8040) == 0x8040;
-#else
-  return 0;
-#endif
-}
-
-// Returns the CPU generator that a generator draws from. Null stands for the default one.
-at::Generator generator_of(void* g) {
-  if (g == nullptr) return at::detail::getDefaultCPUGenerator();
-  return host_generator(at::Generator(
-      c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(static_cast<c10::GeneratorImpl*>(g))));
-}
-
-c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
-
-// Creates a storage of uninitialized bytes, owned by the caller.
-c10::StorageImpl* new_storage(size_t nbytes) {
-  if (auto* small = take_small(nbytes)) return small;
-  const PoolGuard pool;
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                               c10::GetCPUAllocator(), true)
-      .release();
-}
-
 }  // namespace
+
+std::vector<c10::IValue>& host_values() {
+  static thread_local std::vector<c10::IValue> values;
+  return values;
+}
 
 uint32_t& written_before_failure() {
   static thread_local uint32_t n = 0;
@@ -312,86 +291,4 @@ void ttc_clear() {
   auto& r = results();
   r.values.clear(), r.inputs.clear();
 }
-
-void* ttc_buffer_new(uint64_t nbytes) {
-  return or_kept(static_cast<void*>(nullptr), [&]() -> void* { return new_storage(nbytes); });
-}
-void ttc_buffer_retain(void* b) { c10::raw::intrusive_ptr::incref(storage(b)); }
-void ttc_buffer_release(void* b) {
-  if (!keep_small(storage(b))) c10::raw::intrusive_ptr::decref(storage(b));
-}
-void* ttc_buffer_data(void* b) { return storage(b)->mutable_data(); }
-uint64_t ttc_buffer_nbytes(void* b) { return storage(b)->nbytes(); }
-
-int32_t ttc_buffer_resize(void* b, uint64_t nbytes) {
-  return or_kept(int32_t{TT_RAISE}, [&] {
-    const PoolGuard pool;
-    auto* s = storage(b);
-    auto fresh = c10::GetCPUAllocator()->allocate(nbytes);
-    if (const auto keep = std::min<size_t>(nbytes, s->nbytes()))
-      std::memcpy(fresh.mutable_get(), s->data(), keep);
-    s->set_data_ptr_noswap(std::move(fresh));
-    s->set_nbytes(nbytes);
-    return int32_t{TT_OK};
-  });
-}
-
-void* ttc_snapshot(const TtTensor* t) {
-  const auto item = c10::elementSize(static_cast<c10::ScalarType>(t->dtype));
-  int64_t last = 0;
-  bool empty = false;
-  for (uint32_t i = 0; i < t->ndim; i++) {
-    empty |= t->sizes[i] == 0;
-    last += (t->sizes[i] - 1) * t->strides[i];
-  }
-  const size_t nbytes = empty ? 0 : (last + 1) * item;
-  void* copy = ttc_buffer_new(nbytes);
-  if (copy && nbytes)
-    std::memcpy(ttc_buffer_data(copy), static_cast<const char*>(storage(t->storage)->data()) + t->offset * item,
-                nbytes);
-  return copy;
-}
-
-void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void*, size_t, size_t), const void* body) {
-  at::parallel_for(0, static_cast<int64_t>(n), static_cast<int64_t>(grain),
-                   [&](int64_t from, int64_t to) { part(body, from, to); });
-}
-uint32_t ttc_num_threads() { return static_cast<uint32_t>(at::get_num_threads()); }
-
-uint64_t ttc_random_key(void* g) {
-  const auto generator = generator_of(g);
-  auto* impl = generator.get<at::CPUGeneratorImpl>();
-  std::lock_guard<std::mutex> lock(impl->mutex_);
-  return impl->random64();
-}
-void ttc_generator_state(void* g, uint32_t* words, int32_t* left, uint32_t* next) {
-  const auto generator = generator_of(g);
-  auto* impl = generator.get<at::CPUGeneratorImpl>();
-  std::lock_guard<std::mutex> lock(impl->mutex_);
-  const auto state = impl->engine().data();
-  std::copy(state.state_.begin(), state.state_.end(), words);
-  *left = state.left_;
-  *next = state.next_;
-}
-void ttc_set_generator_state(void* g, const uint32_t* words, int32_t left, uint32_t next) {
-  const auto generator = generator_of(g);
-  auto* impl = generator.get<at::CPUGeneratorImpl>();
-  std::lock_guard<std::mutex> lock(impl->mutex_);
-  auto engine = impl->engine();
-  auto state = engine.data();
-  std::copy(words, words + state.state_.size(), state.state_.begin());
-  state.left_ = left;
-  state.next_ = next;
-  engine.set_data(state);
-  impl->set_engine(engine);
-}
-void ttc_generator_retain(void* g) { c10::raw::intrusive_ptr::incref(static_cast<c10::GeneratorImpl*>(g)); }
-void ttc_generator_release(void* g) { c10::raw::intrusive_ptr::decref(static_cast<c10::GeneratorImpl*>(g)); }
-
-int32_t ttc_thread_settings() { return at::get_num_threads() << 1 | flushes_denormal(); }
-void ttc_use_thread_settings(int32_t settings) {
-  if (at::get_num_threads() != settings >> 1) at::set_num_threads(settings >> 1);
-  if (flushes_denormal() != (settings & 1)) at::globalContext().setFlushDenormal(settings & 1);
-}
-void ttc_enter_graph_runner() { at::init_num_threads(); }
 }

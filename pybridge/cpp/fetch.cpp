@@ -6,7 +6,10 @@
 #include <ATen/ops/_to_copy_native.h>
 #include <torch/library.h>
 
-#include "values.h"
+#include "call.h"
+#include "encode.h"
+#include "execute.h"
+#include "operators.h"
 
 namespace tandem {
 

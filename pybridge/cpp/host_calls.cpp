@@ -1,10 +1,13 @@
-// Estimates how many operators the program calls on host tensors, which do not run on Tandem. PyTorch samples the calls
-// of the dispatcher: on average it passes one of `kEach` calls to the callback, and only counts down for the others.
+// PyTorch samples the calls of the dispatcher: on average it passes one of `kEach` calls to the callback, and only
+// counts down for the others.
+#include "host_calls.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 
-#include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <memory>
 
 #include "shim.h"
 

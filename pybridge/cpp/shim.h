@@ -1,6 +1,8 @@
 // The C boundary between the C++ shim and Rust. `pybridge/src/ffi.rs` mirrors every struct here.
 //
 // The shim converts dispatcher calls to flat argument records and back. All decisions are made in Rust.
+//
+// Every other header declares only what its own .cpp file defines. This one is whole because it has a mirror in Rust.
 #pragma once
 
 #include <cstddef>

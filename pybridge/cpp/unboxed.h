@@ -2,11 +2,20 @@
 // PyTorch counts that reference in the Python object, for which it takes the GIL once at boxing and once at unboxing.
 #pragma once
 
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <tuple>
+#include <type_traits>
 
-#include "values.h"
+#include "call.h"
+#include "decode.h"
+#include "encode.h"
+#include "operators.h"
+#include "shim.h"
 
 namespace tandem {
 

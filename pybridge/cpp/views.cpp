@@ -11,8 +11,12 @@
 #include <ATen/ops/view_as_real_native.h>
 #include <torch/library.h>
 
-#include "device.h"
-#include "values.h"
+#include "allocator.h"
+#include "device_type.h"
+#include "errors.h"
+#include "guard.h"
+#include "shim.h"
+#include "storage.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-"""Rules for the source: files of a crate import each other without cycles."""
+"""Rules for the source: files of a crate, and of the C++ shim, import each other without cycles."""
 
 import re
 from collections.abc import Iterator
@@ -92,6 +92,16 @@ def graph(crate: str) -> dict[Module, set[Module]]:
 def test_files_import_each_other_without_cycles(crate: str) -> None:
     """No file of a crate needs itself."""
     edges = graph(crate)
+    assert sum(map(len, edges.values())) > len(edges)
+    assert cycles(edges) == []
+
+
+def test_files_of_the_shim_include_each_other_without_cycles() -> None:
+    """No file of the shim needs itself. A header and its .cpp file are one module."""
+    edges: dict[Module, set[Module]] = {}
+    for path in (ROOT / "pybridge" / "cpp").iterdir():
+        names = re.findall(r'(?m)^#include "(\w+)\.h"$', path.read_text())
+        edges.setdefault((path.stem,), set()).update({(name,) for name in names} - {(path.stem,)})
     assert sum(map(len, edges.values())) > len(edges)
     assert cycles(edges) == []
 

@@ -1,16 +1,15 @@
-#include "values.h"
+#include "encode.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/List.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/Storage.h>
 #include <c10/core/impl/COW.h>
+#include <c10/util/Exception.h>
 
-#include <chrono>
+#include <algorithm>
 #include <limits>
 
-#include "device.h"
+#include "device_type.h"
+#include "generator.h"
+#include "guard.h"
+#include "storage.h"
 
 namespace tandem {
 
@@ -271,162 +270,7 @@ void Encoder::add(std::optional<c10::ScalarType> type) {
     next(TT_NONE);
 }
 
-namespace {
-
-at::Tensor window(c10::Storage storage, const TtOut& out) {
-  auto t = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), kTandemKeys,
-      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(out.dtype)));
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(
-      c10::IntArrayRef(out.sizes, out.ndim), c10::IntArrayRef(out.strides, out.ndim), out.offset);
-  if (out.flags & TT_CONJ) t._set_conj(true);
-  if (out.flags & TT_NEG) t._set_neg(true);
-  return t;
-}
-
-}  // namespace
-
-void* storage_context(const at::Tensor& t) {
-  auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  void* context = si->mutable_data_ptr().get_context();
-  if (C10_LIKELY(context != nullptr)) {
-    // A slice of an untyped storage has the other storage as its context, and its own deleter.
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        C10_LIKELY(si->data_ptr().get_deleter() == &tt_storage_release),
-        "tandem does not support tensors on a part of an untyped storage; take a part of the tensor instead, or copy "
-        "the storage to the CPU first: storage.cpu()");
-  } else if (si->data() != nullptr) {
-    // Pickling makes a tensor from a storage's address, without ownership and without a context.
-    context = tt_storage_at(si->mutable_data());
-    TORCH_CHECK(context != nullptr, "a tandem tensor has the address ", si->data(), ", where no tandem storage is");
-  } else {
-    // PyTorch created the storage without memory: an untyped storage of zero bytes, a moved-from storage, or the
-    // storage of an `_efficientzerotensor`.
-    auto fresh = allocate_on(index_of(t.device()), si->nbytes());
-    context = fresh.get_context();
-    si->set_data_ptr_noswap(std::move(fresh));
-    if (t._is_zerotensor()) {
-      const int64_t size = static_cast<int64_t>(si->nbytes()), stride = 1;
-      TtOut bytes{};
-      bytes.sizes = &size, bytes.strides = &stride, bytes.ndim = 1, bytes.dtype = static_cast<uint8_t>(at::kByte);
-      window(t.storage(), bytes).zero_();
-    }
-  }
-  return context;
-}
-
-c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,
-                                                   c10::DeviceIndex device) {
-  return c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), nbytes,
-      c10::DataPtr(address, context, &tt_storage_release, c10::Device(kTandem, device)), allocator(),
-      /*resizable=*/true);
-}
-
-namespace {
-
-void apply_resize(const TtOut& change, const at::Tensor& t) {
-  auto* impl = t.unsafeGetTensorImpl();
-  if (t.device().type() == kTandem) {
-    auto* si = impl->unsafe_storage().unsafeGetStorageImpl();
-    const auto need = at::detail::computeStorageNbytes(c10::IntArrayRef(change.sizes, change.ndim),
-                                                       c10::IntArrayRef(change.strides, change.ndim),
-                                                       t.itemsize(), change.offset);
-    si->set_nbytes(std::max(si->nbytes(), need));
-  }
-  impl->set_sizes_and_strides(c10::IntArrayRef(change.sizes, change.ndim),
-                              c10::IntArrayRef(change.strides, change.ndim), change.offset);
-}
-
-}  // namespace
-
 thread_local std::vector<std::unique_ptr<Encoder>> Lease::pool;
 thread_local size_t Lease::depth = 0;
 
-c10::IValue Decoder::next() {
-  const TtOut& out = outs_.outs[at_++];
-  switch (out.kind) {
-    case TT_OUT_HOST:
-      return std::move(host_values()[out.input]);
-    case TT_OUT_LIST: {
-      c10::List<at::Tensor> list;
-      list.reserve(out.input);
-      for (uint32_t i = 0; i < out.input; i++) list.push_back(next_tensor());
-      return list;
-    }
-    default:
-      return tensor(out);
-  }
-}
-
-at::Tensor Decoder::tensor(const TtOut& out) {
-  switch (out.kind) {
-    case TT_OUT_SAME:
-      return encoder_.input(out.input);
-    case TT_OUT_ALIAS:
-      return window(encoder_.input(out.input).storage(), out);
-    case TT_OUT_NEW:
-      return window(c10::Storage(storage(out)), out);
-    default:
-      return at::Tensor();
-  }
-}
-
-c10::intrusive_ptr<c10::StorageImpl> Decoder::storage(const TtOut& out) {
-  for (const auto& [context, impl] : made_)
-    if (context == out.storage) return impl;
-  made_.emplace_back(out.storage, adopt_storage(out.storage, out.address, out.nbytes, encoder_.device()));
-  return made_.back().second;
-}
-
-std::vector<c10::IValue>& host_values() {
-  static thread_local std::vector<c10::IValue> values;
-  return values;
-}
-
-TtOuts run(uint32_t op, const Encoder& encoder) {
-  const auto device = encoder.device();
-  if (C10_UNLIKELY(encoder.host_requires_grad()) && c10::GradMode::is_enabled())
-    for (const auto* t : encoder.inputs())
-      if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
-  TtOuts outs{};
-  const auto status = tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs);
-  // A kernel that raises an exception may have resized its outputs before.
-  for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
-  check(status);
-  // Waiting does not invalidate the outputs: it is not a call of an operator.
-  if (C10_UNLIKELY(encoder.draws_unordered())) check(tt_wait_random());
-  return outs;
-}
-
-void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  const size_t n = handle.schema().arguments().size();
-  Lease encoder;
-  encoder->encode(stack->data() + (stack->size() - n), n);
-  const TtOuts outs = run(op, *encoder);
-  c10::SmallVector<c10::IValue, 4> results;
-  for (Decoder decoder(outs, *encoder); !decoder.done();) results.push_back(decoder.next());
-  torch::jit::drop(*stack, n);
-  for (auto& r : results) stack->push_back(std::move(r));
-}
-
-bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes) {
-  TtOuts outs;
-  TtRoom room{to, nbytes, 0};
-  check(tt_fetch(op, static_cast<uint8_t>(encoder.device()), encoder.args(), encoder.size(), &room, &outs));
-  return room.filled;
-}
-
 }  // namespace tandem
-
-extern "C" double ttc_time_torch_objects(int64_t times) {
-  using namespace tandem;
-  static const int64_t sizes[] = {8, 8}, strides[] = {8, 1};
-  TtOut out{};
-  out.sizes = sizes, out.strides = strides, out.ndim = 2, out.dtype = static_cast<uint8_t>(c10::ScalarType::Float);
-  const auto start = std::chrono::steady_clock::now();
-  // The context is null, so the deleter does nothing.
-  for (int64_t i = 0; i < times; i++) window(c10::Storage(adopt_storage(nullptr, nullptr, 256, 0)), out);
-  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
-  return spent.count() / static_cast<double>(times);
-}

@@ -1,22 +1,26 @@
-// Conversion between IValues and flat argument records.
+// The arguments of a call as flat records.
 #pragma once
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
-#include <c10/core/DispatchKeySet.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/Scalar.h>
+#include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "shim.h"
 
 namespace tandem {
 
-constexpr c10::DeviceType kTandem = c10::DeviceType::PrivateUse1;
-inline const c10::DispatchKeySet kTandemKeys{c10::DispatchKey::PrivateUse1};
+// Number of leading inputs of a call that each input is compared with, to set TT_SAME and TT_APART.
+constexpr size_t kCompared = 16;
 
 // Builds the argument records of a call. Pointers in the records are valid as long as the encoder and the arguments.
 class Encoder {
@@ -91,57 +95,5 @@ class Lease {
   static thread_local size_t depth;
   Encoder* encoder_;
 };
-
-// Converts output records to tensors and values. A storage that several outputs share is created once.
-class Decoder {
- public:
-  Decoder(const TtOuts& outs, const Encoder& encoder) : outs_(outs), encoder_(encoder) {}
-
-  c10::IValue next();
-  // Returns the next output, which must be a tensor.
-  at::Tensor next_tensor() { return tensor(outs_.outs[at_++]); }
-  bool done() const { return at_ == outs_.n_outs; }
-
- private:
-  at::Tensor tensor(const TtOut& out);
-  c10::intrusive_ptr<c10::StorageImpl> storage(const TtOut& out);
-
-  const TtOuts& outs_;
-  const Encoder& encoder_;
-  size_t at_ = 0;
-  c10::SmallVector<std::pair<void*, c10::intrusive_ptr<c10::StorageImpl>>, 2> made_;
-};
-
-// Sends the encoded call of `op`, an id from declare(), to Rust. The outputs are valid until this thread's next call.
-TtOuts run(uint32_t op, const Encoder& encoder);
-
-// Returns the storage context of a tandem tensor. Creates one if the storage has none.
-void* storage_context(const at::Tensor& t);
-// Wraps a context that Rust created on a device in a StorageImpl.
-c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,
-                                                   c10::DeviceIndex device);
-
-// Throws the exception in this thread's pending slot.
-[[noreturn]] void throw_pending();
-inline void check(int32_t status) {
-  if (status != TT_OK) throw_pending();
-}
-
-// Sends a call of `op`, an id from declare(), with boxed arguments to Rust, and replaces them with the results.
-void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
-// Runs `op` and copies the elements of the last encoded tensor to `to` if that tensor is contiguous and has `nbytes`
-// bytes. Returns false if `op` ran like any other op; outputs that are not tensors are then in host_values().
-bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes);
-// Returns the id of an operator. The first call for an operator declares it to Rust.
-uint32_t declare(const c10::OperatorHandle& handle);
-const c10::OperatorHandle& handle_of(uint32_t op);
-// Outputs of this thread's last call that are not tensors.
-std::vector<c10::IValue>& host_values();
-// Number of leading inputs of a call that each input is compared with, to set TT_SAME and TT_APART.
-constexpr size_t kCompared = 16;
-// Number of tensors of a written list that PyTorch's kernel had written when it last failed on this thread.
-uint32_t& written_before_failure();
-// Lets the gradient of a host tensor that was fed to an op arrive from a tandem device.
-void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device);
 
 }  // namespace tandem

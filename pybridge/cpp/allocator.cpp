@@ -1,0 +1,77 @@
+#include "allocator.h"
+
+#include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "device_type.h"
+#include "errors.h"
+#include "guard.h"
+#include "shim.h"
+
+namespace tandem {
+
+namespace {
+
+class Allocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    return allocate_on(current_device(), n);
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { check(tt_empty_cache()); }
+  // All streams are the same queue.
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    TtMemory memory{};
+    check(tt_memory(static_cast<uint8_t>(device), &memory));
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    auto& allocated = stats.allocated_bytes[kAll];
+    allocated.current = memory.allocated, allocated.peak = memory.peak;
+    allocated.allocated = memory.made, allocated.freed = memory.freed;
+    stats.active_bytes = stats.requested_bytes = stats.reserved_bytes = stats.allocated_bytes;
+    auto& reserved = stats.reserved_bytes[kAll];
+    reserved.current += memory.kept;
+    reserved.peak = std::max(reserved.peak, reserved.current);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 0); }
+  void resetPeakStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 1); }
+  // The memory of the host. The memory of a graphics device is not known here.
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return {static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page, static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page};
+  }
+  void copy_data(void*, const void*, std::size_t) const override {
+    TORCH_CHECK(false, "tandem storages cannot be copied through their addresses; use tensor.clone()");
+  }
+};
+
+}  // namespace
+
+c10::Allocator* allocator() {
+  static Allocator instance;
+  return &instance;
+}
+
+c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes) {
+  void* address = nullptr;
+  void* context = tt_storage_new(nbytes, static_cast<uint8_t>(device), &address);
+  if (!context) throw_pending();
+  return {address, context, &tt_storage_release, c10::Device(kTandem, device)};
+}
+
+bool fills_new_memory() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+void register_allocator() { c10::SetAllocator(kTandem, allocator()); }
+
+}  // namespace tandem

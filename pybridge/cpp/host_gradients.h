@@ -1,0 +1,12 @@
+// Gradients of host tensors that are operands of ops.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+namespace tandem {
+
+// Lets the gradient of a host tensor that was fed to an op arrive from a tandem device.
+void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device);
+
+}  // namespace tandem

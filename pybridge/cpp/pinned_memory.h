@@ -1,0 +1,12 @@
+// Pinned memory, which is ordinary host memory here.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+namespace tandem {
+
+c10::Allocator* pinned_allocator();
+// Whether an address is in memory from pinned_allocator().
+bool is_pinned(const void* pointer);
+
+}  // namespace tandem

@@ -1,0 +1,53 @@
+// Registers allocators, hooks and kernels with PyTorch.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+
+#include <mutex>
+
+#include "allocator.h"
+#include "capture.h"
+#include "errors.h"
+#include "hooks.h"
+#include "host_calls.h"
+#include "host_memory.h"
+#include "host_random.h"
+#include "shim.h"
+
+namespace tandem {
+
+namespace {
+
+void register_operators() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op) continue;
+    capture(*op);
+    order_host_random(*op);
+  }
+}
+
+}  // namespace
+
+}  // namespace tandem
+
+extern "C" int32_t ttc_register() {
+  static std::once_flag once;
+  const auto all = [] {
+    // Suppresses PyTorch's warnings that the CPU kernels of random operators are overridden, which is intended.
+    struct Silent final : c10::WarningHandler {
+      void process(const c10::Warning&) override {}
+    } silent;
+    c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    tandem::register_host_allocator();
+    tandem::register_hooks();
+    tandem::register_allocator();
+    tandem::register_operators();
+    tandem::count_host_calls();
+  };
+  return tandem::or_kept(int32_t{TT_RAISE}, [&] {
+    std::call_once(once, all);
+    return int32_t{TT_OK};
+  });
+}
