@@ -14,7 +14,9 @@ use crate::cpu::natives::Natives;
 use crate::cpu::tiles::computation::Computation;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{Device, Immediate};
-use crate::host::{Buffer, Exception, HostError, HostFailure, HostKernels, HostResult, HostResultKind, call_host};
+use crate::host::{
+    Buffer, Exception, HostError, HostFailure, HostKernels, HostResult, HostResultKind, call_host,
+};
 use crate::ops::express::{Base, apart};
 use crate::ops::outputs::outputs_in_place;
 use crate::overlap::same_window;
@@ -74,7 +76,13 @@ impl CpuDevice {
     }
 
     fn failure(&self, call: &Call<'_>, location: LocationId, cause: Cause) -> Arc<Failure> {
-        Arc::new(Failure { op: call.op, name: self.host.op_name(call.op), location, cause, resized: Vec::new() })
+        Arc::new(Failure {
+            op: call.op,
+            name: self.host.op_name(call.op),
+            location,
+            cause,
+            resized: Vec::new(),
+        })
     }
 
     /// The failure of a call that raised an exception.

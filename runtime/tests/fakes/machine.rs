@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
 use tandem_kernels::cpu::CpuDevice;
 use tandem_kernels::driver::Driver;
 use tandem_kernels::host::{HostKernels, HostResultKind};
+use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
 use tandem_runtime::error::CallError;
@@ -172,8 +172,8 @@ fn host(torch: &'static FakeTorch, values: &[f32]) -> Tensor {
     Tensor::new(Rc::new(Store::Host(torch.buffer(values))), Window::dense(&[values.len() as i64]))
 }
 
-/// Lock of the one active machine: [`DEATHS`] exists once per process.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Lock of the one active machine, which is acquired before all others: [`DEATHS`] exists once per process.
+static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 /// Machine that sends each op through the engine, as the bridge does.
 pub struct CoExecution {
@@ -188,7 +188,7 @@ pub struct CoExecution {
     pub stacks: u64,
     /// Number of times that a call waited.
     pub waits: u64,
-    _alone: MutexGuard<'static, ()>,
+    _alone: parking_lot::MutexGuard<'static, ()>,
 }
 
 /// Time after which a wait in a test has failed.
@@ -211,7 +211,7 @@ impl CoExecution {
         }
         CoExecution {
             torch,
-            engine: Some(Arc::new(Mutex::new(engine))),
+            engine: Some(Arc::new(Mutex::new(Rank::Engine, engine))),
             sequence: 0,
             callers: Vec::new(),
             other_thread: false,

@@ -160,7 +160,6 @@ impl GpuDevice {
         let ptr = self.storages.host(id, &mut self.stream, self.host)?;
         Ok((Place::Buffer(ptr), 0))
     }
-
 }
 
 /// Whether a call writes each of its inputs, by the schema's `writes` and the arguments that it does not mention.
