@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tandem_kernels::cpu::CpuDevice;
 use tandem_kernels::driver::Driver;
-use tandem_kernels::host::{HostKernels, HostResultKind};
+use tandem_kernels::host::{Buffer, Exception, HostKernels, HostResult, HostResultKind};
 use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
@@ -126,20 +126,23 @@ impl Machine for Imperative {
         });
         let mut made = Vec::new();
         let torch = self.torch;
-        let called = torch.call(&call, &mut |r| {
+        let mut sink = |r: HostResult<'_>| {
             let window = window(r.sizes, r.strides, r.offset);
             match r.kind {
                 HostResultKind::Fresh(p, _) => {
-                    made.push(Made::New(Store::Host(tandem_kernels::host::Buffer::retain(p, torch)), window));
+                    // SAFETY: buffers are alive while the fake passes results.
+                    let buffer = unsafe { Buffer::retain(p, torch) };
+                    made.push(Made::New(Store::Host(buffer), window));
                 }
                 HostResultKind::Same(i) => made.push(Made::Same(i as usize)),
                 HostResultKind::Alias(i) => made.push(Made::Alias(i as usize, window)),
                 HostResultKind::Resized(i) => made.push(Made::Resized(i as usize, window)),
                 HostResultKind::Undefined | HostResultKind::Host(_) | HostResultKind::List(_) => {}
             }
-        });
-        if let Err(e) = called {
-            torch.exception_drop(e.0);
+        };
+        // SAFETY: the tensors in `inputs` keep their buffers alive, and no other thread uses them.
+        if let Err(e) = unsafe { torch.call(&call, &mut sink) } {
+            drop(Exception::adopt(e, torch));
             return Err(RAISED);
         }
         Ok(tensors(made, &inputs))
