@@ -26,8 +26,9 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 /// Stands in for PyTorch, which this benchmark does not call.
 struct NoTorch;
 
-impl HostKernels for NoTorch {
-    fn call(&self, _: &Call<'_>, _: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
+// SAFETY: all ranges are one, and there are no objects.
+unsafe impl HostKernels for NoTorch {
+    unsafe fn call(&self, _: &Call<'_>, _: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         Err(HostError(std::ptr::null_mut()))
     }
     fn op_name(&self, _: OpId) -> String {
@@ -40,31 +41,31 @@ impl HostKernels for NoTorch {
         body(0, n);
     }
 
-    fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
+    unsafe fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
         false
     }
 
-    fn multiply(&self, _: &Product) -> bool {
+    unsafe fn multiply(&self, _: &Product) -> bool {
         false
     }
 
-    fn random_key(&self, _: *mut c_void) -> u64 {
+    unsafe fn random_key(&self, _: *mut c_void) -> u64 {
         0
     }
     fn buffer_new(&self, _: u64) -> Result<*mut c_void, HostError> {
         Ok(std::ptr::null_mut())
     }
-    fn buffer_retain(&self, _: *mut c_void) {}
-    fn buffer_release(&self, _: *mut c_void) {}
-    fn buffer_bytes(&self, _: *mut c_void) -> (*mut u8, u64) {
+    unsafe fn buffer_retain(&self, _: *mut c_void) {}
+    unsafe fn buffer_release(&self, _: *mut c_void) {}
+    unsafe fn buffer_bytes(&self, _: *mut c_void) -> (*mut u8, u64) {
         (std::ptr::null_mut(), 0)
     }
-    fn buffer_resize(&self, _: *mut c_void, _: u64) -> Result<(), HostError> {
+    unsafe fn buffer_resize(&self, _: *mut c_void, _: u64) -> Result<(), HostError> {
         Ok(())
     }
-    fn generator_retain(&self, _: *mut c_void) {}
-    fn generator_release(&self, _: *mut c_void) {}
-    fn exception_drop(&self, _: *mut c_void) {}
+    unsafe fn generator_retain(&self, _: *mut c_void) {}
+    unsafe fn generator_release(&self, _: *mut c_void) {}
+    unsafe fn exception_drop(&self, _: *mut c_void) {}
 }
 
 static TORCH: NoTorch = NoTorch;

@@ -56,7 +56,8 @@ impl Operands {
         let launch = Launch { program: &program, sizes, windows, data: &data, params: &params };
         let n = self.sizes.iter().product::<i64>() as usize;
         for from in (0..n).step_by(part) {
-            // SAFETY: the windows are within the vectors in `self.data`, which is borrowed mutably.
+            // SAFETY: the program was compiled for these windows, which are within the vectors in `self.data`, which is
+            // borrowed mutably.
             unsafe { launch.run(from, (from + part).min(n)) };
         }
     }

@@ -1,7 +1,7 @@
 //! The process's engine and its lock, and the functions that the shim calls.
 //!
-//! Lock order: engine, GIL, executor. A thread that holds the GIL never blocks on the engine's lock or on
-//! GraphRunner, and a thread that holds the engine's lock never waits for GraphRunner.
+//! The lock order is that of [`Rank`]. A thread that holds the GIL never blocks on the engine's lock or on GraphRunner,
+//! and a thread that holds the engine's lock never waits for GraphRunner.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -9,7 +9,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use tandem_kernels::cpu::CpuDevice;
@@ -22,6 +21,7 @@ use tandem_kernels::gpu::device::Gpu;
 use tandem_kernels::gpu::{Devices, GpuDevice};
 use tandem_kernels::host::Exception;
 use tandem_kernels::ops::table::kept_default;
+use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
@@ -44,7 +44,8 @@ const ADDRESS_SPACE: usize = 1 << 44;
 static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
     let executor = Deferred::new(Box::new(open_executor), &SHIM);
     let runner = GraphRunner::start(executor, &SHIM);
-    Mutex::new(Engine::new(ENVIRONMENT.config(), runner, Storages::new(reserve_addresses()), &SHIM))
+    let storages = Storages::new(reserve_addresses());
+    Mutex::new(Rank::Engine, Engine::new(ENVIRONMENT.config(), runner, storages, &SHIM))
 });
 
 /// Facts about an operator that executors ask for.
@@ -54,7 +55,7 @@ struct Declared {
 }
 
 /// Operators by id. Unlike the engine's own table, it is readable while the engine is locked.
-static DECLARED: RwLock<Vec<Declared>> = RwLock::new(Vec::new());
+static DECLARED: Mutex<Vec<Declared>> = Mutex::new(Rank::Declared, Vec::new());
 
 static DEVICE_COUNT: LazyLock<usize> = LazyLock::new(|| entries(&ENVIRONMENT.device).len());
 
@@ -119,7 +120,7 @@ pub fn lock() -> MutexGuard<'static, Engine> {
     ENGINE.try_lock().unwrap_or_else(|| {
         let gil = WithoutGil::new();
         let engine = ENGINE.lock();
-        // The GIL is taken again after the engine's lock, according to the lock order.
+        // The GIL is acquired again after the engine's lock, according to the lock order.
         drop(gil);
         engine
     })
@@ -130,20 +131,19 @@ pub fn lock() -> MutexGuard<'static, Engine> {
 pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut Deferred) -> R) -> R {
     let gil = WithoutGil::new();
     let result = with(&mut engine.runner().executor());
-    // The executor's lock is released before the GIL is taken again, according to the lock order: engine, GIL,
-    // executor.
+    // The executor's lock is released before the GIL is acquired again, according to the lock order.
     drop(gil);
     result
 }
 
 /// Returns an operator's name.
 pub fn op_name(op: OpId) -> String {
-    DECLARED.read().get(op.index()).map_or_else(|| "an operator".to_owned(), |d| d.name.to_string())
+    DECLARED.lock().get(op.index()).map_or_else(|| "an operator".to_owned(), |d| d.name.to_string())
 }
 
 /// Returns, for each argument of an operator, whether the operator writes it.
 pub fn op_writes(op: OpId) -> Box<[bool]> {
-    DECLARED.read().get(op.index()).map(|d| d.writes.clone()).unwrap_or_default()
+    DECLARED.lock().get(op.index()).map(|d| d.writes.clone()).unwrap_or_default()
 }
 
 /// Error that is raised as a Python exception.
@@ -471,7 +471,7 @@ unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
         pointwise: decl.pointwise != 0,
         foreign: decl.foreign != 0,
     });
-    DECLARED.write().push(Declared { name: name.into(), writes });
+    DECLARED.lock().push(Declared { name: name.into(), writes });
     id.0
 }
 

@@ -75,8 +75,8 @@ unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
 
 /// Takes the exception that the shim's last failed function on this thread threw.
 pub fn kept() -> HostError {
-    // SAFETY: the function has no preconditions.
-    HostError(unsafe { ttc_take_exception() })
+    // SAFETY: the function has no preconditions and returns an exception that the caller owns.
+    unsafe { HostError::new(ttc_take_exception()) }
 }
 
 /// Returns a storage that the shim made, or the exception if the pointer is null.
@@ -110,12 +110,14 @@ thread_local! {
     static LARGE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-impl HostKernels for Shim {
-    fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
+// SAFETY: `Team::run` and the shim pass disjoint ranges. The shim returns and passes pointers of PyTorch's objects,
+// which it keeps alive until `ttc_clear` or of which it gives a reference to the caller.
+unsafe impl HostKernels for Shim {
+    unsafe fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         let mut records = RECORDS.take();
         records.fill(call);
         let mut outs = TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
-        // SAFETY: the records point into `call`, which outlives the call; the outputs are read before `ttc_clear`.
+        // SAFETY: the records point into `call`, whose objects are alive; the outputs are read before `ttc_clear`.
         unsafe {
             let status = ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs);
             RECORDS.set(records);
@@ -164,32 +166,32 @@ impl HostKernels for Shim {
         LARGE.set(Some(Instant::now()));
     }
 
-    fn multiply(&self, product: &Product) -> bool {
+    unsafe fn multiply(&self, product: &Product) -> bool {
         let matrix = |m: &Matrix| TtMatrix { data: m.data.cast(), transposed: m.transposed, ld: m.ld };
         let Product { double, m, n, k, alpha, beta, .. } = *product;
         let [a, b, c] = [&product.a, &product.b, &product.c].map(matrix);
         let record = TtProduct { is_double: double, m, n, k, alpha, beta, a, b, c };
-        // SAFETY: `product` describes matrices in memory of at least these sizes.
+        // SAFETY: the record has the sizes and addresses of the product's matrices, which are in live memory.
         unsafe { ttc_multiply(&raw const record) != 0 }
     }
 
-    fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool {
+    unsafe fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool {
         let twister = Mt19937::from_parts(|words| {
             let (mut left, mut next) = (0, 0);
-            // SAFETY: the generator is null or held by the call, and `words` has room for all words of the state.
+            // SAFETY: the generator is null or alive, and `words` has room for all words of the state.
             unsafe { ttc_generator_state(generator, words.as_mut_ptr(), &raw mut left, &raw mut next) };
             [left as usize, next as usize]
         });
         let Some(mut twister) = twister else { return false };
         with(&mut twister);
         let (words, [left, next]) = twister.parts();
-        // SAFETY: the generator is null or held by the call, and `words` has all words of the state.
+        // SAFETY: the generator is null or alive, and `words` has all words of the state.
         unsafe { ttc_set_generator_state(generator, words.as_ptr(), left as i32, next as u32) };
         true
     }
 
-    fn random_key(&self, generator: *mut c_void) -> u64 {
-        // SAFETY: the generator is null or held by the call.
+    unsafe fn random_key(&self, generator: *mut c_void) -> u64 {
+        // SAFETY: the generator is null or alive.
         unsafe { ttc_random_key(generator) }
     }
 
@@ -198,41 +200,41 @@ impl HostKernels for Shim {
         made(unsafe { ttc_buffer_new(nbytes) })
     }
 
-    fn buffer_retain(&self, buffer: *mut c_void) {
-        // SAFETY: handles hold pointers to live storages.
+    unsafe fn buffer_retain(&self, buffer: *mut c_void) {
+        // SAFETY: the buffer is a storage that is alive.
         unsafe { ttc_buffer_retain(buffer) }
     }
 
-    fn buffer_release(&self, buffer: *mut c_void) {
-        // SAFETY: the handle owns the reference that is released here.
+    unsafe fn buffer_release(&self, buffer: *mut c_void) {
+        // SAFETY: the reference that is released is the caller's.
         unsafe { ttc_buffer_release(buffer) }
     }
 
-    fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64) {
-        // SAFETY: handles hold pointers to live storages.
+    unsafe fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64) {
+        // SAFETY: the buffer is a storage that is alive.
         unsafe { (ttc_buffer_data(buffer).cast(), ttc_buffer_nbytes(buffer)) }
     }
 
-    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {
-        // SAFETY: handles hold pointers to live storages.
+    unsafe fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {
+        // SAFETY: the buffer is a storage that is alive.
         match unsafe { ttc_buffer_resize(buffer, nbytes) } {
             OK => Ok(()),
             _ => Err(kept()),
         }
     }
 
-    fn generator_retain(&self, generator: *mut c_void) {
-        // SAFETY: the pointer came from the shim and belongs to a live generator.
+    unsafe fn generator_retain(&self, generator: *mut c_void) {
+        // SAFETY: the generator is alive.
         unsafe { ttc_generator_retain(generator) }
     }
 
-    fn generator_release(&self, generator: *mut c_void) {
-        // SAFETY: the handle owns the reference that is released here.
+    unsafe fn generator_release(&self, generator: *mut c_void) {
+        // SAFETY: the reference that is released is the caller's.
         unsafe { ttc_generator_release(generator) }
     }
 
-    fn exception_drop(&self, exception: *mut c_void) {
-        // SAFETY: the handle owns the exception.
+    unsafe fn exception_drop(&self, exception: *mut c_void) {
+        // SAFETY: the exception is the caller's.
         unsafe { ttc_drop_exception(exception) }
     }
 }
@@ -241,7 +243,7 @@ impl Torch for Shim {
     fn snapshot(&self, input: &Input<'_>) -> Result<HostFeed, Exception> {
         let Place::Host(storage) = input.place else { unreachable!("only host windows are snapshotted") };
         // SAFETY: the program's tensor keeps its storage alive during the call, and a window without dimensions
-        // has one element, which is inside its storage.
+        // has one element, which is inside its storage. The snapshot is new and comes with a reference.
         unsafe {
             if input.sizes.is_empty() {
                 let size = input.dtype.size();
@@ -258,7 +260,8 @@ impl Torch for Shim {
     }
 
     fn generator(&self, generator: *mut c_void) -> Generator {
-        Generator::retain(generator, &SHIM)
+        // SAFETY: the program's call keeps the generator alive.
+        unsafe { Generator::retain(generator, &SHIM) }
     }
 
     fn thread_settings(&self) -> i32 {

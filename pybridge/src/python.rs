@@ -7,7 +7,6 @@ use std::ffi::{c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-use parking_lot::Mutex;
 use pyo3::ffi::{
     Py_DecRef, PyErr_CheckSignals, PyEval_GetFrame, PyEval_RestoreThread, PyEval_SaveThread, PyFrameObject,
     PyGILState_Ensure, PyGILState_Release, PyObject, PyThreadState,
@@ -15,6 +14,7 @@ use pyo3::ffi::{
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
 use rustc_hash::FxHashMap;
+use tandem_kernels::threads::locks::{Mutex, Rank, may_acquire};
 use tandem_runtime::site::Stack;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Frame, Locations};
@@ -53,7 +53,7 @@ struct Code {
 /// Minimum number of entries before dead ones are dropped.
 const MANY: usize = 1 << 10;
 
-static CODES: Mutex<Option<Codes>> = Mutex::new(None);
+static CODES: Mutex<Option<Codes>> = Mutex::new(Rank::Codes, None);
 
 /// Id of code of this package. It is not in every stack, so locations leave it out.
 const OUR_OWN: u32 = u32::MAX;
@@ -117,6 +117,7 @@ impl Code {
 /// Returns the Python stack of the calling thread.
 pub fn walk_stack() -> Stack {
     let mut stack = Stack::default();
+    may_acquire(Rank::Gil);
     Python::attach(|py| {
         let mut codes = CODES.lock();
         let codes = codes.get_or_insert_default();
@@ -224,6 +225,7 @@ impl WithoutGil {
 impl Drop for WithoutGil {
     fn drop(&mut self) {
         if !self.0.is_null() {
+            may_acquire(Rank::Gil);
             // SAFETY: PyEval_SaveThread returned this state, and the guard is not `Send`, so this is the same
             // thread.
             unsafe { PyEval_RestoreThread(self.0) };
@@ -234,6 +236,7 @@ impl Drop for WithoutGil {
 /// Runs pending signal handlers. Returns true if one raised, with the exception set in the interpreter. Does
 /// nothing on threads other than the main thread.
 pub fn interrupted() -> bool {
+    may_acquire(Rank::Gil);
     // SAFETY: Ensure and Release are paired, and the handlers run with the GIL held.
     unsafe {
         let state = PyGILState_Ensure();

@@ -9,7 +9,7 @@
 //! OpenMP would put threads of all teams to sleep where they would otherwise spin briefly.
 //! **Freeing.** A run ends with the release of the storages that the program dropped before the run was sent.
 //!
-//! Lock order: engine, then executor. GraphRunner's thread takes only the executor's lock.
+//! GraphRunner's thread takes no lock before the executor's.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use tandem_kernels::deferred::Deferred;
 use tandem_kernels::run::{BlockRun, Step};
 use tandem_kernels::threads::cores::Cores;
+use tandem_kernels::threads::locks::{Condvar, Mutex, MutexGuard, Rank};
 use tandem_kernels::threads::team::{TEAM, Waiting, runs_beside_the_program};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
@@ -106,7 +106,7 @@ impl GraphRunner {
         let (queue, incoming) = unbounded();
         let (used, recycled) = unbounded();
         let shared = Arc::new(Shared {
-            executor: Mutex::new(executor.into()),
+            executor: Mutex::new(Rank::Executor, executor.into()),
             queue: incoming,
             used,
             torch,
@@ -114,8 +114,8 @@ impl GraphRunner {
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
-            cores: Mutex::new(Cores::new()),
-            progress: Mutex::new(()),
+            cores: Mutex::new(Rank::RunnerCores, Cores::new()),
+            progress: Mutex::new(Rank::RunnerProgress, ()),
             advanced: Condvar::new(),
             busy_ns: AtomicU64::new(0),
             inline_ns: AtomicU64::new(0),

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use tandem_kernels::run::BlockRun;
+use tandem_kernels::threads::locks::{Mutex, Rank};
 use tandem_tracegraph::ids::LocationId;
 
 /// Activity of PythonRunner other than running the program.
@@ -58,7 +58,11 @@ pub struct Timeline {
 
 impl Default for Timeline {
     fn default() -> Timeline {
-        Timeline { on: AtomicBool::new(false), began: Instant::now(), events: Mutex::default() }
+        Timeline {
+            on: AtomicBool::new(false),
+            began: Instant::now(),
+            events: Mutex::new(Rank::Timeline, Events::default()),
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl CpuDevice {
     }
 
     /// Returns the buffer of a storage; allocates it if the storage's bytes are undefined.
-    fn buffer(&mut self, id: StorageId) -> Result<*mut std::ffi::c_void, Absent> {
+    fn buffer(&mut self, id: StorageId) -> Result<&Buffer, Absent> {
         let host = self.host;
         let contents = self.slot(id);
         if let Contents::Undefined(nbytes) = contents {
@@ -69,7 +69,7 @@ impl CpuDevice {
             *contents = Contents::Ready(made.map_err(|e| Absent::NoMemory(Exception::adopt(e, host)))?);
         }
         match contents {
-            Contents::Ready(buffer) => Ok(buffer.as_ptr()),
+            Contents::Ready(buffer) => Ok(buffer),
             Contents::Poisoned(failure, _) => Err(Absent::Poisoned(failure.clone())),
             Contents::Free | Contents::Undefined(_) => Err(Absent::Free),
         }
@@ -97,7 +97,7 @@ impl CpuDevice {
         self.heal(call);
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
-            match self.buffer(id) {
+            match self.buffer(id).map(Buffer::as_ptr) {
                 Ok(ptr) => call.inputs[i].place = Place::Buffer(ptr),
                 Err(Absent::Poisoned(failure)) => return Err(CallFailure::Poisoned(failure)),
                 Err(Absent::Free) => {
@@ -137,17 +137,20 @@ impl CpuDevice {
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
         let mut outs = variant.outputs.outs.iter();
         let mut agrees = true;
-        let called = host.call(call, &mut |result| {
+        let mut sink = |result: HostResult<'_>| {
             if let HostResultKind::Fresh(ptr, _) = result.kind
                 && !made.iter().any(|b| b.as_ptr() == ptr)
             {
-                made.push(Buffer::retain(ptr, host));
+                // SAFETY: buffers are alive while the host passes results.
+                made.push(unsafe { Buffer::retain(ptr, host) });
             }
             if !matches!(result.kind, HostResultKind::Resized(_)) {
                 agrees &= outs.next().is_some_and(|out| out_agrees(out, &result, call));
             }
-        });
-        if let Err(e) = called {
+        };
+        // SAFETY: `resolve` named buffers that this device keeps; the run keeps the others and the generators. Only
+        // this thread, and those that help it, use storages while an op runs.
+        if let Err(e) = unsafe { host.call(call, &mut sink) } {
             return Err(self.raised(call, location, e));
         }
         if !agrees || made.len() != fresh.len() {
@@ -172,19 +175,16 @@ impl CpuDevice {
             && is_dense(to.sizes, to.strides)
             && (to.flags | from.flags) & flags::META == 0;
         let Some(HostFeed::Buffer(buffer)) = hosts.first() else { return false };
-        let nbytes = self.host.buffer_bytes(buffer.as_ptr()).1;
+        let nbytes = buffer.bytes().1;
         let fits = match self.slot(id) {
             Contents::Undefined(n) => *n == nbytes,
-            Contents::Ready(old) => {
-                let old = old.as_ptr();
-                self.host.buffer_bytes(old).1 == nbytes
-            }
+            Contents::Ready(old) => old.bytes().1 == nbytes,
             _ => false,
         };
         if !whole || !fits || to.meta().extent_bytes(0) != nbytes {
             return false;
         }
-        *self.slot(id) = Contents::Ready(Buffer::retain(buffer.as_ptr(), self.host));
+        *self.slot(id) = Contents::Ready(buffer.clone());
         true
     }
 
@@ -226,7 +226,9 @@ impl CpuDevice {
                 return Some(Ok((outputs, made.into_vec())));
             }
         }
-        let called = call_host(host, call);
+        // SAFETY: `call` resolved the inputs to buffers that this device or the program keeps during the call. Only
+        // this thread, and those that help it, use storages while an op runs.
+        let called = unsafe { call_host(host, call) };
         if !rule.is_alone()
             && let Ok((outputs, made)) = &called
             && let Some(native) = self.natives.of_call(&rule, call, outputs, host)
@@ -243,7 +245,7 @@ impl CpuDevice {
     /// Returns the size of a storage in bytes.
     fn nbytes(&self, id: StorageId) -> u64 {
         match self.storages.get(id.index()) {
-            Some(Contents::Ready(buffer)) => self.host.buffer_bytes(buffer.as_ptr()).1,
+            Some(Contents::Ready(buffer)) => buffer.bytes().1,
             Some(Contents::Undefined(nbytes) | Contents::Poisoned(_, nbytes)) => *nbytes,
             Some(Contents::Free) | None => 0,
         }
@@ -320,10 +322,10 @@ impl Immediate for CpuDevice {
     }
 
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
-        let host = self.host;
         match self.slot(id) {
             Contents::Ready(buffer) => {
-                host.buffer_resize(buffer.as_ptr(), nbytes).map_err(|e| self.no_memory(e))
+                // SAFETY: only ops use the contents, and none runs now.
+                unsafe { buffer.resize(nbytes) }.map_err(|e| self.no_memory(e))
             }
             Contents::Poisoned(failure, _) => Err(CallFailure::Poisoned(failure.clone())),
             Contents::Free | Contents::Undefined(_) => self.give(id, nbytes),
@@ -374,7 +376,11 @@ impl Immediate for CpuDevice {
             return Err(failure);
         }
         let host = self.host;
-        let called = self.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved));
+        let called = self.call_native(&resolved).unwrap_or_else(|| {
+            // SAFETY: `resolve` named buffers that this device keeps; the program keeps the others and the generators
+            // during the call. Only this thread, and those that help it, use storages while an op runs.
+            unsafe { call_host(host, &resolved) }
+        });
         let (outputs, made) = called.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
             *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
@@ -430,24 +436,25 @@ impl Device for CpuDevice {
             }
         }
         let begin = |slot: &Slot| {
-            let (storage, bytes) = match slot {
+            let (buffer, bytes) = match slot {
                 Slot::Storage(place, bytes) => match &self.storages.get(id(*place).index()) {
-                    Some(Contents::Ready(buffer)) => (buffer.as_ptr(), *bytes),
+                    Some(Contents::Ready(buffer)) => (buffer, *bytes),
                     // The storage is created and freed within the group, which never stores its elements.
                     _ => return std::ptr::null_mut(),
                 },
                 Slot::Host(at) => match &span.run.hosts[span.base.hosts + *at as usize] {
-                    HostFeed::Buffer(buffer) => (buffer.as_ptr(), 0),
+                    HostFeed::Buffer(buffer) => (buffer, 0),
                     HostFeed::Inline(_) => return std::ptr::null_mut(),
                 },
             };
             // SAFETY: the first element of a window is inside its storage.
-            unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
+            unsafe { buffer.bytes().0.offset(bytes as isize) }
         };
         let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
         let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
-        // SAFETY: `needed` and `fresh` storages have buffers, which only this thread and the ones helping it use
-        // now.
+        // SAFETY: the plan compiled the group for these slots. `needed` and `fresh` storages have buffers, which only
+        // this thread and the ones helping it use now; the planner groups only ops whose windows do not overlap
+        // otherwise.
         unsafe { fused.group.run(host, &data, &params) }
     }
 
@@ -476,7 +483,7 @@ impl CpuDevice {
             Absent::Free => unnamed("copy", Cause::NoMemory),
             Absent::NoMemory(exception) => unnamed("copy", Cause::Kernel(exception)),
         })?;
-        let (data, nbytes) = self.host.buffer_bytes(buffer);
+        let (data, nbytes) = buffer.bytes();
         if offset + len as u64 > nbytes {
             return Err(unnamed("copy", Cause::NoMemory));
         }

@@ -223,7 +223,7 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
         let nbytes = sizes.iter().product::<i64>() as usize * input.dtype.size();
         let tensor = Buffer::new(nbytes as u64, host).map_err(|error| Exception::adopt(error, host)).ok()?;
         // SAFETY: the buffer was allocated above with `nbytes` bytes, and nobody else has it.
-        unsafe { host.buffer_bytes(tensor.as_ptr()).0.write_bytes(0, nbytes) };
+        unsafe { tensor.bytes().0.write_bytes(0, nbytes) };
         (input.place, input.offset) = (Place::Buffer(tensor.as_ptr()), 0);
         (input.sizes, input.strides) = (sizes, strides);
         tensors.push(tensor);
@@ -235,7 +235,11 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
         };
         outputs.outs.iter().map(dtype).collect::<SmallVec<[Option<Dtype>; 2]>>()
     };
-    let attempt = || call_host(host, &small).map_err(|failure| drop(Exception::adopt(failure.error, host)));
+    let attempt = || {
+        // SAFETY: the inputs are in `tensors`, which nobody else has, or values or host tensors of the original call.
+        let called = unsafe { call_host(host, &small) };
+        called.map_err(|failure| drop(Exception::adopt(failure.error, host)))
+    };
     // A failed allocation is no refusal. It is not expected twice in a row for so few bytes.
     let given = attempt().or_else(|()| attempt());
     Some(given.is_ok_and(|(given, _)| given.resized.is_empty() && dtypes(&given) == dtypes(outputs)))
@@ -403,10 +407,11 @@ fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
                 Place::Inline(value) => Scalar::of_bytes(&value.0, input.dtype),
                 Place::Host(storage) => {
                     let size = input.dtype.size();
-                    let from = host.buffer_bytes(storage).0;
                     // SAFETY: the host tensor has an element at this offset and outlives the call.
-                    let bytes =
-                        unsafe { std::slice::from_raw_parts(from.add(input.offset as usize * size), size) };
+                    let bytes = unsafe {
+                        let from = host.buffer_bytes(storage).0.add(input.offset as usize * size);
+                        std::slice::from_raw_parts(from, size)
+                    };
                     Scalar::of_bytes(bytes, input.dtype)
                 }
                 _ => Scalar::Int(0),
@@ -422,7 +427,7 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [to, from] = &call.inputs[..] else { return false };
     let data = |input: &Input<'_>| match input.place {
         Place::Buffer(storage) | Place::Host(storage) if input.flags & (flags::CONJ | flags::NEG) == 0 => {
-            // SAFETY: the first element of a window is inside its storage.
+            // SAFETY: the call's storages are alive, and the first element of a window is inside its storage.
             Some(unsafe {
                 host.buffer_bytes(storage).0.offset(input.offset as isize * input.dtype.size() as isize)
             })
@@ -444,7 +449,7 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
 /// the elements that it writes can be computed in any order (see [`apart`]), and `made` are the buffers of new outputs.
 pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
     let memory = |storage, bytes: i64| {
-        // SAFETY: the first element of a window is inside its storage.
+        // SAFETY: the call's storages and `made` are alive, and the first element of a window is inside its storage.
         unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
     };
     let begin = |slot: &Slot| match slot.owner {
@@ -461,6 +466,8 @@ pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn
     };
     let data: SmallVec<[*mut u8; 8]> = native.slots.iter().map(begin).collect();
     let params: SmallVec<[u64; 8]> = native.params.iter().map(|p| param_bits(*p, call, host)).collect();
-    // SAFETY: the buffers outlive the call, and nobody else uses those that it writes.
+    // SAFETY: the kernel was made for calls with this metadata, so `data` are the addresses of its windows, which are
+    // inside the call's storages and `made`. These outlive the call. Only this thread, and those that help it, use
+    // storages while an op runs, and `apart` has excluded overlaps with what is written in place.
     unsafe { native.run(host, &data, &params) }
 }

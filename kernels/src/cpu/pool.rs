@@ -12,8 +12,9 @@
 
 use std::ptr::NonNull;
 
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+
+use crate::threads::locks::{Mutex, Rank};
 
 /// Smallest size in bytes of an allocation that the pool serves.
 pub const SMALLEST: usize = 1 << 12;
@@ -159,7 +160,7 @@ fn give_back(block: &Block, bytes: usize) {
 impl Pool {
     /// Returns an empty pool.
     pub const fn new() -> Pool {
-        Pool(Mutex::new(None))
+        Pool(Mutex::new(Rank::Pool, None))
     }
 
     /// Allocates at least `bytes` undefined bytes, aligned to 64. `None` if there is no memory, or if the size is

@@ -53,7 +53,7 @@ fn draw_each<T: Copy + Default>(generator: &mut Mt19937, p: f64, out: &mut [T], 
 }
 
 #[inline(always)]
-unsafe fn draw(generator: &mut Mt19937, p: f64, out: &mut [f32]) {
+fn draw(generator: &mut Mt19937, p: f64, out: &mut [f32]) {
     draw_each(generator, p, out, 1.0);
 }
 
@@ -81,15 +81,14 @@ pub fn draw_bernoulli(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     if input.dtype != Dtype::FLOAT32 || input.flags & flags::META != 0 || !dense || !(0.0..=1.0).contains(p) {
         return false;
     }
-    // SAFETY: the tensor's elements are inside its storage, which only this thread uses.
+    // SAFETY: the call's storage is alive; the dense tensor's `expected` elements are inside it, and only this thread
+    // uses it while the op runs.
     let out = unsafe {
         let first = host.buffer_bytes(storage).0.cast::<f32>().add(input.offset as usize);
         std::slice::from_raw_parts_mut(first, expected as usize)
     };
-    host.draw(generator, &mut |twister| {
-        // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
-        unsafe { bernoulli(twister, *p, out) }
-    })
+    // SAFETY: the generator is null or the call's, which lives as long as the call.
+    unsafe { host.draw(generator, &mut |twister| bernoulli(twister, *p, out)) }
 }
 
 /// The smallest 53-bit number for which the element is zero, as the two words that are compared with it.
@@ -151,8 +150,7 @@ mod tests {
 
     fn drawn(generator: &mut Mt19937, p: f64, len: usize) -> Vec<u8> {
         let mut out = vec![7.0; len];
-        // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
-        unsafe { bernoulli(generator, p, &mut out) };
+        bernoulli(generator, p, &mut out);
         assert!(out.iter().all(|x| *x == 0.0 || *x == 1.0));
         out.iter().map(|x| *x as u8).collect()
     }

@@ -31,25 +31,50 @@ pub fn units() -> Units {
     Units::Any
 }
 
-/// Defines an unsafe function that calls `$body`, an `#[inline(always)]` function, compiled for the widest units.
+/// Defines a function that calls `$body`, an `#[inline(always)]` function, compiled for the widest units. The function
+/// is unsafe if it is declared so, and then has the requirements of `$body`.
 macro_rules! widest {
     ($(#[$doc:meta])* $visible:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) => $body:path) => {
+        $(#[$doc])*
+        $visible fn $name($($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            fn avx512($($arg: $ty),*) {
+                $body($($arg),*);
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $ty),*) {
+                $body($($arg),*);
+            }
+            match $crate::cpu::widest::units() {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: `units` detected the features that this version is compiled for.
+                $crate::cpu::widest::Units::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: `units` detected the features that this version is compiled for.
+                $crate::cpu::widest::Units::Avx2 => unsafe { avx2($($arg),*) },
+                _ => $body($($arg),*),
+            }
+        }
+    };
+    ($(#[$doc:meta])* $visible:vis unsafe fn $name:ident($($arg:ident: $ty:ty),* $(,)?) => $body:path) => {
         $(#[$doc])*
         $visible unsafe fn $name($($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             unsafe fn avx512($($arg: $ty),*) {
-                // SAFETY: the caller meets the requirements of `$body`.
+                // SAFETY: `$name` has the requirements of `$body` and passes its arguments on.
                 unsafe { $body($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             unsafe fn avx2($($arg: $ty),*) {
-                // SAFETY: the caller meets the requirements of `$body`.
+                // SAFETY: `$name` has the requirements of `$body` and passes its arguments on.
                 unsafe { $body($($arg),*) }
             }
-            // SAFETY: the caller meets the requirements of `$body`, and the CPU has the features of the chosen
-            // version.
+            // SAFETY: the requirements of `$body` are those of this function, and `units` detected the features that
+            // the chosen version is compiled for.
             unsafe {
                 match $crate::cpu::widest::units() {
                     #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use parking_lot::Mutex;
+use crate::threads::locks::{Mutex, Rank};
 
 /// The driver's pipeline cache and the file that holds it. A damaged file is ignored and replaced.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl DiskCache {
                 fallback: true,
             })
         };
-        Some(DiskCache { pipelines, path, saved: Mutex::new(data.map_or(0, <[u8]>::len)) })
+        Some(DiskCache { pipelines, path, saved: Mutex::new(Rank::GpuCache, data.map_or(0, <[u8]>::len)) })
     }
 
     /// Writes the cache to its file if it has grown. Failures are only logged, because nothing depends on the file.

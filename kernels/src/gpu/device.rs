@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::gpu::adapter::{AdapterError, FEATURES, adapter};
 use crate::gpu::cache::DiskCache;
 use crate::gpu::print::Target;
 use crate::gpu::tiling::{MATRIX, SUBGROUP};
+use crate::threads::locks::{Mutex, Rank};
 
 /// Options for opening a device.
 #[derive(Clone, Debug, Default)]
@@ -120,7 +119,7 @@ impl Gpu {
             error: e.to_string(),
         };
         let (device, queue) = pollster::block_on(adapter.request_device(&description)).map_err(refused)?;
-        let ended = Arc::new(Mutex::new(None));
+        let ended = Arc::new(Mutex::new(Rank::GpuEnded, None));
         let tell = ended.clone();
         device.set_device_lost_callback(move |reason, text| {
             tell.lock().get_or_insert_with(|| format!("the device was lost ({reason:?}): {text}"));

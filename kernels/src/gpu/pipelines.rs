@@ -1,6 +1,6 @@
 //! Compilation of kernels on background threads, with a cache by their WGSL text.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crossbeam_channel::{Sender, unbounded};
 use rustc_hash::FxHashMap;
@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::gpu::device::Gpu;
 use crate::gpu::kernel::Kernel;
 use crate::gpu::print::{parameter_bytes, wgsl};
+use crate::threads::locks::{Condvar, Mutex, Rank};
 
 /// A compiled kernel, or one that is being compiled.
 #[derive(Debug)]
@@ -29,17 +30,17 @@ pub struct Pipeline {
 impl Pipeline {
     /// The compiled pipeline or the compiler's error. Waits while the kernel is being compiled.
     pub fn get(&self) -> Result<wgpu::ComputePipeline, String> {
-        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut compiled = self.compiled.lock();
         loop {
             match &*compiled {
                 Some(result) => return result.clone(),
-                None => compiled = self.done.wait(compiled).unwrap_or_else(PoisonError::into_inner),
+                None => self.done.wait(&mut compiled),
             }
         }
     }
 
     fn set(&self, result: Result<wgpu::ComputePipeline, String>) {
-        *self.compiled.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        *self.compiled.lock() = Some(result);
         self.done.notify_all();
     }
 }
@@ -135,7 +136,7 @@ impl Pipelines {
             parameter_bytes: bytes,
             immediates,
             layout,
-            compiled: Mutex::new(None),
+            compiled: Mutex::new(Rank::GpuPipeline, None),
             done: Condvar::new(),
         });
         let groups = [Some(self.layout(layout)), (!immediates).then_some(&self.uniforms)];

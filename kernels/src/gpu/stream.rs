@@ -17,6 +17,7 @@ use crate::gpu::device::Gpu;
 use crate::gpu::kernel::Groups;
 use crate::gpu::memory::{BufId, Memory};
 use crate::gpu::pipelines::{Pipeline, Pipelines};
+use crate::threads::locks::{Mutex, Rank};
 
 /// The part of a buffer that is bound to a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -230,7 +231,7 @@ impl Stream {
         }
         let watches = watch.is_some();
         let index = self.submit(encoder);
-        let mapped = Arc::new(parking_lot::Mutex::new(None));
+        let mapped = Arc::new(Mutex::new(Rank::GpuMapped, None));
         let tell = mapped.clone();
         staging.map_async(wgpu::MapMode::Read, 0..all, move |result| {
             *tell.lock() = Some(result.map_err(|e| e.to_string()));

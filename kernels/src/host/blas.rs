@@ -105,7 +105,7 @@ impl Product {
         piece
     }
 
-    /// The same product, with matrices at other addresses.
+    /// The same product, with matrices at other addresses, which are not accessed.
     pub fn on(&self, a: *mut u8, b: *mut u8, c: *mut u8) -> Product {
         let mut product = *self;
         (product.a.data, product.b.data, product.c.data) = (a, b, c);

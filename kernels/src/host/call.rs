@@ -5,7 +5,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::TensorMeta;
 
 use crate::host::handles::Buffer;
-use crate::host::kernels::{HostError, HostKernels, HostResultKind};
+use crate::host::kernels::{HostError, HostKernels, HostResult, HostResultKind};
 
 /// Exception of a call on the host.
 pub(crate) struct HostFailure {
@@ -22,13 +22,16 @@ impl From<HostError> for HostFailure {
 
 /// Calls an operator on the host. Returns its outputs, in which offsets of aliases and resized inputs are relative
 /// to those of the inputs, and the buffers that it created.
-pub(crate) fn call_host(
+///
+/// # Safety
+/// The requirements are those of [`HostKernels::call`].
+pub(crate) unsafe fn call_host(
     host: &'static dyn HostKernels,
     call: &Call<'_>,
 ) -> Result<(Outputs, Vec<Buffer>), HostFailure> {
     let mut outputs = Outputs::default();
     let mut made: Vec<Buffer> = Vec::new();
-    let called = host.call(call, &mut |result| {
+    let mut sink = |result: HostResult<'_>| {
         let meta = || TensorMeta::new(result.sizes, result.strides, result.dtype, result.flags);
         let moved = |input: u32| result.offset - call.inputs[input as usize].offset;
         outputs.outs.push(match result.kind {
@@ -39,7 +42,8 @@ pub(crate) fn call_host(
             HostResultKind::Fresh(ptr, nbytes) => {
                 let known = made.iter().position(|b| b.as_ptr() == ptr);
                 let storage = known.unwrap_or_else(|| {
-                    made.push(Buffer::retain(ptr, host));
+                    // SAFETY: buffers are alive while the host passes results.
+                    made.push(unsafe { Buffer::retain(ptr, host) });
                     outputs.fresh.push(nbytes);
                     made.len() - 1
                 });
@@ -51,8 +55,9 @@ pub(crate) fn call_host(
             HostResultKind::Host(n) => OutSpec::Host(n),
             HostResultKind::List(n) => OutSpec::List(n),
         });
-    });
-    match called {
+    };
+    // SAFETY: what the call names is alive and not used by others, which this function requires.
+    match unsafe { host.call(call, &mut sink) } {
         Ok(()) => Ok((outputs, made)),
         Err(error) => Err(HostFailure { error, resized: outputs.resized }),
     }

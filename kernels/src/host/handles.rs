@@ -20,14 +20,21 @@ macro_rules! handle {
         unsafe impl Sync for $name {}
 
         impl $name {
-            /// Takes ownership of a reference that the caller owns.
-            pub fn adopt(ptr: *mut c_void, host: &'static dyn HostKernels) -> $name {
+            /// Takes ownership of a reference.
+            ///
+            /// # Safety
+            /// `ptr` is an object of `host`, and the caller owns the reference and gives it up.
+            pub unsafe fn adopt(ptr: *mut c_void, host: &'static dyn HostKernels) -> $name {
                 $name { ptr, host }
             }
 
             /// Acquires a new reference.
-            pub fn retain(ptr: *mut c_void, host: &'static dyn HostKernels) -> $name {
-                host.$retain(ptr);
+            ///
+            /// # Safety
+            /// `ptr` is a live object of `host`.
+            pub unsafe fn retain(ptr: *mut c_void, host: &'static dyn HostKernels) -> $name {
+                // SAFETY: the object is alive, which this function requires.
+                unsafe { host.$retain(ptr) };
                 $name { ptr, host }
             }
 
@@ -39,7 +46,8 @@ macro_rules! handle {
 
         impl Drop for $name {
             fn drop(&mut self) {
-                self.host.$release(self.ptr);
+                // SAFETY: the handle owns a reference, which it uses no more.
+                unsafe { self.host.$release(self.ptr) };
             }
         }
 
@@ -67,7 +75,30 @@ handle!(
 impl Buffer {
     /// Allocates a buffer of uninitialized bytes.
     pub fn new(nbytes: u64, host: &'static dyn HostKernels) -> Result<Buffer, HostError> {
-        Ok(Buffer::adopt(host.buffer_new(nbytes)?, host))
+        // SAFETY: `buffer_new` returns a buffer with a reference that is the caller's.
+        Ok(unsafe { Buffer::adopt(host.buffer_new(nbytes)?, host) })
+    }
+
+    /// The address of the contents and their size in bytes.
+    pub fn bytes(&self) -> (*mut u8, u64) {
+        // SAFETY: the handle keeps the buffer alive.
+        unsafe { self.host.buffer_bytes(self.ptr) }
+    }
+
+    /// Resizes the buffer and keeps its contents up to the smaller size. On failure the buffer is unchanged.
+    ///
+    /// # Safety
+    /// Nobody uses the contents during the call, or an address of them from before it afterwards.
+    pub unsafe fn resize(&self, nbytes: u64) -> Result<(), HostError> {
+        // SAFETY: the handle keeps the buffer alive, and nobody uses its contents, which this function requires.
+        unsafe { self.host.buffer_resize(self.ptr, nbytes) }
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Buffer {
+        // SAFETY: the handle keeps the buffer alive.
+        unsafe { Buffer::retain(self.ptr, self.host) }
     }
 }
 
@@ -83,9 +114,9 @@ unsafe impl Send for Exception {}
 unsafe impl Sync for Exception {}
 
 impl Exception {
-    /// Takes ownership of the exception.
+    /// Takes ownership of the exception, which `host` raised.
     pub fn adopt(error: HostError, host: &'static dyn HostKernels) -> Exception {
-        Exception { ptr: error.0, host }
+        Exception { ptr: error.into_raw(), host }
     }
 
     /// The pointer, which is valid while the handle exists.
@@ -96,7 +127,8 @@ impl Exception {
 
 impl Drop for Exception {
     fn drop(&mut self) {
-        self.host.exception_drop(self.ptr);
+        // SAFETY: the handle owns the exception, which it uses no more.
+        unsafe { self.host.exception_drop(self.ptr) };
     }
 }
 

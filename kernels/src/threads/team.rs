@@ -13,10 +13,9 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::threads::cores::Cores;
 use crate::threads::floats::Floats;
+use crate::threads::locks::{Condvar, Mutex, Rank};
 
 /// Number of pieces of a kernel per thread.
 const PIECES: usize = 8;
@@ -155,11 +154,11 @@ struct Asleep {
 
 /// The only team of the process.
 pub static TEAM: Team = Team {
-    taken: Mutex::new(()),
+    taken: Mutex::new(Rank::TeamTaken, ()),
     job: AtomicPtr::new(std::ptr::null_mut()),
     number: AtomicU64::new(0),
     inside: AtomicUsize::new(0),
-    asleep: Mutex::new(Asleep { count: 0, cores: Cores::new() }),
+    asleep: Mutex::new(Rank::TeamAsleep, Asleep { count: 0, cores: Cores::new() }),
     sleepers: AtomicUsize::new(0),
     bell: Condvar::new(),
     started: AtomicUsize::new(0),

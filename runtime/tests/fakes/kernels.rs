@@ -364,7 +364,8 @@ impl FakeTorch {
                 // SAFETY: the buffer is new, so there is no other reference to its bytes.
                 unsafe { *bytes(buffer).bytes.get() = values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
                 tell(HostResultKind::Fresh(buffer, values.len() as u64 * 4), &sizes, 0);
-                self.buffer_release(buffer);
+                // SAFETY: the reference of `buffer_new` is given up.
+                unsafe { self.buffer_release(buffer) };
             }
             Out::Same(i) => tell(HostResultKind::Same(i), &[], 0),
             Out::Alias(i, sizes, offset) => {
@@ -393,8 +394,9 @@ impl FakeTorch {
     }
 }
 
-impl HostKernels for FakeTorch {
-    fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
+// SAFETY: one range is passed, and buffers live as long as someone has a reference.
+unsafe impl HostKernels for FakeTorch {
+    unsafe fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         let op = OPS[call.op.index()].0;
         if op == Op::Nop_ {
             sink(HostResult {
@@ -415,7 +417,8 @@ impl HostKernels for FakeTorch {
             }
             Err(message) => {
                 self.exceptions.fetch_add(1, Ordering::SeqCst);
-                Err(HostError(Box::into_raw(Box::new(message)).cast()))
+                // SAFETY: the string is new, and `exception_drop` takes it.
+                Err(unsafe { HostError::new(Box::into_raw(Box::new(message)).cast()) })
             }
         }
     }
@@ -432,15 +435,15 @@ impl HostKernels for FakeTorch {
         body(0, n);
     }
 
-    fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
+    unsafe fn draw(&self, _: *mut c_void, _: &mut dyn FnMut(&mut Mt19937)) -> bool {
         false
     }
 
-    fn multiply(&self, _: &Product) -> bool {
+    unsafe fn multiply(&self, _: &Product) -> bool {
         false
     }
 
-    fn random_key(&self, _: *mut c_void) -> u64 {
+    unsafe fn random_key(&self, _: *mut c_void) -> u64 {
         0
     }
 
@@ -451,12 +454,12 @@ impl HostKernels for FakeTorch {
         Ok(Box::into_raw(Box::new(Bytes { references: AtomicUsize::new(1), bytes })).cast())
     }
 
-    fn buffer_retain(&self, buffer: *mut c_void) {
-        // SAFETY: handles hold pointers to live buffers.
+    unsafe fn buffer_retain(&self, buffer: *mut c_void) {
+        // SAFETY: the buffer is alive.
         unsafe { bytes(buffer) }.references.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn buffer_release(&self, buffer: *mut c_void) {
+    unsafe fn buffer_release(&self, buffer: *mut c_void) {
         // SAFETY: the handle that is released still holds a reference.
         if unsafe { bytes(buffer) }.references.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.live.fetch_sub(1, Ordering::SeqCst);
@@ -465,27 +468,29 @@ impl HostKernels for FakeTorch {
         }
     }
 
-    fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64) {
-        // SAFETY: handles hold pointers to live buffers.
+    unsafe fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64) {
+        // SAFETY: the buffer is alive, and only one kernel runs at a time.
         let bytes = unsafe { &mut *bytes(buffer).bytes.get() };
         (bytes.as_mut_ptr(), bytes.len() as u64)
     }
 
-    fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {
-        // SAFETY: handles hold pointers to live buffers, and only one kernel runs at a time.
+    unsafe fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {
+        // SAFETY: the buffer is alive, and only one kernel runs at a time.
         unsafe { &mut *bytes(buffer).bytes.get() }.resize(nbytes as usize, 0xee);
         Ok(())
     }
 
-    fn generator_retain(&self, generator: *mut c_void) {
-        self.buffer_retain(generator);
+    unsafe fn generator_retain(&self, generator: *mut c_void) {
+        // SAFETY: a generator is a buffer, which is alive.
+        unsafe { self.buffer_retain(generator) };
     }
 
-    fn generator_release(&self, generator: *mut c_void) {
-        self.buffer_release(generator);
+    unsafe fn generator_release(&self, generator: *mut c_void) {
+        // SAFETY: a generator is a buffer, of which the reference is given up.
+        unsafe { self.buffer_release(generator) };
     }
 
-    fn exception_drop(&self, exception: *mut c_void) {
+    unsafe fn exception_drop(&self, exception: *mut c_void) {
         self.exceptions.fetch_sub(1, Ordering::SeqCst);
         // SAFETY: the failure owned the string that `call` allocated.
         drop(unsafe { Box::from_raw(exception.cast::<String>()) });
@@ -513,7 +518,8 @@ impl Torch for FakeTorch {
     }
 
     fn generator(&self, generator: *mut c_void) -> Generator {
-        Generator::retain(generator, self.handle())
+        // SAFETY: the call that names the generator keeps it alive.
+        unsafe { Generator::retain(generator, self.handle()) }
     }
 
     fn thread_settings(&self) -> i32 {

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
 use tandem_kernels::cpu::CpuDevice;
 use tandem_kernels::driver::Driver;
-use tandem_kernels::host::{HostKernels, HostResultKind};
+use tandem_kernels::host::{Buffer, Exception, HostKernels, HostResult, HostResultKind};
+use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
 use tandem_runtime::error::CallError;
@@ -126,20 +126,23 @@ impl Machine for Imperative {
         });
         let mut made = Vec::new();
         let torch = self.torch;
-        let called = torch.call(&call, &mut |r| {
+        let mut sink = |r: HostResult<'_>| {
             let window = window(r.sizes, r.strides, r.offset);
             match r.kind {
                 HostResultKind::Fresh(p, _) => {
-                    made.push(Made::New(Store::Host(tandem_kernels::host::Buffer::retain(p, torch)), window));
+                    // SAFETY: buffers are alive while the fake passes results.
+                    let buffer = unsafe { Buffer::retain(p, torch) };
+                    made.push(Made::New(Store::Host(buffer), window));
                 }
                 HostResultKind::Same(i) => made.push(Made::Same(i as usize)),
                 HostResultKind::Alias(i) => made.push(Made::Alias(i as usize, window)),
                 HostResultKind::Resized(i) => made.push(Made::Resized(i as usize, window)),
                 HostResultKind::Undefined | HostResultKind::Host(_) | HostResultKind::List(_) => {}
             }
-        });
-        if let Err(e) = called {
-            torch.exception_drop(e.0);
+        };
+        // SAFETY: the tensors in `inputs` keep their buffers alive, and no other thread uses them.
+        if let Err(e) = unsafe { torch.call(&call, &mut sink) } {
+            drop(Exception::adopt(e, torch));
             return Err(RAISED);
         }
         Ok(tensors(made, &inputs))
@@ -172,8 +175,8 @@ fn host(torch: &'static FakeTorch, values: &[f32]) -> Tensor {
     Tensor::new(Rc::new(Store::Host(torch.buffer(values))), Window::dense(&[values.len() as i64]))
 }
 
-/// Lock of the one active machine: [`DEATHS`] exists once per process.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Lock of the one active machine, which is acquired before all others: [`DEATHS`] exists once per process.
+static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 /// Machine that sends each op through the engine, as the bridge does.
 pub struct CoExecution {
@@ -188,7 +191,7 @@ pub struct CoExecution {
     pub stacks: u64,
     /// Number of times that a call waited.
     pub waits: u64,
-    _alone: MutexGuard<'static, ()>,
+    _alone: parking_lot::MutexGuard<'static, ()>,
 }
 
 /// Time after which a wait in a test has failed.
@@ -211,7 +214,7 @@ impl CoExecution {
         }
         CoExecution {
             torch,
-            engine: Some(Arc::new(Mutex::new(engine))),
+            engine: Some(Arc::new(Mutex::new(Rank::Engine, engine))),
             sequence: 0,
             callers: Vec::new(),
             other_thread: false,

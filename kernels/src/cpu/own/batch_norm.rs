@@ -8,9 +8,10 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::own::additions::Sum;
-use crate::cpu::own::norm::{Addresses, Windows, output, wanted, weights};
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
+use crate::cpu::own::norm::{Windows, output, wanted, weights};
 use crate::cpu::own::rows::at;
-use crate::cpu::own::{Kernel, Shared, Work, contiguous, count, each_row};
+use crate::cpu::own::{contiguous, count, each_row};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
@@ -71,16 +72,16 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     };
     let running = running.map(|both| both.map(|w| windows.add(w)));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let [momentum, eps] = [f64::from_bits(params[0]), f64::from_bits(params[1])];
-        let data = Addresses(data);
         each_row(host, n, channel.count() * 4, &|from, to| {
-            let (data, mut room) = (data.get(), [0.0; ROOM]);
+            let mut room = [0.0; ROOM];
             for c in from..to {
-                // SAFETY: `c < n`, the number of channels in all windows; each channel is one thread's.
+                // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `number` have an element
+                // per channel, those of `first` the layout `channel`. Each channel is one thread's.
                 unsafe {
-                    let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
-                    let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
+                    let number = |w: usize| &mut *data.of::<f32>(w).at(c);
+                    let first = |w: usize| data.of::<f32>(w).at(c * channel.pixels);
                     let (near, together) = gathered(first(x), channel, &mut room);
                     let [mean, scale] = match (saved, running) {
                         (Some(saved), running) => {
@@ -119,7 +120,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         true
     };
     let params = smallvec![Param::Number(6, 0, Ty::F64), Param::Number(7, 0, Ty::F64)];
-    Some(Kernel { windows: windows.0, params, work: Box::new(work) })
+    Some(Kernel::new(windows.0, params, work))
 }
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
@@ -139,15 +140,15 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (mean, scale) = (windows.add(mean), windows.add(scale));
     let weight = windows.maybe(weight);
     let (to_x, to_weight, to_bias) = (windows.maybe(to_x), windows.maybe(to_weight), windows.maybe(to_bias));
-    let work: Work = Box::new(move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let data = Addresses(data);
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         each_row(host, n, channel.count() * 4, &|from, to| {
-            let (data, mut rooms) = (data.get(), [[0.0; ROOM]; 2]);
+            let mut rooms = [[0.0; ROOM]; 2];
             for c in from..to {
-                // SAFETY: `c < n`, the number of channels in all windows; each channel is one thread's.
+                // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `number` have an element
+                // per channel, those of `first` the layout `channel`. Each channel is one thread's.
                 unsafe {
-                    let number = |w: usize| &mut *Shared(data[w].cast::<f32>()).at(c);
-                    let first = |w: usize| Shared(data[w].cast::<f32>()).at(c * channel.pixels);
+                    let number = |w: usize| &mut *data.of::<f32>(w).at(c);
+                    let first = |w: usize| data.of::<f32>(w).at(c * channel.pixels);
                     let (mean, scale) = (*number(mean), f64::from(*number(scale)));
                     let mut sums = [0.0; 2];
                     let [room, other] = &mut rooms;
@@ -173,8 +174,8 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             }
         });
         true
-    });
-    Some(Kernel { windows: windows.0, params: SmallVec::new(), work })
+    };
+    Some(Kernel::new(windows.0, SmallVec::new(), work))
 }
 
 /// Largest number of elements of a channel that are copied together, and number of elements per image from which
@@ -191,7 +192,7 @@ unsafe fn gathered(x: *mut f32, channel: Channel, room: &mut [f32; ROOM]) -> (*m
     if channel.pixels >= FEW || count > ROOM {
         return (x, channel);
     }
-    // SAFETY: the channel's elements exist, and `count` is at most the size of `room`.
+    // SAFETY: `x` has this layout and is not written, and `count` is at most the size of `room`.
     unsafe { move_pictures(x, channel, room.as_mut_ptr(), false) };
     (room.as_mut_ptr(), Channel { pictures: 1, step: 0, pixels: count })
 }
@@ -201,7 +202,8 @@ unsafe fn gathered(x: *mut f32, channel: Channel, room: &mut [f32; ROOM]) -> (*m
 /// # Safety
 /// `x` points to a channel with this layout and `room` to as many floats; nobody else uses either.
 unsafe fn move_pictures(x: *mut f32, channel: Channel, room: *mut f32, back: bool) {
-    // SAFETY: the function has the same requirements; 4 and 16 divide the number of pixels.
+    // SAFETY: `x` and `room` are those of this function, which requires the same of them; 1, 4 and 16 divide the number
+    // of pixels where they are used.
     unsafe {
         match channel.pixels {
             4 => move_parts::<4>(x, channel, room, back),
@@ -211,6 +213,10 @@ unsafe fn move_pictures(x: *mut f32, channel: Channel, room: *mut f32, back: boo
     }
 }
 
+/// Implements [`move_pictures`] with `N` elements at a time.
+///
+/// # Safety
+/// The requirements are those of [`move_pictures`], and `N` divides the number of pixels.
 #[inline(always)]
 unsafe fn move_parts<const N: usize>(x: *mut f32, channel: Channel, room: *mut f32, back: bool) {
     for number in 0..channel.pictures {
@@ -233,21 +239,26 @@ unsafe fn move_parts<const N: usize>(x: *mut f32, channel: Channel, room: *mut f
 /// Returns an image's part of a channel.
 ///
 /// # Safety
-/// `x` points to a channel with this layout that has the image, and nobody else writes it while the slice is in use.
-unsafe fn picture<'a>(x: *mut f32, channel: Channel, number: usize) -> &'a mut [f32] {
-    // SAFETY: the caller guarantees that the image's elements exist.
-    unsafe { Shared(x).slice(number * channel.step, channel.pixels) }
+/// `x` points to a channel with this layout that has the image, and nobody writes it while the slice is in use.
+unsafe fn picture<'a>(x: *mut f32, channel: Channel, number: usize) -> &'a [f32] {
+    // SAFETY: the channel has the image, whose elements are contiguous, and nobody writes them.
+    unsafe { Shared(x).read(number * channel.step, channel.pixels) }
 }
 
 widest! {
     /// Computes the mean, and the sum of squared differences from it.
-    fn moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) => run_moments
+    ///
+    /// # Safety
+    /// `x` points to a channel with this layout, which nobody writes during the call.
+    unsafe fn moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) => run_moments
 }
 
+/// # Safety
+/// The requirements are those of [`moments`].
 #[inline(always)]
 unsafe fn run_moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) {
     let count = channel.count() as f64;
-    // SAFETY: `x` points to a channel with this layout, which has at least one element.
+    // SAFETY: the channel has at least one element, since `channels` refuses empty ones, and nobody writes it.
     unsafe {
         // Differences from the first value lose little precision if all values are far from 0.
         let first = *x;
@@ -260,12 +271,15 @@ unsafe fn run_moments(x: *mut f32, channel: Channel, to: &mut [f64; 2]) {
 }
 
 /// Returns the sum of `value(x)` over a channel.
+///
+/// # Safety
+/// `x` points to a channel with this layout, which nobody writes during the call.
 #[inline(always)]
 unsafe fn sum(x: *mut f32, channel: Channel, value: impl Fn(f32) -> f32) -> f64 {
     let mut sum = Sum::new();
     for number in 0..channel.pictures {
-        // SAFETY: `x` points to a channel with this layout.
-        let x = unsafe { &*picture(x, channel, number) };
+        // SAFETY: `number` is below the number of images of the channel that `x` points to.
+        let x = unsafe { picture(x, channel, number) };
         // SAFETY: `i < x.len()`.
         sum.add(x.len(), |i| value(unsafe { at(x, i) }));
     }
@@ -273,16 +287,21 @@ unsafe fn sum(x: *mut f32, channel: Channel, value: impl Fn(f32) -> f32) -> f64 
 }
 
 widest! {
-    fn normalize(x: *mut f32, y: *mut f32, channel: Channel, numbers: [f32; 3]) => run_normalize
+    /// Normalizes a channel. `x` and `y` may be equal.
+    ///
+    /// # Safety
+    /// `x` and `y` point to channels with this layout. Nobody writes `x` or uses `y` during the call.
+    unsafe fn normalize(x: *mut f32, y: *mut f32, channel: Channel, numbers: [f32; 3]) => run_normalize
 }
 
-/// `x` and `y` may be equal.
+/// # Safety
+/// The requirements are those of [`normalize`].
 #[inline(always)]
 unsafe fn run_normalize(x: *mut f32, y: *mut f32, channel: Channel, [mean, factor, bias]: [f32; 3]) {
     for number in 0..channel.pictures {
         let begin = number * channel.step;
         for i in begin..begin + channel.pixels {
-            // SAFETY: `x` and `y` point to channels with this layout, and `i` is an element of image `number`.
+            // SAFETY: `i` is the offset of an element of image `number` in both channels, which have this layout.
             unsafe { *y.add(i) = (*x.add(i) - mean).mul_add(factor, bias) };
         }
     }
@@ -290,16 +309,22 @@ unsafe fn run_normalize(x: *mut f32, y: *mut f32, channel: Channel, [mean, facto
 
 widest! {
     /// Computes the sum of a gradient, and of the gradient times `x - mean`.
-    fn products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) => run_products
+    ///
+    /// # Safety
+    /// `grad` and `x` point to channels with this layout, which nobody writes during the call.
+    unsafe fn products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) => run_products
 }
 
+/// # Safety
+/// The requirements are those of [`products`].
 #[inline(always)]
 unsafe fn run_products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32, to: &mut [f64; 2]) {
     let (mut sum, mut product) = (Sum::new(), Sum::new());
     for number in 0..channel.pictures {
-        // SAFETY: `grad` and `x` point to channels with this layout, so both slices have `channel.pixels` elements.
+        // SAFETY: both channels have image `number`, since they have this layout. The slices have `channel.pixels`
+        // elements, and `i` is below that.
         unsafe {
-            let (grad, x) = (&*picture(grad, channel, number), &*picture(x, channel, number));
+            let (grad, x) = (picture(grad, channel, number), picture(x, channel, number));
             sum.add(grad.len(), |i| at(grad, i));
             product.add_products(grad.len(), |i| at(grad, i), |i| at(x, i) - mean);
         }
@@ -308,10 +333,16 @@ unsafe fn run_products(grad: *mut f32, x: *mut f32, channel: Channel, mean: f32,
 }
 
 widest! {
-    fn gradient(grad: *mut f32, x: *mut f32, to: *mut f32, channel: Channel, numbers: [f32; 4]) => run_gradient
+    /// Computes the gradient of a channel's input. `grad` and `to` may be equal.
+    ///
+    /// # Safety
+    /// `grad`, `x` and `to` point to channels with this layout. Nobody writes `grad` and `x` or uses `to` during the
+    /// call.
+    unsafe fn gradient(grad: *mut f32, x: *mut f32, to: *mut f32, channel: Channel, numbers: [f32; 4]) => run_gradient
 }
 
-/// `grad` and `to` may be equal.
+/// # Safety
+/// The requirements are those of [`gradient`].
 #[inline(always)]
 unsafe fn run_gradient(
     grad: *mut f32,
@@ -323,7 +354,7 @@ unsafe fn run_gradient(
     for number in 0..channel.pictures {
         let begin = number * channel.step;
         for i in begin..begin + channel.pixels {
-            // SAFETY: all three point to channels with this layout, and `i` is an element of image `number`.
+            // SAFETY: `i` is the offset of an element of image `number` in all three channels, which have this layout.
             unsafe { *to.add(i) = (mean - *x.add(i)).mul_add(product, *grad.add(i) - sum) * factor };
         }
     }

@@ -7,10 +7,9 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::scratch::room;
-use crate::cpu::own::{
-    Kernel, Shared, contiguous, count, dimension, each_row, int, is_contiguous, output, tensor,
-};
+use crate::cpu::own::{contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::express::{Operand, Window, operand};
@@ -44,14 +43,14 @@ impl Numbers {
     ///
     /// # Safety
     /// `first` points to the window, which nobody writes while the indices are in use.
-    unsafe fn read<'a>(&self, first: *mut i64, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
+    unsafe fn read<'a>(&self, first: Shared<i64>, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
         let numbers: Cow<'a, [i64]> = match &self.offsets {
             // SAFETY: the window is contiguous and has `n` elements, which nobody writes.
-            None => Cow::Borrowed(unsafe { Shared(first).slice(0, self.n) }),
+            None => Cow::Borrowed(unsafe { first.read(0, self.n) }),
             Some(offsets) => {
                 let mut numbers = room(self.n)?;
                 // SAFETY: the offsets are those of the window's elements.
-                numbers.extend(offsets.iter().map(|offset| unsafe { first.offset(*offset).read() }));
+                numbers.extend(offsets.iter().map(|offset| unsafe { first.get().offset(*offset).read() }));
                 Cow::Owned(numbers)
             }
         };
@@ -71,20 +70,21 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
     }
     let bytes = each * from.mem.size() as usize;
     let lowest = if negative { -rows } else { 0 };
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let (from, to) = (Shared(data[0]), Shared(data[2]));
-        // SAFETY: `data[1]` is the address of the window that `numbers` was made from, which the kernel only reads.
-        let Some(index) = (unsafe { numbers.read(data[1].cast(), lowest..rows) }) else { return false };
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (from, to) = (data.of::<u8>(0), data.of::<u8>(2));
+        // SAFETY: window 1 is the one that `numbers` was made from, and nobody writes it while the kernel runs.
+        let Some(index) = (unsafe { numbers.read(data.of(1), lowest..rows) }) else { return false };
         each_row(host, n, each, &|begin, end| {
             for (at, row) in (begin..end).zip(&index[begin..end]) {
                 let row = if *row < 0 { row + rows } else { *row } as usize;
-                // SAFETY: `row` is below `rows` and `at` below `n`, the numbers of rows of both windows.
+                // SAFETY: `row` is below `rows` and `at` below `n`, the numbers of rows of both windows, which do not
+                // overlap. Each row of the output is one thread's.
                 unsafe { std::ptr::copy_nonoverlapping(from.at(row * bytes), to.at(at * bytes), bytes) };
             }
         });
         true
     };
-    Some(Kernel { windows: smallvec![from, index, to], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![from, index, to], smallvec![], work))
 }
 
 /// `embedding(weight, indices, ...)`.
@@ -121,10 +121,10 @@ pub fn embedding_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> 
     if int(call, 4)? != 0 || to.mem != Mem::F32 || count(&grad.sizes) != n * width {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        // SAFETY: `data[1]` is the address of the window that `numbers` was made from, which the kernel only reads.
-        let Some(index) = (unsafe { numbers.read(data[1].cast(), 0..rows) }) else { return false };
-        let (grad, to) = (Shared(data[0].cast::<f32>()), Shared(data[2].cast::<f32>()));
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        // SAFETY: window 1 is the one that `numbers` was made from, and nobody writes it while the kernel runs.
+        let Some(index) = (unsafe { numbers.read(data.of(1), 0..rows) }) else { return false };
+        let (grad, to) = (data.of::<f32>(0), data.of::<f32>(2));
         each_row(host, rows as usize, width, &|begin, end| {
             // SAFETY: `to` has `rows` rows and `grad` one per index; each row of `to` is one thread's.
             unsafe {
@@ -132,12 +132,12 @@ pub fn embedding_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> 
                 for (i, row) in index.iter().enumerate() {
                     if *row != padding && (begin..end).contains(&(*row as usize)) {
                         let to = to.slice(*row as usize * width, width);
-                        to.iter_mut().zip(&*grad.slice(i * width, width)).for_each(|(to, grad)| *to += grad);
+                        to.iter_mut().zip(grad.read(i * width, width)).for_each(|(to, grad)| *to += grad);
                     }
                 }
             }
         });
         true
     };
-    Some(Kernel { windows: smallvec![grad, index, to], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![grad, index, to], smallvec![], work))
 }

@@ -4,9 +4,10 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::norm::weights;
 use crate::cpu::own::scratch::room;
-use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, int, norm, output};
+use crate::cpu::own::{contiguous, count, each_row, int, norm, output};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 
@@ -46,16 +47,16 @@ impl Shape {
     /// range, which PyTorch's kernel reports, or if there is no memory.
     ///
     /// # Safety
-    /// `first` points to `examples` 64-bit integers, which nobody writes during the call.
-    unsafe fn targets(&self, first: *mut u8) -> Option<Vec<Option<usize>>> {
-        // SAFETY: the caller guarantees that the integers exist and are not written.
-        let targets = unsafe { Shared(first.cast::<i64>()).slice(0, self.examples) };
+    /// `first` points to `examples` integers, which nobody writes during the call.
+    unsafe fn targets(&self, first: Shared<i64>) -> Option<Vec<Option<usize>>> {
+        // SAFETY: there are `examples` integers from `first` on, which are not written.
+        let targets = unsafe { first.read(0, self.examples) };
         let class = |target: &i64| match *target {
             ignored if ignored == self.ignored => Some(None),
             class => (0..self.classes).contains(&class).then_some(Some(class as usize)),
         };
         let mut classes = room(self.examples)?;
-        for target in &*targets {
+        for target in targets {
             classes.push(class(target)?);
         }
         Some(classes)
@@ -67,14 +68,15 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let shape = Shape::of(call, 0)?;
     let (x, target) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::I64)?);
     let (loss, total) = (norm::output(outputs, 0)?, norm::output(outputs, 1)?);
-    let work = move |_: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        // SAFETY: `data[1]` is the window of the target, which `Shape::of` checked has `examples` elements.
-        let Some(targets) = (unsafe { shape.targets(data[1]) }) else { return false };
+    let work = move |_: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        // SAFETY: window 1 is the target, of which `Shape::of` checked that it has `examples` integers. The kernel only
+        // reads it.
+        let Some(targets) = (unsafe { shape.targets(data.of(1)) }) else { return false };
         let classes = shape.classes as usize;
         // SAFETY: the lengths are those of the windows; only this call uses the outputs.
         let (x, loss, total) = unsafe {
-            let at = |i: usize, n: usize| Shared(data[i].cast::<f32>()).slice(0, n);
-            (&*at(0, shape.examples * classes), &mut at(2, 1)[0], &mut at(3, 1)[0])
+            let number = |i: usize| &mut data.of::<f32>(i).slice(0, 1)[0];
+            (data.of::<f32>(0).read(0, shape.examples * classes), number(2), number(3))
         };
         let counted = || targets.iter().enumerate().filter_map(|(i, class)| Some((i, (*class)?)));
         let sum: f64 = counted().map(|(i, class)| f64::from(-x[i * classes + class])).sum();
@@ -83,7 +85,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         *total = number as f32;
         true
     };
-    Some(Kernel { windows: smallvec![x, target, loss, total], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![x, target, loss, total], smallvec![], work))
 }
 
 /// `nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight)`.
@@ -95,13 +97,14 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     if !single || count(&to.sizes) != shape.examples * shape.classes as usize {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        // SAFETY: `data[1]` is the window of the target, which `Shape::of` checked has `examples` elements.
-        let Some(targets) = (unsafe { shape.targets(data[1]) }) else { return false };
-        // SAFETY: both windows have one element.
-        let [grad, total] = [0, 2].map(|i| unsafe { data[i].cast::<f32>().read() });
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        // SAFETY: window 1 is the target, of which `Shape::of` checked that it has `examples` integers. The kernel only
+        // reads it.
+        let Some(targets) = (unsafe { shape.targets(data.of(1)) }) else { return false };
+        // SAFETY: both windows have one element, of which nobody writes any while the kernel runs.
+        let [grad, total] = [0, 2].map(|i| unsafe { data.of::<f32>(i).read(0, 1)[0] });
         let each = if shape.reduction == Reduction::Mean { -grad / total } else { -grad };
-        let (to, classes) = (Shared(data[3].cast::<f32>()), shape.classes as usize);
+        let (to, classes) = (data.of::<f32>(3), shape.classes as usize);
         each_row(host, shape.examples, classes, &|begin, end| {
             for (i, class) in (begin..end).zip(&targets[begin..end]) {
                 // SAFETY: the output has `examples * classes` elements; each example is one thread's.
@@ -114,5 +117,5 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         true
     };
-    Some(Kernel { windows: smallvec![grad, target, total, to], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![grad, target, total, to], smallvec![], work))
 }

@@ -6,7 +6,8 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use crate::cpu::own::{Kernel, Shared, output, tensor};
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
+use crate::cpu::own::{output, tensor};
 use crate::host::{HostKernels, Matrix, Product};
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Param, Window};
@@ -44,14 +45,27 @@ fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
     Some(Product { double, m, n, k, alpha: 1.0, beta: 0.0, a: at(ta, lda), b: at(tb, ldb), c: at(false, n) })
 }
 
+/// The same product, with matrices at these addresses.
+fn on(product: &Product, [a, b, c]: [Shared<u8>; 3]) -> Product {
+    product.on(a.get(), b.get(), c.get())
+}
+
 /// Computes a product piece by piece; returns false if there is no BLAS.
-pub fn multiply(host: &dyn HostKernels, product: &Product) -> bool {
-    multiply_all(host, product, 1, &|_, piece| product.piece(piece))
+///
+/// # Safety
+/// The requirements are those of [`HostKernels::multiply`].
+pub unsafe fn multiply(host: &dyn HostKernels, product: &Product) -> bool {
+    // SAFETY: the matrices of a piece are parts of the product's, and those of the result are disjoint.
+    unsafe { multiply_all(host, product, 1, &|_, piece| product.piece(piece)) }
 }
 
 /// Computes `count` products of these sizes. `of(i, piece)` returns a piece of the `i`-th product, after it has
 /// stored what the piece is added to; returns false if there is no BLAS.
-fn multiply_all(
+///
+/// # Safety
+/// What `of` returns meets the requirements of [`HostKernels::multiply`], also while other threads multiply other
+/// pieces.
+unsafe fn multiply_all(
     host: &dyn HostKernels,
     product: &Product,
     count: usize,
@@ -60,7 +74,8 @@ fn multiply_all(
     let (done, pieces) = (AtomicBool::new(true), product.pieces());
     let body = |from: usize, to: usize| {
         for i in from..to {
-            if !host.multiply(&of(i / pieces, i % pieces)) {
+            // SAFETY: `of` returned the product. Each piece is multiplied once, by one thread.
+            if !unsafe { host.multiply(&of(i / pieces, i % pieces)) } {
                 done.store(false, Ordering::Relaxed);
             }
         }
@@ -79,11 +94,11 @@ const GRAIN: f64 = (1 << 20) as f64;
 pub fn mm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
     let product = product(&a, &b, floats(&[&a, &b, &c])?)?;
-    Some(Kernel {
-        windows: smallvec![a, b, c],
-        params: smallvec![],
-        work: Box::new(move |host, data, _| multiply(host, &product.on(data[0], data[1], data[2]))),
-    })
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        // SAFETY: `product` was made from the sizes and strides of these windows.
+        unsafe { multiply(host, &on(&product, [0, 1, 2].map(|i| data.of(i)))) }
+    };
+    Some(Kernel::new(smallvec![a, b, c], smallvec![], work))
 }
 
 pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
@@ -96,31 +111,29 @@ pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let [down, 1] = strides[..] else { return None };
     let size = bias.mem.size() as usize;
     let row = n * size;
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let (beta, alpha) = (f64::from_bits(params[0]), f64::from_bits(params[1]));
-        let [bias, a, b, c] = [data[0], data[1], data[2], data[3]];
-        let product = Product { alpha, beta, ..product.on(a, b, c) };
-        let [bias, c] = [Shared(bias), Shared(c)];
-        multiply_all(host, &product, 1, &|_, number| {
+        let [bias, a, b, c] = [0, 1, 2, 3].map(|i| data.of::<u8>(i));
+        let product = Product { alpha, beta, ..on(&product, [a, b, c]) };
+        let of = |_, number| {
             let piece = product.piece(number);
             let at = (piece.c.data as usize - c.get() as usize) / size;
             let (first, column, bytes) = (at / n, at % n * size, piece.n as usize * size);
             for i in (first..first + piece.m as usize).filter(|_| beta != 0.0) {
-                // SAFETY: the bias, expanded, and the output have rows `0..m` of `n` elements; the columns are the
-                // piece's.
+                // SAFETY: the bias, expanded, and the output have rows `0..m` of `n` elements; the rows and columns of
+                // the output are the piece's, which one thread computes.
                 unsafe {
                     let from = bias.get().offset((i as i64 * down) as isize * size as isize).add(column);
                     std::ptr::copy_nonoverlapping(from, c.at(i * row + column), bytes);
                 }
             }
             piece
-        })
+        };
+        // SAFETY: `product` was made from the sizes and strides of these windows, and `of` returns its pieces.
+        unsafe { multiply_all(host, &product, 1, &of) }
     };
-    Some(Kernel {
-        windows: smallvec![bias, a, b, c],
-        params: smallvec![Param::Number(3, 0, Ty::F64), Param::Number(4, 0, Ty::F64)],
-        work: Box::new(work),
-    })
+    let params = smallvec![Param::Number(3, 0, Ty::F64), Param::Number(4, 0, Ty::F64)];
+    Some(Kernel::new(smallvec![bias, a, b, c], params, work))
 }
 
 pub fn bmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
@@ -138,12 +151,14 @@ pub fn bmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let count = a.sizes[0] as usize;
     let size = a.mem.size() as isize;
     let steps = [a.strides[0], b.strides[0], c.strides[0]].map(|s| s as isize * size);
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let data = [data[0] as usize, data[1] as usize, data[2] as usize];
-        multiply_all(host, &product, count, &|i, piece| {
-            let [a, b, c] = [0, 1, 2].map(|w| (data[w] as *mut u8).wrapping_offset(i as isize * steps[w]));
-            product.on(a, b, c).piece(piece)
-        })
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let of = |i: usize, piece: usize| {
+            let at = |w: usize| Shared(data.of::<u8>(w).get().wrapping_offset(i as isize * steps[w]));
+            on(&product, [0, 1, 2].map(at)).piece(piece)
+        };
+        // SAFETY: `product` was made from the sizes and strides of a matrix of each window, and `steps` are the
+        // distances between the matrices, of which there are `count`.
+        unsafe { multiply_all(host, &product, count, &of) }
     };
-    Some(Kernel { windows: smallvec![a, b, c], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![a, b, c], smallvec![], work))
 }

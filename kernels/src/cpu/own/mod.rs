@@ -8,6 +8,7 @@ mod additions;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod gather;
+mod kernel;
 pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod norm;
@@ -18,32 +19,15 @@ mod scratch;
 mod strided;
 pub(crate) mod sums;
 
-use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::host::HostKernels;
 use crate::ir::Mem;
-use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
+use crate::ops::express::{Operand, Window, fresh_window, operand};
 use crate::shapes;
 
-/// Computes an operator from the addresses of the first elements of the kernel's windows and the bits of its
-/// parameters. Returns false if PyTorch's kernel must run instead: to raise an error, or because there was no memory
-/// for intermediate values. Only outputs may have been written by then.
-///
-/// The caller guarantees that all windows are in live memory and that nobody else reads or writes those that are
-/// written.
-pub type Work = Box<dyn Fn(&dyn HostKernels, &[*mut u8], &[u64]) -> bool + Send + Sync>;
-
-/// A kernel for an operator and a call's metadata.
-pub struct Kernel {
-    /// Windows that the kernel reads and writes, in the order of the addresses passed to `work`.
-    pub windows: SmallVec<[Window; 4]>,
-    /// Numbers of the call that `work` gets as bits.
-    pub params: SmallVec<[Param; 2]>,
-    /// Function that computes the outputs.
-    pub work: Work,
-}
+pub use self::kernel::{Kernel, Work};
 
 /// Function that returns a kernel for a call and the metadata of its outputs.
 pub type MakeKernel = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
@@ -94,40 +78,6 @@ fn dimension(call: &Call<'_>, arg: usize, ndim: usize) -> Option<usize> {
 /// Number of elements.
 fn count(sizes: &[i64]) -> usize {
     sizes.iter().product::<i64>() as usize
-}
-
-/// An address that threads share; different threads access different elements.
-#[derive(Clone, Copy)]
-struct Shared<T>(*mut T);
-
-// SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
-unsafe impl<T> Send for Shared<T> {}
-// SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
-unsafe impl<T> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    /// Returns the address of the first element.
-    fn get(self) -> *mut T {
-        self.0
-    }
-
-    /// Returns the address of element `at`.
-    ///
-    /// # Safety
-    /// The element is in the same allocation as the first one, or just past its end.
-    unsafe fn at(self, at: usize) -> *mut T {
-        // SAFETY: the caller guarantees that the address is in the allocation.
-        unsafe { self.0.add(at) }
-    }
-
-    /// Returns elements `at..at + n`.
-    ///
-    /// # Safety
-    /// The elements exist, and nobody else uses them while the slice is in use.
-    unsafe fn slice<'a>(self, at: usize, n: usize) -> &'a mut [T] {
-        // SAFETY: the caller guarantees that the elements exist and are not shared.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), n) }
-    }
 }
 
 /// Number of elements from which another thread is worth waking.

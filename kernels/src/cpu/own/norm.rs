@@ -5,9 +5,10 @@ use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::cpu::own::additions::{products, sum};
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::rows::at;
 use crate::cpu::own::scratch::filled;
-use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, is_contiguous};
+use crate::cpu::own::{contiguous, count, each_row, is_contiguous};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
@@ -68,9 +69,9 @@ impl Windows {
 ///
 /// # Safety
 /// The window has these elements, and nobody writes them while the slice is in use.
-unsafe fn part<'a>(data: &[*mut u8], window: Option<usize>, at: usize, n: usize) -> Option<&'a [f32]> {
-    // SAFETY: the caller guarantees that the elements exist and are not written.
-    window.map(|w| unsafe { &*Shared(data[w].cast::<f32>()).slice(at, n) })
+unsafe fn part<'a>(data: Addresses<'_>, window: Option<usize>, at: usize, n: usize) -> Option<&'a [f32]> {
+    // SAFETY: window `w` has these elements, and they are not written, which this function requires.
+    window.map(|w| unsafe { data.of(w).read(at, n) })
 }
 
 /// `native_layer_norm(input, normalized_shape, weight, bias, eps)`.
@@ -87,26 +88,25 @@ pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
     let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let eps = f64::from_bits(params[0]);
-        let data = Addresses(data);
         each_row(host, all / n, n * 4, &|from, to| {
-            let data = data.get();
             for row in from..to {
-                // SAFETY: the windows have `all / n` rows of `n` elements, or one element per row; each row is one
-                // thread's.
+                // SAFETY: the windows have `all / n` rows of `n` elements, one row, or one element per row; each row of
+                // an output is one thread's.
                 unsafe {
-                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
+                    let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).slice(at, n);
                     let (weight, bias) = (part(data, weight, 0, n), part(data, bias, 0, n));
                     let stats = (&mut at(mean, row, 1)[0], &mut at(scale, row, 1)[0]);
-                    normalize(at(x, row * n, n), at(y, row * n, n), (weight, bias), eps, stats);
+                    let x = data.of(x).read(row * n, n);
+                    normalize(x, at(y, row * n, n), (weight, bias), eps, stats);
                 }
             }
         });
         true
     };
     let params = smallvec![Param::Number(4, 0, Ty::F64)];
-    Some(Kernel { windows: windows.0, params, work: Box::new(work) })
+    Some(Kernel::new(windows.0, params, work))
 }
 
 /// `native_group_norm(input, weight, bias, N, C, HxW, group, eps)`.
@@ -124,21 +124,19 @@ pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
     let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let eps = f64::from_bits(params[0]);
-        let data = Addresses(data);
         each_row(host, count_ * groups, n * 4, &|from, to| {
-            let data = data.get();
             for row in from..to {
-                // SAFETY: the windows have `count_ * groups` rows of `n` elements, or one element per row; each row
-                // is one thread's.
+                // SAFETY: the windows have `count_ * groups` rows of `n` elements, or one element per row or channel;
+                // each row of an output is one thread's.
                 unsafe {
-                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
+                    let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).slice(at, n);
                     let first = row % groups * each;
                     let weight = part(data, weight, first, each);
                     let bias = part(data, bias, first, each);
                     let stats = (&mut at(mean, row, 1)[0], &mut at(scale, row, 1)[0]);
-                    let (x, y) = (at(x, row * n, n), at(y, row * n, n));
+                    let (x, y) = (data.of(x).read(row * n, n), at(y, row * n, n));
                     normalize_group(x, y, (weight, bias), pixels, eps, stats);
                 }
             }
@@ -146,7 +144,7 @@ pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         true
     };
     let params = smallvec![Param::Number(7, 0, Ty::F64)];
-    Some(Kernel { windows: windows.0, params, work: Box::new(work) })
+    Some(Kernel::new(windows.0, params, work))
 }
 
 /// `native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)`.
@@ -170,25 +168,24 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let rows = all / n;
     let each = ROWS.max(rows.div_ceil(PARTS)).next_multiple_of(GROUP);
     let parts = rows.div_ceil(each);
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let summed = to_weight.is_some() || to_bias.is_some();
         let Some(mut sums) = filled(if summed { parts * n * 2 } else { 0 }, 0.0f64) else { return false };
         let partial = Shared(sums.as_mut_ptr());
-        let data = Addresses(data);
         each_row(host, parts, each * n * 4, &|from, end| {
-            let data = data.get();
             for part_ in from..end {
-                // SAFETY: rows below `rows` exist in all windows; the rows and sums of a part are one thread's.
+                // SAFETY: rows below `rows` exist in all windows, and a weight is one row; the output's rows and the
+                // sums of a part are one thread's.
                 unsafe {
-                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
+                    let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).read(at, n);
                     let sums: &mut [f64] = if summed { partial.slice(part_ * n * 2, n * 2) } else { &mut [] };
                     let end = rows.min((part_ + 1) * each);
                     for row in (part_ * each..end).step_by(GROUP) {
                         let few = GROUP.min(end - row);
-                        let (grad, x) = (&*at(grad, row * n, few * n), &*at(x, row * n, few * n));
-                        let (mean, scale) = (&*at(mean, row, few), &*at(scale, row, few));
+                        let (grad, x) = (at(grad, row * n, few * n), at(x, row * n, few * n));
+                        let (mean, scale) = (at(mean, row, few), at(scale, row, few));
                         for (to, i) in to.into_iter().flat_map(|to| (0..few).map(move |i| (to, i))) {
-                            let (own, to) = (i * n..(i + 1) * n, at(to, (row + i) * n, n));
+                            let (own, to) = (i * n..(i + 1) * n, data.of(to).slice((row + i) * n, n));
                             let weight = part(data, weight, 0, n);
                             backward(&grad[own.clone()], &x[own], weight, [mean[i], scale[i]], to);
                         }
@@ -202,7 +199,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         for (to, first) in [(to_weight, 0), (to_bias, n)] {
             let Some(to) = to else { continue };
             // SAFETY: the gradients of weight and bias have `n` elements, and all threads have ended.
-            let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, n) };
+            let to = unsafe { data.of::<f32>(to).slice(0, n) };
             let (total, others) = sums[first..].split_at_mut(n);
             for part in others.chunks(n).skip(1).step_by(2) {
                 total.iter_mut().zip(part).for_each(|(total, sum)| *total += sum);
@@ -211,7 +208,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         }
         true
     };
-    Some(Kernel { windows: windows.0, params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(windows.0, smallvec![], work))
 }
 
 /// `native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, output_mask)`.
@@ -233,21 +230,19 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let (grad, x, scale) = (windows.add(grad), windows.add(x), windows.add(scale));
     let weight = windows.maybe(weight);
     let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         // For each image and channel, the terms of the gradients of the channel's weight and bias.
         let Some(mut sums) = filled(count_ * channels, [0.0f64; 2]) else { return false };
         let partial = Shared(sums.as_mut_ptr());
-        let data = Addresses(data);
         each_row(host, rows, n * 4, &|from, end| {
-            let data = data.get();
             for row in from..end {
-                // SAFETY: the windows have `rows` groups of `n` elements; the elements and sums of a group are one
-                // thread's.
+                // SAFETY: the windows have `rows` groups of `n` elements, or one element per group or channel; the
+                // output's elements and the sums of a group are one thread's.
                 unsafe {
-                    let at = |w: usize, at: usize, n: usize| Shared(data[w].cast::<f32>()).slice(at, n);
-                    let (grad, x) = (&*at(grad, row * n, n), &*at(x, row * n, n));
+                    let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).read(at, n);
+                    let (grad, x) = (at(grad, row * n, n), at(x, row * n, n));
                     let weight = part(data, weight, row % groups * each, each);
-                    let to = to.map(|to| at(to, row * n, n));
+                    let to = to.map(|to| data.of(to).slice(row * n, n));
                     let sums = partial.slice(row * each, each);
                     group_backward(grad, x, weight, at(scale, row, 1)[0], to, sums);
                 }
@@ -256,28 +251,14 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         for (to, which) in [(to_weight, 0), (to_bias, 1)] {
             let Some(to) = to else { continue };
             // SAFETY: the gradients of weight and bias have `channels` elements, and all threads have ended.
-            let to = unsafe { Shared(data.get()[to].cast::<f32>()).slice(0, channels) };
+            let to = unsafe { data.of::<f32>(to).slice(0, channels) };
             for (c, to) in to.iter_mut().enumerate() {
                 *to = (0..count_).map(|i| sums[i * channels + c][which]).sum::<f64>() as f32;
             }
         }
         true
     };
-    Some(Kernel { windows: windows.0, params: smallvec![], work: Box::new(work) })
-}
-
-/// Addresses of windows, shared by threads.
-#[derive(Clone, Copy)]
-pub struct Addresses<'a>(pub &'a [*mut u8]);
-
-// SAFETY: the addresses are only read; where they point, each thread writes elements of its own.
-unsafe impl Sync for Addresses<'_> {}
-
-impl<'a> Addresses<'a> {
-    /// Returns the addresses.
-    pub fn get(&self) -> &'a [*mut u8] {
-        self.0
-    }
+    Some(Kernel::new(windows.0, smallvec![], work))
 }
 
 type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
@@ -309,7 +290,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f64, stats: (&mut f32, &mut f32)) {
+fn run_normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f64, stats: (&mut f32, &mut f32)) {
     let [mean, off, scale] = moments(x, eps);
     (*stats.0, *stats.1) = (mean, scale);
     let y = &mut y[..x.len()];
@@ -342,7 +323,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_normalize_group(
+fn run_normalize_group(
     x: &[f32],
     y: &mut [f32],
     (weight, bias): Affine<'_>,
@@ -366,7 +347,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_backward(grad: &[f32], x: &[f32], weight: Option<&[f32]>, stats: [f32; 2], to: &mut [f32]) {
+fn run_backward(grad: &[f32], x: &[f32], weight: Option<&[f32]>, stats: [f32; 2], to: &mut [f32]) {
     match weight {
         Some(weight) => {
             let weight = &weight[..grad.len()];
@@ -411,7 +392,7 @@ widest! {
 /// Computes a group's gradient and, per channel, the terms of the gradients of weight and bias. Recomputes the mean,
 /// because the rounding error of the saved one is visible if all values are close together.
 #[inline(always)]
-unsafe fn run_group_backward(
+fn run_group_backward(
     grad: &[f32],
     x: &[f32],
     weight: Option<&[f32]>,
@@ -449,7 +430,7 @@ widest! {
 
 /// Adds the terms of some rows to the gradients of weight and bias.
 #[inline(always)]
-unsafe fn run_add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f64]) {
+fn run_add_up(grad: &[f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f64]) {
     let n = sums.len() / 2;
     let (to_weight, to_bias) = sums.split_at_mut(n);
     if let (&[m0, m1, m2, m3], &[s0, s1, s2, s3]) = (mean, scale) {

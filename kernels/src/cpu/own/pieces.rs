@@ -4,8 +4,9 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::strided::Copy;
-use crate::cpu::own::{Kernel, Shared, count, dimension, each_row, int, output, tensor};
+use crate::cpu::own::{count, dimension, each_row, int, output, tensor};
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
@@ -15,7 +16,7 @@ use crate::shapes::Dims;
 pub fn empty(_: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let [OutSpec::Fresh { storage, meta, offset }] = &outputs.outs[..] else { return None };
     let to = fresh_window(*storage, meta, *offset)?;
-    Some(Kernel { windows: smallvec![to], params: smallvec![], work: Box::new(|_, _, _| true) })
+    Some(Kernel::new(smallvec![to], smallvec![], |_, _, _| true))
 }
 
 /// Cost of copying an element if neighbours are not adjacent in memory, in additions.
@@ -40,8 +41,7 @@ impl Piece {
     /// # Safety
     /// `from` points to the piece and `to` to the output; nobody else writes the piece or uses its part of the
     /// output.
-    unsafe fn put(&self, host: &dyn HostKernels, from: *mut u8, to: *mut u8) {
-        let (from, to) = (Shared(from), Shared(to));
+    unsafe fn put(&self, host: &dyn HostKernels, from: Shared<u8>, to: Shared<u8>) {
         each_row(host, self.copy.runs(), (self.copy.run() / 4).max(STRIDED), &|begin, end| {
             // SAFETY: the runs are within the piece and its part of the output, and each of them is one thread's.
             unsafe { self.copy.carry_out(from.get(), to.at(self.at), begin, end) };
@@ -82,15 +82,15 @@ pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     if along != to.sizes[dim] {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        for (piece, from) in pieces.iter().zip(data) {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        for (i, piece) in pieces.iter().enumerate() {
             // SAFETY: the pieces are the windows of the inputs, and `join` checked that they fit in the output.
-            unsafe { piece.put(host, *from, data[pieces.len()]) };
+            unsafe { piece.put(host, data.of(i), data.of(pieces.len())) };
         }
         true
     };
     windows.push(to);
-    Some(Kernel { windows, params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(windows, smallvec![], work))
 }
 
 /// Number of bytes that are the unit of a thread's share of a fill.
@@ -103,9 +103,9 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
     }
     let bytes = count(&to.sizes) * to.mem.size() as usize;
     let given = value.is_some();
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let value = if given { f64::from_bits(params[0]) as f32 } else { 0.0 };
-        let to = Shared(data[1]);
+        let to = data.of::<u8>(1);
         each_row(host, bytes.div_ceil(LINE), LINE / 4, &|begin, end| {
             let (begin, end) = (begin * LINE, (end * LINE).min(bytes));
             // SAFETY: `to` is the window of the output, which has `bytes` bytes; each byte is one thread's.
@@ -118,11 +118,11 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
         });
         // SAFETY: the piece is the first window and fits in the output; the threads that filled the output have
         // ended.
-        unsafe { piece.put(host, data[0], data[1]) };
+        unsafe { piece.put(host, data.of(0), to) };
         true
     };
     let params = value.into_iter().collect();
-    Some(Kernel { windows: smallvec![window, to], params, work: Box::new(work) })
+    Some(Kernel::new(smallvec![window, to], params, work))
 }
 
 /// Zeros, with the gradient at every `step`-th place of a dimension from place `start` on.

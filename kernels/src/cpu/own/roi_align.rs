@@ -8,8 +8,9 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
+use crate::cpu::own::kernel::{Addresses, Kernel};
 use crate::cpu::own::scratch::room;
-use crate::cpu::own::{Kernel, Shared, contiguous, count, each_row, int, output};
+use crate::cpu::own::{contiguous, count, each_row, int, output};
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Param, Window};
@@ -135,12 +136,12 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (input, rois, to) = (contiguous(call, 0, Mem::F32)?, regions(call)?, output(outputs)?);
     let shape = shape(call, &input, &to.sizes, 5)?;
     let (n, inputs, each) = (rois.sizes[0] as usize, count(&input.sizes), shape.channels * shape.bins());
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let scale = f64::from_bits(params[0]) as f32;
-        let to = Shared(data[2].cast::<f32>());
+        let to = data.of::<f32>(2);
         // SAFETY: the lengths are those of the windows, which the kernel only reads.
         let (input, rois): (&[f32], &[f32]) =
-            unsafe { (Shared(data[0].cast()).slice(0, inputs), Shared(data[1].cast()).slice(0, n * 5)) };
+            unsafe { (data.of(0).read(0, inputs), data.of(1).read(0, n * 5)) };
         if rois.chunks_exact(5).any(|roi| !(0.0..shape.batch as f32).contains(&roi[0])) {
             return false;
         }
@@ -168,7 +169,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         true
     };
-    Some(Kernel { windows: smallvec![input, rois, to], params: smallvec![SCALE], work: Box::new(work) })
+    Some(Kernel::new(smallvec![input, rois, to], smallvec![SCALE], work))
 }
 
 /// `_roi_align_backward(grad, rois, spatial_scale, pooled_height, pooled_width, batch_size, channels, height, width,
@@ -178,12 +179,12 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let shape = shape(call, &to, &grad.sizes, 9)?;
     let n = rois.sizes[0] as usize;
     let (grads, plane, bins) = (count(&grad.sizes), shape.plane(), shape.bins());
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let scale = f64::from_bits(params[0]) as f32;
-        let to = Shared(data[2].cast::<f32>());
+        let to = data.of::<f32>(2);
         // SAFETY: the lengths are those of the windows, which the kernel only reads.
         let (grad, rois): (&[f32], &[f32]) =
-            unsafe { (Shared(data[0].cast()).slice(0, grads), Shared(data[1].cast()).slice(0, n * 5)) };
+            unsafe { (data.of(0).read(0, grads), data.of(1).read(0, n * 5)) };
         let found: Option<Vec<Region>> = rois.chunks_exact(5).map(|roi| shape.region(roi, scale)).collect();
         let Some(found) = found else { return false };
         // Each thread computes whole channels and adds to each of them in the order of the regions.
@@ -212,5 +213,5 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         true
     };
-    Some(Kernel { windows: smallvec![grad, rois, to], params: smallvec![SCALE], work: Box::new(work) })
+    Some(Kernel::new(smallvec![grad, rois, to], smallvec![SCALE], work))
 }

@@ -5,7 +5,8 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::own::additions::{products, sum};
-use crate::cpu::own::{Kernel, Shared, contiguous, count, dimension, each_row, output};
+use crate::cpu::own::kernel::{Addresses, Kernel};
+use crate::cpu::own::{contiguous, count, dimension, each_row, output};
 use crate::cpu::tiles::math::{exp, log};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
@@ -20,23 +21,24 @@ fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
     (last && !sizes.contains(&0)).then(|| [count(&sizes[..dim]), sizes[dim] as usize])
 }
 
-fn forward(call: &Call<'_>, outputs: &Outputs, row: unsafe fn(&[f32], &mut [f32])) -> Option<Kernel> {
+fn forward(call: &Call<'_>, outputs: &Outputs, row: fn(&[f32], &mut [f32])) -> Option<Kernel> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     if x.sizes.is_empty() || y.mem != Mem::F32 || y.sizes != x.sizes {
         return None;
     }
     let [rows, n] = shape(&x.sizes, dimension(call, 1, x.sizes.len())?)?;
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let (x, y) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
         each_row(host, rows, n * COST, &|from, to| {
             for i in from..to {
-                // SAFETY: both windows have `rows` rows of `n` elements; each row is one thread's.
-                unsafe { row(x.slice(i * n, n), y.slice(i * n, n)) };
+                // SAFETY: both windows have `rows` rows of `n` elements; each row of the output is one thread's.
+                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i * n, n)) };
+                row(x, y);
             }
         });
         true
     };
-    Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![x, y], smallvec![], work))
 }
 
 /// Cost of an exponential, in additions.
@@ -66,21 +68,22 @@ pub fn logsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     if y.mem != Mem::F32 || count(&y.sizes) != rows {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let (x, y) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
         each_row(host, rows, n * COST, &|from, to| {
             for i in from..to {
                 // SAFETY: the input has `rows` rows of `n` elements, the output `rows` elements; each row is one
                 // thread's.
-                unsafe { logsumexp_row(x.slice(i * n, n), y.slice(i, 1)) };
+                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i, 1)) };
+                logsumexp_row(x, y);
             }
         });
         true
     };
-    Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![x, y], smallvec![], work))
 }
 
-type Backward = unsafe fn(&[f32], &[f32], &mut [f32]);
+type Backward = fn(&[f32], &[f32], &mut [f32]);
 
 fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel> {
     let (grad, y, to) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?, output(outputs)?);
@@ -88,17 +91,18 @@ fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel>
         return None;
     }
     let [rows, n] = shape(&y.sizes, dimension(call, 2, y.sizes.len())?)?;
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let [grad, y, to] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let [grad, y, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
         each_row(host, rows, n * COST, &|from, end| {
             for i in (from..end).map(|i| i * n) {
-                // SAFETY: all windows have `rows` rows of `n` elements; each row is one thread's.
-                unsafe { row(grad.slice(i, n), y.slice(i, n), to.slice(i, n)) };
+                // SAFETY: all windows have `rows` rows of `n` elements; each row of the output is one thread's.
+                let (grad, y, to) = unsafe { (grad.read(i, n), y.read(i, n), to.slice(i, n)) };
+                row(grad, y, to);
             }
         });
         true
     };
-    Some(Kernel { windows: smallvec![grad, y, to], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![grad, y, to], smallvec![], work))
 }
 
 pub fn softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
@@ -115,7 +119,7 @@ pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel
 /// `i < x.len()`.
 #[inline(always)]
 pub unsafe fn at(x: &[f32], i: usize) -> f32 {
-    // SAFETY: the caller guarantees `i < x.len()`.
+    // SAFETY: `i` is below the length, which this function requires.
     unsafe { *x.get_unchecked(i) }
 }
 
@@ -164,7 +168,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_softmax(x: &[f32], y: &mut [f32]) {
+fn run_softmax(x: &[f32], y: &mut [f32]) {
     let most = largest(x);
     for (y, x) in y.iter_mut().zip(x) {
         *y = weight(x - most);
@@ -183,12 +187,11 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_safe_softmax(x: &[f32], y: &mut [f32]) {
+fn run_safe_softmax(x: &[f32], y: &mut [f32]) {
     if x.iter().all(|x| *x == f32::NEG_INFINITY) {
         y.fill(0.0);
     } else {
-        // SAFETY: the function has no requirements.
-        unsafe { run_softmax(x, y) };
+        run_softmax(x, y);
     }
 }
 
@@ -197,7 +200,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_log_softmax(x: &[f32], y: &mut [f32]) {
+fn run_log_softmax(x: &[f32], y: &mut [f32]) {
     let most = largest(x);
     // SAFETY: `i < x.len()`.
     let sum = sum(x.len(), |i| weight(unsafe { at(x, i) } - most));
@@ -212,7 +215,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_logsumexp(x: &[f32], y: &mut [f32]) {
+fn run_logsumexp(x: &[f32], y: &mut [f32]) {
     let most = largest(x);
     // As in PyTorch, infinite maxima are not subtracted.
     let most = if most.abs() == f32::INFINITY { 0.0 } else { most };
@@ -226,7 +229,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
+fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
     let y = &y[..grad.len()];
     // SAFETY: `i < grad.len()`, and `y` was cut to that length.
     let sum = products(grad.len(), |i| unsafe { at(grad, i) }, |i| unsafe { at(y, i) }) as f32;
@@ -240,7 +243,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
+fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
     // SAFETY: `i < grad.len()`.
     let sum = sum(grad.len(), |i| unsafe { at(grad, i) }) as f32;
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {

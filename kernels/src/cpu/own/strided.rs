@@ -57,7 +57,8 @@ impl Copy {
     /// `from` and `to` point to the windows, which have these runs; nobody writes the runs of `from` or uses those
     /// of `to`.
     pub unsafe fn carry_out(&self, from: *const u8, to: *mut u8, begin: usize, end: usize) {
-        // SAFETY: the caller guarantees that the runs exist and are not shared; accesses may be unaligned.
+        // SAFETY: runs `begin..end` are in both windows and not shared, which this function requires; `each` passes the
+        // addresses of these runs alone, and the accesses may be unaligned.
         unsafe {
             match self.run {
                 4 => self.each(from, to, begin, end, |from, to| {
@@ -73,7 +74,7 @@ impl Copy {
 
     /// Calls `copy` with the two addresses of each of the runs `begin..end`.
     #[inline(always)]
-    unsafe fn each(
+    fn each(
         &self,
         from: *const u8,
         to: *mut u8,

@@ -6,8 +6,9 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::rows::at;
-use crate::cpu::own::{Kernel, Shared, additions, contiguous, count, each_row, is_contiguous, output};
+use crate::cpu::own::{additions, contiguous, count, each_row, is_contiguous, output};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
@@ -70,43 +71,36 @@ pub fn of_row_means(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
 
 fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
     let (x, y, [outer, summed, inner], by) = parts(call, outputs, mean)?;
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let (from, to) = (Shared(data[0].cast::<f32>()), Shared(data[1].cast::<f32>()));
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (from, to) = (data.of::<f32>(0), data.of::<f32>(1));
         if inner == 1 {
             // SAFETY: `to` is the window of the output, which has `outer` elements that only this call uses.
             let result = unsafe { to.slice(0, outer) };
             let block = |at: usize, n: usize| {
-                // SAFETY: `sum_rows` asks for ranges of the input's `outer * summed` elements.
-                unsafe { sum(from.slice(at, n)) }
+                // SAFETY: `sum_rows` asks for ranges of the input's `outer * summed` elements, which are not written.
+                sum(unsafe { from.read(at, n) })
             };
             sum_rows(host, result, &Rows { rows: outer, n: summed, by }, &block);
         } else {
-            columns(host, from, to, [outer, summed, inner], by);
+            // SAFETY: `parts` checked that the windows are contiguous and have these sizes.
+            unsafe { columns(host, from, to, [outer, summed, inner], by) };
         }
         true
     };
-    Some(Kernel { windows: smallvec![x, y], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![x, y], smallvec![], work))
 }
 
 /// Returns the sum of a block.
-///
-/// # Safety
-/// There are no requirements.
-pub unsafe fn sum(x: &[f32]) -> f64 {
+pub fn sum(x: &[f32]) -> f64 {
     let mut sum = 0.0;
-    // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
-    unsafe { sum_of(x, &mut sum) };
+    sum_of(x, &mut sum);
     sum
 }
 
 /// Returns the sum of the products of two blocks' elements.
-///
-/// # Safety
-/// There are no requirements.
-pub unsafe fn products(a: &[f32], b: &[f32]) -> f64 {
+pub fn products(a: &[f32], b: &[f32]) -> f64 {
     let mut sum = 0.0;
-    // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
-    unsafe { dot_of(a, b, &mut sum) };
+    dot_of(a, b, &mut sum);
     sum
 }
 
@@ -129,17 +123,18 @@ pub fn of_products(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
 /// The dot product of two vectors.
 pub fn dot(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let RowSums { from, times, to, rows } = of_products(call, outputs)?;
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let [a, b, to] = [0, 1, 2].map(|i| Shared(data[i].cast::<f32>()));
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let [a, b, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
         // SAFETY: `to` is the window of the output, which has one element that only this call uses.
         let to = unsafe { to.slice(0, 1) };
         sum_rows(host, to, &rows, &|at, n| {
-            // SAFETY: `sum_rows` asks for ranges of the `n` elements of each vector.
-            unsafe { products(a.slice(at, n), b.slice(at, n)) }
+            // SAFETY: `sum_rows` asks for ranges of the `n` elements of each vector, which are not written.
+            let (a, b) = unsafe { (a.read(at, n), b.read(at, n)) };
+            products(a, b)
         });
         true
     };
-    Some(Kernel { windows: smallvec![from, times?, to], params: smallvec![], work: Box::new(work) })
+    Some(Kernel::new(smallvec![from, times?, to], smallvec![], work))
 }
 
 /// `_foreach_norm(self, ord, dtype)`: Euclidean norms of tensors. PyTorch's kernel computes norms of other orders.
@@ -160,22 +155,23 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let windows: Option<SmallVec<[Window; 4]>> = (0..n).map(window).chain(outs.iter().map(out)).collect();
     let windows = windows.filter(|windows| *m as usize == n && windows.len() == 2 * n)?;
     let sizes: Vec<usize> = windows[..n].iter().map(|w| count(&w.sizes)).collect();
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], params: &[u64]| {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         if f64::from_bits(params[0]) != 2.0 {
             return false;
         }
         for (i, n) in sizes.iter().enumerate() {
-            let x = Shared(data[i].cast::<f32>());
+            let x = data.of::<f32>(i);
             let square = blocks(host, *n, &|at, n| {
-                // SAFETY: `blocks` asks for ranges of the tensor's `n` elements.
-                unsafe { products(x.slice(at, n), x.slice(at, n)) }
+                // SAFETY: `blocks` asks for ranges of the tensor's `n` elements, which are not written.
+                let x = unsafe { x.read(at, n) };
+                products(x, x)
             });
             // SAFETY: the window of each output has one element, which only this call uses.
-            unsafe { *data[sizes.len() + i].cast::<f32>() = square.sqrt() as f32 };
+            unsafe { *data.of::<f32>(sizes.len() + i).get() = square.sqrt() as f32 };
         }
         true
     };
-    Some(Kernel { windows, params: smallvec![Param::Number(1, 0, Ty::F64)], work: Box::new(work) })
+    Some(Kernel::new(windows, smallvec![Param::Number(1, 0, Ty::F64)], work))
 }
 
 /// Returns the sum of `block(at, count)` over all blocks of `n` elements.
@@ -219,7 +215,11 @@ pub fn sum_rows(
 }
 
 /// Computes sums over the middle one of three dimensions, times `by`.
-fn columns(
+///
+/// # Safety
+/// `from` points to `[outer, summed, inner]` elements, which nobody writes during the call, and `to` to
+/// `[outer, inner]`, which nobody else uses.
+unsafe fn columns(
     host: &dyn HostKernels,
     from: Shared<f32>,
     to: Shared<f32>,
@@ -231,8 +231,8 @@ fn columns(
         for piece in begin..end {
             let (o, at) = (piece / pieces, piece % pieces * COLUMNS);
             let width = COLUMNS.min(inner - at);
-            // SAFETY: the windows have the sizes `[outer, summed, inner]` and `[outer, inner]`; pieces of `to` are
-            // disjoint.
+            // SAFETY: columns `at..at + width` are below `inner`, and `o` is below `outer`. Each piece of `to` is one
+            // thread's.
             unsafe {
                 let to = to.slice(o * inner + at, width);
                 column_sums(from.at(o * summed * inner + at), summed, inner, by, to);
@@ -242,7 +242,11 @@ fn columns(
 }
 
 /// Computes sums over the first and the last of three dimensions.
-pub(super) fn channel_sums(
+///
+/// # Safety
+/// `from` points to `[outer, channels, n]` elements, which nobody writes during the call, and `to` to `channels`
+/// elements, which nobody else uses.
+pub(super) unsafe fn channel_sums(
     host: &dyn HostKernels,
     from: Shared<f32>,
     to: Shared<f32>,
@@ -253,10 +257,9 @@ pub(super) fn channel_sums(
             let block = |i: usize, at: usize| {
                 // SAFETY: the range is a part of row `i * channels + channel`, which has `n` elements and is not
                 // written.
-                let row = unsafe { from.slice((i * channels + channel) * n + at, BLOCK.min(n - at)) };
+                let row = unsafe { from.read((i * channels + channel) * n + at, BLOCK.min(n - at)) };
                 match n {
-                    // SAFETY: `sum` has no requirements.
-                    SHORT.. => unsafe { sum(row) },
+                    SHORT.. => sum(row),
                     _ => row.iter().map(|x| f64::from(*x)).sum(),
                 }
             };
@@ -272,7 +275,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_sum(x: &[f32], sum: &mut f64) {
+fn run_sum(x: &[f32], sum: &mut f64) {
     // SAFETY: `i < x.len()`.
     *sum = additions::sum(x.len(), |i| unsafe { at(x, i) });
 }
@@ -282,20 +285,26 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_dot(a: &[f32], b: &[f32], sum: &mut f64) {
+fn run_dot(a: &[f32], b: &[f32], sum: &mut f64) {
     let n = a.len().min(b.len());
     // SAFETY: `i < n`, the smaller of both lengths.
     *sum = additions::products(n, |i| unsafe { at(a, i) }, |i| unsafe { at(b, i) });
 }
 
 widest! {
-    fn column_sums(from: *const f32, rows: usize, stride: usize, by: f64, to: &mut [f32]) => run_columns
+    /// Adds `rows` rows, each `stride` elements after the one before it, element by element, and multiplies by `by`.
+    ///
+    /// # Safety
+    /// Each row has as many elements from `from` on as `to`, and nobody writes them during the call.
+    unsafe fn column_sums(from: *const f32, rows: usize, stride: usize, by: f64, to: &mut [f32]) => run_columns
 }
 
+/// # Safety
+/// The requirements are those of [`column_sums`].
 #[inline(always)]
 unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to: &mut [f32]) {
     let n = to.len();
-    // SAFETY: `from` points to `rows` rows of at least `n` elements, `stride` apart.
+    // SAFETY: `i` is below `rows`, and row `i` begins at `i * stride` and has `n` elements.
     let row = |i: usize| unsafe { std::slice::from_raw_parts(from.add(i * stride), n) };
     let mut sums = [0.0f64; COLUMNS];
     let sums = &mut sums[..n];

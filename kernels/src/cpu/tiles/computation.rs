@@ -71,24 +71,27 @@ impl<S, P> Computation<S, P> {
 
     /// Wraps a kernel, with its windows and parameters mapped to `S` and `P`.
     pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
-        let slots = kernel.windows.iter().map(slot).collect();
-        let params = kernel.params.iter().map(|p| param(*p)).collect();
-        Computation { slots, params, work: Work::Kernel(kernel.work) }
+        let (windows, params, work) = kernel.into_parts();
+        let slots = windows.iter().map(slot).collect();
+        Computation { slots, params: params.into_iter().map(param).collect(), work: Work::Kernel(work) }
     }
 
     /// Runs the computation. `data` has the addresses of the slots, `params` the bits of the parameters. Returns
     /// false if PyTorch's kernel has to run; only outputs may have been written then.
     ///
     /// # Safety
-    /// All windows are in live memory. Nobody else reads or writes the windows that are written, and other windows
-    /// of this computation do not overlap them, unless they are the same window in the same lane.
+    /// `data` has, for each slot, the address where its windows begin, and all windows are in live memory. Until the
+    /// function returns, nobody else writes the windows or reads those that are written, and other windows of this
+    /// computation do not overlap these, unless they are the same window in the same lane. The addresses of summands
+    /// and of sums may be null (see [`Summed::run`]).
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
         match &self.work {
-            // SAFETY: the caller's requirements include those of `Group::run`.
+            // SAFETY: the group was compiled with the slots of this computation, whose windows are live and not shared.
             Work::Tiles(group) => unsafe { group.run(host, data, params) },
-            // SAFETY: the caller's requirements are those of `Summed::run`.
+            // SAFETY: the sums were compiled with the slots of this computation, whose windows are live and not shared.
             Work::Summed(summed) => return unsafe { summed.run(host, data, params) },
-            Work::Kernel(work) => return work(host, data, params),
+            // SAFETY: the slots are the kernel's windows, in its order, which are live and not shared.
+            Work::Kernel(work) => return unsafe { work.run(host, data, params) },
         }
         true
     }

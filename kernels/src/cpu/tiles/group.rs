@@ -51,8 +51,9 @@ impl Group {
     /// Computes the group. `data` has the addresses of the slots, `params` the bits of the parameters.
     ///
     /// # Safety
-    /// All windows are in live memory. Nobody else, including other lanes, reads or writes the windows that a lane
-    /// writes.
+    /// `data` has, for each slot of the draft, the address where its windows begin, and all windows are in live memory.
+    /// Until the function returns, nobody else writes the windows. Nobody else, including other lanes, reads those that
+    /// a lane writes.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) {
         let total = self.starts[self.lanes.len()];
         let data = Shared(data);
@@ -63,7 +64,8 @@ impl Group {
             while at < to {
                 let end = self.starts[lane + 1].min(to);
                 let start = self.starts[lane];
-                // SAFETY: the caller keeps the windows alive and unshared; the elements are below the lane's size.
+                // SAFETY: the lane's windows are those of the draft, which are live and not shared; its elements
+                // `at - start..end - start` are below its size, and `host.parallel` passes no element twice.
                 unsafe { self.lanes[lane].run(data.0, params, at - start, end - start) };
                 at = end;
                 lane += 1;
@@ -115,11 +117,12 @@ impl Lane {
     /// Computes elements `from..to` of the lane.
     ///
     /// # Safety
-    /// The requirements are those of [`Group::run`], for these elements; `to` is at most the number of elements.
+    /// The requirements are those of [`Group::run`], for elements `from..to` of the windows; `to` is at most the number
+    /// of elements.
     pub unsafe fn run(&self, data: &[*mut u8], params: &[u64], from: usize, to: usize) {
         let launch =
             Launch { program: &self.program, sizes: &self.sizes, windows: &self.windows, data, params };
-        // SAFETY: the caller keeps the windows alive and unshared.
+        // SAFETY: `compile` made the program for these windows, whose elements `from..to` are live and not shared.
         unsafe { launch.run(from, to) };
     }
 }

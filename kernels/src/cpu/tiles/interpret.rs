@@ -39,7 +39,7 @@ pub struct Launch<'a> {
     pub params: &'a [u64],
 }
 
-// SAFETY: threads compute disjoint ranges of elements, and nobody else writes the operands that a launch reads.
+// SAFETY: sharing a launch shares addresses alone; `run` accesses the memory and is unsafe.
 unsafe impl Sync for Launch<'_> {}
 
 thread_local!(static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
@@ -54,7 +54,8 @@ impl Launch<'_> {
     /// Computes elements `from..to`.
     ///
     /// # Safety
-    /// The windows are in live memory. Nobody else writes them, and nobody else reads those that are written.
+    /// The program was compiled for these windows and sizes, and has `to` elements or more. Elements `from..to` of the
+    /// windows are in live memory; nobody else writes them, and nobody else reads those that are written.
     pub unsafe fn run(&self, from: usize, to: usize) {
         SCRATCH.with_borrow_mut(|scratch| {
             let words = self.program.scratch as usize / 8 + 16;
@@ -64,20 +65,28 @@ impl Launch<'_> {
             let base = scratch.as_mut_ptr().cast::<u8>();
             // SAFETY: the vector is 128 bytes longer than the program's scratch memory, so alignment fits.
             let base = unsafe { base.add(base.align_offset(64)) };
-            // SAFETY: the caller's requirements are those of `tiles`; `base` has `program.scratch` bytes.
+            // SAFETY: `base` has `program.scratch` bytes, and elements `from..to` of the windows are live and not
+            // shared, which this function requires.
             unsafe { tiles(self, base, from, to) };
         });
     }
 }
 
 widest! {
-    fn tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usize) => run_tiles
+    /// Implements [`Launch::run`].
+    ///
+    /// # Safety
+    /// The requirements are those of [`Launch::run`], and `scratch` has `program.scratch` bytes.
+    unsafe fn tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usize) => run_tiles
 }
 
+/// # Safety
+/// The requirements are those of [`tiles`].
 #[inline(always)]
 unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usize) {
     let program = launch.program;
-    // SAFETY: registers are inside `program.scratch` bytes, and elements below `to` are inside the windows.
+    // SAFETY: the compiler placed all registers inside `program.scratch` bytes. Elements `from..to` are inside the
+    // windows, and `at..at + n` are among them.
     unsafe {
         for (register, ty, splat) in &program.splats {
             fill(scratch.add(*register as usize), *ty, value(launch, *ty, *splat), LANES);
@@ -111,7 +120,7 @@ const FAR: usize = 32 * TILE;
 /// Prefetches a share of the tile at `next` while instruction `number` computes. Shares are spread over all
 /// instructions, since only the first ones read memory and the last ones write it.
 #[inline(always)]
-unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
+fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
     let program = launch.program;
     let count = program.insts.len();
     if count == 1 && program.cost < WORTH_FETCHING {
@@ -120,8 +129,7 @@ unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
     for (operand, written) in &program.streams {
         let size = launch.windows[*operand as usize].size;
         let lines = TILE * size / LINE;
-        // SAFETY: `run_tiles` calls this only if at least `FAR` elements are left, so the next tile is complete.
-        let first = unsafe { launch.first(*operand).add(next * size) };
+        let first = launch.first(*operand).wrapping_add(next * size);
         ahead::fetch(first, number * lines / count..(number + 1) * lines / count, *written);
     }
 }
@@ -129,9 +137,13 @@ unsafe fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
 /// Cost per element (see [`Program::cost`]) from which prefetching is worth it for a program of one instruction.
 const WORTH_FETCHING: u32 = 8;
 
+/// Returns the address of an operand or result: of its register, or of element `at` in memory.
+///
+/// # Safety
+/// `scratch` has `program.scratch` bytes, and the window of an operand in memory has element `at`, of `size` bytes.
 #[inline(always)]
 unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8, at: usize) -> *mut u8 {
-    // SAFETY: registers are inside the scratch memory, and element `at` is inside the operand's window.
+    // SAFETY: the program's registers are inside its scratch memory, and element `at` is inside the operand's window.
     unsafe {
         match place {
             Place::Register(byte) | Place::Splat(byte) => scratch.add(byte as usize),
@@ -141,13 +153,16 @@ unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8
 }
 
 /// Returns the bits of a splat, converted to its type, in the lower bytes.
+///
+/// # Safety
+/// The window of a splat that is an element has that element, which nobody writes during the call.
 unsafe fn value(launch: &Launch<'_>, ty: Ty, splat: Splat) -> u64 {
     let number = match splat {
         Splat::Literal(bits) => bits,
         Splat::Parameter(number) => launch.params[number as usize],
         Splat::Element(operand) => {
             let first = launch.first(operand);
-            // SAFETY: the window has at least one element, of this size.
+            // SAFETY: the window has an element of this size, and the access may be unaligned.
             return unsafe {
                 match launch.windows[operand as usize].size {
                     1 => u64::from(*first),
@@ -165,9 +180,13 @@ unsafe fn value(launch: &Launch<'_>, ty: Ty, splat: Splat) -> u64 {
     }
 }
 
+/// Fills a register with `n` copies of a value.
+///
+/// # Safety
+/// `to` has room for `n` elements of this type and is aligned for them.
 #[inline(always)]
 unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
-    // SAFETY: the register has room for `n` elements of this type.
+    // SAFETY: the register has room for `n` elements of this type, and each type is written as an integer of its size.
     unsafe {
         match size_of(ty) {
             1 => std::slice::from_raw_parts_mut(to, n).fill(bits as u8),
@@ -178,10 +197,15 @@ unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
 }
 
 /// Copies a tile of a strided operand to a register, or from a register if `out`.
+///
+/// # Safety
+/// The operand's window has elements `at..at + n`, which nobody else uses if `out` and nobody writes otherwise. `tile`
+/// has room for `n` elements.
 unsafe fn walk(launch: &Launch<'_>, operand: u16, at: usize, n: usize, tile: *mut u8, out: bool) {
     let Window { strides, size, .. } = &launch.windows[operand as usize];
     let (sizes, data) = (launch.sizes, launch.first(operand));
-    // SAFETY: elements `at..at + n` are inside the window; they are copied as integers of their size.
+    // SAFETY: elements `at..at + n` are inside the window and `n` in the tile; they are copied as integers of their
+    // size.
     unsafe {
         match size {
             1 => walk_rows::<u8>(sizes, strides, data, at, n, tile, out),
@@ -193,6 +217,9 @@ unsafe fn walk(launch: &Launch<'_>, operand: u16, at: usize, n: usize, tile: *mu
 
 /// Implements [`walk`] for a size of elements. Copies rows of the innermost dimension in a loop over the next
 /// dimension, and advances the outer dimensions only after that.
+///
+/// # Safety
+/// The requirements are those of [`walk`], for a window of elements `T` that begins at `data`.
 unsafe fn walk_rows<T: Copy>(
     sizes: &[i64],
     strides: &[i64],
@@ -221,7 +248,8 @@ unsafe fn walk_rows<T: Copy>(
         let mut memory = data.wrapping_offset(offset + row as isize * row_stride + column as isize * stride);
         while row < rows && done < n {
             let run = (inner - column).min(n - done);
-            // SAFETY: the elements are inside the window, and the register has room for the tile.
+            // SAFETY: the row's `run` elements are among elements `at..at + n` of the window, and so many are left in
+            // the tile.
             unsafe { copy_run(memory, stride, tile.add(done), run, out) };
             done += run;
             memory = memory.wrapping_offset(row_stride - column as isize * stride);
@@ -241,11 +269,14 @@ unsafe fn walk_rows<T: Copy>(
 }
 
 /// Copies a row that is usually short, for which choosing a method of copying takes longer than copying.
+///
+/// # Safety
+/// `from` and `to` have `n` elements, which do not overlap.
 #[inline(always)]
 unsafe fn copy_row<T: Copy>(from: *const T, to: *mut T, n: usize) {
     const SHORT: usize = 64;
     const PART: usize = 8;
-    // SAFETY: `from` and `to` have `n` elements; each part ends at most at `whole <= n`.
+    // SAFETY: each part ends at most at `whole <= n`, the number of elements of both.
     unsafe {
         if n > SHORT {
             return std::ptr::copy_nonoverlapping(from, to, n);
@@ -261,9 +292,14 @@ unsafe fn copy_row<T: Copy>(from: *const T, to: *mut T, n: usize) {
     }
 }
 
+/// Copies a run of elements, `stride` apart, to a register, or from a register if `out`.
+///
+/// # Safety
+/// The register has room for `n` elements, and so has the window from `memory` on.
 #[inline(always)]
 unsafe fn copy_run<T: Copy>(memory: *mut T, stride: isize, register: *mut T, n: usize, out: bool) {
-    // SAFETY: the register has `n` elements, and so has the window from `memory` on, `stride` apart.
+    // SAFETY: `i < n`, so element `i` is in the register and, at `i * stride`, in the window, which are different
+    // memory.
     unsafe {
         match (out, stride) {
             (false, 1) => copy_row(memory, register, n),
@@ -292,9 +328,12 @@ impl Element for f32 {}
 impl Element for f64 {}
 
 /// Loads `n < LANES` elements; the remaining lanes are 0.
+///
+/// # Safety
+/// `from` has `n` elements, and `n < LANES`.
 #[inline(always)]
 unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
-    // SAFETY: the caller guarantees `n` elements, and `n` is below `LANES`.
+    // SAFETY: `from` has `n` elements, which fit in the lanes since `n < LANES`.
     unsafe {
         let mut lanes = [T::default(); LANES];
         match n {
@@ -306,9 +345,12 @@ unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
 }
 
 /// Stores `n < LANES` elements. A single one, the most frequent case, is stored directly.
+///
+/// # Safety
+/// `to` has room for `n` elements, and `n < LANES`.
 #[inline(always)]
 unsafe fn store<T: Element>(lanes: &[T; LANES], to: *mut T, n: usize) {
-    // SAFETY: the caller guarantees room for `n` elements, and `n` is below `LANES`.
+    // SAFETY: `to` has room for `n` elements, and there are `n` lanes since `n < LANES`.
     unsafe {
         match n {
             1 => to.write(lanes[0]),
@@ -378,10 +420,15 @@ fn smaller(a: f32, b: f32) -> f32 {
 }
 
 /// Executes one instruction on a tile.
+///
+/// # Safety
+/// `scratch` has `program.scratch` bytes, and the windows of the instruction's operands in memory have elements
+/// `at..at + n`, which nobody else uses if they are written and nobody writes otherwise. `n` is at most [`TILE`].
 #[inline(always)]
 unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n: usize) {
     let size = size_of(inst.ty);
-    // SAFETY: operands and result have `n` elements of their types' sizes from `at` on, or a vector of lanes.
+    // SAFETY: `place` returns addresses with `n` elements of the types' sizes, in a register or from element `at` on in
+    // memory, or with a vector of lanes for a splat, which `Lanes::step` does not advance.
     unsafe {
         let first = if matches!(inst.op, Op::Select) { 1 } else { size };
         let operand = |number: usize, size: usize| {
@@ -570,9 +617,12 @@ fn power(x: f32, y: f32) -> f32 {
 }
 
 /// Applies [`power`] to each element, with a shorter loop for a frequent exponent that all elements share.
+///
+/// # Safety
+/// `to` has room for `n` elements, and `a` and `b` have `n` elements, or a vector of lanes if they are splats.
 #[inline(always)]
 unsafe fn powers(a: Lanes, b: Lanes, to: *mut u8, n: usize) {
-    // SAFETY: operands and result have `n` elements, or a vector of lanes (see `step`).
+    // SAFETY: operands and result have `n` elements, and a splat has a vector of lanes, whose first is the exponent.
     unsafe {
         let exponent = if b.splat { b.first.cast::<f32>().read() } else { f32::NAN };
         match exponent {

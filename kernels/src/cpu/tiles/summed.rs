@@ -59,12 +59,13 @@ impl Summed {
         Some(Summed { lane, from, times, to, rows: ending.rows })
     }
 
-    /// Computes the sums; see [`Computation::run`](super::computation::Computation::run). The summands' address may
-    /// be null; then they are not stored. Returns false if the sums' address is null.
+    /// Computes the sums. The summands' address may be null; then they are not stored. Returns false if the sums'
+    /// address is null.
     ///
     /// # Safety
-    /// The requirements are those of [`Computation::run`](super::computation::Computation::run), except for null
-    /// addresses.
+    /// `data` has, for each slot of the draft, the address where its windows begin, or null for the summands and the
+    /// sums. All windows with an address are in live memory. Until the function returns, nobody else writes the windows
+    /// or reads those that are written.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
         if data[self.to].is_null() {
             return false;
@@ -77,8 +78,9 @@ impl Summed {
             if data[self.from].is_null() {
                 data[self.from] = values.as_mut_ptr().wrapping_sub(at).cast();
             }
-            // SAFETY: the caller keeps the windows alive and unshared. Summands without an address are in `values`,
-            // which has room for a block; only elements `at..at + n` are accessed, so the shifted address is valid.
+            // SAFETY: the windows with an address are live, and elements `at..at + n` are this block's. Summands
+            // without an address are in `values`, which has room for a block; only elements `at..at + n` are accessed,
+            // so the shifted address is valid.
             unsafe {
                 self.lane.run(&data, params, at, at + n);
                 let values =
@@ -89,7 +91,7 @@ impl Summed {
                 }
             }
         };
-        // SAFETY: the window of the sums has an element per row and overlaps no other window.
+        // SAFETY: the window of the sums has an address and an element per row, and nobody else uses it.
         let to = unsafe { std::slice::from_raw_parts_mut(data[self.to].cast::<f32>(), self.rows.rows) };
         sum_rows(host, to, &self.rows, &block);
         true

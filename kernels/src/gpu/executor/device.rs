@@ -138,7 +138,7 @@ impl GpuDevice {
                     if self.storages.bytes(*id) > limit {
                         return Err(Refused::Host);
                     }
-                    match self.storages.device(*id, &mut self.stream, self.host) {
+                    match self.storages.device(*id, &mut self.stream) {
                         Ok(buf) => Some(buf),
                         Err(Absent::Poisoned(failure)) => return Err(Refused::Poisoned(failure)),
                         Err(Absent::Free) => {
@@ -210,7 +210,7 @@ impl GpuDevice {
             if self.storages.bytes(id) >= needed {
                 continue;
             }
-            self.storages.resize(id, needed, &mut self.stream, self.host).map_err(|absent| match absent {
+            self.storages.resize(id, needed, &mut self.stream).map_err(|absent| match absent {
                 Absent::Poisoned(failure) => Refused::Poisoned(failure),
                 Absent::Free => Refused::Failed(self.failure(call.op, location, Cause::NoMemory)),
                 Absent::Device(error) => self.device_failure(call, location, error),
@@ -249,7 +249,11 @@ impl GpuDevice {
         for bytes in &lowered.temps {
             temps.push(self.stream.allocate(*bytes)?);
         }
-        let key = if lowered.draws { self.host.random_key(generator(call)) } else { 0 };
+        let draw = || {
+            // SAFETY: the generator is null or the call's, which lives as long as the call.
+            unsafe { self.host.random_key(generator(call)) }
+        };
+        let key = if lowered.draws { draw() } else { 0 };
         let mut tags: SmallVec<[u32; 2]> = SmallVec::new();
         for action in &lowered.actions {
             let buffer = |r: Ref| match r {
@@ -359,7 +363,8 @@ impl GpuDevice {
     /// The bytes of a window in host memory, starting with its first element.
     fn host_bytes<'b>(&self, place: &Place<'b>, meta: &TensorMeta, offset: i64) -> &'b [u8] {
         let (Place::Host(ptr) | Place::Buffer(ptr)) = place else { return &[] };
-        let (data, nbytes) = self.host.buffer_bytes(*ptr);
+        // SAFETY: the buffer lives as long as the call's inputs.
+        let (data, nbytes) = unsafe { self.host.buffer_bytes(*ptr) };
         let begin = (offset as u64 * meta.dtype.size() as u64).min(nbytes);
         let end = meta.extent_bytes(offset).clamp(begin, nbytes);
         if begin == end {
@@ -524,7 +529,7 @@ impl Immediate for GpuDevice {
     }
 
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
-        self.storages.resize(id, nbytes, &mut self.stream, self.host).map_err(|absent| match absent {
+        self.storages.resize(id, nbytes, &mut self.stream).map_err(|absent| match absent {
             Absent::Poisoned(failure) => CallFailure::Poisoned(failure),
             absent => CallFailure::Raised(self.absent(absent)),
         })
@@ -535,7 +540,7 @@ impl Immediate for GpuDevice {
     }
 
     fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
-        let device = self.storages.device(id, &mut self.stream, self.host);
+        let device = self.storages.device(id, &mut self.stream);
         let written = device.and_then(|buf| self.stream.upload(buf, offset, bytes).map_err(Absent::Device));
         written.map_err(|absent| self.absent(absent))?;
         self.storages.written_on_device(id);
@@ -544,7 +549,7 @@ impl Immediate for GpuDevice {
 
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>> {
         self.stream.watched = None;
-        let device = self.storages.device(id, &mut self.stream, self.host);
+        let device = self.storages.device(id, &mut self.stream);
         let read = device.and_then(|buf| self.stream.download(buf, offset, bytes).map_err(Absent::Device));
         read.map_err(|absent| self.absent(absent))?;
         self.check_faults(false);

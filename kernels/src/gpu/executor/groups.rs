@@ -85,7 +85,7 @@ impl GpuDevice {
             return Err(Refused::Host);
         }
         for place in &fused.needed {
-            let buf = self.storages.device(id(*place), &mut self.stream, self.host);
+            let buf = self.storages.device(id(*place), &mut self.stream);
             if buf.map_or(true, |buf| self.stream.memory.bytes(buf) > limit) {
                 return Err(Refused::Host);
             }
@@ -163,12 +163,12 @@ impl GpuDevice {
                 Slot::Storage(place, _) => {
                     // A storage that is created and dropped within the group has no buffer.
                     let id = span.storages[*place as usize];
-                    self.storages.device(id, &mut self.stream, self.host).ok()
+                    self.storages.device(id, &mut self.stream).ok()
                 }
                 Slot::Host(at) => match &span.run.hosts[span.base.hosts + *at as usize] {
                     HostFeed::Buffer(buffer) => {
-                        let (data, nbytes) = self.host.buffer_bytes(buffer.as_ptr());
-                        // SAFETY: `buffer_bytes` returns the pointer and the length of the buffer, which the run
+                        let (data, nbytes) = buffer.bytes();
+                        // SAFETY: `bytes` returns the pointer and the length of the buffer, which the run
                         // keeps alive. The buffer is a snapshot that is not written any more.
                         let bytes = unsafe { std::slice::from_raw_parts(data, nbytes as usize) };
                         let buf = self.stream.upload_new(bytes).ok()?;

@@ -88,11 +88,13 @@ impl GpuDevice {
                 return Err(CallFailure::Poisoned(failure));
             }
         }
-        let called = call_host(self.host, &resolved);
+        // SAFETY: `bring` named buffers that `self.storages` or `parts` keep; the program keeps the others and the
+        // generators during the call. No other thread uses host copies of storages.
+        let called = unsafe { call_host(self.host, &resolved) };
         // A kernel that raises an exception may have written part of its outputs.
         for (input, written) in call.inputs.iter().zip(written) {
             if let (Place::Storage { id, .. }, true) = (&input.place, written) {
-                self.storages.written_on_host(*id, &mut self.stream, self.host);
+                self.storages.written_on_host(*id, &mut self.stream);
             }
         }
         let (outputs, made) = called.map_err(|HostFailure { error, resized }| {
@@ -151,7 +153,7 @@ impl GpuDevice {
             let end = input.meta().extent_bytes(input.offset).max(begin);
             if end <= nbytes && (end - begin) * 2 < nbytes {
                 let part = Buffer::new(end - begin, self.host).map_err(|e| Absent::on_host(e, self.host))?;
-                read(&mut self.stream, self.host, buf, begin, &part).map_err(Absent::Device)?;
+                read(&mut self.stream, buf, begin, &part).map_err(Absent::Device)?;
                 let ptr = part.as_ptr();
                 parts.push(part);
                 return Ok((Place::Buffer(ptr), input.offset));

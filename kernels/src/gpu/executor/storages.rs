@@ -95,12 +95,7 @@ impl Storages {
     }
 
     /// The device buffer of a storage. Uploads the contents if they are only on the host.
-    pub fn device(
-        &mut self,
-        id: StorageId,
-        stream: &mut Stream,
-        host: &'static dyn HostKernels,
-    ) -> Result<BufId, Absent> {
+    pub fn device(&mut self, id: StorageId, stream: &mut Stream) -> Result<BufId, Absent> {
         match self.slot(id) {
             Contents::Free => Err(Absent::Free),
             Contents::Poisoned(failure) => Err(Absent::Poisoned(failure.clone())),
@@ -112,11 +107,11 @@ impl Storages {
             }
             Contents::Held { device: Some(buf), .. } => Ok(*buf),
             Contents::Held { device, host: Some(buffer), .. } => {
-                let (data, nbytes) = host.buffer_bytes(buffer.as_ptr());
+                let (data, nbytes) = buffer.bytes();
                 let bytes = if nbytes == 0 {
                     &[]
                 } else {
-                    // SAFETY: `buffer_bytes` returns the pointer and the length of the buffer, which `self` keeps
+                    // SAFETY: `bytes` returns the pointer and the length of the buffer, which `self` keeps
                     // alive. Only calls on this executor write it, and none runs now.
                     unsafe { std::slice::from_raw_parts(data, nbytes as usize) }
                 };
@@ -149,7 +144,7 @@ impl Storages {
             Contents::Held { host: Some(buffer), .. } => Ok(buffer.as_ptr()),
             Contents::Held { device: Some(buf), host: slot, nbytes, .. } => {
                 let buffer = make(*nbytes)?;
-                read(stream, host, *buf, 0, &buffer).map_err(Absent::Device)?;
+                read(stream, *buf, 0, &buffer).map_err(Absent::Device)?;
                 Ok(slot.insert(buffer).as_ptr())
             }
             Contents::Held { .. } => Err(Absent::Free),
@@ -172,9 +167,9 @@ impl Storages {
     }
 
     /// Drops the device copy after a write on the host, which may also have enlarged the buffer.
-    pub fn written_on_host(&mut self, id: StorageId, stream: &mut Stream, host: &'static dyn HostKernels) {
+    pub fn written_on_host(&mut self, id: StorageId, stream: &mut Stream) {
         if let Contents::Held { device, host: Some(buffer), nbytes, .. } = self.slot(id) {
-            *nbytes = host.buffer_bytes(buffer.as_ptr()).1;
+            *nbytes = buffer.bytes().1;
             if let Some(buf) = device.take() {
                 stream.memory.release(buf);
             }
@@ -182,13 +177,7 @@ impl Storages {
     }
 
     /// Resizes a storage, keeping its contents up to the smaller size.
-    pub fn resize(
-        &mut self,
-        id: StorageId,
-        nbytes: u64,
-        stream: &mut Stream,
-        host: &'static dyn HostKernels,
-    ) -> Result<(), Absent> {
+    pub fn resize(&mut self, id: StorageId, nbytes: u64, stream: &mut Stream) -> Result<(), Absent> {
         match self.slot(id) {
             Contents::Poisoned(failure) => return Err(Absent::Poisoned(failure.clone())),
             Contents::Held { nbytes: 0, .. } | Contents::Free | Contents::Undefined(_) => {
@@ -197,7 +186,7 @@ impl Storages {
             }
             Contents::Held { .. } => {}
         }
-        let old = self.device(id, stream, host)?;
+        let old = self.device(id, stream)?;
         let keep = self.bytes(id).min(nbytes);
         let new = stream.allocate(nbytes).map_err(Absent::Device)?;
         if keep > 0 {
@@ -246,18 +235,12 @@ impl Storages {
 }
 
 /// Reads bytes of a device buffer, from `offset` on, until a host buffer is full.
-pub fn read(
-    stream: &mut Stream,
-    host: &'static dyn HostKernels,
-    from: BufId,
-    offset: u64,
-    to: &Buffer,
-) -> Result<(), DeviceError> {
-    let (data, nbytes) = host.buffer_bytes(to.as_ptr());
+pub fn read(stream: &mut Stream, from: BufId, offset: u64, to: &Buffer) -> Result<(), DeviceError> {
+    let (data, nbytes) = to.bytes();
     if nbytes == 0 {
         return Ok(());
     }
-    // SAFETY: `buffer_bytes` returns the pointer and the length of the buffer. The callers have just created it, so
+    // SAFETY: `bytes` returns the pointer and the length of the buffer. The callers have just created it, so
     // nothing else accesses its bytes.
     let bytes = unsafe { std::slice::from_raw_parts_mut(data, nbytes as usize) };
     stream.download(from, offset, bytes)

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
 use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
-use crate::cpu::own::{Shared, each_row};
+use crate::cpu::own::each_row;
+use crate::cpu::own::kernel::Shared;
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 
@@ -156,19 +157,18 @@ impl Layout {
     /// if the tile has one image, a copy in `room` otherwise.
     ///
     /// # Safety
-    /// `grid` points to the grids of all images of the batch, which nobody writes during the call.
+    /// `grid` points to the grids of all images of the batch, which nobody writes during the call. The tile is one of
+    /// this layout's.
     unsafe fn rows_of(&self, grid: Shared<f32>, tile: &Tile, room: &mut [f32]) -> (*mut f32, usize) {
         let (pixels, filters) = (self.conv.pixels(), self.conv.outputs);
         if tile.pictures == 1 {
-            // SAFETY: the tile's image and row are inside the batch's grids.
+            // SAFETY: the tile is one of the layout's, so its image and row are inside the batch's grids.
             let at = unsafe { grid.at(tile.picture * filters * pixels + tile.row * self.x.out) };
             return (at, pixels);
         }
-        // SAFETY: the tile's images are inside the batch's grids, which nobody writes.
-        unsafe {
-            let from = grid.slice(tile.picture * filters * pixels, tile.pictures * filters * pixels);
-            swap_rows(from, room, [tile.pictures, filters, pixels]);
-        }
+        // SAFETY: the tile is one of the layout's, so its images are inside the batch's grids, which nobody writes.
+        let from = unsafe { grid.read(tile.picture * filters * pixels, tile.pictures * filters * pixels) };
+        swap_rows(from, room, [tile.pictures, filters, pixels]);
         (room.as_mut_ptr(), self.columns(tile))
     }
 
@@ -188,14 +188,19 @@ fn swap_rows(from: &[f32], to: &mut [f32], [a, b, n]: [usize; 3]) {
 }
 
 widest! {
-    /// Lays out a tile's columns for `channels` channels, in one row of `ld` floats per channel and tap. `image`
-    /// points to the first channel of the tile's first image; `room` and `to` have [`SLACK`] floats after their used
-    /// part.
-    fn lay_out(
+    /// Lays out a tile's columns for `channels` channels, in one row of `ld` floats per channel and tap. `room` and
+    /// `to` have [`SLACK`] floats after their used part.
+    ///
+    /// # Safety
+    /// `image` points to the first of `channels` channels of the tile's first image, and the batch has all images of
+    /// the tile. Nobody writes them during the call. The tile is one of the layout's.
+    unsafe fn lay_out(
         layout: &Layout, tile: &Tile, image: *const f32, channels: usize, room: &mut [f32], to: &mut [f32], ld: usize,
     ) => run_lay_out
 }
 
+/// # Safety
+/// The requirements are those of [`lay_out`].
 #[inline(always)]
 unsafe fn run_lay_out(
     layout: &Layout,
@@ -210,8 +215,8 @@ unsafe fn run_lay_out(
         let (step, n) = (layout.conv.inputs * layout.plane(), tile.rows * layout.x.out);
         for (channel, to) in to.chunks_mut(ld).take(channels).enumerate() {
             for (picture, to) in to.chunks_exact_mut(n).take(tile.pictures).enumerate() {
-                // SAFETY: pointwise tiles of several images contain whole planes, and `image` has `channels` of them
-                // per image.
+                // SAFETY: `image` has `channels` planes per image. A pointwise tile of several images consists of whole
+                // planes; the rows of a tile of one image begin at `image`.
                 let from = unsafe {
                     std::slice::from_raw_parts(image.add(picture * step + channel * layout.plane()), n)
                 };
@@ -226,7 +231,8 @@ unsafe fn run_lay_out(
     // The padding, which stays 0, is at the same positions for all channels.
     room[..tile.pictures * seen].fill(0.0);
     for channel in 0..channels {
-        // SAFETY: `image` has `channels` planes per image; the asserts above check the sizes of `room` and `to`.
+        // SAFETY: `image` has `channels` planes per image of the tile; the asserts above check the sizes of `room` and
+        // `to`, with `SLACK` floats after them.
         unsafe {
             for picture in 0..tile.pictures {
                 let plane = image.add((picture * layout.conv.inputs + channel) * layout.plane());
@@ -244,6 +250,9 @@ unsafe fn run_lay_out(
 }
 
 /// Copies the pixels of a plane that are inside the image to their phases in `room`.
+///
+/// # Safety
+/// `plane` points to a channel of an image with the layout's sizes, which nobody writes during the call.
 #[inline(always)]
 unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut [f32]) {
     let Layout { y, x, .. } = layout;
@@ -255,7 +264,8 @@ unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut
         let to = (py * x.phases.len() + px) * height * width + columns.start;
         for (i, row) in rows.enumerate() {
             let to = &mut room[to + row * width..][..columns.len()];
-            // SAFETY: `inside` returns coordinates of pixels of the image.
+            // SAFETY: `inside` returns coordinates of pixels of the image, so the first and the last of the line are
+            // in the plane.
             let from = unsafe {
                 let line = plane.add((first_row + i * y.stride) * x.size + first);
                 std::slice::from_raw_parts(line, last * x.stride + 1)
@@ -293,6 +303,10 @@ fn copy(from: &[f32], to: &mut [f32]) {
 /// Lays out the rows of all taps of a channel, each a shifted copy of a phase in `room`. Copies `N` floats at a
 /// time; what is written after the end of a row is overwritten by the next row. `ONE` says that a row has at most
 /// `N` floats.
+///
+/// # Safety
+/// `room` has the phases of all images of the tile and `to` a row of `ld` floats per tap, and [`SLACK`] floats follow
+/// both.
 #[inline(always)]
 unsafe fn shift<const N: usize, const ONE: bool>(
     layout: &Layout,
@@ -306,7 +320,8 @@ unsafe fn shift<const N: usize, const ONE: bool>(
     let plane = (tile.rows + y.reach) * width;
     for (tap, ((py, down), (px, right))) in layout.seen_by_taps().enumerate() {
         let first = (py * x.phases.len() + px) * plane + down * width + right;
-        // SAFETY: `run_lay_out` checks both sizes, which include `SLACK` floats for the last copy of a row.
+        // SAFETY: a tap's offset in a phase is at most the reach, so all rows that it reads are in `room`, and its row
+        // in `to` has room for the tile's columns. `SLACK` floats follow for the last copy of a row.
         unsafe {
             let mut to = to.add(tap * ld);
             for picture in 0..tile.pictures {
@@ -332,7 +347,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_add_up(layout: &Layout, tile: &Tile, channels: usize, columns: &[f32], to: &mut [f32]) {
+fn run_add_up(layout: &Layout, tile: &Tile, channels: usize, columns: &[f32], to: &mut [f32]) {
     let Layout { conv, y, x } = layout;
     let (width, across) = (layout.width(), x.out);
     let (plane, seen) = ((conv.out[0] + y.reach) * width, layout.seen(conv.out[0]));
@@ -376,7 +391,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f32]) {
+fn run_put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f32]) {
     let Layout { conv, y, x } = layout;
     let width = layout.width();
     to.fill(bias);
@@ -399,7 +414,11 @@ unsafe fn run_put_together(layout: &Layout, seen: &[f32], bias: f32, to: &mut [f
 }
 
 /// Computes `grid = weight @ columns`, with an optional bias per filter.
-pub fn to_grid(
+///
+/// # Safety
+/// The addresses are those of contiguous tensors with the sizes of `layout`. During the call, nobody writes those that
+/// are read or uses the one that is written.
+pub unsafe fn to_grid(
     layout: &Layout,
     host: &dyn HostKernels,
     image: Shared<f32>,
@@ -425,8 +444,8 @@ pub fn to_grid(
             let ok = with_scratch(room, |scratch| {
                 let (cols, scratch) = scratch.split_at_mut(cols);
                 let (seen, out) = scratch.split_at_mut(seen);
-                // SAFETY: the sizes in `layout` are those of the windows, and parts write different filters or
-                // pixels.
+                // SAFETY: the tensors have the sizes in `layout`, and the tile is one of the layout's. Parts write
+                // different filters or pixels of the grid. The scratch memory was sized for the tile's columns above.
                 unsafe {
                     let picture = image.at(tile.picture * conv.inputs * layout.plane());
                     let b = if plain {
@@ -438,7 +457,7 @@ pub fn to_grid(
                     let own = (tile.picture * filters + some.start) * pixels + tile.row * conv.out[1];
                     let (to, ld) = if together { (out.as_mut_ptr(), n) } else { (grid.at(own), pixels) };
                     if let Some(bias) = bias {
-                        for (row, bias) in bias.slice(some.start, some.len()).iter().enumerate() {
+                        for (row, bias) in bias.read(some.start, some.len()).iter().enumerate() {
                             Shared(to).slice(row * ld, n).fill(*bias);
                         }
                     }
@@ -464,7 +483,11 @@ pub fn to_grid(
 
 /// Computes `columns = weight.T @ grid` and adds each column element to the pixel that it was read from, with an
 /// optional bias per channel.
-pub fn to_image(
+///
+/// # Safety
+/// The addresses are those of contiguous tensors with the sizes of `layout`. During the call, nobody writes those that
+/// are read or uses the one that is written.
+pub unsafe fn to_image(
     layout: &Layout,
     host: &dyn HostKernels,
     grid: Shared<f32>,
@@ -496,7 +519,7 @@ pub fn to_image(
                 let (seen, gathered) = scratch.split_at_mut(seen);
                 seen.fill(0.0);
                 let bias_of = |channel: usize| {
-                    // SAFETY: the bias has an element per channel.
+                    // SAFETY: the bias has an element per channel and is only read.
                     bias.map_or(0.0, |bias| unsafe { *bias.at(channel) })
                 };
                 // SAFETY: the image has `conv.inputs` planes per batch element, and each of them belongs to one
@@ -506,8 +529,8 @@ pub fn to_image(
                 };
                 for tile in group {
                     let n = layout.columns(tile);
-                    // SAFETY: the sizes in `layout` are those of the windows, and a part writes only its own
-                    // channels' planes.
+                    // SAFETY: the tensors have the sizes in `layout`, and the tile is one of the layout's. A part
+                    // writes only its own channels' planes. The scratch memory was sized for the largest tile above.
                     unsafe {
                         let (b, ldb) = layout.rows_of(grid, tile, gathered);
                         let a = matrix(weight.at(first), patch, true);
@@ -542,8 +565,7 @@ pub fn to_image(
                 for (at, seen) in seen.chunks_exact(each).enumerate() {
                     let channel = channels.start + at / pictures;
                     let to = planes(picture + at % pictures, channel);
-                    // SAFETY: unsafe only because of the CPU features, which `widest!` detects.
-                    unsafe { put_together(layout, seen, bias_of(channel), to) };
+                    put_together(layout, seen, bias_of(channel), to);
                 }
                 done
             });
@@ -555,7 +577,11 @@ pub fn to_image(
 
 /// Computes the weight gradient `sum(grid @ columns.T)`. A part computes some channels' taps over some tiles; the
 /// partial sums over tiles are then added.
-pub fn to_weight(
+///
+/// # Safety
+/// The addresses are those of contiguous tensors with the sizes of `layout`. During the call, nobody writes those that
+/// are read or uses the one that is written.
+pub unsafe fn to_weight(
     layout: &Layout,
     host: &dyn HostKernels,
     image: Shared<f32>,
@@ -574,7 +600,8 @@ pub fn to_weight(
     let ready = with_scratch(whole + (sums - 1) * filters * patch, |scratch| {
         let (gathered, others) = scratch.split_at_mut(whole);
         let (gathered, others) = (Shared(gathered.as_mut_ptr()), Shared(others.as_mut_ptr()));
-        // SAFETY: tiles have different images or rows, so they copy to different parts of `gathered`.
+        // SAFETY: `grid` has the sizes in `layout` and is only read. Tiles of several images have different ones, so
+        // they copy to different parts of `gathered`, which is as large as the grid.
         let rows_of = |tile: &Tile| unsafe {
             let at = tile.picture * filters * conv.pixels();
             let n = if tile.pictures == 1 { 0 } else { layout.columns(tile) * filters };
@@ -598,8 +625,9 @@ pub fn to_weight(
                     let (cols, seen) = scratch.split_at_mut(k * most + SLACK);
                     for (number, (tile, (rows, ld_rows))) in tiles.iter().zip(rows).enumerate() {
                         let n = layout.columns(tile);
-                        // SAFETY: the sizes in `layout` are those of the windows, and a part writes its own range of
-                        // columns of its own sum.
+                        // SAFETY: the tensors have the sizes in `layout`, and the tile is one of the layout's. A part
+                        // writes its own range of columns of its own sum. The scratch memory was sized for the largest
+                        // tile above.
                         done &= unsafe {
                             let plane = tile.picture * conv.inputs + channels.start;
                             let picture = image.at(plane * layout.plane());
@@ -626,11 +654,12 @@ pub fn to_weight(
         if sums > 1 {
             each_row(host, filters, (sums - 1) * patch, &|from, end| {
                 let (at, n) = (from * patch, (end - from) * patch);
-                // SAFETY: threads get disjoint ranges of rows, and each sum has as many rows as `weight`.
+                // SAFETY: threads get disjoint ranges of rows, and each sum has as many rows as `weight`. The threads
+                // that computed the sums have ended.
                 unsafe {
                     let to = weight.slice(at, n);
                     for sum in 0..sums - 1 {
-                        add_all(others.slice(sum * filters * patch + at, n), to);
+                        add_all(others.read(sum * filters * patch + at, n), to);
                     }
                 }
             });
@@ -646,7 +675,7 @@ widest! {
 }
 
 #[inline(always)]
-unsafe fn run_add_all(from: &[f32], to: &mut [f32]) {
+fn run_add_all(from: &[f32], to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(to, x)| *to += x);
 }
 

@@ -19,8 +19,9 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::cpu::own::conv::columns::Layout;
 use crate::cpu::own::conv::geometry::Conv;
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::sums::channel_sums;
-use crate::cpu::own::{Kernel, Shared, contiguous, is_contiguous, tensor};
+use crate::cpu::own::{contiguous, is_contiguous, tensor};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::convolution::is_transposed;
@@ -65,36 +66,57 @@ impl Way {
     }
 
     /// Computes the grid from an image, with an optional bias per filter.
-    fn to_grid(
+    ///
+    /// # Safety
+    /// The addresses are those of contiguous tensors with the sizes of the convolution. During the call, nobody writes
+    /// those that are read or uses the one that is written.
+    unsafe fn to_grid(
         &self,
         host: &dyn HostKernels,
         [image, weight, grid]: [Shared<f32>; 3],
         bias: Option<Shared<f32>>,
     ) -> bool {
-        match self {
-            Way::Patches(conv) => patches::to_grid(conv, host, image, weight, bias, grid),
-            Way::Columns(layout) => columns::to_grid(layout, host, image, weight, bias, grid),
+        // SAFETY: both algorithms keep the sizes of the convolution that this value was made for.
+        unsafe {
+            match self {
+                Way::Patches(conv) => patches::to_grid(conv, host, image, weight, bias, grid),
+                Way::Columns(layout) => columns::to_grid(layout, host, image, weight, bias, grid),
+            }
         }
     }
 
     /// Computes an image from the grid, with an optional bias per channel.
-    fn to_image(
+    ///
+    /// # Safety
+    /// The addresses are those of contiguous tensors with the sizes of the convolution. During the call, nobody writes
+    /// those that are read or uses the one that is written.
+    unsafe fn to_image(
         &self,
         host: &dyn HostKernels,
         [grid, weight, image]: [Shared<f32>; 3],
         bias: Option<Shared<f32>>,
     ) -> bool {
-        match self {
-            Way::Patches(conv) => patches::to_image(conv, host, grid, weight, bias, image),
-            Way::Columns(layout) => columns::to_image(layout, host, grid, weight, bias, image),
+        // SAFETY: both algorithms keep the sizes of the convolution that this value was made for.
+        unsafe {
+            match self {
+                Way::Patches(conv) => patches::to_image(conv, host, grid, weight, bias, image),
+                Way::Columns(layout) => columns::to_image(layout, host, grid, weight, bias, image),
+            }
         }
     }
 
     /// Computes the weight gradient.
-    fn to_weight(&self, host: &dyn HostKernels, [image, grid, weight]: [Shared<f32>; 3]) -> bool {
-        match self {
-            Way::Patches(conv) => patches::to_weight(conv, host, image, grid, weight),
-            Way::Columns(layout) => columns::to_weight(layout, host, image, grid, weight),
+    ///
+    /// # Safety
+    /// The addresses are those of contiguous tensors with the sizes of the convolution. During the call, nobody writes
+    /// those that are read or uses the one that is written.
+    unsafe fn to_weight(&self, host: &dyn HostKernels, [image, grid, weight]: [Shared<f32>; 3]) -> bool {
+        // SAFETY: both algorithms keep the sizes of the convolution that this value was made for.
+        unsafe {
+            match self {
+                Way::Patches(conv) => patches::to_weight(conv, host, image, grid, weight),
+                Way::Columns(layout) => columns::to_weight(layout, host, image, grid, weight),
+            }
         }
     }
 }
@@ -120,12 +142,14 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     };
     let biased = bias.is_some();
     let windows = [x, weight, y].into_iter().chain(bias).collect();
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let at = |i: usize| Shared(data[i].cast::<f32>());
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let at = |i: usize| data.of::<f32>(i);
         let (all, bias) = ([0, 1, 2].map(at), biased.then(|| at(3)));
-        if back { way.to_image(host, all, bias) } else { way.to_grid(host, all, bias) }
+        // SAFETY: `Conv::of` read the sizes from these windows, which are contiguous. PyTorch, or the rule for the
+        // outputs, refuses a bias of another size than the output's channels.
+        unsafe { if back { way.to_image(host, all, bias) } else { way.to_grid(host, all, bias) } }
     };
-    Some(Kernel { windows, params: SmallVec::new(), work: Box::new(work) })
+    Some(Kernel::new(windows, SmallVec::new(), work))
 }
 
 /// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
@@ -149,21 +173,25 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         }
     };
     let (to_x, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
-    let work = move |host: &dyn HostKernels, data: &[*mut u8], _: &[u64]| {
-        let at = |i: usize| Shared(data[i].cast::<f32>());
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let at = |i: usize| data.of::<f32>(i);
         let [grad, x, weight] = [0, 1, 2].map(at);
         let mut done = true;
-        if let Some(to) = to_x.map(at) {
-            let all = [grad, weight, to];
-            done &= if back { way.to_grid(host, all, None) } else { way.to_image(host, all, None) };
-        }
-        if let Some(to) = to_weight.map(at) {
-            done &= way.to_weight(host, if back { [grad, x, to] } else { [x, grad, to] });
-        }
-        if let Some(to) = to_bias.map(at) {
-            channel_sums(host, grad, to, planes);
+        // SAFETY: `Conv::of` read the sizes from these windows, which are contiguous, and each gradient has the sizes
+        // of its tensor. `planes` are the sizes of `grad`, and the bias has an element per channel of it.
+        unsafe {
+            if let Some(to) = to_x.map(at) {
+                let all = [grad, weight, to];
+                done &= if back { way.to_grid(host, all, None) } else { way.to_image(host, all, None) };
+            }
+            if let Some(to) = to_weight.map(at) {
+                done &= way.to_weight(host, if back { [grad, x, to] } else { [x, grad, to] });
+            }
+            if let Some(to) = to_bias.map(at) {
+                channel_sums(host, grad, to, planes);
+            }
         }
         done
     };
-    Some(Kernel { windows, params: SmallVec::new(), work: Box::new(work) })
+    Some(Kernel::new(windows, SmallVec::new(), work))
 }

@@ -2,8 +2,9 @@
 //! and the whole batch is one matrix product, which reads the weights once.
 
 use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
+use crate::cpu::own::each_row;
+use crate::cpu::own::kernel::Shared;
 use crate::cpu::own::matmul::multiply;
-use crate::cpu::own::{Shared, each_row};
 use crate::host::HostKernels;
 
 impl Conv {
@@ -38,33 +39,43 @@ impl Conv {
     }
 
     /// Lays out the patches of the batch, a row per output pixel.
-    fn patches(&self, host: &dyn HostKernels, x: Shared<f32>, to: &mut [f32]) {
+    ///
+    /// # Safety
+    /// `x` points to the batch's images, which nobody writes during the call.
+    unsafe fn patches(&self, host: &dyn HostKernels, x: Shared<f32>, to: &mut [f32]) {
         let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
+        assert_eq!(to.len(), self.n * all);
         let to = Shared(to.as_mut_ptr());
         each_row(host, self.n, all * 4, &|begin, end| {
             for i in begin..end {
-                // SAFETY: `x` and `to` have the sizes of `n` images and their patches; each image is one thread's.
-                let (x, to) = unsafe { (x.slice(i * picture, picture), to.slice(i * all, all)) };
+                // SAFETY: `x` and `to` have the sizes of `n` images and their patches; the patches of an image are one
+                // thread's.
+                let (x, to) = unsafe { (x.read(i * picture, picture), to.slice(i * all, all)) };
                 self.each(|to_, from| to[to_] = from.map_or(0.0, |from| x[from]));
             }
         });
     }
 
     /// Fills images with a bias per channel and adds each element of the patches to the pixel that it was read from.
-    fn pictures(
+    ///
+    /// # Safety
+    /// `bias` points to an element per channel, which nobody writes during the call, and `to` to the batch's images,
+    /// which nobody else uses.
+    unsafe fn pictures(
         &self,
         host: &dyn HostKernels,
-        patches: &mut [f32],
+        patches: &[f32],
         bias: Option<Shared<f32>>,
         to: Shared<f32>,
     ) {
         let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
-        let patches = Shared(patches.as_mut_ptr());
         each_row(host, self.n, all * 4, &|begin, end| {
             for i in begin..end {
-                // SAFETY: `to` and `patches` have the sizes of `n` images and their patches; each image is one
-                // thread's.
-                let (to, from) = unsafe { (to.slice(i * picture, picture), patches.slice(i * all, all)) };
+                // SAFETY: `to` has the size of `n` images, each of which is one thread's, and the bias an element per
+                // channel.
+                let (to, bias) =
+                    unsafe { (to.slice(i * picture, picture), bias.map(|bias| bias.read(0, self.inputs))) };
+                let from = &patches[i * all..][..all];
                 fill_planes(to, self.inputs, bias);
                 self.each(|at, place| {
                     if let Some(place) = place {
@@ -89,16 +100,19 @@ fn channels_last(from: &[f32], to: &mut [f32], channels: usize, pixels: usize) {
 }
 
 /// Fills each channel's plane with the channel's bias, or 0.
-fn fill_planes(to: &mut [f32], channels: usize, bias: Option<Shared<f32>>) {
+fn fill_planes(to: &mut [f32], channels: usize, bias: Option<&[f32]>) {
     let plane = to.len() / channels;
     for (channel, to) in to.chunks_exact_mut(plane).enumerate() {
-        // SAFETY: the bias has an element per channel.
-        to.fill(bias.map_or(0.0, |bias| unsafe { *bias.at(channel) }));
+        to.fill(bias.map_or(0.0, |bias| bias[channel]));
     }
 }
 
 /// Computes `grid = patches @ weight.T`, with an optional bias per filter.
-pub fn to_grid(
+///
+/// # Safety
+/// The addresses are those of contiguous tensors with the sizes of `conv`. During the call, nobody writes those that
+/// are read or uses the one that is written.
+pub unsafe fn to_grid(
     conv: &Conv,
     host: &dyn HostKernels,
     image: Shared<f32>,
@@ -114,7 +128,8 @@ pub fn to_grid(
         let from = if cols == 0 {
             image.get()
         } else {
-            conv.patches(host, image, patches);
+            // SAFETY: `image` has the batch's images and is only read.
+            unsafe { conv.patches(host, image, patches) };
             patches.as_mut_ptr()
         };
         // SAFETY: the grid has `conv.outputs` channels of `conv.pixels()` for each image, and only this call uses
@@ -122,13 +137,15 @@ pub fn to_grid(
         let grid = unsafe { grid.slice(0, rows * filters) };
         let to = if one { &mut *grid } else { &mut *pixels };
         if let Some(bias) = bias {
-            // SAFETY: the bias has an element per filter.
-            let bias = unsafe { bias.slice(0, filters) };
+            // SAFETY: the bias has an element per filter and is only read.
+            let bias = unsafe { bias.read(0, filters) };
             to.chunks_exact_mut(filters).for_each(|row| row.copy_from_slice(bias));
         }
         let (a, b) = (matrix(from, patch, false), matrix(weight.get(), patch, true));
         let (c, beta) = (matrix(to.as_mut_ptr(), filters, false), f64::from(u8::from(bias.is_some())));
-        let done = multiply(host, &conv.product([rows, filters, patch], a, b, c, beta));
+        // SAFETY: `from` has `rows` rows of `patch` elements, `weight` a row per filter, and the result, which is the
+        // grid or scratch memory, `rows` rows of `filters` elements.
+        let done = unsafe { multiply(host, &conv.product([rows, filters, patch], a, b, c, beta)) };
         if !one {
             // Back to the layout of a tensor, in which each channel is contiguous.
             channels_last(pixels, grid, conv.pixels(), filters);
@@ -147,7 +164,7 @@ unsafe fn with_rows(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) 
     }
     with_scratch(conv.rows() * conv.outputs, |rows| {
         // SAFETY: the slice is the whole batch's grids, which nobody writes during the call.
-        let grid = unsafe { grid.slice(0, conv.rows() * conv.outputs) };
+        let grid = unsafe { grid.read(0, conv.rows() * conv.outputs) };
         channels_last(grid, rows, conv.outputs, conv.pixels());
         with(rows.as_mut_ptr())
     })
@@ -155,7 +172,11 @@ unsafe fn with_rows(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) 
 
 /// Computes `patches = grid @ weight` and adds each patch element to the pixel that it was read from, with an
 /// optional bias per channel.
-pub fn to_image(
+///
+/// # Safety
+/// The addresses are those of contiguous tensors with the sizes of `conv`. During the call, nobody writes those that
+/// are read or uses the one that is written.
+pub unsafe fn to_image(
     conv: &Conv,
     host: &dyn HostKernels,
     grid: Shared<f32>,
@@ -165,7 +186,8 @@ pub fn to_image(
 ) -> bool {
     let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
     let plain = conv.is_plain() && bias.is_none();
-    // SAFETY: `grid` is the window of the batch's grids, which nobody writes while the kernel runs.
+    // SAFETY: `grid` has the batch's grids, as rows of `filters` elements in the closure, and `weight` a row of `patch`
+    // elements per filter. The result, which is the image or scratch memory, has `rows` rows of `patch` elements.
     unsafe {
         with_rows(conv, grid, |grid| {
             with_scratch(if plain { 0 } else { rows * patch }, |patches| {
@@ -183,7 +205,11 @@ pub fn to_image(
 }
 
 /// Computes the weight gradient `grid.T @ patches`.
-pub fn to_weight(
+///
+/// # Safety
+/// The addresses are those of contiguous tensors with the sizes of `conv`. During the call, nobody writes those that
+/// are read or uses the one that is written.
+pub unsafe fn to_weight(
     conv: &Conv,
     host: &dyn HostKernels,
     image: Shared<f32>,
@@ -191,7 +217,8 @@ pub fn to_weight(
     weight: Shared<f32>,
 ) -> bool {
     let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
-    // SAFETY: `grid` is the window of the batch's grids, which nobody writes while the kernel runs.
+    // SAFETY: `grid` has the batch's grids, as rows of `filters` elements in the closure, and `from` has `rows` rows of
+    // `patch` elements: the image or scratch memory. `weight` has a row of `patch` elements per filter.
     unsafe {
         with_rows(conv, grid, |grid| {
             with_scratch(if conv.is_plain() { 0 } else { rows * patch }, |patches| {
