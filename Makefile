@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-files fuzz lint format bench bench-lazy bench-memory bench-scaling bench-gpu wheel clean
+.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-lazy bench-memory bench-scaling bench-gpu wheel clean
 
 env := source scripts/env.sh &&
 
@@ -51,6 +51,11 @@ conformance: build ## PyTorch's operator samples on the wgpu executor: docs/conf
 
 conformance-pytorch: build ## PyTorch's operators, modules and optimizers in all phases: docs/conformance-pytorch.md
 	@$(env) python -m tests.pytorch --write docs/conformance-pytorch.md $(ARGS)
+
+# Random numbers are drawn on the host, as eager CPU draws them.
+conformance-pytorch-gpu: build ## other forms of calls, and changing numbers, on the wgpu executor; ARGS="-k name"
+	@$(env) TANDEM_DEVICE=gpu TANDEM_ALLOW_SOFTWARE=1 TANDEM_GPU_WITHOUT=random \
+	    python -m tests.pytorch --only variants,numbers $(ARGS)
 
 # PyTorch's test files are fetched at the commit of this torch, unless SOURCE names a checkout.
 conformance-pytorch-files: build ## PyTorch's own test files on this device; SOURCE=checkout, ARGS="-k name"

@@ -1,17 +1,19 @@
-"""Known failures, with their reasons, from known.txt."""
+"""Known failures, with their reasons, from known.txt; on a GPU also from known_gpu.txt."""
 
 import fnmatch
+import os
 import pathlib
 
-FILE = pathlib.Path(__file__).with_name("known.txt")
+FOLDER = pathlib.Path(__file__).parent
+GPU = os.environ.get("TANDEM_DEVICE", "cpu") != "cpu"
 
 FAILING = ("failed", "crashed", "hung")
 
 
-def known() -> dict[str, str]:
-    """Returns the reasons by patterns of names."""
+def known(names: tuple[str, ...] = ("known.txt", "known_gpu.txt")[: 1 + GPU]) -> dict[str, str]:
+    """Returns the reasons by patterns of names, from files of these names."""
     reason, entries = "", {}
-    for line in FILE.read_text().splitlines():
+    for line in "\n".join((FOLDER / name).read_text() for name in names).splitlines():
         if line.startswith("= "):
             reason = line[2:]
         elif line and not line.startswith("#"):
@@ -29,11 +31,13 @@ def reason(name: str) -> str | None:
 def news(outcomes: list[tuple[str, str, str]]) -> list[str]:
     """Returns the unexpected outcomes: failures that are not listed, and listed cases that pass."""
     entries = known()
+    # What fails on the CPU may pass on a GPU.
+    must_fail = known(("known_gpu.txt",)) if GPU else entries
     lines = []
     for name, state, why in outcomes:
         listed = any(fnmatch.fnmatchcase(name, pattern) for pattern in entries)
         if state in FAILING and not listed:
             lines.append(f"not known to fail: {name}: {why}")
-        if state == "passed" and listed:
+        if state == "passed" and any(fnmatch.fnmatchcase(name, pattern) for pattern in must_fail):
             lines.append(f"known to fail, and passes: {name}")
     return lines

@@ -483,8 +483,11 @@ impl<'a> Lowering<'a> {
         Some(given.viewed(sizes, strides))
     }
 
-    /// Adds a new tensor as the next output.
+    /// Adds a new tensor as the next output. `None` for negative sizes, for which PyTorch raises.
     pub fn fresh(&mut self, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
+        if sizes.iter().any(|size| *size < 0) {
+            return None;
+        }
         let meta = TensorMeta::new(sizes, strides, dtype, 0);
         let storage = self.lowered.outputs.fresh.len() as u16;
         self.lowered.outputs.fresh.push(meta.extent_bytes(0));
