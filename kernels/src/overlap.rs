@@ -19,7 +19,7 @@ pub enum Overlap {
 }
 
 /// The byte range of an operand in its storage.
-struct Span<'c> {
+struct Extent<'c> {
     storage: Memory,
     begin: u64,
     end: u64,
@@ -45,7 +45,7 @@ fn memory(input: &Input<'_>) -> Option<Memory> {
 
 /// How the windows of the arguments marked in `written` overlap the other inputs of a call.
 pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
-    let mut spans: SmallVec<[Span<'_>; 8]> = SmallVec::new();
+    let mut spans: SmallVec<[Extent<'_>; 8]> = SmallVec::new();
     let mut inputs = call.inputs.iter();
     for (number, arg) in call.args.iter().enumerate() {
         let (count, listed) = match arg {
@@ -58,7 +58,7 @@ pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
             let Some(storage) = memory(input).filter(|_| !input.sizes.contains(&0)) else { continue };
             let begin = input.offset as u64 * input.dtype.size() as u64;
             let end = input.meta().extent_bytes(input.offset);
-            spans.push(Span { storage, begin, end, item: listed.then_some(item), written, input });
+            spans.push(Extent { storage, begin, end, item: listed.then_some(item), written, input });
         }
     }
     spans.sort_unstable_by_key(|s| (s.storage, s.begin));

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tandem_kernels::cpu::tiles::compile;
-use tandem_kernels::cpu::tiles::{Launch, Layout, TILE, Window};
+use tandem_kernels::cpu::tiles::{Launch, Layout, MemoryOperand, TILE};
 use tandem_kernels::ir::{E, Mem, Ty, larger, smaller};
 
 fn load(number: u32) -> E {
@@ -49,8 +49,8 @@ impl Operands {
         let program = compile(stores, &self.layouts(), |a, b| a == b).expect("there are loops for it");
         let data: Vec<*mut u8> = self.data.iter_mut().map(|data| data.as_mut_ptr().cast()).collect();
         let strides = self.strides.iter().map(|strides| strides.iter().copied().collect());
-        let windows: Vec<Window> =
-            (0..).zip(strides).map(|(slot, strides)| Window { slot, strides, size: 4 }).collect();
+        let windows: Vec<MemoryOperand> =
+            (0..).zip(strides).map(|(slot, strides)| MemoryOperand { slot, strides, size: 4 }).collect();
         let params: Vec<u64> = params.iter().map(|p| p.to_bits()).collect();
         let (sizes, windows) = (&self.sizes, &windows);
         let launch = Launch { program: &program, sizes, windows, data: &data, params: &params };

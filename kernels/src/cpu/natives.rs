@@ -26,13 +26,13 @@ const MOST_TRACED: usize = 1 << 14;
 
 /// Start of a window: the storage, and the offset in bytes that is added to the call's own offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Slot {
+pub struct WindowStart {
     owner: Owner,
     bytes: i64,
 }
 
 /// The computation of an operator under a variant.
-pub type Native = Computation<Slot, Param>;
+pub type Native = Computation<WindowStart, Param>;
 
 /// How Tandem computes an operator.
 pub enum Rule {
@@ -247,7 +247,7 @@ fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKernel
 
 /// Compiles the computation of a call.
 fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
-    let slot = |w: &Window| Slot { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
+    let slot = |w: &Window| WindowStart { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
     let base = match rule {
         Rule::Kernel { make, .. } => {
             return Some(Computation::of(make(call, outputs)?, slot, |param| param));
@@ -452,7 +452,7 @@ pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn
         // SAFETY: the call's storages and `made` are alive, and the first element of a window is inside its storage.
         unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
     };
-    let begin = |slot: &Slot| match slot.owner {
+    let begin = |slot: &WindowStart| match slot.owner {
         Owner::Fresh(i) => memory(made[i as usize].as_ptr(), slot.bytes),
         Owner::Input(flat) => {
             let input = &call.inputs[flat as usize];

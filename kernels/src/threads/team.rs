@@ -76,7 +76,7 @@ impl Drop for Waiting {
 type Body<'b> = dyn Fn(usize, usize) + Sync + 'b;
 
 /// A kernel that is running.
-struct Job {
+struct Task {
     body: *const Body<'static>,
     n: usize,
     piece: usize,
@@ -92,9 +92,9 @@ struct Job {
 }
 
 // SAFETY: `body` is `Sync`, and `Team::run` keeps it and the job alive until no thread uses the job.
-unsafe impl Sync for Job {}
+unsafe impl Sync for Task {}
 
-impl Job {
+impl Task {
     /// The number of helpers that cores are available for.
     fn helpers(&self) -> usize {
         let crowded = self.beside && WAITING.load(Ordering::Relaxed) == 0;
@@ -134,7 +134,7 @@ fn cores() -> usize {
 pub struct Team {
     /// Lock held by the thread that runs a kernel.
     taken: Mutex<()>,
-    job: AtomicPtr<Job>,
+    job: AtomicPtr<Task>,
     /// Number of jobs so far, which identifies the current one.
     number: AtomicU64,
     /// Number of threads that use the job.
@@ -180,7 +180,7 @@ impl Team {
         // returns, even if `body` panics.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let (left, helpers) = (AtomicU64::new(n.div_ceil(piece) as u64), threads - 1);
-        let mut job = Job { body, n, piece, left, helpers, beside: BESIDE.get(), floats: Floats::now() };
+        let mut job = Task { body, n, piece, left, helpers, beside: BESIDE.get(), floats: Floats::now() };
         let ended = Ended(self);
         self.number.fetch_add(1, Ordering::Relaxed);
         self.job.store(&raw mut job, Ordering::SeqCst);
@@ -228,7 +228,7 @@ impl Team {
     }
 
     /// Calls `look` with the current job, if there is one.
-    fn look<R>(&self, look: impl FnOnce(&Job) -> R) -> Option<R> {
+    fn look<R>(&self, look: impl FnOnce(&Task) -> R) -> Option<R> {
         let _inside = Inside::enter(&self.inside);
         let job = self.job.load(Ordering::SeqCst);
         // SAFETY: the pointer is null or the job is alive, because `Ended` waits until `inside` is 0 before the job
@@ -252,7 +252,7 @@ impl Team {
     /// Takes pieces of the current job, if there is one, on a thread that waits. Returns whether it ran any.
     pub fn assist(&self) -> bool {
         let take_all =
-            |job: &Job| std::iter::repeat_with(|| job.take(true)).take_while(|took| *took).count() > 0;
+            |job: &Task| std::iter::repeat_with(|| job.take(true)).take_while(|took| *took).count() > 0;
         !self.job.load(Ordering::Relaxed).is_null() && self.look(take_all).unwrap_or(false)
     }
 

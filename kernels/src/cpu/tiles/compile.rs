@@ -2,7 +2,9 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::cpu::tiles::program::{Fun, Inst, LANES, Layout, Op, Place, Program, Splat, TILE, size_of};
+use crate::cpu::tiles::program::{
+    Fun, Inst, LANES, Layout, OpCode, Splat, TILE, TileProgram, ValuePlace, size_of,
+};
 use crate::ir::{Bin, E, Node, Ty, Un};
 
 /// Number of bytes between registers, so that equal elements of neighbours are in different cache sets.
@@ -19,8 +21,8 @@ enum Def {
     Load(u16),
     /// Tile of a strided operand.
     Gather(u16),
-    Inst(Op, Ty, [Value; 3]),
-    /// Product that is part of a [`Op::MulAdd`].
+    Inst(OpCode, Ty, [Value; 3]),
+    /// Product that is part of a [`OpCode::MulAdd`].
     Merged,
 }
 
@@ -56,15 +58,15 @@ impl Values {
                 Layout::Single => Def::Splat(Splat::Element(*buf as u16)),
                 Layout::Strided => Def::Gather(*buf as u16),
             },
-            Node::Un(op, a) => self.inst(Op::Un(*op), a.ty(), &[a], layouts)?,
-            Node::Bin(op, a, b) => self.inst(Op::Bin(*op), a.ty(), &[a, b], layouts)?,
-            Node::Select(c, a, b) => self.inst(Op::Select, ty, &[c, a, b], layouts)?,
-            Node::Cast(a) => self.inst(Op::Cast(ty), a.ty(), &[a], layouts)?,
+            Node::Un(op, a) => self.inst(OpCode::Un(*op), a.ty(), &[a], layouts)?,
+            Node::Bin(op, a, b) => self.inst(OpCode::Bin(*op), a.ty(), &[a, b], layouts)?,
+            Node::Select(c, a, b) => self.inst(OpCode::Select, ty, &[c, a, b], layouts)?,
+            Node::Cast(a) => self.inst(OpCode::Cast(ty), a.ty(), &[a], layouts)?,
             Node::Call(name, args) => {
                 let args: Vec<&E> = args.iter().collect();
                 let single = args.iter().all(|a| a.ty() == Ty::F32);
                 let fun = Fun::named(name).filter(|_| single)?;
-                self.inst(Op::Fun(fun), Ty::F32, &args, layouts)?
+                self.inst(OpCode::Fun(fun), Ty::F32, &args, layouts)?
             }
             Node::Load { .. } | Node::Var(_) | Node::Fold { .. } | Node::Item(..) => return None,
         };
@@ -73,7 +75,7 @@ impl Values {
         Some(value)
     }
 
-    fn inst(&mut self, op: Op, ty: Ty, args: &[&E], layouts: &[Layout]) -> Option<Def> {
+    fn inst(&mut self, op: OpCode, ty: Ty, args: &[&E], layouts: &[Layout]) -> Option<Def> {
         if !has(op, ty) {
             return None;
         }
@@ -92,18 +94,18 @@ fn merge_products(defs: &mut [(Def, Ty)], stored: &[(u16, Value)]) {
     let mut readers = vec![0u32; defs.len()];
     for (def, _) in defs.iter() {
         if let Def::Inst(op, _, args) = def {
-            let args = &args[..if matches!(op, Op::Bin(_)) { 2 } else { 3 }];
+            let args = &args[..if matches!(op, OpCode::Bin(_)) { 2 } else { 3 }];
             args.iter().for_each(|a| readers[*a as usize] += 1);
         }
     }
     stored.iter().for_each(|(_, value)| readers[*value as usize] += 1);
     for i in 0..defs.len() {
-        let (Def::Inst(Op::Bin(Bin::Add), Ty::F32, [a, b, _]), ty) = defs[i] else { continue };
+        let (Def::Inst(OpCode::Bin(Bin::Add), Ty::F32, [a, b, _]), ty) = defs[i] else { continue };
         for (product, other) in [(a, b), (b, a)] {
-            if let Def::Inst(Op::Bin(Bin::Mul), _, [x, y, _]) = defs[product as usize].0
+            if let Def::Inst(OpCode::Bin(Bin::Mul), _, [x, y, _]) = defs[product as usize].0
                 && readers[product as usize] == 1
             {
-                defs[i] = (Def::Inst(Op::MulAdd, Ty::F32, [x, y, other]), ty);
+                defs[i] = (Def::Inst(OpCode::MulAdd, Ty::F32, [x, y, other]), ty);
                 defs[product as usize].0 = Def::Merged;
                 break;
             }
@@ -112,35 +114,37 @@ fn merge_products(defs: &mut [(Def, Ty)], stored: &[(u16, Value)]) {
 }
 
 /// Whether the interpreter has a loop for an operation. Integer division is left out, since it may trap.
-fn has(op: Op, ty: Ty) -> bool {
+fn has(op: OpCode, ty: Ty) -> bool {
     let float = matches!(ty, Ty::F32 | Ty::F64);
     match op {
-        Op::Un(Un::Sqrt | Un::Floor | Un::Ceil | Un::Round | Un::Trunc) => float,
-        Op::Un(Un::Neg | Un::Abs) => ty != Ty::Bool,
-        Op::Un(Un::Not) => ty == Ty::Bool,
-        Op::Un(Un::BitNot) | Op::Bin(Bin::BitAnd | Bin::BitOr) => matches!(ty, Ty::I32 | Ty::I64 | Ty::Bool),
-        Op::Un(Un::Bits | Un::FromBits) | Op::Bin(Bin::Shl | Bin::Shr | Bin::Rem) => false,
-        Op::Bin(Bin::BitXor) => !float,
-        Op::Bin(Bin::And | Bin::Or) => ty == Ty::Bool,
-        Op::Bin(Bin::Div) => float,
-        Op::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le) => true,
-        Op::Bin(_) => ty != Ty::Bool,
-        Op::Fun(_) | Op::MulAdd => ty == Ty::F32,
-        Op::Cast(to) => to != Ty::Bool && to != ty,
-        Op::Select | Op::Copy => true,
+        OpCode::Un(Un::Sqrt | Un::Floor | Un::Ceil | Un::Round | Un::Trunc) => float,
+        OpCode::Un(Un::Neg | Un::Abs) => ty != Ty::Bool,
+        OpCode::Un(Un::Not) => ty == Ty::Bool,
+        OpCode::Un(Un::BitNot) | OpCode::Bin(Bin::BitAnd | Bin::BitOr) => {
+            matches!(ty, Ty::I32 | Ty::I64 | Ty::Bool)
+        }
+        OpCode::Un(Un::Bits | Un::FromBits) | OpCode::Bin(Bin::Shl | Bin::Shr | Bin::Rem) => false,
+        OpCode::Bin(Bin::BitXor) => !float,
+        OpCode::Bin(Bin::And | Bin::Or) => ty == Ty::Bool,
+        OpCode::Bin(Bin::Div) => float,
+        OpCode::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le) => true,
+        OpCode::Bin(_) => ty != Ty::Bool,
+        OpCode::Fun(_) | OpCode::MulAdd => ty == Ty::F32,
+        OpCode::Cast(to) => to != Ty::Bool && to != ty,
+        OpCode::Select | OpCode::Copy => true,
     }
 }
 
 /// Cost of copying an element from or to a strided operand, in additions.
 const STRIDED: u32 = 2;
 
-fn cost(op: Op) -> u32 {
+fn cost(op: OpCode) -> u32 {
     match op {
-        Op::Fun(Fun::Larger | Fun::Smaller | Fun::IsNan) => 1,
-        Op::Fun(Fun::Pow) => 20,
-        Op::Fun(_) => 8,
-        Op::MulAdd => 2,
-        Op::Bin(Bin::Div) | Op::Un(Un::Sqrt) => 3,
+        OpCode::Fun(Fun::Larger | Fun::Smaller | Fun::IsNan) => 1,
+        OpCode::Fun(Fun::Pow) => 20,
+        OpCode::Fun(_) => 8,
+        OpCode::MulAdd => 2,
+        OpCode::Bin(Bin::Div) | OpCode::Un(Un::Sqrt) => 3,
         _ => 1,
     }
 }
@@ -152,7 +156,7 @@ pub fn compile(
     stores: &[(u16, E)],
     layouts: &[Layout],
     aliases: impl Fn(u16, u16) -> bool,
-) -> Option<Program> {
+) -> Option<TileProgram> {
     let mut values = Values::default();
     let stored: Option<Vec<(u16, Value)>> =
         stores.iter().map(|(to, e)| Some((*to, values.of(e, layouts)?))).collect();
@@ -168,7 +172,7 @@ pub fn compile(
             _ => false,
         };
         if moved {
-            stored[i].1 = values.define(Def::Inst(Op::Copy, ty, [value; 3]), ty);
+            stored[i].1 = values.define(Def::Inst(OpCode::Copy, ty, [value; 3]), ty);
         }
     }
     let mut defs = values.defs;
@@ -200,31 +204,31 @@ pub fn compile(
     };
 
     let mut registers = Registers::default();
-    let mut places: Vec<Place> = Vec::with_capacity(defs.len());
-    let mut program = Program::default();
+    let mut places: Vec<ValuePlace> = Vec::with_capacity(defs.len());
+    let mut program = TileProgram::default();
     let (mut insts, mut splats, mut gathers) = (Vec::new(), Vec::new(), Vec::new());
     // Splats and gathers are filled before the first instruction.
     for (def, ty) in &defs {
         places.push(match def {
-            Def::Load(operand) => Place::Memory(*operand),
+            Def::Load(operand) => ValuePlace::Memory(*operand),
             Def::Splat(splat) => {
                 let at = registers.splat(*ty);
                 splats.push((at, *ty, *splat));
-                Place::Splat(at)
+                ValuePlace::Splat(at)
             }
             Def::Gather(operand) => {
                 let register = registers.take(*ty);
                 gathers.push((register, *operand));
-                Place::Register(register)
+                ValuePlace::Register(register)
             }
-            Def::Inst(..) | Def::Merged => Place::Register(u32::MAX),
+            Def::Inst(..) | Def::Merged => ValuePlace::Register(u32::MAX),
         });
     }
     for (number, (def, ty)) in defs.iter().enumerate() {
         let Def::Inst(op, of, args) = def else { continue };
         let to = match direct(number as Value) {
-            Some(output) => Place::Memory(output),
-            None => Place::Register(registers.take(*ty)),
+            Some(output) => ValuePlace::Memory(output),
+            None => ValuePlace::Register(registers.take(*ty)),
         };
         places[number] = to;
         program.cost += cost(*op);
@@ -234,7 +238,7 @@ pub fn compile(
             let free = last[a] == number && !kept[a] && matches!(defs[a].0, Def::Inst(..));
             if free
                 && !args[..i].contains(&(a as Value))
-                && let Place::Register(register) = places[a]
+                && let ValuePlace::Register(register) = places[a]
             {
                 registers.give(register, defs[a].1);
             }
@@ -245,9 +249,9 @@ pub fn compile(
         let (from, ty) = (places[value as usize], defs[value as usize].1);
         if layouts[output as usize] != Layout::Linear {
             scatters.push((from, output));
-        } else if from != Place::Memory(output) {
+        } else if from != ValuePlace::Memory(output) {
             program.cost += 1;
-            insts.push(Inst { op: Op::Copy, ty, args: [from; 3], to: Place::Memory(output) });
+            insts.push(Inst { op: OpCode::Copy, ty, args: [from; 3], to: ValuePlace::Memory(output) });
         }
     }
     program.streams = streams(&insts);
@@ -266,7 +270,7 @@ fn streams(insts: &[Inst]) -> Box<[(u16, bool)]> {
     for inst in insts {
         let read = inst.args.iter().map(|place| (*place, false));
         for (place, written) in read.chain([(inst.to, true)]) {
-            let Place::Memory(operand) = place else { continue };
+            let ValuePlace::Memory(operand) = place else { continue };
             match streams.iter_mut().find(|(known, _)| *known == operand) {
                 Some(known) => known.1 |= written,
                 None => streams.push((operand, written)),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::cpu::own;
 use crate::cpu::own::Kernel;
-use crate::cpu::tiles::group::Group;
+use crate::cpu::tiles::group::TileGroup;
 use crate::cpu::tiles::summed::Summed;
 use crate::host::HostKernels;
 use crate::ops::express::{Param, Window};
@@ -24,7 +24,7 @@ pub struct Computation<S, P> {
 /// Code of a [`Computation`].
 pub enum Work {
     /// Expressions of elements.
-    Tiles(Group),
+    Tiles(TileGroup),
     /// Expressions of elements that end in sums over rows.
     Summed(Summed),
     /// Kernel of an operator.
@@ -59,7 +59,7 @@ impl Computation<Slot, Feed> {
 impl<S: Copy, P> Computation<S, P> {
     /// Compiles the expressions of a draft. `aliases` returns whether two slots may share memory.
     pub fn compile(draft: Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<Computation<S, P>> {
-        let group = Group::compile(&draft, aliases)?;
+        let group = TileGroup::compile(&draft, aliases)?;
         Some(Computation::of_draft(draft, Work::Tiles(group)))
     }
 }

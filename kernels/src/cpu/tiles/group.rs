@@ -6,8 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::cpu::tiles::compile::compile;
-use crate::cpu::tiles::interpret::{Launch, Window};
-use crate::cpu::tiles::program::{Layout, Program};
+use crate::cpu::tiles::interpret::{Launch, MemoryOperand};
+use crate::cpu::tiles::program::{Layout, TileProgram};
 use crate::host::HostKernels;
 use crate::ir::E;
 use crate::plan;
@@ -16,7 +16,7 @@ use crate::shapes::Dims;
 
 /// A compiled draft.
 #[derive(Debug)]
-pub struct Group {
+pub struct TileGroup {
     lanes: Box<[Lane]>,
     /// Number of elements before each lane; the last entry is the total.
     starts: Box<[usize]>,
@@ -27,14 +27,14 @@ pub struct Group {
 #[derive(Debug)]
 pub(super) struct Lane {
     sizes: Dims,
-    windows: Box<[Window]>,
-    program: Arc<Program>,
+    windows: Box<[MemoryOperand]>,
+    program: Arc<TileProgram>,
 }
 
-impl Group {
+impl TileGroup {
     /// Compiles a draft. `aliases` returns whether two slots may share memory.
-    pub fn compile<S: Copy, P>(draft: &Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<Group> {
-        let mut programs: Vec<Arc<Program>> = Vec::new();
+    pub fn compile<S: Copy, P>(draft: &Draft<S, P>, aliases: impl Fn(S, S) -> bool) -> Option<TileGroup> {
+        let mut programs: Vec<Arc<TileProgram>> = Vec::new();
         let slots = &draft.slots;
         let aliases = |a: u16, b: u16| aliases(slots[a as usize], slots[b as usize]);
         let lanes = draft.lanes.iter().filter(|lane| lane.sizes.iter().all(|size| *size > 0));
@@ -45,7 +45,7 @@ impl Group {
             starts.push(starts[starts.len() - 1] + lane.sizes.iter().product::<i64>() as usize);
         }
         let grain = lanes.iter().map(|l| l.program.grain()).min().unwrap_or(1);
-        Some(Group { lanes: lanes.into(), starts: starts.into(), grain })
+        Some(TileGroup { lanes: lanes.into(), starts: starts.into(), grain })
     }
 
     /// Computes the group. `data` has the addresses of the slots, `params` the bits of the parameters.
@@ -75,7 +75,7 @@ impl Group {
     }
 }
 
-impl fmt::Display for Group {
+impl fmt::Display for TileGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{} lanes, {} elements]", self.lanes.len(), self.starts[self.lanes.len()])
     }
@@ -90,7 +90,7 @@ unsafe impl Sync for Shared<'_> {}
 impl Lane {
     pub fn of(
         draft: &plan::Lane,
-        programs: &mut Vec<Arc<Program>>,
+        programs: &mut Vec<Arc<TileProgram>>,
         aliases: &dyn Fn(u16, u16) -> bool,
     ) -> Option<Lane> {
         let (sizes, strides) = draft.arranged();
@@ -105,7 +105,7 @@ impl Lane {
         });
         let windows = draft.windows.iter().zip(strides);
         let windows =
-            windows.map(|(w, strides)| Window { slot: w.slot, strides, size: w.mem.size() as usize });
+            windows.map(|(w, strides)| MemoryOperand { slot: w.slot, strides, size: w.mem.size() as usize });
         Some(Lane { windows: windows.collect(), sizes, program })
     }
 
@@ -117,7 +117,7 @@ impl Lane {
     /// Computes elements `from..to` of the lane.
     ///
     /// # Safety
-    /// The requirements are those of [`Group::run`], for elements `from..to` of the windows; `to` is at most the number
+    /// The requirements are those of [`TileGroup::run`], for elements `from..to` of the windows; `to` is at most the number
     /// of elements.
     pub unsafe fn run(&self, data: &[*mut u8], params: &[u64], from: usize, to: usize) {
         let launch =

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::cpu::ahead;
 use crate::cpu::ahead::LINE;
 use crate::cpu::tiles::math;
-use crate::cpu::tiles::program::{Fun, Inst, LANES, Op, Place, Program, Splat, TILE, size_of};
+use crate::cpu::tiles::program::{Fun, Inst, LANES, OpCode, Splat, TILE, TileProgram, ValuePlace, size_of};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
 use crate::ops::casts::ToInteger;
@@ -16,7 +16,7 @@ use crate::shapes::Dims;
 
 /// An operand in memory.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct MemoryOperand {
     /// Index of the address of the operand's first element.
     pub slot: u16,
     /// Strides in elements, for the dimensions of the launch.
@@ -28,11 +28,11 @@ pub struct Window {
 /// A program and its operands.
 pub struct Launch<'a> {
     /// The program.
-    pub program: &'a Program,
+    pub program: &'a TileProgram,
     /// Sizes of the dimensions; the last one is the innermost.
     pub sizes: &'a [i64],
     /// Operands, in the order of their numbers.
-    pub windows: &'a [Window],
+    pub windows: &'a [MemoryOperand],
     /// Addresses of first elements, by slot.
     pub data: &'a [*mut u8],
     /// Parameters, in the order of their numbers: the bits of an `i64` or an `f64`.
@@ -134,7 +134,7 @@ fn fetch_ahead(launch: &Launch<'_>, next: usize, number: usize) {
     }
 }
 
-/// Cost per element (see [`Program::cost`]) from which prefetching is worth it for a program of one instruction.
+/// Cost per element (see [`TileProgram::cost`]) from which prefetching is worth it for a program of one instruction.
 const WORTH_FETCHING: u32 = 8;
 
 /// Returns the address of an operand or result: of its register, or of element `at` in memory.
@@ -142,12 +142,12 @@ const WORTH_FETCHING: u32 = 8;
 /// # Safety
 /// `scratch` has `program.scratch` bytes, and the window of an operand in memory has element `at`, of `size` bytes.
 #[inline(always)]
-unsafe fn place(launch: &Launch<'_>, place: Place, size: usize, scratch: *mut u8, at: usize) -> *mut u8 {
+unsafe fn place(launch: &Launch<'_>, place: ValuePlace, size: usize, scratch: *mut u8, at: usize) -> *mut u8 {
     // SAFETY: the program's registers are inside its scratch memory, and element `at` is inside the operand's window.
     unsafe {
         match place {
-            Place::Register(byte) | Place::Splat(byte) => scratch.add(byte as usize),
-            Place::Memory(operand) => launch.first(operand).add(at * size),
+            ValuePlace::Register(byte) | ValuePlace::Splat(byte) => scratch.add(byte as usize),
+            ValuePlace::Memory(operand) => launch.first(operand).add(at * size),
         }
     }
 }
@@ -202,7 +202,7 @@ unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
 /// The operand's window has elements `at..at + n`, which nobody else uses if `out` and nobody writes otherwise. `tile`
 /// has room for `n` elements.
 unsafe fn walk(launch: &Launch<'_>, operand: u16, at: usize, n: usize, tile: *mut u8, out: bool) {
-    let Window { strides, size, .. } = &launch.windows[operand as usize];
+    let MemoryOperand { strides, size, .. } = &launch.windows[operand as usize];
     let (sizes, data) = (launch.sizes, launch.first(operand));
     // SAFETY: elements `at..at + n` are inside the window and `n` in the tile; they are copied as integers of their
     // size.
@@ -430,15 +430,16 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
     // SAFETY: `place` returns addresses with `n` elements of the types' sizes, in a register or from element `at` on in
     // memory, or with a vector of lanes for a splat, which `Lanes::step` does not advance.
     unsafe {
-        let first = if matches!(inst.op, Op::Select) { 1 } else { size };
+        let first = if matches!(inst.op, OpCode::Select) { 1 } else { size };
         let operand = |number: usize, size: usize| {
-            let splat = matches!(inst.args[number], Place::Splat(_));
+            let splat = matches!(inst.args[number], ValuePlace::Splat(_));
             Lanes { first: place(launch, inst.args[number], size, scratch, at).cast_const(), splat }
         };
         let (a, b, c) = (operand(0, first), operand(1, size), operand(2, size));
         let result = match inst.op {
-            Op::Cast(to) => size_of(to),
-            Op::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le | Bin::And | Bin::Or) | Op::Fun(Fun::IsNan) => 1,
+            OpCode::Cast(to) => size_of(to),
+            OpCode::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le | Bin::And | Bin::Or)
+            | OpCode::Fun(Fun::IsNan) => 1,
             _ => size,
         };
         let to = place(launch, inst.to, result, scratch, at);
@@ -493,68 +494,68 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
             };
         }
         match inst.op {
-            Op::Copy => match size {
+            OpCode::Copy => match size {
                 1 => un!(u8 => u8, |x: u8| x),
                 4 => un!(i32 => i32, |x: i32| x),
                 _ => un!(i64 => i64, |x: i64| x),
             },
-            Op::Un(Un::Neg) => match inst.ty {
+            OpCode::Un(Un::Neg) => match inst.ty {
                 Ty::F32 => un!(f32 => f32, |x: f32| -x),
                 Ty::F64 => un!(f64 => f64, |x: f64| -x),
                 Ty::I64 => un!(i64 => i64, |x: i64| x.wrapping_neg()),
                 _ => un!(i32 => i32, |x: i32| x.wrapping_neg()),
             },
-            Op::Un(Un::Abs) => match inst.ty {
+            OpCode::Un(Un::Abs) => match inst.ty {
                 Ty::F32 => un!(f32 => f32, |x: f32| x.abs()),
                 Ty::F64 => un!(f64 => f64, |x: f64| x.abs()),
                 Ty::I64 => un!(i64 => i64, |x: i64| x.wrapping_abs()),
                 _ => un!(i32 => i32, |x: i32| x.wrapping_abs()),
             },
-            Op::Un(Un::Not) => un!(u8 => u8, |x: u8| u8::from(x == 0)),
-            Op::Un(Un::BitNot) => match inst.ty {
+            OpCode::Un(Un::Not) => un!(u8 => u8, |x: u8| u8::from(x == 0)),
+            OpCode::Un(Un::BitNot) => match inst.ty {
                 Ty::I64 => un!(i64 => i64, |x: i64| !x),
                 Ty::Bool => un!(u8 => u8, |x: u8| u8::from(x == 0)),
                 _ => un!(i32 => i32, |x: i32| !x),
             },
-            Op::Un(Un::Sqrt) => float!(sqrt),
-            Op::Un(Un::Floor) => float!(floor),
-            Op::Un(Un::Ceil) => float!(ceil),
-            Op::Un(Un::Round) => float!(round_ties_even),
-            Op::Un(Un::Trunc) => float!(trunc),
-            Op::Un(Un::Bits | Un::FromBits) => {}
-            Op::Bin(Bin::Add) => arithmetic!(+, wrapping_add),
-            Op::Bin(Bin::Sub) => arithmetic!(-, wrapping_sub),
-            Op::Bin(Bin::Mul) => arithmetic!(*, wrapping_mul),
-            Op::Bin(Bin::Div) => match inst.ty {
+            OpCode::Un(Un::Sqrt) => float!(sqrt),
+            OpCode::Un(Un::Floor) => float!(floor),
+            OpCode::Un(Un::Ceil) => float!(ceil),
+            OpCode::Un(Un::Round) => float!(round_ties_even),
+            OpCode::Un(Un::Trunc) => float!(trunc),
+            OpCode::Un(Un::Bits | Un::FromBits) => {}
+            OpCode::Bin(Bin::Add) => arithmetic!(+, wrapping_add),
+            OpCode::Bin(Bin::Sub) => arithmetic!(-, wrapping_sub),
+            OpCode::Bin(Bin::Mul) => arithmetic!(*, wrapping_mul),
+            OpCode::Bin(Bin::Div) => match inst.ty {
                 Ty::F64 => bin!(f64 => f64, |x: f64, y: f64| x / y),
                 _ => bin!(f32 => f32, |x: f32, y: f32| x / y),
             },
-            Op::Bin(Bin::Min) => match inst.ty {
+            OpCode::Bin(Bin::Min) => match inst.ty {
                 Ty::F32 => bin!(f32 => f32, |x: f32, y: f32| if y < x { y } else { x }),
                 Ty::F64 => bin!(f64 => f64, |x: f64, y: f64| if y < x { y } else { x }),
                 Ty::I64 => bin!(i64 => i64, |x: i64, y: i64| x.min(y)),
                 _ => bin!(i32 => i32, |x: i32, y: i32| x.min(y)),
             },
-            Op::Bin(Bin::Max) => match inst.ty {
+            OpCode::Bin(Bin::Max) => match inst.ty {
                 Ty::F32 => bin!(f32 => f32, |x: f32, y: f32| if y > x { y } else { x }),
                 Ty::F64 => bin!(f64 => f64, |x: f64, y: f64| if y > x { y } else { x }),
                 Ty::I64 => bin!(i64 => i64, |x: i64, y: i64| x.max(y)),
                 _ => bin!(i32 => i32, |x: i32, y: i32| x.max(y)),
             },
-            Op::Bin(Bin::Eq) => compare!(PartialEq::eq),
-            Op::Bin(Bin::Ne) => compare!(PartialEq::ne),
-            Op::Bin(Bin::Lt) => compare!(PartialOrd::lt),
-            Op::Bin(Bin::Le) => compare!(PartialOrd::le),
-            Op::Bin(Bin::And) => bin!(u8 => u8, |x: u8, y: u8| u8::from(x != 0) & u8::from(y != 0)),
-            Op::Bin(Bin::Or) => bin!(u8 => u8, |x: u8, y: u8| u8::from(x != 0) | u8::from(y != 0)),
-            Op::Bin(Bin::BitAnd) => bits!(&),
-            Op::Bin(Bin::BitOr) => bits!(|),
-            Op::Bin(Bin::BitXor) => bits!(^),
-            Op::Bin(Bin::Rem | Bin::Shl | Bin::Shr) => {}
-            Op::MulAdd => {
+            OpCode::Bin(Bin::Eq) => compare!(PartialEq::eq),
+            OpCode::Bin(Bin::Ne) => compare!(PartialEq::ne),
+            OpCode::Bin(Bin::Lt) => compare!(PartialOrd::lt),
+            OpCode::Bin(Bin::Le) => compare!(PartialOrd::le),
+            OpCode::Bin(Bin::And) => bin!(u8 => u8, |x: u8, y: u8| u8::from(x != 0) & u8::from(y != 0)),
+            OpCode::Bin(Bin::Or) => bin!(u8 => u8, |x: u8, y: u8| u8::from(x != 0) | u8::from(y != 0)),
+            OpCode::Bin(Bin::BitAnd) => bits!(&),
+            OpCode::Bin(Bin::BitOr) => bits!(|),
+            OpCode::Bin(Bin::BitXor) => bits!(^),
+            OpCode::Bin(Bin::Rem | Bin::Shl | Bin::Shr) => {}
+            OpCode::MulAdd => {
                 map!(n, to => f32, [x: f32 = a, y: f32 = b, z: f32 = c], |x: f32, y: f32, z: f32| x * y + z)
             }
-            Op::Select => match size {
+            OpCode::Select => match size {
                 1 => {
                     map!(n, to => u8, [s: u8 = a, x: u8 = b, y: u8 = c], |s, x, y| if s != 0 { x } else { y })
                 }
@@ -565,7 +566,7 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
                     map!(n, to => i64, [s: u8 = a, x: i64 = b, y: i64 = c], |s, x, y| if s != 0 { x } else { y })
                 }
             },
-            Op::Cast(as_) => match (inst.ty, as_) {
+            OpCode::Cast(as_) => match (inst.ty, as_) {
                 (Ty::Bool, Ty::F32) => un!(u8 => f32, |x: u8| f32::from(x)),
                 (Ty::Bool, Ty::F64) => un!(u8 => f64, |x: u8| f64::from(x)),
                 (Ty::Bool, Ty::I64) => un!(u8 => i64, |x: u8| i64::from(x)),
@@ -584,7 +585,7 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
                 (_, Ty::I64) => un!(i32 => i64, |x: i32| i64::from(x)),
                 (_, _) => {}
             },
-            Op::Fun(fun) => match fun {
+            OpCode::Fun(fun) => match fun {
                 Fun::Exp => un!(f32 => f32, math::exp),
                 Fun::Exp2 => un!(f32 => f32, math::exp2),
                 Fun::Expm1 => un!(f32 => f32, math::expm1),

@@ -9,5 +9,5 @@ mod program;
 pub mod summed;
 
 pub use compile::compile;
-pub use interpret::{Launch, Window};
+pub use interpret::{Launch, MemoryOperand};
 pub use program::*;

@@ -71,7 +71,7 @@ impl Fun {
 
 /// Operation of an instruction on its operands `a`, `b` and `c`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Op {
+pub enum OpCode {
     /// Unary operation on `a`.
     Un(Un),
     /// Binary operation on `a` and `b`.
@@ -92,7 +92,7 @@ pub enum Op {
 /// of a contiguous operand in memory. A value that all elements share takes only one vector of lanes, because chains
 /// have many such values, whose tiles would not fit in the first-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Place {
+pub enum ValuePlace {
     /// Register with a tile.
     Register(u32),
     /// Register with [`LANES`] copies of a value that all elements share.
@@ -105,13 +105,13 @@ pub enum Place {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Inst {
     /// Operation.
-    pub op: Op,
+    pub op: OpCode,
     /// Type of the operands; for a selection, the type of `b` and `c`.
     pub ty: Ty,
     /// Operands `a`, `b` and `c`. Those that the operation does not have repeat the first one.
-    pub args: [Place; 3],
+    pub args: [ValuePlace; 3],
     /// Location of the result.
-    pub to: Place,
+    pub to: ValuePlace,
 }
 
 /// A value that all elements share.
@@ -138,14 +138,14 @@ pub enum Layout {
 
 /// A compiled set of expressions.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Program {
+pub struct TileProgram {
     pub(super) insts: Box<[Inst]>,
     /// Registers that are filled once, with their type and value.
     pub(super) splats: Box<[(u32, Ty, Splat)]>,
     /// Registers that are filled from strided operands for each tile.
     pub(super) gathers: Box<[(u32, u16)]>,
     /// Locations of values that are stored to strided operands.
-    pub(super) scatters: Box<[(Place, u16)]>,
+    pub(super) scatters: Box<[(ValuePlace, u16)]>,
     /// Contiguous operands, and whether they are written.
     pub(super) streams: Box<[(u16, bool)]>,
     /// Size of the scratch memory in bytes.
@@ -154,7 +154,7 @@ pub struct Program {
     pub(super) cost: u32,
 }
 
-impl Program {
+impl TileProgram {
     /// Returns the number of elements from which another thread is worth waking.
     pub fn grain(&self) -> usize {
         (131_072 / self.cost.max(1) as usize).max(TILE)
