@@ -91,7 +91,7 @@ struct Task {
     floats: Floats,
 }
 
-// SAFETY: `body` is `Sync`, and `Team::run` keeps it and the job alive until no thread uses the job.
+// SAFETY: `body` is `Sync`, and `Team::run` keeps it and the task alive until no thread uses the task.
 unsafe impl Sync for Task {}
 
 impl Task {
@@ -114,7 +114,7 @@ impl Task {
         let number = if last { (left & u64::from(u32::MAX)) - 1 } else { left >> 32 };
         let from = number as usize * self.piece;
         let _floats = self.floats.during();
-        // SAFETY: `Team::run` does not return, and so `body` lives, while a thread runs a piece of the job.
+        // SAFETY: `Team::run` does not return, and so `body` lives, while a thread runs a piece of the task.
         unsafe { (*self.body)(from, (from + self.piece).min(self.n)) };
         true
     }
@@ -134,10 +134,10 @@ fn cores() -> usize {
 pub struct Team {
     /// Lock held by the thread that runs a kernel.
     taken: Mutex<()>,
-    job: AtomicPtr<Task>,
-    /// Number of jobs so far, which identifies the current one.
+    task: AtomicPtr<Task>,
+    /// Number of tasks so far, which identifies the current one.
     number: AtomicU64,
-    /// Number of threads that use the job.
+    /// Number of threads that use the task.
     inside: AtomicUsize,
     asleep: Mutex<Asleep>,
     sleepers: AtomicUsize,
@@ -155,7 +155,7 @@ struct Asleep {
 /// The only team of the process.
 pub static TEAM: Team = Team {
     taken: Mutex::new(Rank::TeamTaken, ()),
-    job: AtomicPtr::new(std::ptr::null_mut()),
+    task: AtomicPtr::new(std::ptr::null_mut()),
     number: AtomicU64::new(0),
     inside: AtomicUsize::new(0),
     asleep: Mutex::new(Rank::TeamAsleep, Asleep { count: 0, cores: Cores::new() }),
@@ -176,24 +176,24 @@ impl Team {
         let Some(_taken) = self.taken.try_lock() else { return body(0, n) };
         self.start(threads - 1);
         let piece = (grain.ceil() as usize).max(n.div_ceil(threads * PIECES));
-        // SAFETY: dropping `Ended` waits until no other thread uses the job, and that happens before this function
+        // SAFETY: dropping `Ended` waits until no other thread uses the task, and that happens before this function
         // returns, even if `body` panics.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let (left, helpers) = (AtomicU64::new(n.div_ceil(piece) as u64), threads - 1);
-        let mut job = Task { body, n, piece, left, helpers, beside: BESIDE.get(), floats: Floats::now() };
+        let mut task = Task { body, n, piece, left, helpers, beside: BESIDE.get(), floats: Floats::now() };
         let ended = Ended(self);
         self.number.fetch_add(1, Ordering::Relaxed);
-        self.job.store(&raw mut job, Ordering::SeqCst);
+        self.task.store(&raw mut task, Ordering::SeqCst);
         let wakes = n as f64 >= WAKE * grain;
         loop {
             let asleep = self.sleepers.load(Ordering::Relaxed);
             let awake = self.started.load(Ordering::Relaxed).saturating_sub(asleep);
-            if wakes && asleep > 0 && awake < job.helpers() && !job.is_done() {
+            if wakes && asleep > 0 && awake < task.helpers() && !task.is_done() {
                 let mut lock = self.asleep.lock();
                 lock.cores.leave_this();
                 self.bell.notify_all();
             }
-            if !job.take(false) {
+            if !task.take(false) {
                 break;
             }
         }
@@ -216,7 +216,7 @@ impl Team {
         let (mut last, mut looks) = (0, 0);
         loop {
             let new =
-                !self.job.load(Ordering::Relaxed).is_null() && self.number.load(Ordering::Relaxed) != last;
+                !self.task.load(Ordering::Relaxed).is_null() && self.number.load(Ordering::Relaxed) != last;
             let crowded = new && self.join(own, &mut last);
             looks = if new { 0 } else { looks + 1 };
             if looks > LOOKS || crowded {
@@ -227,36 +227,36 @@ impl Team {
         }
     }
 
-    /// Calls `look` with the current job, if there is one.
+    /// Calls `look` with the current task, if there is one.
     fn look<R>(&self, look: impl FnOnce(&Task) -> R) -> Option<R> {
         let _inside = Inside::enter(&self.inside);
-        let job = self.job.load(Ordering::SeqCst);
-        // SAFETY: the pointer is null or the job is alive, because `Ended` waits until `inside` is 0 before the job
+        let task = self.task.load(Ordering::SeqCst);
+        // SAFETY: the pointer is null or the task is alive, because `Ended` waits until `inside` is 0 before the task
         // is dropped.
-        unsafe { job.as_ref() }.map(look)
+        unsafe { task.as_ref() }.map(look)
     }
 
-    /// Takes pieces of the job until none is left. Returns true if there is no core for this helper.
+    /// Takes pieces of the task until none is left. Returns true if there is no core for this helper.
     fn join(&self, own: usize, last: &mut u64) -> bool {
-        let crowded = self.look(|job| {
+        let crowded = self.look(|task| {
             let number = self.number.load(Ordering::Relaxed);
-            while own < job.helpers() && job.take(own.is_multiple_of(2)) {}
-            if job.is_done() {
+            while own < task.helpers() && task.take(own.is_multiple_of(2)) {}
+            if task.is_done() {
                 *last = number;
             }
-            own >= job.helpers()
+            own >= task.helpers()
         });
         crowded.unwrap_or(false)
     }
 
-    /// Takes pieces of the current job, if there is one, on a thread that waits. Returns whether it ran any.
+    /// Takes pieces of the current task, if there is one, on a thread that waits. Returns whether it ran any.
     pub fn assist(&self) -> bool {
         let take_all =
-            |job: &Task| std::iter::repeat_with(|| job.take(true)).take_while(|took| *took).count() > 0;
-        !self.job.load(Ordering::Relaxed).is_null() && self.look(take_all).unwrap_or(false)
+            |task: &Task| std::iter::repeat_with(|| task.take(true)).take_while(|took| *took).count() > 0;
+        !self.task.load(Ordering::Relaxed).is_null() && self.look(take_all).unwrap_or(false)
     }
 
-    /// Sleeps until `bell` is notified, which a job does while it lacks helpers.
+    /// Sleeps until `bell` is notified, which a task does while it lacks helpers.
     fn sleep(&self) {
         let mut lock = self.asleep.lock();
         lock.count += 1;
@@ -267,7 +267,7 @@ impl Team {
     }
 }
 
-/// A guard that keeps the current job alive.
+/// A guard that keeps the current task alive.
 struct Inside<'t>(&'t AtomicUsize);
 
 impl Inside<'_> {
@@ -283,12 +283,12 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A guard that ends the job when it is dropped, and waits until no other thread uses it.
+/// A guard that ends the task when it is dropped, and waits until no other thread uses it.
 struct Ended<'t>(&'t Team);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        self.0.job.store(std::ptr::null_mut(), Ordering::SeqCst);
+        self.0.task.store(std::ptr::null_mut(), Ordering::SeqCst);
         let mut looks = 0;
         while self.0.inside.load(Ordering::SeqCst) > 0 {
             looks += 1;
