@@ -59,7 +59,10 @@ widest! {
 }
 
 /// Computes `bernoulli_(p)` of a contiguous tensor of floats; returns false if PyTorch's kernel has to run.
-pub fn run(call: &Call<'_>, host: &dyn HostKernels) -> bool {
+///
+/// # Safety
+/// The requirements are those of [`HostKernels::call`].
+pub unsafe fn run(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [input] = &call.inputs[..] else { return false };
     let [Arg::Tensor, Arg::Float(p), generator] = &call.args[..] else { return false };
     let generator = match generator {
