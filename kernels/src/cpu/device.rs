@@ -124,14 +124,17 @@ impl CpuDevice {
         {
             let made = self.make(&variant.outputs.fresh);
             let made = made.map_err(|e| self.raised(call, location, e))?;
-            if natives::run(&native, call, &made, host) {
+            // SAFETY: `resolve` named live buffers, which only this op uses now. The kernel is the variant's, `made`
+            // are its outputs, and `is_native` has asked `apart`.
+            if unsafe { natives::run(&native, call, &made, host) } {
                 for (id, buffer) in fresh.iter().zip(made) {
                     *self.slot(*id) = Contents::Ready(buffer);
                 }
                 return Ok(());
             }
         }
-        if self.natives.run_drawn(call, host) {
+        // SAFETY: `resolve` named live buffers, which only this op uses now.
+        if unsafe { self.natives.run_drawn(call, host) } {
             return Ok(());
         }
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
@@ -195,24 +198,31 @@ impl CpuDevice {
 
     /// Computes a traced call with Tandem's own kernel; `None` if there is none. If only PyTorch's kernel can
     /// determine the outputs' metadata, it runs first and the own kernel then overwrites the outputs.
-    fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostFailure>> {
+    ///
+    /// # Safety
+    /// The requirements are those of [`HostKernels::call`].
+    unsafe fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostFailure>> {
         let host = self.host;
         if !call.numbers_fit {
             return None;
         }
-        if self.natives.run_drawn(call, host) {
+        // SAFETY: what the call names is alive and not shared, which this function requires.
+        if unsafe { self.natives.run_drawn(call, host) } {
             return Some(Ok((Outputs { outs: vec![OutSpec::Same(0)], ..Outputs::default() }, Vec::new())));
         }
         let rule = self.natives.rule(call.op, host)?;
         let base = rule.base();
-        if base.is_some_and(Base::is_copy) && natives::copy(call, host) {
+        // SAFETY: what the call names is alive and not shared, which this function requires.
+        if base.is_some_and(Base::is_copy) && unsafe { natives::copy(call, host) } {
             let outs = vec![OutSpec::Same(0)];
             return Some(Ok((Outputs { outs, ..Outputs::default() }, Vec::new())));
         }
         if base.is_some_and(Base::in_place) {
             let outputs = outputs_in_place(call)?;
             let native = self.natives.of_call(&rule, call, &outputs, host).filter(|_| apart(call))?;
-            natives::run(&native, call, &[], host);
+            // SAFETY: what the call names is alive and not shared. The kernel is this call's, which makes no outputs,
+            // and `apart` holds.
+            unsafe { natives::run(&native, call, &[], host) };
             return Some(Ok((outputs, Vec::new())));
         }
         if let Some(outputs) = rule.outputs(call)
@@ -222,18 +232,21 @@ impl CpuDevice {
                 Ok(made) => made,
                 Err(e) => return Some(Err(e.into())),
             };
-            if natives::run(&native, call, &made, host) {
+            // SAFETY: what the call names is alive and not shared. The kernel is this call's and writes only `made`,
+            // which have the sizes of its outputs.
+            if unsafe { natives::run(&native, call, &made, host) } {
                 return Some(Ok((outputs, made.into_vec())));
             }
         }
-        // SAFETY: `call` resolved the inputs to buffers that this device or the program keeps during the call. Only
-        // this thread, and those that help it, use storages while an op runs.
+        // SAFETY: what the call names is alive and not shared, which this function requires.
         let called = unsafe { call_host(host, call) };
         if !rule.is_alone()
             && let Ok((outputs, made)) = &called
             && let Some(native) = self.natives.of_call(&rule, call, outputs, host)
         {
-            natives::run(&native, call, made, host);
+            // SAFETY: what the call names is alive and not shared. The kernel is this call's and writes only `made`,
+            // the outputs of PyTorch's kernel.
+            unsafe { natives::run(&native, call, made, host) };
         }
         Some(called)
     }
@@ -376,11 +389,9 @@ impl Immediate for CpuDevice {
             return Err(failure);
         }
         let host = self.host;
-        let called = self.call_native(&resolved).unwrap_or_else(|| {
-            // SAFETY: `resolve` named buffers that this device keeps; the program keeps the others and the generators
-            // during the call. Only this thread, and those that help it, use storages while an op runs.
-            unsafe { call_host(host, &resolved) }
-        });
+        // SAFETY: `resolve` named buffers that this device keeps; the program keeps the others and the generators
+        // during the call. Only this thread, and those that help it, use storages while an op runs.
+        let called = unsafe { self.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved)) };
         let (outputs, made) = called.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
         for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
             *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);

@@ -298,14 +298,20 @@ impl Natives {
         self.rule(op, host).is_some_and(|rule| rule.base().is_some_and(Base::is_copy))
     }
 
-    /// Computes a call that draws from PyTorch's generator; returns false if PyTorch's kernel has to run. The call's
-    /// inputs are in host memory.
-    pub fn run_drawn(&mut self, call: &Call<'_>, host: &'static dyn HostKernels) -> bool {
+    /// Computes a call that draws from PyTorch's generator; returns false if PyTorch's kernel has to run.
+    ///
+    /// # Safety
+    /// The requirements are those of [`HostKernels::call`].
+    pub unsafe fn run_drawn(&mut self, call: &Call<'_>, host: &'static dyn HostKernels) -> bool {
         if self.rules.get(call.op.index()).is_none_or(Option::is_none) {
             self.rule(call.op, host);
         }
         match self.rules.get(call.op.index()) {
-            Some(Some(Some(rule))) => matches!(&**rule, Rule::Drawn(draw) if draw(call, host)),
+            Some(Some(Some(rule))) => match &**rule {
+                // SAFETY: the call's objects are alive and not shared, which this function requires.
+                Rule::Drawn(draw) => unsafe { draw(call, host) },
+                _ => false,
+            },
             _ => false,
         }
     }
@@ -394,7 +400,10 @@ impl Natives {
 }
 
 /// Returns the bits of a parameter.
-fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
+///
+/// # Safety
+/// The call's host tensors are alive.
+unsafe fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
     match param {
         Param::Fixed(bits) => bits,
         Param::Number(arg, item, ty) => match &call.args[arg as usize] {
@@ -423,7 +432,10 @@ fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u64 {
 
 /// Copies the bytes of a dense tensor to one with the same strides, as most fetches do. Returns false for other
 /// copies.
-pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
+///
+/// # Safety
+/// The requirements are those of [`HostKernels::call`].
+pub unsafe fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [to, from] = &call.inputs[..] else { return false };
     let data = |input: &Input<'_>| match input.place {
         Place::Buffer(storage) | Place::Host(storage) if input.flags & (flags::CONJ | flags::NEG) == 0 => {
@@ -445,9 +457,12 @@ pub fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     true
 }
 
-/// Runs a call's computation; returns false if PyTorch's kernel has to run. The call's inputs are in host memory,
-/// the elements that it writes can be computed in any order (see [`apart`]), and `made` are the buffers of new outputs.
-pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
+/// Runs a call's computation; returns false if PyTorch's kernel has to run. `made` are the buffers of new outputs.
+///
+/// # Safety
+/// The requirements are those of [`HostKernels::call`]. The computation was made for calls with this metadata, `made`
+/// has the sizes of its new outputs, and the elements that it writes can be computed in any order (see [`apart`]).
+pub unsafe fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
     let memory = |storage, bytes: i64| {
         // SAFETY: the call's storages and `made` are alive, and the first element of a window is inside its storage.
         unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
@@ -465,9 +480,11 @@ pub fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn
         }
     };
     let data: SmallVec<[*mut u8; 8]> = native.slots.iter().map(begin).collect();
-    let params: SmallVec<[u64; 8]> = native.params.iter().map(|p| param_bits(*p, call, host)).collect();
-    // SAFETY: the kernel was made for calls with this metadata, so `data` are the addresses of its windows, which are
-    // inside the call's storages and `made`. These outlive the call. Only this thread, and those that help it, use
-    // storages while an op runs, and `apart` has excluded overlaps with what is written in place.
+    let params: SmallVec<[u64; 8]> = {
+        // SAFETY: the call's host tensors are alive, as all that it names.
+        native.params.iter().map(|p| unsafe { param_bits(*p, call, host) }).collect()
+    };
+    // SAFETY: `data` are the addresses of the computation's windows, which are inside the call's storages and `made`.
+    // These outlive the call and are not shared, and what is written overlaps nothing else, or is the same window.
     unsafe { native.run(host, &data, &params) }
 }

@@ -12,8 +12,8 @@ use crate::cpu::widest::widest;
 use crate::host::{HostKernels, Mt19937, temper};
 
 /// Function that computes a call by drawing from PyTorch's generator. Returns false, having drawn nothing, if PyTorch's
-/// kernel has to run.
-pub type Draw = fn(&Call<'_>, &dyn HostKernels) -> bool;
+/// kernel has to run. The requirements are those of [`HostKernels::call`].
+pub type Draw = unsafe fn(&Call<'_>, &dyn HostKernels) -> bool;
 
 /// Mask of the bits of the first word that are used: the upper 21 of 53.
 const HIGH: u32 = (1 << 21) - 1;
@@ -63,7 +63,10 @@ widest! {
 }
 
 /// Computes `bernoulli_(p)` of a contiguous tensor of floats; returns false if PyTorch's kernel has to run.
-pub fn draw_bernoulli(call: &Call<'_>, host: &dyn HostKernels) -> bool {
+///
+/// # Safety
+/// The requirements are those of [`HostKernels::call`].
+pub unsafe fn draw_bernoulli(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     let [input] = &call.inputs[..] else { return false };
     let [Arg::Tensor, Arg::Float(p), generator] = &call.args[..] else { return false };
     let generator = match generator {

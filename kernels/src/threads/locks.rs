@@ -260,6 +260,8 @@ mod checks {
         #[inline(always)]
         pub fn check_highest(&self) {}
     }
+
+    const _: () = assert!(size_of::<super::Mutex<u64>>() == size_of::<parking_lot::Mutex<u64>>());
 }
 
 #[cfg(test)]
