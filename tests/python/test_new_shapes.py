@@ -62,3 +62,23 @@ def test_every_step_has_another_length():
     # The length is new in each of these steps, and dozens of ops have new shapes. Each op that runs at once
     # ends a run; without such ops, a step is a few runs.
     assert max(sent[7:21]) < 10, sent
+
+
+def test_outputs_keep_the_offsets_of_their_inputs():
+    def program(device):
+        large, zeros, seen = torch.arange(64.0, device=device), torch.zeros(4, device=device), []
+        for step in range(12):
+            offset = step * 7 % 5
+            x = large.as_strided((4, 4), (4, 1) if step % 2 else (1, 4), offset)
+            for y in (
+                torch.diagonal_scatter(x, zeros),
+                torch.select_scatter(x, zeros, 0, 1),
+                torch.slice_scatter(x, zeros.expand(2, 4), 0, 1, 3),
+                torch.as_strided_scatter(x, zeros.view(2, 2), (2, 2), (1, 1), offset),
+            ):
+                seen.append((y.storage_offset(), y.stride(), y.tolist()))
+            if device == "tandem":
+                torch_tandem.mark_step()
+        return seen
+
+    assert program("tandem") == program("cpu")

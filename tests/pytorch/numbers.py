@@ -1,4 +1,4 @@
-"""Numbers that change: the calls of a line differ in one number, which PyTorch may refuse.
+"""Numbers that change: the calls of a line differ in one number, which PyTorch may refuse, or in offsets.
 
 Numbers are fed to co-executed calls, so an error must be raised at the call and not where a value is read.
 """
@@ -11,7 +11,7 @@ import torch
 import torch_tandem
 from torch.linalg import LinAlgError
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, SampleInput
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from . import agree
 from .agree import Seen, Unlike, compare, seen, told
@@ -35,6 +35,11 @@ def cases() -> Iterator[Case]:
             if dtype in op.supported_dtypes("cpu"):
                 kind = str(dtype).removeprefix("torch.")
                 yield Case(f"numbers/any/{name_of(op)}/{kind}", functools.partial(numbers, op, dtype))
+        for dtype in (torch.float32, torch.complex64, torch.int64):
+            if dtype in op.supported_dtypes("cpu"):
+                kind = str(dtype).removeprefix("torch.")
+                yield Case(f"numbers/offsets/{name_of(op)}/{kind}", functools.partial(offsets, op, dtype))
+                break
 
 
 def numbers(op: Any, dtype: torch.dtype) -> None:
@@ -54,6 +59,25 @@ def numbers(op: Any, dtype: torch.dtype) -> None:
         raise NotACase("it takes no numbers")
 
 
+def offsets(op: Any, dtype: torch.dtype) -> None:
+    """Runs an entry's samples on windows of other tensors, which begin elsewhere in each call."""
+    for number, sample in enumerate(samples(op, dtype)):
+        line(op, sample, sample, f"sample {number}, other offsets", form=shifted)
+
+
+def shifted(call: Call, step: int) -> Call:
+    """Replaces the tensors of a call by windows of larger ones, at an offset that depends on the step."""
+
+    def window(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided or not x.numel():
+            return x
+        offset = step * 7 % 5
+        large = torch.zeros(x.numel() + 5, dtype=x.dtype, device=x.device)
+        return large[offset : offset + x.numel()].view(x.shape).copy_(x)
+
+    return Call(call.op, tree_map(window, call.args), tree_map(window, call.kwargs))
+
+
 def with_python_number(op: Any, dtype: torch.dtype) -> list[SampleInput]:
     """Returns samples of a binary operator whose second operand is a Python number."""
     if not isinstance(op, BinaryUfuncInfo) or not op.supports_rhs_python_scalar:
@@ -62,15 +86,23 @@ def with_python_number(op: Any, dtype: torch.dtype) -> list[SampleInput]:
     return [SampleInput(x, args=(2,), kwargs=kwargs) for kwargs in op.sample_kwargs("cpu", dtype, x)[:1]]
 
 
-def line(op: Any, good: SampleInput, other: SampleInput, where: str, late: bool = False) -> None:
+def line(
+    op: Any,
+    good: SampleInput,
+    other: SampleInput,
+    where: str,
+    late: bool = False,
+    form: Callable[[Call, int], Call] = lambda call, step: call,
+) -> None:
     """Compares the calls of a line with eager's.
 
-    If `late`, errors may be raised after the call, unless they are `LinAlgError`.
+    If `late`, errors may be raised after the call, unless they are `LinAlgError`. `form` returns what is
+    called instead of a sample's call in a step.
     """
 
     def run(device: str, check: Callable[[int, Any], None]) -> None:
         for step in range(STEPS):
-            call = call_of(op, other if step == STEPS - 2 else good, device)
+            call = form(call_of(op, other if step == STEPS - 2 else good, device), step)
             check(step, raised(call))
             torch_tandem.mark_step()
 

@@ -13,7 +13,8 @@ by `make conformance-pytorch`; do not edit. `tests/pytorch/known.txt` lists what
 
 - *errors*: what eager refuses raises the same type and words, as the first call of its line and after good
   calls of it were co-executed.
-- *numbers*: co-executed calls of a line take a number that changes, to one that PyTorch refuses now and then.
+- *numbers*: co-executed calls of a line take a number that changes, to one that PyTorch refuses now and then,
+  or windows at other offsets.
 - *values*: a tensor's elements change, to ones that PyTorch refuses; `LinAlgError` is raised at the call.
 - *ops*: outputs, metadata and gradients in every dtype, and in place.
 - *variants*: `out=` of nine kinds, non-contiguous, conjugated and negated arguments, outputs that are views.

@@ -309,6 +309,7 @@ fn words(call: &Call<'_>, info: &OpInfo, visit: &mut impl FnMut(u64) -> bool) ->
     let kinds = u64::from(call.default_dtype.0) << 40 | u64::from(call.device) << 32;
     visit(modes | kinds | u64::from(call.op.0))
         && call.inputs.iter().all(|input| input_words(input, visit))
+        && (!info.keeps_offset || call.inputs.iter().all(|input| visit(input.offset as u64)))
         && call.args.iter().zip(&info.args).all(|(arg, class)| arg_words(*class, arg, info, visit))
 }
 

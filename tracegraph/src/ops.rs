@@ -44,6 +44,8 @@ pub struct OpInfo {
     raises: Option<Raises>,
     /// Whether numbers decide output shapes, and not only sizes do. They are then part of the variant.
     pub sized_by_number: bool,
+    /// Whether outputs have the storage offsets of inputs. They are then part of the variant.
+    pub keeps_offset: bool,
     /// Whether the operator draws from a generator.
     pub random: bool,
     /// Whether the operator only computes each element of its outputs from corresponding elements of its inputs.
@@ -68,6 +70,8 @@ pub struct Traits {
     pub raises: Option<Raises>,
     /// Whether output shapes depend on numbers.
     pub sized_by_number: bool,
+    /// Whether outputs have the storage offsets of inputs, which are then part of the variant.
+    pub keeps_offset: bool,
     /// Whether plain ints are fed instead of being attributes.
     pub fed_ints: bool,
     /// Bounds of the values that arguments may have, by index. PyTorch raises for other values.
@@ -82,6 +86,7 @@ impl Traits {
         static_shape: false,
         raises: None,
         sized_by_number: false,
+        keeps_offset: false,
         fed_ints: false,
         bounds: &[],
     };
@@ -237,6 +242,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>, traits: &Traits) -> OpInfo {
         dynamic_by_mask: traits.dynamic_by_mask,
         raises: traits.raises,
         sized_by_number: traits.sized_by_number,
+        keeps_offset: traits.keeps_offset,
         random: decl.random || draws,
         pointwise: decl.pointwise,
         bounds: traits.bounds,

@@ -307,8 +307,10 @@ fn storage_of(call: &Call<'_>, input: u32) -> Option<StorageId> {
 
 fn out_agrees(out: &OutSpec, result: &HostResult<'_>, call: &Call<'_>) -> bool {
     match (out, result.kind) {
-        (OutSpec::Fresh { meta, .. }, HostResultKind::Fresh(..))
-        | (OutSpec::Alias { meta, .. }, HostResultKind::Alias(_)) => {
+        (OutSpec::Fresh { meta, offset, .. }, HostResultKind::Fresh(..)) => {
+            *offset == result.offset && meta.matches(result.sizes, result.strides, result.dtype, result.flags)
+        }
+        (OutSpec::Alias { meta, .. }, HostResultKind::Alias(_)) => {
             meta.matches(result.sizes, result.strides, result.dtype, result.flags)
         }
         // Several inputs may be the same window.

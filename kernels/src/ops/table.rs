@@ -144,6 +144,10 @@ impl Row {
     const fn sized_by_number(self) -> Row {
         Row { traits: Traits { sized_by_number: true, ..self.traits }, ..self }
     }
+    /// Outputs are clones of whole storages, with the storage offsets of inputs.
+    const fn keeps_offset(self) -> Row {
+        Row { traits: Traits { keeps_offset: true, ..self.traits }, ..self }
+    }
     /// Plain ints are bounds of the numbers that are drawn. They are fed instead of being attributes.
     const fn fed_ints(self) -> Row {
         Row { traits: Traits { fed_ints: true, ..self.traits }, ..self }
@@ -310,9 +314,10 @@ static TABLE: &[Row] = &[
     op("slice_backward").outputs(outputs::slice_backward).cpu(own::pieces::slice_backward)
         .gpu(gpu::views::slice_backward),
     op("diagonal_backward").gpu(gpu::views::diagonal_backward),
-    op("select_scatter").gpu(gpu::views::select_scatter),
-    op("slice_scatter").gpu(gpu::views::slice_scatter),
-    op("diagonal_scatter").gpu(gpu::views::diagonal_scatter),
+    op("select_scatter").gpu(gpu::views::select_scatter).keeps_offset(),
+    op("slice_scatter").gpu(gpu::views::slice_scatter).keeps_offset(),
+    op("diagonal_scatter").gpu(gpu::views::diagonal_scatter).keeps_offset(),
+    op("as_strided_scatter").keeps_offset(),
     op("unfold_backward").gpu(gpu::views::unfold_backward),
     op("constant_pad_nd").outputs(outputs::pad).cpu(own::pieces::constant_pad).gpu(gpu::pad::constant_pad),
     op("reflection_pad1d reflection_pad2d reflection_pad3d").gpu(gpu::pad::pad),
@@ -515,6 +520,7 @@ pub fn traits(name: &str) -> Traits {
         static_shape: is(name, |row| row.traits.static_shape),
         raises: lookup(name, |row| row.traits.raises),
         sized_by_number: is(name, |row| row.traits.sized_by_number),
+        keeps_offset: is(name, |row| row.traits.keeps_offset),
         fed_ints: is(name, |row| row.traits.fed_ints),
         bounds: bounds.unwrap_or_default(),
     }
@@ -557,6 +563,11 @@ pub(crate) fn lowering<'n>(name: &'n str, written: &[bool]) -> Option<(&'n str, 
 /// Whether an operator's lowering to a GPU draws random numbers.
 pub(crate) fn draws_on_gpu(name: &str, written: &[bool]) -> bool {
     lowered_name(name, written).is_some_and(|name| exact(name, |row| row.draws.then_some(())).is_some())
+}
+
+/// Whether an operator's outputs have the storage offsets of its inputs.
+pub(crate) fn keeps_offset(name: &str) -> bool {
+    is(name, |row| row.traits.keeps_offset)
 }
 
 /// The number of arithmetic operations of an operator's calls.

@@ -11,7 +11,7 @@ use crate::error::{CallFailure, Cause, Failure};
 use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::storages::{Absent, read};
 use crate::host::{Buffer, Exception, HostFailure, call_host};
-use crate::ops::table::hidden_writes;
+use crate::ops::table::{hidden_writes, keeps_offset};
 
 /// Size in bytes up to which storages are always copied to the host as a whole.
 const WHOLE: u64 = 1 << 16;
@@ -147,6 +147,7 @@ impl GpuDevice {
             && nbytes > WHOLE
             && !written
             && alone()
+            && !keeps_offset(&self.op(call.op).name)
         {
             let size = input.dtype.size() as u64;
             let begin = input.offset as u64 * size;

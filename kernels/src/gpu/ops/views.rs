@@ -152,6 +152,10 @@ fn backward<V: View>(l: &mut Lowering<'_>, view: fn(&Lowering<'_>, &[i64]) -> Op
 /// `select_scatter(self, src, ...)`, `slice_scatter` and `diagonal_scatter`: a copy of `self`, with `src` at the
 /// elements that the view shows.
 fn scatter<V: View>(l: &mut Lowering<'_>, view: fn(&Lowering<'_>, &[i64]) -> Option<V>) -> Option<()> {
+    // PyTorch clones the whole storage, so the output has the input's offset.
+    if l.call.inputs.first()?.offset != 0 {
+        return None;
+    }
     let (x, src) = (moved(l, 0)?, moved(l, 1)?);
     let view = view(l, &x.sizes)?;
     if view.sizes() != src.sizes || src.dtype != x.dtype {
