@@ -1,229 +1,146 @@
-//! The cursor in the symbolic graph: expected ops, their feeds, and divergences.
+//! The cursor: PythonRunner's position in the symbolic graph, which says the op that is expected next.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use smallvec::SmallVec;
-use tandem_kernels::error::{Cause, Failure};
-use tandem_kernels::host::Exception;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::difference::{Difference, What};
-use tandem_tracegraph::ids::{LocationId, Name, NodeId};
-use tandem_tracegraph::node::mode_bits;
+use tandem_tracegraph::graph::TraceGraph;
+use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId};
+use tandem_tracegraph::node::{Node, Outputs, Variant, mode_bits};
+use tandem_tracegraph::symbolic::{Block, SymbolicGraph};
 
-use super::{Engine, Fresh, Hint, Phase, Position, Results, Sink};
-use crate::config::Mode;
-use crate::error::CallError;
-use crate::graph_runner::Message;
-use crate::site::Site;
+/// Position in the symbolic graph: before op `next` of `block`, or at the start if `block` is `None`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Position {
+    pub(super) block: Option<BlockId>,
+    pub(super) next: u32,
+}
+
+impl Position {
+    const START: Position = Position { block: None, next: 0 };
+}
+
+/// A variant of a node with its index in the node.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Hint {
+    pub(super) number: u32,
+    pub(super) variant: Option<Arc<Variant>>,
+}
 
 /// Result of comparing a call with the expected ops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Expected {
     /// The call is this op, at this position.
     Here(NodeId, Position),
+    /// The call is this op by its location. The sources of its inputs may be new.
+    ByLocation(NodeId, Position),
     /// The call's Python stack is needed to decide.
     NeedStack,
     /// The call is not expected.
     No,
 }
 
-impl Engine {
-    /// Finds the expected op that a call is. The call is identified by operator, attributes and dataflow if they
-    /// match exactly one op that may follow. Otherwise its location decides.
-    pub(super) fn expect(&mut self, call: &Call<'_>, site: &Site) -> Expected {
-        let modes = mode_bits(call);
-        if let Some(id) = self.next_op() {
-            let node = self.graph.node(id);
-            if !node.key.matches(call, modes) {
-                return Expected::No;
-            }
-            if node.has_sources(call) {
-                return Expected::Here(id, self.position);
-            }
-            return self.expect_by_place(call, site, &[(id, self.position)]);
-        }
-        let mut found: SmallVec<[(NodeId, Position); 4]> = SmallVec::new();
-        for &block in self.symbolic.cases(self.position.block) {
-            let id = self.symbolic.block(block).nodes[0];
-            if self.graph.node(id).key.matches(call, modes) {
-                found.push((id, Position { block: Some(block), next: 0 }));
-            }
-        }
-        match found[..] {
-            [] => Expected::No,
-            [(id, position)] if self.graph.node(id).has_sources(call) => Expected::Here(id, position),
-            _ => self.expect_by_place(call, site, &found),
-        }
+/// The cursor. Its methods take the graphs that it walks.
+#[derive(Debug)]
+pub(super) struct Cursor {
+    /// Last op that this iteration has issued.
+    at: NodeId,
+    position: Position,
+    /// Set if the cursor reached the current op by a jump, not along an edge of the symbolic graph.
+    jumped: bool,
+    /// Variant that each step of the symbolic graph used last.
+    hints: Vec<Hint>,
+}
+
+impl Default for Cursor {
+    fn default() -> Cursor {
+        Cursor { at: NodeId::START, position: Position::START, jumped: false, hints: Vec::new() }
+    }
+}
+
+impl Cursor {
+    /// Returns the last op that this iteration has issued.
+    #[inline]
+    pub(super) fn at(&self) -> NodeId {
+        self.at
     }
 
-    /// Finds the op with the call's location among ops with the same operator and attributes.
-    fn expect_by_place(&mut self, call: &Call<'_>, site: &Site, found: &[(NodeId, Position)]) -> Expected {
-        let Some(stack) = &site.stack else { return Expected::NeedStack };
-        let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
-        let here = found.iter().find(|(id, _)| self.graph.node(*id).key.location == location);
-        match here {
-            Some(&(id, position)) => {
-                self.graph.node_mut(id).add_sources(call);
-                Expected::Here(id, position)
-            }
-            None => Expected::No,
-        }
+    /// Returns the block of the position.
+    pub(super) fn block(&self) -> Option<BlockId> {
+        self.position.block
     }
 
     /// Returns the next op in the current block, or `None` at its end.
     #[inline]
-    pub(super) fn next_op(&self) -> Option<NodeId> {
-        let block = self.symbolic.block(self.position.block?);
+    fn next_op(&self, symbolic: &SymbolicGraph) -> Option<NodeId> {
+        let block = symbolic.block(self.position.block?);
         block.nodes.get(self.position.next as usize).copied()
+    }
+
+    /// Returns the op that has to follow with its position, or `None` if there are several or none.
+    #[inline]
+    pub(super) fn only_next(&self, symbolic: &SymbolicGraph) -> Option<(NodeId, Position)> {
+        match self.next_op(symbolic) {
+            Some(id) => Some((id, self.position)),
+            None => match *symbolic.cases(self.position.block) {
+                [only] => Some((symbolic.block(only).nodes[0], Position { block: Some(only), next: 0 })),
+                _ => None,
+            },
+        }
     }
 
     /// Returns the variant that was used last at a position.
     #[inline]
-    pub(super) fn hint(&self, position: Position) -> Option<&Hint> {
-        let first = position.block.map_or(0, |b| self.symbolic.block(b).first);
+    pub(super) fn hint(&self, symbolic: &SymbolicGraph, position: Position) -> Option<&Hint> {
+        let first = position.block.map_or(0, |b| symbolic.block(b).first);
         self.hints.get((first + position.next) as usize)
     }
 
-    /// Records a validated op and its feeds. If a host tensor cannot be copied, nothing is recorded.
-    #[inline(always)]
-    pub(super) fn feed(
-        &mut self,
+    /// Finds the expected op that a call is. The call is identified by operator, attributes and dataflow if they
+    /// match exactly one op that may follow. Otherwise its location decides, which `locate` determines from the
+    /// location of the last op, or `None` if that takes the Python stack.
+    pub(super) fn expect(
+        &self,
         call: &Call<'_>,
-        position: Position,
-        node_id: NodeId,
-        variant: u32,
-        sink: &mut dyn Sink,
-    ) -> Result<(), CallError> {
-        let Some(block_id) = position.block else { return Ok(()) };
-        if position.next == 0 && self.regions.crosses(block_id) {
-            self.cross(block_id);
-        }
-        if let Err(exception) = crate::feed::inputs(&mut self.open, call, self.torch) {
-            return Err(self.not_fed(call, node_id, exception));
-        }
-        self.advance(node_id);
-        let block = self.symbolic.block(block_id);
-        self.open.push(block_id, position.next, variant);
-        let node = self.graph.node(node_id);
-        crate::feed::values(&mut self.open, &node.key, call, self.torch);
-        let hint = &mut self.hints[(block.first + position.next) as usize];
-        if hint.number != variant {
-            *hint = Hint { number: variant, variant: None };
-        }
-        let known = hint.variant.get_or_insert_with(|| node.variants[variant as usize].clone());
-        let outputs = &known.outputs;
-        let mut fresh = Fresh::new();
-        for (i, nbytes) in outputs.fresh.iter().enumerate() {
-            let made = self.storages.create(*nbytes, call.device, Name::made_by(node_id, i as u16));
-            self.open.storages.push(made.id);
-            fresh.push(made);
-        }
-        self.storages.grow_resized(call, &outputs.resized);
-        self.position = Position { next: position.next + 1, ..position };
-        self.random_open |= self.ops[call.op.index()].random;
-        sink.outputs(call, Results::Known(outputs), &fresh);
-        let at_end = self.position.next as usize == block.nodes.len();
-        let inline = self.runner.is_inline();
-        let enough = if inline { self.config.run_ops } else { self.pace };
-        // Until runs have reached their full size, they may end within a block, so that GraphRunner gets work
-        // early.
-        let anywhere = !inline && self.pace < self.config.run_ops;
-        if (at_end || anywhere) && self.open.len() >= enough {
-            self.send_open();
-            self.pace = (self.pace * 2).min(self.config.run_ops);
-        }
-        Ok(())
-    }
-
-    /// Returns the error of an op whose host tensors could not be copied.
-    #[cold]
-    fn not_fed(&self, call: &Call<'_>, node: NodeId, exception: Exception) -> CallError {
-        CallError::Raised(Arc::new(Failure {
-            op: call.op,
-            name: self.ops[call.op.index()].name.to_string(),
-            location: self.graph.node(node).key.location,
-            cause: Cause::Kernel(exception),
-            resized: Vec::new(),
-        }))
-    }
-
-    /// Completes the open run, with the storages that the program has dropped. Returns false if the run is empty.
-    fn close_open(&mut self) -> bool {
-        if self.open.is_empty() {
-            return false;
-        }
-        *self.report.block_ops.entry(self.open.len() as u32).or_default() += 1;
-        for segment in &self.open.segments {
-            let first = self.symbolic.block(segment.block).first;
-            self.passes[(first + segment.from) as usize] += 1;
-            self.passes[(first + segment.to) as usize] -= 1;
-        }
-        self.collect_dead();
-        self.open.iteration = self.iteration.number;
-        self.open.released.append(&mut self.dying);
-        true
-    }
-
-    /// Executes the open run on the calling thread, which needs its results now. No message may be pending.
-    pub(super) fn run_open(&mut self) {
-        if self.config.mode != Mode::Lazy && !self.runner.is_dead() && self.close_open() {
-            self.report.python_stall_ns += self.runner.run(&self.open);
-            self.storages.recycle(&self.open.released);
-            self.open.clear();
-            self.random_open = false;
-        }
-    }
-
-    /// Sends the open run, or holds it back in lazy mode.
-    pub(super) fn send_open(&mut self) {
-        if !self.close_open() {
-            return;
-        }
-        let run = std::mem::replace(&mut self.open, self.runner.blank_run());
-        if self.config.mode == Mode::Lazy {
-            self.held.push_back(run);
-            self.random_held |= std::mem::take(&mut self.random_open);
+        symbolic: &SymbolicGraph,
+        graph: &TraceGraph,
+        locate: impl FnOnce(LocationId) -> Option<LocationId>,
+    ) -> Expected {
+        let modes = mode_bits(call);
+        let mut found: SmallVec<[(NodeId, Position); 4]> = SmallVec::new();
+        if let Some(id) = self.next_op(symbolic) {
+            if graph.node(id).key.matches(call, modes) {
+                found.push((id, self.position));
+            }
         } else {
-            self.storages.recycle(&run.released);
-            let ticket = self.runner.send(Message::Run(run, self.torch.thread_settings()));
-            if std::mem::take(&mut self.random_open) {
-                self.random = ticket;
+            for &block in symbolic.cases(self.position.block) {
+                let id = symbolic.block(block).nodes[0];
+                if graph.node(id).key.matches(call, modes) {
+                    found.push((id, Position { block: Some(block), next: 0 }));
+                }
             }
         }
-    }
-
-    /// Sends the runs that lazy evaluation held back.
-    pub(super) fn release_held(&mut self) {
-        while let Some(run) = self.held.pop_front() {
-            self.storages.recycle(&run.released);
-            let ticket = self.runner.send(Message::Run(run, self.torch.thread_settings()));
-            if self.random_held {
-                self.random = ticket;
-            }
+        match found[..] {
+            [] => return Expected::No,
+            [(id, position)] if graph.node(id).has_sources(call) => return Expected::Here(id, position),
+            _ => {}
         }
-        self.random_held = false;
+        let Some(location) = locate(graph.node(self.at).key.location) else { return Expected::NeedStack };
+        let here = found.iter().find(|(id, _)| graph.node(*id).key.location == location);
+        here.map_or(Expected::No, |&(id, position)| Expected::ByLocation(id, position))
     }
 
-    /// Falls back to tracing from the op that was not expected. The runs before it have been sent.
-    pub(super) fn diverge(&mut self, call: &Call<'_>, location: LocationId) {
-        let difference = self.difference(call);
-        // Even if the TraceGraph has this path, the symbolic graph lacks it.
-        self.stale = true;
-        let op = &self.ops[call.op.index()].name;
-        let reason = difference.sentence();
-        tracing::info!(%op, reason, iteration = self.iteration.number, "divergence");
-        let number = self.iteration.number;
-        let listed = self.report.diverged(location, call.op, difference, number);
-        self.iteration.open_divergence = listed.map(|at| (at, Instant::now()));
-        self.iteration.divergences += 1;
-        self.fold_if_it_keeps_diverging();
-        self.phase = Phase::Tracing;
-    }
-
-    fn difference(&self, call: &Call<'_>) -> Difference {
-        let name = |id| self.ops[tandem_tracegraph::ids::OpId::index(id)].name.to_string();
-        let inside = self.next_op();
-        let heads = self.symbolic.cases(self.position.block).iter().map(|b| self.symbolic.block(*b).nodes[0]);
+    /// Returns how a call that is not expected differs from the ops that are. `name` returns an operator's name.
+    pub(super) fn difference(
+        &self,
+        call: &Call<'_>,
+        symbolic: &SymbolicGraph,
+        graph: &TraceGraph,
+        name: impl Fn(OpId) -> String,
+    ) -> Difference {
+        let inside = self.next_op(symbolic);
+        let heads = symbolic.cases(self.position.block).iter().map(|b| symbolic.block(*b).nodes[0]);
         let candidates: SmallVec<[NodeId; 4]> = match inside {
             Some(node) => SmallVec::from_elem(node, 1),
             None => heads.collect(),
@@ -231,9 +148,9 @@ impl Engine {
         let got = || name(call.op);
         match candidates[..] {
             [] => Difference { what: What::End, expected: "the iteration's end".into(), got: got() },
-            [one] => Difference::of(self.graph.node(one), call, name),
+            [one] => Difference::of(graph.node(one), call, name),
             _ => {
-                let same = candidates.iter().filter(|c| self.graph.node(**c).key.op == call.op).count();
+                let same = candidates.iter().filter(|c| graph.node(**c).key.op == call.op).count();
                 let expected = match same {
                     0 => format!("{} known branches", candidates.len()),
                     n => {
@@ -245,65 +162,242 @@ impl Engine {
         }
     }
 
-    /// Counts a divergence or jump in an unrolled loop. After many of them, the number of its rounds is considered
-    /// variable, and the loop is no longer unrolled.
-    fn fold_if_it_keeps_diverging(&mut self) {
-        const MANY: u8 = 8;
-        let Some(header) = self.position.block.and_then(|b| self.symbolic.block(b).unrolled) else { return };
-        let node = self.graph.node_mut(header);
-        node.misses = node.misses.saturating_add(1);
-        node.varies |= node.misses >= MANY;
+    /// Moves past the op at a position of `block`, which runs under a variant of its node. Returns its outputs.
+    #[inline(always)]
+    pub(super) fn pass(&mut self, position: Position, block: &Block, node: &Node, variant: u32) -> &Outputs {
+        self.skip(position);
+        let hint = &mut self.hints[(block.first + position.next) as usize];
+        if hint.number != variant {
+            *hint = Hint { number: variant, variant: None };
+        }
+        let known = hint.variant.get_or_insert_with(|| node.variants[variant as usize].clone());
+        &known.outputs
     }
 
-    /// Moves the cursor to an op of the symbolic graph that was not expected. If the phase is tracing, returns to
-    /// co-execution.
-    pub(super) fn jump(&mut self, node: NodeId, position: Position, call: &Call<'_>) {
-        self.graph.node_mut(node).add_sources(call);
+    /// Moves past the op at a position, which runs under a new variant.
+    #[inline(always)]
+    pub(super) fn skip(&mut self, position: Position) {
+        self.position = Position { next: position.next + 1, ..position };
+    }
+
+    /// Moves to an op of the symbolic graph that was not expected.
+    pub(super) fn jump(&mut self, position: Position) {
         self.jumped = true;
-        if self.phase == Phase::CoExecution {
-            self.report.jumps += 1;
-            self.fold_if_it_keeps_diverging();
-        }
-        self.phase = Phase::CoExecution;
         self.position = position;
-        self.close_divergence();
     }
 
-    /// Moves past an op that was issued. A jump to the op is recorded only here, since the op might have raised
-    /// before.
+    /// Forgets a jump whose op was not issued.
+    pub(super) fn forget_jump(&mut self) {
+        self.jumped = false;
+    }
+
+    /// Makes an op the last one that was issued. Returns the op before it if the cursor reached the op by a jump. A
+    /// jump is reported only here, since the op might have raised before.
     #[inline]
-    pub(super) fn advance(&mut self, node: NodeId) {
-        if std::mem::take(&mut self.jumped) {
-            let new = self.graph.follow(self.at, node);
-            self.note_growth(new);
-            self.stale = true;
-        }
-        self.at = node;
-        self.fetches_here = 0;
-        self.push_trace(node);
+    pub(super) fn issue(&mut self, node: NodeId) -> Option<NodeId> {
+        let before = std::mem::replace(&mut self.at, node);
+        std::mem::take(&mut self.jumped).then_some(before)
     }
 
-    /// Counts an op that was traced or jumped to. `grew` says whether this added anything to the TraceGraph.
-    pub(super) fn note_growth(&mut self, grew: bool) {
-        self.iteration.grew |= grew;
-        self.iteration.since_growth = if grew { 0 } else { self.iteration.since_growth + 1 };
-        self.stale |= grew;
+    /// Moves past an op at a place of a new symbolic graph, or to the start if the graph does not have the op.
+    pub(super) fn move_behind(&mut self, place: Option<(BlockId, u32)>) {
+        self.position =
+            place.map_or(Position::START, |(block, at)| Position { block: Some(block), next: at + 1 });
     }
 
-    /// Ends tracing within an iteration that does not seem to end. Called after each traced op.
-    pub(super) fn check_tracing(&mut self) {
-        self.generate_first();
-        if self.iteration.traced > self.config.max_trace_ops {
-            self.give_up_tracing();
-        }
+    /// Returns to the start, for another iteration.
+    pub(super) fn next_iteration(&mut self) {
+        self.at = NodeId::START;
+        self.position = Position::START;
+        self.jumped = false;
     }
 
-    /// Records the cost of the last divergence once tracing after it has ended.
-    pub(super) fn close_divergence(&mut self) {
-        if let Some((at, when)) = self.iteration.open_divergence.take()
-            && let Some(divergence) = self.report.divergences.get_mut(at)
-        {
-            divergence.cost_ns += when.elapsed().as_nanos() as u64;
+    /// Forgets the variants used last. The new symbolic graph has this number of steps.
+    pub(super) fn reset_hints(&mut self, steps: u32) {
+        self.hints.clear();
+        self.hints.resize(steps as usize, Hint::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_tracegraph::call::{Arg, Input, Place};
+    use tandem_tracegraph::ids::{Name, StorageId};
+    use tandem_tracegraph::node::NodeKey;
+    use tandem_tracegraph::ops::{ArgClass, OpDecl, OpInfo, Traits, describe};
+
+    use super::*;
+
+    const A: BlockId = BlockId(0);
+    const B: BlockId = BlockId(1);
+    const C: BlockId = BlockId(2);
+
+    fn info(op: u32) -> OpInfo {
+        let decl = OpDecl {
+            name: "aten::relu",
+            args: vec![ArgClass::Tensor],
+            written: vec![false],
+            returns_host: false,
+            dynamic_shape: false,
+            random: false,
+            pointwise: true,
+            foreign: false,
+        };
+        describe(OpId(op), decl, &Traits::NONE)
+    }
+
+    /// Returns a call with one scalar input that an op made.
+    fn call(op: u32, source: Name) -> Call<'static> {
+        let place = Place::Storage { id: StorageId(0), name: source };
+        let mut call = Call::blank(OpId(op));
+        call.args.push(Arg::Tensor);
+        call.inputs.push(Input { place, ..Input::ABSENT });
+        call
+    }
+
+    fn made(node: u32) -> Name {
+        Name::made_by(NodeId(node), 0)
+    }
+
+    /// Returns the graphs of the block A of nodes 1 and 2, which the block B of node 3 or the block C of node 4
+    /// follows. Node `n` has operator `ops[n - 1]`, location 10 + n and an input that node n - 1 made.
+    fn graphs(ops: [u32; 4]) -> (SymbolicGraph, TraceGraph) {
+        let mut graph = TraceGraph::default();
+        for (n, op) in (1..).zip(ops) {
+            let call = call(op, made(n - 1));
+            let key = NodeKey::of(&call, &info(op), LocationId(10 + n));
+            assert_eq!(graph.merge(NodeId(n - 1), &call, &info(op), key).0, NodeId(n));
         }
+        let block = |nodes: &[u32], first, cases: &[BlockId]| Block {
+            nodes: nodes.iter().copied().map(NodeId).collect(),
+            first,
+            cases: cases.into(),
+            ends: false,
+            fetched: false,
+            within: None,
+            unrolled: None,
+            outermost: None,
+        };
+        let blocks = vec![block(&[1, 2], 0, &[B, C]), block(&[3], 2, &[]), block(&[4], 3, &[])];
+        let entry = [A].as_slice().into();
+        (SymbolicGraph { blocks, entry, steps: 4, ..SymbolicGraph::default() }, graph)
+    }
+
+    fn at(block: BlockId, next: u32) -> Position {
+        Position { block: Some(block), next }
+    }
+
+    /// Returns a cursor after the op at a position.
+    fn after(position: Position) -> Cursor {
+        let mut cursor = Cursor::default();
+        cursor.skip(position);
+        cursor
+    }
+
+    fn not_asked(_: LocationId) -> Option<LocationId> {
+        panic!("the call is known without its location")
+    }
+
+    #[test]
+    fn the_only_op_that_may_follow_is_the_next_one_or_the_only_case() {
+        let (symbolic, _) = graphs([1, 2, 3, 4]);
+        assert_eq!(Cursor::default().only_next(&symbolic), Some((NodeId(1), at(A, 0))));
+        assert_eq!(after(at(A, 0)).only_next(&symbolic), Some((NodeId(2), at(A, 1))));
+        assert_eq!(after(at(A, 1)).only_next(&symbolic), None, "there are two cases");
+        assert_eq!(after(at(B, 0)).only_next(&symbolic), None, "there is no case");
+    }
+
+    #[test]
+    fn one_expected_op_with_known_sources_is_the_call() {
+        let (symbolic, graph) = graphs([1, 2, 3, 4]);
+        let expect = |cursor: Cursor, call| cursor.expect(&call, &symbolic, &graph, not_asked);
+        assert_eq!(expect(Cursor::default(), call(1, made(0))), Expected::Here(NodeId(1), at(A, 0)));
+        assert_eq!(expect(after(at(A, 0)), call(2, made(1))), Expected::Here(NodeId(2), at(A, 1)));
+        assert_eq!(expect(after(at(A, 1)), call(4, made(3))), Expected::Here(NodeId(4), at(C, 0)));
+        assert_eq!(expect(after(at(A, 0)), call(3, made(1))), Expected::No, "the operator differs");
+        assert_eq!(expect(after(at(B, 0)), call(1, made(0))), Expected::No, "nothing may follow");
+    }
+
+    #[test]
+    fn the_location_decides_if_sources_are_new_or_several_ops_match() {
+        let (symbolic, graph) = graphs([1, 2, 3, 3]);
+        let expect = |mut cursor: Cursor, call: Call<'_>, location: Option<u32>| {
+            cursor.issue(NodeId(2));
+            cursor.expect(&call, &symbolic, &graph, |previous| {
+                assert_eq!(previous, LocationId(12), "the last op's");
+                location.map(LocationId)
+            })
+        };
+        let new = || call(2, made(9));
+        assert_eq!(expect(after(at(A, 0)), new(), None), Expected::NeedStack);
+        assert_eq!(expect(after(at(A, 0)), new(), Some(12)), Expected::ByLocation(NodeId(2), at(A, 1)));
+        assert_eq!(expect(after(at(A, 0)), new(), Some(13)), Expected::No);
+        let branch = || call(3, made(2));
+        assert_eq!(expect(after(at(A, 1)), branch(), None), Expected::NeedStack);
+        assert_eq!(expect(after(at(A, 1)), branch(), Some(14)), Expected::ByLocation(NodeId(4), at(C, 0)));
+    }
+
+    #[test]
+    fn a_difference_is_to_the_end_to_one_op_or_to_all_branches() {
+        let (symbolic, graph) = graphs([1, 2, 3, 4]);
+        let difference = |cursor: Cursor, op| {
+            cursor.difference(&call(op, made(0)), &symbolic, &graph, |op| format!("aten::op{}", op.0))
+        };
+        let end = difference(after(at(B, 0)), 7);
+        assert_eq!((end.what, &*end.expected, &*end.got), (What::End, "the iteration's end", "aten::op7"));
+        let op = difference(after(at(A, 0)), 7);
+        assert_eq!((&*op.expected, &*op.got), ("aten::op2", "aten::op7"));
+        let branch = difference(after(at(A, 1)), 7);
+        assert_eq!((branch.what, &*branch.expected), (What::Branch, "2 known branches"));
+        let same = difference(after(at(A, 1)), 3).expected;
+        assert_eq!(same, "2 known branches, 1 of which begin with this operator");
+    }
+
+    #[test]
+    fn the_variant_of_the_last_pass_is_the_hint_of_the_next() {
+        let (symbolic, mut graph) = graphs([1, 2, 3, 4]);
+        for nbytes in [4, 8] {
+            let outputs = Outputs { fresh: [nbytes].as_slice().into(), ..Outputs::default() };
+            graph.node_mut(NodeId(4)).add_variant(Arc::new(Variant::new([].into(), [].into(), outputs)));
+        }
+        let (block, node) = (symbolic.block(C), graph.node(NodeId(4)));
+        let mut cursor = Cursor::default();
+        cursor.reset_hints(symbolic.steps);
+        for (variant, nbytes) in [(1, 8), (1, 8), (0, 4)] {
+            assert_eq!(cursor.pass(at(C, 0), block, node, variant).fresh[..], [nbytes]);
+            assert_eq!(cursor.position, at(C, 1));
+            let hint = cursor.hint(&symbolic, at(C, 0)).expect("the step has a hint");
+            assert_eq!(hint.number, variant);
+            assert_eq!(hint.variant.as_ref().map(|v| v.outputs.fresh[0]), Some(nbytes));
+        }
+        assert!(cursor.hint(&symbolic, at(B, 0)).is_some_and(|hint| hint.variant.is_none()));
+        cursor.reset_hints(symbolic.steps);
+        assert!(cursor.hint(&symbolic, at(C, 0)).is_some_and(|hint| hint.variant.is_none()));
+    }
+
+    #[test]
+    fn a_jump_is_reported_when_its_op_is_issued() {
+        let mut cursor = Cursor::default();
+        assert_eq!(cursor.issue(NodeId(1)), None);
+        cursor.jump(at(C, 0));
+        assert_eq!((cursor.at(), cursor.block()), (NodeId(1), Some(C)));
+        assert_eq!(cursor.issue(NodeId(4)), Some(NodeId(1)));
+        assert_eq!(cursor.issue(NodeId(3)), None);
+        cursor.jump(at(C, 0));
+        cursor.forget_jump();
+        assert_eq!(cursor.issue(NodeId(4)), None);
+        cursor.jump(at(C, 0));
+        cursor.next_iteration();
+        assert_eq!((cursor.at(), cursor.block()), (NodeId::START, None));
+        assert_eq!(cursor.issue(NodeId(1)), None);
+    }
+
+    #[test]
+    fn a_new_graph_may_lack_the_last_op() {
+        let mut cursor = after(at(B, 0));
+        cursor.move_behind(Some((A, 0)));
+        assert_eq!(cursor.position, at(A, 1));
+        cursor.move_behind(None);
+        assert_eq!(cursor.position, Position::START);
     }
 }

@@ -10,36 +10,46 @@
 //! [`Engine::dispatch`] never blocks. It returns what it needs; the bridge obtains that without holding the
 //! engine's lock and calls again. Until it returns [`Progress::Done`], the call has had no effect.
 //!
-//! `calls.rs` handles a call in each phase, `cursor.rs` has the cursor, and `iterations.rs` the iterations and the
-//! generation of the symbolic graph.
+//! The engine's state has six owners, each with a file of its own: the outbox, the cursor, the graphs, fetches,
+//! placing and the counters. None of them knows another. The engine's methods coordinate them: `calls.rs` has a call
+//! in each phase, `immediate.rs` the ops that run at once, `iterations.rs` the iterations and the generation of the
+//! symbolic graph.
 
 mod calls;
+mod counters;
 mod cursor;
+mod fetches;
+mod graphs;
+mod immediate;
 mod iterations;
+mod outbox;
+mod placing;
+mod schedule;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tandem_kernels::ops::outputs::OutputRule;
 use tandem_kernels::ops::table;
-use tandem_kernels::run::BlockRun;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
-use tandem_tracegraph::ids::{BlockId, LocationId, Name, NodeId, OpId, StorageId};
+use tandem_tracegraph::ids::{LocationId, Name, OpId, StorageId};
 use tandem_tracegraph::location::Locations;
-use tandem_tracegraph::node::{Outputs, Variant};
+use tandem_tracegraph::node::Outputs;
 use tandem_tracegraph::ops::{OpDecl, OpInfo, describe};
 use tandem_tracegraph::symbolic::SymbolicGraph;
-use tandem_tracegraph::trace::Trace;
 
+use self::counters::{Counters, Iteration};
+use self::cursor::Cursor;
+use self::fetches::Fetches;
+use self::graphs::Graphs;
+use self::outbox::Outbox;
+use self::placing::Placing;
 use crate::config::{Config, Mode};
 use crate::error::CallError;
-use crate::graph_runner::{GraphRunner, Ticket, WaitTime};
+use crate::graph_runner::{GraphRunner, Message, Ticket, WaitTime};
 use crate::regions::Regions;
-use crate::repetition::Repetition;
 use crate::report::Report;
 use crate::site::ForwardRecord;
 use crate::storage::{FreshStorage, Storages, died};
@@ -92,23 +102,6 @@ pub enum Phase {
     Imperative,
 }
 
-/// Position of the cursor in the symbolic graph: before op `next` of `block`, or at the start if `block` is
-/// `None`.
-#[derive(Clone, Copy, Debug)]
-struct Position {
-    block: Option<BlockId>,
-    next: u32,
-}
-
-const START: Position = Position { block: None, next: 0 };
-
-/// A variant of a node with its index in the node.
-#[derive(Clone, Default)]
-struct Hint {
-    number: u32,
-    variant: Option<Arc<Variant>>,
-}
-
 type Fresh = SmallVec<[FreshStorage; 2]>;
 
 /// The engine. There is one per process, protected by one lock.
@@ -120,115 +113,16 @@ pub struct Engine {
     /// Rules that compute an operator's outputs, indexed by operator.
     rules: Vec<Option<OutputRule>>,
     locations: Locations,
-    graph: TraceGraph,
-    symbolic: SymbolicGraph,
+    forward: ForwardRecord,
     storages: Storages,
     phase: Phase,
-    /// Last op that this iteration has issued.
-    at: NodeId,
-    position: Position,
-    /// Set if the cursor reached the current op by a jump, not along an edge of the symbolic graph.
-    jumped: bool,
-    /// Ops of this iteration.
-    trace: Trace,
-    /// Open run: validated ops that have not been sent.
-    open: Box<BlockRun>,
-    /// Number of ops at which the next run is sent to GraphRunner.
-    pace: usize,
-    /// Runs that lazy evaluation holds back until a value is needed.
-    held: VecDeque<Box<BlockRun>>,
-    /// Ids of storages that died since the last run was sent.
-    dying: Vec<StorageId>,
-    /// Variant that each step of the symbolic graph used last.
-    hints: Vec<Hint>,
-    /// Executions of each step since the last generation, stored as differences between neighbouring steps.
-    passes: Vec<i64>,
-    /// Number of nodes that the executor knows, including the start.
-    declared: usize,
-    forward: ForwardRecord,
     iteration: Iteration,
-    repetition: Repetition,
-    regions: Regions,
-    /// Set if pending runs must be executed before the next op, for the measurement of a region's placement.
-    settling: bool,
-    /// Time when a call first had to wait for this.
-    settling_since: Option<Instant>,
-    /// Number of traced iterations since the graph was last generated.
-    traced_in_row: u32,
-    /// Set if the TraceGraph has something that the symbolic graph lacks.
-    stale: bool,
-    /// Position after the last run that draws random numbers. The two flags below say whether the open run and the
-    /// held runs draw random numbers.
-    random: Ticket,
-    random_open: bool,
-    random_held: bool,
-    /// Whether the symbolic graph has been generated.
-    generated: bool,
-    /// Number of ops issued before the last generation.
-    generated_at: u64,
-    /// Number of ops of the iterations that have ended.
-    ended_ops: u64,
-    /// Total time spent on generating.
-    generating: Duration,
-    created: Instant,
-    report: Report,
-    /// Hashes of the paths that iterations took.
-    paths: FxHashSet<u64>,
-    fetch_wait_ns: u64,
-    /// Number of fetches since the last op.
-    fetches_here: u32,
-    /// Locations of fetches, by the op before them, their operator, and their number after that op.
-    fetch_sites: FxHashMap<(NodeId, OpId, u32), LocationId>,
-    started: Instant,
-    /// Execution times of [`GraphRunner::busy_ns`] at `started`.
-    busy_before: (u64, u64),
-}
-
-/// Counters of the running iteration.
-#[derive(Debug)]
-struct Iteration {
-    /// Counted from 1.
-    number: u64,
-    ops: u64,
-    traced: u64,
-    /// Values of `ops` and `traced` that the report already includes.
-    counted: (u64, u64),
-    /// Whether the iteration added anything to the TraceGraph.
-    grew: bool,
-    /// Whether the iteration added an op to the TraceGraph.
-    novel: bool,
-    /// Number of ops traced since something was added.
-    since_growth: u64,
-    /// Number of ops whose order the TraceGraph has recorded when the symbolic graph was generated within this
-    /// iteration.
-    told: usize,
-    divergences: u64,
-    /// Last divergence and its time, while tracing continues after it.
-    open_divergence: Option<(usize, Instant)>,
-    began: Instant,
-    /// PythonRunner's waits and the execution time of runs at the beginning of the iteration, in nanoseconds.
-    stalled_before: u64,
-    busy_before: u64,
-}
-
-impl Iteration {
-    fn new(number: u64, stalled_before: u64, busy_before: u64) -> Iteration {
-        Iteration {
-            number,
-            ops: 0,
-            traced: 0,
-            counted: (0, 0),
-            grew: false,
-            novel: false,
-            since_growth: 0,
-            told: 0,
-            divergences: 0,
-            open_divergence: None,
-            began: Instant::now(),
-            stalled_before,
-            busy_before,
-        }
-    }
+    graphs: Graphs,
+    cursor: Cursor,
+    outbox: Outbox,
+    fetches: Fetches,
+    placing: Placing,
+    counters: Counters,
 }
 
 fn initial_phase(config: &Config) -> Phase {
@@ -238,52 +132,23 @@ fn initial_phase(config: &Config) -> Phase {
 impl Engine {
     /// Creates an engine in its initial phase, with an empty TraceGraph.
     pub fn new(config: Config, runner: GraphRunner, storages: Storages, torch: &'static dyn Torch) -> Engine {
-        let phase = initial_phase(&config);
         Engine {
+            phase: initial_phase(&config),
+            outbox: Outbox::new(config.first_run_ops),
+            config,
             torch,
             runner,
             ops: Vec::new(),
             rules: Vec::new(),
             locations: Locations::default(),
-            graph: TraceGraph::default(),
-            symbolic: SymbolicGraph::default(),
-            storages,
-            phase,
-            at: NodeId::START,
-            position: START,
-            jumped: false,
-            trace: Trace::default(),
-            open: Box::default(),
-            pace: config.first_run_ops,
-            config,
-            held: VecDeque::new(),
-            dying: Vec::new(),
-            hints: Vec::new(),
-            passes: Vec::new(),
-            declared: 1,
             forward: ForwardRecord::default(),
-            iteration: Iteration::new(1, 0, 0),
-            repetition: Repetition::default(),
-            regions: Regions::default(),
-            settling: false,
-            settling_since: None,
-            traced_in_row: 0,
-            stale: false,
-            random: Ticket::default(),
-            random_open: false,
-            random_held: false,
-            generated: false,
-            generated_at: 0,
-            ended_ops: 0,
-            generating: Duration::ZERO,
-            created: Instant::now(),
-            report: Report::default(),
-            paths: FxHashSet::default(),
-            fetch_wait_ns: 0,
-            fetches_here: 0,
-            fetch_sites: FxHashMap::default(),
-            started: Instant::now(),
-            busy_before: (0, 0),
+            storages,
+            iteration: Iteration::first(),
+            graphs: Graphs::new(),
+            cursor: Cursor::default(),
+            fetches: Fetches::default(),
+            placing: Placing::default(),
+            counters: Counters::new(),
         }
     }
 
@@ -304,7 +169,7 @@ impl Engine {
 
     /// Collects the storages that have died.
     pub fn collect_dead(&mut self) {
-        self.storages.collect_dead(&mut self.dying);
+        self.outbox.collect_dead(&mut self.storages);
     }
 
     /// Returns the table of storages.
@@ -319,50 +184,44 @@ impl Engine {
 
     /// Returns the up-to-date counters.
     pub fn report(&mut self) -> &mut Report {
-        self.count_passes();
-        self.count_ops();
-        &mut self.report
+        self.counters.count_passes(self.graphs.symbolic());
+        self.counters.count_ops(&self.iteration);
+        &mut self.counters.report
     }
 
     /// Returns the number of different paths that iterations took.
     pub fn paths(&self) -> u64 {
-        self.paths.len() as u64
+        self.counters.paths()
     }
 
     /// Returns the time of the last reset of the counters.
     pub fn started(&self) -> Instant {
-        self.started
+        self.counters.started()
     }
 
     /// Returns the time since the last reset that GraphRunner's thread, and that other threads, spent executing,
     /// in nanoseconds.
     pub fn busy_ns(&self) -> (u64, u64) {
-        let now = self.runner.busy_ns();
-        (now.0 - self.busy_before.0, now.1 - self.busy_before.1)
+        self.counters.busy_since_start(self.runner.busy_ns())
     }
 
     /// Resets all counters.
     pub fn reset_report(&mut self) {
-        self.count_passes();
-        self.count_ops();
+        self.report();
         if let Some(executor) = self.runner.executor().opened() {
             executor.device().reset_counters();
         }
-        self.report = Report::default();
-        self.paths.clear();
-        self.started = Instant::now();
-        self.busy_before = self.runner.busy_ns();
-        self.iteration.stalled_before = 0;
+        self.counters.reset(self.runner.busy_ns());
     }
 
     /// Returns the TraceGraph.
     pub fn graph(&self) -> &TraceGraph {
-        &self.graph
+        self.graphs.graph()
     }
 
     /// Returns the symbolic graph that co-execution walks.
     pub fn symbolic(&self) -> &SymbolicGraph {
-        &self.symbolic
+        self.graphs.symbolic()
     }
 
     /// Returns GraphRunner.
@@ -372,7 +231,7 @@ impl Engine {
 
     /// Returns the program's regions with their placements.
     pub fn regions(&self) -> &Regions {
-        &self.regions
+        self.placing.regions()
     }
 
     /// Returns the current phase.
@@ -391,7 +250,7 @@ impl Engine {
         self.release_held();
         change(&mut self.config);
         self.phase = initial_phase(&self.config);
-        self.traced_in_row = 0;
+        self.graphs.schedule_mut().count_traced_anew();
     }
 
     /// Creates a storage of undefined bytes on a device, outside any op. The outer error is the position to wait
@@ -430,22 +289,22 @@ impl Engine {
 
     /// Sends pending draws of random numbers. Returns the position after them, or `None` if there are none.
     pub fn flush_random(&mut self) -> Option<Ticket> {
-        if self.random_open {
+        if self.outbox.draws() {
             self.send_open();
         }
         self.release_held();
-        (self.random > self.runner.leaving(self.runner.pending())).then_some(self.random)
+        let last = self.outbox.last_draw();
+        (last > self.runner.leaving(self.runner.pending())).then_some(last)
     }
 
     /// Counts a wait that a call needed, which began at `begin` on the timeline. The time of a fetch is kept until
     /// its location is known.
     pub fn waited(&mut self, time: WaitTime, fetch: bool, begin: u64) {
-        self.fetch_wait_ns += if fetch { time.total_ns } else { 0 };
-        self.report.python_stall_ns += time.total_ns;
-        self.report.python_stall_busy_ns += time.asleep_ns;
+        self.fetches.waited(if fetch { time.total_ns } else { 0 });
+        self.counters.report.python_stall_ns += time.total_ns;
+        self.counters.report.python_stall_busy_ns += time.asleep_ns;
         let what = if fetch { Python::Fetch } else { Python::Stall };
-        let location = self.graph.node(self.at).key.location;
-        self.runner.timeline().python(begin, what, self.iteration.number, location);
+        self.runner.timeline().python(begin, what, self.iteration.number, self.last_location());
     }
 
     /// Returns the failures that have not been raised yet. GraphRunner must be idle.
@@ -455,17 +314,14 @@ impl Engine {
 
     /// Returns the location of the last op.
     pub fn last_location(&self) -> LocationId {
-        self.graph.node(self.at).key.location
+        self.graphs.node(self.cursor.at()).key.location
     }
 
     /// Executes or sends everything validated. Returns the position to wait for as an error if GraphRunner has
     /// work left.
     fn settle(&mut self) -> Result<(), Ticket> {
-        self.pace = self.config.first_run_ops;
-        if self.open.len() <= self.config.most_direct_ops
-            && self.runner.pending() == 0
-            && self.held.is_empty()
-        {
+        self.outbox.reset_pace(self.config.first_run_ops);
+        if self.outbox.has_at_most(self.config.most_direct_ops) && self.runner.pending() == 0 {
             self.run_open();
         }
         self.send_open();
@@ -476,5 +332,45 @@ impl Engine {
             0 => Ok(()),
             _ => Err(self.runner.last()),
         }
+    }
+
+    /// Completes the open run. Returns false if it is empty.
+    fn close_open(&mut self) -> bool {
+        match self.outbox.close(self.iteration.number, &mut self.storages) {
+            Some(run) => {
+                self.counters.count_run(run, self.graphs.symbolic());
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Executes the open run on the calling thread, which needs its results now. No message may be pending.
+    fn run_open(&mut self) {
+        if self.config.mode != Mode::Lazy && !self.runner.is_dead() && self.close_open() {
+            let took = self.outbox.run(&mut self.storages, |run| self.runner.run(run));
+            self.counters.report.python_stall_ns += took;
+        }
+    }
+
+    /// Sends the open run, or holds it back in lazy mode.
+    fn send_open(&mut self) {
+        if !self.close_open() {
+            return;
+        }
+        let (runner, torch) = (&self.runner, self.torch);
+        if self.config.mode == Mode::Lazy {
+            self.outbox.hold(runner.blank_run());
+        } else {
+            let send = |run| runner.send(Message::Run(run, torch.thread_settings()));
+            self.outbox.send(runner.blank_run(), &mut self.storages, send);
+        }
+    }
+
+    /// Sends the runs that lazy evaluation held back.
+    fn release_held(&mut self) {
+        let (runner, torch) = (&self.runner, self.torch);
+        let send = |run| runner.send(Message::Run(run, torch.thread_settings()));
+        self.outbox.release_held(&mut self.storages, send);
     }
 }

@@ -1,0 +1,218 @@
+//! Ops that run at once on the program's thread: those that are traced, not recorded, of unknown shapes, or fetches.
+
+use tandem_tracegraph::call::{Call, Place};
+use tandem_tracegraph::ids::{LocationId, Name, NodeId};
+use tandem_tracegraph::node::{NodeKey, Outputs};
+use tandem_tracegraph::tensor_meta::flags;
+
+use super::cursor::Position;
+use super::{Engine, Fresh, Phase, Progress, Results, Sink};
+use crate::error::CallError;
+use crate::graph_runner::Message;
+use crate::site::Site;
+use crate::storage::FreshStorage;
+use crate::timeline::Python;
+
+impl Engine {
+    /// Runs an op of another thread, or an op that is not recorded.
+    pub(super) fn run_unrecorded(
+        &mut self,
+        call: &Call<'_>,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, false));
+        }
+        let (outputs, fresh) = self.run_now(call, LocationId::UNKNOWN, sink)?;
+        sink.outputs(call, Results::Owned(outputs), &fresh);
+        Ok(Progress::Done)
+    }
+
+    /// Runs a call that returns a value to the host. It gets no node. The open run is cut here, and the next
+    /// symbolic graph ends a block here.
+    pub(super) fn fetch(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        let waited = self.counters.report.python_stall_ns;
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, true));
+        }
+        self.fetches.waited(self.counters.report.python_stall_ns - waited);
+        let at = self.cursor.at();
+        let location = match (self.fetches.location(at, call.op), &site.stack) {
+            (Some(known), _) => known,
+            (None, Some(stack)) => {
+                self.forward.locate(stack, site.node, self.last_location(), &mut self.locations)
+            }
+            (None, None) => return Ok(Progress::NeedStack),
+        };
+        let read = match sink.room() {
+            Some(room) => self.read(call, room)?,
+            None => false,
+        };
+        if read {
+            sink.filled();
+        } else {
+            let (outputs, fresh) = self.run_now(call, location, sink)?;
+            sink.outputs(call, Results::Owned(outputs), &fresh);
+        }
+        let wait_ns = self.fetches.fetched(at, call.op, site.stack.is_some().then_some(location));
+        self.counters.count_fetch(location, call.op, wait_ns);
+        if self.phase != Phase::Imperative {
+            self.graphs.mark_fetched(at);
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Copies the elements of a call's last input to `room`. Returns false if that is not a plain copy of bytes.
+    /// GraphRunner is idle.
+    fn read(&mut self, call: &Call<'_>, room: &mut [u8]) -> Result<bool, CallError> {
+        let Some(from) = call.inputs.last() else { return Ok(false) };
+        let (Place::Storage { id, .. }, 0) = (from.place, from.flags & (flags::CONJ | flags::NEG)) else {
+            return Ok(false);
+        };
+        let (mut expected, size) = (1, from.dtype.size());
+        let dense = from.sizes.iter().zip(from.strides).rev().all(|(n, stride)| {
+            let fits = *n == 1 || *stride == expected;
+            expected *= n;
+            fits
+        });
+        if !dense || expected as usize * size != room.len() {
+            return Ok(false);
+        }
+        let read = self.runner.executor().get().device().read(id, from.offset as u64 * size as u64, room);
+        match read {
+            None => Ok(false),
+            Some(outcome) => outcome.map(|()| true).map_err(CallError::Poisoned),
+        }
+    }
+
+    /// Tracing: runs the op immediately and merges it. An op that raises is not merged, and if the phase was
+    /// co-execution, it continues.
+    pub(super) fn trace(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        key: NodeKey,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, false));
+        }
+        let begin = self.runner.timeline().now();
+        let location = key.location;
+        let (outputs, fresh) = self.run_now(call, location, sink)?;
+        if self.phase == Phase::CoExecution {
+            self.diverge(call, location);
+        }
+        self.cursor.forget_jump();
+        let node = self.graphs.merge(self.cursor.at(), call, &self.ops[call.op.index()], key);
+        self.learn_variant(node, call, &outputs);
+        self.check_rule(call, &outputs);
+        self.commit(node, &fresh);
+        self.forward.note(site, location, &self.locations);
+        self.iteration.count(false);
+        self.counters.report.count_node(node.index(), 1, 0);
+        self.runner.timeline().python(begin, Python::Trace, self.iteration.number, location);
+        self.check_tracing();
+        sink.outputs(call, Results::Owned(outputs), &fresh);
+        Ok(Progress::Done)
+    }
+
+    /// Runs an op of the graph immediately to determine the shapes of its outputs. Co-execution continues.
+    pub(super) fn run_inside(
+        &mut self,
+        call: &Call<'_>,
+        site: &Site,
+        node: NodeId,
+        position: Position,
+        sink: &mut dyn Sink,
+    ) -> Result<Progress, CallError> {
+        if let Err(ticket) = self.settle() {
+            return Ok(Progress::NeedTicket(ticket, true));
+        }
+        let location = self.graphs.node(node).key.location;
+        let (outputs, fresh) = self.run_now(call, location, sink)?;
+        self.learn_variant(node, call, &outputs);
+        self.commit(node, &fresh);
+        self.cursor.skip(position);
+        self.forward.note(site, location, &self.locations);
+        self.iteration.count(true);
+        self.counters.report.count_node(node.index(), 0, 1);
+        sink.outputs(call, Results::Owned(outputs), &fresh);
+        Ok(Progress::Done)
+    }
+
+    /// Runs an op on this thread. GraphRunner must be idle. If the op raises an exception, `sink` receives the
+    /// inputs that it had resized.
+    fn run_now(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        sink: &mut dyn Sink,
+    ) -> Result<(Outputs, Fresh), CallError> {
+        let mut fresh = Fresh::new();
+        self.collect_dead();
+        let mut executor = self.runner.executor();
+        let device = executor.get().device();
+        self.outbox.release_dead(&mut self.storages, device);
+        let storages = &mut self.storages;
+        let mut outcome = None;
+        self.torch.in_executor(&mut || {
+            outcome = Some(device.call(call, location, &mut |nbytes| {
+                let made = storages.create(nbytes, call.device, Name::STATE);
+                fresh.push(made);
+                made.id
+            }));
+        });
+        let shares_cores = device.shares_cores();
+        drop(executor);
+        if self.placing.is_empty() {
+            self.runner.place(self.placing.begin(self.config.place, shares_cores));
+        }
+        match outcome.ok_or(CallError::Dead)?.map_err(CallError::from) {
+            Ok(outputs) => {
+                self.storages.grow_resized(call, &outputs.resized);
+                Ok((outputs, fresh))
+            }
+            Err(error) => {
+                if let CallError::Raised(failure) = &error {
+                    self.storages.grow_resized(call, &failure.resized);
+                    let outputs = Outputs { resized: failure.resized.clone(), ..Outputs::default() };
+                    sink.outputs(call, Results::Owned(outputs), &[]);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Adds a new variant for this call to the node.
+    pub(super) fn learn_variant(&mut self, node: NodeId, call: &Call<'_>, outputs: &Outputs) {
+        if let Some(variant) = self.graphs.learn_variant(node, call, &self.ops[call.op.index()], outputs) {
+            self.runner.send(Message::AddVariant(node, variant));
+        }
+    }
+
+    /// Compares a call's outputs with the operator's rule, and drops the rule if they differ.
+    fn check_rule(&mut self, call: &Call<'_>, outputs: &Outputs) {
+        let rule = &mut self.rules[call.op.index()];
+        let told = rule.as_ref().and_then(|rule| rule.outputs(call));
+        if told.is_some_and(|told| told != *outputs) {
+            *rule = None;
+            let name = &self.ops[call.op.index()].name;
+            tracing::error!(name, "what an operator gives is not what its rule says; please report it");
+            self.counters.report.note(format!("{name} gave other shapes than expected: please report it"));
+        }
+    }
+
+    /// Makes a node the last op of the iteration, and names the storages that it created.
+    fn commit(&mut self, node: NodeId, fresh: &[FreshStorage]) {
+        for (i, made) in fresh.iter().enumerate() {
+            self.storages.set_name(made.id, Name::made_by(node, i as u16));
+        }
+        self.advance(node);
+    }
+}

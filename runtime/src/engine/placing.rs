@@ -1,0 +1,182 @@
+//! Placement of the program's runs: the regions, and the waits in which their placements are measured.
+
+use std::time::{Duration, Instant};
+
+use tandem_tracegraph::ids::BlockId;
+use tandem_tracegraph::symbolic::SymbolicGraph;
+
+use crate::placement::{Place, Placement};
+use crate::regions::{Clocks, Regions};
+
+/// Regions of the program, and whether it has to wait for one's measurement.
+#[derive(Debug, Default)]
+pub(super) struct Placing {
+    regions: Regions,
+    /// Set if pending runs must be executed before the next op, for the measurement of a region's placement.
+    settling: bool,
+    /// Time when a call first had to wait for this.
+    settling_since: Option<Instant>,
+}
+
+impl Placing {
+    /// Returns the program's regions.
+    pub(super) fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Returns whether the executor has not run anything yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// Begins with the first region, for an executor that may share the program's cores. Returns its place.
+    pub(super) fn begin(&mut self, place: Option<Place>, shares_cores: bool) -> Place {
+        self.regions.begin(Placement::new(place, shares_cores));
+        self.regions.place()
+    }
+
+    /// Finds the regions of a new symbolic graph.
+    pub(super) fn find(&mut self, symbolic: &SymbolicGraph) {
+        self.regions.find(symbolic);
+    }
+
+    /// Forgets all regions but the outside.
+    pub(super) fn forget(&mut self) {
+        self.regions.forget();
+    }
+
+    /// Returns whether the program leaves or enters a loop with this block, or begins another round of the loop.
+    #[inline]
+    pub(super) fn crosses(&self, block: BlockId) -> bool {
+        self.regions.crosses(block)
+    }
+
+    /// Moves to another block, before its first op is recorded. Returns whether the block is in another region.
+    pub(super) fn cross(&mut self, block: BlockId, clocks: Clocks) -> bool {
+        self.regions.cross(block, clocks)
+    }
+
+    /// Begins an iteration.
+    pub(super) fn begin_iteration(&mut self, clocks: Clocks) {
+        self.regions.begin_iteration(clocks);
+    }
+
+    /// Ends an iteration. `whole` says whether every op of it was co-executed.
+    pub(super) fn end_iteration(&mut self, whole: bool, clocks: Clocks) {
+        self.regions.end_iteration(whole, clocks);
+    }
+
+    /// Returns the place of the next runs, or `None` if pending runs must be executed before it is known.
+    pub(super) fn next_place(&mut self) -> Option<Place> {
+        self.settling = self.regions.settles();
+        (!self.settling).then(|| self.regions.place())
+    }
+
+    /// Returns whether pending runs must be executed before the next op.
+    #[inline]
+    pub(super) fn is_settling(&self) -> bool {
+        self.settling
+    }
+
+    /// Returns the time when a call first had to wait for the pending runs.
+    pub(super) fn settling_since(&mut self) -> Instant {
+        *self.settling_since.get_or_insert_with(Instant::now)
+    }
+
+    /// Continues after all pending runs have been executed, for which the program waited this long. Returns the
+    /// place of the next runs.
+    pub(super) fn settled(&mut self, waited: Duration, clocks: Clocks) -> Place {
+        (self.settling, self.settling_since) = (false, None);
+        self.regions.settled(waited, clocks);
+        self.regions.place()
+    }
+
+    /// Returns the CPU time of the calling thread, which must be the program's. `None` if no placement is being
+    /// measured, or if the system does not provide it.
+    pub(super) fn program_time(&self) -> Option<Duration> {
+        if self.regions.is_comparing() { thread_time() } else { None }
+    }
+}
+
+/// Returns the CPU time of the calling thread, or `None` if the system does not provide it.
+#[cfg(target_os = "linux")]
+fn thread_time() -> Option<Duration> {
+    use rustix::time::{ClockId, clock_gettime};
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).ok()
+}
+
+/// Returns the CPU time of the calling thread, which this system does not provide.
+#[cfg(not(target_os = "linux"))]
+fn thread_time() -> Option<Duration> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Placing with simulated clocks.
+    struct Program {
+        placing: Placing,
+        clocks: Clocks,
+    }
+
+    impl Program {
+        fn new(place: Option<Place>) -> Program {
+            let mut placing = Placing::default();
+            assert!(placing.is_empty());
+            let begins = placing.begin(place, true);
+            assert_eq!(begins, place.unwrap_or(Place::Inline), "the cores are shared");
+            assert!(!placing.is_empty());
+            let (now, none) = (Instant::now(), Duration::ZERO);
+            let clocks = Clocks { now, ops: 0, traced: 0, made: 0, ran: None, asleep: none, busy: none };
+            Program { placing, clocks }
+        }
+
+        /// Runs iterations of 10 ms until one has to settle. Returns their number, which is at most `most`.
+        fn iterate(&mut self, most: u32) -> u32 {
+            for i in 0..most {
+                self.clocks.ops = 0;
+                self.placing.begin_iteration(self.clocks);
+                self.clocks.now += Duration::from_millis(10);
+                self.clocks.busy += Duration::from_millis(8);
+                self.clocks.ops = 100;
+                self.placing.end_iteration(true, self.clocks);
+                if self.placing.next_place().is_none() {
+                    return i;
+                }
+            }
+            most
+        }
+    }
+
+    #[test]
+    fn a_measurement_waits_for_pending_runs() {
+        let mut program = Program::new(None);
+        assert!(program.iterate(100) < 100);
+        assert!(program.placing.is_settling());
+        let since = program.placing.settling_since();
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(program.placing.settling_since(), since, "the wait began with the first call");
+        program.placing.settled(Duration::ZERO, program.clocks);
+        assert!(!program.placing.is_settling());
+        assert!(program.iterate(100) < 100, "the trial ends");
+        assert_ne!(program.placing.settling_since(), since, "that is another wait");
+    }
+
+    #[test]
+    fn the_programs_time_is_read_only_while_placements_are_measured() {
+        let mut program = Program::new(None);
+        assert_eq!(program.placing.program_time(), None);
+        program.iterate(100);
+        assert_eq!(program.placing.program_time().is_some(), cfg!(target_os = "linux"));
+    }
+
+    #[test]
+    fn a_place_that_was_asked_for_is_never_measured() {
+        let mut program = Program::new(Some(Place::Inline));
+        assert_eq!(program.iterate(100), 100);
+        assert_eq!(program.placing.next_place(), Some(Place::Inline));
+        assert!(!program.placing.is_settling());
+    }
+}
