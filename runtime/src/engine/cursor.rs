@@ -204,7 +204,7 @@ impl Cursor {
     }
 
     /// Moves past an op at a place of a new symbolic graph, or to the start if the graph does not have the op.
-    pub(super) fn move_behind(&mut self, place: Option<(BlockId, u32)>) {
+    pub(super) fn move_after(&mut self, place: Option<(BlockId, u32)>) {
         self.position =
             place.map_or(Position::START, |(block, at)| Position { block: Some(block), next: at + 1 });
     }
@@ -405,9 +405,9 @@ mod tests {
     #[test]
     fn a_new_graph_may_lack_the_last_op() {
         let mut cursor = after(at(B, 0));
-        cursor.move_behind(Some((A, 0)));
+        cursor.move_after(Some((A, 0)));
         assert_eq!(cursor.position, at(A, 1));
-        cursor.move_behind(None);
+        cursor.move_after(None);
         assert_eq!(cursor.position, Position::START);
     }
 }
