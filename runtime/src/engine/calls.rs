@@ -70,10 +70,8 @@ impl Engine {
         if self.phase != Phase::CoExecution || self.is_holding_enough() {
             return None;
         }
-        let symbolic = self.graphs.symbolic();
-        let (id, position) = self.cursor.only_next(symbolic)?;
+        let (id, position, hint) = self.cursor.only_next(self.graphs.symbolic())?;
         let (node, info) = (self.graphs.node(id), &self.ops[call.op.index()]);
-        let hint = self.cursor.hint(symbolic, position)?;
         let recurs = call.numbers_fit
             && node.recurs(call, info, hint.variant.as_ref()?)
             && !node.dynamic
@@ -204,7 +202,7 @@ impl Engine {
             return Err(self.not_fed(call, node_id, exception));
         }
         self.advance(node_id);
-        self.outbox.push(block_id, position.next, variant, self.ops[call.op.index()].random);
+        self.outbox.push(block_id, position.next, variant);
         let (block, node) = (self.graphs.symbolic().block(block_id), self.graphs.node(node_id));
         self.outbox.feed_values(&node.key, call, self.torch);
         let outputs = self.cursor.pass(position, block, node, variant);
@@ -215,6 +213,7 @@ impl Engine {
             fresh.push(made);
         }
         self.storages.grow_resized(call, &outputs.resized);
+        self.outbox.note_draws(self.ops[call.op.index()].random);
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = position.next as usize + 1 == block.nodes.len();
         if self.outbox.is_enough(at_end, self.runner.is_inline(), self.config.run_ops) {

@@ -78,16 +78,20 @@ impl Cursor {
         block.nodes.get(self.position.next as usize).copied()
     }
 
-    /// Returns the op that has to follow with its position, or `None` if there are several or none.
-    #[inline]
-    pub(super) fn only_next(&self, symbolic: &SymbolicGraph) -> Option<(NodeId, Position)> {
-        match self.next_op(symbolic) {
-            Some(id) => Some((id, self.position)),
-            None => match *symbolic.cases(self.position.block) {
-                [only] => Some((symbolic.block(only).nodes[0], Position { block: Some(only), next: 0 })),
-                _ => None,
-            },
+    /// Returns the op that has to follow, with its position and the variant that was used last there, or `None` if
+    /// there are several ops or none.
+    #[inline(always)]
+    pub(super) fn only_next(&self, symbolic: &SymbolicGraph) -> Option<(NodeId, Position, &Hint)> {
+        let Position { block, next } = self.position;
+        if let Some(block) = block.map(|id| symbolic.block(id))
+            && let Some(node) = block.nodes.get(next as usize)
+        {
+            return Some((*node, self.position, self.hints.get((block.first + next) as usize)?));
         }
+        let [only] = *symbolic.cases(block) else { return None };
+        let head = symbolic.block(only);
+        let position = Position { block: Some(only), next: 0 };
+        Some((head.nodes[0], position, self.hints.get(head.first as usize)?))
     }
 
     /// Returns the variant that was used last at a position.
@@ -200,7 +204,7 @@ impl Cursor {
     }
 
     /// Moves past an op at a place of a new symbolic graph, or to the start if the graph does not have the op.
-    pub(super) fn move_behind(&mut self, place: Option<(BlockId, u32)>) {
+    pub(super) fn move_after(&mut self, place: Option<(BlockId, u32)>) {
         self.position =
             place.map_or(Position::START, |(block, at)| Position { block: Some(block), next: at + 1 });
     }
@@ -301,10 +305,14 @@ mod tests {
     #[test]
     fn the_only_op_that_may_follow_is_the_next_one_or_the_only_case() {
         let (symbolic, _) = graphs([1, 2, 3, 4]);
-        assert_eq!(Cursor::default().only_next(&symbolic), Some((NodeId(1), at(A, 0))));
-        assert_eq!(after(at(A, 0)).only_next(&symbolic), Some((NodeId(2), at(A, 1))));
-        assert_eq!(after(at(A, 1)).only_next(&symbolic), None, "there are two cases");
-        assert_eq!(after(at(B, 0)).only_next(&symbolic), None, "there is no case");
+        let next = |mut cursor: Cursor| {
+            cursor.reset_hints(symbolic.steps);
+            cursor.only_next(&symbolic).map(|(node, position, _)| (node, position))
+        };
+        assert_eq!(next(Cursor::default()), Some((NodeId(1), at(A, 0))));
+        assert_eq!(next(after(at(A, 0))), Some((NodeId(2), at(A, 1))));
+        assert_eq!(next(after(at(A, 1))), None, "there are two cases");
+        assert_eq!(next(after(at(B, 0))), None, "there is no case");
     }
 
     #[test]
@@ -369,6 +377,8 @@ mod tests {
             let hint = cursor.hint(&symbolic, at(C, 0)).expect("the step has a hint");
             assert_eq!(hint.number, variant);
             assert_eq!(hint.variant.as_ref().map(|v| v.outputs.fresh[0]), Some(nbytes));
+            let again = Cursor { position: at(C, 0), hints: cursor.hints.clone(), ..Cursor::default() };
+            assert_eq!(again.only_next(&symbolic).map(|(_, _, hint)| hint.number), Some(variant));
         }
         assert!(cursor.hint(&symbolic, at(B, 0)).is_some_and(|hint| hint.variant.is_none()));
         cursor.reset_hints(symbolic.steps);
@@ -395,9 +405,9 @@ mod tests {
     #[test]
     fn a_new_graph_may_lack_the_last_op() {
         let mut cursor = after(at(B, 0));
-        cursor.move_behind(Some((A, 0)));
+        cursor.move_after(Some((A, 0)));
         assert_eq!(cursor.position, at(A, 1));
-        cursor.move_behind(None);
+        cursor.move_after(None);
         assert_eq!(cursor.position, Position::START);
     }
 }

@@ -162,7 +162,7 @@ impl Engine {
         let at = self.cursor.at();
         if self.graphs.repeats(at, node, self.iteration.issued()) {
             self.generate_on_the_way();
-            self.cursor.move_behind(self.graphs.symbolic().places[at.index()]);
+            self.cursor.move_after(self.graphs.symbolic().places[at.index()]);
         }
     }
 

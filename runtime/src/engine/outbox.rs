@@ -57,11 +57,10 @@ impl Outbox {
         crate::feed::inputs(&mut self.open, call, torch)
     }
 
-    /// Adds the op at index `number` of a block, under a variant. `random` says whether it draws random numbers.
+    /// Adds the op at index `number` of a block, under a variant.
     #[inline(always)]
-    pub(super) fn push(&mut self, block: BlockId, number: u32, variant: u32, random: bool) {
+    pub(super) fn push(&mut self, block: BlockId, number: u32, variant: u32) {
         self.open.push(block, number, variant);
-        self.random_open |= random;
     }
 
     /// Adds the numbers and generators of the op that was added last.
@@ -74,6 +73,12 @@ impl Outbox {
     #[inline(always)]
     pub(super) fn feed_fresh(&mut self, storage: StorageId) {
         self.open.storages.push(storage);
+    }
+
+    /// Records whether the op that was added last draws random numbers.
+    #[inline(always)]
+    pub(super) fn note_draws(&mut self, random: bool) {
+        self.random_open |= random;
     }
 
     /// Returns whether the open run has enough ops to be sent. `at_end` says whether its last op ends a block. Runs
@@ -253,10 +258,11 @@ mod tests {
         storages.create(4, 0, Name::STATE).id
     }
 
-    /// Returns an outbox with an open run of `ops` ops, the last of which draws random numbers if `random` is set.
+    /// Returns an outbox with an open run of `ops` ops, the last of which draws random numbers or not.
     fn outbox(ops: u32, random: bool) -> Outbox {
         let mut outbox = Outbox::new(4);
-        (0..ops).for_each(|i| outbox.push(BlockId(0), i, 0, random && i + 1 == ops));
+        (0..ops).for_each(|i| outbox.push(BlockId(0), i, 0));
+        outbox.note_draws(random);
         outbox
     }
 
@@ -265,7 +271,7 @@ mod tests {
         let mut outbox = Outbox::new(4);
         let mut lengths = Vec::new();
         for i in 0..60 {
-            outbox.push(BlockId(0), i, 0, false);
+            outbox.push(BlockId(0), i, 0);
             // A block ends with each tenth op.
             if outbox.is_enough(i % 10 == 9, false, 16) {
                 lengths.push(outbox.open.len());
@@ -309,7 +315,7 @@ mod tests {
             Ticket::default()
         });
         assert_eq!(create(&mut storages), dead);
-        outbox.push(BlockId(0), 0, 0, false);
+        outbox.push(BlockId(0), 0, 0);
         let released = outbox.close(1, &mut storages).map(|run| run.released.len());
         assert_eq!(released, Some(0), "it is released once");
     }
@@ -358,7 +364,7 @@ mod tests {
         let mut outbox = outbox(1, true);
         outbox.hold(Box::default());
         assert!(!outbox.draws(), "the open run draws nothing");
-        (0..2).for_each(|i| outbox.push(BlockId(0), i, 0, false));
+        (0..2).for_each(|i| outbox.push(BlockId(0), i, 0));
         outbox.hold(Box::default());
         assert_eq!(outbox.held(), 2);
         assert!(!outbox.has_at_most(100));
@@ -370,7 +376,7 @@ mod tests {
         assert_eq!(sent, [1, 2]);
         assert_eq!((outbox.held(), outbox.last_draw()), (0, Ticket::NEVER));
         outbox.random = Ticket::default();
-        outbox.push(BlockId(0), 0, 0, false);
+        outbox.push(BlockId(0), 0, 0);
         outbox.hold(Box::default());
         outbox.release_held(&mut storages, |_| Ticket::NEVER);
         assert_eq!(outbox.last_draw(), Ticket::default(), "no run has drawn since");
