@@ -483,9 +483,10 @@ impl<'a> Lowering<'a> {
         Some(given.viewed(sizes, strides))
     }
 
-    /// Adds a new tensor as the next output. `None` for negative sizes, for which PyTorch raises.
+    /// Adds a new tensor as the next output. `None` for negative sizes or strides, for which PyTorch
+    /// raises.
     pub fn fresh(&mut self, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
-        if sizes.iter().any(|size| *size < 0) {
+        if sizes.iter().chain(strides).any(|n| *n < 0) {
             return None;
         }
         let meta = TensorMeta::new(sizes, strides, dtype, 0);
