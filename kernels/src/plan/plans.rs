@@ -229,7 +229,7 @@ struct Chance {
 impl Chance {
     /// Number of lookups before the hit rate is considered.
     const MANY: u32 = 32;
-    /// While the hit rate is low, one of this many runs is looked up.
+    /// Number of runs of which one is looked up while the hit rate is low.
     const SELDOM: u32 = 16;
 
     fn is_worth(&mut self) -> bool {

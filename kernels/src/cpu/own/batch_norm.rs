@@ -78,7 +78,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             let mut room = [0.0; ROOM];
             for c in from..to {
                 // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `number` have an element
-                // per channel, those of `first` the layout `channel`. Each channel is one thread's.
+                // per channel, those of `first` the layout `channel`. One thread alone uses each channel.
                 unsafe {
                     let number = |w: usize| &mut *data.of::<f32>(w).at(c);
                     let first = |w: usize| data.of::<f32>(w).at(c * channel.pixels);
@@ -145,7 +145,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             let mut rooms = [[0.0; ROOM]; 2];
             for c in from..to {
                 // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `number` have an element
-                // per channel, those of `first` the layout `channel`. Each channel is one thread's.
+                // per channel, those of `first` the layout `channel`. One thread alone uses each channel.
                 unsafe {
                     let number = |w: usize| &mut *data.of::<f32>(w).at(c);
                     let first = |w: usize| data.of::<f32>(w).at(c * channel.pixels);

@@ -78,7 +78,7 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
             for (at, row) in (begin..end).zip(&index[begin..end]) {
                 let row = if *row < 0 { row + rows } else { *row } as usize;
                 // SAFETY: `row` is below `rows` and `at` below `n`, the numbers of rows of both windows, which do not
-                // overlap. Each row of the output is one thread's.
+                // overlap. One thread alone uses each row of the output.
                 unsafe { std::ptr::copy_nonoverlapping(from.at(row * bytes), to.at(at * bytes), bytes) };
             }
         });
@@ -126,7 +126,7 @@ pub fn embedding_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> 
         let Some(index) = (unsafe { numbers.read(data.of(1), 0..rows) }) else { return false };
         let (grad, to) = (data.of::<f32>(0), data.of::<f32>(2));
         each_row(host, rows as usize, width, &|begin, end| {
-            // SAFETY: `to` has `rows` rows and `grad` one per index; each row of `to` is one thread's.
+            // SAFETY: `to` has `rows` rows and `grad` one per index; one thread alone uses each row of `to`.
             unsafe {
                 to.slice(begin * width, (end - begin) * width).fill(0.0);
                 for (i, row) in index.iter().enumerate() {

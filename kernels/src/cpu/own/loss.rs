@@ -107,7 +107,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let (to, classes) = (data.of::<f32>(3), shape.classes as usize);
         each_row(host, shape.examples, classes, &|begin, end| {
             for (i, class) in (begin..end).zip(&targets[begin..end]) {
-                // SAFETY: the output has `examples * classes` elements; each example is one thread's.
+                // SAFETY: the output has `examples * classes` elements; one thread alone uses each example.
                 let to = unsafe { to.slice(i * classes, classes) };
                 to.fill(0.0);
                 if let Some(class) = class {

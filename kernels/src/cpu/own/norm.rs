@@ -92,8 +92,8 @@ pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let eps = f64::from_bits(params[0]);
         each_row(host, all / n, n * 4, &|from, to| {
             for row in from..to {
-                // SAFETY: the windows have `all / n` rows of `n` elements, one row, or one element per row; each row of
-                // an output is one thread's.
+                // SAFETY: the windows have `all / n` rows of `n` elements, one row, or one element per row; one
+                // thread alone uses each row of an output.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).slice(at, n);
                     let (weight, bias) = (part(data, weight, 0, n), part(data, bias, 0, n));
@@ -129,7 +129,7 @@ pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         each_row(host, count_ * groups, n * 4, &|from, to| {
             for row in from..to {
                 // SAFETY: the windows have `count_ * groups` rows of `n` elements, or one element per row or channel;
-                // each row of an output is one thread's.
+                // one thread alone uses each row of an output.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).slice(at, n);
                     let first = row % groups * each;
@@ -174,8 +174,8 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         let partial = Shared(sums.as_mut_ptr());
         each_row(host, parts, each * n * 4, &|from, end| {
             for part_ in from..end {
-                // SAFETY: rows below `rows` exist in all windows, and a weight is one row; the output's rows and the
-                // sums of a part are one thread's.
+                // SAFETY: rows below `rows` exist in all windows, and a weight is one row; one thread alone uses a
+                // part's rows of the output and its sums.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).read(at, n);
                     let sums: &mut [f64] = if summed { partial.slice(part_ * n * 2, n * 2) } else { &mut [] };
@@ -236,8 +236,8 @@ pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
         let partial = Shared(sums.as_mut_ptr());
         each_row(host, rows, n * 4, &|from, end| {
             for row in from..end {
-                // SAFETY: the windows have `rows` groups of `n` elements, or one element per group or channel; the
-                // output's elements and the sums of a group are one thread's.
+                // SAFETY: the windows have `rows` groups of `n` elements, or one element per group or channel;
+                // one thread alone uses a group's elements of the output and its sums.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).read(at, n);
                     let (grad, x) = (at(grad, row * n, n), at(x, row * n, n));

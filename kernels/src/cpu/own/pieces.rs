@@ -43,7 +43,7 @@ impl Piece {
     /// output.
     unsafe fn put(&self, host: &dyn HostKernels, from: Shared<u8>, to: Shared<u8>) {
         each_row(host, self.copy.runs(), (self.copy.run() / 4).max(STRIDED), &|begin, end| {
-            // SAFETY: the runs are within the piece and its part of the output, and each of them is one thread's.
+            // SAFETY: the runs are within the piece and its part of the output, and each is used by one thread alone.
             unsafe { self.copy.carry_out(from.get(), to.at(self.at), begin, end) };
         });
     }
@@ -108,7 +108,7 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
         let to = data.of::<u8>(1);
         each_row(host, bytes.div_ceil(LINE), LINE / 4, &|begin, end| {
             let (begin, end) = (begin * LINE, (end * LINE).min(bytes));
-            // SAFETY: `to` is the window of the output, which has `bytes` bytes; each byte is one thread's.
+            // SAFETY: `to` is the window of the output, which has `bytes` bytes; one thread alone uses each byte.
             unsafe {
                 match value.to_bits() {
                     0 => to.at(begin).write_bytes(0, end - begin),

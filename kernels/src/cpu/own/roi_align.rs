@@ -149,7 +149,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             for (roi, number) in rois[begin * 5..end * 5].chunks_exact(5).zip(begin..) {
                 let Some(region) = shape.region(roi, scale) else { continue };
                 let planes = &input[region.image * shape.channels * shape.plane()..];
-                // SAFETY: the output has `n` regions of `each` values; each region is one thread's.
+                // SAFETY: the output has `n` regions of `each` values; one thread alone uses each region.
                 let to = unsafe { to.slice(number * each, each) };
                 let share = region.each.max(1) as f32;
                 for (plane, to) in planes.chunks_exact(shape.plane()).zip(to.chunks_exact_mut(shape.bins())) {
@@ -191,11 +191,11 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         each_row(host, shape.channels, n * bins * 32, &|begin, end| {
             for channel in begin..end {
                 for image in 0..shape.batch {
-                    // SAFETY: the output has `batch * channels` planes; each channel is one thread's.
+                    // SAFETY: the output has `batch * channels` planes; one thread alone uses each channel.
                     unsafe { to.slice((image * shape.channels + channel) * plane, plane) }.fill(0.0);
                 }
                 for (number, region) in found.iter().enumerate() {
-                    // SAFETY: `region` checked that the image is below `batch`; each channel is one thread's.
+                    // SAFETY: `region` checked that the image is below `batch`; one thread alone uses each channel.
                     let to = unsafe { to.slice((region.image * shape.channels + channel) * plane, plane) };
                     let share = region.each.max(1) as f32;
                     for (bin, grad) in

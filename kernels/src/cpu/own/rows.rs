@@ -31,7 +31,7 @@ fn forward(call: &Call<'_>, outputs: &Outputs, row: fn(&[f32], &mut [f32])) -> O
         let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
         each_row(host, rows, n * COST, &|from, to| {
             for i in from..to {
-                // SAFETY: both windows have `rows` rows of `n` elements; each row of the output is one thread's.
+                // SAFETY: both windows have `rows` rows of `n` elements; one thread alone writes each row.
                 let (x, y) = unsafe { (x.read(i * n, n), y.slice(i * n, n)) };
                 row(x, y);
             }
@@ -95,7 +95,7 @@ fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel>
         let [grad, y, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
         each_row(host, rows, n * COST, &|from, end| {
             for i in (from..end).map(|i| i * n) {
-                // SAFETY: all windows have `rows` rows of `n` elements; each row of the output is one thread's.
+                // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
                 let (grad, y, to) = unsafe { (grad.read(i, n), y.read(i, n), to.slice(i, n)) };
                 row(grad, y, to);
             }

@@ -264,7 +264,7 @@ pub(super) unsafe fn channel_sums(
                 }
             };
             let sums = (0..outer).map(|i| (0..n).step_by(BLOCK).map(|at| block(i, at)).sum::<f64>());
-            // SAFETY: `to` has an element per channel, and each channel is one thread's.
+            // SAFETY: `to` has an element per channel, and one thread alone uses each channel.
             unsafe { *to.at(channel) = sums.sum::<f64>() as f32 };
         }
     });

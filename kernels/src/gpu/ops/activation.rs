@@ -1,4 +1,5 @@
-//! Activations that are not in the point-wise table: `glu`, `log_sigmoid`, `prelu`, `celu`, and their derivatives.
+//! Activations that are not in the point-wise table: `glu` and `log_sigmoid` with their derivatives, the derivative of
+//! `prelu`, and `celu`.
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};

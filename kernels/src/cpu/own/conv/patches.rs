@@ -71,7 +71,7 @@ impl Conv {
         let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
         each_row(host, self.n, all * 4, &|begin, end| {
             for i in begin..end {
-                // SAFETY: `to` has the size of `n` images, each of which is one thread's, and the bias an element per
+                // SAFETY: `to` has the size of `n` images, each used by one thread alone, and the bias an element per
                 // channel.
                 let (to, bias) =
                     unsafe { (to.slice(i * picture, picture), bias.map(|bias| bias.read(0, self.inputs))) };
