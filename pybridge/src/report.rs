@@ -36,6 +36,8 @@ pub struct Report {
     /// Operator calls from the eleventh iteration on.
     ops_after_10: u64,
     ops_coexecuted_after_10: u64,
+    /// Operator calls of iterations that were not recorded.
+    ops_unrecorded: u64,
     ops_other_threads: u64,
     /// Operator calls of the program's thread on host tensors, estimated from a sample of its calls.
     ops_on_host: u64,
@@ -213,6 +215,7 @@ impl Report {
             ops_coexecuted_after_5: report.after_5.1,
             ops_after_10: report.after_10.0,
             ops_coexecuted_after_10: report.after_10.1,
+            ops_unrecorded: report.ops_unrecorded,
             ops_other_threads: report.ops_other_threads,
             // SAFETY: the function reads a counter.
             ops_on_host: unsafe { ttc_host_calls() },

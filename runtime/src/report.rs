@@ -96,6 +96,8 @@ pub struct Report {
     pub after_5: (u64, u64),
     /// Operator calls from the eleventh iteration on, and how many of them were co-executed.
     pub after_10: (u64, u64),
+    /// Operator calls of iterations that were not recorded.
+    pub ops_unrecorded: u64,
     /// Calls from threads other than the program's.
     pub ops_other_threads: u64,
     /// Calls that returned a value to the host.
@@ -189,6 +191,7 @@ impl Report {
     /// Records an iteration that ended.
     pub fn ended(&mut self, step: StepRecord, ran: Ran) {
         let StepRecord { number, ops, traced, .. } = step;
+        self.ops_unrecorded += if ran == Ran::Imperative { ops } else { 0 };
         match self.phases.back_mut() {
             Some(last) if last.ran == ran => {
                 last.to = number;

@@ -259,6 +259,41 @@ def test_times_are_of_settled_iterations():
     assert "Python waited 50 % of the time" in _findings.verdict(report)
 
 
+NEW_LINES = [empty(Divergence, line=f"a.py:{number} in f", count=count) for number, count in ((1, 2), (2, 9))]
+
+
+@pytest.mark.parametrize(
+    ("figures", "severity"),
+    [
+        (dict(ops_unrecorded=30, tracegraph_nodes=9), "slow"),
+        (dict(ops_unrecorded=10, tracegraph_nodes=9), "note"),
+        (dict(ops_unrecorded=4, tracegraph_nodes=9), None),
+        (dict(ops_unrecorded=100, tracegraph_nodes=9, mode="trace"), None),
+        (dict(ops_unrecorded=100, tracegraph_nodes=0), None),  # TANDEM_SYNC=1
+    ],
+)
+def test_unrecorded_iterations(figures, severity):
+    late = dict(ops_after_10=100, ops_coexecuted_after_10=50)
+    report = empty(Report, ops_captured=100, ops_coexecuted=50, divergences=NEW_LINES, **late, **figures)
+    found = _findings.findings(report)
+    unrecorded = [finding for finding in found if "unrecorded" in finding.text]
+    assert [finding.severity for finding in unrecorded] == ([severity] if severity else [])
+    assert all(finding.line == "a.py:2 in f" for finding in unrecorded)
+    assert any("The rest was traced" in finding.advice for finding in found) == (not severity)
+
+
+def test_a_program_that_never_repeats_is_told_so():
+    torch_tandem.reset()
+    names = {"x": torch.ones(4, device="tandem")}
+    for step in range(40):
+        exec(compile("x = x.cos()\nx = x.sin()", f"generated {step}", "exec"), names)
+        torch_tandem.mark_step()
+    report = torch_tandem.report()
+    torch_tandem.reset()
+    assert report["ops_unrecorded"] == 2 * 24
+    assert any("unrecorded" in finding.text for finding in _findings.findings(report))
+
+
 def test_every_kind_of_divergence_has_advice():
     assert set(_findings.ADVICE) == set(get_args(What))
 

@@ -4,6 +4,7 @@ import linecache
 import os
 import re
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -87,7 +88,16 @@ def findings(report: Report) -> list[Finding]:
     if not report["ops_captured"]:
         advice = "Run it with `tandem run`, or move the model and its inputs to the device: `.to('tandem')`."
         return [Finding("slow", "Nothing ran on Tandem.", advice)]
-    found = [*elsewhere, *_coverage(report), *_pace(report), *_divergences(report), *_feeds(report)]
+    new = _unrecorded(report)
+    rest = "" if new else "The rest was traced, after divergences."
+    found = [
+        *elsewhere,
+        *_coverage(report, rest),
+        *new,
+        *_pace(report),
+        *_divergences(report),
+        *_feeds(report),
+    ]
     order = {"slow": 0, "note": 1, "good": 2}
     return sorted(found, key=lambda f: order[f.severity])
 
@@ -122,8 +132,8 @@ def _pace(report: Report) -> list[Finding]:
     return [Finding("note", text, "The two take turns more than they overlap: look at the fetches.", line)]
 
 
-def _coverage(report: Report) -> list[Finding]:
-    """Return findings about the share of ops that were co-executed."""
+def _coverage(report: Report, rest: str) -> list[Finding]:
+    """Return findings about the share of ops that were co-executed. `rest` is a sentence about the others."""
     found = []
     late = late_calls(report)
     steps = report["steps_traced"] + report["steps_coexecuted"]
@@ -137,7 +147,7 @@ def _coverage(report: Report) -> list[Finding]:
             found.append(Finding("good", text))
         else:
             severity: Severity = "slow" if share < 0.8 else "note"
-            found.append(Finding(severity, text, "The rest was traced, after divergences."))
+            found.append(Finding(severity, text, rest))
     elif steps <= 1 and report["ops_captured"] > 1000 and not report["ops_coexecuted"]:
         text = "The program has no iterations that Tandem can see, so it was traced throughout."
         found.append(Finding("slow", text, "Call `torch_tandem.mark_step()` at the end of each round."))
@@ -151,6 +161,26 @@ def _coverage(report: Report) -> list[Finding]:
             Finding("note", text, "Only the thread that imported Tandem is traced: move them there.")
         )
     return found
+
+
+def _unrecorded(report: Report) -> list[Finding]:
+    """Return a finding about iterations that were not recorded because earlier ones did not repeat."""
+    share = report["ops_unrecorded"] / report["ops_captured"]
+    chosen = report["mode"] == "trace" or not report["tracegraph_nodes"]  # by the program or its environment
+    if chosen or share < 0.05:
+        return []
+    text = f"{_percent(share, 1)} of the operator calls ran unrecorded, because iterations did not repeat"
+    lines: Counter[str] = Counter()
+    for divergence in report["divergences"]:
+        lines[divergence["line"]] += divergence["count"]
+    line = max(lines, key=lines.__getitem__, default="")
+    if line:
+        text += f"; most new operators came from {place(line)}"
+    advice = (
+        "After 16 iterations with new operators, recording pauses for 64 or more. Pass what changes as "
+        "tensors, and do not generate code in each iteration."
+    )
+    return [Finding("slow" if share > 0.2 else "note", f"{text}.", advice, line)]
 
 
 def _divergences(report: Report) -> list[Finding]:

@@ -126,6 +126,7 @@ class CoreReport(TypedDict):
     ops_coexecuted_after_5: int
     ops_after_10: int
     ops_coexecuted_after_10: int
+    ops_unrecorded: int
     ops_other_threads: int
     ops_on_host: int
     blocks_sent: int
