@@ -136,7 +136,7 @@ class Tandem(Runner):
 
     def count_pool(self) -> Callable[[], int]:
         self.tandem.reset_report()
-        return lambda: self.tandem.report()["pool"]["peak"]
+        return lambda: self.tandem.report()["pool_peak"]
 
     def finish(self) -> dict:
         report = self.tandem.report()

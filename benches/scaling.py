@@ -6,7 +6,6 @@ branches have been traced, alternating with the baseline.
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -61,14 +60,14 @@ PROGRAMS = {
 def measure(program: Program, x: torch.Tensor, ops: int, iterations: int) -> float:
     """Return PythonRunner's time per op in nanoseconds, without waiting for GraphRunner."""
     torch_tandem.synchronize()
-    stalled = json.loads(_core.report())["python_stall_us"]
+    stalled = _core.report()["python_stall_us"]
     begin = time.perf_counter()
     for _ in range(iterations):
         program(x)
         torch_tandem.mark_step()
     elapsed = (time.perf_counter() - begin) * 1e6
     torch_tandem.synchronize()
-    stalled = json.loads(_core.report())["python_stall_us"] - stalled
+    stalled = _core.report()["python_stall_us"] - stalled
     return 1000 * (elapsed - stalled) / (iterations * ops)
 
 

@@ -1,9 +1,11 @@
 //! Traits of executors and of the devices they run on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::Serialize;
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
+use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::Outputs;
 
 use crate::error::{CallFailure, Failure};
@@ -117,22 +119,20 @@ pub trait Executor: Send {
     fn run(&mut self, run: &BlockRun);
 }
 
-/// Counters of one GPU.
-#[derive(Clone, Default, Debug)]
+/// Counters of one GPU, as they are in the report.
+#[derive(Clone, Default, Debug, Serialize)]
 pub struct DeviceReport {
     /// Name of the adapter.
     pub name: String,
     /// Number of ops that ran as native kernels.
-    pub native: u64,
+    pub native_ops: u64,
     /// Number of ops that took the host path, by operator.
-    pub host: Vec<(OpId, u64)>,
+    pub host_ops: BTreeMap<String, u64>,
     /// Number of kernels run.
     pub dispatches: u64,
     /// Number of kernels compiled.
     pub pipelines: u64,
-    /// Device memory in use, in bytes.
-    pub memory_live: u64,
-    /// Maximum of `memory_live`, in bytes.
+    /// Maximum of the device memory in use, in bytes.
     pub memory_live_peak: u64,
     /// Maximum of the device memory in use or cached for reuse, in bytes.
     pub memory_peak: u64,

@@ -2,15 +2,18 @@
 //!
 //! [`ffi`] mirrors the shim's C interface, [`convert`] converts between its records and calls, [`engine`] passes
 //! calls to the runtime, [`host`] implements PyTorch's part for the runtime, and [`python`] uses the interpreter.
+//! [`report`], [`graphs`] and [`timeline`] are what users see of a run, as plain data.
 
 mod convert;
 mod engine;
 mod environment;
-mod explain;
 #[allow(missing_docs)]
 mod ffi;
+mod graphs;
 mod host;
 mod python;
+mod report;
+mod timeline;
 
 use std::io::IsTerminal;
 use std::sync::atomic::Ordering;
@@ -19,8 +22,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde::Serialize;
 use tandem_kernels::cpu::scarcity::fail_nth;
+use tandem_kernels::gpu::adapter::list;
 use tandem_runtime::config::Mode;
-use tandem_runtime::report::PoolLine;
 use tandem_tracegraph::svg::svg;
 use tandem_tracegraph::text::{self, Listing};
 use tracing::Level;
@@ -30,14 +33,19 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::engine::{Raise, lock, to_py, with_executor};
 use crate::environment::ENVIRONMENT;
+use crate::graphs::Graphs;
 use crate::host::POOL;
+use crate::report::Report;
+use crate::timeline::Timeline;
 
 fn raise<T>(py: Python<'_>, result: Result<T, Raise>) -> PyResult<T> {
     result.map_err(|r| to_py(r, py))
 }
 
-fn json(data: &impl Serialize) -> PyResult<String> {
-    serde_json::to_string(data).map_err(|e| PyValueError::new_err(e.to_string()))
+/// Returns plain data as Python's dicts, lists, strings and numbers. The caller holds no lock.
+fn to_python<'py>(py: Python<'py>, data: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+    let text = serde_json::to_string(data).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    py.import("json")?.call_method1("loads", (text,))
 }
 
 /// Starts the log on standard error if `TANDEM_DEBUG` is set; see docs/debugging.md.
@@ -209,35 +217,31 @@ mod _core {
         lock().configure(|c| c.sync = sync);
     }
 
-    /// Returns the GPU adapters as JSON.
+    /// Returns the GPU adapters.
     #[pyfunction]
-    fn list_devices() -> PyResult<String> {
-        json(&explain::devices())
+    fn list_devices(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        to_python(py, &list())
     }
 
-    /// Returns the counters as JSON.
+    /// Returns the report.
     #[pyfunction]
-    fn report() -> PyResult<String> {
-        let mut engine = lock();
-        let mut summary = explain::summary(&mut engine);
-        let held = engine.storages().held();
-        summary.memory_allocated = held.iter().map(|h| h.bytes).sum();
-        summary.memory_peak = held.iter().map(|h| h.peak).sum();
-        let [in_use, peak, free] = POOL.bytes();
-        summary.pool = PoolLine { in_use, peak, free };
-        json(&summary)
+    fn report(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        let report = Report::of(&mut lock());
+        to_python(py, &report)
     }
 
-    /// Returns the TraceGraph and the symbolic graph as JSON.
+    /// Returns the TraceGraph and the symbolic graph.
     #[pyfunction]
-    fn graph() -> PyResult<String> {
-        json(&explain::graph(&mut lock()))
+    fn graph(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        let graphs = Graphs::of(&lock());
+        to_python(py, &graphs)
     }
 
-    /// Returns the recorded events as JSON.
+    /// Returns the recorded events.
     #[pyfunction]
-    fn timeline() -> PyResult<String> {
-        json(&explain::timeline(&lock()))
+    fn timeline(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        let timeline = Timeline::of(&lock());
+        to_python(py, &timeline)
     }
 
     /// Sets whether to record events and to measure each op.

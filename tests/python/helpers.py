@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch_tandem
 from torch.utils._pytree import tree_flatten, tree_map
+from torch_tandem._report_types import Report
 
 Program = Callable[[str], Iterator[Any]]
 
@@ -26,7 +27,7 @@ OWN = os.environ.get("TANDEM_KERNELS") != "aten"
 """Whether Tandem's own kernels are used, whose results are near to PyTorch's but have other last bits."""
 
 
-def report() -> dict[str, Any]:
+def report() -> Report:
     return torch_tandem.report()
 
 
@@ -35,7 +36,7 @@ def diverged() -> int:
     return sum(d["count"] for d in report()["divergences"])
 
 
-def share_coexecuted(seen: dict[str, Any]) -> float:
+def share_coexecuted(seen: Report) -> float:
     """Returns the share of co-executed operators among those that are not fetches."""
     fetches = sum(f["count"] for f in seen["fetches"])
     return seen["ops_coexecuted"] / max(seen["ops_captured"] - fetches, 1)
@@ -125,9 +126,7 @@ def describe(x: torch.Tensor, y: torch.Tensor) -> str:
     return f"{int(different.sum())} of {x.numel()} elements differ: {x.flatten()[:4]} and {y.flatten()[:4]}"
 
 
-def check(
-    program: Program, coexecuted: float = 0.6, like_eager: bool = True, settled: int = 0
-) -> dict[str, Any]:
+def check(program: Program, coexecuted: float = 0.6, like_eager: bool = True, settled: int = 0) -> Report:
     """Compares a program's results on eager CPU with those of each phase, and returns the report of
     co-execution.
 

@@ -3,6 +3,9 @@
 import random
 from typing import Any
 
+from torch_tandem._report_types import Block, Graphs, Loop, Node, Phase, Report, Step, Timeline
+from typed import empty
+
 MODEL, TRAIN = "/home/user/project/model.py", "/home/user/project/train.py"
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>&\"'`${x}{{data}}"
 
@@ -11,18 +14,18 @@ class Tracer:
     """Collects nodes in the order in which a traced program would issue them."""
 
     def __init__(self) -> None:
-        self.nodes: list[dict[str, Any]] = []
-        self.edges: list[list[int]] = []
+        self.nodes: list[Node] = []
+        self.edges: list[tuple[int, int]] = []
         self.stack: list[str] = ["<module>:90", "train:31"]
 
     def op(self, name: str, inputs: list[Any], out: str, after: list[int] | None = None, **more: Any) -> int:
         number = len(self.nodes) + 1
         before = [number - 1] if after is None and number > 1 else after or []
-        self.edges += [[b, number] for b in before]
+        self.edges += [(b, number) for b in before]
         file = MODEL if any("forward" in frame for frame in self.stack) else TRAIN
         frame = self.stack[-1]
         function, _, line = frame.rpartition(":")
-        node = {
+        node: Node = {
             "id": number,
             "op": f"aten::{name}",
             "line": f"{file}:{line} in {function}",
@@ -35,7 +38,7 @@ class Tracer:
             "ends": False,
             "dynamic": False,
         }
-        self.nodes.append(node | more)
+        self.nodes.append({**node, **more})
         return number
 
     def within(self, *frames: str) -> "Within":
@@ -55,13 +58,13 @@ class Within:
         del self.tracer.stack[-len(self.frames) :]
 
 
-def graph(target: int = 300) -> dict[str, Any]:
+def graphs(target: int = 300) -> Graphs:
     """Returns a graph of about `target` nodes: modules, a branch, nested loops, a fetch, backward, an
     optimizer.
     """
     t = Tracer()
     blocks_of_net = max((target - 60) // 40, 1)
-    loops: list[dict[str, Any]] = []
+    loops: list[Loop] = []
     shape = "float32[32,64,56,56]"
     x = t.op("_to_copy", ["feed"], "float32[32,3,224,224]", variants=2)
     convs: list[tuple[int, list[str]]] = []
@@ -90,7 +93,6 @@ def graph(target: int = 300) -> dict[str, Any]:
                 "parent": None,
                 "header": first_of_loop,
                 "nodes": list(range(first_of_loop, len(t.nodes) + 1)),
-                "rounds": [blocks_of_net, blocks_of_net],
                 "unrolled": True,
             }
         )
@@ -101,16 +103,15 @@ def graph(target: int = 300) -> dict[str, Any]:
             x = t.op("tanh", [x], "float32[32,64]")
             inner = t.op("matmul", [[x, x + 2], "state"], "float32[32,64]")
             x = t.op("softmax", [inner], "float32[32,64]")
-            t.edges.append([x, inner])
+            t.edges.append((x, inner))
             x = t.op("mul.Tensor", [x, inner], "float32[32,64]", dynamic=True)
-            t.edges.append([x, header])
+            t.edges.append((x, header))
         loops += [
             {
                 "id": 1,
                 "parent": None,
                 "header": header,
                 "nodes": list(range(header, header + 5)),
-                "rounds": [3, 17],
                 "unrolled": False,
             },
             {
@@ -118,7 +119,6 @@ def graph(target: int = 300) -> dict[str, Any]:
                 "parent": 1,
                 "header": inner,
                 "nodes": [inner, inner + 1],
-                "rounds": [1, 4],
                 "unrolled": False,
             },
         ]
@@ -136,18 +136,18 @@ def graph(target: int = 300) -> dict[str, Any]:
     while len(t.nodes) < target - 1:
         t.op("add_.Tensor", ["state", gradient], "float32[64,64,3,3]")
     t.op("add_.Tensor", ["state", gradient], "float32[64,64,3,3]", ends=True)
-    return {"nodes": t.nodes, "edges": t.edges, "loops": loops, **symbolic(t, loops)}
+    return {"nodes": t.nodes, "edges": t.edges, "loops": loops, "blocks": blocks(t, loops), "entry": [0]}
 
 
-def symbolic(t: Tracer, loops: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns blocks, cut at branches, rejoins, loops and fetches, and after 24 operators."""
+def blocks(t: Tracer, loops: list[Loop]) -> list[Block]:
+    """Returns the symbolic graph's blocks, cut at branches, rejoins, loops and fetches and after 24 nodes."""
     after: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for a, b in t.edges:
         after.setdefault(a, []).append(b)
         before.setdefault(b, []).append(a)
     loop_of = {n: loop["id"] for loop in loops if not loop["unrolled"] for n in loop["nodes"]}
-    blocks: list[dict[str, Any]] = []
+    blocks: list[Block] = []
     block_of: dict[int, int] = {}
     for node in t.nodes:
         n = node["id"]
@@ -168,13 +168,14 @@ def symbolic(t: Tracer, loops: list[dict[str, Any]]) -> dict[str, Any]:
         block_of[n] = blocks[-1]["id"]
     for block in blocks:
         block["next"] = [block_of[n] for n in after.get(block["nodes"][-1], [])]
-    return {"blocks": blocks, "entry": [0]}
+    return blocks
 
 
-def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
+def report(steps: int = 400, hostile: bool = False) -> Report:
     """Returns a report with long waits at one fetch and a few divergences."""
     rng = random.Random(0)
-    rows, clock = [], 3_000_000
+    rows: list[Step] = []
+    clock = 3_000_000
     for number in range(1, steps + 1):
         tracing = number <= 3 or number in (40, 41, steps * 3 // 5)
         mixed = number == steps // 2
@@ -204,7 +205,7 @@ def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
         return sum(r[name] for r in rows)
 
     half = steps // 2
-    return {
+    figures = {
         "steps_traced": sum(r["traced"] > 0 for r in rows),
         "steps_coexecuted": sum(r["traced"] == 0 for r in rows),
         "ops_captured": captured,
@@ -225,9 +226,8 @@ def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
         "tracegraph_nodes": 640,
         "symbolic_blocks": 41,
         "paths": 4,
-        "memory_allocated": 1_900_000_000,
         "memory_peak": 2_400_000_000,
-        "pool": {"in_use": 2_000_000_000, "peak": 2_500_000_000, "free": 300_000_000},
+        "pool_peak": 2_500_000_000,
         "executor": "cpu",
         "notes": [f"the script names no device: its tensors were adopted{bad}"],
         "divergences": [
@@ -246,10 +246,10 @@ def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
             {
                 "line": f"{MODEL}:160 in forward",
                 "op": "aten::add.Tensor",
-                "what": "dtype",
-                "expected": "float32[32,64,56,56]",
-                "got": "bfloat16[32,64,56,56]",
-                "reason": "input 0 is bfloat16, expected float32",
+                "what": "input",
+                "expected": "a tensor on the device",
+                "got": "a host tensor",
+                "reason": "input 0 is a host tensor, expected a tensor on the device",
                 "count": 1,
                 "cost_us": 35_900,
                 "first": half,
@@ -328,10 +328,11 @@ def report(steps: int = 400, hostile: bool = False) -> dict[str, Any]:
         "phases": _phases(rows),
         "steps": rows[-2000:],
     }
+    return empty(Report, **figures)
 
 
-def _phases(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    phases: list[dict[str, Any]] = []
+def _phases(rows: list[Step]) -> list[Phase]:
+    phases: list[Phase] = []
     for row in rows:
         all_traced = row["traced"] == row["ops"]
         name = "tracing" if all_traced else "mixed" if row["traced"] else "co-execution"
@@ -343,24 +344,24 @@ def _phases(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return phases
 
 
-def timeline(data: dict[str, Any], hostile: bool = False) -> dict[str, Any]:
+def timeline(data: Report, hostile: bool = False) -> Timeline:
     """Returns the newest iterations of a report as events."""
     rng = random.Random(1)
     python, runner, steps = [], [], []
     for row in data["steps"][-200:]:
-        start, number = row["start_us"], row["number"]
+        start, number = float(row["start_us"]), row["number"]
         end = start + row["python_exec_us"] + row["python_stall_us"]
         steps.append([number, start, end])
         if row["traced"]:
             python.append([start, end - start, "trace", number, f"{TRAIN}:31 in train"])
             continue
-        wait = row["python_stall_us"]
+        wait = float(row["python_stall_us"])
         line = f"{TRAIN}:35 in train{HOSTILE if hostile else ''}"
-        python.append([end - wait - 400, wait * 5 // 6, "fetch", number, line])
-        python.append([end - wait // 6 - 300, wait // 6, "stall", number, ""])
+        python.append([end - wait - 400, wait * 5 / 6, "fetch", number, line])
+        python.append([end - wait / 6 - 300, wait / 6, "stall", number, ""])
         at = start + 300
         for block in range(24):
-            length = max(int(row["runner_exec_us"] / 24 * rng.uniform(0.6, 1.3)), 1)
+            length = max(row["runner_exec_us"] / 24 * rng.uniform(0.6, 1.3), 1.0)
             runner.append([at, length, block, 24, number])
             at += length + rng.randint(5, 160)
     return {"python": python, "runner": runner, "steps": steps, "dropped": 41_000}

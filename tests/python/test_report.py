@@ -6,13 +6,26 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from typing import get_args
 
 import pytest
 import synthetic
 import torch
 import torch_tandem
 from browser import Browser, Unusable
-from torch_tandem import _core, _findings, _perfetto, _report, _summary
+from torch_tandem import _findings, _perfetto, _report, _summary
+from torch_tandem._report_types import (
+    Adapter,
+    Block,
+    CoreReport,
+    Divergence,
+    Fetch,
+    Graphs,
+    Report,
+    Timeline,
+    What,
+)
+from typed import check, empty, optional
 
 PROGRAM = """
 import torch
@@ -49,13 +62,13 @@ def embedded(page: str):
 
 def synthetic_page(nodes: int = 300, hostile: bool = False) -> str:
     report = synthetic.report(hostile=hostile)
-    graph = synthetic.graph(nodes)
+    graphs = synthetic.graphs(nodes)
     if hostile:
-        for node in graph["nodes"][::7]:
+        for node in graphs["nodes"][::7]:
             node["op"] += synthetic.HOSTILE
             node["line"] += synthetic.HOSTILE
             node["stack"] = [frame + synthetic.HOSTILE for frame in node["stack"]]
-    return _report.page(report, synthetic.timeline(report, hostile), graph)
+    return _report.page(report, synthetic.timeline(report, hostile), graphs)
 
 
 # --- Measurements ---
@@ -90,7 +103,7 @@ def test_kernels_have_their_lines_bytes_and_operations():
 
 @pytest.mark.parametrize("nodes", [0, 1, 300, 2_000, 20_000])
 def test_page_is_self_contained(nodes):
-    page = synthetic_page(nodes) if nodes > 1 else _report.page(synthetic.report(), {}, one_node(nodes))
+    page = synthetic_page(nodes) if nodes > 1 else small_page(synthetic.report(), nodes)
     parser = Loads()
     parser.feed(page)
     assert parser.loaded == []
@@ -98,15 +111,16 @@ def test_page_is_self_contained(nodes):
     assert "default-src 'none'" in page
     data = embedded(page)
     assert data["verdict"].startswith("98 % of 244,800 operator calls co-executed")
-    assert len(data["graph"]["nodes"] if data["graph"] else []) == nodes
+    assert len(data["graph"]["nodes"]) == nodes
     assert len(page) < 4_000_000
 
 
-def one_node(nodes: int):
-    graph = synthetic.graph(300)
-    only = graph["nodes"][0] | {"inputs": [["feed"]]}
-    block = {"id": 0, "nodes": [1], "next": [], "loop": None, "ends": True}
-    return {"nodes": [only], "edges": [], "loops": [], "blocks": [block], "entry": [0]} if nodes else None
+def small_page(report: Report, nodes: int) -> str:
+    """Returns a page without a timeline, with a graph of one node or none."""
+    only = synthetic.graphs(300)["nodes"][0]
+    block = empty(Block, nodes=[1], ends=True)
+    graphs = empty(Graphs, nodes=[only], blocks=[block], entry=[0]) if nodes else empty(Graphs)
+    return _report.page(report, empty(Timeline), graphs)
 
 
 def test_hostile_text_stays_text():
@@ -119,14 +133,83 @@ def test_hostile_text_stays_text():
     assert synthetic.HOSTILE in json.dumps(embedded(page)["report"]["fetches"]).replace('\\"', '"')
 
 
-def test_page_of_a_report_without_the_newer_keys():
-    keys = ("steps_traced", "steps_coexecuted", "ops_captured", "ops_coexecuted", "python_exec_us")
-    old = {key: synthetic.report()[key] for key in keys}
-    old["divergences"] = [{"line": "a.py:1 in f", "op": "aten::add", "reason": "so", "count": 2}]
-    old["fetches"] = [{"line": "a.py:2 in f", "count": 3, "wait_us": 10}]
-    for report in (old, {}):
-        data = embedded(_report.page(report))
-        assert data["timeline"] is None and data["graph"] is None and data["verdict"]
+# --- The data ---
+
+# It has all optional parts: a model on the CPU; a branch, fetches, feeds; nested loops, one of them long;
+# iterations that never repeat; and an operator without a kernel for GPUs.
+EVERYTHING = """
+import json, sys, time, torch, torch_tandem
+from torch_tandem import _core
+torch_tandem.record()
+torch.nn.Linear(2, 2)(torch.zeros(2, device="cpu"))
+torch.manual_seed(0)
+weight = torch.eye(64, device="tandem")
+for step in range(40):
+    x = torch.randn(64, 64).to("tandem")
+    x = torch.tanh(x) if step in (30, 31) else torch.relu(x)
+    torch.linalg.inv(weight)
+    for _ in range(step % 3 + 1):
+        x = x + 1
+        for _ in range(step % 2 + 1):
+            x = torch.nn.functional.dropout(x @ weight, 0.5) * (1.0 + step)
+            time.sleep(0.06 if step < 10 else 0)
+    if step % 5 == 0:
+        x.sum().item()
+    torch_tandem.mark_step()
+names = "abs acos asin atan ceil cos cosh exp exp2 floor log log2 neg round sigmoid sin sinh sqrt tan tanh"
+for name in names.split():
+    getattr(x, name)()
+    torch_tandem.mark_step()
+torch_tandem.synchronize()
+core = _core.report()
+print(json.dumps([core, torch_tandem.report(), _core.timeline(), _core.graph(), torch_tandem.list_devices()]))
+"""
+KINDS = {
+    "core": CoreReport,
+    "report": Report,
+    "timeline": Timeline,
+    "graphs": Graphs,
+    "adapters": list[Adapter],
+}
+
+
+def test_data_of_programs_is_what_the_types_say():
+    adapters = torch_tandem.list_devices()
+    seen = set()
+    for device in ("cpu", "gpu") if adapters else ("cpu",):
+        environment = {**os.environ, "TANDEM_DEVICE": device, "TANDEM_ALLOW_SOFTWARE": "1"}
+        command = [sys.executable, "-c", EVERYTHING]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert ran.returncode == 0, ran.stderr
+        for (name, kind), value in zip(KINDS.items(), json.loads(ran.stdout), strict=True):
+            seen |= check(value, kind, name)
+    missing = set().union(*(optional(kind, name) for name, kind in KINDS.items())) - seen
+    # A busy machine may not compare the two threads in time.
+    missing = {part for part in missing if not part.endswith("_ns as float")}
+    if not adapters:
+        missing = {
+            part for part in missing if not re.search(r"adapters|device|host_ops|machine as None", part)
+        }
+    assert not missing
+
+
+@pytest.mark.parametrize("change", ["lost", "new", "another type"])
+def test_data_that_is_not_what_the_types_say_is_found(change):
+    report = json.loads(json.dumps(synthetic.report()))
+    fetch = report["fetches"][0]
+    if change == "lost":
+        del fetch["wait_us"]
+    else:
+        fetch["new" if change == "new" else "wait_us"] = 0.5
+    with pytest.raises(AssertionError, match="fetches"):
+        check(report, Report)
+
+
+def test_synthetic_data_is_what_the_types_say():
+    report = synthetic.report()
+    data = {Report: report, Timeline: synthetic.timeline(report), Graphs: synthetic.graphs()}
+    for kind, value in data.items():
+        check(json.loads(json.dumps(value)), kind)
 
 
 # --- Findings ---
@@ -136,15 +219,16 @@ def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text("import torch\nprint(loss.item())\n")
     monkeypatch.chdir(tmp_path)
-    report = {
-        "ops_captured": 1_200_000,
-        "ops_coexecuted": 1_164_000,
-        "python_exec_us": 59_000_000,
-        "python_stall_us": 41_000_000,
-        "runner_exec_us": 50_000_000,
-        "divergences": [{"line": "a.py:3 in f", "op": "aten::add", "reason": "so", "count": 3}],
-        "fetches": [{"line": f"{script}:2 in train", "count": 9, "wait_us": 39_000_000}],
-    }
+    report = empty(
+        Report,
+        ops_captured=1_200_000,
+        ops_coexecuted=1_164_000,
+        python_exec_us=59_000_000,
+        python_stall_us=41_000_000,
+        runner_exec_us=50_000_000,
+        divergences=[empty(Divergence, line="a.py:3 in f", count=3)],
+        fetches=[empty(Fetch, line=f"{script}:2 in train", count=9, wait_us=39_000_000)],
+    )
     assert _findings.verdict(report) == (
         "97 % of 1.2 M operator calls co-executed; 3 divergences; "
         "Python waited 41 % of the time, most at train.py:2 (print(loss.item()))."
@@ -162,7 +246,8 @@ def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
     ],
 )
 def test_pace(times, severity, words):
-    report = {"ops_captured": 10, "ops_coexecuted": 10} | {key: us * 10_000 for key, us in times.items()}
+    times = {key: us * 10_000 for key, us in times.items()}
+    report = empty(Report, ops_captured=10, ops_coexecuted=10, **times)
     assert any(f.severity == severity and words in f.text for f in _findings.findings(report))
 
 
@@ -174,9 +259,43 @@ def test_times_are_of_settled_iterations():
     assert "Python waited 50 % of the time" in _findings.verdict(report)
 
 
+NEW_LINES = [empty(Divergence, line=f"a.py:{number} in f", count=count) for number, count in ((1, 2), (2, 9))]
+
+
+@pytest.mark.parametrize(
+    ("figures", "severity"),
+    [
+        (dict(ops_unrecorded=30, tracegraph_nodes=9), "slow"),
+        (dict(ops_unrecorded=10, tracegraph_nodes=9), "note"),
+        (dict(ops_unrecorded=4, tracegraph_nodes=9), None),
+        (dict(ops_unrecorded=100, tracegraph_nodes=9, mode="trace"), None),
+        (dict(ops_unrecorded=100, tracegraph_nodes=0), None),  # TANDEM_SYNC=1
+    ],
+)
+def test_unrecorded_iterations(figures, severity):
+    late = dict(ops_after_10=100, ops_coexecuted_after_10=50)
+    report = empty(Report, ops_captured=100, ops_coexecuted=50, divergences=NEW_LINES, **late, **figures)
+    found = _findings.findings(report)
+    unrecorded = [finding for finding in found if "unrecorded" in finding.text]
+    assert [finding.severity for finding in unrecorded] == ([severity] if severity else [])
+    assert all(finding.line == "a.py:2 in f" for finding in unrecorded)
+    assert any("The rest was traced" in finding.advice for finding in found) == (not severity)
+
+
+def test_a_program_that_never_repeats_is_told_so():
+    torch_tandem.reset()
+    names = {"x": torch.ones(4, device="tandem")}
+    for step in range(40):
+        exec(compile("x = x.cos()\nx = x.sin()", f"generated {step}", "exec"), names)
+        torch_tandem.mark_step()
+    report = torch_tandem.report()
+    torch_tandem.reset()
+    assert report["ops_unrecorded"] == 2 * 24
+    assert any("unrecorded" in finding.text for finding in _findings.findings(report))
+
+
 def test_every_kind_of_divergence_has_advice():
-    operator = {"operator", "attribute", "shape", "dtype", "input", "device", "modes", "dataflow", "location"}
-    assert set(_findings.ADVICE) == operator | {"branch", "end"}
+    assert set(_findings.ADVICE) == set(get_args(What))
 
 
 def test_summary_of_divergences(monkeypatch):
@@ -185,8 +304,6 @@ def test_summary_of_divergences(monkeypatch):
     assert re.search(r"times +line +operator +what +expected +got +cost", text)
     assert re.search(r"48 +clip_grad_norm_ +operator +add_.Tensor +linalg_vector_norm +81.30 ms", text)
     assert "after the tenth iteration" in text and "feeds: 65,600" in text
-    old = {"ops_captured": 1, "divergences": [{"line": "a.py:1 in f", "op": "x", "reason": "so", "count": 2}]}
-    assert re.search(r"times +line +operator +what differed", _summary.text(old))
 
 
 # --- The trace ---
@@ -198,7 +315,7 @@ def test_trace_is_what_viewers_read(tmp_path):
     # Rounding makes neighboring events overlap.
     timeline["python"] += [[5, 10, "stall", 1, ""], [14, 8, "fetch", 1, "a.py:1 in f"]]
     path = tmp_path / "trace.json"
-    _perfetto.write(str(path), timeline, report)
+    _perfetto.write(str(path), timeline, report["steps"])
     trace = json.loads(path.read_text())
     check_trace(trace)
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
@@ -233,12 +350,9 @@ def check_trace(trace):
 
 
 def test_execution_fills_what_is_left_of_an_iteration():
-    timeline = {
-        "python": [[0, 10, "trace", 1, ""], [30, 20, "fetch", 1, ""], [95, 10, "stall", 1, ""]],
-        "runner": [],
-        "steps": [[1, 0, 100], [2, 100, 120]],
-    }
-    events = _perfetto.trace(timeline)["traceEvents"]
+    python = [[0, 10, "trace", 1, ""], [30, 20, "fetch", 1, ""], [95, 10, "stall", 1, ""]]
+    timeline = empty(Timeline, python=python, steps=[[1, 0, 100], [2, 100, 120]])
+    events = _perfetto.trace(timeline, [])["traceEvents"]
     executing = sorted((e["ts"], e["dur"]) for e in events if e.get("cat") == "execute")
     assert executing == [(10, 20), (50, 45), (105, 15)]
 
@@ -271,7 +385,6 @@ def test_run_refuses_a_file_that_cannot_be_written(tmp_path):
     assert result.returncode == 2 and "cannot write" in result.stderr
 
 
-@pytest.mark.skipif(not hasattr(_core, "graph"), reason="the extension was built without graph()")
 def test_report_of_a_program(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
@@ -310,7 +423,7 @@ def browser(one_browser):
 @pytest.mark.parametrize("view", ["trace", "symbolic"])
 def test_search_finds_an_operators_nodes(browser, nodes, view):
     browser.open(synthetic_page(nodes), f"#graph={view}&search=lstm_cell")
-    wanted = [n["id"] for n in synthetic.graph(nodes)["nodes"] if n["op"] == "aten::lstm_cell"]
+    wanted = [n["id"] for n in synthetic.graphs(nodes)["nodes"] if n["op"] == "aten::lstm_cell"]
     assert hits(browser) == wanted and len(wanted) == 1
     assert browser.texts(".tally") == ["1 operator"]
 
@@ -320,7 +433,7 @@ def hits(browser):
 
 
 def test_search_by_line_and_function(browser):
-    nodes = synthetic.graph(300)["nodes"]
+    nodes = synthetic.graphs(300)["nodes"]
     browser.open(synthetic_page())
     for wanted, matches in (
         ("train.py:35", [n for n in nodes if "train.py:35" in n["line"]]),
@@ -355,7 +468,7 @@ def test_findings_lead_to_their_lines(browser):
 
 
 def test_a_node_is_described(browser):
-    scaled = next(n for n in synthetic.graph(300)["nodes"] if n["op"] == "aten::mul.Tensor")
+    scaled = next(n for n in synthetic.graphs(300)["nodes"] if n["op"] == "aten::mul.Tensor")
     browser.open(synthetic_page(), f"#node={scaled['id']}")
     (details,) = browser.texts(".details")
     for part in (
@@ -444,7 +557,7 @@ def test_hostile_text_in_a_browser(browser):
 
 @pytest.mark.parametrize("nodes", [0, 1])
 def test_small_pages_in_a_browser(browser, nodes):
-    browser.open(_report.page({"ops_captured": nodes}, {}, one_node(nodes)), "#graph=symbolic")
+    browser.open(small_page(empty(Report, ops_captured=nodes), nodes), "#graph=symbolic")
     assert len(browser.texts("#graph")) == nodes
 
 

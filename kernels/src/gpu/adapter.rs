@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use serde::Serialize;
 use thiserror::Error;
 
 static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
@@ -11,7 +12,7 @@ static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
 });
 
 /// Description of an adapter, for listings and for [`choose`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listing {
     /// Index in the list of adapters.
     pub index: usize,

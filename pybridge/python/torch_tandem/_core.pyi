@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from torch_tandem._report_types import Adapter, CoreReport, Graphs, Mode, Timeline
+
 def init() -> None:
     """Register hooks, kernels, generator and allocator. To be called once, after `import torch`."""
 
@@ -31,9 +33,7 @@ def memory_allocated(device: int = 0) -> int: ...
 def max_memory_allocated(device: int = 0) -> int: ...
 def reset_peak_memory_stats(device: int = 0) -> None: ...
 def empty_cache() -> None: ...
-def list_devices() -> str:
-    """The adapters, as JSON."""
-
+def list_devices() -> list[Adapter]: ...
 def lose_device(device: int = 0) -> None:
     """Put a GPU into the state of a lost device, for tests."""
 
@@ -47,13 +47,13 @@ def mark_step() -> None:
     """End an iteration."""
 
 def ignored_settings() -> list[str]: ...
-def set_mode(mode: Literal["coexec", "lazy", "trace"]) -> None: ...
-def mode() -> Literal["coexec", "lazy", "trace"]: ...
+def set_mode(mode: Mode) -> None: ...
+def mode() -> Mode: ...
 def set_sync(on: bool) -> None:
     """Wait after each op, so that the call of a failing op raises its exception."""
 
-def report() -> str:
-    """The counters, as JSON."""
+def report() -> CoreReport:
+    """Everything counted so far."""
 
 def reset() -> None:
     """Forget all traces."""
@@ -77,11 +77,11 @@ def after_fork_in_child() -> None:
 def claim_program_thread() -> None:
     """Make the calling thread the one whose operators are traced."""
 
-def timeline() -> str:
-    """The newest recorded events of PythonRunner and GraphRunner, as JSON."""
+def timeline() -> Timeline:
+    """The newest recorded events of PythonRunner and GraphRunner."""
 
-def graph() -> str:
-    """The TraceGraph and the symbolic graph, as JSON."""
+def graph() -> Graphs:
+    """The TraceGraph and the symbolic graph."""
 
 def record(on: bool) -> None:
     """Record the timeline and measure each operator."""

@@ -4,20 +4,21 @@ import linecache
 import os
 import re
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from torch_tandem._report_types import Report, What
 
 Severity = Literal["good", "note", "slow"]
 
 _LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
 
-ADVICE = {
+ADVICE: dict[What, str] = {
     "operator": "The program takes another way here now and then. Each way is learned once; a line that "
     "stays decides anew each time.",
     "branch": "A decision goes a way that no iteration took before. Each way is learned once.",
     "attribute": "An argument that is part of the graph changes: pass a tensor, or keep it to few values.",
-    "shape": "Shapes keep being new: pad to a few sizes, or drop the last, smaller batch.",
-    "dtype": "A tensor comes with another dtype now and then: convert it where it is made.",
     "input": "An operator reads another tensor than before, such as a buffer that is swapped or rebuilt: "
     "write into one that stays.",
     "dataflow": "An operator reads another operator's result than before: lists or buffers that rotate do.",
@@ -38,26 +39,26 @@ class Finding:
     line: str = ""
 
 
-def as_data(report: dict[str, Any]) -> dict[str, Any]:
+def as_data(report: Report) -> dict[str, Any]:
     """Return the verdict, the findings and the times that they are based on, as plain data."""
     found = [asdict(finding) for finding in findings(report)]
     return {"verdict": verdict(report), "findings": found, "times": asdict(_times(report))}
 
 
-def verdict(report: dict[str, Any]) -> str:
+def verdict(report: Report) -> str:
     """Summarize the program's run in one sentence."""
-    captured = report.get("ops_captured", 0)
+    captured = report["ops_captured"]
     elsewhere = [f"{model.text} {model.advice}" for model in models(report)]
     if not captured:
         return " ".join([*elsewhere, "No operator ran on the device tandem."])
-    on_host = report.get("ops_on_host", 0)
+    on_host = report["ops_on_host"]
     parts = [
-        f"{_percent(report.get('ops_coexecuted', 0), captured + on_host)} of "
+        f"{_percent(report['ops_coexecuted'], captured + on_host)} of "
         f"{_calls(captured + on_host)} co-executed"
     ]
     if on_host > 0.01 * captured:
         parts.append(f"about {_percent(on_host, captured + on_host)} ran on host tensors")
-    diverged = sum(d.get("count", 0) for d in report.get("divergences", []))
+    diverged = sum(d["count"] for d in report["divergences"])
     parts.append({0: "no divergence", 1: "1 divergence"}.get(diverged, f"{diverged:,} divergences"))
     times = _times(report)
     waited = f"Python waited {_percent(times.waiting, times.elapsed)} of the time"
@@ -67,10 +68,10 @@ def verdict(report: dict[str, Any]) -> str:
     return " ".join([*elsewhere, "; ".join([*parts, waited]) + "."])
 
 
-def models(report: dict[str, Any]) -> list[Finding]:
+def models(report: Report) -> list[Finding]:
     """Return a finding for each model that is not on the device."""
     found = []
-    for model in report.get("models_elsewhere", []):
+    for model in report["models_elsewhere"]:
         where, device = place(model["line"]), model["device"]
         count = f"{model['parameters']:,}"
         text = f"Not on Tandem: {model['what']} at {where} has its {count} parameters on {device}."
@@ -79,20 +80,29 @@ def models(report: dict[str, Any]) -> list[Finding]:
     return found
 
 
-def findings(report: dict[str, Any]) -> list[Finding]:
+def findings(report: Report) -> list[Finding]:
     """Return the findings that explain the program's speed, most important first."""
     elsewhere = models(report)
-    if elsewhere and not report.get("ops_captured"):
+    if elsewhere and not report["ops_captured"]:
         return elsewhere
-    if not report.get("ops_captured"):
+    if not report["ops_captured"]:
         advice = "Run it with `tandem run`, or move the model and its inputs to the device: `.to('tandem')`."
         return [Finding("slow", "Nothing ran on Tandem.", advice)]
-    found = [*elsewhere, *_coverage(report), *_pace(report), *_divergences(report), *_feeds(report)]
+    new = _unrecorded(report)
+    rest = "" if new else "The rest was traced, after divergences."
+    found = [
+        *elsewhere,
+        *_coverage(report, rest),
+        *new,
+        *_pace(report),
+        *_divergences(report),
+        *_feeds(report),
+    ]
     order = {"slow": 0, "note": 1, "good": 2}
     return sorted(found, key=lambda f: order[f.severity])
 
 
-def _pace(report: dict[str, Any]) -> list[Finding]:
+def _pace(report: Report) -> list[Finding]:
     """Return a finding about which runner waits for the other one."""
     times = _times(report)
     if times.elapsed < 1000:  # microseconds; too short for a statement
@@ -100,7 +110,7 @@ def _pace(report: dict[str, Any]) -> list[Finding]:
     busy, waiting = times.busy / times.elapsed, times.waiting / times.elapsed
     worst = _worst_fetch(report)
     line = worst[0] if worst else ""
-    waited = report.get("python_stall_us", 0)
+    waited = report["python_stall_us"]
     at_fetch = waiting * min(worst[1] / waited, 1) if worst and waited else 0
     fetch = f"{_percent(at_fetch, 1)} of the time passes waiting at {place(line)}." if worst else ""
     ran = f"{_percent(busy, 1)} of the time"
@@ -122,29 +132,29 @@ def _pace(report: dict[str, Any]) -> list[Finding]:
     return [Finding("note", text, "The two take turns more than they overlap: look at the fetches.", line)]
 
 
-def _coverage(report: dict[str, Any]) -> list[Finding]:
-    """Return findings about the share of ops that were co-executed."""
+def _coverage(report: Report, rest: str) -> list[Finding]:
+    """Return findings about the share of ops that were co-executed. `rest` is a sentence about the others."""
     found = []
-    after = next((n for n in (10, 5) if report.get(f"ops_after_{n}")), None)
-    steps = report.get("steps_traced", 0) + report.get("steps_coexecuted", 0)
-    if after is not None:
-        part, whole = report.get(f"ops_coexecuted_after_{after}", 0), report[f"ops_after_{after}"]
+    late = late_calls(report)
+    steps = report["steps_traced"] + report["steps_coexecuted"]
+    if late is not None:
         text = (
-            f"{_percent(part, whole)} of the operator calls after the first {after} iterations co-executed."
+            f"{_percent(late.coexecuted, late.calls)} of the operator calls after the first {late.after} "
+            "iterations co-executed."
         )
-        share = part / whole
+        share = late.coexecuted / late.calls
         if share >= 0.95:
             found.append(Finding("good", text))
         else:
             severity: Severity = "slow" if share < 0.8 else "note"
-            found.append(Finding(severity, text, "The rest was traced, after divergences."))
-    elif steps <= 1 and report["ops_captured"] > 1000 and not report.get("ops_coexecuted"):
+            found.append(Finding(severity, text, rest))
+    elif steps <= 1 and report["ops_captured"] > 1000 and not report["ops_coexecuted"]:
         text = "The program has no iterations that Tandem can see, so it was traced throughout."
         found.append(Finding("slow", text, "Call `torch_tandem.mark_step()` at the end of each round."))
-    elif not report.get("ops_coexecuted"):
+    elif not report["ops_coexecuted"]:
         text = "The program ended before co-execution began: the first iterations are traced."
         found.append(Finding("note", text))
-    others = report.get("ops_other_threads", 0)
+    others = report["ops_other_threads"]
     if others > 0.1 * report["ops_captured"]:
         text = f"{others:,} operator calls came from other threads and ran imperatively."
         found.append(
@@ -153,49 +163,84 @@ def _coverage(report: dict[str, Any]) -> list[Finding]:
     return found
 
 
-def _divergences(report: dict[str, Any]) -> list[Finding]:
-    divergences = report.get("divergences", [])
+def _unrecorded(report: Report) -> list[Finding]:
+    """Return a finding about iterations that were not recorded because earlier ones did not repeat."""
+    share = report["ops_unrecorded"] / report["ops_captured"]
+    chosen = report["mode"] == "trace" or not report["tracegraph_nodes"]  # by the program or its environment
+    if chosen or share < 0.05:
+        return []
+    text = f"{_percent(share, 1)} of the operator calls ran unrecorded, because iterations did not repeat"
+    lines: Counter[str] = Counter()
+    for divergence in report["divergences"]:
+        lines[divergence["line"]] += divergence["count"]
+    line = max(lines, key=lines.__getitem__, default="")
+    if line:
+        text += f"; most new operators came from {place(line)}"
+    advice = (
+        "After 16 iterations with new operators, recording pauses for 64 or more. Pass what changes as "
+        "tensors, and do not generate code in each iteration."
+    )
+    return [Finding("slow" if share > 0.2 else "note", f"{text}.", advice, line)]
+
+
+def _divergences(report: Report) -> list[Finding]:
+    divergences = report["divergences"]
     if not divergences:
         return []
-    times = sum(d.get("count", 0) for d in divergences)
-    cost = sum(d.get("cost_us", 0) for d in divergences)
-    worst = max(divergences, key=lambda d: (d.get("cost_us", 0), d.get("count", 0)))
+    times = sum(d["count"] for d in divergences)
+    cost = sum(d["cost_us"] for d in divergences)
+    worst = max(divergences, key=lambda d: (d["cost_us"], d["count"]))
     text = f"{times:,} divergence{'s' * (times > 1)}"
     if cost:
         text += f" cost {duration(cost)}"
-    text += f"{', most' if len(divergences) > 1 else ''} at {place(worst.get('line', ''))}"
-    if worst.get("reason"):
-        text += f": {worst['reason'].rstrip('.')}"
-    text += "."
-    steps = report.get("steps_traced", 0) + report.get("steps_coexecuted", 0)
-    last = max((d.get("last", steps) for d in divergences), default=0)
+    text += f"{', most' if len(divergences) > 1 else ''} at {place(worst['line'])}"
+    text += f": {worst['reason'].rstrip('.')}."
+    steps = report["steps_traced"] + report["steps_coexecuted"]
+    last = max(d["last"] for d in divergences)
     if last < 0.9 * steps - 10:
-        return [Finding("note", f"{text} None since iteration {last}.", "", worst.get("line", ""))]
-    elapsed = report.get("python_exec_us", 0) + report.get("python_stall_us", 0)
+        return [Finding("note", f"{text} None since iteration {last}.", "", worst["line"])]
+    elapsed = report["python_exec_us"] + report["python_stall_us"]
     share = cost / max(elapsed, 1)
     severity: Severity = "slow" if share > 0.05 or times > 0.1 * steps else "note"
-    return [Finding(severity, text, ADVICE.get(worst.get("what", ""), ""), worst.get("line", ""))]
+    return [Finding(severity, text, ADVICE[worst["what"]], worst["line"])]
 
 
-def _feeds(report: dict[str, Any]) -> list[Finding]:
-    tensors = [f for f in report.get("feeds", []) if f.get("kind") == "host tensor"]
-    total = sum(f.get("bytes", 0) for f in tensors)
+def _feeds(report: Report) -> list[Finding]:
+    tensors = [f for f in report["feeds"] if f["kind"] == "host tensor"]
+    total = sum(f["bytes"] for f in tensors)
     if total < 1 << 30:
         return []
-    worst = max(tensors, key=lambda f: f.get("bytes", 0))
-    text = f"{size(total)} of host tensors were copied in, most at {place(worst.get('line', ''))}."
+    worst = max(tensors, key=lambda f: f["bytes"])
+    text = f"{size(total)} of host tensors were copied in, most at {place(worst['line'])}."
     advice = "What does not change between iterations can stay on the device: `.to('tandem')` once."
-    return [Finding("note", text, advice, worst.get("line", ""))]
+    return [Finding("note", text, advice, worst["line"])]
 
 
-def _worst_fetch(report: dict[str, Any]) -> tuple[str, int] | None:
+def _worst_fetch(report: Report) -> tuple[str, int] | None:
     """Return the line that waits longest, over all its fetches, and its waiting time in microseconds."""
     waits: dict[str, int] = {}
-    for fetch in report.get("fetches", []):
-        line = fetch.get("line", "")
-        waits[line] = waits.get(line, 0) + fetch.get("wait_us", 0)
+    for fetch in report["fetches"]:
+        waits[fetch["line"]] = waits.get(fetch["line"], 0) + fetch["wait_us"]
     worst = max(waits.items(), key=lambda item: item[1], default=None)
     return worst if worst and worst[1] > 0 else None
+
+
+@dataclass(frozen=True)
+class LateCalls:
+    """Operator calls after the first iterations, whose number is `after`."""
+
+    after: int
+    calls: int
+    coexecuted: int
+
+
+def late_calls(report: Report) -> LateCalls | None:
+    """Return the calls after the tenth iteration, or else after the fifth, or None if there are none."""
+    if report["ops_after_10"]:
+        return LateCalls(10, report["ops_after_10"], report["ops_coexecuted_after_10"])
+    if report["ops_after_5"]:
+        return LateCalls(5, report["ops_after_5"], report["ops_coexecuted_after_5"])
+    return None
 
 
 @dataclass(frozen=True)
@@ -211,25 +256,20 @@ class _Times:
     settled: bool
 
 
-def _times(report: dict[str, Any]) -> _Times:
+def _times(report: Report) -> _Times:
     """Add up the times of the recorded iterations after the tenth.
 
     If there are fewer than ten of them, use the times of the whole run, including imports.
     """
-    settled = [s for s in report.get("steps", []) if s.get("number", 0) > 10]
-    enough = len(settled) >= 10
-    parts = settled if enough else [report]
-
-    def total(*names: str) -> int:
-        return sum(part.get(name, 0) for part in parts for name in names)
-
-    # The busy time includes blocks that a thread runs itself while it waits at a fetch.
-    return _Times(
-        elapsed=total("python_exec_us", "python_stall_us"),
-        waiting=total("python_stall_us"),
-        busy=total("runner_exec_us", "inline_exec_us"),
-        settled=enough,
-    )
+    settled = [s for s in report["steps"] if s["number"] > 10]
+    if len(settled) >= 10:
+        working = sum(s["python_exec_us"] for s in settled)
+        waiting = sum(s["python_stall_us"] for s in settled)
+        # An iteration's time of GraphRunner includes runs on Python's thread.
+        return _Times(working + waiting, waiting, sum(s["runner_exec_us"] for s in settled), settled=True)
+    waiting = report["python_stall_us"]
+    busy = report["runner_exec_us"] + report["inline_exec_us"]
+    return _Times(report["python_exec_us"] + waiting, waiting, busy, settled=False)
 
 
 def place(line: str) -> str:

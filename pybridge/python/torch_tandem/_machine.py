@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from torch_tandem._report_types import Machine
+
 _COPIED = 64 << 20  # bytes; more than fits in caches
 _ROWS = 1024  # rows and columns of the matrices
 _TRIES = 5
 
 
 @functools.cache
-def peaks() -> dict[str, float]:
+def peaks() -> Machine:
     """Measure bytes per second of a copy (read and written) and operations per second of a matrix product.
 
     Each is the best of a few tries on PyTorch's threads.

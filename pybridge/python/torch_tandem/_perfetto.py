@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch_tandem._findings import short_line
+from torch_tandem._report_types import Step, Timeline
 
 _PROCESS = 1
 _ITERATIONS, _PYTHON, _GRAPH = 1, 2, 3
@@ -14,22 +15,22 @@ _WORDS = {"stall": "wait", "trace": "trace", "fetch": "fetch"}
 Event = dict[str, Any]
 
 
-def trace(timeline: dict[str, Any], report: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the trace in Chrome's JSON object format. `report` adds counters per iteration."""
+def trace(timeline: Timeline, steps: list[Step]) -> dict[str, Any]:
+    """Return the trace in Chrome's JSON object format. The report's `steps` become counters."""
     events = [*_names(), *_nested(_iterations(timeline))]
     python = list(_nested(_python(timeline)))
     events += python
     events += _executing(timeline, python)
     events += _nested(_blocks(timeline))
-    events += _counters(report or {})
-    other = {"dropped events": timeline.get("dropped", 0)}
+    events += _counters(steps)
+    other = {"dropped events": timeline["dropped"]}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
 
 
-def write(path: str, timeline: dict[str, Any], report: dict[str, Any] | None = None) -> None:
+def write(path: str, timeline: Timeline, steps: list[Step]) -> None:
     """Write the trace to a file."""
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(trace(timeline, report), file, separators=(",", ":"))
+        json.dump(trace(timeline, steps), file, separators=(",", ":"))
 
 
 def _names() -> Iterable[Event]:
@@ -53,29 +54,27 @@ def _slice(thread: int, name: str, category: str, start: float, length: float, *
     }
 
 
-def _iterations(timeline: dict[str, Any]) -> Iterable[Event]:
-    for number, start, end in timeline.get("steps", []):
+def _iterations(timeline: Timeline) -> Iterable[Event]:
+    for number, start, end in timeline["steps"]:
         yield _slice(_ITERATIONS, f"iteration {number}", "iteration", start, end - start, iteration=number)
 
 
-def _python(timeline: dict[str, Any]) -> Iterable[Event]:
-    for start, length, kind, iteration, line in timeline.get("python", []):
-        where = short_line(line) if line else ""
-        name = f"{_WORDS.get(kind, kind)} {where.split(' in ')[0]}".rstrip()
-        yield _slice(_PYTHON, name, kind, start, length, iteration=iteration, line=line or "")
+def _python(timeline: Timeline) -> Iterable[Event]:
+    for start, length, kind, iteration, line in timeline["python"]:
+        name = f"{_WORDS[kind]} {short_line(line).split(' in ')[0]}".rstrip()
+        yield _slice(_PYTHON, name, kind, start, length, iteration=iteration, line=line)
 
 
-def _blocks(timeline: dict[str, Any]) -> Iterable[Event]:
-    for start, length, block, ops, iteration in timeline.get("runner", []):
-        name = f"block {block}" if isinstance(block, int) else str(block)
-        yield _slice(_GRAPH, name, "block", start, length, operators=ops, iteration=iteration)
+def _blocks(timeline: Timeline) -> Iterable[Event]:
+    for start, length, block, ops, iteration in timeline["runner"]:
+        yield _slice(_GRAPH, f"block {block}", "block", start, length, operators=ops, iteration=iteration)
 
 
-def _executing(timeline: dict[str, Any], python: list[Event]) -> Iterable[Event]:
+def _executing(timeline: Timeline, python: list[Event]) -> Iterable[Event]:
     """Yield the parts of iterations without an event of PythonRunner, in which the program ran."""
     events = sorted(python, key=lambda e: e["ts"])
     at = 0
-    for number, start, end in sorted(timeline.get("steps", []), key=lambda s: s[1]):
+    for number, start, end in sorted(timeline["steps"], key=lambda s: s[1]):
         free = start
         while at < len(events) and events[at]["ts"] < end:
             event = events[at]
@@ -104,14 +103,13 @@ def _nested(events: Iterable[Event]) -> Iterable[Event]:
         yield event
 
 
-def _counters(report: dict[str, Any]) -> Iterable[Event]:
-    for step in report.get("steps", []):
-        traced = step.get("traced", 0)
+def _counters(steps: list[Step]) -> Iterable[Event]:
+    for step in steps:
         yield {
             "ph": "C",
             "name": "operators",
             "pid": _PROCESS,
             "tid": 0,
-            "ts": step.get("start_us", 0),
-            "args": {"co-executed": max(step.get("ops", 0) - traced, 0), "traced": traced},
+            "ts": step["start_us"],
+            "args": {"co-executed": step["ops"] - step["traced"], "traced": step["traced"]},
         }

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_tandem._report_types import Model
+
 _looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
 _named = WeakIdKeyDictionary()  # parameters of the models in `_elsewhere`
-_elsewhere: dict[str, dict[str, Any]] = {}
+_elsewhere: dict[str, Model] = {}
 
 _TORCH = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 _LIBRARIES = tuple({*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")})
@@ -42,7 +44,7 @@ def _note(what: str, parameters: list[torch.Tensor]) -> None:
     for parameter in parameters:
         _named[parameter] = True
     line = _place(sys._getframe(2))
-    entry = {"what": what, "line": line, "device": min(devices), "parameters": len(parameters)}
+    entry: Model = {"what": what, "line": line, "device": min(devices), "parameters": len(parameters)}
     _elsewhere.setdefault(f"{what} {line}", entry)
 
 
@@ -61,7 +63,7 @@ def _place(frame: FrameType | None) -> str:
     return best
 
 
-def models() -> list[dict[str, Any]]:
+def models() -> list[Model]:
     """Return the models that are not on the device, in the order in which they ran."""
     return list(_elsewhere.values())
 

@@ -4,32 +4,33 @@ import io
 import sys
 import textwrap
 from collections.abc import Iterable
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from torch_tandem._findings import duration, findings, models, short_line, size, verdict
+from torch_tandem._findings import duration, findings, late_calls, models, short_line, size, verdict
+from torch_tandem._report_types import Divergence, Feed, Fetch, Kernel, Machine, Report
 
 _ROWS = 10  # maximum number of rows of each table
 _WIDTH = 110  # width of output that does not go to a terminal, in characters
 
 
-def show(report: dict[str, Any], file: IO[str] | None = None) -> None:
+def show(report: Report, file: IO[str] | None = None) -> None:
     """Print the summary to `file`, or to stderr if it is None."""
     file = file or sys.stderr
     _print(Console(file=file, width=None if file.isatty() else _WIDTH, highlight=False), report)
 
 
-def text(report: dict[str, Any]) -> str:
+def text(report: Report) -> str:
     """Return the summary as plain text."""
     file = io.StringIO()
     _print(Console(file=file, width=_WIDTH, highlight=False), report)
     return file.getvalue()
 
 
-def explanation(report: dict[str, Any]) -> str:
+def explanation(report: Report) -> str:
     """Return the verdict, the findings with their advice, and the summary, as plain text."""
     lines = [verdict(report)]
     for finding in findings(report):
@@ -40,131 +41,116 @@ def explanation(report: dict[str, Any]) -> str:
     return file.getvalue() + text(report)
 
 
-def _line(entry: dict[str, Any]) -> str:
-    """Return the source line of an entry, with a short path."""
-    return short_line(str(entry.get("line", "")))
-
-
-def _print(console: Console, report: dict[str, Any]) -> None:
+def _print(console: Console, report: Report) -> None:
     console.rule("Tandem", style="dim")
     for model in models(report):
         console.print(escape(f"{model.text} {model.advice}"), style="bold")
-    if not report.get("ops_captured"):
+    if not report["ops_captured"]:
         console.print("No operator ran on the device tandem.")
     else:
         console.print(_facts(report))
         for title, table in _tables(report):
             console.print(title)
             console.print(table)
-    for note in report.get("notes", []):
+    for note in report["notes"]:
         console.print(f"note: {escape(note)}", style="dim")
 
 
-def _facts(report: dict[str, Any]) -> Table:
-    def count(key: str) -> int:
-        return report.get(key, 0)
-
+def _facts(report: Report) -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("iterations", f"{count('steps_traced')} traced, {count('steps_coexecuted')} co-executed")
-    on_host = count("ops_on_host")
-    share = _percent(count("ops_coexecuted"), count("ops_captured") + on_host)
-    operators = f"{count('ops_captured'):,} captured, {share} co-executed"
+    grid.add_row("iterations", f"{report['steps_traced']} traced, {report['steps_coexecuted']} co-executed")
+    on_host = report["ops_on_host"]
+    share = _percent(report["ops_coexecuted"], report["ops_captured"] + on_host)
+    operators = f"{report['ops_captured']:,} captured, {share} co-executed"
     if on_host:
         operators = (
-            f"{count('ops_captured'):,} captured, about {on_host:,} on host tensors, {share} co-executed"
+            f"{report['ops_captured']:,} captured, about {on_host:,} on host tensors, {share} co-executed"
         )
-    for number, name in ((10, "tenth"), (5, "fifth")):
-        if count(f"ops_after_{number}"):
-            share = _percent(count(f"ops_coexecuted_after_{number}"), count(f"ops_after_{number}"))
-            operators += f" ({share} of the captured ones after the {name} iteration)"
-            break
+    late = late_calls(report)
+    if late:
+        share, name = _percent(late.coexecuted, late.calls), {10: "tenth", 5: "fifth"}[late.after]
+        operators += f" ({share} of the captured ones after the {name} iteration)"
     grid.add_row("operators", operators)
-    if count("ops_other_threads"):
-        grid.add_row("", f"{count('ops_other_threads'):,} from other threads, run imperatively")
-    for runner, title in (("python", "PythonRunner"), ("runner", "GraphRunner")):
-        executing, stalled = count(f"{runner}_exec_us"), count(f"{runner}_stall_us")
+    if report["ops_other_threads"]:
+        grid.add_row("", f"{report['ops_other_threads']:,} from other threads, run imperatively")
+    for title, executing, stalled in (
+        ("PythonRunner", report["python_exec_us"], report["python_stall_us"]),
+        ("GraphRunner", report["runner_exec_us"], report["runner_stall_us"]),
+    ):
         grid.add_row(title, f"{duration(executing)} executing, {duration(stalled)} waiting")
-    for region in report.get("regions", []):
-        if not region["beside_ns"]:
+    for region in report["regions"]:
+        beside, inline = region["beside_ns"], region["inline_ns"]
+        if beside is None or inline is None:
             continue
         who = "GraphRunner's thread" if region["place"] == "beside" else "Python's thread"
-        beside, inline = (f"{region[f'{place}_ns'] / 1000:.1f} us" for place in ("beside", "inline"))
         if region["line"]:
             who += f" in the loop from {escape(region['line'])}"
-        grid.add_row("kernels", f"on {who}: {beside} an operator beside Python, {inline} on its thread")
-    grid.add_row("overlap", f"{duration(count('overlap_us'))} in which both executed")
+        each = f"{beside / 1000:.1f} us an operator beside Python, {inline / 1000:.1f} us on its thread"
+        grid.add_row("kernels", f"on {who}: {each}")
+    grid.add_row("overlap", f"{duration(report['overlap_us'])} in which both executed")
     grid.add_row(
         "TraceGraph",
-        f"{count('tracegraph_nodes'):,} nodes, {_plural(count('paths'), 'path')}, "
-        f"{_plural(count('symbolic_blocks'), 'block')}, {count('blocks_sent'):,} sent "
-        f"(median {count('median_block_ops')} operators)",
+        f"{report['tracegraph_nodes']:,} nodes, {_plural(report['paths'], 'path')}, "
+        f"{_plural(report['symbolic_blocks'], 'block')}, {report['blocks_sent']:,} sent "
+        f"(median {report['median_block_ops']} operators)",
     )
-    devices = report.get("devices", [])
+    devices = report["devices"]
     for index, device in enumerate(devices):
         ran = f"{device['native_ops']:,} operators in {device['dispatches']:,} kernels"
-        compiled, hosted = _plural(device["pipelines"], "pipeline"), device["host_ops"]
+        compiled, hosted = _plural(device["pipelines"], "pipeline"), sum(device["host_ops"].values())
         which = "device" if len(devices) == 1 else f"tandem:{index}"
         grid.add_row(which, f"{escape(device['name'])}: {ran} ({compiled}), {hosted:,} on the host")
         most, cached = size(device["memory_live_peak"]), size(device["memory_peak"])
         grid.add_row(f"{which} memory", f"{most} at most, {cached} with caches")
-    grid.add_row("memory", f"{size(count('memory_peak'))} at most")
+    grid.add_row("memory", f"{size(report['memory_peak'])} at most")
     return grid
 
 
-def _tables(report: dict[str, Any]) -> Iterable[tuple[str, Table]]:
-    divergences = report.get("divergences", [])
+def _tables(report: Report) -> Iterable[tuple[str, Table]]:
+    divergences = report["divergences"]
     if divergences:
         yield f"divergences: {_total(divergences)}", _divergences(divergences)
-    fetches = report.get("fetches", [])
+    fetches = report["fetches"]
     if fetches:
         # A source line may contain several fetches.
-        lines: dict[str, list[float]] = {}
+        lines: dict[str, list[int]] = {}
         for fetch in fetches:
-            total = lines.setdefault(_line(fetch), [0, 0])
-            total[0] += fetch.get("count", 0)
-            total[1] += fetch.get("wait_us", 0)
+            total = lines.setdefault(short_line(fetch["line"]), [0, 0])
+            total[0] += fetch["count"]
+            total[1] += fetch["wait_us"]
         rows = [
             (times, line, duration(waited), duration(waited / max(times, 1)))
             for line, (times, waited) in sorted(lines.items(), key=lambda item: (-item[1][1], -item[1][0]))
         ]
         yield f"fetches: {_total(fetches)}", _table(("times", "line", "waited", "each"), rows)
-    feeds = sorted(report.get("feeds", []), key=lambda f: -f.get("bytes", 0))
+    feeds = report["feeds"]
     if feeds:
-        rows = [
-            (f.get("count"), _line(f), f.get("op"), f.get("kind"), size(f.get("bytes", 0))) for f in feeds
-        ]
+        rows = [(f["count"], short_line(f["line"]), f["op"], f["kind"], size(f["bytes"])) for f in feeds]
         columns = ("times", "line", "operator", "what was fed", "size")
         yield f"feeds: {_total(feeds)}", _table(columns, rows)
-    kernels = report.get("kernels", [])
-    if kernels and report.get("machine"):
-        yield f"kernels: {_total(kernels)} runs", _kernels(kernels, report["machine"])
-    host = sorted(report.get("host_ops", {}).items(), key=lambda item: -item[1])
+    kernels, machine = report["kernels"], report["machine"]
+    if kernels and machine:
+        yield f"kernels: {_total(kernels)} runs", _kernels(kernels, machine)
+    host = sorted(report["host_ops"].items(), key=lambda item: -item[1])
     if host:
         rows = [(times, name) for name, times in host]
         yield f"operators without a native kernel: {len(host)}", _table(("times", "operator"), rows)
 
 
-def _divergences(entries: list[dict[str, Any]]) -> Table:
-    """Return a table of divergences, sorted by cost or, if costs are not known, by count."""
-    if not any("cost_us" in d for d in entries):
-        entries = sorted(entries, key=lambda d: -d.get("count", 0))
-        rows = [(d.get("count"), _line(d), d.get("op"), d.get("reason")) for d in entries]
-        return _table(("times", "line", "operator", "what differed"), rows)
-    entries = sorted(entries, key=lambda d: (-d.get("cost_us", 0), -d.get("count", 0)))
+def _divergences(entries: list[Divergence]) -> Table:
+    """Return a table of divergences, sorted by cost."""
     rows = []
-    for d in entries:
+    for d in sorted(entries, key=lambda d: (-d["cost_us"], -d["count"])):
         # The table has many columns, so names are shortened.
-        where, op, expected, got = (
-            _line(d).rpartition(" in ")[0],
-            *(str(d.get(name) or "").removeprefix("aten::") for name in ("op", "expected", "got")),
-        )
-        expected = expected or ("" if got else d.get("reason", ""))
-        cost = duration(d.get("cost_us", 0))
-        rows.append((d.get("count"), where or _line(d), op, d.get("what", ""), expected, got, cost))
+        line = short_line(d["line"])
+        op, expected, got = (name.removeprefix("aten::") for name in (d["op"], d["expected"], d["got"]))
+        expected = expected or ("" if got else d["reason"])
+        where = line.rpartition(" in ")[0] or line
+        rows.append((d["count"], where, op, d["what"], expected, got, duration(d["cost_us"])))
     return _table(("times", "line", "operator", "what", "expected", "got", "cost"), rows)
 
 
-def _kernels(entries: list[dict[str, Any]], machine: dict[str, float]) -> Table:
+def _kernels(entries: list[Kernel], machine: Machine) -> Table:
     """Return a table of kernels with their time and their share of the machine's peak rates."""
     rows = []
     for kernel in entries:
@@ -196,8 +182,8 @@ def _table(columns: Iterable[str], rows: list[tuple]) -> Table:
     return table
 
 
-def _total(entries: list[dict[str, Any]]) -> str:
-    return f"{sum(entry.get('count', 0) for entry in entries):,}"
+def _total(entries: Iterable[Divergence | Feed | Fetch | Kernel]) -> str:
+    return f"{sum(entry['count'] for entry in entries):,}"
 
 
 def _percent(part: int, whole: int) -> str:

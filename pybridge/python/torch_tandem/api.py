@@ -1,12 +1,9 @@
 """The functions that a program can call."""
 
-import json
 import os
-from typing import Any, Literal
 
 from torch_tandem import _core, _machine, _notes, _perfetto, _report, _residence, _summary
-
-Mode = Literal["coexec", "lazy", "trace"]
+from torch_tandem._report_types import Adapter, Mode, Report
 
 
 def is_available() -> bool:
@@ -14,13 +11,13 @@ def is_available() -> bool:
     return not _core.in_bad_fork()
 
 
-def list_devices() -> list[dict[str, Any]]:
+def list_devices() -> list[Adapter]:
     """Return the graphics adapters that Tandem can run on; `TANDEM_DEVICE` accepts their indices and names.
 
     Each has `index`, `name`, `backend`, `kind` (`discrete`, `integrated`, `virtual` or `software`), `driver`,
     `features` and `max_binding`, the maximum size in bytes of a kernel's binding to a buffer.
     """
-    return json.loads(_core.list_devices())
+    return _core.list_devices()
 
 
 def mark_step() -> None:
@@ -50,15 +47,17 @@ def mode() -> Mode:
     return _core.mode()
 
 
-def report() -> dict[str, Any]:
+def report() -> Report:
     """Return the counters of the run so far, as plain data."""
-    data = json.loads(_core.report())
-    data["notes"] = [*data.get("notes", []), *_notes.lines()]
-    data["models_elsewhere"] = _residence.models()
+    core = _core.report()
     # GPU kernels are not timed individually, so only the cpu executor is compared with the machine's peaks.
-    if data.get("kernels") and data.get("executor") == "cpu":
-        data["machine"] = _machine.peaks()
-    return data
+    compared = core["kernels"] and core["executor"] == "cpu"
+    return {
+        **core,
+        "notes": [*core["notes"], *_notes.lines()],
+        "models_elsewhere": _residence.models(),
+        "machine": _machine.peaks() if compared else None,
+    }
 
 
 def reset() -> None:
@@ -86,13 +85,13 @@ def explain() -> None:
 def save_report(path: str | os.PathLike[str]) -> None:
     """Write the report as a single HTML file that explains the program's speed. See docs/report.md."""
     _core.drain()
-    _report.write(os.fspath(path), report(), _timeline(), _graph())
+    _report.write(os.fspath(path), report(), _core.timeline(), _core.graph())
 
 
 def save_trace(path: str | os.PathLike[str]) -> None:
     """Write the timeline as Chrome trace events, for ui.perfetto.dev."""
     _core.drain()
-    _perfetto.write(os.fspath(path), _timeline(), report())
+    _perfetto.write(os.fspath(path), _core.timeline(), _core.report()["steps"])
 
 
 def save_graph(path: str | os.PathLike[str]) -> None:
@@ -108,11 +107,3 @@ def record(on: bool = True) -> None:
     `tandem run` does this itself if `--report` or `--trace` is given.
     """
     _core.record(on)
-
-
-def _timeline() -> dict[str, Any]:
-    return json.loads(_core.timeline())
-
-
-def _graph() -> dict[str, Any]:
-    return json.loads(_core.graph())

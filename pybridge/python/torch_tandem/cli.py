@@ -5,7 +5,8 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+
+from torch_tandem._report_types import Report
 
 USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 
@@ -91,7 +92,10 @@ def _devices() -> int:
     for device in api.list_devices():
         table.add_row(
             str(device["index"]),
-            *(device[key] for key in ("name", "kind", "backend", "driver")),
+            device["name"],
+            device["kind"],
+            device["backend"],
+            device["driver"],
             " ".join(device["features"]),
         )
     table.add_row("cpu", "PyTorch's CPU kernels", "", "", "", "")
@@ -187,7 +191,7 @@ def _finish(options: argparse.Namespace, status: int) -> int:
     return status
 
 
-def _write_json(path: str, report: dict[str, Any]) -> None:
+def _write_json(path: str, report: Report) -> None:
     with open(path, "w") as file:
         json.dump(report, file, indent=2)
 

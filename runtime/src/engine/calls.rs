@@ -250,7 +250,6 @@ impl Engine {
     fn jump(&mut self, node: NodeId, position: Position, call: &Call<'_>) {
         self.graphs.add_sources(node, call);
         if self.phase == Phase::CoExecution {
-            self.counters.report.jumps += 1;
             self.graphs.missed(self.cursor.block());
         }
         self.phase = Phase::CoExecution;

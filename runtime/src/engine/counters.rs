@@ -1,6 +1,6 @@
 //! Counters: those of the running iteration, and the report with everything that only it needs.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustc_hash::FxHashSet;
 use tandem_kernels::run::BlockRun;
@@ -199,12 +199,6 @@ impl Counters {
         self.passes.fill(0);
     }
 
-    /// Counts a generation that took this long.
-    pub(super) fn count_generation(&mut self, took: Duration) {
-        self.report.generated.0 += 1;
-        self.report.generated.1 += took.as_nanos() as u64;
-    }
-
     /// Begins the executions of a new symbolic graph with this number of steps. Those of the old one must have been
     /// counted.
     pub(super) fn reset_passes(&mut self, steps: u32) {
@@ -353,9 +347,9 @@ mod tests {
         counters.count_path(2);
         counters.count_path(1);
         assert_eq!(counters.paths(), 2);
-        counters.report.jumps = 5;
+        counters.report.ops_other_threads = 5;
         counters.reset((10, 20));
-        assert_eq!((counters.paths(), counters.report.jumps), (0, 0));
+        assert_eq!((counters.paths(), counters.report.ops_other_threads), (0, 0));
         assert_eq!(counters.busy_since_start((11, 22)), (1, 2));
         assert!(counters.started() > before);
     }

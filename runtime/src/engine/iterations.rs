@@ -195,9 +195,7 @@ impl Engine {
         let (first, steps) = self.graphs.declare_nodes(&self.ops);
         self.runner.send(Message::Declare(first, steps));
         self.runner.send(Message::Lower(self.graphs.blocks()));
-        let took = begin.elapsed();
-        self.graphs.schedule_mut().spent(took);
-        self.counters.count_generation(took);
+        self.graphs.schedule_mut().spent(begin.elapsed());
         let symbolic = self.graphs.symbolic();
         tracing::info!(
             nodes = self.graphs.graph().len(),

@@ -606,16 +606,13 @@ impl Immediate for GpuDevice {
 
     fn devices(&self) -> Vec<DeviceReport> {
         let usage = self.stream.memory.usage();
-        let hosted = |(i, op): (usize, &Option<DeviceOp>)| {
-            op.as_ref().filter(|op| op.hosted > 0).map(|op| (OpId(i as u32), op.hosted))
-        };
+        let hosted = self.ops.iter().flatten().filter(|op| op.hosted > 0);
         vec![DeviceReport {
             name: self.stream.gpu.name.clone(),
-            native: self.native,
-            host: self.ops.iter().enumerate().filter_map(hosted).collect(),
+            native_ops: self.native,
+            host_ops: hosted.map(|op| (op.name.clone(), op.hosted)).collect(),
             dispatches: self.stream.dispatches,
             pipelines: self.stream.pipelines.len() as u64,
-            memory_live: usage.live,
             memory_live_peak: usage.live_peak,
             memory_peak: usage.peak,
         }]

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from torch_tandem import _findings
+from torch_tandem._report_types import Graphs, Report, Timeline
 
 # In order of dependency: a script uses definitions of earlier ones.
 _SCRIPTS = ("basics", "tables", "zoom", "timeline", "model", "layout", "picture", "explorer", "main")
@@ -19,19 +20,15 @@ _MOST_EVENTS = 20_000  # newest events of the timeline that the page shows; the 
 _MOST_SOURCES = 5_000  # source lines whose text the page has
 
 
-def page(
-    report: dict[str, Any],
-    timeline: dict[str, Any] | None = None,
-    graph: dict[str, Any] | None = None,
-) -> str:
+def page(report: Report, timeline: Timeline, graphs: Graphs) -> str:
     """Return the page's HTML."""
     data = {
         "about": _about(),
         **_findings.as_data(report),
         "report": report,
-        "timeline": _newest(timeline) if timeline else None,
-        "graph": _packed(graph) if graph else None,
-        "sources": _sources(report, graph),
+        "timeline": _newest(timeline),
+        "graph": _packed(graphs),
+        "sources": _sources(report, graphs),
     }
     parts = {
         "title": _escaped(f"Tandem: {data['about']['title']}"),
@@ -47,14 +44,9 @@ def page(
     return text
 
 
-def write(
-    path: str,
-    report: dict[str, Any],
-    timeline: dict[str, Any] | None = None,
-    graph: dict[str, Any] | None = None,
-) -> None:
+def write(path: str, report: Report, timeline: Timeline, graphs: Graphs) -> None:
     """Write the page to a file."""
-    text = page(report, timeline, graph)
+    text = page(report, timeline, graphs)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
@@ -96,11 +88,15 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _newest(timeline: dict[str, Any]) -> dict[str, Any]:
+def _newest(timeline: Timeline) -> Timeline:
     """Return the newest events of the timeline, so that the page stays small."""
-    kept = {name: timeline.get(name, [])[-_MOST_EVENTS:] for name in ("python", "runner", "steps")}
-    cut = sum(len(timeline.get(name, [])) - len(events) for name, events in kept.items())
-    return {**kept, "dropped": timeline.get("dropped", 0) + cut}
+    tracks = (timeline["python"], timeline["runner"], timeline["steps"])
+    return {
+        "python": timeline["python"][-_MOST_EVENTS:],
+        "runner": timeline["runner"][-_MOST_EVENTS:],
+        "steps": timeline["steps"][-_MOST_EVENTS:],
+        "dropped": timeline["dropped"] + sum(max(len(track) - _MOST_EVENTS, 0) for track in tracks),
+    }
 
 
 class _Table:
@@ -116,39 +112,31 @@ class _Table:
         return list(self.numbers)
 
 
-def _packed(graph: dict[str, Any]) -> dict[str, Any]:
-    """Return the graph with strings and stacks in tables, because nodes share most of them."""
+def _packed(graphs: Graphs) -> dict[str, Any]:
+    """Return the graphs with strings and stacks in tables, because nodes share most of them."""
     strings, stacks = _Table(), _Table()
     nodes = []
-    for node in graph.get("nodes", []):
-        stack = stacks(tuple(strings(frame) for frame in node.get("stack", [])))
-        flags = sum(
-            bit
-            for bit, name in ((1, "backward"), (2, "fetched"), (4, "ends"), (8, "dynamic"))
-            if node.get(name)
-        )
-        out = [strings(shape) for shape in node.get("out", [])]
+    for node in graphs["nodes"]:
+        flags = node["backward"] + 2 * node["fetched"] + 4 * node["ends"] + 8 * node["dynamic"]
         nodes.append(
             [
                 node["id"],
-                strings(node.get("op", "")),
-                strings(node.get("line", "")),
-                stack,
+                strings(node["op"]),
+                strings(node["line"]),
+                stacks(tuple(strings(frame) for frame in node["stack"])),
                 flags,
-                node.get("variants", 1),
-                out,
-                [i if isinstance(i, list) else [i] for i in node.get("inputs", [])],
+                node["variants"],
+                [strings(shape) for shape in node["out"]],
+                node["inputs"],
             ]
         )
-    rest = {name: graph.get(name, []) for name in ("edges", "loops", "blocks", "entry")}
-    return {"strings": strings.values(), "stacks": stacks.values(), "nodes": nodes, **rest}
+    return {**graphs, "strings": strings.values(), "stacks": stacks.values(), "nodes": nodes}
 
 
-def _sources(report: dict[str, Any], graph: dict[str, Any] | None) -> dict[str, str]:
+def _sources(report: Report, graphs: Graphs) -> dict[str, str]:
     """Return the text of each source line that the page names."""
-    names = ("divergences", "fetches", "feeds", "lines")
-    lines = {entry.get("line", "") for name in names for entry in report.get(name, [])}
-    lines.update(line for kernel in report.get("kernels", []) for line in kernel["lines"])
-    lines.update(node.get("line", "") for node in (graph or {}).get("nodes", []))
+    entries = (*report["divergences"], *report["fetches"], *report["feeds"], *graphs["nodes"])
+    lines = {entry["line"] for entry in entries}
+    lines.update(line for kernel in report["kernels"] for line in kernel["lines"])
     texts = ((line, _findings.source(line)) for line in sorted(lines)[:_MOST_SOURCES])
     return {line: text for line, text in texts if text}

@@ -3,7 +3,7 @@
 const MOST_HITS = 200; // listed
 
 function graphSection({ graph: packed }) {
-  if (!packed?.nodes.length) return null;
+  if (!packed.nodes.length) return null;
   const graph = unpack(packed);
   const trees = new Map();
   const makers = { trace: traceTree, symbolic: symbolicTree };
@@ -189,7 +189,6 @@ function graphSection({ graph: packed }) {
     for (const node of nodes) kinds.set(node.op, (kinds.get(node.op) ?? 0) + 1);
     const common = [...kinds].sort((a, b) => b[1] - a[1]);
     const loop = item.loop;
-    const rounds = loop?.rounds ?? [];
     return [
       h("h3", null, item.title),
       facts([
@@ -204,14 +203,6 @@ function graphSection({ graph: packed }) {
         ],
         ["from", nodes.length ? shortLine(nodes[0].line) : null],
         ["called at", item.caller ? `line ${item.caller}` : null],
-        [
-          "rounds",
-          loop && rounds.length
-            ? rounds[0] === rounds[1]
-              ? count(rounds[0])
-              : `${rounds[0]} to ${rounds[1]}`
-            : null,
-        ],
         [
           "loop",
           loop

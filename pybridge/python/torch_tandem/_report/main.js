@@ -20,16 +20,16 @@ function verdict({ verdict: text, findings }, graph) {
 }
 
 function figures({ report: r, times: t }) {
-  const steps = (r.steps_traced ?? 0) + (r.steps_coexecuted ?? 0);
+  const steps = r.steps_traced + r.steps_coexecuted;
   const since = t.settled ? "since iteration 11" : `of ${duration(t.elapsed)}`;
   const after = [10, 5].find((number) => r[`ops_after_${number}`]);
   const late = after ? percent(r[`ops_coexecuted_after_${after}`], r[`ops_after_${after}`]) : null;
-  const diverged = times(r.divergences ?? []);
+  const diverged = times(r.divergences);
   const shown = [
     ["Iterations", count(steps), `${count(r.steps_traced)} traced, ${count(r.steps_coexecuted)} co-executed`],
     [
       "Co-executed",
-      percent(r.ops_coexecuted, (r.ops_captured ?? 0) + (r.ops_on_host ?? 0)),
+      percent(r.ops_coexecuted, r.ops_captured + r.ops_on_host),
       late ? `${late} of the captured ones after iteration ${after}` : `of ${count(r.ops_captured)} calls`,
     ],
     [
@@ -51,7 +51,7 @@ function figures({ report: r, times: t }) {
     [
       "TraceGraph",
       count(r.tracegraph_nodes),
-      `operators; ${plural(r.paths ?? 0, "path")}, ${plural(r.symbolic_blocks ?? 0, "block")}`,
+      `operators; ${plural(r.paths, "path")}, ${plural(r.symbolic_blocks, "block")}`,
     ],
     ["Memory", bytes(r.memory_peak), "at most"],
   ];
@@ -69,13 +69,12 @@ function figures({ report: r, times: t }) {
     );
 }
 
-function compact(number) {
-  const value = number ?? 0;
+function compact(value) {
   return value >= 1e6 ? `${(value / 1e6).toFixed(value >= 1e7 ? 0 : 1)} M` : count(value);
 }
 
 function colophon({ about, report }) {
-  const notes = (report.notes ?? []).map((note) => h("p", null, `Note: ${note}`));
+  const notes = report.notes.map((note) => h("p", null, `Note: ${note}`));
   return h(
     "footer",
     null,
@@ -84,7 +83,7 @@ function colophon({ about, report }) {
     h(
       "p",
       null,
-      `Tandem ${about.tandem}, PyTorch ${about.torch}, Python ${about.python}, executor ${report.executor ?? "cpu"}.`,
+      `Tandem ${about.tandem}, PyTorch ${about.torch}, Python ${about.python}, executor ${report.executor}.`,
     ),
   );
 }

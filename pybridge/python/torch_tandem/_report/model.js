@@ -278,10 +278,7 @@ function holding(step, children) {
 }
 
 function loopTitle(loop) {
-  const [least, most] = loop.rounds ?? [];
-  const rounds =
-    most === undefined ? "" : least === most ? `, ${plural(most, "round")}` : `, ${least} to ${most} rounds`;
-  return `${loop.unrolled ? "Loop, unrolled" : "While"}${rounds}`;
+  return loop.unrolled ? "Loop, unrolled" : "While";
 }
 
 // Calls of one function in a row look like one; where its first operator comes again, the next call begins.

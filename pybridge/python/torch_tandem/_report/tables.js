@@ -97,13 +97,13 @@ const LINE = {
 };
 
 function times(rows) {
-  return rows.reduce((sum, row) => sum + (row.count ?? 0), 0);
+  return rows.reduce((sum, row) => sum + row.count, 0);
 }
 
 function tablesSection({ report }, findInGraph) {
   const section = h("section", { id: "tables", class: "tables" });
   const add = (title, rows, none, make) => {
-    if (rows?.length) section.append(table({ title, rows, ...make(rows) }));
+    if (rows.length) section.append(table({ title, rows, ...make(rows) }));
     else if (none)
       section.append(h("h3", { id: title.toLowerCase() }, title), h("p", { class: "none" }, none));
   };
@@ -111,69 +111,64 @@ function tablesSection({ report }, findInGraph) {
     findInGraph
       ? h("button", { class: "link code", type: "button", onclick: () => findInGraph(name) }, name)
       : name;
-  const op = { title: "Operator", value: (row) => row.op ?? "", show: (row) => operator(row.op ?? "") };
+  const op = { title: "Operator", value: (row) => row.op, show: (row) => operator(row.op) };
   const number = (title, value, show, share) => ({ title, value, show, share, number: true });
-  const most = (rows, name) => Math.max(...rows.map((row) => row[name] ?? 0), 1);
-  const total = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 0);
+  const most = (rows, name) => Math.max(...rows.map((row) => row[name]), 1);
+  const total = (rows, name) => rows.reduce((sum, row) => sum + row[name], 0);
 
   add("Divergences", report.divergences, "The program never left its graph.", (rows) => {
     const worst = most(rows, "cost_us");
-    const known = rows.some((row) => row.what);
-    const apart = [
-      { title: "What differed", value: (row) => row.what ?? "" },
-      {
-        title: "Expected",
-        value: (row) => row.expected ?? "",
-        show: (row) => h("code", null, row.expected ?? ""),
-      },
-      { title: "Got", value: (row) => row.got ?? "", show: (row) => h("code", null, row.got ?? "") },
-    ];
-    const reason = { title: "Reason", value: (row) => row.reason ?? "" };
     return {
-      sum: count(times(rows)) + (known ? `, which cost ${duration(total(rows, "cost_us"))}` : ""),
-      sort: known ? 6 : 3, // what they cost, or how often they came
+      sum: `${count(times(rows))}, which cost ${duration(total(rows, "cost_us"))}`,
+      sort: 6,
       columns: [
         LINE,
         op,
-        ...(known ? apart : [reason]),
+        { title: "What differed", value: (row) => row.what },
+        {
+          title: "Expected",
+          value: (row) => row.expected,
+          show: (row) => h("code", null, row.expected),
+        },
+        { title: "Got", value: (row) => row.got, show: (row) => h("code", null, row.got) },
         number(
           "Times",
-          (row) => row.count ?? 0,
+          (row) => row.count,
           (row) => count(row.count),
         ),
-        ...(known
-          ? [
-              cost(worst),
-              number(
-                "Iterations",
-                (row) => row.last ?? 0,
-                (row) => span(row.first, row.last),
-              ),
-            ]
-          : []),
+        number(
+          "Cost",
+          (row) => row.cost_us,
+          (row) => duration(row.cost_us),
+          (row) => row.cost_us / worst,
+        ),
+        number(
+          "Iterations",
+          (row) => row.last,
+          (row) => span(row.first, row.last),
+        ),
       ],
     };
   });
 
   add("Fetches", report.fetches, "The program never waited for a value.", (rows) => {
     const worst = most(rows, "wait_us");
-    const named = rows.some((row) => row.op);
     return {
       sum: `${count(times(rows))}, in which Python waited ${duration(total(rows, "wait_us"))}`,
-      sort: named ? 3 : 2,
+      sort: 3,
       columns: [
         LINE,
-        ...(named ? [op] : []),
+        op,
         number(
           "Times",
-          (row) => row.count ?? 0,
+          (row) => row.count,
           (row) => count(row.count),
         ),
         number(
           "Waited",
-          (row) => row.wait_us ?? 0,
+          (row) => row.wait_us,
           (row) => duration(row.wait_us),
-          (row) => (row.wait_us ?? 0) / worst,
+          (row) => row.wait_us / worst,
         ),
         number("Each", each, (row) => duration(each(row))),
       ],
@@ -186,23 +181,23 @@ function tablesSection({ report }, findInGraph) {
     columns: [
       LINE,
       op,
-      { title: "What was fed", value: (row) => row.kind ?? "" },
+      { title: "What was fed", value: (row) => row.kind },
       number(
         "Times",
-        (row) => row.count ?? 0,
+        (row) => row.count,
         (row) => count(row.count),
       ),
       number(
         "Size",
-        (row) => row.bytes ?? 0,
+        (row) => row.bytes,
         (row) => bytes(row.bytes),
       ),
     ],
   }));
 
-  add("Kernels", report.machine ? report.kernels : null, null, (rows) => {
+  add("Kernels", report.machine ? report.kernels : [], null, (rows) => {
     const worst = most(rows, "exec_us");
-    const rate = (row, name) => ((row[name] ?? 0) / Math.max(row.exec_us ?? 0, 1)) * 1e6;
+    const rate = (row, name) => (row[name] / Math.max(row.exec_us, 1)) * 1e6;
     const achieved = (title, name, peak, show) =>
       number(
         title,
@@ -226,19 +221,19 @@ function tablesSection({ report }, findInGraph) {
         { title: "Operators", value: (row) => row.ops.map((op) => op.replace("aten::", "")).join(", ") },
         number(
           "Runs",
-          (row) => row.count ?? 0,
+          (row) => row.count,
           (row) => count(row.count),
         ),
         number(
           "Ran",
-          (row) => row.exec_us ?? 0,
+          (row) => row.exec_us,
           (row) => duration(row.exec_us),
-          (row) => (row.exec_us ?? 0) / worst,
+          (row) => row.exec_us / worst,
         ),
         number(
           "Moves",
-          (row) => (row.bytes ?? 0) / Math.max(row.count ?? 0, 1),
-          (row) => bytes((row.bytes ?? 0) / Math.max(row.count ?? 0, 1)),
+          (row) => row.bytes / Math.max(row.count, 1),
+          (row) => bytes(row.bytes / Math.max(row.count, 1)),
         ),
         achieved("Of copying", "bytes", copy, bytes),
         achieved("Of multiplying", "flops", matmul, operations),
@@ -252,54 +247,27 @@ function tablesSection({ report }, findInGraph) {
       sum: `${plural(rows.length, "operator")}, ${count(times(rows))} calls`,
       sort: 3,
       columns: [
-        { title: "Operator", value: (row) => row.name ?? "", show: (row) => operator(row.name ?? "") },
+        { title: "Operator", value: (row) => row.name, show: (row) => operator(row.name) },
         number(
           "Calls",
-          (row) => row.count ?? 0,
+          (row) => row.count,
           (row) => count(row.count),
         ),
         number(
           "Co-executed",
-          (row) => (row.coexecuted ?? 0) / Math.max(row.count ?? 0, 1),
-          (row) => percent(row.coexecuted ?? 0, row.count ?? 0),
+          (row) => row.coexecuted / Math.max(row.count, 1),
+          (row) => percent(row.coexecuted, row.count),
         ),
         number(
           "Ran",
-          (row) => row.exec_us ?? 0,
+          (row) => row.exec_us,
           (row) => duration(row.exec_us),
-          (row) => (row.exec_us ?? 0) / worst,
+          (row) => row.exec_us / worst,
         ),
         number(
           "Each",
-          (row) => (row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1),
-          (row) => duration((row.exec_us ?? 0) / Math.max(row.coexecuted ?? 0, 1)),
-        ),
-      ],
-    };
-  });
-
-  add("Lines", report.lines, null, (rows) => {
-    const worst = most(rows, "exec_us");
-    return {
-      sum: plural(rows.length, "line"),
-      sort: 3,
-      columns: [
-        LINE,
-        number(
-          "Operator calls",
-          (row) => row.ops ?? 0,
-          (row) => count(row.ops),
-        ),
-        number(
-          "Co-executed",
-          (row) => (row.coexecuted ?? 0) / Math.max(row.ops ?? 0, 1),
-          (row) => percent(row.coexecuted ?? 0, row.ops ?? 0),
-        ),
-        number(
-          "Ran",
-          (row) => row.exec_us ?? 0,
-          (row) => duration(row.exec_us),
-          (row) => (row.exec_us ?? 0) / worst,
+          (row) => row.exec_us / Math.max(row.coexecuted, 1),
+          (row) => duration(row.exec_us / Math.max(row.coexecuted, 1)),
         ),
       ],
     };
@@ -307,21 +275,10 @@ function tablesSection({ report }, findInGraph) {
   return section;
 
   function each(row) {
-    return (row.wait_us ?? 0) / Math.max(row.count ?? 0, 1);
-  }
-
-  function cost(worst) {
-    const value = (row) => row.cost_us ?? 0;
-    return number(
-      "Cost",
-      value,
-      (row) => duration(row.cost_us),
-      (row) => value(row) / worst,
-    );
+    return row.wait_us / Math.max(row.count, 1);
   }
 
   function span(first, last) {
-    if (first === undefined || first === null) return "";
-    return first === last || last === undefined ? count(first) : `${count(first)} to ${count(last)}`;
+    return first === last ? count(first) : `${count(first)} to ${count(last)}`;
   }
 }

@@ -4,9 +4,9 @@ const PHASES = { tracing: "trace", "co-execution": "graph", mixed: "mixed", impe
 const LEFT = 78; // of the charts, for their labels
 
 function timelineSection({ report, timeline }) {
-  const steps = report.steps ?? [];
-  const events = (timeline?.python?.length ?? 0) + (timeline?.runner?.length ?? 0);
-  if (!steps.length && !events && !report.phases?.length) return null;
+  const { steps, phases } = report;
+  const events = timeline.python.length + timeline.runner.length;
+  if (!steps.length && !events && !phases.length) return null;
 
   const views = [];
   if (steps.length) views.push(["steps", "Each iteration", () => stepChart(report, steps)]);
@@ -59,7 +59,7 @@ function stepChart(report, steps) {
   const chart = h("div", { class: "chart" }, canvas);
   const tip = new Tip(chart);
   const readout = h("p", { class: "readout", "aria-live": "polite" });
-  const whole = [Math.min(1, steps[0].number), Math.max(report.phases?.at(-1)?.to ?? 0, steps.at(-1).number)];
+  const whole = [Math.min(1, steps[0].number), Math.max(report.phases.at(-1)?.to ?? 0, steps.at(-1).number)];
   const right = 8;
   let hovered = null;
 
@@ -111,7 +111,7 @@ function stepChart(report, steps) {
     const found = [];
     for (let at = from - (from % each); at < to; at += each) {
       const part = steps.slice(Math.max(at, 0), Math.min(at + each, steps.length));
-      const mean = (name) => part.reduce((sum, step) => sum + (step[name] ?? 0), 0) / part.length;
+      const mean = (name) => part.reduce((sum, step) => sum + step[name], 0) / part.length;
       found.push({ at, each: part.length, mean, divergences: part.some((step) => step.divergences) });
     }
     return found;
@@ -166,9 +166,9 @@ function stepChart(report, steps) {
     pen.fillRect(plot.left, 4, plot.width, 14);
     // What is short and rare is drawn last, so that it is seen.
     const usual = (phase) => phase.phase === "co-execution";
-    const phases = (report.phases ?? []).toSorted((a, b) => usual(b) - usual(a));
+    const phases = report.phases.toSorted((a, b) => usual(b) - usual(a));
     for (const phase of phases) {
-      pen.fillStyle = colors[PHASES[phase.phase] ?? "imperative"];
+      pen.fillStyle = colors[PHASES[phase.phase]];
       pen.fillRect(x(phase.from), 4, Math.max((phase.to - phase.from + 1) * scale, 1.5), 14);
     }
     const number = (at) => steps[Math.min(Math.max(Math.round(at), 0), steps.length - 1)].number;
@@ -247,7 +247,7 @@ function stepChart(report, steps) {
 
   function tell() {
     const part = steps.slice(Math.floor(span.from), Math.ceil(span.to));
-    const total = (name) => part.reduce((sum, step) => sum + (step[name] ?? 0), 0);
+    const total = (name) => part.reduce((sum, step) => sum + step[name], 0);
     const python = total("python_exec_us") + total("python_stall_us");
     const graph = total("runner_exec_us") + total("runner_stall_us");
     const diverged = total("divergences");
@@ -286,7 +286,7 @@ function stepChart(report, steps) {
 // --- In time ------------------------------------------------------------------------------------------------
 
 function laneChart(timeline) {
-  const { python = [], runner = [], steps = [] } = timeline;
+  const { python, runner, steps } = timeline;
   const starts = [...python, ...runner].map((event) => event[0]);
   const ends = [...python, ...runner].map((event) => event[0] + event[1]);
   for (const [, from, to] of steps) (starts.push(from), ends.push(to));

@@ -1,0 +1,251 @@
+"""The report, the timeline and the graphs as plain data.
+
+`CoreReport`, `Timeline` and `Graphs` have exactly the keys of the Rust types in `pybridge/src/report.rs`,
+`timeline.rs` and `graphs.rs`, with `Device` and `Adapter` as in `kernels` (`DeviceReport`, `Listing`).
+`tests/python/test_report.py` compares them with the data of programs. Values whose names end in `_us` are
+microseconds, tuples are lists of that length, and a line is text such as `file.py:12 in train`.
+"""
+
+from typing import Literal, TypedDict
+
+Mode = Literal["coexec", "lazy", "trace"]
+What = Literal["operator", "attribute", "input", "device", "modes", "dataflow", "branch", "end", "location"]
+
+
+class Divergence(TypedDict):
+    """Divergences at one line with the same operator and the same difference."""
+
+    line: str
+    op: str
+    what: What
+    expected: str
+    got: str
+    reason: str  # the difference in one sentence
+    count: int
+    cost_us: int  # until co-execution resumed
+    first: int  # iteration
+    last: int  # iteration
+
+
+class Fetch(TypedDict):
+    """Fetches at one location."""
+
+    line: str
+    op: str
+    count: int
+    wait_us: int
+
+
+class Feed(TypedDict):
+    """Feeds of one kind at one location."""
+
+    line: str
+    op: str
+    kind: Literal["host tensor", "number", "generator"]
+    count: int
+    bytes: int
+
+
+class Operator(TypedDict):
+    """Counters of one operator."""
+
+    name: str
+    count: int
+    coexecuted: int
+    exec_us: int
+
+
+class Kernel(TypedDict):
+    """A kernel, with totals over all its launches."""
+
+    ops: list[str]
+    lines: list[str]
+    count: int
+    exec_us: int
+    bytes: int  # that it reads and writes, at least
+    flops: int
+
+
+Phase = TypedDict(
+    "Phase",
+    {
+        "from": int,
+        "to": int,
+        "phase": Literal["tracing", "co-execution", "mixed", "imperative"],
+        "ops": int,
+        "traced": int,
+    },
+)
+"""Consecutive iterations that ran in the same way."""
+
+
+class Step(TypedDict):
+    """One iteration."""
+
+    number: int
+    start_us: int
+    python_exec_us: int
+    python_stall_us: int
+    runner_exec_us: int
+    runner_stall_us: int
+    ops: int
+    traced: int
+    divergences: int
+
+
+class Region(TypedDict):
+    """Placement of a region. Times are per operator, and None if only one place was tried."""
+
+    line: str | None  # None for the outside of long loops
+    place: Literal["beside", "inline"]
+    beside_ns: float | None
+    inline_ns: float | None
+
+
+class Device(TypedDict):
+    """Counters of one GPU. Memory is in bytes."""
+
+    name: str
+    native_ops: int
+    host_ops: dict[str, int]
+    dispatches: int
+    pipelines: int
+    memory_live_peak: int
+    memory_peak: int  # with caches
+
+
+class CoreReport(TypedDict):
+    """What the engine and the executor have counted."""
+
+    mode: Mode
+    steps_traced: int
+    steps_coexecuted: int
+    ops_captured: int
+    ops_coexecuted: int
+    ops_after_5: int
+    ops_coexecuted_after_5: int
+    ops_after_10: int
+    ops_coexecuted_after_10: int
+    ops_unrecorded: int
+    ops_other_threads: int
+    ops_on_host: int
+    blocks_sent: int
+    median_block_ops: int
+    divergences: list[Divergence]
+    fetches: list[Fetch]
+    feeds: list[Feed]
+    operators: list[Operator]
+    kernels: list[Kernel]
+    phases: list[Phase]
+    steps: list[Step]
+    python_exec_us: int
+    python_stall_us: int
+    runner_exec_us: int
+    runner_stall_us: int
+    inline_exec_us: int
+    overlap_us: int
+    tracegraph_nodes: int
+    tracegraph_bytes: int
+    symbolic_blocks: int
+    paths: int
+    regions: list[Region]
+    device: Device | None  # the sum of `devices`
+    devices: list[Device]
+    host_ops: dict[str, int]
+    memory_peak: int
+    pool_peak: int
+    executor: Literal["cpu", "gpu", "none"]
+    notes: list[str]
+
+
+class Model(TypedDict):
+    """A model that is not on the device."""
+
+    what: str
+    line: str
+    device: str
+    parameters: int
+
+
+class Machine(TypedDict):
+    """Peak rates of this machine, per second."""
+
+    copy: float  # bytes, read and written
+    matmul: float  # arithmetic operations
+
+
+class Report(CoreReport):
+    """The report: the core's, with what Python knows."""
+
+    models_elsewhere: list[Model]
+    machine: Machine | None  # None unless kernels of the cpu executor were measured
+
+
+class Timeline(TypedDict):
+    """The newest recorded events. Times are in microseconds."""
+
+    python: list[tuple[float, float, Literal["fetch", "stall", "trace"], int, str]]
+    """Activities of PythonRunner: start, duration, kind, iteration, line."""
+    runner: list[tuple[float, float, int, int, int]]
+    """Runs of GraphRunner: start, duration, first block, number of operators, iteration."""
+    steps: list[tuple[int, float, float]]
+    """Iterations: number, start, end."""
+    dropped: int
+
+
+class Node(TypedDict):
+    """A node of the TraceGraph. A source of an input is a node's id or a name, such as `feed`."""
+
+    id: int
+    op: str
+    line: str
+    stack: list[str]
+    backward: bool
+    out: list[str]
+    inputs: list[list[int | str]]
+    variants: int
+    fetched: bool
+    ends: bool
+    dynamic: bool
+
+
+class Loop(TypedDict):
+    """A loop of the TraceGraph."""
+
+    id: int
+    parent: int | None
+    header: int
+    nodes: list[int]
+    unrolled: bool
+
+
+class Block(TypedDict):
+    """A block of the symbolic graph."""
+
+    id: int
+    nodes: list[int]
+    next: list[int]
+    loop: int | None
+    ends: bool
+
+
+class Graphs(TypedDict):
+    """The TraceGraph (nodes, edges, loops) and the symbolic graph (blocks, entry)."""
+
+    nodes: list[Node]
+    edges: list[tuple[int, int]]
+    loops: list[Loop]
+    blocks: list[Block]
+    entry: list[int]
+
+
+class Adapter(TypedDict):
+    """A graphics adapter that Tandem can run on."""
+
+    index: int
+    name: str
+    backend: str
+    kind: Literal["discrete", "integrated", "virtual", "software", "other"]
+    driver: str
+    features: list[str]
+    max_binding: int  # bytes
