@@ -436,6 +436,50 @@ LIFETIMES = Group(
     ],
 )  # fmt: skip
 
+WINDOWS = Group(
+    leaves={
+        # Windows that begin elsewhere in each call of a line.
+        "moved": [
+            "s.p0.view(-1)[step % 5:][:16].view(4, 4)", "s.p0[{n}:{n} + 4, :4]", "s.p0[:4, {n}:{n} + 4]",
+            "s.p0[{n}:{n} + 4, {n}:{n} + 4].t()", "s.p0.as_strided((4, 4), (8, 1), step % 20)",
+            "s.p0.as_strided((4, 4), (1, 4), 3 * {n})", "s.p0.t()[step % 3:][:4, {n}:{n} + 4]",
+            "s.p0.as_strided((4, 4), (8, 2), step % 3)", "(s.p0 if {c} else s.p0[4:])[:4, :4]",
+            "s.p0.view(2, 2, 4, 4)[step % 2, {n} % 2]", "s.p0.unfold(0, 4, 1)[step % 5, :4]", "s.p0[::2, step % 4:][:, :4]",
+        ],
+        "movedv": [
+            "s.p0[{n}, :4]", "s.p0[:4, step % 8]", "s.p0.view(-1)[step:][:4]", "s.p0.diagonal(step % 4)[:4]",
+            "s.p0.as_strided((4,), (step % 3 + 1,), {n})", "{moved}[{n}]", "{moved}.diagonal()", "s.m0[{n}]",
+        ],
+        "m": ["{moved}"],
+        "v": ["{movedv}"],
+    },
+    statements=[
+        f"with torch.no_grad():\n    w = {{moved}}\n    o = {call}\n    s.see(o)\n    s.see((o.stride(), o.storage_offset()))"
+        for call in (
+            "w.select_scatter({y}, {n} % 2, {n})", "w.slice_scatter({x}[:2], 0, 1, 3)", "w.diagonal_scatter({y})",
+            "w.as_strided_scatter({y}, (4,), (1,), w.storage_offset())", "torch.select_copy(w, 0, {n})", "w.clone()",
+            "torch.as_strided_copy(w, (3,), (1,), {n})", "torch.diagonal_copy(w)", "w.view(torch.int32)", "w + {n}",
+            "torch.empty_like(w).copy_(w)", "w.contiguous()", "w.reshape(-1)", "w.as_strided((4,), (1,))", "w.mm({x})",
+            "w[1:, 1:]", "w.detach().t()", "w.expand(2, 4, 4)[{n} % 2]", "torch.add(w, {x}, out=w)", "w.sum({n} % 2)",
+            "w.copy_({x})", "w.add_({moved}.clone())", "torch.mul({x}, {f}, out={moved})", "w.index_put(({i},), {y})",
+            "w.masked_fill({b}, {f})", "w.unfold(0, 2, 1)", "torch.stack([w, w])[1]", "w.view_as_real() if w.is_complex() else w * 2",
+            "torch.complex(w, w).imag", "w.clone(memory_format=torch.preserve_format)", "w.to(torch.float64)", "w.sort().values",
+            "F.pad(w, (1, 0))", "w.flip(0)", "w.roll({n}, 0)", "w.scatter(0, {i}.expand(4, 4), {x})", "w.split(2)[{n} % 2]",
+            "torch.narrow_copy(w, 0, 1, 2)", "torch.where({b}, w, w)", "w.softmax({n} % 2)", "w.cumsum({n} % 2)", "w.tril({n})",
+        )
+    ]
+    + [
+        "{moved}.add_({x})", "{moved}.mul_({f})", "{moved}.copy_({x})", "{movedv}.copy_({y})", "{movedv}.fill_({f})",
+        "s.see({moved})", "s.see({movedv})", "s.see({moved} @ {movedv})", "s.p0.mul_(0.5)", "s.see(s.p0)", "s.m0 = {moved}",
+        "s.v0 = {movedv}", "s.watch({moved})", "s.host.copy_({moved}.detach())", "{moved}.copy_(s.host)",
+        "s.see({moved}.to('cpu', copy=True))", "s.kept.append({moved})", "s.see(F.linear({moved}, {m}, {movedv}))",
+        "torch._foreach_mul_([{movedv}, {movedv}.clone()], {f})", "({moved} * s.w).sum().tanh().backward()", "s.see(s.w.grad)",
+        "s.see(s.net({moved}))", "{moved}.normal_()", "{moved}.bernoulli_(0.5)", "s.see(torch.autograd.grad(({moved} * s.w).sum(), s.w))",
+        "x = {moved}.detach()\nx.data = {moved}.detach()\ns.see(x)", "torch.cat([{moved}[:2], {moved}[2:]], out=s.m0.detach())",
+    ],
+    errors=["{moved}.view(16)", "{moved}.copy_({movedv}[:3])", "s.p0.as_strided((4, 4), (8, 1), 60)", "{moved}.select_scatter({movedv}[:2], 0, 1)"],
+)  # fmt: skip
+
 GROUPS = {
     "host": HOST,
     "generators": GENERATORS,
@@ -454,4 +498,5 @@ GROUPS = {
     "numpy": NUMPY,
     "threads": THREADS,
     "lifetimes": LIFETIMES,
+    "windows": WINDOWS,
 }

@@ -1,7 +1,10 @@
 """Runs a program in all modes and compares the results."""
 
+from __future__ import annotations
+
 import contextlib
 import gc
+import math
 import operator
 import os
 import random
@@ -73,14 +76,17 @@ class Ran:
     """Weak references to code objects that the program created."""
 
 
-def run(function: Any, device: str) -> Ran:
-    """Runs a program on a device."""
+def run(function: Any, device: str, rounded: Rounded | None = None) -> Ran:
+    """Runs a program on a device, under a dispatch mode if one is given."""
     # A generator of an earlier program may have been destroyed since, which restores the mode in which it
     # started.
     torch.set_grad_enabled(True)
     state = State(device)
+    if rounded:
+        rounded.seen = state.seen
     try:
-        function(state)
+        with rounded or contextlib.nullcontext():
+            function(state)
     except Exception as e:
         state.failed(e)
     state.settle()
@@ -154,8 +160,8 @@ def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
 
     A branch may depend on a last bit. So the program also runs eagerly with slightly changed inputs, and with
     slightly changed operator outputs. If these runs differ from eager at the same place or earlier, the
-    function returns `None`, and also if an operator's output is so large that a square overflows: PyTorch's
-    layer norm is 0 or NaN then, Tandem's is not.
+    function returns `None`, and also if an operator before the difference has an output so large that a
+    square overflows: PyTorch's layer norm is 0 or NaN then, Tandem's is not.
     """
     difference = first_difference(eager, traced, near)
     if difference is None or any(map(overflows, eager.seen[: difference[0] + 1])):
@@ -172,9 +178,9 @@ def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
     ran = []
     # The dispatch mode shows in metadata, so the runs under it are compared with each other.
     for noise in (0.0, 3e-7, -1e-7):
-        with Rounded(noise) as rounded:
-            ran.append(run(function, "cpu"))
-        if rounded.is_large:
+        rounded = Rounded(noise)
+        ran.append(run(function, "cpu", rounded))
+        if rounded.large_at <= difference[0]:
             return None
     for again in ran[1:]:
         itself = first_difference(ran[0], again, near)
@@ -189,7 +195,9 @@ class Rounded(TorchDispatchMode):
     def __init__(self, noise: float):
         super().__init__()
         self.noise = noise
-        self.is_large = False
+        self.seen: list[Any] = []
+        # Number of values that the program had recorded before the first output whose square may overflow.
+        self.large_at = math.inf
         self.draws = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -199,7 +207,8 @@ class Rounded(TorchDispatchMode):
         if isinstance(out, torch.Tensor) and out.dtype == torch.float32 and out.numel():
             with contextlib.suppress(RuntimeError):
                 top = out.detach().abs().nan_to_num(0.0, 0.0).max()
-                self.is_large = self.is_large or top.item() > 1e15
+                if top.item() > 1e15:
+                    self.large_at = min(self.large_at, len(self.seen))
         if self.noise and len(returns) == 1 and isinstance(out, torch.Tensor) and out.dtype == torch.float32:
             alias = returns[0].alias_info
             if alias is None or (alias.is_write and "copy" not in func._schema.name):
