@@ -17,7 +17,7 @@ use tandem_kernels::gpu::adapter::{Choice, choose, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
 use tandem_kernels::host::Mt19937;
 use tandem_kernels::host::{HostError, HostKernels, HostResult, Product};
-use tandem_kernels::run::{BlockRun, Step};
+use tandem_kernels::run::{BlockRun, OpDeclaration};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number, OutSpec, Outputs, Variant};
@@ -81,13 +81,13 @@ fn thread_cpu_time() -> Duration {
 }
 
 /// `y = x + alpha * x` for `n` elements.
-fn addition(n: i64) -> Step {
+fn addition(n: i64) -> OpDeclaration {
     let meta = TensorMeta::new(&[n], &[1], Dtype::FLOAT32, 0);
     let out = OutSpec::Fresh { storage: 0, meta: meta.clone(), offset: 0 };
     let outputs =
         Outputs { outs: vec![out], fresh: [n as u64 * 4].into_iter().collect(), resized: Vec::new() };
     let variant = Variant::new(vec![meta.clone(), meta].into(), Box::default(), outputs);
-    Step {
+    OpDeclaration {
         key: NodeKey {
             op: OpId(0),
             args: Box::new([ArgSpec::Tensor, ArgSpec::Tensor, ArgSpec::Value(Number::Int)]),

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use tandem_kernels::gpu::device::Options;
 use tandem_runtime::config::{Config, Mode};
-use tandem_runtime::placement::Place;
+use tandem_runtime::placement::RunPlace;
 
 /// The environment of this process.
 pub static ENVIRONMENT: LazyLock<Environment> =
@@ -30,7 +30,7 @@ pub struct Environment {
     /// `TANDEM_SYNC=1`: failures are raised at the op.
     pub sync: bool,
     /// `TANDEM_RUNNER`.
-    pub place: Option<Place>,
+    pub place: Option<RunPlace>,
     /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_GPU_COOPERATIVE` and `TANDEM_CACHE_DIR`.
     pub gpu: Options,
     /// A sentence for each value that is ignored.
@@ -76,7 +76,7 @@ impl Environment {
             debug: debug.and_then(|level| level.parse().ok()).unwrap_or(0),
             mode: mode.as_deref().and_then(Mode::named),
             sync,
-            place: runner.as_deref().and_then(Place::named),
+            place: runner.as_deref().and_then(RunPlace::named),
             gpu: Options {
                 without: without.into_iter().map(str::to_owned).collect(),
                 checks,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tandem_kernels::executor::DeviceReport;
 use tandem_kernels::run::{KernelTime, Ops};
 use tandem_runtime::engine::Engine;
-use tandem_runtime::placement::Place;
+use tandem_runtime::placement::RunPlace;
 use tandem_runtime::{regions, report as counters};
 use tandem_tracegraph::ids::{NodeId, OpId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, Node};
@@ -55,7 +55,7 @@ pub struct Report {
     kernels: Vec<Kernel>,
     phases: Vec<counters::Phases>,
     /// The latest iterations.
-    steps: Vec<Step>,
+    steps: Vec<Iteration>,
     python_exec_us: u64,
     python_stall_us: u64,
     /// Time in which GraphRunner's thread executed runs.
@@ -155,7 +155,7 @@ struct Kernel {
 
 /// One iteration.
 #[derive(Serialize)]
-struct Step {
+struct Iteration {
     number: u64,
     /// Start, relative to the start of the timeline.
     start_us: u64,
@@ -291,13 +291,13 @@ fn region(engine: &Engine, region: &regions::Region, lines: &mut Lines) -> Regio
     Region {
         line: location.map(|l| lines.user_line(l, engine.locations())),
         place: region.placement.kept().name(),
-        beside_ns: measured.map(|m| m[Place::Beside as usize]),
-        inline_ns: measured.map(|m| m[Place::Inline as usize]),
+        beside_ns: measured.map(|m| m[RunPlace::Beside as usize]),
+        inline_ns: measured.map(|m| m[RunPlace::Inline as usize]),
     }
 }
 
-fn step(s: &counters::StepRecord) -> Step {
-    Step {
+fn step(s: &counters::StepRecord) -> Iteration {
+    Iteration {
         number: s.number,
         start_us: us(s.start_ns),
         python_exec_us: us(s.duration_ns.saturating_sub(s.python_stall_ns)),

@@ -1,6 +1,6 @@
 //! Options of the engine.
 
-use crate::placement::Place;
+use crate::placement::RunPlace;
 
 /// Mode of execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub struct Config {
     /// Maximum number of pending runs; PythonRunner waits when it is reached.
     pub max_pending: u64,
     /// Thread that executes runs; chosen by measurement if it is `None`.
-    pub place: Option<Place>,
+    pub place: Option<RunPlace>,
     /// Number of ops in the first run sent to GraphRunner's thread after a wait. It is small so that GraphRunner
     /// starts soon. Each further run has twice as many, up to `run_ops`.
     pub first_run_ops: usize,

@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use tandem_kernels::deferred::Deferred;
-use tandem_kernels::run::{BlockRun, Step};
+use tandem_kernels::run::{BlockRun, OpDeclaration};
 use tandem_kernels::threads::cores::Cores;
 use tandem_kernels::threads::locks::{Condvar, Mutex, MutexGuard, Rank};
 use tandem_kernels::threads::team::{TEAM, Waiting, runs_beside_the_program};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
 
-use crate::placement::Place;
+use crate::placement::RunPlace;
 use crate::timeline::Timeline;
 use crate::torch::Torch;
 
@@ -35,7 +35,7 @@ pub enum Message {
     /// A run to execute, with the thread settings to use.
     Run(Box<BlockRun>, i32),
     /// Ops to add to the executor, for consecutive nodes beginning with this one.
-    Declare(NodeId, Vec<Step>),
+    Declare(NodeId, Vec<OpDeclaration>),
     /// A variant to add to an op.
     AddVariant(NodeId, Arc<Variant>),
     /// Blocks of a symbolic graph to prepare.
@@ -154,14 +154,14 @@ impl GraphRunner {
     }
 
     /// Sets the place that handles messages from now on.
-    pub fn place(&mut self, place: Place) {
+    pub fn place(&mut self, place: RunPlace) {
         match place {
-            Place::Inline => self.bell = None,
-            Place::Beside if self.bell.is_none() => {
+            RunPlace::Inline => self.bell = None,
+            RunPlace::Beside if self.bell.is_none() => {
                 self.bell = spawn(&self.shared);
                 self.ring();
             }
-            Place::Beside => {}
+            RunPlace::Beside => {}
         }
     }
 
@@ -394,10 +394,10 @@ impl Shared {
                 run.clear();
                 let _ = self.used.send(run);
             }
-            Message::Declare(first, steps) => {
+            Message::Declare(first, ops) => {
                 let nodes = (first.0..).map(NodeId);
                 let program = executor.get().program();
-                nodes.zip(steps).for_each(|(node, step)| program.declare(node, step));
+                nodes.zip(ops).for_each(|(node, declared)| program.declare(node, declared));
             }
             Message::AddVariant(node, variant) => executor.get().program().add_variant(node, variant),
             Message::Lower(blocks) => executor.get().program().lower(blocks),

@@ -14,31 +14,31 @@ use std::time::Duration;
 
 /// The thread that executes runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum RunPlace {
     /// GraphRunner's thread, concurrently with Python.
     Beside,
     /// The program's thread, between the ops that it issues.
     Inline,
 }
 
-impl Place {
+impl RunPlace {
     /// Returns the name that users see in options and reports.
     pub fn name(self) -> &'static str {
         match self {
-            Place::Beside => "beside",
-            Place::Inline => "inline",
+            RunPlace::Beside => "beside",
+            RunPlace::Inline => "inline",
         }
     }
 
     /// Returns the place with this name, or `None` if there is none.
-    pub fn named(name: &str) -> Option<Place> {
-        [Place::Beside, Place::Inline].into_iter().find(|p| p.name() == name)
+    pub fn named(name: &str) -> Option<RunPlace> {
+        [RunPlace::Beside, RunPlace::Inline].into_iter().find(|p| p.name() == name)
     }
 
-    fn other(self) -> Place {
+    fn other(self) -> RunPlace {
         match self {
-            Place::Beside => Place::Inline,
-            Place::Inline => Place::Beside,
+            RunPlace::Beside => RunPlace::Inline,
+            RunPlace::Inline => RunPlace::Beside,
         }
     }
 }
@@ -208,12 +208,12 @@ impl Scores {
 #[derive(Debug)]
 pub struct Placement {
     fixed: bool,
-    now: Place,
+    now: RunPlace,
     /// Winner of the last comparison, or the initial place before there was one.
-    kept: Place,
+    kept: RunPlace,
     state: State,
     hold: u64,
-    /// Nanoseconds per op in the latest comparison, indexed by [`Place`].
+    /// Nanoseconds per op in the latest comparison, indexed by [`RunPlace`].
     measured: Option<[f64; 2]>,
 }
 
@@ -226,7 +226,7 @@ enum State {
 
 #[derive(Debug)]
 struct Comparison {
-    /// Finished trials, indexed by [`Place`].
+    /// Finished trials, indexed by [`RunPlace`].
     trials: [Trials; 2],
     /// Set once the runs sent before the trial have been executed: the trial has begun.
     settled: bool,
@@ -260,7 +260,7 @@ impl Comparison {
     }
 
     /// Returns whether the trials show which place is better, or have reached their maximum number.
-    fn is_clear(scores: &[Scores; 2], kept: Place, comparable: bool) -> bool {
+    fn is_clear(scores: &[Scores; 2], kept: RunPlace, comparable: bool) -> bool {
         let [fewest, most] = ROUNDS;
         let [ours, others] = [scores[kept as usize], scores[kept.other() as usize]];
         let (rounds, gain) = (ours.count.min(others.count), ours.mean() - others.mean());
@@ -279,14 +279,14 @@ impl Comparison {
 
 impl Placement {
     /// Uses `fixed` if it is given. Otherwise the place is chosen by measurement if the executor computes on
-    /// Python's cores, and is [`Place::Beside`] if not.
-    pub fn new(fixed: Option<Place>, shares_cores: bool) -> Placement {
-        let first = fixed.unwrap_or(if shares_cores { Place::Inline } else { Place::Beside });
+    /// Python's cores, and is [`RunPlace::Beside`] if not.
+    pub fn new(fixed: Option<RunPlace>, shares_cores: bool) -> Placement {
+        let first = fixed.unwrap_or(if shares_cores { RunPlace::Inline } else { RunPlace::Beside });
         Placement { fixed: fixed.is_some() || !shares_cores, ..Placement::from(first) }
     }
 
     /// Chooses the place by measurement, starting with `first`.
-    pub fn from(first: Place) -> Placement {
+    pub fn from(first: RunPlace) -> Placement {
         Placement {
             fixed: false,
             now: first,
@@ -303,16 +303,16 @@ impl Placement {
     }
 
     /// Returns the place that executes runs now.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RunPlace {
         self.now
     }
 
     /// Returns the place that executes runs outside trials of the other place.
-    pub fn kept(&self) -> Place {
+    pub fn kept(&self) -> RunPlace {
         self.kept
     }
 
-    /// Returns the nanoseconds per op of the latest comparison, indexed by [`Place`], or `None` before the first.
+    /// Returns the nanoseconds per op of the latest comparison, indexed by [`RunPlace`], or `None` before the first.
     pub fn measured(&self) -> Option<[f64; 2]> {
         self.measured
     }
@@ -427,14 +427,14 @@ mod tests {
 
     /// Runs iterations that take `beside` or `inline` milliseconds, depending on the place. Returns the place of
     /// each.
-    fn run(placement: &mut Placement, iterations: usize, beside: u64, inline: u64) -> Vec<Place> {
+    fn run(placement: &mut Placement, iterations: usize, beside: u64, inline: u64) -> Vec<RunPlace> {
         let mut places = Vec::new();
         for _ in 0..iterations {
             if placement.settles() {
                 placement.settled(Duration::ZERO, Duration::ZERO);
             }
             places.push(placement.place());
-            let ms = if placement.place() == Place::Beside { beside } else { inline };
+            let ms = if placement.place() == RunPlace::Beside { beside } else { inline };
             placement.passed(passage(0, Duration::from_millis(ms), Duration::ZERO));
         }
         places
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     fn the_faster_place_is_kept() {
-        for (beside, inline, winner) in [(10, 20, Place::Beside), (20, 10, Place::Inline)] {
+        for (beside, inline, winner) in [(10, 20, RunPlace::Beside), (20, 10, RunPlace::Inline)] {
             let mut placement = Placement::new(None, true);
             let places = run(&mut placement, 60, beside, inline);
             assert_eq!(placement.place(), winner);
@@ -460,11 +460,11 @@ mod tests {
                 placement.settled(Duration::ZERO, Duration::ZERO);
             }
             length = (length * 5 + 3) % 16;
-            let each = if placement.place() == Place::Beside { 3 } else { 2 };
+            let each = if placement.place() == RunPlace::Beside { 3 } else { 2 };
             placement.passed(passage(0, Duration::from_millis((4 + length) * each), Duration::ZERO));
         }
         assert!(matches!(placement.state, State::Holding(..)), "{placement:?}");
-        assert_eq!(placement.place(), Place::Inline);
+        assert_eq!(placement.place(), RunPlace::Inline);
     }
 
     #[test]
@@ -477,22 +477,22 @@ mod tests {
                 placement.settled(Duration::ZERO, Duration::ZERO);
             }
             length = (length * 29 + 13) % 97;
-            let each = if placement.place() == Place::Beside { 115 } else { 100 };
-            slower += usize::from(placement.place() == Place::Beside);
+            let each = if placement.place() == RunPlace::Beside { 115 } else { 100 };
+            slower += usize::from(placement.place() == RunPlace::Beside);
             let ns = (5_000_000 + 250_000 * length) * each / 100;
             placement.passed(passage(10_000 * length, Duration::from_nanos(ns), Duration::ZERO));
         }
         assert!(slower < 30, "{slower} iterations in the slower place");
-        assert_eq!(placement.kept(), Place::Inline);
+        assert_eq!(placement.kept(), RunPlace::Inline);
     }
 
     #[test]
     fn a_program_that_changes_is_compared_again() {
         let mut placement = Placement::new(None, true);
         run(&mut placement, 60, 10, 20);
-        assert_eq!(placement.place(), Place::Beside);
+        assert_eq!(placement.place(), RunPlace::Beside);
         run(&mut placement, 300, 20, 10);
-        assert_eq!(placement.place(), Place::Inline);
+        assert_eq!(placement.place(), RunPlace::Inline);
     }
 
     #[test]
@@ -503,11 +503,11 @@ mod tests {
             if placement.settles() {
                 placement.settled(Duration::ZERO, Duration::ZERO);
             }
-            let each = if placement.place() == Place::Beside { 80 } else { 100 };
+            let each = if placement.place() == RunPlace::Beside { 80 } else { 100 };
             let (ms, bytes) = if number % 4 == 0 { (60, 1_000_000) } else { (10, 10_000) };
             placement.passed(passage(bytes, Duration::from_micros(ms * 10 * each), Duration::ZERO));
         }
-        assert_eq!(placement.kept(), Place::Beside);
+        assert_eq!(placement.kept(), RunPlace::Beside);
     }
 
     #[test]
@@ -517,12 +517,12 @@ mod tests {
             if placement.settles() {
                 placement.settled(Duration::ZERO, Duration::ZERO);
             }
-            let beside = placement.place() == Place::Beside;
+            let beside = placement.place() == RunPlace::Beside;
             // All pauses fall into iterations of the better place.
             let idle = Duration::from_millis(if beside && number % 2 == 0 { 200 } else { 0 });
             placement.passed(passage(0, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle));
         }
-        assert_eq!(placement.kept(), Place::Beside);
+        assert_eq!(placement.kept(), RunPlace::Beside);
     }
 
     #[test]
@@ -534,19 +534,19 @@ mod tests {
             if placement.settles() {
                 placement.settled(Duration::ZERO, busy);
             }
-            let beside = placement.place() == Place::Beside;
+            let beside = placement.place() == RunPlace::Beside;
             busy += Duration::from_millis(if beside { 30 } else { 18 });
             placement.passed(passage(0, Duration::from_millis(if beside { 8 } else { 20 }), Duration::ZERO));
         }
-        assert_eq!(placement.place(), Place::Inline);
+        assert_eq!(placement.place(), RunPlace::Inline);
         assert!(placement.measured().is_some());
     }
 
     #[test]
     fn a_device_of_its_own_works_beside() {
         let mut placement = Placement::new(None, false);
-        assert!(run(&mut placement, 60, 20, 10).iter().all(|p| *p == Place::Beside));
-        let mut placement = Placement::new(Some(Place::Inline), false);
-        assert!(run(&mut placement, 60, 10, 20).iter().all(|p| *p == Place::Inline));
+        assert!(run(&mut placement, 60, 20, 10).iter().all(|p| *p == RunPlace::Beside));
+        let mut placement = Placement::new(Some(RunPlace::Inline), false);
+        assert!(run(&mut placement, 60, 10, 20).iter().all(|p| *p == RunPlace::Inline));
     }
 }

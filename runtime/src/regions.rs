@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use tandem_tracegraph::ids::{BlockId, NodeId};
 use tandem_tracegraph::symbolic::SymbolicGraph;
 
-use crate::placement::{Passage, Place, Placement};
+use crate::placement::{Passage, Placement, RunPlace};
 
 /// Minimum duration of a passage for which a separate placement pays off. A change of place starts or ends a
 /// thread, and while places are compared, Python and GraphRunner wait for each other at both ends of a passage.
@@ -181,7 +181,7 @@ impl Regions {
     }
 
     /// Returns the place that executes runs now.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RunPlace {
         self.all[self.here()].placement.place()
     }
 
@@ -331,7 +331,7 @@ mod tests {
     }
 
     impl Program {
-        fn new(place: Option<Place>) -> Program {
+        fn new(place: Option<RunPlace>) -> Program {
             let mut regions = Regions::default();
             regions.begin(Placement::new(place, true));
             let blocks =
@@ -374,16 +374,16 @@ mod tests {
             }
             self.clocks.ops += 10;
             let took = match self.regions.place() {
-                Place::Inline => {
+                RunPlace::Inline => {
                     self.wait();
                     Duration::from_millis(inline)
                 }
-                Place::Beside => {
+                RunPlace::Beside => {
                     self.pending += beside - 1;
                     Duration::from_millis(1)
                 }
             };
-            let busy = if self.regions.place() == Place::Inline { inline } else { beside };
+            let busy = if self.regions.place() == RunPlace::Inline { inline } else { beside };
             self.clocks.busy += Duration::from_millis(busy);
             self.clocks.now += took;
         }
@@ -393,14 +393,14 @@ mod tests {
             self.clocks.ops = 0;
         }
 
-        fn places(&self) -> Vec<(Option<NodeId>, Place)> {
+        fn places(&self) -> Vec<(Option<NodeId>, RunPlace)> {
             self.regions.iter().map(|r| (r.header, r.placement.kept())).collect()
         }
     }
 
     #[test]
     fn each_region_is_carried_out_where_it_takes_less() {
-        for (beside, inline, loop_s) in [(80, 160, Place::Beside), (160, 80, Place::Inline)] {
+        for (beside, inline, loop_s) in [(80, 160, RunPlace::Beside), (160, 80, RunPlace::Inline)] {
             let mut program = Program::new(None);
             for _ in 0..60 {
                 program.go(BLOCKS[0], inline, beside);
@@ -409,7 +409,7 @@ mod tests {
                 program.go(BLOCKS[0], inline, beside);
                 program.end_iteration();
             }
-            let outside = if loop_s == Place::Beside { Place::Inline } else { Place::Beside };
+            let outside = if loop_s == RunPlace::Beside { RunPlace::Inline } else { RunPlace::Beside };
             assert_eq!(program.places(), [(None, outside), (Some(HEADER), loop_s)]);
         }
     }
@@ -421,7 +421,7 @@ mod tests {
             program.go(BLOCKS[1], 40, 80);
             program.go(BLOCKS[2], 40, 80);
         }
-        assert_eq!(program.places()[1], (Some(HEADER), Place::Beside));
+        assert_eq!(program.places()[1], (Some(HEADER), RunPlace::Beside));
     }
 
     #[test]
@@ -433,18 +433,18 @@ mod tests {
             program.go(BLOCKS[0], 80, 160);
             program.end_iteration();
         }
-        assert_eq!(program.places(), [(None, Place::Beside)]);
+        assert_eq!(program.places(), [(None, RunPlace::Beside)]);
         assert!(!program.regions.crosses(BLOCKS[1]));
     }
 
     #[test]
     fn a_place_that_was_asked_for_is_every_region_s() {
-        let mut program = Program::new(Some(Place::Inline));
+        let mut program = Program::new(Some(RunPlace::Inline));
         for _ in 0..60 {
             program.go(BLOCKS[0], 80, 160);
             program.go(BLOCKS[1], 80, 160);
             program.end_iteration();
         }
-        assert_eq!(program.places(), [(None, Place::Inline)]);
+        assert_eq!(program.places(), [(None, RunPlace::Inline)]);
     }
 }

@@ -21,7 +21,7 @@ pub enum Python {
 
 /// Time span, in nanoseconds since the timeline began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
+pub struct Interval {
     /// Start of the span.
     pub start: u64,
     /// Length of the span.
@@ -32,11 +32,11 @@ pub struct Span {
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Activity of the program's thread, with its iteration and location.
-    Python(Span, Python, u64, LocationId),
+    Python(Interval, Python, u64, LocationId),
     /// Execution of a run, with its first block, number of ops, and iteration.
-    Run(Span, u32, u32, u64),
+    Run(Interval, u32, u32, u64),
     /// Iteration with this number.
-    Step(Span, u64),
+    Step(Interval, u64),
 }
 
 /// Maximum number of events. The oldest are dropped first.
@@ -92,9 +92,9 @@ impl Timeline {
         events.newest.push_back(event);
     }
 
-    fn since(&self, begin: u64) -> Option<Span> {
+    fn since(&self, begin: u64) -> Option<Interval> {
         let now = self.now();
-        (begin > 0 && now >= begin).then(|| Span { start: begin, duration: now - begin })
+        (begin > 0 && now >= begin).then(|| Interval { start: begin, duration: now - begin })
     }
 
     /// Records a run that began at `begin` and ends now.

@@ -12,7 +12,7 @@ use tandem_runtime::config::{Config, Mode};
 use tandem_runtime::engine::Phase;
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{Message, Waited};
-use tandem_runtime::placement::Place;
+use tandem_runtime::placement::RunPlace;
 
 /// One iteration: takes the state and the iteration's number, and returns the tensors to compare.
 type Program<'p> = &'p dyn Fn(&mut dyn Machine, &mut Vec<Tensor>, usize) -> Vec<Tensor>;
@@ -774,7 +774,7 @@ fn panicking(m: &mut CoExecution) -> Tensor {
 
 #[test]
 fn a_dead_graph_runner_raises_and_does_not_hang() {
-    let mut m = CoExecution::with(Config { place: Some(Place::Beside), ..Config::default() });
+    let mut m = CoExecution::with(Config { place: Some(RunPlace::Beside), ..Config::default() });
     let x = panicking(&mut m);
     m.one(1, Op::Panic, &[V::T(&x)]);
     m.step();
@@ -846,7 +846,8 @@ fn a_dropped_engine_ends_its_thread_and_frees_what_it_has() {
 
 #[test]
 fn the_program_runs_ahead_within_bounds() {
-    let mut m = CoExecution::with(Config { max_pending: 8, place: Some(Place::Beside), ..Config::default() });
+    let mut m =
+        CoExecution::with(Config { max_pending: 8, place: Some(RunPlace::Beside), ..Config::default() });
     let w = m.state(&[1.0, -2.0]);
     let step = |m: &mut CoExecution| {
         let a = m.one(1, Op::Gate, &[V::T(&w)]);

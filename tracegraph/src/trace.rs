@@ -7,13 +7,13 @@ use crate::ids::NodeId;
 /// The ops of one iteration.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    ops: Vec<Op>,
+    ops: Vec<Entry>,
     path: u64,
 }
 
 /// A node, with the highest bit set if a value was fetched after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Op(u32);
+struct Entry(u32);
 
 const FETCHED: u32 = 1 << 31;
 
@@ -21,7 +21,7 @@ impl Trace {
     /// Appends an op.
     #[inline]
     pub fn push(&mut self, node: NodeId) {
-        self.ops.push(Op(node.0));
+        self.ops.push(Entry(node.0));
         self.path = (self.path.rotate_left(5) ^ u64::from(node.0)).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 

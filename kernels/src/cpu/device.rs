@@ -114,7 +114,7 @@ impl CpuDevice {
     /// Runs one op.
     fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
         let (variant, fresh) = (op.variant, op.fresh);
-        let location = op.step.key.location;
+        let location = op.declared.key.location;
         self.resolve(op.call, location).map_err(CallFailure::into_failure)?;
         let host = self.host;
         let call = &*op.call;
@@ -415,7 +415,7 @@ impl Device for CpuDevice {
         if self.natives.is_copy(op.call.op, self.host) && self.adopt(op.call, op.hosts) {
             return false;
         }
-        let written: Ids = op.step.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
+        let written: Ids = op.declared.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
         if let Err(failure) = self.step(op) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
             for (id, nbytes) in op.fresh.iter().zip(&op.variant.outputs.fresh) {

@@ -8,7 +8,7 @@ use tandem_tracegraph::ids::OpId;
 use crate::cpu::device::CpuDevice;
 use crate::cpu::natives::Rule;
 use crate::cpu::tiles::computation::Computation;
-use crate::ops::express::{Job, Param, Window, jobs};
+use crate::ops::express::{Assignment, Param, Window, assignments};
 use crate::ops::table;
 use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
 use crate::run::OpRun;
@@ -38,7 +38,7 @@ impl Fuser for CpuDevice {
         }
     }
 
-    fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
+    fn assignments(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Assignment>> {
         let rule = self.rule(op)?;
         let base = rule.base()?;
         // `CpuDevice::run_op` can make the buffer of a fed host tensor the storage's contents without a copy.
@@ -46,7 +46,7 @@ impl Fuser for CpuDevice {
         if fed && base.is_copy() {
             return None;
         }
-        jobs(base, op.call, &op.variant.outputs)
+        assignments(base, op.call, &op.variant.outputs)
     }
 
     fn compile(

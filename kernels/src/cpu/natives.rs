@@ -14,7 +14,7 @@ use crate::cpu::own::MakeKernel;
 use crate::cpu::random::Draw;
 use crate::cpu::tiles::computation::Computation;
 use crate::host::{Buffer, Exception, HostKernels, call_host};
-use crate::ops::express::{Base, Owner, Param, Window, apart, jobs, new_outputs, same_memory};
+use crate::ops::express::{Base, Owner, Param, Window, apart, assignments, new_outputs, same_memory};
 use crate::ops::outputs::{OutputRule, have_sizes};
 use crate::ops::table;
 use crate::plan::Draft;
@@ -255,9 +255,9 @@ fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
         Rule::Drawn(_) => return None,
         Rule::Expression(base) => base,
     };
-    let jobs = jobs(base, call, outputs)?;
+    let assignments = assignments(base, call, outputs)?;
     let mut draft = Draft::default();
-    draft.add(call, &jobs, slot, |param| param)?;
+    draft.add(call, &assignments, slot, |param| param)?;
     // An in-place operator writes a window that may also be an operand.
     let in_place = base.in_place();
     Computation::compile(draft, |_, _| in_place)

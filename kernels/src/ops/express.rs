@@ -64,7 +64,7 @@ pub enum Param {
 
 /// The computation of one output tensor.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct Assignment {
     /// Tensor that is written.
     pub out: Window,
     /// Operands that are read.
@@ -185,7 +185,7 @@ fn items(call: &Call<'_>) -> Option<usize> {
 }
 
 /// The computations that make up a call, in order, or `None` if PyTorch's kernel has to run it.
-pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>> {
+pub fn assignments(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Assignment>> {
     if !outputs.resized.is_empty() {
         return None;
     }
@@ -196,7 +196,7 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
     }
     let count = if base.foreach { items(call)? } else { 1 };
     let outs: Vec<&OutSpec> = outputs.outs.iter().filter(|o| !matches!(o, OutSpec::List(_))).collect();
-    let job = |item: usize| {
+    let assignment = |item: usize| {
         let out = match outs.get(item) {
             Some(OutSpec::Fresh { storage, meta, offset }) if !base.in_place => {
                 window(Owner::Fresh(*storage), meta, *offset)?
@@ -209,7 +209,7 @@ pub fn jobs(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Job>>
             op.operands.iter().map(|arg| operand(call, *arg, item)).collect();
         build(base, call, op, out, read?, item)
     };
-    (0..count).map(job).collect()
+    (0..count).map(assignment).collect()
 }
 
 /// The outputs of a call that writes none of its inputs, or `None` where their metadata cannot be predicted
@@ -263,7 +263,7 @@ fn build(
     out: Window,
     read: SmallVec<[(Operand, Kind); 3]>,
     item: usize,
-) -> Option<Job> {
+) -> Option<Assignment> {
     let shapes = read.iter().filter_map(|(o, _)| match o {
         Operand::Window(w) => Some(&w.sizes[..]),
         _ => None,
@@ -332,10 +332,10 @@ fn build(
     }
     let ins = read.into_iter().map(|(operand, _)| operand).collect();
     let ty = Mem::of(dtype)?.ty();
-    Some(Job { out, ins, types, value: op.value, ty, dtype, item })
+    Some(Assignment { out, ins, types, value: op.value, ty, dtype, item })
 }
 
-/// The dtype of the tensor that a job writes if it is an input, else `otherwise`.
+/// The dtype of the tensor that an assignment writes if it is an input, else `otherwise`.
 fn dtype_of(call: &Call<'_>, out: &Window, otherwise: Dtype) -> Dtype {
     match out.owner {
         Owner::Input(flat) => call.inputs[flat as usize].dtype,
@@ -417,7 +417,7 @@ impl Scope for InDraft<'_, '_> {
     }
 }
 
-impl Job {
+impl Assignment {
     /// The value of an output element, in the type that it is stored in. `read` returns the element of a window,
     /// `param` a parameter. `None` if there is no expression for the call.
     pub fn expression(

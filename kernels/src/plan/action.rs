@@ -105,9 +105,9 @@ impl<G> Plan<G> {
         let mut tally = Tally::default();
         let dropped = |id: StorageId| fused.dropped.iter().any(|place| span.storages[*place as usize] == id);
         for (node, variant, cursor) in &self.ops[fused.ops.start as usize..fused.ops.end as usize] {
-            let (step, known) = program.op(*node, *variant)?;
+            let (declared, known) = program.op(*node, *variant)?;
             let mut at = cursor.behind(&span.base);
-            with_op(&mut at, (*node, *variant, step, known), span.run, false, |op| {
+            with_op(&mut at, (*node, *variant, declared, known), span.run, false, |op| {
                 tally.add(&op, |id| !dropped(id), flops(&op));
             });
         }
@@ -121,7 +121,7 @@ impl<G: fmt::Display> Plan<G> {
         use std::fmt::Write;
         let name = |number: u32| {
             let (node, variant, _) = &self.ops[number as usize];
-            program.op(*node, *variant).map(|(step, _)| op_name(step.key.op)).unwrap_or_default()
+            program.op(*node, *variant).map(|(declared, _)| op_name(declared.key.op)).unwrap_or_default()
         };
         let mut text = String::new();
         for action in &self.actions {

@@ -7,7 +7,7 @@
 use tandem_tracegraph::call::Call;
 
 use crate::ir::{E, Mem, Ty};
-use crate::ops::express::{Job, Param, Window};
+use crate::ops::express::{Assignment, Param, Window};
 use crate::shapes::{Dims, coalesce, expanded};
 
 /// A group under construction. `S` is the type of a window's start, `P` that of a parameter's source.
@@ -55,23 +55,23 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
     pub fn add(
         &mut self,
         call: &Call<'_>,
-        jobs: &[Job],
+        assignments: &[Assignment],
         slot: impl Fn(&Window) -> S,
         param: impl Fn(Param) -> P,
     ) -> Option<()> {
-        while self.lanes.len() < jobs.len() {
-            let sizes = jobs[self.lanes.len()].out.sizes.clone();
+        while self.lanes.len() < assignments.len() {
+            let sizes = assignments[self.lanes.len()].out.sizes.clone();
             self.lanes.push(Lane { sizes, windows: Vec::new() });
         }
-        for (lane, job) in self.lanes.iter_mut().zip(jobs) {
+        for (lane, assignment) in self.lanes.iter_mut().zip(assignments) {
             let (slots, params) = (&mut self.slots, &mut self.params);
             let mut read = |window: &Window| {
                 let number = lane.window(slots, window, slot(window));
                 let known = lane.windows[number].value.clone();
                 known.unwrap_or_else(|| E::load(window.mem, number as u32, E::int(Ty::I64, 0), None))
             };
-            let value = job.expression(call, &mut read, &mut |p, ty| add(params, param(p), ty))?;
-            let out = lane.window(slots, &job.out, slot(&job.out));
+            let value = assignment.expression(call, &mut read, &mut |p, ty| add(params, param(p), ty))?;
+            let out = lane.window(slots, &assignment.out, slot(&assignment.out));
             lane.windows[out].value = Some(value);
         }
         self.calls += 1;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use tandem_tracegraph::ids::OpId;
 
-use crate::ops::express::{Job, Param, Window};
+use crate::ops::express::{Assignment, Param, Window};
 use crate::plan::action::{Feed, Slot};
 use crate::plan::draft::Draft;
 use crate::run::OpRun;
@@ -27,7 +27,7 @@ pub trait Fuser {
     }
 
     /// The computations of an op that can be fused with other ops, or `None` if it cannot.
-    fn jobs(&mut self, _op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
+    fn assignments(&mut self, _op: &OpRun<'_, '_>) -> Option<Vec<Assignment>> {
         None
     }
 
@@ -84,12 +84,12 @@ pub struct RowSums {
     /// Tensor of the sums.
     pub to: Window,
     /// Shape of the rows.
-    pub rows: Rows,
+    pub rows: RowShape,
 }
 
 /// The shape of rows that are summed.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows {
+pub struct RowShape {
     /// Number of rows.
     pub rows: usize,
     /// Number of elements of a row.
@@ -107,7 +107,7 @@ pub struct Ending {
     /// Start of the sums.
     pub to: Slot,
     /// Shape of the rows.
-    pub rows: Rows,
+    pub rows: RowShape,
 }
 
 /// The op directly before a group.

@@ -21,5 +21,5 @@ mod structure;
 
 pub use action::{Action, Feed, GroupRun, Plan, Slot};
 pub use draft::{Draft, Held, Lane};
-pub use fuser::{Before, Ending, Fuser, RowSums, Rows};
+pub use fuser::{Before, Ending, Fuser, RowShape, RowSums};
 pub use plans::Plans;

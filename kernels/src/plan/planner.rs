@@ -11,7 +11,7 @@ use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
 use crate::ir::Mem;
-use crate::ops::express::{Job, Operand, Owner, Param, Window};
+use crate::ops::express::{Assignment, Operand, Owner, Param, Window};
 use crate::plan::action::{Action, Feed, Fused, Plan, Slot};
 use crate::plan::draft::Draft;
 use crate::plan::fuser::{Before, Ending, Fuser, RowSums};
@@ -98,7 +98,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         let (span, program, structure) = (self.span, self.program, self.structure);
         let ops = program.ops(span);
         let mut liveness = Liveness::default();
-        liveness.look(span, ops.iter().map(|(_, _, step, variant)| (*step, *variant)));
+        liveness.look(span, ops.iter().map(|(_, _, declared, variant)| (*declared, *variant)));
         let mut cursor = span.base;
         for (i, op) in ops.iter().copied().enumerate() {
             self.release(&mut liveness, i);
@@ -107,8 +107,9 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 if dead {
                     return;
                 }
-                let inputs = op.step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count() as u32;
-                let at = At { key: &op.step.key, cursor: at, inputs };
+                let inputs =
+                    op.declared.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count() as u32;
+                let at = At { key: &op.declared.key, cursor: at, inputs };
                 let fresh = &op.variant.outputs.fresh;
                 let (slot, feed) = (|w: &Window| slot(w, &at, structure), |p| feed(p, op.call, &at));
                 let alone = self.fuser.alone(&op, &slot, &feed);
@@ -121,7 +122,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
                     }
                     None => Action::Op(number),
                 };
-                if op.call.inputs.is_empty() && !op.step.draws {
+                if op.call.inputs.is_empty() && !op.declared.draws {
                     self.put_ahead(entry, action);
                     return;
                 }
@@ -135,8 +136,10 @@ impl<'p, F: Fuser> Planner<'p, F> {
                     self.plan.actions.push(action(number));
                     return;
                 }
-                let jobs = self.fuser.jobs(&op);
-                if !jobs.is_some_and(|jobs| self.join(number, op.call, &at, &jobs, fresh)) {
+                let assignments = self.fuser.assignments(&op);
+                if !assignments
+                    .is_some_and(|assignments| self.join(number, op.call, &at, &assignments, fresh))
+                {
                     self.close();
                     self.last = Some((number, self.plan.actions.len()));
                     self.plan.actions.push(Action::Op(number));
@@ -190,19 +193,26 @@ impl<'p, F: Fuser> Planner<'p, F> {
     }
 
     /// Adds an op to the open group, or to a new one. Returns false if the op has to run by itself.
-    fn join(&mut self, number: u32, call: &Call<'_>, at: &At<'_>, jobs: &[Job], fresh: &[u64]) -> bool {
-        if jobs.iter().any(|job| job.out.sizes.contains(&0)) {
+    fn join(
+        &mut self,
+        number: u32,
+        call: &Call<'_>,
+        at: &At<'_>,
+        assignments: &[Assignment],
+        fresh: &[u64],
+    ) -> bool {
+        if assignments.iter().any(|assignment| assignment.out.sizes.contains(&0)) {
             return false;
         }
         let alike = self.draft.is_some()
             && self.ending.is_none()
             && self.members.len() < GROUP_OPS
-            && jobs.len() == self.lanes.len()
-            && jobs.iter().zip(&self.lanes).all(|(job, sizes)| job.out.sizes == *sizes);
-        if !alike || !self.access(at, jobs) {
+            && assignments.len() == self.lanes.len()
+            && assignments.iter().zip(&self.lanes).all(|(assignment, sizes)| assignment.out.sizes == *sizes);
+        if !alike || !self.access(at, assignments) {
             self.close();
-            self.lanes = jobs.iter().map(|job| job.out.sizes.clone()).collect();
-            if !self.access(at, jobs) {
+            self.lanes = assignments.iter().map(|assignment| assignment.out.sizes.clone()).collect();
+            if !self.access(at, assignments) {
                 self.accesses.clear();
                 return false;
             }
@@ -211,7 +221,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         }
         let Some(draft) = &mut self.draft else { return false };
         let structure = self.structure;
-        let added = draft.add(call, jobs, |w| slot(w, at, structure), |p| feed(p, call, at));
+        let added = draft.add(call, assignments, |w| slot(w, at, structure), |p| feed(p, call, at));
         self.members.end = number + 1;
         self.broken |= added.is_none();
         let first = at.cursor.storages as u32 + at.inputs;
@@ -266,13 +276,13 @@ impl<'p, F: Fuser> Planner<'p, F> {
 
     /// Records the accesses of an op. Returns false if the op cannot join the open group; the caller then discards
     /// the records.
-    fn access(&mut self, at: &At<'_>, jobs: &[Job]) -> bool {
-        for (lane, job) in jobs.iter().enumerate() {
-            let read = job.ins.iter().filter_map(|operand| match operand {
+    fn access(&mut self, at: &At<'_>, assignments: &[Assignment]) -> bool {
+        for (lane, assignment) in assignments.iter().enumerate() {
+            let read = assignment.ins.iter().filter_map(|operand| match operand {
                 Operand::Window(window) => Some((window, false)),
                 _ => None,
             });
-            for (window, written) in read.chain([(&job.out, true)]) {
+            for (window, written) in read.chain([(&assignment.out, true)]) {
                 let (storage, offset) = match slot(window, at, self.structure) {
                     Slot::Storage(place, bytes) => (Slot0::Storage(place), bytes),
                     Slot::Host(number) => (Slot0::Host(number), 0),
@@ -380,13 +390,13 @@ impl<F: Fuser> Planner<'_, F> {
     fn behind(&mut self, draft: &Draft<Slot, Feed>) -> Option<(F::Group, usize, Range<u32>)> {
         let (number, at) = self.last.filter(|(number, _)| number + 1 == self.members.start)?;
         let (node, variant, cursor) = self.plan.ops[number as usize];
-        let (step, known) = self.program.op(node, variant)?;
-        let inputs = step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
+        let (declared, known) = self.program.op(node, variant)?;
+        let inputs = declared.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
         let given = &self.structure.first[cursor.storages..cursor.storages + inputs];
         let first = (cursor.storages + inputs) as u32;
         let made = first..first + known.outputs.fresh.len() as u32;
         let (mut cursor, mut group) = (cursor.behind(&self.span.base), None);
-        with_op(&mut cursor, (node, variant, step, known), self.span.run, false, |op| {
+        with_op(&mut cursor, (node, variant, declared, known), self.span.run, false, |op| {
             group = self.fuser.behind(&Before { number, op: &op, made: made.clone(), given }, draft);
         });
         Some((group?, at, made))

@@ -124,8 +124,8 @@ impl<G: fmt::Display> Plans<G> {
         let all = program.ops(&Span::whole(run));
         for (number, segment) in run.segments.iter().enumerate() {
             let from = cursor.storages;
-            for (_, _, step, variant) in &all[ops..ops + (segment.to - segment.from) as usize] {
-                cursor.pass(step, variant);
+            for (_, _, declared, variant) in &all[ops..ops + (segment.to - segment.from) as usize] {
+                cursor.pass(declared, variant);
             }
             ops += (segment.to - segment.from) as usize;
             // Record the last segment that uses each storage.

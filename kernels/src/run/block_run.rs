@@ -19,7 +19,7 @@ pub enum HostFeed {
 
 /// An op of the TraceGraph, as declared to an executor.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct OpDeclaration {
     /// Key of the node.
     pub key: NodeKey,
     /// Variants known so far; [`Executor::add_variant`] adds more.

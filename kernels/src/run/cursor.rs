@@ -7,7 +7,7 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::ir::Ty;
 use crate::ops::casts::ToInteger;
-use crate::run::block_run::{BlockRun, HostFeed, Step};
+use crate::run::block_run::{BlockRun, HostFeed, OpDeclaration};
 
 /// Position in each stream of a [`BlockRun`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,8 +64,8 @@ impl Cursor {
     }
 
     /// Advances past an op.
-    pub fn pass(&mut self, step: &Step, variant: &Variant) {
-        for spec in &step.key.inputs {
+    pub fn pass(&mut self, declared: &OpDeclaration, variant: &Variant) {
+        for spec in &declared.key.inputs {
             match spec {
                 InputSpec::Storage => {
                     self.storages += 1;
@@ -75,7 +75,7 @@ impl Cursor {
                 InputSpec::Absent => {}
             }
         }
-        for spec in &step.key.args {
+        for spec in &declared.key.args {
             self.numbers += numbers_of(spec);
             self.generators += usize::from(matches!(spec, ArgSpec::Generator));
         }
@@ -151,9 +151,15 @@ impl Cursor {
     }
 
     /// Fills in the call of an op under a variant. Storages are given by id.
-    pub fn fill<'r>(&mut self, call: &mut Call<'r>, step: &'r Step, variant: &'r Variant, run: &'r BlockRun) {
+    pub fn fill<'r>(
+        &mut self,
+        call: &mut Call<'r>,
+        declared: &'r OpDeclaration,
+        variant: &'r Variant,
+        run: &'r BlockRun,
+    ) {
         let mut metas = variant.metas.iter();
-        for spec in &step.key.inputs {
+        for spec in &declared.key.inputs {
             call.inputs.push(match spec {
                 InputSpec::Absent => Input::ABSENT,
                 InputSpec::Storage | InputSpec::Host => match metas.next() {
@@ -162,8 +168,8 @@ impl Cursor {
                 },
             });
         }
-        let mut sizes = Sizes { rest: &variant.numbers, sized_by_number: step.sized_by_number };
-        for spec in &step.key.args {
+        let mut sizes = Sizes { rest: &variant.numbers, sized_by_number: declared.sized_by_number };
+        for spec in &declared.key.args {
             call.args.push(self.arg(spec, &mut sizes, run));
         }
     }

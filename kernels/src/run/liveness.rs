@@ -6,7 +6,7 @@
 use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{InputSpec, OutSpec, Variant};
 
-use crate::run::block_run::Step;
+use crate::run::block_run::OpDeclaration;
 use crate::run::span::Span;
 
 /// Flag of a storage that the program dropped.
@@ -27,9 +27,9 @@ pub struct Liveness {
 }
 
 /// Whether an op does nothing but create floating-point tensors.
-fn only_computes(step: &Step, variant: &Variant) -> bool {
+fn only_computes(declared: &OpDeclaration, variant: &Variant) -> bool {
     let floating = |out: &OutSpec| matches!(out, OutSpec::Fresh { meta, .. } if meta.dtype.is_floating());
-    step.pure && !variant.outputs.outs.is_empty() && variant.outputs.outs.iter().all(floating)
+    declared.pure && !variant.outputs.outs.is_empty() && variant.outputs.outs.iter().all(floating)
 }
 
 impl Liveness {
@@ -37,16 +37,16 @@ impl Liveness {
     pub fn look<'a>(
         &mut self,
         run: &Span<'_>,
-        ops: impl DoubleEndedIterator<Item = (&'a Step, &'a Variant)> + Clone,
+        ops: impl DoubleEndedIterator<Item = (&'a OpDeclaration, &'a Variant)> + Clone,
     ) {
         self.dead.clear();
         self.dead.resize(run.variants.len(), false);
         self.starts.clear();
         self.ends.clear();
         let mut start = 0;
-        for (step, variant) in ops.clone() {
+        for (declared, variant) in ops.clone() {
             self.starts.push(start as u32);
-            let inputs = step.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
+            let inputs = declared.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
             start += inputs + variant.outputs.fresh.len();
         }
         let highest = run.storages.iter().chain(run.released).map(|id| id.index() + 1).max().unwrap_or(0);
@@ -56,7 +56,7 @@ impl Liveness {
         run.storages.iter().for_each(|id| self.uses[id.index()] += 1);
         run.released.iter().for_each(|id| self.uses[id.index()] |= RELEASED);
         let mut end = run.storages.len();
-        for (i, (step, variant)) in (0..run.variants.len()).rev().zip(ops.rev()) {
+        for (i, (declared, variant)) in (0..run.variants.len()).rev().zip(ops.rev()) {
             let storages = &run.storages[self.starts[i] as usize..end];
             end = self.starts[i] as usize;
             let (inputs, made) = storages.split_at(storages.len() - variant.outputs.fresh.len());
@@ -68,7 +68,7 @@ impl Liveness {
                 }
             }
             let unread = |id: &StorageId| self.uses[id.index()] == RELEASED | ENDED | 1;
-            if only_computes(step, variant) && made.iter().all(unread) {
+            if only_computes(declared, variant) && made.iter().all(unread) {
                 self.dead[i] = true;
                 inputs.iter().for_each(|id| self.uses[id.index()] -= 1);
             }

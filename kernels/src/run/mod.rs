@@ -7,7 +7,7 @@ mod profile;
 mod program;
 mod span;
 
-pub use block_run::{BlockRun, HostFeed, Segment, Step};
+pub use block_run::{BlockRun, HostFeed, OpDeclaration, Segment};
 pub use cursor::*;
 pub use liveness::Liveness;
 pub use profile::*;

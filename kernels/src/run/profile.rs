@@ -118,7 +118,7 @@ impl Tally {
             if !own && self.read.insert(window.clone()) {
                 self.bytes += bytes(input);
             }
-            let written = op.step.writes.contains(&(flat as u32));
+            let written = op.declared.writes.contains(&(flat as u32));
             if written && kept(id) && self.written.insert(window) {
                 self.bytes += bytes(input);
             }

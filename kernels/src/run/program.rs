@@ -8,7 +8,7 @@ use tandem_tracegraph::ids::{NodeId, StorageId};
 use tandem_tracegraph::node::Variant;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::run::block_run::{BlockRun, HostFeed, Segment, Step};
+use crate::run::block_run::{BlockRun, HostFeed, OpDeclaration, Segment};
 use crate::run::cursor::Cursor;
 use crate::run::liveness::Liveness;
 use crate::run::span::Span;
@@ -17,7 +17,7 @@ use crate::run::span::Span;
 #[derive(Debug)]
 pub struct Program {
     /// Ops by node; `None` for [`NodeId::START`].
-    nodes: Vec<Option<Step>>,
+    nodes: Vec<Option<OpDeclaration>>,
     blocks: Vec<Box<[NodeId]>>,
     liveness: Liveness,
 }
@@ -33,7 +33,7 @@ pub struct OpRun<'o, 'r> {
     /// Node of the op.
     pub node: NodeId,
     /// The op itself.
-    pub step: &'o Step,
+    pub declared: &'o OpDeclaration,
     /// Index of the variant.
     pub number: u32,
     /// Variant that the op runs under.
@@ -58,15 +58,15 @@ pub enum Event<'o, 'r> {
 
 impl Program {
     /// Adds an op. Nodes must be declared in the order of their ids, starting after [`NodeId::START`].
-    pub fn declare(&mut self, node: NodeId, step: Step) {
+    pub fn declare(&mut self, node: NodeId, declared: OpDeclaration) {
         debug_assert_eq!(node.index(), self.nodes.len());
-        self.nodes.push(Some(step));
+        self.nodes.push(Some(declared));
     }
 
     /// Adds a variant to an op.
     pub fn add_variant(&mut self, node: NodeId, variant: Arc<Variant>) {
-        if let Some(step) = &mut self.nodes[node.index()] {
-            step.variants.push(variant);
+        if let Some(declared) = &mut self.nodes[node.index()] {
+            declared.variants.push(variant);
         }
     }
 
@@ -87,19 +87,22 @@ impl Program {
     }
 
     /// The ops of a part of a run, in order: node, index of the variant, op and variant.
-    pub fn ops<'a>(&'a self, span: &Span<'_>) -> SmallVec<[(NodeId, u32, &'a Step, &'a Variant); 64]> {
+    pub fn ops<'a>(
+        &'a self,
+        span: &Span<'_>,
+    ) -> SmallVec<[(NodeId, u32, &'a OpDeclaration, &'a Variant); 64]> {
         let ids = span.segments.iter().flat_map(|s| self.nodes(s));
         let op = |(node, number): (&NodeId, &u32)| {
-            let (step, variant) = self.op(*node, *number)?;
-            Some((*node, *number, step, variant))
+            let (declared, variant) = self.op(*node, *number)?;
+            Some((*node, *number, declared, variant))
         };
         ids.zip(span.variants).filter_map(op).collect()
     }
 
     /// An op and one of its variants.
-    pub fn op(&self, node: NodeId, number: u32) -> Option<(&Step, &Variant)> {
-        let step = self.nodes[node.index()].as_ref()?;
-        Some((step, &*step.variants[number as usize]))
+    pub fn op(&self, node: NodeId, number: u32) -> Option<(&OpDeclaration, &Variant)> {
+        let declared = self.nodes[node.index()].as_ref()?;
+        Some((declared, &*declared.variants[number as usize]))
     }
 
     /// Passes each op of a part of a run to `each`, in order, with its feeds, and each storage as soon as it can be
@@ -107,7 +110,7 @@ impl Program {
     pub fn each_of(&mut self, span: &Span<'_>, mut each: impl FnMut(Event<'_, '_>)) {
         let mut liveness = std::mem::take(&mut self.liveness);
         let ops = self.ops(span);
-        liveness.look(span, ops.iter().map(|(_, _, step, variant)| (*step, *variant)));
+        liveness.look(span, ops.iter().map(|(_, _, declared, variant)| (*declared, *variant)));
         let mut cursor = span.base;
         for (i, op) in ops.iter().copied().enumerate() {
             while let Some(id) = liveness.ended_before(i) {
@@ -126,16 +129,16 @@ impl Program {
 /// Builds the call of one op, whose feeds begin at the cursor, passes it to `take`, and advances the cursor.
 pub fn with_op<'r>(
     cursor: &mut Cursor,
-    (node, number, step, variant): (NodeId, u32, &'r Step, &'r Variant),
+    (node, number, declared, variant): (NodeId, u32, &'r OpDeclaration, &'r Variant),
     run: &'r BlockRun,
     dead: bool,
     take: impl FnOnce(OpRun<'_, 'r>),
 ) {
-    let mut call = Call::blank(step.key.op);
-    call.device = step.key.device;
-    call.default_dtype = Dtype((step.key.modes >> 56) as u8 & 0x7f);
+    let mut call = Call::blank(declared.key.op);
+    call.device = declared.key.device;
+    call.default_dtype = Dtype((declared.key.modes >> 56) as u8 & 0x7f);
     let hosts = &run.hosts[cursor.hosts..];
-    cursor.fill(&mut call, step, variant, run);
+    cursor.fill(&mut call, declared, variant, run);
     let fresh: SmallVec<[StorageId; 4]> = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
-    take(OpRun { node, step, number, variant, call: &mut call, fresh: &fresh, hosts, dead });
+    take(OpRun { node, declared, number, variant, call: &mut call, fresh: &fresh, hosts, dead });
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem_kernels::ops::table::is_contraction;
-use tandem_kernels::run::Step;
+use tandem_kernels::run::OpDeclaration;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
@@ -214,12 +214,12 @@ impl Graphs {
     }
 
     /// Returns the nodes that the executor does not know yet: the first one, and the ops of all.
-    pub(super) fn declare_nodes(&mut self, ops: &[OpInfo]) -> (NodeId, Vec<Step>) {
+    pub(super) fn declare_nodes(&mut self, ops: &[OpInfo]) -> (NodeId, Vec<OpDeclaration>) {
         let new = (self.declared as u32..self.graph.len() as u32).map(NodeId);
-        let step = |id| {
+        let declare = |id| {
             let node = self.graph.node(id);
             let info = &ops[node.key.op.index()];
-            Step {
+            OpDeclaration {
                 key: node.key.clone(),
                 variants: node.variants.to_vec(),
                 writes: crate::feed::written_inputs(&node.key, info),
@@ -228,9 +228,9 @@ impl Graphs {
                 pure: info.pointwise && !info.random && !info.writes,
             }
         };
-        let steps = new.map(step).collect();
+        let declared = new.map(declare).collect();
         let first = std::mem::replace(&mut self.declared, self.graph.len());
-        (NodeId(first as u32), steps)
+        (NodeId(first as u32), declared)
     }
 
     /// Returns the nodes of each block.

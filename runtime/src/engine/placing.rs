@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tandem_tracegraph::ids::BlockId;
 use tandem_tracegraph::symbolic::SymbolicGraph;
 
-use crate::placement::{Place, Placement};
+use crate::placement::{Placement, RunPlace};
 use crate::regions::{Clocks, Regions};
 
 /// Regions of the program, and whether it has to wait for one's measurement.
@@ -30,7 +30,7 @@ impl Placing {
     }
 
     /// Begins with the first region, for an executor that may share the program's cores. Returns its place.
-    pub(super) fn begin(&mut self, place: Option<Place>, shares_cores: bool) -> Place {
+    pub(super) fn begin(&mut self, place: Option<RunPlace>, shares_cores: bool) -> RunPlace {
         self.regions.begin(Placement::new(place, shares_cores));
         self.regions.place()
     }
@@ -67,7 +67,7 @@ impl Placing {
     }
 
     /// Returns the place of the next runs, or `None` if pending runs must be executed before it is known.
-    pub(super) fn next_place(&mut self) -> Option<Place> {
+    pub(super) fn next_place(&mut self) -> Option<RunPlace> {
         self.settling = self.regions.settles();
         (!self.settling).then(|| self.regions.place())
     }
@@ -85,7 +85,7 @@ impl Placing {
 
     /// Continues after all pending runs have been executed, for which the program waited this long. Returns the
     /// place of the next runs.
-    pub(super) fn settled(&mut self, waited: Duration, clocks: Clocks) -> Place {
+    pub(super) fn settled(&mut self, waited: Duration, clocks: Clocks) -> RunPlace {
         (self.settling, self.settling_since) = (false, None);
         self.regions.settled(waited, clocks);
         self.regions.place()
@@ -122,11 +122,11 @@ mod tests {
     }
 
     impl Program {
-        fn new(place: Option<Place>) -> Program {
+        fn new(place: Option<RunPlace>) -> Program {
             let mut placing = Placing::default();
             assert!(placing.is_empty());
             let begins = placing.begin(place, true);
-            assert_eq!(begins, place.unwrap_or(Place::Inline), "the cores are shared");
+            assert_eq!(begins, place.unwrap_or(RunPlace::Inline), "the cores are shared");
             assert!(!placing.is_empty());
             let (now, none) = (Instant::now(), Duration::ZERO);
             let clocks = Clocks { now, ops: 0, traced: 0, made: 0, ran: None, asleep: none, busy: none };
@@ -174,9 +174,9 @@ mod tests {
 
     #[test]
     fn a_place_that_was_asked_for_is_never_measured() {
-        let mut program = Program::new(Some(Place::Inline));
+        let mut program = Program::new(Some(RunPlace::Inline));
         assert_eq!(program.iterate(100), 100);
-        assert_eq!(program.placing.next_place(), Some(Place::Inline));
+        assert_eq!(program.placing.next_place(), Some(RunPlace::Inline));
         assert!(!program.placing.is_settling());
     }
 }

@@ -13,7 +13,7 @@ use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Operand, Param, Window, fresh_window, operand};
-use crate::plan::{RowSums, Rows};
+use crate::plan::{RowShape, RowSums};
 
 /// Number of elements of a block.
 pub const BLOCK: usize = 4096;
@@ -56,7 +56,7 @@ fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Wind
 /// A sum over rows that a group can end in; `None` for a sum over other dimensions.
 fn of_rows(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<RowSums> {
     let (from, to, [rows, n, inner], by) = parts(call, outputs, mean)?;
-    (inner == 1).then_some(RowSums { from, times: None, to, rows: Rows { rows, n, by } })
+    (inner == 1).then_some(RowSums { from, times: None, to, rows: RowShape { rows, n, by } })
 }
 
 /// `sum` as sums over rows.
@@ -80,7 +80,7 @@ fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
                 // SAFETY: `sum_rows` asks for ranges of the input's `outer * summed` elements, which are not written.
                 sum(unsafe { from.read(at, n) })
             };
-            sum_rows(host, result, &Rows { rows: outer, n: summed, by }, &block);
+            sum_rows(host, result, &RowShape { rows: outer, n: summed, by }, &block);
         } else {
             // SAFETY: `parts` checked that the windows are contiguous and have these sizes.
             unsafe { columns(host, from, to, [outer, summed, inner], by) };
@@ -117,7 +117,7 @@ pub fn of_products(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
     let (from, times) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
     let (to, n) = (output(outputs)?, count(&from.sizes));
     let fits = to.mem == Mem::F32 && n > 0 && from.sizes == times.sizes;
-    fits.then(|| RowSums { from, times: Some(times), to, rows: Rows { rows: 1, n, by: 1.0 } })
+    fits.then(|| RowSums { from, times: Some(times), to, rows: RowShape { rows: 1, n, by: 1.0 } })
 }
 
 /// The dot product of two vectors.
@@ -195,7 +195,7 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64
 pub fn sum_rows(
     host: &dyn HostKernels,
     to: &mut [f32],
-    &Rows { rows, n, by }: &Rows,
+    &RowShape { rows, n, by }: &RowShape,
     block: &(dyn Fn(usize, usize) -> f64 + Sync),
 ) {
     if rows == 1 {

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::cpu::own::sums::{BLOCK, products, sum, sum_rows};
 use crate::cpu::tiles::group::{Lane, Shared};
 use crate::host::HostKernels;
-use crate::plan::{Draft, Ending, Feed, Rows, Slot};
+use crate::plan::{Draft, Ending, Feed, RowShape, Slot};
 
 /// A lane whose values are summed.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Summed {
     from: usize,
     times: Option<usize>,
     to: usize,
-    rows: Rows,
+    rows: RowShape,
 }
 
 /// Compiles a draft's only lane, and returns it with the number of the slot `summed`. `None` if the lane does not

@@ -406,7 +406,7 @@ impl GpuDevice {
 
     /// Runs an op of a run with its lowering, or on the host if that is `None`.
     pub(super) fn run_lowered(&mut self, op: &OpRun<'_, '_>, lowered: Option<Arc<Lowered>>) {
-        let location = op.step.key.location;
+        let location = op.declared.key.location;
         let outcome = match lowered {
             Some(lowered) if lowered.outputs == op.variant.outputs => {
                 self.run_native(op.call, location, &lowered, op.fresh, &Given::default())
@@ -428,7 +428,7 @@ impl GpuDevice {
     /// Reports that an op of a run failed, and poisons what it would have written.
     pub(super) fn fail(&mut self, op: &OpRun<'_, '_>, failure: Arc<Failure>) {
         tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
-        let written = op.step.writes.iter().filter_map(|i| match op.call.inputs[*i as usize].place {
+        let written = op.declared.writes.iter().filter_map(|i| match op.call.inputs[*i as usize].place {
             Place::Storage { id, .. } => Some(id),
             _ => None,
         });

@@ -166,7 +166,7 @@ impl Device for Devices {
         self.skip(op);
         let mut parts = SmallVec::new();
         let brought = self.bring(op.call, &mut parts);
-        let device = &mut self.all[usize::from(op.step.key.device)];
+        let device = &mut self.all[usize::from(op.declared.key.device)];
         match brought {
             Ok(false) => return device.run_op(op),
             // The lowering is not cached, because the source of the same copy may be on another device next time.
@@ -184,7 +184,7 @@ impl Device for Devices {
     }
 
     fn skip(&mut self, op: &OpRun<'_, '_>) {
-        op.fresh.iter().for_each(|id| settle(&mut self.homes, *id, op.step.key.device));
+        op.fresh.iter().for_each(|id| settle(&mut self.homes, *id, op.declared.key.device));
     }
 
     fn end_run(&mut self) {

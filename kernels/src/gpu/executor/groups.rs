@@ -15,7 +15,7 @@ use crate::gpu::lower::Action as Step;
 use crate::gpu::memory::BufId;
 use crate::gpu::store::Word;
 use crate::gpu::stream::Bound;
-use crate::ops::express::{Job, jobs};
+use crate::ops::express::{Assignment, assignments};
 use crate::plan::{Before, Draft, Feed, Fuser, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun, Span, with_op};
 
@@ -24,7 +24,7 @@ impl Fuser for GpuDevice {
 
     /// Only ops that have native kernels of their own are fused, so whether a result is computed on the device or
     /// on the host depends on metadata alone.
-    fn jobs(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Job>> {
+    fn assignments(&mut self, op: &OpRun<'_, '_>) -> Option<Vec<Assignment>> {
         let lowered = self.lowering_of(op)?;
         let whole = |step: &Step| matches!(step, Step::Dispatch { parts, .. } if parts.is_empty());
         let plain = lowered.outputs == op.variant.outputs
@@ -33,7 +33,7 @@ impl Fuser for GpuDevice {
             && !(lowered.moves || lowered.draws)
             && lowered.actions.iter().all(whole);
         let base = self.op(op.call.op).base.as_ref().filter(|_| plain)?;
-        jobs(base, op.call, &op.variant.outputs)
+        assignments(base, op.call, &op.variant.outputs)
     }
 
     fn most_tensors(&self) -> usize {
@@ -43,7 +43,7 @@ impl Fuser for GpuDevice {
     fn behind(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<KernelGroup> {
         let call = &*before.op.call;
         let plain = self.lowering_of(before.op)?;
-        if plain.outputs != before.op.variant.outputs || !before.op.step.writes.is_empty() {
+        if plain.outputs != before.op.variant.outputs || !before.op.declared.writes.is_empty() {
             return None;
         }
         let epilogue = Epilogue::of(draft, before)?;
@@ -101,8 +101,8 @@ impl GpuDevice {
                 Work::Behind(number, _) => *number,
             };
             let (node, variant, cursor) = &plan.ops[first as usize];
-            let (step, known) = program.op(*node, *variant).ok_or(Refused::Host)?;
-            let key = &step.key;
+            let (declared, known) = program.op(*node, *variant).ok_or(Refused::Host)?;
+            let key = &declared.key;
             match &group.work {
                 Work::Launches(all) => all.iter().try_for_each(|launch| {
                     let launched = self.launch(launch, &given);
@@ -111,7 +111,7 @@ impl GpuDevice {
                     })
                 }),
                 Work::Behind(_, lowered) => {
-                    let (mut at, op) = (cursor.behind(&span.base), (*node, *variant, step, known));
+                    let (mut at, op) = (cursor.behind(&span.base), (*node, *variant, declared, known));
                     let mut done = Err(Refused::Host);
                     with_op(&mut at, op, span.run, false, |op| {
                         if pins_hold(lowered, op.call) {
