@@ -34,10 +34,12 @@ class Engine:
                     tensors, grads, inputs, keep_graph, create_graph, overrides
                 )
             if done:
-                if None in found and not allow_unreachable:
+                # `None in found` would call `Tensor.__eq__`, which raises internally: microseconds a tensor.
+                unused = [] if allow_unreachable else [i for i, grad in enumerate(found) if grad is None]
+                if unused:
                     raise RuntimeError(
-                        f"The differentiated Tensor at index {found.index(None)} appears to not have been "
-                        "used in the graph. Set allow_unused=True if this is the desired behavior."
+                        f"The differentiated Tensor at index {unused[0]} appears to not have been used in the "
+                        "graph. Set allow_unused=True if this is the desired behavior."
                     )
                 return tuple(found)
         return self._engine.run_backward(
