@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-lazy bench-memory bench-scaling bench-gpu wheel clean
+.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-memory bench-scaling bench-gpu wheel clean
 
 env := source scripts/env.sh &&
 
@@ -15,7 +15,7 @@ setup: ## the virtual environment and the crates
 
 # What is measured is compiled as wheels are.
 PROFILE := release
-bench bench-lazy bench-memory bench-scaling bench-gpu: PROFILE := dist
+bench bench-operators bench-lazy bench-memory bench-scaling bench-gpu: PROFILE := dist
 
 build: setup ## compile and install the package, editable, into the virtual environment
 	@$(env) PIP_QUIET=1 maturin develop --profile $(PROFILE) --locked
@@ -83,6 +83,9 @@ format: setup ## format and fix in place
 
 bench: build ## the suite of programs: eager, torch.compile, Tandem; ARGS goes to it
 	@$(env) python benches/run.py $(ARGS)
+
+bench-operators: build ## every operator of PyTorch's database in three sizes; ARGS="--only 'conv*'" measures some
+	@$(env) python benches/operators.py $(ARGS)
 
 bench-lazy: build ## lazy evaluation against co-execution
 	@$(env) python benches/lazy.py $(ARGS)

@@ -1,8 +1,8 @@
 """The operator sweep: every entry of PyTorch's database, eager and co-executed, in three sizes.
 
-An operator is called many times in a loop, on the CPU and on Tandem's device alternately, and the results of a
-block are kept until its end, so that no op is dead. Three uses are measured: the operator without gradients, the
-operator with its backward pass, and the operator on 64-bit integers. Writes docs/operators.md, worst first.
+An operator is called many times in a loop, on the CPU and on Tandem's device alternately, and the results of
+a block are kept until its end, so that no op is dead. Three uses are measured: the operator without
+gradients, with its backward pass, and on 64-bit integers. Writes docs/operators.md, worst first.
 """
 
 import argparse
@@ -33,7 +33,6 @@ PAUSE = 0.005
 PATIENCE = 240
 """Time after which a worker that has not finished an entry is killed, in seconds."""
 BAR = 0.95
-UNDEFINED = "empty"
 
 Step = Callable[[], Any]
 
@@ -96,7 +95,7 @@ def measure(op: Any, sample: Any, use: str) -> dict | None:
         if step is None:
             return None
         sides.append((step, wait))
-    eager, tandem = sides
+    eager = sides[0]
     torch_tandem.reset()
     one = min(block(eager[0], 3, eager[1]) for _ in range(3))
     size = max((t.numel() for t in call.tensors()), default=1)
@@ -132,12 +131,11 @@ def sweep(entry: Any, name: str) -> dict:
                 continue
             if use == "training" and not entry.supports_autograd:
                 continue
-            sample = sample_of(entry, name, dtype, target)
-            if sample is None:
-                found[f"{use} {size}"] = "no sample"
-                continue
             try:
-                if figures := measure(entry, sample, use):
+                sample = sample_of(entry, name, dtype, target)
+                if sample is None:
+                    found[f"{use} {size}"] = "no sample"
+                elif figures := measure(entry, sample, use):
                     found[f"{use} {size}"] = figures
             except Exception as error:
                 found[f"{use} {size}"] = f"{type(error).__name__}: {str(error).strip()[:120]}"
@@ -173,12 +171,12 @@ def all_names() -> list[str]:
 
 
 def measured(names: list[str]) -> dict[str, dict]:
-    """Return the figures of entries. A worker that dies is replaced by one that goes on with the next entry."""
+    """Return the figures of entries. If a worker dies, another one goes on with the next entry."""
     results: dict[str, dict] = {}
     rest = list(names)
     while rest:
         command = [sys.executable, __file__, "--worker", json.dumps(rest)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
             for line in worker.stdout:
                 name, figures = json.loads(line)
                 results[name] = figures
@@ -194,7 +192,9 @@ def measured(names: list[str]) -> dict[str, dict]:
 
 def short(figures: dict) -> str:
     """Format an entry's ratios for the log."""
-    return ", ".join(f"{k} {v if isinstance(v, str) else format(v['ratio'][1], '.2f')}" for k, v in figures.items())
+    return ", ".join(
+        f"{k} {v if isinstance(v, str) else format(v['ratio'][1], '.2f')}" for k, v in figures.items()
+    )
 
 
 def ratios_of(figures: dict) -> list[float]:
@@ -210,10 +210,21 @@ def page(results: dict[str, dict]) -> str:
         if ratios:
             below = sum(r < BAR for r in ratios)
             summary.append(
-                [column, str(len(ratios)), f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}", str(below)]
+                [
+                    column,
+                    str(len(ratios)),
+                    f"{statistics.geometric_mean(ratios):.2f}",
+                    f"{min(ratios):.2f}",
+                    str(below),
+                ]
             )
     slow = sorted(
-        ((v["ratio"], name, column, v) for name, f in results.items() for column, v in f.items() if isinstance(v, dict)),
+        (
+            (v["ratio"], name, column, v)
+            for name, f in results.items()
+            for column, v in f.items()
+            if isinstance(v, dict)
+        ),
         key=lambda row: row[0][1],
     )
     worst = [
@@ -228,15 +239,20 @@ def page(results: dict[str, dict]) -> str:
         return f"{figure['ratio'][1]:.2f}" if isinstance(figure, dict) else ""
 
     rows = [[name, *(cell(f.get(column)) for column in columns)] for name, f in cells.items()]
-    missing = [[name, column, v] for name, f in sorted(results.items()) for column, v in f.items() if isinstance(v, str)]
+    missing = [
+        [name, column, v]
+        for name, f in sorted(results.items())
+        for column, v in f.items()
+        if isinstance(v, str)
+    ]
     return "\n\n".join(
         [
             "# Operators",
             "`make bench-operators` calls every entry of PyTorch's operator database in a loop, in eager and "
-            "co-executed by the cpu executor, and writes this page. *Forward* is the operator on float32 without "
-            "gradients, *training* is the operator with its backward pass, *integers* the operator on int64. A small "
-            "sample has up to 64 elements, a middle one about 4,096 and a large one about a million. Ratios are "
-            "eager's time by Tandem's, medians of blocks in turn, with the quartiles.",
+            "co-executed by the cpu executor, and writes this page. *Forward* is the operator on float32 "
+            "without gradients, *training* is the operator with its backward pass, *integers* the operator "
+            "on int64. A small sample has up to 64 elements, a middle one about 4,096 and a large one about "
+            "a million. Ratios are eager's time by Tandem's, medians of blocks in turn, with the quartiles.",
             machine(),
             table(["use and size", "operators", "geometric mean", "worst", f"below {BAR}"], summary),
             f"## Below {BAR}",
@@ -252,7 +268,9 @@ def page(results: dict[str, dict]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="PATTERN", action="append", help="names of entries; may be repeated")
+    parser.add_argument(
+        "--only", metavar="PATTERN", action="append", help="names of entries; may be repeated"
+    )
     parser.add_argument("--save", metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,8 +1,8 @@
 """Samples of PyTorch's operator database in given sizes.
 
-The database's samples are small. A larger one repeats the elements of a small one along its dimensions: values
-stay in the operator's domain, and indices stay in range. Operators whose dimensions have roles of their own
-(convolutions, attention) have samples here.
+The database's samples are small. A larger one repeats the elements of a small one along its dimensions:
+values stay in the operator's domain, and indices in range. Operators whose dimensions have roles of their
+own, such as convolutions, have samples here.
 """
 
 import itertools
@@ -87,7 +87,7 @@ def _classes(n: int) -> SampleInput:
 def _resized(mode: str) -> Callable[[int], SampleInput]:
     def sample(n: int) -> SampleInput:
         x = torch.randn(_images(1 if n <= 64 else 4, 1 if mode == "linear" else 2)(n // 4))
-        return SampleInput(x, args=tuple(2 * size for size in x.shape[2:])[:0], kwargs={"scale_factor": 2, "mode": mode})
+        return SampleInput(x, kwargs={"scale_factor": 2, "mode": mode})
 
     return sample
 
@@ -143,7 +143,7 @@ def _repeated(sample: SampleInput, grow: Callable[[int], int]) -> SampleInput:
 
 
 def _grown(sample: SampleInput, target: int) -> Iterator[SampleInput]:
-    """Yields forms of a sample with about `target` elements: grown in all dimensions, or in those of one size."""
+    """Yields forms of a sample with about `target` elements: grown in all dimensions, or in some."""
     largest = max(tensors(sample), key=torch.Tensor.numel)
     if largest.numel() * 2 > target:
         yield sample
@@ -152,7 +152,9 @@ def _grown(sample: SampleInput, target: int) -> Iterator[SampleInput]:
     for chosen in ([*sizes], *([size] for size in sizes if len(sizes) > 1)):
         count = sum(size in chosen for size in largest.shape)
         factor = max(1, math.floor((target / largest.numel()) ** (1 / count)))
-        yield _repeated(sample, lambda size, chosen=chosen, factor=factor: size * factor if size in chosen else size)
+        yield _repeated(
+            sample, lambda size, chosen=chosen, factor=factor: size * factor if size in chosen else size
+        )
 
 
 def _is_usable(op: Any, sample: SampleInput, target: int) -> bool:
@@ -184,7 +186,7 @@ def sample_of(op: Any, name: str, dtype: torch.dtype, target: int) -> SampleInpu
                 t.requires_grad_(grad)
         return sample if _is_usable(op, sample, target) else None
     made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=grad), 400))
-    made = [s for s in made if 0 < elements(s)]
+    made = [s for s in made if elements(s) > 0]
     made.sort(key=lambda s: (elements(s) > 64, -min(elements(s), 64)))
     for sample in made[:: max(1, len(made) // TRIED)]:
         for grown in _grown(sample, target):

@@ -330,7 +330,7 @@ REFUSED = Group(
         "{m}.item()", "bool({m})", "int({v})", "float({u})", "len({s})", "{m}.tolist().x", "{m} + 'a'", "{m} + None", "{m} + [1]", "torch.add({m})", "torch.add({m}, {m}, {m}, {m})", "{m}.no_such_thing()", "torch.add({m}, {m}, foo=1)", "{m}.to('nowhere')", "{m}.to(torch.float33)", "{m}.view(torch.int64)[0] + {m}.t().view(torch.int64)",
         "F.relu({m}, inplace='x') + {m}[9]", "F.leaky_relu({m}, 'a')", "F.elu({i})", "F.sigmoid({m}, 1)", "torch.sigmoid_(s.i0)", "s.i0.sin_()", "s.i0.sqrt_()", "torch.exp({i}, out=s.i0.clone())", "torch.add({m}, {m}, out={d}.long())", "torch.sum({m}, 0, out=s.i0.clone())", "torch.complex({m}, {d})", "torch.complex({i}, {i})", "torch.view_as_complex({m}[:, :3])",
         "torch.view_as_real({m})", "{m}.imag", "torch.complex({m}, {m}) > 1", "torch.complex({m}, {m}).clamp(0, 1)", "torch.complex({m}, {m}).max()", "torch.complex({m}, {m}).floor()", "torch.fmod(torch.complex({m}, {m}), 2)", "torch.maximum(torch.complex({m}, {m}), {m})", "{m}.index_put_((torch.tensor([9], device=s.device, dtype=torch.float32),), {s})", "{i}.pow(-1)", "2 ** {b} - ~{i} << {m}",
-        "torch.pow({b}, {b})", "F.huber_loss({m}, {m}, delta=-1.0)", "F.smooth_l1_loss({m}, {m}, beta=-1.0)", "F.mse_loss({m}, {m}, reduction='x')", "F.hardtanh({m}, 2.0, 1.0)", "F.threshold_(s.i0, 0.5, 0.5)", "F.rrelu({m}, 0.5, 0.1)", "F.glu({m}[:, :3])", "F.pad({m}, (1,))", "F.pad({m}, (-9, 0))", "F.one_hot({i}, 1)", "F.max_pool1d({m}, 9)", "F.avg_pool1d({m}, 2, 0)",
+        "torch.pow({b}, {b})", "F.huber_loss({m}, {m}, delta=-1.0)", "F.smooth_l1_loss({m}, {m}, beta=-1.0)", "F.mse_loss({m}, {m}, reduction='x')", "F.hardtanh({m}, 2.0, 1.0)", "F.threshold_(s.i0, 0.5, 0.5)", "F.rrelu({m}, 0.5, 0.1)", "F.glu({m}[:, :3])", "F.pad({m}, (1,))", "F.pad({m}, (-9, 0))", "late(F.one_hot({i}, 1))", "F.max_pool1d({m}, 9)", "F.avg_pool1d({m}, 2, 0)",
         "F.interpolate({m}[None], scale_factor=-1)", "F.batch_norm({m}[:1], None, None, training=True)", "F.group_norm({m}, 3)", "F.scaled_dot_product_attention({m}, {m}[:, :3], {m})", "torch.bucketize({m}, {m})", "torch.histc({i})", "torch.bincount({m})", "torch.bincount(-{i} - 1)", "torch.searchsorted({v}, {m}, right=True, side='left')", "torch.where({b}, {m}, {r})",
         "torch.rot90({m}, 1, (0, 0))", "torch.tril({v})", "torch.trace({v})", "torch.diag_embed({m}, 0, 1, 1)", "torch.logit({i}.bool())", "torch.nextafter({m}, {i})", "torch.hypot({i}, {i})", "torch.atan2({b}, {b}).x", "torch.copysign({m}, {v}[:3])", "torch.cross({m}, {m})", "torch.cdist({m}, {v})", "torch.gcd({m}, {m})", "torch.ldexp({m}, {r})",
         "copy.deepcopy({m} * s.w)", "pickle.dumps({m} * s.w + (lambda: 0))", "torch.from_numpy({m})", "s.opt.load_state_dict({})" , "s.module.load_state_dict({'x': 1})", "s.module({m}[:, :3])", "s.module('a')", "s.module.first.weight.data.resize_(2).x", "torch.optim.SGD([], 0.1)", "torch.optim.SGD([{m} * s.w], 0.1)", "torch.optim.Adam([s.w], -1)",
@@ -440,9 +440,9 @@ WINDOWS = Group(
     leaves={
         # Windows that begin elsewhere in each call of a line.
         "moved": [
-            "s.p0.view(-1)[step % 5:][:16].view(4, 4)", "s.p0[{n}:{n} + 4, :4]", "s.p0[:4, {n}:{n} + 4]",
-            "s.p0[{n}:{n} + 4, {n}:{n} + 4].t()", "s.p0.as_strided((4, 4), (8, 1), step % 20)",
-            "s.p0.as_strided((4, 4), (1, 4), 3 * {n})", "s.p0.t()[step % 3:][:4, {n}:{n} + 4]",
+            "s.p0.view(-1)[step % 5:][:16].view(4, 4)", "s.p0[{n}:][:4, :4]", "s.p0[:4, {n}:][:, :4]",
+            "s.p0[{n}:, {n}:][:4, :4].t()", "s.p0.as_strided((4, 4), (8, 1), step % 20)",
+            "s.p0.as_strided((4, 4), (1, 4), 3 * {n})", "s.p0.t()[step % 3:, {n}:][:4, :4]",
             "s.p0.as_strided((4, 4), (8, 2), step % 3)", "(s.p0 if {c} else s.p0[4:])[:4, :4]",
             "s.p0.view(2, 2, 4, 4)[step % 2, {n} % 2]", "s.p0.unfold(0, 4, 1)[step % 5, :4]", "s.p0[::2, step % 4:][:, :4]",
         ],

@@ -300,6 +300,64 @@ def losses() -> Iterator[Case]:
         )
 
 
+def attentions() -> Iterator[Case]:
+    attend = F.scaled_dot_product_attention
+    for batch, heads, queries, keys, width in [
+        (1, 1, 1, 1, 1),
+        (2, 3, 5, 7, 4),
+        (1, 2, 64, 64, 16),
+        (2, 2, 65, 130, 8),
+        (3, 1, 200, 64, 33),
+        (1, 4, 1, 300, 16),
+    ]:
+        q, k, v = (data(batch, heads, n, width, seed=i) * 2 for i, n in enumerate((queries, keys, keys)))
+        name = f"attention {batch} {heads} {queries} {keys} {width}"
+        yield name, attend, (q, k, v)
+        yield f"{name} causal", lambda q, k, v: attend(q, k, v, is_causal=True), (q, k, v)
+        yield f"{name} scaled", lambda q, k, v: attend(q, k, v, scale=0.3), (q, k, v)
+        kept = (torch.arange(queries * keys).view(queries, keys) % 3 > 0).index_fill(
+            0, torch.tensor(0), False
+        )
+        yield f"{name} masked", lambda q, k, v, m: attend(q, k, v, m), (q, k, v, kept)
+        added = lambda q, k, v, m: attend(q, k, v, m.detach())  # noqa: E731
+        bias = data(batch, 1, 1, keys, seed=4)
+        yield f"{name} biased", lambda q, k, v, m, f=added: f(q, k, v, m) + m.mean() * 0, (q, k, v, bias)
+        # Heads side by side in memory, as layers make them.
+        apart = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+        yield f"{name} of heads side by side", lambda q, k, v: attend(q, k, v, is_causal=True), apart
+        yield (
+            f"{name} of columns",
+            attend,
+            [data(batch, heads, n, 2 * width)[..., ::2] for n in (queries, keys, keys)],
+        )
+    q, k, v = (data(2, n, 9, 8, seed=n) for n in (4, 2, 2))
+    yield "attention of grouped heads", lambda q, k, v: attend(q, k, v, enable_gqa=True), (q, k, v)
+    x = data(2, 3, 20, 8)
+    yield "attention to itself", lambda x: attend(x, x, x, is_causal=True), (x,)
+
+
+def cells() -> Iterator[Case]:
+    for rows, n in [(1, 1), (3, 5), (2, 32), (70, 130)]:
+        x, h, c = data(rows, 4), data(rows, n, seed=1), data(rows, n, seed=2)
+        for op, gates, state in ((torch.lstm_cell, 4, (h, c)), (torch.gru_cell, 3, (h,))):
+            weights = (data(gates * n, 4, seed=3), data(gates * n, n, seed=4) / 4)
+            biases = (data(gates * n, seed=5), data(gates * n, seed=6))
+
+            def cell(x, *given, op=op, state=state):
+                before, rest = given[: len(state)], given[len(state) :]
+                out = op(x, before if len(before) == 2 else before[0], *rest)
+                return torch.cat(out) if len(before) == 2 else out
+
+            name = f"{op.__name__} {rows} {n}"
+            yield name, cell, (x, *state, *weights, *biases)
+            yield f"{name} without biases", cell, (x, *state, *weights)
+            yield (
+                f"{name} hidden state only",
+                lambda *t, f=cell: f(*t)[: len(t[0])],
+                (x, *state, *weights, *biases),
+            )
+
+
 def regions() -> Iterator[Case]:
     # In quarters of pixels: inside, over the edges, outside, empty, and with swapped corners.
     edges = [[0, 4, 6, 19, 22], [1, -9, -3, 40, 50], [1, 60, 60, 90, 90], [0, 8, 8, 8, 8], [0, 20, 9, 10, 3]]
@@ -336,7 +394,20 @@ def moved(t: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "cases",
-    [products, sums, sums_of_groups, rows, batch_norms, convolutions, pieces, many_pieces, losses, regions],
+    [
+        products,
+        sums,
+        sums_of_groups,
+        rows,
+        batch_norms,
+        convolutions,
+        pieces,
+        many_pieces,
+        losses,
+        attentions,
+        cells,
+        regions,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_own_kernels_against_double_precision(cases):

@@ -36,9 +36,15 @@ pub fn floats<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     tensor(call, arg).filter(|x| x.dtype.is_floating())
 }
 
+/// Whether an optional tensor argument is absent: none is given, or an undefined one.
+pub fn is_absent(call: &Call<'_>, arg: usize) -> bool {
+    matches!(call.args.get(arg), None | Some(Arg::None))
+        || input(call, arg).is_some_and(|input| matches!(input.place, Place::Absent))
+}
+
 /// Whether an optional tensor argument is given. `None` if it is given with other sizes or another dtype.
 pub fn optional(call: &Call<'_>, arg: usize, sizes: &[i64], dtype: Dtype) -> Option<bool> {
-    if matches!(call.args.get(arg)?, Arg::None) || matches!(input(call, arg)?.place, Place::Absent) {
+    if is_absent(call, arg) {
         return Some(false);
     }
     tensor(call, arg).filter(|x| x.sizes == sizes && x.dtype == dtype).map(|_| true)

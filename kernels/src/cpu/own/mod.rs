@@ -5,16 +5,20 @@
 //! any number of threads.
 
 mod additions;
+pub(crate) mod attention;
 pub(crate) mod batch_norm;
+pub(crate) mod cells;
 pub(crate) mod conv;
 pub(crate) mod gather;
 mod kernel;
 pub(crate) mod loss;
 pub(crate) mod matmul;
+pub(crate) mod moves;
 pub(crate) mod norm;
 pub(crate) mod pieces;
 pub(crate) mod roi_align;
 pub(crate) mod rows;
+pub(crate) mod scans;
 mod scratch;
 mod strided;
 pub(crate) mod sums;

@@ -1,7 +1,7 @@
 //! Layer norm and group norm: rows are normalized to mean 0 and variance 1.
 
 use smallvec::{SmallVec, smallvec};
-use tandem_tracegraph::call::{Arg, Call, Place};
+use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::cpu::own::additions::{products, sum};
@@ -12,6 +12,7 @@ use crate::cpu::own::{contiguous, count, each_row, is_contiguous};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
+use crate::ops::arguments::is_absent;
 use crate::ops::express::{Param, Window, fresh_window};
 
 /// Number of rows that are added at a time.
@@ -40,12 +41,10 @@ pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
 
 /// An optional contiguous float argument of `n` elements: `Some(None)` if it is absent.
 pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
-    let flat = call.args[..arg].iter().filter(|a| matches!(a, Arg::Tensor)).count();
-    match call.args.get(arg)? {
-        Arg::None => Some(None),
-        Arg::Tensor if matches!(call.inputs[flat].place, Place::Absent) => Some(None),
-        _ => contiguous(call, arg, Mem::F32).filter(|w| count(&w.sizes) == n).map(Some),
+    if is_absent(call, arg) {
+        return Some(None);
     }
+    contiguous(call, arg, Mem::F32).filter(|w| count(&w.sizes) == n).map(Some)
 }
 
 /// The windows of a kernel while it is put together.

@@ -133,7 +133,7 @@ fn larger(a: f32, b: f32) -> f32 {
 /// hundred times slower, and masks fill whole rows with them; next to the row's largest weight, which is 1, they
 /// make no difference.
 #[inline(always)]
-fn weight(x: f32) -> f32 {
+pub(super) fn weight(x: f32) -> f32 {
     const LEAST: f32 = -87.0;
     let e = exp(if x < LEAST { LEAST } else { x });
     if x < LEAST { 0.0 } else { e }
@@ -141,7 +141,7 @@ fn weight(x: f32) -> f32 {
 
 /// Returns the largest value, or NaN if there is one.
 #[inline(always)]
-fn largest(x: &[f32]) -> f32 {
+pub(super) fn largest(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = x.chunks_exact(LANES);
     let rest = chunks.remainder();
