@@ -76,6 +76,13 @@ pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
     found
 }
 
+/// Whether the first input shares its storage with no other one.
+pub(crate) fn first_is_alone(call: &Call<'_>) -> bool {
+    let Some((first, others)) = call.inputs.split_first() else { return true };
+    let storage = memory(first);
+    others.iter().all(|input| memory(input).is_none() || memory(input) != storage)
+}
+
 /// Whether two windows on the same storage are equal.
 pub(crate) fn same_window(a: &Input<'_>, b: &Input<'_>) -> bool {
     a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype

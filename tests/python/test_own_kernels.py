@@ -358,6 +358,159 @@ def cells() -> Iterator[Case]:
             )
 
 
+def moves() -> Iterator[Case]:
+    for shape in [(1,), (7,), (5, 6), (3, 1, 4), (2, 3, 4, 5), (60, 70, 40)]:
+        x, last = data(*shape), len(shape) - 1
+        for dims in [(0,), (last,), tuple(range(len(shape)))]:
+            yield f"flip {shape} {dims}", lambda x, d=dims: x.flip(d), (x,)
+            yield f"roll {shape} {dims}", lambda x, d=dims: x.roll([5, -1, 2, 9][: len(d)], d), (x,)
+        yield f"roll all {shape}", lambda x: x.roll(3), (x,)
+        yield f"repeat {shape}", lambda x: x.repeat(*[2, 1, 3, 2, 1][: x.dim() + 1]), (x,)
+        yield f"repeat transposed {shape}", lambda x: x.transpose(0, -1).repeat(*[2] * x.dim()), (x,)
+        yield f"flip transposed {shape}", lambda x: x.transpose(0, -1).flip(0), (x,)
+        if last:
+            for diagonal in (-9, -1, 0, 2):
+                yield f"tril {shape} {diagonal}", lambda x, d=diagonal: x.tril(d), (x,)
+                yield f"triu {shape} {diagonal}", lambda x, d=diagonal: x.triu(d), (x,)
+    yield "roll twice", lambda x: x.roll((1, 2), (0, 0)), (data(5, 2),)
+    yield "roll empty", lambda x: x.roll(1, 0), (data(0, 2),)
+    numbers = torch.arange(12).view(3, 4)
+    yield (
+        "moved numbers",
+        lambda x, i: x * (i.flip(1) + i.roll(1, 0) + i.tril() - i.repeat(2, 1)[3:]),
+        (data(3, 4), numbers),
+    )
+
+
+def scans() -> Iterator[Case]:
+    for shape, dim in [
+        ((1,), 0),
+        ((600,), 0),
+        ((5, 40), 0),
+        ((5, 40), 1),
+        ((3, 7, 33), 1),
+        ((90, 300, 5), 1),
+    ]:
+        x = data(*shape) / 4
+        yield f"cumsum {shape} {dim}", lambda x, d=dim: x.cumsum(d), (x,)
+        yield f"cumprod {shape} {dim}", lambda x, d=dim: (x + 1).cumprod(d), (x,)
+    yield "cumsum of numbers", lambda x, i: x * i.cumsum(0), (data(9), torch.arange(9))
+    yield "cumsum of transposed", lambda x: x.t().cumsum(0), (data(4, 5),)
+
+
+def extremes() -> Iterator[Case]:
+    for shape, dim in [
+        ((1,), 0),
+        ((40,), 0),
+        ((5, 1), 1),
+        ((5, 17), 1),
+        ((17, 5), 0),
+        ((3, 9, 4), 1),
+        ((90, 400), 1),
+    ]:
+        # Few values, so that there are equal ones.
+        x = (data(*shape) * 3).round()
+        for op in (torch.max, torch.min):
+            yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: op(x, d).values, (x,)
+            yield f"{op.__name__} {shape} {dim} at", lambda x, op=op, d=dim: x.mean() * op(x, d).indices, (x,)
+            yield f"{op.__name__} {shape}", lambda x, op=op: op(x), (data(*shape),)
+        for op in (torch.amax, torch.amin):
+            yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: op(x, d, keepdim=True), (x,)
+        for op in (torch.argmax, torch.argmin):
+            yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: x.mean() * op(x, d), (x,)
+            yield f"{op.__name__} {shape}", lambda x, op=op: x.mean() * op(x), (x,)
+        y = x.clone()
+        y.view(-1)[y.numel() // 2] = torch.nan
+        undefined = lambda x, d=dim: x.max(d).values + x.amin(d) + x.argmin(d)  # noqa: E731
+        yield f"extremes with NaN {shape} {dim}", undefined, (y,)
+        for descending in (False, True):
+            ordered = lambda x, d=dim, o=descending: x.sort(d, o).values  # noqa: E731
+            yield f"sort {shape} {dim} {descending}", ordered, (x,)
+            yield f"sort with NaN {shape} {dim} {descending}", ordered, (y,)
+            places = lambda x, d=dim, o=descending: x.mean() * x.argsort(dim=d, descending=o, stable=True)  # noqa: E731
+            yield f"argsort {shape} {dim} {descending}", places, (x,)
+    numbers = torch.arange(20).view(4, 5) * 7 % 11
+    yield (
+        "extremes of numbers",
+        lambda x, i: x * (i.max(1).indices + i.argmin(1) + i.sort(1).values[:, 2]),
+        (data(4), numbers),
+    )
+
+
+def moments() -> Iterator[Case]:
+    for shape, dim in [
+        ((2,), 0),
+        ((40,), 0),
+        ((5, 17), 1),
+        ((3, 9, 4), (1, 2)),
+        ((17, 5), 0),
+        ((9, 3000), 1),
+    ]:
+        x = data(*shape) + 3
+        for op in (torch.var, torch.std):
+            yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: op(x, d), (x,)
+            yield f"{op.__name__} {shape}", op, (x,)
+            yield f"{op.__name__} {shape} biased", lambda x, op=op, d=dim: op(x, d, correction=0), (x,)
+        yield f"norm {shape} {dim}", lambda x, d=dim: x.norm(dim=d), (x,)
+        yield f"norm {shape}", lambda x: x.norm(), (x,)
+        for order in (1, 3.5, torch.inf):
+            yield f"norm {shape} {order}", lambda x, p=order, d=dim: torch.linalg.vector_norm(x, p, d), (x,)
+    far = data(50) + 1e4
+    far[0] = 5e4
+    yield "variance of distant values", torch.var, (far,)
+
+
+def scatters() -> Iterator[Case]:
+    for shape, dim, n in [
+        ((6,), 0, 9),
+        ((5, 7), 0, 3),
+        ((5, 7), 1, 11),
+        ((3, 4, 70), 1, 6),
+        ((40, 300), 0, 90),
+    ]:
+        sizes = [*shape]
+        sizes[dim] = n
+        x, source = data(*shape), data(*sizes, seed=1)
+        index = torch.arange(source.numel()).view(sizes) * 13 % shape[dim]
+        first = torch.arange(n).view([-1 if d == dim else 1 for d in range(len(shape))]) * 5 % shape[dim]
+        for name, i in (("", index), (" expanded", first.expand(sizes))):
+            label = f"{shape} {dim}{name}"
+            yield f"gather {label}", lambda x, i, d=dim: x.gather(d, i), (x, i)
+            yield f"scatter_add {label}", lambda x, s, i, d=dim: x.scatter_add(d, i, s), (x, source, i)
+            yield (
+                f"scatter_add_ {label}",
+                lambda x, s, i, d=dim: x.clone().scatter_add_(d, i, s),
+                (x, source, i),
+            )
+            yield f"scatter of a number {label}", lambda x, i, d=dim: x.scatter(d, i, 0.5), (x, i)
+        distinct = torch.arange(shape[dim]).flip(0)
+        same = data(*shape, seed=2)
+        spread = distinct.view([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
+        yield f"scatter {shape} {dim}", lambda x, s, i, d=dim: x.scatter(d, i, s), (x, same, spread)
+        flat = first.flatten()
+        yield f"index_select {shape} {dim}", lambda x, i, d=dim: x.index_select(d, i), (x, flat)
+        yield (
+            f"index_add {shape} {dim}",
+            lambda x, s, i, d=dim: x.index_add(d, i, s, alpha=0.5),
+            (x, source, flat),
+        )
+        yield (
+            f"index_add_ {shape} {dim}",
+            lambda x, s, i, d=dim: x.clone().index_add_(d, i, s),
+            (x, source, flat),
+        )
+    x, i, values = data(7, 3), torch.tensor([[0, -1, 3], [3, 3, 0]]), data(2, 3, 3)
+    yield "index", lambda x, i: x[i], (x, i)
+    yield "index_put of sums", lambda x, v, i: x.index_put((i,), v, accumulate=True), (x, values, i)
+    yield "index_put_ of sums", lambda x, v, i: x.clone().index_put_((i,), v, accumulate=True), (x, values, i)
+    yield "index_put", lambda x, v, i: x.index_put((i[0],), v[0]), (x, values, i)
+    # What is put is a part of the same storage.
+    own = lambda x, i: (lambda y: y[:3].scatter_add_(0, i.expand(3, 3), y[3:6]))(x.clone())  # noqa: E731
+    yield "scatter of its own storage", own, (x, torch.tensor([[0, 2, 1]]))
+    number = lambda x, i: x * F.one_hot(i.flatten() % 7, 7).t()[:, :3]  # noqa: E731
+    yield "scatter of integers", number, (x, i)
+
+
 def regions() -> Iterator[Case]:
     # In quarters of pixels: inside, over the edges, outside, empty, and with swapped corners.
     edges = [[0, 4, 6, 19, 22], [1, -9, -3, 40, 50], [1, 60, 60, 90, 90], [0, 8, 8, 8, 8], [0, 20, 9, 10, 3]]
@@ -406,6 +559,11 @@ def moved(t: torch.Tensor) -> torch.Tensor:
         losses,
         attentions,
         cells,
+        moves,
+        scans,
+        extremes,
+        moments,
+        scatters,
         regions,
     ],
     ids=lambda f: f.__name__,
@@ -448,11 +606,20 @@ def test_numbers_out_of_range_are_refused():
     weight = torch.ones(3, 2, device="tandem")
     good, bad = torch.tensor([0, 2], device="tandem"), torch.tensor([1, 3], device="tandem")
 
-    for take in (lambda i: F.embedding(i, weight), lambda i: weight[i], lambda i: weight.index_select(0, i)):
+    for take in (
+        lambda i: F.embedding(i, weight),
+        lambda i: weight[i],
+        lambda i: weight.index_select(0, i),
+        lambda i: weight.gather(0, i[:, None].expand(2, 2)),
+        lambda i: weight.clone().scatter_add_(0, i[:, None].expand(2, 2), weight[:2]),
+        lambda i: weight.scatter(0, i[:, None].expand(2, 2), 1.5),
+        lambda i: weight.clone().index_add_(0, i, weight[:2]),
+        lambda i: weight.clone().index_put_((i,), weight[:2]),
+    ):
         for _ in range(4):
             take(good)
             torch_tandem.mark_step()
-        with pytest.raises(IndexError, match=r"out of (range|bounds)"):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
             take(bad).tolist()
         torch_tandem.mark_step()
 

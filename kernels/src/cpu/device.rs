@@ -16,7 +16,7 @@ use crate::executor::{Device, Immediate};
 use crate::host::{
     Buffer, Exception, HostError, HostFailure, HostKernels, HostResult, HostResultKind, call_host,
 };
-use crate::ops::express::{Base, apart};
+use crate::ops::express::Base;
 use crate::ops::outputs::outputs_in_place;
 use crate::ops::table::overwrites;
 use crate::overlap::same_window;
@@ -125,7 +125,7 @@ impl CpuDevice {
             let made = self.make(&variant.outputs.fresh);
             let made = made.map_err(|e| self.raised(call, location, e))?;
             // SAFETY: `resolve` named live buffers, which only this op uses now. The kernel is the variant's, `made`
-            // are its outputs, and `is_native` has asked `apart`.
+            // are its outputs, and `is_native` has asked `permits`.
             if unsafe { natives::run(&native, call, &made, host) } {
                 for (id, buffer) in fresh.iter().zip(made) {
                     *self.slot(*id) = Contents::Ready(buffer);
@@ -217,13 +217,13 @@ impl CpuDevice {
             let outs = vec![OutSpec::Same(0)];
             return Some(Ok((Outputs { outs, ..Outputs::default() }, Vec::new())));
         }
-        if base.is_some_and(Base::in_place) {
+        if rule.in_place() {
             let outputs = outputs_in_place(call)?;
-            let native = self.natives.of_call(&rule, call, &outputs, host).filter(|_| apart(call))?;
+            let native = self.natives.of_call(&rule, call, &outputs, host).filter(|_| rule.permits(call))?;
             // SAFETY: what the call names is alive and not shared. The kernel is this call's, which makes no outputs,
-            // and `apart` holds.
-            unsafe { natives::run(&native, call, &[], host) };
-            return Some(Ok((outputs, Vec::new())));
+            // and `permits` holds.
+            let done = unsafe { natives::run(&native, call, &[], host) };
+            return done.then(|| Ok((outputs, Vec::new())));
         }
         if let Some(outputs) = rule.outputs(call)
             && let Some(native) = self.natives.of_call(&rule, call, &outputs, host)

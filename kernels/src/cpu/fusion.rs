@@ -10,6 +10,7 @@ use crate::cpu::natives::Rule;
 use crate::cpu::tiles::computation::Computation;
 use crate::ops::express::{Assignment, Param, Window, assignments};
 use crate::ops::table;
+use crate::overlap::first_is_alone;
 use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
 use crate::run::OpRun;
 
@@ -31,6 +32,7 @@ impl Fuser for CpuDevice {
         feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
         match &*self.rule(op)? {
+            Rule::Kernel { in_place: true, .. } if !first_is_alone(op.call) => None,
             Rule::Kernel { make, .. } => {
                 Some(Computation::of(make(op.call, &op.variant.outputs)?, slot, feed))
             }

@@ -17,6 +17,7 @@ use crate::host::{Buffer, Exception, HostKernels, call_host};
 use crate::ops::express::{Base, Owner, Param, Window, apart, assignments, new_outputs, same_memory};
 use crate::ops::outputs::{OutputRule, have_sizes};
 use crate::ops::table;
+use crate::overlap::first_is_alone;
 use crate::plan::Draft;
 use crate::run::{Scalar, of_arg};
 use crate::shapes::{Dims, dense, is_dense};
@@ -45,6 +46,8 @@ pub enum Rule {
         outputs: Option<OutputRule>,
         /// Whether PyTorch's kernel must not run in addition.
         alone: bool,
+        /// Whether the kernel writes the first argument, instead of new outputs.
+        in_place: bool,
     },
     /// The operator draws from PyTorch's generator.
     Drawn(Draw),
@@ -53,12 +56,15 @@ pub enum Rule {
 impl Rule {
     /// The rule of an operator, given its full name and which arguments its schema marks as written.
     fn of(name: &str, written: &[bool]) -> Option<Rule> {
-        let kernel = if written.contains(&true) { None } else { table::cpu_kernel(name) };
+        let in_place = written.first() == Some(&true);
+        let others_written = written.iter().skip(1).any(|w| *w);
+        let kernel = if others_written { None } else { table::cpu_kernel(name) };
         kernel
             .map(|make| Rule::Kernel {
                 make,
                 outputs: table::outputs_of(name, written),
                 alone: !table::hidden_writes(name).is_empty(),
+                in_place,
             })
             .or_else(|| table::cpu_draw(name).map(Rule::Drawn))
             .or_else(|| Base::of(name, written).map(Rule::Expression))
@@ -69,6 +75,24 @@ impl Rule {
         match self {
             Rule::Expression(base) => Some(base),
             Rule::Kernel { .. } | Rule::Drawn(_) => None,
+        }
+    }
+
+    /// Whether the operator writes its first argument and returns it.
+    pub fn in_place(&self) -> bool {
+        match self {
+            Rule::Expression(base) => base.in_place(),
+            Rule::Kernel { in_place, .. } => *in_place,
+            Rule::Drawn(_) => false,
+        }
+    }
+
+    /// Whether the windows of a call permit an in-place computation: elements may be computed in any order, and a
+    /// kernel reads no memory that it writes.
+    pub fn permits(&self, call: &Call<'_>) -> bool {
+        match self {
+            Rule::Kernel { .. } => first_is_alone(call),
+            _ => apart(call),
         }
     }
 
@@ -353,7 +377,8 @@ impl Natives {
         host: &'static dyn HostKernels,
     ) -> bool {
         self.of_variant(id, call, variant, host).is_some()
-            && (!variant.outputs.fresh.is_empty() || apart(call))
+            && (!variant.outputs.fresh.is_empty()
+                || self.rule(call.op, host).is_some_and(|rule| rule.permits(call)))
     }
 
     /// Returns the kernel of a traced call.
@@ -461,7 +486,7 @@ pub unsafe fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
 ///
 /// # Safety
 /// The requirements are those of [`HostKernels::call`]. The computation was made for calls with this metadata, `made`
-/// has the sizes of its new outputs, and the elements that it writes can be computed in any order (see [`apart`]).
+/// has the sizes of its new outputs, and what it writes in place meets [`Rule::permits`].
 pub unsafe fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
     let memory = |storage, bytes: i64| {
         // SAFETY: the call's storages and `made` are alive, and the first element of a window is inside its storage.

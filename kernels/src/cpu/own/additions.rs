@@ -84,6 +84,14 @@ pub fn sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
     sum.total()
 }
 
+/// Returns the sum of `value(0)` to `value(n - 1)`, which are no floats.
+#[inline(always)]
+pub fn wide_sum(n: usize, value: impl Fn(usize) -> f64) -> f64 {
+    let mut sum = Sum::new();
+    sum.add_all(n, value);
+    sum.total()
+}
+
 /// Returns the sum of `a(i) * b(i)` for `i` below `n`.
 #[inline(always)]
 pub fn products(n: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f64 {

@@ -81,7 +81,13 @@ struct Attention {
 
 impl Attention {
     /// Parses the arguments that both operators have; `dropout` is the index of the first one after the tensors.
-    fn of(call: &Call<'_>, q: &Window, k: &Window, dropout: usize, windows: &mut Windows) -> Option<Attention> {
+    fn of(
+        call: &Call<'_>,
+        q: &Window,
+        k: &Window,
+        dropout: usize,
+        windows: &mut Windows,
+    ) -> Option<Attention> {
         let [batch, heads, queries, width] = <[i64; 4]>::try_from(&q.sizes[..]).ok()?;
         let keys = *k.sizes.get(2)?;
         if q.sizes.contains(&0) || keys == 0 || keys > MOST_KEYS {
@@ -140,7 +146,11 @@ impl Attention {
             }
         };
         let grain = GRAIN / cost.max(1) as f64;
-        if items < 2 || items as f64 <= grain { body(0, items) } else { host.parallel(items, grain, &body) }
+        if items < 2 || items as f64 <= grain {
+            body(0, items)
+        } else {
+            host.parallel(items, grain, &body)
+        }
         done.into_inner()
     }
 
@@ -309,12 +319,13 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                 (0..it.queries).step_by(BLOCK).all(|from| {
                     let to = (from + BLOCK).min(it.queries);
                     let n = it.met(to);
-                    let product = |m: usize, n: usize, k: usize, alpha: f64, beta: f64, [a, b, c]: [Matrix; 3]| {
-                        let [m, n, k] = [m, n, k].map(|n| n as i64);
-                        let product = Product { double: false, m, n, k, alpha, beta, a, b, c };
-                        // SAFETY: the operands are rows of the windows or scores, and `c` belongs to this head.
-                        unsafe { host.multiply(&product) }
-                    };
+                    let product =
+                        |m: usize, n: usize, k: usize, alpha: f64, beta: f64, [a, b, c]: [Matrix; 3]| {
+                            let [m, n, k] = [m, n, k].map(|n| n as i64);
+                            let product = Product { double: false, m, n, k, alpha, beta, a, b, c };
+                            // SAFETY: the operands are rows of the windows or scores, and `c` belongs to this head.
+                            unsafe { host.multiply(&product) }
+                        };
                     let [g, x, dx] = [grad, q, dq].map(|w| w.operand(w.row(data, of, from), false));
                     let [ks, dks, dvs] = [k, dk, dv].map(|w| w.operand(w.row(data, of, 0), false));
                     let vs = v.operand(v.row(data, of, 0), true);

@@ -15,7 +15,7 @@ use crate::ir::Mem;
 use crate::ops::express::{Operand, Window, operand};
 
 /// The indices in a window, with any strides.
-struct Numbers {
+pub(super) struct Numbers {
     n: usize,
     /// Offset of each index in elements from the first one; `None` if the window is contiguous.
     offsets: Option<Vec<isize>>,
@@ -23,7 +23,7 @@ struct Numbers {
 
 impl Numbers {
     /// The indices in a window of 64-bit integers.
-    fn of(window: &Window) -> Option<Numbers> {
+    pub(super) fn of(window: &Window) -> Option<Numbers> {
         if window.mem != Mem::I64 {
             return None;
         }
@@ -43,7 +43,7 @@ impl Numbers {
     ///
     /// # Safety
     /// `first` points to the window, which nobody writes while the indices are in use.
-    unsafe fn read<'a>(&self, first: Shared<i64>, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
+    pub(super) unsafe fn read<'a>(&self, first: Shared<i64>, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
         let numbers: Cow<'a, [i64]> = match &self.offsets {
             // SAFETY: the window is contiguous and has `n` elements, which nobody writes.
             None => Cow::Borrowed(unsafe { first.read(0, self.n) }),

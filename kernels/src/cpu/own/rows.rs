@@ -125,7 +125,7 @@ pub unsafe fn at(x: &[f32], i: usize) -> f32 {
 
 /// Returns the larger number, or NaN if one of them is NaN.
 #[inline(always)]
-fn larger(a: f32, b: f32) -> f32 {
+pub(super) fn larger(a: f32, b: f32) -> f32 {
     if a > b || a.is_nan() { a } else { b }
 }
 

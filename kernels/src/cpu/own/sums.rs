@@ -24,7 +24,7 @@ const COLUMNS: usize = 256;
 const ROWS: usize = 4;
 
 /// Sizes as `[outer, summed, inner]`; `None` if the summed dimensions are not adjacent.
-fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
+pub(super) fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
     let summed = |d: &usize| dims.contains(d);
     let Some(first) = (0..sizes.len()).find(summed) else { return Some([count(sizes), 1, 1]) };
     let last = (0..sizes.len()).rev().find(summed)?;
@@ -33,7 +33,7 @@ fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
 }
 
 /// The dimensions that a call sums over, which are all if it names none.
-fn dims(call: &Call<'_>, ndim: usize) -> Option<Vec<usize>> {
+pub(super) fn dims(call: &Call<'_>, ndim: usize) -> Option<Vec<usize>> {
     let Some(Arg::Ints(dims)) = call.args.get(1) else { return Some((0..ndim).collect()) };
     if dims.is_empty() {
         return Some((0..ndim).collect());
