@@ -38,8 +38,8 @@ class Engine:
                 unused = [] if allow_unreachable else [i for i, grad in enumerate(found) if grad is None]
                 if unused:
                     raise RuntimeError(
-                        f"The differentiated Tensor at index {unused[0]} appears to not have been used in the "
-                        "graph. Set allow_unused=True if this is the desired behavior."
+                        f"The differentiated Tensor at index {unused[0]} appears to not have been "
+                        "used in the graph. Set allow_unused=True if this is the desired behavior."
                     )
                 return tuple(found)
         return self._engine.run_backward(

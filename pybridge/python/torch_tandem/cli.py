@@ -14,7 +14,7 @@ USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     options = _parse(sys.argv[1:] if argv is None else argv)
-    return _devices() if options.command == "devices" else _run(options)
+    return {"devices": _devices, "compare": _compare, "run": _run}[options.command](options)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -59,27 +59,53 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         type=_writable,
         help="write the symbolic graph to FILE (.txt, .dot or .svg)",
     )
-    run.add_argument(
-        "-m",
-        dest="module",
-        metavar="MODULE",
-        nargs=argparse.REMAINDER,
-        help="run a module, as python -m does; all that follows goes to it",
+    compare = commands.add_parser(
+        "compare", usage=USAGE.replace("run", "compare"), help=_compare.__doc__, description=_compare.__doc__
     )
-    run.add_argument("script", nargs="?", help="the script")
-    run.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    compare.add_argument(
+        "--steps", type=int, default=400, metavar="N", help="maximum number of iterations of each side (400)"
+    )
+    for command in (run, compare):
+        command.add_argument(
+            "-m",
+            dest="module",
+            metavar="MODULE",
+            nargs=argparse.REMAINDER,
+            help="run a module, as python -m does; all that follows goes to it",
+        )
+        command.add_argument("script", nargs="?", help="the script")
+        command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
     if options.command == "devices":
         return options
+    options.error = {"run": run, "compare": compare}[options.command].error
     if options.module is None and options.script is None:
-        run.error("a script is missing")
+        options.error("a script is missing")
     if options.module == []:
-        run.error("argument -m: a module is missing")
-    options.error = run.error
+        options.error("argument -m: a module is missing")
     return options
 
 
-def _devices() -> int:
+def _compare(options: argparse.Namespace) -> int:
+    """Run a script in eager PyTorch and on Tandem in turn, and compare speed, losses and memory."""
+    from torch_tandem import _compare, _script
+
+    if options.steps < 10:
+        options.error("argument --steps: 10 iterations are the minimum")
+    try:
+        if options.module is not None:
+            name, *args = options.module
+            _script.find_module(name)
+        else:
+            name, args = options.script, options.args
+            _script.find_file(name)
+    except _script.NotFound as error:
+        options.error(str(error))
+    kind = "script" if options.module is None else "module"
+    return _compare.compare([kind, name, *args], options.steps)
+
+
+def _devices(options: argparse.Namespace) -> int:
     """Print the available devices."""
     from rich.console import Console
     from rich.table import Table

@@ -1,0 +1,199 @@
+"""`tandem compare`: a script in eager PyTorch and on Tandem, in two processes that run in turn."""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from torch_tandem._compared import PROFILE
+
+WARM_UP = 20
+"""Iterations before the first measured block."""
+BLOCK_SECONDS = 0.25
+"""Approximate time of a block of eager iterations, in seconds."""
+BLOCKS = 20
+"""Maximum number of measured blocks of each side."""
+PROFILED = 10
+"""Iterations that are profiled by operator, after the measured ones."""
+_ROWS = 8
+_SHOWN_LOSSES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class Failed(Exception):
+    """A side of the comparison cannot run the script."""
+
+
+@dataclass
+class Process:
+    """A process that runs the script on one side."""
+
+    name: str
+    command: list[str]
+    losses: list[float] = field(default_factory=list)
+    per_step: list[float] = field(default_factory=list)
+    """Seconds of an iteration, by measured block."""
+    resident: int = 0
+    operators: dict[str, list[float]] = field(default_factory=dict)
+    ended: bool = False
+
+    def start(self, side: str) -> None:
+        """Start the process, which runs the script up to the end of its first iteration."""
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        path = os.path.join(os.path.dirname(__file__), "_compared.py")
+        # Eager PyTorch must not load Tandem by itself. Its profiler logs to stderr.
+        eager = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "KINETO_LOG_LEVEL": "5"}
+        env = os.environ | (eager if side == "eager" else {})
+        command = [sys.executable, path, side, str(requests), str(answers), *self.command]
+        self._process = subprocess.Popen(command, pass_fds=(requests, answers), env=env)
+        os.close(requests), os.close(answers)
+        self._lines = os.fdopen(self._answers)
+        self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the end of a block and keep its losses."""
+        line = self._lines.readline()
+        if not line:
+            raise Failed(f"{self.name}: the script ended with status {self._process.wait()}")
+        block = json.loads(line)
+        self.losses += block["losses"]
+        self.resident = max(self.resident, block["resident"])
+        self.ended = block["last"]
+        return block
+
+    def run(self, steps: int, *options: str) -> dict[str, Any]:
+        """Run a block of iterations."""
+        os.write(self._requests, f"{steps} {' '.join(options)}\n".encode())
+        return self.answer()
+
+    def stop(self) -> None:
+        """End the process."""
+        if not self.ended:
+            os.write(self._requests, b"0\n")
+        self._process.wait()
+
+
+def compare(command: list[str], steps: int) -> int:
+    """Compare both sides of `command` (a kind, a name, and arguments) in about `steps` iterations."""
+    sides = eager, tandem = Process("eager", command), Process("Tandem", command)
+    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    try:
+        for side, name in zip(sides, ("eager", "tandem"), strict=True):
+            side.start(name)
+        measure(eager, tandem, steps)
+    except Failed as failure:
+        console.print(f"tandem: {failure}", style="bold")
+        return 1
+    finally:
+        for side in sides:
+            if hasattr(side, "_process") and side._process.poll() is None:
+                side.stop()
+    console.print(speed(eager, tandem))
+    for title, table in (losses(eager.losses, tandem.losses), operators(eager, tandem)):
+        console.print(f"\n{title}")
+        if table is not None:
+            console.print(table)
+    return 0
+
+
+def measure(eager: Process, tandem: Process, steps: int) -> None:
+    """Run both sides in turn: the warm-up, the measured blocks, and a profiled block."""
+    sides = (eager, tandem)
+    warm = [side.run(min(WARM_UP, max(1, steps // 3))) for side in sides if not side.ended]
+    done = 1 + (warm[0]["steps"] if warm else 0)
+    block = 1
+    if warm:
+        block = max(1, round(BLOCK_SECONDS / max(1e-9, warm[0]["seconds"] / warm[0]["steps"])))
+    block = max(1, min(block, (steps - done) // 4))
+    for _ in range(BLOCKS):
+        if done >= steps or eager.ended or tandem.ended:
+            break
+        for side in sides:
+            answer = side.run(block)
+            if not answer["last"]:
+                side.per_step.append(answer["seconds"] / answer["steps"])
+        done += block
+    for side in sides:
+        if not eager.ended and not tandem.ended:
+            side.operators = side.run(PROFILED, PROFILE)["operators"]
+
+
+def speed(eager: Process, tandem: Process) -> Table | str:
+    """Return the table of times and memory."""
+    pairs = list(zip(eager.per_step, tandem.per_step, strict=False))
+    if len(pairs) < 2:
+        return "Too few iterations: an iteration ends with optimizer.step(), or with a call of a model."
+    ratios = quartiles([a / b for a, b in pairs])
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("", "ms a step", "quartiles", "resident memory"):
+        table.add_column(column, justify="left" if not column else "right")
+    for side in (eager, tandem):
+        low, middle, high = (1e3 * t for t in quartiles(side.per_step))
+        memory = f"{side.resident / 2**20:.0f} MiB"
+        table.add_row(side.name, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", memory)
+    low, middle, high = ratios
+    table.add_row("eager / Tandem", f"{middle:.2f}", f"{low:.2f} to {high:.2f}", "")
+    return table
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """Return the quartiles; of a single value, it three times."""
+    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+
+
+def losses(eager: list[float], tandem: list[float]) -> tuple[str, Table | None]:
+    """Return the losses side by side, with the first difference."""
+    pairs = list(zip(eager, tandem, strict=False))
+    if not pairs:
+        return "losses: none, because the script computes no gradients", None
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b and not (a != a and b != b)), None)
+    if first is None:
+        title = f"losses: the same bits in {len(pairs)} backward passes"
+    else:
+        a, b = pairs[first]
+        apart = abs(a - b) / max(abs(a), 1e-12)
+        title = f"losses: first different in backward pass {first + 1}, by {apart:.0e} of the value"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("pass", "eager", "Tandem", "difference"):
+        table.add_column(column, justify="right")
+    shown = {*_SHOWN_LOSSES, len(pairs)} | ({first + 1} if first is not None else set())
+    for number in sorted(n for n in shown if n <= len(pairs)):
+        a, b = pairs[number - 1]
+        apart = abs(a - b) / max(abs(a), 1e-12) if math.isfinite(a) and math.isfinite(b) else 0.0
+        table.add_row(str(number), f"{a:.6g}", f"{b:.6g}", f"{apart:.0e}" if apart else "")
+    return title, table
+
+
+def operators(eager: Process, tandem: Process) -> tuple[str, Table | None]:
+    """Return the operators that take more time on Tandem than in eager, most time first."""
+    if not eager.operators or not tandem.operators:
+        return "operators: not measured, because the script ended before", None
+    # The time of a fused kernel is divided among its operators in the proportion of their times in eager.
+    before = {name: seconds / count for name, (seconds, count) in eager.operators.items() if count}
+    after: dict[str, float] = {}
+    for names, (seconds, _) in tandem.operators.items():
+        ops = [name.partition(".")[0] for name in names.split()]
+        weights = [before.get(op, 1e-6) for op in ops]
+        for op, weight in zip(ops, weights, strict=True):
+            after[op] = after.get(op, 0.0) + seconds * weight / sum(weights)
+    lost = []
+    for op, seconds in after.items():
+        spent, calls = eager.operators.get(op, [0.0, 0])
+        if calls and seconds > spent:
+            lost.append((seconds - spent, op, calls, spent, seconds))
+    if not lost:
+        return "operators: none takes more time on Tandem than in eager", None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("operator", "calls", "eager, us", "Tandem, us"):
+        table.add_column(column, justify="left" if column == "operator" else "right")
+    for _, op, calls, spent, seconds in sorted(lost, reverse=True)[:_ROWS]:
+        row = (f"{1e6 * t / PROFILED:.1f}" for t in (spent, seconds))
+        table.add_row(op, f"{calls / PROFILED:.4g}", *row)
+    return "operators that take more time on Tandem, a step, with the cost of measuring them", table

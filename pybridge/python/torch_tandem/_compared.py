@@ -1,0 +1,182 @@
+"""One side of `tandem compare`: runs a script in this process, a block of iterations at a time.
+
+The file is run by its path, so that the eager side does not import `torch_tandem`. The process reads the
+number of iterations of its next block from one pipe and writes what it measured to another, as lines of JSON.
+Between its blocks it waits.
+"""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import sys
+import time
+from typing import Any, NoReturn
+
+PROFILE = "profile"
+"""Word in a request whose block is profiled by operator."""
+
+
+class Side:
+    """The script's iterations on this side: eager PyTorch on the CPU."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        self.requests = os.fdopen(requests)
+        self.answers = os.fdopen(answers, "w")
+        self.left = 0  # iterations until the end of the block
+        self.steps = 0  # iterations of the block
+        self.losses: list[Any] = []  # scalars whose gradients the block's iterations computed
+        self.profiled = False
+        self.started = time.perf_counter()
+        self.profiler: Any = None
+
+    def install(self, script: Any) -> None:
+        """Prepare the process before the script runs."""
+        import torch
+        from torch import nn
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        torch.manual_seed(0)
+        random.seed(0)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(0)
+        backward, call = torch.autograd.backward, nn.Module._wrapped_call_impl
+        inside = False
+
+        def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            self.losses += [t.detach() for t in roots if isinstance(t, torch.Tensor) and t.numel() == 1][:1]
+            backward(tensors, *args, **kwargs)
+
+        def watched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return call(module, *args, **kwargs)
+            inside = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                inside = False
+                if not torch.is_grad_enabled():
+                    self.end_iteration()
+
+        def after_step(*_: Any) -> None:
+            # As for Tandem: once there is an optimizer, only its steps end iterations.
+            nn.Module.__call__ = call
+            self.end_iteration()
+
+        torch.autograd.backward = watched_backward
+        nn.Module.__call__ = watched_call
+        register_optimizer_step_post_hook(after_step)
+
+    def wait(self) -> None:
+        """Wait for all work of the device."""
+
+    def end_iteration(self) -> None:
+        """Count an iteration; at the end of a block, report it and wait for the next one."""
+        self.steps += 1
+        if self.steps > self.left:
+            self.end_block(False)
+
+    def end_block(self, is_last: bool) -> None:
+        """Report the block. Unless it is the last one, wait for a request and start the next block."""
+        self.wait()
+        seconds = time.perf_counter() - self.started
+        if self.profiled:
+            operators = self.stop_profile()
+        answer = {
+            "seconds": seconds,
+            "steps": self.steps,
+            "losses": [float(loss) for loss in self.losses],
+            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "operators": operators if self.profiled else {},
+            "last": is_last,
+        }
+        print(json.dumps(answer), file=self.answers, flush=True)
+        if is_last:
+            return
+        count, *options = self.requests.readline().split() or self.end()
+        self.left, self.steps, self.losses = int(count) - 1, 0, []
+        if self.left < 0:
+            self.end()
+        self.profiled = PROFILE in options
+        if self.profiled:
+            self.start_profile()
+        self.started = time.perf_counter()
+
+    def end(self) -> NoReturn:
+        """End the process: enough was measured, or the other side has ended."""
+        os._exit(0)
+
+    def start_profile(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        self.profiler = profile(activities=[ProfilerActivity.CPU])
+        self.profiler.start()
+
+    def stop_profile(self) -> dict[str, list[float]]:
+        """Return the seconds, with those of inner operators, and the number of calls of each operator."""
+        self.profiler.stop()
+        rows = self.profiler.key_averages()
+        return {r.key: [r.cpu_time_total * 1e-6, r.count] for r in rows if "::" in r.key}
+
+
+class Tandem(Side):
+    """The script's iterations on Tandem, run as `tandem run` does."""
+
+    def install(self, script: Any) -> None:
+        import torch_tandem
+        from torch_tandem import _compile, adopt, cuda_alias
+
+        self.api = torch_tandem
+        _compile.install()
+        cuda_alias.install()
+        if not adopt.names_a_device(script.source()):
+            adopt.install()
+        super().install(script)
+
+    def wait(self) -> None:
+        self.api.synchronize()
+
+    def start_profile(self) -> None:
+        self.api.record()
+        self.api.reset_report()
+
+    def stop_profile(self) -> dict[str, list[float]]:
+        """Return the seconds and the number of calls of each kernel, whose name has the operators in it."""
+        found: dict[str, list[float]] = {}
+        for kernel in self.api.report()["kernels"]:
+            figures = found.setdefault(" ".join(kernel["ops"]), [0.0, 0])
+            figures[0] += kernel["exec_us"] * 1e-6
+            figures[1] += kernel["count"]
+        self.api.record(False)
+        return found
+
+
+def main(side: str, requests: str, answers: str, kind: str, name: str, *args: str) -> int:
+    """Run a script or module (`kind`) to its end, or until enough was measured."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = os.path.join(os.path.dirname(__file__), "_script.py")
+    spec = spec_from_file_location("_tandem_script", path)
+    script_module = module_from_spec(spec)
+    sys.modules[spec.name] = script_module
+    spec.loader.exec_module(script_module)
+
+    script = script_module.find_module(name) if kind == "module" else script_module.find_file(name)
+    it = (Tandem if side == "tandem" else Side)(int(requests), int(answers))
+    it.install(script)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # both sides print the same
+        error = script_module.run(script, list(args))
+    if error is not None and not (isinstance(error, SystemExit) and not error.code):
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    it.end_block(True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path[0] = os.getcwd()
+    status = main(*sys.argv[1:])
+    os._exit(status)  # worker processes of the script do not delay the end
