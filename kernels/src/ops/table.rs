@@ -232,7 +232,7 @@ static TABLE: &[Row] = &[
     op("logcumsumexp _logcumsumexp").gpu(gpu::scan::exponential_sums),
     op("sort").cpu(own::order::sort).gpu(gpu::sort::sort),
     op("sort.stable").cpu(own::order::sort_stable),
-    op("topk").gpu(gpu::sort::topk),
+    op("topk").cpu(own::order::topk).gpu(gpu::sort::topk),
     op("kthvalue").gpu(gpu::sort::kthvalue),
     op("median nanmedian").gpu(gpu::sort::median),
     op("searchsorted").gpu(|l| gpu::sort::search(l, 0, 1)),
@@ -366,8 +366,10 @@ static TABLE: &[Row] = &[
     op("put").gpu(gpu::scatter::put),
 
     // --- Pooling and interpolation
-    op("max_pool2d_with_indices max_pool3d_with_indices").gpu(gpu::pool::max_pool),
-    op("max_pool2d_with_indices_backward max_pool3d_with_indices_backward").gpu(gpu::pool::max_pool_backward),
+    op("max_pool2d_with_indices").cpu(own::pool::max_pool).gpu(gpu::pool::max_pool),
+    op("max_pool3d_with_indices").gpu(gpu::pool::max_pool),
+    op("max_pool2d_with_indices_backward").cpu(own::pool::max_pool_backward).gpu(gpu::pool::max_pool_backward),
+    op("max_pool3d_with_indices_backward").gpu(gpu::pool::max_pool_backward),
     op("adaptive_max_pool2d adaptive_max_pool3d").gpu(gpu::pool::adaptive_max_pool),
     op("adaptive_max_pool2d_backward adaptive_max_pool3d_backward").gpu(gpu::pool::adaptive_max_pool_backward),
     op("avg_pool2d avg_pool3d").gpu(gpu::pool::avg_pool),

@@ -18,6 +18,7 @@ pub(crate) mod moves;
 pub(crate) mod norm;
 pub(crate) mod order;
 pub(crate) mod pieces;
+pub(crate) mod pool;
 pub(crate) mod roi_align;
 pub(crate) mod rows;
 pub(crate) mod scans;

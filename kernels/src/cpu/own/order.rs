@@ -3,6 +3,8 @@
 //! As in PyTorch, NaN is larger than all numbers for `max` and for sorting and smaller than all for `min`, and the first
 //! of equal elements counts.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
@@ -249,12 +251,9 @@ fn sorted<T: Element>(call: &Call<'_>, outputs: &Outputs, dim: usize, descending
     let (values, positions) = (made(outputs, 0, T::MEM)?, made(outputs, 1, Mem::I64)?);
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, values, positions) = (data.of::<T>(0), data.of::<T>(1), data.of::<i64>(2));
-        let ok = std::sync::atomic::AtomicBool::new(true);
+        let ok = AtomicBool::new(true);
         each_row(host, rows, n * 32, &|begin, end| {
-            let Some(mut pairs) = room::<(T, u32)>(n) else {
-                ok.store(false, std::sync::atomic::Ordering::Relaxed);
-                return;
-            };
+            let Some(mut pairs) = room::<(T, u32)>(n) else { return ok.store(false, Ordering::Relaxed) };
             for row in begin..end {
                 // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
                 let (x, values, positions) =
@@ -274,6 +273,56 @@ fn sorted<T: Element>(call: &Call<'_>, outputs: &Outputs, dim: usize, descending
         ok.into_inner()
     };
     Some(Kernel::new(smallvec![x, values, positions], smallvec![], work))
+}
+
+/// The largest or smallest elements of rows, with their positions. PyTorch's choice among equal elements is that of its
+/// algorithm, so its kernel runs if equal elements matter.
+fn top<T: Element>(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let x = contiguous(call, 0, T::MEM).filter(|x| !x.sizes.is_empty() && !x.sizes.contains(&0))?;
+    let [rows, n, 1] = split(&x.sizes, dimension(call, 2, x.sizes.len())?) else { return None };
+    let (largest, is_sorted) = (int(call, 3)? != 0, int(call, 4)? != 0);
+    let (values, positions) = (made(outputs, 0, T::MEM)?, made(outputs, 1, Mem::I64)?);
+    let k = usize::try_from(*values.sizes.last()?).ok()?;
+    if k == 0 || k > n || n > LONGEST || (!is_sorted && k > 1) || count(&values.sizes) != rows * k {
+        return None;
+    }
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (x, values, positions) = (data.of::<T>(0), data.of::<T>(1), data.of::<i64>(2));
+        let ok = AtomicBool::new(true);
+        each_row(host, rows, n * 8, &|begin, end| {
+            let Some(mut pairs) = room::<(T, u32)>(n) else { return ok.store(false, Ordering::Relaxed) };
+            let order = |a: &(T, u32), b: &(T, u32)| if largest { b.0.order(&a.0) } else { a.0.order(&b.0) };
+            for row in begin..end {
+                // SAFETY: the input has `rows` rows of `n` elements, the outputs rows of `k`; one thread alone writes each.
+                let (x, values, positions) =
+                    unsafe { (x.read(row * n, n), values.slice(row * k, k), positions.slice(row * k, k)) };
+                pairs.clear();
+                pairs.extend(x.iter().copied().zip(0u32..));
+                // The element after the last one that is returned must differ from it too.
+                let seen = (k + 1).min(n);
+                if seen < n {
+                    pairs.select_nth_unstable_by(seen - 1, order);
+                }
+                pairs[..seen].sort_unstable_by(order);
+                if pairs[..seen].windows(2).any(|pair| order(&pair[0], &pair[1]).is_eq()) {
+                    return ok.store(false, Ordering::Relaxed);
+                }
+                for (((value, at), to), position) in pairs.iter().zip(values).zip(positions) {
+                    (*to, *position) = (*value, i64::from(*at));
+                }
+            }
+        });
+        ok.into_inner()
+    };
+    Some(Kernel::new(smallvec![x, values, positions], smallvec![], work))
+}
+
+/// Maximum length of rows whose largest elements are found here.
+const LONGEST: usize = 1 << 20;
+
+/// `topk(self, k, dim, largest, sorted)` along a last dimension.
+pub fn topk(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    top::<f32>(call, outputs).or_else(|| top::<i64>(call, outputs))
 }
 
 /// `sort(self, dim, descending)` along a last dimension.
