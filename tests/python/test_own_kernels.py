@@ -539,9 +539,11 @@ def pools() -> Iterator[Case]:
         y.view(-1)[y.numel() // 2] = torch.nan
         y.view(-1)[: y.numel() // 3] = -torch.inf
         yield f"{name} with NaN", lambda x, o=options: F.max_pool2d(x, **o), (y,)
-        places = lambda x, o=options: (
-            x.nan_to_num(0, 0, 0).mean() * F.max_pool2d(x, **o, return_indices=True)[1]
-        )  # noqa: E731
+
+        def number(x):
+            return x.nan_to_num(0, 0, 0).mean()
+
+        places = lambda x, o=options, f=number: f(x) * F.max_pool2d(x, **o, return_indices=True)[1]  # noqa: E731
         yield f"{name} with NaN at", places, (y,)
 
 
