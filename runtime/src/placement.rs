@@ -6,11 +6,15 @@
 //! **Strategy.** Both placements are tried alternately, for a few passages each, until one of them clearly takes
 //! less time per op. Where passages differ in length, the time per op and the time per byte are fitted separately
 //! first. While the other placement does not look better, it is tried only rarely, so that measuring stays cheap.
-//! The better placement is kept, and the comparison is repeated at growing intervals. The placement does not
-//! change the bits of the results: the same kernels run in the same order with the same number of threads.
+//! The better placement is kept. The comparison is repeated at growing intervals, and at once when the time per op
+//! drifts, because another process may have come or gone. Medians are compared: on a busy machine some trials are
+//! interrupted for many times their length. The placement does not change the bits of the results: the same kernels
+//! run in the same order with the same number of threads.
 
 use std::ops::AddAssign;
 use std::time::Duration;
+
+use smallvec::SmallVec;
 
 /// The thread that executes runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,8 +56,8 @@ const LONG_TRIAL: Duration = Duration::from_millis(80);
 const LEARNING: u32 = 2;
 /// Minimum and maximum number of trials of each place in a comparison, without the first one.
 const ROUNDS: [usize; 2] = [2, 12];
-/// Difference of the logarithms of the times above which the first trial of each place is enough to keep the
-/// better one.
+/// Difference of the logarithms of the times above which one trial of the other place is followed by a rest, and a second
+/// one is enough to keep the better place. A single trial may have been interrupted.
 const PLAIN: f64 = 0.5;
 /// Number of passages before the first comparison, in which kernels are compiled and memory is allocated.
 const BEGINNING: u64 = 4;
@@ -75,8 +79,15 @@ const UNLIKE: f64 = 0.001;
 const ALIKE: f64 = 0.1;
 /// Lower bound of the standard deviation of a trial's time, as a fraction of the time.
 const NOISE: f64 = 0.03;
-/// Number of passages between comparisons at first. It doubles each time the same place wins.
+/// Number of passages between comparisons at first. It doubles each time the same place wins, up to the maximum.
 const HOLD: u64 = 200;
+const LONGEST_HOLD: u64 = 16 * HOLD;
+/// Number of passages of a window in which the kept place's time per op is observed.
+const WINDOW: usize = 16;
+/// Difference of the logarithms of the times per op in two windows that is a drift: a quarter.
+const DRIFT: f64 = 0.223;
+/// Duration of a drift after which the places are compared again.
+const DRIFT_TIME: Duration = Duration::from_millis(500);
 /// Fraction by which the other place must be faster to replace the kept one.
 const MARGIN: f64 = 0.03;
 
@@ -91,6 +102,14 @@ pub struct Passage {
     pub took: Duration,
     /// Part of the elapsed time in which the program's thread was idle without waiting for GraphRunner.
     pub idle: Duration,
+}
+
+impl Passage {
+    /// Elapsed time without a pause of the program. If its thread was idle for most of the time, that was a pause and no
+    /// cost of the place.
+    fn at_work(&self) -> Duration {
+        if self.idle * 2 > self.took { self.took - self.idle } else { self.took }
+    }
 }
 
 impl AddAssign for Passage {
@@ -157,50 +176,100 @@ fn are_alike(trials: &[Trials; 2]) -> bool {
 }
 
 /// Statistics of one place's trials: logarithms of measured time over expected time.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 struct Scores {
     first: Option<f64>,
-    /// Number of trials after the first. The fields below cover the same trials.
-    count: usize,
-    sum: f64,
-    squares: f64,
-    least: f64,
-    most: f64,
+    /// Scores of the trials that are compared, in ascending order: those after the first, and the first if it is faster
+    /// than half of them.
+    rest: SmallVec<[f64; 16]>,
+    /// Whether the first trial is compared.
+    counted: bool,
+}
+
+/// The median of sorted values, of which there is at least one.
+fn median(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
 }
 
 impl Scores {
     fn of(trials: &Trials, cost: &Cost) -> Scores {
         let mut scores = Scores::default();
-        trials.iter().for_each(|trial| scores.add((trial.ns / cost.expected(trial)).ln()));
+        let mut all = trials.iter().map(|trial| (trial.ns / cost.expected(trial)).ln());
+        scores.first = all.next();
+        scores.rest = all.collect();
+        scores.rest.sort_unstable_by(f64::total_cmp);
+        // The memory and caches that the other place left can only have made the first trial slower.
+        if let Some(first) =
+            scores.first.filter(|first| !scores.rest.is_empty() && *first < median(&scores.rest))
+        {
+            scores.rest.push(first);
+            scores.rest.sort_unstable_by(f64::total_cmp);
+            scores.counted = true;
+        }
         scores
     }
 
-    fn add(&mut self, x: f64) {
-        if self.first.is_none() {
-            self.first = Some(x);
-            return;
-        }
-        (self.least, self.most) = match self.count {
-            0 => (x, x),
-            _ => (self.least.min(x), self.most.max(x)),
-        };
-        self.count += 1;
-        self.sum += x;
-        self.squares += x * x;
+    /// Number of trials after the first.
+    fn count(&self) -> usize {
+        self.rest.len() - usize::from(self.counted)
     }
 
-    fn mean(&self) -> f64 {
-        match self.count {
-            0 => self.first.unwrap_or_default(),
-            n => self.sum / n as f64,
-        }
+    fn least(&self) -> f64 {
+        self.rest.first().copied().unwrap_or_default()
     }
 
-    /// Returns the variance of the mean.
+    fn most(&self) -> f64 {
+        self.rest.last().copied().unwrap_or_default()
+    }
+
+    fn median(&self) -> f64 {
+        if self.rest.is_empty() { self.first.unwrap_or_default() } else { median(&self.rest) }
+    }
+
+    /// Returns the variance of the median, estimated from the median distance: 1.48 times that is the standard deviation
+    /// of a normal distribution, and the median of `n` values has π/2 times the variance of their mean.
     fn variance(&self) -> f64 {
-        let n = self.count.max(1) as f64;
-        let spread = (self.squares - self.sum * self.sum / n) / (n - 1.0).max(1.0);
-        spread.max(NOISE * NOISE) / n
+        let middle = self.median();
+        let mut distances: SmallVec<[f64; 16]> = self.rest.iter().map(|x| (x - middle).abs()).collect();
+        distances.sort_unstable_by(f64::total_cmp);
+        let deviation = if distances.is_empty() { 0.0 } else { 1.48 * median(&distances) };
+        let n = self.rest.len().max(1) as f64;
+        std::f64::consts::FRAC_PI_2 * deviation.max(NOISE).powi(2) / n
+    }
+}
+
+/// Observation of the kept place's time per op between comparisons.
+#[derive(Clone, Default, Debug)]
+struct Watch {
+    /// Scores of the passages of the current window, and their time.
+    scores: SmallVec<[f64; WINDOW]>,
+    took: Duration,
+    /// Median of the first window after the comparison.
+    reference: Option<f64>,
+    /// Time of the last windows in a row that have drifted from it.
+    drifted: Duration,
+}
+
+impl Watch {
+    /// Adds a passage. Returns whether the time per op has drifted.
+    fn add(&mut self, passage: &Passage, cost: &Cost) -> bool {
+        let took = passage.at_work();
+        let ns = took.as_nanos() as f64;
+        let trial = Trial { ops: passage.ops as f64, bytes: passage.bytes as f64, ns };
+        self.scores.push((ns.max(1.0) / cost.expected(&trial).max(1.0)).ln());
+        self.took += took;
+        if self.scores.len() < WINDOW {
+            return false;
+        }
+        self.scores.sort_unstable_by(f64::total_cmp);
+        let middle = median(&self.scores);
+        let reference = *self.reference.get_or_insert(middle);
+        let has_drifted = (middle - reference).abs() > DRIFT;
+        self.drifted = if has_drifted { self.drifted + self.took } else { Duration::ZERO };
+        self.scores.clear();
+        self.took = Duration::ZERO;
+        self.drifted >= DRIFT_TIME
     }
 }
 
@@ -215,6 +284,9 @@ pub struct Placement {
     hold: u64,
     /// Nanoseconds per op in the latest comparison, indexed by [`RunPlace`].
     measured: Option<[f64; 2]>,
+    /// Times per op and byte of the latest comparison, with which passages are watched.
+    cost: Cost,
+    watch: Watch,
 }
 
 #[derive(Debug)]
@@ -262,13 +334,15 @@ impl Comparison {
     /// Returns whether the trials show which place is better, or have reached their maximum number.
     fn is_clear(scores: &[Scores; 2], kept: RunPlace, comparable: bool) -> bool {
         let [fewest, most] = ROUNDS;
-        let [ours, others] = [scores[kept as usize], scores[kept.other() as usize]];
-        let (rounds, gain) = (ours.count.min(others.count), ours.mean() - others.mean());
+        let [ours, others] = [&scores[kept as usize], &scores[kept.other() as usize]];
+        let (rounds, gain) = (ours.count().min(others.count()), ours.median() - others.median());
         match rounds {
             n if !comparable => n >= most,
-            n if n < fewest => [ours, others].iter().all(|t| t.first.is_some()) && gain < -PLAIN,
+            n if n < fewest => {
+                ours.first.is_some() && others.count() > 0 && ours.median() - others.least() < -PLAIN
+            }
             n => {
-                let apart = (ours.least - others.most).max(others.least - ours.most);
+                let apart = (ours.least() - others.most()).max(others.least() - ours.most());
                 n >= most
                     || apart > APART
                     || gain.abs() > CLEAR * (ours.variance() + others.variance()).sqrt()
@@ -294,6 +368,8 @@ impl Placement {
             state: State::Holding(BEGINNING, Default::default()),
             hold: HOLD,
             measured: None,
+            cost: Cost::PLAIN,
+            watch: Watch::default(),
         }
     }
 
@@ -349,40 +425,42 @@ impl Placement {
         let scores = [0, 1].map(|place: usize| Scores::of(&trials[place], &cost));
         let all = || trials.iter().flatten();
         let typical = all().map(|t| cost.expected(t)).sum::<f64>() / all().map(|t| t.ops).sum::<f64>();
-        let mean = scores.map(|s| s.first.map_or(0.0, |_| s.mean().exp() * typical));
+        let middle = scores.each_ref().map(|s| s.first.map_or(0.0, |_| s.median().exp() * typical));
         tracing::debug!(
             place = self.now.name(),
             op_ns = trial.ns / ops,
             passages = comparison.passages,
-            mean = ?mean,
+            middle = ?middle,
             cost = ?cost,
             kept = self.kept.name(),
             "trial"
         );
         if !Comparison::is_clear(&scores, self.kept, comparable) {
-            let seems_better = mean[self.kept.other() as usize] < mean[self.kept as usize];
-            let rounds = scores[self.kept.other() as usize].count;
-            let rests = self.now != self.kept && !seems_better && rounds > 0;
+            let seems_better = middle[self.kept.other() as usize] < middle[self.kept as usize];
+            let rounds = scores[self.kept.other() as usize].count();
+            let [ours, others] = [middle[self.kept as usize], middle[self.kept.other() as usize]];
+            let is_plain = ours > 0.0 && others > ours * PLAIN.exp();
+            let rests = self.now != self.kept && !seems_better && (rounds > 0 || is_plain);
             self.now = self.now.other();
             self.state = if rests {
-                self.measured = Some(mean);
-                State::Holding(REST << (rounds - 1).min(3), trials)
+                self.measured = Some(middle);
+                State::Holding(REST << rounds.saturating_sub(1).min(3), trials)
             } else {
                 State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) })
             };
             return;
         }
-        let [ours, others] = [mean[self.kept as usize], mean[self.kept.other() as usize]];
+        let [ours, others] = [middle[self.kept as usize], middle[self.kept.other() as usize]];
         let same = others > ours * (1.0 - MARGIN);
         self.kept = if same { self.kept } else { self.kept.other() };
-        self.hold = if same { self.hold * 2 } else { HOLD };
+        self.hold = if same { (self.hold * 2).min(LONGEST_HOLD) } else { HOLD };
         self.now = self.kept;
-        self.measured = Some(mean);
+        self.measured = Some(middle);
+        (self.cost, self.watch) = (cost, Watch::default());
         self.state = State::Holding(self.hold, Default::default());
     }
 
-    /// Counts a passage in which every op was co-executed. If the program's thread was idle for most of it, the
-    /// idle time is subtracted: it is a pause of the program, not a cost of the place.
+    /// Counts a passage in which every op was co-executed.
     pub fn passed(&mut self, passage: Passage) {
         if self.fixed {
             return;
@@ -394,6 +472,11 @@ impl Placement {
             }
             State::Holding(left, _) => {
                 *left -= 1;
+                if self.measured.is_some() && self.watch.add(&passage, &self.cost) {
+                    tracing::debug!(kept = self.kept.name(), "the time per op has drifted");
+                    (self.hold, self.watch) = (HOLD, Watch::default());
+                    self.state = State::Holding(0, Default::default());
+                }
                 return;
             }
             State::Comparing(comparison) => comparison,
@@ -407,11 +490,10 @@ impl Placement {
             comparison.settled = comparison.learnt < LEARNING;
             return;
         }
-        let Passage { ops, bytes, took, idle } = passage;
         comparison.passages += 1;
-        comparison.ops += ops;
-        comparison.bytes += bytes;
-        comparison.took += if idle * 2 > took { took - idle } else { took };
+        comparison.ops += passage.ops;
+        comparison.bytes += passage.bytes;
+        comparison.took += passage.at_work();
         let enough = comparison.passages >= TRIAL && comparison.took >= TRIAL_TIME;
         comparison.ended = enough || comparison.took >= LONG_TRIAL;
     }
@@ -492,7 +574,49 @@ mod tests {
         run(&mut placement, 60, 10, 20);
         assert_eq!(placement.place(), RunPlace::Beside);
         run(&mut placement, 300, 20, 10);
-        assert_eq!(placement.place(), RunPlace::Inline);
+        assert_eq!(placement.kept(), RunPlace::Inline);
+    }
+
+    #[test]
+    fn a_drift_is_noticed_long_before_the_next_comparison() {
+        let mut placement = Placement::new(None, true);
+        // The same winner several times in a row: comparisons are rare by now.
+        run(&mut placement, 3000, 10, 20);
+        assert!(placement.hold > 4 * HOLD, "{placement:?}");
+        let places = run(&mut placement, 150, 30, 20);
+        assert_eq!(placement.kept(), RunPlace::Inline, "{places:?}");
+    }
+
+    #[test]
+    fn the_same_speed_is_no_drift() {
+        let mut placement = Placement::new(None, true);
+        let places = run(&mut placement, 3000, 10, 13);
+        let others = places[200..].iter().filter(|p| **p == RunPlace::Inline).count();
+        assert!(others < 60, "{others} iterations in the slower place");
+    }
+
+    /// Iterations on a busy machine: some are interrupted for several times their length.
+    #[test]
+    fn interruptions_do_not_decide() {
+        let mut wrong = 0;
+        for seed in 0..200u64 {
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let mut placement = Placement::new(None, true);
+            for _ in 0..400 {
+                if placement.settles() {
+                    placement.settled(Duration::ZERO, Duration::ZERO);
+                }
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let (noise, interrupted) = (state % 1000, state >> 20 & 31 == 0);
+                let mean = if placement.place() == RunPlace::Beside { 6000 } else { 8000 };
+                let us = mean + mean * noise / 5000 + if interrupted { 5 * mean } else { 0 };
+                placement.passed(passage(0, Duration::from_micros(us), Duration::ZERO));
+            }
+            wrong += u32::from(placement.kept() != RunPlace::Beside);
+        }
+        assert!(wrong <= 6, "{wrong} of 200 kept the slower place");
     }
 
     #[test]
