@@ -3,6 +3,7 @@
 import copy
 import os
 
+import pytest
 import torch
 import torch_tandem
 from torch import nn
@@ -31,7 +32,36 @@ class Block(nn.Module):
         return self.end(h)
 
 
-def train(device: str, lengths: list[int], block: Block) -> tuple[list[float], list[int], list[torch.Tensor]]:
+class Decoder(nn.Module):
+    """Attention by PyTorch's function, recurrent cells, and operators that select and order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, 16)
+        self.to_all = nn.Linear(16, 48)
+        self.lstm, self.gru = nn.LSTMCell(16, 8), nn.GRUCell(16, 8)
+        self.end = nn.Linear(16, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.tokens(x)
+        batch, length, _ = h.shape
+        q, k, v = (t.view(batch, length, 2, 8).transpose(1, 2) for t in self.to_all(h).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(h.shape)
+        order = y.mean(-1).argsort(dim=1, stable=True)
+        y = y.gather(1, order[:, :, None].expand(-1, -1, 16)) + y.flip(1).cumsum(1).roll(1, 1) / length
+        best = y.max(2).values.topk(min(3, length), 1).values.sum(1)
+        y = y + y.amax(1, keepdim=True) + y.var(1, correction=0, keepdim=True) + best[:, None, None]
+        flat = y.flatten(0, 1)
+        cells = torch.cat([self.lstm(flat)[0], self.gru(flat)], 1)
+        pooled = (
+            torch.zeros_like(cells).index_add(0, x.flatten() % length, cells) + cells[x.flatten() % length]
+        )
+        return self.end(pooled.view(batch, length, 16).repeat(1, 2, 1).tril())
+
+
+def train(
+    device: str, lengths: list[int], block: nn.Module
+) -> tuple[list[float], list[int], list[torch.Tensor]]:
     """Returns losses, the number of runs that each step sent, and the weights."""
     block = copy.deepcopy(block).to(device)
     optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
@@ -50,18 +80,23 @@ def train(device: str, lengths: list[int], block: Block) -> tuple[list[float], l
     return losses, sent, [p.detach().cpu() for p in block.parameters()]
 
 
-def test_every_step_has_another_length():
+@pytest.mark.parametrize("model", [Block, Decoder])
+def test_every_step_has_another_length(model):
     torch.manual_seed(0)
-    block = Block()
+    block = model()
     lengths = [5, 5, 5, 5, 5, 5, 5, *range(6, 20), 1, 2, 3]
     losses, sent, weights = train("tandem", lengths, block)
     expected, _, theirs = train("cpu", lengths, block)
-    tolerance = 0 if os.environ["TANDEM_KERNELS"] == "aten" else 1e-5
+    # PyTorch's recurrent cells are fused on devices other than the CPU, with other roundings.
+    exact = os.environ["TANDEM_KERNELS"] == "aten" and model is Block
+    tolerance = 0 if exact else 1e-5
     torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(weights, theirs, rtol=tolerance, atol=tolerance)
     # The length is new in each of these steps, and dozens of ops have new shapes. Each op that runs at once
-    # ends a run; without such ops, a step is a few runs.
-    assert max(sent[7:21]) < 10, sent
+    # ends a run; without such ops, a step is a few runs. A GraphRunner beside gets long steps in pieces.
+    new = sent[7:21]
+    assert min(new) < 6, sent
+    assert max(new) < (10 if model is Block else 20), sent
 
 
 def test_outputs_keep_the_offsets_of_their_inputs():

@@ -6,6 +6,9 @@
 //! kernels produce. In doubtful cases it returns `None`. While calls are traced, results of rules are compared with
 //! the actual outputs.
 
+pub(crate) mod attention;
+pub(crate) mod selection;
+
 use tandem_tracegraph::call::{Arg, Call, Input};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
