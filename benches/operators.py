@@ -121,13 +121,13 @@ def measure(op: Any, sample: Any, use: str) -> dict | None:
     return {"eager": us[0], "tandem": us[1], "ratio": ratios}
 
 
-def sweep(entry: Any, name: str) -> dict:
+def sweep(entry: Any, name: str, sizes: list[str]) -> dict:
     """Return the figures of an entry, by use and size; a text says why one is missing."""
     import torch
     from sized import sample_of
 
     found: dict[str, Any] = {}
-    for size, target in SIZES.items():
+    for size in sizes:
         for use in USES:
             dtype = torch.int64 if use == "integers" else torch.float32
             if dtype not in entry.supported_dtypes("cpu"):
@@ -135,7 +135,7 @@ def sweep(entry: Any, name: str) -> dict:
             if use == "training" and not entry.supports_autograd:
                 continue
             try:
-                sample = sample_of(entry, name, dtype, target)
+                sample = sample_of(entry, name, dtype, SIZES[size])
                 if sample is None:
                     found[f"{use} {size}"] = "no sample"
                 elif figures := measure(entry, sample, use):
@@ -145,7 +145,7 @@ def sweep(entry: Any, name: str) -> dict:
     return found
 
 
-def work(names: list[str]) -> None:
+def work(names: list[str], sizes: list[str]) -> None:
     """Measure entries in this process and print a line of JSON for each."""
     import warnings
 
@@ -162,7 +162,7 @@ def work(names: list[str]) -> None:
     table = {name_of(op): op for op in entries()}
     for name in names:
         signal.alarm(PATIENCE)
-        print(json.dumps([name, sweep(table[name], name)]), file=answers, flush=True)
+        print(json.dumps([name, sweep(table[name], name, sizes)]), file=answers, flush=True)
 
 
 def all_names() -> list[str]:
@@ -173,12 +173,12 @@ def all_names() -> list[str]:
     return [name_of(op) for op in entries() if op.name not in UNDEFINED]
 
 
-def measured(names: list[str]) -> dict[str, dict]:
+def measured(names: list[str], sizes: list[str]) -> dict[str, dict]:
     """Return the figures of entries. If a worker dies, another one goes on with the next entry."""
     results: dict[str, dict] = {}
     rest = list(names)
     while rest:
-        command = [sys.executable, __file__, "--worker", json.dumps(rest)]
+        command = [sys.executable, __file__, "--sizes", *sizes, "--worker", json.dumps(rest)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
             for line in worker.stdout:
                 name, figures = json.loads(line)
@@ -206,7 +206,12 @@ def ratios_of(figures: dict) -> list[float]:
 
 def page(results: dict[str, dict]) -> str:
     """Return the page: geometric means, operators below the bar, and all operators, worst first."""
-    columns = [f"{use} {size}" for use in USES for size in SIZES]
+    columns = [
+        f"{use} {size}"
+        for use in USES
+        for size in SIZES
+        if any(f"{use} {size}" in f for f in results.values())
+    ]
     summary = []
     for column in columns:
         ratios = [f[column]["ratio"][1] for f in results.values() if isinstance(f.get(column), dict)]
@@ -274,14 +279,15 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="PATTERN", action="append", help="names of entries; may be repeated"
     )
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="all by default")
     parser.add_argument("--save", metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work(args.worker)
+        work(args.worker, args.sizes)
         return 0
     names = [n for n in all_names() if not args.only or any(fnmatch.fnmatch(n, p) for p in args.only)]
-    results = measured(names)
+    results = measured(names, args.sizes)
     if args.save:
         with open(args.save, "w") as file:
             json.dump(results, file)
