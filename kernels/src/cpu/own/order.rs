@@ -242,8 +242,14 @@ fn run_min(x: &[f32], y: &mut f32) {
     *y = folded(x, smaller);
 }
 
-/// Values and positions of `n` elements in order, along the last dimension.
-fn sorted<T: Element>(call: &Call<'_>, outputs: &Outputs, dim: usize, descending: usize) -> Option<Kernel> {
+/// Values and positions of `n` elements in order, along the last dimension. Where elements are equal and the sort need
+/// not be stable, PyTorch's kernel runs, whose order of equal elements is that of its algorithm.
+fn sorted<T: Element>(
+    call: &Call<'_>,
+    outputs: &Outputs,
+    [dim, descending]: [usize; 2],
+    is_stable: bool,
+) -> Option<Kernel> {
     let x = contiguous(call, 0, T::MEM).filter(|x| !x.sizes.is_empty() && !x.sizes.contains(&0))?;
     let dim = dimension(call, dim, x.sizes.len())?;
     let [rows, n, 1] = split(&x.sizes, dim) else { return None };
@@ -265,6 +271,9 @@ fn sorted<T: Element>(call: &Call<'_>, outputs: &Outputs, dim: usize, descending
                     let order = if descending { b.0.order(&a.0) } else { a.0.order(&b.0) };
                     order.then(a.1.cmp(&b.1))
                 });
+                if !is_stable && pairs.windows(2).any(|pair| pair[0].0.order(&pair[1].0).is_eq()) {
+                    return ok.store(false, Ordering::Relaxed);
+                }
                 for (((value, at), to), position) in pairs.iter().zip(values).zip(positions) {
                     (*to, *position) = (*value, i64::from(*at));
                 }
@@ -327,10 +336,12 @@ pub fn topk(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 
 /// `sort(self, dim, descending)` along a last dimension.
 pub fn sort(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    sorted::<f32>(call, outputs, 1, 2).or_else(|| sorted::<i64>(call, outputs, 1, 2))
+    sorted::<f32>(call, outputs, [1, 2], false).or_else(|| sorted::<i64>(call, outputs, [1, 2], false))
 }
 
 /// `sort.stable(self, stable, dim, descending)` along a last dimension.
 pub fn sort_stable(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    sorted::<f32>(call, outputs, 2, 3).or_else(|| sorted::<i64>(call, outputs, 2, 3))
+    let is_stable = matches!(call.args.get(1), Some(Arg::Bool(true)));
+    sorted::<f32>(call, outputs, [2, 3], is_stable)
+        .or_else(|| sorted::<i64>(call, outputs, [2, 3], is_stable))
 }
