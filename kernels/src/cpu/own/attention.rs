@@ -296,7 +296,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let it = Attention::of(call, &q, &k, 6, &mut windows)?;
     let (query_sizes, key_sizes) = (<[i64; 4]>::try_from(&q.sizes[..]).ok()?, key_sizes(&q, &k)?);
     let mut queries = |window: Window| Matrices::of(window, query_sizes, &mut windows);
-    let (grad, q) = (queries(tensor(call, 0)?)?, queries(q)?);
+    let (grad, q, y) = (queries(tensor(call, 0)?)?, queries(q)?, queries(tensor(call, 4)?)?);
     let dq = queries(fresh(outputs, 0)?)?;
     let mut keys = |window: Window| Matrices::of(window, key_sizes, &mut windows);
     let (k, v) = (keys(k)?, keys(tensor(call, 3)?)?);
@@ -343,10 +343,13 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                     let rows = weights.chunks_exact_mut(it.keys).zip(slopes.chunks_exact_mut(it.keys));
                     for ((weights, slopes), i) in rows.zip(from..to) {
                         let offset = of[0] as i64 * lse.0[0] + of[1] as i64 * lse.0[1] + i as i64 * lse.0[2];
-                        // SAFETY: the window has an element for each query.
-                        let log_sum = unsafe { *data.of::<f32>(lse.1).get().offset(offset as isize) };
+                        // SAFETY: the windows have a row of `width` elements, or one element, for each query.
+                        let (log_sum, g, y) = unsafe {
+                            let row = |w: &Matrices| w.row(data, of, i).read(0, it.width);
+                            (*data.of::<f32>(lse.1).get().offset(offset as isize), row(&grad), row(&y))
+                        };
                         let met = it.met(i + 1);
-                        gradients(&mut weights[..met], &mut slopes[..met], log_sum);
+                        gradients(&mut weights[..met], &mut slopes[..met], log_sum, g, y);
                         weights[met..n].fill(0.0);
                         slopes[met..n].fill(0.0);
                     }
@@ -399,19 +402,23 @@ fn run_multiply(row: &mut [f32], by: f32) {
 }
 
 widest! {
-    /// Replaces a query's scores by their weights, and the gradients of its weights by those of its scores.
-    fn gradients(scores: &mut [f32], slopes: &mut [f32], log_sum: f32) => run_gradients
+    /// Replaces a query's scores by their weights, and the gradients of its weights by those of its scores. `grad` and
+    /// `y` are the query's rows of the output's gradient and of the output.
+    fn gradients(scores: &mut [f32], slopes: &mut [f32], log_sum: f32, grad: &[f32], y: &[f32]) => run_gradients
 }
 
 #[inline(always)]
-fn run_gradients(scores: &mut [f32], slopes: &mut [f32], log_sum: f32) {
+fn run_gradients(scores: &mut [f32], slopes: &mut [f32], log_sum: f32, grad: &[f32], y: &[f32]) {
     for score in scores.iter_mut() {
         *score = weight(*score - log_sum);
     }
-    // PyTorch multiplies the output with its gradient instead. The same products as below cancel exactly where a query
-    // meets one key.
-    // SAFETY: both rows have `scores.len()` elements.
-    let mean = products(scores.len(), |j| unsafe { at(scores, j) }, |j| unsafe { at(slopes, j) }) as f32;
+    // The weight of a single key is constant. Its gradient would be what the roundings of two equal sums leave.
+    if let [slope] = slopes {
+        *slope = 0.0;
+        return;
+    }
+    // SAFETY: both rows have `grad.len()` elements.
+    let mean = products(grad.len(), |i| unsafe { at(grad, i) }, |i| unsafe { at(y, i) }) as f32;
     for (score, slope) in scores.iter().zip(slopes) {
         *slope = *score * (*slope - mean);
     }
