@@ -2,7 +2,6 @@
 
 import copy
 import os
-import statistics
 
 import pytest
 import torch
@@ -85,7 +84,7 @@ def train(
 def test_every_step_has_another_length(model):
     torch.manual_seed(0)
     block = model()
-    lengths = [5, 5, 5, 5, 5, 5, 5, *range(6, 20), *range(6, 20), 1, 2, 3]
+    lengths = [5, 5, 5, 5, 5, 5, 5, *range(6, 20), 1, 2, 3]
     losses, sent, weights = train("tandem", lengths, block)
     expected, _, theirs = train("cpu", lengths, block)
     # PyTorch's recurrent cells are fused on devices other than the CPU, with other roundings.
@@ -93,10 +92,9 @@ def test_every_step_has_another_length(model):
     tolerance = 0 if exact else 1e-5
     torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(weights, theirs, rtol=tolerance, atol=tolerance)
-    # The length is new in each of the first steps, and dozens of ops have new shapes. Ops that run at once
-    # end runs, so there would be many more than in the steps in which the lengths come again.
-    new, known = sent[7:21], sent[21:35]
-    assert statistics.median(new) <= statistics.median(known) + 4, sent
+    # The length is new in each of these steps, and dozens of ops have new shapes. Each op that runs at once
+    # ends a run; without such ops, a step is a few runs, more of them if GraphRunner runs beside.
+    assert max(sent[7:21]) < (10 if model is Block else 20), sent
 
 
 def test_outputs_keep_the_offsets_of_their_inputs():
