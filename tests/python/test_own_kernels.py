@@ -519,34 +519,6 @@ def scatters() -> Iterator[Case]:
     yield "scatter of integers", number, (x, i)
 
 
-def pools() -> Iterator[Case]:
-    for shape, options in [
-        ((1, 1, 1, 1), {"kernel_size": 1}),
-        ((2, 3, 8, 8), {"kernel_size": 2}),
-        ((2, 3, 9, 7), {"kernel_size": 2, "ceil_mode": True}),
-        ((3, 9, 7), {"kernel_size": 3, "stride": 2, "padding": 1}),
-        ((2, 2, 12, 20), {"kernel_size": (2, 5), "stride": (3, 1), "padding": (1, 2)}),
-        ((1, 2, 30, 33), {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
-        ((4, 40, 30, 30), {"kernel_size": 3, "stride": 2, "padding": 1}),
-    ]:
-        # Few values, so that there are equal ones.
-        x = (data(*shape) * 2).round()
-        name = f"max_pool2d {shape} {options}"
-        yield name, lambda x, o=options: F.max_pool2d(x, **o), (x,)
-        places = lambda x, o=options: x.mean() * F.max_pool2d(x, **o, return_indices=True)[1]  # noqa: E731
-        yield f"{name} at", places, (x,)
-        y = x.clone()
-        y.view(-1)[y.numel() // 2] = torch.nan
-        y.view(-1)[: y.numel() // 3] = -torch.inf
-        yield f"{name} with NaN", lambda x, o=options: F.max_pool2d(x, **o), (y,)
-
-        def number(x):
-            return x.nan_to_num(0, 0, 0).mean()
-
-        places = lambda x, o=options, f=number: f(x) * F.max_pool2d(x, **o, return_indices=True)[1]  # noqa: E731
-        yield f"{name} with NaN at", places, (y,)
-
-
 def regions() -> Iterator[Case]:
     # In quarters of pixels: inside, over the edges, outside, empty, and with swapped corners.
     edges = [[0, 4, 6, 19, 22], [1, -9, -3, 40, 50], [1, 60, 60, 90, 90], [0, 8, 8, 8, 8], [0, 20, 9, 10, 3]]
@@ -600,7 +572,6 @@ def moved(t: torch.Tensor) -> torch.Tensor:
         extremes,
         moments,
         scatters,
-        pools,
         regions,
     ],
     ids=lambda f: f.__name__,

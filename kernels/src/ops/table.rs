@@ -368,10 +368,8 @@ static TABLE: &[Row] = &[
     op("put").gpu(gpu::scatter::put),
 
     // --- Pooling and interpolation
-    op("max_pool2d_with_indices").cpu(own::pool::max_pool).gpu(gpu::pool::max_pool),
-    op("max_pool3d_with_indices").gpu(gpu::pool::max_pool),
-    op("max_pool2d_with_indices_backward").cpu(own::pool::max_pool_backward).gpu(gpu::pool::max_pool_backward),
-    op("max_pool3d_with_indices_backward").gpu(gpu::pool::max_pool_backward),
+    op("max_pool2d_with_indices max_pool3d_with_indices").gpu(gpu::pool::max_pool),
+    op("max_pool2d_with_indices_backward max_pool3d_with_indices_backward").gpu(gpu::pool::max_pool_backward),
     op("adaptive_max_pool2d adaptive_max_pool3d").gpu(gpu::pool::adaptive_max_pool),
     op("adaptive_max_pool2d_backward adaptive_max_pool3d_backward").gpu(gpu::pool::adaptive_max_pool_backward),
     op("avg_pool2d avg_pool3d").gpu(gpu::pool::avg_pool),

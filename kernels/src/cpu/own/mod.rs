@@ -18,7 +18,6 @@ pub(crate) mod moves;
 pub(crate) mod norm;
 pub(crate) mod order;
 pub(crate) mod pieces;
-pub(crate) mod pool;
 pub(crate) mod roi_align;
 pub(crate) mod rows;
 pub(crate) mod scans;
@@ -87,6 +86,12 @@ fn dimension(call: &Call<'_>, arg: usize, ndim: usize) -> Option<usize> {
 fn count(sizes: &[i64]) -> usize {
     sizes.iter().product::<i64>() as usize
 }
+
+/// Maximum number of elements for kernels whose loops are slower than PyTorch's. They are faster on small tensors, where
+/// PyTorch's dispatcher and checks cost more than the loop.
+const SMALL: usize = 256;
+/// Maximum number of elements for kernels that move rows and leave large tensors to PyTorch.
+const MIDDLE: usize = 1 << 14;
 
 /// Number of elements from which another thread is worth waking.
 const GRAIN: f64 = (1 << 17) as f64;

@@ -6,7 +6,7 @@ use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::strided::Copy;
-use crate::cpu::own::{contiguous, count, each_row, int, output, tensor};
+use crate::cpu::own::{MIDDLE, SMALL, contiguous, count, each_row, int, output, tensor};
 use crate::host::HostKernels;
 use crate::ops::arguments::{dimension, ints};
 use crate::ops::express::Window;
@@ -55,6 +55,9 @@ pub fn flip(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         first += (from.sizes[d] - 1) * from.strides[d];
         strides[d] = -from.strides[d];
     }
+    if strides.last().is_some_and(|stride| *stride < 0) && count(&to.sizes) > SMALL {
+        return None;
+    }
     let copy = Copy::of(&to.sizes, &strides, &to.strides, bytes);
     let part = Part { copy, from: (first * bytes) as isize, to: 0 };
     Some(rearranged(from, to, smallvec![part]))
@@ -64,6 +67,9 @@ pub fn flip(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 pub fn roll(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (mut from, mut to) = ends(call, outputs)?;
     let (shifts, dims) = (ints(call, 1)?, ints(call, 2)?);
+    if count(&to.sizes) > MIDDLE {
+        return None;
+    }
     if dims.is_empty() {
         from = contiguous(call, 0, from.mem)?;
         let n = count(&from.sizes) as i64;

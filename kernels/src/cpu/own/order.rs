@@ -13,7 +13,7 @@ use crate::cpu::own::kernel::{Addresses, Kernel};
 use crate::cpu::own::rows::larger;
 use crate::cpu::own::scratch::room;
 use crate::cpu::own::sums;
-use crate::cpu::own::{contiguous, count, dimension, each_row, int, is_contiguous, output};
+use crate::cpu::own::{SMALL, contiguous, count, dimension, each_row, int, is_contiguous, output};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::Mem;
@@ -82,7 +82,7 @@ fn extremes<T: Element>(
 ) -> Option<Kernel> {
     let all = outer * inner;
     let has_values = values.is_some();
-    if n == 0 || all == 0 || count(&positions.sizes) != all {
+    if n == 0 || all == 0 || count(&positions.sizes) != all || all * n > SMALL {
         return None;
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
@@ -180,7 +180,8 @@ fn values(
 ) -> Option<Kernel> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     let [outer, n, inner] = sums::split(&x.sizes, &sums::dims(call, x.sizes.len())?)?;
-    if y.mem != Mem::F32 || x.sizes.contains(&0) || count(&y.sizes) != outer * inner {
+    let fits = count(&y.sizes) == outer * inner && count(&x.sizes) <= SMALL;
+    if y.mem != Mem::F32 || x.sizes.contains(&0) || !fits {
         return None;
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
@@ -254,6 +255,9 @@ fn sorted<T: Element>(
     let dim = dimension(call, dim, x.sizes.len())?;
     let [rows, n, 1] = split(&x.sizes, dim) else { return None };
     let descending = int(call, descending)? != 0;
+    if !is_stable && rows * n > SMALL {
+        return None;
+    }
     let (values, positions) = (made(outputs, 0, T::MEM)?, made(outputs, 1, Mem::I64)?);
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, values, positions) = (data.of::<T>(0), data.of::<T>(1), data.of::<i64>(2));
@@ -292,7 +296,7 @@ fn top<T: Element>(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (largest, is_sorted) = (int(call, 3)? != 0, int(call, 4)? != 0);
     let (values, positions) = (made(outputs, 0, T::MEM)?, made(outputs, 1, Mem::I64)?);
     let k = usize::try_from(*values.sizes.last()?).ok()?;
-    if k == 0 || k > n || n > LONGEST || (!is_sorted && k > 1) || count(&values.sizes) != rows * k {
+    if k == 0 || k > n || rows * n > SMALL || (!is_sorted && k > 1) || count(&values.sizes) != rows * k {
         return None;
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
@@ -325,9 +329,6 @@ fn top<T: Element>(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     };
     Some(Kernel::new(smallvec![x, values, positions], smallvec![], work))
 }
-
-/// Maximum length of rows whose largest elements are found here.
-const LONGEST: usize = 1 << 20;
 
 /// `topk(self, k, dim, largest, sorted)` along a last dimension.
 pub fn topk(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {

@@ -7,7 +7,7 @@ use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::own::kernel::{Addresses, Kernel};
-use crate::cpu::own::{contiguous, count, dimension, each_row, output};
+use crate::cpu::own::{SMALL, contiguous, count, dimension, each_row, output};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 
@@ -78,6 +78,9 @@ where
     }
     let dim = dimension(call, 1, x.sizes.len())?;
     let [outer, n, inner] = [count(&x.sizes[..dim]), x.sizes[dim] as usize, count(&x.sizes[dim + 1..])];
+    if inner < COLUMNS && count(&x.sizes) > SMALL {
+        return None;
+    }
     let groups = inner.div_ceil(COLUMNS);
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [x, y] = [0, 1].map(|w| data.of::<T>(w));

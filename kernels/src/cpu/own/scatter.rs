@@ -9,7 +9,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::cpu::own::gather::Numbers;
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
-use crate::cpu::own::{contiguous, count, dimension, each_row, output, tensor};
+use crate::cpu::own::{MIDDLE, SMALL, contiguous, count, dimension, each_row, output, tensor};
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Operand, Param, Window, operand};
@@ -86,6 +86,9 @@ impl Indices {
             window.strides.truncate(dim + 1);
         }
         let strides = if is_expanded { [n, 1, 0] } else { [n * inner, inner, 1] };
+        if outer * n * inner > if is_expanded { MIDDLE } else { SMALL } {
+            return None;
+        }
         let numbers = Numbers::of(&window)?;
         let indices = Indices { window, numbers, range: 0..slots as i64 };
         (n > 0).then_some((indices, Shape { outer, slots, n, inner, strides }))
@@ -246,6 +249,9 @@ pub fn index_add(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let size = |d: usize| if d == dim { index.sizes[0] } else { to.sizes[d] };
         source.sizes.len() == to.sizes.len() && (0..to.sizes.len()).all(|d| source.sizes[d] == size(d))
     })?;
+    if count(&source.sizes) > MIDDLE {
+        return None;
+    }
     let indices = Indices::of_rows(index, &to.sizes, dim, false)?;
     let alpha = Some(Param::Number(4, 0, Ty::F64));
     put((call, outputs), Mem::F32, indices, Source::Window(source), (alpha, float), |a, b, alpha| {
