@@ -17,6 +17,9 @@ use crate::ops::express::{Operand, Param, Window, operand};
 /// Number of columns that a thread handles together.
 const COLUMNS: usize = 64;
 
+/// Minimum number of adjacent elements with the same index for which large tensors are not left to PyTorch.
+const ROW: usize = 8;
+
 /// The shape of a scatter or gather: `[outer, slots, inner]` elements on the side that is indexed, and
 /// `[outer, n, inner]` on the other side.
 #[derive(Clone, Copy)]
@@ -86,7 +89,8 @@ impl Indices {
             window.strides.truncate(dim + 1);
         }
         let strides = if is_expanded { [n, 1, 0] } else { [n * inner, inner, 1] };
-        if outer * n * inner > if is_expanded { MIDDLE } else { SMALL } {
+        let most = if is_expanded && inner >= ROW { MIDDLE } else { SMALL };
+        if outer * n * inner > most {
             return None;
         }
         let numbers = Numbers::of(&window)?;
