@@ -130,8 +130,8 @@ struct Trial {
     ns: f64,
 }
 
-/// Trials of one place. The first one is not averaged with the others: it starts with the memory and caches that
-/// the other place left.
+/// Trials of one place. The first one starts with the memory and caches that the other place left, so it is compared
+/// only if it is fast in spite of them.
 type Trials = Vec<Trial>;
 
 /// Time per op and per byte in nanoseconds, fitted to trials in both places.
