@@ -457,7 +457,7 @@ WINDOWS = Group(
         f"with torch.no_grad():\n    w = {{moved}}\n    o = {call}\n    s.see(o)\n    s.see((o.stride(), o.storage_offset()))"
         for call in (
             "w.select_scatter({y}, {n} % 2, {n})", "w.slice_scatter({x}[:2], 0, 1, 3)", "w.diagonal_scatter({y})",
-            "w.as_strided_scatter({y}, (4,), (1,), w.storage_offset())", "torch.select_copy(w, 0, {n})", "w.clone()",
+            "w.detach().as_strided_scatter({y}, (4,), (1,), w.storage_offset())", "torch.select_copy(w, 0, {n})", "w.clone()",
             "torch.as_strided_copy(w, (3,), (1,), {n})", "torch.diagonal_copy(w)", "w.view(torch.int32)", "w + {n}",
             "torch.empty_like(w).copy_(w)", "w.contiguous()", "w.reshape(-1)", "w.as_strided((4,), (1,))", "w.mm({x})",
             "w[1:, 1:]", "w.detach().t()", "w.expand(2, 4, 4)[{n} % 2]", "torch.add(w, {x}, out=w)", "w.sum({n} % 2)",

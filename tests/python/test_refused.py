@@ -199,3 +199,23 @@ def test_out_of_another_dtype_where_the_operator_checks_it(function, dim, dtype)
         out = torch.empty_like(function(x, **given), dtype=dtype)
         with pytest.raises(RuntimeError, match="only supports bool tensor for result"):
             function(x, **given, out=out)
+
+
+@pytest.mark.parametrize("mode", ["trace", "lazy"])
+def test_as_strided_scatter_refuses_gradients_of_strided_tensors(mode):
+    """Its gradient assumes a contiguous tensor."""
+    torch_tandem.set_mode(mode)
+    for step in range(6):
+        results = []
+        for device in ("tandem", "cpu"):
+            x = torch.arange(16.0, device=device).view(4, 4).requires_grad_()
+            window = (x, x.t(), x.t().detach(), x[:2, :2], x[:2])[step % 5]
+            src = torch.ones(2, 2, device=device)
+            results.append(
+                outcome(lambda w=window, s=src: w.as_strided_scatter(s, (2, 2), (1, 1), w.storage_offset()))
+            )
+        torch_tandem.mark_step()
+        (result, error), (expected, refused) = results
+        assert (error, refused) in ((None, None), ("RuntimeError", "RuntimeError")), step
+        if refused is None:
+            torch.testing.assert_close(result.cpu(), expected)
