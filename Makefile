@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-memory bench-scaling bench-gpu wheel clean
+.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-memory bench-placement bench-scaling bench-gpu wheel clean
 
 env := source scripts/env.sh &&
 
@@ -15,7 +15,7 @@ setup: ## the virtual environment and the crates
 
 # What is measured is compiled as wheels are.
 PROFILE := release
-bench bench-operators bench-lazy bench-memory bench-scaling bench-gpu: PROFILE := dist
+bench bench-operators bench-lazy bench-memory bench-placement bench-scaling bench-gpu: PROFILE := dist
 
 build: setup ## compile and install the package, editable, into the virtual environment
 	@$(env) PIP_QUIET=1 maturin develop --profile $(PROFILE) --locked
@@ -89,6 +89,9 @@ bench-operators: build ## every operator of PyTorch's database in three sizes; A
 
 bench-lazy: build ## lazy evaluation against co-execution
 	@$(env) python benches/lazy.py $(ARGS)
+
+bench-placement: build ## the choice of the thread that executes runs, alone and beside busy processes
+	@$(env) python benches/placement.py $(ARGS)
 
 bench-scaling: build ## the cost of an op in long programs and with many paths
 	@$(env) python benches/scaling.py $(ARGS)

@@ -163,7 +163,25 @@ class Lazy(Tandem):
         return super().make(program)
 
 
-RUNNERS = dict(zip(WAYS, (Runner, CompiledModel, CompiledStep, Tandem), strict=True)) | {"lazy": Lazy}
+class Inline(Tandem):
+    """Tandem with one placement of runs."""
+
+    place = "inline"
+
+    def make(self, program: ModuleType) -> Callable[[], Any]:
+        os.environ["TANDEM_RUNNER"] = self.place
+        return super().make(program)
+
+
+class Beside(Inline):
+    place = "beside"
+
+
+RUNNERS = dict(zip(WAYS, (Runner, CompiledModel, CompiledStep, Tandem), strict=True)) | {
+    "lazy": Lazy,
+    "inline": Inline,
+    "beside": Beside,
+}
 
 
 def load(name: str) -> ModuleType:
