@@ -18,7 +18,9 @@ BATCH, LENGTH, ACCUMULATION = 4, 64, 2
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
     """An update on `device`, from the gradients of `ACCUMULATION` batches."""
-    base = GPT2Config(vocab_size=256, n_positions=128, n_embd=128, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None)
+    base = GPT2Config(
+        vocab_size=256, n_positions=128, n_embd=128, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
+    )
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM, r=8, lora_alpha=16, lora_dropout=0.05, target_modules=["c_attn", "c_proj"],
         fan_in_fan_out=True,

@@ -61,7 +61,12 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
         true = torch.stack([path[starts + i] for i in range(TIMES)])
         optimizer.zero_grad()
         predicted = odeint_adjoint(
-            derivative, path[starts], times[:TIMES], rtol=1e-5, atol=1e-6, adjoint_params=derivative_parameters
+            derivative,
+            path[starts],
+            times[:TIMES],
+            rtol=1e-5,
+            atol=1e-6,
+            adjoint_params=derivative_parameters,
         )
         loss = (predicted - true).abs().mean()
         loss.backward()

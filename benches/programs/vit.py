@@ -42,7 +42,9 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
     model.train()
     net = compile(model)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
-    schedule = CosineLRScheduler(optimizer, t_initial=1000, warmup_t=20, warmup_lr_init=1e-5, t_in_epochs=False)
+    schedule = CosineLRScheduler(
+        optimizer, t_initial=1000, warmup_t=20, warmup_lr_init=1e-5, t_in_epochs=False
+    )
     mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=10)
     criterion = SoftTargetCrossEntropy()
     updates = 0

@@ -29,6 +29,14 @@ void apply_resize(const TtOut& change, const at::Tensor& t) {
                               c10::IntArrayRef(change.strides, change.ndim), change.offset);
 }
 
+// If the op wrote a host tensor, that tensor's gradient and those of the other operands are on the host.
+void accept_host_gradients(const TtOuts& outs, const Encoder& encoder) {
+  const auto wrote_host = [&](const TtOut& out) { return out.kind == TT_OUT_SAME && encoder.input(out.input).is_cpu(); };
+  if (std::none_of(outs.outs, outs.outs + outs.n_outs, wrote_host)) return;
+  for (const auto* t : encoder.inputs())
+    if (t->defined() && t->device().type() == kTandem && t->requires_grad()) accept_host_gradient(*t);
+}
+
 }  // namespace
 
 TtOuts run(uint32_t op, const Encoder& encoder) {
@@ -41,6 +49,7 @@ TtOuts run(uint32_t op, const Encoder& encoder) {
   // A kernel that raises an exception may have resized its outputs before.
   for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
   check(status);
+  if (C10_UNLIKELY(encoder.has_host()) && c10::GradMode::is_enabled()) accept_host_gradients(outs, encoder);
   // Waiting does not invalidate the outputs: it is not a call of an operator.
   if (C10_UNLIKELY(encoder.draws_unordered())) check(tt_wait_random());
   return outs;

@@ -66,7 +66,7 @@ void Encoder::encode(const c10::IValue* args, size_t n) {
   for (size_t i = 0; i < n; i++) need.count(args[i]);
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear(), floats_.clear(), bools_.clear();
   scalars_.clear();
-  host_requires_grad_ = draws_unordered_ = false;
+  has_host_ = host_requires_grad_ = draws_unordered_ = false;
   device_ = -1, named_ = -1, may_cross_ = false;
   args_.reserve(n), tensors_.reserve(need.tensors), inputs_.reserve(need.tensors);
   ints_.reserve(need.ints), floats_.reserve(need.floats), bools_.reserve(need.bools);
@@ -124,7 +124,10 @@ void Encoder::encode_tensor(const at::Tensor& t) {
     break;
   }
   // Autograd moves the gradient of a 0-dimensional tensor to the right device without help.
-  host_requires_grad_ |= out.place == TT_HOST && (out.flags & TT_REQUIRES_GRAD) && out.ndim > 0;
+  if (C10_UNLIKELY(out.place == TT_HOST && out.ndim > 0)) {
+    has_host_ |= !may_cross_;
+    host_requires_grad_ |= (out.flags & TT_REQUIRES_GRAD) != 0;
+  }
 }
 
 TtArg Encoder::encode_one(const c10::IValue& v) {
@@ -199,7 +202,7 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
 
 void Encoder::begin(size_t n, size_t tensors, bool may_cross) {
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear();
-  host_requires_grad_ = draws_unordered_ = false;
+  has_host_ = host_requires_grad_ = draws_unordered_ = false;
   device_ = -1, named_ = -1, may_cross_ = may_cross;
   // Reserved, so that pointers into the arrays stay valid.
   args_.reserve(n), tensors_.reserve(tensors), inputs_.reserve(tensors), ints_.reserve(kMostInts);

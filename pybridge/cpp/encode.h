@@ -50,6 +50,8 @@ class Encoder {
   c10::DeviceIndex device() const;
   // Whether the call draws from a generator whose state the program can read and set without Tandem noticing.
   bool draws_unordered() const { return draws_unordered_; }
+  // Whether an operand is a host tensor with at least one dimension; false for copies, which move their gradients.
+  bool has_host() const { return has_host_; }
   // Whether a host tensor with at least one dimension requires grad.
   bool host_requires_grad() const { return host_requires_grad_; }
   const std::vector<const at::Tensor*>& inputs() const { return inputs_; }
@@ -66,7 +68,7 @@ class Encoder {
   // Device of the first tandem tensor, and of a device argument; -1 if there is none.
   c10::DeviceIndex device_ = -1, named_ = -1;
   bool may_cross_ = false;
-  bool host_requires_grad_ = false;
+  bool has_host_ = false, host_requires_grad_ = false;
   bool draws_unordered_ = false;
   std::vector<TtArg> args_;
   std::vector<TtTensor> tensors_;

@@ -183,7 +183,7 @@ HOOKS = Group(
     leaves={
         "fn": [
             "(lambda g: g * {f})", "(lambda g: None)", "(lambda g: s.see(g))", "(lambda g: g.clone().mul_(2))", "(lambda g: g.sin())",
-            "(lambda g: s.hooks.append(s.w.register_hook(lambda g: g * 0.5)))", "(lambda g: fail())", "(lambda g: g[:2])", "(lambda g: g.double())",
+            "(lambda g: len(s.hooks) < 40 and s.hooks.append(s.w.register_hook(lambda g: g * 0.5)) or None)", "(lambda g: fail())", "(lambda g: g[:2])", "(lambda g: g.double())",
             "(lambda g: s.see(torch.is_grad_enabled()))", "(lambda g: (g * s.m1.detach()))",
         ],
         "pre": ["(lambda go: tuple(g * {f} if g is not None else g for g in go))", "(lambda go: s.see(go[0]))", "(lambda go: None)", "(lambda go: fail())"],
@@ -365,7 +365,7 @@ STORAGES = Group(
         "s.i0.untyped_storage().fill_(0)",
         "s.see({S}.nbytes())", "s.see(len({S}))", "s.see({S}.size())", "s.see({S}[{n}])", "s.store = {S}", "s.store = {M}.untyped_storage()",
         "s.store = torch.UntypedStorage(64, device=s.device)\ns.store.fill_({n})", "s.store.fill_({n})", "{S}.fill_({n})", "{S}.copy_({S})", "a, b = {M}.untyped_storage(), {x}.untyped_storage()\na.copy_(b)", "s.store.resize_(s.store.nbytes())", "a = torch.zeros(4, device=s.device).untyped_storage()\na.resize_(4 * ({n} + 1))\ns.see(a.nbytes())",
-        "x = torch.empty(0, device=s.device).set_({M}.untyped_storage(), {n}, (2, 3), (4, 1))\nx.add_(1)\ns.see(x)", "x = torch.empty(0, device=s.device).set_({M}.untyped_storage())\nx.mul_({f})\ns.see(x)", "x = torch.empty(0, device=s.device).set_({S})\ns.see(x.shape)", "{M}.set_({x})", "{V}.set_({M}.untyped_storage(), {n}, (4,), (3,))",
+        "t = {M}.untyped_storage()\nx = torch.empty(0, device=s.device)\nif t.nbytes() >= 64:\n    x.set_(t, {n}, (2, 3), (4, 1)).add_(1)\ns.see(x)", "x = torch.empty(0, device=s.device).set_({M}.untyped_storage())\nx.mul_({f})\ns.see(x)", "x = torch.empty(0, device=s.device).set_({S})\ns.see(x.shape)", "{M}.set_({x})", "t = {M}.untyped_storage()\nif t.nbytes() >= 64: {V}.set_(t, {n}, (4,), (3,))",
         "x = torch.zeros(4, device=s.device)\nx.set_({M}.untyped_storage(), 0, (4, 4))\nx.fill_({f})", "s.v0 = torch.zeros(4, device=s.device).set_({M})[0]", "s.see({S}.device.type == s.device)", "s.see({S}.cpu().nbytes())", "s.see({S}.cpu().tolist()[:8])", "s.see({S}.tolist()[:8])", "s.see({S}.element_size())",
         "x = torch.frombuffer(bytearray(64), dtype=torch.float32).to(s.device)\nx.untyped_storage().copy_({M}.untyped_storage())\ns.see(x)", "s.see({M}.untyped_storage()._cdata == {M}.untyped_storage()._cdata)", "s.see({M}.is_set_to({M}))", "s.see({M}.storage_offset())",
         "s.see({M}[1:].storage_offset())", "x = {M}.detach().clone()\nx.untyped_storage().resize_(0)\ns.see(x.shape)\nx.untyped_storage().resize_(64)\nx.fill_(1)\ns.see(x)", "x = torch.ones(4, device=s.device)\nx.resize_({n} + 1)\ns.see(x[:1])", "x = torch.ones(2, 2, device=s.device)\nx.resize_as_({M}).fill_({n})\ns.see(x)",

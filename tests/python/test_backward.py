@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch_tandem
 from helpers import coexecuting, data
 from models import STEPS, layers
 from torch import nn
@@ -289,6 +290,24 @@ def test_a_host_leaf_that_is_used_again_and_again():
     assert node is torch.autograd.graph.get_gradient_edge(w).node
     assert w.grad.device.type == "cpu"
     assert w.grad.tolist() == [40, 40]
+
+
+@pytest.mark.parametrize("mode", ["trace", "coexec", "lazy"])
+def test_a_host_tensor_that_is_written_with_a_parameter_of_the_device(mode):
+    torch_tandem.set_mode(mode)
+    x, results = torch.tensor([1.0, -2.0, 3.0]), {}
+    for device in ("cpu", "tandem"):
+        w = torch.tensor([2.0, 0.5, -1.0], device=device, requires_grad=True)
+        v = x.clone().requires_grad_()
+        for _ in range(6):
+            y = v * 2
+            y.mul_(w)
+            y.add_(w * 3)
+            (y.sin().sum() + (w * w).sum().cpu()).backward()
+            torch_tandem.mark_step()
+        assert w.grad.device == w.device
+        results[device] = w.grad.cpu(), v.grad
+    torch.testing.assert_close(results["tandem"], results["cpu"])
 
 
 @pytest.mark.parametrize("device", ["cpu", "tandem"])
