@@ -5,6 +5,7 @@ pub mod computation;
 pub mod group;
 mod interpret;
 pub mod math;
+mod trig;
 mod program;
 pub mod summed;
 
