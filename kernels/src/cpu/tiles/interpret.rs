@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use crate::cpu::ahead;
 use crate::cpu::ahead::LINE;
-use crate::cpu::tiles::{math, trig};
 use crate::cpu::tiles::program::{Fun, Inst, LANES, OpCode, Splat, TILE, TileProgram, ValuePlace, size_of};
+use crate::cpu::tiles::{math, trig};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
 use crate::ops::casts::ToInteger;

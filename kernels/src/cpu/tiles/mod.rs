@@ -5,9 +5,9 @@ pub mod computation;
 pub mod group;
 mod interpret;
 pub mod math;
-mod trig;
 mod program;
 pub mod summed;
+mod trig;
 
 pub use compile::compile;
 pub use interpret::{Launch, MemoryOperand};

@@ -301,9 +301,11 @@ mod tests {
     fn near_multiples_of_half_pi() {
         for n in (1..100_000_u32).chain((100_000..600_000_000).step_by(9973)) {
             let x = (f64::from(n) * FRAC_PI_2) as f32;
-            for (f, exact) in
-                [(sin_any as fn(f32) -> f32, f64::sin as fn(f64) -> f64), (cos_any, f64::cos), (tan_any, f64::tan)]
-            {
+            for (f, exact) in [
+                (sin_any as fn(f32) -> f32, f64::sin as fn(f64) -> f64),
+                (cos_any, f64::cos),
+                (tan_any, f64::tan),
+            ] {
                 let (got, want) = (f(x), exact(f64::from(x)));
                 assert!(ulps(got, want) <= BOUND, "f({x:e}) = {got:e}, want {want:e}");
             }
