@@ -311,7 +311,7 @@ def losses() -> Iterator[Case]:
                 yield f"smooth_l1 {name} {beta}", smooth, (x, t)
                 huber = lambda x, t, r=reduction, d=beta: F.huber_loss(x, t, reduction=r, delta=d + 0.1)  # noqa: E731
                 yield f"huber {name} {beta}", huber, (x, t)
-            entropy = lambda x, t, r=reduction: F.binary_cross_entropy(x, t.detach(), reduction=r)  # noqa: E731
+            entropy = lambda x, t, r=reduction: F.binary_cross_entropy(x, t, reduction=r)  # noqa: E731
             yield f"binary_cross_entropy {name}", entropy, (x.sigmoid(), t.sigmoid())
             logits = lambda x, t, r=reduction: F.binary_cross_entropy_with_logits(x, t, reduction=r)  # noqa: E731
             yield f"binary_cross_entropy_with_logits {name}", logits, (x * 20, t.sigmoid())
@@ -342,7 +342,7 @@ def functions() -> Iterator[Case]:
         yield op.__name__, op, (few, y[:3000] + y[:3000].sign())
         yield f"{op.__name__} by a number", lambda x, op=op: op(x, 0.7), (few,)
         yield f"{op.__name__} of large ones", lambda x, op=op: op(x, 1e-3), (few * 1e30,)
-    yield "fused", lambda x, y: (x.sin() * y.cos()).atan2(x).tan(), (x, y)
+    yield "fused", lambda x, y: (x.sin() * y.cos()).atan2(y.abs() + 1).sinh() * x.tan(), (x, y)
 
 
 def attentions() -> Iterator[Case]:
