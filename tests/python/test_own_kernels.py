@@ -40,7 +40,17 @@ def products() -> Iterator[Case]:
             yield f"addmm {m} {k} {n} {list(bias.shape)}", torch.addmm, (bias, a, bt)
         yield "addmm scaled", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (data(n), a, b)
         yield "addmm alone", lambda c, a, b: torch.addmm(c, a, b, beta=0), (data(n) / 0, a, b)
+        yield f"mv {m} {k}", torch.mv, (a, data(k, seed=5))
+        yield f"mv transposed {m} {k}", torch.mv, (at, data(k, 2, seed=5)[:, 1])
+        for bias in (data(m, seed=4), data(1, seed=4), data(m, 2, seed=4)[:, 0]):
+            yield f"addmv {m} {k} {list(bias.stride())}", torch.addmv, (bias, a, data(k, seed=5))
+        yield f"addmv scaled {m} {k}", lambda c, a, b: torch.addmv(c, a, b, beta=2, alpha=0.5), (data(m), a, b[:, 0])
         yield f"bmm {m} {k} {n}", torch.bmm, (data(3, m, k), data(3, k, n))
+        for shape in [(3, m, n), (1, m, n), (m, 1), (n,), (3, 1, 1)]:
+            batches = (data(*shape, seed=4), data(3, m, k), data(3, n, k, seed=1).mT)
+            yield f"baddbmm {m} {k} {n} {shape}", torch.baddbmm, batches
+        yield "baddbmm scaled", lambda *x: torch.baddbmm(*x, beta=0.5, alpha=2), batches
+        yield "baddbmm alone", lambda c, a, b: torch.baddbmm(c / 0, a, b, beta=0), batches
         yield "bmm expanded", torch.bmm, (data(m, k).expand(4, m, k), data(4, n, k).mT)
     for n in (*SIZES, 20_000):
         yield f"dot {n}", torch.dot, (data(n), data(n, seed=1))
@@ -291,6 +301,20 @@ def losses() -> Iterator[Case]:
         weighted = lambda x, t: F.cross_entropy(x, t, torch.ones_like(x[0].detach()).cumsum(0))  # noqa: E731
         yield f"cross_entropy weighted {examples}", weighted, (x, target)
     yield "cross_entropy of pictures", F.cross_entropy, (data(2, 3, 4, 5), torch.arange(40).view(2, 4, 5) % 3)
+    for shape in [(1,), (), (3, 5), (511, 3), (20_000,)]:
+        x, t = data(*shape) * 2, data(*shape, seed=1)
+        for reduction in ("mean", "sum", "none"):
+            name = f"{shape} {reduction}"
+            yield f"mse {name}", lambda x, t, r=reduction: F.mse_loss(x, t, reduction=r), (x, t)
+            for beta in (0.0, 0.3, 1.0):
+                smooth = lambda x, t, r=reduction, b=beta: F.smooth_l1_loss(x, t, reduction=r, beta=b)  # noqa: E731
+                yield f"smooth_l1 {name} {beta}", smooth, (x, t)
+                huber = lambda x, t, r=reduction, d=beta: F.huber_loss(x, t, reduction=r, delta=d + 0.1)  # noqa: E731
+                yield f"huber {name} {beta}", huber, (x, t)
+            entropy = lambda x, t, r=reduction: F.binary_cross_entropy(x, t, reduction=r)  # noqa: E731
+            yield f"binary_cross_entropy {name}", entropy, (x.sigmoid(), t.sigmoid())
+            logits = lambda x, t, r=reduction: F.binary_cross_entropy_with_logits(x, t, reduction=r)  # noqa: E731
+            yield f"binary_cross_entropy_with_logits {name}", logits, (x * 20, t.sigmoid())
     shapes = [(3,), (1,), (40, 50), (400, 300), (2, 3, 4)]
     for order in (2.0, 1, 3.5):
         yield (
@@ -298,6 +322,27 @@ def losses() -> Iterator[Case]:
             lambda *x, p=order: torch.stack(torch._foreach_norm(x, p)),
             tuple(data(*shape, seed=i) + 0.1 for i, shape in enumerate(shapes)),
         )
+
+
+def functions() -> Iterator[Case]:
+    """Elementary functions, also of arguments that are too large for the usual reduction."""
+    corners = torch.tensor([0.0, -0.0, 1e-20, -1e-40, 1e10, -3e38, torch.inf, -torch.inf, torch.nan])
+    x, y = torch.cat([data(3000) * 3, corners]), torch.cat([data(3000, seed=1) * 2, corners.roll(4)])
+    for op in (torch.sin, torch.cos, torch.tan, torch.atan, torch.asinh, torch.sinc):
+        yield op.__name__, op, (x,)
+    for op in (torch.sinh, torch.cosh):
+        yield op.__name__, op, (x.clamp(-80, 80),)
+    for op in (torch.asin, torch.acos, torch.atanh):
+        yield op.__name__, op, (x.tanh() * 0.99,)
+    yield "acosh", torch.acosh, (x.abs() + 1.01,)
+    yield "atan2", torch.atan2, (x, y)
+    yield "copysign", torch.copysign, (x, y)
+    few = data(3000) * 100
+    for op in (torch.fmod, torch.remainder):
+        yield op.__name__, op, (few, y[:3000] + y[:3000].sign())
+        yield f"{op.__name__} by a number", lambda x, op=op: op(x, 0.7), (few,)
+        yield f"{op.__name__} of large ones", lambda x, op=op: op(x, 1e-3), (few * 1e30,)
+    yield "fused", lambda x, y: (x.sin() * y.cos()).atan2(y.abs() + 1).sinh() * x.tan(), (x, y)
 
 
 def attentions() -> Iterator[Case]:
@@ -565,6 +610,7 @@ def moved(t: torch.Tensor) -> torch.Tensor:
         pieces,
         many_pieces,
         losses,
+        functions,
         attentions,
         cells,
         moves,
@@ -630,6 +676,33 @@ def test_numbers_out_of_range_are_refused():
         with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
             take(bad).tolist()
         torch_tandem.mark_step()
+
+
+def test_what_is_not_a_probability_is_refused():
+    good, bad = torch.rand(600, device="tandem"), torch.linspace(0, 1.01, 600, device="tandem")
+    for _ in range(4):
+        F.binary_cross_entropy(good, good).item()
+        torch_tandem.mark_step()
+    with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
+        F.binary_cross_entropy(bad, good).item()
+    torch_tandem.mark_step()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64, torch.uint8])
+def test_all_and_any(dtype):
+    def program(device):
+        for step in range(ITERATIONS):
+            for n in (1, 3, 255, 256, 257, 70_000):
+                for ones in (0, 1, n - 1, n):
+                    x = (torch.arange(n) < ones).roll(step).to(dtype).to(device)
+                    y = x.expand(3, n).contiguous()
+                    yield x.all(), x.any(), y.all(1), y.any(-1, keepdim=True), y.all(), y.any(0)
+            yield torch.ones((), dtype=dtype, device=device).all(), torch.ones(0, 3, device=device).all(1)
+            yield torch.tensor([float("nan")], device=device).any(), torch._is_all_true(x.bool())
+
+    expected, _ = results(program, "cpu")
+    got, _ = results(program, "tandem")
+    assert_same(got, expected, str(dtype))
 
 
 def test_classes_out_of_range_are_refused():

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
-use crate::cpu::own::{output, tensor};
+use crate::cpu::own::kernel::{Addresses, Kernel};
+use crate::cpu::own::{MIDDLE, output, tensor};
 use crate::host::{HostKernels, Matrix, Product};
 use crate::ir::{Mem, Ty};
 use crate::ops::express::{Param, Window};
@@ -43,11 +43,6 @@ fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
     let (tb, ldb) = matrix([k, n], [b.strides[0], b.strides[1]])?;
     let at = |transposed, ld| Matrix { data: std::ptr::null_mut(), transposed, ld };
     Some(Product { double, m, n, k, alpha: 1.0, beta: 0.0, a: at(ta, lda), b: at(tb, ldb), c: at(false, n) })
-}
-
-/// The same product, with matrices at these addresses.
-fn on(product: &Product, [a, b, c]: [Shared<u8>; 3]) -> Product {
-    product.on(a.get(), b.get(), c.get())
 }
 
 /// Computes a product piece by piece; returns false if there is no BLAS.
@@ -91,74 +86,155 @@ unsafe fn multiply_all(
 /// Number of multiplications from which another thread is worth waking.
 const GRAIN: f64 = (1 << 20) as f64;
 
+/// A window as a matrix whose only column it is.
+fn column(vector: &Window) -> Option<Window> {
+    let mut matrix = vector.clone();
+    (matrix.sizes.len() == 1).then(|| {
+        matrix.sizes.push(1);
+        matrix.strides.push(1);
+        matrix
+    })
+}
+
+/// A window of one of the matrices of a batch.
+fn first(batch: &Window) -> Window {
+    let mut matrix = batch.clone();
+    (matrix.sizes, matrix.strides) = (batch.sizes[1..].into(), batch.strides[1..].into());
+    matrix
+}
+
+/// `mm(self, mat2)`.
 pub fn mm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
     let product = product(&a, &b, floats(&[&a, &b, &c])?)?;
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        // SAFETY: `product` was made from the sizes and strides of these windows.
-        unsafe { multiply(host, &on(&product, [0, 1, 2].map(|i| data.of(i)))) }
-    };
-    Some(Kernel::new(smallvec![a, b, c], smallvec![], work))
+    Some(Products { product, count: 1, steps: [0; 3], bias: None }.kernel(smallvec![a, b, c]))
 }
 
+/// `addmm(self, mat1, mat2, *, beta, alpha)`.
 pub fn addmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (bias, a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, tensor(call, 2)?, output(outputs)?);
-    let double = floats(&[&bias, &a, &b, &c])?;
-    let product = product(&a, &b, double)?;
-    let n = product.n as usize;
-    // The bias is broadcast over rows (stride 0), or has a row for each row of the output.
-    let strides = expanded(&bias.sizes, &bias.strides, &c.sizes);
-    let [down, 1] = strides[..] else { return None };
-    let size = bias.mem.size() as usize;
-    let row = n * size;
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
-        let (beta, alpha) = (f64::from_bits(params[0]), f64::from_bits(params[1]));
-        let [bias, a, b, c] = [0, 1, 2, 3].map(|i| data.of::<u8>(i));
-        let product = Product { alpha, beta, ..on(&product, [a, b, c]) };
-        let of = |_, number| {
-            let piece = product.piece(number);
-            let at = (piece.c.data as usize - c.get() as usize) / size;
-            let (first, column, bytes) = (at / n, at % n * size, piece.n as usize * size);
-            for i in (first..first + piece.m as usize).filter(|_| beta != 0.0) {
-                // SAFETY: the bias, expanded, and the output have rows `0..m` of `n` elements; the rows and columns of
-                // the output are the piece's, which one thread computes.
-                unsafe {
-                    let from = bias.get().offset((i as i64 * down) as isize * size as isize).add(column);
-                    std::ptr::copy_nonoverlapping(from, c.at(i * row + column), bytes);
-                }
-            }
-            piece
-        };
-        // SAFETY: `product` was made from the sizes and strides of these windows, and `of` returns its pieces.
-        unsafe { multiply_all(host, &product, 1, &of) }
-    };
-    let params = smallvec![Param::Number(3, 0, Ty::F64), Param::Number(4, 0, Ty::F64)];
-    Some(Kernel::new(smallvec![bias, a, b, c], params, work))
+    let product = product(&a, &b, floats(&[&bias, &a, &b, &c])?)?;
+    let [down, across] = expanded(&bias.sizes, &bias.strides, &c.sizes)[..] else { return None };
+    let products = Products { product, count: 1, steps: [0; 3], bias: Some([0, down, across]) };
+    Some(products.kernel(smallvec![bias, a, b, c]))
 }
 
+/// `mv(self, vec)`.
+pub fn mv(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (a, b, c) = (tensor(call, 0)?, column(&tensor(call, 1)?)?, output(outputs)?);
+    let product = product(&a, &b, floats(&[&a, &b, &c])?).filter(is_small)?;
+    Some(Products { product, count: 1, steps: [0; 3], bias: None }.kernel(smallvec![a, b, c]))
+}
+
+/// `addmv(self, mat, vec, *, beta, alpha)`.
+pub fn addmv(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (bias, a, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
+    let b = column(&tensor(call, 2)?)?;
+    let product = product(&a, &b, floats(&[&bias, &a, &b, &c])?).filter(is_small)?;
+    let [down] = expanded(&bias.sizes, &bias.strides, &c.sizes)[..] else { return None };
+    let products = Products { product, count: 1, steps: [0; 3], bias: Some([0, down, 1]) };
+    Some(products.kernel(smallvec![bias, a, b, c]))
+}
+
+/// Whether a matrix is small enough that its product with a vector costs less than PyTorch's dispatcher.
+fn is_small(product: &Product) -> bool {
+    product.m * product.k <= MIDDLE as i64
+}
+
+/// `bmm(self, mat2)`.
 pub fn bmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, output(outputs)?);
-    let double = floats(&[&a, &b, &c])?;
-    let one = |w: &Window| {
-        let mut w = w.clone();
-        (w.sizes, w.strides) = (w.sizes[1..].into(), w.strides[1..].into());
-        w
-    };
-    if a.sizes.len() != 3 || b.sizes.len() != 3 || a.sizes[0] != b.sizes[0] {
-        return None;
+    let products = Products::of_batches(&a, &b, &c, floats(&[&a, &b, &c])?)?;
+    Some(products.kernel(smallvec![a, b, c]))
+}
+
+/// `baddbmm(self, batch1, batch2, *, beta, alpha)`.
+pub fn baddbmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (bias, a, b, c) = (tensor(call, 0)?, tensor(call, 1)?, tensor(call, 2)?, output(outputs)?);
+    let mut products = Products::of_batches(&a, &b, &c, floats(&[&bias, &a, &b, &c])?)?;
+    let [along, down, across] = expanded(&bias.sizes, &bias.strides, &c.sizes)[..] else { return None };
+    products.bias = Some([along, down, across]);
+    Some(products.kernel(smallvec![bias, a, b, c]))
+}
+
+/// Products of matrices of the same sizes, and what they are added to.
+struct Products {
+    /// One of the products, with null addresses.
+    product: Product,
+    /// Number of products.
+    count: usize,
+    /// Distances in bytes between the matrices `a`, `b` and `c` of one product and of the next.
+    steps: [isize; 3],
+    /// Strides of the tensor that the products are added to, expanded to `[count, m, n]`.
+    bias: Option<[i64; 3]>,
+}
+
+impl Products {
+    /// The products of the matrices of two batches, `[count, m, k]` and `[count, k, n]`.
+    fn of_batches(a: &Window, b: &Window, c: &Window, double: bool) -> Option<Products> {
+        if a.sizes.len() != 3 || b.sizes.len() != 3 || a.sizes[0] != b.sizes[0] {
+            return None;
+        }
+        let product = product(&first(a), &first(b), double)?;
+        let size = a.mem.size() as isize;
+        let steps = [a.strides[0], b.strides[0], c.strides[0]].map(|s| s as isize * size);
+        Some(Products { product, count: a.sizes[0] as usize, steps, bias: None })
     }
-    let product = product(&one(&a), &one(&b), double)?;
-    let count = a.sizes[0] as usize;
-    let size = a.mem.size() as isize;
-    let steps = [a.strides[0], b.strides[0], c.strides[0]].map(|s| s as isize * size);
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let of = |i: usize, piece: usize| {
-            let at = |w: usize| Shared(data.of::<u8>(w).get().wrapping_offset(i as isize * steps[w]));
-            on(&product, [0, 1, 2].map(at)).piece(piece)
+
+    /// The kernel for these windows: the bias, if there is one, `a`, `b` and `c`.
+    fn kernel(self, windows: SmallVec<[Window; 4]>) -> Kernel {
+        let Products { product, count, steps, bias } = self;
+        let size = if product.double { 8 } else { 4 };
+        let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
+            let matrices = usize::from(bias.is_some());
+            let [beta, alpha] = match params {
+                [beta, alpha] => [beta, alpha].map(|bits| f64::from_bits(*bits)),
+                _ => [0.0, 1.0],
+            };
+            let of = |i: usize, number: usize| {
+                let at = |w: usize| data.of::<u8>(matrices + w).get().wrapping_offset(i as isize * steps[w]);
+                let [a, b, c] = [0, 1, 2].map(at);
+                let piece = Product { alpha, beta, ..product.on(a, b, c) }.piece(number);
+                if let Some(strides) = bias.filter(|_| beta != 0.0) {
+                    let row = (piece.c.data as usize - c as usize) / size;
+                    let (row, column) = (row as i64 / product.n, row as i64 % product.n);
+                    let first = i as i64 * strides[0] + row * strides[1] + column * strides[2];
+                    let first = data.of::<u8>(0).get().wrapping_offset(first as isize * size as isize);
+                    // SAFETY: the bias, expanded, has an element for each of the output. The rows and columns of the
+                    // output are the piece's, which one thread computes.
+                    unsafe { add_to(&piece, first, [strides[1], strides[2]], size) };
+                }
+                piece
+            };
+            // SAFETY: `product` and `steps` were made from the sizes and strides of the windows, and `of` returns
+            // pieces of the `count` products.
+            unsafe { multiply_all(host, &product, count, &of) }
         };
-        // SAFETY: `product` was made from the sizes and strides of a matrix of each window, and `steps` are the
-        // distances between the matrices, of which there are `count`.
-        unsafe { multiply_all(host, &product, count, &of) }
-    };
-    Some(Kernel::new(smallvec![a, b, c], smallvec![], work))
+        let number = |arg| Param::Number(arg, 0, Ty::F64);
+        Kernel::new(windows, if bias.is_some() { smallvec![number(3), number(4)] } else { smallvec![] }, work)
+    }
+}
+
+/// Copies the tensor that a product is added to, of which `from` is the first element, to the product's result.
+///
+/// # Safety
+/// `from` has an element for each of the result, `strides` elements apart, which nobody writes during the call. Nobody
+/// else uses the result. `size` is the size of an element in bytes.
+unsafe fn add_to(product: &Product, from: *const u8, strides: [i64; 2], size: usize) {
+    let n = product.n as usize;
+    for i in 0..product.m {
+        let from = from.wrapping_offset((i * strides[0]) as isize * size as isize);
+        let to = product.c.data.wrapping_offset((i * product.c.ld) as isize * size as isize);
+        // SAFETY: both rows have `n` elements, which are the function's to read and to write.
+        unsafe {
+            if strides[1] == 1 {
+                std::ptr::copy_nonoverlapping(from, to, n * size);
+                continue;
+            }
+            for j in 0..n {
+                let from = from.wrapping_offset((j as i64 * strides[1]) as isize * size as isize);
+                std::ptr::copy_nonoverlapping(from, to.add(j * size), size);
+            }
+        }
+    }
 }

@@ -47,9 +47,6 @@ impl Values {
             return Some(*value);
         }
         let ty = e.ty();
-        if ty == Ty::U32 {
-            return None;
-        }
         let def = match e.node() {
             Node::Lit(bits) => Def::Splat(Splat::Literal(*bits)),
             Node::Param(number) => Def::Splat(Splat::Parameter(*number)),
@@ -61,6 +58,11 @@ impl Values {
             Node::Un(op, a) => self.inst(OpCode::Un(*op), a.ty(), &[a], layouts)?,
             Node::Bin(op, a, b) => self.inst(OpCode::Bin(*op), a.ty(), &[a, b], layouts)?,
             Node::Select(c, a, b) => self.inst(OpCode::Select, ty, &[c, a, b], layouts)?,
+            Node::Cast(a) if ty == Ty::Bool => {
+                let zero = self.define(Def::Splat(Splat::Literal(0)), a.ty());
+                let number = self.of(a, layouts)?;
+                Def::Inst(OpCode::Bin(Bin::Ne), a.ty(), [number, zero, number])
+            }
             Node::Cast(a) => self.inst(OpCode::Cast(ty), a.ty(), &[a], layouts)?,
             Node::Call(name, args) => {
                 let args: Vec<&E> = args.iter().collect();
@@ -117,20 +119,25 @@ fn merge_products(defs: &mut [(Def, Ty)], stored: &[(u16, Value)]) {
 fn has(op: OpCode, ty: Ty) -> bool {
     let float = matches!(ty, Ty::F32 | Ty::F64);
     match op {
+        // Bits of floats are the only values of this type.
+        OpCode::Un(Un::FromBits) | OpCode::Bin(Bin::Shr) => ty == Ty::U32,
+        OpCode::Bin(Bin::BitAnd | Bin::BitOr | Bin::BitXor | Bin::Ne) if ty == Ty::U32 => true,
+        _ if ty == Ty::U32 => false,
+        OpCode::Un(Un::Bits) => ty == Ty::F32,
         OpCode::Un(Un::Sqrt | Un::Floor | Un::Ceil | Un::Round | Un::Trunc) => float,
         OpCode::Un(Un::Neg | Un::Abs) => ty != Ty::Bool,
         OpCode::Un(Un::Not) => ty == Ty::Bool,
         OpCode::Un(Un::BitNot) | OpCode::Bin(Bin::BitAnd | Bin::BitOr) => {
             matches!(ty, Ty::I32 | Ty::I64 | Ty::Bool)
         }
-        OpCode::Un(Un::Bits | Un::FromBits) | OpCode::Bin(Bin::Shl | Bin::Shr | Bin::Rem) => false,
+        OpCode::Bin(Bin::Shl | Bin::Rem) => false,
         OpCode::Bin(Bin::BitXor) => !float,
         OpCode::Bin(Bin::And | Bin::Or) => ty == Ty::Bool,
         OpCode::Bin(Bin::Div) => float,
         OpCode::Bin(Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le) => true,
         OpCode::Bin(_) => ty != Ty::Bool,
         OpCode::Fun(_) | OpCode::MulAdd => ty == Ty::F32,
-        OpCode::Cast(to) => to != Ty::Bool && to != ty,
+        OpCode::Cast(to) => !matches!(to, Ty::Bool | Ty::U32) && to != ty,
         OpCode::Select | OpCode::Copy => true,
     }
 }
@@ -142,6 +149,10 @@ fn cost(op: OpCode) -> u32 {
     match op {
         OpCode::Fun(Fun::Larger | Fun::Smaller | Fun::IsNan) => 1,
         OpCode::Fun(Fun::Pow) => 20,
+        OpCode::Fun(
+            Fun::Sin | Fun::Cos | Fun::Tan | Fun::Asin | Fun::Acos | Fun::Atan | Fun::Atan2 | Fun::Fmod,
+        ) => 16,
+        OpCode::Fun(Fun::Sinh | Fun::Cosh | Fun::Asinh | Fun::Acosh | Fun::Atanh) => 20,
         OpCode::Fun(_) => 8,
         OpCode::MulAdd => 2,
         OpCode::Bin(Bin::Div) | OpCode::Un(Un::Sqrt) => 3,

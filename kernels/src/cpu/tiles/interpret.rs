@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use crate::cpu::ahead;
 use crate::cpu::ahead::LINE;
-use crate::cpu::tiles::math;
 use crate::cpu::tiles::program::{Fun, Inst, LANES, OpCode, Splat, TILE, TileProgram, ValuePlace, size_of};
+use crate::cpu::tiles::{math, trig};
 use crate::cpu::widest::widest;
 use crate::ir::{Bin, Ty, Un};
 use crate::ops::casts::ToInteger;
@@ -323,6 +323,7 @@ unsafe fn copy_run<T: Copy>(memory: *mut T, stride: isize, register: *mut T, n: 
 trait Element: Copy + Default {}
 impl Element for u8 {}
 impl Element for i32 {}
+impl Element for u32 {}
 impl Element for i64 {}
 impl Element for f32 {}
 impl Element for f64 {}
@@ -522,7 +523,7 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
             OpCode::Un(Un::Ceil) => float!(ceil),
             OpCode::Un(Un::Round) => float!(round_ties_even),
             OpCode::Un(Un::Trunc) => float!(trunc),
-            OpCode::Un(Un::Bits | Un::FromBits) => {}
+            OpCode::Un(Un::Bits | Un::FromBits) => un!(u32 => u32, |x: u32| x),
             OpCode::Bin(Bin::Add) => arithmetic!(+, wrapping_add),
             OpCode::Bin(Bin::Sub) => arithmetic!(-, wrapping_sub),
             OpCode::Bin(Bin::Mul) => arithmetic!(*, wrapping_mul),
@@ -551,7 +552,8 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
             OpCode::Bin(Bin::BitAnd) => bits!(&),
             OpCode::Bin(Bin::BitOr) => bits!(|),
             OpCode::Bin(Bin::BitXor) => bits!(^),
-            OpCode::Bin(Bin::Rem | Bin::Shl | Bin::Shr) => {}
+            OpCode::Bin(Bin::Shr) => bin!(u32 => u32, |x: u32, y: u32| x.wrapping_shr(y)),
+            OpCode::Bin(Bin::Rem | Bin::Shl) => {}
             OpCode::MulAdd => {
                 map!(n, to => f32, [x: f32 = a, y: f32 = b, z: f32 = c], |x: f32, y: f32, z: f32| x * y + z)
             }
@@ -596,6 +598,23 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
                 Fun::Tanh => un!(f32 => f32, math::tanh),
                 Fun::Erf => un!(f32 => f32, math::erf),
                 Fun::Erfc => un!(f32 => f32, math::erfc),
+                Fun::Sin if is_reduced(a, n) => un!(f32 => f32, trig::sin),
+                Fun::Sin => un!(f32 => f32, trig::sin_any),
+                Fun::Cos if is_reduced(a, n) => un!(f32 => f32, trig::cos),
+                Fun::Cos => un!(f32 => f32, trig::cos_any),
+                Fun::Tan if is_reduced(a, n) => un!(f32 => f32, trig::tan),
+                Fun::Tan => un!(f32 => f32, trig::tan_any),
+                Fun::Asin => un!(f32 => f32, trig::asin),
+                Fun::Acos => un!(f32 => f32, trig::acos),
+                Fun::Atan => un!(f32 => f32, trig::atan),
+                Fun::Atan2 => bin!(f32 => f32, trig::atan2),
+                Fun::Sinh => un!(f32 => f32, trig::sinh),
+                Fun::Cosh => un!(f32 => f32, trig::cosh),
+                Fun::Asinh => un!(f32 => f32, trig::asinh),
+                Fun::Acosh => un!(f32 => f32, trig::acosh),
+                Fun::Atanh => un!(f32 => f32, trig::atanh),
+                Fun::Fmod if all(a, b, n, trig::divides) => bin!(f32 => f32, trig::fmod),
+                Fun::Fmod => bin!(f32 => f32, trig::fmod_any),
                 Fun::Pow => powers(a, b, to, n),
                 Fun::IsNan => un!(f32 => u8, |x: f32| u8::from(x.is_nan())),
                 Fun::Larger => bin!(f32 => f32, larger),
@@ -603,6 +622,30 @@ unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n:
             },
         }
     }
+}
+
+/// Whether a predicate is true for all elements of two operands.
+///
+/// # Safety
+/// `a` and `b` have `n` elements, or a vector of lanes if they are splats.
+#[inline(always)]
+unsafe fn all(a: Lanes, b: Lanes, n: usize, predicate: impl Fn(f32, f32) -> bool) -> bool {
+    let (a, b) = ((a.first.cast::<f32>(), !a.splat), (b.first.cast::<f32>(), !b.splat));
+    // SAFETY: `i < n`, and a splat has a first lane.
+    let element = |(first, advances): (*const f32, bool), i: usize| unsafe {
+        first.add(if advances { i } else { 0 }).read_unaligned()
+    };
+    (0..n).fold(true, |all, i| all & predicate(element(a, i), element(b, i)))
+}
+
+/// Whether all elements have a magnitude for which the circular functions reduce their argument.
+///
+/// # Safety
+/// `a` has `n` elements, or a vector of lanes if it is a splat.
+#[inline(always)]
+unsafe fn is_reduced(a: Lanes, n: usize) -> bool {
+    // SAFETY: the requirements are the same.
+    unsafe { all(a, a, n, |x, _| x.abs() < trig::REDUCED) }
 }
 
 /// Returns a power. As in PyTorch, frequent exponents are computed by products and roots.

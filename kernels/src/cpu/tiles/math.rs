@@ -15,7 +15,7 @@
 /// Adding this to `|v| < 2^22` leaves `round(v)`, ties to even, in the low mantissa bits.
 const MAGIC: f32 = 12_582_912.0;
 /// Equivalent of `MAGIC` for `f64`, valid for `|v| < 2^51`.
-const MAGIC_F64: f64 = 6_755_399_441_055_744.0;
+pub(super) const MAGIC_F64: f64 = 6_755_399_441_055_744.0;
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// Error of the rounded `LOG2_E`.
@@ -64,7 +64,7 @@ const ERFC_POLY: [f32; 9] = [
 ];
 const ERFC_LEAD: f32 = 0.79963076;
 /// `log2(1+f)/f` on `|f| <= 1/3`, with an error of 2^-35.
-const POW_LOG2_POLY: [f64; 13] = [
+pub(super) const POW_LOG2_POLY: [f64; 13] = [
     1.4426950408923298,
     -0.7213475195693065,
     0.4808983439612795,
@@ -109,7 +109,7 @@ fn horner<const N: usize>(x: f32, c: [f32; N]) -> f32 {
 
 /// Horner's rule in `f64`, lowest coefficient first.
 #[inline(always)]
-fn horner_f64<const N: usize>(x: f64, c: [f64; N]) -> f64 {
+pub(super) fn horner_f64<const N: usize>(x: f64, c: [f64; N]) -> f64 {
     let mut acc = c[N - 1];
     for i in (0..N - 1).rev() {
         acc = acc.mul_add(x, c[i]);
@@ -345,11 +345,11 @@ pub fn pow(x: f32, y: f32) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Distance of `got` from `exact` in units in the last place of an `f32` at `exact`.
-    fn ulps(got: f32, exact: f64) -> f64 {
+    pub fn ulps(got: f32, exact: f64) -> f64 {
         if exact.is_nan() || got.is_nan() {
             return if exact.is_nan() && got.is_nan() { 0.0 } else { f64::INFINITY };
         }
@@ -367,7 +367,7 @@ mod tests {
     }
 
     /// Checks `f` against `reference` at every `stride`-th bit pattern.
-    fn sweep(stride: usize, bound: f64, f: impl Fn(f32) -> f32, reference: impl Fn(f64) -> f64) {
+    pub fn sweep(stride: usize, bound: f64, f: impl Fn(f32) -> f32, reference: impl Fn(f64) -> f64) {
         for bits in (0..=u32::MAX).step_by(stride) {
             let x = f32::from_bits(bits);
             let (got, want) = (f(x), reference(f64::from(x)));
@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    fn same(f: impl Fn(f32) -> f32, cases: &[(f32, f32)]) {
+    pub fn same(f: impl Fn(f32) -> f32, cases: &[(f32, f32)]) {
         for &(x, want) in cases {
             let got = f(x);
             let equal = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
@@ -383,9 +383,9 @@ mod tests {
         }
     }
 
-    const STRIDE: usize = 4099;
-    const INF: f32 = f32::INFINITY;
-    const NAN: f32 = f32::NAN;
+    pub const STRIDE: usize = 4099;
+    pub const INF: f32 = f32::INFINITY;
+    pub const NAN: f32 = f32::NAN;
 
     #[test]
     fn exponentials() {

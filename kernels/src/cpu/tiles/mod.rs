@@ -7,6 +7,7 @@ mod interpret;
 pub mod math;
 mod program;
 pub mod summed;
+mod trig;
 
 pub use compile::compile;
 pub use interpret::{Launch, MemoryOperand};

@@ -36,6 +36,32 @@ pub enum Fun {
     Erf,
     /// [`math::erfc`](super::math::erfc).
     Erfc,
+    /// [`trig::sin`](super::trig::sin).
+    Sin,
+    /// [`trig::cos`](super::trig::cos).
+    Cos,
+    /// [`trig::tan`](super::trig::tan).
+    Tan,
+    /// [`trig::asin`](super::trig::asin).
+    Asin,
+    /// [`trig::acos`](super::trig::acos).
+    Acos,
+    /// [`trig::atan`](super::trig::atan).
+    Atan,
+    /// [`trig::atan2`](super::trig::atan2).
+    Atan2,
+    /// [`trig::sinh`](super::trig::sinh).
+    Sinh,
+    /// [`trig::cosh`](super::trig::cosh).
+    Cosh,
+    /// [`trig::asinh`](super::trig::asinh).
+    Asinh,
+    /// [`trig::acosh`](super::trig::acosh).
+    Acosh,
+    /// [`trig::atanh`](super::trig::atanh).
+    Atanh,
+    /// [`trig::fmod`](super::trig::fmod).
+    Fmod,
     /// `a` to the power of `b`.
     Pow,
     /// Whether `a` is NaN.
@@ -60,6 +86,19 @@ impl Fun {
             "tanh_" => Fun::Tanh,
             "erf_" => Fun::Erf,
             "erfc_" => Fun::Erfc,
+            "sin_" => Fun::Sin,
+            "cos_" => Fun::Cos,
+            "tan_" => Fun::Tan,
+            "asin_" => Fun::Asin,
+            "acos_" => Fun::Acos,
+            "atan_" => Fun::Atan,
+            "atan2_" => Fun::Atan2,
+            "sinh_" => Fun::Sinh,
+            "cosh_" => Fun::Cosh,
+            "asinh_" => Fun::Asinh,
+            "acosh_" => Fun::Acosh,
+            "atanh_" => Fun::Atanh,
+            "fmod_" => Fun::Fmod,
             "pow_" => Fun::Pow,
             "is_nan" => Fun::IsNan,
             "larger_f32" => Fun::Larger,

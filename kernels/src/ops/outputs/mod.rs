@@ -7,8 +7,10 @@
 //! the actual outputs.
 
 pub(crate) mod attention;
+pub(crate) mod loss;
 pub(crate) mod selection;
 
+use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call, Input};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
@@ -280,25 +282,42 @@ fn matrices(all: &[&Input<'_>]) -> Option<Dtype> {
 
 /// `mm(self, mat2)` and `addmm(self, mat1, mat2)`.
 pub(crate) fn mm(call: &Call<'_>) -> Option<Outputs> {
+    products(call, |a, b| match (a, b) {
+        (&[m, k], &[k2, n]) if k == k2 => Some(smallvec![m, n]),
+        _ => None,
+    })
+}
+
+/// `mv(self, vec)` and `addmv(self, mat, vec)`.
+pub(crate) fn mv(call: &Call<'_>) -> Option<Outputs> {
+    products(call, |a, b| match (a, b) {
+        (&[m, k], &[k2]) if k == k2 => Some(smallvec![m]),
+        _ => None,
+    })
+}
+
+/// `bmm(self, mat2)` and `baddbmm(self, batch1, batch2)`.
+pub(crate) fn bmm(call: &Call<'_>) -> Option<Outputs> {
+    products(call, |a, b| match (a, b) {
+        (&[count, m, k], &[count2, k2, n]) if (count, k) == (count2, k2) => Some(smallvec![count, m, n]),
+        _ => None,
+    })
+}
+
+/// Products of the last two arguments, whose sizes are `sizes` of the operands', added to the first one if there are
+/// three.
+fn products(call: &Call<'_>, sizes: fn(&[i64], &[i64]) -> Option<Dims>) -> Option<Outputs> {
     let added = call.inputs.len().checked_sub(2)?;
     let (a, b) = (tensor(call, added)?, tensor(call, added + 1)?);
-    let ([m, k], [k2, n]) = (a.sizes.try_into().ok()?, b.sizes.try_into().ok()?);
+    let sizes = sizes(a.sizes, b.sizes)?;
     let mut dtype = matrices(&[a, b])?;
     if added > 0 {
         let bias = tensor(call, 0)?;
-        let fits = bias.sizes.iter().rev().zip([n, m]).all(|(size, to)| *size == 1 || *size == to);
-        (fits && bias.sizes.len() <= 2).then_some(())?;
+        let fits = bias.sizes.iter().rev().zip(sizes.iter().rev()).all(|(size, to)| *size == 1 || size == to);
+        (fits && bias.sizes.len() <= sizes.len()).then_some(())?;
         dtype = matrices(&[a, bias])?;
     }
-    (k == k2).then(|| new_tensors(dtype, [Some(&[m, n][..])]))
-}
-
-/// `bmm(self, mat2)`.
-pub(crate) fn bmm(call: &Call<'_>) -> Option<Outputs> {
-    let (a, b) = (tensor(call, 0)?, tensor(call, 1)?);
-    let ([count, m, k], [count2, k2, n]) = (a.sizes.try_into().ok()?, b.sizes.try_into().ok()?);
-    let dtype = matrices(&[a, b])?;
-    ((count, k) == (count2, k2)).then(|| new_tensors(dtype, [Some(&[count, m, n][..])]))
+    one(dtype, &sizes)
 }
 
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)` of contiguous
@@ -437,6 +456,11 @@ pub(crate) fn nll_loss_backward(call: &Call<'_>) -> Option<Outputs> {
     let expected: &[i64] = if int(call, 4)? == 0 { &[rows] } else { &[] };
     let fits = grad.sizes == expected && grad.dtype == x.dtype;
     fits.then(|| one(x.dtype, x.sizes))?
+}
+
+/// `all(self)` and `any(self)` of elements other than bytes, for which PyTorch returns a byte.
+pub(crate) fn truth(call: &Call<'_>) -> Option<Outputs> {
+    tensor(call, 0).filter(|x| x.dtype != Dtype::UINT8).map(|_| one(Dtype::BOOL, &[]))?
 }
 
 /// `masked_fill(self, mask, value)` with a number as `value`.
