@@ -1,7 +1,8 @@
-"""The choice of the thread that executes runs, compared with both placements, alone and beside busy processes.
+"""The choice of the thread that executes runs, compared with both placements.
 
-Every program runs inline, beside Python, and with the placement that Tandem chooses, in interleaved blocks. The
-last column is the time of Tandem's choice over the time of the better placement.
+Every program runs inline, beside Python, and with the placement that Tandem chooses, in interleaved blocks,
+alone and beside busy processes. The last column is the time of Tandem's choice over that of the better
+placement.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A graph attention network learns to find each graph's largest component, with scatters over edge lists.
+"""A graph attention network learns the share of each graph's largest component, with scatters over edges.
 
 The graphs have different sizes, so a batch is one graph of many components and no two batches have the same
 shapes.
@@ -71,7 +71,7 @@ class Network(nn.Module):
 
 
 def batch(rng: np.random.Generator) -> tuple[torch.Tensor, ...]:
-    """Return random graphs: node features, edges [2, count], each node's graph, and the shares to be learned."""
+    """Return random graphs: features of nodes, edges [2, count], each node's graph, and the shares."""
     features, edges, graphs, shares, first = [], [], [], [], 0
     for number in range(GRAPHS):
         n = int(rng.integers(20, 60))

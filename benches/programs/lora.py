@@ -7,7 +7,7 @@ from _main import Step, endless, main
 from gpt2 import corpus
 from peft import LoraConfig, TaskType, get_peft_model
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForLanguageModeling, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.optimization import get_linear_schedule_with_warmup
 
 STEPS = 20
@@ -22,9 +22,13 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
         vocab_size=256, n_positions=128, n_embd=128, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
     )
     config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=8, lora_alpha=16, lora_dropout=0.05, target_modules=["c_attn", "c_proj"],
+        task_type=TaskType.CAUSAL_LM,
+        r=8,
+        lora_alpha=16,
+        lora_dropout=0.05,
+        target_modules=["c_attn", "c_proj"],
         fan_in_fan_out=True,
-    )  # fmt: skip
+    )
     base_model = GPT2LMHeadModel(base)
     base_model.loss_type = "ForCausalLM"
     model = get_peft_model(base_model, config).to(device)

@@ -1,4 +1,4 @@
-"""A UNet from diffusers learns to denoise scikit-learn's digits, with diffusers' noise schedule and averages."""
+"""A UNet from diffusers learns to denoise scikit-learn's digits, with diffusers' noise schedule."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A variational autoencoder with convolutions learns scikit-learn's digits, written with torch.distributions."""
+"""A variational autoencoder learns scikit-learn's digits, with convolutions and torch.distributions."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A small vision transformer from timm learns scikit-learn's digits, with timm's mixup, optimizer and schedule."""
+"""A vision transformer from timm learns scikit-learn's digits, with timm's mixup, optimizer and schedule."""
 
 from collections.abc import Callable
 
