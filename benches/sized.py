@@ -145,10 +145,10 @@ def _repeated(sample: SampleInput, grow: Callable[[int], int]) -> SampleInput:
 def _grown(sample: SampleInput, target: int) -> Iterator[SampleInput]:
     """Yields forms of a sample with about `target` elements: grown in all dimensions, or in some."""
     largest = max(tensors(sample), key=torch.Tensor.numel)
-    if largest.numel() * 2 > target:
+    sizes = list(dict.fromkeys(size for size in largest.shape if size > 1))
+    if largest.numel() * 2 > target or not sizes or largest.numel() == 0:
         yield sample
         return
-    sizes = list(dict.fromkeys(size for size in largest.shape if size > 1))
     for chosen in ([*sizes], *([size] for size in sizes if len(sizes) > 1)):
         count = sum(size in chosen for size in largest.shape)
         factor = max(1, math.floor((target / largest.numel()) ** (1 / count)))
