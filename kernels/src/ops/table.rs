@@ -269,7 +269,7 @@ static TABLE: &[Row] = &[
     op("nll_loss2d_backward").gpu(gpu::loss::nll_loss_backward),
     op("mse_loss").outputs(outputs::loss::loss).cpu(own::pairs::mse).gpu(gpu::loss::loss),
     op("mse_loss_backward").outputs(outputs::loss::loss_backward).cpu(own::pairs::mse_backward).gpu(gpu::loss::loss_backward),
-    op("huber_loss").outputs(outputs::loss::loss).cpu(own::pairs::huber).gpu(gpu::loss::loss).bounds(&[(3, POSITIVE)]),
+    op("huber_loss").outputs(outputs::loss::huber).cpu(own::pairs::huber).gpu(gpu::loss::loss).bounds(&[(3, POSITIVE)]),
     op("huber_loss_backward").outputs(outputs::loss::loss_backward).cpu(own::pairs::huber_backward).gpu(gpu::loss::loss_backward),
     op("smooth_l1_loss").outputs(outputs::loss::loss).cpu(own::pairs::smooth_l1).gpu(gpu::loss::loss).bounds(&[(3, NOT_NEGATIVE)]),
     op("smooth_l1_loss_backward").outputs(outputs::loss::loss_backward).cpu(own::pairs::smooth_l1_backward)

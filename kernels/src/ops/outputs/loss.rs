@@ -21,6 +21,13 @@ fn reduced(call: &Call<'_>, reduction: usize) -> Option<Outputs> {
     }
 }
 
+/// Like [`reduced`], for operators whose result, even a single number, has a storage with room for all losses.
+fn reduced_in_place(call: &Call<'_>, reduction: usize) -> Option<Outputs> {
+    let mut outputs = reduced(call, reduction)?;
+    outputs.fresh[0] = tensor(call, 0)?.meta().extent_bytes(0);
+    Some(outputs)
+}
+
 fn gradient(call: &Call<'_>, reduction: usize) -> Option<Outputs> {
     let (grad, x) = (tensor(call, 0)?, pair(call, 1)?);
     let expected: &[i64] = match int(call, reduction)? {
@@ -31,12 +38,17 @@ fn gradient(call: &Call<'_>, reduction: usize) -> Option<Outputs> {
     (grad.sizes == expected && grad.dtype == x.dtype).then(|| one(x.dtype, x.sizes))?
 }
 
-/// `mse_loss(self, target, reduction)`, `smooth_l1_loss(.., beta)` and `huber_loss(.., delta)`.
+/// `mse_loss(self, target, reduction)` and `smooth_l1_loss(.., beta)`.
 pub(crate) fn loss(call: &Call<'_>) -> Option<Outputs> {
+    reduced_in_place(call, 2)
+}
+
+/// `huber_loss(self, target, reduction, delta)`.
+pub(crate) fn huber(call: &Call<'_>) -> Option<Outputs> {
     reduced(call, 2)
 }
 
-/// `*_backward(grad_output, self, target, reduction[, number])` of the losses in [`loss`].
+/// `*_backward(grad_output, self, target, reduction[, number])` of the losses above.
 pub(crate) fn loss_backward(call: &Call<'_>) -> Option<Outputs> {
     gradient(call, 3)
 }
