@@ -86,7 +86,7 @@ unsafe fn multiply_all(
 /// Number of multiplications from which another thread is worth waking.
 const GRAIN: f64 = (1 << 20) as f64;
 
-/// A window as a matrix whose only column it is.
+/// The window of a vector as a matrix with one column.
 fn column(vector: &Window) -> Option<Window> {
     let mut matrix = vector.clone();
     (matrix.sizes.len() == 1).then(|| {
@@ -96,7 +96,7 @@ fn column(vector: &Window) -> Option<Window> {
     })
 }
 
-/// A window of one of the matrices of a batch.
+/// The window of the first matrix of a batch.
 fn first(batch: &Window) -> Window {
     let mut matrix = batch.clone();
     (matrix.sizes, matrix.strides) = (batch.sizes[1..].into(), batch.strides[1..].into());
@@ -157,7 +157,7 @@ pub fn baddbmm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(products.kernel(smallvec![bias, a, b, c]))
 }
 
-/// Products of matrices of the same sizes, and what they are added to.
+/// A batch of matrix products of equal sizes, with an optional bias.
 struct Products {
     /// One of the products, with null addresses.
     product: Product,
@@ -165,7 +165,7 @@ struct Products {
     count: usize,
     /// Distances in bytes between the matrices `a`, `b` and `c` of one product and of the next.
     steps: [isize; 3],
-    /// Strides of the tensor that the products are added to, expanded to `[count, m, n]`.
+    /// Strides of the bias in elements, expanded to `[count, m, n]`.
     bias: Option<[i64; 3]>,
 }
 
@@ -215,7 +215,7 @@ impl Products {
     }
 }
 
-/// Copies the tensor that a product is added to, of which `from` is the first element, to the product's result.
+/// Copies a bias, whose first element is `from`, to the result of a product. BLAS then adds the product to it.
 ///
 /// # Safety
 /// `from` has an element for each of the result, `strides` elements apart, which nobody writes during the call. Nobody

@@ -304,8 +304,8 @@ pub(crate) fn bmm(call: &Call<'_>) -> Option<Outputs> {
     })
 }
 
-/// Products of the last two arguments, whose sizes are `sizes` of the operands', added to the first one if there are
-/// three.
+/// The output of a product of the last two tensors. `sizes` maps the operands' sizes to the output's. The first of three
+/// tensors is a bias, which broadcasts to the output.
 fn products(call: &Call<'_>, sizes: fn(&[i64], &[i64]) -> Option<Dims>) -> Option<Outputs> {
     let added = call.inputs.len().checked_sub(2)?;
     let (a, b) = (tensor(call, added)?, tensor(call, added + 1)?);
