@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-memory bench-placement bench-scaling bench-gpu wheel clean
+.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling bench-gpu wheel clean
 
 env := source scripts/env.sh &&
 
@@ -15,7 +15,7 @@ setup: ## the virtual environment and the crates
 
 # What is measured is compiled as wheels are.
 PROFILE := release
-bench bench-operators bench-lazy bench-memory bench-placement bench-scaling bench-gpu: PROFILE := dist
+bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling bench-gpu: PROFILE := dist
 
 build: setup ## compile and install the package, editable, into the virtual environment
 	@$(env) PIP_QUIET=1 maturin develop --profile $(PROFILE) --locked
@@ -95,6 +95,9 @@ bench-placement: build ## the choice of the thread that executes runs, alone and
 
 bench-scaling: build ## the cost of an op in long programs and with many paths
 	@$(env) python benches/scaling.py $(ARGS)
+
+bench-loading: build ## with batches from data loading workers that compute
+	@$(env) python benches/loading.py $(ARGS)
 
 bench-memory: build ## tensors' and resident memory, beside eager
 	@$(env) python benches/memory.py $(ARGS)

@@ -79,8 +79,14 @@ pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
 /// Whether the first input shares its storage with no other one.
 pub(crate) fn first_is_alone(call: &Call<'_>) -> bool {
     let Some((first, others)) = call.inputs.split_first() else { return true };
-    let storage = memory(first);
-    others.iter().all(|input| memory(input).is_none() || memory(input) != storage)
+    memory(first).is_none_or(|storage| others.iter().all(|input| memory(input) != Some(storage)))
+}
+
+/// Whether no two inputs share a storage.
+pub(crate) fn all_are_alone(call: &Call<'_>) -> bool {
+    let mut storages: SmallVec<[Memory; 8]> = call.inputs.iter().filter_map(memory).collect();
+    storages.sort_unstable();
+    storages.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 /// Whether two windows on the same storage are equal.

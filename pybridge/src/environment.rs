@@ -31,7 +31,7 @@ pub struct Environment {
     pub sync: bool,
     /// `TANDEM_RUNNER`.
     pub place: Option<RunPlace>,
-    /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_GPU_COOPERATIVE` and `TANDEM_CACHE_DIR`.
+    /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_GPU_COOPERATIVE`, `TANDEM_CACHE` and `TANDEM_CACHE_DIR`.
     pub gpu: Options,
     /// A sentence for each value that is ignored.
     pub ignored: Vec<String>,
@@ -54,6 +54,7 @@ impl Environment {
         let (checks, cooperative) = (is_set("TANDEM_GPU_CHECKS"), is_set("TANDEM_GPU_COOPERATIVE"));
         // Read by the hook that imports Tandem.
         is_set("TANDEM_AUTOLOAD");
+        let keeps_kernels = one_of("TANDEM_CACHE", &["0", "1"]).is_none_or(|given| given == "1");
         let mode = one_of("TANDEM_MODE", &Mode::ALL.map(Mode::name));
         let runner = one_of("TANDEM_RUNNER", &["beside", "inline"]);
         let kernels = one_of("TANDEM_KERNELS", &["own", "aten"]);
@@ -81,7 +82,7 @@ impl Environment {
                 without: without.into_iter().map(str::to_owned).collect(),
                 checks,
                 cooperative,
-                cache,
+                cache: cache.filter(|_| keeps_kernels),
             },
             ignored,
         }

@@ -66,6 +66,7 @@ EXPRESSIONS = {
         "F.one_hot({i}, 4).float()", "{m}.logsumexp(1).expand(4, 4)",
         "F.scaled_dot_product_attention({m}[None], {m}[None], {m}[None])[0]",
         "F.batch_norm({m}, None, None, training=True)", "{m}.index_put(({i},), {v})",
+        "F.batch_norm({m}[None], {V}.detach(), {V}.detach(), {v}, training=True)[0]",
         "{m}.scatter_add(0, {i}.expand(4, 4), {m})", "torch.where({b}, {m}, {f})",
         "torch.complex({m}, {m}).abs()", "(torch.complex({m}, {m}).conj().imag + 0)", "{m}.half().float()",
         "{m}.log_softmax(1)", "F.pad({m}, (0, {n}))[:, :4]", "{m}.repeat(1, 2).narrow(1, {n}, 4)",

@@ -191,6 +191,13 @@ def test_a_damaged_cache_is_made_anew(tmp_path):
     assert files[0].read_bytes()[:8] == whole[:8] and files[0].stat().st_size >= len(whole) // 2
 
 
+def test_without_a_cache_no_folder_is_made(tmp_path):
+    code = "print((torch.ones(3, device='tandem') * 5).cpu().tolist()); torch_tandem.synchronize()"
+    done = run(code, TANDEM_CACHE_DIR=str(tmp_path / "kept"), TANDEM_CACHE="0")
+    assert done.stdout == "[5.0, 5.0, 5.0]\n", done.stderr
+    assert not (tmp_path / "kept").exists()
+
+
 def test_importing_touches_no_device():
     r = run("print(torch_tandem.report()['executor'])")
     assert r.stdout.strip() == "none", r.stderr

@@ -31,6 +31,7 @@ def run(monkeypatch, program, **variables):
         ("TANDEM_DEBUG", "0, 1, 2, 3, 4, 5"),
         ("TANDEM_SYNC", "0, 1"),
         ("TANDEM_AUTOLOAD", "0, 1"),
+        ("TANDEM_CACHE", "0, 1"),
         ("TANDEM_ALLOW_SOFTWARE", "0, 1"),
         ("TANDEM_GPU_CHECKS", "0, 1"),
         ("TANDEM_GPU_COOPERATIVE", "0, 1"),

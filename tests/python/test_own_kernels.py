@@ -176,6 +176,19 @@ def batch_norms() -> Iterator[Case]:
         yield name + " of this batch", lambda *given: step(*given, running=False), (x, weight, bias)
         yield name + " with its statistics", lambda *given: step(*given, training=False), (x, weight, bias)
 
+    def sharing(x):
+        channels = x.shape[1]
+        memory = x.detach().clone()
+        shared, own = (
+            memory.flatten()[-channels:],
+            torch.full((channels,), 0.5, device=x.device, dtype=x.dtype),
+        )
+        first = F.batch_norm(memory, shared, own, None, None, True)
+        second = F.batch_norm(x, own, own, own, shared, True)
+        return torch.cat([first.flatten(), second.flatten(), memory.flatten(), own])
+
+    yield "batch_norm of windows of one storage", sharing, (data(3, 5, 2, 3),)
+
 
 def convolutions() -> Iterator[Case]:
     for size, filters, stride, padding, dilation in [

@@ -119,13 +119,11 @@ impl CpuDevice {
         let host = self.host;
         let call = &*op.call;
         let id = (op.node, op.number);
-        if self.natives.is_native(id, call, variant, host)
-            && let Some(native) = self.natives.of_variant(id, call, variant, host)
-        {
+        if let Some(native) = self.natives.of_windows(id, call, variant, host) {
             let made = self.make(&variant.outputs.fresh);
             let made = made.map_err(|e| self.raised(call, location, e))?;
             // SAFETY: `resolve` named live buffers, which only this op uses now. The kernel is the variant's, `made`
-            // are its outputs, and `is_native` has asked `permits`.
+            // are its outputs, and `permits` holds.
             if unsafe { natives::run(&native, call, &made, host) } {
                 for (id, buffer) in fresh.iter().zip(made) {
                     *self.slot(*id) = Contents::Ready(buffer);
@@ -219,21 +217,23 @@ impl CpuDevice {
         }
         if rule.in_place() {
             let outputs = outputs_in_place(call)?;
-            let native = self.natives.of_call(&rule, call, &outputs, host).filter(|_| rule.permits(call))?;
+            let native =
+                self.natives.of_call(&rule, call, &outputs, host).filter(|_| rule.permits(call, false))?;
             // SAFETY: what the call names is alive and not shared. The kernel is this call's, which makes no outputs,
             // and `permits` holds.
             let done = unsafe { natives::run(&native, call, &[], host) };
             return done.then(|| Ok((outputs, Vec::new())));
         }
-        if let Some(outputs) = rule.outputs(call)
+        if rule.permits(call, true)
+            && let Some(outputs) = rule.outputs(call)
             && let Some(native) = self.natives.of_call(&rule, call, &outputs, host)
         {
             let made = match self.make(&outputs.fresh) {
                 Ok(made) => made,
                 Err(e) => return Some(Err(e.into())),
             };
-            // SAFETY: what the call names is alive and not shared. The kernel is this call's and writes only `made`,
-            // which have the sizes of its outputs.
+            // SAFETY: what the call names is alive and not shared. The kernel is this call's, `made` have the sizes of
+            // its outputs, and `permits` holds.
             if unsafe { natives::run(&native, call, &made, host) } {
                 return Some(Ok((outputs, made.into_vec())));
             }

@@ -10,15 +10,14 @@ use crate::cpu::natives::Rule;
 use crate::cpu::tiles::computation::Computation;
 use crate::ops::express::{Assignment, Param, Window, assignments};
 use crate::ops::table;
-use crate::overlap::first_is_alone;
 use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
 use crate::run::OpRun;
 
 impl CpuDevice {
     /// The rule of an op that Tandem computes itself.
     fn rule(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Rule>> {
-        let rule = self.natives.rule(op.call.op, self.host)?;
-        self.natives.is_native((op.node, op.number), op.call, op.variant, self.host).then_some(rule)
+        self.natives.of_windows((op.node, op.number), op.call, op.variant, self.host)?;
+        self.natives.rule(op.call.op, self.host)
     }
 }
 
@@ -32,7 +31,6 @@ impl Fuser for CpuDevice {
         feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
         match &*self.rule(op)? {
-            Rule::Kernel { in_place: true, .. } if !first_is_alone(op.call) => None,
             Rule::Kernel { make, .. } => {
                 Some(Computation::of(make(op.call, &op.variant.outputs)?, slot, feed))
             }

@@ -17,7 +17,7 @@ use crate::host::{Buffer, Exception, HostKernels, call_host};
 use crate::ops::express::{Base, Owner, Param, Window, apart, assignments, new_outputs, same_memory};
 use crate::ops::outputs::{OutputRule, have_sizes};
 use crate::ops::table;
-use crate::overlap::first_is_alone;
+use crate::overlap::{all_are_alone, first_is_alone};
 use crate::plan::Draft;
 use crate::run::{Scalar, of_arg};
 use crate::shapes::{Dims, dense, is_dense};
@@ -87,12 +87,14 @@ impl Rule {
         }
     }
 
-    /// Whether the windows of a call permit an in-place computation: elements may be computed in any order, and a
-    /// kernel reads no memory that it writes.
-    pub fn permits(&self, call: &Call<'_>) -> bool {
+    /// Whether the windows of a call permit what is written of its inputs: elements may be computed in any order, and
+    /// a kernel reads no memory that it writes. `fresh` says that the call has new outputs.
+    pub fn permits(&self, call: &Call<'_>, fresh: bool) -> bool {
         match self {
-            Rule::Kernel { .. } => first_is_alone(call),
-            _ => apart(call),
+            Rule::Kernel { in_place: true, .. } => first_is_alone(call),
+            Rule::Kernel { alone: true, .. } => all_are_alone(call),
+            Rule::Kernel { .. } => true,
+            Rule::Expression(_) | Rule::Drawn(_) => fresh || apart(call),
         }
     }
 
@@ -341,7 +343,7 @@ impl Natives {
     }
 
     /// Returns the kernel of a node's variant.
-    pub fn of_variant(
+    fn of_variant(
         &mut self,
         (node, number): (NodeId, u32),
         call: &Call<'_>,
@@ -368,17 +370,17 @@ impl Natives {
         found
     }
 
-    /// Whether Tandem's own kernel can compute a node's variant for this call, given how the call's windows overlap.
-    pub fn is_native(
+    /// Returns the kernel of a node's variant if the overlap of the call's windows permits it.
+    pub fn of_windows(
         &mut self,
         id: (NodeId, u32),
         call: &Call<'_>,
         variant: &Variant,
         host: &'static dyn HostKernels,
-    ) -> bool {
-        self.of_variant(id, call, variant, host).is_some()
-            && (!variant.outputs.fresh.is_empty()
-                || self.rule(call.op, host).is_some_and(|rule| rule.permits(call)))
+    ) -> Option<Arc<Native>> {
+        let native = self.of_variant(id, call, variant, host)?;
+        let rule = self.rules.get(call.op.index())?.as_ref()?.as_ref()?;
+        rule.permits(call, !variant.outputs.fresh.is_empty()).then_some(native)
     }
 
     /// Returns the kernel of a traced call.

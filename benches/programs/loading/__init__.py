@@ -1,0 +1,1 @@
+"""Training steps whose batches come from two data loading workers that compute."""
