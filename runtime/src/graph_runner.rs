@@ -285,8 +285,8 @@ const WAITER_SPINS: Duration = Duration::from_micros(50);
 /// sleeping GraphRunner would cost Python time.
 const RUNNER_SPINS: Duration = Duration::from_micros(200);
 
-/// Spins until `reached` returns true, for at most `moment` without other work, and helps with the kernels of
-/// other threads meanwhile. Returns whether `reached` returned true.
+/// Spins until `reached` returns true, and helps with the kernels of other threads meanwhile. Returns false if there
+/// was nothing to help with for `moment`.
 fn assist_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
     let _assisting = Waiting::assisting();
     let mut begin = Instant::now();

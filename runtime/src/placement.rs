@@ -179,8 +179,8 @@ fn are_alike(trials: &[Trials; 2]) -> bool {
 #[derive(Clone, Default, Debug)]
 struct Scores {
     first: Option<f64>,
-    /// Scores of the trials that are compared, in ascending order: those after the first, and the first if it is faster
-    /// than half of them.
+    /// Scores that are compared, in ascending order. They leave out the first trial unless it is faster than half of
+    /// the others.
     rest: SmallVec<[f64; 16]>,
     /// Whether the first trial is compared.
     counted: bool,
