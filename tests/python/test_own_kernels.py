@@ -190,6 +190,46 @@ def batch_norms() -> Iterator[Case]:
     yield "batch_norm of windows of one storage", sharing, (data(3, 5, 2, 3),)
 
 
+def poolings() -> Iterator[Case]:
+    def largest(x, *options):
+        y, places = F.max_pool2d(x, *options, return_indices=True)
+        return torch.cat([y.flatten(), places.flatten().to(y.dtype)])
+
+    for shape in [(1, 1, 1, 1), (2, 3, 4, 4), (3, 7, 9), (5, 2, 17, 12), (1, 2, 3, 130), (2, 1, 112, 112)]:
+        x = data(*shape)
+        for options in [
+            (1,),
+            (2,),
+            (3, 2, 1),
+            (3, 1, 1),
+            (2, 3),
+            ((3, 2), (2, 1), (1, 0)),
+            (5, 5, 2),
+            (4, 3, 2),
+        ]:
+            for ceil in (False, True):
+                size, stride, padding = (*options, *(None, 0)[len(options) - 1 :])
+                if min(shape[-2:]) < (max(size) if isinstance(size, tuple) else size):
+                    continue
+                name = f"{shape} {options} {ceil}"
+                given = (size, stride, padding, 1, ceil)
+                yield f"max_pool2d {name}", lambda x, o=given: largest(x, *o), (x,)
+                for counted, divisor in [(True, None), (False, None), (True, 3)]:
+                    given = (size, stride, padding, ceil, counted, divisor)
+                    yield f"avg_pool2d {name} {counted}", lambda x, o=given: F.avg_pool2d(x, *o), (x,)
+        for size in (1, 2, (3, 5), (7, 1), 12):
+            yield f"adaptive {shape} {size}", lambda x, n=size: torch._adaptive_avg_pool2d(x, n), (x,)
+    special = data(2, 2, 8, 8)
+    special[0, 0, :4], special[0, 1, ::3, 1::2], special[1, 0] = -torch.inf, torch.nan, 1.0
+    special[1, 1, 3] = torch.inf
+    for options in [(2,), (3, 2, 1), (4, 1, 2)]:
+        yield f"max_pool2d special {options}", lambda x, o=options: largest(x, *o), (special,)
+    yield "max_pool1d", lambda x: F.max_pool1d(x, 3, 2, 1), (data(2, 3, 50),)
+    columns = data(2, 6, 5, 3).permute(0, 3, 1, 2)
+    yield "max_pool2d channels last", lambda x: largest(x, 2), (columns,)
+    yield "avg_pool2d channels last", lambda x: F.avg_pool2d(x, 2), (columns,)
+
+
 def convolutions() -> Iterator[Case]:
     for size, filters, stride, padding, dilation in [
         ((1, 1), (1, 1), 1, 0, 1),
@@ -625,6 +665,7 @@ def moved(t: torch.Tensor) -> torch.Tensor:
         rows,
         batch_norms,
         convolutions,
+        poolings,
         pieces,
         many_pieces,
         losses,

@@ -7,5 +7,6 @@ pub mod express;
 pub(crate) mod flops;
 pub mod outputs;
 pub mod pointwise;
+pub(crate) mod pooling;
 pub mod promotion;
 pub mod table;

@@ -376,14 +376,23 @@ static TABLE: &[Row] = &[
     op("put").gpu(gpu::scatter::put),
 
     // --- Pooling and interpolation
-    op("max_pool2d_with_indices max_pool3d_with_indices").gpu(gpu::pool::max_pool),
-    op("max_pool2d_with_indices_backward max_pool3d_with_indices_backward").gpu(gpu::pool::max_pool_backward),
+    op("max_pool2d_with_indices").outputs(outputs::pooling::max).cpu(own::pooling::max).gpu(gpu::pool::max_pool),
+    op("max_pool2d_with_indices_backward").outputs(outputs::pooling::max_backward).cpu(own::pooling::max_backward)
+        .gpu(gpu::pool::max_pool_backward),
+    op("max_pool3d_with_indices").gpu(gpu::pool::max_pool),
+    op("max_pool3d_with_indices_backward").gpu(gpu::pool::max_pool_backward),
     op("adaptive_max_pool2d adaptive_max_pool3d").gpu(gpu::pool::adaptive_max_pool),
     op("adaptive_max_pool2d_backward adaptive_max_pool3d_backward").gpu(gpu::pool::adaptive_max_pool_backward),
-    op("avg_pool2d avg_pool3d").gpu(gpu::pool::avg_pool),
-    op("avg_pool2d_backward avg_pool3d_backward").gpu(gpu::pool::avg_pool_backward),
-    op("_adaptive_avg_pool2d _adaptive_avg_pool3d").gpu(gpu::pool::adaptive_avg_pool),
-    op("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward").gpu(gpu::pool::adaptive_avg_pool_backward),
+    op("avg_pool2d").outputs(outputs::pooling::average).cpu(own::pooling::average).gpu(gpu::pool::avg_pool),
+    op("avg_pool2d_backward").outputs(outputs::pooling::average_backward).cpu(own::pooling::average_backward)
+        .gpu(gpu::pool::avg_pool_backward),
+    op("avg_pool3d").gpu(gpu::pool::avg_pool),
+    op("avg_pool3d_backward").gpu(gpu::pool::avg_pool_backward),
+    op("_adaptive_avg_pool2d").outputs(outputs::pooling::adaptive).cpu(own::pooling::adaptive).gpu(gpu::pool::adaptive_avg_pool),
+    op("_adaptive_avg_pool2d_backward").outputs(outputs::pooling::adaptive_backward).cpu(own::pooling::adaptive_backward)
+        .gpu(gpu::pool::adaptive_avg_pool_backward),
+    op("_adaptive_avg_pool3d").gpu(gpu::pool::adaptive_avg_pool),
+    op("_adaptive_avg_pool3d_backward").gpu(gpu::pool::adaptive_avg_pool_backward),
     op("max_unpool2d").gpu(gpu::pool::max_unpool2d),
     op("upsample* _upsample*").sized_by_number(),
     op("upsample_nearest1d upsample_nearest2d upsample_nearest3d").gpu(gpu::upsample::forward),

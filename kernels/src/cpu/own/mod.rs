@@ -20,6 +20,7 @@ pub(crate) mod norm;
 pub(crate) mod order;
 pub(crate) mod pairs;
 pub(crate) mod pieces;
+pub(crate) mod pooling;
 pub(crate) mod roi_align;
 pub(crate) mod rows;
 pub(crate) mod scans;

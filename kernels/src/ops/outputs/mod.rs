@@ -8,6 +8,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod loss;
+pub(crate) mod pooling;
 pub(crate) mod selection;
 
 use smallvec::smallvec;

@@ -1,0 +1,403 @@
+//! Pooling over two dimensions.
+//!
+//! **Why.** PyTorch's kernels look at one element after another.
+//! **Strategy.** The elements of a plane that are first in their windows become adjacent, likewise those that are
+//! second, and so on ([`Cells`]), so a maximum compares many windows at once. Averages add whole rows of the input, and
+//! then the columns of a window. A gradient's plane is written once, while it is in the cache.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use smallvec::smallvec;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::node::{OutSpec, Outputs};
+
+use crate::cpu::own::kernel::{Addresses, Kernel};
+use crate::cpu::own::{contiguous, count, each_row, is_contiguous, output};
+use crate::cpu::widest::widest;
+use crate::host::HostKernels;
+use crate::ir::Mem;
+use crate::ops::express::{Window, fresh_window};
+use crate::ops::pooling::{Axis, Span, adaptive_spans, adaptive_windows, division, plane, sliding, spans};
+
+/// Number of elements in the scratch memory of a thread: 16 KiB of floats, a part of the first-level cache.
+const ROOM: usize = 4096;
+/// Maximum number of windows along a dimension whose spans are kept.
+const MOST_SPANS: usize = 1 << 16;
+
+/// Layout of a band of windows in scratch memory. A cell is a position of the input, padding included, modulo the
+/// stride. The elements at a cell are adjacent, in rows of `pitch` elements.
+#[derive(Clone, Copy)]
+struct Cells {
+    rows: Axis,
+    columns: Axis,
+    /// Number of cells along both dimensions.
+    cells: [usize; 2],
+    pitch: usize,
+    /// Number of rows of windows in a band.
+    band: usize,
+}
+
+/// Scratch memory of a thread.
+struct Room {
+    elements: [f32; ROOM],
+    best: [f32; ROOM],
+    /// Position of the best element in the input, relative to the first element of its window.
+    places: [i32; ROOM],
+}
+
+impl Cells {
+    /// The layout; `None` if a row of windows does not fit the scratch memory.
+    fn of([rows, columns]: [Axis; 2]) -> Option<Cells> {
+        let cells = [rows, columns].map(|axis| axis.stride.min(axis.kernel));
+        let pitch = columns.windows + (columns.kernel - 1) / columns.stride;
+        let lines = ROOM / (cells[0] * cells[1] * pitch);
+        let band = lines.checked_sub((rows.kernel - 1) / rows.stride).filter(|band| *band > 0)?;
+        Some(Cells { rows, columns, cells, pitch, band: band.min(rows.windows) })
+    }
+
+    /// Copies the elements that windows `first..first + count` along the first dimension contain. Padding is -inf.
+    /// Returns the number of rows of a cell.
+    #[inline(always)]
+    fn lay_out(&self, x: &[f32], first: usize, count: usize, to: &mut [f32; ROOM]) -> usize {
+        let lines = count + (self.rows.kernel - 1) / self.rows.stride;
+        let width = self.columns.input;
+        let mut rest = &mut to[..];
+        for i in 0..self.cells[0] {
+            for j in 0..self.cells[1] {
+                for line in first..first + lines {
+                    let (row, tail) = rest.split_at_mut(self.pitch);
+                    rest = tail;
+                    let at = (line * self.rows.stride + i).checked_sub(self.rows.padding);
+                    match at.filter(|at| *at < self.rows.input) {
+                        Some(at) => self.lay_out_row(&x[at * width..][..width], j, row),
+                        None => row.fill(f32::NEG_INFINITY),
+                    }
+                }
+            }
+        }
+        lines
+    }
+
+    /// Copies the elements of a row that are at cell `j`.
+    #[inline(always)]
+    fn lay_out_row(&self, x: &[f32], j: usize, to: &mut [f32]) {
+        let Axis { stride, padding, .. } = self.columns;
+        let begin = padding.saturating_sub(j).div_ceil(stride).min(to.len());
+        let first = (begin * stride + j).saturating_sub(padding);
+        let n = x.len().saturating_sub(first).div_ceil(stride).min(to.len() - begin);
+        to[..begin].fill(f32::NEG_INFINITY);
+        to[begin + n..].fill(f32::NEG_INFINITY);
+        let (to, from) = (&mut to[begin..begin + n], x.get(first..).unwrap_or(&[]));
+        match stride {
+            1 => to.copy_from_slice(&from[..n]),
+            2 => {
+                let pairs = from.chunks_exact(2);
+                if let ([last], true) = (pairs.remainder(), n > from.len() / 2) {
+                    to[n - 1] = *last;
+                }
+                for (to, pair) in to.iter_mut().zip(pairs) {
+                    *to = pair[0];
+                }
+            }
+            _ => {
+                for (to, from) in to.iter_mut().zip(from.iter().step_by(stride)) {
+                    *to = *from;
+                }
+            }
+        }
+    }
+
+    /// Position, relative to the beginning of a window, of its first element that is no padding.
+    fn first_place(&self, row: usize, column: usize) -> usize {
+        let before = |axis: Axis, window: usize| axis.padding.saturating_sub(window * axis.stride);
+        before(self.rows, row) * self.columns.input + before(self.columns, column)
+    }
+}
+
+/// The maxima of a plane and their positions.
+#[inline(always)]
+fn max_of_plane(cells: &Cells, x: &[f32], y: &mut [f32], indices: &mut [i64], room: &mut Room) {
+    let (Cells { rows, columns, pitch, .. }, width) = (*cells, cells.columns.input);
+    let outputs = columns.windows;
+    for first in (0..rows.windows).step_by(cells.band) {
+        let n = cells.band.min(rows.windows - first);
+        let lines = cells.lay_out(x, first, n, &mut room.elements);
+        room.best[..n * pitch].fill(f32::NEG_INFINITY);
+        room.places[..n * pitch].fill(0);
+        if rows.padding > 0 || columns.padding > 0 {
+            for (row, places) in room.places[..n * pitch].chunks_exact_mut(pitch).enumerate() {
+                for (column, place) in places[..outputs].iter_mut().enumerate() {
+                    *place = cells.first_place(first + row, column) as i32;
+                }
+            }
+        }
+        for i in 0..rows.kernel {
+            for j in 0..columns.kernel {
+                let cell = i % rows.stride * cells.cells[1] + j % columns.stride;
+                let shift = j / columns.stride;
+                let at = (cell * lines + i / rows.stride) * pitch + shift;
+                let number = (i * width + j) as i32;
+                let both = room.best.iter_mut().zip(&mut room.places);
+                for ((best, place), x) in both.zip(&room.elements[at..at + n * pitch - shift]) {
+                    // PyTorch returns the first of equal maxima, and the last NaN.
+                    let better = (*x > *best) | x.is_nan();
+                    *best = if better { *x } else { *best };
+                    *place = if better { number } else { *place };
+                }
+            }
+        }
+        for row in 0..n {
+            let window = (first + row) * outputs;
+            y[window..][..outputs].copy_from_slice(&room.best[row * pitch..][..outputs]);
+            let begin = ((first + row) * rows.stride * width) as i64
+                - (rows.padding * width + columns.padding) as i64;
+            let places = &room.places[row * pitch..][..outputs];
+            for ((index, place), column) in indices[window..][..outputs].iter_mut().zip(places).zip(0i64..) {
+                *index = begin + column * columns.stride as i64 + i64::from(*place);
+            }
+        }
+    }
+}
+
+widest! {
+    fn max_pool(cells: &Cells, x: &[f32], y: &mut [f32], indices: &mut [i64], room: &mut Room) => max_of_plane
+}
+
+/// An output that is new, contiguous and of this type.
+fn fresh(outputs: &Outputs, number: usize, mem: Mem) -> Option<Window> {
+    match outputs.outs.get(number)? {
+        OutSpec::Fresh { storage, meta, offset } => {
+            fresh_window(*storage, meta, *offset).filter(|w| w.mem == mem && is_contiguous(w))
+        }
+        _ => None,
+    }
+}
+
+/// Number of planes of a tensor of these sizes.
+fn planes(sizes: &[i64]) -> usize {
+    count(&sizes[..sizes.len() - 2])
+}
+
+/// `max_pool2d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode)`.
+pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (x, y, indices) =
+        (contiguous(call, 0, Mem::F32)?, fresh(outputs, 0, Mem::F32)?, fresh(outputs, 1, Mem::I64)?);
+    let axes = sliding(call, &x.sizes, 1, true)?;
+    let cells = Cells::of(axes)?;
+    let (planes, [from, to]) =
+        (planes(&x.sizes), [axes.map(|a| a.input), axes.map(|a| a.windows)].map(|[a, b]| a * b));
+    if from >= i32::MAX as usize {
+        return None;
+    }
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let each = from + to * axes[0].kernel * axes[1].kernel;
+        each_row(host, planes, each, &|begin, end| {
+            let mut room = Room { elements: [0.0; ROOM], best: [0.0; ROOM], places: [0; ROOM] };
+            for p in begin..end {
+                // SAFETY: the input has `planes` planes of `from` elements, which nobody writes, and each output has as
+                // many planes of `to` elements. One thread alone writes a plane.
+                unsafe {
+                    let x = data.of::<f32>(0).read(p * from, from);
+                    let y = data.of::<f32>(1).slice(p * to, to);
+                    let indices = data.of::<i64>(2).slice(p * to, to);
+                    max_pool(&cells, x, y, indices, &mut room);
+                }
+            }
+        });
+        true
+    };
+    Some(Kernel::new(smallvec![x, y, indices], smallvec![], work))
+}
+
+/// `max_pool2d_with_indices_backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)`.
+pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (grad, indices, to) =
+        (contiguous(call, 0, Mem::F32)?, contiguous(call, 7, Mem::I64)?, output(outputs)?);
+    let ([height, width], [rows, columns]) = (plane(&to.sizes)?, plane(&grad.sizes)?);
+    if to.mem != Mem::F32 || planes(&to.sizes) != planes(&grad.sizes) || indices.sizes != grad.sizes {
+        return None;
+    }
+    let (planes, n, windows) = (planes(&to.sizes), height * width, rows * columns);
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let valid = AtomicBool::new(true);
+        each_row(host, planes, n + 2 * windows, &|begin, end| {
+            for p in begin..end {
+                // SAFETY: the gradient and the indices have `planes` planes of `windows` elements, which nobody writes,
+                // and the output as many planes of `n` elements. One thread alone writes a plane.
+                let (grad, indices, to) = unsafe {
+                    let grad = data.of::<f32>(0).read(p * windows, windows);
+                    let indices = data.of::<i64>(1).read(p * windows, windows);
+                    (grad, indices, data.of::<f32>(2).slice(p * n, n))
+                };
+                to.fill(0.0);
+                for (grad, index) in grad.iter().zip(indices) {
+                    match to.get_mut(*index as usize) {
+                        Some(to) => *to += grad,
+                        None => valid.store(false, Ordering::Relaxed),
+                    }
+                }
+            }
+        });
+        valid.into_inner()
+    };
+    Some(Kernel::new(smallvec![grad, indices, to], smallvec![], work))
+}
+
+/// What the windows of an average pooling contain of a plane.
+struct Spans {
+    rows: Vec<Span>,
+    columns: Vec<Span>,
+    /// Number of columns of the input.
+    width: usize,
+    /// Divisor of all sums, if the call gives one.
+    divisor: Option<f32>,
+}
+
+impl Spans {
+    /// The spans of windows that slide over planes of tensors of these sizes. The options begin at argument `first`.
+    fn sliding(call: &Call<'_>, sizes: &[i64], first: usize) -> Option<Spans> {
+        let (padded, divisor) = division(call, first + 4)?;
+        let axes = sliding(call, sizes, first, false)?;
+        let of = |axis: Axis| spans(axis, padded);
+        Spans::new(axes[1].input, axes.map(|axis| axis.windows), divisor, || axes.map(of))
+    }
+
+    /// The spans of `windows` that divide planes of tensors of these sizes.
+    fn adaptive(sizes: &[i64], windows: [usize; 2]) -> Option<Spans> {
+        let plane = plane(sizes)?;
+        Spans::new(plane[1], windows, None, || [0, 1].map(|d| adaptive_spans(plane[d], windows[d])))
+    }
+
+    fn new(
+        width: usize,
+        windows: [usize; 2],
+        divisor: Option<i64>,
+        spans: impl FnOnce() -> [Vec<Span>; 2],
+    ) -> Option<Spans> {
+        if width > ROOM || windows.iter().any(|n| *n > MOST_SPANS) {
+            return None;
+        }
+        let [rows, columns] = spans();
+        Some(Spans { rows, columns, width, divisor: divisor.map(|n| n as f32) })
+    }
+
+    /// Divisor of a window's sum.
+    #[inline(always)]
+    fn divisor(&self, row: &Span, column: &Span) -> f32 {
+        self.divisor.unwrap_or((row.divisor * column.divisor) as f32)
+    }
+
+    /// Number of windows.
+    fn windows(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    /// Number of elements that are added for a plane.
+    fn work(&self) -> usize {
+        let sum = |spans: &[Span]| spans.iter().map(|span| span.end - span.begin).sum::<usize>();
+        sum(&self.rows) * self.width + self.rows.len() * sum(&self.columns)
+    }
+}
+
+#[inline(always)]
+fn add(to: &mut [f32], from: &[f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += from;
+    }
+}
+
+#[inline(always)]
+fn averages_of_plane(spans: &Spans, x: &[f32], y: &mut [f32], sums: &mut [f32; ROOM]) {
+    let sums = &mut sums[..spans.width];
+    for (row, y) in spans.rows.iter().zip(y.chunks_exact_mut(spans.columns.len())) {
+        sums.fill(0.0);
+        for x in x[row.begin * spans.width..row.end * spans.width].chunks_exact(spans.width) {
+            add(sums, x);
+        }
+        for (column, y) in spans.columns.iter().zip(y) {
+            *y = sums[column.begin..column.end].iter().sum::<f32>() / spans.divisor(row, column);
+        }
+    }
+}
+
+#[inline(always)]
+fn gradient_of_averages(spans: &Spans, grad: &[f32], to: &mut [f32], shares: &mut [f32; ROOM]) {
+    let shares = &mut shares[..spans.width];
+    to.fill(0.0);
+    for (row, grad) in spans.rows.iter().zip(grad.chunks_exact(spans.columns.len())) {
+        shares.fill(0.0);
+        for (column, grad) in spans.columns.iter().zip(grad) {
+            let share = grad / spans.divisor(row, column);
+            for to in &mut shares[column.begin..column.end] {
+                *to += share;
+            }
+        }
+        for to in to[row.begin * spans.width..row.end * spans.width].chunks_exact_mut(spans.width) {
+            add(to, shares);
+        }
+    }
+}
+
+widest! {
+    fn average_pool(spans: &Spans, x: &[f32], y: &mut [f32], sums: &mut [f32; ROOM]) => averages_of_plane
+}
+widest! {
+    fn average_pool_backward(spans: &Spans, grad: &[f32], to: &mut [f32], shares: &mut [f32; ROOM]) => gradient_of_averages
+}
+
+/// The averages of `x`, or the gradient of the input from that of the averages.
+fn averaged(x: Window, y: Window, spans: Spans, backward: bool) -> Option<Kernel> {
+    let [from, to] = [plane(&x.sizes)?, plane(&y.sizes)?].map(|[height, width]| height * width);
+    let planes = planes(&x.sizes);
+    let windows = if backward { from } else { to };
+    if y.mem != Mem::F32 || count(&y.sizes) != planes * to || spans.windows() != windows {
+        return None;
+    }
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        each_row(host, planes, spans.work(), &|begin, end| {
+            let mut room = [0.0; ROOM];
+            for p in begin..end {
+                // SAFETY: the input has `planes` planes of `from` elements, which nobody writes, and the output as many
+                // planes of `to` elements. One thread alone writes a plane.
+                let (x, y) =
+                    unsafe { (data.of::<f32>(0).read(p * from, from), data.of::<f32>(1).slice(p * to, to)) };
+                if backward {
+                    average_pool_backward(&spans, x, y, &mut room);
+                } else {
+                    average_pool(&spans, x, y, &mut room);
+                }
+            }
+        });
+        true
+    };
+    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+}
+
+/// `avg_pool2d(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)`.
+pub fn average(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    let spans = Spans::sliding(call, &x.sizes, 1)?;
+    averaged(x, y, spans, false)
+}
+
+/// `avg_pool2d_backward(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad,
+/// divisor_override)`.
+pub fn average_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (grad, to) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    let spans = Spans::sliding(call, &to.sizes, 2)?;
+    averaged(grad, to, spans, true)
+}
+
+/// `_adaptive_avg_pool2d(self, output_size)`.
+pub fn adaptive(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    let spans = Spans::adaptive(&x.sizes, adaptive_windows(call, 1)?)?;
+    averaged(x, y, spans, false)
+}
+
+/// `_adaptive_avg_pool2d_backward(grad_output, self)`.
+pub fn adaptive_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (grad, to) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    let spans = Spans::adaptive(&to.sizes, plane(&grad.sizes)?)?;
+    averaged(grad, to, spans, true)
+}
