@@ -165,3 +165,12 @@ pub trait Machine {
         Ok(kernels::values_of(buffer))
     }
 }
+
+/// Computes a = w + n w, b = relu(a), w *= w + b / 8 for a number n, and returns b.
+pub fn chain(m: &mut dyn Machine, w: &Tensor, line: u32, number: f64) -> Tensor {
+    let a = m.add(line, w, w, number);
+    let b = m.relu(line + 1, &a);
+    let c = m.add(line + 2, w, &b, 0.125);
+    m.mul_(line + 3, w, &c);
+    b
+}
