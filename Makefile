@@ -31,12 +31,10 @@ test-rust: setup ## the crates that need no torch
 # With PyTorch's kernels, whose bits are eager's; then what compares values with Tandem's own ones.
 own_kernels := test_accuracy test_diverse test_flush_denormal test_hard_cases test_new_shapes test_opinfo test_own_kernels test_phases test_placement test_training
 
-# Two processes, each with whole files; waiting threads sleep, because the processes share the cores.
-pytest := OMP_WAIT_POLICY=passive pytest -q -n 2 --dist loadfile
-
 test-python: build ## the package; ARGS="-k name" goes to pytest
-	@$(env) TANDEM_KERNELS=aten $(pytest) tests/python $(ARGS)
-	@$(env) TANDEM_KERNELS=own $(pytest) $(own_kernels:%=tests/python/%.py) $(ARGS)
+	@# Two processes, each with whole files; waiting threads sleep, because the processes share the cores.
+	@$(env) OMP_WAIT_POLICY=passive TANDEM_KERNELS=aten pytest tests/python -q -n 2 --dist loadfile $(ARGS)
+	@$(env) TANDEM_KERNELS=own pytest $(own_kernels:%=tests/python/%.py) -q $(ARGS)
 
 # As the adapter is, as the weakest one that WebGPU allows, and a sample without one feature at a time.
 gpu_profiles := all int64,f64,f16,immediates,limits int64 f64 f16
@@ -46,7 +44,7 @@ test-gpu: build ## the wgpu executor on any adapter, the software one included; 
 	@$(env) for without in $(gpu_profiles); do \
 	    echo "-- wgpu executor, without: $${without/all/nothing}"; \
 	    case $$without in all|*,*) sample= ;; *) sample="$(gpu_sample)" ;; esac; \
-	    TANDEM_GPU_WITHOUT=$${without/all/} $(pytest) tests/gpu -k "$$sample" $(ARGS); \
+	    TANDEM_GPU_WITHOUT=$${without/all/} pytest tests/gpu -q -k "$$sample" $(ARGS); \
 	done
 
 conformance: build ## PyTorch's operator samples on the wgpu executor: docs/conformance.md
