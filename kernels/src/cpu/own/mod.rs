@@ -69,6 +69,16 @@ fn output(outputs: &Outputs) -> Option<Window> {
     }
 }
 
+/// The window of an output that is new, contiguous and of this type.
+fn fresh(outputs: &Outputs, number: usize, mem: Mem) -> Option<Window> {
+    match outputs.outs.get(number)? {
+        OutSpec::Fresh { storage, meta, offset } => {
+            fresh_window(*storage, meta, *offset).filter(|w| w.mem == mem && is_contiguous(w))
+        }
+        _ => None,
+    }
+}
+
 /// An integer argument.
 fn int(call: &Call<'_>, arg: usize) -> Option<i64> {
     match call.args.get(arg)? {

@@ -8,12 +8,12 @@ use crate::cpu::own::additions::{products, sum};
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::rows::at;
 use crate::cpu::own::scratch::filled;
-use crate::cpu::own::{contiguous, count, each_row, is_contiguous};
+use crate::cpu::own::{contiguous, count, each_row, fresh};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::arguments::is_absent;
-use crate::ops::express::{Param, Window, fresh_window};
+use crate::ops::express::{Param, Window};
 
 /// Number of rows that are added at a time.
 const GROUP: usize = 4;
@@ -23,12 +23,7 @@ const PARTS: usize = 64;
 
 /// The `number`-th output, if it is new, contiguous and of 32-bit floats; `None` otherwise.
 pub fn output(outputs: &Outputs, number: usize) -> Option<Window> {
-    match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && is_contiguous(w))
-        }
-        _ => None,
-    }
+    fresh(outputs, number, Mem::F32)
 }
 
 /// An output that the call's output mask may exclude: `Some(None)` if it is undefined.

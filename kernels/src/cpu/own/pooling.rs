@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::own::kernel::{Addresses, Kernel};
-use crate::cpu::own::{contiguous, count, each_row, is_contiguous, output};
+use crate::cpu::own::{contiguous, count, each_row, fresh, output};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::Mem;
-use crate::ops::express::{Window, fresh_window};
+use crate::ops::express::Window;
 use crate::ops::pooling::{Axis, Span, adaptive_spans, adaptive_windows, division, plane, sliding, spans};
 
 /// Number of elements in the scratch memory of a thread: 16 KiB of floats, a part of the first-level cache.
@@ -163,16 +163,6 @@ widest! {
     fn max_pool(cells: &Cells, x: &[f32], y: &mut [f32], indices: &mut [i64], room: &mut Room) => max_of_plane
 }
 
-/// An output that is new, contiguous and of this type.
-fn fresh(outputs: &Outputs, number: usize, mem: Mem) -> Option<Window> {
-    match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|w| w.mem == mem && is_contiguous(w))
-        }
-        _ => None,
-    }
-}
-
 /// Number of planes of a tensor of these sizes.
 fn planes(sizes: &[i64]) -> usize {
     count(&sizes[..sizes.len() - 2])
@@ -243,7 +233,7 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel::new(smallvec![grad, indices, to], smallvec![], work))
 }
 
-/// What the windows of an average pooling contain of a plane.
+/// The parts of a plane that the windows of an average pooling contain.
 struct Spans {
     rows: Vec<Span>,
     columns: Vec<Span>,

@@ -2,12 +2,13 @@
 
 use tandem_tracegraph::call::{Call, Input};
 use tandem_tracegraph::node::Outputs;
-use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
+use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::ops::arguments::tensor;
-use crate::ops::outputs::{exact, one, push};
+use crate::ops::outputs::selection::values_and_positions;
+use crate::ops::outputs::{exact, one};
 use crate::ops::pooling::{adaptive_windows, division, plane, pooled, sliding};
-use crate::shapes::{dense, suggests_channels_last};
+use crate::shapes::suggests_channels_last;
 
 /// A tensor argument whose outputs PyTorch makes contiguous.
 fn planes<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
@@ -18,11 +19,7 @@ fn planes<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
 pub(crate) fn max(call: &Call<'_>) -> Option<Outputs> {
     let x = planes(call, 0)?;
     let sizes = pooled(x.sizes, sliding(call, x.sizes, 1, true)?.map(|axis| axis.windows));
-    let mut outputs = Outputs::default();
-    for dtype in [x.dtype, Dtype::INT64] {
-        push(&mut outputs, Some(TensorMeta::new(&sizes, &dense(&sizes), dtype, 0)));
-    }
-    Some(outputs)
+    Some(values_and_positions(x.dtype, &sizes))
 }
 
 /// `max_pool2d_with_indices_backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)`.

@@ -19,7 +19,7 @@ fn is_ordered(dtype: Dtype) -> bool {
 }
 
 /// A value and a position for each of these sizes.
-fn values_and_positions(dtype: Dtype, sizes: &[i64]) -> Outputs {
+pub(super) fn values_and_positions(dtype: Dtype, sizes: &[i64]) -> Outputs {
     let mut outputs = Outputs::default();
     for dtype in [dtype, Dtype::INT64] {
         push(&mut outputs, Some(TensorMeta::new(sizes, &dense(sizes), dtype, 0)));
