@@ -267,6 +267,22 @@ def convolutions() -> Iterator[Case]:
         x, w, b = data(*shape), data(out, shape[1], size, size, seed=1) / 8, data(out, seed=2)
         options = {"stride": stride, "padding": padding}
         yield f"conv2d {shape} {out} {options}", lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, w, b)
+    # By Winograd's filtering: halves of tiles at the edges, several parts and blocks, many channels, few.
+    for shape, out, padding in [
+        ((3, 9, 17, 13), 10, 1),
+        ((2, 8, 12, 15), 8, 0),
+        ((5, 12, 6, 7), 33, 2),
+        ((2, 40, 9, 22), 16, (0, 2)),
+        ((40, 70, 3, 3), 20, 1),
+        ((2, 300, 8, 8), 150, 1),
+        ((1, 8, 90, 100), 70, 1),
+    ]:
+        x, w, b = data(*shape), data(out, shape[1], 3, 3, seed=1) / 8, data(out, seed=2)
+        name = f"conv2d {shape} {out} {padding}"
+        yield name, lambda x, w, b, p=padding: F.conv2d(x, w, b, padding=p), (x, w, b)
+        w = data(shape[1], out, 3, 3, seed=1) / 8
+        name = f"conv_transpose2d {shape} {out} {padding}"
+        yield name, lambda x, w, b, p=padding: F.conv_transpose2d(x, w, b, padding=p), (x, w, b)
     for shape, out, options in [
         ((3, 6, 1, 1), 5, {}),
         ((3, 6, 2, 2), 5, {"stride": 2, "padding": 1}),
@@ -742,9 +758,14 @@ def test_what_is_not_a_probability_is_refused():
     for _ in range(4):
         F.binary_cross_entropy(good, good).item()
         torch_tandem.mark_step()
-    with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
-        F.binary_cross_entropy(bad, good).item()
-    torch_tandem.mark_step()
+    for predicted, target, name in [
+        (bad, good, "input"),
+        (good, bad, "target"),
+        (good, bad * torch.nan, "target"),
+    ]:
+        with pytest.raises(RuntimeError, match=f"all elements of {name} should be between 0 and 1"):
+            F.binary_cross_entropy(predicted, target).item()
+        torch_tandem.mark_step()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64, torch.uint8])

@@ -219,3 +219,46 @@ def test_as_strided_scatter_refuses_gradients_of_strided_tensors(mode):
         assert (error, refused) in ((None, None), ("RuntimeError", "RuntimeError")), step
         if refused is None:
             torch.testing.assert_close(result.cpu(), expected)
+
+
+MANY_DIMENSIONS = {
+    "sum": lambda x: x.sum(-1),
+    "sum of all": lambda x: x.sum(),
+    "mean": lambda x: x.mean((0, -1)),
+    "amax": lambda x: x.amax(-1),
+    "any": lambda x: x.any(),
+    "all": lambda x: x.all(0),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "argmax": lambda x: x.argmax(-1),
+    "max": lambda x: x.max(-1).values,
+    "max of all": lambda x: x.max(),
+    "std": lambda x: x.std(-1),
+    "norm": lambda x: x.norm(),
+    "cumsum": lambda x: x.cumsum(-1),
+    "sort": lambda x: x.sort(-1).values,
+    "topk": lambda x: x.topk(1, -1).values,
+    "flip": lambda x: x.flip(-1),
+    "add": lambda x: x + x.transpose(0, 1),
+    "cat": lambda x: torch.cat([x, x], -1),
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (2,)),
+    "index_select": lambda x: x.index_select(0, torch.zeros(1, dtype=torch.long, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", MANY_DIMENSIONS)
+def test_more_than_64_dimensions(name):
+    def attempts(device: str) -> list[Any]:
+        outcomes = []
+        for dims in (64, 64, 64, 65, 64, 65):
+            x = torch.arange(2.0).reshape([1] * (dims - 1) + [2]).to(device)
+            try:
+                values = MANY_DIMENSIONS[name](x).cpu().flatten().tolist()
+                outcomes.append([round(value, 5) for value in values])
+            except Exception as error:
+                outcomes.append(type(error).__name__)
+            if device == "tandem":
+                torch_tandem.mark_step()
+        return outcomes
+
+    assert attempts("tandem") == attempts("cpu")

@@ -98,7 +98,7 @@ fn forward(
         let losses = |at: usize, to: &mut [f32]| {
             // SAFETY: the range is within the `n` elements of both windows, which nobody writes.
             let (x, t) = unsafe { (x.read(at, to.len()), t.read(at, to.len())) };
-            if matches!(loss, Loss::CrossEntropy) && !are_probabilities(x) {
+            if matches!(loss, Loss::CrossEntropy) && !(are_probabilities(x) && are_probabilities(t)) {
                 is_valid.store(false, Ordering::Relaxed);
             }
             values(loss, number, x, t, to);
