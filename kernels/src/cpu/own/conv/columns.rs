@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::cpu::own::conv::geometry::{Conv, matrix, product, with_scratch};
+use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
 use crate::cpu::widest::widest;
@@ -282,7 +282,7 @@ unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut
 
 /// Copies a row that is usually short.
 #[inline(always)]
-pub(super) fn copy(from: &[f32], to: &mut [f32]) {
+fn copy(from: &[f32], to: &mut [f32]) {
     /// Copies `N` floats at a time; the last copy may overlap the one before it.
     #[inline(always)]
     fn by<const N: usize>(from: &[f32], to: &mut [f32]) {
@@ -463,7 +463,7 @@ pub unsafe fn to_grid(
                     }
                     let (a, c) = (matrix(weight.at(some.start * patch), patch, false), matrix(to, ld, false));
                     let beta = f64::from(u8::from(bias.is_some()));
-                    let ok = host.multiply(&product([some.len(), n, patch], a, b, c, beta));
+                    let ok = host.multiply(&conv.product([some.len(), n, patch], a, b, c, beta));
                     if together {
                         for (picture, rows) in (0..tile.pictures).map(|p| (p, out.chunks_exact(n))) {
                             let to = grid.slice(own + picture * filters * pixels, some.len() * pixels);
@@ -547,7 +547,7 @@ pub unsafe fn to_image(
                         }
                         let beta = f64::from(u8::from(plain && bias.is_some()));
                         let (b, c) = (matrix(b, ldb, false), matrix(c, ldc, false));
-                        let product = product([rows, n, filters], a, b, c, beta);
+                        let product = conv.product([rows, n, filters], a, b, c, beta);
                         done &= host.multiply(&product);
                         if !pointwise {
                             add_up(layout, tile, channels.len(), &cols[..rows * n], seen);
@@ -643,7 +643,7 @@ pub unsafe fn to_weight(
                             };
                             let (a, c) = (matrix(rows.get(), *ld_rows, false), to.add(channels.start * taps));
                             let (c, beta) = (matrix(c, patch, false), f64::from(u8::from(number > 0)));
-                            host.multiply(&product([filters, k, n], a, b, c, beta))
+                            host.multiply(&conv.product([filters, k, n], a, b, c, beta))
                         };
                     }
                     done
@@ -671,7 +671,7 @@ pub unsafe fn to_weight(
 
 widest! {
     /// Adds `from` to `to`, element by element.
-    pub(super) fn add_all(from: &[f32], to: &mut [f32]) => run_add_all
+    fn add_all(from: &[f32], to: &mut [f32]) => run_add_all
 }
 
 #[inline(always)]

@@ -99,12 +99,18 @@ impl Conv {
     pub(super) fn is_pointwise(&self) -> bool {
         self.filter == [1, 1] && self.stride == [1, 1] && self.padding == [0, 0]
     }
-}
 
-/// The product of an `[m, k]` and a `[k, n]` matrix of floats, added to `beta` times `c`.
-pub(super) fn product([m, n, k]: [usize; 3], a: Matrix, b: Matrix, c: Matrix, beta: f64) -> Product {
-    let [m, n, k] = [m as i64, n as i64, k as i64];
-    Product { double: false, m, n, k, alpha: 1.0, beta, a, b, c }
+    pub(super) fn product(
+        &self,
+        [m, n, k]: [usize; 3],
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+        beta: f64,
+    ) -> Product {
+        let [m, n, k] = [m as i64, n as i64, k as i64];
+        Product { double: false, m, n, k, alpha: 1.0, beta, a, b, c }
+    }
 }
 
 /// A matrix of floats with leading dimension `ld`.

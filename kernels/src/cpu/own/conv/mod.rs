@@ -12,7 +12,6 @@
 mod columns;
 mod geometry;
 mod patches;
-mod winograd;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
@@ -43,13 +42,10 @@ const MANY: usize = 16;
 const DEEP: usize = 8;
 const LITTLE: usize = 50 << 20;
 const SHORT: usize = 192;
-const WINOGRAD_ROWS: usize = 128;
-const WINOGRAD_CHANNELS: [usize; 2] = [8, 1024];
 
 /// The algorithm that computes a convolution.
 enum Way {
     Patches(Conv),
-    Winograd(Conv),
     Columns(Box<Layout>),
 }
 
@@ -59,14 +55,6 @@ impl Way {
         let few = if conv.is_pointwise() { 1 } else { FEW };
         if conv.pixels() <= few {
             return Some(Way::Patches(conv));
-        }
-        let [least, most] = WINOGRAD_CHANNELS;
-        let channels = [conv.inputs, conv.outputs];
-        if winograd::is_possible(&conv)
-            && conv.rows() >= WINOGRAD_ROWS
-            && channels.iter().all(|n| (least..=most).contains(n))
-        {
-            return Some(Way::Winograd(conv));
         }
         let worth = match conv {
             _ if conv.filter == [1, 1] => true,
@@ -92,7 +80,6 @@ impl Way {
         unsafe {
             match self {
                 Way::Patches(conv) => patches::to_grid(conv, host, image, weight, bias, grid),
-                Way::Winograd(conv) => winograd::to_grid(conv, host, image, weight, bias, grid),
                 Way::Columns(layout) => columns::to_grid(layout, host, image, weight, bias, grid),
             }
         }
@@ -113,7 +100,6 @@ impl Way {
         unsafe {
             match self {
                 Way::Patches(conv) => patches::to_image(conv, host, grid, weight, bias, image),
-                Way::Winograd(conv) => winograd::to_image(conv, host, grid, weight, bias, image),
                 Way::Columns(layout) => columns::to_image(layout, host, grid, weight, bias, image),
             }
         }
@@ -129,7 +115,6 @@ impl Way {
         unsafe {
             match self {
                 Way::Patches(conv) => patches::to_weight(conv, host, image, grid, weight),
-                Way::Winograd(conv) => winograd::to_weight(conv, host, image, grid, weight),
                 Way::Columns(layout) => columns::to_weight(layout, host, image, grid, weight),
             }
         }

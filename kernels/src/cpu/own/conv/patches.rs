@@ -1,7 +1,7 @@
 //! Convolutions with few output pixels: the patches under the filter windows are laid out as matrix rows (`im2col`),
 //! and the whole batch is one matrix product, which reads the weights once.
 
-use crate::cpu::own::conv::geometry::{Conv, matrix, product, with_scratch};
+use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
 use crate::cpu::own::matmul::multiply;
@@ -145,7 +145,7 @@ pub unsafe fn to_grid(
         let (c, beta) = (matrix(to.as_mut_ptr(), filters, false), f64::from(u8::from(bias.is_some())));
         // SAFETY: `from` has `rows` rows of `patch` elements, `weight` a row per filter, and the result, which is the
         // grid or scratch memory, `rows` rows of `filters` elements.
-        let done = unsafe { multiply(host, &product([rows, filters, patch], a, b, c, beta)) };
+        let done = unsafe { multiply(host, &conv.product([rows, filters, patch], a, b, c, beta)) };
         if !one {
             // Back to the layout of a tensor, in which each channel is contiguous.
             channels_last(pixels, grid, conv.pixels(), filters);
@@ -194,7 +194,7 @@ pub unsafe fn to_image(
                 let to = if plain { image.get() } else { patches.as_mut_ptr() };
                 let (a, b) = (matrix(grid, filters, false), matrix(weight.get(), patch, false));
                 let c = matrix(to, patch, false);
-                let done = multiply(host, &product([rows, patch, filters], a, b, c, 0.0));
+                let done = multiply(host, &conv.product([rows, patch, filters], a, b, c, 0.0));
                 if !plain {
                     conv.pictures(host, patches, bias, image);
                 }
@@ -230,7 +230,7 @@ pub unsafe fn to_weight(
                 };
                 let (a, b) = (matrix(grid, filters, true), matrix(from, patch, false));
                 let c = matrix(weight.get(), patch, false);
-                multiply(host, &product([filters, patch, rows], a, b, c, 0.0))
+                multiply(host, &conv.product([filters, patch, rows], a, b, c, 0.0))
             })
         })
     }
