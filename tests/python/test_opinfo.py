@@ -104,7 +104,9 @@ def near(x, y):
 
 
 def nearer(op, sample, what, number, eager, tandem):
-    """Whether Tandem's value is at least as near to the double precision result as eager's."""
+    """Whether Tandem's value is at most twice as far from the double precision result as eager's, which is the
+    limit of test_accuracy.py.
+    """
 
     def double(x):
         floats = isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -112,7 +114,7 @@ def nearer(op, sample, what, number, eager, tandem):
 
     exact = run(op, sample.transform(double), "cpu")[what == "gradient"][number]
     far = [(x.double() - exact).abs().max() for x in (eager, tandem)]
-    return bool(far[1] <= far[0])
+    return bool(far[1] <= 2 * far[0])
 
 
 def difference(op):
