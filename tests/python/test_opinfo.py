@@ -104,8 +104,9 @@ def near(x, y):
 
 
 def nearer(op, sample, what, number, eager, tandem):
-    """Whether Tandem's value is at most twice as far from the double precision result as eager's, which is the
-    limit of test_accuracy.py.
+    """Whether Tandem's value is at most twice as far from the double precision result as eager's.
+
+    The limit is that of test_accuracy.py.
     """
 
     def double(x):
