@@ -493,15 +493,15 @@ class State(SimpleNamespace):
         self.seen.append(("died", number))
 
     def leaks(self, function):
-        """Records whether each call of a function leaks memory, and accuses Tandem alone; only once for each
-        program, because it takes long.
+        """Records whether each call of a function leaks memory on Tandem; only once for each program, because it
+        takes long.
         """
         if self.checked:
             return
         self.checked, used = True, []
         # The node that accumulates a leaf's gradient lives as long as a graph that ends there.
         graph = self.m0.detach() * self.leaf
-        # What other threads allocate grows the heap now and then, a leak in each round.
+        # Allocations of other threads grow the heap in some rounds, and a leak in all of them.
         for _ in range(9):
             for _ in range(50):
                 function()

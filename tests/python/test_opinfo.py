@@ -103,7 +103,7 @@ def near(x, y):
     return True
 
 
-def nearer(op, sample, what, number, eager, tandem):
+def within_twice(op, sample, what, number, eager, tandem):
     """Whether Tandem's value is at most twice as far from the double precision result as eager's.
 
     The limit is that of test_accuracy.py.
@@ -147,7 +147,7 @@ def difference(op):
                         x is None
                         or y is None
                         or agrees is not near
-                        or not nearer(op, sample, what, number, x, y)
+                        or not within_twice(op, sample, what, number, x, y)
                     ):
                         return f"{phase}, {what}: {x} and {y}", ran, False
             # Co-execution has tracing's bits, with PyTorch's kernels and with Tandem's.

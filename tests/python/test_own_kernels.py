@@ -267,7 +267,7 @@ def convolutions() -> Iterator[Case]:
         x, w, b = data(*shape), data(out, shape[1], size, size, seed=1) / 8, data(out, seed=2)
         options = {"stride": stride, "padding": padding}
         yield f"conv2d {shape} {out} {options}", lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, w, b)
-    # Odd sizes, many channels, few of them, large planes; transposed too.
+    # Odd sizes, few and many channels, and large planes, forward and transposed.
     for shape, out, padding in [
         ((3, 9, 17, 13), 10, 1),
         ((2, 8, 12, 15), 8, 0),

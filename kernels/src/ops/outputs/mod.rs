@@ -33,15 +33,14 @@ pub enum OutputRule {
     Own(Gives),
 }
 
-/// Largest number of dimensions for which PyTorch's operators accept lists of dimensions.
-const MOST_DIMS: usize = 64;
+/// Largest number of dimensions of a tensor in PyTorch's operators that take dimensions (`at::dim_bitset_size`).
+const DIM_BITSET_SIZE: usize = 64;
 
 impl OutputRule {
     /// A call's outputs, or `None` where only running the call can determine them.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         let outputs = match self {
-            // PyTorch refuses such tensors in operators that take dimensions.
-            OutputRule::Own(_) if call.inputs.iter().any(|x| x.sizes.len() > MOST_DIMS) => return None,
+            OutputRule::Own(_) if call.inputs.iter().any(|x| x.sizes.len() > DIM_BITSET_SIZE) => return None,
             OutputRule::Own(gives) => gives(call)?,
             OutputRule::Pointwise(base) => {
                 let outputs = if base.in_place() { outputs_in_place(call) } else { new_outputs(base, call) }?;
