@@ -304,6 +304,30 @@ def convolutions() -> Iterator[Case]:
     yield "conv1d of pixels", lambda x, w, b: F.conv1d(x, w[:, :, :1].contiguous(), b), (x, w, b)
     yield "conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w, stride=3), (data(3, 6, 20), w)
     yield "grouped", lambda x, w: F.conv2d(x, w, groups=2), (data(2, 4, 2, 2), data(6, 2, 1, 1))
+    for size, filters, padding, dilation in [
+        ((1, 1), (1, 1), 0, 1),
+        ((7, 7), (7, 7), 3, 1),
+        ((9, 20), (3, 3), 1, 1),
+        ((20, 9), (3, 5), (0, 2), 1),
+        ((12, 11), (3, 2), (2, 1), (2, 3)),
+        ((4, 3), (3, 3), 5, 1),
+        ((33, 34), (1, 4), (0, 3), 1),
+    ]:
+        x, weight, bias = data(3, 5, *size), data(5, 1, *filters, seed=1), data(5, seed=2)
+        options = {"padding": padding, "dilation": dilation, "groups": 5}
+        name = f"depthwise conv2d {size} {filters} {padding} {dilation}"
+        yield name, lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, weight, bias)
+        yield name + " without bias", lambda x, w, o=options: F.conv2d(x, w, **o), (x, weight)
+    x, w, b = data(4, 6, 21), data(6, 1, 4, seed=1), data(6, seed=2)
+    yield "depthwise conv1d", lambda x, w, b: F.conv1d(x, w, b, padding=3, groups=6), (x, w, b)
+    yield "strided depthwise conv1d", lambda x, w, b: F.conv1d(x, w, b, stride=2, groups=6), (x, w, b)
+    yield "depthwise conv_transpose1d", lambda x, w, b: F.conv_transpose1d(x, w, b, groups=6), (x, w, b)
+    x, w = data(2, 6, 9, 12), data(6, 1, 3, 4, seed=1)
+    for options in [{"padding": 1}, {"dilation": 2, "output_padding": 1}, {"stride": 2}]:
+        name = f"depthwise conv_transpose2d {options}"
+        yield name, lambda x, w, o=options: F.conv_transpose2d(x, w, groups=6, **o), (x, w)
+    pairs = data(12, 1, 3, 3, seed=1)
+    yield "two filters per channel", lambda x, w: F.conv2d(x, w, groups=6), (data(2, 6, 9, 12), pairs)
 
 
 def pieces() -> Iterator[Case]:

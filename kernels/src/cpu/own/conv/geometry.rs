@@ -31,6 +31,8 @@ pub(super) fn with_scratch(n: usize, work: impl FnOnce(&mut [f32]) -> bool) -> b
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conv {
     pub(super) n: usize,
+    /// Whether each channel of the grid depends on the same channel of the image alone.
+    pub(super) is_depthwise: bool,
     /// Number of channels of the image.
     pub(super) inputs: usize,
     /// Number of filters, which are the channels of the grid.
@@ -47,7 +49,8 @@ pub(super) struct Conv {
 
 impl Conv {
     /// Reads the sizes from three windows and the options from the call's arguments `first..first + 6`: stride,
-    /// padding, dilation, transposed, output padding, groups. `None` for several groups or an empty tensor.
+    /// padding, dilation, transposed, output padding, groups. `None` for an empty tensor, and for several groups unless
+    /// each channel is one.
     pub(super) fn of(
         image: &Window,
         weight: &Window,
@@ -63,12 +66,20 @@ impl Conv {
         let [n, inputs, height, width] = sizes(image)?;
         let [outputs, each, rows, columns] = sizes(weight)?;
         let [pictures, filters, down, across] = sizes(grid)?;
-        let fits = int(call, first + 5)? == 1 && each == inputs && filters == outputs && pictures == n;
+        let groups = int(call, first + 5)?;
+        let is_depthwise = groups != 1;
+        let fits = if is_depthwise {
+            each == 1 && [inputs, outputs] == [groups as usize; 2]
+        } else {
+            each == inputs
+        } && filters == outputs
+            && pictures == n;
         let some = n * inputs * outputs * rows * columns * height * width * down * across > 0;
         (fits && some).then_some(())?;
         let dims = image.sizes.len() - 2;
         Some(Conv {
             n,
+            is_depthwise,
             inputs,
             outputs,
             size: [height, width],

@@ -1,15 +1,16 @@
-//! Convolutions computed as matrix products.
+//! Convolutions computed as matrix products, and depthwise ones.
 //!
 //! **Why.** oneDNN's kernels are tuned for large planes and stride 1. Each call reorders its operands, which takes
 //! longer than the computation of a small convolution, and the weight gradient of a few pixels takes a hundred times
 //! as long as a matrix product.
 //! **Strategy.** The pixels under the filter windows are laid out in a cache (`im2col`) and multiplied by the weight
-//! matrix: in [`columns`] in general, in [`patches`] if an output has at most [`FEW`] pixels. [`Way::of`] returns
-//! `None` where oneDNN is faster, and PyTorch's kernel runs.
+//! matrix: in [`columns`] in general, in [`patches`] if an output has at most [`FEW`] pixels. [`depthwise`] sums planes
+//! instead. [`Way::of`] returns `None` where oneDNN is faster, and PyTorch's kernel runs.
 //!
 //! `image` is the input of a convolution and `grid` its output; a transposed convolution maps `grid` to `image`.
 
 mod columns;
+mod depthwise;
 mod geometry;
 mod patches;
 
@@ -47,11 +48,15 @@ const SHORT: usize = 192;
 enum Way {
     Patches(Conv),
     Columns(Box<Layout>),
+    Depthwise(Conv),
 }
 
 impl Way {
     /// Chooses the algorithm; `None` if oneDNN is faster.
     fn of(conv: Conv, gradients: bool) -> Option<Way> {
+        if conv.is_depthwise {
+            return depthwise::fits(&conv).then_some(Way::Depthwise(conv));
+        }
         let few = if conv.is_pointwise() { 1 } else { FEW };
         if conv.pixels() <= few {
             return Some(Way::Patches(conv));
@@ -76,11 +81,12 @@ impl Way {
         [image, weight, grid]: [Shared<f32>; 3],
         bias: Option<Shared<f32>>,
     ) -> bool {
-        // SAFETY: both algorithms keep the sizes of the convolution that this value was made for.
+        // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
             match self {
                 Way::Patches(conv) => patches::to_grid(conv, host, image, weight, bias, grid),
                 Way::Columns(layout) => columns::to_grid(layout, host, image, weight, bias, grid),
+                Way::Depthwise(conv) => depthwise::to_grid(conv, host, [image, weight, grid], bias),
             }
         }
     }
@@ -96,11 +102,12 @@ impl Way {
         [grid, weight, image]: [Shared<f32>; 3],
         bias: Option<Shared<f32>>,
     ) -> bool {
-        // SAFETY: both algorithms keep the sizes of the convolution that this value was made for.
+        // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
             match self {
                 Way::Patches(conv) => patches::to_image(conv, host, grid, weight, bias, image),
                 Way::Columns(layout) => columns::to_image(layout, host, grid, weight, bias, image),
+                Way::Depthwise(conv) => depthwise::to_image(conv, host, [grid, weight, image], bias),
             }
         }
     }
@@ -111,11 +118,12 @@ impl Way {
     /// The addresses are those of contiguous tensors with the sizes of the convolution. During the call, nobody writes
     /// those that are read or uses the one that is written.
     unsafe fn to_weight(&self, host: &dyn HostKernels, [image, grid, weight]: [Shared<f32>; 3]) -> bool {
-        // SAFETY: both algorithms keep the sizes of the convolution that this value was made for.
+        // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
             match self {
                 Way::Patches(conv) => patches::to_weight(conv, host, image, grid, weight),
                 Way::Columns(layout) => columns::to_weight(layout, host, image, grid, weight),
+                Way::Depthwise(conv) => depthwise::to_weight(conv, host, [image, grid, weight]),
             }
         }
     }
