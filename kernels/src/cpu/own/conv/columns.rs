@@ -704,6 +704,7 @@ mod tests {
                 stride: [1, stride],
                 padding: [0, padding],
                 dilation: [1, dilation],
+                is_depthwise: false,
             };
             let axis = Axis::of(&conv, 1);
             for first in 0..out {
