@@ -100,7 +100,7 @@ fn carry_out<D: Device>(
     let one = |device: &mut D, profile: &mut Profile, number: u32| {
         let (node, variant, cursor) = &plan.ops[number as usize];
         if let Some((declared, known)) = program.op(*node, *variant) {
-            let mut at = cursor.behind(&span.base);
+            let mut at = cursor.absolute(&span.base);
             let op = (*node, *variant, declared, known);
             with_op(&mut at, op, span.run, false, |mut op| run_op(device, profile, &mut op));
         }

@@ -64,8 +64,8 @@ pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
     spans.sort_unstable_by_key(|s| (s.storage, s.begin));
     let mut found = Overlap::None;
     for (i, a) in spans.iter().enumerate() {
-        let behind = spans[i + 1..].iter().take_while(|b| b.storage == a.storage && b.begin < a.end);
-        for b in behind.filter(|b| a.written || b.written) {
+        let following = spans[i + 1..].iter().take_while(|b| b.storage == a.storage && b.begin < a.end);
+        for b in following.filter(|b| a.written || b.written) {
             found = found.max(match same_window(a.input, b.input) {
                 true if a.item == b.item => Overlap::None,
                 true => Overlap::Items,
@@ -139,14 +139,14 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Debug)]
-    struct Window {
+    struct Placed {
         storage: u32,
         offset: i64,
         sizes: Vec<i64>,
         strides: Vec<i64>,
     }
 
-    impl Window {
+    impl Placed {
         fn input(&self) -> Input<'_> {
             Input {
                 place: Place::Storage { id: StorageId(self.storage), name: Name::STATE },
@@ -164,19 +164,19 @@ mod tests {
         }
     }
 
-    fn window() -> impl Strategy<Value = Window> {
+    fn window() -> impl Strategy<Value = Placed> {
         let dims = proptest::collection::vec((1..4i64, 0..5i64), 0..3);
         (0..3u32, 0..8i64, dims).prop_map(|(storage, offset, dims)| {
             let (sizes, strides) = dims.into_iter().unzip();
-            Window { storage, offset, sizes, strides }
+            Placed { storage, offset, sizes, strides }
         })
     }
 
-    fn call<'w>(lists: &'w [Vec<Window>]) -> Call<'w> {
+    fn call<'w>(lists: &'w [Vec<Placed>]) -> Call<'w> {
         let mut call = Call::blank(OpId(0));
         for list in lists {
             call.args.push(Arg::Tensors(list.len() as u32));
-            call.inputs.extend(list.iter().map(Window::input));
+            call.inputs.extend(list.iter().map(Placed::input));
         }
         call
     }
@@ -190,7 +190,7 @@ mod tests {
         ) {
             let lists = [first, second];
             let call = call(&lists);
-            let all: Vec<(usize, usize, &Window)> = lists
+            let all: Vec<(usize, usize, &Placed)> = lists
                 .iter()
                 .enumerate()
                 .flat_map(|(list, windows)| windows.iter().enumerate().map(move |(i, w)| (list, i, w)))
@@ -219,8 +219,8 @@ mod tests {
 
     #[test]
     fn many_storages_are_told_apart() {
-        let windows: Vec<Window> =
-            (0..600).map(|storage| Window { storage, offset: 0, sizes: vec![2], strides: vec![1] }).collect();
+        let windows: Vec<Placed> =
+            (0..600).map(|storage| Placed { storage, offset: 0, sizes: vec![2], strides: vec![1] }).collect();
         let again = windows[..1].to_vec();
         let lists = [windows, again];
         assert!(!may_share_storage(&call(&lists[..1]).inputs));

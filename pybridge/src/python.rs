@@ -109,8 +109,8 @@ impl Codes {
 
 impl Code {
     fn line(&self, instruction: c_int) -> c_int {
-        let behind = self.lines.partition_point(|(start, _)| *start <= instruction);
-        behind.checked_sub(1).map_or(-1, |at| self.lines[at].1)
+        let next = self.lines.partition_point(|(start, _)| *start <= instruction);
+        next.checked_sub(1).map_or(-1, |at| self.lines[at].1)
     }
 }
 

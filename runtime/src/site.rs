@@ -125,10 +125,10 @@ impl ForwardRecord {
             let forward = self.forward_of(node.sequence);
             match locations.get(previous).backward {
                 Some(before) if forward == LocationId::UNKNOWN => {
-                    let behind = before.behind + u32::from(issued.is_none());
-                    Backward { forward: before.forward, behind, ordinal }
+                    let unmatched = before.unmatched + u32::from(issued.is_none());
+                    Backward { forward: before.forward, unmatched, ordinal }
                 }
-                _ => Backward { forward, behind: 0, ordinal },
+                _ => Backward { forward, unmatched: 0, ordinal },
             }
         });
         locations.intern(Location { stack, backward })

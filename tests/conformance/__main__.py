@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--op", action="append", help="an operator's name, or how it begins with a * behind")
+    parser.add_argument("--op", action="append", help="an operator's name, or its beginning followed by *")
     parser.add_argument("--dtype", action="append", help="float32 unless said otherwise; all for the page")
     parser.add_argument("--samples", type=int, help="the first so many samples of each")
     parser.add_argument("--write", metavar="FILE", help="write the page")

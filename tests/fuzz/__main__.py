@@ -40,13 +40,13 @@ def report(
     if not fails(program):
         others = [make(s).source() for s in before]
         if not fails(program):
-            print(f"It does not happen again, not even behind {before}.", flush=True)
+            print(f"It does not happen again, not even after {before}.", flush=True)
             return
         for other in list(others):
             others.remove(other)
             if not fails(program):
                 others.insert(0, other)
-        print(f"It happens only behind {len(others)} other programs.")
+        print(f"It happens only after {len(others)} other programs.")
     small = shrink(program, fails, seconds)
     last = workers.check_alone([*others, small.source()], settings)
     for source in [*others, small.source()]:
@@ -75,7 +75,7 @@ def main() -> int:
         "--own", action="store_true", help="Tandem's own kernels; phases are compared, and eager is near"
     )
     parser.add_argument(
-        "--modes", default="coexec,lazy,coexec", help="behind tracing; chosen from these at random"
+        "--modes", default="coexec,lazy,coexec", help="modes of the runs after tracing, chosen at random"
     )
     parser.add_argument(
         "--runner", choices=["beside", "inline"], help="who carries runs out; unset, Tandem finds out"

@@ -170,18 +170,18 @@ def test_an_input_without_a_gradient():
 
 
 class Told(torch.autograd.Function):
-    """Doubles its argument; `backward` calls `now` before it returns and queues `behind` for the end of the
+    """Doubles its argument; `backward` calls `now` before it returns and queues `later` for the end of the
     pass.
     """
 
     @staticmethod
-    def forward(ctx, x, now, behind):
-        ctx.now, ctx.behind = now, behind
+    def forward(ctx, x, now, later):
+        ctx.now, ctx.later = now, later
         return x * 2
 
     @staticmethod
     def backward(ctx, grad):
-        Variable._execution_engine.queue_callback(ctx.behind)
+        Variable._execution_engine.queue_callback(ctx.later)
         ctx.now()
         return grad * 2, None, None
 

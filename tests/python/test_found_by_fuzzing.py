@@ -23,7 +23,7 @@ def test_foreach_writes_what_autograd_has_saved():
     check(program, coexecuted=0)
 
 
-def test_backward_behind_a_step_that_changed_the_parameters():
+def test_backward_after_a_step_that_changed_the_parameters():
     def program(device):
         a, b = (data(4, 4, seed=i).to(device).requires_grad_() for i in range(2))
         optimizer = torch.optim.SGD([a, b], 0.1, foreach=True)

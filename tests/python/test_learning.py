@@ -50,7 +50,7 @@ def learnt(costs):
     assert all(cost == (0, 0) for cost in costs[2:]), costs
 
 
-def test_an_evaluation_behind_training():
+def test_an_evaluation_after_training():
     torch_tandem.reset()
     model, costs = trained("tandem", classifier()).eval(), Costs()
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_a_second_evaluation_that_takes_another_branch():
     learnt(costs.all)
 
 
-def test_batch_norm_is_updated_behind_training():
+def test_batch_norm_is_updated_after_training():
     torch_tandem.reset()
     model = trained("tandem", classifier())
     averaged, costs = AveragedModel(model), Costs()

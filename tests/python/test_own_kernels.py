@@ -120,7 +120,7 @@ def sums_of_groups() -> Iterator[Case]:
     yield "transposed", lambda x, y: (x.T * y.T.contiguous().T).sum(-1), (x, y)
     yield "spread", lambda x, y: (x[:, :1] * y.T).sum(1) + (x[:1] * y.T).sum() + (x[:, :1] * 2).sum(), (x, y)
     by_columns = x.T.contiguous().T
-    yield "behind a transposed one", lambda x, y: (lambda t, u: t * u.sum())(x * 2, y * 3), (by_columns, x)
+    yield "after a transposed one", lambda x, y: (lambda t, u: t * u.sum())(x * 2, y * 3), (by_columns, x)
     yield "spread more", lambda x, y: (x[:, None] * y.T[None]).mean(-1), (x, y)
 
 
@@ -314,19 +314,31 @@ def convolutions() -> Iterator[Case]:
         ((33, 34), (1, 4), (0, 3), 1),
     ]:
         x, weight, bias = data(3, 5, *size), data(5, 1, *filters, seed=1), data(5, seed=2)
-        options = {"padding": padding, "dilation": dilation, "groups": 5}
-        name = f"depthwise conv2d {size} {filters} {padding} {dilation}"
-        yield name, lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, weight, bias)
-        yield name + " without bias", lambda x, w, o=options: F.conv2d(x, w, **o), (x, weight)
+        for stride in (1, 2, (3, 1), (2, 4)):
+            options = {"padding": padding, "dilation": dilation, "stride": stride, "groups": 5}
+            name = f"depthwise conv2d {size} {filters} {padding} {dilation} {stride}"
+            yield name, lambda x, w, b, o=options: F.conv2d(x, w, b, **o), (x, weight, bias)
+            yield name + " without bias", lambda x, w, o=options: F.conv2d(x, w, **o), (x, weight)
     x, w, b = data(4, 6, 21), data(6, 1, 4, seed=1), data(6, seed=2)
     yield "depthwise conv1d", lambda x, w, b: F.conv1d(x, w, b, padding=3, groups=6), (x, w, b)
     yield "strided depthwise conv1d", lambda x, w, b: F.conv1d(x, w, b, stride=2, groups=6), (x, w, b)
     yield "depthwise conv_transpose1d", lambda x, w, b: F.conv_transpose1d(x, w, b, groups=6), (x, w, b)
     x, w = data(2, 6, 9, 12), data(6, 1, 3, 4, seed=1)
-    for options in [{"padding": 1}, {"dilation": 2, "output_padding": 1}, {"stride": 2}]:
+    for options in [
+        {"padding": 1},
+        {"dilation": 2, "output_padding": 1},
+        {"stride": 2},
+        {"stride": 3, "padding": 2, "output_padding": 2},
+        {"stride": (5, 1), "padding": 1, "output_padding": (4, 0)},
+    ]:
         name = f"depthwise conv_transpose2d {options}"
         yield name, lambda x, w, o=options: F.conv_transpose2d(x, w, groups=6, **o), (x, w)
     pairs = data(12, 1, 3, 3, seed=1)
+    many = data(70, 6, 5, 4)
+    yield "a batch of small planes", lambda x, w: F.conv2d(x, w, padding=2, groups=6), (many, w)
+    for options in ({}, {"stride": 2, "padding": 1}):
+        name = f"grouped conv_transpose2d {options}"
+        yield name, lambda x, w, o=options: F.conv_transpose2d(x, w, groups=3, **o), (x, data(6, 2, 3, 3))
     yield "two filters per channel", lambda x, w: F.conv2d(x, w, groups=6), (data(2, 6, 9, 12), pairs)
 
 

@@ -119,12 +119,12 @@ class Program:
             act()
             if kind == "tensor":
                 return None if factor is None else args[0] * factor
-            return scaled(args[0]) if kind in ("before", "behind") else None
+            return scaled(args[0]) if kind in ("before", "after") else None
 
         return called
 
     def register(self) -> None:
-        kind = self.once.choice(["tensor", "before", "behind", "accumulated", "several", "retain", "leaf"])
+        kind = self.once.choice(["tensor", "before", "after", "accumulated", "several", "retain", "leaf"])
         tensor = self.once.choice(self.tensors)
         node = tensor.grad_fn
         if kind == "tensor":
@@ -134,7 +134,7 @@ class Program:
             self.handles.append(tensor.register_post_accumulate_grad_hook(self.hook("accumulated")))
         elif kind == "before" and node is not None:
             self.handles.append(node.register_prehook(self.hook(kind)))
-        elif kind == "behind" and node is not None:
+        elif kind == "after" and node is not None:
             self.handles.append(node.register_hook(self.hook(kind)))
         elif kind == "several":
             some = self.once.sample(self.tensors, 2)

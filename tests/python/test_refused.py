@@ -57,7 +57,7 @@ def overloads(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", OPERATORS.split())
-def test_other_dtypes_behind_accepted_ones(name):
+def test_other_dtypes_after_accepted_ones(name):
     for operator in overloads(name):
         cases = list(itertools.product(*map(choices, operator._schema.arguments)))
         # One line of one program: accepted calls first, until they are in its graph.
@@ -137,7 +137,7 @@ def outcome(line: Any) -> tuple[Any, str | None]:
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_numbers_out_of_range_behind_ordinary_ones(dtype):
+def test_numbers_out_of_range_after_ordinary_ones(dtype):
     for name in lines(torch.ones(1), 1):
         for corner in NUMBERS[dtype]:
             # The graph distinguishes the types of numbers: each corner follows ordinary numbers of its own

@@ -120,7 +120,7 @@ def line(
             if type(expected) is not type(got):
                 raise Unlike(f"{place}: eager raises {told(expected)}, Tandem {told(got)}")
         elif isinstance(expected, Exception):
-            then = behind()
+            then = late_error()
             if not late or isinstance(expected, LinAlgError) or type(expected) is not type(then):
                 does = f"raises later {told(then)}" if then else "accepts"
                 raise Unlike(f"{place}: eager raises {told(expected)}, Tandem {does}")
@@ -154,7 +154,7 @@ def on_host(out: Any) -> Any:
     return tree_unflatten([Seen(x) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
 
 
-def behind() -> Exception | None:
+def late_error() -> Exception | None:
     """Returns the exception that is raised when pending work is waited for."""
     try:
         torch_tandem.synchronize()

@@ -74,7 +74,7 @@ pub struct Backward {
     /// Location of the forward op that created the running autograd node, or the last location of this kind.
     pub forward: LocationId,
     /// Number of autograd nodes without a forward op since that one.
-    pub behind: u32,
+    pub unmatched: u32,
     /// Index of the op among the ops that this autograd node issued from the same frames. Ops that a hook issues
     /// thus do not shift the indices of later ops.
     pub ordinal: u32,

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn two_loops_one_behind_the_other() {
+    fn two_loops_in_sequence() {
         let edges = [(0, 1), (1, 2), (2, 1), (2, 3), (3, 3)];
         assert_eq!(forest(&edges), [(1, None, vec![1, 2]), (3, None, vec![3])]);
     }

@@ -118,9 +118,9 @@ pub fn generate(graph: &TraceGraph, is_contraction: &dyn Fn(NodeId) -> bool) -> 
     let cases = |step: u32| -> SmallVec<[BlockId; 2]> {
         steps.next[step as usize].iter().filter_map(|n| blocks.of[*n as usize]).collect()
     };
-    let behind: Vec<_> = blocks.last.iter().map(|last| cases(*last)).collect();
+    let successors: Vec<_> = blocks.last.iter().map(|last| cases(*last)).collect();
     let entry = cases(0);
-    for (block, cases) in blocks.all.iter_mut().zip(behind) {
+    for (block, cases) in blocks.all.iter_mut().zip(successors) {
         block.cases = cases;
     }
     let whiles = find_whiles(&mut blocks.all);

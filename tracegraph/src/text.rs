@@ -316,12 +316,12 @@ fn parse_op(text: &str) -> Parsed<ListedOp> {
     let node = NodeId(id(node, '%').ok_or("a node, as %1")?);
     let open = rest.find('(').ok_or("arguments in brackets")?;
     let close = open + closing(&rest[open..]).ok_or("a closing bracket")?;
-    let (mut behind, mut variants) = (&rest[close + 1..], 1);
-    if let Some((outs, number)) = behind.rsplit_once("  x") {
+    let (mut tail, mut variants) = (&rest[close + 1..], 1);
+    if let Some((outs, number)) = tail.rsplit_once("  x") {
         variants = number.parse().map_err(|_| "a number of variants")?;
-        behind = outs;
+        tail = outs;
     }
-    let outs = behind.strip_prefix(" : ").map_or_else(Vec::new, split);
+    let outs = tail.strip_prefix(" : ").map_or_else(Vec::new, split);
     Ok(ListedOp { node, op: rest[..open].to_owned(), args: split(&rest[open + 1..close]), outs, variants })
 }
 

@@ -28,7 +28,7 @@ pub enum Violation {
     #[error("op {} never followed op {}, but it does at block {}", .1.0, .0.0, .2.0)]
     NotAnEdge(NodeId, NodeId, BlockId),
     /// Violation of rule 3.
-    #[error("several cases behind block {:?} begin with op {}", .0.map(|b| b.0), .1.0)]
+    #[error("several cases after block {:?} begin with op {}", .0.map(|b| b.0), .1.0)]
     SameCase(Option<BlockId>, NodeId),
     /// Violation of rule 4.
     #[error("a trace has no way through the blocks at its op {}, which is op {}", .0, .1.0)]

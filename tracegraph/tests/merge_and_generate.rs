@@ -747,7 +747,7 @@ fn the_verifier_tells_every_violation() {
     a trace has no way through the blocks at its op 3, which is op 2
     a trace has no way through the blocks at its op 2, which is op 2
     op 2 followed op 3, but cannot
-    several cases behind block Some(0) begin with op 3
+    several cases after block Some(0) begin with op 3
     block 0 has no ops
     block 1 is not where it says
     block 2 is not where it says

@@ -34,7 +34,7 @@ pub enum Work {
     Launches(Box<[Launch]>),
     /// The kernels of the op before the group, extended by an epilogue. The first field is that op's index in the
     /// plan.
-    Behind(u32, Arc<Lowered>),
+    Epilogue(u32, Arc<Lowered>),
 }
 
 /// Launch of one kernel of a group.
@@ -88,11 +88,11 @@ impl KernelGroup {
 
 impl KernelGroup {
     /// A group computed as the epilogue of an op; `number` is the op's index in the plan.
-    pub fn behind(number: u32, epilogue: Epilogue<'_>, lowered: Lowered, feeds: &[Feed]) -> KernelGroup {
+    pub fn of_epilogue(number: u32, epilogue: Epilogue<'_>, lowered: Lowered, feeds: &[Feed]) -> KernelGroup {
         KernelGroup {
             slots: epilogue.slots.into(),
             feeds: feeds.into(),
-            work: Work::Behind(number, Arc::new(lowered)),
+            work: Work::Epilogue(number, Arc::new(lowered)),
             stored: epilogue.stored.into(),
         }
     }
@@ -102,7 +102,7 @@ impl fmt::Display for KernelGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.work {
             Work::Launches(all) => write!(f, "[{} kernels, {} tensors]", all.len(), self.slots.len()),
-            Work::Behind(..) => write!(f, "[epilogue, {} tensors]", self.slots.len()),
+            Work::Epilogue(..) => write!(f, "[epilogue, {} tensors]", self.slots.len()),
         }
     }
 }

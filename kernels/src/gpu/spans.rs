@@ -233,7 +233,7 @@ impl<'k> Reach<'k> {
     fn note_at(&mut self, buf: u32, at: &E) {
         let Buf { tensor, mem, .. } = self.kernel.bufs[buf as usize];
         let range = match tensor {
-            Ref::Input(_) => self.behind(at, Word::Offset(tensor, mem)),
+            Ref::Input(_) => self.relative(at, Word::Offset(tensor, mem)),
             _ => Some(self.range(at)),
         };
         let reached = &mut self.reached[buf as usize];
@@ -247,13 +247,13 @@ impl<'k> Reach<'k> {
 
     /// Interval of an address without the window's offset parameter. Returns `None` if the address is not a sum
     /// with that parameter as a term.
-    fn behind(&mut self, at: &E, offset: Word) -> Option<Range> {
+    fn relative(&mut self, at: &E, offset: Word) -> Option<Range> {
         match &at.0.node {
             Node::Param(word) if self.kernel.words[*word as usize] == offset => Some((0, 0)),
             Node::Bin(Bin::Add, a, b) => {
-                let (base, rest) = match self.behind(a, offset) {
+                let (base, rest) = match self.relative(a, offset) {
                     Some(base) => (base, b),
-                    None => (self.behind(b, offset)?, a),
+                    None => (self.relative(b, offset)?, a),
                 };
                 let rest = self.range(rest);
                 Some((base.0 + rest.0, base.1 + rest.1))

@@ -84,7 +84,7 @@ impl Product {
             if number + 1 == of { long } else { end(number + 1) },
         );
         let size = if self.double { 8 } else { 4 };
-        let behind = |matrix: &Matrix, elements: i64| Matrix {
+        let offset = |matrix: &Matrix, elements: i64| Matrix {
             data: matrix.data.wrapping_offset((elements * size) as isize),
             ..*matrix
         };
@@ -96,11 +96,11 @@ impl Product {
         let mut piece = *self;
         if by_rows {
             piece.m = to - from;
-            (piece.a, piece.c) = (behind(&self.a, from * row(&self.a)), behind(&self.c, from * row(&self.c)));
+            (piece.a, piece.c) = (offset(&self.a, from * row(&self.a)), offset(&self.c, from * row(&self.c)));
         } else {
             piece.n = to - from;
             (piece.b, piece.c) =
-                (behind(&self.b, from * column(&self.b)), behind(&self.c, from * column(&self.c)));
+                (offset(&self.b, from * column(&self.b)), offset(&self.c, from * column(&self.c)));
         }
         piece
     }

@@ -59,13 +59,13 @@ impl Mt19937 {
     #[inline(always)]
     fn twist(&mut self) {
         let s = &mut self.state;
-        let ahead = |s: &mut [u32; WORDS], i: usize| s[i] = s[i + SHIFT] ^ mix(s[i], s[i + 1]);
-        let behind = |s: &mut [u32; WORDS], i: usize| s[i] = s[i - LAG] ^ mix(s[i], s[i + 1]);
-        (0..224).for_each(|i| ahead(s, i));
-        (224..LAG).for_each(|i| ahead(s, i));
-        (LAG..LAG + 192).for_each(|i| behind(s, i));
-        (LAG + 192..LAG + 384).for_each(|i| behind(s, i));
-        (LAG + 384..WORDS - 1).for_each(|i| behind(s, i));
+        let first = |s: &mut [u32; WORDS], i: usize| s[i] = s[i + SHIFT] ^ mix(s[i], s[i + 1]);
+        let second = |s: &mut [u32; WORDS], i: usize| s[i] = s[i - LAG] ^ mix(s[i], s[i + 1]);
+        (0..224).for_each(|i| first(s, i));
+        (224..LAG).for_each(|i| first(s, i));
+        (LAG..LAG + 192).for_each(|i| second(s, i));
+        (LAG + 192..LAG + 384).for_each(|i| second(s, i));
+        (LAG + 384..WORDS - 1).for_each(|i| second(s, i));
         s[WORDS - 1] = s[SHIFT - 1] ^ mix(s[WORDS - 1], s[0]);
         self.left = WORDS + 1;
         self.next = 0;

@@ -22,7 +22,7 @@ pub fn is_transposed(call: &Call<'_>, first: usize) -> Option<bool> {
 }
 
 /// The sizes of a convolution's output for an input and a weight of these sizes, or `None` where PyTorch would
-/// raise or where there are groups. `first` is the index of the `stride` argument, which the others follow.
+/// raise. `first` is the index of the `stride` argument, which the others follow.
 pub fn sizes(x: &[i64], weight: &[i64], call: &Call<'_>, first: usize) -> Option<SmallVec<[i64; 4]>> {
     let back = is_transposed(call, first)?;
     let (&[n, channels, ref size @ ..], &[outputs, inputs, ref filter @ ..]) = (x, weight) else {
@@ -34,7 +34,9 @@ pub fn sizes(x: &[i64], weight: &[i64], call: &Call<'_>, first: usize) -> Option
     let [stride, padding, dilation] = [stride?, padding?, dilation?];
     let lines = 2 - size.len().min(2);
     let fits = size.len() == filter.len() && matches!(size.len(), 1 | 2) && more.len() == size.len();
-    (fits && channels == if back { outputs } else { inputs } && int(call, first + 5)? == 1).then_some(())?;
+    let groups = int(call, first + 5).filter(|groups| *groups > 0 && outputs % groups == 0)?;
+    let inputs = inputs.checked_mul(groups)?;
+    (fits && channels == if back { outputs } else { inputs }).then_some(())?;
     let mut sizes = SmallVec::from_slice(&[n, if back { inputs } else { outputs }]);
     for (d, (size, filter)) in size.iter().zip(filter).enumerate() {
         let (stride, padding, reach) =

@@ -38,7 +38,7 @@ pub trait Fuser {
 
     /// Compiles a draft as the epilogue of the op directly before it. The draft's only lane reads that op's first
     /// new tensor.
-    fn behind(&mut self, _before: &Before<'_, '_, '_>, _draft: &Draft<Slot, Feed>) -> Option<Self::Group> {
+    fn epilogue(&mut self, _before: &Before<'_, '_, '_>, _draft: &Draft<Slot, Feed>) -> Option<Self::Group> {
         None
     }
 

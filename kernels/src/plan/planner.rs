@@ -360,7 +360,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
     ) {
         if std::mem::take(&mut self.broken) {
             self.plan.actions.extend(ops.map(Action::Op));
-        } else if let Some((group, at, own)) = self.behind(&draft) {
+        } else if let Some((group, at, own)) = self.epilogue(&draft) {
             // The op allocates its storages itself, so they are neither needed before the group nor allocated for
             // it.
             let made: Vec<(u32, u64)> =
@@ -387,7 +387,7 @@ fn same_storage(a: Slot, b: Slot) -> bool {
 impl<F: Fuser> Planner<'_, F> {
     /// Compiles the draft as the epilogue of the op directly before it. Returns the group, the index of that op's
     /// action, which the group replaces, and the storages that the op creates.
-    fn behind(&mut self, draft: &Draft<Slot, Feed>) -> Option<(F::Group, usize, Range<u32>)> {
+    fn epilogue(&mut self, draft: &Draft<Slot, Feed>) -> Option<(F::Group, usize, Range<u32>)> {
         let (number, at) = self.last.filter(|(number, _)| number + 1 == self.members.start)?;
         let (node, variant, cursor) = self.plan.ops[number as usize];
         let (declared, known) = self.program.op(node, variant)?;
@@ -395,9 +395,9 @@ impl<F: Fuser> Planner<'_, F> {
         let given = &self.structure.first[cursor.storages..cursor.storages + inputs];
         let first = (cursor.storages + inputs) as u32;
         let made = first..first + known.outputs.fresh.len() as u32;
-        let (mut cursor, mut group) = (cursor.behind(&self.span.base), None);
+        let (mut cursor, mut group) = (cursor.absolute(&self.span.base), None);
         with_op(&mut cursor, (node, variant, declared, known), self.span.run, false, |op| {
-            group = self.fuser.behind(&Before { number, op: &op, made: made.clone(), given }, draft);
+            group = self.fuser.epilogue(&Before { number, op: &op, made: made.clone(), given }, draft);
         });
         Some((group?, at, made))
     }

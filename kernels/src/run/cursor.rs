@@ -53,7 +53,7 @@ impl Cursor {
     }
 
     /// The absolute position, for a position relative to `base`. Inverse of [`Cursor::since`].
-    pub fn behind(&self, base: &Cursor) -> Cursor {
+    pub fn absolute(&self, base: &Cursor) -> Cursor {
         Cursor {
             storages: self.storages + base.storages,
             offsets: self.offsets + base.offsets,

@@ -40,7 +40,7 @@ impl Fuser for GpuDevice {
         self.stream.gpu.max_buffers as usize
     }
 
-    fn behind(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<KernelGroup> {
+    fn epilogue(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<KernelGroup> {
         let call = &*before.op.call;
         let plain = self.lowering_of(before.op)?;
         if plain.outputs != before.op.variant.outputs || !before.op.declared.writes.is_empty() {
@@ -48,7 +48,7 @@ impl Fuser for GpuDevice {
         }
         let epilogue = Epilogue::of(draft, before)?;
         let lowered = self.lower_with(call, Some(&epilogue))?;
-        Some(KernelGroup::behind(before.number, epilogue, lowered, &draft.params))
+        Some(KernelGroup::of_epilogue(before.number, epilogue, lowered, &draft.params))
     }
 
     fn compile(
@@ -98,7 +98,7 @@ impl GpuDevice {
         let done = self.given(group, span, &mut uploaded).ok_or(Refused::Host).and_then(|given| {
             let first = match &group.work {
                 Work::Launches(_) => fused.ops.start,
-                Work::Behind(number, _) => *number,
+                Work::Epilogue(number, _) => *number,
             };
             let (node, variant, cursor) = &plan.ops[first as usize];
             let (declared, known) = program.op(*node, *variant).ok_or(Refused::Host)?;
@@ -110,8 +110,8 @@ impl GpuDevice {
                         Refused::Failed(self.failure(key.op, key.location, Cause::Device(error)))
                     })
                 }),
-                Work::Behind(_, lowered) => {
-                    let (mut at, op) = (cursor.behind(&span.base), (*node, *variant, declared, known));
+                Work::Epilogue(_, lowered) => {
+                    let (mut at, op) = (cursor.absolute(&span.base), (*node, *variant, declared, known));
                     let mut done = Err(Refused::Host);
                     with_op(&mut at, op, span.run, false, |op| {
                         if pins_hold(lowered, op.call) {

@@ -153,14 +153,14 @@ const BUFFERS: usize = 8;
 /// Launches jobs in order. Consecutive ones share a kernel where possible.
 fn carry_out(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()> {
     let mut rest = jobs;
-    while let [first, behind @ ..] = rest {
+    while let [first, others @ ..] = rest {
         let together = group(l, rest);
         if together > 1 {
             launch_group(l, &rest[..together], value)?;
             rest = &rest[together..];
             continue;
         }
-        rest = behind;
+        rest = others;
         if first.out.numel() == 0 {
             continue;
         }
@@ -303,7 +303,7 @@ impl Fold {
 /// Number of elements that one workgroup reduces.
 const CHUNK: i64 = 1 << 14;
 
-/// Reduces all elements of `x`, in several chunks if there are many. `before` is applied to each element, `behind`
+/// Reduces all elements of `x`, in several chunks if there are many. `before` is applied to each element, `after`
 /// to the result.
 fn fold_all(
     l: &mut Lowering<'_>,
@@ -311,7 +311,7 @@ fn fold_all(
     out: &Operand,
     how: Fold,
     before: &dyn Fn(&E) -> E,
-    behind: &dyn Fn(&E) -> E,
+    after: &dyn Fn(&E) -> E,
 ) -> Option<()> {
     let n = x.numel();
     let chunks = (n + CHUNK - 1) / CHUNK;
@@ -324,8 +324,8 @@ fn fold_all(
     };
     let partial = if once { out.viewed(&[1], &[1]) } else { l.temp(&[chunks], dtype)? };
     let keep = |e: &E| e.clone();
-    fold_rows(l, (x, ty), &partial, how, before, if once { behind } else { &keep })?;
-    if once { Some(()) } else { fold_all(l, (&partial, ty), out, how, &keep, behind) }
+    fold_rows(l, (x, ty), &partial, how, before, if once { after } else { &keep })?;
+    if once { Some(()) } else { fold_all(l, (&partial, ty), out, how, &keep, after) }
 }
 
 /// Reduces a chunk of `x` to each element of `out`.
@@ -335,7 +335,7 @@ fn fold_rows(
     out: &Operand,
     how: Fold,
     before: &dyn Fn(&E) -> E,
-    behind: &dyn Fn(&E) -> E,
+    after: &dyn Fn(&E) -> E,
 ) -> Option<()> {
     let n = x.numel();
     let x = if x.is_contiguous() { x.viewed(&[n], &[1]) } else { x.clone() };
@@ -360,7 +360,7 @@ fn fold_rows(
             },
             |[a], [b]| [how.join(&a, &b)],
         );
-        let result = behind(&all);
+        let result = after(&all);
         r.once(|k| vec![k.store(&t, std::slice::from_ref(row), result)]);
     });
     l.launch(k)
@@ -401,12 +401,12 @@ pub fn norm(l: &mut Lowering<'_>) -> Option<()> {
             o if o == 1.0 || o.is_infinite() => x.abs(),
             o => power(&x.abs(), o),
         };
-        let behind = |x: &E| match order {
+        let after = |x: &E| match order {
             o if !rooted || o == 1.0 || o == 0.0 || o.is_infinite() => x.clone(),
             2.0 => x.sqrt(),
             o => power(x, 1.0 / o),
         };
-        fold_all(l, (&x, ty), &out, how, &before, &behind)?;
+        fold_all(l, (&x, ty), &out, how, &before, &after)?;
     }
     Some(())
 }

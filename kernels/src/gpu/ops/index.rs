@@ -242,7 +242,7 @@ impl Indexing {
             .chain(of(&self.order[after..]))
             .collect();
         let mut operands = vec![x.viewed(&self.sizes, &strides)];
-        let behind = self.order.len() - after;
+        let trailing = self.order.len() - after;
         for (_, index) in &self.indices {
             // PyTorch converts 32-bit indices, which loses the strides of their expansion.
             let index = if index.dtype == Dtype::INT32 {
@@ -252,9 +252,9 @@ impl Indexing {
             };
             let ones = |n: usize| std::iter::repeat_n(1, n);
             let sizes: Dims =
-                ones(self.before).chain(index.sizes.iter().copied()).chain(ones(behind)).collect();
+                ones(self.before).chain(index.sizes.iter().copied()).chain(ones(trailing)).collect();
             let strides: Dims =
-                zeros(self.before).chain(index.strides.iter().copied()).chain(zeros(behind)).collect();
+                zeros(self.before).chain(index.strides.iter().copied()).chain(zeros(trailing)).collect();
             operands.push(index.viewed(&sizes, &strides));
         }
         output_strides(&self.sizes, &operands)

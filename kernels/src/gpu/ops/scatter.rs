@@ -468,10 +468,10 @@ fn only_mask(l: &Lowering<'_>, x: &Operand) -> Option<(usize, Operand)> {
 fn put_where(l: &mut Lowering<'_>, x: &Operand, lead: usize, mask: &Operand, value: &Operand) -> Option<()> {
     let out = output(l, x, &preserved(x))?;
     let value = value.viewed(&[], &[]);
-    let behind = x.ndim() - lead - mask.ndim();
+    let trailing = x.ndim() - lead - mask.ndim();
     let around = |dims: &[i64], n: i64| -> Dims {
         let n = |count: usize| std::iter::repeat_n(n, count);
-        n(lead).chain(dims.iter().copied()).chain(n(behind)).collect()
+        n(lead).chain(dims.iter().copied()).chain(n(trailing)).collect()
     };
     let mask = mask.viewed(&around(&mask.sizes, 1), &around(&mask.strides, 0));
     let moves = matches!(value.place, Spot::Memory(_));

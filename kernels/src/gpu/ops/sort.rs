@@ -140,13 +140,13 @@ fn each(words: usize, text: impl Fn(usize) -> String) -> String {
 }
 
 /// Declaration of a function that returns whether (key, position) `a` is greater than `b`.
-fn behind(words: usize) -> String {
+fn is_after(words: usize) -> String {
     let arguments = |x: &str| each(words, |w| format!("{x}{w}: u32, ")) + x + "p: u32";
     let mut text = String::from("ap > bp");
     for w in (0..words).rev() {
         text = format!("select(a{w} > b{w}, {text}, a{w} == b{w})");
     }
-    format!("fn behind({}, {}) -> bool {{ return {text}; }}\n", arguments("a"), arguments("b"))
+    format!("fn is_after({}, {}) -> bool {{ return {text}; }}\n", arguments("a"), arguments("b"))
 }
 
 /// Sorts each block of a row in workgroup memory, and writes the first `keep` elements of each to `to`. If `merge`
@@ -179,10 +179,10 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64, 
          for (var next = half / 2u; next > 0u; next /= 2u) { step(lane, next, next); workgroupBarrier(); }\n  }\n"
     };
     let source = format!(
-        "{shared}var<workgroup> kp: array<u32, {BLOCK}>;\n{behind}\
+        "{shared}var<workgroup> kp: array<u32, {BLOCK}>;\n{is_after}\
          fn step(lane: u32, half: u32, flip: u32) {{\n  for (var pair = lane; pair < {pairs}u; pair += {THREADS}u) {{\n    \
          let i = ((pair & ~(half - 1u)) << 1u) | (pair & (half - 1u));\n    let j = i ^ flip;\n    \
-         if (behind({a}, {b})) {{ {swaps}}}\n  }}\n}}\n\
+         if (is_after({a}, {b})) {{ {swaps}}}\n  }}\n}}\n\
          @compute @workgroup_size({THREADS})\nfn main(@builtin(workgroup_id) wg: vec3<u32>, \
          @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n  \
          let first = group(wg, grid) * ({BLOCK}u / w(2));\n  \
@@ -195,7 +195,7 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64, 
          if (row < w(0) && part * w(2) + place < w(1) && place < w(4)) {{\n      \
          let out = row * w(5) + part * w(4) + place;\n      {store}st{positions}(out, bitcast<i32>(kp[t]));\n    }}\n  \
          }}\n}}\n",
-        behind = behind(words),
+        is_after = is_after(words),
         pairs = BLOCK / 2,
         a = entry("i"),
         b = entry("j"),
@@ -243,8 +243,8 @@ fn merge_step(l: &mut Lowering<'_>, rows: &SortRows, half: i64, first: bool) -> 
          let pair = thread % w(2);\n  \
          let low = ((pair & ~(w(3) - 1u)) << 1u) | (pair & (w(3) - 1u));\n  let high = low ^ w(4);\n  \
          if (row < w(0) && high < w(1)) {{\n    let i = row * w(1) + low; let j = row * w(1) + high;\n    \
-         {load}\n    if (behind({}, {})) {{ {store}}}\n  }}\n}}\n",
-        behind(words),
+         {load}\n    if (is_after({}, {})) {{ {store}}}\n  }}\n}}\n",
+        is_after(words),
         arguments("a"),
         arguments("b"),
     );

@@ -83,15 +83,15 @@ impl View for Slice {
     fn locate(&self, k: &mut Kernel, coords: &[E]) -> (Vec<E>, E) {
         let start = k.size(self.start);
         let here = &coords[self.dim];
-        let behind = here - &start;
+        let distance = here - &start;
         let mut coords = coords.to_vec();
         let mut shown = here.ge(&start);
         if self.step > 1 {
             let step = k.size(self.step);
-            shown = shown.and((&behind % &step).eq(0.0));
-            coords[self.dim] = behind / step;
+            shown = shown.and((&distance % &step).eq(0.0));
+            coords[self.dim] = distance / step;
         } else {
-            coords[self.dim] = behind;
+            coords[self.dim] = distance;
         }
         shown = shown.and(coords[self.dim].lt(k.size(self.sizes[self.dim])));
         (coords, shown)

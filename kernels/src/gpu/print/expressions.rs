@@ -61,7 +61,7 @@ impl Writer<'_> {
 
     /// Returns ` + first` if the kernel runs in parts, to be added to the number of an element or row within the
     /// part.
-    pub(super) fn behind_first(&mut self) -> String {
+    pub(super) fn plus_first(&mut self) -> String {
         let first = self.kernel.first.as_ref();
         first.map_or(String::new(), |first| format!(" + {}", self.outside(first)))
     }

@@ -13,7 +13,7 @@ impl Writer<'_> {
         let x = name(element);
         if lanes == 1 {
             let body = self.block(&[element], |w| w.stores(stores));
-            let (count, first) = (self.outside(count), self.behind_first());
+            let (count, first) = (self.outside(count), self.plus_first());
             return format!(
                 "{MAIN}  let own = group(wg, grid) * {THREADS}u + lane;\n  if (own < {count}) {{\n    \
                  let {x} = own{first};\n{body}  }}\n}}\n"
@@ -48,7 +48,7 @@ impl Writer<'_> {
             let words = self.words(store, lanes, |p| format!("r{p}.v{n}"));
             let _ = write!(assign, "    {{ let {x} = first;\n{at}    {words} }}\n");
         }
-        let (count, begin) = (self.outside(count), self.behind_first());
+        let (count, begin) = (self.outside(count), self.plus_first());
         let calls: String = (0..lanes).map(|p| format!("    let r{p} = each(first + {p}u);\n")).collect();
         format!(
             "struct Each {{ {results}}}\nfn each({x}: u32) -> Each {{\n{body}}}\n{MAIN}  \

@@ -11,7 +11,7 @@ impl Writer<'_> {
     pub(super) fn rows(&mut self, rows: &E, len: &E, row: Var, team: u32, stages: &[Stage]) -> String {
         let per = THREADS / team;
         let x = name(row);
-        let (rows, first) = (self.outside(rows), self.behind_first());
+        let (rows, first) = (self.outside(rows), self.plus_first());
         let mut shared = String::new();
         if team > 1 {
             for (n, ty) in self.kernel_shared() {

@@ -7,8 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use smallvec::SmallVec;
-
+use crate::cpu::own::conv::axis::Axis;
 use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
@@ -31,51 +30,6 @@ const LONG: usize = 256;
 const SUMS: usize = 1 << 20;
 /// Number of floats after the end of a buffer that vector copies may read or overwrite.
 const SLACK: usize = 16;
-
-/// One spatial dimension of a convolution. A stride `s` splits a row of pixels into `s` *phases*, the pixels whose
-/// padded coordinates are equal modulo `s`. The pixels of a phase are contiguous in the scratch buffer.
-#[derive(Clone, Debug)]
-struct Axis {
-    size: usize,
-    out: usize,
-    stride: usize,
-    padding: usize,
-    /// Padded coordinates, below the stride, of the first pixels of the phases that some tap reads.
-    phases: SmallVec<[usize; 2]>,
-    /// Phase that each tap reads, as an index into `phases`, and the tap's offset in it.
-    taps: SmallVec<[(usize, usize); 4]>,
-    /// Largest offset in `taps`.
-    reach: usize,
-}
-
-impl Axis {
-    fn of(conv: &Conv, d: usize) -> Axis {
-        let (stride, all) = (conv.stride[d], (0..conv.filter[d]).map(|tap| tap * conv.dilation[d]));
-        let phases: SmallVec<[usize; 2]> =
-            (0..stride).filter(|phase| all.clone().any(|at| at % stride == *phase)).collect();
-        let number = |at: usize| phases.iter().position(|phase| at % stride == *phase).unwrap_or_default();
-        let taps = all.clone().map(|at| (number(at), at / stride)).collect();
-        let reach = all.map(|at| at / stride).max().unwrap_or_default();
-        let (size, out, padding) = (conv.size[d], conv.out[d], conv.padding[d]);
-        Axis { size, out, stride, padding, phases, taps, reach }
-    }
-
-    /// Returns the part of a phase that lies inside the image, and the coordinate of its first pixel. Positions are
-    /// relative to the one that output pixel `first` reads with a tap of offset 0; only those that the outputs
-    /// `first..first + n` read count.
-    fn inside(&self, phase: usize, first: usize, n: usize) -> (std::ops::Range<usize>, usize) {
-        let phase = self.phases[phase];
-        let begin = self.padding.saturating_sub(phase).div_ceil(self.stride).saturating_sub(first);
-        let end = match (self.size + self.padding).checked_sub(phase + 1) {
-            Some(last) => (last / self.stride + 1).saturating_sub(first),
-            None => 0,
-        };
-        let end = end.min(n + self.reach);
-        let range = begin.min(end)..end;
-        let pixel = ((first + range.start) * self.stride + phase).saturating_sub(self.padding);
-        (range, pixel)
-    }
-}
 
 /// A range of output rows of consecutive images of the batch.
 #[derive(Clone, Copy, Debug)]
@@ -220,7 +174,7 @@ unsafe fn run_lay_out(
                 let from = unsafe {
                     std::slice::from_raw_parts(image.add(picture * step + channel * layout.plane()), n)
                 };
-                copy(from, to);
+                copy_row(from, to);
             }
         }
         return;
@@ -271,7 +225,7 @@ unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut
                 std::slice::from_raw_parts(line, last * x.stride + 1)
             };
             match x.stride {
-                1 => copy(from, to),
+                1 => copy_row(from, to),
                 // The most frequent stride, as a constant that the compiler can use.
                 2 => to.iter_mut().zip(from.iter().step_by(2)).for_each(|(to, x)| *to = *x),
                 stride => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x),
@@ -282,7 +236,7 @@ unsafe fn take_apart(layout: &Layout, tile: &Tile, plane: *const f32, room: &mut
 
 /// Copies a row that is usually short.
 #[inline(always)]
-fn copy(from: &[f32], to: &mut [f32]) {
+pub(super) fn copy_row(from: &[f32], to: &mut [f32]) {
     /// Copies `N` floats at a time; the last copy may overlap the one before it.
     #[inline(always)]
     fn by<const N: usize>(from: &[f32], to: &mut [f32]) {
@@ -677,49 +631,4 @@ widest! {
 #[inline(always)]
 fn run_add_all(from: &[f32], to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(to, x)| *to += x);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn phases_are_the_pixels_that_filters_see() {
-        for (size, filter, stride, padding, dilation) in [
-            (8, 3, 1, 1, 1),
-            (9, 3, 2, 1, 1),
-            (7, 2, 3, 0, 2),
-            (5, 1, 2, 0, 1),
-            (4, 4, 2, 5, 1),
-            (3, 3, 4, 2, 2),
-        ] {
-            let out = (size + 2 * padding - dilation * (filter - 1) - 1) / stride + 1;
-            let conv = Conv {
-                n: 1,
-                inputs: 1,
-                outputs: 1,
-                size: [1, size],
-                filter: [1, filter],
-                out: [1, out],
-                stride: [1, stride],
-                padding: [0, padding],
-                dilation: [1, dilation],
-                is_depthwise: false,
-            };
-            let axis = Axis::of(&conv, 1);
-            for first in 0..out {
-                for n in 1..=out - first {
-                    for place in first..first + n {
-                        for (tap, (phase, shift)) in axis.taps.iter().enumerate() {
-                            let (range, pixel) = axis.inside(*phase, first, n);
-                            let at = place - first + shift;
-                            let found = range.contains(&at).then(|| pixel + (at - range.start) * axis.stride);
-                            let seen = (place * stride + tap * dilation).checked_sub(padding);
-                            assert_eq!(found, seen.filter(|seen| *seen < size), "{conv:?} {first} {n}");
-                        }
-                    }
-                }
-            }
-        }
-    }
 }

@@ -9,6 +9,7 @@
 //!
 //! `image` is the input of a convolution and `grid` its output; a transposed convolution maps `grid` to `image`.
 
+mod axis;
 mod columns;
 mod depthwise;
 mod geometry;
