@@ -5,6 +5,7 @@ most a few roundings, or a multiple of PyTorch's own error. Tracing, co-executio
 have the same bits.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -645,6 +646,20 @@ def scatters() -> Iterator[Case]:
                 lambda x, s, i, d=dim: x.clone().scatter_add_(d, i, s),
                 (x, source, i),
             )
+            for how in ("sum", "prod", "amax", "amin", "mean"):
+                for includes in (True, False):
+                    yield (
+                        f"scatter_reduce {how} {includes} {label}",
+                        lambda x, s, i, d=dim, h=how, c=includes: x.scatter_reduce(
+                            d, i, s, h, include_self=c
+                        ),
+                        (x, source, i),
+                    )
+            yield (
+                f"scatter_reduce_ {label}",
+                lambda x, s, i, d=dim: x.clone().scatter_reduce_(d, i, s, "amax"),
+                (x, source, i),
+            )
             yield f"scatter of a number {label}", lambda x, i, d=dim: x.scatter(d, i, 0.5), (x, i)
         distinct = torch.arange(shape[dim]).flip(0)
         same = data(*shape, seed=2)
@@ -667,6 +682,14 @@ def scatters() -> Iterator[Case]:
     yield "index_put of sums", lambda x, v, i: x.index_put((i,), v, accumulate=True), (x, values, i)
     yield "index_put_ of sums", lambda x, v, i: x.clone().index_put_((i,), v, accumulate=True), (x, values, i)
     yield "index_put", lambda x, v, i: x.index_put((i[0],), v[0]), (x, values, i)
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, 1.0, -0.0, 0.0])
+    for how in ("sum", "prod", "amax", "amin"):
+        for includes in (True, False):
+            yield (
+                f"scatter_reduce of special values {how} {includes}",
+                lambda x, s, i, h=how, c=includes: x.scatter_reduce(0, i, s, h, include_self=c),
+                (special.flip(0), special, torch.tensor([0, 0, 1, 2, 3, 4, 5, 6, 6])),
+            )
     # What is put is a part of the same storage.
     own = lambda x, i: (lambda y: y[:3].scatter_add_(0, i.expand(3, 3), y[3:6]))(x.clone())  # noqa: E731
     yield "scatter of its own storage", own, (x, torch.tensor([[0, 2, 1]]))

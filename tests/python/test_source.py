@@ -118,7 +118,15 @@ def test_a_cycle_is_found() -> None:
 
 NAMED = {
     # The last two map the functions of expressions, some of which are called like operators.
-    "kernels": ("ops/table.rs", "ops/pointwise.rs", "gpu/ops/", "cpu/tiles/program.rs", "gpu/print/"),
+    "kernels": (
+        "ops/table.rs",
+        "ops/pointwise.rs",
+        # Values of the argument `reduce`.
+        "ops/arguments.rs",
+        "gpu/ops/",
+        "cpu/tiles/program.rs",
+        "gpu/print/",
+    ),
     # "dot" is a format of graphs.
     "pybridge": ("lib.rs",),
 }

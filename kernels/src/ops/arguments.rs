@@ -81,3 +81,36 @@ pub fn dimension(d: i64, ndim: usize) -> Option<usize> {
     let d = if d < 0 { d + ndim as i64 } else { d };
     (0..ndim as i64).contains(&d).then_some(d as usize)
 }
+
+/// Reduction of elements that go to one place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reduce {
+    Sum,
+    Prod,
+    Mean,
+    Max,
+    Min,
+}
+
+impl Reduce {
+    /// Reads the argument `reduce` of `scatter`.
+    pub fn of_scatter(name: &str) -> Option<Reduce> {
+        Some(match name {
+            "add" => Reduce::Sum,
+            "multiply" => Reduce::Prod,
+            _ => return None,
+        })
+    }
+
+    /// Reads the argument `reduce` of `scatter_reduce` and `index_reduce`.
+    pub fn of(name: &str) -> Option<Reduce> {
+        Some(match name {
+            "sum" => Reduce::Sum,
+            "prod" => Reduce::Prod,
+            "mean" => Reduce::Mean,
+            "amax" => Reduce::Max,
+            "amin" => Reduce::Min,
+            _ => return None,
+        })
+    }
+}

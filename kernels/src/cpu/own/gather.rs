@@ -10,6 +10,7 @@ use tandem_tracegraph::node::Outputs;
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::scratch::room;
 use crate::cpu::own::{contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
+use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::express::{Operand, Window, operand};
@@ -54,8 +55,21 @@ impl Numbers {
                 Cow::Owned(numbers)
             }
         };
-        numbers.iter().all(|i| range.contains(i)).then_some(numbers)
+        let mut found = true;
+        check(&numbers, &range, &mut found);
+        found.then_some(numbers)
     }
+}
+
+widest! {
+    /// Sets `inside` to whether all indices are in the range.
+    fn check(numbers: &[i64], range: &Range<i64>, inside: &mut bool) => run_check
+}
+
+#[inline(always)]
+fn run_check(numbers: &[i64], range: &Range<i64>, inside: &mut bool) {
+    // Without a branch for each index, the loop is vectorized.
+    *inside = numbers.iter().fold(true, |all, i| all & (*i >= range.start) & (*i < range.end));
 }
 
 /// Copies the rows of `from` that `index` names to `to`. Negative indices count from the end if `negative`. For
@@ -75,16 +89,45 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
         // SAFETY: window 1 is the one that `numbers` was made from, and nobody writes it while the kernel runs.
         let Some(index) = (unsafe { numbers.read(data.of(1), lowest..rows) }) else { return false };
         each_row(host, n, each, &|begin, end| {
-            for (at, row) in (begin..end).zip(&index[begin..end]) {
-                let row = if *row < 0 { row + rows } else { *row } as usize;
-                // SAFETY: `row` is below `rows` and `at` below `n`, the numbers of rows of both windows, which do not
-                // overlap. One thread alone uses each row of the output.
-                unsafe { std::ptr::copy_nonoverlapping(from.at(row * bytes), to.at(at * bytes), bytes) };
+            // SAFETY: all indices are those of rows of `from`, and `to` has a row per index. The windows do not overlap,
+            // and one thread alone uses each row of the output.
+            unsafe {
+                let (index, to) = (&index[begin..end], to.at(begin * bytes));
+                match bytes {
+                    4 => copy_rows::<4>(from.get(), index, rows, to, bytes),
+                    8 => copy_rows::<8>(from.get(), index, rows, to, bytes),
+                    16 => copy_rows::<16>(from.get(), index, rows, to, bytes),
+                    32 => copy_rows::<32>(from.get(), index, rows, to, bytes),
+                    64 => copy_rows::<64>(from.get(), index, rows, to, bytes),
+                    128 => copy_rows::<128>(from.get(), index, rows, to, bytes),
+                    256 => copy_rows::<256>(from.get(), index, rows, to, bytes),
+                    _ => copy_rows::<0>(from.get(), index, rows, to, bytes),
+                }
             }
         });
         true
     };
     Some(Kernel::new(smallvec![from, index, to], smallvec![], work))
+}
+
+/// Copies rows of `bytes` bytes, which are `BYTES` if that is not 0. Negative indices count from row `rows`.
+///
+/// # Safety
+/// `from` has the rows that `index` names, and `to` a row per index. They do not overlap, and nobody else uses `to`.
+#[inline(always)]
+unsafe fn copy_rows<const BYTES: usize>(
+    from: *const u8,
+    index: &[i64],
+    rows: i64,
+    to: *mut u8,
+    bytes: usize,
+) {
+    let bytes = if BYTES == 0 { bytes } else { BYTES };
+    for (at, row) in index.iter().enumerate() {
+        let row = if *row < 0 { row + rows } else { *row } as usize;
+        // SAFETY: both rows exist, which this function requires.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(row * bytes), to.add(at * bytes), bytes) };
+    }
 }
 
 /// `embedding(weight, indices, ...)`.

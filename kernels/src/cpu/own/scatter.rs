@@ -9,16 +9,22 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::cpu::own::gather::Numbers;
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
-use crate::cpu::own::{MIDDLE, SMALL, contiguous, count, dimension, each_row, output, tensor};
+use crate::cpu::own::{MIDDLE, contiguous, count, dimension, each_row, output, tensor};
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
+use crate::ops::arguments::Reduce;
 use crate::ops::express::{Operand, Param, Window, operand};
 
-/// Number of columns that a thread handles together.
-const COLUMNS: usize = 64;
+/// Minimum number of adjacent columns that a thread handles together, and number of parts that more are split into.
+const COLUMNS: usize = 128;
+const PARTS: usize = 8;
 
-/// Minimum number of adjacent elements with the same index for which large tensors are not left to PyTorch.
-const ROW: usize = 8;
+/// Maximum number of elements that are written in an order given by the indices: a quarter of a second-level cache of
+/// 1 MiB.
+const NEAR: usize = 1 << 16;
+
+/// Cost of an index, in units of an element that is copied (2 ns and 0.1 ns on a Xeon with AVX-512).
+const INDEX: usize = 16;
 
 /// The shape of a scatter or gather: `[outer, slots, inner]` elements on the side that is indexed, and
 /// `[outer, n, inner]` on the other side.
@@ -33,24 +39,79 @@ struct Shape {
 }
 
 impl Shape {
-    /// Calls `body` with positions on the indexed side and on the other side, in the order of the indices for each
-    /// position of the indexed side. Positions that different threads get differ on both sides.
-    fn each(&self, host: &dyn HostKernels, index: &[i64], body: &(dyn Fn(usize, usize, usize) + Sync)) {
+    /// Whether each element has an index and there are so many of them that PyTorch's kernels are faster.
+    fn is_long_column(&self) -> bool {
+        self.inner == 1 && self.outer * self.n > MIDDLE
+    }
+
+    /// Cost of `n` adjacent elements.
+    fn cost(&self, n: usize) -> usize {
+        if self.strides[2] == 0 { n + INDEX } else { n * INDEX }
+    }
+
+    /// Calls `body` with positions on the indexed side and on the other side, and a number of elements, in the order of
+    /// the indices for each position of the indexed side. Positions that different threads get differ on both sides.
+    #[inline(always)]
+    fn each(&self, host: &dyn HostKernels, index: &[i64], body: impl Fn(usize, usize, usize) + Sync) {
         let Shape { outer, slots, n, inner, strides: [so, sn, si] } = *self;
-        let groups = inner.div_ceil(COLUMNS);
-        each_row(host, outer * groups, n * inner.min(COLUMNS) * 4, &|begin, end| {
+        let width = COLUMNS.max(inner.div_ceil(PARTS));
+        let groups = inner.div_ceil(width);
+        each_row(host, outer * groups, n * self.cost(inner.min(width)), &|begin, end| {
             for item in begin..end {
-                let (o, column) = (item / groups, item % groups * COLUMNS);
-                let width = COLUMNS.min(inner - column);
+                let (o, first) = (item / groups, item % groups * width);
+                if inner == 1 {
+                    for (i, slot) in index[o * so..][..n].iter().enumerate() {
+                        body(o * slots + wrapped(*slot, slots), o * n + i, 1);
+                    }
+                    continue;
+                }
+                let columns = first..inner.min(first + width);
                 for i in 0..n {
-                    let (row, at) = (o * so + i * sn, (o * n + i) * inner + column);
+                    let (row, at) = (o * so + i * sn, (o * n + i) * inner);
                     if si == 0 {
                         let slot = wrapped(index[row], slots);
-                        body((o * slots + slot) * inner + column, at, width);
+                        body((o * slots + slot) * inner + first, at + first, columns.len());
                     } else {
-                        for j in 0..width {
-                            let slot = wrapped(index[row + (column + j) * si], slots);
-                            body((o * slots + slot) * inner + column + j, at + j, 1);
+                        for (column, slot) in columns.clone().zip(&index[row + first..]) {
+                            body((o * slots + wrapped(*slot, slots)) * inner + column, at + column, 1);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl Shape {
+    /// Copies the elements of `from` that the indices name.
+    ///
+    /// # Safety
+    /// `from` has the elements of the indexed side and `to` those of the other side, in the size of a `T`. They do not
+    /// overlap, and nobody writes `from` or uses `to` during the call.
+    unsafe fn gather<T: Copy>(
+        &self,
+        host: &dyn HostKernels,
+        index: &[i64],
+        from: Shared<u8>,
+        to: Shared<u8>,
+    ) {
+        let Shape { outer, slots, n, inner, strides: [so, sn, si] } = *self;
+        let (from, to) = (Shared(from.get().cast::<T>()), Shared(to.get().cast::<T>()));
+        each_row(host, outer * n, self.cost(inner), &|begin, end| {
+            for o in begin / n..end.div_ceil(n) {
+                for item in begin.max(o * n)..end.min((o + 1) * n) {
+                    let row = o * so + (item - o * n) * sn;
+                    // SAFETY: the indices are those of slots, and one thread alone writes an item.
+                    unsafe {
+                        let (from, to) = (from.at(o * slots * inner), to.at(item * inner));
+                        if inner == 1 {
+                            to.copy_from(from.add(index[row] as usize), 1);
+                        } else if si == 0 {
+                            std::ptr::copy_nonoverlapping(from.add(index[row] as usize * inner), to, inner);
+                        } else {
+                            for (column, slot) in index[row..row + inner].iter().enumerate() {
+                                to.add(column).copy_from(from.add(*slot as usize * inner + column), 1);
+                            }
                         }
                     }
                 }
@@ -89,10 +150,6 @@ impl Indices {
             window.strides.truncate(dim + 1);
         }
         let strides = if is_expanded { [n, 1, 0] } else { [n * inner, inner, 1] };
-        let most = if is_expanded && inner >= ROW { MIDDLE } else { SMALL };
-        if outer * n * inner > most {
-            return None;
-        }
         let numbers = Numbers::of(&window)?;
         let indices = Indices { window, numbers, range: 0..slots as i64 };
         (n > 0).then_some((indices, Shape { outer, slots, n, inner, strides }))
@@ -116,15 +173,24 @@ pub fn gather(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let dim = dimension(call, 1, from.sizes.len())?;
     let index = tensor(call, 2).filter(|index| index.sizes == to.sizes)?;
     let (Indices { window, numbers, range }, shape) = Indices::along(index, &from.sizes, dim)?;
+    if shape.is_long_column() {
+        return None;
+    }
     let bytes = from.mem.size() as usize;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (from, to) = (data.of::<u8>(0), data.of::<u8>(2));
         // SAFETY: window 1 is the one that `numbers` was made from, and nobody writes it while the kernel runs.
         let Some(index) = (unsafe { numbers.read(data.of(1), range.clone()) }) else { return false };
-        shape.each(host, &index, &|slot, at, n| {
-            // SAFETY: both positions are inside the windows, which do not overlap; one thread alone writes each.
-            unsafe { std::ptr::copy_nonoverlapping(from.at(slot * bytes), to.at(at * bytes), n * bytes) };
-        });
+        // SAFETY: the windows have elements of this size and the sizes of the shape, and do not overlap.
+        unsafe {
+            match bytes {
+                1 => shape.gather::<u8>(host, &index, from, to),
+                2 => shape.gather::<u16>(host, &index, from, to),
+                4 => shape.gather::<u32>(host, &index, from, to),
+                8 => shape.gather::<u64>(host, &index, from, to),
+                _ => shape.gather::<[u64; 2]>(host, &index, from, to),
+            }
+        }
         true
     };
     Some(Kernel::new(smallvec![from, window, to], smallvec![], work))
@@ -139,13 +205,15 @@ enum Source {
 }
 
 /// The kernel that writes `source` at positions of a tensor: of argument 0, in place, or of a copy of it. `combine`
-/// gets the old element, the new one, and the number `by`, if there is one.
+/// gets the old element, the new one, and the number `by`, if there is one. With `start`, this value replaces the old
+/// elements at these positions.
 fn put<T: Copy + Send + Sync + 'static>(
     (call, outputs): (&Call<'_>, &Outputs),
     mem: Mem,
     (Indices { window: index, numbers, range }, shape): (Indices, Shape),
     source: Source,
     (by, number): (Option<Param>, fn(u64) -> T),
+    start: Option<T>,
     combine: impl Fn(T, T, T) -> T + Send + Sync + 'static,
 ) -> Option<Kernel> {
     let mut windows: SmallVec<[Window; 4]> = smallvec![index];
@@ -173,18 +241,31 @@ fn put<T: Copy + Send + Sync + 'static>(
         params.push(by);
         params.len() - 1
     });
+    // PyTorch's kernels look at a column at a time, which is faster if the slots do not fit a cache.
+    if shape.strides[2] != 0 && shape.slots * shape.inner > NEAR || has_source && shape.is_long_column() {
+        return None;
+    }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         // SAFETY: window 0 is the one that `numbers` was made from, and nobody writes it while the kernel runs.
         let Some(index) = (unsafe { numbers.read(data.of(0), range.clone()) }) else { return false };
         let to: Shared<T> = data.of(1);
         if let Some(before) = before {
-            // SAFETY: both windows have `all` elements and do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(data.of::<T>(before).get(), to.get(), all) };
+            let before: Shared<T> = data.of(before);
+            each_row(host, all, 1, &|begin, end| {
+                // SAFETY: both windows have `all` elements and do not overlap; one thread alone writes an element.
+                unsafe { to.slice(begin, end - begin).copy_from_slice(before.read(begin, end - begin)) };
+            });
         }
         let value = number(params.first().copied().unwrap_or_default());
         let factor = factor.map_or(value, |i| number(params[i]));
+        if let Some(start) = start {
+            shape.each(host, &index, |slot, _, n| {
+                // SAFETY: the position is inside the window; one thread alone writes it.
+                unsafe { to.slice(slot, n) }.fill(start);
+            });
+        }
         let source: Shared<T> = if has_source { data.of(2) } else { Shared(std::ptr::null_mut()) };
-        shape.each(host, &index, &|slot, at, n| {
+        shape.each(host, &index, |slot, at, n| {
             // SAFETY: both positions are inside the windows, which do not overlap; one thread alone writes each.
             let to = unsafe { to.slice(slot, n) };
             if has_source {
@@ -227,10 +308,12 @@ fn scattered(call: &Call<'_>, outputs: &Outputs, is_sum: bool) -> Option<Kernel>
     let is_float = matches!(call.args.get(3), Some(Arg::Float(_)));
     let both = (call, outputs);
     match to.mem {
-        Mem::F32 if is_sum => put(both, to.mem, indices, source, (None, float), |a, b, _| a + b),
-        Mem::F32 => put(both, to.mem, indices, source, (None, float), |_, b, _| b),
-        Mem::I64 if is_sum => put(both, to.mem, indices, source, (None, int), |a, b, _| a.wrapping_add(b)),
-        Mem::I64 if !is_float => put(both, to.mem, indices, source, (None, int), |_, b, _| b),
+        Mem::F32 if is_sum => put(both, to.mem, indices, source, (None, float), None, |a, b, _| a + b),
+        Mem::F32 => put(both, to.mem, indices, source, (None, float), None, |_, b, _| b),
+        Mem::I64 if is_sum => {
+            put(both, to.mem, indices, source, (None, int), None, |a, b, _| a.wrapping_add(b))
+        }
+        Mem::I64 if !is_float => put(both, to.mem, indices, source, (None, int), None, |_, b, _| b),
         _ => None,
     }
 }
@@ -245,6 +328,33 @@ pub fn scatter_add(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     scattered(call, outputs, true)
 }
 
+/// `scatter_reduce(self, dim, index, src, reduce, include_self)`; means are PyTorch's.
+pub fn scatter_reduce(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let to = tensor(call, 0)?;
+    let dim = dimension(call, 1, to.sizes.len())?;
+    let index = tensor(call, 2)?;
+    let source = contiguous(call, 3, Mem::F32).filter(|w| w.sizes == index.sizes)?;
+    let indices = Indices::along(index, &to.sizes, dim)?;
+    let (Some(Arg::Str(how)), Some(Arg::Bool(includes))) = (call.args.get(4), call.args.get(5)) else {
+        return None;
+    };
+    let (both, source) = ((call, outputs), Source::Window(source));
+    let number = (None, float as fn(u64) -> f32);
+    let start = |identity: f32| (!includes).then_some(identity);
+    match Reduce::of(how)? {
+        Reduce::Sum => put(both, Mem::F32, indices, source, number, start(0.0), |a, b, _| a + b),
+        Reduce::Prod => put(both, Mem::F32, indices, source, number, start(1.0), |a, b, _| a * b),
+        // As in PyTorch's kernels, the first of two equal values stays, and NaN wins.
+        Reduce::Max => put(both, Mem::F32, indices, source, number, start(f32::NEG_INFINITY), |a, b, _| {
+            if a < b || b.is_nan() { b } else { a }
+        }),
+        Reduce::Min => put(both, Mem::F32, indices, source, number, start(f32::INFINITY), |a, b, _| {
+            if b < a || b.is_nan() { b } else { a }
+        }),
+        Reduce::Mean => None,
+    }
+}
+
 /// `index_add(self, dim, index, source, alpha)`.
 pub fn index_add(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (to, index) = (tensor(call, 0)?, tensor(call, 2).filter(|index| index.sizes.len() == 1)?);
@@ -253,12 +363,9 @@ pub fn index_add(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let size = |d: usize| if d == dim { index.sizes[0] } else { to.sizes[d] };
         source.sizes.len() == to.sizes.len() && (0..to.sizes.len()).all(|d| source.sizes[d] == size(d))
     })?;
-    if count(&source.sizes) > MIDDLE {
-        return None;
-    }
     let indices = Indices::of_rows(index, &to.sizes, dim, false)?;
     let alpha = Some(Param::Number(4, 0, Ty::F64));
-    put((call, outputs), Mem::F32, indices, Source::Window(source), (alpha, float), |a, b, alpha| {
+    put((call, outputs), Mem::F32, indices, Source::Window(source), (alpha, float), None, |a, b, alpha| {
         a + alpha * b
     })
 }
@@ -274,10 +381,12 @@ pub fn index_put(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (both, source) = ((call, outputs), Source::Window(source));
     let indices = Indices::of_rows(index, &to.sizes, 0, true)?;
     match (to.mem, is_sum) {
-        (Mem::F32, true) => put(both, to.mem, indices, source, (None, float), |a, b, _| a + b),
-        (Mem::F32, false) => put(both, to.mem, indices, source, (None, float), |_, b, _| b),
-        (Mem::I64, true) => put(both, to.mem, indices, source, (None, int), |a, b, _| a.wrapping_add(b)),
-        (Mem::I64, false) => put(both, to.mem, indices, source, (None, int), |_, b, _| b),
+        (Mem::F32, true) => put(both, to.mem, indices, source, (None, float), None, |a, b, _| a + b),
+        (Mem::F32, false) => put(both, to.mem, indices, source, (None, float), None, |_, b, _| b),
+        (Mem::I64, true) => {
+            put(both, to.mem, indices, source, (None, int), None, |a, b, _| a.wrapping_add(b))
+        }
+        (Mem::I64, false) => put(both, to.mem, indices, source, (None, int), None, |_, b, _| b),
         _ => None,
     }
 }

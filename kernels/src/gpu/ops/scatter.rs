@@ -17,6 +17,7 @@ use crate::gpu::ops::index::{Indexing, at_least_1d, bits, is_index, position};
 use crate::gpu::ops::types::{broadcast, preserved};
 use crate::gpu::store::{Put, Store};
 use crate::ir::{E, Mem, Ty};
+use crate::ops::arguments::Reduce;
 
 /// Destination of an element.
 struct Target {
@@ -43,45 +44,23 @@ struct Scatter<'p> {
     place: Placing<'p>,
 }
 
-/// Reduction of elements that go to one place.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reduce {
-    Sum,
-    Prod,
-    Mean,
-    Max,
-    Min,
+/// The update that adds an element to a reduction.
+fn update(how: Reduce) -> Put {
+    match how {
+        Reduce::Sum | Reduce::Mean => Put::Add,
+        Reduce::Prod => Put::Mul,
+        Reduce::Max => Put::Max,
+        Reduce::Min => Put::Min,
+    }
 }
 
-impl Reduce {
-    fn of(name: &str) -> Option<Reduce> {
-        Some(match name {
-            "sum" | "add" => Reduce::Sum,
-            "prod" | "multiply" => Reduce::Prod,
-            "mean" => Reduce::Mean,
-            "amax" => Reduce::Max,
-            "amin" => Reduce::Min,
-            _ => return None,
-        })
-    }
-
-    fn put(self) -> Put {
-        match self {
-            Reduce::Sum | Reduce::Mean => Put::Add,
-            Reduce::Prod => Put::Mul,
-            Reduce::Max => Put::Max,
-            Reduce::Min => Put::Min,
-        }
-    }
-
-    /// Initial value of the reduction.
-    fn identity(self, ty: Ty) -> E {
-        match self {
-            Reduce::Sum | Reduce::Mean => E::lit(ty, 0.0),
-            Reduce::Prod => E::lit(ty, 1.0),
-            Reduce::Max => lowest(ty),
-            Reduce::Min => highest(ty),
-        }
+/// Initial value of a reduction.
+fn identity(how: Reduce, ty: Ty) -> E {
+    match how {
+        Reduce::Sum | Reduce::Mean => E::lit(ty, 0.0),
+        Reduce::Prod => E::lit(ty, 1.0),
+        Reduce::Max => lowest(ty),
+        Reduce::Min => highest(ty),
     }
 }
 
@@ -187,7 +166,7 @@ impl Scatter<'_> {
         let computed = match out.mem {
             Mem::F32 | Mem::F16 | Mem::Bf16 => Dtype::FLOAT32,
             Mem::I32 | Mem::I16 | Mem::I8 | Mem::U8 => Dtype::INT32,
-            Mem::I64 if how.put() == Put::Add => Dtype::INT64,
+            Mem::I64 if update(how) == Put::Add => Dtype::INT64,
             _ => return None,
         };
         let ty = Mem::of(computed)?.ty();
@@ -198,7 +177,7 @@ impl Scatter<'_> {
             })?;
         }
         if !include_self {
-            self.assign(l, &work, true, &|_, _, _, ty| Some(how.identity(ty)))?;
+            self.assign(l, &work, true, &|_, _, _, ty| Some(identity(how, ty)))?;
         }
         let counts = if how == Reduce::Mean { Some(l.temp(&out.sizes, Dtype::INT32)?) } else { None };
         if let Some(counts) = &counts {
@@ -210,7 +189,7 @@ impl Scatter<'_> {
             let counts = counts.as_ref().and_then(|c| l.write(k, c));
             let place = self.find(l, k, coords)?;
             let value = value(l, k, coords, ty)?;
-            let mut stores = vec![k.put(&t, &place.at, value, how.put())];
+            let mut stores = vec![k.put(&t, &place.at, value, update(how))];
             if let Some(counts) = counts {
                 share(k, counts.buf);
                 stores.push(k.put(&counts, &place.at, E::int(Ty::I32, 1), Put::Add));
@@ -316,7 +295,7 @@ pub fn scatter(l: &mut Lowering<'_>) -> Option<()> {
     let s = along(&x, dim, &index)?;
     match l.string(4) {
         Some(reduce) => {
-            let how = Reduce::of(reduce)?;
+            let how = Reduce::of_scatter(reduce)?;
             let value = value_of(&values, &s.sizes);
             s.reduce(l, &x, &out, how, true, &value)
         }

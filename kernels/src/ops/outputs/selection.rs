@@ -172,14 +172,35 @@ pub(crate) fn scatter_in_place(call: &Call<'_>) -> Option<Outputs> {
     outputs_in_place(call)
 }
 
+/// `index_select(self, dim, index)`.
+pub(crate) fn index_select(call: &Call<'_>) -> Option<Outputs> {
+    let x = contiguous(call, 0)?;
+    let index = tensor(call, 2).filter(|index| index.dtype == Dtype::INT64 && index.sizes.len() == 1)?;
+    let mut sizes = Dims::from_slice(x.sizes);
+    sizes[dimension(int(call, 1)?, x.sizes.len())?] = index.sizes[0];
+    one(x.dtype, &sizes)
+}
+
+/// `index_add(self, dim, index, source, alpha)`.
+pub(crate) fn index_add(call: &Call<'_>) -> Option<Outputs> {
+    let x = added_to(call)?;
+    one(x.dtype, x.sizes)
+}
+
 /// `index_add_(self, dim, index, source, alpha)`.
 pub(crate) fn index_add_in_place(call: &Call<'_>) -> Option<Outputs> {
+    added_to(call)?;
+    outputs_in_place(call)
+}
+
+/// The tensor that `index_add` adds to.
+fn added_to<'c>(call: &'c Call<'_>) -> Option<&'c Input<'c>> {
     let (x, source) = (contiguous(call, 0).filter(|x| x.dtype.is_floating())?, tensor(call, 3)?);
     let index = tensor(call, 2).filter(|index| index.dtype == Dtype::INT64 && index.sizes.len() == 1)?;
     let dim = dimension(int(call, 1)?, x.sizes.len())?;
     let size = |d: usize| if d == dim { index.sizes[0] } else { x.sizes[d] };
     let fits = source.dtype == x.dtype && source.sizes.len() == x.sizes.len();
-    (fits && (0..x.sizes.len()).all(|d| source.sizes[d] == size(d))).then(|| outputs_in_place(call))?
+    (fits && (0..x.sizes.len()).all(|d| source.sizes[d] == size(d))).then_some(x)
 }
 
 /// `index_put_(self, indices, values, accumulate)` with one tensor of indices.
