@@ -242,7 +242,7 @@ fn put<T: Copy + Send + Sync + 'static>(
         params.len() - 1
     });
     // PyTorch's kernels look at a column at a time, which is faster if the slots do not fit a cache.
-    if shape.strides[2] != 0 && shape.slots * shape.inner > NEAR || has_source && shape.is_long_column() {
+    if shape.strides[2] != 0 && shape.slots * shape.inner > NEAR {
         return None;
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
@@ -300,8 +300,11 @@ fn scattered(call: &Call<'_>, outputs: &Outputs, is_sum: bool) -> Option<Kernel>
     let index = tensor(call, 2)?;
     let sizes = index.sizes.clone();
     let indices = Indices::along(index, &to.sizes, dim)?;
+    let is_long = indices.1.is_long_column();
     let source = match operand(call, 3, 0)?.0 {
-        Operand::Window(_) => Source::Window(contiguous(call, 3, to.mem).filter(|w| w.sizes == sizes)?),
+        Operand::Window(_) => {
+            Source::Window(contiguous(call, 3, to.mem).filter(|w| w.sizes == sizes && !is_long)?)
+        }
         Operand::Number(arg, item) => Source::Number(Param::Number(arg, item, number_type(to.mem))),
         Operand::Host(_) => return None,
     };
