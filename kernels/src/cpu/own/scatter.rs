@@ -80,9 +80,7 @@ impl Shape {
             }
         });
     }
-}
 
-impl Shape {
     /// Copies the elements of `from` that the indices name.
     ///
     /// # Safety
