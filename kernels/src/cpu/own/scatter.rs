@@ -19,8 +19,8 @@ use crate::ops::express::{Operand, Param, Window, operand};
 const COLUMNS: usize = 128;
 const PARTS: usize = 8;
 
-/// Maximum number of elements that are written in an order given by the indices: a quarter of a second-level cache of
-/// 1 MiB.
+/// Maximum number of elements of the written tensor if each element of the source has an index: a quarter of a
+/// second-level cache of 1 MiB.
 const NEAR: usize = 1 << 16;
 
 /// Cost of an index, in units of an element that is copied (2 ns and 0.1 ns on a Xeon with AVX-512).
@@ -39,7 +39,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// Whether each element has an index and there are so many of them that PyTorch's kernels are faster.
+    /// Whether there are more than [`MIDDLE`] indices, one for each element of the other side. PyTorch's kernels are
+    /// faster then.
     fn is_long_column(&self) -> bool {
         self.inner == 1 && self.outer * self.n > MIDDLE
     }

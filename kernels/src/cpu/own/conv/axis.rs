@@ -34,8 +34,8 @@ impl Axis {
         Axis { size, out, stride, padding, phases, taps, reach }
     }
 
-    /// Returns the positions in a phase that pixels have, relative to position `first`, and the coordinate of the first
-    /// of these pixels. The phase is given by its padded coordinate.
+    /// Returns the part of a phase that lies inside the image, in positions relative to `first`, and the coordinate of
+    /// its first pixel. `phase` is the padded coordinate of position 0.
     pub(super) fn pixels(&self, phase: usize, first: usize) -> (Range<usize>, usize) {
         self.pixels_before(phase, first, usize::MAX)
     }

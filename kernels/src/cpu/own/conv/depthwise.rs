@@ -1,11 +1,11 @@
 //! Depthwise convolutions: each channel has a filter of its own.
 //!
 //! **Why.** A matrix product per channel would have one row. oneDNN's kernels compute at 4 to 30 GFLOP/s here.
-//! **Strategy.** A plane is copied with its padding, each phase of it ([`Axis`]) on its own. The elements that a tap
-//! of the filter reads for all outputs are then one range of the copy, because outputs are computed in rows as long as
-//! those of the copy; what they have too much is not stored. An output is the sum of such ranges times weights, and the
-//! gradient of a weight is the product of its range and the grid. The image's gradient is computed in the same way from
-//! the grid, phase by phase.
+//! **Strategy.** A plane is copied with its padding; with a stride above 1, each phase ([`Axis`]) has a copy. Outputs
+//! are computed in rows as long as the rows of a copy. The elements that a tap of the filter reads for all outputs are
+//! then one contiguous range of a copy. The outputs between the end of an image row and the end of such a row are
+//! dropped. An output is the sum of these ranges times weights, and the gradient of a weight is the product of its range
+//! and the grid. The image's gradient is computed in the same way from the grid, phase by phase.
 //!
 //! Outputs are added in the order of the taps, and the partial sums of a weight's gradient do not depend on the CPU, so
 //! that neither the number of threads nor the SIMD units change a bit.
@@ -31,7 +31,8 @@ const BLOCKS: usize = 4;
 const TAPS: usize = 5;
 /// Maximum number of floats of a plane's copies: half of a second-level cache of 1 MiB.
 const ROOM: usize = 1 << 17;
-/// Number of floats of the planes whose part of a weight gradient is summed together: a first-level cache.
+/// Maximum number of floats in the copies that are read once for each group of `TAPS` weights, if there are several
+/// copies: a first-level cache of 32 KiB.
 const NEAR: usize = 1 << 13;
 /// Number of positions of a plane after which partial sums are added to those in float64.
 const LONG: usize = 1 << 12;
@@ -104,7 +105,7 @@ struct Tap {
 #[derive(Clone, Debug)]
 struct Step {
     taps: SmallVec<[Tap; 9]>,
-    /// Outputs of the step, and their positions.
+    /// Rectangle of the outputs that the step computes.
     to: Part,
 }
 
