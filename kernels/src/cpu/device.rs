@@ -8,6 +8,7 @@ use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 use tandem_tracegraph::tensor_meta::flags;
 
+use crate::cpu::channels_last::{OnChannelsLast, Order, Planes};
 use crate::cpu::natives;
 use crate::cpu::natives::Natives;
 use crate::cpu::tiles::computation::Computation;
@@ -22,7 +23,7 @@ use crate::ops::table::overwrites;
 use crate::overlap::same_window;
 use crate::plan::{Feed, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun};
-use crate::shapes::is_dense;
+use crate::shapes::{Dims, channels_last, is_channels_last, is_contiguous, is_dense};
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ enum Contents {
     Undefined(u64),
     /// The storage has a buffer.
     Ready(Buffer),
+    /// The storage has a buffer in which a tensor of these sizes, which fills it, is channels last.
+    ChannelsLast(Buffer, Planes),
     /// The op that would have written the storage failed. The number is the storage's size in bytes.
     Poisoned(Arc<Failure>, u64),
 }
@@ -45,12 +48,20 @@ pub struct CpuDevice {
     storages: Vec<Contents>,
     pub(super) natives: Natives,
     failures: Vec<Arc<Failure>>,
+    /// Whether a storage has ever been channels last.
+    pub(super) has_channels_last: bool,
 }
 
 impl CpuDevice {
     /// A device that calls `host`'s kernels, and Tandem's own kernels for the ops that have one if `own_kernels`.
     pub fn new(host: &'static dyn HostKernels, own_kernels: bool) -> CpuDevice {
-        CpuDevice { host, storages: Vec::new(), natives: Natives::new(own_kernels), failures: Vec::new() }
+        CpuDevice {
+            host,
+            storages: Vec::new(),
+            natives: Natives::new(own_kernels),
+            failures: Vec::new(),
+            has_channels_last: false,
+        }
     }
 
     fn slot(&mut self, id: StorageId) -> &mut Contents {
@@ -60,16 +71,39 @@ impl CpuDevice {
         &mut self.storages[id.index()]
     }
 
-    /// Returns the buffer of a storage; allocates it if the storage's bytes are undefined.
+    /// Returns the buffer of a storage, in row-major order; allocates it if the storage's bytes are undefined.
     fn buffer(&mut self, id: StorageId) -> Result<&Buffer, Absent> {
+        self.ordered(id, None)
+    }
+
+    /// Returns the buffer of a storage, with its tensor of the sizes `planes` channels last, or in row-major order if
+    /// `planes` is `None`. Allocates it if the storage's bytes are undefined.
+    fn ordered(&mut self, id: StorageId, planes: Option<Planes>) -> Result<&Buffer, Absent> {
         let host = self.host;
-        let contents = self.slot(id);
-        if let Contents::Undefined(nbytes) = contents {
-            let made = Buffer::new(*nbytes, host);
-            *contents = Contents::Ready(made.map_err(|e| Absent::NoMemory(Exception::adopt(e, host)))?);
+        match self.slot(id) {
+            Contents::Undefined(nbytes) => {
+                let nbytes = *nbytes;
+                let made = Buffer::new(nbytes, host);
+                let made = made.map_err(|e| Absent::NoMemory(Exception::adopt(e, host)))?;
+                *self.slot(id) = match planes {
+                    None => Contents::Ready(made),
+                    Some(planes) => Contents::ChannelsLast(made, planes),
+                };
+            }
+            Contents::ChannelsLast(from, known) if planes != Some(*known) => {
+                let (from, known) = (from.clone(), *known);
+                *self.slot(id) = Contents::Ready(self.reordered(&from, 0, known, Order::RowMajor)?);
+            }
+            _ => {}
         }
+        if let (Contents::Ready(from), Some(planes)) = (self.slot(id), planes) {
+            let from = from.clone();
+            let made = self.reordered(&from, 0, planes, Order::ChannelsLast)?;
+            *self.slot(id) = Contents::ChannelsLast(made, planes);
+        }
+        let contents = self.slot(id);
         match contents {
-            Contents::Ready(buffer) => Ok(buffer),
+            Contents::Ready(buffer) | Contents::ChannelsLast(buffer, _) => Ok(buffer),
             Contents::Poisoned(failure, _) => Err(Absent::Poisoned(failure.clone())),
             Contents::Free | Contents::Undefined(_) => Err(Absent::Free),
         }
@@ -99,13 +133,7 @@ impl CpuDevice {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
             match self.buffer(id).map(Buffer::as_ptr) {
                 Ok(ptr) => call.inputs[i].place = Place::Buffer(ptr),
-                Err(Absent::Poisoned(failure)) => return Err(CallFailure::Poisoned(failure)),
-                Err(Absent::Free) => {
-                    return Err(CallFailure::Raised(self.failure(call, location, Cause::NoMemory)));
-                }
-                Err(Absent::NoMemory(exception)) => {
-                    return Err(CallFailure::Raised(self.failure(call, location, Cause::Kernel(exception))));
-                }
+                Err(absent) => return Err(self.absent(absent, call, location)),
             }
         }
         Ok(())
@@ -115,6 +143,13 @@ impl CpuDevice {
     fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
         let (variant, fresh) = (op.variant, op.fresh);
         let location = op.declared.key.location;
+        if let Some(weight) = self.channels_last_weight(op.call) {
+            let made = self.call_channels_last(op.call, weight, location, &variant.outputs);
+            for (id, contents) in fresh.iter().zip(made.map_err(CallFailure::into_failure)?) {
+                *self.slot(*id) = contents;
+            }
+            return Ok(());
+        }
         self.resolve(op.call, location).map_err(CallFailure::into_failure)?;
         let host = self.host;
         let call = &*op.call;
@@ -163,6 +198,121 @@ impl CpuDevice {
         Ok(())
     }
 
+    /// The weight of a call that PyTorch computes on channels-last operands, as the index of an input.
+    fn channels_last_weight(&mut self, call: &Call<'_>) -> Option<usize> {
+        self.natives.rule(call.op, self.host)?.channels_last_weight(call)
+    }
+
+    /// Calls PyTorch's kernel with its tensors of four dimensions channels last. Their storages stay so, except that of
+    /// the weight, which the program also uses elsewhere. Returns the contents of the new storages; `outputs` are the
+    /// call's outputs in row-major order.
+    fn call_channels_last(
+        &mut self,
+        call: &Call<'_>,
+        weight: usize,
+        location: LocationId,
+        outputs: &Outputs,
+    ) -> Result<SmallVec<[Contents; 3]>, CallFailure> {
+        let host = self.host;
+        let strides: SmallVec<[Dims; 4]> = call
+            .inputs
+            .iter()
+            .map(|i| if i.sizes.len() == 4 { channels_last(i.sizes) } else { i.strides.into() })
+            .collect();
+        let mut given = Call::blank(call.op);
+        given.args.extend(call.args.iter().cloned());
+        given.inputs.extend(call.inputs.iter().cloned());
+        (given.default_dtype, given.numbers_fit) = (call.default_dtype, call.numbers_fit);
+        self.has_channels_last = true;
+        let mut kept: SmallVec<[Buffer; 3]> = SmallVec::new();
+        for (number, (input, strides)) in given.inputs.iter_mut().zip(&strides).enumerate() {
+            let (Place::Storage { id, .. }, Some(planes)) = (input.place, Planes::of(input.sizes)) else {
+                continue;
+            };
+            let fills = input.offset == 0 && self.nbytes(id) == planes.bytes();
+            let buffer = match number != weight && fills {
+                true => self.ordered(id, Some(planes)).cloned(),
+                false => self.copied(id, input.offset, planes),
+            };
+            let buffer = buffer.map_err(|absent| self.absent(absent, call, location))?;
+            (input.place, input.strides, input.offset) = (Place::Buffer(buffer.as_ptr()), strides, 0);
+            kept.push(buffer);
+        }
+        self.resolve(&mut given, location)?;
+        // SAFETY: `kept` and the storages have the buffers that the call names, whose channels-last tensors fill them or
+        // are copies; the caller keeps its other objects. Only this thread, and those that help it, use them.
+        let called = unsafe { call_host(host, &given) };
+        let (results, made) = called.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
+        let agrees = results.fresh == outputs.fresh
+            && results.outs.len() == outputs.outs.len()
+            && results.outs.iter().zip(&outputs.outs).all(|(given, told)| match (given, told) {
+                (OutSpec::Fresh { meta, offset: 0, .. }, OutSpec::Fresh { meta: told, offset: 0, .. }) => {
+                    let (sizes, strides) = (meta.sizes(), meta.strides());
+                    told.sizes() == sizes
+                        && told.dtype == meta.dtype
+                        && (is_contiguous(sizes, strides) || is_channels_last(sizes, strides))
+                }
+                (given, told) => given == told,
+            });
+        if !agrees {
+            return Err(CallFailure::Raised(self.failure(call, location, Cause::Metadata)));
+        }
+        let metas = results.outs.iter().filter_map(|out| match out {
+            OutSpec::Fresh { meta, .. } => Some(meta),
+            _ => None,
+        });
+        let contents = made.into_iter().zip(metas).map(|(buffer, meta)| {
+            let planes = Planes::of(meta.sizes()).filter(|_| !is_contiguous(meta.sizes(), meta.strides()));
+            let Some(planes) = planes else { return Ok(Contents::Ready(buffer)) };
+            if meta.sizes() != call.inputs[weight].sizes {
+                return Ok(Contents::ChannelsLast(buffer, planes));
+            }
+            self.reordered(&buffer, 0, planes, Order::RowMajor).map(Contents::Ready)
+        });
+        let contents: Result<_, Absent> = contents.collect();
+        contents.map_err(|absent| self.absent(absent, call, location))
+    }
+
+    /// A copy of a tensor of four dimensions in a storage, channels last.
+    fn copied(&mut self, id: StorageId, offset: i64, planes: Planes) -> Result<Buffer, Absent> {
+        let from = self.buffer(id)?.clone();
+        self.reordered(&from, offset, planes, Order::ChannelsLast)
+    }
+
+    /// A copy of a tensor of four dimensions, which begins at an offset in elements, in another order.
+    fn reordered(&self, from: &Buffer, offset: i64, planes: Planes, order: Order) -> Result<Buffer, Absent> {
+        let made = Buffer::new(planes.bytes(), self.host);
+        let made = made.map_err(|e| Absent::NoMemory(Exception::adopt(e, self.host)))?;
+        let begin = offset as u64 * size_of::<f32>() as u64;
+        assert!(begin + planes.bytes() <= from.bytes().1, "a tensor ends after its storage");
+        // SAFETY: the tensor is inside `from`, as the assertion checks, and `made` has its size. Only this thread, and
+        // those that help it, use them.
+        unsafe {
+            let from = from.bytes().0.add(begin as usize);
+            planes.reorder(self.host, from.cast(), made.bytes().0.cast(), order);
+        }
+        Ok(made)
+    }
+
+    /// Returns a failure that the caller raises now, so that it is not reported again later.
+    fn seen(&mut self, failure: CallFailure) -> CallFailure {
+        if let CallFailure::Poisoned(seen) = &failure {
+            self.failures.retain(|f| !Arc::ptr_eq(f, seen));
+        }
+        failure
+    }
+
+    /// The failure of a call that needs a storage without a buffer.
+    fn absent(&self, absent: Absent, call: &Call<'_>, location: LocationId) -> CallFailure {
+        match absent {
+            Absent::Poisoned(failure) => CallFailure::Poisoned(failure),
+            Absent::Free => CallFailure::Raised(self.failure(call, location, Cause::NoMemory)),
+            Absent::NoMemory(exception) => {
+                CallFailure::Raised(self.failure(call, location, Cause::Kernel(exception)))
+            }
+        }
+    }
+
     /// Handles a copy of a whole fed host tensor to a whole storage: the feed's buffer, which nobody else uses,
     /// becomes the storage's contents. Returns false if the call is something else.
     fn adopt(&mut self, call: &Call<'_>, hosts: &[HostFeed]) -> bool {
@@ -179,7 +329,7 @@ impl CpuDevice {
         let nbytes = buffer.bytes().1;
         let fits = match self.slot(id) {
             Contents::Undefined(n) => *n == nbytes,
-            Contents::Ready(old) => old.bytes().1 == nbytes,
+            Contents::Ready(old) | Contents::ChannelsLast(old, _) => old.bytes().1 == nbytes,
             _ => false,
         };
         if !whole || !fits || to.meta().extent_bytes(0) != nbytes {
@@ -258,7 +408,7 @@ impl CpuDevice {
     /// Returns the size of a storage in bytes.
     fn nbytes(&self, id: StorageId) -> u64 {
         match self.storages.get(id.index()) {
-            Some(Contents::Ready(buffer)) => buffer.bytes().1,
+            Some(Contents::Ready(buffer) | Contents::ChannelsLast(buffer, _)) => buffer.bytes().1,
             Some(Contents::Undefined(nbytes) | Contents::Poisoned(_, nbytes)) => *nbytes,
             Some(Contents::Free) | None => 0,
         }
@@ -337,13 +487,14 @@ impl Immediate for CpuDevice {
     }
 
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
+        let _ = self.buffer(id);
         match self.slot(id) {
             Contents::Ready(buffer) => {
                 // SAFETY: only ops use the contents, and none runs now.
                 unsafe { buffer.resize(nbytes) }.map_err(|e| self.no_memory(e))
             }
             Contents::Poisoned(failure, _) => Err(CallFailure::Poisoned(failure.clone())),
-            Contents::Free | Contents::Undefined(_) => self.give(id, nbytes),
+            Contents::Free | Contents::Undefined(_) | Contents::ChannelsLast(..) => self.give(id, nbytes),
         }
     }
 
@@ -379,17 +530,20 @@ impl Immediate for CpuDevice {
         location: LocationId,
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
+        if let Some(weight) = self.channels_last_weight(call)
+            && let Some(outputs) = self.natives.rule(call.op, self.host).and_then(|rule| rule.outputs(call))
+        {
+            let made = self.call_channels_last(call, weight, location, &outputs);
+            for (contents, nbytes) in made.map_err(|e| self.seen(e))?.into_iter().zip(&outputs.fresh) {
+                *self.slot(name_fresh(*nbytes)) = contents;
+            }
+            return Ok(outputs);
+        }
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         resolved.default_dtype = call.default_dtype;
         resolved.numbers_fit = call.numbers_fit;
-        if let Err(failure) = self.resolve(&mut resolved, location) {
-            // The caller raises the failure now, so it need not be reported again later.
-            if let CallFailure::Poisoned(seen) = &failure {
-                self.failures.retain(|f| !Arc::ptr_eq(f, seen));
-            }
-            return Err(failure);
-        }
+        self.resolve(&mut resolved, location).map_err(|e| self.seen(e))?;
         let host = self.host;
         // SAFETY: `resolve` named buffers that this device keeps; the program keeps the others and the generators
         // during the call. Only this thread, and those that help it, use storages while an op runs.
@@ -434,12 +588,19 @@ impl Device for CpuDevice {
         let (fused, span) = (run.fused, run.span);
         let host = self.host;
         let id = |place: u32| run.id(place);
-        if fused.needed.iter().any(|place| self.buffer(id(*place)).is_err()) {
+        let form = fused.group.on_channels_last.as_deref().filter(|form| self.suits(form, run));
+        let planes = |place: u32| form.and_then(|form| form.planes_of(&fused.group.slots, place));
+        if fused.needed.iter().any(|place| self.ordered(id(*place), planes(*place)).is_err()) {
             return false;
         }
         for (place, nbytes) in &fused.fresh {
             match Buffer::new(*nbytes, host) {
-                Ok(made) => *self.slot(id(*place)) = Contents::Ready(made),
+                Ok(made) => {
+                    *self.slot(id(*place)) = match planes(*place) {
+                        None => Contents::Ready(made),
+                        Some(planes) => Contents::ChannelsLast(made, planes),
+                    };
+                }
                 Err(e) => {
                     // The ops then run one by one, and each allocates its own outputs or raises.
                     drop(Exception::adopt(e, host));
@@ -451,7 +612,7 @@ impl Device for CpuDevice {
         let begin = |slot: &Slot| {
             let (buffer, bytes) = match slot {
                 Slot::Storage(place, bytes) => match &self.storages.get(id(*place).index()) {
-                    Some(Contents::Ready(buffer)) => (buffer, *bytes),
+                    Some(Contents::Ready(buffer) | Contents::ChannelsLast(buffer, _)) => (buffer, *bytes),
                     // The storage is created and freed within the group, which never stores its elements.
                     _ => return std::ptr::null_mut(),
                 },
@@ -468,7 +629,7 @@ impl Device for CpuDevice {
         // SAFETY: the plan compiled the group for these slots. `needed` and `fresh` storages have buffers, which only
         // this thread and the ones helping it use now; the planner groups only ops whose windows do not overlap
         // otherwise.
-        unsafe { fused.group.run(host, &data, &params) }
+        unsafe { form.map_or(&fused.group.work, |form| &form.work).run(host, &data, &params) }
     }
 
     fn forget(&mut self) {
@@ -487,6 +648,26 @@ impl CpuDevice {
     /// The failure of a storage's allocation.
     fn no_memory(&self, error: HostError) -> CallFailure {
         CallFailure::Raised(unnamed("allocate", Cause::Kernel(Exception::adopt(error, self.host))))
+    }
+
+    /// Whether a group is to run in its form for channels-last contents: these tensors fill their storages, and fewer
+    /// bytes have to be reordered for it than for the other form.
+    fn suits(&self, form: &OnChannelsLast, run: &GroupRun<'_, '_, Group>) -> bool {
+        let (mut last, mut row_major) = (0, 0);
+        for (slot, planes) in run.fused.group.slots.iter().zip(&form.planes) {
+            let (Slot::Storage(place, _), Some(planes)) = (slot, planes) else { continue };
+            if !run.fused.needed.contains(place) {
+                continue;
+            }
+            match self.storages.get(run.id(*place).index()) {
+                Some(Contents::ChannelsLast(_, known)) if known == planes => last += planes.bytes(),
+                Some(Contents::Ready(buffer)) if buffer.bytes().1 == planes.bytes() => {
+                    row_major += planes.bytes();
+                }
+                _ => return false,
+            }
+        }
+        last > 0 && last >= row_major
     }
 
     /// Returns the address of a byte range of a storage.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tandem_tracegraph::call::Place;
 use tandem_tracegraph::ids::OpId;
 
+use crate::cpu::channels_last::OnChannelsLast;
 use crate::cpu::device::CpuDevice;
 use crate::cpu::natives::Rule;
 use crate::cpu::tiles::computation::Computation;
@@ -32,7 +33,10 @@ impl Fuser for CpuDevice {
     ) -> Option<Self::Group> {
         match &*self.rule(op)? {
             Rule::Kernel { make, .. } => {
-                Some(Computation::of(make(op.call, &op.variant.outputs)?, slot, feed))
+                let mut group = Computation::of(make(op.call, &op.variant.outputs)?, slot, feed);
+                let slots = &group.slots;
+                group.on_channels_last = group.on_channels_last.filter(|form| form.is_consistent(slots));
+                Some(group)
             }
             Rule::Expression(_) | Rule::Drawn(_) => None,
         }
@@ -54,7 +58,10 @@ impl Fuser for CpuDevice {
         draft: Draft<Slot, Feed>,
         same: &dyn Fn(Slot, Slot) -> bool,
     ) -> Option<Self::Group> {
-        Computation::compile(draft, same)
+        let form = if self.has_channels_last { OnChannelsLast::of_group(&draft, same) } else { None };
+        let mut group = Computation::compile(draft, same)?;
+        group.on_channels_last = form.filter(|form| form.is_consistent(&group.slots)).map(Box::new);
+        Some(group)
     }
 
     fn row_sums(&mut self, op: &OpRun<'_, '_>) -> Option<RowSums> {

@@ -2,6 +2,7 @@
 //! operators.
 
 mod ahead;
+pub(crate) mod channels_last;
 mod device;
 mod fusion;
 mod natives;

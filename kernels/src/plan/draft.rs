@@ -31,6 +31,7 @@ pub struct Lane {
 }
 
 /// A window of a lane, with the value that the lane has assigned to its elements.
+#[derive(Clone)]
 pub struct Held {
     /// Index of the window's start in [`Draft::slots`].
     pub slot: u16,
@@ -106,6 +107,19 @@ impl Lane {
     /// Whether the contents of a window may be read after the group.
     pub fn is_kept(&self, window: usize) -> bool {
         !self.windows[window].dropped
+    }
+
+    /// The lane with other strides of its windows, which `strides` returns for a window's slot, representation, sizes
+    /// and strides; `None` if it returns `None`.
+    pub fn with_strides(
+        &self,
+        mut strides: impl FnMut(u16, Mem, &[i64], &[i64]) -> Option<Dims>,
+    ) -> Option<Lane> {
+        let windows = self.windows.iter().map(|w| {
+            let strides = strides(w.slot, w.mem, &w.sizes, &w.strides)?;
+            Some(Held { strides, ..w.clone() })
+        });
+        Some(Lane { sizes: self.sizes.clone(), windows: windows.collect::<Option<_>>()? })
     }
 
     /// The lane's sizes and the strides of each window, with as few dimensions as possible, ordered by the strides

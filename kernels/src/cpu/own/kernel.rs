@@ -5,14 +5,21 @@
 
 use smallvec::SmallVec;
 
+use crate::cpu::channels_last::{OnChannelsLast, Planes};
+use crate::cpu::tiles::computation as tiles;
 use crate::host::HostKernels;
 use crate::ops::express::{Param, Window};
 
 /// A kernel for an operator and a call's metadata.
 pub struct Kernel {
-    windows: SmallVec<[Window; 4]>,
-    params: SmallVec<[Param; 2]>,
-    work: Work,
+    /// Windows that the kernel reads and writes.
+    pub windows: SmallVec<[Window; 4]>,
+    /// Numbers that the kernel is given.
+    pub params: SmallVec<[Param; 2]>,
+    /// Code of the kernel.
+    pub work: Work,
+    /// The form for channels-last contents.
+    pub on_channels_last: Option<Box<OnChannelsLast>>,
 }
 
 impl Kernel {
@@ -24,12 +31,21 @@ impl Kernel {
         params: SmallVec<[Param; 2]>,
         compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
     ) -> Kernel {
-        Kernel { windows, params, work: Work(Box::new(compute)) }
+        Kernel { windows, params, work: Work(Box::new(compute)), on_channels_last: None }
     }
 
-    /// Returns the windows that the kernel reads and writes, its parameters, and its code.
-    pub fn into_parts(self) -> (SmallVec<[Window; 4]>, SmallVec<[Param; 2]>, Work) {
-        (self.windows, self.params, self.work)
+    /// The kernel with a form for channels-last contents of the windows numbered in `of`, which are contiguous tensors
+    /// with these sizes. `compute` has the same results.
+    pub fn or_channels_last(
+        mut self,
+        of: &[(usize, Planes)],
+        compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
+    ) -> Kernel {
+        let planes =
+            (0..self.windows.len()).map(|w| of.iter().find(|(n, _)| *n == w).map(|(_, planes)| *planes));
+        let work = tiles::Work::Kernel(Work(Box::new(compute)));
+        self.on_channels_last = Some(Box::new(OnChannelsLast { planes: planes.collect(), work }));
+        self
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::cpu::channels_last::OnChannelsLast;
 use crate::cpu::own;
 use crate::cpu::own::Kernel;
 use crate::cpu::tiles::group::TileGroup;
@@ -19,6 +20,8 @@ pub struct Computation<S, P> {
     pub params: Box<[P]>,
     /// Code of the computation.
     pub work: Work,
+    /// The form for channels-last contents.
+    pub on_channels_last: Option<Box<OnChannelsLast>>,
 }
 
 /// Code of a [`Computation`].
@@ -66,16 +69,19 @@ impl<S: Copy, P> Computation<S, P> {
 
 impl<S, P> Computation<S, P> {
     fn of_draft(draft: Draft<S, P>, work: Work) -> Computation<S, P> {
-        Computation { slots: draft.slots.into(), params: draft.params.into(), work }
+        Computation { slots: draft.slots.into(), params: draft.params.into(), work, on_channels_last: None }
     }
 
     /// Wraps a kernel, with its windows and parameters mapped to `S` and `P`.
     pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
-        let (windows, params, work) = kernel.into_parts();
+        let Kernel { windows, params, work, on_channels_last } = kernel;
         let slots = windows.iter().map(slot).collect();
-        Computation { slots, params: params.into_iter().map(param).collect(), work: Work::Kernel(work) }
+        let params = params.into_iter().map(param).collect();
+        Computation { slots, params, work: Work::Kernel(work), on_channels_last }
     }
+}
 
+impl Work {
     /// Runs the computation. `data` has the addresses of the slots, `params` the bits of the parameters. Returns
     /// false if PyTorch's kernel has to run; only outputs may have been written then.
     ///
@@ -85,7 +91,7 @@ impl<S, P> Computation<S, P> {
     /// computation do not overlap these, unless they are the same window in the same lane. The addresses of summands
     /// and of sums may be null (see [`Summed::run`]).
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
-        match &self.work {
+        match self {
             // SAFETY: the group was compiled with the slots of this computation, whose windows are live and not shared.
             Work::Tiles(group) => unsafe { group.run(host, data, params) },
             // SAFETY: the sums were compiled with the slots of this computation, whose windows are live and not shared.

@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
+use crate::cpu::channels_last::Planes;
 use crate::cpu::own::conv::columns::Layout;
 use crate::cpu::own::conv::geometry::Conv;
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
@@ -26,7 +27,7 @@ use crate::cpu::own::sums::channel_sums;
 use crate::cpu::own::{contiguous, is_contiguous, tensor};
 use crate::host::HostKernels;
 use crate::ir::Mem;
-use crate::ops::convolution::is_transposed;
+use crate::ops::convolution::{is_transposed, sizes};
 use crate::ops::express::{Window, fresh_window};
 
 // Limits up to which convolutions are computed by this module. Those with a 1x1 filter always are.
@@ -137,6 +138,33 @@ fn output(outputs: &Outputs, number: usize) -> Option<Window> {
         }
         _ => None,
     }
+}
+
+/// Whether PyTorch computes a convolution of these operands, whose further arguments begin at `first`, and the orders
+/// of the elements of its images differ.
+fn left_to_onednn(x: Window, weight: &Window, call: &Call<'_>, first: usize) -> bool {
+    let conv = || {
+        let mut y = x.clone();
+        y.sizes = sizes(&x.sizes, &weight.sizes, call, first)?.into_iter().collect();
+        Planes::of(&x.sizes).zip(Planes::of(&y.sizes))?;
+        let (image, grid) = if is_transposed(call, first)? { (&y, &x) } else { (&x, &y) };
+        Conv::of(image, weight, grid, call, first)
+    };
+    conv().is_some_and(|conv| Way::of(conv, first == 4).is_none())
+}
+
+/// The weight of a call of `convolution` that PyTorch computes on channels-last operands, as the index of an input.
+pub fn channels_last(call: &Call<'_>) -> Option<usize> {
+    let (x, weight) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    left_to_onednn(x, &weight, call, 3).then_some(1)
+}
+
+/// The weight of a call of `convolution_backward` that PyTorch computes on channels-last operands, as the index of an
+/// input.
+pub fn backward_channels_last(call: &Call<'_>) -> Option<usize> {
+    contiguous(call, 0, Mem::F32)?;
+    let (x, weight) = (contiguous(call, 1, Mem::F32)?, contiguous(call, 2, Mem::F32)?);
+    left_to_onednn(x, &weight, call, 4).then_some(2)
 }
 
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.

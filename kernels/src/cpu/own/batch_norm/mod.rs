@@ -3,11 +3,15 @@
 //! One thread computes a whole channel, so that the elements it reads again are in its cache. Sums are added image
 //! by image.
 
+mod channels_last;
+
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
+use crate::cpu::channels_last::Planes;
 use crate::cpu::own::additions::Sum;
+use crate::cpu::own::batch_norm::channels_last::{Strip, WIDTH, strips};
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::norm::{Windows, output, wanted, weights};
 use crate::cpu::own::rows::at;
@@ -29,6 +33,24 @@ struct Channel {
 impl Channel {
     fn count(self) -> usize {
         self.pictures * self.pixels
+    }
+
+    /// Whether the elements of all images are copied together.
+    fn is_gathered(self) -> bool {
+        self.pixels < FEW && self.count() <= ROOM
+    }
+
+    /// The layout of adjacent ones of `channels` channels in a channels-last tensor.
+    fn strip(self, channels: usize) -> Strip {
+        match self.is_gathered() {
+            true => Strip { groups: 1, pixels: self.count(), step: channels },
+            false => Strip { groups: self.pictures, pixels: self.pixels, step: channels },
+        }
+    }
+
+    fn planes(self, channels: usize) -> Option<Planes> {
+        let planes = Planes { images: self.pictures, channels, pixels: self.pixels };
+        (channels > 1).then_some(planes)
     }
 }
 
@@ -72,42 +94,47 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     };
     let running = running.map(|both| both.map(|w| windows.add(w)));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
+    // Mean and factor of a channel in the call: the batch's, from its mean and sum of squares, or the running ones.
+    let numbers = move |data: Addresses<'_>, params: &[u64], c: usize, moments: &dyn Fn() -> [f64; 2]| {
         let [momentum, eps] = [f64::from_bits(params[0]), f64::from_bits(params[1])];
+        // SAFETY: the windows have an element per channel, and one thread alone uses each channel.
+        let number = |w: usize| unsafe { &mut *data.of::<f32>(w).at(c) };
+        let [mean, scale] = match (saved, running) {
+            (Some(saved), running) => {
+                let [mean, squares] = moments();
+                let count = channel.count() as f64;
+                let scale = 1.0 / (squares / count + eps).sqrt();
+                (*number(saved[0]), *number(saved[1])) = (mean as f32, scale as f32);
+                if let Some([to_mean, to_variance]) = running.map(|both| both.map(number)) {
+                    let next =
+                        |old: f32, new: f64| (momentum * new + (1.0 - momentum) * f64::from(old)) as f32;
+                    *to_mean = next(*to_mean, mean);
+                    *to_variance = next(*to_variance, squares / (count - 1.0));
+                }
+                [mean, scale]
+            }
+            (None, Some([mean, variance])) => {
+                [f64::from(*number(mean)), 1.0 / (f64::from(*number(variance)) + eps).sqrt()]
+            }
+            (None, None) => [0.0, 1.0],
+        };
+        let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
+        [mean as f32, factor as f32, bias.map_or(0.0, |b| *number(b))]
+    };
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         each_row(host, n, channel.count() * 4, &|from, to| {
             let mut room = [0.0; ROOM];
             for c in from..to {
-                // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `number` have an element
-                // per channel, those of `first` the layout `channel`. One thread alone uses each channel.
+                // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `first` have the layout
+                // `channel`. One thread alone uses each channel.
                 unsafe {
-                    let number = |w: usize| &mut *data.of::<f32>(w).at(c);
                     let first = |w: usize| data.of::<f32>(w).at(c * channel.pixels);
                     let (near, together) = gathered(first(x), channel, &mut room);
-                    let [mean, scale] = match (saved, running) {
-                        (Some(saved), running) => {
-                            let mut found = [0.0; 2];
-                            moments(near, together, &mut found);
-                            let [mean, squares] = found;
-                            let count = channel.count() as f64;
-                            let scale = 1.0 / (squares / count + eps).sqrt();
-                            (*number(saved[0]), *number(saved[1])) = (mean as f32, scale as f32);
-                            if let Some([to_mean, to_variance]) = running.map(|both| both.map(number)) {
-                                let next = |old: f32, new: f64| {
-                                    (momentum * new + (1.0 - momentum) * f64::from(old)) as f32
-                                };
-                                *to_mean = next(*to_mean, mean);
-                                *to_variance = next(*to_variance, squares / (count - 1.0));
-                            }
-                            [mean, scale]
-                        }
-                        (None, Some([mean, variance])) => {
-                            [f64::from(*number(mean)), 1.0 / (f64::from(*number(variance)) + eps).sqrt()]
-                        }
-                        (None, None) => return,
-                    };
-                    let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
-                    let bias = bias.map_or(0.0, |b| *number(b));
-                    let numbers = [mean as f32, factor as f32, bias];
+                    let numbers = numbers(data, params, c, &|| {
+                        let mut found = [0.0; 2];
+                        moments(near, together, &mut found);
+                        found
+                    });
                     if together.pictures == channel.pictures {
                         normalize(near, first(y), channel, numbers);
                     } else {
@@ -119,8 +146,35 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         true
     };
+    let on_strips = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
+        let (strip, strips) = (channel.strip(n), strips(n));
+        each_row(host, strips.len(), channel.count() * 4 * WIDTH, &|from, to| {
+            for (first, width) in &strips[from..to] {
+                // SAFETY: the windows are channels last, with `n` channels and the pixels of `strip`. One thread alone
+                // uses each strip.
+                unsafe {
+                    let [x, y] = [x, y].map(|w| Shared(data.of::<f32>(w).at(*first)));
+                    let mut found = [[0.0; 2]; WIDTH];
+                    if saved.is_some() {
+                        channels_last::moments(x, strip, *width, &mut found);
+                    }
+                    let mut all = [[0.0; WIDTH]; 3];
+                    for (i, found) in found.iter().enumerate().take(*width) {
+                        let [mean, factor, bias] = numbers(data, params, first + i, &|| *found);
+                        (all[0][i], all[1][i], all[2][i]) = (mean, factor, bias);
+                    }
+                    channels_last::normalize(x, y, strip, *width, &all);
+                }
+            }
+        });
+        true
+    };
     let params = smallvec![Param::Number(6, 0, Ty::F64), Param::Number(7, 0, Ty::F64)];
-    Some(Kernel::new(windows.0, params, work))
+    let kernel = Kernel::new(windows.0, params, work);
+    Some(match channel.planes(n) {
+        Some(planes) => kernel.or_channels_last(&[(x, planes), (y, planes)], on_strips),
+        None => kernel,
+    })
 }
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
@@ -140,42 +194,79 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (mean, scale) = (windows.add(mean), windows.add(scale));
     let weight = windows.maybe(weight);
     let (to_x, to_weight, to_bias) = (windows.maybe(to_x), windows.maybe(to_weight), windows.maybe(to_bias));
+    // Writes the gradients of a channel's weight and bias. Returns the numbers of its input's gradient.
+    let numbers = move |data: Addresses<'_>, c: usize, [sum, product]: [f64; 2]| {
+        // SAFETY: the windows have an element per channel, and one thread alone uses each channel.
+        let number = |w: usize| unsafe { &mut *data.of::<f32>(w).at(c) };
+        let (mean, scale) = (*number(mean), f64::from(*number(scale)));
+        to_weight.into_iter().for_each(|to| *number(to) = (product * scale) as f32);
+        to_bias.into_iter().for_each(|to| *number(to) = sum as f32);
+        let count = channel.count() as f64;
+        let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
+        let by = product * scale * scale / count;
+        [mean, (sum / count) as f32, by as f32, factor as f32]
+    };
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         each_row(host, n, channel.count() * 4, &|from, to| {
             let mut rooms = [[0.0; ROOM]; 2];
             for c in from..to {
-                // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `number` have an element
-                // per channel, those of `first` the layout `channel`. One thread alone uses each channel.
+                // SAFETY: all windows have `n` channels, and `c` is below `n`. The windows of `first` have the layout
+                // `channel`. One thread alone uses each channel.
                 unsafe {
-                    let number = |w: usize| &mut *data.of::<f32>(w).at(c);
                     let first = |w: usize| data.of::<f32>(w).at(c * channel.pixels);
-                    let (mean, scale) = (*number(mean), f64::from(*number(scale)));
+                    let mean = *data.of::<f32>(mean).at(c);
                     let mut sums = [0.0; 2];
                     let [room, other] = &mut rooms;
                     let (near, together) = gathered(first(grad), channel, room);
                     let (near_x, _) = gathered(first(x), channel, other);
                     products(near, near_x, together, mean, &mut sums);
-                    let [sum, product] = sums;
-                    to_weight.into_iter().for_each(|to| *number(to) = (product * scale) as f32);
-                    to_bias.into_iter().for_each(|to| *number(to) = sum as f32);
-                    if let Some(to) = to_x {
-                        let count = channel.count() as f64;
-                        let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
-                        let by = product * scale * scale / count;
-                        let numbers = [mean, (sum / count) as f32, by as f32, factor as f32];
-                        if together.pictures == channel.pictures {
-                            gradient(near, near_x, first(to), channel, numbers);
-                        } else {
-                            gradient(near, near_x, near, together, numbers);
-                            move_pictures(first(to), channel, near, true);
-                        }
+                    let numbers = numbers(data, c, sums);
+                    let Some(to) = to_x else { continue };
+                    if together.pictures == channel.pictures {
+                        gradient(near, near_x, first(to), channel, numbers);
+                    } else {
+                        gradient(near, near_x, near, together, numbers);
+                        move_pictures(first(to), channel, near, true);
                     }
                 }
             }
         });
         true
     };
-    Some(Kernel::new(windows.0, SmallVec::new(), work))
+    let on_strips = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (strip, strips) = (channel.strip(n), strips(n));
+        each_row(host, strips.len(), channel.count() * 4 * WIDTH, &|from, to| {
+            for (first, width) in &strips[from..to] {
+                // SAFETY: the windows are channels last, with `n` channels and the pixels of `strip`. One thread alone
+                // uses each strip.
+                unsafe {
+                    let at = |w: usize| Shared(data.of::<f32>(w).at(*first));
+                    let (mut means, mut sums) = ([0.0; WIDTH], [[0.0; 2]; WIDTH]);
+                    means[..*width].copy_from_slice(data.of::<f32>(mean).read(*first, *width));
+                    channels_last::products(at(grad), at(x), strip, *width, &means, &mut sums);
+                    let mut all = [[0.0; WIDTH]; 4];
+                    for (i, sums) in sums.iter().enumerate().take(*width) {
+                        for (all, number) in all.iter_mut().zip(numbers(data, first + i, *sums)) {
+                            all[i] = number;
+                        }
+                    }
+                    if let Some(to) = to_x {
+                        channels_last::gradient(at(grad), at(x), at(to), strip, *width, &all);
+                    }
+                }
+            }
+        });
+        true
+    };
+    let kernel = Kernel::new(windows.0, SmallVec::new(), work);
+    let planes = channel.planes(n).map(|planes| [Some(grad), Some(x), to_x].map(|w| w.map(|w| (w, planes))));
+    Some(match planes {
+        Some(planes) => {
+            let planes: SmallVec<[(usize, Planes); 3]> = planes.into_iter().flatten().collect();
+            kernel.or_channels_last(&planes, on_strips)
+        }
+        None => kernel,
+    })
 }
 
 /// Largest number of elements of a channel that are copied together, and number of elements per image from which
@@ -189,7 +280,7 @@ const FEW: usize = 64;
 /// `x` points to a channel with this layout, which nobody writes during the call.
 unsafe fn gathered(x: *mut f32, channel: Channel, room: &mut [f32; ROOM]) -> (*mut f32, Channel) {
     let count = channel.count();
-    if channel.pixels >= FEW || count > ROOM {
+    if !channel.is_gathered() {
         return (x, channel);
     }
     // SAFETY: `x` has this layout and is not written, and `count` is at most the size of `room`.

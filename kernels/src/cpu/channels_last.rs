@@ -1,0 +1,224 @@
+//! The channels-last layout: contents of a storage in another order than its tensor's strides say.
+//!
+//! **Why.** oneDNN's convolutions compute on channels-last memory. From row-major tensors they reorder each operand and
+//! the result, which takes a quarter to half of their time.
+//! **Strategy.** A convolution that PyTorch computes gets its operands and returns its results channels last, and their
+//! storages keep that order. Kernels with a form for it compute on such contents, with the same bits as in row-major
+//! order. All other accesses bring the contents back to row-major order first (see
+//! [`CpuDevice`](crate::cpu::device::CpuDevice)).
+
+use smallvec::SmallVec;
+
+use crate::cpu::own::Shared;
+use crate::cpu::tiles::computation::Work;
+use crate::cpu::tiles::group::TileGroup;
+use crate::cpu::widest::widest;
+use crate::host::HostKernels;
+use crate::ir::Mem;
+use crate::plan::{Draft, Slot};
+use crate::shapes::{channels_last, is_contiguous};
+
+/// Sizes of a contiguous float tensor `[images, channels, height, width]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Planes {
+    /// Number of images.
+    pub images: usize,
+    /// Number of channels of an image.
+    pub channels: usize,
+    /// Number of pixels of a channel of an image.
+    pub pixels: usize,
+}
+
+/// Order of elements in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// `[images, channels, pixels]`.
+    RowMajor,
+    /// `[images, pixels, channels]`.
+    ChannelsLast,
+}
+
+/// The form of a computation for channels-last contents.
+#[derive(Debug)]
+pub struct OnChannelsLast {
+    /// For each slot, the sizes of its tensor if that is channels last.
+    pub planes: Box<[Option<Planes>]>,
+    /// Code of the computation.
+    pub work: Work,
+}
+
+impl Planes {
+    /// The sizes of a tensor with four dimensions; `None` if both orders are the same or the tensor is empty.
+    pub fn of(sizes: &[i64]) -> Option<Planes> {
+        let [images, channels, height, width] = sizes else { return None };
+        let (images, channels, pixels) = (*images as usize, *channels as usize, (height * width) as usize);
+        (images > 0 && channels > 1 && pixels > 1).then_some(Planes { images, channels, pixels })
+    }
+
+    /// Number of bytes of the tensor.
+    pub fn bytes(self) -> u64 {
+        (self.images * self.channels * self.pixels * size_of::<f32>()) as u64
+    }
+
+    /// Copies a tensor to memory where its elements are in the other order, which is `to_order`.
+    ///
+    /// # Safety
+    /// `from` and `to` point to as many floats as the tensor has, which do not overlap. During the call, nobody else
+    /// writes those of `from` or uses those of `to`.
+    pub unsafe fn reorder(self, host: &dyn HostKernels, from: *const f32, to: *mut f32, to_order: Order) {
+        let Planes { images, channels, pixels } = self;
+        let [rows, columns] = match to_order {
+            Order::ChannelsLast => [channels, pixels],
+            Order::RowMajor => [pixels, channels],
+        };
+        let (from, to) = (Shared(from.cast_mut()), Shared(to));
+        let bands = columns.div_ceil(BAND);
+        let grain = (GRAIN / (rows * BAND.min(columns))) as f64;
+        let body = |begin: usize, end: usize| {
+            for band in begin..end {
+                let (image, first) = (band / bands, band % bands * BAND);
+                let at = image * rows * columns;
+                // SAFETY: `image` and the columns from `first` on exist. Bands have different columns, so threads write
+                // different elements.
+                unsafe {
+                    let width = BAND.min(columns - first);
+                    transpose(from.at(at + first), to.at(at + first * rows), [rows, columns, width]);
+                }
+            }
+        };
+        if (images * bands) as f64 <= grain {
+            body(0, images * bands)
+        } else {
+            host.parallel(images * bands, grain, &body)
+        }
+    }
+}
+
+/// Number of columns that are transposed together, and number of elements from which another thread is worth waking.
+const BAND: usize = 64;
+const GRAIN: usize = 1 << 16;
+/// Rows and columns of a block that is transposed in registers.
+const BLOCK: usize = 16;
+
+widest! {
+    /// Transposes `width` columns of a matrix: `[rows, width]` with `columns` elements from row to row becomes `[width,
+    /// rows]`.
+    ///
+    /// # Safety
+    /// `from` points to the first of these columns and `to` to `width * rows` elements; nobody else uses `to`.
+    unsafe fn transpose(from: *const f32, to: *mut f32, sizes: [usize; 3]) => run_transpose
+}
+
+/// # Safety
+/// The requirements are those of [`transpose`].
+#[inline(always)]
+unsafe fn run_transpose(from: *const f32, to: *mut f32, [rows, columns, width]: [usize; 3]) {
+    let whole = rows / BLOCK * BLOCK;
+    for column in (0..width / BLOCK * BLOCK).step_by(BLOCK) {
+        for row in (0..whole).step_by(BLOCK) {
+            let mut block = [[0.0_f32; BLOCK]; BLOCK];
+            for (i, line) in block.iter_mut().enumerate() {
+                // SAFETY: the block is inside the matrix.
+                *line =
+                    unsafe { from.add((row + i) * columns + column).cast::<[f32; BLOCK]>().read_unaligned() };
+            }
+            exchange::<1>(&mut block);
+            exchange::<2>(&mut block);
+            exchange::<4>(&mut block);
+            exchange::<8>(&mut block);
+            for (i, line) in block.iter().enumerate() {
+                // SAFETY: the block is inside the transposed matrix.
+                unsafe { to.add((column + i) * rows + row).cast::<[f32; BLOCK]>().write_unaligned(*line) };
+            }
+        }
+    }
+    for column in 0..width {
+        let first = if column < width / BLOCK * BLOCK { whole } else { 0 };
+        for row in first..rows {
+            // SAFETY: the element is inside both matrices.
+            unsafe { *to.add(column * rows + row) = *from.add(row * columns + column) };
+        }
+    }
+}
+
+/// Exchanges the elements of a block whose row and column numbers differ in the bit `D` alone. The exchanges for all
+/// four bits transpose the block.
+#[inline(always)]
+fn exchange<const D: usize>(block: &mut [[f32; BLOCK]; BLOCK]) {
+    for i in (0..BLOCK).filter(|i| i & D == 0) {
+        let (a, b) = (block[i], block[i + D]);
+        for k in 0..BLOCK {
+            block[i][k] = if k & D == 0 { a[k] } else { b[k - D] };
+            block[i + D][k] = if k & D == 0 { a[k + D] } else { b[k] };
+        }
+    }
+}
+
+impl OnChannelsLast {
+    /// The form of a group of expressions. `None` unless each tensor of the group has the sizes of its elements, or a
+    /// value per channel.
+    pub fn of_group<P>(
+        draft: &Draft<Slot, P>,
+        aliases: impl Fn(Slot, Slot) -> bool,
+    ) -> Option<OnChannelsLast> {
+        let [lane] = &draft.lanes[..] else { return None };
+        let sizes = Planes::of(&lane.sizes)?;
+        let mut planes: SmallVec<[Option<Option<Planes>>; 8]> = SmallVec::from_elem(None, draft.slots.len());
+        let lane = lane.with_strides(|slot, mem, own, strides| {
+            let whole = own == &lane.sizes[..] && mem == Mem::F32 && is_contiguous(own, strides);
+            let lead = lane.sizes.len() - own.len();
+            let by_channel = own.iter().enumerate().all(|(d, size)| *size == 1 || d + lead == 1);
+            let layout = whole.then_some(sizes);
+            let first = planes[slot as usize].get_or_insert(layout);
+            (*first == layout && (whole || by_channel))
+                .then(|| if whole { channels_last(own) } else { strides.into() })
+        })?;
+        let planes: Box<[Option<Planes>]> = planes.into_iter().map(Option::flatten).collect();
+        let draft = Draft {
+            lanes: vec![lane],
+            slots: draft.slots.clone(),
+            params: Vec::<P>::new(),
+            calls: draft.calls,
+        };
+        let work = Work::Tiles(TileGroup::compile(&draft, aliases)?);
+        Some(OnChannelsLast { planes, work })
+    }
+
+    /// The sizes of the channels-last tensor in a storage of the group.
+    pub fn planes_of(&self, slots: &[Slot], place: u32) -> Option<Planes> {
+        let of = slots.iter().zip(&self.planes);
+        of.filter(|(slot, _)| matches!(slot, Slot::Storage(p, _) if *p == place))
+            .find_map(|(_, planes)| *planes)
+    }
+
+    /// Whether no storage has both a tensor that is channels last and one that is not.
+    pub fn is_consistent(&self, slots: &[Slot]) -> bool {
+        let all = || slots.iter().zip(&self.planes);
+        all().all(|(slot, planes)| match (slot, planes) {
+            (Slot::Host(_), Some(_)) => false,
+            (Slot::Storage(_, at), Some(_)) if *at != 0 => false,
+            (Slot::Storage(place, _), _) => all().all(|(other, theirs)| {
+                !matches!(other, Slot::Storage(p, _) if p == place) || theirs == planes
+            }),
+            (Slot::Host(_), None) => true,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_and_their_borders_are_transposed() {
+        for [rows, columns] in [[1, 5], [16, 16], [17, 33], [64, 15], [3, 200], [40, 48]] {
+            let from: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
+            let mut to = vec![-1.0; rows * columns];
+            // SAFETY: both vectors have `rows * columns` elements.
+            unsafe { transpose(from.as_ptr(), to.as_mut_ptr(), [rows, columns, columns]) };
+            for (at, value) in to.iter().enumerate() {
+                assert_eq!(*value, from[at % rows * columns + at / rows], "{rows}x{columns}, element {at}");
+            }
+        }
+    }
+}
