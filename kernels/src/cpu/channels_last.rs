@@ -1,24 +1,23 @@
 //! The channels-last layout: contents of a storage in another order than its tensor's strides say.
 //!
-//! **Why.** oneDNN's convolutions compute on channels-last memory. From row-major tensors they reorder each operand and
-//! the result, which takes a quarter to half of their time.
-//! **Strategy.** A convolution that PyTorch computes gets its operands and returns its results channels last, and their
-//! storages keep that order. Kernels with a form for it compute on such contents, with the same bits as in row-major
-//! order. All other accesses bring the contents back to row-major order first (see
-//! [`CpuDevice`](crate::cpu::device::CpuDevice)).
+//! **Why.** Convolutions compute on channels-last memory. If they reordered row-major operands and results in each call,
+//! that would take a quarter to half of their time.
+//! **Strategy.** Convolutions leave the contents of storages channels last. Other kernels with a form for it compute on
+//! such contents, with the same bits as in row-major order. All other accesses bring the contents back to row-major
+//! order first (see [`CpuDevice`](crate::cpu::device::CpuDevice)).
 
 use smallvec::SmallVec;
 
 use crate::cpu::own::Shared;
 use crate::cpu::tiles::computation::Work;
 use crate::cpu::tiles::group::TileGroup;
-use crate::cpu::widest::widest;
+use crate::cpu::vector::{MOST_LANES, Vector, with_vectors};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::plan::{Draft, Slot};
 use crate::shapes::{channels_last, is_contiguous};
 
-/// Sizes of a contiguous float tensor `[images, channels, height, width]`.
+/// Sizes of a contiguous float tensor `[images, channels, ..]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Planes {
     /// Number of images.
@@ -43,21 +42,30 @@ pub enum Order {
 pub struct OnChannelsLast {
     /// For each slot, the sizes of its tensor if that is channels last.
     pub planes: Box<[Option<Planes>]>,
+    /// Whether the form is used even if more bytes have to be reordered for it.
+    pub preferred: bool,
     /// Code of the computation.
     pub work: Work,
 }
 
 impl Planes {
-    /// The sizes of a tensor with four dimensions; `None` if both orders are the same or the tensor is empty.
+    /// The sizes of a tensor with images, channels and at least one dimension of pixels; `None` if both orders are the
+    /// same or the tensor is empty.
     pub fn of(sizes: &[i64]) -> Option<Planes> {
-        let [images, channels, height, width] = sizes else { return None };
-        let (images, channels, pixels) = (*images as usize, *channels as usize, (height * width) as usize);
+        let [images, channels, size @ ..] = sizes else { return None };
+        let pixels = size.iter().product::<i64>() as usize;
+        let (images, channels) = (*images as usize, *channels as usize);
         (images > 0 && channels > 1 && pixels > 1).then_some(Planes { images, channels, pixels })
+    }
+
+    /// Number of elements of the tensor.
+    pub fn len(self) -> usize {
+        self.images * self.channels * self.pixels
     }
 
     /// Number of bytes of the tensor.
     pub fn bytes(self) -> u64 {
-        (self.images * self.channels * self.pixels * size_of::<f32>()) as u64
+        (self.len() * size_of::<f32>()) as u64
     }
 
     /// Copies a tensor to memory where its elements are in the other order, which is `to_order`.
@@ -97,10 +105,7 @@ impl Planes {
 /// Number of columns that are transposed together, and number of elements from which another thread is worth waking.
 const BAND: usize = 64;
 const GRAIN: usize = 1 << 16;
-/// Rows and columns of a block that is transposed in registers.
-const BLOCK: usize = 16;
-
-widest! {
+with_vectors! {
     /// Transposes `width` columns of a matrix: `[rows, width]` with `columns` elements from row to row becomes `[width,
     /// rows]`.
     ///
@@ -110,46 +115,30 @@ widest! {
 }
 
 /// # Safety
-/// The requirements are those of [`transpose`].
+/// The requirements are those of [`transpose`], and the CPU has vectors of type `T`.
 #[inline(always)]
-unsafe fn run_transpose(from: *const f32, to: *mut f32, [rows, columns, width]: [usize; 3]) {
-    let whole = rows / BLOCK * BLOCK;
-    for column in (0..width / BLOCK * BLOCK).step_by(BLOCK) {
-        for row in (0..whole).step_by(BLOCK) {
-            let mut block = [[0.0_f32; BLOCK]; BLOCK];
-            for (i, line) in block.iter_mut().enumerate() {
-                // SAFETY: the block is inside the matrix.
-                *line =
-                    unsafe { from.add((row + i) * columns + column).cast::<[f32; BLOCK]>().read_unaligned() };
-            }
-            exchange::<1>(&mut block);
-            exchange::<2>(&mut block);
-            exchange::<4>(&mut block);
-            exchange::<8>(&mut block);
-            for (i, line) in block.iter().enumerate() {
-                // SAFETY: the block is inside the transposed matrix.
-                unsafe { to.add((column + i) * rows + row).cast::<[f32; BLOCK]>().write_unaligned(*line) };
+unsafe fn run_transpose<T: Vector>(from: *const f32, to: *mut f32, [rows, columns, width]: [usize; 3]) {
+    let [whole, wide] = [rows, width].map(|n| n / T::LANES * T::LANES);
+    for column in (0..wide).step_by(T::LANES) {
+        for row in (0..whole).step_by(T::LANES) {
+            // SAFETY: the block is inside the matrix and the transposed matrix.
+            unsafe {
+                let mut block = [T::splat(0.0); MOST_LANES];
+                for i in 0..T::LANES {
+                    block[i] = T::load(from.add((row + i) * columns + column));
+                }
+                T::transpose(&mut block);
+                for i in 0..T::LANES {
+                    block[i].store(to.add((column + i) * rows + row));
+                }
             }
         }
     }
     for column in 0..width {
-        let first = if column < width / BLOCK * BLOCK { whole } else { 0 };
+        let first = if column < wide { whole } else { 0 };
         for row in first..rows {
             // SAFETY: the element is inside both matrices.
             unsafe { *to.add(column * rows + row) = *from.add(row * columns + column) };
-        }
-    }
-}
-
-/// Exchanges the elements of a block whose row and column numbers differ in the bit `D` alone. The exchanges for all
-/// four bits transpose the block.
-#[inline(always)]
-fn exchange<const D: usize>(block: &mut [[f32; BLOCK]; BLOCK]) {
-    for i in (0..BLOCK).filter(|i| i & D == 0) {
-        let (a, b) = (block[i], block[i + D]);
-        for k in 0..BLOCK {
-            block[i][k] = if k & D == 0 { a[k] } else { b[k - D] };
-            block[i + D][k] = if k & D == 0 { a[k + D] } else { b[k] };
         }
     }
 }
@@ -181,7 +170,7 @@ impl OnChannelsLast {
             calls: draft.calls,
         };
         let work = Work::Tiles(TileGroup::compile(&draft, aliases)?);
-        Some(OnChannelsLast { planes, work })
+        Some(OnChannelsLast { planes, preferred: false, work })
     }
 
     /// The sizes of the channels-last tensor in a storage of the group.

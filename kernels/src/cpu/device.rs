@@ -23,7 +23,7 @@ use crate::ops::table::overwrites;
 use crate::overlap::same_window;
 use crate::plan::{Feed, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun};
-use crate::shapes::{Dims, channels_last, is_channels_last, is_contiguous, is_dense};
+use crate::shapes::is_dense;
 
 /// The contents of a storage.
 #[derive(Debug)]
@@ -92,13 +92,13 @@ impl CpuDevice {
             }
             Contents::ChannelsLast(from, known) if planes != Some(*known) => {
                 let (from, known) = (from.clone(), *known);
-                *self.slot(id) = Contents::Ready(self.reordered(&from, 0, known, Order::RowMajor)?);
+                *self.slot(id) = Contents::Ready(self.reordered(&from, known, Order::RowMajor)?);
             }
             _ => {}
         }
         if let (Contents::Ready(from), Some(planes)) = (self.slot(id), planes) {
             let from = from.clone();
-            let made = self.reordered(&from, 0, planes, Order::ChannelsLast)?;
+            let made = self.reordered(&from, planes, Order::ChannelsLast)?;
             *self.slot(id) = Contents::ChannelsLast(made, planes);
         }
         let contents = self.slot(id);
@@ -143,13 +143,6 @@ impl CpuDevice {
     fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
         let (variant, fresh) = (op.variant, op.fresh);
         let location = op.declared.key.location;
-        if let Some(weight) = self.channels_last_weight(op.call) {
-            let made = self.call_channels_last(op.call, weight, location, &variant.outputs);
-            for (id, contents) in fresh.iter().zip(made.map_err(CallFailure::into_failure)?) {
-                *self.slot(*id) = contents;
-            }
-            return Ok(());
-        }
         self.resolve(op.call, location).map_err(CallFailure::into_failure)?;
         let host = self.host;
         let call = &*op.call;
@@ -198,99 +191,14 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// The weight of a call that PyTorch computes on channels-last operands, as the index of an input.
-    fn channels_last_weight(&mut self, call: &Call<'_>) -> Option<usize> {
-        self.natives.rule(call.op, self.host)?.channels_last_weight(call)
-    }
-
-    /// Calls PyTorch's kernel with its tensors of four dimensions channels last. Their storages stay so, except that of
-    /// the weight, which the program also uses elsewhere. Returns the contents of the new storages; `outputs` are the
-    /// call's outputs in row-major order.
-    fn call_channels_last(
-        &mut self,
-        call: &Call<'_>,
-        weight: usize,
-        location: LocationId,
-        outputs: &Outputs,
-    ) -> Result<SmallVec<[Contents; 3]>, CallFailure> {
-        let host = self.host;
-        let strides: SmallVec<[Dims; 4]> = call
-            .inputs
-            .iter()
-            .map(|i| if i.sizes.len() == 4 { channels_last(i.sizes) } else { i.strides.into() })
-            .collect();
-        let mut given = Call::blank(call.op);
-        given.args.extend(call.args.iter().cloned());
-        given.inputs.extend(call.inputs.iter().cloned());
-        (given.default_dtype, given.numbers_fit) = (call.default_dtype, call.numbers_fit);
-        self.has_channels_last = true;
-        let mut kept: SmallVec<[Buffer; 3]> = SmallVec::new();
-        for (number, (input, strides)) in given.inputs.iter_mut().zip(&strides).enumerate() {
-            let (Place::Storage { id, .. }, Some(planes)) = (input.place, Planes::of(input.sizes)) else {
-                continue;
-            };
-            let fills = input.offset == 0 && self.nbytes(id) == planes.bytes();
-            let buffer = match number != weight && fills {
-                true => self.ordered(id, Some(planes)).cloned(),
-                false => self.copied(id, input.offset, planes),
-            };
-            let buffer = buffer.map_err(|absent| self.absent(absent, call, location))?;
-            (input.place, input.strides, input.offset) = (Place::Buffer(buffer.as_ptr()), strides, 0);
-            kept.push(buffer);
-        }
-        self.resolve(&mut given, location)?;
-        // SAFETY: `kept` and the storages have the buffers that the call names, whose channels-last tensors fill them or
-        // are copies; the caller keeps its other objects. Only this thread, and those that help it, use them.
-        let called = unsafe { call_host(host, &given) };
-        let (results, made) = called.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
-        let agrees = results.fresh == outputs.fresh
-            && results.outs.len() == outputs.outs.len()
-            && results.outs.iter().zip(&outputs.outs).all(|(given, told)| match (given, told) {
-                (OutSpec::Fresh { meta, offset: 0, .. }, OutSpec::Fresh { meta: told, offset: 0, .. }) => {
-                    let (sizes, strides) = (meta.sizes(), meta.strides());
-                    told.sizes() == sizes
-                        && told.dtype == meta.dtype
-                        && (is_contiguous(sizes, strides) || is_channels_last(sizes, strides))
-                }
-                (given, told) => given == told,
-            });
-        if !agrees {
-            return Err(CallFailure::Raised(self.failure(call, location, Cause::Metadata)));
-        }
-        let metas = results.outs.iter().filter_map(|out| match out {
-            OutSpec::Fresh { meta, .. } => Some(meta),
-            _ => None,
-        });
-        let contents = made.into_iter().zip(metas).map(|(buffer, meta)| {
-            let planes = Planes::of(meta.sizes()).filter(|_| !is_contiguous(meta.sizes(), meta.strides()));
-            let Some(planes) = planes else { return Ok(Contents::Ready(buffer)) };
-            if meta.sizes() != call.inputs[weight].sizes {
-                return Ok(Contents::ChannelsLast(buffer, planes));
-            }
-            self.reordered(&buffer, 0, planes, Order::RowMajor).map(Contents::Ready)
-        });
-        let contents: Result<_, Absent> = contents.collect();
-        contents.map_err(|absent| self.absent(absent, call, location))
-    }
-
-    /// A copy of a tensor of four dimensions in a storage, channels last.
-    fn copied(&mut self, id: StorageId, offset: i64, planes: Planes) -> Result<Buffer, Absent> {
-        let from = self.buffer(id)?.clone();
-        self.reordered(&from, offset, planes, Order::ChannelsLast)
-    }
-
-    /// A copy of a tensor of four dimensions, which begins at an offset in elements, in another order.
-    fn reordered(&self, from: &Buffer, offset: i64, planes: Planes, order: Order) -> Result<Buffer, Absent> {
+    /// A copy of the contents of a storage in another order.
+    fn reordered(&self, from: &Buffer, planes: Planes, order: Order) -> Result<Buffer, Absent> {
         let made = Buffer::new(planes.bytes(), self.host);
         let made = made.map_err(|e| Absent::NoMemory(Exception::adopt(e, self.host)))?;
-        let begin = offset as u64 * size_of::<f32>() as u64;
-        assert!(begin + planes.bytes() <= from.bytes().1, "a tensor ends after its storage");
-        // SAFETY: the tensor is inside `from`, as the assertion checks, and `made` has its size. Only this thread, and
-        // those that help it, use them.
-        unsafe {
-            let from = from.bytes().0.add(begin as usize);
-            planes.reorder(self.host, from.cast(), made.bytes().0.cast(), order);
-        }
+        assert_eq!(from.bytes().1, planes.bytes(), "the tensor does not fill its storage");
+        // SAFETY: both buffers have the tensor's size, as the assertion checks for `from`. Only this thread, and those
+        // that help it, use them.
+        unsafe { planes.reorder(self.host, from.bytes().0.cast(), made.bytes().0.cast(), order) };
         Ok(made)
     }
 
@@ -530,15 +438,6 @@ impl Immediate for CpuDevice {
         location: LocationId,
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
-        if let Some(weight) = self.channels_last_weight(call)
-            && let Some(outputs) = self.natives.rule(call.op, self.host).and_then(|rule| rule.outputs(call))
-        {
-            let made = self.call_channels_last(call, weight, location, &outputs);
-            for (contents, nbytes) in made.map_err(|e| self.seen(e))?.into_iter().zip(&outputs.fresh) {
-                *self.slot(name_fresh(*nbytes)) = contents;
-            }
-            return Ok(outputs);
-        }
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
         resolved.default_dtype = call.default_dtype;
@@ -650,8 +549,8 @@ impl CpuDevice {
         CallFailure::Raised(unnamed("allocate", Cause::Kernel(Exception::adopt(error, self.host))))
     }
 
-    /// Whether a group is to run in its form for channels-last contents: these tensors fill their storages, and fewer
-    /// bytes have to be reordered for it than for the other form.
+    /// Whether a group is to run in its form for channels-last contents: these tensors fill their storages, and the form
+    /// is preferred or fewer bytes have to be reordered for it than for the other.
     fn suits(&self, form: &OnChannelsLast, run: &GroupRun<'_, '_, Group>) -> bool {
         let (mut last, mut row_major) = (0, 0);
         for (slot, planes) in run.fused.group.slots.iter().zip(&form.planes) {
@@ -667,7 +566,7 @@ impl CpuDevice {
                 _ => return false,
             }
         }
-        last > 0 && last >= row_major
+        form.preferred || last > 0 && last >= row_major
     }
 
     /// Returns the address of a byte range of a storage.

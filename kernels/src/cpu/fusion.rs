@@ -36,6 +36,7 @@ impl Fuser for CpuDevice {
                 let mut group = Computation::of(make(op.call, &op.variant.outputs)?, slot, feed);
                 let slots = &group.slots;
                 group.on_channels_last = group.on_channels_last.filter(|form| form.is_consistent(slots));
+                self.has_channels_last |= group.on_channels_last.as_ref().is_some_and(|form| form.preferred);
                 Some(group)
             }
             Rule::Expression(_) | Rule::Drawn(_) => None,

@@ -11,6 +11,7 @@ pub mod pool;
 pub(crate) mod random;
 pub mod scarcity;
 pub mod tiles;
+mod vector;
 mod widest;
 
 pub use device::CpuDevice;

@@ -10,7 +10,7 @@ use tandem_tracegraph::ids::{NodeId, OpId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
-use crate::cpu::own::{ChannelsLast, MakeKernel};
+use crate::cpu::own::MakeKernel;
 use crate::cpu::random::Draw;
 use crate::cpu::tiles::computation::Computation;
 use crate::host::{Buffer, Exception, HostKernels, call_host};
@@ -48,8 +48,6 @@ pub enum Rule {
         alone: bool,
         /// Whether the kernel writes the first argument, instead of new outputs.
         in_place: bool,
-        /// Which calls without an own kernel PyTorch computes on channels-last operands.
-        channels_last: Option<ChannelsLast>,
     },
     /// The operator draws from PyTorch's generator.
     Drawn(Draw),
@@ -67,7 +65,6 @@ impl Rule {
                 outputs: table::outputs_of(name, written),
                 alone: !table::hidden_writes(name).is_empty(),
                 in_place,
-                channels_last: table::channels_last(name),
             })
             .or_else(|| table::cpu_draw(name).map(Rule::Drawn))
             .or_else(|| Base::of(name, written).map(Rule::Expression))
@@ -107,14 +104,6 @@ impl Rule {
             Rule::Expression(base) => new_outputs(base, call).filter(have_sizes),
             Rule::Kernel { outputs, .. } => outputs.as_ref()?.outputs(call),
             Rule::Drawn(_) => None,
-        }
-    }
-
-    /// The weight of a call that PyTorch computes on channels-last operands, as the index of an input.
-    pub fn channels_last_weight(&self, call: &Call<'_>) -> Option<usize> {
-        match self {
-            Rule::Kernel { channels_last: Some(weight), .. } => weight(call),
-            _ => None,
         }
     }
 

@@ -15,7 +15,7 @@ use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 use tandem_tracegraph::ops::{Bound, Raises, Traits};
 
-use crate::cpu::own::{self, ChannelsLast, MakeKernel};
+use crate::cpu::own::{self, MakeKernel};
 use crate::cpu::random::{self, Draw};
 use crate::gpu::lower::Lower;
 use crate::gpu::ops as gpu;
@@ -53,9 +53,6 @@ struct Row {
     outputs: Option<Gives>,
     /// Tandem's kernel on the CPU, for overloads that write no argument, or their first one alone.
     cpu: Option<MakeKernel>,
-    /// Which calls without an own kernel PyTorch computes on channels-last operands. Applies to exactly the named
-    /// overloads.
-    channels_last: Option<ChannelsLast>,
     /// Kernel on the CPU that draws from PyTorch's generator. Applies to exactly the named overloads.
     draw: Option<Draw>,
     /// Applies to exactly the named overloads.
@@ -81,7 +78,6 @@ const fn op(names: &'static str) -> Row {
         kept: None,
         outputs: None,
         cpu: None,
-        channels_last: None,
         draw: None,
         row_sums: None,
         gpu: None,
@@ -103,9 +99,6 @@ impl Row {
     }
     const fn cpu(self, make: MakeKernel) -> Row {
         Row { cpu: Some(make), ..self }
-    }
-    const fn channels_last(self, is: ChannelsLast) -> Row {
-        Row { channels_last: Some(is), ..self }
     }
     const fn draw(self, draw: Draw) -> Row {
         Row { draw: Some(draw), ..self }
@@ -184,11 +177,9 @@ static TABLE: &[Row] = &[
     op("dot").cpu(own::sums::dot).row_sums(own::sums::of_products).gpu(gpu::matmul::dot).flops(flops::dot),
     op("vdot").gpu(gpu::matmul::dot),
     op("addr").gpu(gpu::matmul::addr),
-    op("convolution").outputs(outputs::convolution).cpu(own::conv::forward)
-        .channels_last(own::conv::channels_last).gpu(gpu::conv::convolution)
+    op("convolution").outputs(outputs::convolution).cpu(own::conv::forward).gpu(gpu::conv::convolution)
         .flops(flops::convolution).contraction(),
     op("convolution_backward").outputs(outputs::convolution_backward).cpu(own::conv::backward)
-        .channels_last(own::conv::backward_channels_last)
         .gpu(gpu::conv::convolution_backward).flops(flops::convolution_backward).contraction(),
     op("_convolution").flops(flops::convolution),
     op("convolution_overrideable convolution_backward_overrideable").contraction(),
@@ -582,11 +573,6 @@ pub fn outputs_of(name: &str, written: &[bool]) -> Option<OutputRule> {
 /// Tandem's kernel on the CPU, for overloads that write no argument.
 pub(crate) fn cpu_kernel(name: &str) -> Option<MakeKernel> {
     lookup(name, |row| row.cpu)
-}
-
-/// Which calls without an own kernel PyTorch computes on channels-last operands.
-pub(crate) fn channels_last(name: &str) -> Option<ChannelsLast> {
-    exact(short(name), |row| row.channels_last)
 }
 
 /// The kernel on the CPU that draws from PyTorch's generator.

@@ -5,7 +5,7 @@
 //! on the CPU's SIMD units.
 
 /// Number of partial sums that are kept side by side.
-pub(super) const LANES: usize = 32;
+const LANES: usize = 32;
 /// Number of partial sums that take half a vector of remaining values.
 const HALF: usize = LANES / 2;
 
@@ -60,16 +60,10 @@ impl Sum {
     /// Returns the sum of the lanes, added pairwise in halves, and the rest.
     #[inline(always)]
     pub fn total(&self) -> f64 {
-        total(&self.lanes, self.rest)
+        let half: [f64; HALF] = halved(&self.lanes);
+        let [a, b, c, d] = halved::<4>(&halved::<8>(&half));
+        (a + c) + (b + d) + self.rest
     }
-}
-
-/// Returns the sum of the lanes, added pairwise in halves, and the rest.
-#[inline(always)]
-pub(super) fn total(lanes: &[f64; LANES], rest: f64) -> f64 {
-    let half: [f64; HALF] = halved(lanes);
-    let [a, b, c, d] = halved::<4>(&halved::<8>(&half));
-    (a + c) + (b + d) + rest
 }
 
 /// Adds the second half of the lanes to the first.

@@ -35,16 +35,17 @@ impl Kernel {
     }
 
     /// The kernel with a form for channels-last contents of the windows numbered in `of`, which are contiguous tensors
-    /// with these sizes. `compute` has the same results.
+    /// with these sizes. `compute` has the same results. If `preferred`, it runs whatever the order of the contents.
     pub fn or_channels_last(
         mut self,
         of: &[(usize, Planes)],
+        preferred: bool,
         compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
     ) -> Kernel {
         let planes =
             (0..self.windows.len()).map(|w| of.iter().find(|(n, _)| *n == w).map(|(_, planes)| *planes));
         let work = tiles::Work::Kernel(Work(Box::new(compute)));
-        self.on_channels_last = Some(Box::new(OnChannelsLast { planes: planes.collect(), work }));
+        self.on_channels_last = Some(Box::new(OnChannelsLast { planes: planes.collect(), preferred, work }));
         self
     }
 }

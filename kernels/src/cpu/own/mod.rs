@@ -42,10 +42,6 @@ pub use self::kernel::{Kernel, Shared, Work};
 /// Function that returns a kernel for a call and the metadata of its outputs.
 pub type MakeKernel = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
 
-/// Function that returns the weight of a call that PyTorch computes on channels-last operands, as the index of an
-/// input.
-pub type ChannelsLast = fn(&Call<'_>) -> Option<usize>;
-
 /// The window of a tensor argument.
 fn tensor(call: &Call<'_>, arg: usize) -> Option<Window> {
     match operand(call, arg, 0)?.0 {

@@ -219,7 +219,7 @@ pub fn sum_rows(
 /// # Safety
 /// `from` points to `[outer, summed, inner]` elements, which nobody writes during the call, and `to` to
 /// `[outer, inner]`, which nobody else uses.
-unsafe fn columns(
+pub(super) unsafe fn columns(
     host: &dyn HostKernels,
     from: Shared<f32>,
     to: Shared<f32>,

@@ -85,7 +85,7 @@ mod tests {
                 stride: [1, stride],
                 padding: [0, padding],
                 dilation: [1, dilation],
-                is_depthwise: false,
+                groups: 1,
             };
             let axis = Axis::of(&conv, 1);
             for first in 0..out {

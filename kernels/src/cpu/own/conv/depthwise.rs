@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
 use crate::cpu::own::conv::axis::Axis;
-use crate::cpu::own::conv::columns::copy_row;
-use crate::cpu::own::conv::geometry::{Conv, with_scratch};
+use crate::cpu::own::conv::geometry::Conv;
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
+use crate::cpu::own::scratch::with_scratch;
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 
@@ -36,6 +36,26 @@ const ROOM: usize = 1 << 17;
 const NEAR: usize = 1 << 13;
 /// Number of positions of a plane after which partial sums are added to those in float64.
 const LONG: usize = 1 << 12;
+
+/// Copies a row that is usually short.
+#[inline(always)]
+fn copy_row(from: &[f32], to: &mut [f32]) {
+    /// Copies `N` floats at a time; the last copy may overlap the one before it.
+    #[inline(always)]
+    fn by<const N: usize>(from: &[f32], to: &mut [f32]) {
+        for (from, to) in from.chunks_exact(N).zip(to.chunks_exact_mut(N)) {
+            to.copy_from_slice(from);
+        }
+        let last = from.len() - N;
+        to[last..].copy_from_slice(&from[last..]);
+    }
+    match from.len() {
+        16.. => by::<16>(from, to),
+        8.. => by::<8>(from, to),
+        4.. => by::<4>(from, to),
+        _ => to.iter_mut().zip(from).for_each(|(to, x)| *to = *x),
+    }
+}
 
 /// A rectangle of elements that a plane and its copy share.
 #[derive(Clone, Debug)]

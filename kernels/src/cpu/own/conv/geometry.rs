@@ -1,38 +1,18 @@
-//! Sizes of a convolution, and the matrix products and scratch memory of its kernels.
-
-use std::cell::RefCell;
+//! Sizes of a convolution, and the matrix products of its kernels.
 
 use tandem_tracegraph::call::Call;
 
-use crate::cpu::own::scratch::filled;
 use crate::host::{Matrix, Product};
 use crate::ops::arguments::int;
 use crate::ops::convolution::pair;
 use crate::ops::express::Window;
 
-thread_local!(static SCRATCH: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) });
-
-/// Calls `work` with a scratch buffer of `n` floats, whose contents are arbitrary; returns false if there is no
-/// memory for it.
-pub(super) fn with_scratch(n: usize, work: impl FnOnce(&mut [f32]) -> bool) -> bool {
-    let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
-    if scratch.len() < n {
-        match filled(n, 0.0) {
-            Some(more) => scratch = more,
-            None => return false,
-        }
-    }
-    let done = work(&mut scratch[..n]);
-    SCRATCH.with_borrow_mut(|all| all.push(scratch));
-    done
-}
-
 /// Sizes of a convolution, which maps an image to a grid; a transposed convolution maps the grid to the image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conv {
     pub(super) n: usize,
-    /// Whether each channel of the grid depends on the same channel of the image alone.
-    pub(super) is_depthwise: bool,
+    /// Number of groups of channels and filters; a filter reads the channels of its group.
+    pub(super) groups: usize,
     /// Number of channels of the image.
     pub(super) inputs: usize,
     /// Number of filters, which are the channels of the grid.
@@ -49,8 +29,7 @@ pub(super) struct Conv {
 
 impl Conv {
     /// Reads the sizes from three windows and the options from the call's arguments `first..first + 6`: stride,
-    /// padding, dilation, transposed, output padding, groups. `None` for an empty tensor, and for several groups unless
-    /// each channel is one.
+    /// padding, dilation, transposed, output padding, groups. `None` for an empty tensor.
     pub(super) fn of(
         image: &Window,
         weight: &Window,
@@ -66,20 +45,14 @@ impl Conv {
         let [n, inputs, height, width] = sizes(image)?;
         let [outputs, each, rows, columns] = sizes(weight)?;
         let [pictures, filters, down, across] = sizes(grid)?;
-        let groups = int(call, first + 5)?;
-        let is_depthwise = groups != 1;
-        let fits = if is_depthwise {
-            each == 1 && [inputs, outputs] == [groups as usize; 2]
-        } else {
-            each == inputs
-        } && filters == outputs
-            && pictures == n;
+        let groups = usize::try_from(int(call, first + 5)?).ok().filter(|groups| *groups > 0)?;
+        let fits = each * groups == inputs && outputs % groups == 0 && filters == outputs && pictures == n;
         let some = n * inputs * outputs * rows * columns * height * width * down * across > 0;
         (fits && some).then_some(())?;
         let dims = image.sizes.len() - 2;
         Some(Conv {
             n,
-            is_depthwise,
+            groups,
             inputs,
             outputs,
             size: [height, width],
@@ -89,6 +62,11 @@ impl Conv {
             padding: pair(call, first + 1, dims, 0)?,
             dilation: pair(call, first + 2, dims, 1)?,
         })
+    }
+
+    /// Whether each channel of the grid depends on the same channel of the image alone.
+    pub(super) fn is_depthwise(&self) -> bool {
+        self.groups > 1 && [self.inputs, self.outputs] == [self.groups; 2]
     }
 
     /// Number of output pixels of an image.

@@ -1,10 +1,11 @@
 //! Convolutions with few output pixels: the patches under the filter windows are laid out as matrix rows (`im2col`),
 //! and the whole batch is one matrix product, which reads the weights once.
 
-use crate::cpu::own::conv::geometry::{Conv, matrix, with_scratch};
+use crate::cpu::own::conv::geometry::{Conv, matrix};
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
 use crate::cpu::own::matmul::multiply;
+use crate::cpu::own::scratch::with_scratch;
 use crate::host::HostKernels;
 
 impl Conv {

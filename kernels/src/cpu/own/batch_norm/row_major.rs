@@ -1,0 +1,147 @@
+//! Loops of batch norm over a channel of a row-major tensor.
+
+use crate::cpu::own::batch_norm::{BLOCKS, LANES, Layout, total};
+use crate::cpu::own::kernel::Shared;
+use crate::cpu::widest::widest;
+
+/// The values of a block, which are copied to `room` if they are in several images.
+///
+/// # Safety
+/// `x` points to the first value of a channel with this layout that has the block, and nobody writes the channel during
+/// the call and while the values are in use.
+#[inline(always)]
+unsafe fn values<'a>(
+    x: Shared<f32>,
+    layout: Layout,
+    block: usize,
+    room: &'a mut [f32; BLOCKS[1]],
+) -> &'a [f32] {
+    let pixels = layout.planes.pixels;
+    let (begin, end) = (block * layout.block, layout.count().min((block + 1) * layout.block));
+    let at = |value: usize| value / pixels * layout.planes.channels * pixels + value % pixels;
+    // SAFETY: the values are the channel's, and those of an image are contiguous.
+    unsafe {
+        if begin / pixels == (end - 1) / pixels {
+            return x.read(at(begin), end - begin);
+        }
+        let mut from = begin;
+        while from < end {
+            let n = (pixels - from % pixels).min(end - from);
+            room[from - begin..][..n].copy_from_slice(x.read(at(from), n));
+            from += n;
+        }
+    }
+    &room[..end - begin]
+}
+
+widest! {
+    /// Computes the sum of the differences of a channel's values from `first`, and of their squares.
+    ///
+    /// # Safety
+    /// `x` points to the first value of a channel with this layout, which nobody writes during the call.
+    pub(super) unsafe fn moments(x: Shared<f32>, layout: Layout, first: f32, to: &mut [f64; 2]) => run_moments
+}
+
+/// # Safety
+/// The requirements are those of [`moments`].
+#[inline(always)]
+unsafe fn run_moments(x: Shared<f32>, layout: Layout, first: f32, to: &mut [f64; 2]) {
+    let (first, mut room) = (f64::from(first), [0.0; BLOCKS[1]]);
+    for block in 0..layout.blocks() {
+        // SAFETY: the channel has the block.
+        let x = unsafe { values(x, layout, block, &mut room) };
+        let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
+        for x in x.chunks(LANES) {
+            let lanes = x.iter().zip(&mut sums).zip(&mut squares);
+            for ((x, sum), square) in lanes {
+                let x = f64::from(*x) - first;
+                *sum += x;
+                *square += x * x;
+            }
+        }
+        *to = [to[0] + total(&sums), to[1] + total(&squares)];
+    }
+}
+
+widest! {
+    /// Computes the sum of a channel's gradient, and of the gradient times `x - mean`.
+    ///
+    /// # Safety
+    /// `grad` and `x` point to the first values of channels with this layout, which nobody writes during the call.
+    pub(super) unsafe fn products(
+        grad: Shared<f32>, x: Shared<f32>, layout: Layout, mean: f32, to: &mut [f64; 2],
+    ) => run_products
+}
+
+/// # Safety
+/// The requirements are those of [`products`].
+#[inline(always)]
+unsafe fn run_products(grad: Shared<f32>, x: Shared<f32>, layout: Layout, mean: f32, to: &mut [f64; 2]) {
+    let (mean, mut rooms) = (f64::from(mean), [[0.0; BLOCKS[1]]; 2]);
+    let [room, other] = &mut rooms;
+    for block in 0..layout.blocks() {
+        // SAFETY: both channels have the block.
+        let (grad, x) = unsafe { (values(grad, layout, block, room), values(x, layout, block, other)) };
+        let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
+        for (grad, x) in grad.chunks(LANES).zip(x.chunks(LANES)) {
+            let lanes = grad.iter().zip(x).zip(&mut sums).zip(&mut products);
+            for (((grad, x), sum), product) in lanes {
+                *sum += f64::from(*grad);
+                *product += f64::from(*grad) * (f64::from(*x) - mean);
+            }
+        }
+        *to = [to[0] + total(&sums), to[1] + total(&products)];
+    }
+}
+
+widest! {
+    /// Normalizes a channel with its mean, factor and bias.
+    ///
+    /// # Safety
+    /// `x` and `y` point to the first values of channels with this layout. Nobody writes `x` or uses `y` during the call.
+    pub(super) unsafe fn normalize(x: Shared<f32>, y: Shared<f32>, layout: Layout, numbers: [f32; 3]) => run_normalize
+}
+
+/// # Safety
+/// The requirements are those of [`normalize`].
+#[inline(always)]
+unsafe fn run_normalize(x: Shared<f32>, y: Shared<f32>, layout: Layout, [mean, factor, bias]: [f32; 3]) {
+    for image in 0..layout.planes.images {
+        let begin = image * layout.planes.channels * layout.planes.pixels;
+        for i in begin..begin + layout.planes.pixels {
+            // SAFETY: `i` is the offset of an element of the image in both channels, which have this layout.
+            unsafe { *y.at(i) = (*x.at(i) - mean).mul_add(factor, bias) };
+        }
+    }
+}
+
+widest! {
+    /// Computes the gradient of a channel's input from its mean, mean gradient, factor of `mean - x` and factor of the
+    /// result.
+    ///
+    /// # Safety
+    /// `grad`, `x` and `to` point to the first values of channels with this layout. Nobody writes `grad` and `x` or uses
+    /// `to` during the call.
+    pub(super) unsafe fn gradient(
+        grad: Shared<f32>, x: Shared<f32>, to: Shared<f32>, layout: Layout, numbers: [f32; 4],
+    ) => run_gradient
+}
+
+/// # Safety
+/// The requirements are those of [`gradient`].
+#[inline(always)]
+unsafe fn run_gradient(
+    grad: Shared<f32>,
+    x: Shared<f32>,
+    to: Shared<f32>,
+    layout: Layout,
+    [mean, sum, product, factor]: [f32; 4],
+) {
+    for image in 0..layout.planes.images {
+        let begin = image * layout.planes.channels * layout.planes.pixels;
+        for i in begin..begin + layout.planes.pixels {
+            // SAFETY: `i` is the offset of an element of the image in all three channels, which have this layout.
+            unsafe { *to.at(i) = (mean - *x.at(i)).mul_add(product, *grad.at(i) - sum) * factor };
+        }
+    }
+}
