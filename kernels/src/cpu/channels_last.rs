@@ -124,12 +124,12 @@ unsafe fn run_transpose<T: Vector>(from: *const f32, to: *mut f32, [rows, column
             // SAFETY: the block is inside the matrix and the transposed matrix.
             unsafe {
                 let mut block = [T::splat(0.0); MOST_LANES];
-                for i in 0..T::LANES {
-                    block[i] = T::load(from.add((row + i) * columns + column));
+                for (i, line) in block.iter_mut().enumerate().take(T::LANES) {
+                    *line = T::load(from.add((row + i) * columns + column));
                 }
                 T::transpose(&mut block);
-                for i in 0..T::LANES {
-                    block[i].store(to.add((column + i) * rows + row));
+                for (i, line) in block.iter().enumerate().take(T::LANES) {
+                    line.store(to.add((column + i) * rows + row));
                 }
             }
         }

@@ -10,7 +10,7 @@ use tandem_tracegraph::tensor_meta::flags;
 
 use crate::cpu::channels_last::{OnChannelsLast, Order, Planes};
 use crate::cpu::natives;
-use crate::cpu::natives::Natives;
+use crate::cpu::natives::{Native, Natives};
 use crate::cpu::tiles::computation::Computation;
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{Device, Immediate};
@@ -143,6 +143,15 @@ impl CpuDevice {
     fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
         let (variant, fresh) = (op.variant, op.fresh);
         let location = op.declared.key.location;
+        if self.natives.prefers_channels_last(op.call.op)
+            && let Some(native) = self.natives.of_windows((op.node, op.number), op.call, variant, self.host)
+            && let Some(made) = self.preferred(&native, op.call, &variant.outputs.fresh)
+        {
+            for (id, contents) in fresh.iter().zip(made) {
+                *self.slot(*id) = contents;
+            }
+            return Ok(());
+        }
         self.resolve(op.call, location).map_err(CallFailure::into_failure)?;
         let host = self.host;
         let call = &*op.call;
@@ -152,7 +161,7 @@ impl CpuDevice {
             let made = made.map_err(|e| self.raised(call, location, e))?;
             // SAFETY: `resolve` named live buffers, which only this op uses now. The kernel is the variant's, `made`
             // are its outputs, and `permits` holds.
-            if unsafe { natives::run(&native, call, &made, host) } {
+            if unsafe { natives::run(&native, &native.work, call, &made, host) } {
                 for (id, buffer) in fresh.iter().zip(made) {
                     *self.slot(*id) = Contents::Ready(buffer);
                 }
@@ -189,6 +198,64 @@ impl CpuDevice {
             *self.slot(*id) = Contents::Ready(buffer);
         }
         Ok(())
+    }
+
+    /// Computes a traced call with an own kernel that prefers channels-last contents; `None` if that is not possible.
+    fn call_preferred(&mut self, call: &Call<'_>) -> Option<(Outputs, SmallVec<[Contents; 3]>)> {
+        if !self.natives.prefers_channels_last(call.op) || !call.numbers_fit {
+            return None;
+        }
+        let rule = self.natives.rule(call.op, self.host)?;
+        let outputs = rule.outputs(call).filter(|_| rule.permits(call, true))?;
+        let native = self.natives.of_call(&rule, call, &outputs, self.host)?;
+        let made = self.preferred(&native, call, &outputs.fresh)?;
+        Some((outputs, made))
+    }
+
+    /// Computes a call in its form for channels-last contents and returns the contents of its new storages. `None` if the
+    /// form is not preferred, its tensors do not fill their storages, or a storage has no buffer.
+    fn preferred(
+        &mut self,
+        native: &Native,
+        call: &Call<'_>,
+        fresh: &[u64],
+    ) -> Option<SmallVec<[Contents; 3]>> {
+        let form = native.on_channels_last.as_deref().filter(|form| form.preferred)?;
+        let of_input = |input: usize| {
+            let mut slots = native.slots.iter().zip(&form.planes);
+            slots.find(|(slot, _)| slot.input() == Some(input)).and_then(|(_, planes)| *planes)
+        };
+        let mut orders: SmallVec<[(StorageId, Option<Planes>); 4]> = SmallVec::new();
+        for (number, input) in call.inputs.iter().enumerate() {
+            let Place::Storage { id, .. } = input.place else { continue };
+            let planes = of_input(number);
+            let fills = planes.is_none_or(|planes| input.offset == 0 && self.nbytes(id) == planes.bytes());
+            if !fills || orders.iter().any(|(other, order)| *other == id && *order != planes) {
+                return None;
+            }
+            orders.push((id, planes));
+        }
+        let mut given = copy_of(call);
+        for input in &mut given.inputs {
+            let Place::Storage { id, .. } = input.place else { continue };
+            let (_, planes) = orders.iter().find(|(other, _)| *other == id)?;
+            input.place = Place::Buffer(self.ordered(id, *planes).ok()?.as_ptr());
+        }
+        let made = self.make(fresh).map_err(|e| drop(Exception::adopt(e, self.host))).ok()?;
+        // SAFETY: the call names live buffers in the form's orders, which only this op uses now. The kernel is this
+        // call's, and `made` have the sizes of its outputs.
+        if !unsafe { natives::run(native, &form.work, &given, &made, self.host) } {
+            return None;
+        }
+        let order = |storage: usize| {
+            let mut slots = native.slots.iter().zip(&form.planes);
+            slots.find(|(slot, _)| slot.fresh() == Some(storage)).and_then(|(_, planes)| *planes)
+        };
+        let contents = made.into_iter().enumerate().map(|(number, buffer)| match order(number) {
+            None => Contents::Ready(buffer),
+            Some(planes) => Contents::ChannelsLast(buffer, planes),
+        });
+        Some(contents.collect())
     }
 
     /// A copy of the contents of a storage in another order.
@@ -279,7 +346,7 @@ impl CpuDevice {
                 self.natives.of_call(&rule, call, &outputs, host).filter(|_| rule.permits(call, false))?;
             // SAFETY: what the call names is alive and not shared. The kernel is this call's, which makes no outputs,
             // and `permits` holds.
-            let done = unsafe { natives::run(&native, call, &[], host) };
+            let done = unsafe { natives::run(&native, &native.work, call, &[], host) };
             return done.then(|| Ok((outputs, Vec::new())));
         }
         if rule.permits(call, true)
@@ -292,7 +359,7 @@ impl CpuDevice {
             };
             // SAFETY: what the call names is alive and not shared. The kernel is this call's, `made` have the sizes of
             // its outputs, and `permits` holds.
-            if unsafe { natives::run(&native, call, &made, host) } {
+            if unsafe { natives::run(&native, &native.work, call, &made, host) } {
                 return Some(Ok((outputs, made.into_vec())));
             }
         }
@@ -304,7 +371,7 @@ impl CpuDevice {
         {
             // SAFETY: what the call names is alive and not shared. The kernel is this call's and writes only `made`,
             // the outputs of PyTorch's kernel.
-            unsafe { natives::run(&native, call, made, host) };
+            unsafe { natives::run(&native, &native.work, call, made, host) };
         }
         Some(called)
     }
@@ -339,6 +406,13 @@ impl CpuDevice {
             *self.slot(id) = Contents::Undefined(*nbytes);
         }
     }
+}
+
+/// A call with the same arguments and operands.
+fn copy_of<'c>(call: &Call<'c>) -> Call<'c> {
+    let mut copy = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
+    (copy.default_dtype, copy.numbers_fit) = (call.default_dtype, call.numbers_fit);
+    copy
 }
 
 /// Reason why a storage has no buffer.
@@ -438,10 +512,13 @@ impl Immediate for CpuDevice {
         location: LocationId,
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
-        let mut resolved =
-            Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
-        resolved.default_dtype = call.default_dtype;
-        resolved.numbers_fit = call.numbers_fit;
+        if let Some((outputs, made)) = self.call_preferred(call) {
+            for (contents, nbytes) in made.into_iter().zip(&outputs.fresh) {
+                *self.slot(name_fresh(*nbytes)) = contents;
+            }
+            return Ok(outputs);
+        }
+        let mut resolved = copy_of(call);
         self.resolve(&mut resolved, location).map_err(|e| self.seen(e))?;
         let host = self.host;
         // SAFETY: `resolve` named buffers that this device keeps; the program keeps the others and the generators

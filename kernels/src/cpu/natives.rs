@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{NodeId, OpId};
@@ -12,7 +12,7 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::cpu::own::MakeKernel;
 use crate::cpu::random::Draw;
-use crate::cpu::tiles::computation::Computation;
+use crate::cpu::tiles::computation::{Computation, Work};
 use crate::host::{Buffer, Exception, HostKernels, call_host};
 use crate::ops::express::{Base, Owner, Param, Window, apart, assignments, new_outputs, same_memory};
 use crate::ops::outputs::{OutputRule, have_sizes};
@@ -30,6 +30,24 @@ const MOST_TRACED: usize = 1 << 14;
 pub struct WindowStart {
     owner: Owner,
     bytes: i64,
+}
+
+impl WindowStart {
+    /// The index of the input that has the window.
+    pub fn input(&self) -> Option<usize> {
+        match self.owner {
+            Owner::Input(flat) => Some(flat as usize),
+            Owner::Fresh(_) => None,
+        }
+    }
+
+    /// The index of the new storage that has the window.
+    pub fn fresh(&self) -> Option<usize> {
+        match self.owner {
+            Owner::Fresh(number) => Some(number as usize),
+            Owner::Input(_) => None,
+        }
+    }
 }
 
 /// The computation of an operator under a variant.
@@ -122,6 +140,8 @@ pub struct Natives {
     traced: FxHashMap<Signature, Option<Arc<Native>>>,
     /// Whether PyTorch accepts calls of a kind and returns outputs with the dtypes that the rule expects.
     accepted: FxHashMap<Kind, bool>,
+    /// Operators that have a kernel which prefers channels-last contents.
+    prefer_channels_last: FxHashSet<OpId>,
     on: bool,
 }
 
@@ -297,6 +317,7 @@ impl Natives {
             variants: Vec::new(),
             traced: FxHashMap::default(),
             accepted: FxHashMap::default(),
+            prefer_channels_last: FxHashSet::default(),
             on,
         }
     }
@@ -317,6 +338,11 @@ impl Natives {
         let rule = &mut self.rules[op.index()];
         let find = || Rule::of(&host.op_name(op), &host.op_writes(op)).map(Arc::new);
         rule.get_or_insert_with(find).clone()
+    }
+
+    /// Whether a kernel of an operator, of those compiled so far, prefers channels-last contents.
+    pub fn prefers_channels_last(&self, op: OpId) -> bool {
+        self.prefer_channels_last.contains(&op)
     }
 
     /// Whether an operator is `copy_`.
@@ -416,6 +442,9 @@ impl Natives {
             self.accepted.clear();
         }
         if let Rule::Kernel { .. } = rule {
+            if native.on_channels_last.as_ref().is_some_and(|form| form.preferred) {
+                self.prefer_channels_last.insert(call.op);
+            }
             return Some(Some(Arc::new(native)));
         }
         let kind = Kind::of(call);
@@ -484,12 +513,18 @@ pub unsafe fn copy(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     true
 }
 
-/// Runs a call's computation; returns false if PyTorch's kernel has to run. `made` are the buffers of new outputs.
+/// Runs code of a call's computation; returns false if PyTorch's kernel has to run. `made` are the buffers of new outputs.
 ///
 /// # Safety
-/// The requirements are those of [`HostKernels::call`]. The computation was made for calls with this metadata, `made`
+/// The requirements are those of [`HostKernels::call`], with contents in the order that `work` computes on. The computation was made for calls with this metadata, `made`
 /// has the sizes of its new outputs, and what it writes in place meets [`Rule::permits`].
-pub unsafe fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'static dyn HostKernels) -> bool {
+pub unsafe fn run(
+    native: &Native,
+    work: &Work,
+    call: &Call<'_>,
+    made: &[Buffer],
+    host: &'static dyn HostKernels,
+) -> bool {
     let memory = |storage, bytes: i64| {
         // SAFETY: the call's storages and `made` are alive, and the first element of a window is inside its storage.
         unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
@@ -513,5 +548,5 @@ pub unsafe fn run(native: &Native, call: &Call<'_>, made: &[Buffer], host: &'sta
     };
     // SAFETY: `data` are the addresses of the computation's windows, which are inside the call's storages and `made`.
     // These outlive the call and are not shared, and what is written overlaps nothing else, or is the same window.
-    unsafe { native.work.run(host, &data, &params) }
+    unsafe { work.run(host, &data, &params) }
 }

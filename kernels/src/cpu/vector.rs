@@ -229,10 +229,9 @@ impl Vector for [f32; 4] {
 
     #[inline(always)]
     unsafe fn transpose(block: &mut [Self; MOST_LANES]) {
-        for row in 0..4 {
-            for lane in 0..row {
-                (block[row][lane], block[lane][row]) = (block[lane][row], block[row][lane]);
-            }
+        let [a, b, c, d, ..] = *block;
+        for (lane, line) in block.iter_mut().enumerate().take(4) {
+            *line = [a[lane], b[lane], c[lane], d[lane]];
         }
     }
 }

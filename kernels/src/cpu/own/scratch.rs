@@ -5,6 +5,9 @@ use std::thread::LocalKey;
 
 use crate::cpu::scarcity::may_allocate;
 
+/// Largest number of bytes of a buffer that a thread keeps.
+const KEPT: usize = 64 << 20;
+
 type Buffers<T> = RefCell<Vec<Vec<T>>>;
 
 thread_local! {
@@ -38,7 +41,9 @@ fn lent<T: Clone>(
         }
     }
     let done = work(&mut scratch[..n]);
-    buffers.with_borrow_mut(|all| all.push(scratch));
+    if scratch.len() * size_of::<T>() <= KEPT {
+        buffers.with_borrow_mut(|all| all.push(scratch));
+    }
     done
 }
 

@@ -41,15 +41,13 @@ macro_rules! by_width {
     };
 }
 
+/// Computes two sums for each of some adjacent channels of a block: `sums(strip, pixel, channel, width, to)`.
+type Sums<'s> = dyn Fn(Strip, usize, usize, usize, &mut [[f64; WIDE]; 2]) + Sync + 's;
+
 /// Computes two sums per channel with `sums(strip, pixel, channel, width, to)`, which computes those of the block that
 /// begins at a pixel, for some adjacent channels. Passes them to `then`: all first sums, then all second ones. Returns
 /// false if there is no memory for them.
-fn sums(
-    host: &dyn HostKernels,
-    layout: Layout,
-    sums: &(dyn Fn(Strip, usize, usize, usize, &mut [[f64; WIDE]; 2]) + Sync),
-    then: impl FnOnce(&[f64]) -> bool,
-) -> bool {
+fn sums(host: &dyn HostKernels, layout: Layout, sums: &Sums<'_>, then: impl FnOnce(&[f64]) -> bool) -> bool {
     let (n, blocks) = (layout.planes.channels, layout.blocks());
     with_doubles(blocks * 2 * n, |all| {
         let to = Shared(all.as_mut_ptr());

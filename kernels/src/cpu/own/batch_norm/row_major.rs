@@ -10,12 +10,7 @@ use crate::cpu::widest::widest;
 /// `x` points to the first value of a channel with this layout that has the block, and nobody writes the channel during
 /// the call and while the values are in use.
 #[inline(always)]
-unsafe fn values<'a>(
-    x: Shared<f32>,
-    layout: Layout,
-    block: usize,
-    room: &'a mut [f32; BLOCKS[1]],
-) -> &'a [f32] {
+unsafe fn values(x: Shared<f32>, layout: Layout, block: usize, room: &mut [f32; BLOCKS[1]]) -> &[f32] {
     let pixels = layout.planes.pixels;
     let (begin, end) = (block * layout.block, layout.count().min((block + 1) * layout.block));
     let at = |value: usize| value / pixels * layout.planes.channels * pixels + value % pixels;

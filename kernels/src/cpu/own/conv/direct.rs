@@ -26,8 +26,11 @@ const PRODUCTS: usize = 16;
 /// Largest number of partial sums of a weight gradient, smallest number of pixels of a partial sum, and largest number
 /// of floats in all of them.
 const SPLITS: usize = 16;
-const PIXELS: usize = 160;
+pub(super) const PIXELS: usize = 160;
 const SUMS: usize = 1 << 19;
+/// Number of pixels whose products are added to each other before they are added to a partial sum, which keeps its
+/// rounding errors small.
+const LONG: usize = 64;
 /// Number of floats after the end of a grid that a tile may read.
 const SLACK: usize = MOST_LANES;
 
@@ -42,12 +45,12 @@ pub(super) struct Direct {
 
 impl Direct {
     pub(super) fn of(conv: Conv) -> Direct {
-        let shape = Shape::of_cpu();
-        let grid = [0, 1].map(|d| Reads::of_grid(&conv, d));
+        let map =
+            |of: fn(&Conv, usize) -> Reads, to_grid| Map::of(&conv, [0, 1].map(|d| of(&conv, d)), to_grid);
         Direct {
-            to_image: Map::of(&conv, shape, [0, 1].map(|d| Reads::of_image(&conv, d)), false),
-            gradient: Gradient::of(&conv, shape, &grid),
-            to_grid: Map::of(&conv, shape, grid, true),
+            to_grid: map(Reads::of_grid, true),
+            to_image: map(Reads::of_image, false),
+            gradient: Gradient::of(&conv),
             conv,
         }
     }
@@ -157,7 +160,8 @@ static ZEROS: [f32; MOST_LANES] = [0.0; MOST_LANES];
 static SAME: [usize; MOST_ROWS] = [0; MOST_ROWS];
 
 impl Map {
-    fn of(conv: &Conv, shape: Shape, reads: [Reads; 2], to_grid: bool) -> Map {
+    fn of(conv: &Conv, reads: [Reads; 2], to_grid: bool) -> Map {
+        let shape = Shape::of_cpu();
         let (filters, each) = (conv.outputs / conv.groups, conv.inputs / conv.groups);
         let channels = if to_grid { [conv.inputs, conv.outputs] } else { [conv.outputs, conv.inputs] };
         let mut places = vec![None; conv.filter[0] * conv.filter[1]];
@@ -211,19 +215,21 @@ impl Map {
             let (panels, scratch) = scratch.split_at_mut(self.panels.len());
             let (start, zeros) = scratch.split_at_mut(lanes);
             zeros.fill(0.0);
-            let all = [from, Shared(panels.as_mut_ptr()), Shared(start.as_mut_ptr()), to];
+            let [panels, first, zeros] =
+                [panels.as_mut_ptr(), start.as_mut_ptr(), zeros.as_mut_ptr()].map(Shared);
+            let all = [from, zeros, panels, first, to];
             // SAFETY: the scratch memory was sized for the panels and the lanes of all groups. The bias has an element
             // per channel of the result.
             unsafe {
                 self.start(bias, start);
-                self.panels.lay_out(host, weight, all[1]);
-                self.tiles(host, n, all, Shared(zeros.as_mut_ptr()));
+                self.panels.lay_out(host, weight, panels);
+                self.tiles(host, n, all);
             }
             true
         })
     }
 
-    /// Writes what the sums start with, for each lane of each group.
+    /// Writes what is added to the sums, for each lane of each group.
     ///
     /// # Safety
     /// `bias` has an element per channel of the result.
@@ -240,9 +246,9 @@ impl Map {
     /// Computes all tiles of the result.
     ///
     /// # Safety
-    /// The addresses are those of the sources, the panels, what the sums start with, and the results. `zeros` are as many
-    /// zeros as the inner channels. Nobody writes what is read during the call or uses the results.
-    unsafe fn tiles(&self, host: &dyn HostKernels, n: usize, tensors: [Shared<f32>; 4], zeros: Shared<f32>) {
+    /// The addresses are those of the sources, as many zeros as there are inner channels, the panels, what is added to the
+    /// sums, and the results. Nobody writes what is read during the call or uses the results.
+    unsafe fn tiles(&self, host: &dyn HostKernels, n: usize, tensors: [Shared<f32>; 5]) {
         let tiles_of = |phase: &Phase| (n * phase.pixels()).div_ceil(self.shape.rows);
         let mut ends = Vec::with_capacity(self.phases.len());
         for phase in &self.phases {
@@ -267,7 +273,7 @@ impl Map {
                 let (count, tile) = (n * phase.pixels(), tile + tiles - ends[number]);
                 let pixels = count * tile / tiles..count * (tile + 1) / tiles;
                 // SAFETY: the tile is one of the result's, and one thread alone computes it.
-                unsafe { self.tile(tensors, zeros, group, block, phase, pixels, &mut room) };
+                unsafe { self.tile(tensors, group, block, phase, pixels, &mut room) };
             }
         });
     }
@@ -309,8 +315,7 @@ impl Map {
     /// `self.shape.rows` of them.
     unsafe fn tile(
         &self,
-        [source, panels, start, to]: [Shared<f32>; 4],
-        zeros: Shared<f32>,
+        [source, zeros, panels, start, to]: [Shared<f32>; 5],
         group: usize,
         block: &Block,
         phase: &Phase,
@@ -390,7 +395,7 @@ static APART: [usize; MOST_ROWS] = {
 
 /// The map from an image and a grid to the weight gradient.
 #[derive(Debug)]
-struct Gradient {
+pub(super) struct Gradient {
     shape: Shape,
     taps: Vec<Tap>,
     /// Blocks of a group's filters.
@@ -414,12 +419,13 @@ struct Tap {
 }
 
 impl Gradient {
-    fn of(conv: &Conv, shape: Shape, [down, across]: &[Reads; 2]) -> Gradient {
+    pub(super) fn of(conv: &Conv) -> Gradient {
+        let (shape, [down, across]) = (Shape::of_cpu(), [0, 1].map(|d| Reads::of_grid(conv, d)));
         let taps_of = |reads: &Reads| {
             let phase = &reads.phases[0];
             phase.taps.iter().map(|(_, start)| (reads.inside(phase, *start), *start)).collect::<Vec<_>>()
         };
-        let (rows, columns) = (taps_of(down), taps_of(across));
+        let (rows, columns) = (taps_of(&down), taps_of(&across));
         let pairs =
             rows.iter().flat_map(|row| columns.iter().map(move |column| (row.clone(), column.clone())));
         let taps: Vec<Tap> =
@@ -429,7 +435,8 @@ impl Gradient {
         let line = (down.step * across.source * conv.inputs + conv.out[1] * conv.outputs) * size_of::<f32>();
         let sums = conv.groups * lanes(&blocks) * channels * taps.len();
         let splits = SPLITS.min(conv.rows() / PIXELS).min(SUMS / sums).min(conv.n * conv.out[0]).max(1);
-        Gradient { shape, taps, blocks, channels, near: (NEAR / line).max(1), splits }
+        let near = (NEAR / line).min(LONG / conv.out[1]).max(1);
+        Gradient { shape, taps, blocks, channels, near, splits }
     }
 
     /// Number of elements of a group's patch.
@@ -437,11 +444,11 @@ impl Gradient {
         self.channels * self.taps.len()
     }
 
-    /// Computes the weight gradient.
+    /// Computes the weight gradient from an image and a grid.
     ///
     /// # Safety
     /// The requirements are those of [`Direct::to_grid`].
-    unsafe fn compute(
+    pub(super) unsafe fn compute(
         &self,
         host: &dyn HostKernels,
         conv: &Conv,

@@ -25,7 +25,7 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::cpu::channels_last::{Order, Planes};
-use crate::cpu::own::conv::direct::Direct;
+use crate::cpu::own::conv::direct::{Direct, Gradient, PIXELS};
 use crate::cpu::own::conv::geometry::Conv;
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::scratch::with_scratch;
@@ -41,10 +41,11 @@ const FEW: usize = 4;
 
 /// The algorithm that computes a convolution.
 enum Way {
-    Direct(Direct),
+    Direct(Box<Direct>),
     Patches(Conv),
-    /// A convolution of images that have one pixel each, which is the product of two matrices.
-    Pixels(Conv),
+    /// A convolution of images that have one pixel each, which is the product of two matrices. If the weight gradient
+    /// sums over many of them, it is computed in parts.
+    Pixels(Conv, Option<Gradient>),
     Depthwise(Conv),
 }
 
@@ -55,17 +56,18 @@ impl Way {
             return depthwise::fits(&conv).then_some(Way::Depthwise(conv));
         }
         if conv.groups == 1 && conv.is_pointwise() {
-            return Some(Way::Pixels(Conv { n: conv.rows(), size: [1, 1], out: [1, 1], ..conv }));
+            let conv = Conv { n: conv.rows(), size: [1, 1], out: [1, 1], ..conv };
+            return Some(Way::Pixels(conv, (conv.n > PIXELS).then(|| Gradient::of(&conv))));
         }
         if conv.groups == 1 && conv.pixels() <= FEW {
             return Some(Way::Patches(conv));
         }
-        Some(Way::Direct(Direct::of(conv)))
+        Some(Way::Direct(Box::new(Direct::of(conv))))
     }
 
     /// Whether images and grids are channels last.
     fn is_channels_last(&self) -> bool {
-        matches!(self, Way::Direct(_) | Way::Pixels(_))
+        matches!(self, Way::Direct(_) | Way::Pixels(..))
     }
 
     /// Computes the grid from an image, with an optional bias per filter.
@@ -82,7 +84,7 @@ impl Way {
         // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
             match self {
-                Way::Patches(conv) | Way::Pixels(conv) => {
+                Way::Patches(conv) | Way::Pixels(conv, _) => {
                     patches::to_grid(conv, host, image, weight, bias, grid)
                 }
                 Way::Direct(direct) => direct.to_grid(host, [image, weight, grid], bias),
@@ -105,7 +107,7 @@ impl Way {
         // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
             match self {
-                Way::Patches(conv) | Way::Pixels(conv) => {
+                Way::Patches(conv) | Way::Pixels(conv, _) => {
                     patches::to_image(conv, host, grid, weight, bias, image)
                 }
                 Way::Direct(direct) => direct.to_image(host, [grid, weight, image], bias),
@@ -123,7 +125,10 @@ impl Way {
         // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
             match self {
-                Way::Patches(conv) | Way::Pixels(conv) => patches::to_weight(conv, host, image, grid, weight),
+                Way::Pixels(conv, Some(gradient)) => gradient.compute(host, conv, [image, grid, weight]),
+                Way::Patches(conv) | Way::Pixels(conv, None) => {
+                    patches::to_weight(conv, host, image, grid, weight)
+                }
                 Way::Direct(direct) => direct.to_weight(host, [image, grid, weight]),
                 Way::Depthwise(conv) => depthwise::to_weight(conv, host, [image, grid, weight]),
             }

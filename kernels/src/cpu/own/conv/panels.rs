@@ -185,10 +185,10 @@ unsafe fn run_turn<T: Vector>(
                     (copied.as_ptr(), BLOCK, 1)
                 };
                 let mut block = [T::splat(0.0); BLOCK];
-                for i in 0..T::LANES {
-                    block[i] = T::load(from.add(i * step));
+                for (i, line) in block.iter_mut().enumerate().take(T::LANES) {
+                    *line = T::load(from.add(i * step));
                     for addend in 1..addends {
-                        block[i] = block[i].plus(T::load(from.add(addend * lines.apart + i * step)));
+                        *line = line.plus(T::load(from.add(addend * lines.apart + i * step)));
                     }
                 }
                 T::transpose(&mut block);

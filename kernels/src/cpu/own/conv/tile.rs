@@ -1,6 +1,6 @@
 //! The product that all convolutions are made of: a tile of sums over several ranges, kept in registers.
 //!
-//! An element of row `i` and lane `l` is `start[i][l] + sum(a[i, k] * b[k, l])` for all `k` of all segments. Rows and
+//! An element of row `i` and lane `l` is `sum(a[i, k] * b[k, l]) + start[i][l]` for all `k` of all segments. Rows and
 //! lanes are pixels and channels, or channels and filters. The lanes are contiguous in `b`; rows may be anywhere. A sum
 //! is computed in the order of the segments and of `k`, whatever the size of the tile.
 
@@ -42,7 +42,7 @@ pub(super) struct Tile<'t> {
     pub(super) segments: &'t [[usize; 2]],
     /// Length of each range of `k`.
     pub(super) length: usize,
-    /// Address of the values that the sums start with, and each row's offset in them.
+    /// Address of the values that are added to the sums, and each row's offset in them.
     pub(super) start: (*const f32, &'t [usize]),
     /// Address of the results, and each row's offset in them. The number of rows is the number of these offsets.
     pub(super) to: (*mut f32, &'t [usize]),
@@ -151,23 +151,18 @@ unsafe fn sum<T: Vector, const M: usize, const V: usize, const ADJACENT: bool>(t
     // SAFETY: the rows and segments are inside the operands, and all loads and stores are of whole lanes.
     unsafe {
         let mut sums = [[T::splat(0.0); V]; M];
-        for i in 0..M {
-            for v in 0..V {
-                sums[i][v] = T::load(start.add(*starts.get_unchecked(i) + v * T::LANES));
-            }
-        }
         for (segment, &[a, b]) in tile.segments.iter().enumerate() {
             let mut rows = [first.wrapping_add(a); M];
             if !ADJACENT {
-                for i in 0..M {
-                    rows[i] = anywhere.get_unchecked(segment * each + i).add(a);
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = anywhere.get_unchecked(segment * each + i).add(a);
                 }
             }
             let mut b = tile.b.add(b);
             for k in 0..tile.length {
                 let mut lanes = [T::splat(0.0); V];
-                for v in 0..V {
-                    lanes[v] = T::load(b.add(v * T::LANES));
+                for (v, lane) in lanes.iter_mut().enumerate() {
+                    *lane = T::load(b.add(v * T::LANES));
                 }
                 for i in 0..M {
                     let x = if ADJACENT { *rows[0].add(k * step + i) } else { *rows[i].add(k) };
@@ -178,9 +173,10 @@ unsafe fn sum<T: Vector, const M: usize, const V: usize, const ADJACENT: bool>(t
                 b = b.add(tile.b_step);
             }
         }
-        for i in 0..M {
-            for v in 0..V {
-                sums[i][v].store(to.add(*tos.get_unchecked(i) + v * T::LANES));
+        for (i, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                let start = T::load(start.add(*starts.get_unchecked(i) + v * T::LANES));
+                sum.plus(start).store(to.add(*tos.get_unchecked(i) + v * T::LANES));
             }
         }
     }
