@@ -11,7 +11,8 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use crate::cpu::own::kernel::{Addresses, Kernel};
+use crate::cpu::channels_last::Planes;
+use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::{contiguous, count, each_row, fresh, output};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
@@ -196,7 +197,93 @@ pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         true
     };
-    Some(Kernel::new(smallvec![x, y, indices], smallvec![], work))
+    let sizes = [&x, &y].map(|w| Planes::of(&w.sizes));
+    let kernel = Kernel::new(smallvec![x, y, indices], smallvec![], work);
+    let [Some(of_x), Some(of_y)] = sizes else { return Some(kernel) };
+    let channels = of_x.channels;
+    let on_channels_last = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (lines, each) = (axes[0].windows, axes[1].windows * channels * axes[0].kernel * axes[1].kernel);
+        each_row(host, of_x.images * lines, each, &|begin, end| {
+            for line in begin..end {
+                let (image, row) = (line / lines, line % lines);
+                // SAFETY: `x` and `y` are channels last, and the indices row-major. One thread alone writes a line of
+                // windows.
+                unsafe {
+                    let x = data.of::<f32>(0).read(image * from * channels, from * channels);
+                    let of_line = axes[1].windows * channels;
+                    let y = data.of::<f32>(1).slice(line * of_line, of_line);
+                    let indices = Shared(data.of::<i64>(2).at(image * channels * to + row * axes[1].windows));
+                    max_pool_line(x, y, indices, axes, row, [channels, to]);
+                }
+            }
+        });
+        true
+    };
+    Some(kernel.or_channels_last(&[(0, of_x), (1, of_y)], false, on_channels_last))
+}
+
+widest! {
+    /// The maxima of a line of windows of a channels-last image, and their positions. `[channels, step]` are the number
+    /// of channels and their distance in the indices.
+    ///
+    /// # Safety
+    /// `indices` points to the positions of the line's windows in the first channel, and nobody else uses those of the
+    /// line.
+    unsafe fn max_pool_line(
+        x: &[f32], y: &mut [f32], indices: Shared<i64>, axes: [Axis; 2], row: usize, sizes: [usize; 2],
+    ) => run_max_pool_line
+}
+
+/// Number of adjacent channels whose maxima are computed together.
+const CHANNELS: usize = 16;
+
+/// # Safety
+/// The requirements are those of [`max_pool_line`].
+#[inline(always)]
+unsafe fn run_max_pool_line(
+    x: &[f32],
+    y: &mut [f32],
+    indices: Shared<i64>,
+    [rows, columns]: [Axis; 2],
+    row: usize,
+    [channels, step]: [usize; 2],
+) {
+    // The part of a window that is no padding.
+    let inside = |axis: Axis, window: usize| {
+        let begin = window * axis.stride;
+        begin.saturating_sub(axis.padding)..(begin + axis.kernel).saturating_sub(axis.padding).min(axis.input)
+    };
+    let lines = inside(rows, row);
+    for window in 0..columns.windows {
+        let places = inside(columns, window);
+        for channel in (0..channels).step_by(CHANNELS) {
+            let width = CHANNELS.min(channels - channel);
+            let (mut best, mut at) = ([f32::NEG_INFINITY; CHANNELS], [0_i32; CHANNELS]);
+            at.fill((lines.start * columns.input + places.start) as i32);
+            for line in lines.clone() {
+                for place in places.clone() {
+                    let number = line * columns.input + place;
+                    let mut values = [f32::NEG_INFINITY; CHANNELS];
+                    if width == CHANNELS {
+                        values.copy_from_slice(&x[number * channels + channel..][..CHANNELS]);
+                    } else {
+                        values[..width].copy_from_slice(&x[number * channels + channel..][..width]);
+                    }
+                    for c in 0..CHANNELS {
+                        // PyTorch returns the first of equal maxima, and the last NaN.
+                        let better = (values[c] > best[c]) | values[c].is_nan();
+                        best[c] = if better { values[c] } else { best[c] };
+                        at[c] = if better { number as i32 } else { at[c] };
+                    }
+                }
+            }
+            y[window * channels + channel..][..width].copy_from_slice(&best[..width]);
+            for (c, at) in at.iter().enumerate().take(width) {
+                // SAFETY: the index is that of a window of the line.
+                unsafe { *indices.at((channel + c) * step + window) = i64::from(*at) };
+            }
+        }
+    }
 }
 
 /// `max_pool2d_with_indices_backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)`.
@@ -230,7 +317,42 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         valid.into_inner()
     };
-    Some(Kernel::new(smallvec![grad, indices, to], smallvec![], work))
+    let sizes = [&grad, &to].map(|w| Planes::of(&w.sizes));
+    let kernel = Kernel::new(smallvec![grad, indices, to], smallvec![], work);
+    let [Some(of_grad), Some(of_x)] = sizes else { return Some(kernel) };
+    let channels = of_x.channels;
+    let parts = channels.div_ceil(CHANNELS);
+    let on_channels_last = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let valid = AtomicBool::new(true);
+        each_row(host, of_x.images * parts, (n + 2 * windows) * CHANNELS, &|begin, end| {
+            for part in begin..end {
+                let (image, first) = (part / parts, part % parts * CHANNELS);
+                let some = first..channels.min(first + CHANNELS);
+                let (indices, grad) = (data.of::<i64>(1), data.of::<f32>(0));
+                // SAFETY: the gradients are channels last, and the indices row-major. One thread alone writes some
+                // channels of an image.
+                unsafe {
+                    let to = data.of::<f32>(2).at(image * n * channels);
+                    for pixel in 0..n {
+                        Shared(to).slice(pixel * channels + first, some.len()).fill(0.0);
+                    }
+                    for window in 0..windows {
+                        for channel in some.clone() {
+                            let index = *indices.at((image * channels + channel) * windows + window) as usize;
+                            let grad = *grad.at((image * windows + window) * channels + channel);
+                            if index < n {
+                                *to.add(index * channels + channel) += grad;
+                            } else {
+                                valid.store(false, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                }
+            }
+        });
+        valid.into_inner()
+    };
+    Some(kernel.or_channels_last(&[(0, of_grad), (2, of_x)], false, on_channels_last))
 }
 
 /// The parts of a plane that the windows of an average pooling contain.

@@ -11,6 +11,12 @@ use crate::cpu::widest::{Units, units};
 pub(super) const MOST_ROWS: usize = 14;
 /// Largest number of lanes of a tile, for any CPU.
 pub(super) const MOST_LANES: usize = 32;
+/// Number of bytes of the operands that consecutive tiles read: a part of a second-level cache.
+pub(super) const NEAR: usize = 1 << 18;
+/// Number of multiplications that cost as much as an element of a simple loop.
+pub(super) const PRODUCTS: usize = 16;
+/// Offsets of rows that are all at the same place.
+pub(super) static SAME: [usize; MOST_ROWS] = [0; MOST_ROWS];
 
 /// The shape of the tiles that fill the registers of a CPU.
 #[derive(Clone, Copy, Debug)]
