@@ -6,16 +6,10 @@
 //! such contents, with the same bits as in row-major order. All other accesses bring the contents back to row-major
 //! order first (see [`CpuDevice`](crate::cpu::device::CpuDevice)).
 
-use smallvec::SmallVec;
-
-use crate::cpu::own::Shared;
-use crate::cpu::tiles::computation::Work;
-use crate::cpu::tiles::group::TileGroup;
+use crate::cpu::shared::Shared;
 use crate::cpu::vector::{MOST_LANES, Vector, with_vectors};
 use crate::host::HostKernels;
-use crate::ir::Mem;
-use crate::plan::{Draft, Slot};
-use crate::shapes::{channels_last, is_contiguous};
+use crate::plan::Slot;
 
 /// Sizes of a contiguous float tensor `[images, channels, ..]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,15 +31,15 @@ pub enum Order {
     ChannelsLast,
 }
 
-/// The form of a computation for channels-last contents.
+/// The form of a computation for channels-last contents. `W` is the code.
 #[derive(Debug)]
-pub struct OnChannelsLast {
+pub struct OnChannelsLast<W> {
     /// For each slot, the sizes of its tensor if that is channels last.
     pub planes: Box<[Option<Planes>]>,
     /// Whether the form is used even if more bytes have to be reordered for it.
     pub preferred: bool,
     /// Code of the computation.
-    pub work: Work,
+    pub work: W,
 }
 
 impl Planes {
@@ -143,36 +137,7 @@ unsafe fn run_transpose<T: Vector>(from: *const f32, to: *mut f32, [rows, column
     }
 }
 
-impl OnChannelsLast {
-    /// The form of a group of expressions. `None` unless each tensor of the group has the sizes of its elements, or a
-    /// value per channel.
-    pub fn of_group<P>(
-        draft: &Draft<Slot, P>,
-        aliases: impl Fn(Slot, Slot) -> bool,
-    ) -> Option<OnChannelsLast> {
-        let [lane] = &draft.lanes[..] else { return None };
-        let sizes = Planes::of(&lane.sizes)?;
-        let mut planes: SmallVec<[Option<Option<Planes>>; 8]> = SmallVec::from_elem(None, draft.slots.len());
-        let lane = lane.with_strides(|slot, mem, own, strides| {
-            let whole = own == &lane.sizes[..] && mem == Mem::F32 && is_contiguous(own, strides);
-            let lead = lane.sizes.len() - own.len();
-            let by_channel = own.iter().enumerate().all(|(d, size)| *size == 1 || d + lead == 1);
-            let layout = whole.then_some(sizes);
-            let first = planes[slot as usize].get_or_insert(layout);
-            (*first == layout && (whole || by_channel))
-                .then(|| if whole { channels_last(own) } else { strides.into() })
-        })?;
-        let planes: Box<[Option<Planes>]> = planes.into_iter().map(Option::flatten).collect();
-        let draft = Draft {
-            lanes: vec![lane],
-            slots: draft.slots.clone(),
-            params: Vec::<P>::new(),
-            calls: draft.calls,
-        };
-        let work = Work::Tiles(TileGroup::compile(&draft, aliases)?);
-        Some(OnChannelsLast { planes, preferred: false, work })
-    }
-
+impl<W> OnChannelsLast<W> {
     /// The sizes of the channels-last tensor in a storage of the group.
     pub fn planes_of(&self, slots: &[Slot], place: u32) -> Option<Planes> {
         let of = slots.iter().zip(&self.planes);

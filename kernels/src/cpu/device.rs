@@ -11,7 +11,7 @@ use tandem_tracegraph::tensor_meta::flags;
 use crate::cpu::channels_last::{OnChannelsLast, Order, Planes};
 use crate::cpu::natives;
 use crate::cpu::natives::{Native, Natives};
-use crate::cpu::tiles::computation::Computation;
+use crate::cpu::tiles::computation::{Computation, Work};
 use crate::error::{CallFailure, Cause, Failure};
 use crate::executor::{Device, Immediate};
 use crate::host::{
@@ -628,7 +628,7 @@ impl CpuDevice {
 
     /// Whether a group is to run in its form for channels-last contents: these tensors fill their storages, and the form
     /// is preferred or fewer bytes have to be reordered for it than for the other.
-    fn suits(&self, form: &OnChannelsLast, run: &GroupRun<'_, '_, Group>) -> bool {
+    fn suits(&self, form: &OnChannelsLast<Work>, run: &GroupRun<'_, '_, Group>) -> bool {
         let (mut last, mut row_major) = (0, 0);
         for (slot, planes) in run.fused.group.slots.iter().zip(&form.planes) {
             let (Slot::Storage(place, _), Some(planes)) = (slot, planes) else { continue };

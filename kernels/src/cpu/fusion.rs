@@ -5,10 +5,9 @@ use std::sync::Arc;
 use tandem_tracegraph::call::Place;
 use tandem_tracegraph::ids::OpId;
 
-use crate::cpu::channels_last::OnChannelsLast;
 use crate::cpu::device::CpuDevice;
 use crate::cpu::natives::Rule;
-use crate::cpu::tiles::computation::Computation;
+use crate::cpu::tiles::computation::{Computation, Work};
 use crate::ops::express::{Assignment, Param, Window, assignments};
 use crate::ops::table;
 use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
@@ -59,7 +58,7 @@ impl Fuser for CpuDevice {
         draft: Draft<Slot, Feed>,
         same: &dyn Fn(Slot, Slot) -> bool,
     ) -> Option<Self::Group> {
-        let form = if self.has_channels_last { OnChannelsLast::of_group(&draft, same) } else { None };
+        let form = if self.has_channels_last { Work::on_channels_last(&draft, same) } else { None };
         let mut group = Computation::compile(draft, same)?;
         group.on_channels_last = form.filter(|form| form.is_consistent(&group.slots)).map(Box::new);
         Some(group)

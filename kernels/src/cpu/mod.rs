@@ -10,6 +10,7 @@ pub mod own;
 pub mod pool;
 pub(crate) mod random;
 pub mod scarcity;
+mod shared;
 pub mod tiles;
 mod vector;
 mod widest;

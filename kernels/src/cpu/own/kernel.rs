@@ -6,9 +6,10 @@
 use smallvec::SmallVec;
 
 use crate::cpu::channels_last::{OnChannelsLast, Planes};
-use crate::cpu::tiles::computation as tiles;
 use crate::host::HostKernels;
 use crate::ops::express::{Param, Window};
+
+pub use crate::cpu::shared::Shared;
 
 /// A kernel for an operator and a call's metadata.
 pub struct Kernel {
@@ -19,7 +20,7 @@ pub struct Kernel {
     /// Code of the kernel.
     pub work: Work,
     /// The form for channels-last contents.
-    pub on_channels_last: Option<Box<OnChannelsLast>>,
+    pub on_channels_last: Option<OnChannelsLast<Work>>,
 }
 
 impl Kernel {
@@ -44,8 +45,8 @@ impl Kernel {
     ) -> Kernel {
         let planes =
             (0..self.windows.len()).map(|w| of.iter().find(|(n, _)| *n == w).map(|(_, planes)| *planes));
-        let work = tiles::Work::Kernel(Work(Box::new(compute)));
-        self.on_channels_last = Some(Box::new(OnChannelsLast { planes: planes.collect(), preferred, work }));
+        let work = Work(Box::new(compute));
+        self.on_channels_last = Some(OnChannelsLast { planes: planes.collect(), preferred, work });
         self
     }
 }
@@ -82,48 +83,5 @@ impl Addresses<'_> {
     /// Returns the address of a window's first element, given the window's index in the kernel.
     pub fn of<T>(self, window: usize) -> Shared<T> {
         Shared(self.0[window].cast())
-    }
-}
-
-/// An address that threads share; different threads access different elements.
-#[derive(Clone, Copy)]
-pub struct Shared<T>(pub *mut T);
-
-// SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
-unsafe impl<T> Send for Shared<T> {}
-// SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
-unsafe impl<T> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    /// Returns the address of the first element.
-    pub fn get(self) -> *mut T {
-        self.0
-    }
-
-    /// Returns the address of element `at`.
-    ///
-    /// # Safety
-    /// The element is in the same allocation as the first one, or just past its end.
-    pub unsafe fn at(self, at: usize) -> *mut T {
-        // SAFETY: element `at` is in the allocation or just past its end, which this function requires.
-        unsafe { self.0.add(at) }
-    }
-
-    /// Returns elements `at..at + n`, which may be written.
-    ///
-    /// # Safety
-    /// The elements exist, and nobody else uses them while the slice is in use.
-    pub unsafe fn slice<'a>(self, at: usize, n: usize) -> &'a mut [T] {
-        // SAFETY: the elements exist and are not shared, which this function requires.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), n) }
-    }
-
-    /// Returns elements `at..at + n`.
-    ///
-    /// # Safety
-    /// The elements exist, and nobody writes them while the slice is in use.
-    pub unsafe fn read<'a>(self, at: usize, n: usize) -> &'a [T] {
-        // SAFETY: the elements exist and are not written, which this function requires.
-        unsafe { std::slice::from_raw_parts(self.0.add(at), n) }
     }
 }

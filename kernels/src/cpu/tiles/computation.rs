@@ -2,14 +2,18 @@
 
 use std::fmt;
 
-use crate::cpu::channels_last::OnChannelsLast;
+use smallvec::SmallVec;
+
+use crate::cpu::channels_last::{OnChannelsLast, Planes};
 use crate::cpu::own;
 use crate::cpu::own::Kernel;
 use crate::cpu::tiles::group::TileGroup;
 use crate::cpu::tiles::summed::Summed;
 use crate::host::HostKernels;
+use crate::ir::Mem;
 use crate::ops::express::{Param, Window};
 use crate::plan::{Draft, Ending, Feed, Slot};
+use crate::shapes::{channels_last, is_contiguous};
 
 /// A computation on windows. `S` identifies where a window begins, `P` where a parameter comes from.
 #[derive(Debug)]
@@ -21,7 +25,7 @@ pub struct Computation<S, P> {
     /// Code of the computation.
     pub work: Work,
     /// The form for channels-last contents.
-    pub on_channels_last: Option<Box<OnChannelsLast>>,
+    pub on_channels_last: Option<Box<OnChannelsLast<Work>>>,
 }
 
 /// Code of a [`Computation`].
@@ -75,6 +79,9 @@ impl<S, P> Computation<S, P> {
     /// Wraps a kernel, with its windows and parameters mapped to `S` and `P`.
     pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
         let Kernel { windows, params, work, on_channels_last } = kernel;
+        let on_channels_last = on_channels_last.map(|OnChannelsLast { planes, preferred, work }| {
+            Box::new(OnChannelsLast { planes, preferred, work: Work::Kernel(work) })
+        });
         let slots = windows.iter().map(slot).collect();
         let params = params.into_iter().map(param).collect();
         Computation { slots, params, work: Work::Kernel(work), on_channels_last }
@@ -82,6 +89,35 @@ impl<S, P> Computation<S, P> {
 }
 
 impl Work {
+    /// The form of a group of expressions for channels-last contents. `None` unless each tensor of the group has the sizes of its elements, or a
+    /// value per channel.
+    pub fn on_channels_last<P>(
+        draft: &Draft<Slot, P>,
+        aliases: impl Fn(Slot, Slot) -> bool,
+    ) -> Option<OnChannelsLast<Work>> {
+        let [lane] = &draft.lanes[..] else { return None };
+        let sizes = Planes::of(&lane.sizes)?;
+        let mut planes: SmallVec<[Option<Option<Planes>>; 8]> = SmallVec::from_elem(None, draft.slots.len());
+        let lane = lane.with_strides(|slot, mem, own, strides| {
+            let whole = own == &lane.sizes[..] && mem == Mem::F32 && is_contiguous(own, strides);
+            let lead = lane.sizes.len() - own.len();
+            let by_channel = own.iter().enumerate().all(|(d, size)| *size == 1 || d + lead == 1);
+            let layout = whole.then_some(sizes);
+            let first = planes[slot as usize].get_or_insert(layout);
+            (*first == layout && (whole || by_channel))
+                .then(|| if whole { channels_last(own) } else { strides.into() })
+        })?;
+        let planes: Box<[Option<Planes>]> = planes.into_iter().map(Option::flatten).collect();
+        let draft = Draft {
+            lanes: vec![lane],
+            slots: draft.slots.clone(),
+            params: Vec::<P>::new(),
+            calls: draft.calls,
+        };
+        let work = Work::Tiles(TileGroup::compile(&draft, aliases)?);
+        Some(OnChannelsLast { planes, preferred: false, work })
+    }
+
     /// Runs the computation. `data` has the addresses of the slots, `params` the bits of the parameters. Returns
     /// false if PyTorch's kernel has to run; only outputs may have been written then.
     ///
