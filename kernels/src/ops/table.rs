@@ -250,13 +250,13 @@ static TABLE: &[Row] = &[
     op("native_layer_norm").outputs(outputs::layer_norm).cpu(own::norm::layer_norm).gpu(gpu::norm::layer_norm),
     op("native_layer_norm_backward").outputs(outputs::layer_norm_backward).cpu(own::norm::layer_norm_backward)
         .gpu(gpu::norm::layer_norm_backward),
-    op("native_group_norm").cpu(own::norm::group_norm).gpu(gpu::norm::group_norm),
-    op("native_group_norm_backward").cpu(own::norm::group_norm_backward).gpu(gpu::norm::group_norm_backward),
-    op("native_batch_norm").outputs(outputs::batch_norm).cpu(own::batch_norm::forward).gpu(gpu::norm::batch_norm)
+    op("native_group_norm").cpu(own::channel_norms::group::forward).gpu(gpu::norm::group_norm),
+    op("native_group_norm_backward").cpu(own::channel_norms::group::backward).gpu(gpu::norm::group_norm_backward),
+    op("native_batch_norm").outputs(outputs::batch_norm).cpu(own::channel_norms::batch::forward).gpu(gpu::norm::batch_norm)
         .hidden_writes(&[3, 4]),
     op("_native_batch_norm_legit _native_batch_norm_legit_no_training").gpu(gpu::norm::batch_norm),
     op("_batch_norm_with_update _batch_norm_no_update").gpu(gpu::norm::batch_norm),
-    op("native_batch_norm_backward").outputs(outputs::batch_norm_backward).cpu(own::batch_norm::backward)
+    op("native_batch_norm_backward").outputs(outputs::batch_norm_backward).cpu(own::channel_norms::batch::backward)
         .gpu(gpu::norm::batch_norm_backward),
     op("batch_norm_backward").gpu(gpu::norm::batch_norm_backward),
     op("_thnn_fused_lstm_cell").outputs(outputs::attention::lstm).cpu(own::cells::lstm).gpu(gpu::cells::lstm),

@@ -6,8 +6,8 @@
 
 mod additions;
 pub(crate) mod attention;
-pub(crate) mod batch_norm;
 pub(crate) mod cells;
+pub(crate) mod channel_norms;
 pub(crate) mod conv;
 pub(crate) mod gather;
 mod kernel;

@@ -1,4 +1,4 @@
-//! Layer norm and group norm: rows are normalized to mean 0 and variance 1.
+//! Layer norm: rows are normalized to mean 0 and variance 1.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
@@ -103,44 +103,6 @@ pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel::new(windows.0, params, work))
 }
 
-/// `native_group_norm(input, weight, bias, N, C, HxW, group, eps)`.
-pub fn group_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let int = |arg: usize| crate::cpu::own::int(call, arg).and_then(|i| usize::try_from(i).ok());
-    let (count_, channels, pixels, groups) = (int(3)?, int(4)?, int(5)?, int(6)?);
-    let x = contiguous(call, 0, Mem::F32)?;
-    if count(&x.sizes) == 0 || groups == 0 || count(&x.sizes) != count_ * channels * pixels {
-        return None;
-    }
-    let each = channels / groups;
-    let n = each * pixels;
-    let mut windows = Windows::default();
-    let (weight, bias) = (weights(call, 1, channels)?, weights(call, 2, channels)?);
-    let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
-    let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
-    let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
-        let eps = f64::from_bits(params[0]);
-        each_row(host, count_ * groups, n * 4, &|from, to| {
-            for row in from..to {
-                // SAFETY: the windows have `count_ * groups` rows of `n` elements, or one element per row or channel;
-                // one thread alone uses each row of an output.
-                unsafe {
-                    let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).slice(at, n);
-                    let first = row % groups * each;
-                    let weight = part(data, weight, first, each);
-                    let bias = part(data, bias, first, each);
-                    let stats = (&mut at(mean, row, 1)[0], &mut at(scale, row, 1)[0]);
-                    let (x, y) = (data.of(x).read(row * n, n), at(y, row * n, n));
-                    normalize_group(x, y, (weight, bias), pixels, eps, stats);
-                }
-            }
-        });
-        true
-    };
-    let params = smallvec![Param::Number(7, 0, Ty::F64)];
-    Some(Kernel::new(windows.0, params, work))
-}
-
 /// `native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)`.
 pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let Some(Arg::Ints(shape)) = call.args.get(2) else { return None };
@@ -205,56 +167,6 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     Some(Kernel::new(windows.0, smallvec![], work))
 }
 
-/// `native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, output_mask)`.
-pub fn group_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let int = |arg: usize| crate::cpu::own::int(call, arg).and_then(|i| usize::try_from(i).ok());
-    let (count_, channels, pixels, groups) = (int(5)?, int(6)?, int(7)?, int(8)?);
-    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
-    let all = count(&x.sizes);
-    if all == 0 || groups == 0 || all != count_ * channels * pixels || grad.sizes != x.sizes {
-        return None;
-    }
-    let (each, rows) = (channels / groups, count_ * groups);
-    let n = each * pixels;
-    let given = |number: usize| wanted(outputs, number);
-    let (to, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
-    let mut windows = Windows::default();
-    let scale = contiguous(call, 3, Mem::F32)?;
-    let weight = weights(call, 4, channels)?;
-    let (grad, x, scale) = (windows.add(grad), windows.add(x), windows.add(scale));
-    let weight = windows.maybe(weight);
-    let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        // For each image and channel, the terms of the gradients of the channel's weight and bias.
-        let Some(mut sums) = filled(count_ * channels, [0.0f64; 2]) else { return false };
-        let partial = Shared(sums.as_mut_ptr());
-        each_row(host, rows, n * 4, &|from, end| {
-            for row in from..end {
-                // SAFETY: the windows have `rows` groups of `n` elements, or one element per group or channel;
-                // one thread alone uses a group's elements of the output and its sums.
-                unsafe {
-                    let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).read(at, n);
-                    let (grad, x) = (at(grad, row * n, n), at(x, row * n, n));
-                    let weight = part(data, weight, row % groups * each, each);
-                    let to = to.map(|to| data.of(to).slice(row * n, n));
-                    let sums = partial.slice(row * each, each);
-                    group_backward(grad, x, weight, at(scale, row, 1)[0], to, sums);
-                }
-            }
-        });
-        for (to, which) in [(to_weight, 0), (to_bias, 1)] {
-            let Some(to) = to else { continue };
-            // SAFETY: the gradients of weight and bias have `channels` elements, and all threads have ended.
-            let to = unsafe { data.of::<f32>(to).slice(0, channels) };
-            for (c, to) in to.iter_mut().enumerate() {
-                *to = (0..count_).map(|i| sums[i * channels + c][which]).sum::<f64>() as f32;
-            }
-        }
-        true
-    };
-    Some(Kernel::new(windows.0, smallvec![], work))
-}
-
 type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
 
 /// Returns the mean as a float and the remainder that rounding to it dropped, so that differences from the mean are
@@ -306,37 +218,6 @@ fn run_normalize(x: &[f32], y: &mut [f32], affine: Affine<'_>, eps: f64, stats: 
 }
 
 widest! {
-    fn normalize_group(
-        x: &[f32],
-        y: &mut [f32],
-        affine: Affine<'_>,
-        pixels: usize,
-        eps: f64,
-        stats: (&mut f32, &mut f32),
-    ) => run_normalize_group
-}
-
-#[inline(always)]
-fn run_normalize_group(
-    x: &[f32],
-    y: &mut [f32],
-    (weight, bias): Affine<'_>,
-    pixels: usize,
-    eps: f64,
-    stats: (&mut f32, &mut f32),
-) {
-    let [mean, off, scale] = moments(x, eps);
-    (*stats.0, *stats.1) = (mean, scale);
-    for (c, (x, y)) in x.chunks_exact(pixels).zip(y.chunks_exact_mut(pixels)).enumerate() {
-        let factor = weight.map_or(scale, |w| scale * w[c]);
-        let bias = bias.map_or(0.0, |b| b[c]);
-        for (y, x) in y.iter_mut().zip(x) {
-            *y = (x - mean - off).mul_add(factor, bias);
-        }
-    }
-}
-
-widest! {
     fn backward(grad: &[f32], x: &[f32], weight: Option<&[f32]>, stats: [f32; 2], to: &mut [f32]) => run_backward
 }
 
@@ -369,52 +250,6 @@ fn row_backward(
     let sum = (sum(n, &weighted) / n as f64) as f32;
     for i in 0..n {
         to[i] = scale * ((mean - x[i]) * scale).mul_add(product, weighted(i) - sum);
-    }
-}
-
-widest! {
-    fn group_backward(
-        grad: &[f32],
-        x: &[f32],
-        weight: Option<&[f32]>,
-        scale: f32,
-        to: Option<&mut [f32]>,
-        sums: &mut [[f64; 2]],
-    ) => run_group_backward
-}
-
-/// Computes a group's gradient and, per channel, the terms of the gradients of weight and bias. Recomputes the mean,
-/// because the rounding error of the saved one is visible if all values are close together.
-#[inline(always)]
-fn run_group_backward(
-    grad: &[f32],
-    x: &[f32],
-    weight: Option<&[f32]>,
-    scale: f32,
-    to: Option<&mut [f32]>,
-    sums: &mut [[f64; 2]],
-) {
-    let (n, pixels) = (grad.len(), grad.len() / sums.len());
-    let [near, off] = mean(x);
-    let normalized = |x: f32| (x - near - off) * scale;
-    let channels = || grad.chunks_exact(pixels).zip(x.chunks_exact(pixels));
-    let (mut sum, mut product) = (0.0, 0.0);
-    for (c, (sums, (grad, x))) in sums.iter_mut().zip(channels()).enumerate() {
-        // SAFETY: `i < pixels`, the length of both chunks.
-        let (g, x) = (|i: usize| unsafe { at(grad, i) }, |i: usize| normalized(unsafe { at(x, i) }));
-        let (to_weight, to_bias) = (products(pixels, g, x), self::sum(pixels, g));
-        *sums = [to_weight, to_bias];
-        let weight = weight.map_or(1.0, |w| f64::from(w[c]));
-        sum += weight * to_bias;
-        product += weight * to_weight;
-    }
-    let Some(to) = to else { return };
-    let [sum, product] = [sum, product].map(|total| (total / n as f64) as f32);
-    for (c, (to, (grad, x))) in to.chunks_exact_mut(pixels).zip(channels()).enumerate() {
-        let weight = weight.map_or(1.0, |w| w[c]);
-        for (to, (grad, x)) in to.iter_mut().zip(grad.iter().zip(x)) {
-            *to = scale * (-normalized(*x)).mul_add(product, weight.mul_add(*grad, -sum));
-        }
     }
 }
 

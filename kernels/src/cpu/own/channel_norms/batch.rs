@@ -1,18 +1,13 @@
 //! Batch norm, which normalizes channels to mean 0 and variance 1, and its gradient.
 //!
-//! The values of a channel, image by image, are split into blocks. The sums of a block are those of [`LANES`] lanes, to
-//! which its values are added in turn. So they have the same bits in row-major and in channels-last order.
-//!
 //! In row-major order, one thread computes a whole channel, so that the values it reads again are in its cache.
-
-mod channels_last;
-mod row_major;
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
 use crate::cpu::channels_last::Planes;
+use crate::cpu::own::channel_norms::{Layout, channels_last, row_major};
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::norm::{Windows, output, wanted, weights};
 use crate::cpu::own::{contiguous, count, each_row};
@@ -20,54 +15,18 @@ use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
 use crate::ops::express::Param;
 
-/// Sizes of a contiguous input, and how its sums are split.
-#[derive(Clone, Copy)]
-struct Layout {
-    /// Sizes of the input.
-    planes: Planes,
-    /// Number of values of a channel whose sums are added before those of the next ones.
-    block: usize,
+/// The layout of a contiguous input. `None` for fewer than 4 elements per image and channel, for which the loops here
+/// are not made.
+fn layout(sizes: &[i64]) -> Option<Layout> {
+    let [images, channels, rest @ ..] = sizes else { return None };
+    let planes = Planes { images: *images as usize, channels: *channels as usize, pixels: count(rest) };
+    let long = !rest.is_empty() && planes.pixels >= 4 && planes.images * planes.channels > 0;
+    long.then(|| Layout::of(planes))
 }
 
-impl Layout {
-    /// The layout of an input. `None` for fewer than 4 elements per image and channel, for which the loops here are not
-    /// made.
-    fn of(sizes: &[i64]) -> Option<Layout> {
-        let [images, channels, rest @ ..] = sizes else { return None };
-        let planes = Planes { images: *images as usize, channels: *channels as usize, pixels: count(rest) };
-        let long = !rest.is_empty() && planes.pixels >= 4 && planes.images * planes.channels > 0;
-        let block = (NEAR / planes.channels.max(1)).clamp(BLOCKS[0], BLOCKS[1]) / LANES * LANES;
-        long.then_some(Layout { planes, block })
-    }
-
-    /// Number of values of a channel.
-    fn count(self) -> usize {
-        self.planes.images * self.planes.pixels
-    }
-
-    /// Number of blocks of a channel.
-    fn blocks(self) -> usize {
-        self.count().div_ceil(self.block)
-    }
-
-    /// The planes, if they can be channels last.
-    fn orders(self) -> Option<Planes> {
-        (self.planes.channels > 1).then_some(self.planes)
-    }
-}
-
-/// Number of sums of a block that its values are added to in turn.
-const LANES: usize = 8;
-/// Number of values of all channels in a block: a part of a first-level cache. Smallest and largest number of values of
-/// a channel in it.
-const NEAR: usize = 1 << 13;
-const BLOCKS: [usize; 2] = [32, 256];
-
-/// Returns the sum of a block.
-#[inline(always)]
-fn total(lanes: &[f64; LANES]) -> f64 {
-    let [a, b, c, d, e, f, g, h] = lanes;
-    ((a + e) + (c + g)) + ((b + f) + (d + h))
+/// The planes, if they can be channels last.
+fn orders(layout: Layout) -> Option<Planes> {
+    (layout.planes.channels > 1).then_some(layout.planes)
 }
 
 fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
@@ -89,7 +48,7 @@ fn statistics(call: &Call<'_>, n: usize, training: bool) -> Option<Option<[crate
 /// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`.
 pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let x = contiguous(call, 0, Mem::F32)?;
-    let layout = Layout::of(&x.sizes)?;
+    let layout = layout(&x.sizes)?;
     let n = layout.planes.channels;
     let training = flag(call, 5)?;
     let running = statistics(call, n, training)?;
@@ -152,19 +111,23 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let [x, y] = [x, y].map(|w| data.of::<f32>(w));
         // SAFETY: `x` and `y` are channels last and have the sizes of the layout.
         unsafe {
-            let compute = |sums: &[f64], to: &mut [f32]| {
-                for (c, first) in x.read(0, n).iter().enumerate() {
+            let first = x.read(0, n);
+            let normalize = |sums: &[f64]| {
+                let numbers = |_, c: usize| {
                     let of = |number: usize| sums.get(number * n + c).copied().unwrap_or_default();
-                    let numbers = numbers(data, params, c, *first, [of(0), of(1)]);
-                    to.chunks_exact_mut(n).zip(numbers).for_each(|(to, number)| to[c] = number);
-                }
+                    numbers(data, params, c, first[c], [of(0), of(1)])
+                };
+                channels_last::normalize(host, layout, 1, [x, y], &numbers)
             };
-            channels_last::forward(host, layout, [x, y], saved.is_some(), &compute)
+            match saved {
+                Some(_) => channels_last::moments(host, layout, 1, x, first, normalize),
+                None => normalize(&[]),
+            }
         }
     };
     let params = smallvec![Param::Number(6, 0, Ty::F64), Param::Number(7, 0, Ty::F64)];
     let kernel = Kernel::new(windows.0, params, work);
-    Some(match layout.orders() {
+    Some(match orders(layout) {
         Some(planes) => kernel.or_channels_last(&[(x, planes), (y, planes)], false, on_pixels),
         None => kernel,
     })
@@ -174,7 +137,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 /// output_mask)`.
 pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
-    let layout = Layout::of(&x.sizes)?;
+    let layout = layout(&x.sizes)?;
     let n = layout.planes.channels;
     if grad.sizes != x.sizes || !flag(call, 7)? {
         return None;
@@ -197,8 +160,8 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         to_bias.into_iter().for_each(|to| *number(to) = sum as f32);
         let count = layout.count() as f64;
         let factor = scale * weight.map_or(1.0, |w| f64::from(*number(w)));
-        let by = product * scale * scale / count;
-        [mean, (sum / count) as f32, by as f32, factor as f32]
+        let by = factor * product * scale * scale / count;
+        [mean, factor as f32, by as f32, (-factor * sum / count) as f32]
     };
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         each_row(host, n, layout.count() * 4, &|from, to| {
@@ -221,17 +184,23 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let at = |w: usize| data.of::<f32>(w);
         // SAFETY: the windows are channels last and have the sizes of the layout; there is a mean per channel.
         unsafe {
-            let compute = |sums: &[f64], to: &mut [f32]| {
-                for c in 0..n {
-                    let numbers = numbers(data, c, [sums[c], sums[n + c]]);
-                    to.chunks_exact_mut(n).zip(numbers).for_each(|(to, number)| to[c] = number);
+            let means = at(mean).read(0, n);
+            channels_last::products(host, layout, 1, [at(grad), at(x)], means, |sums| {
+                let numbers = |_, c: usize| numbers(data, c, [sums[c], sums[n + c]]);
+                match to_x.map(at) {
+                    Some(to) => channels_last::gradient(host, layout, 1, [at(grad), at(x), to], &numbers),
+                    None => {
+                        for c in 0..n {
+                            numbers(0, c);
+                        }
+                        true
+                    }
                 }
-            };
-            channels_last::backward(host, layout, [at(grad), at(x), at(mean)], to_x.map(at), &compute)
+            })
         }
     };
     let kernel = Kernel::new(windows.0, SmallVec::new(), work);
-    let planes = layout.orders().map(|planes| [Some(grad), Some(x), to_x].map(|w| w.map(|w| (w, planes))));
+    let planes = orders(layout).map(|planes| [Some(grad), Some(x), to_x].map(|w| w.map(|w| (w, planes))));
     Some(match planes {
         Some(planes) => {
             let planes: SmallVec<[(usize, Planes); 3]> = planes.into_iter().flatten().collect();

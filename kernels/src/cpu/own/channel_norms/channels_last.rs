@@ -1,6 +1,6 @@
-//! Batch norm of channels-last tensors: threads compute blocks of pixels, some adjacent channels at a time.
+//! Loops over channels-last tensors: threads compute blocks of pixels, some adjacent channels at a time.
 
-use crate::cpu::own::batch_norm::{LANES, Layout, total};
+use crate::cpu::own::channel_norms::{LANES, Layout, total};
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
 use crate::cpu::own::scratch::{with_doubles, with_scratch};
@@ -41,37 +41,6 @@ macro_rules! by_width {
     };
 }
 
-/// Computes two sums for each of some adjacent channels of a block: `sums(strip, pixel, channel, width, to)`.
-type Sums<'s> = dyn Fn(Strip, usize, usize, usize, &mut [[f64; WIDE]; 2]) + Sync + 's;
-
-/// Computes two sums per channel with `sums(strip, pixel, channel, width, to)`, which computes those of the block that
-/// begins at a pixel, for some adjacent channels. Passes them to `then`: all first sums, then all second ones. Returns
-/// false if there is no memory for them.
-fn sums(host: &dyn HostKernels, layout: Layout, sums: &Sums<'_>, then: impl FnOnce(&[f64]) -> bool) -> bool {
-    let (n, blocks) = (layout.planes.channels, layout.blocks());
-    with_doubles(blocks * 2 * n, |all| {
-        let to = Shared(all.as_mut_ptr());
-        each_row(host, blocks, layout.block * n * 2, &|begin, end| {
-            for block in begin..end {
-                // SAFETY: there are two sums per channel for each block, which one thread alone computes.
-                let to = unsafe { to.slice(block * 2 * n, 2 * n) };
-                for (first, width) in strips(n, WIDE) {
-                    let mut found = [[0.0; WIDE]; 2];
-                    sums(layout.strip(block), block * layout.block, first, width, &mut found);
-                    for (to, found) in to.chunks_exact_mut(n).zip(&found) {
-                        to[first..][..width].copy_from_slice(&found[..width]);
-                    }
-                }
-            }
-        });
-        let (to, others) = all.split_at_mut(2 * n);
-        for other in others.chunks_exact(2 * n) {
-            to.iter_mut().zip(other).for_each(|(to, more)| *to += more);
-        }
-        then(to)
-    })
-}
-
 impl Layout {
     fn strip(self, block: usize) -> Strip {
         let pixels = self.block.min(self.count() - block * self.block);
@@ -79,101 +48,166 @@ impl Layout {
     }
 }
 
-/// Computes the output. `numbers(sums, to)` gets the sums of the differences of each channel's values from its first one,
-/// followed by those of their squares, and writes the mean, the factor and the bias of all channels.
-///
-/// # Safety
-/// `x` and `y` point to channels-last tensors with this layout. Nobody writes `x` or uses `y` during the call.
-pub(super) unsafe fn forward(
+/// Two sums for each of some adjacent channels of a block: `sums(strip, row, at, first, width, to)`, where `at` is the
+/// offset of the block's first value of channel `first`.
+type Sums<'s> = dyn Fn(Strip, usize, usize, usize, usize, &mut [[f64; WIDE]; 2]) + Sync + 's;
+
+/// Computes two sums per channel of each of `rows` tensors that follow each other. Passes them to `then`: for each row,
+/// all first sums, and then all second ones. Returns false if there is no memory for them.
+fn sums(
     host: &dyn HostKernels,
     layout: Layout,
-    [x, y]: [Shared<f32>; 2],
-    training: bool,
-    numbers: &dyn Fn(&[f64], &mut [f32]),
+    rows: usize,
+    sums: &Sums<'_>,
+    then: impl FnOnce(&[f64]) -> bool,
 ) -> bool {
-    let n = layout.planes.channels;
-    let then = |sums: &[f64]| {
-        with_scratch(3 * n, |all| {
-            numbers(sums, all);
-            let all = &*all;
-            each_row(host, layout.blocks(), layout.block * n * 2, &|begin, end| {
-                for block in begin..end {
-                    for (first, width) in strips(n, WIDTH) {
-                        let mut numbers = [[0.0; WIDTH]; 3];
-                        for (to, from) in numbers.iter_mut().zip(all.chunks_exact(n)) {
-                            to[..width].copy_from_slice(&from[first..][..width]);
-                        }
-                        // SAFETY: the block and the channels are the tensors', and one thread alone computes the block.
-                        unsafe {
-                            let [x, y] = [x, y].map(|x| Shared(x.at(block * layout.block * n + first)));
-                            normalize(x, y, layout.strip(block), width, &numbers);
-                        }
+    let (n, blocks) = (layout.planes.channels, layout.blocks());
+    with_doubles((blocks + 1) * rows * 2 * n, |all| {
+        let (totals, all) = all.split_at_mut(rows * 2 * n);
+        let to = Shared(all.as_mut_ptr());
+        each_row(host, rows * blocks, layout.block * n * 2, &|begin, end| {
+            for item in begin..end {
+                let (row, block) = (item / blocks, item % blocks);
+                let at = row * layout.planes.len() + block * layout.block * n;
+                // SAFETY: there are two sums per channel for each block, which one thread alone computes.
+                let to = unsafe { to.slice(item * 2 * n, 2 * n) };
+                for (first, width) in strips(n, WIDE) {
+                    let mut found = [[0.0; WIDE]; 2];
+                    sums(layout.strip(block), row, at + first, first, width, &mut found);
+                    for (to, found) in to.chunks_exact_mut(n).zip(&found) {
+                        to[first..][..width].copy_from_slice(&found[..width]);
                     }
                 }
-            });
-            true
-        })
-    };
-    if !training {
-        return then(&[]);
-    }
-    let of_block = |strip: Strip, pixel: usize, first: usize, width: usize, to: &mut [[f64; WIDE]; 2]| {
-        let mut near = [0.0; WIDE];
-        // SAFETY: the channels and the block are those of `x`.
-        unsafe {
-            near[..width].copy_from_slice(x.read(first, width));
-            moments(Shared(x.at(pixel * n + first)), strip, width, &near, to);
+            }
+        });
+        totals.fill(0.0);
+        for (total, blocks) in totals.chunks_exact_mut(2 * n).zip(all.chunks_exact(blocks * 2 * n)) {
+            for block in blocks.chunks_exact(2 * n) {
+                total.iter_mut().zip(block).for_each(|(total, sum)| *total += sum);
+            }
         }
-    };
-    sums(host, layout, &of_block, then)
+        then(totals)
+    })
 }
 
-/// Computes the gradient of the input, unless `to` is `None`. `numbers(sums, to)` gets the sum of each channel's
-/// gradient, followed by the sums of the gradient times `x - mean`, and writes the mean, the mean gradient, the factor of
-/// `mean - x` and the factor of the result of all channels.
+/// Computes, for each channel of each row, the sum of the differences of its values from `near`, and of their squares.
+/// `near` has a number per row and channel. See [`sums`].
 ///
 /// # Safety
-/// `grad`, `x` and `to` point to channels-last tensors with this layout, and `mean` to a number per channel. Nobody
-/// writes `grad`, `x` or `mean` or uses `to` during the call.
-pub(super) unsafe fn backward(
+/// `x` points to `rows` channels-last tensors with this layout, which nobody writes during the call.
+pub(super) unsafe fn moments(
     host: &dyn HostKernels,
     layout: Layout,
-    [grad, x, mean]: [Shared<f32>; 3],
-    to: Option<Shared<f32>>,
-    numbers: &dyn Fn(&[f64], &mut [f32]),
+    rows: usize,
+    x: Shared<f32>,
+    near: &[f32],
+    then: impl FnOnce(&[f64]) -> bool,
 ) -> bool {
-    let n = layout.planes.channels;
-    let of_block = |strip: Strip, pixel: usize, first: usize, width: usize, to: &mut [[f64; WIDE]; 2]| {
-        let mut means = [0.0; WIDE];
-        // SAFETY: the channels and the block are those of `grad` and `x`.
-        unsafe {
-            means[..width].copy_from_slice(mean.read(first, width));
-            let [grad, x] = [grad, x].map(|x| Shared(x.at(pixel * n + first)));
-            products(grad, x, strip, width, &means, to);
-        }
+    let of_block = |strip: Strip, row, at, first, width, to: &mut [[f64; WIDE]; 2]| {
+        let near = some(near, layout, row, first, width);
+        // SAFETY: the channels and the block are those of a tensor.
+        unsafe { moments_of_strip(Shared(x.at(at)), strip, width, &near, to) };
     };
-    sums(host, layout, &of_block, |sums| {
-        with_scratch(4 * n, |all| {
-            numbers(sums, all);
-            let (Some(to), all) = (to, &*all) else { return true };
-            each_row(host, layout.blocks(), layout.block * n * 2, &|begin, end| {
-                for block in begin..end {
-                    for (first, width) in strips(n, WIDTH) {
-                        let mut numbers = [[0.0; WIDTH]; 4];
-                        for (to, from) in numbers.iter_mut().zip(all.chunks_exact(n)) {
-                            to[..width].copy_from_slice(&from[first..][..width]);
-                        }
-                        // SAFETY: the block and the channels are the tensors', and one thread alone computes the block.
-                        unsafe {
-                            let at = block * layout.block * n + first;
-                            let [grad, x, to] = [grad, x, to].map(|x| Shared(x.at(at)));
-                            gradient(grad, x, to, layout.strip(block), width, &numbers);
-                        }
+    sums(host, layout, rows, &of_block, then)
+}
+
+/// Computes, for each channel of each row, the sum of its gradient, and of the gradient times `x - near`. `near` has a
+/// number per row and channel. See [`sums`].
+///
+/// # Safety
+/// `grad` and `x` point to `rows` channels-last tensors with this layout, which nobody writes during the call.
+pub(super) unsafe fn products(
+    host: &dyn HostKernels,
+    layout: Layout,
+    rows: usize,
+    [grad, x]: [Shared<f32>; 2],
+    near: &[f32],
+    then: impl FnOnce(&[f64]) -> bool,
+) -> bool {
+    let of_block = |strip: Strip, row, at, first, width, to: &mut [[f64; WIDE]; 2]| {
+        let near = some(near, layout, row, first, width);
+        // SAFETY: the channels and the block are those of both tensors.
+        unsafe { products_of_strip(Shared(grad.at(at)), Shared(x.at(at)), strip, width, &near, to) };
+    };
+    sums(host, layout, rows, &of_block, then)
+}
+
+/// The numbers of some channels of a row.
+fn some(numbers: &[f32], layout: Layout, row: usize, first: usize, width: usize) -> [f32; WIDE] {
+    let mut some = [0.0; WIDE];
+    some[..width].copy_from_slice(&numbers[row * layout.planes.channels + first..][..width]);
+    some
+}
+
+/// Normalizes channels with `numbers(row, channel)`: mean, factor and bias.
+///
+/// # Safety
+/// `x` and `y` point to `rows` channels-last tensors with this layout. Nobody writes `x` or uses `y` during the call.
+pub(super) unsafe fn normalize(
+    host: &dyn HostKernels,
+    layout: Layout,
+    rows: usize,
+    [x, y]: [Shared<f32>; 2],
+    numbers: &dyn Fn(usize, usize) -> [f32; 3],
+) -> bool {
+    each_strip(host, layout, rows, numbers, &|strip, at, width, numbers| {
+        // SAFETY: the strip is one of both tensors, and one thread alone computes it.
+        unsafe { normalize_strip(Shared(x.at(at)), Shared(y.at(at)), strip, width, numbers) };
+    })
+}
+
+/// Computes the gradient of the input, `grad * a + (mean - x) * b + c` for `[mean, a, b, c] = numbers(row, channel)`.
+///
+/// # Safety
+/// `grad`, `x` and `to` point to `rows` channels-last tensors with this layout. Nobody writes `grad` and `x` or uses `to`
+/// during the call.
+pub(super) unsafe fn gradient(
+    host: &dyn HostKernels,
+    layout: Layout,
+    rows: usize,
+    tensors: [Shared<f32>; 3],
+    numbers: &dyn Fn(usize, usize) -> [f32; 4],
+) -> bool {
+    each_strip(host, layout, rows, numbers, &|strip, at, width, numbers| {
+        // SAFETY: the strip is one of all tensors, and one thread alone computes it.
+        unsafe {
+            let [grad, x, to] = tensors.map(|tensor| Shared(tensor.at(at)));
+            gradient_of_strip(grad, x, to, strip, width, numbers);
+        }
+    })
+}
+
+/// Calls `compute(strip, at, width, numbers)` for all strips of all blocks and rows. Returns false if there is no memory
+/// for the numbers.
+fn each_strip<const N: usize>(
+    host: &dyn HostKernels,
+    layout: Layout,
+    rows: usize,
+    numbers: &dyn Fn(usize, usize) -> [f32; N],
+    compute: &(dyn Fn(Strip, usize, usize, &[[f32; WIDTH]; N]) + Sync),
+) -> bool {
+    let (n, blocks) = (layout.planes.channels, layout.blocks());
+    with_scratch(rows * N * n, |all| {
+        for (row, to) in all.chunks_exact_mut(N * n).enumerate() {
+            for c in 0..n {
+                to.chunks_exact_mut(n).zip(numbers(row, c)).for_each(|(to, number)| to[c] = number);
+            }
+        }
+        let all = &*all;
+        each_row(host, rows * blocks, layout.block * n * 2, &|begin, end| {
+            for item in begin..end {
+                let (row, block) = (item / blocks, item % blocks);
+                let at = row * layout.planes.len() + block * layout.block * n;
+                for (first, width) in strips(n, WIDTH) {
+                    let mut numbers = [[0.0; WIDTH]; N];
+                    for (to, from) in numbers.iter_mut().zip(all[row * N * n..].chunks_exact(n)) {
+                        to[..width].copy_from_slice(&from[first..][..width]);
                     }
+                    compute(layout.strip(block), at + first, width, &numbers);
                 }
-            });
-            true
-        })
+            }
+        });
+        true
     })
 }
 
@@ -182,13 +216,13 @@ widest! {
     ///
     /// # Safety
     /// `x` points to the first value of `width` channels of the strip, which nobody writes during the call.
-    unsafe fn moments(
+    unsafe fn moments_of_strip(
         x: Shared<f32>, strip: Strip, width: usize, first: &[f32; WIDE], to: &mut [[f64; WIDE]; 2],
     ) => run_moments
 }
 
 /// # Safety
-/// The requirements are those of [`moments`].
+/// The requirements are those of [`moments_of_strip`].
 #[inline(always)]
 unsafe fn run_moments(
     x: Shared<f32>,
@@ -208,7 +242,7 @@ unsafe fn run_moments(
 }
 
 /// # Safety
-/// The requirements are those of [`moments`], for `W` channels.
+/// The requirements are those of [`moments_of_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn moments_of<const W: usize>(
     x: Shared<f32>,
@@ -236,13 +270,13 @@ widest! {
     ///
     /// # Safety
     /// `grad` and `x` point to the first values of `width` channels of the strip, which nobody writes during the call.
-    unsafe fn products(
+    unsafe fn products_of_strip(
         grad: Shared<f32>, x: Shared<f32>, strip: Strip, width: usize, means: &[f32; WIDE], to: &mut [[f64; WIDE]; 2],
     ) => run_products
 }
 
 /// # Safety
-/// The requirements are those of [`products`].
+/// The requirements are those of [`products_of_strip`].
 #[inline(always)]
 unsafe fn run_products(
     grad: Shared<f32>,
@@ -263,7 +297,7 @@ unsafe fn run_products(
 }
 
 /// # Safety
-/// The requirements are those of [`products`], for `W` channels.
+/// The requirements are those of [`products_of_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn products_of<const W: usize>(
     grad: Shared<f32>,
@@ -322,13 +356,13 @@ widest! {
     /// # Safety
     /// `x` and `y` point to the first values of `width` channels of the strip. Nobody writes `x` or uses `y` during the
     /// call.
-    unsafe fn normalize(
+    unsafe fn normalize_strip(
         x: Shared<f32>, y: Shared<f32>, strip: Strip, width: usize, numbers: &[[f32; WIDTH]; 3],
     ) => run_normalize
 }
 
 /// # Safety
-/// The requirements are those of [`normalize`].
+/// The requirements are those of [`normalize_strip`].
 #[inline(always)]
 unsafe fn run_normalize(
     x: Shared<f32>,
@@ -342,7 +376,7 @@ unsafe fn run_normalize(
 }
 
 /// # Safety
-/// The requirements are those of [`normalize`], for `W` channels.
+/// The requirements are those of [`normalize_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn normalize_of<const W: usize>(
     x: Shared<f32>,
@@ -363,19 +397,18 @@ unsafe fn normalize_of<const W: usize>(
 }
 
 widest! {
-    /// Computes the gradient of the channels' input: mean, mean gradient, factor of `mean - x` and factor of the result
-    /// of each are in `numbers`.
+    /// Computes the gradient of the channels' input, see [`gradient`].
     ///
     /// # Safety
     /// `grad`, `x` and `to` point to the first values of `width` channels of the strip. Nobody writes `grad` and `x` or
     /// uses `to` during the call.
-    unsafe fn gradient(
+    unsafe fn gradient_of_strip(
         grad: Shared<f32>, x: Shared<f32>, to: Shared<f32>, strip: Strip, width: usize, numbers: &[[f32; WIDTH]; 4],
     ) => run_gradient
 }
 
 /// # Safety
-/// The requirements are those of [`gradient`].
+/// The requirements are those of [`gradient_of_strip`].
 #[inline(always)]
 unsafe fn run_gradient(
     grad: Shared<f32>,
@@ -390,14 +423,14 @@ unsafe fn run_gradient(
 }
 
 /// # Safety
-/// The requirements are those of [`gradient`], for `W` channels.
+/// The requirements are those of [`gradient_of_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn gradient_of<const W: usize>(
     grad: Shared<f32>,
     x: Shared<f32>,
     to: Shared<f32>,
     strip: Strip,
-    [mean, sum, product, factor]: &[[f32; WIDTH]; 4],
+    [mean, a, b, shift]: &[[f32; WIDTH]; 4],
 ) {
     for pixel in 0..strip.pixels {
         let at = pixel * strip.step;
@@ -406,7 +439,7 @@ unsafe fn gradient_of<const W: usize>(
             let (grad, x) = (*grad.at(at).cast::<[f32; W]>(), *x.at(at).cast::<[f32; W]>());
             let to = &mut *to.at(at).cast::<[f32; W]>();
             for c in 0..W {
-                to[c] = (mean[c] - x[c]).mul_add(product[c], grad[c] - sum[c]) * factor[c];
+                to[c] = grad[c].mul_add(a[c], (mean[c] - x[c]).mul_add(b[c], shift[c]));
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Loops of batch norm over a channel of a row-major tensor.
+//! Loops over a channel of a row-major tensor.
 
-use crate::cpu::own::batch_norm::{BLOCKS, LANES, Layout, total};
+use crate::cpu::own::channel_norms::{BLOCKS, LANES, Layout, total};
 use crate::cpu::own::kernel::Shared;
 use crate::cpu::widest::widest;
 
@@ -111,8 +111,7 @@ unsafe fn run_normalize(x: Shared<f32>, y: Shared<f32>, layout: Layout, [mean, f
 }
 
 widest! {
-    /// Computes the gradient of a channel's input from its mean, mean gradient, factor of `mean - x` and factor of the
-    /// result.
+    /// Computes the gradient of a channel's input, `grad * a + (mean - x) * b + c` for the numbers `[mean, a, b, c]`.
     ///
     /// # Safety
     /// `grad`, `x` and `to` point to the first values of channels with this layout. Nobody writes `grad` and `x` or uses
@@ -130,13 +129,13 @@ unsafe fn run_gradient(
     x: Shared<f32>,
     to: Shared<f32>,
     layout: Layout,
-    [mean, sum, product, factor]: [f32; 4],
+    [mean, a, b, c]: [f32; 4],
 ) {
     for image in 0..layout.planes.images {
         let begin = image * layout.planes.channels * layout.planes.pixels;
         for i in begin..begin + layout.planes.pixels {
             // SAFETY: `i` is the offset of an element of the image in all three channels, which have this layout.
-            unsafe { *to.at(i) = (mean - *x.at(i)).mul_add(product, *grad.at(i) - sum) * factor };
+            unsafe { *to.at(i) = (*grad.at(i)).mul_add(a, (mean - *x.at(i)).mul_add(b, c)) };
         }
     }
 }
