@@ -177,14 +177,18 @@ pub(super) unsafe fn gradient(
     })
 }
 
-/// Calls `compute(strip, at, width, numbers)` for all strips of all blocks and rows. Returns false if there is no memory
+/// Computes some adjacent channels of a block: `compute(strip, at, width, numbers)`, where `at` is the offset of their first
+/// value.
+type OfStrip<'s, const N: usize> = dyn Fn(Strip, usize, usize, &[[f32; WIDTH]; N]) + Sync + 's;
+
+/// Calls `compute` for all strips of all blocks and rows. Returns false if there is no memory
 /// for the numbers.
 fn each_strip<const N: usize>(
     host: &dyn HostKernels,
     layout: Layout,
     rows: usize,
     numbers: &dyn Fn(usize, usize) -> [f32; N],
-    compute: &(dyn Fn(Strip, usize, usize, &[[f32; WIDTH]; N]) + Sync),
+    compute: &OfStrip<'_, N>,
 ) -> bool {
     let (n, blocks) = (layout.planes.channels, layout.blocks());
     with_scratch(rows * N * n, |all| {
