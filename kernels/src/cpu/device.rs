@@ -469,7 +469,11 @@ impl Immediate for CpuDevice {
     }
 
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
-        let _ = self.buffer(id);
+        if let Contents::ChannelsLast(..) = self.slot(id)
+            && let Err(Absent::NoMemory(exception)) = self.buffer(id)
+        {
+            return Err(CallFailure::Raised(unnamed("allocate", Cause::Kernel(exception))));
+        }
         match self.slot(id) {
             Contents::Ready(buffer) => {
                 // SAFETY: only ops use the contents, and none runs now.

@@ -11,7 +11,7 @@ const HALF: usize = LANES / 2;
 
 /// An accumulator for floats.
 #[derive(Clone, Copy)]
-pub struct Sum {
+struct Sum {
     lanes: [f64; LANES],
     /// Sum of the values that do not fill `HALF` lanes, kept apart so that the lanes stay in registers.
     rest: f64,

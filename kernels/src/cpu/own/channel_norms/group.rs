@@ -67,6 +67,24 @@ impl Groups {
         (mean as f32, mean - f64::from(mean as f32), variance)
     }
 
+    /// The [`Groups::moments`] of a group of a row-major image.
+    ///
+    /// # Safety
+    /// `x` points to the group's first value, and nobody writes the group during the call.
+    unsafe fn row_major_moments(self, x: Shared<f32>) -> (f32, f64, f64) {
+        // SAFETY: the group has `each` channels of as many values as an image has pixels.
+        unsafe {
+            let first = *x.get();
+            let sums = (0..self.each).map(|c| {
+                let mut found = [0.0; 2];
+                let channel = Shared(x.at(c * self.layout.planes.pixels));
+                row_major::moments(channel, self.layout, first, &mut found);
+                found
+            });
+            self.moments(first, sums)
+        }
+    }
+
     /// The two sums of each channel of a group, given those of all images: for each image, all first sums and then all
     /// second ones.
     fn of_channels(self, sums: &[f64], row: usize) -> impl Iterator<Item = [f64; 2]> + '_ {
@@ -121,13 +139,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                     let at = |w: usize, c: usize| {
                         Shared(data.of::<f32>(w).at((row * each + c) * layout.planes.pixels))
                     };
-                    let first = *at(x, 0).get();
-                    let sums = (0..each).map(|c| {
-                        let mut found = [0.0; 2];
-                        row_major::moments(at(x, c), layout, first, &mut found);
-                        found
-                    });
-                    let of_group = write(data, eps, row, groups.moments(first, sums));
+                    let of_group = write(data, eps, row, groups.row_major_moments(at(x, 0)));
                     for c in 0..each {
                         let numbers = numbers(data, row % groups.groups * each + c, of_group);
                         row_major::normalize(at(x, c), at(y, c), layout, numbers);
@@ -234,13 +246,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                         let at = |w: usize, c: usize| {
                             Shared(data.of::<f32>(w).at((row * each + c) * layout.planes.pixels))
                         };
-                        let first = *at(x, 0).get();
-                        let sums = (0..each).map(|c| {
-                            let mut found = [0.0; 2];
-                            row_major::moments(at(x, c), layout, first, &mut found);
-                            found
-                        });
-                        let (near, off, _) = groups.moments(first, sums);
+                        let (near, off, _) = groups.row_major_moments(at(x, 0));
                         own.clear();
                         own.extend((0..each).map(|c| {
                             let mut found = [0.0; 2];
