@@ -10,6 +10,7 @@ use crate::cpu::shared::Shared;
 use crate::cpu::vector::{MOST_LANES, Vector, with_vectors};
 use crate::host::HostKernels;
 use crate::plan::Slot;
+use crate::shapes::{channels_last, is_contiguous};
 
 /// Sizes of a contiguous float tensor `[images, channels, ..]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +30,27 @@ pub enum Order {
     RowMajor,
     /// `[images, pixels, channels]`.
     ChannelsLast,
+}
+
+impl Order {
+    /// The other one.
+    pub fn other(self) -> Order {
+        match self {
+            Order::RowMajor => Order::ChannelsLast,
+            Order::ChannelsLast => Order::RowMajor,
+        }
+    }
+
+    /// The order of the elements of a dense tensor; `None` if it is neither. A tensor with one channel or one pixel is
+    /// row-major.
+    pub fn of(sizes: &[i64], strides: &[i64]) -> Option<Order> {
+        if is_contiguous(sizes, strides) {
+            return Some(Order::RowMajor);
+        }
+        let expected = channels_last(sizes);
+        let fits = |d: usize| sizes[d] == 1 || strides[d] == expected[d];
+        (sizes.len() > 2 && (0..sizes.len()).all(fits)).then_some(Order::ChannelsLast)
+    }
 }
 
 /// The form of a computation for channels-last contents. `W` is the code.
@@ -94,6 +116,18 @@ impl Planes {
             host.parallel(images * bands, grain, &body)
         }
     }
+}
+
+/// Splits adjacent channels into strips of `widest`, 16, 8, 4 or 1, as few as possible: the first channel and the number of
+/// channels of each.
+pub fn strips(channels: usize, widest: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let (first, left) = (next, channels - next);
+        let width = [widest, 16, 8, 4, 1].into_iter().find(|width| *width <= left.min(widest))?;
+        next += width;
+        Some((first, width))
+    })
 }
 
 /// Number of columns that are transposed together, and number of elements from which another thread is worth waking.

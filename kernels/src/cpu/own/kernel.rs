@@ -84,4 +84,9 @@ impl Addresses<'_> {
     pub fn of<T>(self, window: usize) -> Shared<T> {
         Shared(self.0[window].cast())
     }
+
+    /// Returns the addresses of the first elements of all windows.
+    pub fn all<T>(self) -> impl Iterator<Item = Shared<T>> {
+        self.0.iter().map(|address| Shared(address.cast()))
+    }
 }

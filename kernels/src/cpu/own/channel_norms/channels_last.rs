@@ -1,5 +1,6 @@
 //! Loops over channels-last tensors: threads compute blocks of pixels, some adjacent channels at a time.
 
+use crate::cpu::channels_last::strips;
 use crate::cpu::own::channel_norms::{LANES, Layout, total};
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
@@ -16,17 +17,6 @@ const WIDE: usize = 8;
 struct Strip {
     pixels: usize,
     step: usize,
-}
-
-/// Splits channels into strips of `widest`, 8, 4 or 1: the first channel and the number of channels of each.
-fn strips(channels: usize, widest: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut next = 0;
-    std::iter::from_fn(move || {
-        let (first, left) = (next, channels - next);
-        let width = [widest, 8, 4, 1].into_iter().find(|width| *width <= left)?;
-        next += width;
-        Some((first, width))
-    })
 }
 
 /// Calls `$body` with the constant `$width` as type argument.

@@ -1,440 +1,444 @@
-//! Depthwise convolutions: each channel has a filter of its own.
+//! Depthwise convolutions of channels-last tensors: each channel has a filter of its own.
 //!
 //! **Why.** A matrix product per channel would have one row. oneDNN's kernels compute at 4 to 30 GFLOP/s here.
-//! **Strategy.** A plane is copied with its padding; with a stride above 1, each phase ([`Axis`]) has a copy. Outputs
-//! are computed in rows as long as the rows of a copy. The elements that a tap of the filter reads for all outputs are
-//! then one contiguous range of a copy. The outputs between the end of an image row and the end of such a row are
-//! dropped. An output is the sum of these ranges times weights, and the gradient of a weight is the product of its range
-//! and the grid. The image's gradient is computed in the same way from the grid, phase by phase.
+//! **Strategy.** Vectors hold adjacent channels. An output is the sum of the pixels that it reads times weights, tap by
+//! tap. Adjacent outputs that read through the same taps are computed together. The gradient of a weight is the sum of
+//! products of pixels that outputs read through its tap and the gradients of these outputs.
 //!
-//! Outputs are added in the order of the taps, and the partial sums of a weight's gradient do not depend on the CPU, so
-//! that neither the number of threads nor the SIMD units change a bit.
+//! Channels are computed independently of each other, outputs are added in the order of the taps, and the sums of
+//! gradients are split by sizes alone. So neither the number of threads nor the SIMD units change a bit.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::cpu::own::conv::axis::Axis;
+use crate::cpu::channels_last::{Order, Planes, strips};
 use crate::cpu::own::conv::geometry::Conv;
+use crate::cpu::own::conv::reads::Reads;
 use crate::cpu::own::each_row;
 use crate::cpu::own::kernel::Shared;
-use crate::cpu::own::scratch::with_scratch;
+use crate::cpu::own::scratch::{with_doubles, with_scratch};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 
-/// Number of outputs that are computed together, and of partial sums of a weight's gradient.
-const LANES: usize = 16;
-/// Number of blocks of `LANES` outputs whose sums are kept in registers.
-const BLOCKS: usize = 4;
-/// Number of weights whose gradients are summed together.
-const TAPS: usize = 5;
-/// Maximum number of floats of a plane's copies: half of a second-level cache of 1 MiB.
-const ROOM: usize = 1 << 17;
-/// Maximum number of floats in the copies that are read once for each group of `TAPS` weights, if there are several
-/// copies: a first-level cache of 32 KiB.
-const NEAR: usize = 1 << 13;
-/// Number of positions of a plane after which partial sums are added to those in float64.
-const LONG: usize = 1 << 12;
+/// Largest number of adjacent channels that are computed together.
+const WIDTH: usize = 32;
+/// Number of adjacent outputs that are computed together.
+const OUTPUTS: usize = 4;
+/// Largest number of partial sums of a weight's gradient, and smallest number of pixels of a partial sum.
+const SPLITS: usize = 16;
+const PIXELS: usize = 256;
+/// Number of pixels whose products are added in float32 before they are added to a sum in float64.
+const LONG: usize = 64;
 
-/// Copies a row that is usually short.
-#[inline(always)]
-fn copy_row(from: &[f32], to: &mut [f32]) {
-    /// Copies `N` floats at a time; the last copy may overlap the one before it.
-    #[inline(always)]
-    fn by<const N: usize>(from: &[f32], to: &mut [f32]) {
-        for (from, to) in from.chunks_exact(N).zip(to.chunks_exact_mut(N)) {
-            to.copy_from_slice(from);
+/// Calls `$body` with constants: the number of adjacent channels, and the number of pixels whose products are added to
+/// sums of their own.
+macro_rules! by_width {
+    ($width:expr, $body:ident($($arg:expr),*)) => {
+        match $width {
+            WIDTH => $body::<WIDTH, 2>($($arg),*),
+            16 => $body::<16, 4>($($arg),*),
+            8 => $body::<8, 4>($($arg),*),
+            4 => $body::<4, 4>($($arg),*),
+            _ => $body::<1, 4>($($arg),*),
         }
-        let last = from.len() - N;
-        to[last..].copy_from_slice(&from[last..]);
-    }
-    match from.len() {
-        16.. => by::<16>(from, to),
-        8.. => by::<8>(from, to),
-        4.. => by::<4>(from, to),
-        _ => to.iter_mut().zip(from).for_each(|(to, x)| *to = *x),
-    }
+    };
 }
 
-/// A rectangle of elements that a plane and its copy share.
-#[derive(Clone, Debug)]
-struct Part {
-    /// Number of rows and columns.
-    size: [usize; 2],
-    /// Offset in the plane of the first element, and strides of rows and columns.
+/// The kernels of a depthwise convolution.
+#[derive(Debug)]
+pub(super) struct Depthwise {
+    conv: Conv,
+    to_grid: Map,
+    to_image: Map,
+    /// For each tap, rows and columns of the grid that read pixels of the image through it.
+    taps: Vec<[Lane; 2]>,
+}
+
+/// Outputs along one dimension that read pixels of the source through a tap, and the pixel that output 0 reads.
+type Lane = (Range<usize>, isize);
+
+/// The kernel of a grid or an image.
+#[derive(Debug)]
+struct Map {
+    /// For each row of the result, the rows of the filter and the rows of the source that it reads through them.
+    rows: Vec<SmallVec<[(usize, usize); 4]>>,
+    /// The outputs of a row.
+    spans: Vec<Span>,
+    /// Sizes of the source and of the result.
+    source: [usize; 2],
+    result: [usize; 2],
+    /// Distance between what an output of a span reads and what the next one reads, and between these outputs.
+    step: usize,
+    stride: usize,
+}
+
+/// Outputs of a row, at equal distances, that read through the same columns of the filter.
+#[derive(Debug)]
+struct Span {
+    /// First output, and number of outputs.
     first: usize,
-    strides: [usize; 2],
-    /// Offset in the copy of the first element; rows of it have the stride of the copy.
-    at: usize,
+    count: usize,
+    /// The columns of the filter, and the column of the source that the first output reads through each.
+    taps: SmallVec<[(usize, usize); 4]>,
 }
 
-impl Part {
-    /// The part at these rows and columns of a copy, whose first row and column have the given coordinates in a plane
-    /// with rows of `width` elements.
-    fn of([down, across]: [(Range<usize>, usize); 2], steps: [usize; 2], width: usize, pitch: usize) -> Part {
-        let ((rows, row), (columns, column)) = (down, across);
-        Part {
-            size: if columns.is_empty() { [0, 0] } else { [rows.len(), columns.len()] },
-            first: row * width + column,
-            strides: [steps[0] * width, steps[1]],
-            at: rows.start * pitch + columns.start,
-        }
-    }
-
-    /// Copies the elements from a plane to its copy, which has rows of `pitch` elements.
-    #[inline(always)]
-    fn load(&self, plane: &[f32], copy: &mut [f32], pitch: usize) {
-        let ([rows, columns], [down, across]) = (self.size, self.strides);
-        for row in 0..rows {
-            let to = &mut copy[self.at + row * pitch..][..columns];
-            let from = &plane[self.first + row * down..];
-            match across {
-                1 => copy_row(&from[..columns], to),
-                // The most frequent stride, as a constant that the compiler can use.
-                2 => to.iter_mut().zip(from.iter().step_by(2)).for_each(|(to, x)| *to = *x),
-                _ => to.iter_mut().zip(from.iter().step_by(across)).for_each(|(to, x)| *to = *x),
+impl Span {
+    /// Splits all outputs along a dimension.
+    fn all(reads: &Reads) -> Vec<Span> {
+        let mut spans = Vec::new();
+        for phase in &reads.phases {
+            let inside = || phase.taps.iter().map(|(tap, start)| (*tap, *start, reads.inside(phase, *start)));
+            let mut ends: Vec<usize> = inside().flat_map(|(_, _, range)| [range.start, range.end]).collect();
+            ends.extend([0, phase.count]);
+            ends.sort_unstable();
+            ends.dedup();
+            for pair in ends.windows(2) {
+                let read = inside().filter(|(_, _, range)| range.contains(&pair[0]));
+                let at = |start: isize| (pair[0] * reads.step).wrapping_add_signed(start);
+                spans.push(Span {
+                    first: phase.first + pair[0] * reads.stride,
+                    count: pair[1] - pair[0],
+                    taps: read.map(|(tap, start, _)| (tap, at(start))).collect(),
+                });
             }
         }
+        spans
     }
+}
 
-    /// Copies the elements from a plane's copy to the plane.
-    #[inline(always)]
-    fn store(&self, copy: &[f32], plane: &mut [f32], pitch: usize) {
-        let ([rows, columns], [down, across]) = (self.size, self.strides);
-        for row in 0..rows {
-            let from = &copy[self.at + row * pitch..][..columns];
-            let to = &mut plane[self.first + row * down..];
-            match across {
-                1 => copy_row(from, &mut to[..columns]),
-                2 => to.iter_mut().step_by(2).zip(from).for_each(|(to, x)| *to = *x),
-                _ => to.iter_mut().step_by(across).zip(from).for_each(|(to, x)| *to = *x),
+/// A row of a result that is computed.
+struct Line<'l> {
+    map: &'l Map,
+    /// Rows of the filter and of the source, as in [`Map::rows`].
+    rows: &'l [(usize, usize)],
+    channels: usize,
+    /// Number of columns of the filter.
+    filter: usize,
+    /// The source, the weight `[taps, channels]`, the bias, and the row.
+    from: Shared<f32>,
+    weight: Shared<f32>,
+    bias: Option<Shared<f32>>,
+    to: Shared<f32>,
+}
+
+impl Map {
+    fn of([down, across]: [Reads; 2], result: [usize; 2]) -> Map {
+        let mut rows = vec![SmallVec::new(); result[0]];
+        for span in Span::all(&down) {
+            for at in 0..span.count {
+                let read = span.taps.iter().map(|(tap, row)| (*tap, row + at * down.step));
+                rows[span.first + at * down.stride] = read.collect();
             }
         }
-    }
-}
-
-/// A tap of the filter, and the offset in the copies of the element that it reads for the first output.
-#[derive(Clone, Copy, Debug)]
-struct Tap {
-    number: usize,
-    offset: usize,
-}
-
-/// Computation of a part of the outputs.
-#[derive(Clone, Debug)]
-struct Step {
-    taps: SmallVec<[Tap; 9]>,
-    /// Rectangle of the outputs that the step computes.
-    to: Part,
-}
-
-/// A depthwise convolution of planes, in one direction.
-#[derive(Clone, Debug)]
-struct Sliding {
-    /// Parts of a plane that are copied.
-    from: SmallVec<[Part; 1]>,
-    steps: SmallVec<[Step; 1]>,
-    /// Number of elements of a plane that is read, and of one that is computed.
-    sizes: [usize; 2],
-    /// Stride of the copies' rows.
-    pitch: usize,
-    /// Number of floats of a plane's copies, with those that blocks read after the last output.
-    room: usize,
-    /// Number of positions of outputs, a multiple of `LANES`.
-    positions: usize,
-}
-
-/// Returns the taps that read pixels of the phases that `reads` accepts.
-fn taps(
-    [y, x]: [&Axis; 2],
-    reads: impl Fn([usize; 2]) -> bool,
-    offset: impl Fn([(usize, usize); 2]) -> usize,
-) -> SmallVec<[Tap; 9]> {
-    let all = y.taps.iter().flat_map(|down| x.taps.iter().map(move |across| [*down, *across]));
-    all.enumerate()
-        .filter(|(_, [down, across])| reads([y.phases[down.0], x.phases[across.0]]))
-        .map(|(number, tap)| Tap { number, offset: offset(tap) })
-        .collect()
-}
-
-/// Number of positions of `rows` rows of `columns` outputs, rounded up.
-fn positions([rows, columns]: [usize; 2], pitch: usize) -> usize {
-    ((rows - 1) * pitch + columns).next_multiple_of(LANES)
-}
-
-impl Sliding {
-    /// From the image to the grid.
-    fn forward(conv: &Conv) -> Sliding {
-        let [y, x] = [0, 1].map(|d| Axis::of(conv, d));
-        let (pitch, rows) = (x.out + x.reach, y.out + y.reach);
-        let phases =
-            (0..y.phases.len()).flat_map(|down| (0..x.phases.len()).map(move |across| [down, across]));
-        let from = phases.enumerate().map(|(number, [down, across])| {
-            let mut part = Part::of(
-                [y.inside(down, 0, y.out), x.inside(across, 0, x.out)],
-                [y.stride, x.stride],
-                x.size,
-                pitch,
-            );
-            part.at += number * rows * pitch;
-            part
-        });
-        let offset = |[down, across]: [(usize, usize); 2]| {
-            ((down.0 * x.phases.len() + across.0) * rows + down.1) * pitch + across.1
-        };
-        let to = Part { size: conv.out, first: 0, strides: [x.out, 1], at: 0 };
-        let taps = taps([&y, &x], |_| true, offset);
-        Sliding {
-            from: from.collect(),
-            steps: SmallVec::from_iter([Step { taps, to }]),
-            sizes: [conv.size[0] * conv.size[1], conv.pixels()],
-            pitch,
-            room: y.phases.len() * x.phases.len() * rows * pitch + LANES,
-            positions: positions(conv.out, pitch),
-        }
+        let source = [down.source, across.source];
+        Map { rows, spans: Span::all(&across), source, result, step: across.step, stride: across.stride }
     }
 
-    /// From the grid to the image.
-    fn backward(conv: &Conv) -> Sliding {
-        let axes = [0, 1].map(|d| Axis::of(conv, d));
-        // A phase's positions begin with those of the first pixels.
-        let first = axes.each_ref().map(|axis| axis.padding / axis.stride);
-        let n = [0, 1].map(|d| (axes[d].size + axes[d].padding - 1) / axes[d].stride + 1 - first[d]);
-        let [y, x] = &axes;
-        let pitch = n[1] + x.reach;
-        // Position `p` of a phase reads grid element `first + p - offset` with a tap of this offset.
-        let seen = [0, 1].map(|d| -> (Range<usize>, usize) {
-            let (axis, skipped) = (&axes[d], first[d].saturating_sub(axes[d].reach));
-            let begin = (axis.reach + skipped - first[d]).min(n[d] + axis.reach);
-            (begin..(begin + axis.out.saturating_sub(skipped)).min(n[d] + axis.reach), skipped)
-        });
-        let from = Part::of(seen, [1, 1], x.out, pitch);
-        let phases = (0..y.stride).flat_map(|down| (0..x.stride).map(move |across| [down, across]));
-        let steps = phases.map(|[down, across]| {
-            let seen = [y.pixels(down, first[0]), x.pixels(across, first[1])];
-            let to = Part::of(seen, [y.stride, x.stride], x.size, pitch);
-            let offset = |tap: [(usize, usize); 2]| (y.reach - tap[0].1) * pitch + x.reach - tap[1].1;
-            Step { taps: taps([y, x], |phases| phases == [down, across], offset), to }
-        });
-        Sliding {
-            from: SmallVec::from_iter([from]),
-            steps: steps.collect(),
-            sizes: [conv.pixels(), conv.size[0] * conv.size[1]],
-            pitch,
-            room: (n[0] + y.reach) * pitch + LANES,
-            positions: positions(n, pitch),
-        }
-    }
-
-    /// Number of multiplications of a plane.
-    fn products(&self) -> usize {
-        self.steps.iter().map(|step| step.taps.len()).sum::<usize>() * self.positions
-    }
-
-    /// Computes all planes.
+    /// Computes all images or grids. Returns false if there is no memory for the reordered weight.
     ///
     /// # Safety
-    /// `from`, `weight` and `to` have `n * channels` planes, a filter per channel, and `n * channels` planes. During the
-    /// call, nobody writes those that are read or uses the one that is written.
-    unsafe fn run(
+    /// `from`, `weight` and `to` are those of channels-last tensors of the convolution, and of the row-major weight. During
+    /// the call, nobody writes those that are read or uses the one that is written.
+    unsafe fn compute(
         &self,
         host: &dyn HostKernels,
-        [n, channels, filter]: [usize; 3],
+        conv: &Conv,
         [from, weight, to]: [Shared<f32>; 3],
         bias: Option<Shared<f32>>,
     ) -> bool {
-        let done = AtomicBool::new(true);
-        each_row(host, n * channels, self.products() / 4, &|begin, end| {
-            let found = with_scratch(self.room + self.positions, |room| {
-                let (copy, sums) = room.split_at_mut(self.room);
-                copy.fill(0.0);
-                for plane in begin..end {
-                    let channel = plane % channels;
-                    // SAFETY: the planes, the filter and the bias of this channel exist, and one thread alone writes
-                    // a plane.
-                    let (from, weight, to, start) = unsafe {
-                        (
-                            from.read(plane * self.sizes[0], self.sizes[0]),
-                            weight.read(channel * filter, filter),
-                            to.slice(plane * self.sizes[1], self.sizes[1]),
-                            bias.map_or(0.0, |bias| *bias.at(channel)),
-                        )
-                    };
-                    compute(self, [from, weight], start, copy, sums, to);
+        let (channels, taps) = (conv.outputs, conv.filter[0] * conv.filter[1]);
+        with_scratch(channels * taps, |reordered| {
+            let reordered = Shared(reordered.as_mut_ptr());
+            let filters = Planes { images: 1, channels, pixels: taps };
+            // SAFETY: the weight has a filter per channel, and the scratch buffer is as large.
+            unsafe { filters.reorder(host, weight.get(), reordered.get(), Order::ChannelsLast) };
+            let ([height, width], [rows, columns]) = (self.source, self.result);
+            each_row(host, conv.n * rows, columns * channels * taps / 4, &|begin, end| {
+                for line in begin..end {
+                    // SAFETY: the image and the row exist, and one thread alone computes a row.
+                    unsafe {
+                        compute_line(&Line {
+                            map: self,
+                            rows: &self.rows[line % rows],
+                            channels,
+                            filter: conv.filter[1],
+                            from: Shared(from.at(line / rows * height * width * channels)),
+                            weight: reordered,
+                            bias,
+                            to: Shared(to.at(line * columns * channels)),
+                        });
+                    }
                 }
-                true
             });
-            if !found {
-                done.store(false, Ordering::Relaxed);
-            }
-        });
-        done.into_inner()
+            true
+        })
     }
 }
 
 widest! {
-    /// Computes a plane from another one and a filter. `copy` is zero outside of the copied parts.
-    fn compute(
-        sliding: &Sliding, given: [&[f32]; 2], start: f32, copy: &mut [f32], sums: &mut [f32], to: &mut [f32],
-    ) => run_compute
+    /// Computes a row of a result.
+    ///
+    /// # Safety
+    /// The addresses are those of a source, of a weight and of a bias of the line's sizes, which nobody writes during the
+    /// call, and of a row, which nobody else uses.
+    unsafe fn compute_line(line: &Line<'_>) => run_line
 }
 
+/// # Safety
+/// The requirements are those of [`compute_line`].
 #[inline(always)]
-fn run_compute(
-    sliding: &Sliding,
-    [from, weight]: [&[f32]; 2],
-    start: f32,
-    copy: &mut [f32],
-    sums: &mut [f32],
-    to: &mut [f32],
+unsafe fn run_line(line: &Line<'_>) {
+    for (channel, width) in strips(line.channels, WIDTH) {
+        // SAFETY: the channels are some of the line's.
+        unsafe { by_width!(width, strip(line, channel)) }
+    }
+}
+
+/// Computes `W` channels of a row.
+///
+/// # Safety
+/// The requirements are those of [`compute_line`], and the channels from `channel` on exist.
+#[inline(always)]
+unsafe fn strip<const W: usize, const LANES: usize>(line: &Line<'_>, channel: usize) {
+    for span in &line.map.spans {
+        let whole = span.count / OUTPUTS * OUTPUTS;
+        // SAFETY: the outputs are some of the span's.
+        unsafe {
+            for at in (0..whole).step_by(OUTPUTS) {
+                outputs::<W, OUTPUTS>(line, span, at, channel);
+            }
+            for at in whole..span.count {
+                outputs::<W, 1>(line, span, at, channel);
+            }
+        }
+    }
+}
+
+/// Computes `W` channels of the outputs `at..at + N` of a span.
+///
+/// # Safety
+/// The requirements are those of [`compute_line`]; the outputs and the channels from `channel` on exist.
+#[inline(always)]
+unsafe fn outputs<const W: usize, const N: usize>(line: &Line<'_>, span: &Span, at: usize, channel: usize) {
+    let (map, channels) = (line.map, line.channels);
+    // SAFETY: taps of rows and spans read pixels of the source, and the weight has all taps.
+    unsafe {
+        let start = line.bias.map_or([0.0; W], |bias| *bias.at(channel).cast::<[f32; W]>());
+        let mut sums = [start; N];
+        for (down, row) in line.rows {
+            for (across, column) in &span.taps {
+                let weight =
+                    *line.weight.at((down * line.filter + across) * channels + channel).cast::<[f32; W]>();
+                let pixel = row * map.source[1] + column + at * map.step;
+                let from = line.from.at(pixel * channels + channel);
+                for (n, sums) in sums.iter_mut().enumerate() {
+                    let x = *from.add(n * map.step * channels).cast::<[f32; W]>();
+                    for c in 0..W {
+                        sums[c] = weight[c].mul_add(x[c], sums[c]);
+                    }
+                }
+            }
+        }
+        for (n, sums) in sums.iter().enumerate() {
+            let pixel = span.first + (at + n) * map.stride;
+            *line.to.at(pixel * channels + channel).cast::<[f32; W]>() = *sums;
+        }
+    }
+}
+
+/// A part of a weight's gradient: some channels, and some rows of the batch's grids.
+struct Part<'p> {
+    of: &'p Depthwise,
+    channel: usize,
+    width: usize,
+    lines: Range<usize>,
+    image: Shared<f32>,
+    grid: Shared<f32>,
+    /// Sums `[taps, channels]` of the part, from its first channel on.
+    to: Shared<f64>,
+}
+
+widest! {
+    /// Computes the sums of a part.
+    ///
+    /// # Safety
+    /// The addresses are those of images and grids, which nobody writes during the call, and of sums, which nobody else
+    /// uses.
+    unsafe fn compute_part(part: &Part<'_>) => run_part
+}
+
+/// # Safety
+/// The requirements are those of [`compute_part`].
+#[inline(always)]
+unsafe fn run_part(part: &Part<'_>) {
+    // SAFETY: this function has the requirements of `sums`.
+    unsafe { by_width!(part.width, sums(part)) }
+}
+
+/// # Safety
+/// The requirements are those of [`compute_part`], for a part of `W` channels.
+#[inline(always)]
+unsafe fn sums<const W: usize, const LANES: usize>(part: &Part<'_>) {
+    let conv = &part.of.conv;
+    let (channels, [height, width], [rows, columns]) = (conv.outputs, conv.size, conv.out);
+    for tap in 0..part.of.taps.len() {
+        // SAFETY: there is a sum for each tap and channel.
+        unsafe { *part.to.at(tap * channels).cast::<[f64; W]>() = [0.0; W] };
+    }
+    for first in part.lines.clone().step_by((LONG / columns).max(1)) {
+        let near = first..part.lines.end.min(first + (LONG / columns).max(1));
+        for (tap, [(down, y), (across, x)]) in part.of.taps.iter().enumerate() {
+            if across.is_empty() {
+                continue;
+            }
+            let mut lanes = [[0.0; W]; LANES];
+            for line in near.clone() {
+                let (image, row) = (line / rows, line % rows);
+                if !down.contains(&row) {
+                    continue;
+                }
+                let y = (row * conv.stride[0]).wrapping_add_signed(*y);
+                let x = (across.start * conv.stride[1]).wrapping_add_signed(*x);
+                // SAFETY: the outputs of a tap read pixels of the image.
+                unsafe {
+                    let grid = part.grid.at((line * columns + across.start) * channels + part.channel);
+                    let image = part.image.at(((image * height + y) * width + x) * channels + part.channel);
+                    let steps = [channels, conv.stride[1] * channels];
+                    multiply(across.len(), [grid, image], steps, &mut lanes);
+                }
+            }
+            // SAFETY: there is a sum for each tap and channel.
+            let to = unsafe { &mut *part.to.at(tap * channels).cast::<[f64; W]>() };
+            for lane in &lanes {
+                for c in 0..W {
+                    to[c] += f64::from(lane[c]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of the `W` channels of `count` pixels to one lane after the other.
+///
+/// # Safety
+/// `grid` and `image` point to the channels of the first pixel, the others have the distances `steps`, and nobody writes
+/// them.
+#[inline(always)]
+unsafe fn multiply<const W: usize, const LANES: usize>(
+    count: usize,
+    [grid, image]: [*const f32; 2],
+    [grid_step, image_step]: [usize; 2],
+    lanes: &mut [[f32; W]; LANES],
 ) {
-    for part in &sliding.from {
-        part.load(from, copy, sliding.pitch);
-    }
-    for step in &sliding.steps {
-        let taps: SmallVec<[(usize, f32); 49]> =
-            step.taps.iter().map(|tap| (tap.offset, weight[tap.number])).collect();
-        let (blocks, rest) = sums.split_at_mut(sums.len() / (BLOCKS * LANES) * BLOCKS * LANES);
-        for (number, block) in blocks.as_chunks_mut::<{ BLOCKS * LANES }>().0.iter_mut().enumerate() {
-            *block = sums_of(&taps, start, &copy[number * BLOCKS * LANES..]);
-        }
-        for (number, block) in rest.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            *block = sums_of(&taps, start, &copy[blocks.len() + number * LANES..]);
-        }
-        step.to.store(sums, to, sliding.pitch);
-    }
-}
-
-/// Returns the sums of the elements that taps read times their weights, for the first `N` positions of `copy`.
-#[inline(always)]
-fn sums_of<const N: usize>(taps: &[(usize, f32)], start: f32, copy: &[f32]) -> [f32; N] {
-    let mut sums = [start; N];
-    for (offset, weight) in taps {
-        let range = &copy[*offset..][..N];
-        for (sum, x) in sums.iter_mut().zip(range) {
-            *sum = weight.mul_add(*x, *sum);
-        }
-    }
-    sums
-}
-
-widest! {
-    /// Adds products of the elements of copies and of grids to the gradients of the weights.
-    fn accumulate(sliding: &Sliding, copies: &[f32], grids: &[f32], to: &mut [f64]) => run_accumulate
-}
-
-#[inline(always)]
-fn run_accumulate(sliding: &Sliding, copies: &[f32], grids: &[f32], to: &mut [f64]) {
-    let taps = &sliding.steps[0].taps;
-    for begin in (0..sliding.positions).step_by(LONG) {
-        let range = begin..sliding.positions.min(begin + LONG);
-        for (taps, to) in taps.chunks(TAPS).zip(to.chunks_mut(TAPS)) {
-            let last = taps[taps.len() - 1];
-            let offsets: [usize; TAPS] = std::array::from_fn(|i| taps.get(i).unwrap_or(&last).offset);
-            let mut lanes = [[0.0_f32; LANES]; TAPS];
-            let planes = copies.chunks_exact(sliding.room).zip(grids.chunks_exact(sliding.positions));
-            for (copy, grid) in planes {
-                let (elements, grid) =
-                    (offsets.map(|offset| &copy[offset..][range.clone()]), &grid[range.clone()]);
-                for (number, grid) in grid.as_chunks::<LANES>().0.iter().enumerate() {
-                    for (lanes, elements) in lanes.iter_mut().zip(&elements) {
-                        let elements = &elements[number * LANES..][..LANES];
-                        for ((lane, x), g) in lanes.iter_mut().zip(elements).zip(grid) {
-                            *lane = x.mul_add(*g, *lane);
-                        }
-                    }
-                }
-            }
-            for (to, lanes) in to.iter_mut().zip(&lanes) {
-                *to += lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>();
+    let add = |lane: &mut [f32; W], at: usize| {
+        // SAFETY: the pixel is one of the given ones.
+        unsafe {
+            let g = *grid.add(at * grid_step).cast::<[f32; W]>();
+            let x = *image.add(at * image_step).cast::<[f32; W]>();
+            for c in 0..W {
+                lane[c] = g[c].mul_add(x[c], lane[c]);
             }
         }
+    };
+    let whole = count / LANES * LANES;
+    for at in (0..whole).step_by(LANES) {
+        for (n, lane) in lanes.iter_mut().enumerate() {
+            add(lane, at + n);
+        }
+    }
+    // The lanes of the last pixels are indexed by a constant, so that they stay in registers.
+    for (n, lane) in lanes.iter_mut().enumerate().take(LANES - 1) {
+        if whole + n < count {
+            add(lane, whole + n);
+        }
     }
 }
 
-/// Whether this module computes a depthwise convolution.
-pub(super) fn fits(conv: &Conv) -> bool {
-    [Sliding::forward(conv), Sliding::backward(conv)].iter().all(|way| way.room + way.positions <= ROOM)
-}
+impl Depthwise {
+    pub(super) fn of(conv: Conv) -> Depthwise {
+        let map = |of: fn(&Conv, usize) -> Reads, result| Map::of([0, 1].map(|d| of(&conv, d)), result);
+        let lanes = |d: usize| {
+            let reads = Reads::of_grid(&conv, d);
+            let phase = &reads.phases[0];
+            phase.taps.iter().map(|(_, start)| (reads.inside(phase, *start), *start)).collect::<Vec<Lane>>()
+        };
+        let (rows, columns) = (lanes(0), lanes(1));
+        let taps =
+            rows.iter().flat_map(|row| columns.iter().map(|column| [row.clone(), column.clone()])).collect();
+        Depthwise {
+            to_grid: map(Reads::of_grid, conv.out),
+            to_image: map(Reads::of_image, conv.size),
+            taps,
+            conv,
+        }
+    }
 
-/// Computes the grid.
-///
-/// # Safety
-/// The requirements are those of `Way::to_grid`.
-pub(super) unsafe fn to_grid(
-    conv: &Conv,
-    host: &dyn HostKernels,
-    all: [Shared<f32>; 3],
-    bias: Option<Shared<f32>>,
-) -> bool {
-    let sizes = [conv.n, conv.outputs, conv.filter[0] * conv.filter[1]];
-    // SAFETY: the image has `n * outputs` planes, as the grid has, which this function requires.
-    unsafe { Sliding::forward(conv).run(host, sizes, all, bias) }
-}
+    /// Computes the grid from an image, with an optional bias per channel. Returns false if there is no memory.
+    ///
+    /// # Safety
+    /// The addresses are those of dense tensors with the sizes of the convolution, images and grids channels last.
+    /// During the call, nobody writes those that are read or uses the one that is written.
+    pub(super) unsafe fn to_grid(
+        &self,
+        host: &dyn HostKernels,
+        tensors: [Shared<f32>; 3],
+        bias: Option<Shared<f32>>,
+    ) -> bool {
+        // SAFETY: this function has the requirements of `compute`.
+        unsafe { self.to_grid.compute(host, &self.conv, tensors, bias) }
+    }
 
-/// Computes the image.
-///
-/// # Safety
-/// The requirements are those of `Way::to_image`.
-pub(super) unsafe fn to_image(
-    conv: &Conv,
-    host: &dyn HostKernels,
-    all: [Shared<f32>; 3],
-    bias: Option<Shared<f32>>,
-) -> bool {
-    let sizes = [conv.n, conv.outputs, conv.filter[0] * conv.filter[1]];
-    // SAFETY: the grid has `n * outputs` planes, as the image has, which this function requires.
-    unsafe { Sliding::backward(conv).run(host, sizes, all, bias) }
-}
+    /// Computes the image from a grid, with an optional bias per channel. Returns false if there is no memory.
+    ///
+    /// # Safety
+    /// The requirements are those of [`Depthwise::to_grid`].
+    pub(super) unsafe fn to_image(
+        &self,
+        host: &dyn HostKernels,
+        tensors: [Shared<f32>; 3],
+        bias: Option<Shared<f32>>,
+    ) -> bool {
+        // SAFETY: this function has the requirements of `compute`.
+        unsafe { self.to_image.compute(host, &self.conv, tensors, bias) }
+    }
 
-/// Computes the weight gradient.
-///
-/// # Safety
-/// The requirements are those of `Way::to_weight`.
-pub(super) unsafe fn to_weight(
-    conv: &Conv,
-    host: &dyn HostKernels,
-    [image, grid, weight]: [Shared<f32>; 3],
-) -> bool {
-    let (sliding, taps) = (Sliding::forward(conv), conv.filter[0] * conv.filter[1]);
-    let ([pixels, outputs], channels) = (sliding.sizes, conv.outputs);
-    let together = (NEAR / (sliding.room + sliding.positions)).clamp(1, conv.n);
-    let done = AtomicBool::new(true);
-    each_row(host, channels, conv.n * sliding.products() / 4, &|begin, end| {
-        let found = with_scratch(together * (sliding.room + sliding.positions), |room| {
-            room.fill(0.0);
-            let (copies, grids) = room.split_at_mut(together * sliding.room);
-            for channel in begin..end {
-                let mut sums: SmallVec<[f64; 49]> = SmallVec::from_elem(0.0, taps);
-                for first in (0..conv.n).step_by(together) {
-                    let n = together.min(conv.n - first);
-                    let copies = &mut copies[..n * sliding.room];
-                    let grids = &mut grids[..n * sliding.positions];
-                    for i in 0..n {
-                        let plane = (first + i) * channels + channel;
-                        // SAFETY: the planes exist and are only read.
-                        let (image, grid) = unsafe {
-                            (image.read(plane * pixels, pixels), grid.read(plane * outputs, outputs))
-                        };
-                        for part in &sliding.from {
-                            part.load(image, &mut copies[i * sliding.room..], sliding.pitch);
-                        }
-                        sliding.steps[0].to.load(grid, &mut grids[i * sliding.positions..], sliding.pitch);
+    /// Computes the weight gradient from an image and a grid. Returns false if there is no memory.
+    ///
+    /// # Safety
+    /// The requirements are those of [`Depthwise::to_grid`].
+    pub(super) unsafe fn to_weight(
+        &self,
+        host: &dyn HostKernels,
+        [image, grid, weight]: [Shared<f32>; 3],
+    ) -> bool {
+        let (conv, channels, taps) = (&self.conv, self.conv.outputs, self.taps.len());
+        let lines = conv.n * conv.out[0];
+        let splits = (conv.rows() / PIXELS).clamp(1, SPLITS.min(lines));
+        let strips: Vec<(usize, usize)> = strips(channels, WIDTH).collect();
+        with_doubles(splits * taps * channels, |partial| {
+            let to = Shared(partial.as_mut_ptr());
+            let each = conv.rows() / splits * WIDTH.min(channels) * taps / 4;
+            each_row(host, splits * strips.len(), each, &|begin, end| {
+                for item in begin..end {
+                    let (split, (channel, width)) = (item / strips.len(), strips[item % strips.len()]);
+                    let lines = lines * split / splits..lines * (split + 1) / splits;
+                    // SAFETY: the channels and the lines exist, and one thread alone computes a part's sums.
+                    unsafe {
+                        let to = Shared(to.at(split * taps * channels + channel));
+                        compute_part(&Part { of: self, channel, width, lines, image, grid, to });
                     }
-                    accumulate(&sliding, copies, grids, &mut sums);
                 }
-                // SAFETY: the filter of this channel exists, and one thread alone writes it.
-                let weight = unsafe { weight.slice(channel * taps, taps) };
-                for (to, sum) in weight.iter_mut().zip(&sums) {
-                    *to = *sum as f32;
+            });
+            // SAFETY: the weight has a filter per channel, which nobody else uses.
+            let weight = unsafe { weight.slice(0, channels * taps) };
+            for (channel, filter) in weight.chunks_exact_mut(taps).enumerate() {
+                for (tap, to) in filter.iter_mut().enumerate() {
+                    let sums = partial[tap * channels + channel..].iter().step_by(taps * channels);
+                    *to = sums.sum::<f64>() as f32;
                 }
             }
             true
-        });
-        if !found {
-            done.store(false, Ordering::Relaxed);
-        }
-    });
-    done.into_inner()
+        })
+    }
 }

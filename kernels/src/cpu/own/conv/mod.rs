@@ -4,12 +4,11 @@
 //! longer than the computation of a small convolution, and the weight gradient of a few pixels takes a hundred times
 //! as long as a matrix product.
 //! **Strategy.** [`direct`] computes on channels-last tensors, whose storages keep that order. A pointwise convolution of
-//! such tensors is a matrix product. If an output has at most [`FEW`] pixels, [`patches`] lays out what each of them
-//! reads, also for a matrix product. [`depthwise`] sums planes.
+//! such tensors is a matrix product; [`depthwise`] computes channels independently of each other. If an output has at
+//! most [`FEW`] pixels, [`patches`] lays out what each of them reads, also for a matrix product.
 //!
 //! `image` is the input of a convolution and `grid` its output; a transposed convolution maps `grid` to `image`.
 
-mod axis;
 mod depthwise;
 mod direct;
 mod geometry;
@@ -27,13 +26,14 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::cpu::channels_last::{Order, Planes};
+use crate::cpu::own::conv::depthwise::Depthwise;
 use crate::cpu::own::conv::direct::Direct;
 use crate::cpu::own::conv::geometry::Conv;
 use crate::cpu::own::conv::gradient::{Gradient, PIXELS};
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
 use crate::cpu::own::scratch::with_scratch;
 use crate::cpu::own::sums::{channel_sums, columns};
-use crate::cpu::own::{contiguous, is_contiguous, tensor};
+use crate::cpu::own::{contiguous, tensor};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::convolution::is_transposed;
@@ -49,28 +49,28 @@ enum Way {
     /// A convolution of images that have one pixel each, which is the product of two matrices. If the weight gradient
     /// sums over many of them, it is computed in parts.
     Pixels(Conv, Option<Gradient>),
-    Depthwise(Conv),
+    Depthwise(Box<Depthwise>),
 }
 
 impl Way {
-    /// Chooses the algorithm; `None` if PyTorch's kernel is to run.
-    fn of(conv: Conv) -> Option<Way> {
+    /// Chooses the algorithm.
+    fn of(conv: Conv) -> Way {
         if conv.is_depthwise() {
-            return depthwise::fits(&conv).then_some(Way::Depthwise(conv));
+            return Way::Depthwise(Box::new(Depthwise::of(conv)));
         }
         if conv.groups == 1 && conv.is_pointwise() {
             let conv = Conv { n: conv.rows(), size: [1, 1], out: [1, 1], ..conv };
-            return Some(Way::Pixels(conv, (conv.n > PIXELS).then(|| Gradient::of(&conv))));
+            return Way::Pixels(conv, (conv.n > PIXELS).then(|| Gradient::of(&conv)));
         }
         if conv.groups == 1 && conv.pixels() <= FEW {
-            return Some(Way::Patches(conv));
+            return Way::Patches(conv);
         }
-        Some(Way::Direct(Box::new(Direct::of(conv))))
+        Way::Direct(Box::new(Direct::of(conv)))
     }
 
-    /// Whether images and grids are channels last.
-    fn is_channels_last(&self) -> bool {
-        matches!(self, Way::Direct(_) | Way::Pixels(..))
+    /// The order of images and grids that the algorithm computes on.
+    fn order(&self) -> Order {
+        if let Way::Patches(_) = self { Order::RowMajor } else { Order::ChannelsLast }
     }
 
     /// Computes the grid from an image, with an optional bias per filter.
@@ -91,7 +91,7 @@ impl Way {
                     patches::to_grid(conv, host, image, weight, bias, grid)
                 }
                 Way::Direct(direct) => direct.to_grid(host, [image, weight, grid], bias),
-                Way::Depthwise(conv) => depthwise::to_grid(conv, host, [image, weight, grid], bias),
+                Way::Depthwise(depthwise) => depthwise.to_grid(host, [image, weight, grid], bias),
             }
         }
     }
@@ -114,7 +114,7 @@ impl Way {
                     patches::to_image(conv, host, grid, weight, bias, image)
                 }
                 Way::Direct(direct) => direct.to_image(host, [grid, weight, image], bias),
-                Way::Depthwise(conv) => depthwise::to_image(conv, host, [grid, weight, image], bias),
+                Way::Depthwise(depthwise) => depthwise.to_image(host, [grid, weight, image], bias),
             }
         }
     }
@@ -133,108 +133,133 @@ impl Way {
                     patches::to_weight(conv, host, image, grid, weight)
                 }
                 Way::Direct(direct) => direct.to_weight(host, [image, grid, weight]),
-                Way::Depthwise(conv) => depthwise::to_weight(conv, host, [image, grid, weight]),
+                Way::Depthwise(depthwise) => depthwise.to_weight(host, [image, grid, weight]),
             }
         }
     }
+}
+
+/// A tensor of a convolution, if its elements are floats in an order that [`kernel`] can turn.
+fn dense(window: Option<Window>) -> Option<Window> {
+    window.filter(|w| w.mem == Mem::F32 && Order::of(&w.sizes, &w.strides).is_some())
 }
 
 fn output(outputs: &Outputs, number: usize) -> Option<Window> {
     match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && is_contiguous(w))
-        }
+        OutSpec::Fresh { storage, meta, offset } => dense(fresh_window(*storage, meta, *offset)),
         _ => None,
     }
 }
 
-/// A tensor of a kernel: its window, the sizes of its planes, and whether the kernel writes it.
+/// A tensor of a kernel.
+#[derive(Clone, Copy)]
 struct Tensor {
     window: usize,
-    planes: Planes,
     is_written: bool,
+    /// The order that the code computes on.
+    wanted: Order,
 }
 
-/// The kernel of a convolution, given its windows, those of the tensors with planes, and code for the order that `way`
-/// computes on.
+/// A tensor that is computed on in another order than its strides say.
+#[derive(Clone, Copy)]
+struct Turned {
+    tensor: Tensor,
+    planes: Planes,
+}
+
+/// The kernel of a convolution, given its windows and code that computes on `tensors` in the orders that they are wanted
+/// in.
 fn kernel(
-    way: &Way,
     windows: SmallVec<[Window; 4]>,
-    images: &[(usize, bool)],
+    tensors: &[Tensor],
     compute: impl Fn(&dyn HostKernels, &[Shared<f32>]) -> bool + Clone + Send + Sync + 'static,
 ) -> Kernel {
-    let of = |&(window, is_written): &(usize, bool)| {
-        let planes = Planes::of(&windows[window].sizes)?;
-        Some(Tensor { window, planes, is_written })
-    };
-    let images: Vec<Tensor> = images.iter().filter_map(of).filter(|_| way.is_channels_last()).collect();
-    let count = windows.len();
-    let all =
-        move |data: Addresses<'_>| (0..count).map(|i| data.of(i)).collect::<SmallVec<[Shared<f32>; 6]>>();
-    if images.is_empty() {
-        return Kernel::new(windows, SmallVec::new(), move |host, data, _| compute(host, &all(data)));
+    let turned = tensors.iter().filter_map(|tensor| {
+        let Window { sizes, strides, .. } = &windows[tensor.window];
+        let planes = Planes::of(sizes)?;
+        (Order::of(sizes, strides) != Some(tensor.wanted)).then_some(Turned { tensor: *tensor, planes })
+    });
+    let turned: Vec<Turned> = turned.collect();
+    // The device turns contents to channels last. Other tensors are copied.
+    let (last, copied): (Vec<Turned>, Vec<Turned>) =
+        turned.iter().partition(|turned| turned.tensor.wanted == Order::ChannelsLast);
+    let planes: Vec<(usize, Planes)> =
+        last.iter().map(|turned| (turned.tensor.window, turned.planes)).collect();
+    let kernel = Kernel::new(windows, SmallVec::new(), on_copies(turned, compute.clone()));
+    match planes.is_empty() {
+        true => kernel,
+        false => kernel.or_channels_last(&planes, true, on_copies(copied, compute)),
     }
-    let planes: Vec<(usize, Planes)> = images.iter().map(|image| (image.window, image.planes)).collect();
-    let room = planes.iter().map(|(_, planes)| planes.len()).sum();
-    let direct = compute.clone();
-    let row_major = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+}
+
+/// The code that computes on copies of some tensors in the orders that they are wanted in.
+fn on_copies(
+    turned: Vec<Turned>,
+    compute: impl Fn(&dyn HostKernels, &[Shared<f32>]) -> bool + Send + Sync + 'static,
+) -> impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static {
+    let room = turned.iter().map(|turned| turned.planes.len()).sum();
+    move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let mut tensors: SmallVec<[Shared<f32>; 6]> = data.all().collect();
+        if turned.is_empty() {
+            return compute(host, &tensors);
+        }
         with_scratch(room, |mut scratch| {
-            let mut tensors = all(data);
-            for Tensor { window, planes, is_written } in &images {
+            for Turned { tensor, planes } in &turned {
                 let (copy, rest) = std::mem::take(&mut scratch).split_at_mut(planes.len());
                 let copy = Shared(copy.as_mut_ptr());
-                if !is_written {
+                if !tensor.is_written {
+                    let from = tensors[tensor.window].get();
                     // SAFETY: the window has the planes' sizes, and the copy is as large.
-                    unsafe { planes.reorder(host, tensors[*window].get(), copy.get(), Order::ChannelsLast) };
+                    unsafe { planes.reorder(host, from, copy.get(), tensor.wanted) };
                 }
-                (tensors[*window], scratch) = (copy, rest);
+                (tensors[tensor.window], scratch) = (copy, rest);
             }
             let done = compute(host, &tensors);
-            for Tensor { window, planes, .. } in images.iter().filter(|image| image.is_written) {
+            for Turned { tensor, planes } in turned.iter().filter(|turned| turned.tensor.is_written) {
+                let (from, to) = (tensors[tensor.window].get(), data.of(tensor.window).get());
                 // SAFETY: the window has the planes' sizes, and the copy is as large.
-                unsafe {
-                    let to = data.of(*window).get();
-                    planes.reorder(host, tensors[*window].get(), to, Order::RowMajor);
-                }
+                unsafe { planes.reorder(host, from, to, tensor.wanted.other()) };
             }
             done
         })
-    };
-    let channels_last =
-        move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| direct(host, &all(data));
-    Kernel::new(windows, SmallVec::new(), row_major).or_channels_last(&planes, true, channels_last)
+    }
 }
 
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
 pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (x, weight) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let (x, weight) = (dense(tensor(call, 0))?, dense(tensor(call, 1))?);
     let (y, back) = (output(outputs, 0)?, is_transposed(call, 3)?);
     let (image, grid) = if back { (&y, &x) } else { (&x, &y) };
-    let way = Arc::new(Way::of(Conv::of(image, &weight, grid, call, 3)?)?);
+    let way = Arc::new(Way::of(Conv::of(image, &weight, grid, call, 3)?));
     let bias = match call.args.get(2)? {
         Arg::None => None,
         _ => tensor(call, 2).map(|_| contiguous(call, 2, Mem::F32)).map_or(Some(None), |b| b.map(Some))?,
     };
     let biased = bias.is_some();
     let windows = [x, weight, y].into_iter().chain(bias).collect();
-    let of = way.clone();
+    let wanted = way.order();
     let work = move |host: &dyn HostKernels, tensors: &[Shared<f32>]| {
         let (all, bias) = ([tensors[0], tensors[1], tensors[2]], biased.then(|| tensors[3]));
         // SAFETY: `Conv::of` read the sizes from the windows of these tensors, which are dense. PyTorch, or the rule for
         // the outputs, refuses a bias of another size than the output's channels.
         unsafe { if back { way.to_image(host, all, bias) } else { way.to_grid(host, all, bias) } }
     };
-    Some(kernel(&of, windows, &[(0, false), (2, true)], work))
+    let tensors = [
+        Tensor { window: 0, is_written: false, wanted },
+        Tensor { window: 1, is_written: false, wanted: Order::RowMajor },
+        Tensor { window: 2, is_written: true, wanted },
+    ];
+    Some(kernel(windows, &tensors, work))
 }
 
 /// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
 /// groups, output_mask)`.
 pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
-    let (weight, back) = (contiguous(call, 2, Mem::F32)?, is_transposed(call, 4)?);
+    let (grad, x) = (dense(tensor(call, 0))?, dense(tensor(call, 1))?);
+    let (weight, back) = (dense(tensor(call, 2))?, is_transposed(call, 4)?);
     let (image, grid) = if back { (&grad, &x) } else { (&x, &grad) };
     let conv = Conv::of(image, &weight, grid, call, 4)?;
-    let way = Arc::new(Way::of(conv)?);
+    let way = Arc::new(Way::of(conv));
     let planes = match back {
         true => [conv.n, conv.inputs, conv.size[0] * conv.size[1]],
         false => [conv.n, conv.outputs, conv.pixels()],
@@ -248,7 +273,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         }
     };
     let (to_x, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
-    let of = way.clone();
+    let wanted = way.order();
     let work = move |host: &dyn HostKernels, tensors: &[Shared<f32>]| {
         let ([grad, x, weight], at) = ([tensors[0], tensors[1], tensors[2]], |i: usize| tensors[i]);
         let mut done = true;
@@ -264,15 +289,20 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             }
             if let Some(to) = to_bias.map(at) {
                 let [images, channels, pixels] = planes;
-                match way.is_channels_last() {
-                    true => columns(host, grad, to, [1, images * pixels, channels], 1.0),
-                    false => channel_sums(host, grad, to, planes),
+                match wanted {
+                    Order::ChannelsLast => columns(host, grad, to, [1, images * pixels, channels], 1.0),
+                    Order::RowMajor => channel_sums(host, grad, to, planes),
                 }
             }
         }
         done
     };
-    let images: SmallVec<[(usize, bool); 3]> =
-        [(0, false), (1, false)].into_iter().chain(to_x.map(|to| (to, true))).collect();
-    Some(kernel(&of, windows, &images, work))
+    let tensors = [(0, false, wanted), (1, false, wanted), (2, false, Order::RowMajor)].into_iter();
+    let given = to_x.map(|to| (to, true, wanted)).into_iter();
+    let given = given.chain(to_weight.map(|to| (to, true, Order::RowMajor)));
+    let tensors: SmallVec<[Tensor; 5]> = tensors
+        .chain(given)
+        .map(|(window, is_written, wanted)| Tensor { window, is_written, wanted })
+        .collect();
+    Some(kernel(windows, &tensors, work))
 }
