@@ -85,8 +85,12 @@ impl Addresses<'_> {
         Shared(self.0[window].cast())
     }
 
-    /// Returns the addresses of the first elements of all windows.
-    pub fn all<T>(self) -> impl Iterator<Item = Shared<T>> {
-        self.0.iter().map(|address| Shared(address.cast()))
+    /// Calls `compute` with these addresses, but those of copies of some windows.
+    pub fn with<R>(self, copies: &[(usize, Shared<f32>)], compute: impl FnOnce(Addresses<'_>) -> R) -> R {
+        let mut all: SmallVec<[*mut u8; 8]> = SmallVec::from_slice(self.0);
+        for (window, copy) in copies {
+            all[*window] = copy.get().cast();
+        }
+        compute(Addresses(&all))
     }
 }

@@ -28,6 +28,7 @@ pub(crate) mod scatter;
 mod scratch;
 mod strided;
 pub(crate) mod sums;
+mod turned;
 
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};

@@ -9,15 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::node::Outputs;
+use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use crate::cpu::channels_last::Planes;
+use crate::cpu::channels_last::Order;
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
-use crate::cpu::own::{contiguous, count, each_row, fresh, output};
+use crate::cpu::own::turned::{Tensor, given, in_either_order, made};
+use crate::cpu::own::{contiguous, count, each_row, is_contiguous, output, tensor};
 use crate::cpu::widest::widest;
 use crate::host::HostKernels;
 use crate::ir::Mem;
-use crate::ops::express::Window;
+use crate::ops::express::{Window, fresh_window};
 use crate::ops::pooling::{Axis, Span, adaptive_spans, adaptive_windows, division, plane, sliding, spans};
 
 /// Number of elements in the scratch memory of a thread: 16 KiB of floats, a part of the first-level cache.
@@ -169,10 +170,38 @@ fn planes(sizes: &[i64]) -> usize {
     count(&sizes[..sizes.len() - 2])
 }
 
+/// The positions that a call returns, in one of the orders.
+fn new_positions(outputs: &Outputs, number: usize) -> Option<Window> {
+    match outputs.outs.get(number)? {
+        OutSpec::Fresh { storage, meta, offset } => {
+            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::I64)
+        }
+        _ => None,
+    }
+}
+
+/// The distances of channels and of pixels in a tensor; `None` if it is in neither order.
+fn steps(window: &Window) -> Option<[usize; 2]> {
+    let [.., channels, height, width] = window.sizes[..] else { return None };
+    Some(match Order::of(&window.sizes, &window.strides)? {
+        Order::RowMajor => [(height * width) as usize, 1],
+        Order::ChannelsLast => [1, channels as usize],
+    })
+}
+
+/// Whether all strides are row-major.
+fn is_row_major(windows: &[Window]) -> bool {
+    windows.iter().all(is_contiguous)
+}
+
+/// Whether the positions are row-major if the other tensors are.
+fn agrees(windows: &[Window], others: [usize; 2], positions: usize) -> bool {
+    is_contiguous(&windows[positions]) || others.iter().any(|w| !is_contiguous(&windows[*w]))
+}
+
 /// `max_pool2d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode)`.
 pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (x, y, indices) =
-        (contiguous(call, 0, Mem::F32)?, fresh(outputs, 0, Mem::F32)?, fresh(outputs, 1, Mem::I64)?);
+    let (x, y, indices) = (given(call, 0)?, made(outputs, 0)?, new_positions(outputs, 1)?);
     let axes = sliding(call, &x.sizes, 1, true)?;
     let cells = Cells::of(axes)?;
     let (planes, [from, to]) =
@@ -197,40 +226,45 @@ pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         true
     };
-    let sizes = [&x, &y].map(|w| Planes::of(&w.sizes));
-    let kernel = Kernel::new(smallvec![x, y, indices], smallvec![], work);
-    let [Some(of_x), Some(of_y)] = sizes else { return Some(kernel) };
-    let channels = of_x.channels;
+    let (batch, steps) = (x.sizes.len() == 4, steps(&indices)?);
+    let [images, channels] = [0, 1].map(|d| x.sizes[d] as usize);
+    let windows = smallvec![x, y, indices];
+    if !batch {
+        return is_row_major(&windows).then(|| Kernel::new(windows, smallvec![], work));
+    }
+    agrees(&windows, [0, 1], 2).then_some(())?;
     let on_channels_last = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (lines, each) = (axes[0].windows, axes[1].windows * channels * axes[0].kernel * axes[1].kernel);
-        each_row(host, of_x.images * lines, each, &|begin, end| {
+        each_row(host, images * lines, each, &|begin, end| {
             for line in begin..end {
                 let (image, row) = (line / lines, line % lines);
-                // SAFETY: `x` and `y` are channels last, and the indices row-major. One thread alone writes a line of
-                // windows.
+                // SAFETY: `x` and `y` are channels last, and the indices have the steps. One thread alone writes a line
+                // of windows.
                 unsafe {
                     let x = data.of::<f32>(0).read(image * from * channels, from * channels);
                     let of_line = axes[1].windows * channels;
                     let y = data.of::<f32>(1).slice(line * of_line, of_line);
-                    let indices = Shared(data.of::<i64>(2).at(image * channels * to + row * axes[1].windows));
-                    max_pool_line(x, y, indices, axes, row, [channels, to]);
+                    let first = image * channels * to + row * axes[1].windows * steps[1];
+                    let indices = Shared(data.of::<i64>(2).at(first));
+                    max_pool_line(x, y, indices, axes, [row, channels], steps);
                 }
             }
         });
         true
     };
-    Some(kernel.or_channels_last(&[(0, of_x), (1, of_y)], false, on_channels_last))
+    let tensors = [Tensor::read(0, Order::ChannelsLast), Tensor::written(1, Order::ChannelsLast)];
+    Some(in_either_order(windows, smallvec![], &tensors, work, on_channels_last))
 }
 
 widest! {
-    /// The maxima of a line of windows of a channels-last image, and their positions. `[channels, step]` are the number
-    /// of channels and their distance in the indices.
+    /// The maxima of a line of windows of a channels-last image with this many channels, and their positions. `steps` are
+    /// the distances of channels and of windows in the indices.
     ///
     /// # Safety
     /// `indices` points to the positions of the line's windows in the first channel, and nobody else uses those of the
     /// line.
     unsafe fn max_pool_line(
-        x: &[f32], y: &mut [f32], indices: Shared<i64>, axes: [Axis; 2], row: usize, sizes: [usize; 2],
+        x: &[f32], y: &mut [f32], indices: Shared<i64>, axes: [Axis; 2], at: [usize; 2], steps: [usize; 2],
     ) => run_max_pool_line
 }
 
@@ -245,8 +279,8 @@ unsafe fn run_max_pool_line(
     y: &mut [f32],
     indices: Shared<i64>,
     [rows, columns]: [Axis; 2],
-    row: usize,
-    [channels, step]: [usize; 2],
+    [row, channels]: [usize; 2],
+    steps: [usize; 2],
 ) {
     // The part of a window that is no padding.
     let inside = |axis: Axis, window: usize| {
@@ -280,7 +314,7 @@ unsafe fn run_max_pool_line(
             y[window * channels + channel..][..width].copy_from_slice(&best[..width]);
             for (c, at) in at.iter().enumerate().take(width) {
                 // SAFETY: the index is that of a window of the line.
-                unsafe { *indices.at((channel + c) * step + window) = i64::from(*at) };
+                unsafe { *indices.at((channel + c) * steps[0] + window * steps[1]) = i64::from(*at) };
             }
         }
     }
@@ -288,10 +322,10 @@ unsafe fn run_max_pool_line(
 
 /// `max_pool2d_with_indices_backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)`.
 pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (grad, indices, to) =
-        (contiguous(call, 0, Mem::F32)?, contiguous(call, 7, Mem::I64)?, output(outputs)?);
+    let (grad, indices, to) = (given(call, 0)?, tensor(call, 7)?, made(outputs, 0)?);
     let ([height, width], [rows, columns]) = (plane(&to.sizes)?, plane(&grad.sizes)?);
-    if to.mem != Mem::F32 || planes(&to.sizes) != planes(&grad.sizes) || indices.sizes != grad.sizes {
+    let fits = planes(&to.sizes) == planes(&grad.sizes) && indices.sizes == grad.sizes;
+    if !fits || indices.mem != Mem::I64 {
         return None;
     }
     let (planes, n, windows) = (planes(&to.sizes), height * width, rows * columns);
@@ -317,19 +351,22 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         valid.into_inner()
     };
-    let sizes = [&grad, &to].map(|w| Planes::of(&w.sizes));
-    let kernel = Kernel::new(smallvec![grad, indices, to], smallvec![], work);
-    let [Some(of_grad), Some(of_x)] = sizes else { return Some(kernel) };
-    let channels = of_x.channels;
+    let (batch, steps) = (to.sizes.len() == 4, steps(&indices)?);
+    let [images, channels] = [0, 1].map(|d| to.sizes[d] as usize);
+    let all = smallvec![grad, indices, to];
+    if !batch {
+        return is_row_major(&all).then(|| Kernel::new(all, smallvec![], work));
+    }
+    agrees(&all, [0, 2], 1).then_some(())?;
     let parts = channels.div_ceil(CHANNELS);
     let on_channels_last = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let valid = AtomicBool::new(true);
-        each_row(host, of_x.images * parts, (n + 2 * windows) * CHANNELS, &|begin, end| {
+        each_row(host, images * parts, (n + 2 * windows) * CHANNELS, &|begin, end| {
             for part in begin..end {
                 let (image, first) = (part / parts, part % parts * CHANNELS);
                 let some = first..channels.min(first + CHANNELS);
                 let (indices, grad) = (data.of::<i64>(1), data.of::<f32>(0));
-                // SAFETY: the gradients are channels last, and the indices row-major. One thread alone writes some
+                // SAFETY: the gradients are channels last, and the indices have the steps. One thread alone writes some
                 // channels of an image.
                 unsafe {
                     let to = data.of::<f32>(2).at(image * n * channels);
@@ -338,7 +375,8 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                     }
                     for window in 0..windows {
                         for channel in some.clone() {
-                            let index = *indices.at((image * channels + channel) * windows + window) as usize;
+                            let at = image * channels * windows + channel * steps[0] + window * steps[1];
+                            let index = *indices.at(at) as usize;
                             let grad = *grad.at((image * windows + window) * channels + channel);
                             if index < n {
                                 *to.add(index * channels + channel) += grad;
@@ -352,7 +390,8 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         valid.into_inner()
     };
-    Some(kernel.or_channels_last(&[(0, of_grad), (2, of_x)], false, on_channels_last))
+    let tensors = [Tensor::read(0, Order::ChannelsLast), Tensor::written(2, Order::ChannelsLast)];
+    Some(in_either_order(all, smallvec![], &tensors, work, on_channels_last))
 }
 
 /// The parts of a plane that the windows of an average pooling contain.

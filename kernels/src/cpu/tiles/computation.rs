@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::cpu::channels_last::{OnChannelsLast, Planes};
+use crate::cpu::channels_last::{OnChannelsLast, Order, Planes};
 use crate::cpu::own;
 use crate::cpu::own::Kernel;
 use crate::cpu::tiles::group::TileGroup;
@@ -13,7 +13,7 @@ use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::express::{Param, Window};
 use crate::plan::{Draft, Ending, Feed, Slot};
-use crate::shapes::{channels_last, is_contiguous};
+use crate::shapes::channels_last;
 
 /// A computation on windows. `S` identifies where a window begins, `P` where a parameter comes from.
 #[derive(Debug)]
@@ -89,8 +89,8 @@ impl<S, P> Computation<S, P> {
 }
 
 impl Work {
-    /// The form of a group of expressions for channels-last contents. `None` unless each tensor of the group has the sizes of its elements, or a
-    /// value per channel.
+    /// The form of a group of expressions for channels-last contents. `None` unless each tensor of the group has the sizes
+    /// of its elements or a value per channel. Tensors with channels-last strides stay as they are.
     pub fn on_channels_last<P>(
         draft: &Draft<Slot, P>,
         aliases: impl Fn(Slot, Slot) -> bool,
@@ -99,15 +99,17 @@ impl Work {
         let sizes = Planes::of(&lane.sizes)?;
         let mut planes: SmallVec<[Option<Option<Planes>>; 8]> = SmallVec::from_elem(None, draft.slots.len());
         let lane = lane.with_strides(|slot, mem, own, strides| {
-            let whole = own == &lane.sizes[..] && mem == Mem::F32 && is_contiguous(own, strides);
+            let order = Order::of(own, strides).filter(|_| own == &lane.sizes[..]);
+            let whole = mem == Mem::F32 && order == Some(Order::RowMajor);
             let lead = lane.sizes.len() - own.len();
             let by_channel = own.iter().enumerate().all(|(d, size)| *size == 1 || d + lead == 1);
             let layout = whole.then_some(sizes);
             let first = planes[slot as usize].get_or_insert(layout);
-            (*first == layout && (whole || by_channel))
-                .then(|| if whole { channels_last(own) } else { strides.into() })
+            let fits = whole || by_channel || order == Some(Order::ChannelsLast);
+            (*first == layout && fits).then(|| if whole { channels_last(own) } else { strides.into() })
         })?;
         let planes: Box<[Option<Planes>]> = planes.into_iter().map(Option::flatten).collect();
+        planes.iter().any(Option::is_some).then_some(())?;
         let draft = Draft {
             lanes: vec![lane],
             slots: draft.slots.clone(),

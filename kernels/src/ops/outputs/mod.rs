@@ -19,7 +19,7 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 use crate::ops::arguments::{asked, dimension, floats, int, ints, optional, plain, tensor};
 use crate::ops::convolution;
 use crate::ops::express::{Base, assignments, new_outputs};
-use crate::shapes::{Dims, dense, is_non_overlapping, suggests_channels_last};
+use crate::shapes::{Dims, channels_last, dense, is_non_overlapping, suggests_channels_last};
 
 /// A rule: returns a call's outputs, or `None` where only running the call can determine them.
 pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
@@ -277,6 +277,49 @@ fn exact<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     tensor(call, arg).filter(|x| x.dtype == Dtype::FLOAT32 && x.strides == &dense(x.sizes)[..])
 }
 
+/// PyTorch's memory format of a new tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MemoryFormat {
+    Contiguous,
+    ChannelsLast,
+}
+
+impl MemoryFormat {
+    fn strides(self, sizes: &[i64]) -> Dims {
+        match self {
+            MemoryFormat::Contiguous => dense(sizes),
+            MemoryFormat::ChannelsLast => channels_last(sizes),
+        }
+    }
+}
+
+/// A `float32` tensor argument and its memory format. For other strides, and for sizes for which both formats are the same
+/// or PyTorch has to guess, `None`.
+pub(crate) fn formatted<'c>(call: &'c Call<'_>, arg: usize) -> Option<(&'c Input<'c>, MemoryFormat)> {
+    if let Some(x) = exact(call, arg) {
+        return Some((x, MemoryFormat::Contiguous));
+    }
+    let x = tensor(call, arg)
+        .filter(|x| x.dtype == Dtype::FLOAT32 && x.strides == &channels_last(x.sizes)[..])?;
+    let &[_, channels, height, width] = x.sizes else { return None };
+    (channels > 1 && height * width > 1).then_some((x, MemoryFormat::ChannelsLast))
+}
+
+/// Outputs that are new tensors of these sizes and formats; `None` stands for an undefined tensor.
+pub(crate) fn new_formatted<'s>(
+    dtype: Dtype,
+    tensors: impl IntoIterator<Item = Option<(&'s [i64], MemoryFormat)>>,
+) -> Outputs {
+    let mut outputs = Outputs::default();
+    for tensor in tensors {
+        push(
+            &mut outputs,
+            tensor.map(|(sizes, format)| TensorMeta::new(sizes, &format.strides(sizes), dtype, 0)),
+        );
+    }
+    outputs
+}
+
 /// The common dtype of matrices, or `None` if they differ, if one is empty, or if BLAS does not multiply such
 /// elements.
 fn matrices(all: &[&Input<'_>]) -> Option<Dtype> {
@@ -325,31 +368,51 @@ fn products(call: &Call<'_>, sizes: fn(&[i64], &[i64]) -> Option<Dims>) -> Optio
     one(dtype, &sizes)
 }
 
-/// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)` of contiguous
-/// inputs. For other inputs PyTorch may choose another memory format for the output.
+/// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
 pub(crate) fn convolution(call: &Call<'_>) -> Option<Outputs> {
-    let (x, weight) = (exact(call, 0)?, exact(call, 1)?);
+    let ((x, of_x), (weight, of_weight)) = (formatted(call, 0)?, formatted(call, 1)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 3)?;
     optional(call, 2, &[sizes[1]], Dtype::FLOAT32)?;
-    (!x.sizes.contains(&0)).then(|| new_tensors(Dtype::FLOAT32, [Some(&sizes[..])]))
+    let format = one_format([of_x, of_weight]);
+    (!x.sizes.contains(&0)).then(|| new_formatted(Dtype::FLOAT32, [Some((&sizes[..], format))]))
+}
+
+/// Channels last if one of the formats is.
+fn one_format(formats: [MemoryFormat; 2]) -> MemoryFormat {
+    if formats.contains(&MemoryFormat::ChannelsLast) {
+        MemoryFormat::ChannelsLast
+    } else {
+        MemoryFormat::Contiguous
+    }
 }
 
 /// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
 /// output_padding, groups, output_mask)`.
 pub(crate) fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
-    let (grad, x, weight) = (exact(call, 0)?, exact(call, 1)?, exact(call, 2)?);
+    let (grad, _) = formatted(call, 0)?;
+    let ((x, of_x), (weight, of_weight)) = (formatted(call, 1)?, formatted(call, 2)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 4)?;
     let wanted = wanted(call, 10)?;
     let bias = [sizes[1]];
     let all = [(wanted[0], x.sizes), (wanted[1], weight.sizes), (wanted[2], &bias[..])];
     let fits = grad.sizes == &sizes[..] && !x.sizes.contains(&0);
-    fits.then(|| new_tensors(Dtype::FLOAT32, all.map(|(wanted, sizes)| wanted.then_some(sizes))))
+    let format = one_format([of_x, of_weight]);
+    // For a single image, the strides of a weight for which both formats are the same depend on PyTorch's algorithm.
+    let same = weight.sizes[1] == 1 || weight.sizes[2..].iter().product::<i64>() == 1;
+    if format == MemoryFormat::ChannelsLast && x.sizes[0] == 1 && same {
+        return None;
+    }
+    let of = |sizes: &[i64]| if sizes.len() > 1 { format } else { MemoryFormat::Contiguous };
+    fits.then(|| {
+        let all = all.map(|(wanted, sizes)| wanted.then_some((sizes, of(sizes))));
+        new_formatted(Dtype::FLOAT32, all)
+    })
 }
 
 /// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`. Outside of
 /// training, the tensors saved for the backward pass are empty.
 pub(crate) fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
-    let x = exact(call, 0)?;
+    let (x, format) = formatted(call, 0)?;
     if x.sizes.len() < 3 || x.sizes.contains(&0) {
         return None;
     }
@@ -359,24 +422,25 @@ pub(crate) fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
     if mean? != variance? || !(training || mean?) {
         return None;
     }
-    let saved = [if training { channels[0] } else { 0 }];
-    Some(new_tensors(x.dtype, [Some(x.sizes), Some(&saved), Some(&saved)]))
+    let saved: &[i64] = &[if training { channels[0] } else { 0 }];
+    let saved = (saved, MemoryFormat::Contiguous);
+    Some(new_formatted(x.dtype, [(x.sizes, format), saved, saved].map(Some)))
 }
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train,
 /// eps, output_mask)`.
 pub(crate) fn batch_norm_backward(call: &Call<'_>) -> Option<Outputs> {
-    let (grad, x) = (floats(call, 0)?, floats(call, 1)?);
-    let row_major = |x: &Input<'_>| x.strides == &dense(x.sizes)[..];
-    if x.sizes.len() < 2 || x.sizes.contains(&0) || !row_major(x) || !row_major(grad) {
+    let ((grad, _), (x, format)) = (formatted(call, 0)?, formatted(call, 1)?);
+    if x.sizes.len() < 2 || x.sizes.contains(&0) {
         return None;
     }
     let channels = [x.sizes[1]];
     let wanted = wanted(call, 9)?;
     let fits = grad.sizes == x.sizes && grad.dtype == x.dtype && optional(call, 2, &channels, x.dtype)?;
-    let sizes = [x.sizes, &channels, &channels];
-    let one = |number: usize| wanted[number].then_some(sizes[number]);
-    fits.then(|| new_tensors(x.dtype, [one(0), one(1), one(2)]))
+    let weight = (&channels[..], MemoryFormat::Contiguous);
+    let all = [(x.sizes, format), weight, weight];
+    let one = |number: usize| wanted[number].then_some(all[number]);
+    fits.then(|| new_formatted(x.dtype, [one(0), one(1), one(2)]))
 }
 
 fn is_index(x: &Input<'_>) -> bool {

@@ -1,12 +1,11 @@
-//! Outputs of pooling over two dimensions of contiguous tensors of floats.
+//! Outputs of pooling over two dimensions of tensors of floats.
 
 use tandem_tracegraph::call::{Call, Input};
 use tandem_tracegraph::node::Outputs;
-use tandem_tracegraph::tensor_meta::Dtype;
+use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::ops::arguments::tensor;
-use crate::ops::outputs::selection::values_and_positions;
-use crate::ops::outputs::{exact, one};
+use crate::ops::outputs::{MemoryFormat, exact, formatted, new_formatted, one, push};
 use crate::ops::pooling::{adaptive_windows, division, plane, pooled, sliding};
 use crate::shapes::suggests_channels_last;
 
@@ -15,19 +14,32 @@ fn planes<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     exact(call, arg).filter(|x| !suggests_channels_last(x.sizes, x.strides))
 }
 
+/// A tensor argument and the memory format of its outputs.
+fn formatted_planes<'c>(call: &'c Call<'_>, arg: usize) -> Option<(&'c Input<'c>, MemoryFormat)> {
+    let contiguous = |x| (x, MemoryFormat::Contiguous);
+    let last = || formatted(call, arg).filter(|(_, format)| *format == MemoryFormat::ChannelsLast);
+    planes(call, arg).map(contiguous).or_else(last)
+}
+
 /// `max_pool2d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode)`.
 pub(crate) fn max(call: &Call<'_>) -> Option<Outputs> {
-    let x = planes(call, 0)?;
+    let (x, format) = formatted_planes(call, 0)?;
     let sizes = pooled(x.sizes, sliding(call, x.sizes, 1, true)?.map(|axis| axis.windows));
-    Some(values_and_positions(x.dtype, &sizes))
+    let strides = format.strides(&sizes);
+    let mut outputs = Outputs::default();
+    for dtype in [x.dtype, Dtype::INT64] {
+        push(&mut outputs, Some(TensorMeta::new(&sizes, &strides, dtype, 0)));
+    }
+    Some(outputs)
 }
 
 /// `max_pool2d_with_indices_backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)`.
 pub(crate) fn max_backward(call: &Call<'_>) -> Option<Outputs> {
-    let (grad, x, indices) = (exact(call, 0)?, planes(call, 1)?, tensor(call, 7)?);
+    let ((grad, _), (x, format), indices) =
+        (formatted_planes(call, 0)?, formatted_planes(call, 1)?, tensor(call, 7)?);
     let sizes = pooled(x.sizes, sliding(call, x.sizes, 2, true)?.map(|axis| axis.windows));
     let fits = grad.sizes == &sizes[..] && indices.sizes == &sizes[..] && indices.dtype == Dtype::INT64;
-    fits.then(|| one(x.dtype, x.sizes))?
+    fits.then(|| new_formatted(x.dtype, [Some((x.sizes, format))]))
 }
 
 /// `avg_pool2d(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)`.

@@ -6,27 +6,23 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use crate::cpu::channels_last::Planes;
+use crate::cpu::channels_last::{Order, Planes};
 use crate::cpu::own::channel_norms::{Layout, channels_last, row_major};
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
-use crate::cpu::own::norm::{Windows, output, wanted, weights};
-use crate::cpu::own::{contiguous, count, each_row};
+use crate::cpu::own::norm::{Windows, output, weights};
+use crate::cpu::own::turned::{Tensor, given, in_either_order, made, wanted};
+use crate::cpu::own::{count, each_row};
 use crate::host::HostKernels;
-use crate::ir::{Mem, Ty};
+use crate::ir::Ty;
 use crate::ops::express::Param;
 
-/// The layout of a contiguous input. `None` for fewer than 4 elements per image and channel, for which the loops here
+/// The layout of an input. `None` for fewer than 4 elements per image and channel, for which the loops here
 /// are not made.
 fn layout(sizes: &[i64]) -> Option<Layout> {
     let [images, channels, rest @ ..] = sizes else { return None };
     let planes = Planes { images: *images as usize, channels: *channels as usize, pixels: count(rest) };
     let long = !rest.is_empty() && planes.pixels >= 4 && planes.images * planes.channels > 0;
     long.then(|| Layout::of(planes))
-}
-
-/// The planes, if they can be channels last.
-fn orders(layout: Layout) -> Option<Planes> {
-    (layout.planes.channels > 1).then_some(layout.planes)
 }
 
 fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
@@ -47,14 +43,14 @@ fn statistics(call: &Call<'_>, n: usize, training: bool) -> Option<Option<[crate
 
 /// `native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)`.
 pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let x = contiguous(call, 0, Mem::F32)?;
+    let x = given(call, 0)?;
     let layout = layout(&x.sizes)?;
     let n = layout.planes.channels;
     let training = flag(call, 5)?;
     let running = statistics(call, n, training)?;
     let mut windows = Windows::default();
     let (weight, bias) = (weights(call, 1, n)?, weights(call, 2, n)?);
-    let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
+    let (x, y) = (windows.add(x), windows.add(made(outputs, 0)?));
     let saved = match training {
         true => Some([windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?)]),
         false => None,
@@ -126,24 +122,20 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         }
     };
     let params = smallvec![Param::Number(6, 0, Ty::F64), Param::Number(7, 0, Ty::F64)];
-    let kernel = Kernel::new(windows.0, params, work);
-    Some(match orders(layout) {
-        Some(planes) => kernel.or_channels_last(&[(x, planes), (y, planes)], false, on_pixels),
-        None => kernel,
-    })
+    let tensors = [Tensor::read(x, Order::ChannelsLast), Tensor::written(y, Order::ChannelsLast)];
+    Some(in_either_order(windows.0, params, &tensors, work, on_pixels))
 }
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
 /// output_mask)`.
 pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let (grad, x) = (given(call, 0)?, given(call, 1)?);
     let layout = layout(&x.sizes)?;
     let n = layout.planes.channels;
     if grad.sizes != x.sizes || !flag(call, 7)? {
         return None;
     }
-    let given = |number: usize| wanted(outputs, number);
-    let (to_x, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
+    let (to_x, to_weight, to_bias) = (wanted(outputs, 0)?, wanted(outputs, 1)?, wanted(outputs, 2)?);
     let mut windows = Windows::default();
     let weight = weights(call, 2, n)?;
     let (mean, scale) = (weights(call, 5, n)??, weights(call, 6, n)??);
@@ -199,13 +191,8 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             })
         }
     };
-    let kernel = Kernel::new(windows.0, SmallVec::new(), work);
-    let planes = orders(layout).map(|planes| [Some(grad), Some(x), to_x].map(|w| w.map(|w| (w, planes))));
-    Some(match planes {
-        Some(planes) => {
-            let planes: SmallVec<[(usize, Planes); 3]> = planes.into_iter().flatten().collect();
-            kernel.or_channels_last(&planes, false, on_pixels)
-        }
-        None => kernel,
-    })
+    let read = [grad, x].map(|w| Tensor::read(w, Order::ChannelsLast));
+    let to_x = to_x.map(|w| Tensor::written(w, Order::ChannelsLast));
+    let tensors: SmallVec<[Tensor; 3]> = read.into_iter().chain(to_x).collect();
+    Some(in_either_order(windows.0, SmallVec::new(), &tensors, work, on_pixels))
 }

@@ -4,11 +4,12 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use crate::cpu::channels_last::Planes;
+use crate::cpu::channels_last::{Order, Planes};
 use crate::cpu::own::channel_norms::{Layout, channels_last, row_major};
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
-use crate::cpu::own::norm::{Windows, output, wanted, weights};
+use crate::cpu::own::norm::{Windows, output, weights};
 use crate::cpu::own::scratch::{with_doubles, with_scratch};
+use crate::cpu::own::turned::{Tensor, given, in_either_order, made, wanted};
 use crate::cpu::own::{contiguous, count, each_row};
 use crate::host::HostKernels;
 use crate::ir::{Mem, Ty};
@@ -32,8 +33,11 @@ impl Groups {
         let int = |arg: usize| crate::cpu::own::int(call, arg).and_then(|i| usize::try_from(i).ok());
         let (images, channels, pixels, groups) =
             (int(first)?, int(first + 1)?, int(first + 2)?, int(first + 3)?);
-        let all = images * channels * pixels;
-        let fits = all > 0 && all == count(sizes) && groups > 0 && channels % groups == 0;
+        let [first, second, rest @ ..] = sizes else { return None };
+        let fits = [*first as usize, *second as usize, count(rest)] == [images, channels, pixels]
+            && images * channels * pixels > 0
+            && groups > 0
+            && channels % groups == 0;
         fits.then(|| Groups {
             layout: Layout::of(Planes { images: 1, channels, pixels }),
             images,
@@ -49,12 +53,6 @@ impl Groups {
     /// Number of values of a group.
     fn count(self) -> usize {
         self.each * self.layout.planes.pixels
-    }
-
-    /// The sizes of the batch, if it can be channels last.
-    fn planes(self) -> Option<Planes> {
-        let planes = Planes { images: self.images, ..self.layout.planes };
-        (planes.channels > 1 && planes.pixels > 1).then_some(planes)
     }
 
     /// The mean of a group as a float, the remainder that rounding to it dropped, and the variance, from the sums of its
@@ -108,13 +106,12 @@ impl Groups {
 
 /// `native_group_norm(input, weight, bias, N, C, HxW, group, eps)`.
 pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let x = contiguous(call, 0, Mem::F32)?;
+    let x = given(call, 0)?;
     let groups = Groups::of(call, 3, &x.sizes)?;
     let (layout, channels, each) = (groups.layout, groups.channels(), groups.each);
     let mut windows = Windows::default();
     let (weight, bias) = (weights(call, 1, channels)?, weights(call, 2, channels)?);
-    let planes = groups.planes().filter(|planes| Planes::of(&x.sizes) == Some(*planes));
-    let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
+    let (x, y) = (windows.add(x), windows.add(made(outputs, 0)?));
     let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
     // Writes the statistics of a group, of which it returns what its channels need.
@@ -172,24 +169,19 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         })
     };
     let params = smallvec![Param::Number(7, 0, Ty::F64)];
-    let kernel = Kernel::new(windows.0, params, work);
-    Some(match planes {
-        Some(planes) => kernel.or_channels_last(&[(x, planes), (y, planes)], false, on_pixels),
-        None => kernel,
-    })
+    let tensors = [Tensor::read(x, Order::ChannelsLast), Tensor::written(y, Order::ChannelsLast)];
+    Some(in_either_order(windows.0, params, &tensors, work, on_pixels))
 }
 
 /// `native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, output_mask)`.
 pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (grad, x) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
+    let (grad, x) = (given(call, 0)?, given(call, 1)?);
     let groups = Groups::of(call, 5, &x.sizes).filter(|_| grad.sizes == x.sizes)?;
     let (layout, channels, each) = (groups.layout, groups.channels(), groups.each);
-    let given = |number: usize| wanted(outputs, number);
-    let (to, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
+    let (to, to_weight, to_bias) = (wanted(outputs, 0)?, wanted(outputs, 1)?, wanted(outputs, 2)?);
     let mut windows = Windows::default();
     let scale = contiguous(call, 3, Mem::F32)?;
     let weight = weights(call, 4, channels)?;
-    let planes = groups.planes().filter(|planes| Planes::of(&x.sizes) == Some(*planes));
     let (grad, x, scale) = (windows.add(grad), windows.add(x), windows.add(scale));
     let weight = windows.maybe(weight);
     let (to, to_weight, to_bias) = (windows.maybe(to), windows.maybe(to_weight), windows.maybe(to_bias));
@@ -303,13 +295,8 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             }
         })
     };
-    let kernel = Kernel::new(windows.0, smallvec![], work);
-    Some(match planes {
-        Some(planes) => {
-            let orders: SmallVec<[(usize, Planes); 3]> =
-                [Some(grad), Some(x), to].into_iter().flatten().map(|w| (w, planes)).collect();
-            kernel.or_channels_last(&orders, false, on_pixels)
-        }
-        None => kernel,
-    })
+    let read = [grad, x].map(|w| Tensor::read(w, Order::ChannelsLast));
+    let to = to.map(|w| Tensor::written(w, Order::ChannelsLast));
+    let tensors: SmallVec<[Tensor; 3]> = read.into_iter().chain(to).collect();
+    Some(in_either_order(windows.0, smallvec![], &tensors, work, on_pixels))
 }

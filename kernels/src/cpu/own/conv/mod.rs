@@ -23,21 +23,21 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call};
-use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::node::Outputs;
 
-use crate::cpu::channels_last::{Order, Planes};
+use crate::cpu::channels_last::Order;
 use crate::cpu::own::conv::depthwise::Depthwise;
 use crate::cpu::own::conv::direct::Direct;
 use crate::cpu::own::conv::geometry::Conv;
 use crate::cpu::own::conv::gradient::{Gradient, PIXELS};
 use crate::cpu::own::kernel::{Addresses, Kernel, Shared};
-use crate::cpu::own::scratch::with_scratch;
 use crate::cpu::own::sums::{channel_sums, columns};
+use crate::cpu::own::turned::{Tensor, given, in_orders, made, wanted};
 use crate::cpu::own::{contiguous, tensor};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 use crate::ops::convolution::is_transposed;
-use crate::ops::express::{Window, fresh_window};
+use crate::ops::express::Window;
 
 /// Largest number of output pixels of an image for which patches are laid out.
 const FEW: usize = 4;
@@ -139,96 +139,10 @@ impl Way {
     }
 }
 
-/// A tensor of a convolution, if its elements are floats in an order that [`kernel`] can turn.
-fn dense(window: Option<Window>) -> Option<Window> {
-    window.filter(|w| w.mem == Mem::F32 && Order::of(&w.sizes, &w.strides).is_some())
-}
-
-fn output(outputs: &Outputs, number: usize) -> Option<Window> {
-    match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => dense(fresh_window(*storage, meta, *offset)),
-        _ => None,
-    }
-}
-
-/// A tensor of a kernel.
-#[derive(Clone, Copy)]
-struct Tensor {
-    window: usize,
-    is_written: bool,
-    /// The order that the code computes on.
-    wanted: Order,
-}
-
-/// A tensor that is computed on in another order than its strides say.
-#[derive(Clone, Copy)]
-struct Turned {
-    tensor: Tensor,
-    planes: Planes,
-}
-
-/// The kernel of a convolution, given its windows and code that computes on `tensors` in the orders that they are wanted
-/// in.
-fn kernel(
-    windows: SmallVec<[Window; 4]>,
-    tensors: &[Tensor],
-    compute: impl Fn(&dyn HostKernels, &[Shared<f32>]) -> bool + Clone + Send + Sync + 'static,
-) -> Kernel {
-    let turned = tensors.iter().filter_map(|tensor| {
-        let Window { sizes, strides, .. } = &windows[tensor.window];
-        let planes = Planes::of(sizes)?;
-        (Order::of(sizes, strides) != Some(tensor.wanted)).then_some(Turned { tensor: *tensor, planes })
-    });
-    let turned: Vec<Turned> = turned.collect();
-    // The device turns contents to channels last. Other tensors are copied.
-    let (last, copied): (Vec<Turned>, Vec<Turned>) =
-        turned.iter().partition(|turned| turned.tensor.wanted == Order::ChannelsLast);
-    let planes: Vec<(usize, Planes)> =
-        last.iter().map(|turned| (turned.tensor.window, turned.planes)).collect();
-    let kernel = Kernel::new(windows, SmallVec::new(), on_copies(turned, compute.clone()));
-    match planes.is_empty() {
-        true => kernel,
-        false => kernel.or_channels_last(&planes, true, on_copies(copied, compute)),
-    }
-}
-
-/// The code that computes on copies of some tensors in the orders that they are wanted in.
-fn on_copies(
-    turned: Vec<Turned>,
-    compute: impl Fn(&dyn HostKernels, &[Shared<f32>]) -> bool + Send + Sync + 'static,
-) -> impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static {
-    let room = turned.iter().map(|turned| turned.planes.len()).sum();
-    move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let mut tensors: SmallVec<[Shared<f32>; 6]> = data.all().collect();
-        if turned.is_empty() {
-            return compute(host, &tensors);
-        }
-        with_scratch(room, |mut scratch| {
-            for Turned { tensor, planes } in &turned {
-                let (copy, rest) = std::mem::take(&mut scratch).split_at_mut(planes.len());
-                let copy = Shared(copy.as_mut_ptr());
-                if !tensor.is_written {
-                    let from = tensors[tensor.window].get();
-                    // SAFETY: the window has the planes' sizes, and the copy is as large.
-                    unsafe { planes.reorder(host, from, copy.get(), tensor.wanted) };
-                }
-                (tensors[tensor.window], scratch) = (copy, rest);
-            }
-            let done = compute(host, &tensors);
-            for Turned { tensor, planes } in turned.iter().filter(|turned| turned.tensor.is_written) {
-                let (from, to) = (tensors[tensor.window].get(), data.of(tensor.window).get());
-                // SAFETY: the window has the planes' sizes, and the copy is as large.
-                unsafe { planes.reorder(host, from, to, tensor.wanted.other()) };
-            }
-            done
-        })
-    }
-}
-
 /// `convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)`.
 pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (x, weight) = (dense(tensor(call, 0))?, dense(tensor(call, 1))?);
-    let (y, back) = (output(outputs, 0)?, is_transposed(call, 3)?);
+    let (x, weight) = (given(call, 0)?, given(call, 1)?);
+    let (y, back) = (made(outputs, 0)?, is_transposed(call, 3)?);
     let (image, grid) = if back { (&y, &x) } else { (&x, &y) };
     let way = Arc::new(Way::of(Conv::of(image, &weight, grid, call, 3)?));
     let bias = match call.args.get(2)? {
@@ -237,26 +151,22 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     };
     let biased = bias.is_some();
     let windows = [x, weight, y].into_iter().chain(bias).collect();
-    let wanted = way.order();
-    let work = move |host: &dyn HostKernels, tensors: &[Shared<f32>]| {
-        let (all, bias) = ([tensors[0], tensors[1], tensors[2]], biased.then(|| tensors[3]));
+    let order = way.order();
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (all, bias) = ([0, 1, 2].map(|w| data.of(w)), biased.then(|| data.of(3)));
         // SAFETY: `Conv::of` read the sizes from the windows of these tensors, which are dense. PyTorch, or the rule for
         // the outputs, refuses a bias of another size than the output's channels.
         unsafe { if back { way.to_image(host, all, bias) } else { way.to_grid(host, all, bias) } }
     };
-    let tensors = [
-        Tensor { window: 0, is_written: false, wanted },
-        Tensor { window: 1, is_written: false, wanted: Order::RowMajor },
-        Tensor { window: 2, is_written: true, wanted },
-    ];
-    Some(kernel(windows, &tensors, work))
+    let tensors = [Tensor::read(0, order), Tensor::read(1, Order::RowMajor), Tensor::written(2, order)];
+    Some(in_orders(windows, SmallVec::new(), &tensors, work))
 }
 
 /// `convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
 /// groups, output_mask)`.
 pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let (grad, x) = (dense(tensor(call, 0))?, dense(tensor(call, 1))?);
-    let (weight, back) = (dense(tensor(call, 2))?, is_transposed(call, 4)?);
+    let (grad, x) = (given(call, 0)?, given(call, 1)?);
+    let (weight, back) = (given(call, 2)?, is_transposed(call, 4)?);
     let (image, grid) = if back { (&grad, &x) } else { (&x, &grad) };
     let conv = Conv::of(image, &weight, grid, call, 4)?;
     let way = Arc::new(Way::of(conv));
@@ -265,17 +175,16 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         false => [conv.n, conv.outputs, conv.pixels()],
     };
     let mut windows: SmallVec<[Window; 4]> = SmallVec::from_iter([grad, x, weight]);
-    let mut given = |number: usize| match outputs.outs.get(number)? {
-        OutSpec::Undefined => Some(None),
-        _ => {
-            windows.push(output(outputs, number)?);
-            Some(Some(windows.len() - 1))
-        }
+    let mut add = |number: usize| {
+        let window = wanted(outputs, number)?;
+        windows.extend(window.iter().cloned());
+        Some(window.map(|_| windows.len() - 1))
     };
-    let (to_x, to_weight, to_bias) = (given(0)?, given(1)?, given(2)?);
-    let wanted = way.order();
-    let work = move |host: &dyn HostKernels, tensors: &[Shared<f32>]| {
-        let ([grad, x, weight], at) = ([tensors[0], tensors[1], tensors[2]], |i: usize| tensors[i]);
+    let (to_x, to_weight, to_bias) = (add(0)?, add(1)?, add(2)?);
+    let order = way.order();
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let at = |w: usize| data.of::<f32>(w);
+        let [grad, x, weight] = [0, 1, 2].map(at);
         let mut done = true;
         // SAFETY: `Conv::of` read the sizes from the windows of these tensors, which are dense, and each gradient has
         // the sizes of its tensor. `planes` are the sizes of `grad`, and the bias has an element per channel of it.
@@ -289,7 +198,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             }
             if let Some(to) = to_bias.map(at) {
                 let [images, channels, pixels] = planes;
-                match wanted {
+                match order {
                     Order::ChannelsLast => columns(host, grad, to, [1, images * pixels, channels], 1.0),
                     Order::RowMajor => channel_sums(host, grad, to, planes),
                 }
@@ -297,12 +206,9 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         }
         done
     };
-    let tensors = [(0, false, wanted), (1, false, wanted), (2, false, Order::RowMajor)].into_iter();
-    let given = to_x.map(|to| (to, true, wanted)).into_iter();
-    let given = given.chain(to_weight.map(|to| (to, true, Order::RowMajor)));
-    let tensors: SmallVec<[Tensor; 5]> = tensors
-        .chain(given)
-        .map(|(window, is_written, wanted)| Tensor { window, is_written, wanted })
-        .collect();
-    Some(kernel(windows, &tensors, work))
+    let read = [(0, order), (1, order), (2, Order::RowMajor)].map(|(w, order)| Tensor::read(w, order));
+    let to_x = to_x.map(|w| Tensor::written(w, order));
+    let to_weight = to_weight.map(|w| Tensor::written(w, Order::RowMajor));
+    let tensors: SmallVec<[Tensor; 5]> = read.into_iter().chain(to_x).chain(to_weight).collect();
+    Some(in_orders(windows, SmallVec::new(), &tensors, work))
 }
