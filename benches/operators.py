@@ -26,6 +26,8 @@ USES = ("forward", "training", "integers")
 BLOCKS = 7
 BLOCK_SECONDS = 1.5e-3
 """Approximate time of a block of eager calls, in seconds."""
+SLOW = 0.02
+"""Time of an eager call above which a block has one call and fewer blocks are measured, in seconds."""
 WARM_UP = 0.12
 """Minimum time of the warm-up of each side, in seconds."""
 PAUSE = 0.005
@@ -102,7 +104,8 @@ def measure(op: Any, sample: Any, use: str) -> dict | None:
     torch_tandem.reset()
     one = min(block(eager[0], 3, eager[1]) for _ in range(3))
     size = max((t.numel() for t in call.tensors()), default=1)
-    times = max(3, min(200, int(BLOCK_SECONDS / one), (1 << 24) // max(1, size)))
+    slow = one > SLOW
+    times = 1 if slow else max(3, min(200, int(BLOCK_SECONDS / one), (1 << 24) // max(1, size)))
     for step, wait in sides:
         began, blocks = time.perf_counter(), 0
         while blocks < 6 or time.perf_counter() - began < WARM_UP:
@@ -115,7 +118,7 @@ def measure(op: Any, sample: Any, use: str) -> dict | None:
         block(step, times, wait)
         return block(step, times, wait)
 
-    seconds = [[second(*side) for side in sides] for _ in range(BLOCKS)]
+    seconds = [[second(*side) for side in sides] for _ in range(3 if slow else BLOCKS)]
     ratios = statistics.quantiles([a / b for a, b in seconds], n=4)
     us = [statistics.median(side) * 1e6 for side in zip(*seconds, strict=True)]
     return {"eager": us[0], "tandem": us[1], "ratio": ratios}
