@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling bench-gpu wheel clean
+.PHONY: help setup build micro demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel clean
 
 env := source scripts/env.sh &&
 
@@ -15,7 +15,7 @@ setup: ## the virtual environment and the crates
 
 # What is measured is compiled as wheels are.
 PROFILE := release
-bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling bench-gpu: PROFILE := dist
+bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check: PROFILE := dist
 
 build: setup ## compile and install the package, editable, into the virtual environment
 	@$(env) PIP_QUIET=1 maturin develop --profile $(PROFILE) --locked
@@ -40,7 +40,7 @@ test-python: build ## the package; ARGS="-k name" goes to pytest
 gpu_profiles := all int64,f64,f16,immediates,limits int64 f64 f16
 gpu_sample := executor or conformance or pointwise or reduce or index
 
-test-gpu: build ## the wgpu executor on any adapter, the software one included; ARGS="-k name" goes to pytest
+test-gpu: build micro ## the wgpu executor on any adapter, the software one included; ARGS="-k name" goes to pytest
 	@$(env) for without in $(gpu_profiles); do \
 	    echo "-- wgpu executor, without: $${without/all/nothing}"; \
 	    case $$without in all|*,*) sample= ;; *) sample="$(gpu_sample)" ;; esac; \
@@ -103,8 +103,12 @@ bench-loading: build ## with batches from data loading workers that compute
 bench-memory: build ## tensors' and resident memory, beside eager
 	@$(env) python benches/memory.py $(ARGS)
 
-bench-gpu: build ## the wgpu executor's kernels and the suite on a GPU, beside CUDA where torch has it
-	@$(env) python benches/gpu.py $(ARGS)
+# The phases of the GPU check that need no torch.
+micro:
+	@$(env) cargo build --release --quiet --locked -p tandem-kernels --example gpu_micro
+
+gpu-check: build micro ## what a GPU is, can do and how fast Tandem is on it: docs/gpu.md; ARGS=--help
+	@$(env) python scripts/gpu_check.py $(ARGS)
 
 wheel: ## dist/*.whl for one torch: make wheel TORCH=2.14.0
 	@scripts/wheel.sh

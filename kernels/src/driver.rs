@@ -1,12 +1,14 @@
 //! The run loop: finds or makes the plans of a run and runs their actions in order.
 
+use std::time::Instant;
+
 use smallvec::SmallVec;
 
 use crate::executor::{Device, Executor, Immediate};
 use crate::host::HostKernels;
 use crate::ops::table::flops_of;
 use crate::plan::{Action, GroupRun, Plan, Plans};
-use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, timing, with_op};
+use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, Tally, tally, with_op};
 
 /// An executor on a device, with the program, its plans and the profile.
 pub struct Driver<D: Device> {
@@ -36,10 +38,15 @@ impl<D: Device> Executor for Driver<D> {
         self.plans.clear();
         self.device.forget();
         self.program.forget();
-        self.profile.clear();
+        self.profile().clear();
     }
 
     fn profile(&mut self) -> &mut Profile {
+        if self.profile.next() > 0 {
+            for (number, ns) in self.device.measured() {
+                self.profile.took(number, ns);
+            }
+        }
         &mut self.profile
     }
 
@@ -68,7 +75,9 @@ impl<D: Device> Executor for Driver<D> {
                 }
             }
         }
-        device.end_run();
+        if !run.fetched {
+            device.end_run();
+        }
     }
 }
 
@@ -81,12 +90,27 @@ fn run_op<D: Device>(device: &mut D, profile: &mut Profile, op: &mut OpRun<'_, '
     if op.dead {
         return device.skip(op);
     }
-    let timing = timing(profile, op, |op| flops(op, device.host()));
-    if device.run_op(op)
-        && let Some((tally, begin)) = timing
-    {
-        profile.ran(tally, begin);
+    let tally = tally(profile, op, |op| flops(op, device.host()));
+    measured(device, profile, tally, |device| device.run_op(op));
+}
+
+/// Runs a kernel with `run`, which returns whether it ran, and measures it if there is a tally.
+fn measured<D: Device>(
+    device: &mut D,
+    profile: &mut Profile,
+    tally: Option<Tally>,
+    run: impl FnOnce(&mut D) -> bool,
+) -> bool {
+    let Some(tally) = tally else { return run(device) };
+    let (is_own, begin) = (device.attribute(Some(profile.next())), Instant::now());
+    let ran = run(device);
+    device.attribute(None);
+    match (ran, is_own) {
+        (true, true) => profile.awaits(tally),
+        (true, false) => profile.ran(tally, begin),
+        (false, _) => {}
     }
+    ran
 }
 
 /// Runs the actions of a span's plan.
@@ -110,10 +134,9 @@ fn carry_out<D: Device>(
             Action::Op(number) => one(device, profile, *number),
             Action::Release(place) => device.release(span.storages[*place as usize]),
             Action::Group(fused) => {
-                let timing = plan.timing(fused, profile, span, program, |op| flops(op, device.host()));
-                if device.run_group(&GroupRun { plan, fused, span, program }) {
-                    timing.into_iter().for_each(|(tally, begin)| profile.ran(tally, begin));
-                } else {
+                let tally = plan.tally(fused, profile, span, program, |op| flops(op, device.host()));
+                let group = GroupRun { plan, fused, span, program };
+                if !measured(device, profile, tally, |device| device.run_group(&group)) {
                     fused.ops.clone().for_each(|number| one(device, profile, number));
                 }
             }

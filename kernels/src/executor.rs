@@ -91,7 +91,19 @@ pub trait Device: Immediate + Fuser + Send {
     /// Called for a dead op instead of [`Device::run_op`].
     fn skip(&mut self, _op: &OpRun<'_, '_>) {}
 
-    /// Called at the end of each run.
+    /// Attributes the work recorded from now on to the measurement with this number, or to none. Returns whether the
+    /// device measures its own work; otherwise the time of [`Device::run_op`] or [`Device::run_group`] counts.
+    fn attribute(&mut self, _measurement: Option<u32>) -> bool {
+        false
+    }
+
+    /// Waits for all work. Returns the measurements' numbers and times in nanoseconds that have not been returned yet;
+    /// a number may occur several times.
+    fn measured(&mut self) -> Vec<(u32, u64)> {
+        Vec::new()
+    }
+
+    /// Starts what has been recorded. Called at the end of each run, unless the program reads a value next.
     fn end_run(&mut self) {}
 
     /// Forgets all ops; their nodes may be numbered differently afterwards.

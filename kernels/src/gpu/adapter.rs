@@ -176,7 +176,7 @@ pub fn choose_each(asked: &str, software: bool, adapters: &[Listing]) -> Result<
 }
 
 /// The adapter with this index.
-pub(super) fn adapter(index: usize) -> Option<wgpu::Adapter> {
+pub fn adapter(index: usize) -> Option<wgpu::Adapter> {
     enumerate().into_iter().nth(index)
 }
 

@@ -35,6 +35,8 @@ pub struct Gpu {
     pub index: u8,
     /// Name of the adapter.
     pub name: String,
+    /// Whether the adapter is a device of its own rather than software on the CPU.
+    pub is_hardware: bool,
     /// Capabilities that the text of kernels depends on.
     pub target: Target,
     /// Maximum number of bytes of a buffer that can be bound to a kernel.
@@ -91,6 +93,9 @@ impl Gpu {
         if offered.contains(wgpu::Features::PIPELINE_CACHE) {
             features |= wgpu::Features::PIPELINE_CACHE;
         }
+        if offered.contains(wgpu::Features::TIMESTAMP_QUERY) {
+            features |= wgpu::Features::TIMESTAMP_QUERY;
+        }
         // Disabled by default because the kernels that use them have not been tested on hardware that supports
         // them.
         let cooperative = options.cooperative && has_cooperative_matrices(&adapter);
@@ -134,6 +139,7 @@ impl Gpu {
         Ok(Gpu {
             index,
             name: info.name.clone(),
+            is_hardware: info.device_type != wgpu::DeviceType::Cpu,
             target: Target {
                 int64: features.contains(wgpu::Features::SHADER_INT64),
                 // Parameters of type f64 are assembled from 64-bit integers.

@@ -9,6 +9,7 @@
 pub mod adapter;
 mod bundle;
 mod cache;
+mod clock;
 pub mod contract;
 pub mod device;
 mod epilogue;

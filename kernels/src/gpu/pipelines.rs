@@ -1,5 +1,6 @@
 //! Compilation of kernels on background threads, with a cache by their WGSL text.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam_channel::{Sender, unbounded};
@@ -85,7 +86,12 @@ impl Pipelines {
             let (gpu, incoming) = (gpu.clone(), incoming.clone());
             let compile = move || {
                 for job in incoming {
-                    job.pipeline.set(compile(&gpu, &job));
+                    // Kernels wait for the result, so a panic of naga or of the driver has to be one.
+                    let compiled = catch_unwind(AssertUnwindSafe(|| compile(&gpu, &job)));
+                    job.pipeline.set(compiled.unwrap_or_else(|_| {
+                        let label = job.pipeline.label;
+                        Err(format!("the compiler panicked on the kernel {label} for {}", gpu.name))
+                    }));
                 }
             };
             // The stack is large because naga and drivers recurse. If a thread cannot be started, the others do its

@@ -8,11 +8,13 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::DeviceError;
+use crate::gpu::clock::Clock;
 use crate::gpu::device::Gpu;
 use crate::gpu::kernel::Groups;
 use crate::gpu::memory::{BufId, Memory};
@@ -39,9 +41,26 @@ impl Bound {
 
 #[derive(Debug)]
 enum Command {
-    Dispatch { pipeline: Arc<Pipeline>, bufs: SmallVec<[Bound; 8]>, words: u32, groups: [u32; 3] },
-    Copy { from: BufId, from_offset: u64, to: BufId, to_offset: u64, bytes: u64 },
-    Clear { buf: BufId, offset: u64, bytes: u64 },
+    Dispatch {
+        pipeline: Arc<Pipeline>,
+        bufs: SmallVec<[Bound; 8]>,
+        words: u32,
+        groups: [u32; 3],
+        /// Number of the measurement that the kernel belongs to.
+        measurement: Option<u32>,
+    },
+    Copy {
+        from: BufId,
+        from_offset: u64,
+        to: BufId,
+        to_offset: u64,
+        bytes: u64,
+    },
+    Clear {
+        buf: BufId,
+        offset: u64,
+        bytes: u64,
+    },
 }
 
 /// Maximum number of commands of a submission.
@@ -49,6 +68,9 @@ const BATCH: usize = 512;
 
 /// Maximum number of submissions in flight.
 const IN_FLIGHT: usize = 3;
+
+/// Time for which a read polls the device before it sleeps: about the cost of sleeping and waking.
+const SPINS: Duration = Duration::from_micros(100);
 
 /// Maximum number of cached bind groups.
 const MAX_BIND_GROUPS: usize = 1 << 14;
@@ -88,6 +110,8 @@ pub struct Stream {
     failed: Option<DeviceError>,
     /// Number of dispatches recorded.
     pub dispatches: u64,
+    /// Measurements of kernels; `None` if the device has no timestamps.
+    clock: Option<Clock>,
 }
 
 impl Stream {
@@ -108,6 +132,7 @@ impl Stream {
         });
         Stream {
             memory: Memory::new(gpu.clone()),
+            clock: Clock::new(&gpu),
             pipelines,
             gpu,
             commands: Vec::new(),
@@ -236,8 +261,10 @@ impl Stream {
         staging.map_async(wgpu::MapMode::Read, 0..all, move |result| {
             *tell.lock() = Some(result.map_err(|e| e.to_string()));
         });
+        let arrived = self.spin_until(|| mapped.lock().is_some());
         let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: None };
-        let polled = self.gpu.device.poll(wait).map_err(|e| e.to_string());
+        let polled =
+            if arrived { Ok(()) } else { self.gpu.device.poll(wait).map(drop).map_err(|e| e.to_string()) };
         let result = mapped.lock().take().unwrap_or_else(|| Err("the device does not answer".into()));
         polled.and(result).map_err(|error| self.lost(error))?;
         self.in_flight.clear();
@@ -250,6 +277,19 @@ impl Stream {
         staging.unmap();
         self.staging = Some(staging);
         Ok(())
+    }
+
+    /// Polls the device until `reached` returns true, for at most [`SPINS`]. Returns whether it did. A software adapter
+    /// needs the cores for its own work, so it is not polled.
+    fn spin_until(&self, reached: impl Fn() -> bool) -> bool {
+        let begin = Instant::now();
+        while self.gpu.is_hardware && begin.elapsed() < SPINS {
+            if self.gpu.device.poll(wgpu::PollType::Poll).is_err() || reached() {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        reached()
     }
 
     /// Records a kernel. `bufs` are its bindings in the kernel's order, `words` its parameters.
@@ -279,7 +319,9 @@ impl Stream {
             self.memory.touch(bound.buf, self.submission);
         }
         self.dispatches += 1;
-        self.commands.push(Command::Dispatch { pipeline: pipeline.clone(), bufs, words: first, groups });
+        let measurement = self.clock.as_ref().and_then(Clock::current);
+        let pipeline = pipeline.clone();
+        self.commands.push(Command::Dispatch { pipeline, bufs, words: first, groups, measurement });
         self.submit_full()
     }
 
@@ -306,6 +348,17 @@ impl Stream {
 
     fn submit_full(&mut self) -> Result<(), DeviceError> {
         if self.commands.len() >= BATCH { self.flush() } else { Ok(()) }
+    }
+
+    /// Attributes the kernels recorded from now on to a measurement, or to none. Returns whether the device has
+    /// timestamps.
+    pub fn attribute(&mut self, measurement: Option<u32>) -> bool {
+        self.clock.as_mut().map(|clock| clock.attribute(measurement)).is_some()
+    }
+
+    /// Waits for all submissions. Returns the measurements of their kernels, and the kernels' times in nanoseconds.
+    pub fn measured(&mut self) -> Vec<(u32, u64)> {
+        self.clock.as_mut().map_or_else(Vec::new, |clock| clock.read(&self.gpu))
     }
 
     /// Submits the recorded commands. Returns the error of a kernel that did not compile or of a lost device.
@@ -397,16 +450,28 @@ impl Stream {
                     }
                     rest = &rest[1..];
                 }
-                Command::Dispatch { .. } => {
-                    let n = rest.iter().take_while(|c| matches!(c, Command::Dispatch { .. })).count();
-                    let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+                Command::Dispatch { measurement, .. } => {
+                    let mut clock = self.clock.take();
+                    let timestamps =
+                        measurement.zip(clock.as_mut()).and_then(|(of, clock)| clock.of_pass(of));
+                    let alike = |c: &&Command| matches!(c, Command::Dispatch { measurement: None, .. });
+                    let n = rest.iter().take_while(alike).count().max(1);
+                    let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                        label: None,
+                        timestamp_writes: timestamps,
+                    });
                     for command in &rest[..n] {
                         let encoded = self.encode_dispatch(&mut pass, command, &words, &mut uniforms);
                         self.failed = self.failed.take().or(encoded.err());
                     }
+                    drop(pass);
+                    self.clock = clock;
                     rest = &rest[n..];
                 }
             }
+        }
+        if let Some(clock) = &mut self.clock {
+            clock.end(&self.gpu, &mut encoder);
         }
         if !uniforms.is_empty() {
             self.gpu.queue.write_buffer(&self.ring, 0, &uniforms);
@@ -425,7 +490,7 @@ impl Stream {
         words: &[u32],
         uniforms: &mut Vec<u8>,
     ) -> Result<(), DeviceError> {
-        let Command::Dispatch { pipeline, bufs, words: first, groups } = command else { return Ok(()) };
+        let Command::Dispatch { pipeline, bufs, words: first, groups, .. } = command else { return Ok(()) };
         let compiled = pipeline.get().map_err(DeviceError::Kernel)?;
         let first = *first as usize;
         let parameters: &[u8] =

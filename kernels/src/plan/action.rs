@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::time::Instant;
 
 use tandem_tracegraph::ids::{NodeId, OpId, StorageId};
 use tandem_tracegraph::node::Number;
@@ -89,16 +88,16 @@ pub enum Feed {
 }
 
 impl<G> Plan<G> {
-    /// The tally and the start time of a group that is about to run, or `None` if measuring is off. `flops` returns
-    /// an op's number of arithmetic operations.
-    pub fn timing(
+    /// The tally of a group that is about to run, or `None` if measuring is off. `flops` returns an op's number of
+    /// arithmetic operations.
+    pub fn tally(
         &self,
         fused: &Fused<G>,
         profile: &Profile,
         span: &Span<'_>,
         program: &Program,
         flops: impl Fn(&OpRun<'_, '_>) -> u64,
-    ) -> Option<(Tally, Instant)> {
+    ) -> Option<Tally> {
         if !profile.is_on() {
             return None;
         }
@@ -111,7 +110,7 @@ impl<G> Plan<G> {
                 tally.add(&op, |id| !dropped(id), flops(&op));
             });
         }
-        Some((tally, Instant::now()))
+        Some(tally)
     }
 }
 

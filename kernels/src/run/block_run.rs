@@ -69,6 +69,8 @@ pub struct BlockRun {
     pub generators: Vec<Generator>,
     /// Storages that the program has dropped by the end of this run.
     pub released: Vec<StorageId>,
+    /// Whether the program reads a value as soon as the run has ended.
+    pub fetched: bool,
 }
 
 impl BlockRun {
@@ -102,5 +104,6 @@ impl BlockRun {
         self.hosts.clear();
         self.generators.clear();
         self.released.clear();
+        self.fetched = false;
     }
 }

@@ -21,7 +21,7 @@ use crate::shapes::Dims;
 pub struct KernelTime {
     /// Number of runs.
     pub count: u64,
-    /// Total time in nanoseconds.
+    /// Total time in nanoseconds: the device's, if it measures its own work.
     pub ns: u64,
     /// Total bytes moved.
     pub bytes: u64,
@@ -37,6 +37,8 @@ pub type Ops = SmallVec<[NodeId; 4]>;
 pub struct Profile {
     on: bool,
     kernels: FxHashMap<Ops, KernelTime>,
+    /// Kernels whose times the device will tell, by the number of the measurement.
+    awaited: Vec<Ops>,
 }
 
 impl Profile {
@@ -44,11 +46,13 @@ impl Profile {
     pub fn measure(&mut self, on: bool) {
         self.on = on;
         self.kernels.clear();
+        self.awaited.clear();
     }
 
     /// Discards all measurements.
     pub fn clear(&mut self) {
         self.kernels.clear();
+        self.awaited.clear();
     }
 
     /// Whether kernels are measured.
@@ -61,11 +65,34 @@ impl Profile {
         &self.kernels
     }
 
+    /// Number of the next measurement.
+    pub fn next(&self) -> u32 {
+        self.awaited.len() as u32
+    }
+
     /// Records a run of a kernel that began at `begin` and has just ended.
     pub fn ran(&mut self, tally: Tally, begin: Instant) {
+        let ns = begin.elapsed().as_nanos() as u64;
+        self.add(tally, ns);
+    }
+
+    /// Records a run of a kernel whose time the device will tell, under the number [`Profile::next`].
+    pub fn awaits(&mut self, tally: Tally) {
+        self.awaited.push(tally.ops.clone());
+        self.add(tally, 0);
+    }
+
+    /// Adds a time that the device has told, in nanoseconds.
+    pub fn took(&mut self, number: u32, ns: u64) {
+        if let Some(kernel) = self.awaited.get(number as usize).and_then(|ops| self.kernels.get_mut(ops)) {
+            kernel.ns += ns;
+        }
+    }
+
+    fn add(&mut self, tally: Tally, ns: u64) {
         let kernel = self.kernels.entry(tally.ops).or_default();
         kernel.count += 1;
-        kernel.ns += begin.elapsed().as_nanos() as u64;
+        kernel.ns += ns;
         kernel.bytes += tally.bytes;
         kernel.flops += tally.flops;
     }
@@ -82,17 +109,13 @@ pub struct Tally {
     written: FxHashSet<(StorageId, i64, Dims)>,
 }
 
-/// The tally and the start time of an op that is about to run. `None` if measuring is off or the op is dead. `flops`
-/// returns an op's number of arithmetic operations.
-pub fn timing(
-    profile: &Profile,
-    op: &OpRun<'_, '_>,
-    flops: impl Fn(&OpRun<'_, '_>) -> u64,
-) -> Option<(Tally, Instant)> {
+/// The tally of an op that is about to run. `None` if measuring is off or the op is dead. `flops` returns an op's number
+/// of arithmetic operations.
+pub fn tally(profile: &Profile, op: &OpRun<'_, '_>, flops: impl Fn(&OpRun<'_, '_>) -> u64) -> Option<Tally> {
     (profile.on && !op.dead).then(|| {
         let mut tally = Tally::default();
         tally.add(op, |_| true, flops(op));
-        (tally, Instant::now())
+        tally
     })
 }
 

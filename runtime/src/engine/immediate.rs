@@ -37,6 +37,7 @@ impl Engine {
         sink: &mut dyn Sink,
     ) -> Result<Progress, CallError> {
         let waited = self.counters.report.python_stall_ns;
+        self.outbox.is_fetched();
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, true));
         }

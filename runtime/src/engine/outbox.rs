@@ -136,6 +136,11 @@ impl Outbox {
         self.dying.clear();
     }
 
+    /// Records that the program reads a value as soon as the open run, if there is one, has ended.
+    pub(super) fn is_fetched(&mut self) {
+        self.open.fetched = !self.open.is_empty();
+    }
+
     /// Completes the open run, with the storages that the program has dropped. Returns `None` if it is empty.
     pub(super) fn close(&mut self, iteration: u64, storages: &mut Storages) -> Option<&BlockRun> {
         if self.open.is_empty() {

@@ -23,6 +23,8 @@ use crate::ops::pooling::{Axis, Span, adaptive_spans, adaptive_windows, division
 
 /// Number of elements in the scratch memory of a thread: 16 KiB of floats, a part of the first-level cache.
 const ROOM: usize = 4096;
+/// Smallest number of windows of a longer row that are laid out together.
+const FEW: usize = 64;
 /// Maximum number of windows along a dimension whose spans are kept.
 const MOST_SPANS: usize = 1 << 16;
 
@@ -34,6 +36,8 @@ struct Cells {
     columns: Axis,
     /// Number of cells along both dimensions.
     cells: [usize; 2],
+    /// Largest number of windows of a row that are laid out together.
+    strip: usize,
     pitch: usize,
     /// Number of rows of windows in a band.
     band: usize,
@@ -48,19 +52,23 @@ struct Room {
 }
 
 impl Cells {
-    /// The layout; `None` if a row of windows does not fit the scratch memory.
+    /// The layout; `None` if some windows of a row do not fit the scratch memory.
     fn of([rows, columns]: [Axis; 2]) -> Option<Cells> {
         let cells = [rows, columns].map(|axis| axis.stride.min(axis.kernel));
-        let pitch = columns.windows + (columns.kernel - 1) / columns.stride;
-        let lines = ROOM / (cells[0] * cells[1] * pitch);
-        let band = lines.checked_sub((rows.kernel - 1) / rows.stride).filter(|band| *band > 0)?;
-        Some(Cells { rows, columns, cells, pitch, band: band.min(rows.windows) })
+        let [down, across] = [rows, columns].map(|axis| (axis.kernel - 1) / axis.stride);
+        let strip = (ROOM / (cells[0] * cells[1] * (down + 1))).saturating_sub(across).min(columns.windows);
+        if strip < columns.windows.min(FEW) {
+            return None;
+        }
+        let pitch = strip + across;
+        let band = (ROOM / (cells[0] * cells[1] * pitch) - down).min(rows.windows);
+        Some(Cells { rows, columns, cells, strip, pitch, band })
     }
 
-    /// Copies the elements that windows `first..first + count` along the first dimension contain. Padding is -inf.
-    /// Returns the number of rows of a cell.
+    /// Copies the elements that windows `first..first + count` along the first dimension contain, from column `column` of
+    /// windows on. Padding is -inf. Returns the number of rows of a cell.
     #[inline(always)]
-    fn lay_out(&self, x: &[f32], first: usize, count: usize, to: &mut [f32; ROOM]) -> usize {
+    fn lay_out(&self, x: &[f32], [first, column]: [usize; 2], count: usize, to: &mut [f32; ROOM]) -> usize {
         let lines = count + (self.rows.kernel - 1) / self.rows.stride;
         let width = self.columns.input;
         let mut rest = &mut to[..];
@@ -71,7 +79,13 @@ impl Cells {
                     rest = tail;
                     let at = (line * self.rows.stride + i).checked_sub(self.rows.padding);
                     match at.filter(|at| *at < self.rows.input) {
-                        Some(at) => self.lay_out_row(&x[at * width..][..width], j, row),
+                        Some(at) => {
+                            self.lay_out_row(
+                                &x[at * width..][..width],
+                                column * self.columns.stride + j,
+                                row,
+                            );
+                        }
                         None => row.fill(f32::NEG_INFINITY),
                     }
                 }
@@ -80,12 +94,12 @@ impl Cells {
         lines
     }
 
-    /// Copies the elements of a row that are at cell `j`.
+    /// Copies the elements of a row whose positions, padding included, are `at` plus multiples of the stride.
     #[inline(always)]
-    fn lay_out_row(&self, x: &[f32], j: usize, to: &mut [f32]) {
+    fn lay_out_row(&self, x: &[f32], at: usize, to: &mut [f32]) {
         let Axis { stride, padding, .. } = self.columns;
-        let begin = padding.saturating_sub(j).div_ceil(stride).min(to.len());
-        let first = (begin * stride + j).saturating_sub(padding);
+        let begin = padding.saturating_sub(at).div_ceil(stride).min(to.len());
+        let first = (begin * stride + at).saturating_sub(padding);
         let n = x.len().saturating_sub(first).div_ceil(stride).min(to.len() - begin);
         to[..begin].fill(f32::NEG_INFINITY);
         to[begin + n..].fill(f32::NEG_INFINITY);
@@ -119,44 +133,58 @@ impl Cells {
 /// The maxima of a plane and their positions.
 #[inline(always)]
 fn max_of_plane(cells: &Cells, x: &[f32], y: &mut [f32], indices: &mut [i64], room: &mut Room) {
+    for first in (0..cells.rows.windows).step_by(cells.band) {
+        for column in (0..cells.columns.windows).step_by(cells.strip) {
+            max_of_part(cells, [first, column], x, y, indices, room);
+        }
+    }
+}
+
+/// The maxima of a band of windows, from row `first` and column `start` on, and their positions.
+#[inline(always)]
+fn max_of_part(
+    cells: &Cells,
+    [first, start]: [usize; 2],
+    x: &[f32],
+    y: &mut [f32],
+    indices: &mut [i64],
+    room: &mut Room,
+) {
     let (Cells { rows, columns, pitch, .. }, width) = (*cells, cells.columns.input);
-    let outputs = columns.windows;
-    for first in (0..rows.windows).step_by(cells.band) {
-        let n = cells.band.min(rows.windows - first);
-        let lines = cells.lay_out(x, first, n, &mut room.elements);
-        room.best[..n * pitch].fill(f32::NEG_INFINITY);
-        room.places[..n * pitch].fill(0);
-        if rows.padding > 0 || columns.padding > 0 {
-            for (row, places) in room.places[..n * pitch].chunks_exact_mut(pitch).enumerate() {
-                for (column, place) in places[..outputs].iter_mut().enumerate() {
-                    *place = cells.first_place(first + row, column) as i32;
-                }
+    let (n, outputs) = (cells.band.min(rows.windows - first), cells.strip.min(columns.windows - start));
+    let lines = cells.lay_out(x, [first, start], n, &mut room.elements);
+    room.best[..n * pitch].fill(f32::NEG_INFINITY);
+    room.places[..n * pitch].fill(0);
+    if rows.padding > 0 || columns.padding > 0 {
+        for (row, places) in room.places[..n * pitch].chunks_exact_mut(pitch).enumerate() {
+            for (column, place) in places[..outputs].iter_mut().enumerate() {
+                *place = cells.first_place(first + row, start + column) as i32;
             }
         }
-        for i in 0..rows.kernel {
-            for j in 0..columns.kernel {
-                let cell = i % rows.stride * cells.cells[1] + j % columns.stride;
-                let shift = j / columns.stride;
-                let at = (cell * lines + i / rows.stride) * pitch + shift;
-                let number = (i * width + j) as i32;
-                let both = room.best.iter_mut().zip(&mut room.places);
-                for ((best, place), x) in both.zip(&room.elements[at..at + n * pitch - shift]) {
-                    // PyTorch returns the first of equal maxima, and the last NaN.
-                    let better = (*x > *best) | x.is_nan();
-                    *best = if better { *x } else { *best };
-                    *place = if better { number } else { *place };
-                }
+    }
+    for i in 0..rows.kernel {
+        for j in 0..columns.kernel {
+            let cell = i % rows.stride * cells.cells[1] + j % columns.stride;
+            let shift = j / columns.stride;
+            let at = (cell * lines + i / rows.stride) * pitch + shift;
+            let number = (i * width + j) as i32;
+            let both = room.best.iter_mut().zip(&mut room.places);
+            for ((best, place), x) in both.zip(&room.elements[at..at + n * pitch - shift]) {
+                // PyTorch returns the first of equal maxima, and the last NaN.
+                let better = (*x > *best) | x.is_nan();
+                *best = if better { *x } else { *best };
+                *place = if better { number } else { *place };
             }
         }
-        for row in 0..n {
-            let window = (first + row) * outputs;
-            y[window..][..outputs].copy_from_slice(&room.best[row * pitch..][..outputs]);
-            let begin = ((first + row) * rows.stride * width) as i64
-                - (rows.padding * width + columns.padding) as i64;
-            let places = &room.places[row * pitch..][..outputs];
-            for ((index, place), column) in indices[window..][..outputs].iter_mut().zip(places).zip(0i64..) {
-                *index = begin + column * columns.stride as i64 + i64::from(*place);
-            }
+    }
+    for row in 0..n {
+        let window = (first + row) * columns.windows + start;
+        y[window..][..outputs].copy_from_slice(&room.best[row * pitch..][..outputs]);
+        let begin = ((first + row) * rows.stride * width + start * columns.stride) as i64
+            - (rows.padding * width + columns.padding) as i64;
+        let places = &room.places[row * pitch..][..outputs];
+        for ((index, place), column) in indices[window..][..outputs].iter_mut().zip(places).zip(0i64..) {
+            *index = begin + column * columns.stride as i64 + i64::from(*place);
         }
     }
 }

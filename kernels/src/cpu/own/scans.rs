@@ -11,8 +11,10 @@ use crate::cpu::own::{SMALL, contiguous, count, dimension, each_row, output};
 use crate::host::HostKernels;
 use crate::ir::Mem;
 
-/// Number of columns that are accumulated side by side.
-const COLUMNS: usize = 32;
+/// Largest number of columns that are accumulated side by side, so that rows are read in long pieces, and smallest number
+/// for large tensors.
+const COLUMNS: usize = 256;
+const FEW: usize = 32;
 
 /// Elements that can be scanned.
 trait Element: Copy + Send + Sync + 'static {
@@ -78,7 +80,7 @@ where
     }
     let dim = dimension(call, 1, x.sizes.len())?;
     let [outer, n, inner] = [count(&x.sizes[..dim]), x.sizes[dim] as usize, count(&x.sizes[dim + 1..])];
-    if inner < COLUMNS && count(&x.sizes) > SMALL {
+    if inner < FEW && count(&x.sizes) > SMALL {
         return None;
     }
     let groups = inner.div_ceil(COLUMNS);

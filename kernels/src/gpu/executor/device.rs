@@ -556,6 +556,14 @@ impl Immediate for GpuDevice {
         self.storages.poisoned(id).map_or(Ok(()), Err)
     }
 
+    fn read(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
+        let read = self.read_for_program(id, offset, bytes);
+        if let Err(failure) = &read {
+            self.seen(failure);
+        }
+        Some(read)
+    }
+
     fn call(
         &mut self,
         call: &Call<'_>,
@@ -648,6 +656,15 @@ impl Device for GpuDevice {
             Err(_) => return false,
         }
         true
+    }
+
+    fn attribute(&mut self, measurement: Option<u32>) -> bool {
+        self.stream.attribute(measurement)
+    }
+
+    fn measured(&mut self) -> Vec<(u32, u64)> {
+        self.flush();
+        self.stream.measured()
     }
 
     fn end_run(&mut self) {

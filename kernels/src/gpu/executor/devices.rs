@@ -98,6 +98,16 @@ impl Immediate for Devices {
         self.at_home(id).download(id, offset, bytes)
     }
 
+    fn read(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
+        // A run that ends with this read has been started on no device.
+        self.all.iter_mut().for_each(GpuDevice::flush);
+        let read = self.at_home(id).read(id, offset, bytes);
+        if let Some(Err(failure)) = &read {
+            self.all.iter_mut().for_each(|executor| executor.seen(failure));
+        }
+        read
+    }
+
     fn call(
         &mut self,
         call: &Call<'_>,
@@ -185,6 +195,15 @@ impl Device for Devices {
 
     fn skip(&mut self, op: &OpRun<'_, '_>) {
         op.fresh.iter().for_each(|id| settle(&mut self.homes, *id, op.declared.key.device));
+    }
+
+    fn attribute(&mut self, measurement: Option<u32>) -> bool {
+        let own: Vec<bool> = self.all.iter_mut().map(|device| device.attribute(measurement)).collect();
+        own.into_iter().all(|own| own)
+    }
+
+    fn measured(&mut self) -> Vec<(u32, u64)> {
+        self.all.iter_mut().flat_map(GpuDevice::measured).collect()
     }
 
     fn end_run(&mut self) {

@@ -19,6 +19,10 @@ use crate::ops::express::{Assignment, assignments};
 use crate::plan::{Before, Draft, Feed, Fuser, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun, Span, with_op};
 
+/// Maximum number of tensors of a group, whatever the adapter can bind: the sizes, strides and offsets of as many fit in
+/// a kernel's parameters.
+const MOST_TENSORS: usize = 32;
+
 impl Fuser for GpuDevice {
     type Group = KernelGroup;
 
@@ -37,7 +41,7 @@ impl Fuser for GpuDevice {
     }
 
     fn most_tensors(&self) -> usize {
-        self.stream.gpu.max_buffers as usize
+        (self.stream.gpu.max_buffers as usize).min(MOST_TENSORS)
     }
 
     fn epilogue(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<KernelGroup> {

@@ -8,6 +8,7 @@ use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 
 use crate::error::{CallFailure, Cause, Failure};
+use crate::executor::Immediate;
 use crate::gpu::executor::device::GpuDevice;
 use crate::gpu::executor::storages::{Absent, read};
 use crate::host::{Buffer, Exception, HostFailure, call_host};
@@ -110,6 +111,27 @@ impl GpuDevice {
             self.storages.set_host(name_fresh(*nbytes), buffer, *nbytes, &mut self.stream);
         }
         Ok(outputs)
+    }
+
+    /// Copies bytes of a storage for the program. Small storages are copied as a whole, because programs read their
+    /// elements one after the other.
+    pub(super) fn read_for_program(
+        &mut self,
+        id: StorageId,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Arc<Failure>> {
+        if self.storages.bytes(id) > WHOLE && self.storages.only_on_device(id).is_some() {
+            return self.download(id, offset, bytes);
+        }
+        self.stream.watched = None;
+        let host = self.host;
+        let copied = self.storages.read_host(id, offset, bytes, &mut self.stream, host);
+        copied.map_err(|absent| self.absent(absent))?;
+        self.check_faults(false);
+        // Commands of the run that ended before this read may be recorded still.
+        self.flush();
+        self.storages.poisoned(id).map_or(Ok(()), Err)
     }
 
     /// Copies an input's contents to the host for a call on another device, and checks that no fault has spoiled

@@ -151,6 +151,25 @@ impl Storages {
         }
     }
 
+    /// Copies bytes of a storage to `to`, through its host buffer (see [`Storages::host`]).
+    pub fn read_host(
+        &mut self,
+        id: StorageId,
+        offset: u64,
+        to: &mut [u8],
+        stream: &mut Stream,
+        host: &'static dyn HostKernels,
+    ) -> Result<(), Absent> {
+        self.host(id, stream, host)?;
+        let Contents::Held { host: Some(buffer), .. } = self.slot(id) else { return Err(Absent::Free) };
+        let (data, nbytes) = buffer.bytes();
+        assert!(offset + to.len() as u64 <= nbytes, "the read ends behind the storage");
+        // SAFETY: the range was checked to lie in the buffer, which `self` keeps alive. Only calls on this executor write
+        // it, and none runs now.
+        to.copy_from_slice(unsafe { std::slice::from_raw_parts(data.add(offset as usize), to.len()) });
+        Ok(())
+    }
+
     /// Buffer and size of a storage whose contents are only on the device; `None` otherwise.
     pub fn only_on_device(&self, id: StorageId) -> Option<(BufId, u64)> {
         match self.all.get(id.index()) {

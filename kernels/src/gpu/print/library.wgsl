@@ -171,7 +171,8 @@ fn exp_(x: f32) -> f32 {
 fn split(x: f32) -> vec2<f32> {
   var b = bitcast<u32>(x);
   var e = -127.0f;
-  if (b < 0x800000u) { b = bitcast<u32>(x * 8388608.0f); e = -150.0f; }
+  // Devices may flush denormal operands of a multiplication to 0.
+  if (b < 0x800000u) { let s = 23u - firstLeadingBit(b); b <<= s; e -= f32(s); }
   e += f32(b >> 23u);
   var m = bitcast<f32>((b & 0x7fffffu) | 0x3f800000u);
   if (m > 1.41421356f) { m *= 0.5f; e += 1.0f; }
@@ -518,19 +519,15 @@ fn pow_(x: f32, y: f32) -> f32 {
   else if (y == 3.0f) { r = a * a * a; }
   else {
     // y log2(a) as a whole number and a rest, from the products of y with the exponent and with the mantissa's
-    // logarithm, both with their rounding errors.
+    // logarithm. The rest is rounded once for each of them, whether or not the compiler contracts products and sums.
     let s = split(a);
     let l = log_near_1(s.x);
     let f = l * 1.44269504f;
     let fe = fma(l, 1.44269504f, -f) + l * 1.92596299e-8f;
-    let h = y * s.y;
-    let he = fma(y, s.y, -h);
-    let g = y * f;
-    let ge = fma(y, f, -g) + y * fe;
-    let n = round(h + g);
+    let n = round(y * s.y + y * f);
     if (n > 160.0f) { r = no_float(0x7f800000u); }
     else if (n < -200.0f) { r = 0.0f; }
-    else { r = scale2(exp2_((h - n) + g + (he + ge)), i32(n)); }
+    else { r = scale2(exp2_(fma(y, f, fma(y, s.y, -n)) + y * fe), i32(n)); }
   }
   return select(r, -r, flip);
 }

@@ -1,8 +1,13 @@
 //! Loops over a channel of a row-major tensor.
 
+use std::mem::MaybeUninit;
+
 use crate::cpu::own::channel_norms::{BLOCKS, LANES, Layout, total};
 use crate::cpu::own::kernel::Shared;
 use crate::cpu::widest::widest;
+
+/// Room for the values of a block.
+type Room = [MaybeUninit<f32>; BLOCKS[1]];
 
 /// The values of a block, which are copied to `room` if they are in several images.
 ///
@@ -10,11 +15,11 @@ use crate::cpu::widest::widest;
 /// `x` points to the first value of a channel with this layout that has the block, and nobody writes the channel during
 /// the call and while the values are in use.
 #[inline(always)]
-unsafe fn values(x: Shared<f32>, layout: Layout, block: usize, room: &mut [f32; BLOCKS[1]]) -> &[f32] {
+unsafe fn values(x: Shared<f32>, layout: Layout, block: usize, room: &mut Room) -> &[f32] {
     let pixels = layout.planes.pixels;
     let (begin, end) = (block * layout.block, layout.count().min((block + 1) * layout.block));
     let at = |value: usize| value / pixels * layout.planes.channels * pixels + value % pixels;
-    // SAFETY: the values are the channel's, and those of an image are contiguous.
+    // SAFETY: the values are the channel's, and those of an image are contiguous. All of the block's are copied to `room`.
     unsafe {
         if begin / pixels == (end - 1) / pixels {
             return x.read(at(begin), end - begin);
@@ -22,11 +27,11 @@ unsafe fn values(x: Shared<f32>, layout: Layout, block: usize, room: &mut [f32; 
         let mut from = begin;
         while from < end {
             let n = (pixels - from % pixels).min(end - from);
-            room[from - begin..][..n].copy_from_slice(x.read(at(from), n));
+            room[from - begin..][..n].write_copy_of_slice(x.read(at(from), n));
             from += n;
         }
+        room[..end - begin].assume_init_ref()
     }
-    &room[..end - begin]
 }
 
 widest! {
@@ -41,18 +46,23 @@ widest! {
 /// The requirements are those of [`moments`].
 #[inline(always)]
 unsafe fn run_moments(x: Shared<f32>, layout: Layout, first: f32, to: &mut [f64; 2]) {
-    let (first, mut room) = (f64::from(first), [0.0; BLOCKS[1]]);
+    let (first, mut room) = (f64::from(first), [const { MaybeUninit::uninit() }; BLOCKS[1]]);
     for block in 0..layout.blocks() {
         // SAFETY: the channel has the block.
         let x = unsafe { values(x, layout, block, &mut room) };
         let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
-        for x in x.chunks(LANES) {
-            let lanes = x.iter().zip(&mut sums).zip(&mut squares);
-            for ((x, sum), square) in lanes {
-                let x = f64::from(*x) - first;
-                *sum += x;
-                *square += x * x;
+        let (whole, rest) = x.as_chunks::<LANES>();
+        for x in whole {
+            for lane in 0..LANES {
+                let x = f64::from(x[lane]) - first;
+                sums[lane] += x;
+                squares[lane] += x * x;
             }
+        }
+        for lane in 0..rest.len().min(LANES - 1) {
+            let x = f64::from(rest[lane]) - first;
+            sums[lane] += x;
+            squares[lane] += x * x;
         }
         *to = [to[0] + total(&sums), to[1] + total(&squares)];
     }
@@ -72,18 +82,24 @@ widest! {
 /// The requirements are those of [`products`].
 #[inline(always)]
 unsafe fn run_products(grad: Shared<f32>, x: Shared<f32>, layout: Layout, mean: f32, to: &mut [f64; 2]) {
-    let (mean, mut rooms) = (f64::from(mean), [[0.0; BLOCKS[1]]; 2]);
-    let [room, other] = &mut rooms;
+    let mean = f64::from(mean);
+    let [room, other] = &mut [[const { MaybeUninit::uninit() }; BLOCKS[1]]; 2];
     for block in 0..layout.blocks() {
         // SAFETY: both channels have the block.
         let (grad, x) = unsafe { (values(grad, layout, block, room), values(x, layout, block, other)) };
         let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
-        for (grad, x) in grad.chunks(LANES).zip(x.chunks(LANES)) {
-            let lanes = grad.iter().zip(x).zip(&mut sums).zip(&mut products);
-            for (((grad, x), sum), product) in lanes {
-                *sum += f64::from(*grad);
-                *product += f64::from(*grad) * (f64::from(*x) - mean);
+        let ((whole, rest), (whole_x, rest_x)) = (grad.as_chunks::<LANES>(), x.as_chunks::<LANES>());
+        for (grad, x) in whole.iter().zip(whole_x) {
+            for lane in 0..LANES {
+                let grad = f64::from(grad[lane]);
+                sums[lane] += grad;
+                products[lane] += grad * (f64::from(x[lane]) - mean);
             }
+        }
+        for lane in 0..rest.len().min(LANES - 1) {
+            let grad = f64::from(rest[lane]);
+            sums[lane] += grad;
+            products[lane] += grad * (f64::from(rest_x[lane]) - mean);
         }
         *to = [to[0] + total(&sums), to[1] + total(&products)];
     }

@@ -1,0 +1,257 @@
+"""Kernels and matrix products of the GPU check, on Tandem's device and on CUDA if torch has it.
+
+A block calls a kernel several times on operands in turn, which together do not fit in a cache, and keeps
+the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks; CUDA's are those
+of its events.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_tandem
+
+HARDWARE = any(device["kind"] != "software" for device in torch_tandem.list_devices())
+CACHE = (128 if HARDWARE else 1) << 20
+"""Size in bytes of the operands of a block, larger than a second-level cache."""
+MOST_CALLS = 16
+BLOCKS = 5
+WARM_UP = 5
+"""Blocks before the measured ones: Tandem traces three and compiles kernels meanwhile."""
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass
+class Kernel:
+    """A call, and what it has to do."""
+
+    name: str
+    dtype: torch.dtype
+    make: Callable[[], Tensors]
+    """Makes operands on the CPU."""
+    call: Callable[..., Any]
+    bytes: int = 0
+    """Bytes that have to be moved: operands and results, once each."""
+    flops: int = 0
+
+
+def seconds(kernel: Kernel, device: str) -> float:
+    """Return the time of a call."""
+    first = kernel.make()
+    size = sum(t.numel() * t.element_size() for t in first)
+    sets = [[t.to(device) for t in first]]
+    count = max(2, min(MOST_CALLS, CACHE // max(size, 1) + 1))
+    while len(sets) < count:
+        sets.append([t.to(device) for t in kernel.make()])
+
+    def block() -> None:
+        kept = [kernel.call(*operands) for operands in sets]
+        if device == "tandem":
+            torch_tandem.mark_step()
+        del kept
+
+    for _ in range(WARM_UP):
+        block()
+    times = []
+    for _ in range(BLOCKS):
+        if device == "cuda":
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            events[0].record()
+            block()
+            events[1].record()
+            torch.cuda.synchronize()
+            times.append(events[0].elapsed_time(events[1]) * 1e-3)
+        else:
+            torch_tandem.synchronize()
+            begin = time.perf_counter()
+            block()
+            torch_tandem.synchronize()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times) / count
+
+
+def measure(all_of: Iterator[Kernel], budget: float, row: Callable[..., None]) -> None:
+    """Measure kernels until the time is up, and print a row for each."""
+    deadline = time.monotonic() + budget
+    devices = ["tandem", *(["cuda"] if torch.cuda.is_available() else [])]
+    left_out = []
+    for kernel in all_of:
+        if time.monotonic() > deadline:
+            left_out.append(kernel.name)
+            continue
+        values: dict[str, Any] = {}
+        for device in devices:
+            try:
+                spent = seconds(kernel, device)
+            except Exception as error:
+                values[f"{device}_failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+                continue
+            values[f"{device}_us"] = spent * 1e6
+            if kernel.flops:
+                values[f"{device}_gflop_s"] = kernel.flops / spent / 1e9
+            elif kernel.bytes:
+                values[f"{device}_gb_s"] = kernel.bytes / spent / 1e9
+        if {"tandem_us", "cuda_us"} <= values.keys():
+            values["cuda_by_tandem"] = values["cuda_us"] / values["tandem_us"]
+        row(row="kernel", kernel=kernel.name, dtype=str(kernel.dtype).removeprefix("torch."), **values)
+    if left_out:
+        row(row="left out", kernels=left_out)
+
+
+def normal(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Callable[[], Tensors]:
+    """Return a function that makes tensors of normally distributed numbers."""
+    return lambda: [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def products() -> Iterator[Kernel]:
+    """Square, thin and batched products, and products whose sum is long."""
+    n = (512, 1024, 2048, 4096, 8192) if HARDWARE else (64, 128)
+    scale = n[-2]
+    shapes = [(m, m, m) for m in n]
+    shapes += [(16, scale, scale), (1, scale, scale), (scale, 64, scale), (64, 64, scale * 16)]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for m, k, columns in [(m, k, columns) for m, columns, k in shapes]:
+            yield Kernel(
+                f"mm {m}x{k} by {k}x{columns}",
+                dtype,
+                normal(dtype, (m, k), (k, columns)),
+                torch.mm,
+                flops=2 * m * k * columns,
+            )
+        heads, length = 64, n[1]
+        yield Kernel(
+            f"bmm {heads} times {length}x64 by 64x{length}",
+            dtype,
+            normal(dtype, (heads, length, 64), (heads, 64, length)),
+            torch.bmm,
+            flops=2 * heads * length * length * 64,
+        )
+
+
+def gradients(call: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return a function whose first operand is the gradient of a call's result."""
+
+    def run(grad: torch.Tensor, *operands: torch.Tensor) -> Any:
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in operands]
+        wanted = [x for x in leaves if x.requires_grad]
+        return torch.autograd.grad(call(*leaves), wanted, grad)
+
+    return run
+
+
+def kernels() -> Iterator[Kernel]:
+    """Kernels that are bound by memory, and convolutions and attention."""
+    rows, columns = (8192, 2048) if HARDWARE else (64, 128)
+    n = rows * columns
+    images, channels, side = (32, 64, 56) if HARDWARE else (2, 16, 8)
+    heads, length, width = (64, 1024, 64) if HARDWARE else (4, 64, 16)
+    words, classes = (8192, 50257) if HARDWARE else (64, 512)
+
+    def indices(high: int) -> torch.Tensor:
+        return torch.randint(0, high, (words,))
+
+    def simple(
+        name: str, dtype: torch.dtype, call: Callable[..., Any], operands: int, results: float
+    ) -> Kernel:
+        moved = int((operands + results) * n * dtype.itemsize)
+        return Kernel(name, dtype, normal(dtype, *[(rows, columns)] * operands), call, bytes=moved)
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        per_row = (columns,)
+        one = torch.ones(())
+        yield simple("add", dtype, torch.add, 2, 1)
+        yield simple("mul by a number", dtype, lambda x: x * 1.5, 1, 1)
+        yield simple("gelu", dtype, F.gelu, 1, 1)
+        yield simple("gelu and gradient", dtype, gradients(F.gelu), 2, 1)
+        yield simple("exp", dtype, torch.exp, 1, 1)
+        yield simple("dropout", dtype, lambda x: F.dropout(x, 0.1), 1, 1)
+        yield simple("copy, transposed", dtype, lambda x: x.t().contiguous(), 1, 1)
+        yield simple("convert to float32", dtype, lambda x: x.to(torch.float32), 1, 4 / dtype.itemsize)
+        yield simple("sum", dtype, torch.sum, 1, 0)
+        yield simple("sum of rows", dtype, lambda x: x.sum(1), 1, 0)
+        yield simple("sum of columns", dtype, lambda x: x.sum(0), 1, 0)
+        yield simple("softmax", dtype, lambda x: x.softmax(1), 1, 1)
+        yield simple("softmax, gradient", dtype, gradients(lambda x: x.softmax(1)), 2, 1)
+        yield simple("layer norm", dtype, lambda x, per_row=per_row: F.layer_norm(x, per_row), 1, 1)
+        yield simple("RMS norm", dtype, lambda x, per_row=per_row: F.rms_norm(x, per_row), 1, 1)
+        yield simple("argmax of rows", dtype, lambda x: x.argmax(1), 1, 0)
+        yield simple("cumsum of rows", dtype, lambda x: x.cumsum(1), 1, 1)
+        yield simple("where", dtype, lambda x, y: torch.where(x > 0, x, y), 2, 1)
+        yield simple("cat", dtype, lambda x, y: torch.cat([x, y], 1), 2, 2)
+        yield simple("clamp in place", dtype, lambda x: x.clamp_(-1, 1), 1, 1)
+        yield Kernel(
+            "embedding",
+            dtype,
+            lambda dtype=dtype: [torch.randn(classes, 256).to(dtype), indices(classes)],
+            lambda table, at: F.embedding(at, table),
+            bytes=2 * words * 256 * dtype.itemsize,
+        )
+        yield Kernel(
+            "embedding, gradient",
+            dtype,
+            lambda dtype=dtype: [
+                torch.randn(words, 256).to(dtype),
+                torch.randn(classes, 256).to(dtype),
+                indices(classes),
+            ],
+            gradients(lambda table, at: F.embedding(at, table)),
+            bytes=(words + classes) * 256 * dtype.itemsize,
+        )
+        yield Kernel(
+            "cross entropy and gradient",
+            dtype,
+            lambda dtype=dtype, one=one: [
+                one.to(dtype),
+                torch.randn(words, classes).to(dtype),
+                indices(classes),
+            ],
+            gradients(F.cross_entropy),
+            bytes=3 * words * classes * dtype.itemsize,
+        )
+        shape = (images, channels, side, side)
+        grid = images * channels * side * side
+        yield Kernel(
+            "batch norm",
+            dtype,
+            normal(dtype, shape),
+            lambda x: F.batch_norm(x, None, None, training=True),
+            bytes=2 * grid * dtype.itemsize,
+        )
+        for filters, taps, groups in ((channels, 3, 1), (channels * 4, 1, 1), (channels, 3, channels)):
+            weight = (filters, channels // groups, taps, taps)
+            flops = 2 * images * side * side * filters * (channels // groups) * taps * taps
+
+            def convolve(
+                x: torch.Tensor, w: torch.Tensor, pad: int = taps // 2, groups: int = groups
+            ) -> torch.Tensor:
+                return F.conv2d(x, w, padding=pad, groups=groups)
+
+            name = f"convolution {taps}x{taps}, {channels} to {filters}, {groups} groups"
+            yield Kernel(name, dtype, normal(dtype, shape, weight), convolve, flops=flops)
+            grads = normal(dtype, (images, filters, side, side), shape, weight)
+            yield Kernel(f"{name}, gradients", dtype, grads, gradients(convolve), flops=3 * flops)
+        for causal in (False, True):
+            flops = 4 * heads * length * length * width // (2 if causal else 1)
+
+            def attend(
+                q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = causal
+            ) -> torch.Tensor:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+            head = (4, heads // 4, length, width)
+            name = "attention, causal" if causal else "attention"
+            yield Kernel(name, dtype, normal(dtype, *[head] * 3), attend, flops=flops)
+            yield Kernel(
+                f"{name}, gradients",
+                dtype,
+                normal(dtype, *[head] * 4),
+                gradients(attend),
+                flops=7 * flops // 2,
+            )
+    yield simple("sort of rows", torch.float32, lambda x: x.sort(1)[0], 1, 1)
+    yield simple("topk of rows", torch.float32, lambda x: x.topk(8, 1)[0], 1, 0)

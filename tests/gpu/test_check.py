@@ -1,0 +1,53 @@
+"""The GPU check on the adapter at hand, in its smallest form."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHECK = ROOT / "scripts" / "gpu_check.py"
+MICRO = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "examples" / "gpu_micro"
+
+
+def rows(path: Path) -> list[dict]:
+    """Return the rows of a check; each line is complete."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def start(path: Path, *args: str) -> subprocess.Popen:
+    command = [sys.executable, str(CHECK), "--out", str(path), *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.skipif(not MICRO.exists(), reason="`make test-gpu` builds the program of two phases")
+def test_phases_without_torch_write_their_rows(tmp_path):
+    path = tmp_path / "check.jsonl"
+    output, _ = start(path, "--phases", "ceilings,probes", "--budget", "6").communicate(timeout=120)
+    found = rows(path)
+    assert [r["rc"] for r in found if r["row"] == "end" and r["phase"] != "check"] == [0, 0], output
+    kinds = {r["row"] for r in found}
+    assert {"copy", "map", "chain", "submission", "fetch", "compilation", "probe"} <= kinds, output
+    assert all(r["gb_s"] > 0 for r in found if r["row"] in ("copy", "map"))
+
+
+@pytest.mark.skipif(not MICRO.exists(), reason="`make test-gpu` builds the program of two phases")
+def test_a_check_that_is_killed_leaves_its_rows(tmp_path):
+    path = tmp_path / "check.jsonl"
+    check = start(path, "--phases", "ceilings", "--budget", "60")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (path.exists() and len(rows(path)) > 3):
+        time.sleep(0.05)
+    check.send_signal(signal.SIGKILL)
+    check.communicate()
+    assert len(rows(path)) > 3
+
+
+def test_an_unknown_phase_is_refused(tmp_path):
+    output, _ = start(tmp_path / "check.jsonl", "--phases", "kernel").communicate(timeout=60)
+    assert "there is no phase kernel" in output
