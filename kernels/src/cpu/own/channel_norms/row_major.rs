@@ -52,17 +52,25 @@ unsafe fn run_moments(x: Shared<f32>, layout: Layout, first: f32, to: &mut [f64;
         let x = unsafe { values(x, layout, block, &mut room) };
         let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
         let (whole, rest) = x.as_chunks::<LANES>();
+        // A loop per result, because other forms are not vectorized.
+        for x in whole {
+            for lane in 0..LANES {
+                sums[lane] += f64::from(x[lane]) - first;
+            }
+        }
         for x in whole {
             for lane in 0..LANES {
                 let x = f64::from(x[lane]) - first;
-                sums[lane] += x;
                 squares[lane] += x * x;
             }
         }
-        for lane in 0..rest.len().min(LANES - 1) {
-            let x = f64::from(rest[lane]) - first;
-            sums[lane] += x;
-            squares[lane] += x * x;
+        // Lanes are indexed by constants alone, so that they stay in registers.
+        for lane in 0..LANES - 1 {
+            if let Some(x) = rest.get(lane) {
+                let x = f64::from(*x) - first;
+                sums[lane] += x;
+                squares[lane] += x * x;
+            }
         }
         *to = [to[0] + total(&sums), to[1] + total(&squares)];
     }
@@ -89,17 +97,22 @@ unsafe fn run_products(grad: Shared<f32>, x: Shared<f32>, layout: Layout, mean: 
         let (grad, x) = unsafe { (values(grad, layout, block, room), values(x, layout, block, other)) };
         let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
         let ((whole, rest), (whole_x, rest_x)) = (grad.as_chunks::<LANES>(), x.as_chunks::<LANES>());
-        for (grad, x) in whole.iter().zip(whole_x) {
+        for grad in whole {
             for lane in 0..LANES {
-                let grad = f64::from(grad[lane]);
-                sums[lane] += grad;
-                products[lane] += grad * (f64::from(x[lane]) - mean);
+                sums[lane] += f64::from(grad[lane]);
             }
         }
-        for lane in 0..rest.len().min(LANES - 1) {
-            let grad = f64::from(rest[lane]);
-            sums[lane] += grad;
-            products[lane] += grad * (f64::from(rest_x[lane]) - mean);
+        for (grad, x) in whole.iter().zip(whole_x) {
+            for lane in 0..LANES {
+                products[lane] += f64::from(grad[lane]) * (f64::from(x[lane]) - mean);
+            }
+        }
+        for lane in 0..LANES - 1 {
+            if let (Some(grad), Some(x)) = (rest.get(lane), rest_x.get(lane)) {
+                let grad = f64::from(*grad);
+                sums[lane] += grad;
+                products[lane] += grad * (f64::from(*x) - mean);
+            }
         }
         *to = [to[0] + total(&sums), to[1] + total(&products)];
     }
