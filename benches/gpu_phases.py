@@ -1,4 +1,4 @@
-"""The phases of the GPU check that need torch. Prints a JSON object a row: python benches/gpu_phases.py PHASE SECONDS"""
+"""The phases of the GPU check that need torch. `gpu_phases.py PHASE SECONDS` prints a JSON object a row."""
 
 import json
 import os
@@ -83,9 +83,10 @@ def samples(deadline: float) -> None:
     import random
 
     import torch
+    from torch.testing._internal.common_methods_invocations import op_db
+
     from tests.conformance.check import check
     from tests.conformance.known import is_news
-    from torch.testing._internal.common_methods_invocations import op_db
 
     operators = [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
     random.Random(0).shuffle(operators)

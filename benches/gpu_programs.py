@@ -141,10 +141,8 @@ def training(
 
     def step() -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
-            if isinstance(inputs, dict):
-                loss = model(**inputs).loss
-            else:
-                loss = model(inputs).float().square().mean()
+            named = isinstance(inputs, dict)
+            loss = model(**inputs).loss if named else model(inputs).float().square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,8 +1,8 @@
-"""The GPU check: what an adapter is, what it can do, and how fast Tandem is on it, beside CUDA if torch has CUDA.
+"""The GPU check: what an adapter can do, and how fast Tandem is on it, beside CUDA if torch has CUDA.
 
-Runs each phase as a process with a limit of its own and writes every row to a file of JSON lines as soon as it is
-known, so that a check that is cut short leaves all finished rows. On a software adapter the check shows that everything
-runs, and its times are no measure of speed.
+Runs each phase as a process with a limit of its own and writes every row to a file of JSON lines as soon as
+it is known, so that a check that is cut short leaves all finished rows. On a software adapter the check shows
+that everything runs, and its times are no measure of speed.
 
 python scripts/gpu_check.py                                # 9 minutes in all
 python scripts/gpu_check.py --phases ceilings,kernels      # these alone

@@ -132,7 +132,7 @@ impl Bench {
         self.gpu.queue.submit([encoder.finish()]);
         staging.map_async(wgpu::MapMode::Read, .., |_| {});
         self.wait()?;
-        let words = bytemuck::pod_collect_to_vec(&*staging.get_mapped_range(..)?);
+        let words = bytemuck::pod_collect_to_vec(&staging.get_mapped_range(..)?);
         Ok(words)
     }
 
@@ -366,7 +366,7 @@ fn arithmetic() -> Vec<Probe> {
             [f32::INFINITY; 3],
             1.0_f32.to_bits(),
         ),
-        ("sums are not reordered", "(a + b) - a", [1e8, 1.0, 0.0], ((1e8_f32 + 1.0) - 1e8).to_bits()),
+        ("sums are not reordered", "(a + b) - a", [1e8, 1.0, 0.0], 0.0_f32.to_bits()),
         ("0 keeps its sign", "a * b", [-1.0, 0.0, 0.0], (-0.0_f32).to_bits()),
         ("division is correctly rounded", "a / b", [1.0, 3.0, 0.0], (1.0_f32 / 3.0).to_bits()),
         ("square roots are correctly rounded", "sqrt(a)", [2.0, 0.0, 0.0], 2.0_f32.sqrt().to_bits()),

@@ -97,7 +97,7 @@ impl Clock {
         let mut times = Vec::new();
         for (measurements, buffer) in self.submitted.drain(..) {
             let Ok(view) = buffer.get_mapped_range(..) else { continue };
-            let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&*view);
+            let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&view);
             for (measurement, ticks) in measurements.into_iter().zip(ticks.as_chunks::<2>().0) {
                 let ticks = ticks[1].saturating_sub(ticks[0]);
                 times.push((measurement, (ticks as f64 * self.period) as u64));
