@@ -1,7 +1,8 @@
 """Kernels and matrix products of the GPU check, on Tandem's device and on CUDA if torch has it.
 
-A block calls a kernel several times on operands in turn, which together do not fit in a cache, and keeps the
-results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks, CUDA's by its events.
+A block calls a kernel several times on operands in turn, which together do not fit in a cache, and keeps
+the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks, CUDA's by its
+events.
 """
 
 import statistics
