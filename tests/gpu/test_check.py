@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch_tandem
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHECK = ROOT / "scripts" / "gpu_check.py"
@@ -51,3 +53,25 @@ def test_a_check_that_is_killed_leaves_its_rows(tmp_path):
 def test_an_unknown_phase_is_refused(tmp_path):
     output, _ = start(tmp_path / "check.jsonl", "--phases", "kernel").communicate(timeout=60)
     assert "there is no phase kernel" in output
+
+
+def test_kernels_are_timed_by_the_device():
+    x = torch.ones(1 << 16, device="tandem")
+
+    def step() -> None:
+        (x.cumsum(0) / 2).sum().item()
+        torch_tandem.mark_step()
+
+    for _ in range(5):
+        step()
+    torch_tandem.record()
+    torch_tandem.reset_report()
+    begin = time.perf_counter()
+    for _ in range(5):
+        step()
+    spent = (time.perf_counter() - begin) * 1e6
+    kernels = torch_tandem.report()["kernels"]
+    torch_tandem.record(False)
+    times = [kernel["exec_us"] for kernel in kernels if any("cumsum" in op for op in kernel["ops"])]
+    assert times
+    assert 0 < sum(times) < spent
