@@ -12,9 +12,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benches")]
 
 
+ROWS = os.fdopen(os.dup(1), "w", buffering=1)
+"""Standard output, which tests and programs do not write to."""
+
+
 def row(**values: Any) -> None:
     """Print a row."""
-    print(json.dumps(values), flush=True)
+    print(json.dumps(values), file=ROWS, flush=True)
 
 
 def failure(error: BaseException) -> str:
@@ -66,16 +70,9 @@ def smoke(seconds: float) -> None:
                 row(row="test", test=report.nodeid, outcome="failed", why=str(report.longrepr)[-400:])
 
     rows = Rows()
-    # What pytest prints goes to stderr, because stdout has the rows.
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    real, sys.stdout = sys.stdout, os.fdopen(kept, "w", buffering=1)
-    pytest.main(
-        ["-q", "-p", "no:cacheprovider", "-p", "no:terminal", str(ROOT / "tests" / "gpu")], plugins=[rows]
-    )
+    pytest.main(["-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "gpu")], plugins=[rows])
     row(row="tests", **rows.outcomes)
     samples(deadline + seconds * 0.4)
-    sys.stdout = real
 
 
 def samples(deadline: float) -> None:
@@ -133,5 +130,6 @@ def real(seconds: float) -> None:
 
 
 if __name__ == "__main__":
+    os.dup2(2, 1)
     phases = {f.__name__: f for f in (facts, smoke, products, kernels, suite, real)}
     phases[sys.argv[1]](float(sys.argv[2]))

@@ -110,12 +110,11 @@ def compared(
 def suite(budget: float, row: Row) -> None:
     """Measure the programs of the suite until the time is up."""
     deadline = time.monotonic() + budget
-    sys.path.insert(0, str(PROGRAMS))
     names = FIRST + sorted({path.stem for path in PROGRAMS.glob("[!_]*.py")} - set(FIRST))
     modules: dict[str, Any] = {}
     for name in names:
         try:
-            modules[name] = importlib.import_module(name)
+            modules[name] = importlib.import_module(f"benches.programs.{name}")
         except ImportError as error:
             row(row="program", program=name, failed=str(error)[:200])
     import _main
