@@ -58,10 +58,10 @@ class Log:
 
 
 def adapters(micro: Path) -> list[dict[str, Any]]:
-    """Return the adapters' listings, the best one first."""
+    """Return what the drivers say about the adapters, the best one first."""
     done = subprocess.run([micro, "facts"], capture_output=True, text=True, timeout=60)
-    rows = [json.loads(line)["listing"] for line in done.stdout.splitlines()]
-    return sorted(rows, key=lambda listing: KINDS.index(listing["kind"]))
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return sorted(rows, key=lambda row: KINDS.index(row["listing"]["kind"]))
 
 
 def command(phase: str, micro: Path, adapter: int, seconds: float) -> list[str]:
@@ -133,7 +133,7 @@ def main() -> int:
     found = adapters(options.micro)
     if not found:
         parser.error("there is no graphics adapter: see `tandem devices`")
-    best = found[0]
+    best = found[0]["listing"]
     os.environ |= {"TANDEM_DEVICE": str(best["index"]), "TANDEM_ALLOW_SOFTWARE": "1"}
     whole = sum(PHASES[name][0] for name in phases)
     with open(options.out, "a") as file:
@@ -142,6 +142,8 @@ def main() -> int:
         log.write("check", {**check, "adapter": best, "cpus": os.cpu_count(), "budget": options.budget})
         if best["kind"] == "software":
             print("A SOFTWARE ADAPTER: this shows that everything runs, and nothing of speed.", flush=True)
+        for adapter in found:
+            log.write("check", adapter)
         for name in phases:
             left = options.budget - (time.monotonic() - log.begin)
             seconds = min(options.budget * PHASES[name][0] / whole, left)

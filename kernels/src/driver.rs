@@ -10,6 +10,9 @@ use crate::ops::table::flops_of;
 use crate::plan::{Action, GroupRun, Plan, Plans};
 use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, Tally, tally, with_op};
 
+/// Number of measurements after which the device's times are asked for, which waits for its work.
+const MOST_AWAITED: u32 = 1 << 14;
+
 /// An executor on a device, with the program, its plans and the profile.
 pub struct Driver<D: Device> {
     program: Program,
@@ -43,9 +46,7 @@ impl<D: Device> Executor for Driver<D> {
 
     fn profile(&mut self) -> &mut Profile {
         if self.profile.next() > 0 {
-            for (number, ns) in self.device.measured() {
-                self.profile.took(number, ns);
-            }
+            self.profile.took(&self.device.measured());
         }
         &mut self.profile
     }
@@ -77,6 +78,9 @@ impl<D: Device> Executor for Driver<D> {
         }
         if !run.fetched {
             device.end_run();
+        }
+        if profile.next() > MOST_AWAITED {
+            profile.took(&device.measured());
         }
     }
 }

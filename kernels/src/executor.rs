@@ -97,8 +97,8 @@ pub trait Device: Immediate + Fuser + Send {
         false
     }
 
-    /// Waits for all work. Returns the measurements' numbers and times in nanoseconds that have not been returned yet;
-    /// a number may occur several times.
+    /// Waits for all work. Returns the numbers of measurements and their times in nanoseconds, which it then forgets. A
+    /// number may occur several times.
     fn measured(&mut self) -> Vec<(u32, u64)> {
         Vec::new()
     }

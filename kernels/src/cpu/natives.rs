@@ -438,7 +438,8 @@ impl Natives {
         host: &'static dyn HostKernels,
     ) -> Option<Option<Arc<Native>>> {
         let Some(native) = lower(rule, call, outputs) else { return Some(None) };
-        // PyTorch's kernel computes a traced call of this kind whose outputs no rule knows, so it computes all of them.
+        // If no rule knows the outputs, PyTorch's kernel computes such a call in tracing. Bits must not depend on the
+        // phase, so it computes the call in co-execution, too.
         if rule.is_alone() && !rule.in_place() && rule.outputs(call).is_none() {
             return Some(None);
         }

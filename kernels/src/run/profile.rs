@@ -82,11 +82,15 @@ impl Profile {
         self.add(tally, 0);
     }
 
-    /// Adds a time that the device has told, in nanoseconds.
-    pub fn took(&mut self, number: u32, ns: u64) {
-        if let Some(kernel) = self.awaited.get(number as usize).and_then(|ops| self.kernels.get_mut(ops)) {
-            kernel.ns += ns;
+    /// Adds the times of all measurements, in nanoseconds, by their numbers. Numbers start again at 0.
+    pub fn took(&mut self, times: &[(u32, u64)]) {
+        for (number, ns) in times {
+            let ops = self.awaited.get(*number as usize);
+            if let Some(kernel) = ops.and_then(|ops| self.kernels.get_mut(ops)) {
+                kernel.ns += ns;
+            }
         }
+        self.awaited.clear();
     }
 
     fn add(&mut self, tally: Tally, ns: u64) {

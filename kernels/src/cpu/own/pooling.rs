@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
@@ -217,14 +217,24 @@ fn steps(window: &Window) -> Option<[usize; 2]> {
     })
 }
 
-/// Whether all strides are row-major.
-fn is_row_major(windows: &[Window]) -> bool {
-    windows.iter().all(is_contiguous)
-}
-
-/// Whether the positions are row-major if the other tensors are.
-fn agrees(windows: &[Window], others: [usize; 2], positions: usize) -> bool {
-    is_contiguous(&windows[positions]) || others.iter().any(|w| !is_contiguous(&windows[*w]))
+/// The kernel of a maximum pooling with code for each order. `positions` is the number of their window. Without a batch, a
+/// tensor has no order of channels, and must be row-major.
+fn with_positions(
+    windows: SmallVec<[Window; 4]>,
+    tensors: [Tensor; 2],
+    positions: usize,
+    row_major: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
+    channels_last: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Clone + Send + Sync + 'static,
+) -> Option<Kernel> {
+    let are_row_major = tensors.iter().all(|tensor| is_contiguous(&windows[tensor.window]));
+    let has_batch = windows[positions].sizes.len() == 4;
+    if are_row_major && !is_contiguous(&windows[positions]) || !are_row_major && !has_batch {
+        return None;
+    }
+    if !has_batch {
+        return Some(Kernel::new(windows, smallvec![], row_major));
+    }
+    Some(in_either_order(windows, smallvec![], &tensors, row_major, channels_last))
 }
 
 /// `max_pool2d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode)`.
@@ -254,13 +264,9 @@ pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         true
     };
-    let (batch, steps) = (x.sizes.len() == 4, steps(&indices)?);
+    let steps = steps(&indices)?;
     let [images, channels] = [0, 1].map(|d| x.sizes[d] as usize);
     let windows = smallvec![x, y, indices];
-    if !batch {
-        return is_row_major(&windows).then(|| Kernel::new(windows, smallvec![], work));
-    }
-    agrees(&windows, [0, 1], 2).then_some(())?;
     let on_channels_last = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (lines, each) = (axes[0].windows, axes[1].windows * channels * axes[0].kernel * axes[1].kernel);
         each_row(host, images * lines, each, &|begin, end| {
@@ -281,7 +287,7 @@ pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         true
     };
     let tensors = [Tensor::read(0, Order::ChannelsLast), Tensor::written(1, Order::ChannelsLast)];
-    Some(in_either_order(windows, smallvec![], &tensors, work, on_channels_last))
+    with_positions(windows, tensors, 2, work, on_channels_last)
 }
 
 widest! {
@@ -379,13 +385,9 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         });
         valid.into_inner()
     };
-    let (batch, steps) = (to.sizes.len() == 4, steps(&indices)?);
+    let steps = steps(&indices)?;
     let [images, channels] = [0, 1].map(|d| to.sizes[d] as usize);
     let all = smallvec![grad, indices, to];
-    if !batch {
-        return is_row_major(&all).then(|| Kernel::new(all, smallvec![], work));
-    }
-    agrees(&all, [0, 2], 1).then_some(())?;
     let parts = channels.div_ceil(CHANNELS);
     let on_channels_last = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let valid = AtomicBool::new(true);
@@ -419,7 +421,7 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         valid.into_inner()
     };
     let tensors = [Tensor::read(0, Order::ChannelsLast), Tensor::written(2, Order::ChannelsLast)];
-    Some(in_either_order(all, smallvec![], &tensors, work, on_channels_last))
+    with_positions(all, tensors, 1, work, on_channels_last)
 }
 
 /// The parts of a plane that the windows of an average pooling contain.

@@ -19,8 +19,8 @@ use crate::ops::express::{Assignment, assignments};
 use crate::plan::{Before, Draft, Feed, Fuser, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun, Span, with_op};
 
-/// Maximum number of tensors of a group, whatever the adapter can bind: the sizes, strides and offsets of as many fit in
-/// a kernel's parameters.
+/// Maximum number of tensors of a group, whatever the adapter can bind. It leaves each of them eight of a kernel's 256
+/// parameter words, for strides and an offset.
 const MOST_TENSORS: usize = 32;
 
 impl Fuser for GpuDevice {

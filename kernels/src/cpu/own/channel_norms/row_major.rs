@@ -19,7 +19,7 @@ unsafe fn values(x: Shared<f32>, layout: Layout, block: usize, room: &mut Room) 
     let pixels = layout.planes.pixels;
     let (begin, end) = (block * layout.block, layout.count().min((block + 1) * layout.block));
     let at = |value: usize| value / pixels * layout.planes.channels * pixels + value % pixels;
-    // SAFETY: the values are the channel's, and those of an image are contiguous. All of the block's are copied to `room`.
+    // SAFETY: the values are the channel's, and those of an image are contiguous. The loop fills `room[..end - begin]`.
     unsafe {
         if begin / pixels == (end - 1) / pixels {
             return x.read(at(begin), end - begin);

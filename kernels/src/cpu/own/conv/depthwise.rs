@@ -48,9 +48,9 @@ macro_rules! by_width {
 /// The kernels of a depthwise convolution.
 #[derive(Debug)]
 pub(super) struct Depthwise {
-    conv: Conv,
-    to_grid: Map,
-    to_image: Map,
+    pub(super) conv: Conv,
+    pub(super) to_grid: Map,
+    pub(super) to_image: Map,
     /// For each tap, rows and columns of the grid that read pixels of the image through it.
     taps: Vec<[Lane; 2]>,
 }
@@ -60,7 +60,7 @@ type Lane = (Range<usize>, isize);
 
 /// The kernel of a grid or an image.
 #[derive(Debug)]
-struct Map {
+pub(super) struct Map {
     /// For each row of the result, the rows of the filter and the rows of the source that it reads through them.
     rows: Vec<SmallVec<[(usize, usize); 4]>>,
     /// The outputs of a row.
@@ -135,12 +135,13 @@ impl Map {
         Map { rows, spans: Span::all(&across), source, result, step: across.step, stride: across.stride }
     }
 
-    /// Computes all images or grids. Returns false if there is no memory for the reordered weight.
+    /// Computes all images or grids, with an optional bias per channel. Returns false if there is no memory for the
+    /// reordered weight.
     ///
     /// # Safety
-    /// `from`, `weight` and `to` are those of channels-last tensors of the convolution, and of the row-major weight. During
-    /// the call, nobody writes those that are read or uses the one that is written.
-    unsafe fn compute(
+    /// `from` and `to` point to channels-last tensors with the sizes of the convolution, `weight` to its row-major weight.
+    /// During the call, nobody writes those that are read or uses `to`.
+    pub(super) unsafe fn compute(
         &self,
         host: &dyn HostKernels,
         conv: &Conv,
@@ -374,39 +375,11 @@ impl Depthwise {
         }
     }
 
-    /// Computes the grid from an image, with an optional bias per channel. Returns false if there is no memory.
+    /// Computes the weight gradient from an image and a grid. Returns false if there is no memory.
     ///
     /// # Safety
     /// The addresses are those of dense tensors with the sizes of the convolution, images and grids channels last.
     /// During the call, nobody writes those that are read or uses the one that is written.
-    pub(super) unsafe fn to_grid(
-        &self,
-        host: &dyn HostKernels,
-        tensors: [Shared<f32>; 3],
-        bias: Option<Shared<f32>>,
-    ) -> bool {
-        // SAFETY: this function has the requirements of `compute`.
-        unsafe { self.to_grid.compute(host, &self.conv, tensors, bias) }
-    }
-
-    /// Computes the image from a grid, with an optional bias per channel. Returns false if there is no memory.
-    ///
-    /// # Safety
-    /// The requirements are those of [`Depthwise::to_grid`].
-    pub(super) unsafe fn to_image(
-        &self,
-        host: &dyn HostKernels,
-        tensors: [Shared<f32>; 3],
-        bias: Option<Shared<f32>>,
-    ) -> bool {
-        // SAFETY: this function has the requirements of `compute`.
-        unsafe { self.to_image.compute(host, &self.conv, tensors, bias) }
-    }
-
-    /// Computes the weight gradient from an image and a grid. Returns false if there is no memory.
-    ///
-    /// # Safety
-    /// The requirements are those of [`Depthwise::to_grid`].
     pub(super) unsafe fn to_weight(
         &self,
         host: &dyn HostKernels,

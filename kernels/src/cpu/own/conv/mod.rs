@@ -90,8 +90,10 @@ impl Way {
                 Way::Patches(conv) | Way::Pixels(conv, _) => {
                     patches::to_grid(conv, host, image, weight, bias, grid)
                 }
-                Way::Direct(direct) => direct.to_grid(host, [image, weight, grid], bias),
-                Way::Depthwise(depthwise) => depthwise.to_grid(host, [image, weight, grid], bias),
+                Way::Direct(direct) => {
+                    direct.to_grid.compute(host, direct.conv.n, [image, weight, grid], bias)
+                }
+                Way::Depthwise(of) => of.to_grid.compute(host, &of.conv, [image, weight, grid], bias),
             }
         }
     }
@@ -113,8 +115,10 @@ impl Way {
                 Way::Patches(conv) | Way::Pixels(conv, _) => {
                     patches::to_image(conv, host, grid, weight, bias, image)
                 }
-                Way::Direct(direct) => direct.to_image(host, [grid, weight, image], bias),
-                Way::Depthwise(depthwise) => depthwise.to_image(host, [grid, weight, image], bias),
+                Way::Direct(direct) => {
+                    direct.to_image.compute(host, direct.conv.n, [grid, weight, image], bias)
+                }
+                Way::Depthwise(of) => of.to_image.compute(host, &of.conv, [grid, weight, image], bias),
             }
         }
     }
@@ -132,7 +136,7 @@ impl Way {
                 Way::Patches(conv) | Way::Pixels(conv, None) => {
                     patches::to_weight(conv, host, image, grid, weight)
                 }
-                Way::Direct(direct) => direct.to_weight(host, [image, grid, weight]),
+                Way::Direct(direct) => direct.gradient.compute(host, &direct.conv, [image, grid, weight]),
                 Way::Depthwise(depthwise) => depthwise.to_weight(host, [image, grid, weight]),
             }
         }
