@@ -31,7 +31,7 @@ pub struct Environment {
     pub sync: bool,
     /// `TANDEM_RUNNER`.
     pub place: Option<RunPlace>,
-    /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_GPU_COOPERATIVE`, `TANDEM_CACHE` and `TANDEM_CACHE_DIR`.
+    /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_CACHE` and `TANDEM_CACHE_DIR`.
     pub gpu: Options,
     /// A sentence for each value that is ignored.
     pub ignored: Vec<String>,
@@ -51,7 +51,7 @@ impl Environment {
         };
         let mut is_set = |name: &str| one_of(name, &["0", "1"]).is_some_and(|given| given == "1");
         let (sync, allow_software) = (is_set("TANDEM_SYNC"), is_set("TANDEM_ALLOW_SOFTWARE"));
-        let (checks, cooperative) = (is_set("TANDEM_GPU_CHECKS"), is_set("TANDEM_GPU_COOPERATIVE"));
+        let checks = is_set("TANDEM_GPU_CHECKS");
         // Read by the hook that imports Tandem.
         is_set("TANDEM_AUTOLOAD");
         let keeps_kernels = one_of("TANDEM_CACHE", &["0", "1"]).is_none_or(|given| given == "1");
@@ -81,7 +81,6 @@ impl Environment {
             gpu: Options {
                 without: without.into_iter().map(str::to_owned).collect(),
                 checks,
-                cooperative,
                 cache: cache.filter(|_| keeps_kernels),
             },
             ignored,

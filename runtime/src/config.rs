@@ -50,6 +50,9 @@ pub struct Config {
     /// Minimum number of ops with which a run is sent at the end of a block. For runs on GraphRunner's thread this
     /// applies once `first_run_ops` has doubled up to this number.
     pub run_ops: usize,
+    /// Maximum of `run_ops` for a device that works by itself, and number of ops after which its runs divide a block. A
+    /// device without work waits for the program, and a submission costs about as much as one op of the program.
+    pub device_run_ops: usize,
     /// Maximum number of ops that the program's thread executes directly when it needs a value and no run is
     /// pending.
     pub most_direct_ops: usize,
@@ -69,6 +72,7 @@ impl Default for Config {
             place: None,
             first_run_ops: 4,
             run_ops: 256,
+            device_run_ops: 32,
             most_direct_ops: 64,
             max_traced: 3,
             max_trace_ops: 100_000,

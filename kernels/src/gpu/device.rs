@@ -6,20 +6,19 @@ use std::sync::Arc;
 use crate::gpu::adapter::{AdapterError, FEATURES, adapter};
 use crate::gpu::cache::DiskCache;
 use crate::gpu::print::Target;
-use crate::gpu::tiling::{MATRIX, SUBGROUP};
+use crate::gpu::tiling::Matrices;
+use crate::gpu::vulkan::{self, Vulkan};
 use crate::threads::locks::{Mutex, Rank};
 
 /// Options for opening a device.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Names of optional features that are not used, from `TANDEM_GPU_WITHOUT`. `limits` stands for WebGPU's
-    /// default limits instead of the adapter's; `random` stands for random numbers that are drawn by the host path,
-    /// with the values of eager CPU.
+    /// default limits instead of the adapter's; `random` for random numbers that are drawn by the host path, with the
+    /// values of eager CPU; `matrices` for cooperative matrices; `spirv` for kernels as SPIR-V.
     pub without: Vec<String>,
     /// Whether shaders check bounds (`TANDEM_GPU_CHECKS=1`).
     pub checks: bool,
-    /// Whether large products of half-precision matrices may use cooperative matrices (`TANDEM_GPU_COOPERATIVE=1`).
-    pub cooperative: bool,
     /// Folder of compiled kernels (`TANDEM_CACHE_DIR`).
     pub cache: Option<PathBuf>,
 }
@@ -39,6 +38,8 @@ pub struct Gpu {
     pub is_hardware: bool,
     /// Capabilities that the text of kernels depends on.
     pub target: Target,
+    /// What the device does beyond `wgpu`'s features, if kernels are passed as SPIR-V.
+    pub vulkan: Option<Vulkan>,
     /// Maximum number of bytes of a buffer that can be bound to a kernel.
     pub max_binding: u64,
     /// Maximum size of a buffer in bytes.
@@ -61,18 +62,43 @@ pub struct Gpu {
     ended: Arc<Mutex<Option<String>>>,
 }
 
-/// Whether an adapter multiplies 16 by 16 matrices of f16 with f32 accumulators, in subgroups of 32 threads.
-fn has_cooperative_matrices(adapter: &wgpu::Adapter) -> bool {
-    let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
+/// Features of kernels that use cooperative matrices.
+const MATRICES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
+
+/// Cooperative matrices of f16 with 32-bit sums of an adapter whose subgroups all have the same size.
+fn matrices(adapter: &wgpu::Adapter) -> Option<Matrices> {
     let info = adapter.get_info();
-    let fits = |c: &wgpu::CooperativeMatrixProperties| {
-        let sizes = [c.m_size, c.n_size, c.k_size] == [MATRIX; 3];
-        let types = [c.ab_type, c.cr_type];
-        sizes && types == [wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32]
+    let subgroup = info.subgroup_min_size;
+    if !adapter.features().contains(MATRICES) || info.subgroup_max_size != subgroup {
+        return None;
+    }
+    let all = adapter.cooperative_matrix_properties();
+    let fits = |size: &u32| {
+        all.iter().any(|c| {
+            [c.m_size, c.n_size, c.k_size] == [*size; 3]
+                && [c.ab_type, c.cr_type]
+                    == [wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32]
+        })
     };
-    adapter.features().contains(needed)
-        && [info.subgroup_min_size, info.subgroup_max_size] == [SUBGROUP; 2]
-        && adapter.cooperative_matrix_properties().iter().any(fits)
+    let size = [16, 8].into_iter().find(fits)?;
+    Some(Matrices { size, subgroup, bfloat16: false })
+}
+
+/// A device, its queue, and what it does beyond `wgpu`'s features.
+type Opened = (wgpu::Device, wgpu::Queue, Option<Vulkan>);
+
+/// Opens the device of an adapter, as a Vulkan device of our own if `own` and possible.
+fn opened(
+    adapter: &wgpu::Adapter,
+    description: &wgpu::DeviceDescriptor<'_>,
+    own: bool,
+) -> Result<Opened, wgpu::RequestDeviceError> {
+    if own && let Some((device, queue, vulkan)) = vulkan::open(adapter, description) {
+        return Ok((device, queue, Some(vulkan)));
+    }
+    let (device, queue) = pollster::block_on(adapter.request_device(description))?;
+    Ok((device, queue, None))
 }
 
 impl Gpu {
@@ -96,13 +122,15 @@ impl Gpu {
         if offered.contains(wgpu::Features::TIMESTAMP_QUERY) {
             features |= wgpu::Features::TIMESTAMP_QUERY;
         }
-        // Disabled by default because the kernels that use them have not been tested on hardware that supports
-        // them.
-        let cooperative = options.cooperative && has_cooperative_matrices(&adapter);
-        if cooperative {
-            features |= wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16;
+        let own = offered.contains(wgpu::Features::PASSTHROUGH_SHADERS) && !without("spirv");
+        if own {
+            features |= wgpu::Features::PASSTHROUGH_SHADERS;
         }
-        let experimental_features = if cooperative {
+        let mut matrices = matrices(&adapter).filter(|_| !without("matrices"));
+        if matrices.is_some() {
+            features |= MATRICES;
+        }
+        let experimental_features = if matrices.is_some() {
             // SAFETY: the only experimental feature enabled is cooperative matrices. `naga` validates the kernels
             // that use them, and their loads and stores stay within the arrays in workgroup memory.
             unsafe { wgpu::ExperimentalFeatures::enabled() }
@@ -123,7 +151,10 @@ impl Gpu {
             name: info.name.clone(),
             error: e.to_string(),
         };
-        let (device, queue) = pollster::block_on(adapter.request_device(&description)).map_err(refused)?;
+        let (device, queue, vulkan) = opened(&adapter, &description, own).map_err(refused)?;
+        if let Some(matrices) = &mut matrices {
+            matrices.bfloat16 = vulkan.is_some_and(|vulkan| vulkan.bfloat16 == Some(matrices.size));
+        }
         let ended = Arc::new(Mutex::new(Rank::GpuEnded, None));
         let tell = ended.clone();
         device.set_device_lost_callback(move |reason, text| {
@@ -145,7 +176,7 @@ impl Gpu {
                 // Parameters of type f64 are assembled from 64-bit integers.
                 float64: features.contains(wgpu::Features::SHADER_F64 | wgpu::Features::SHADER_INT64),
                 immediates: limits.max_immediate_size,
-                cooperative,
+                matrices,
             },
             max_binding: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
             max_buffer: limits.max_buffer_size,
@@ -153,6 +184,7 @@ impl Gpu {
             max_groups: limits.max_compute_workgroups_per_dimension,
             uniform_step: limits.min_uniform_buffer_offset_alignment,
             binding_step: u64::from(limits.min_storage_buffer_offset_alignment).max(16),
+            vulkan,
             checks: options.checks,
             host_random: without("random"),
             device,

@@ -8,6 +8,7 @@
 
 use crate::error::Fault;
 use crate::gpu::contract::{Contract, Side};
+use crate::gpu::linear;
 use crate::gpu::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
 use crate::ir::{E, Mem, Node, Ty, Var, larger};
@@ -23,6 +24,8 @@ pub enum Skeleton {
         element: Var,
         /// Stores for one element.
         stores: Vec<Store>,
+        /// Number of elements that a thread computes, one after the other in memory.
+        lanes: u32,
     },
     /// One team of threads for each row.
     Rows {
@@ -76,6 +79,9 @@ pub struct Kernel {
     pub first: Option<E>,
     vars: u32,
 }
+
+/// Elements that are loaded or stored at once.
+pub const VECTOR: u32 = 4;
 
 /// Threads per workgroup, except in [`Kernel::raw`].
 pub const THREADS: u32 = 256;
@@ -295,9 +301,18 @@ impl Kernel {
         let (element, number) = self.variable(Ty::U32);
         let coords = self.coords(sizes, &number);
         let stores = body(self, &coords, &number);
-        let lanes = lanes(&self.bufs, &stores);
+        let lanes = self.lanes(element, &stores);
         self.groups = Groups::Linear((total as u64).div_ceil(u64::from(THREADS * lanes)));
-        self.skeleton = Skeleton::Map { count, element, stores };
+        self.skeleton = Skeleton::Map { count, element, stores, lanes };
+    }
+
+    /// The number of elements that a thread of a map computes: four if all are loaded and stored in the order of memory,
+    /// else as many as share a word.
+    fn lanes(&self, element: Var, stores: &[Store]) -> u32 {
+        match linear::loads_of_stores(stores, element) {
+            Some(_) => VECTOR,
+            None => lanes(&self.bufs, stores),
+        }
     }
 
     /// Stores a map's element into a tensor whose elements are contiguous in the order of the map.
@@ -372,8 +387,7 @@ impl Kernel {
     }
 }
 
-/// Number of elements that one thread of a map computes: as many as share a 32-bit word if all stores are linear,
-/// otherwise 1.
+/// Number of elements that share a 32-bit word in the buffer of the smallest ones, if all stores are linear; otherwise 1.
 pub fn lanes(bufs: &[Buf], stores: &[Store]) -> u32 {
     if !stores.iter().all(|s| s.linear && s.put == Put::Assign && s.guard.is_none()) {
         return 1;
@@ -546,11 +560,6 @@ impl Kernel {
         let vars = [(); 4].map(|()| self.fresh_var());
         let coords = vars.map(|v| E::var(Ty::U32, v));
         let sides = sides(self, &coords)?;
-        for side in &sides {
-            if let (true, Node::Load { buf, .. }) = (side.vector, &side.value.0.node) {
-                self.bufs[*buf as usize].wide = true;
-            }
-        }
         let (sum, value) = self.variable(Ty::F32);
         let [batch, m, n, _] = coords;
         let stores = finish(self, &[batch, m, n], value)?;

@@ -17,6 +17,7 @@ mod executor;
 mod group;
 pub mod kernel;
 mod lane;
+mod linear;
 pub mod lower;
 pub mod memory;
 pub mod ops;
@@ -26,5 +27,7 @@ pub mod spans;
 pub mod store;
 pub mod stream;
 pub mod tiling;
+#[cfg(not(target_vendor = "apple"))]
+mod vulkan;
 
 pub use executor::{Devices, GpuDevice};

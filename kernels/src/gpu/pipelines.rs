@@ -8,7 +8,8 @@ use rustc_hash::FxHashMap;
 
 use crate::gpu::device::Gpu;
 use crate::gpu::kernel::Kernel;
-use crate::gpu::print::{parameter_bytes, wgsl};
+use crate::gpu::print::{BFLOAT16, parameter_bytes, wgsl};
+use crate::gpu::vulkan;
 use crate::threads::locks::{Condvar, Mutex, Rank};
 
 /// A compiled kernel, or one that is being compiled.
@@ -182,25 +183,43 @@ impl Pipelines {
     }
 }
 
+/// Makes the module of a kernel: SPIR-V of our own where the device takes it, else WGSL for `wgpu`. Errors of `wgpu` go to
+/// the error scopes.
+pub fn shader_module(gpu: &Gpu, label: &str, source: &str) -> Result<wgpu::ShaderModule, String> {
+    let label = Some(label);
+    if let Some(vulkan) = gpu.vulkan {
+        let spirv = vulkan::spirv(source, vulkan, gpu.checks, source.starts_with(BFLOAT16))?;
+        let entry_points =
+            [wgpu::PassthroughShaderEntryPoint { name: "main".into(), workgroup_size: (0, 0, 0) }];
+        let description = wgpu::ShaderModuleDescriptorPassthrough {
+            label,
+            entry_points: (&entry_points[..]).into(),
+            spirv: Some(spirv.into()),
+            ..Default::default()
+        };
+        // SAFETY: the SPIR-V was printed from a validated kernel; its accesses are as below.
+        return Ok(unsafe { gpu.device.create_shader_module_passthrough(description) });
+    }
+    let source = wgpu::ShaderSource::Wgsl(source.into());
+    let description = wgpu::ShaderModuleDescriptor { label, source };
+    if gpu.checks {
+        return Ok(gpu.device.create_shader_module(description));
+    }
+    // SAFETY: kernels access only elements within the windows bound to them. Addresses are computed from coordinates
+    // below the windows' sizes, and indices that come from data are compared with the sizes before use. The tests run
+    // with bounds checks.
+    Ok(unsafe {
+        gpu.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked())
+    })
+}
+
 fn compile(gpu: &Gpu, job: &Compilation) -> Result<wgpu::ComputePipeline, String> {
-    let label = Some(job.pipeline.label);
+    let label = job.pipeline.label;
     let made = gpu.scoped(wgpu::ErrorFilter::Internal, || {
         gpu.scoped(wgpu::ErrorFilter::Validation, || {
-            let source = wgpu::ShaderSource::Wgsl((&*job.source).into());
-            let description = wgpu::ShaderModuleDescriptor { label, source };
-            let module = if gpu.checks {
-                gpu.device.create_shader_module(description)
-            } else {
-                // SAFETY: kernels access only elements within the windows bound to them. Addresses are computed
-                // from coordinates below the windows' sizes, and indices that come from data are compared with the
-                // sizes before use. The tests run with bounds checks.
-                unsafe {
-                    gpu.device
-                        .create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked())
-                }
-            };
-            gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label,
+            let module = shader_module(gpu, label, &job.source)?;
+            Ok(gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(label),
                 layout: Some(&job.layout),
                 module: &module,
                 entry_point: Some("main"),
@@ -209,11 +228,11 @@ fn compile(gpu: &Gpu, job: &Compilation) -> Result<wgpu::ComputePipeline, String
                     ..Default::default()
                 },
                 cache: gpu.cache.as_ref().map(|c| &c.pipelines),
-            })
+            }))
         })
     });
-    made.and_then(|r| r).map_err(|error| {
+    made.and_then(|made| made).and_then(|made| made).map_err(|error: String| {
         tracing::error!(%error, "a kernel does not compile:\n{}", job.source);
-        format!("the kernel {} does not compile on {}: {error}", job.pipeline.label, gpu.name)
+        format!("the kernel {label} does not compile on {}: {error}", gpu.name)
     })
 }

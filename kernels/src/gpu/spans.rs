@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS, lanes};
+use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
 use crate::gpu::store::{Buf, Ref, Stage, Store, Word};
 use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
@@ -44,8 +44,8 @@ const MAX_PARTS: u64 = 256;
 /// `bytes` holds the sizes of the tensors. Returns `None` if the kernel cannot be split like that.
 pub fn parts(kernel: &Kernel, bytes: &[u64], limit: u64) -> Option<Vec<Part>> {
     let (units, a_group, step) = match &kernel.skeleton {
-        Skeleton::Map { count, stores, .. } => {
-            let a_group = THREADS * lanes(&kernel.bufs, stores);
+        Skeleton::Map { count, lanes, .. } => {
+            let a_group = THREADS * lanes;
             (fixed(kernel, count)?, a_group, u64::from(a_group))
         }
         Skeleton::Rows { rows, team, .. } => (fixed(kernel, rows)?, THREADS / team, 1),

@@ -57,7 +57,7 @@ pub struct Buf {
     pub written: bool,
     /// Whether several threads write parts of the same word, so that accesses have to be atomic.
     pub atomic: bool,
-    /// Whether four neighbouring elements of this read-only buffer are loaded together.
+    /// Whether hand-written WGSL loads vectors of four elements of this read-only buffer.
     pub wide: bool,
     /// Parameter to add to all addresses: the offset of a new or temporary storage in a kernel that runs in parts.
     pub base: Option<u32>,

@@ -66,8 +66,8 @@ enum Command {
 /// Maximum number of commands of a submission.
 const BATCH: usize = 512;
 
-/// Maximum number of submissions in flight.
-const IN_FLIGHT: usize = 3;
+/// Maximum number of submissions in flight: what the host is ahead of the device, in runs of some 32 ops.
+const IN_FLIGHT: usize = 8;
 
 /// Time for which a read polls the device before it sleeps: about the cost of sleeping and waking.
 const SPINS: Duration = Duration::from_micros(100);

@@ -1,10 +1,15 @@
 //! Tiling of contractions: how a matrix product is split over workgroups and threads.
 
-/// Rows and columns of a cooperative matrix.
-pub const MATRIX: u32 = 16;
-
-/// Threads of a subgroup on devices with cooperative matrices.
-pub const SUBGROUP: u32 = 32;
+/// Cooperative matrices of a device, with factors of 16 bits and sums of 32 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Matrices {
+    /// Number of rows and columns, 8 or 16.
+    pub size: u32,
+    /// Number of threads of a subgroup.
+    pub subgroup: u32,
+    /// Whether factors may be bfloat16, not only f16.
+    pub bfloat16: bool,
+}
 
 /// Sizes of the part of the result that a workgroup and each of its threads compute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -216,7 +216,7 @@ impl Engine {
         self.outbox.note_draws(self.ops[call.op.index()].random);
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = position.next as usize + 1 == block.nodes.len();
-        if self.outbox.is_enough(at_end, self.runner.is_inline(), self.config.run_ops) {
+        if self.outbox.is_enough(position.next, at_end, self.runner.is_inline(), self.config.run_ops) {
             self.send_open();
             self.outbox.raise_pace(self.config.run_ops);
         }

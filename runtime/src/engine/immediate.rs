@@ -173,6 +173,10 @@ impl Engine {
         drop(executor);
         if self.placing.is_empty() {
             self.runner.place(self.placing.begin(self.config.place, shares_cores));
+            if !shares_cores {
+                self.config.run_ops = self.config.run_ops.min(self.config.device_run_ops);
+                self.outbox.divide();
+            }
         }
         match outcome.ok_or(CallError::Dead)?.map_err(CallError::from) {
             Ok(outputs) => {

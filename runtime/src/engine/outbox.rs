@@ -25,6 +25,8 @@ pub(super) struct Outbox {
     open: Box<BlockRun>,
     /// Number of ops at which the next run is sent to GraphRunner.
     pace: usize,
+    /// Whether long blocks are divided into runs of full size.
+    divides: bool,
     /// Runs that lazy evaluation holds back until a value is needed.
     held: VecDeque<Box<BlockRun>>,
     /// Ids of storages that died since the last run was sent.
@@ -42,6 +44,7 @@ impl Outbox {
         Outbox {
             open: Box::default(),
             pace: first_run_ops,
+            divides: false,
             held: VecDeque::new(),
             dying: Vec::new(),
             random: Ticket::default(),
@@ -81,15 +84,22 @@ impl Outbox {
         self.random_open |= random;
     }
 
-    /// Returns whether the open run has enough ops to be sent. `at_end` says whether its last op ends a block. Runs
-    /// for the program's own thread (`inline`) have `run_ops` ops at once.
+    /// Returns whether the open run has enough ops to be sent. `number` is the index of its last op in its block, and
+    /// `at_end` says whether it is the last one. Runs for the program's own thread (`inline`) have `run_ops` ops at
+    /// once.
     #[inline(always)]
-    pub(super) fn is_enough(&self, at_end: bool, inline: bool, run_ops: usize) -> bool {
+    pub(super) fn is_enough(&self, number: u32, at_end: bool, inline: bool, run_ops: usize) -> bool {
         let enough = if inline { run_ops } else { self.pace };
         // Until runs have reached their full size, they may end within a block, so that GraphRunner gets work
         // early.
         let anywhere = !inline && self.pace < run_ops;
-        (at_end || anywhere) && self.open.len() >= enough
+        let divided = self.divides && (number as usize + 1).is_multiple_of(run_ops);
+        divided || (at_end || anywhere) && self.open.len() >= enough
+    }
+
+    /// Divides long blocks into runs of full size, always at the same ops, so that their plans recur.
+    pub(super) fn divide(&mut self) {
+        self.divides = true;
     }
 
     /// Doubles the number of ops of the next run, up to `run_ops`.
@@ -278,7 +288,7 @@ mod tests {
         for i in 0..60 {
             outbox.push(BlockId(0), i, 0);
             // A block ends with each tenth op.
-            if outbox.is_enough(i % 10 == 9, false, 16) {
+            if outbox.is_enough(i, i % 10 == 9, false, 16) {
                 lengths.push(outbox.open.len());
                 outbox.open.clear();
                 outbox.raise_pace(16);
@@ -286,16 +296,26 @@ mod tests {
         }
         assert_eq!(lengths, [4, 8, 18, 20], "a run of full size ends with a block");
         outbox.reset_pace(4);
-        assert!(outbox.is_enough(false, false, 16), "a short run is sent within a block");
+        assert!(outbox.is_enough(60, false, false, 16), "a short run is sent within a block");
     }
 
     #[test]
     fn runs_on_the_programs_thread_have_their_full_size_at_once() {
         let outbox = outbox(8, false);
-        assert!(outbox.is_enough(false, false, 16));
-        assert!(!outbox.is_enough(true, true, 16));
-        assert!(outbox.is_enough(true, true, 8));
-        assert!(!outbox.is_enough(false, true, 8), "only at the end of a block");
+        assert!(outbox.is_enough(7, false, false, 16));
+        assert!(!outbox.is_enough(7, true, true, 16));
+        assert!(outbox.is_enough(7, true, true, 8));
+        assert!(!outbox.is_enough(7, false, true, 8), "only at the end of a block");
+    }
+
+    #[test]
+    fn long_blocks_are_divided_at_the_same_ops() {
+        let mut outbox = outbox(3, false);
+        outbox.pace = 16;
+        assert!(!outbox.is_enough(15, false, false, 16));
+        outbox.divide();
+        assert!(outbox.is_enough(15, false, false, 16) && outbox.is_enough(31, false, true, 16));
+        assert!(!outbox.is_enough(16, false, false, 16));
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub struct Accumulate<'f, const N: usize> {
 pub type Finish<'f, const N: usize> = &'f dyn Fn(&Lowering<'_>, &mut Kernel, [E; N], &[E]) -> Vec<E>;
 
 /// Number of threads that fills a device.
-pub const FILL: i64 = 1 << 16;
+pub const FILL: i64 = 1 << 18;
 
 /// Distribution of rows over threads.
 struct Partition {

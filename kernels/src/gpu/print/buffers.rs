@@ -15,8 +15,10 @@ impl Writer<'_> {
             let word = match (self.atomic(buf), buf.mem) {
                 (true, Mem::I32) => "atomic<i32>",
                 (true, _) => "atomic<u32>",
-                (false, Mem::F32) if self.wide(buf) => "vec4<f32>",
-                (false, _) if self.wide(buf) => "vec2<u32>",
+                (false, Mem::F32) if self.wide[i] => "vec4<f32>",
+                (false, Mem::I32) if self.wide[i] => "vec4<i32>",
+                (false, _) if self.halves(i) => "vec4<f16>",
+                (false, _) if self.wide[i] => "vec2<u32>",
                 (false, mem) => self.word(mem),
             };
             let _ = writeln!(text, "@group(0) @binding({i}) var<storage, {access}> b{i}: array<{word}>;");
@@ -50,20 +52,19 @@ impl Writer<'_> {
         buf.written && (buf.atomic || buf.mem.size() < 4)
     }
 
-    /// Whether a buffer is declared as an array of vectors of four elements, which `lv0(i)` loads. Buffer sizes are
-    /// multiples of these vectors.
-    fn wide(&self, buf: &Buf) -> bool {
-        buf.wide && !buf.written && matches!(buf.mem, Mem::F32 | Mem::F16 | Mem::Bf16)
+    /// Whether a wide buffer holds factors of cooperative matrices, which `lh0(i)` loads as they are.
+    fn halves(&self, buf: usize) -> bool {
+        self.wide[buf] && self.factors() == Some(self.kernel.bufs[buf].mem)
     }
 
     /// Functions that load and store single elements of a buffer.
     fn access(&mut self, i: usize, buf: &Buf) -> String {
         let ty = self.ty(buf.mem.ty());
         let atomic = self.atomic(buf);
-        let wide = self.wide(buf);
+        let wide = self.wide[i];
         let word = |at: &str| match (atomic, wide, buf.mem) {
             (true, ..) => format!("atomicLoad(&b{i}[{at}])"),
-            (_, true, Mem::F32) => format!("b{i}[i >> 2u][i & 3u]"),
+            (_, true, Mem::F32 | Mem::I32) => format!("b{i}[i >> 2u][i & 3u]"),
             (_, true, _) => format!("b{i}[i >> 2u][(i >> 1u) & 1u]"),
             _ => format!("b{i}[{at}]"),
         };
@@ -85,6 +86,15 @@ impl Writer<'_> {
             }
             _ => word("i"),
         };
+        if self.halves(i) {
+            return format!(
+                "fn ld{i}(i: u32) -> f32 {{ return f32(b{i}[i >> 2u][i & 3u]); }}\n\
+                 fn lh_whole{i}(i: u32) -> vec4<f16> {{ return b{i}[i >> 2u]; }}\n\
+                 fn lh{i}(i: u32) -> vec4<f16> {{\n  if ((i & 3u) == 0u) {{ return lh_whole{i}(i); }}\n  \
+                 return vec4<f16>(b{i}[i >> 2u][i & 3u], b{i}[(i + 1u) >> 2u][(i + 1u) & 3u], \
+                 b{i}[(i + 2u) >> 2u][(i + 2u) & 3u], b{i}[(i + 3u) >> 2u][(i + 3u) & 3u]);\n}}\n"
+            );
+        }
         let mut text = format!("fn ld{i}(i: u32) -> {ty} {{ return {load}; }}\n");
         if wide {
             let whole = match buf.mem {
@@ -96,8 +106,9 @@ impl Writer<'_> {
             };
             let _ = writeln!(
                 text,
-                "fn lv{i}(i: u32) -> vec4<f32> {{\n  if ((i & 3u) == 0u) {{ let w = b{i}[i >> 2u]; return {whole}; }}\n  \
-                 return vec4<f32>(ld{i}(i), ld{i}(i + 1u), ld{i}(i + 2u), ld{i}(i + 3u));\n}}"
+                "fn lv_whole{i}(i: u32) -> vec4<{ty}> {{ let w = b{i}[i >> 2u]; return {whole}; }}\n\
+                 fn lv{i}(i: u32) -> vec4<{ty}> {{\n  if ((i & 3u) == 0u) {{ return lv_whole{i}(i); }}\n  \
+                 return vec4<{ty}>(ld{i}(i), ld{i}(i + 1u), ld{i}(i + 2u), ld{i}(i + 3u));\n}}"
             );
         }
         if buf.written {
@@ -118,6 +129,7 @@ impl Writer<'_> {
                         "let p = {pair}; atomicStore(&b{i}[2u * i], p.x); atomicStore(&b{i}[2u * i + 1u], p.y);"
                     )
                 }
+                _ if wide => format!("b{i}[i >> 2u][i & 3u] = v;"),
                 _ => format!("b{i}[i] = v;"),
             };
             let _ = writeln!(text, "fn st{i}(i: u32, v: {ty}) {{ {store} }}");

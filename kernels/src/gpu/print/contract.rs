@@ -6,8 +6,9 @@
 //! **How a workgroup works.** A workgroup computes a tile of the result in steps of a few `k`. The tiles of both
 //! operands are in workgroup memory, one row per `k`, as vectors of four elements along `m` or `n`. A thread loads
 //! blocks of 4 by 4 elements: four vectors from memory, which it transposes in registers if the operand is
-//! contiguous along `k`, so that it always writes whole vectors. Except with cooperative matrices, the loads of the
-//! next step are issued before the present step is computed.
+//! contiguous along `k`, so that it always writes whole vectors. The loads of the next step are issued before the
+//! present step is computed. Contractions of halves use cooperative matrices instead where the device has them:
+//! [`matrices`].
 //!
 //! **Coordinates.** Subexpressions of an operand that depend on the row alone are computed once per thread, those
 //! that depend on `k` alone once per step. What remains for each element is one addition for a matrix, and two
@@ -17,10 +18,12 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 
 use crate::gpu::contract::{Along, Contract, Side};
+use crate::gpu::linear::operands;
 use crate::gpu::print::buffers::pack;
+use crate::gpu::print::matrices;
 use crate::gpu::print::writer::{Writer, name};
 use crate::gpu::store::{Put, Store};
-use crate::gpu::tiling::{MATRIX, SUBGROUP, Tile};
+use crate::gpu::tiling::Tile;
 use crate::ir::{E, Mem, Node, Var};
 
 /// Collects the largest subexpressions that depend on no variables but `vars`, without loads, literals, parameters
@@ -37,37 +40,28 @@ fn hoisted(e: &E, vars: &[Var], found: &mut Vec<E>) {
         }
         return;
     }
-    children(e).iter().for_each(|c| hoisted(c, vars, found));
-}
-
-fn children(e: &E) -> Vec<E> {
-    match &e.0.node {
-        Node::Lit(_) | Node::Param(_) | Node::Var(_) | Node::Fold { .. } | Node::Item(..) => Vec::new(),
-        Node::Load { at, guard, .. } => {
-            let guard = guard.iter().flat_map(|(c, d)| [c.clone(), d.clone()]);
-            std::iter::once(at.clone()).chain(guard).collect()
-        }
-        Node::Un(_, a) | Node::Cast(a) => vec![a.clone()],
-        Node::Bin(_, a, b) => vec![a.clone(), b.clone()],
-        Node::Select(a, b, c) => vec![a.clone(), b.clone(), c.clone()],
-        Node::Call(_, args) => args.clone(),
-    }
+    operands(e).iter().for_each(|c| hoisted(c, vars, found));
 }
 
 fn contains_load(e: &E) -> bool {
     matches!(e.0.node, Node::Load { .. } | Node::Fold { .. } | Node::Item(..))
-        || children(e).iter().any(contains_load)
+        || operands(e).iter().any(contains_load)
+}
+
+/// Type of factors: those of matrices stay halves.
+fn factor(w: &Writer<'_>) -> &'static str {
+    if w.matrices().is_some() { "f16" } else { "f32" }
 }
 
 /// Operand of a contraction.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Which {
+pub(super) enum Which {
     Left,
     Right,
 }
 
 impl Which {
-    fn letter(self) -> &'static str {
+    pub(super) fn letter(self) -> &'static str {
         match self {
             Which::Left => "a",
             Which::Right => "b",
@@ -175,25 +169,15 @@ impl Split {
 /// Components of a vector.
 const PARTS: [&str; 4] = ["x", "y", "z", "w"];
 
-/// Cooperative matrices of a subgroup, along `m` and `n`. The subgroups of a workgroup together cover a large tile.
-const MATRICES: [u32; 2] = [4, 2];
-
-/// Whether a contraction uses cooperative matrices, whose factors are halves: both operands are loads from buffers
-/// of halves.
-pub(super) fn is_cooperative(c: &Contract, w: &Writer<'_>) -> bool {
-    let half = |side: &Side| matches!(&side.value.0.node, Node::Load { buf, .. } if w.mem(*buf) == Mem::F16);
-    w.target.cooperative && c.tile == Tile::LARGE && c.sides.iter().all(half)
-}
-
-struct Printer<'c> {
-    c: &'c Contract,
-    cooperative: bool,
-    em: String,
-    en: String,
+/// Printer of a contraction, with the text of the sizes of `m` and `n`.
+pub(super) struct Printer<'c> {
+    pub(super) c: &'c Contract,
+    pub(super) em: String,
+    pub(super) en: String,
 }
 
 impl Printer<'_> {
-    fn side(&self, which: Which) -> (&Side, Var, u32, &str) {
+    pub(super) fn side(&self, which: Which) -> (&Side, Var, u32, &str) {
         let [_, m, n, _] = self.c.vars;
         match which {
             Which::Left => (&self.c.sides[0], m, self.c.tile.m, &self.em),
@@ -201,8 +185,10 @@ impl Printer<'_> {
         }
     }
 
-    /// Functions that load an operand's elements, given the structures of the row and of `k`.
-    fn functions(&self, w: &mut Writer<'_>, which: Which) -> String {
+    /// Functions that load an operand's elements, given the structures of the row and of `k`: `one_a` a single element;
+    /// `four_a` four neighbours, of which `count` are within bounds; `at_a` the address of the first of them, and
+    /// `ok_a` their guard.
+    pub(super) fn functions(&self, w: &mut Writer<'_>, which: Which) -> String {
         let (side, outer, _, _) = self.side(which);
         let [batch, _, _, depth] = self.c.vars;
         let s = which.letter();
@@ -210,39 +196,112 @@ impl Printer<'_> {
         let mut text = split.functions(w);
         let arguments = split.arguments();
         let vars = [batch, outer, depth];
-        if let (true, Node::Load { buf, at, guard }) = (side.vector, &side.value.0.node) {
-            let body = w.block(&vars, |w| {
-                split.bind(w);
-                if let Some((condition, _)) = guard {
-                    let condition = w.emit(condition);
-                    w.line(&format!("if (!{condition}) {{ return v; }}"));
-                }
-                let at = w.emit(at);
-                w.line(&format!("let at = {at};"));
-            });
-            let _ = write!(
-                text,
-                "fn four_{s}({arguments}, count: u32) -> vec4<f32> {{\n    var v = vec4<f32>(0.0);\n    \
-                 if (count == 0u) {{ return v; }}\n{body}    if (count >= 4u) {{ return lv{buf}(at); }}\n    \
-                 v.x = ld{buf}(at);\n    if (count > 1u) {{ v.y = ld{buf}(at + 1u); }}\n    \
-                 if (count > 2u) {{ v.z = ld{buf}(at + 2u); }}\n    return v;\n}}\n"
-            );
-        } else {
+        let ty = factor(w);
+        let Node::Load { buf, at, guard } = &side.value.0.node else {
             let body = w.block(&vars, |w| {
                 split.bind(w);
                 let value = w.emit(&side.value);
+                w.line(&format!("return {ty}({value});"));
+            });
+            return text
+                + &format!(
+                    "fn one_{s}({arguments}, inside: bool) -> {ty} {{\n    \
+                     if (!inside) {{ return {ty}(); }}\n{body}}}\n"
+                );
+        };
+        let mut function = |title: &str, ty: &str, e: &E| {
+            let body = w.block(&vars, |w| {
+                split.bind(w);
+                let value = w.emit(e);
                 w.line(&format!("return {value};"));
             });
+            let _ = writeln!(text, "fn {title}_{s}({arguments}) -> {ty} {{\n{body}}}");
+        };
+        function("at", "u32", at);
+        let given = format!("{}, r, d", name(batch));
+        let mut ok = String::new();
+        let mut default = format!("{ty}()");
+        if let Some((condition, otherwise)) = guard {
+            function("ok", "bool", condition);
+            function("otherwise", "f32", otherwise);
+            ok = format!("ok_{s}({given})");
+            default = format!("select({ty}(), {ty}(otherwise_{s}({given})), inside)");
+        }
+        if side.vector {
+            let load = if ty == "f16" { "lh" } else { "lv" };
+            let check = if ok.is_empty() { ok } else { format!(" || !{ok}") };
+            let one = |step: u32| format!("{ty}(ld{buf}(at + {step}u))");
             let _ = write!(
                 text,
-                "fn one_{s}({arguments}, inside: bool) -> f32 {{\n    if (!inside) {{ return 0.0; }}\n{body}}}\n"
+                "fn four_{s}({arguments}, count: u32) -> vec4<{ty}> {{\n    var v = vec4<{ty}>();\n    \
+                 if (count == 0u{check}) {{ return v; }}\n    let at = at_{s}({given});\n    \
+                 if (count >= 4u) {{ return {load}{buf}(at); }}\n    \
+                 v.x = {};\n    if (count > 1u) {{ v.y = {}; }}\n    if (count > 2u) {{ v.z = {}; }}\n    \
+                 return v;\n}}\n",
+                one(0),
+                one(1),
+                one(2),
+            );
+        } else {
+            // A load that is not wanted reads the first element instead: loads in branches would wait for each other.
+            let ok = if ok.is_empty() { "inside".into() } else { format!("inside && {ok}") };
+            let _ = write!(
+                text,
+                "fn one_{s}({arguments}, inside: bool) -> {ty} {{\n    let ok = {ok};\n    \
+                 return select({default}, {ty}(ld{buf}(select(0u, at_{s}({given}), ok))), ok);\n}}\n"
             );
         }
         text
     }
 
+    /// Code that loads vectors of an operand into `targets`. `places` are the names of the structures of their rows and
+    /// of `k`, in ascending order. If all vectors are within bounds and at multiples of four, nothing is in a branch of
+    /// its own, so that the loads are issued together.
+    pub(super) fn vectors(
+        &self,
+        w: &Writer<'_>,
+        which: Which,
+        places: &[(String, String)],
+        targets: &[String],
+    ) -> String {
+        let (side, _, _, extent) = self.side(which);
+        let s = which.letter();
+        let Node::Load { buf, guard, .. } = &side.value.0.node else { return String::new() };
+        let Some((r, d)) = places.last() else { return String::new() };
+        let lane = if factor(w) == "f16" { "lh" } else { "lv" };
+        let inside = match side.along {
+            Along::Outer => format!("{r}.at + 4u <= {extent} && {d}.at < end"),
+            Along::Depth => format!("{d}.at + 4u <= end && {r}.at < {extent}"),
+        };
+        let (mut addresses, mut fast, mut slow) = (String::new(), String::new(), String::new());
+        let mut joined = Vec::new();
+        for (i, ((r, d), target)) in places.iter().zip(targets).enumerate() {
+            let _ = writeln!(addresses, "      let at{i} = at_{s}(batch, {r}, {d});");
+            joined.push(format!("at{i}"));
+            let whole = format!("{lane}_whole{buf}");
+            let _ = match guard {
+                None => writeln!(fast, "        {target} = {whole}(at{i});"),
+                Some(_) => writeln!(
+                    fast,
+                    "        {{ let ok = ok_{s}(batch, {r}, {d}); {target} = select(vec4<{ty}>(), \
+                     {whole}(select(0u, at{i}, ok)), ok); }}",
+                    ty = factor(w)
+                ),
+            };
+            let count = match side.along {
+                Along::Outer => format!("select(0u, {extent} - min({r}.at, {extent}), {d}.at < end)"),
+                Along::Depth => format!("select(0u, end - min({d}.at, end), {r}.at < {extent})"),
+            };
+            let _ = writeln!(slow, "        {target} = four_{s}(batch, {r}, {d}, {count});");
+        }
+        format!(
+            "{addresses}      if ({inside} && (({}) & 3u) == 0u) {{\n{fast}      }} else {{\n{slow}      }}\n",
+            joined.join(" | ")
+        )
+    }
+
     /// Functions that store sums; `four_sums` stores four of a row.
-    fn finish(&self, w: &mut Writer<'_>) -> String {
+    pub(super) fn finish(&self, w: &mut Writer<'_>) -> String {
         let [batch, m, n, _] = self.c.vars;
         let (xb, xs) = (name(batch), name(self.c.sum));
         let expressions = |s: &Store| [Some(s.at.clone()), Some(s.value.clone()), s.guard.clone()];
@@ -301,9 +360,33 @@ impl Printer<'_> {
         text + "}\n"
     }
 
+    /// The entry point. `body` computes the tile that begins at `m0` and `n0`, for `k` from `begin` to `end`. In it, `z`
+    /// is `batch * parts + part`.
+    pub(super) fn main(&self, w: &mut Writer<'_>, threads: u32, body: &str) -> String {
+        let c = self.c;
+        let Tile { m, n, .. } = c.tile;
+        let ek = w.outside(&c.extent[2]);
+        let [parts, share] = c.parts.clone().map(|e| w.outside(&e));
+        let [tiles_m, tiles_n, total] = c.tiles.clone().map(|e| w.outside(&e));
+        // Workgroups go column by column through bands of eight rows of tiles, so that operands shared by neighbouring
+        // tiles stay in caches.
+        format!(
+            "@compute @workgroup_size({threads})\n\
+             fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, \
+             @builtin(local_invocation_index) lane: u32) {{\n  \
+             let number = wg.y * grid.x + wg.x;\n  if (number >= {total}) {{ return; }}\n  \
+             let z = number / ({tiles_m} * {tiles_n});\n  let in_plane = number % ({tiles_m} * {tiles_n});\n  \
+             let band = in_plane / (8u * {tiles_n});\n  let in_band = in_plane % (8u * {tiles_n});\n  \
+             let height = min({tiles_m} - band * 8u, 8u);\n  \
+             let m0 = (band * 8u + in_band % height) * {m}u;\n  let n0 = (in_band / height) * {n}u;\n  \
+             let batch = z / {parts};\n  let begin = (z % {parts}) * {share};\n  \
+             let end = min(begin + {share}, {ek});\n{body}}}\n"
+        )
+    }
+
     /// Code before the loop over `k` that computes the coordinates of a round's blocks.
     fn set_up(&self, round: usize, share: &Share) -> String {
-        let (side, _, size, extent) = self.side(share.which);
+        let (side, _, size, _) = self.side(share.which);
         let s = share.which.letter();
         let depth = self.c.tile.k;
         let (across, down) = match side.along {
@@ -326,9 +409,6 @@ impl Printer<'_> {
         for j in 0..rows {
             let _ = writeln!(text, "  let r{id}_{j} = row_of_{s}(batch, {first} + o{id} * 4u + {j}u);");
         }
-        if rows == 1 {
-            let _ = writeln!(text, "  let left{id} = {extent} - min(r{id}_0.at, {extent});");
-        }
         text
     }
 
@@ -344,7 +424,7 @@ impl Printer<'_> {
     }
 
     /// Code that loads a round's blocks into registers.
-    fn bring(&self, round: usize, share: &Share) -> String {
+    fn bring(&self, w: &Writer<'_>, round: usize, share: &Share) -> String {
         let (side, _, _, extent) = self.side(share.which);
         let s = share.which.letter();
         let id = format!("{s}{round}");
@@ -353,23 +433,28 @@ impl Printer<'_> {
         for j in 0..depths {
             let _ = writeln!(text, "      let d{j} = depth_of_{s}(batch, k0 + k{id} * 4u + {j}u);");
         }
-        for j in 0..4 {
-            let value = match (side.along, side.vector) {
-                (Along::Outer, true) => {
-                    format!("four_{s}(batch, r{id}_0, d{j}, select(0u, left{id}, d{j}.at < end))")
-                }
-                (Along::Depth, true) => format!(
-                    "four_{s}(batch, r{id}_{j}, d0, select(0u, end - min(d0.at, end), r{id}_{j}.at < {extent}))"
-                ),
-                (along, false) => {
-                    let one = |i: usize| {
-                        let (r, d) = if along == Along::Outer { (i, j) } else { (j, i) };
-                        format!("one_{s}(batch, r{id}_{r}, d{d}, r{id}_{r}.at < {extent} && d{d}.at < end)")
-                    };
-                    format!("vec4<f32>({}, {}, {}, {})", one(0), one(1), one(2), one(3))
-                }
-            };
-            let _ = writeln!(text, "      p{round}_{j} = {value};");
+        let targets = [0, 1, 2, 3].map(|j| format!("p{round}_{j}"));
+        if side.vector {
+            let places = [0, 1, 2, 3].map(|j| match side.along {
+                Along::Outer => (format!("r{id}_0"), format!("d{j}")),
+                Along::Depth => (format!("r{id}_{j}"), "d0".to_owned()),
+            });
+            text += &self.vectors(w, share.which, &places, &targets);
+        } else {
+            for (j, target) in targets.iter().enumerate() {
+                let one = |i: usize| {
+                    let (r, d) = if side.along == Along::Outer { (i, j) } else { (j, i) };
+                    format!("one_{s}(batch, r{id}_{r}, d{d}, r{id}_{r}.at < {extent} && d{d}.at < end)")
+                };
+                let _ = writeln!(
+                    text,
+                    "      {target} = vec4<f32>({}, {}, {}, {});",
+                    one(0),
+                    one(1),
+                    one(2),
+                    one(3)
+                );
+            }
         }
         format!("      {}{{\n{text}      }}\n", self.guard(share))
     }
@@ -389,13 +474,6 @@ impl Printer<'_> {
                 })
                 .collect();
             let row = format!("k{id} * 4u + {j}u");
-            if self.cooperative {
-                for (i, part) in parts.iter().enumerate() {
-                    let _ =
-                        writeln!(text, "      t{s}[({row}) * {size}u + o{id} * 4u + {i}u] = f16({part});");
-                }
-                continue;
-            }
             let at = match side.along {
                 Along::Outer => format!("o{id}"),
                 // Swizzled, because the vectors of blocks with neighbouring `k` would conflict in the same banks.
@@ -405,25 +483,6 @@ impl Printer<'_> {
                 writeln!(text, "      t{s}[({row}) * {vectors}u + {at}] = vec4<f32>({});", parts.join(", "));
         }
         format!("    {}{{\n{text}    }}\n", self.guard(share))
-    }
-
-    /// Code that multiplies the tiles in workgroup memory as cooperative matrices. Subgroups are arranged in rows
-    /// of four, each with four by two matrices.
-    fn multiply_cooperatively(&self) -> String {
-        let Tile { m, n, .. } = self.c.tile;
-        let mut text = String::new();
-        for i in 0..MATRICES[0] {
-            let at = format!("d * {m}u + sm + {}u", i * MATRIX);
-            let _ = writeln!(text, "        let a{i} = coopLoad<coop_mat16x16<f16, A>>(&ta[{at}], {m}u);");
-        }
-        for h in 0..MATRICES[1] {
-            let at = format!("d * {n}u + sn + {}u", h * MATRIX);
-            let _ = writeln!(text, "        let b{h} = coopLoadT<coop_mat16x16<f16, B>>(&tb[{at}], {n}u);");
-            for i in 0..MATRICES[0] {
-                let _ = writeln!(text, "        s{i}_{h} = coopMultiplyAdd(a{i}, b{h}, s{i}_{h});");
-            }
-        }
-        text
     }
 
     /// Declarations of the accumulators, and code that stores them.
@@ -443,35 +502,6 @@ impl Printer<'_> {
             for h in 0..groups[1] {
                 let _ = writeln!(sums, "  var s{i}_{h} = vec4<f32>(0.0);");
                 let _ = writeln!(stores, "  four_sums(z, q{i}, e{h}_0, e{h}_1, e{h}_2, e{h}_3, s{i}_{h});");
-            }
-        }
-        (sums, stores)
-    }
-
-    /// Declarations of cooperative accumulators, and code that stores them, one matrix at a time through workgroup
-    /// memory.
-    fn cooperative_sums(&self) -> (String, String) {
-        let [down, across] = MATRICES;
-        let mut sums = format!(
-            "  let team = lane / {SUBGROUP}u;\n  let sm = (team / 4u) * {}u;\n  let sn = (team % 4u) * {}u;\n",
-            down * MATRIX,
-            across * MATRIX
-        );
-        let mut stores = String::new();
-        for i in 0..down {
-            for h in 0..across {
-                let _ = writeln!(sums, "  var s{i}_{h}: coop_mat16x16<f32, C>;");
-                let _ = write!(
-                    stores,
-                    "  workgroupBarrier();\n  coopStoreT(s{i}_{h}, &sums[team * 256u], {MATRIX}u);\n  \
-                     workgroupBarrier();\n  for (var i = lane % {SUBGROUP}u; i < 64u; i += {SUBGROUP}u) {{\n    \
-                     let r = row_of_c(z, m0 + sm + {}u + i / 4u);\n    \
-                     let c = n0 + sn + {}u + (i % 4u) * 4u;\n    let at = team * 256u + i * 4u;\n    \
-                     four_sums(z, r, depth_of_c(z, c), depth_of_c(z, c + 1u), depth_of_c(z, c + 2u), \
-                     depth_of_c(z, c + 3u), vec4<f32>(sums[at], sums[at + 1u], sums[at + 2u], sums[at + 3u]));\n  }}\n",
-                    i * MATRIX,
-                    h * MATRIX
-                );
             }
         }
         (sums, stores)
@@ -505,14 +535,14 @@ impl Printer<'_> {
 }
 
 pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
+    let [em, en] = [0, 1].map(|axis| w.outside(&c.extent[axis]));
+    let p = Printer { c, em, en };
+    if let Some(matrices) = w.matrices() {
+        return matrices::print(&p, w, matrices);
+    }
     let Tile { m, n, k, thread_n, .. } = c.tile;
-    let cooperative = is_cooperative(c, w);
-    let [em, en, ek] = c.extent.clone().map(|e| w.outside(&e));
-    let [parts, share] = c.parts.clone().map(|e| w.outside(&e));
-    let [tiles_m, tiles_n, total] = c.tiles.clone().map(|e| w.outside(&e));
-    let p = Printer { c, cooperative, em, en };
     let rounds = rounds(c.tile);
-    let mut text = p.functions(w, Which::Left) + &p.functions(w, Which::Right) + &p.finish(w);
+    let functions = p.functions(w, Which::Left) + &p.functions(w, Which::Right) + &p.finish(w);
     let (mut set_up, mut bring, mut put) = (String::new(), String::new(), String::new());
     for (number, round) in rounds.iter().enumerate() {
         for j in 0..4 {
@@ -520,65 +550,24 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
         }
         for share in round {
             set_up += &p.set_up(number, share);
-            bring += &p.bring(number, share);
+            bring += &p.bring(w, number, share);
             put += &p.put(number, share);
         }
     }
-    let ((sums, stores), multiply, shared) = if cooperative {
-        let shared = format!(
-            "var<workgroup> ta: array<f16, {}>;\nvar<workgroup> tb: array<f16, {}>;\n\
-             var<workgroup> sums: array<f32, {}>;\n",
-            m * k,
-            n * k,
-            c.tile.threads() / SUBGROUP * MATRIX * MATRIX
-        );
-        let multiply = format!(
-            "      for (var d = 0u; d < {k}u; d += {MATRIX}u) {{\n{}      }}\n",
-            p.multiply_cooperatively()
-        );
-        (p.cooperative_sums(), multiply, shared)
-    } else {
-        let shared = format!(
-            "var<workgroup> ta: array<vec4<f32>, {}>;\nvar<workgroup> tb: array<vec4<f32>, {}>;\n",
-            m * k / 4,
-            n * k / 4
-        );
-        let multiply = format!("      for (var d = 0u; d < {k}u; d++) {{\n{}      }}\n", p.multiply());
-        (p.sums(), multiply, shared)
-    };
-    let steps = if cooperative {
-        // Validation rejects these operations within conditionals.
-        format!(
-            "for (var k0 = begin; k0 < end; k0 += {k}u) {{\n{bring}    workgroupBarrier();\n{put}    \
-             workgroupBarrier();\n{multiply}  }}\n"
-        )
-    } else {
-        format!(
-            "for (var k0 = begin; ; k0 += {k}u) {{\n    if (k0 < end) {{\n{bring}    }}\n    \
-             if (k0 > begin) {{\n{multiply}    }}\n    if (k0 >= end) {{ break; }}\n    \
-             workgroupBarrier();\n{put}    workgroupBarrier();\n  }}\n"
-        )
-    };
-    // Workgroups go column by column through bands of eight rows of tiles, so that operands shared by neighbouring
-    // tiles stay in caches.
-    let _ = write!(
-        text,
-        "{shared}@compute @workgroup_size({threads})\n\
-         fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, \
-         @builtin(local_invocation_index) lane: u32) {{\n  \
-         let number = wg.y * grid.x + wg.x;\n  if (number >= {total}) {{ return; }}\n  \
-         let z = number / ({tiles_m} * {tiles_n});\n  let in_plane = number % ({tiles_m} * {tiles_n});\n  \
-         let band = in_plane / (8u * {tiles_n});\n  let in_band = in_plane % (8u * {tiles_n});\n  \
-         let height = min({tiles_m} - band * 8u, 8u);\n  \
-         let m0 = (band * 8u + in_band % height) * {m}u;\n  let n0 = (in_band / height) * {n}u;\n  \
-         let batch = z / {parts};\n  let begin = (z % {parts}) * {share};\n  \
-         let end = min(begin + {share}, {ek});\n  \
-         let ty = lane / {across}u;\n  let tx = lane % {across}u;\n{set_up}{sums}  \
-         {steps}{stores}}}\n",
-        threads = c.tile.threads(),
+    let (sums, stores) = p.sums();
+    let multiply = p.multiply();
+    let [left, right] = [m, n].map(|size| size * k / 4);
+    let shared = format!(
+        "var<workgroup> ta: array<vec4<f32>, {left}>;\nvar<workgroup> tb: array<vec4<f32>, {right}>;\n"
+    );
+    let body = format!(
+        "  let ty = lane / {across}u;\n  let tx = lane % {across}u;\n{set_up}{sums}  \
+         for (var k0 = begin; ; k0 += {k}u) {{\n    if (k0 < end) {{\n{bring}    }}\n    \
+         if (k0 > begin) {{\n      for (var d = 0u; d < {k}u; d++) {{\n{multiply}      }}\n    }}\n    \
+         if (k0 >= end) {{ break; }}\n    workgroupBarrier();\n{put}    workgroupBarrier();\n  }}\n{stores}",
         across = n / thread_n,
     );
-    text
+    functions + &shared + &p.main(w, c.tile.threads(), &body)
 }
 
 #[cfg(test)]
@@ -587,7 +576,7 @@ mod tests {
     use crate::gpu::kernel::Kernel;
     use crate::gpu::print::{Target, wgsl};
     use crate::gpu::store::Ref;
-    use crate::gpu::tiling::{Extent, Tiling};
+    use crate::gpu::tiling::{Extent, Matrices, Tiling};
     use wgpu::naga;
 
     /// A product of matrices whose elements are stored as `mem` and are contiguous along these axes.
@@ -626,20 +615,25 @@ mod tests {
         }
         let memory = module.global_variables.iter().filter(|(_, v)| v.space == naga::AddressSpace::WorkGroup);
         let bytes: u32 = memory.map(|(_, v)| module.types[v.ty].inner.size(module.to_ctx())).sum();
-        assert!(bytes <= 16384, "{bytes} bytes of workgroup memory");
+        let most = if text.contains("coop") { 32768 } else { 16384 };
+        assert!(bytes <= most, "{bytes} bytes of workgroup memory");
     }
 
     #[test]
     fn all_tiles_are_valid() {
-        for target in [Target::default(), Target { cooperative: true, ..Target::default() }] {
+        let of = |size, subgroup| Some(Matrices { size, subgroup, bfloat16: true });
+        for matrices in [None, of(16, 32), of(8, 8)] {
+            let target = Target { matrices, ..Target::default() };
             for tile in [Tile::LARGE, Tile::MEDIUM, Tile::THIN] {
                 for along in [[Along::Outer, Along::Depth], [Along::Depth, Along::Outer]] {
                     for (mem, out) in [(Mem::F32, Mem::F32), (Mem::F16, Mem::F16), (Mem::Bf16, Mem::F32)] {
                         for vector in [false, true] {
                             let kernel = product(mem, out, tile, along, vector);
                             let text = wgsl(&kernel, target).unwrap_or_default();
-                            let matrices = target.cooperative && tile == Tile::LARGE && mem == Mem::F16;
-                            assert_eq!(text.contains("coopMultiplyAdd"), matrices);
+                            assert_eq!(
+                                text.contains("coopMultiplyAdd"),
+                                matrices.is_some() && mem != Mem::F32
+                            );
                             validate(&text);
                         }
                     }

@@ -98,14 +98,15 @@ impl Writer<'_> {
     fn guarded(&mut self, e: &E, buf: u32, at: &E, condition: &E, default: &E, target: usize) -> Value {
         let (condition, default) = (self.emit(condition), self.emit(default));
         let ty = self.ty(e.ty());
-        // The address may be out of range where the condition is false; computing it without loading is harmless.
+        // The address may be out of range where the condition is false, so the first element is loaded there. Loads in
+        // branches would wait for each other.
         let at = self.address(buf, at);
         let scope = &mut self.scopes[target];
         let name = format!("g{}", self.names);
         self.names += 1;
         let _ = writeln!(
             scope.code,
-            "    var {name}: {ty} = {default}; if ({condition}) {{ {name} = ld{buf}({at}); }}"
+            "    let {name}: {ty} = select({default}, ld{buf}(select(0u, {at}, {condition})), {condition});"
         );
         Value::Named(name)
     }

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::{THREADS, lanes};
+use crate::gpu::kernel::THREADS;
+use crate::gpu::linear;
 use crate::gpu::print::writer::{MAIN, Writer, name};
 use crate::gpu::store::Store;
-use crate::ir::{E, Var};
+use crate::ir::{E, Node, Var};
 
 impl Writer<'_> {
-    pub(super) fn map(&mut self, count: &E, element: Var, stores: &[Store]) -> String {
-        let lanes = lanes(&self.kernel.bufs, stores);
+    pub(super) fn map(&mut self, count: &E, element: Var, stores: &[Store], lanes: u32) -> String {
         let x = name(element);
         if lanes == 1 {
             let body = self.block(&[element], |w| w.stores(stores));
@@ -19,13 +19,16 @@ impl Writer<'_> {
                  let {x} = own{first};\n{body}  }}\n}}\n"
             );
         }
-        // Neighbouring elements share words, so a thread computes whole words. It stores single elements at the end
-        // of the index space, and if a window does not begin at a word boundary.
+        // Neighbouring elements share words or vectors, so a thread computes whole ones. It accesses single elements at
+        // the end of the index space, and if a window does not begin at the boundary of a word or vector.
+        let loads = linear::loads_of_stores(stores, element).unwrap_or_default();
+        let vectors = self.vectors(&loads, element);
         let mut results = String::new();
         let mut assign = String::new();
         let types: Vec<&'static str> =
             stores.iter().map(|s| self.ty(self.kernel.bufs[s.buf as usize].mem.ty())).collect();
         let body = self.block(&[element], |w| {
+            vectors.name(w, &loads, |n| format!("l{n}"));
             // An element with a fault is stored like its neighbours: results that depend on it are invalid in any
             // case.
             if let Some(report) = w.fault() {
@@ -44,17 +47,84 @@ impl Writer<'_> {
                 let at = w.address(store.buf, &store.at);
                 w.line(&format!("let at = {at};"));
             });
-            let _ = writeln!(single, "    {{ let {x} = first + k;\n{at}    st{b}(at, r.v{n}); }}");
+            let _ = writeln!(single, "    {{ {at}    st{b}(at, r.v{n}); }}");
             let words = self.words(store, lanes, |p| format!("r{p}.v{n}"));
-            let _ = write!(assign, "    {{ let {x} = first;\n{at}    {words} }}\n");
+            let _ = write!(assign, "    {{ {at}    {words} }}\n");
         }
         let (count, begin) = (self.outside(count), self.plus_first());
-        let calls: String = (0..lanes).map(|p| format!("    let r{p} = each(first + {p}u);\n")).collect();
+        let Vectors { parameters, whole, one, .. } = &vectors;
+        let given = |p: Option<u32>| -> String {
+            let part = |n: usize| p.map_or(format!(", w{n}"), |p| format!(", w{n}[{p}]"));
+            (0..vectors.count).map(part).collect()
+        };
+        let calls: String =
+            (0..lanes).map(|p| format!("    let r{p} = each({x} + {p}u{});\n", given(Some(p)))).collect();
         format!(
-            "struct Each {{ {results}}}\nfn each({x}: u32) -> Each {{\n{body}}}\n{MAIN}  \
-             let own = (group(wg, grid) * {THREADS}u + lane) * {lanes}u;\n  let first = own{begin};\n  \
-             if (own + {lanes}u <= {count}) {{\n{calls}{assign}  }} else {{\n    \
-             for (var k = 0u; own + k < {count}; k++) {{ let r = each(first + k);\n{single}    }}\n  }}\n}}\n"
+            "struct Each {{ {results}}}\nfn each({x}: u32{parameters}) -> Each {{\n{body}}}\n{MAIN}  \
+             let own = (group(wg, grid) * {THREADS}u + lane) * {lanes}u;\n  \
+             if (own + {lanes}u <= {count}) {{\n    let {x} = own{begin};\n{whole}{calls}{assign}  }} else {{\n    \
+             for (var k = own; k < {count}; k++) {{\n    let {x} = k{begin};\n{one}    \
+             let r = each({x}{});\n{single}    }}\n  }}\n}}\n",
+            given(None),
         )
+    }
+
+    /// Code that loads the vectors of four elements from `element` on, and code that loads its element alone.
+    pub(super) fn vectors(&mut self, loads: &[E], element: Var) -> Vectors {
+        let mut known: Vec<(u32, String)> = Vec::new();
+        let (mut of, mut parameters) = (Vec::new(), String::new());
+        let mut single = Vec::new();
+        let whole = self.block(&[element], |w| {
+            for e in loads {
+                let Node::Load { buf, at, .. } = e.node() else { continue };
+                if !w.wide[*buf as usize] {
+                    of.push(None);
+                    continue;
+                }
+                let key = (*buf, w.address(*buf, at));
+                let n = known.iter().position(|k| *k == key).unwrap_or_else(|| {
+                    let n = known.len();
+                    w.line(&format!("let w{n} = lv{buf}({});", key.1));
+                    let ty = w.ty(e.ty());
+                    let _ = write!(parameters, ", l{n}: {ty}");
+                    single.push((*buf, at.clone()));
+                    known.push(key);
+                    n
+                });
+                of.push(Some(n));
+            }
+        });
+        let one = self.block(&[element], |w| {
+            for (n, (buf, at)) in single.iter().enumerate() {
+                let at = w.address(*buf, at);
+                w.line(&format!("let w{n} = ld{buf}({at});"));
+            }
+        });
+        Vectors { of, count: known.len(), parameters, whole, one }
+    }
+}
+
+/// Loads of vectors.
+pub(super) struct Vectors {
+    /// Number of each load's vector; `None` for loads of single elements.
+    of: Vec<Option<usize>>,
+    /// Number of vectors.
+    count: usize,
+    /// Parameters for their elements.
+    parameters: String,
+    /// Code that loads the vectors.
+    pub(super) whole: String,
+    /// Code that loads single elements instead.
+    one: String,
+}
+
+impl Vectors {
+    /// Names the values of the loads that have vectors.
+    pub(super) fn name(&self, w: &mut Writer<'_>, loads: &[E], name: impl Fn(usize) -> String) {
+        for (e, n) in loads.iter().zip(&self.of) {
+            if let Some(n) = n {
+                w.known(e, name(*n));
+            }
+        }
     }
 }

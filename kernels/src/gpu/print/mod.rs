@@ -8,39 +8,45 @@ mod contract;
 mod expressions;
 mod library;
 mod maps;
+mod matrices;
 mod rows;
 mod scans;
 mod stores;
 mod writer;
 
 use crate::gpu::kernel::{Kernel, Skeleton};
+use crate::gpu::linear;
 use crate::gpu::print::expressions::parameter_word;
 use crate::gpu::print::writer::Writer;
 pub use crate::gpu::print::writer::{MAX_WORDS, Target, parameter_bytes};
+use crate::ir::Mem;
+
+/// First line of kernels whose f16 stands for bfloat16, which WGSL does not have.
+pub const BFLOAT16: &str = "// f16 stands for bfloat16.\n";
+const MATRICES: &str = "enable f16;\nenable wgpu_cooperative_matrix;\n";
 
 /// Returns the WGSL of a kernel, or `None` if the target lacks a feature that it needs.
 pub fn wgsl(kernel: &Kernel, target: Target) -> Option<String> {
-    let mut writer =
-        Writer { kernel, target, scopes: Vec::new(), lacks: kernel.words.len() > MAX_WORDS, names: 0 };
+    let (scopes, lacks, wide) = (Vec::new(), kernel.words.len() > MAX_WORDS, linear::wide(kernel));
+    let mut writer = Writer { kernel, target, scopes, lacks, wide, names: 0 };
     let body = writer.kernel();
     if writer.lacks {
         return None;
     }
     let mut text = writer.declarations();
     text += &body;
-    let enabled = match &kernel.skeleton {
-        Skeleton::Contract(c) if contract::is_cooperative(c, &writer) => {
-            "enable f16;\nenable wgpu_cooperative_matrix;\n"
-        }
-        _ => "",
+    let enabled = match writer.factors() {
+        Some(Mem::Bf16) => BFLOAT16.to_owned() + MATRICES,
+        Some(_) => MATRICES.to_owned(),
+        None => String::new(),
     };
-    Some(enabled.to_owned() + &library::link(text, target))
+    Some(enabled + &library::link(text, target))
 }
 
 impl Writer<'_> {
     fn kernel(&mut self) -> String {
         match &self.kernel.skeleton {
-            Skeleton::Map { count, element, stores } => self.map(count, *element, stores),
+            Skeleton::Map { count, element, stores, lanes } => self.map(count, *element, stores, *lanes),
             Skeleton::Rows { rows, len, row, team, stages } => self.rows(rows, len, *row, *team, stages),
             Skeleton::Contract(c) => contract::print(c, self),
             Skeleton::Raw(source) => self.raw(source),

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::{Skeleton, THREADS, lanes};
+use crate::gpu::kernel::{Skeleton, THREADS, VECTOR, lanes};
+use crate::gpu::linear;
 use crate::gpu::print::writer::{MAIN, Writer, name};
 use crate::gpu::store::{Scan, Stage, Store};
 use crate::ir::{E, Ty, Var};
@@ -43,10 +44,17 @@ impl Writer<'_> {
         )
     }
 
-    /// Prints the stores of each member. Adjacent members share words, so a thread stores whole words if the row
-    /// begins at a word boundary.
+    /// Prints the stores of each member. Adjacent members share words or vectors, so a thread stores whole ones if the row
+    /// begins at the boundary of one.
     fn each(&mut self, team: u32, len: &str, member: Var, stores: &[Store]) {
-        let lanes = if self.kernel.faults.is_empty() { lanes(&self.kernel.bufs, stores) } else { 1 };
+        let faultless = self.kernel.faults.is_empty();
+        let loads = linear::loads_of_stores(stores, member).filter(|_| faultless);
+        let lanes = match &loads {
+            Some(_) => VECTOR,
+            None if faultless => lanes(&self.kernel.bufs, stores),
+            None => 1,
+        };
+        let loads = loads.unwrap_or_default();
         let j = name(member);
         let single = self.block(&[member], |w| w.stores(stores));
         if lanes == 1 {
@@ -55,7 +63,8 @@ impl Writer<'_> {
             ));
             return;
         }
-        let mut code = String::new();
+        let vectors = self.vectors(&loads, member);
+        let mut code = format!("let {j} = first;\n{}", vectors.whole);
         for (n, store) in stores.iter().enumerate() {
             let ty = self.ty(self.kernel.bufs[store.buf as usize].mem.ty());
             for p in 0..lanes {
@@ -64,6 +73,7 @@ impl Writer<'_> {
         }
         for p in 0..lanes {
             let values = self.block(&[member], |w| {
+                vectors.name(w, &loads, |n| format!("w{n}[{p}]"));
                 for (n, store) in stores.iter().enumerate() {
                     let value = w.emit(&store.value);
                     w.line(&format!("r{p}_{n} = {value};"));
@@ -77,7 +87,7 @@ impl Writer<'_> {
                 w.line(&format!("let at = {at};"));
             });
             let words = self.words(store, lanes, |p| format!("r{p}_{n}"));
-            let _ = writeln!(code, "{{ let {j} = first;\n{at}{words} }}");
+            let _ = writeln!(code, "{{ {at}{words} }}");
         }
         self.line(&format!(
             "if (row_ok) {{ for (var first = worker * {lanes}u; first < {len}; first += {}u) {{\n\
@@ -87,6 +97,8 @@ impl Writer<'_> {
         ));
     }
 
+    /// Prints the reduction of a thread's share of the members: every `team`-th one, or every `team`-th vector of four
+    /// if all loads have vectors. Four members are loaded before the first one is needed.
     fn reduce(&mut self, team: u32, len: &str, member: Var, acc: &[Var], init: &[E], step: &[E]) {
         for (var, init) in acc.iter().zip(init) {
             let value = self.emit(init);
@@ -95,8 +107,38 @@ impl Writer<'_> {
         let mut vars = vec![member];
         vars.extend_from_slice(acc);
         let body = self.block(&vars, |w| w.assign(acc, step));
-        let (j, worker) = (name(member), if team == 1 { "0u" } else { "worker" });
-        self.line(&format!("for (var {j} = {worker}; {j} < {len}; {j} += {team}u) {{\n{body}}}"));
+        let j = name(member);
+        let loads = linear::loads_of_steps(self.kernel, step, member).filter(|_| team > 1);
+        if let Some(loads) = loads {
+            let vectors = self.vectors(&loads, member);
+            let mut code = format!("let {j} = first;\n{}", vectors.whole);
+            for p in 0..VECTOR {
+                let own = self.block(&vars, |w| {
+                    vectors.name(w, &loads, |n| format!("w{n}[{p}]"));
+                    w.assign(acc, step);
+                });
+                let _ = writeln!(code, "{{ let {j} = first + {p}u;\n{own}}}");
+            }
+            self.line(&format!(
+                "for (var first = worker * {VECTOR}u; first < {len}; first += {}u) {{\n\
+                 if (first + {VECTOR}u <= {len}) {{\n{code}}} else {{\n\
+                 for (var {j} = first; {j} < {len}; {j}++) {{\n{body}}} }} }}",
+                team * VECTOR
+            ));
+            return;
+        }
+        let worker = if team == 1 { "0u" } else { "worker" };
+        let unrolled: String = match linear::has_loops(step) {
+            true => String::new(),
+            false => {
+                let own: String =
+                    (0..VECTOR).map(|p| format!("{{ let {j} = at + {}u;\n{body}}}\n", p * team)).collect();
+                format!("for (; at + {}u < {len}; at += {}u) {{\n{own}}}\n", 3 * team, VECTOR * team)
+            }
+        };
+        self.line(&format!(
+            "{{ var at = {worker};\n{unrolled}for (; at < {len}; at += {team}u) {{ let {j} = at;\n{body}}} }}"
+        ));
     }
 
     /// Prints a tree reduction over the team's threads, with four values per merge, after which all threads have

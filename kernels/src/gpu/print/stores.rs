@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::gpu::kernel::VECTOR;
 use crate::gpu::print::buffers::pack;
 use crate::gpu::print::expressions::parameter_word;
 use crate::gpu::print::writer::Writer;
@@ -93,6 +94,11 @@ impl Writer<'_> {
         let (b, mem) = (store.buf, self.kernel.bufs[store.buf as usize].mem);
         let single: String = (0..lanes).map(|p| format!("st{b}(at + {p}u, {}); ", value(p))).collect();
         let size = mem.size();
+        if lanes == VECTOR && self.wide[b as usize] {
+            let parts: Vec<String> = (0..VECTOR).map(value).collect();
+            let parts = parts.join(", ");
+            return format!("if (at % 4u == 0u) {{ b{b}[at / 4u] = vec4({parts}); }} else {{ {single}}}");
+        }
         if size >= 4 {
             return single;
         }

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::gpu::kernel::Kernel;
-use crate::ir::{E, Mem, Ty, Typed, Var};
+use crate::gpu::contract::Side;
+use crate::gpu::kernel::{Kernel, Skeleton};
+use crate::gpu::tiling::Matrices;
+use crate::ir::{E, Mem, Node, Ty, Typed, Var};
 
 /// Features of an adapter that the text depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -14,8 +16,8 @@ pub struct Target {
     pub float64: bool,
     /// Bytes of parameters that can be passed as immediates. Larger parameters are in a uniform buffer.
     pub immediates: u32,
-    /// Cooperative matrices of 16 by 16 halves with 32-bit sums, in subgroups of 32 threads.
-    pub cooperative: bool,
+    /// Cooperative matrices, if there are any.
+    pub matrices: Option<Matrices>,
 }
 
 /// Largest number of parameter words of a kernel.
@@ -40,6 +42,9 @@ pub struct Writer<'k> {
     pub(super) target: Target,
     pub(super) scopes: Vec<Scope>,
     pub(super) lacks: bool,
+    /// Whether each buffer is declared as an array of vectors of four elements, which `lv0(i)` loads. Sizes of bindings
+    /// are multiples of these vectors.
+    pub(super) wide: Vec<bool>,
     /// Number of names in use. It also counts those of finished blocks, because consecutive blocks may be printed
     /// into one.
     pub(super) names: u32,
@@ -101,6 +106,24 @@ impl Writer<'_> {
         if let Some(scope) = self.scopes.last_mut() {
             scope.names.insert(std::rc::Rc::as_ptr(&e.0), name);
         }
+    }
+
+    /// Storage format of the factors of a contraction by cooperative matrices: both are halves of the same format, and
+    /// the device has such matrices. `None` for other kernels.
+    pub(super) fn factors(&self) -> Option<Mem> {
+        let Skeleton::Contract(c) = &self.kernel.skeleton else { return None };
+        let matrices = self.target.matrices?;
+        let format = |side: &Side| match &side.value.0.node {
+            Node::Load { buf, .. } => Some(self.mem(*buf)),
+            _ => None,
+        };
+        let [left, right] = c.sides.each_ref().map(format);
+        left.filter(|mem| left == right && (*mem == Mem::F16 || *mem == Mem::Bf16 && matrices.bfloat16))
+    }
+
+    /// The cooperative matrices that the kernel uses.
+    pub(super) fn matrices(&self) -> Option<Matrices> {
+        self.factors().and(self.target.matrices)
     }
 
     /// Storage format of a buffer's elements.

@@ -1,0 +1,127 @@
+//! Elements that are loaded and stored in the order of memory, so that a thread can take four at once.
+
+use rustc_hash::FxHashSet;
+
+use crate::gpu::kernel::{Kernel, Skeleton, VECTOR};
+use crate::gpu::store::{Buf, Put, Stage, Store};
+use crate::ir::{Bin, E, Mem, Node, Var};
+
+/// Operands of an expression, without loops.
+pub fn operands(e: &E) -> Vec<E> {
+    match &e.0.node {
+        Node::Lit(_) | Node::Param(_) | Node::Var(_) | Node::Fold { .. } | Node::Item(..) => Vec::new(),
+        Node::Load { at, guard, .. } => {
+            let guard = guard.iter().flat_map(|(c, d)| [c.clone(), d.clone()]);
+            std::iter::once(at.clone()).chain(guard).collect()
+        }
+        Node::Un(_, a) | Node::Cast(a) => vec![a.clone()],
+        Node::Bin(_, a, b) => vec![a.clone(), b.clone()],
+        Node::Select(a, b, c) => vec![a.clone(), b.clone(), c.clone()],
+        Node::Call(_, args) => args.clone(),
+    }
+}
+
+/// Whether an address is the element's number plus what is the same for all elements.
+fn is_linear(at: &E, element: Var) -> bool {
+    match &at.0.node {
+        Node::Var(var) => *var == element,
+        Node::Bin(Bin::Add, a, b) => {
+            let same = |e: &E| !e.0.free.contains(&element);
+            is_linear(a, element) && same(b) || same(a) && is_linear(b, element)
+        }
+        _ => false,
+    }
+}
+
+/// The loads of values that depend on the element, each once. `None` if one of them is not in the order of memory, or if
+/// there is a loop.
+pub fn loads<'v>(values: impl IntoIterator<Item = &'v E>, element: Var) -> Option<Vec<E>> {
+    let mut visited = FxHashSet::default();
+    let mut found = Vec::new();
+    let mut rest: Vec<E> = values.into_iter().cloned().collect();
+    while let Some(e) = rest.pop() {
+        if !visited.insert(e.address()) {
+            continue;
+        }
+        match &e.0.node {
+            Node::Fold { .. } | Node::Item(..) => return None,
+            Node::Load { .. } if !e.0.free.contains(&element) => {}
+            Node::Load { at, guard: None, .. } if is_linear(at, element) => found.push(e),
+            Node::Load { .. } => return None,
+            _ => rest.extend(operands(&e)),
+        }
+    }
+    Some(found)
+}
+
+/// Whether a value contains a loop.
+pub fn has_loops(values: &[E]) -> bool {
+    let mut visited = FxHashSet::default();
+    let mut rest: Vec<E> = values.to_vec();
+    while let Some(e) = rest.pop() {
+        if matches!(e.node(), Node::Fold { .. } | Node::Item(..)) {
+            return true;
+        }
+        if visited.insert(e.address()) {
+            rest.extend(operands(&e));
+        }
+    }
+    false
+}
+
+/// The loads of the values of stores, if all loads and stores are in the order of memory.
+pub fn loads_of_stores(stores: &[Store], element: Var) -> Option<Vec<E>> {
+    let linear =
+        |s: &Store| s.linear && s.put == Put::Assign && s.guard.is_none() && is_linear(&s.at, element);
+    let values = stores.iter().map(|s| &s.value);
+    stores.iter().all(linear).then(|| loads(values, element)).flatten()
+}
+
+/// The buffer of a load.
+pub fn buffer(load: &E) -> Option<u32> {
+    match load.node() {
+        Node::Load { buf, .. } => Some(*buf),
+        _ => None,
+    }
+}
+
+/// Whether a buffer's elements can be accessed as vectors of four.
+pub fn has_vectors(buf: &Buf) -> bool {
+    match buf.mem {
+        Mem::F32 | Mem::I32 => !buf.atomic,
+        Mem::F16 | Mem::Bf16 => !buf.written,
+        _ => false,
+    }
+}
+
+/// The loads of a reduction's steps, if there are some, and all of them can be loaded as vectors.
+pub fn loads_of_steps(kernel: &Kernel, steps: &[E], member: Var) -> Option<Vec<E>> {
+    let vectors = |e: &E| buffer(e).is_some_and(|buf| has_vectors(&kernel.bufs[buf as usize]));
+    loads(steps, member).filter(|loads| !loads.is_empty() && loads.iter().all(vectors))
+}
+
+/// Which buffers of a kernel are accessed as vectors.
+pub fn wide(kernel: &Kernel) -> Vec<bool> {
+    let mut found: Vec<u32> = Vec::new();
+    let mut add = |loads: Option<Vec<E>>, stores: &[Store]| {
+        if let Some(loads) = loads {
+            found.extend(loads.iter().filter_map(buffer).chain(stores.iter().map(|s| s.buf)));
+        }
+    };
+    match &kernel.skeleton {
+        Skeleton::Map { element, stores, lanes: VECTOR, .. } => {
+            add(loads_of_stores(stores, *element), stores);
+        }
+        Skeleton::Rows { stages, .. } => stages.iter().for_each(|stage| match stage {
+            Stage::Reduce { member, step, .. } => add(loads_of_steps(kernel, step, *member), &[]),
+            Stage::Each(member, stores) => add(loads_of_stores(stores, *member), stores),
+            Stage::Scan(_) | Stage::Once(_) => {}
+        }),
+        Skeleton::Contract(c) => {
+            found.extend(c.sides.iter().filter(|side| side.vector).filter_map(|side| buffer(&side.value)));
+        }
+        Skeleton::Map { .. } | Skeleton::Raw(_) => {}
+    }
+    let is_wide = |(i, buf): (usize, &Buf)| has_vectors(buf) && (buf.wide || found.contains(&(i as u32)));
+    kernel.bufs.iter().enumerate().map(is_wide).collect()
+}

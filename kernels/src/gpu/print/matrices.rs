@@ -1,0 +1,243 @@
+//! Contractions of halves by cooperative matrices (`VK_KHR_cooperative_matrix` and its like).
+//!
+//! A workgroup computes a tile as the other contractions do ([`super::contract`]). Its subgroups share the tile: each
+//! sums up a block of matrices in registers. Both operands are in workgroup memory in the order of their buffers, as
+//! vectors of four halves, so that nothing is transposed or converted on the way. Their rows are padded, so that the
+//! rows of a matrix are in different banks.
+
+use std::fmt::Write as _;
+
+use crate::gpu::contract::Along;
+use crate::gpu::print::contract::{Printer, Which};
+use crate::gpu::print::writer::Writer;
+use crate::gpu::tiling::{Matrices, Tile};
+
+/// Halves at the end of each row in workgroup memory: 16 bytes.
+const PADDING: u32 = 8;
+
+/// How the subgroups of a workgroup share a tile.
+struct Shares {
+    /// Number of subgroups along `m` and `n`.
+    teams: [u32; 2],
+    /// Length of `k` per step.
+    k: u32,
+}
+
+impl Shares {
+    /// The shares of a tile, for matrices of `size` rows.
+    fn of(tile: Tile, size: u32) -> Shares {
+        // Numbers of matrices of a subgroup along `m` and `n`, and of a step along `k`.
+        let [down, across, deep] = match tile {
+            Tile::LARGE => [4, 4, 2],
+            Tile::THIN => [1, 1, 4],
+            _ => [2, 2, 4],
+        };
+        Shares { teams: [tile.m / (size * down), tile.n / (size * across)], k: size * deep }
+    }
+}
+
+/// An operand's tile in workgroup memory.
+struct Shelf {
+    which: Which,
+    along: Along,
+    vector: bool,
+    /// Vectors of a row that hold elements, and all vectors of a row.
+    across: u32,
+    stride: u32,
+    /// Number of rows.
+    rows: u32,
+    /// Number of vectors that each thread loads.
+    loads: u32,
+    /// Vectors between those that a thread loads.
+    threads: u32,
+}
+
+impl Shelf {
+    fn of(p: &Printer<'_>, which: Which, shares: &Shares, threads: u32) -> Shelf {
+        let (side, _, size, _) = p.side(which);
+        let (across, rows) = match side.along {
+            Along::Outer => (size / 4, shares.k),
+            Along::Depth => (shares.k / 4, size),
+        };
+        let loads = across * rows / threads;
+        let (along, vector) = (side.along, side.vector);
+        Shelf { which, along, vector, across, stride: across + PADDING / 4, rows, loads, threads }
+    }
+
+    /// Row of the thread's vector with this number.
+    fn row(&self, number: u32) -> String {
+        format!("(lane / {}u + {}u)", self.across, number * (self.threads / self.across))
+    }
+
+    /// Position in the rows of the thread's vectors: the same for all, because threads are a multiple of it.
+    fn column(&self) -> String {
+        format!("(lane % {}u)", self.across)
+    }
+
+    /// Code before the loop over `k`: coordinates that do not depend on `k`.
+    fn set_up(&self) -> String {
+        let s = self.which.letter();
+        let first = if self.which == Which::Left { "m0" } else { "n0" };
+        let mut text = String::new();
+        match self.along {
+            Along::Outer => {
+                for j in 0..if self.vector { 1 } else { 4 } {
+                    let at = format!("{first} + {} * 4u + {j}u", self.column());
+                    let _ = writeln!(text, "  let r{s}_{j} = row_of_{s}(batch, {at});");
+                }
+            }
+            Along::Depth => {
+                for i in 0..self.loads {
+                    let _ = writeln!(text, "  let r{s}_{i} = row_of_{s}(batch, {first} + {});", self.row(i));
+                }
+            }
+        }
+        for i in 0..self.loads {
+            let _ = writeln!(text, "  var p{s}_{i}: vec4<f16>;");
+        }
+        text
+    }
+
+    /// Code that loads the thread's vectors of the step at `k0` into registers.
+    fn bring(&self, p: &Printer<'_>, w: &Writer<'_>, k0: &str) -> String {
+        let s = self.which.letter();
+        let (_, _, _, extent) = p.side(self.which);
+        let mut text = String::new();
+        if self.along == Along::Depth {
+            for j in 0..if self.vector { 1 } else { 4 } {
+                let at = format!("{k0} + {} * 4u + {j}u", self.column());
+                let _ = writeln!(text, "      let d{j} = depth_of_{s}(batch, {at});");
+            }
+        }
+        for i in 0..self.loads {
+            if self.along == Along::Outer {
+                let _ = writeln!(text, "      let d{i} = depth_of_{s}(batch, {k0} + {});", self.row(i));
+            }
+        }
+        let target = |i: u32| format!("p{s}_{i}");
+        let place = |i: u32| match self.along {
+            Along::Outer => (format!("r{s}_0"), format!("d{i}")),
+            Along::Depth => (format!("r{s}_{i}"), "d0".to_owned()),
+        };
+        if self.vector {
+            let (places, targets): (Vec<_>, Vec<_>) = (0..self.loads).map(|i| (place(i), target(i))).unzip();
+            text += &p.vectors(w, self.which, &places, &targets);
+        } else {
+            for i in 0..self.loads {
+                let one = |j: u32| {
+                    let (r, d) = if self.along == Along::Outer { (j, i) } else { (i, j) };
+                    format!("one_{s}(batch, r{s}_{r}, d{d}, r{s}_{r}.at < {extent} && d{d}.at < end)")
+                };
+                let _ = writeln!(
+                    text,
+                    "      {} = vec4<f16>({}, {}, {}, {});",
+                    target(i),
+                    one(0),
+                    one(1),
+                    one(2),
+                    one(3)
+                );
+            }
+        }
+        format!("    {{\n{text}    }}\n")
+    }
+
+    /// Code that writes the thread's vectors to workgroup memory.
+    fn put(&self) -> String {
+        let s = self.which.letter();
+        let line = |i: u32| {
+            format!("    t{s}[{} * {}u + {}] = p{s}_{i};\n", self.row(i), self.stride, self.column())
+        };
+        (0..self.loads).map(line).collect()
+    }
+
+    fn declaration(&self) -> String {
+        format!("var<workgroup> t{}: array<vec4<f16>, {}>;\n", self.which.letter(), self.rows * self.stride)
+    }
+
+    /// Expression of the matrix at these coordinates of the tile along the operand's axis and along `k`.
+    fn matrix(&self, size: u32, outer: &str, depth: u32) -> String {
+        let (s, role) = (self.which.letter(), if self.which == Which::Left { "A" } else { "B" });
+        let (row, column) = match self.along {
+            Along::Outer => (format!("{depth}u"), format!("({outer}) / 4u")),
+            Along::Depth => (outer.to_owned(), format!("{}u", depth / 4)),
+        };
+        // The left matrix is stored along its rows if it is contiguous along `k`, the right one if it is not.
+        let along_rows = (self.which == Which::Left) == (self.along == Along::Depth);
+        let load = if along_rows { "coopLoadT" } else { "coopLoad" };
+        let stride = self.stride;
+        format!(
+            "{load}<coop_mat{size}x{size}<f16, {role}>>(&t{s}[({row}) * {stride}u + {column}], {stride}u)"
+        )
+    }
+}
+
+pub(super) fn print(p: &Printer<'_>, w: &mut Writer<'_>, matrices: Matrices) -> String {
+    let Matrices { size, subgroup, .. } = matrices;
+    let tile = p.c.tile;
+    let shares = Shares::of(tile, size);
+    let Shares { teams: [down, across], k } = shares;
+    let threads = down * across * subgroup;
+    let block = [tile.m / down, tile.n / across];
+    let shelves = [Which::Left, Which::Right].map(|which| Shelf::of(p, which, &shares, threads));
+    let functions = p.functions(w, Which::Left) + &p.functions(w, Which::Right) + &p.finish(w);
+
+    let each = |f: &dyn Fn(&Shelf) -> String| -> String { shelves.iter().map(f).collect() };
+    let area = size * size;
+    let shared =
+        each(&Shelf::declaration) + &format!("var<workgroup> sums: array<f32, {}>;\n", down * across * area);
+    let (mut sums, mut multiply, mut stores) = (String::new(), String::new(), String::new());
+    let counts = block.map(|length| length / size);
+    for depth in (0..k).step_by(size as usize) {
+        for i in 0..counts[0] {
+            let a = shelves[0].matrix(size, &format!("sm + {}u", i * size), depth);
+            let _ = writeln!(multiply, "    let a{depth}_{i} = {a};");
+        }
+        for h in 0..counts[1] {
+            let b = shelves[1].matrix(size, &format!("sn + {}u", h * size), depth);
+            let _ = writeln!(multiply, "    let b{depth}_{h} = {b};");
+            for i in 0..counts[0] {
+                let _ = writeln!(
+                    multiply,
+                    "    s{i}_{h} = coopMultiplyAdd(a{depth}_{i}, b{depth}_{h}, s{i}_{h});"
+                );
+            }
+        }
+    }
+    // Each matrix goes through workgroup memory, because its elements are on threads that only the driver knows.
+    let vectors = size / 4;
+    for i in 0..counts[0] {
+        for h in 0..counts[1] {
+            let _ = writeln!(sums, "  var s{i}_{h}: coop_mat{size}x{size}<f32, C>;");
+            let _ = write!(
+                stores,
+                "  workgroupBarrier();\n  coopStoreT(s{i}_{h}, &sums[team * {area}u], {size}u);\n  \
+                 workgroupBarrier();\n  \
+                 for (var i = lane % {subgroup}u; i < {count}u; i += {subgroup}u) {{\n    \
+                 let r = row_of_c(z, m0 + sm + {}u + i / {vectors}u);\n    \
+                 let c = n0 + sn + {}u + (i % {vectors}u) * 4u;\n    let at = team * {area}u + i * 4u;\n    \
+                 four_sums(z, r, depth_of_c(z, c), depth_of_c(z, c + 1u), depth_of_c(z, c + 2u), \
+                 depth_of_c(z, c + 3u), vec4<f32>(sums[at], sums[at + 1u], sums[at + 2u], sums[at + 3u]));\n  }}\n",
+                i * size,
+                h * size,
+                count = size * vectors,
+            );
+        }
+    }
+    let bring = |k0: &str| each(&|shelf| shelf.bring(p, w, k0));
+    let (first, next) = (bring("begin"), bring(&format!("k0 + {k}u")));
+    // Validation rejects operations on matrices within conditionals, so the loads past the end load nothing.
+    let body = format!(
+        "  let team = lane / {subgroup}u;\n  let sm = (team / {across}u) * {}u;\n  \
+         let sn = (team % {across}u) * {}u;\n{}{sums}{}  \
+         for (var k0 = begin; k0 < end; k0 += {k}u) {{\n    workgroupBarrier();\n{}    workgroupBarrier();\n\
+         {}{multiply}  }}\n{stores}",
+        block[0],
+        block[1],
+        each(&Shelf::set_up),
+        first,
+        each(&Shelf::put),
+        next,
+    );
+    functions + &shared + &p.main(w, threads, &body)
+}
