@@ -37,7 +37,7 @@ test-python: build ## the package; ARGS="-k name" goes to pytest
 	@$(env) TANDEM_KERNELS=own pytest $(own_kernels:%=tests/python/%.py) -q $(ARGS)
 
 # As the adapter is, as the weakest one that WebGPU allows, and a sample without one feature at a time.
-gpu_profiles := all int64,f64,f16,immediates,limits int64 f64 f16
+gpu_profiles := all int64,f64,f16,int16,immediates,limits,spirv int64 f64 f16
 gpu_sample := executor or conformance or pointwise or reduce or index
 
 test-gpu: build micro ## the wgpu executor on any adapter, the software one included; ARGS="-k name" goes to pytest

@@ -1,11 +1,17 @@
 """Kernels and matrix products of the GPU check, on Tandem's device and on CUDA if torch has it.
 
 A block calls a kernel several times on operands in turn, which together do not fit in a cache, and keeps
-the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks, CUDA's by its
-events.
+the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's are taken
+by its events, in a process of its own: PyTorch supports one accelerator a process.
+
+`gpu_kernels.py LIST` answers each line with a kernel's number by its time on CUDA; it is the other process.
 """
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +19,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch_tandem
 
-HARDWARE = any(device["kind"] != "software" for device in torch_tandem.list_devices())
+OTHER = "TANDEM_CHECK_CUDA"
+"""Variable that is set in the process for CUDA."""
+if OTHER in os.environ:
+    HARDWARE = True
+else:
+    import torch_tandem
+
+    HARDWARE = any(device["kind"] != "software" for device in torch_tandem.list_devices())
+
 CACHE = (128 if HARDWARE else 1) << 20
 """Size in bytes of the operands of a block, larger than a second-level cache."""
-MOST_CALLS = 16
+CALLS = 32 if HARDWARE else 4
+"""Calls of a block, so that its beginning and end do not count much."""
+MOST_BYTES = 8 << 30
+"""Size of the operands of all calls of a block, which bounds that of the results."""
 BLOCKS = 5
 WARM_UP = 5
 """Blocks before the measured ones: Tandem traces three and compiles kernels meanwhile."""
@@ -42,15 +58,15 @@ class Kernel:
 
 def seconds(kernel: Kernel, device: str) -> float:
     """Return the time of a call."""
-    first = kernel.make()
-    size = sum(t.numel() * t.element_size() for t in first)
-    sets = [[t.to(device) for t in first]]
-    count = max(2, min(MOST_CALLS, CACHE // max(size, 1) + 1))
-    while len(sets) < count:
-        sets.append([t.to(device) for t in kernel.make()])
+    first = [t.to(device) for t in kernel.make()]
+    size = max(sum(t.numel() * t.element_size() for t in first), 1)
+    sets = [first]
+    while len(sets) < min(max(2, CACHE // size + 1), CALLS):
+        sets.append([t.clone() for t in first])
+    calls = max(min(CALLS, MOST_BYTES // size), 2)
 
     def block() -> None:
-        kept = [kernel.call(*operands) for operands in sets]
+        kept = [kernel.call(*sets[number % len(sets)]) for number in range(calls)]
         if device == "tandem":
             torch_tandem.mark_step()
         del kept
@@ -72,30 +88,65 @@ def seconds(kernel: Kernel, device: str) -> float:
             block()
             torch_tandem.synchronize()
             times.append(time.perf_counter() - begin)
-    return statistics.median(times) / count
+    return statistics.median(times) / calls
 
 
-def measure(all_of: Iterator[Kernel], budget: float, row: Callable[..., None]) -> None:
-    """Measure kernels until the time is up, and print a row for each."""
+class Other:
+    """The process that measures kernels of a list on CUDA."""
+
+    def __init__(self, of: str) -> None:
+        env = os.environ | {OTHER: "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        command = [sys.executable, __file__, of]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+
+    def seconds(self, number: int) -> float:
+        """Return the time of a call of a kernel."""
+        assert self.process.stdin and self.process.stdout
+        print(number, file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline())
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
+        return answer["seconds"]
+
+
+def answer(of: str) -> None:
+    """Measure the kernels whose numbers are asked for."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        kernel = next(k for n, k in enumerate(LISTS[of]()) if n == int(line))
+        try:
+            found: dict[str, Any] = {"seconds": seconds(kernel, "cuda")}
+        except Exception as error:
+            found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
+        print(json.dumps(found), file=out, flush=True)
+
+
+def measure(of: str, budget: float, row: Callable[..., None]) -> None:
+    """Measure the kernels of a list until the time is up, and print a row for each."""
     deadline = time.monotonic() + budget
-    devices = ["tandem", *(["cuda"] if torch.cuda.is_available() else [])]
+    ways: dict[str, Callable[[int, Kernel], float]] = {"tandem": lambda _, kernel: seconds(kernel, "tandem")}
+    if torch.cuda.device_count():
+        other = Other(of)
+        ways["cuda"] = lambda number, _: other.seconds(number)
     left_out = []
-    for kernel in all_of:
+    for number, kernel in enumerate(LISTS[of]()):
         if time.monotonic() > deadline:
             left_out.append(kernel.name)
             continue
         values: dict[str, Any] = {}
-        for device in devices:
+        for way, time_of in ways.items():
             try:
-                spent = seconds(kernel, device)
+                spent = time_of(number, kernel)
             except Exception as error:
-                values[f"{device}_failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+                values[f"{way}_failed"] = f"{type(error).__name__}: {str(error)[:200]}"
                 continue
-            values[f"{device}_us"] = spent * 1e6
+            values[f"{way}_us"] = spent * 1e6
             if kernel.flops:
-                values[f"{device}_gflop_s"] = kernel.flops / spent / 1e9
+                values[f"{way}_gflop_s"] = kernel.flops / spent / 1e9
             elif kernel.bytes:
-                values[f"{device}_gb_s"] = kernel.bytes / spent / 1e9
+                values[f"{way}_gb_s"] = kernel.bytes / spent / 1e9
         if {"tandem_us", "cuda_us"} <= values.keys():
             values["cuda_by_tandem"] = values["cuda_us"] / values["tandem_us"]
         row(row="kernel", kernel=kernel.name, dtype=str(kernel.dtype).removeprefix("torch."), **values)
@@ -255,3 +306,9 @@ def kernels() -> Iterator[Kernel]:
             )
     yield simple("sort of rows", torch.float32, lambda x: x.sort(1)[0], 1, 1)
     yield simple("topk of rows", torch.float32, lambda x: x.topk(8, 1)[0], 1, 0)
+
+
+LISTS: dict[str, Callable[[], Iterator[Kernel]]] = {"products": products, "kernels": kernels}
+
+if __name__ == "__main__":
+    answer(sys.argv[1])

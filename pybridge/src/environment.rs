@@ -12,7 +12,8 @@ pub static ENVIRONMENT: LazyLock<Environment> =
     LazyLock::new(|| Environment::of(|name| std::env::var(name).ok()));
 
 /// Optional features of a GPU, baseline limits, and random numbers of the host.
-const WITHOUT: [&str; 6] = ["int64", "f64", "f16", "immediates", "limits", "random"];
+const WITHOUT: [&str; 9] =
+    ["int64", "f64", "f16", "int16", "immediates", "limits", "matrices", "random", "spirv"];
 
 /// Values of the variables. A value that is not known counts as unset.
 #[derive(Debug, Default)]

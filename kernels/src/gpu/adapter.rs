@@ -24,7 +24,7 @@ pub struct Listing {
     pub kind: &'static str,
     /// Name and version of the driver.
     pub driver: String,
-    /// The supported ones of Tandem's optional features: `int64`, `f64`, `f16`, `immediates`.
+    /// The supported ones of Tandem's optional features: `int64`, `f64`, `f16`, `int16`, `immediates`.
     pub features: Vec<&'static str>,
     /// Maximum number of bytes of a buffer that can be bound to a kernel.
     pub max_binding: u64,
@@ -73,10 +73,11 @@ fn kind(info: &wgpu::AdapterInfo) -> &'static str {
 }
 
 /// Optional features that kernels use, with their names in `TANDEM_GPU_WITHOUT`.
-pub(super) const FEATURES: [(&str, wgpu::Features); 4] = [
+pub(super) const FEATURES: [(&str, wgpu::Features); 5] = [
     ("int64", wgpu::Features::SHADER_INT64),
     ("f64", wgpu::Features::SHADER_F64),
     ("f16", wgpu::Features::SHADER_F16),
+    ("int16", wgpu::Features::SHADER_I16),
     ("immediates", wgpu::Features::IMMEDIATES),
 ];
 

@@ -1,6 +1,6 @@
 //! Contractions: batched matrix products whose operands' elements are expressions of their coordinates.
 
-use crate::gpu::store::Store;
+use crate::gpu::store::{Put, Store};
 use crate::gpu::tiling::Tile;
 use crate::ir::{E, Var};
 
@@ -45,4 +45,14 @@ pub struct Contract {
     pub(super) parts: [E; 2],
     /// Number of tiles along m, along n, and in total.
     pub(super) tiles: [E; 3],
+}
+
+impl Contract {
+    /// The buffer that four neighbouring results are stored to as a vector.
+    pub(super) fn stores_vectors(&self) -> Option<u32> {
+        match &self.stores[..] {
+            [store] if store.linear && store.put == Put::Assign && store.guard.is_none() => Some(store.buf),
+            _ => None,
+        }
+    }
 }

@@ -173,6 +173,7 @@ impl Gpu {
             is_hardware: info.device_type != wgpu::DeviceType::Cpu,
             target: Target {
                 int64: features.contains(wgpu::Features::SHADER_INT64),
+                int16: features.contains(wgpu::Features::SHADER_I16),
                 // Parameters of type f64 are assembled from 64-bit integers.
                 float64: features.contains(wgpu::Features::SHADER_F64 | wgpu::Features::SHADER_INT64),
                 immediates: limits.max_immediate_size,

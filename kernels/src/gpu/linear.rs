@@ -33,7 +33,19 @@ fn is_linear(at: &E, element: Var) -> bool {
     }
 }
 
-/// The loads of values that depend on the element, each once. `None` if one of them is not in the order of memory, or if
+/// Whether a draw takes word `e % 4` of the counter `e / 4`, so that four neighbours take the words of one counter. Its
+/// arguments are those of `random_part`.
+fn draws_in_order(args: &[E], element: Var) -> bool {
+    let of = |e: &E, op: Bin| match e.node() {
+        Node::Bin(of, a, b) if *of == op => {
+            matches!((a.node(), b.node()), (Node::Var(var), Node::Lit(4)) if *var == element)
+        }
+        _ => false,
+    };
+    matches!(args, [_, _, counter, _, part] if of(counter, Bin::Div) && of(part, Bin::Rem))
+}
+
+/// The loads and draws of values that depend on the element, each once. `None` if one of them is not in the order of memory, or if
 /// there is a loop.
 pub fn loads<'v>(values: impl IntoIterator<Item = &'v E>, element: Var) -> Option<Vec<E>> {
     let mut visited = FxHashSet::default();
@@ -48,6 +60,7 @@ pub fn loads<'v>(values: impl IntoIterator<Item = &'v E>, element: Var) -> Optio
             Node::Load { .. } if !e.0.free.contains(&element) => {}
             Node::Load { at, guard: None, .. } if is_linear(at, element) => found.push(e),
             Node::Load { .. } => return None,
+            Node::Call("random_part", args) if draws_in_order(args, element) => found.push(e),
             _ => rest.extend(operands(&e)),
         }
     }
@@ -85,23 +98,23 @@ pub fn buffer(load: &E) -> Option<u32> {
     }
 }
 
-/// Whether a buffer's elements can be accessed as vectors of four.
-pub fn has_vectors(buf: &Buf) -> bool {
+/// Whether a buffer's elements can be accessed as vectors of four; `int16` says whether 16 bits can be stored.
+fn has_vectors(buf: &Buf, int16: bool) -> bool {
     match buf.mem {
         Mem::F32 | Mem::I32 => !buf.atomic,
-        Mem::F16 | Mem::Bf16 => !buf.written,
+        Mem::F16 | Mem::Bf16 => !buf.written || int16 && !buf.atomic,
         _ => false,
     }
 }
 
 /// The loads of a reduction's steps, if there are some, and all of them can be loaded as vectors.
-pub fn loads_of_steps(kernel: &Kernel, steps: &[E], member: Var) -> Option<Vec<E>> {
-    let vectors = |e: &E| buffer(e).is_some_and(|buf| has_vectors(&kernel.bufs[buf as usize]));
+pub fn loads_of_steps(kernel: &Kernel, int16: bool, steps: &[E], member: Var) -> Option<Vec<E>> {
+    let vectors = |e: &E| buffer(e).is_some_and(|buf| has_vectors(&kernel.bufs[buf as usize], int16));
     loads(steps, member).filter(|loads| !loads.is_empty() && loads.iter().all(vectors))
 }
 
 /// Which buffers of a kernel are accessed as vectors.
-pub fn wide(kernel: &Kernel) -> Vec<bool> {
+pub fn wide(kernel: &Kernel, int16: bool) -> Vec<bool> {
     let mut found: Vec<u32> = Vec::new();
     let mut add = |loads: Option<Vec<E>>, stores: &[Store]| {
         if let Some(loads) = loads {
@@ -113,15 +126,17 @@ pub fn wide(kernel: &Kernel) -> Vec<bool> {
             add(loads_of_stores(stores, *element), stores);
         }
         Skeleton::Rows { stages, .. } => stages.iter().for_each(|stage| match stage {
-            Stage::Reduce { member, step, .. } => add(loads_of_steps(kernel, step, *member), &[]),
+            Stage::Reduce { member, step, .. } => add(loads_of_steps(kernel, int16, step, *member), &[]),
             Stage::Each(member, stores) => add(loads_of_stores(stores, *member), stores),
             Stage::Scan(_) | Stage::Once(_) => {}
         }),
         Skeleton::Contract(c) => {
             found.extend(c.sides.iter().filter(|side| side.vector).filter_map(|side| buffer(&side.value)));
+            found.extend(c.stores_vectors());
         }
         Skeleton::Map { .. } | Skeleton::Raw(_) => {}
     }
-    let is_wide = |(i, buf): (usize, &Buf)| has_vectors(buf) && (buf.wide || found.contains(&(i as u32)));
+    let is_wide =
+        |(i, buf): (usize, &Buf)| has_vectors(buf, int16) && (buf.wide || found.contains(&(i as u32)));
     kernel.bufs.iter().enumerate().map(is_wide).collect()
 }

@@ -83,7 +83,7 @@ impl Pipelines {
             }],
         });
         let (jobs, incoming) = unbounded::<Compilation>();
-        for n in 0..std::thread::available_parallelism().map_or(1, |n| n.get().min(4)) {
+        for n in 0..std::thread::available_parallelism().map_or(1, |n| n.get().min(8)) {
             let (gpu, incoming) = (gpu.clone(), incoming.clone());
             let compile = move || {
                 for job in incoming {

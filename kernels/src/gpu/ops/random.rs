@@ -1,8 +1,7 @@
 //! Random numbers: Philox, with a key that is drawn from the program's generator.
 //!
-//! The `n` elements of a draw are numbered in row-major order, whatever their strides. Element `e` uses word `e /
-//! q` of the counter `e % q`, where `q` is `n / 4`, rounded up. So a thread computes the four elements of one
-//! counter, and neighbouring threads write neighbouring elements.
+//! The elements of a draw are numbered in row-major order, whatever their strides. Element `e` uses word `e % 4` of
+//! the counter `e / 4`, so that a thread that computes four neighbours computes the words of one counter.
 
 use std::f64::consts::{PI, TAU};
 
@@ -150,38 +149,41 @@ fn launch(
         ins.iter().map(|(x, ty)| (l.read_as(&mut k, &view(x), *ty), *ty)).collect();
     let targets: Option<Vec<_>> = outs.iter().map(|o| l.write(&mut k, &view(o))).collect();
     let targets = targets?;
-    let each = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E], inside: &E, draw: Draw| {
-        let value = |(source, ty): &(Source, Ty)| match source {
-            Source::Window(t) => k.load_if(t, coords, inside.clone(), E::lit(t.mem.ty(), 0.0)).cast(*ty),
-            Source::Value(e) => e.cast(*ty),
+    let each = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E], inside: Option<&E>, draw: Draw| {
+        let value = |(source, ty): &(Source, Ty)| match (source, inside) {
+            (Source::Window(t), None) => k.load(t, coords).cast(*ty),
+            (Source::Window(t), Some(inside)) => {
+                k.load_if(t, coords, inside.clone(), E::lit(t.mem.ty(), 0.0)).cast(*ty)
+            }
+            (Source::Value(e), _) => e.cast(*ty),
         };
         let x = sources.iter().map(value).collect();
-        body(&mut Point { l, k, x, inside: inside.clone(), draw })
+        let inside = inside.cloned().unwrap_or_else(|| E::int(Ty::Bool, 1));
+        body(&mut Point { l, k, x, inside, draw })
     };
-    let quarter = (n + 3) / 4;
-    if flat && outs.iter().any(|o| o.mem.size() < 4) {
-        // Neighbouring elements share words of memory, so each thread computes neighbours.
+    if flat {
         k.map(&[n], |k, coords, number| {
-            let size = k.size(quarter);
-            let draw =
-                Draw { key: key.clone(), counter: number % &size, part: Part::Computed(number / &size) };
-            let values = each(l, k, coords, &E::int(Ty::Bool, 1), draw);
-            targets.iter().zip(values).map(|(t, value)| k.store_linear(t, number, value)).collect()
+            let part = Part::Computed(number % 4u32);
+            let draw = Draw { key: key.clone(), counter: number / 4u32, part };
+            let values = each(l, k, coords, None, draw);
+            // Elements with a fault are not stored.
+            let faultless = k.faults.is_empty();
+            let stores = targets.iter().zip(values);
+            stores.map(|(t, value)| Store { linear: faultless, ..k.store_linear(t, number, value) }).collect()
         });
     } else {
-        k.map(&[quarter], |k, _, counter| {
-            let (size, count) = (k.size(quarter), k.size(n));
+        k.map(&[(n + 3) / 4], |k, _, counter| {
+            let count = k.size(n);
             let mut stores: Vec<Store> = Vec::new();
-            let mut number = counter.clone();
             for part in 0..4 {
+                let number = counter * 4u32 + part;
                 let inside = number.lt(&count);
                 let coords = k.coords(&shape, &number);
                 let draw = Draw { key: key.clone(), counter: counter.clone(), part: Part::Known(part) };
-                let values = each(l, k, &coords, &inside, draw);
+                let values = each(l, k, &coords, Some(&inside), draw);
                 for (t, value) in targets.iter().zip(values) {
                     stores.push(Store { guard: Some(inside.clone()), ..k.store(t, &coords, value) });
                 }
-                number = number + &size;
             }
             stores
         });

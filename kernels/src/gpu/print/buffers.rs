@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::gpu::kernel::Skeleton;
 use crate::gpu::print::writer::{Writer, parameter_bytes};
 use crate::gpu::store::Buf;
 use crate::ir::Mem;
@@ -15,6 +16,8 @@ impl Writer<'_> {
             let word = match (self.atomic(buf), buf.mem) {
                 (true, Mem::I32) => "atomic<i32>",
                 (true, _) => "atomic<u32>",
+                (false, _) if self.has_halves(buf) && self.wide[i] => "vec4<u16>",
+                (false, _) if self.has_halves(buf) => "u16",
                 (false, Mem::F32) if self.wide[i] => "vec4<f32>",
                 (false, Mem::I32) if self.wide[i] => "vec4<i32>",
                 (false, _) if self.halves(i) => "vec4<f16>",
@@ -49,7 +52,13 @@ impl Writer<'_> {
     /// Whether a buffer's words are accessed atomically, because several threads write parts of one word or add to
     /// it.
     pub(super) fn atomic(&self, buf: &Buf) -> bool {
-        buf.written && (buf.atomic || buf.mem.size() < 4)
+        buf.written && (buf.atomic || buf.mem.size() < 4 && !self.has_halves(buf))
+    }
+
+    /// Whether a written buffer is declared as an array of 16-bit integers, which are stored one by one or in vectors.
+    pub(super) fn has_halves(&self, buf: &Buf) -> bool {
+        let raw = matches!(self.kernel.skeleton, Skeleton::Raw(_));
+        self.target.int16 && buf.written && buf.mem.size() == 2 && !buf.atomic && !raw
     }
 
     /// Whether a wide buffer holds factors of cooperative matrices, which `lh0(i)` loads as they are.
@@ -73,7 +82,12 @@ impl Writer<'_> {
             _ => (1, "(i & 1u) * 16u", 16),
         };
         let packed = word(&format!("i >> {shift}u"));
+        let halves = self.has_halves(buf);
+        let half = if wide { format!("u32(b{i}[i >> 2u][i & 3u])") } else { format!("u32(b{i}[i])") };
         let load = match buf.mem {
+            Mem::I16 if halves => format!("extractBits(bitcast<i32>({half}), 0u, 16u)"),
+            Mem::F16 if halves => format!("unpack2x16float({half}).x"),
+            Mem::Bf16 if halves => format!("bitcast<f32>({half} << 16u)"),
             Mem::Bool => format!("extractBits({packed}, {part}, 8u) != 0u"),
             Mem::U8 => format!("i32(extractBits({packed}, {part}, 8u))"),
             Mem::I8 | Mem::I16 => format!("extractBits(bitcast<i32>({packed}), {part}, {bits}u)"),
@@ -98,6 +112,11 @@ impl Writer<'_> {
         let mut text = format!("fn ld{i}(i: u32) -> {ty} {{ return {load}; }}\n");
         if wide {
             let whole = match buf.mem {
+                Mem::F16 if halves => {
+                    "vec4<f32>(unpack2x16float(u32(w.x)).x, unpack2x16float(u32(w.y)).x, \
+                     unpack2x16float(u32(w.z)).x, unpack2x16float(u32(w.w)).x)"
+                }
+                Mem::Bf16 if halves => "bitcast<vec4<f32>>(vec4<u32>(w) << vec4<u32>(16u))",
                 Mem::F16 => "vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y))",
                 Mem::Bf16 => {
                     "bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u))"
@@ -113,6 +132,8 @@ impl Writer<'_> {
         }
         if buf.written {
             let store = match buf.mem {
+                mem if halves && wide => format!("b{i}[i >> 2u][i & 3u] = u16({});", pack(mem, "v")),
+                mem if halves => format!("b{i}[i] = u16({});", pack(mem, "v")),
                 _ if buf.mem.size() < 4 => {
                     let mask = if bits == 8 { "0xffu" } else { "0xffffu" };
                     let pack = pack(buf.mem, "v");

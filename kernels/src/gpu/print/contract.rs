@@ -22,7 +22,7 @@ use crate::gpu::linear::operands;
 use crate::gpu::print::buffers::pack;
 use crate::gpu::print::matrices;
 use crate::gpu::print::writer::{Writer, name};
-use crate::gpu::store::{Put, Store};
+use crate::gpu::store::Store;
 use crate::gpu::tiling::Tile;
 use crate::ir::{E, Mem, Node, Var};
 
@@ -316,15 +316,11 @@ impl Printer<'_> {
         let mut text = split.functions(w);
         let _ = writeln!(text, "fn finish({arguments}, {xs}: f32) {{\n{store}}}");
         let mut whole = String::new();
-        if let [store] = self.c.stores.as_slice()
-            && store.linear
-            && store.put == Put::Assign
-            && store.guard.is_none()
-            && matches!(w.mem(store.buf), Mem::F16 | Mem::Bf16)
+        if let (Some(buf), [store]) = (self.c.stores_vectors(), self.c.stores.as_slice())
+            && (w.wide[buf as usize] || matches!(w.mem(buf), Mem::F16 | Mem::Bf16))
         {
-            // Neighbouring elements share words, so this thread writes whole words.
-            let (buf, mem) = (store.buf, w.mem(store.buf));
-            for (title, ty, e) in [("result", "f32", &store.value), ("address", "u32", &store.at)] {
+            let ty = w.ty(store.value.ty());
+            for (title, ty, e) in [("result", ty, &store.value), ("address", "u32", &store.at)] {
                 let body = w.block(&vars, |w| {
                     split.bind(w);
                     let value = w.emit(e);
@@ -332,19 +328,21 @@ impl Printer<'_> {
                 });
                 let _ = writeln!(text, "fn {title}({arguments}, {xs}: f32) -> {ty} {{\n{body}}}");
             }
-            let bits = |j: usize| {
-                let part = PARTS[j];
-                pack(mem, &format!("result({xb}, r, d{j}, s.{part})"))
+            let result = |j: u32| format!("result({xb}, r, d{j}, s.{})", PARTS[j as usize]);
+            let (check, stores) = if w.wide[buf as usize] {
+                (3, format!("b{buf}[at >> 2u] = {};", w.vector(buf, result)))
+            } else {
+                // Neighbouring elements share words, so this thread writes whole words.
+                let word = |j: u32| {
+                    let [low, high] = [j, j + 1].map(|j| pack(w.mem(buf), &result(j)));
+                    format!("atomicStore(&b{buf}[at / 2u + {}u], {low} | ({high} << 16u));", j / 2)
+                };
+                (1, word(0) + " " + &word(2))
             };
             let _ = write!(
                 whole,
                 "  if (d3.at < {en}) {{\n    let at = address({xb}, r, d0, s.x);\n    \
-                 if ((at & 1u) == 0u) {{\n      atomicStore(&b{buf}[at / 2u], {} | ({} << 16u));\n      \
-                 atomicStore(&b{buf}[at / 2u + 1u], {} | ({} << 16u));\n      return;\n    }}\n  }}\n",
-                bits(0),
-                bits(1),
-                bits(2),
-                bits(3),
+                 if ((at & {check}u) == 0u) {{ {stores} return; }}\n  }}\n",
                 en = self.en,
             );
         }
@@ -575,7 +573,7 @@ mod tests {
     use super::*;
     use crate::gpu::kernel::Kernel;
     use crate::gpu::print::{Target, wgsl};
-    use crate::gpu::store::Ref;
+    use crate::gpu::store::{Put, Ref};
     use crate::gpu::tiling::{Extent, Matrices, Tiling};
     use wgpu::naga;
 

@@ -1,6 +1,6 @@
 //! Links kernels with the functions of `library.wgsl` that they use.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 use crate::gpu::print::writer::Target;
@@ -27,25 +27,32 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| !w.is_empty())
 }
 
+/// Suffix of a function that replaces the one without it on devices with 64-bit integers.
+const INT64: &str = "__int64";
+
+/// The text of a function for a target.
+fn function(name: &str, target: Target) -> Option<String> {
+    let wide = target.int64.then(|| FUNCTIONS.get(format!("{name}{INT64}").as_str())).flatten();
+    match wide {
+        Some(code) => Some(code.replacen(INT64, "", 1)),
+        None => FUNCTIONS.get(name).map(|code| (*code).to_owned()),
+    }
+}
+
 /// Prepends the library functions that a text uses, directly or through other library functions.
 pub fn link(text: String, target: Target) -> String {
-    let mut linked: Vec<&'static str> = Vec::new();
-    let mut todo: Vec<&str> = words(&text).collect();
-    let mut added = String::new();
+    let mut linked: BTreeMap<String, String> = BTreeMap::new();
+    let mut todo: Vec<String> = words(&text).map(str::to_owned).collect();
     while let Some(word) = todo.pop() {
-        let Some((name, code)) = FUNCTIONS.get_key_value(word) else { continue };
-        if linked.contains(name) {
+        if linked.contains_key(&word) {
             continue;
         }
-        linked.push(name);
-        todo.extend(words(code));
+        let Some(code) = function(&word, target) else { continue };
+        debug_assert!(target.int64 || !words(&code).any(|w| w == "i64"));
+        todo.extend(words(&code).map(str::to_owned));
+        linked.insert(word, code);
     }
-    linked.sort_unstable();
-    for name in linked {
-        let code = FUNCTIONS[name];
-        debug_assert!(target.int64 || !words(code).any(|w| w == "i64"));
-        added += code;
-        added.push('\n');
-    }
-    added + &text
+    let mut all: String = linked.into_values().map(|code| code + "\n").collect();
+    all += &text;
+    all
 }

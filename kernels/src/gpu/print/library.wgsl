@@ -80,6 +80,12 @@ fn u32_mul(a: u32, b: u32) -> vec2<u32> {
   return vec2<u32>((mid2 << 16u) | ((al * bl) & 0xffffu), ah * bh + (mid >> 16u) + (mid2 >> 16u));
 }
 
+// The same on devices with 64-bit integers.
+fn u32_mul__int64(a: u32, b: u32) -> vec2<u32> {
+  let p = u64(a) * u64(b);
+  return vec2<u32>(u32(p), u32(p >> 32u));
+}
+
 fn i64_mul(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
   let low = u32_mul(a.x, b.x);
   return vec2<u32>(low.x, low.y + a.x * b.y + a.y * b.x);

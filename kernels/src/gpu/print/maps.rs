@@ -69,44 +69,51 @@ impl Writer<'_> {
         )
     }
 
-    /// Code that loads the vectors of four elements from `element` on, and code that loads its element alone.
+    /// Code that loads or draws the vectors of four elements from `element` on, and code for its element alone.
     pub(super) fn vectors(&mut self, loads: &[E], element: Var) -> Vectors {
-        let mut known: Vec<(u32, String)> = Vec::new();
+        let mut known: Vec<String> = Vec::new();
         let (mut of, mut parameters) = (Vec::new(), String::new());
         let mut single = Vec::new();
         let whole = self.block(&[element], |w| {
             for e in loads {
-                let Node::Load { buf, at, .. } = e.node() else { continue };
-                if !w.wide[*buf as usize] {
-                    of.push(None);
-                    continue;
-                }
-                let key = (*buf, w.address(*buf, at));
-                let n = known.iter().position(|k| *k == key).unwrap_or_else(|| {
+                let text = match e.node() {
+                    Node::Load { buf, at, .. } if w.wide[*buf as usize] => {
+                        format!("lv{buf}({})", w.address(*buf, at))
+                    }
+                    Node::Call(_, args) => {
+                        let [low, high, counter, stream] = [0, 1, 2, 3].map(|arg| w.emit(&args[arg]));
+                        format!("philox(vec2<u32>({low}, {high}), {counter}, {stream})")
+                    }
+                    _ => {
+                        of.push(None);
+                        continue;
+                    }
+                };
+                let n = known.iter().position(|k| *k == text).unwrap_or_else(|| {
                     let n = known.len();
-                    w.line(&format!("let w{n} = lv{buf}({});", key.1));
+                    w.line(&format!("let w{n} = {text};"));
                     let ty = w.ty(e.ty());
                     let _ = write!(parameters, ", l{n}: {ty}");
-                    single.push((*buf, at.clone()));
-                    known.push(key);
+                    single.push(e.clone());
+                    known.push(text);
                     n
                 });
                 of.push(Some(n));
             }
         });
         let one = self.block(&[element], |w| {
-            for (n, (buf, at)) in single.iter().enumerate() {
-                let at = w.address(*buf, at);
-                w.line(&format!("let w{n} = ld{buf}({at});"));
+            for (n, e) in single.iter().enumerate() {
+                let value = w.emit(e);
+                w.line(&format!("let w{n} = {value};"));
             }
         });
         Vectors { of, count: known.len(), parameters, whole, one }
     }
 }
 
-/// Loads of vectors.
+/// Loads and draws of vectors.
 pub(super) struct Vectors {
-    /// Number of each load's vector; `None` for loads of single elements.
+    /// Number of each one's vector; `None` for loads of single elements.
     of: Vec<Option<usize>>,
     /// Number of vectors.
     count: usize,

@@ -23,11 +23,13 @@ use crate::ir::Mem;
 
 /// First line of kernels whose f16 stands for bfloat16, which WGSL does not have.
 pub const BFLOAT16: &str = "// f16 stands for bfloat16.\n";
+const INT16: &str = "enable wgpu_int16;\n";
 const MATRICES: &str = "enable f16;\nenable wgpu_cooperative_matrix;\n";
 
 /// Returns the WGSL of a kernel, or `None` if the target lacks a feature that it needs.
 pub fn wgsl(kernel: &Kernel, target: Target) -> Option<String> {
-    let (scopes, lacks, wide) = (Vec::new(), kernel.words.len() > MAX_WORDS, linear::wide(kernel));
+    let (scopes, lacks, wide) =
+        (Vec::new(), kernel.words.len() > MAX_WORDS, linear::wide(kernel, target.int16));
     let mut writer = Writer { kernel, target, scopes, lacks, wide, names: 0 };
     let body = writer.kernel();
     if writer.lacks {
@@ -35,11 +37,17 @@ pub fn wgsl(kernel: &Kernel, target: Target) -> Option<String> {
     }
     let mut text = writer.declarations();
     text += &body;
-    let enabled = match writer.factors() {
-        Some(Mem::Bf16) => BFLOAT16.to_owned() + MATRICES,
-        Some(_) => MATRICES.to_owned(),
-        None => String::new(),
-    };
+    let factors = writer.factors();
+    let mut enabled = String::new();
+    if factors == Some(Mem::Bf16) {
+        enabled += BFLOAT16;
+    }
+    if factors.is_some() {
+        enabled += MATRICES;
+    }
+    if kernel.bufs.iter().any(|buf| writer.has_halves(buf)) {
+        enabled += INT16;
+    }
     Some(enabled + &library::link(text, target))
 }
 

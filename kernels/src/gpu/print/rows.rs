@@ -108,7 +108,7 @@ impl Writer<'_> {
         vars.extend_from_slice(acc);
         let body = self.block(&vars, |w| w.assign(acc, step));
         let j = name(member);
-        let loads = linear::loads_of_steps(self.kernel, step, member).filter(|_| team > 1);
+        let loads = linear::loads_of_steps(self.kernel, self.target.int16, step, member).filter(|_| team > 1);
         if let Some(loads) = loads {
             let vectors = self.vectors(&loads, member);
             let mut code = format!("let {j} = first;\n{}", vectors.whole);

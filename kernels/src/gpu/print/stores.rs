@@ -89,17 +89,16 @@ impl Writer<'_> {
         }
     }
 
-    /// Stores adjacent values from `at` on, as whole words if `at` is at a word boundary.
+    /// Stores adjacent values from `at` on, as whole vectors or words if `at` is at the boundary of one.
     pub(super) fn words(&self, store: &Store, lanes: u32, value: impl Fn(u32) -> String) -> String {
         let (b, mem) = (store.buf, self.kernel.bufs[store.buf as usize].mem);
         let single: String = (0..lanes).map(|p| format!("st{b}(at + {p}u, {}); ", value(p))).collect();
-        let size = mem.size();
         if lanes == VECTOR && self.wide[b as usize] {
-            let parts: Vec<String> = (0..VECTOR).map(value).collect();
-            let parts = parts.join(", ");
-            return format!("if (at % 4u == 0u) {{ b{b}[at / 4u] = vec4({parts}); }} else {{ {single}}}");
+            let whole = self.vector(b, value);
+            return format!("if (at % 4u == 0u) {{ b{b}[at / 4u] = {whole}; }} else {{ {single}}}");
         }
-        if size >= 4 {
+        let size = mem.size();
+        if size >= 4 || self.has_halves(&self.kernel.bufs[b as usize]) {
             return single;
         }
         let per = 4 / size;
@@ -110,5 +109,16 @@ impl Writer<'_> {
             let _ = write!(words, "atomicStore(&b{b}[at / {per}u + {word}u], {}); ", parts.join(" | "));
         }
         format!("if (at % {per}u == 0u) {{ {words}}} else {{ {single}}}")
+    }
+
+    /// The vector of a wide buffer with these values.
+    pub(super) fn vector(&self, buf: u32, value: impl Fn(u32) -> String) -> String {
+        let parts: Vec<String> = (0..VECTOR).map(value).collect();
+        let buf = &self.kernel.bufs[buf as usize];
+        if !self.has_halves(buf) {
+            return format!("vec4({})", parts.join(", "));
+        }
+        let bits: Vec<String> = parts.iter().map(|part| pack(buf.mem, part)).collect();
+        format!("vec4<u16>(vec4<u32>({}))", bits.join(", "))
     }
 }

@@ -12,6 +12,8 @@ use crate::ir::{E, Mem, Node, Ty, Typed, Var};
 pub struct Target {
     /// Native 64-bit integers. Without them, pairs of 32-bit words are used.
     pub int64: bool,
+    /// 16-bit integers in buffers. Without them, elements of 16 bits are stored as parts of words.
+    pub int16: bool,
     /// Native 64-bit floats. Without them, kernels that need them are not printed.
     pub float64: bool,
     /// Bytes of parameters that can be passed as immediates. Larger parameters are in a uniform buffer.
