@@ -26,6 +26,7 @@ pub mod print;
 pub mod spans;
 pub mod store;
 pub mod stream;
+mod structure;
 pub mod tiling;
 #[cfg(not(target_vendor = "apple"))]
 mod vulkan;

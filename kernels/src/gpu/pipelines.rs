@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::gpu::device::Gpu;
 use crate::gpu::kernel::Kernel;
 use crate::gpu::print::{BFLOAT16, parameter_bytes, wgsl};
+use crate::gpu::structure::structure;
 use crate::gpu::vulkan;
 use crate::threads::locks::{Condvar, Mutex, Rank};
 
@@ -59,6 +60,7 @@ pub struct Pipelines {
     /// Device that the pipelines are for.
     pub gpu: Arc<Gpu>,
     by_source: FxHashMap<Arc<str>, Arc<Pipeline>>,
+    by_structure: FxHashMap<Box<[u32]>, Arc<Pipeline>>,
     /// Layouts of bind group 0, by which buffers are written.
     layouts: Vec<(Box<[bool]>, wgpu::BindGroupLayout)>,
     /// Layout of bind group 1, a uniform buffer with the parameters.
@@ -103,7 +105,14 @@ impl Pipelines {
                 tracing::error!(%error, "cannot start a thread that compiles kernels");
             }
         }
-        Pipelines { gpu, by_source: FxHashMap::default(), layouts: Vec::new(), uniforms, jobs }
+        Pipelines {
+            gpu,
+            by_source: FxHashMap::default(),
+            by_structure: FxHashMap::default(),
+            layouts: Vec::new(),
+            uniforms,
+            jobs,
+        }
     }
 
     /// Number of pipelines.
@@ -127,10 +136,21 @@ impl Pipelines {
         if kernel.bufs.len() as u32 > self.gpu.max_buffers {
             return None;
         }
-        let source = wgsl(kernel, self.gpu.target)?;
-        if let Some(known) = self.by_source.get(source.as_str()) {
+        let structure = structure(kernel);
+        if let Some(known) = self.by_structure.get(&structure) {
             return Some(known.clone());
         }
+        let source = wgsl(kernel, self.gpu.target)?;
+        let pipeline = match self.by_source.get(source.as_str()) {
+            Some(known) => known.clone(),
+            None => self.compiled(kernel, source),
+        };
+        self.by_structure.insert(structure, pipeline.clone());
+        Some(pipeline)
+    }
+
+    /// A new pipeline, which is compiled in the background.
+    fn compiled(&mut self, kernel: &Kernel, source: String) -> Arc<Pipeline> {
         tracing::trace!(target: "wgsl", "{}:\n{source}", kernel.label);
         let source: Arc<str> = source.into();
         let written: Box<[bool]> = kernel.bufs.iter().map(|b| b.written).collect();
@@ -156,7 +176,7 @@ impl Pipelines {
         // Sending fails only if no thread could be started.
         let _ = self.jobs.send(job);
         self.by_source.insert(source, pipeline.clone());
-        Some(pipeline)
+        pipeline
     }
 
     fn layout_of(&mut self, written: &[bool]) -> u32 {

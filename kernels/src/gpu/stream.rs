@@ -106,7 +106,8 @@ pub struct Stream {
     pub watch: Option<BufId>,
     /// Value of that word at the last download.
     pub watched: Option<u32>,
-    /// Error of a kernel that did not compile, until a flush returns it.
+    /// Error of the first kernel that did not compile. All later reads return it, because what they read may depend on
+    /// that kernel.
     failed: Option<DeviceError>,
     /// Number of dispatches recorded.
     pub dispatches: u64,
@@ -255,6 +256,7 @@ impl Stream {
             encoder.copy_buffer_to_buffer(buffer, 0, &staging, bytes, 4);
         }
         let watches = watch.is_some();
+        self.check()?;
         let index = self.submit(encoder);
         let mapped = Arc::new(Mutex::new(Rank::GpuMapped, None));
         let tell = mapped.clone();
@@ -393,8 +395,8 @@ impl Stream {
     }
 
     fn check(&mut self) -> Result<(), DeviceError> {
-        if let Some(failed) = self.failed.take() {
-            return Err(failed);
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
         }
         self.gpu.ended().map_or(Ok(()), |why| Err(self.lost(why)))
     }

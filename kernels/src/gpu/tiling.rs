@@ -27,10 +27,12 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// Tile for large results.
+    /// Tile for large results of halves, which cooperative matrices compute where the device has them.
     pub const LARGE: Tile = Tile { m: 128, n: 128, k: 16, thread_m: 8, thread_n: 8 };
+    /// Tile for large results.
+    pub const WIDE: Tile = Tile { m: 64, n: 128, k: 16, thread_m: 8, thread_n: 8 };
     /// Tile for results that would have few large tiles.
-    pub const MEDIUM: Tile = Tile { m: 64, n: 64, k: 32, thread_m: 4, thread_n: 4 };
+    pub const MEDIUM: Tile = Tile { m: 64, n: 64, k: 16, thread_m: 4, thread_n: 8 };
     /// Tile for results of few rows.
     pub const THIN: Tile = Tile { m: 16, n: 64, k: 32, thread_m: 4, thread_n: 4 };
 
@@ -70,24 +72,28 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// The tiling for these sizes. It depends on the sizes alone, so equal calls return equal bits.
+    /// The tiling for these sizes, of factors that are `halves` or not. It depends on these alone, so equal calls return
+    /// equal bits.
     ///
-    /// | result                     | tile                       |
-    /// |----------------------------|----------------------------|
-    /// | at most 16 rows            | 16 x 64, 64 threads        |
-    /// | fewer than 96 tiles of 128 | 64 x 64, 256 threads       |
-    /// | others                     | 128 x 128, 256 threads     |
+    /// | result                              | tile                   |
+    /// |-------------------------------------|------------------------|
+    /// | at most 16 rows                     | 16 x 64, 64 threads    |
+    /// | halves, at least 96 tiles of 128    | 128 x 128, 256 threads |
+    /// | others, at least 192 tiles          | 64 x 128, 128 threads  |
+    /// | few tiles                           | 64 x 64, 128 threads   |
     ///
-    /// If that makes fewer than 128 workgroups, `k` is split into parts of at least 256.
-    pub fn of(e: Extent) -> Tiling {
+    /// If that makes fewer than 128 workgroups, `k` is split into parts of at least 256. The tiles are the fastest ones
+    /// of a sweep on an H200 (docs/gpu.md).
+    pub fn of(e: Extent, halves: bool) -> Tiling {
         let groups = |t: Tile| {
             let along = |size: i64, tile: u32| ceil_div(size, i64::from(tile)).max(1);
             e.batch.max(1) * along(e.m, t.m) * along(e.n, t.n)
         };
+        let (large, least) = if halves { (Tile::LARGE, 96) } else { (Tile::WIDE, 192) };
         let tile = match e.m {
             ..=16 => Tile::THIN,
-            _ if groups(Tile::LARGE) < 96 => Tile::MEDIUM,
-            _ => Tile::LARGE,
+            _ if groups(large) < least => Tile::MEDIUM,
+            _ => large,
         };
         let wanted = (256 / groups(tile)).min(e.k / 256).clamp(1, 64);
         let wanted = if groups(tile) < 128 { wanted } else { 1 };
@@ -104,10 +110,10 @@ mod tests {
     #[test]
     fn depth_is_split_where_there_are_few_tiles() {
         let e = Extent { batch: 1, m: 64, n: 64, k: 100_000 };
-        let tiling = Tiling::of(e);
+        let tiling = Tiling::of(e, false);
         assert_eq!((tiling.tile, tiling.parts), (Tile::MEDIUM, 64));
         assert!(tiling.share * tiling.parts >= e.k && tiling.share * (tiling.parts - 1) < e.k);
-        assert_eq!(Tiling::of(Extent { m: 5000, n: 5000, ..e }).parts, 1);
-        assert_eq!(Tiling::of(Extent { m: 4, ..e }).tile, Tile::THIN);
+        assert_eq!(Tiling::of(Extent { m: 5000, n: 5000, ..e }, false).parts, 1);
+        assert_eq!(Tiling::of(Extent { m: 4, ..e }, true).tile, Tile::THIN);
     }
 }

@@ -444,7 +444,7 @@ fn image_product(
         })
     };
     let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| finish_image(l, k, g, made, c, sum);
-    contract(l, label, e, from.mem.ty(), &sides, &finish)
+    contract(l, label, e, from.mem, &sides, &finish)
 }
 
 /// Computes `y` from `x` and a weight.
@@ -561,7 +561,7 @@ fn weight_gradient(
         let at = terms(k, t.offset.clone(), &[(&channel, Some(out.strides[0])), (n, None)]);
         Some(store_at(&t, at, sum, true))
     };
-    contract(l, "convolution's weight gradient", e, x.mem.ty(), &sides, &finish)
+    contract(l, "convolution's weight gradient", e, x.mem, &sides, &finish)
 }
 
 /// Sums `term` over all taps of the kernel window in one thread.

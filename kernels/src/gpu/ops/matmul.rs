@@ -11,6 +11,7 @@ use crate::gpu::contract::{Along, Side};
 use crate::gpu::kernel::{Kernel, team};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot, dense};
 use crate::gpu::ops::elementwise;
+use crate::gpu::ops::reduce::FILL;
 use crate::gpu::ops::types::broadcast;
 use crate::gpu::store::{Put, Store};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
@@ -135,19 +136,20 @@ fn plain(_: &Lowering<'_>, _: &mut Kernel, _: &[E; 3], sum: E) -> E {
     sum
 }
 
-/// Launches a contraction whose operands have type `ty`.
+/// Launches a contraction whose operands have this format.
 pub fn contract(
     l: &mut Lowering<'_>,
     label: &'static str,
     e: Extent,
-    ty: Ty,
+    mem: Mem,
     sides: Sides<'_>,
     finish: Finish<'_>,
 ) -> Option<()> {
+    let ty = mem.ty();
     if ty != Ty::F32 {
         return by_threads(l, label, e, ty, sides, finish);
     }
-    let plan = Tiling::of(e);
+    let plan = Tiling::of(e, mem != Mem::F32);
     if plan.parts == 1 {
         return tiles(l, label, e, plan, sides, finish);
     }
@@ -246,8 +248,8 @@ pub fn row_sums(
 ) -> Option<()> {
     let ty = Mem::of(dtype)?.ty();
     let wanted = match together {
-        true => (16384 / rows.max(1)).min(depth / 64).clamp(1, 64),
-        false if depth > 16384 => (256 / rows.max(1)).min(depth / 8192).clamp(1, 64),
+        true => (FILL / rows.max(1)).min(depth / 64).clamp(1, 64),
+        false if depth > 16384 => (1024 / rows.max(1)).min(depth / 4096).clamp(1, 256),
         false => 1,
     };
     let share = ceil_div(depth.max(1), wanted);
@@ -347,7 +349,6 @@ fn plain_product(
     out: &Matrix,
     value: Value<'_>,
 ) -> Option<()> {
-    let ty = a.x.mem.ty();
     let right = b.turned();
     let sides = |l: &Lowering<'_>, k: &mut Kernel, [batch, m, n, d]: &[E; 4]| {
         let a = side(l, k, &a.x, a.strides, [e.m, e.k], [batch, m, d])?;
@@ -358,7 +359,7 @@ fn plain_product(
         let value = value(l, k, c, sum);
         out.store(l, k, c, value)
     };
-    contract(l, label, e, ty, &sides, &finish)
+    contract(l, label, e, a.x.mem, &sides, &finish)
 }
 
 /// Launches the product of a matrix and a vector (`e.n` is 1).
@@ -581,7 +582,7 @@ pub fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
         let value = added.value(l, k, c, sum);
         to.store(l, k, c, value)
     };
-    contract(l, "addbmm", e, a.mem.ty(), &sides, &finish)
+    contract(l, "addbmm", e, a.mem, &sides, &finish)
 }
 
 /// `addr(self, vec1, vec2, beta, alpha)`: an outer product, one thread per element.

@@ -61,9 +61,10 @@ impl Writer<'_> {
         self.target.int16 && buf.written && buf.mem.size() == 2 && !buf.atomic && !raw
     }
 
-    /// Whether a wide buffer holds factors of cooperative matrices, which `lh0(i)` loads as they are.
+    /// Whether a wide buffer that is only read holds factors of cooperative matrices, which `lh0(i)` loads as they are.
     fn halves(&self, buf: usize) -> bool {
-        self.wide[buf] && self.factors() == Some(self.kernel.bufs[buf].mem)
+        let Buf { mem, written, .. } = self.kernel.bufs[buf];
+        self.wide[buf] && !written && self.factors() == Some(mem)
     }
 
     /// Functions that load and store single elements of a buffer.

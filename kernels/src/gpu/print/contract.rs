@@ -48,6 +48,9 @@ fn contains_load(e: &E) -> bool {
         || operands(e).iter().any(contains_load)
 }
 
+/// Longest step along `k` whose multiplications are printed one after the other.
+const UNROLLED: u32 = 16;
+
 /// Type of factors: those of matrices stay halves.
 fn factor(w: &Writer<'_>) -> &'static str {
     if w.matrices().is_some() { "f16" } else { "f32" }
@@ -553,7 +556,12 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
         }
     }
     let (sums, stores) = p.sums();
-    let multiply = p.multiply();
+    let step = p.multiply();
+    // Drivers overlap the steps' loads and multiplications only if there is no loop.
+    let multiply: String = match k <= UNROLLED {
+        true => (0..k).map(|d| format!("      {{\n        let d = {d}u;\n{step}      }}\n")).collect(),
+        false => format!("      for (var d = 0u; d < {k}u; d++) {{\n{step}      }}\n"),
+    };
     let [left, right] = [m, n].map(|size| size * k / 4);
     let shared = format!(
         "var<workgroup> ta: array<vec4<f32>, {left}>;\nvar<workgroup> tb: array<vec4<f32>, {right}>;\n"
@@ -561,7 +569,7 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
     let body = format!(
         "  let ty = lane / {across}u;\n  let tx = lane % {across}u;\n{set_up}{sums}  \
          for (var k0 = begin; ; k0 += {k}u) {{\n    if (k0 < end) {{\n{bring}    }}\n    \
-         if (k0 > begin) {{\n      for (var d = 0u; d < {k}u; d++) {{\n{multiply}      }}\n    }}\n    \
+         if (k0 > begin) {{\n{multiply}    }}\n    \
          if (k0 >= end) {{ break; }}\n    workgroupBarrier();\n{put}    workgroupBarrier();\n  }}\n{stores}",
         across = n / thread_n,
     );
@@ -617,23 +625,33 @@ mod tests {
         assert!(bytes <= most, "{bytes} bytes of workgroup memory");
     }
 
+    const TILES: [Tile; 4] = [Tile::LARGE, Tile::WIDE, Tile::MEDIUM, Tile::THIN];
+    const FORMATS: [(Mem, Mem); 5] = [
+        (Mem::F32, Mem::F32),
+        (Mem::F32, Mem::Bf16),
+        (Mem::F16, Mem::F16),
+        (Mem::Bf16, Mem::Bf16),
+        (Mem::Bf16, Mem::F32),
+    ];
+
     #[test]
     fn all_tiles_are_valid() {
         let of = |size, subgroup| Some(Matrices { size, subgroup, bfloat16: true });
+        let mut all = Vec::new();
         for matrices in [None, of(16, 32), of(8, 8)] {
-            let target = Target { matrices, ..Target::default() };
-            for tile in [Tile::LARGE, Tile::MEDIUM, Tile::THIN] {
-                for along in [[Along::Outer, Along::Depth], [Along::Depth, Along::Outer]] {
-                    for (mem, out) in [(Mem::F32, Mem::F32), (Mem::F16, Mem::F16), (Mem::Bf16, Mem::F32)] {
-                        for vector in [false, true] {
-                            let kernel = product(mem, out, tile, along, vector);
-                            let text = wgsl(&kernel, target).unwrap_or_default();
-                            assert_eq!(
-                                text.contains("coopMultiplyAdd"),
-                                matrices.is_some() && mem != Mem::F32
-                            );
-                            validate(&text);
-                        }
+            for int16 in [false, true] {
+                all.extend(TILES.map(|tile| (Target { matrices, int16, ..Target::default() }, tile)));
+            }
+        }
+        for (target, tile) in all {
+            for along in [[Along::Outer, Along::Depth], [Along::Depth, Along::Outer]] {
+                for (mem, out) in FORMATS {
+                    for vector in [false, true] {
+                        let kernel = product(mem, out, tile, along, vector);
+                        let text = wgsl(&kernel, target).unwrap_or_default();
+                        let matrices = target.matrices.is_some() && mem != Mem::F32;
+                        assert_eq!(text.contains("coopMultiplyAdd"), matrices);
+                        validate(&text);
                     }
                 }
             }

@@ -29,6 +29,7 @@ impl Shares {
         // Numbers of matrices of a subgroup along `m` and `n`, and of a step along `k`.
         let [down, across, deep] = match tile {
             Tile::LARGE => [4, 4, 2],
+            Tile::WIDE => [4, 2, 2],
             Tile::THIN => [1, 1, 4],
             _ => [2, 2, 4],
         };
