@@ -1,8 +1,8 @@
 """Kernels and matrix products of the GPU check, on Tandem's device and on CUDA if torch has it.
 
 A block calls a kernel several times on operands in turn, which together do not fit in a cache, and keeps
-the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's are taken
-by its events, in a process of its own: PyTorch supports one accelerator a process.
+the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's are by
+its events, in a process of its own: PyTorch supports one accelerator a process.
 
 `gpu_kernels.py LIST` answers each line with a kernel's number by its time on CUDA; it is the other process.
 """

@@ -26,6 +26,8 @@ FIRST = [
 ]
 """Programs of different kinds, which are measured before the others."""
 MOST_STEPS = 60
+SET_UP = 20
+"""Seconds that a program may take to make its model and data, beyond its share."""
 LEAST, MOST = 10, 16
 """Seconds for a program: kernels are compiled in the first steps, so less would measure only them."""
 
@@ -103,7 +105,7 @@ def compared(
     for way in all_of:
         # Tandem and torch.compile compile in the first steps.
         seconds = share * (1 if way == "cuda" else 2) / (2 * len(all_of) - ("cuda" in all_of))
-        answer = forked(lambda way=way, seconds=seconds: measured(make, way, seconds * 0.6), seconds)
+        answer = forked(lambda way=way, seconds=seconds: measured(make, way, seconds * 0.6), seconds + SET_UP)
         values |= {f"{way}_{key}": value for key, value in answer.items()}
     if "cuda_losses" in values and "tandem_losses" in values:
         pairs = zip(values["cuda_losses"], values["tandem_losses"], strict=False)

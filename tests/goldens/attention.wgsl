@@ -47,18 +47,21 @@ fn split(x: f32) -> vec2<f32> {
 struct Words { w: array<vec4<u32>, 7> }
 @group(1) @binding(0) var<uniform> words: Words;
 fn ld0(i: u32) -> f32 { return b0[i >> 2u][i & 3u]; }
+fn lv_whole0(i: u32) -> vec4<f32> { let w = b0[i >> 2u]; return w; }
 fn lv0(i: u32) -> vec4<f32> {
-  if ((i & 3u) == 0u) { let w = b0[i >> 2u]; return w; }
+  if ((i & 3u) == 0u) { return lv_whole0(i); }
   return vec4<f32>(ld0(i), ld0(i + 1u), ld0(i + 2u), ld0(i + 3u));
 }
 fn ld1(i: u32) -> f32 { return b1[i >> 2u][i & 3u]; }
+fn lv_whole1(i: u32) -> vec4<f32> { let w = b1[i >> 2u]; return w; }
 fn lv1(i: u32) -> vec4<f32> {
-  if ((i & 3u) == 0u) { let w = b1[i >> 2u]; return w; }
+  if ((i & 3u) == 0u) { return lv_whole1(i); }
   return vec4<f32>(ld1(i), ld1(i + 1u), ld1(i + 2u), ld1(i + 3u));
 }
 fn ld2(i: u32) -> f32 { return b2[i >> 2u][i & 3u]; }
+fn lv_whole2(i: u32) -> vec4<f32> { let w = b2[i >> 2u]; return w; }
 fn lv2(i: u32) -> vec4<f32> {
-  if ((i & 3u) == 0u) { let w = b2[i >> 2u]; return w; }
+  if ((i & 3u) == 0u) { return lv_whole2(i); }
   return vec4<f32>(ld2(i), ld2(i + 1u), ld2(i + 2u), ld2(i + 3u));
 }
 fn ld3(i: u32) -> f32 { return b3[i]; }

@@ -28,11 +28,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec
     let v10: bool = (v8 && v9);
     let v11: u32 = (x1 - words.w[1].y);
     let v12: u32 = (words.w[0].z + v11);
-    var g13: f32 = (0.0f); if (v10) { g13 = ld2(v12); }
+    let g13: f32 = select((0.0f), ld2(select(0u, v12, v10)), v10);
     let v14: u32 = (x1 - words.w[1].x);
     let v15: u32 = (words.w[0].y + v14);
-    var g16: f32 = g13; if (v7) { g16 = ld1(v15); }
-    var g17: f32 = g16; if (v4) { g17 = ld0(v1); }
+    let g16: f32 = select(g13, ld1(select(0u, v15, v7)), v7);
+    let g17: f32 = select(g16, ld0(select(0u, v1, v4)), v4);
     let v18: f32 = (g17 * bitcast<f32>(words.w[2].x));
     let v19: f32 = (bitcast<f32>(words.w[2].y) * (1.0f));
     let v20: f32 = (v18 + v19);

@@ -34,7 +34,6 @@ def run(monkeypatch, program, **variables):
         ("TANDEM_CACHE", "0, 1"),
         ("TANDEM_ALLOW_SOFTWARE", "0, 1"),
         ("TANDEM_GPU_CHECKS", "0, 1"),
-        
     ],
 )
 def test_values_that_are_not_known_are_named_and_ignored(name, known, monkeypatch):

@@ -49,7 +49,7 @@ impl Writer<'_> {
             });
             let _ = writeln!(single, "    {{ {at}    st{b}(at, r.v{n}); }}");
             let words = self.words(store, lanes, |p| format!("r{p}.v{n}"));
-            let _ = write!(assign, "    {{ {at}    {words} }}\n");
+            let _ = writeln!(assign, "    {{ {at}    {words} }}");
         }
         let (count, begin) = (self.outside(count), self.plus_first());
         let Vectors { parameters, whole, one, .. } = &vectors;
