@@ -153,7 +153,7 @@ impl Gpu {
         };
         let (device, queue, vulkan) = opened(&adapter, &description, own).map_err(refused)?;
         if let Some(matrices) = &mut matrices {
-            matrices.bfloat16 = vulkan.is_some_and(|vulkan| vulkan.bfloat16 == Some(matrices.size));
+            matrices.bfloat16 = vulkan.is_some_and(|vulkan| vulkan.bfloat16() == Some(matrices.size));
         }
         let ended = Arc::new(Mutex::new(Rank::GpuEnded, None));
         let tell = ended.clone();

@@ -28,7 +28,7 @@ pub mod store;
 pub mod stream;
 mod structure;
 pub mod tiling;
-#[cfg(not(target_vendor = "apple"))]
+#[cfg_attr(target_vendor = "apple", path = "no_vulkan.rs")]
 mod vulkan;
 
 pub use executor::{Devices, GpuDevice};

@@ -223,12 +223,12 @@ impl Printer<'_> {
         function("at", "u32", at);
         let given = format!("{}, r, d", name(batch));
         let mut ok = String::new();
-        let mut default = format!("{ty}()");
+        let mut default = "0.0".to_owned();
         if let Some((condition, otherwise)) = guard {
             function("ok", "bool", condition);
             function("otherwise", "f32", otherwise);
             ok = format!("ok_{s}({given})");
-            default = format!("select({ty}(), {ty}(otherwise_{s}({given})), inside)");
+            default = format!("select(0.0, otherwise_{s}({given}), inside)");
         }
         if side.vector {
             let load = if ty == "f16" { "lh" } else { "lv" };
@@ -251,7 +251,7 @@ impl Printer<'_> {
             let _ = write!(
                 text,
                 "fn one_{s}({arguments}, inside: bool) -> {ty} {{\n    let ok = {ok};\n    \
-                 return select({default}, {ty}(ld{buf}(select(0u, at_{s}({given}), ok))), ok);\n}}\n"
+                 return {ty}(select({default}, ld{buf}(select(0u, at_{s}({given}), ok)), ok));\n}}\n"
             );
         }
         text

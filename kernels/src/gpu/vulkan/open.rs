@@ -17,7 +17,14 @@ pub struct Vulkan {
     /// Widths of the floats whose denormals can be kept.
     pub denormals: Widths,
     /// Number of rows and columns of cooperative matrices of bfloat16 with 32-bit sums, if there are any.
-    pub bfloat16: Option<u32>,
+    pub(super) bfloat16: Option<u32>,
+}
+
+impl Vulkan {
+    /// Number of rows and columns of cooperative matrices of bfloat16 with 32-bit sums, if there are any.
+    pub fn bfloat16(self) -> Option<u32> {
+        self.bfloat16
+    }
 }
 
 /// Widths of floats.
