@@ -8,7 +8,7 @@
 
 use crate::error::Fault;
 use crate::gpu::contract::{Contract, Side};
-use crate::gpu::linear;
+use crate::gpu::linear::{VECTOR, loads_of_stores};
 use crate::gpu::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
 use crate::ir::{E, Mem, Node, Ty, Var, larger};
@@ -79,9 +79,6 @@ pub struct Kernel {
     pub first: Option<E>,
     vars: u32,
 }
-
-/// Elements that are loaded or stored at once.
-pub const VECTOR: u32 = 4;
 
 /// Threads per workgroup, except in [`Kernel::raw`].
 pub const THREADS: u32 = 256;
@@ -309,7 +306,7 @@ impl Kernel {
     /// The number of elements that a thread of a map computes: four if all are loaded and stored in the order of memory,
     /// else as many as share a word.
     fn lanes(&self, element: Var, stores: &[Store]) -> u32 {
-        match linear::loads_of_stores(stores, element) {
+        match loads_of_stores(stores, element) {
             Some(_) => VECTOR,
             None => lanes(&self.bufs, stores),
         }

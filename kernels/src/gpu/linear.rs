@@ -2,9 +2,11 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::gpu::kernel::{Kernel, Skeleton, VECTOR};
-use crate::gpu::store::{Buf, Put, Stage, Store};
+use crate::gpu::store::{Buf, Put, Store};
 use crate::ir::{Bin, E, Mem, Node, Var};
+
+/// Elements that are loaded or stored at once.
+pub const VECTOR: u32 = 4;
 
 /// Operands of an expression, without loops.
 pub fn operands(e: &E) -> Vec<E> {
@@ -45,8 +47,8 @@ fn draws_in_order(args: &[E], element: Var) -> bool {
     matches!(args, [_, _, counter, _, part] if of(counter, Bin::Div) && of(part, Bin::Rem))
 }
 
-/// The loads and draws of values that depend on the element, each once. `None` if one of them is not in the order of memory, or if
-/// there is a loop.
+/// The loads and draws of values that depend on the element, each once. `None` if one of them is not in the order of
+/// memory, or if there is a loop.
 pub fn loads<'v>(values: impl IntoIterator<Item = &'v E>, element: Var) -> Option<Vec<E>> {
     let mut visited = FxHashSet::default();
     let mut found = Vec::new();
@@ -99,7 +101,7 @@ pub fn buffer(load: &E) -> Option<u32> {
 }
 
 /// Whether a buffer's elements can be accessed as vectors of four; `int16` says whether 16 bits can be stored.
-fn has_vectors(buf: &Buf, int16: bool) -> bool {
+pub fn has_vectors(buf: &Buf, int16: bool) -> bool {
     match buf.mem {
         Mem::F32 | Mem::I32 => !buf.atomic,
         Mem::F16 | Mem::Bf16 => !buf.written || int16 && !buf.atomic,
@@ -108,35 +110,7 @@ fn has_vectors(buf: &Buf, int16: bool) -> bool {
 }
 
 /// The loads of a reduction's steps, if there are some, and all of them can be loaded as vectors.
-pub fn loads_of_steps(kernel: &Kernel, int16: bool, steps: &[E], member: Var) -> Option<Vec<E>> {
-    let vectors = |e: &E| buffer(e).is_some_and(|buf| has_vectors(&kernel.bufs[buf as usize], int16));
+pub fn loads_of_steps(bufs: &[Buf], int16: bool, steps: &[E], member: Var) -> Option<Vec<E>> {
+    let vectors = |e: &E| buffer(e).is_some_and(|buf| has_vectors(&bufs[buf as usize], int16));
     loads(steps, member).filter(|loads| !loads.is_empty() && loads.iter().all(vectors))
-}
-
-/// Which buffers of a kernel are accessed as vectors.
-pub fn wide(kernel: &Kernel, int16: bool) -> Vec<bool> {
-    let mut found: Vec<u32> = Vec::new();
-    let mut add = |loads: Option<Vec<E>>, stores: &[Store]| {
-        if let Some(loads) = loads {
-            found.extend(loads.iter().filter_map(buffer).chain(stores.iter().map(|s| s.buf)));
-        }
-    };
-    match &kernel.skeleton {
-        Skeleton::Map { element, stores, lanes: VECTOR, .. } => {
-            add(loads_of_stores(stores, *element), stores);
-        }
-        Skeleton::Rows { stages, .. } => stages.iter().for_each(|stage| match stage {
-            Stage::Reduce { member, step, .. } => add(loads_of_steps(kernel, int16, step, *member), &[]),
-            Stage::Each(member, stores) => add(loads_of_stores(stores, *member), stores),
-            Stage::Scan(_) | Stage::Once(_) => {}
-        }),
-        Skeleton::Contract(c) => {
-            found.extend(c.sides.iter().filter(|side| side.vector).filter_map(|side| buffer(&side.value)));
-            found.extend(c.stores_vectors());
-        }
-        Skeleton::Map { .. } | Skeleton::Raw(_) => {}
-    }
-    let is_wide =
-        |(i, buf): (usize, &Buf)| has_vectors(buf, int16) && (buf.wide || found.contains(&(i as u32)));
-    kernel.bufs.iter().enumerate().map(is_wide).collect()
 }

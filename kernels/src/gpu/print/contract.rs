@@ -8,7 +8,7 @@
 //! blocks of 4 by 4 elements: four vectors from memory, which it transposes in registers if the operand is
 //! contiguous along `k`, so that it always writes whole vectors. The loads of the next step are issued before the
 //! present step is computed. Contractions of halves use cooperative matrices instead where the device has them:
-//! [`matrices`].
+//! [`super::matrices`].
 //!
 //! **Coordinates.** Subexpressions of an operand that depend on the row alone are computed once per thread, those
 //! that depend on `k` alone once per step. What remains for each element is one addition for a matrix, and two
@@ -20,7 +20,6 @@ use std::rc::Rc;
 use crate::gpu::contract::{Along, Contract, Side};
 use crate::gpu::linear::operands;
 use crate::gpu::print::buffers::pack;
-use crate::gpu::print::matrices;
 use crate::gpu::print::writer::{Writer, name};
 use crate::gpu::store::Store;
 use crate::gpu::tiling::Tile;
@@ -175,11 +174,16 @@ const PARTS: [&str; 4] = ["x", "y", "z", "w"];
 /// Printer of a contraction, with the text of the sizes of `m` and `n`.
 pub(super) struct Printer<'c> {
     pub(super) c: &'c Contract,
-    pub(super) em: String,
-    pub(super) en: String,
+    em: String,
+    en: String,
 }
 
-impl Printer<'_> {
+impl<'c> Printer<'c> {
+    pub(super) fn of(c: &'c Contract, w: &mut Writer<'_>) -> Printer<'c> {
+        let [em, en] = [0, 1].map(|axis| w.outside(&c.extent[axis]));
+        Printer { c, em, en }
+    }
+
     pub(super) fn side(&self, which: Which) -> (&Side, Var, u32, &str) {
         let [_, m, n, _] = self.c.vars;
         match which {
@@ -536,11 +540,7 @@ impl Printer<'_> {
 }
 
 pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
-    let [em, en] = [0, 1].map(|axis| w.outside(&c.extent[axis]));
-    let p = Printer { c, em, en };
-    if let Some(matrices) = w.matrices() {
-        return matrices::print(&p, w, matrices);
-    }
+    let p = Printer::of(c, w);
     let Tile { m, n, k, thread_n, .. } = c.tile;
     let rounds = rounds(c.tile);
     let functions = p.functions(w, Which::Left) + &p.functions(w, Which::Right) + &p.finish(w);

@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 
 use crate::gpu::kernel::THREADS;
-use crate::gpu::linear;
+use crate::gpu::linear::{VECTOR, loads_of_stores};
+use crate::gpu::print::vectors::Vectors;
 use crate::gpu::print::writer::{MAIN, Writer, name};
 use crate::gpu::store::Store;
-use crate::ir::{E, Node, Var};
+use crate::ir::{E, Var};
 
 impl Writer<'_> {
     pub(super) fn map(&mut self, count: &E, element: Var, stores: &[Store], lanes: u32) -> String {
@@ -21,7 +22,7 @@ impl Writer<'_> {
         }
         // Neighbouring elements share words or vectors, so a thread computes whole ones. It accesses single elements at
         // the end of the index space, and if a window does not begin at the boundary of a word or vector.
-        let loads = linear::loads_of_stores(stores, element).unwrap_or_default();
+        let loads = loads_of_stores(stores, element).filter(|_| lanes == VECTOR).unwrap_or_default();
         let vectors = self.vectors(&loads, element);
         let mut results = String::new();
         let mut assign = String::new();
@@ -67,71 +68,5 @@ impl Writer<'_> {
              let r = each({x}{});\n{single}    }}\n  }}\n}}\n",
             given(None),
         )
-    }
-
-    /// Code that loads or draws the vectors of four elements from `element` on, and code for its element alone.
-    pub(super) fn vectors(&mut self, loads: &[E], element: Var) -> Vectors {
-        let mut known: Vec<String> = Vec::new();
-        let (mut of, mut parameters) = (Vec::new(), String::new());
-        let mut single = Vec::new();
-        let whole = self.block(&[element], |w| {
-            for e in loads {
-                let text = match e.node() {
-                    Node::Load { buf, at, .. } if w.wide[*buf as usize] => {
-                        format!("lv{buf}({})", w.address(*buf, at))
-                    }
-                    Node::Call(_, args) => {
-                        let [low, high, counter, stream] = [0, 1, 2, 3].map(|arg| w.emit(&args[arg]));
-                        format!("philox(vec2<u32>({low}, {high}), {counter}, {stream})")
-                    }
-                    _ => {
-                        of.push(None);
-                        continue;
-                    }
-                };
-                let n = known.iter().position(|k| *k == text).unwrap_or_else(|| {
-                    let n = known.len();
-                    w.line(&format!("let w{n} = {text};"));
-                    let ty = w.ty(e.ty());
-                    let _ = write!(parameters, ", l{n}: {ty}");
-                    single.push(e.clone());
-                    known.push(text);
-                    n
-                });
-                of.push(Some(n));
-            }
-        });
-        let one = self.block(&[element], |w| {
-            for (n, e) in single.iter().enumerate() {
-                let value = w.emit(e);
-                w.line(&format!("let w{n} = {value};"));
-            }
-        });
-        Vectors { of, count: known.len(), parameters, whole, one }
-    }
-}
-
-/// Loads and draws of vectors.
-pub(super) struct Vectors {
-    /// Number of each one's vector; `None` for loads of single elements.
-    of: Vec<Option<usize>>,
-    /// Number of vectors.
-    count: usize,
-    /// Parameters for their elements.
-    parameters: String,
-    /// Code that loads the vectors.
-    pub(super) whole: String,
-    /// Code that loads single elements instead.
-    one: String,
-}
-
-impl Vectors {
-    /// Names the values of the loads that have vectors.
-    pub(super) fn name(&self, w: &mut Writer<'_>, loads: &[E], name: impl Fn(usize) -> String) {
-        for (e, n) in loads.iter().zip(&self.of) {
-            if let Some(n) = n {
-                w.known(e, name(*n));
-            }
-        }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::contract::Along;
+use crate::gpu::contract::{Along, Contract};
 use crate::gpu::print::contract::{Printer, Which};
 use crate::gpu::print::writer::Writer;
 use crate::gpu::tiling::{Matrices, Tile};
@@ -173,7 +173,8 @@ impl Shelf {
     }
 }
 
-pub(super) fn print(p: &Printer<'_>, w: &mut Writer<'_>, matrices: Matrices) -> String {
+pub(super) fn print(c: &Contract, w: &mut Writer<'_>, matrices: Matrices) -> String {
+    let p = &Printer::of(c, w);
     let Matrices { size, subgroup, .. } = matrices;
     let tile = p.c.tile;
     let shares = Shares::of(tile, size);

@@ -12,10 +12,10 @@ mod matrices;
 mod rows;
 mod scans;
 mod stores;
+mod vectors;
 mod writer;
 
 use crate::gpu::kernel::{Kernel, Skeleton};
-use crate::gpu::linear;
 use crate::gpu::print::expressions::parameter_word;
 use crate::gpu::print::writer::Writer;
 pub use crate::gpu::print::writer::{MAX_WORDS, Target, parameter_bytes};
@@ -29,7 +29,7 @@ const MATRICES: &str = "enable f16;\nenable wgpu_cooperative_matrix;\n";
 /// Returns the WGSL of a kernel, or `None` if the target lacks a feature that it needs.
 pub fn wgsl(kernel: &Kernel, target: Target) -> Option<String> {
     let (scopes, lacks, wide) =
-        (Vec::new(), kernel.words.len() > MAX_WORDS, linear::wide(kernel, target.int16));
+        (Vec::new(), kernel.words.len() > MAX_WORDS, vectors::wide(kernel, target.int16));
     let mut writer = Writer { kernel, target, scopes, lacks, wide, names: 0 };
     let body = writer.kernel();
     if writer.lacks {
@@ -56,7 +56,10 @@ impl Writer<'_> {
         match &self.kernel.skeleton {
             Skeleton::Map { count, element, stores, lanes } => self.map(count, *element, stores, *lanes),
             Skeleton::Rows { rows, len, row, team, stages } => self.rows(rows, len, *row, *team, stages),
-            Skeleton::Contract(c) => contract::print(c, self),
+            Skeleton::Contract(c) => match self.matrices() {
+                Some(matrices) => matrices::print(c, self, matrices),
+                None => contract::print(c, self),
+            },
             Skeleton::Raw(source) => self.raw(source),
         }
     }

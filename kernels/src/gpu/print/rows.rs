@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::{Skeleton, THREADS, VECTOR, lanes};
-use crate::gpu::linear;
+use crate::gpu::kernel::{Skeleton, THREADS, lanes};
+use crate::gpu::linear::{self, VECTOR};
 use crate::gpu::print::writer::{MAIN, Writer, name};
 use crate::gpu::store::{Scan, Stage, Store};
 use crate::ir::{E, Ty, Var};
@@ -108,7 +108,8 @@ impl Writer<'_> {
         vars.extend_from_slice(acc);
         let body = self.block(&vars, |w| w.assign(acc, step));
         let j = name(member);
-        let loads = linear::loads_of_steps(self.kernel, self.target.int16, step, member).filter(|_| team > 1);
+        let loads =
+            linear::loads_of_steps(&self.kernel.bufs, self.target.int16, step, member).filter(|_| team > 1);
         if let Some(loads) = loads {
             let vectors = self.vectors(&loads, member);
             let mut code = format!("let {j} = first;\n{}", vectors.whole);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::VECTOR;
+use crate::gpu::linear::VECTOR;
 use crate::gpu::print::buffers::pack;
 use crate::gpu::print::expressions::parameter_word;
 use crate::gpu::print::writer::Writer;
