@@ -47,8 +47,8 @@ fn contains_load(e: &E) -> bool {
         || operands(e).iter().any(contains_load)
 }
 
-/// Longest step along `k` whose multiplications are printed one after the other.
-const UNROLLED: u32 = 16;
+/// Elements a thread from which on the multiplications of a step along `k` are printed one after the other.
+const UNROLLED: u32 = 64;
 
 /// Type of factors: those of matrices stay halves.
 fn factor(w: &Writer<'_>) -> &'static str {
@@ -541,7 +541,7 @@ impl<'c> Printer<'c> {
 
 pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
     let p = Printer::of(c, w);
-    let Tile { m, n, k, thread_n, .. } = c.tile;
+    let Tile { m, n, k, thread_m, thread_n } = c.tile;
     let rounds = rounds(c.tile);
     let functions = p.functions(w, Which::Left) + &p.functions(w, Which::Right) + &p.finish(w);
     let (mut set_up, mut bring, mut put) = (String::new(), String::new(), String::new());
@@ -557,8 +557,8 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
     }
     let (sums, stores) = p.sums();
     let step = p.multiply();
-    // Drivers overlap the steps' loads and multiplications only if there is no loop.
-    let multiply: String = match k <= UNROLLED {
+    // Drivers overlap the loads and multiplications of large tiles only if there is no loop.
+    let multiply: String = match thread_m * thread_n >= UNROLLED {
         true => (0..k).map(|d| format!("      {{\n        let d = {d}u;\n{step}      }}\n")).collect(),
         false => format!("      for (var d = 0u; d < {k}u; d++) {{\n{step}      }}\n"),
     };
