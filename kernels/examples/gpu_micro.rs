@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tandem_kernels::gpu::adapter::{adapter, list};
 use tandem_kernels::gpu::device::{Gpu, Options};
-use tandem_kernels::gpu::pipelines::shader_module;
+use tandem_kernels::gpu::pipelines::{shader_module, storage_layout};
 
 /// Number of threads of a workgroup.
 const WORKGROUP: u32 = 256;
@@ -75,19 +75,7 @@ impl Bench {
         } else {
             shader_module(&self.gpu, "measured", source)?
         };
-        let entry = |(binding, written): (usize, &bool)| wgpu::BindGroupLayoutEntry {
-            binding: binding as u32,
-            visibility: wgpu::ShaderStages::COMPUTE,
-            ty: wgpu::BindingType::Buffer {
-                ty: wgpu::BufferBindingType::Storage { read_only: !written },
-                has_dynamic_offset: false,
-                min_binding_size: None,
-            },
-            count: None,
-        };
-        let entries: Vec<wgpu::BindGroupLayoutEntry> = written.iter().enumerate().map(entry).collect();
-        let group = device
-            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let group = storage_layout(device, written);
         let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: None,
             bind_group_layouts: &[Some(&group)],

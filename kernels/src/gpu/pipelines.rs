@@ -183,24 +183,26 @@ impl Pipelines {
         if let Some(known) = self.layouts.iter().position(|(w, _)| **w == *written) {
             return known as u32;
         }
-        let entry = |(binding, written): (usize, &bool)| wgpu::BindGroupLayoutEntry {
-            binding: binding as u32,
-            visibility: wgpu::ShaderStages::COMPUTE,
-            ty: wgpu::BindingType::Buffer {
-                ty: wgpu::BufferBindingType::Storage { read_only: !written },
-                has_dynamic_offset: false,
-                min_binding_size: None,
-            },
-            count: None,
-        };
-        let entries: Vec<wgpu::BindGroupLayoutEntry> = written.iter().enumerate().map(entry).collect();
-        let layout = self
-            .gpu
-            .device
-            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let layout = storage_layout(&self.gpu.device, written);
         self.layouts.push((written.into(), layout));
         self.layouts.len() as u32 - 1
     }
+}
+
+/// The layout of storage buffers at the bindings from 0 on; `written` says which of them a kernel writes.
+pub fn storage_layout(device: &wgpu::Device, written: &[bool]) -> wgpu::BindGroupLayout {
+    let entry = |(binding, written): (usize, &bool)| wgpu::BindGroupLayoutEntry {
+        binding: binding as u32,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only: !written },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    };
+    let entries: Vec<wgpu::BindGroupLayoutEntry> = written.iter().enumerate().map(entry).collect();
+    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries })
 }
 
 /// Makes the module of a kernel: SPIR-V of our own where the device takes it, else WGSL for `wgpu`. Errors of `wgpu` go to

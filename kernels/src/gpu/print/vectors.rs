@@ -8,7 +8,8 @@ use crate::gpu::print::writer::Writer;
 use crate::gpu::store::{Buf, Stage, Store};
 use crate::ir::{E, Node, Var};
 
-/// Which buffers of a kernel are accessed as vectors.
+/// For each buffer of a kernel, whether its declared type is an array of vectors of four elements. `int16` says whether the
+/// device stores 16-bit integers.
 pub fn wide(kernel: &Kernel, int16: bool) -> Vec<bool> {
     let mut found: Vec<u32> = Vec::new();
     let mut add = |loads: Option<Vec<E>>, stores: &[Store]| {
