@@ -82,6 +82,10 @@ const NOISE: f64 = 0.03;
 /// Number of passages between comparisons at first. It doubles each time the same place wins, up to the maximum.
 const HOLD: u64 = 200;
 const LONGEST_HOLD: u64 = 16 * HOLD;
+/// Time in the kept place for each unit of time that trials of the other one have lost, which limits the loss to a fiftieth,
+/// and the longest such time.
+const SHARE: f64 = 50.0;
+const LONGEST_TIME: Duration = Duration::from_secs(30);
 /// Number of passages of a window in which the kept place's time per op is observed.
 const WINDOW: usize = 16;
 /// Difference of the logarithms of the times per op in two windows that is a drift: a quarter.
@@ -91,7 +95,9 @@ const DRIFT_TIME: Duration = Duration::from_millis(500);
 /// Fraction by which the other place must be faster to replace the kept one.
 const MARGIN: f64 = 0.03;
 
-/// One passage through a region: an iteration of the program, or the part of it that runs in a loop.
+/// One passage through a region: the time from one end of an iteration to the next, or the part of an iteration that runs in
+/// a loop. What the program does between its last op and its first one (it loads data, for example) belongs to it, because
+/// GraphRunner's thread works meanwhile.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Passage {
     /// Number of ops.
@@ -142,8 +148,27 @@ struct Cost {
 }
 
 impl Cost {
-    /// Cost to use while the time per byte is unknown: proportional to the number of ops.
+    /// Costs to use while the time per byte is unknown: proportional to the number of ops, or to that of bytes.
     const PLAIN: Cost = Cost { op: 1.0, byte: 0.0 };
+    const BYTES: Cost = Cost { op: 0.0, byte: 1.0 };
+
+    /// Returns the cost to compare trials with, and whether they can be compared: if the cost cannot be fitted, the trials of
+    /// both places must be alike, or one place must be faster both an op and a byte, and so for any cost in between.
+    fn to_compare(trials: &[Trials; 2]) -> (Cost, bool) {
+        if let Some(cost) = Cost::of(trials) {
+            return (cost, true);
+        }
+        if are_alike(trials) {
+            return (Cost::PLAIN, true);
+        }
+        let gain = |cost: &Cost| {
+            let [a, b] = [0, 1].map(|place: usize| Scores::of(&trials[place], cost).median());
+            a - b
+        };
+        let [by_op, by_byte] = [&Cost::PLAIN, &Cost::BYTES].map(gain);
+        let cost = if by_op.abs() < by_byte.abs() { Cost::PLAIN } else { Cost::BYTES };
+        if by_op * by_byte > 0.0 { (cost, true) } else { (Cost::PLAIN, false) }
+    }
 
     /// Returns the least-squares fit of the relative error over all trials, or `None` if there are too few trials
     /// or they are too similar. Without it, passages of different lengths would look like a difference between the
@@ -291,9 +316,35 @@ pub struct Placement {
 
 #[derive(Debug)]
 enum State {
-    /// No trial for this number of passages. The trials are those of an unfinished comparison.
-    Holding(u64, [Trials; 2]),
+    Holding(Hold),
     Comparing(Comparison),
+}
+
+/// Passages without a trial.
+#[derive(Debug)]
+struct Hold {
+    /// Minimum number of passages.
+    passages: u64,
+    /// Minimum duration.
+    time: Duration,
+    /// Trials of an unfinished comparison.
+    trials: [Trials; 2],
+}
+
+impl Hold {
+    /// A hold after trials in the worse place have lost this time.
+    fn after(passages: u64, lost: f64, trials: [Trials; 2]) -> Hold {
+        let time = Duration::from_nanos((lost * SHARE).max(0.0) as u64).min(LONGEST_TIME);
+        Hold { passages, time, trials }
+    }
+
+    /// Counts a passage. Returns whether it is over.
+    fn passed(&mut self, passage: &Passage) -> bool {
+        let over = self.passages == 0 && self.time.is_zero();
+        self.passages = self.passages.saturating_sub(1);
+        self.time = self.time.saturating_sub(passage.at_work());
+        over
+    }
 }
 
 #[derive(Debug)]
@@ -309,8 +360,6 @@ struct Comparison {
     ops: u64,
     bytes: u64,
     took: Duration,
-    /// Total execution time of all runs when the trial began.
-    busy: Duration,
     /// Number of passages so far in which the executor planned this place's runs.
     learnt: u32,
 }
@@ -326,7 +375,6 @@ impl Comparison {
             ops: 0,
             bytes: 0,
             took: Duration::ZERO,
-            busy: Duration::ZERO,
             learnt: 0,
         }
     }
@@ -365,7 +413,7 @@ impl Placement {
             fixed: false,
             now: first,
             kept: first,
-            state: State::Holding(BEGINNING, Default::default()),
+            state: State::Holding(Hold::after(BEGINNING, 0.0, Default::default())),
             hold: HOLD,
             measured: None,
             cost: Cost::PLAIN,
@@ -405,23 +453,19 @@ impl Placement {
     }
 
     /// Ends or begins a trial. The caller makes sure that no run is pending. `waited` is the time that the program
-    /// waited for this, and `busy` the total execution time of all runs so far.
-    pub fn settled(&mut self, waited: Duration, busy: Duration) {
+    /// waited for this.
+    pub fn settled(&mut self, waited: Duration) {
         let State::Comparing(comparison) = &mut self.state else { return };
         if !comparison.ended {
             comparison.settled = true;
-            comparison.busy = busy;
             return;
         }
-        // On GraphRunner's thread, runs may execute while the program does something else between passages.
-        let took = (comparison.took + waited).max(busy.saturating_sub(comparison.busy));
+        let took = comparison.took + waited;
         let ops = comparison.ops.max(1) as f64;
         let trial = Trial { ops, bytes: comparison.bytes as f64, ns: took.as_nanos() as f64 };
         let mut trials = std::mem::take(&mut comparison.trials);
         trials[self.now as usize].push(trial);
-        let told = Cost::of(&trials);
-        let comparable = told.is_some() || are_alike(&trials);
-        let cost = told.unwrap_or(Cost::PLAIN);
+        let (cost, comparable) = Cost::to_compare(&trials);
         let scores = [0, 1].map(|place: usize| Scores::of(&trials[place], &cost));
         let all = || trials.iter().flatten();
         let typical = all().map(|t| cost.expected(t)).sum::<f64>() / all().map(|t| t.ops).sum::<f64>();
@@ -436,17 +480,22 @@ impl Placement {
             "trial"
         );
         if !Comparison::is_clear(&scores, self.kept, comparable) {
-            let seems_better = middle[self.kept.other() as usize] < middle[self.kept as usize];
-            let rounds = scores[self.kept.other() as usize].count();
+            // The place that looks better is used between the trials.
+            let [ours, others] = [&scores[self.kept as usize], &scores[self.kept.other() as usize]];
+            let rounds = ours.count().min(others.count());
+            if comparable && rounds > 0 && others.median() < ours.median() {
+                self.kept = self.kept.other();
+            }
             let [ours, others] = [middle[self.kept as usize], middle[self.kept.other() as usize]];
             let is_plain = ours > 0.0 && others > ours * PLAIN.exp();
-            let rests = self.now != self.kept && !seems_better && (rounds > 0 || is_plain);
+            let rests = self.now != self.kept && others >= ours && (rounds > 0 || is_plain);
             self.now = self.now.other();
             self.state = if rests {
                 self.measured = Some(middle);
-                State::Holding(REST << rounds.saturating_sub(1).min(3), trials)
+                let lost = trial.ns * (1.0 - ours / others);
+                State::Holding(Hold::after(REST << rounds.saturating_sub(1).min(3), lost, trials))
             } else {
-                State::Comparing(Comparison { settled: true, busy, ..Comparison::after(trials) })
+                State::Comparing(Comparison { settled: true, ..Comparison::after(trials) })
             };
             return;
         }
@@ -457,7 +506,10 @@ impl Placement {
         self.now = self.kept;
         self.measured = Some(middle);
         (self.cost, self.watch) = (cost, Watch::default());
-        self.state = State::Holding(self.hold, Default::default());
+        let [ours, others] = [middle[self.kept as usize], middle[self.kept.other() as usize]];
+        let slower: f64 = trials[self.kept.other() as usize].iter().map(|trial| trial.ns).sum();
+        self.state =
+            State::Holding(Hold::after(self.hold, slower * (1.0 - ours / others), Default::default()));
     }
 
     /// Counts a passage in which every op was co-executed.
@@ -466,16 +518,13 @@ impl Placement {
             return;
         }
         let comparison = match &mut self.state {
-            State::Holding(0, trials) => {
-                self.state = State::Comparing(Comparison::after(std::mem::take(trials)));
-                return;
-            }
-            State::Holding(left, _) => {
-                *left -= 1;
-                if self.measured.is_some() && self.watch.add(&passage, &self.cost) {
+            State::Holding(hold) => {
+                if hold.passed(&passage) {
+                    self.state = State::Comparing(Comparison::after(std::mem::take(&mut hold.trials)));
+                } else if self.measured.is_some() && self.watch.add(&passage, &self.cost) {
                     tracing::debug!(kept = self.kept.name(), "the time per op has drifted");
                     (self.hold, self.watch) = (HOLD, Watch::default());
-                    self.state = State::Holding(0, Default::default());
+                    self.state = State::Holding(Hold::after(0, 0.0, Default::default()));
                 }
                 return;
             }
@@ -513,7 +562,7 @@ mod tests {
         let mut places = Vec::new();
         for _ in 0..iterations {
             if placement.settles() {
-                placement.settled(Duration::ZERO, Duration::ZERO);
+                placement.settled(Duration::ZERO);
             }
             places.push(placement.place());
             let ms = if placement.place() == RunPlace::Beside { beside } else { inline };
@@ -539,7 +588,7 @@ mod tests {
         let mut length = 7u64;
         for _ in 0..150 {
             if placement.settles() {
-                placement.settled(Duration::ZERO, Duration::ZERO);
+                placement.settled(Duration::ZERO);
             }
             length = (length * 5 + 3) % 16;
             let each = if placement.place() == RunPlace::Beside { 3 } else { 2 };
@@ -556,7 +605,7 @@ mod tests {
         let mut slower = 0;
         for _ in 0..100 {
             if placement.settles() {
-                placement.settled(Duration::ZERO, Duration::ZERO);
+                placement.settled(Duration::ZERO);
             }
             length = (length * 29 + 13) % 97;
             let each = if placement.place() == RunPlace::Beside { 115 } else { 100 };
@@ -604,7 +653,7 @@ mod tests {
             let mut placement = Placement::new(None, true);
             for _ in 0..400 {
                 if placement.settles() {
-                    placement.settled(Duration::ZERO, Duration::ZERO);
+                    placement.settled(Duration::ZERO);
                 }
                 state ^= state << 13;
                 state ^= state >> 7;
@@ -625,7 +674,7 @@ mod tests {
         let mut placement = Placement::new(None, true);
         for number in 0..200 {
             if placement.settles() {
-                placement.settled(Duration::ZERO, Duration::ZERO);
+                placement.settled(Duration::ZERO);
             }
             let each = if placement.place() == RunPlace::Beside { 80 } else { 100 };
             let (ms, bytes) = if number % 4 == 0 { (60, 1_000_000) } else { (10, 10_000) };
@@ -639,7 +688,7 @@ mod tests {
         let mut placement = Placement::new(None, true);
         for number in 0..40 {
             if placement.settles() {
-                placement.settled(Duration::ZERO, Duration::ZERO);
+                placement.settled(Duration::ZERO);
             }
             let beside = placement.place() == RunPlace::Beside;
             // All pauses fall into iterations of the better place.
@@ -653,17 +702,55 @@ mod tests {
     fn work_that_is_left_counts() {
         // On GraphRunner's thread, iterations are short for Python, but their runs take long.
         let mut placement = Placement::new(None, true);
-        let mut busy = Duration::ZERO;
+        let mut left = Duration::ZERO;
         for _ in 0..60 {
             if placement.settles() {
-                placement.settled(Duration::ZERO, busy);
+                placement.settled(std::mem::take(&mut left));
             }
             let beside = placement.place() == RunPlace::Beside;
-            busy += Duration::from_millis(if beside { 30 } else { 18 });
+            left += Duration::from_millis(if beside { 22 } else { 0 });
             placement.passed(passage(0, Duration::from_millis(if beside { 8 } else { 20 }), Duration::ZERO));
         }
         assert_eq!(placement.place(), RunPlace::Inline);
         assert!(placement.measured().is_some());
+    }
+
+    #[test]
+    fn trials_take_a_small_share_of_the_time() {
+        let mut placement = Placement::new(None, true);
+        // Iterations are so short that holding for a number of them would be shorter than a comparison.
+        let mut spent = [0u64; 2];
+        for _ in 0..200_000 {
+            if placement.settles() {
+                placement.settled(Duration::ZERO);
+            }
+            let (place, us) =
+                (placement.place(), if placement.place() == RunPlace::Beside { 30 } else { 50 });
+            spent[place as usize] += us;
+            placement.passed(passage(0, Duration::from_micros(us), Duration::ZERO));
+        }
+        assert_eq!(placement.kept(), RunPlace::Beside);
+        let [beside, inline] = spent;
+        assert!(inline * 12 < beside, "{inline} us in the slower place, {beside} in the faster one");
+    }
+
+    #[test]
+    fn a_place_that_is_faster_for_any_cost_of_bytes_is_used_at_once() {
+        let mut placement = Placement::new(None, true);
+        let mut slow = 0;
+        for number in 0..60u64 {
+            if placement.settles() {
+                placement.settled(Duration::ZERO);
+            }
+            let (ms, bytes) = match placement.place() {
+                RunPlace::Beside => (10, 1000 + number * 7 % 300),
+                RunPlace::Inline => (30, 1400 + number * 7 % 300),
+            };
+            slow += u64::from(ms == 30);
+            placement.passed(passage(bytes, Duration::from_millis(ms), Duration::ZERO));
+        }
+        assert_eq!(placement.kept(), RunPlace::Beside);
+        assert!(slow < 20, "{slow} iterations in the slower place");
     }
 
     #[test]

@@ -36,8 +36,6 @@ pub struct Clocks {
     pub ran: Option<Duration>,
     /// Total time that the program's thread waited while GraphRunner was executing.
     pub asleep: Duration,
-    /// Total execution time of runs.
-    pub busy: Duration,
 }
 
 impl Clocks {
@@ -73,13 +71,11 @@ pub struct Region {
     /// Thread that executes the region's runs.
     pub placement: Placement,
     size: Size,
-    /// Total execution time of the region's runs.
-    busy: Duration,
 }
 
 impl Region {
     fn outside(placement: Placement) -> Region {
-        Region { header: None, placement, size: Size::Long, busy: Duration::ZERO }
+        Region { header: None, placement, size: Size::Long }
     }
 
     /// Counts a passage or a round that took this long.
@@ -118,8 +114,6 @@ pub struct Regions {
     outside: Passage,
     /// Region that the program has left while runs are pending, with the passage that ended there.
     left: Option<(usize, Option<Passage>)>,
-    /// Total execution time of runs when a region was last given its share.
-    busy: Duration,
 }
 
 const fn code(number: usize, begins_round: bool) -> u32 {
@@ -156,7 +150,6 @@ impl Regions {
                     header: Some(header),
                     placement: Placement::from(place),
                     size: Size::Unknown { short: 0, long: 0 },
-                    busy: Duration::ZERO,
                 });
             }
             if self.all[number].size != Size::Short {
@@ -201,9 +194,9 @@ impl Regions {
         if self.all[number].size == Size::Long { number } else { OUTSIDE }
     }
 
-    /// Begins an iteration.
+    /// Begins an iteration. Its passage has begun with the end of the previous one, if there was one.
     pub fn begin_iteration(&mut self, clocks: Clocks) {
-        self.since = Some(clocks);
+        self.since.get_or_insert(clocks);
     }
 
     /// Ends an iteration. `whole` says whether every op of it was co-executed.
@@ -213,7 +206,7 @@ impl Regions {
         if !unsettled {
             self.leave(left, clocks);
         }
-        self.since = None;
+        self.since = Some(Clocks { ops: 0, traced: 0, ..clocks });
         let passage = std::mem::take(&mut self.outside);
         if whole && !unsettled {
             self.all[OUTSIDE].placement.passed(passage);
@@ -251,21 +244,15 @@ impl Regions {
     }
 
     /// Ends a passage through a region. If a placement is being measured, the passage is kept in `left` until its
-    /// pending runs have been executed, since their execution time is not known before.
+    /// pending runs have been executed, since the wait for them belongs to it.
     fn leave(&mut self, left: usize, clocks: Clocks) {
         let passage = self.since.replace(clocks).and_then(|since| clocks.since(&since));
         let here = self.here();
         if left != here && [left, here].iter().any(|r| self.all[*r].placement.is_comparing()) {
             self.left = Some((left, passage));
         } else {
-            self.share(left, clocks.busy);
             self.passed(left, passage);
         }
-    }
-
-    /// Attributes the execution time since the last call to this region.
-    fn share(&mut self, region: usize, busy: Duration) {
-        self.all[region].busy += busy.saturating_sub(std::mem::replace(&mut self.busy, busy));
     }
 
     fn passed(&mut self, region: usize, passage: Option<Passage>) {
@@ -281,19 +268,17 @@ impl Regions {
     pub fn settled(&mut self, waited: Duration, clocks: Clocks) {
         let here = self.here();
         let left = self.left.take();
-        self.share(left.map_or(here, |(region, _)| region), clocks.busy);
         if self.since.is_some() {
             self.since = Some(clocks);
         }
         let Some((region, passage)) = left else {
-            let Region { placement, busy, .. } = &mut self.all[here];
-            return placement.settled(waited, *busy);
+            return self.all[here].placement.settled(waited);
         };
         self.passed(region, passage.map(|p| Passage { took: p.took + waited, ..p }));
         for region in [region, here] {
-            let Region { placement, busy, .. } = &mut self.all[region];
+            let placement = &mut self.all[region].placement;
             if placement.settles() {
-                placement.settled(Duration::ZERO, *busy);
+                placement.settled(Duration::ZERO);
             }
         }
     }
@@ -337,15 +322,8 @@ mod tests {
             let blocks =
                 vec![block(NodeId(1), None), block(HEADER, Some(HEADER)), block(NodeId(8), Some(HEADER))];
             regions.find(&SymbolicGraph { blocks, ..SymbolicGraph::default() });
-            let clocks = Clocks {
-                now: Instant::now(),
-                ops: 0,
-                traced: 0,
-                made: 0,
-                ran: None,
-                asleep: Duration::ZERO,
-                busy: Duration::ZERO,
-            };
+            let clocks =
+                Clocks { now: Instant::now(), ops: 0, traced: 0, made: 0, ran: None, asleep: Duration::ZERO };
             Program { regions, clocks, pending: 0 }
         }
 
@@ -383,8 +361,6 @@ mod tests {
                     Duration::from_millis(1)
                 }
             };
-            let busy = if self.regions.place() == RunPlace::Inline { inline } else { beside };
-            self.clocks.busy += Duration::from_millis(busy);
             self.clocks.now += took;
         }
 
@@ -446,5 +422,19 @@ mod tests {
             program.end_iteration();
         }
         assert_eq!(program.places(), [(None, RunPlace::Inline)]);
+    }
+
+    #[test]
+    fn what_the_program_does_between_iterations_counts() {
+        let mut program = Program::new(None);
+        for _ in 0..60 {
+            // Beside, these ops take longer than inline, but the program does something else meanwhile.
+            program.go(BLOCKS[0], 14, 12);
+            program.end_iteration();
+            let hidden = program.pending.min(10);
+            program.pending -= hidden;
+            program.clocks.now += Duration::from_millis(10);
+        }
+        assert_eq!(program.places(), [(None, RunPlace::Beside)]);
     }
 }

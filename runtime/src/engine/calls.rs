@@ -33,7 +33,6 @@ impl Engine {
             return Ok(Progress::NeedTicket(ticket, false));
         }
         if self.iteration.ops == 0 {
-            // The iteration begins with its first op; the time between iterations does not count.
             self.begin_iteration();
         }
         if !site.program_thread {

@@ -84,7 +84,6 @@ impl Engine {
     }
 
     fn clocks(&self) -> Clocks {
-        let (beside, inline) = self.runner.busy_ns();
         Clocks {
             now: Instant::now(),
             ops: self.iteration.ops,
@@ -92,7 +91,6 @@ impl Engine {
             made: self.storages.made(),
             ran: self.placing.program_time(),
             asleep: Duration::from_nanos(self.counters.report.python_stall_busy_ns),
-            busy: Duration::from_nanos(beside + inline),
         }
     }
 

@@ -129,7 +129,7 @@ mod tests {
             assert_eq!(begins, place.unwrap_or(RunPlace::Inline), "the cores are shared");
             assert!(!placing.is_empty());
             let (now, none) = (Instant::now(), Duration::ZERO);
-            let clocks = Clocks { now, ops: 0, traced: 0, made: 0, ran: None, asleep: none, busy: none };
+            let clocks = Clocks { now, ops: 0, traced: 0, made: 0, ran: None, asleep: none };
             Program { placing, clocks }
         }
 
@@ -139,7 +139,6 @@ mod tests {
                 self.clocks.ops = 0;
                 self.placing.begin_iteration(self.clocks);
                 self.clocks.now += Duration::from_millis(10);
-                self.clocks.busy += Duration::from_millis(8);
                 self.clocks.ops = 100;
                 self.placing.end_iteration(true, self.clocks);
                 if self.placing.next_place().is_none() {
