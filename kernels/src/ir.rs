@@ -8,7 +8,6 @@ use std::ops;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
-use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 /// Type of a value in registers.
@@ -245,33 +244,6 @@ pub enum Node {
     Item(E, usize),
 }
 
-impl Node {
-    /// Direct operands. Loads, folds and items have none here.
-    fn children(&self) -> SmallVec<[&E; 3]> {
-        match self {
-            Node::Un(_, a) | Node::Cast(a) => smallvec![a],
-            Node::Bin(_, a, b) => smallvec![a, b],
-            Node::Select(c, a, b) => smallvec![c, a, b],
-            Node::Call(_, args) => args.iter().collect(),
-            Node::Lit(_) | Node::Var(_) | Node::Param(_) | Node::Load { .. } => SmallVec::new(),
-            Node::Fold { .. } | Node::Item(..) => SmallVec::new(),
-        }
-    }
-
-    /// Whether both nodes apply the same function to their children, or are leaves of the same kind.
-    fn is_like(&self, other: &Node) -> bool {
-        match (self, other) {
-            (Node::Lit(a), Node::Lit(b)) => a == b,
-            (Node::Un(a, _), Node::Un(b, _)) => a == b,
-            (Node::Bin(a, ..), Node::Bin(b, ..)) => a == b,
-            (Node::Call(a, x), Node::Call(b, y)) => a == b && x.len() == y.len(),
-            (Node::Param(_), Node::Param(_)) | (Node::Load { .. }, Node::Load { .. }) => true,
-            (Node::Select(..), Node::Select(..)) | (Node::Cast(_), Node::Cast(_)) => true,
-            _ => false,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Typed {
     pub(crate) node: Node,
@@ -280,8 +252,8 @@ pub(crate) struct Typed {
     pub(crate) free: Vec<Var>,
 }
 
-/// Results of [`E::joined`] by the addresses of the expressions that were joined.
-pub type Known = FxHashMap<SmallVec<[usize; 4]>, E>;
+/// Results of [`E::with_leaves`] by the addresses of the expressions that were copied.
+pub type Known = FxHashMap<usize, E>;
 
 /// An expression. Clones share one node, and a shared node is evaluated once.
 #[derive(Clone, Debug)]
@@ -428,44 +400,30 @@ impl E {
     }
 
     /// Copy of this expression with its parameters and loads replaced by what `leaf` returns. `known` caches
-    /// results; use one map for the expressions of one kernel. Returns `None` if the expression contains loops or
-    /// variables, or if `leaf` returns `None`.
+    /// results; use one map for the expressions of one kernel. Returns `None` if the expression contains loops, or if
+    /// `leaf` returns `None`.
     pub fn with_leaves(&self, known: &mut Known, leaf: &mut dyn FnMut(&E) -> Option<E>) -> Option<E> {
-        E::joined(std::slice::from_ref(self), known, &mut |all| leaf(&all[0]))
-    }
-
-    /// One expression for several that differ only in their leaves. `leaf` receives the parameters or loads at the
-    /// same position of all expressions and returns the replacement. Returns `None` if the expressions compute
-    /// different functions or contain loops or variables, or if `leaf` returns `None`.
-    pub fn joined(all: &[E], known: &mut Known, leaf: &mut dyn FnMut(&[E]) -> Option<E>) -> Option<E> {
-        let key = all.iter().map(E::address).collect();
-        if let Some(found) = known.get(&key) {
+        if let Some(found) = known.get(&self.address()) {
             return Some(found.clone());
         }
-        let (first, others) = all.split_first()?;
-        if others.iter().any(|e| e.ty() != first.ty() || !e.node().is_like(first.node())) {
-            return None;
-        }
-        let mut of = |child: usize| {
-            let children: Vec<E> = all.iter().map(|e| e.node().children()[child].clone()).collect();
-            E::joined(&children, known, leaf)
-        };
-        let node = match first.node() {
+        let mut of = |e: &E| e.with_leaves(known, leaf);
+        let node = match self.node() {
             Node::Lit(bits) => Node::Lit(*bits),
             Node::Param(_) | Node::Load { .. } => {
-                let found = leaf(all)?;
-                known.insert(key, found.clone());
+                let found = leaf(self)?;
+                known.insert(self.address(), found.clone());
                 return Some(found);
             }
-            Node::Un(op, _) => Node::Un(*op, of(0)?),
-            Node::Bin(op, ..) => Node::Bin(*op, of(0)?, of(1)?),
-            Node::Select(..) => Node::Select(of(0)?, of(1)?, of(2)?),
-            Node::Cast(_) => Node::Cast(of(0)?),
-            Node::Call(name, args) => Node::Call(name, (0..args.len()).map(of).collect::<Option<_>>()?),
-            Node::Var(_) | Node::Fold { .. } | Node::Item(..) => return None,
+            Node::Un(op, a) => Node::Un(*op, of(a)?),
+            Node::Bin(op, a, b) => Node::Bin(*op, of(a)?, of(b)?),
+            Node::Select(c, a, b) => Node::Select(of(c)?, of(a)?, of(b)?),
+            Node::Cast(a) => Node::Cast(of(a)?),
+            Node::Call(name, args) => Node::Call(name, args.iter().map(of).collect::<Option<_>>()?),
+            Node::Var(var) => Node::Var(*var),
+            Node::Fold { .. } | Node::Item(..) => return None,
         };
-        let found = E::new(first.ty(), node);
-        known.insert(key, found.clone());
+        let found = E::new(self.ty(), node);
+        known.insert(self.address(), found.clone());
         Some(found)
     }
 

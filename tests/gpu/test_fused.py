@@ -1,5 +1,6 @@
 """Fusion of recurring ops: fewer kernels, the same values."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -126,8 +127,47 @@ def test_small_tensors_of_lists_share_kernels():
     small = [torch.randn(shape) for shape in [(3, 5), (1,), (700,), (4, 4, 4)]]
     # The weakest adapters allow eight buffers per kernel.
     assert repeat(step, *small) <= 2
-    large = torch.randn(300, 300)
-    assert repeat(step, small[0], large, small[2]) == 2
+    assert repeat(step, small[0], torch.randn(300, 300), torch.randn(9, 8).t()) <= 2
+
+
+def parameters(count: int) -> list[torch.Tensor]:
+    """Tensors as a model has them: matrices, vectors, channels-last filters, and views of one storage."""
+    generator = torch.Generator().manual_seed(0)
+    found, shared = [], torch.randn(count * 7, generator=generator)
+    for i in range(count):
+        match i % 4:
+            case 0:
+                p = torch.randn(i + 3, 37, generator=generator)
+            case 1:
+                p = torch.randn(i + 1, generator=generator)
+            case 2:
+                p = torch.randn(4, 3, 3, 3, generator=generator).to(memory_format=torch.channels_last)
+            case _:
+                p = shared[i * 7 : i * 7 + 7]
+        found.append(p)
+    return found
+
+
+@pytest.mark.skipif("limits" in os.environ.get("TANDEM_GPU_WITHOUT", ""), reason="eight buffers a kernel")
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}], ids=["fused", "foreach"])
+def test_an_optimizer_with_many_parameters_needs_few_kernels(options):
+    def train(device: str) -> tuple[list[torch.Tensor], int]:
+        own = [p.to(device).clone().requires_grad_() for p in parameters(100)]
+        optimizer = torch.optim.Adam(own, lr=0.01, weight_decay=0.1, **options)
+        launches = 0
+        for step in range(8):
+            for p in own:
+                p.grad = (p.detach() * (step + 1)).sin()
+            before = dispatches() if device == DEVICE else 0
+            optimizer.step()
+            launches = dispatches() - before if device == DEVICE else 0
+            torch_tandem.mark_step()
+        return own, launches
+
+    results, launches = train(DEVICE)
+    for result, expected in zip(results, train("cpu")[0], strict=True):
+        assert_alike(result, expected)
+    assert launches <= 24  # of 100 parameters, where a kernel has at most 32 buffers; 5 where it has more
 
 
 def test_what_an_operator_reads_is_not_written_by_its_epilogue():

@@ -115,10 +115,92 @@ def test_small_views_of_a_large_storage(values, hosted):
     assert not hosted()
 
 
-def test_what_cannot_be_divided_takes_the_host_path(values, hosted):
+def test_products(values, hosted):
     x, y = (v.view(ROWS, COLUMNS) for v in values)
-    index = torch.tensor([0, ROWS - 1, 5])
-    same(F.embedding(index.to(device), y), F.embedding(index, x))
-    same(y @ torch.ones(COLUMNS, 2, device=device), x @ torch.ones(COLUMNS, 2), 1e-4)
+    few, more = torch.rand(COLUMNS, 2), torch.rand(COLUMNS, 40)
+    for right in (few, more):
+        same(y @ right.to(device), x @ right, 1e-3)
+        same(right.t().to(device) @ y.t(), right.t() @ x.t(), 1e-3)
+    # The depth is split, or the right operand is large.
+    left = torch.rand(20, ROWS)
+    same(left.to(device) @ y, left @ x, 1e-3)
+    same(y.t() @ left.t().to(device), x.t() @ left.t(), 1e-3)
+    # The result is large.
+    same(
+        (left.t().to(device) @ left[:, :COLUMNS].to(device))[-3000:],
+        left.t()[-3000:] @ left[:, :COLUMNS],
+        1e-3,
+    )
+    a, b = torch.rand(40, 1024, 9), torch.rand(40, 9, 1031)
+    product = torch.bmm(a.to(device), b.to(device))
+    for part in (slice(0, 2), slice(19, 21), slice(38, None)):
+        same(product[part], torch.bmm(a, b)[part], 1e-4)
+    assert not hosted()
+
+
+def test_gradients_of_products(values, hosted):
+    x, y = (v.view(ROWS, COLUMNS) for v in values)
+    gradients = []
+    for v in (x, y):
+        weight = torch.linspace(-1, 1, 8 * COLUMNS).view(8, COLUMNS).to(v.device).requires_grad_()
+        own = v.detach().requires_grad_()
+        F.linear(own, weight).square().mean().backward()
+        gradients.append((weight.grad, own.grad[-2000:]))
+    for ours, expected in zip(gradients[1], gradients[0], strict=True):
+        same(ours * 1e3, expected * 1e3, 1e-3)
+    assert not hosted()
+
+
+def test_convolutions(hosted):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(24, 8, 430, 430, generator=generator)  # 135 MiB
+    weight = torch.rand(5, 8, 3, 3, generator=generator) - 0.5
+    results = []
+    for place in ("cpu", device):
+        own = x.clone().to(place).requires_grad_()
+        w = weight.clone().to(place).requires_grad_()
+        y = F.conv2d(own, w, stride=2, padding=1)
+        (y * y).mean().backward()
+        results.append((y[-1], w.grad, own.grad[-1] * 1e6))
+    for ours, expected in zip(results[1], results[0], strict=True):
+        same(ours, expected, 1e-3)
+    assert not hosted()
+
+
+def test_look_ups_and_their_gradients(values, hosted):
+    x, y = (v.view(ROWS, COLUMNS) for v in values)
+    index = torch.tensor([[0, ROWS - 1, 5], [ROWS // 2, 5, ROWS // 2 + 1]])
+    for pick in (
+        lambda table, index: F.embedding(index, table),
+        lambda table, index: table[index],
+        lambda table, index: table.index_select(0, index.flatten()),
+        lambda table, index: table.take(index * 1000),
+        lambda table, index: table[index, index % COLUMNS],
+    ):
+        same(pick(y, index.to(device)), pick(x, index))
+    rows = torch.arange(6.0).view(2, 3, 1).expand(2, 3, COLUMNS)
+    results = []
+    for v in (x, y):
+        table = v.clone().requires_grad_()
+        F.embedding(index.to(v.device), table).mul(rows.to(v.device)).sum().backward()
+        put = v.clone()
+        put[index[0].to(v.device)] = rows[0].to(v.device)
+        put.index_add_(0, index[0].to(v.device), torch.ones(3, COLUMNS, device=v.device))
+        results.append([t[part] for t in (table.grad, put) for part in ([0, 5], [ROWS // 2, ROWS - 1])])
+    for ours, expected in zip(results[1], results[0], strict=True):
+        same(ours, expected)
+    assert not hosted()
+
+
+def test_an_index_out_of_range_is_an_error(values):
+    _, y = (v.view(ROWS, COLUMNS) for v in values)
+    with pytest.raises(IndexError):
+        F.embedding(torch.tensor([3, ROWS]).to(device), y).cpu()
+    torch_tandem.mark_step()
+
+
+def test_what_cannot_be_divided_takes_the_host_path(values, hosted):
+    x, y = values
+    same(y.sort().values[-1000:], x.sort().values[-1000:])
     assert hosted()
     torch_tandem.mark_step()

@@ -38,7 +38,7 @@ WGSL = {
         """,
     ),
     "bundle": (
-        "bundle",
+        "group",
         """
         parameters = [torch.ones(n, device="tandem") for n in (3, 17, 40)]
         for step in range(12):

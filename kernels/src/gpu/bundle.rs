@@ -1,224 +1,345 @@
-//! Bundles: small lanes of a group that compute the same function share a kernel. An optimizer with many small
-//! tensors needs one launch for several of them.
+//! Bundles: maps of the same structure on different tensors share a kernel. An optimizer with many tensors needs one
+//! launch for several of them.
+//!
+//! Each workgroup computes elements of one member. Members differ in the buffers that they are bound to and in their
+//! parameters.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::gpu::kernel::Kernel;
-use crate::gpu::lane::{Stored, feed, offset, uses};
-use crate::gpu::store::{Ref, Store, Tensor};
-use crate::ir::{E, Known, Mem, Node};
-use crate::plan::{Lane, Slot};
+use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
+use crate::gpu::linear::{VECTOR, buffer, has_vectors, loads_of_stores, operands};
+use crate::gpu::print::MAX_WORDS;
+use crate::gpu::store::{Buf, Put, Ref, Store, Word};
+use crate::gpu::structure::structure;
+use crate::ir::{E, Mem, Node, Var};
 
-/// Maximum number of elements of a lane that may share a kernel.
-const SMALL: i64 = 1 << 16;
-/// Maximum number of buffers of a bundle's kernel.
-const BUFFERS: u32 = 32;
+/// Maximum number of buffers of a bundle. Drivers compile accesses to each of them.
+const BUFFERS: usize = 128;
 
-/// A lane of few elements with at most one dimension.
-struct Small<'d> {
-    lane: &'d Lane,
-    used: Vec<Option<bool>>,
-    stored: Stored,
-    numel: i64,
-    /// Stride in elements, by window.
-    steps: Vec<i64>,
+/// Maps that one kernel computes. Their expressions number buffers and parameters as in the map of one member.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    /// Number of elements of a member.
+    pub count: E,
+    /// Index of the element.
+    pub element: Var,
+    /// Stores for one element.
+    pub stores: Vec<Store>,
+    /// Loads of the stores' values.
+    pub loads: Vec<E>,
+    /// Number of elements that a thread computes, one after the other in memory.
+    pub lanes: u32,
+    /// For each member, the kernel's buffer for each buffer of the map.
+    pub bufs: Vec<Box<[u32]>>,
+    /// Place of each parameter of the map.
+    pub places: Box<[Place]>,
+    /// Index of the first member's parameters; a multiple of 4.
+    pub own: u32,
+    /// Number of parameters of a member; a multiple of 4.
+    pub step: u32,
 }
 
-impl<'d> Small<'d> {
-    fn of(lane: &'d Lane) -> Option<Small<'d>> {
-        let (sizes, strides) = lane.arranged();
-        let numel = sizes.iter().product();
-        let (used, stored) = uses(lane)?;
-        let mut windows = lane.windows.iter().zip(&used);
-        // Elements of less than 32 bits would share words with elements that other threads write.
-        let whole = windows.all(|(w, used)| *used != Some(true) || w.mem.size() >= 4);
-        let steps = strides.iter().map(|strides| strides.first().copied().unwrap_or(0)).collect();
-        let fits = whole && sizes.len() <= 1 && (1..=SMALL).contains(&numel);
-        fits.then_some(Small { lane, used, stored, numel, steps })
+/// Place of a map's parameter among those of the kernel. The first ones are the numbers of the first workgroups of all
+/// members but the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Index in the kernel's parameters.
+    Shared(u32),
+    /// Index in each member's parameters, of which the first one is the number of the member's first workgroup.
+    Own(u32),
+}
+
+impl Bundle {
+    /// The kernel's buffer for a buffer of the map, if it is the same one for all members.
+    pub fn shared(&self, buf: u32) -> Option<u32> {
+        let mut all = self.bufs.iter().map(|bufs| bufs[buf as usize]);
+        let first = all.next()?;
+        all.all(|other| other == first).then_some(first)
     }
 
-    /// Whether both lanes compute the same function, on windows of the same formats that are read and written
-    /// alike.
-    fn is_like(&self, other: &Small<'_>) -> bool {
-        let memories = |s: &Small<'_>| s.lane.windows.iter().map(|w| w.mem).collect::<Vec<_>>();
-        self.used == other.used
-            && memories(self) == memories(other)
-            && joined(&[self, other], &mut |leaves| same_window(leaves).then(|| leaves[0].clone())).is_some()
+    /// Whether an expression differs between the elements of a member.
+    pub fn differs(&self, e: &E) -> bool {
+        e.0.free.contains(&self.element)
     }
 
-    /// The buffers that the lane uses, with their memory formats.
-    fn buffers(&self, buffer: &dyn Fn(u16) -> u32) -> Vec<(u32, Mem)> {
-        let windows = self.lane.windows.iter().zip(&self.used).filter(|(_, used)| used.is_some());
-        windows.map(|(w, _)| (buffer(w.slot), w.mem)).collect()
+    /// The kernel's buffers that are accessed element by element.
+    pub fn accessed(&self) -> impl Iterator<Item = u32> {
+        let loads = self.loads.iter().filter(|load| self.differs(load)).filter_map(buffer);
+        let all = loads.chain(self.stores.iter().map(|s| s.buf));
+        all.flat_map(|buf| self.bufs.iter().map(move |bufs| bufs[buf as usize]))
     }
 }
 
-/// Whether all leaves are loads from the window with the same index, or none is a load.
-fn same_window(leaves: &[E]) -> bool {
-    let window = |e: &E| match e.node() {
-        Node::Load { buf, .. } => Some(*buf),
-        _ => None,
-    };
-    leaves.iter().all(|e| window(e) == window(&leaves[0]))
+/// What bundles depend on of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Maximum number of buffers of a kernel.
+    pub buffers: u32,
+    /// Whether buffers can have elements of 16 bits.
+    pub int16: bool,
 }
 
-/// The stores of several lanes as one list: the index of each stored window, and an expression that `leaf` makes
-/// valid for all lanes.
-fn joined(lanes: &[&Small<'_>], leaf: &mut dyn FnMut(&[E]) -> Option<E>) -> Option<Vec<(usize, E)>> {
-    let mut known = Known::default();
-    let all: Vec<Vec<(usize, &E)>> = lanes.iter().map(|s| s.lane.stores().collect()).collect();
-    let windows = |stores: &[(usize, &E)]| -> Vec<usize> { stores.iter().map(|s| s.0).collect() };
-    let numbers = windows(all.first()?);
-    if all.iter().any(|stores| windows(stores) != numbers) {
+/// The kernels, with bundles in place of those that can share a kernel. No kernel may write memory that another one
+/// reads or writes.
+pub fn bundled(kernels: Vec<Kernel>, limits: Limits) -> Vec<Kernel> {
+    let mut found: Vec<Members> = Vec::new();
+    let mut open: FxHashMap<Box<[u32]>, usize> = FxHashMap::default();
+    for kernel in kernels {
+        let Some(loads) = loads_of_member(&kernel, limits.int16) else {
+            found.push(Members::new(kernel, Vec::new(), limits.int16));
+            continue;
+        };
+        let at = open.entry(structure(&kernel)).or_insert(found.len());
+        let kernel = match found.get_mut(*at) {
+            Some(members) => members.add(kernel, limits),
+            None => Some(kernel),
+        };
+        if let Some(kernel) = kernel {
+            *at = found.len();
+            found.push(Members::new(kernel, loads, limits.int16));
+        }
+    }
+    found.into_iter().map(Members::joined).collect()
+}
+
+/// Maps of one structure that will share a kernel.
+struct Members {
+    all: Vec<Kernel>,
+    /// Loads of the first member.
+    loads: Vec<E>,
+    /// Whether buffers can have elements of 16 bits.
+    int16: bool,
+    /// Buffers of all members, with whether they are written.
+    bufs: FxHashMap<(Ref, Mem), bool>,
+    /// Whether each parameter is the same one for all members.
+    shared: Vec<bool>,
+}
+
+impl Members {
+    fn new(first: Kernel, loads: Vec<E>, int16: bool) -> Members {
+        // Sizes that are equal by chance are not shared, so that the kernel does not depend on them.
+        let sharable = |word: &Word| !matches!(word, Word::Fixed(_) | Word::Offset(..));
+        Members {
+            bufs: first.bufs.iter().map(|buf| ((buf.tensor, buf.mem), buf.written)).collect(),
+            shared: first.words.iter().map(sharable).collect(),
+            loads,
+            int16,
+            all: vec![first],
+        }
+    }
+
+    /// Adds a member, or returns it if the kernel would get too many buffers or parameters.
+    fn add(&mut self, kernel: Kernel, limits: Limits) -> Option<Kernel> {
+        let words = self.all[0].words.iter().zip(&kernel.words).zip(&self.shared);
+        let shared: Vec<bool> = words.map(|((a, b), shared)| *shared && a == b).collect();
+        let known = |buf: &&Buf| self.bufs.get(&(buf.tensor, buf.mem)).copied();
+        let same = kernel.bufs.iter().all(|buf| known(&buf).is_none_or(|written| written == buf.written));
+        let bufs = self.bufs.len() + kernel.bufs.iter().filter(|buf| known(buf).is_none()).count();
+        let fits = bufs <= BUFFERS.min(limits.buffers as usize)
+            && Layout::of(self.all.len() + 1, &shared).total <= MAX_WORDS;
+        if !same || !fits {
+            return Some(kernel);
+        }
+        self.bufs.extend(kernel.bufs.iter().map(|buf| ((buf.tensor, buf.mem), buf.written)));
+        self.shared = shared;
+        self.all.push(kernel);
+        None
+    }
+
+    /// The members as one kernel.
+    fn joined(self) -> Kernel {
+        let mut all = self.all;
+        if all.len() == 1 {
+            return all.swap_remove(0);
+        }
+        let layout = Layout::of(all.len(), &self.shared);
+        let mut k = Kernel::new(all[0].label);
+        let lanes = if has_lanes(&all[0], self.int16) { VECTOR } else { 1 };
+        let (mut firsts, mut total) = (Vec::new(), 0);
+        for member in &all {
+            firsts.push(total as u32);
+            total += elements(member).div_ceil(u64::from(THREADS * lanes));
+        }
+        let shared = |word: usize| self.shared[word];
+        k.words.extend(firsts[1..].iter().map(|first| Word::Fixed(*first)));
+        k.words.extend((0..self.shared.len()).filter(|w| shared(*w)).map(|w| all[0].words[w]));
+        k.words.resize(layout.own, Word::Fixed(0));
+        for (member, first) in all.iter().zip(firsts) {
+            k.words.push(Word::Fixed(first));
+            k.words.extend((0..self.shared.len()).filter(|w| !shared(*w)).map(|w| member.words[w]));
+            k.words.resize(k.words.len().next_multiple_of(4), Word::Fixed(0));
+        }
+        let bufs = all.iter().map(|member| member.bufs.iter().map(|buf| k.buffer(buf)).collect()).collect();
+        k.groups = Groups::Linear(total);
+        k.apart = true;
+        if let Skeleton::Map { count, element, stores, .. } = all.swap_remove(0).skeleton {
+            let (own, step) = (layout.own as u32, layout.step as u32);
+            let (loads, places) = (self.loads, layout.places);
+            k.skeleton =
+                Skeleton::Bundle(Bundle { count, element, stores, loads, lanes, bufs, places, own, step });
+        }
+        k
+    }
+}
+
+/// Number of elements of a map.
+fn elements(kernel: &Kernel) -> u64 {
+    let Skeleton::Map { count, .. } = &kernel.skeleton else { return 0 };
+    match count.node() {
+        Node::Param(word) => match kernel.words[*word as usize] {
+            Word::Fixed(count) => u64::from(count),
+            _ => 0,
+        },
+        _ => 0,
+    }
+}
+
+/// Layout of a bundle's parameters.
+struct Layout {
+    places: Box<[Place]>,
+    own: usize,
+    step: usize,
+    total: usize,
+}
+
+impl Layout {
+    /// The layout for a number of members, given which parameters of the map are shared.
+    fn of(members: usize, shared: &[bool]) -> Layout {
+        // The first workgroups of the members precede the parameters.
+        let (mut common, mut own) = (members as u32 - 1, 1);
+        let mut next = |shared: &bool| {
+            let place = if *shared { Place::Shared(common) } else { Place::Own(own) };
+            *(if *shared { &mut common } else { &mut own }) += 1;
+            place
+        };
+        let places = shared.iter().map(&mut next).collect();
+        let (common, step) = ((common as usize).next_multiple_of(4), (own as usize).next_multiple_of(4));
+        Layout { places, own: common, step, total: common + members * step }
+    }
+}
+
+/// The loads of a map that may be a member of a bundle: one whose stores are unconditional and whose values have no
+/// loops, draws and faults.
+fn loads_of_member(kernel: &Kernel, int16: bool) -> Option<Vec<E>> {
+    let Skeleton::Map { stores, lanes, .. } = &kernel.skeleton else { return None };
+    let plain = |s: &Store| s.put == Put::Assign && s.guard.is_none();
+    if !kernel.faults.is_empty() || kernel.first.is_some() || !stores.iter().all(plain) {
         return None;
     }
-    let value = |(at, window): (usize, usize)| {
-        let values: Vec<E> = all.iter().map(|stores| stores[at].1.clone()).collect();
-        Some((window, E::joined(&values, &mut known, leaf)?))
-    };
-    numbers.into_iter().enumerate().map(value).collect()
+    // Elements of less than 32 bits that lie side by side share words, which one thread stores.
+    let stores_words = *lanes != 1 && stores.iter().any(|s| kernel.bufs[s.buf as usize].mem.size() < 4);
+    if stores_words && !has_lanes(kernel, int16) {
+        return None;
+    }
+    loads(stores.iter().map(|s| &s.value))
 }
 
-/// Lanes that share a kernel.
-#[derive(Default)]
-pub struct Bundle<'d> {
-    lanes: Vec<Small<'d>>,
-    buffers: Vec<(u32, Mem)>,
+/// Whether the elements of a map are loaded and stored as vectors.
+fn has_lanes(kernel: &Kernel, int16: bool) -> bool {
+    let Skeleton::Map { element, stores, lanes: VECTOR, .. } = &kernel.skeleton else { return false };
+    let vectors = |buf: u32| has_vectors(&kernel.bufs[buf as usize], int16);
+    loads_of_stores(stores, *element)
+        .is_some_and(|each| each.iter().filter_map(buffer).chain(stores.iter().map(|s| s.buf)).all(vectors))
 }
 
-impl<'d> Bundle<'d> {
-    /// Groups lanes into bundles; the second result is the lanes left over. `buffer` maps slots in the same memory
-    /// to one number. A kernel gets at most `most` buffers.
-    pub fn of(lanes: &'d [Lane], buffer: &dyn Fn(u16) -> u32, most: u32) -> (Vec<Bundle<'d>>, Vec<&'d Lane>) {
-        let most = most.min(BUFFERS) as usize;
-        let (mut full, mut open): (Vec<Bundle<'d>>, Vec<Bundle<'d>>) = (Vec::new(), Vec::new());
-        let mut others = Vec::new();
-        for lane in lanes {
-            let Some(small) = Small::of(lane) else {
-                others.push(lane);
-                continue;
-            };
-            let at = open.iter().position(|bundle| bundle.lanes[0].is_like(&small)).unwrap_or_else(|| {
-                open.push(Bundle::default());
-                open.len() - 1
+/// The loads of values without loops, draws and conditional loads, whose addresses are not loaded themselves.
+fn loads<'v>(values: impl Iterator<Item = &'v E>) -> Option<Vec<E>> {
+    let (mut found, mut visited) = (Vec::new(), FxHashSet::default());
+    let mut rest: Vec<E> = values.cloned().collect();
+    while let Some(e) = rest.pop() {
+        if !visited.insert(e.address()) {
+            continue;
+        }
+        match e.node() {
+            Node::Fold { .. } | Node::Item(..) | Node::Call("random_part", _) => return None,
+            Node::Load { guard: Some(_), .. } => return None,
+            Node::Load { at, .. } if loads(std::iter::once(at))?.is_empty() => found.push(e),
+            Node::Load { .. } => return None,
+            _ => rest.extend(operands(&e)),
+        }
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::print::{Target, wgsl};
+    use crate::ir::Ty;
+    use wgpu::naga;
+
+    /// Kernels that add a tensor of each size to another one, and to a tensor of one element that all share.
+    fn sums(sizes: &[i64], mem: Mem, stride: i64) -> Vec<Kernel> {
+        let sum = |(i, n): (usize, &i64)| {
+            let mut k = Kernel::new("sum");
+            let (x, y) = (Ref::Input(2 * i as u32), Ref::Input(2 * i as u32 + 1));
+            let x = k.window(x, mem, &[*n], &[stride], true);
+            let y = k.window(y, mem, &[*n], &[1], false);
+            let one = k.window(Ref::Input(10_000), Mem::F32, &[], &[], false);
+            let number = k.value(Ty::F32, |upper| Word::Number(3, 0, Ty::F32, upper));
+            k.map(&[*n], |k, c, e| {
+                let value = k.load_at(&x, c, e) + k.load_at(&y, c, e).cast(mem.ty()) * number.cast(mem.ty());
+                let value = value + k.load(&one, &[]).cast(mem.ty());
+                vec![if stride == 1 { k.store_linear(&x, e, value) } else { k.store(&x, c, value) }]
             });
-            let buffers = small.buffers(buffer);
-            let new = buffers.iter().filter(|b| !open[at].buffers.contains(b)).count();
-            if open[at].buffers.len() + new > most {
-                full.push(std::mem::take(&mut open[at]));
-            }
-            for buffer in buffers {
-                if !open[at].buffers.contains(&buffer) {
-                    open[at].buffers.push(buffer);
-                }
-            }
-            open[at].lanes.push(small);
+            k
+        };
+        sizes.iter().enumerate().map(sum).collect()
+    }
+
+    fn validate(kernel: &Kernel, target: Target) {
+        let text = wgsl(kernel, target).expect("the target has the kernel's types");
+        let module = naga::front::wgsl::parse_str(&text);
+        let module = module.unwrap_or_else(|e| panic!("{}", e.emit_to_string(&text)));
+        let (flags, capabilities) = (naga::valid::ValidationFlags::all(), naga::valid::Capabilities::all());
+        if let Err(error) = naga::valid::Validator::new(flags, capabilities).validate(&module) {
+            panic!("{}", error.emit_to_string(&text));
         }
-        full.append(&mut open);
-        let (bundles, single): (Vec<_>, Vec<_>) = full.into_iter().partition(|b| b.lanes.len() > 1);
-        others.extend(single.iter().flat_map(|b| &b.lanes).map(|s| s.lane));
-        (bundles, others)
     }
 
-    /// The kernel of the bundle, and the slots that it stores to with the slots that the values depend on. The
-    /// kernel numbers the elements of the first lane first, then those of the second lane, and so on.
-    pub fn kernel(&self, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option<(Kernel, Stored)> {
-        let mut k = Kernel::new("bundle");
-        let mut window = |lane: &Small<'_>, number: usize| {
-            let (w, step) = (&lane.lane.windows[number], lane.steps[number]);
-            let offset = Some(offset(slots[w.slot as usize], w.mem));
-            let tensor = Ref::Input(buffer(w.slot));
-            Some(k.window_from(offset, tensor, w.mem, (&[lane.numel], &[step]), lane.used[number]?))
-        };
-        let tensors: Vec<Vec<Option<Tensor>>> = self
-            .lanes
-            .iter()
-            .map(|lane| (0..lane.steps.len()).map(|number| window(lane, number)).collect())
-            .collect();
-        let mut ends = vec![0];
-        ends.extend(self.lanes.iter().scan(0, |end, lane| {
-            *end += lane.numel;
-            Some(*end)
-        }));
-        let bounds: Vec<E> = ends.iter().map(|end| k.size(*end)).collect();
-        let mut fits = true;
-        k.map(&ends[ends.len() - 1..], |k, _, number| {
-            let places: Vec<Member> =
-                bounds.windows(2).map(|b| Member::between(&b[0], &b[1], number)).collect();
-            let stores = self.stores(k, &tensors, &places);
-            fits = stores.is_some();
-            stores.unwrap_or_default()
-        });
-        let stored = self.lanes.iter().flat_map(|lane| lane.stored.iter().cloned()).collect();
-        fits.then_some((k, stored))
-    }
+    const MANY: Limits = Limits { buffers: 1 << 20, int16: false };
 
-    /// The stores of a thread. Those of each lane are guarded by whether the thread's element is in that lane.
-    fn stores(
-        &self,
-        k: &mut Kernel,
-        tensors: &[Vec<Option<Tensor>>],
-        places: &[Member],
-    ) -> Option<Vec<Store>> {
-        let lanes: Vec<&Small<'_>> = self.lanes.iter().collect();
-        let mut fed = FxHashMap::default();
-        let values = joined(&lanes, &mut |leaves| match leaves[0].node() {
-            Node::Load { buf, .. } => self.load(k, *buf as usize, tensors, places),
-            _ => {
-                let mut value = |leaf: &E| match leaf.node() {
-                    Node::Param(param) => Some(feed(k, &mut fed, *param, leaf.ty())),
-                    _ => None,
-                };
-                let values = leaves.iter().map(&mut value).collect::<Option<Vec<E>>>()?;
-                let (last, others) = values.split_last()?;
-                if others.iter().all(|value| value.address() == last.address()) {
-                    return Some(last.clone());
-                }
-                let pick = |rest, (value, place): (&E, &Member)| place.inside.select(value, rest);
-                Some(others.iter().zip(places).rev().fold(last.clone(), pick))
-            }
-        })?;
-        let store = |(window, value): &(usize, E), tensors: &[Option<Tensor>], place: &Member| {
-            let at = std::slice::from_ref(&place.at);
-            let store = k.store(tensors[*window].as_ref()?, at, value.clone());
-            Some(Store { guard: Some(place.inside.clone()), ..store })
-        };
-        let each = tensors.iter().zip(places);
-        each.flat_map(|(tensors, place)| values.iter().map(move |v| (v, tensors, place)))
-            .map(|(value, tensors, place)| store(value, tensors, place))
-            .collect()
-    }
-
-    /// The element that a thread loads from the window with this index of its lane.
-    fn load(
-        &self,
-        k: &Kernel,
-        window: usize,
-        tensors: &[Vec<Option<Tensor>>],
-        places: &[Member],
-    ) -> Option<E> {
-        let tensor = |lane: usize| tensors[lane][window].as_ref();
-        let at = |lane: usize| std::slice::from_ref(&places[lane].at);
-        let slot = |lane: &Small<'_>| lane.lane.windows[window].slot;
-        if self.lanes.iter().all(|lane| lane.steps[window] == 0 && slot(lane) == slot(&self.lanes[0])) {
-            return Some(k.load(tensor(0)?, at(0)));
+    #[test]
+    fn a_hundred_tensors_need_few_kernels() {
+        let sizes: Vec<i64> = (2..=101).map(|i| i * i).collect();
+        for (mem, stride) in [(Mem::F32, 1), (Mem::F32, 3), (Mem::I64, 1)] {
+            let kernels = bundled(sums(&sizes, mem, stride), MANY);
+            assert!(kernels.len() <= 4, "{} kernels of {mem:?}", kernels.len());
+            kernels.iter().for_each(|kernel| validate(kernel, Target { int64: true, ..Target::default() }));
         }
-        let nothing = E::lit(tensor(0)?.mem.ty(), 0.0);
-        let pick = |rest: E, lane: usize| {
-            Some(k.load_if(tensor(lane)?, at(lane), places[lane].inside.clone(), rest))
-        };
-        (0..self.lanes.len()).rev().try_fold(nothing, pick)
     }
-}
 
-/// Position of a thread's element in a lane, and whether the lane has that element.
-struct Member {
-    at: E,
-    inside: E,
-}
+    #[test]
+    fn each_element_is_computed_once() {
+        let sizes = [5, 1024, 1025, 3000];
+        let [kernel] = &bundled(sums(&sizes, Mem::F32, 1), MANY)[..] else { panic!("one kernel") };
+        let Skeleton::Bundle(bundle) = &kernel.skeleton else { panic!("a bundle") };
+        let own = |member: usize, word: u32| {
+            kernel.words[(bundle.own + member as u32 * bundle.step + word) as usize]
+        };
+        let Node::Param(count) = bundle.count.node() else { panic!("a parameter") };
+        let Place::Own(count) = bundle.places[*count as usize] else { panic!("sizes are not shared") };
+        let mut first = 0;
+        for (member, n) in sizes.iter().enumerate() {
+            assert_eq!((own(member, 0), own(member, count)), (Word::Fixed(first), Word::Fixed(*n as u32)));
+            first += (*n as u32).div_ceil(1024);
+            if member + 1 < sizes.len() {
+                assert_eq!(kernel.words[member], Word::Fixed(first));
+            }
+        }
+        assert_eq!(kernel.groups, Groups::Linear(u64::from(first)));
+        assert!(bundle.places.iter().any(|place| matches!(place, Place::Shared(_))), "the number is shared");
+        assert!(bundle.shared(2).is_some() && bundle.shared(0).is_none());
+    }
 
-impl Member {
-    fn between(begin: &E, end: &E, number: &E) -> Member {
-        Member { at: number - begin, inside: number.ge(begin).and(number.lt(end)) }
+    #[test]
+    fn limits_hold() {
+        let sizes = [7; 20];
+        let kernels = bundled(sums(&sizes, Mem::F32, 1), Limits { buffers: 8, int16: false });
+        assert!(kernels.iter().all(|k| k.bufs.len() <= 8 && k.words.len() <= MAX_WORDS));
+        assert_eq!(kernels.len(), 7);
+        // Elements of a byte share words, which several threads would write.
+        assert_eq!(bundled(sums(&sizes, Mem::U8, 1), MANY).len(), 20);
+        assert_eq!(bundled(sums(&sizes, Mem::F16, 1), Limits { int16: true, ..MANY }).len(), 1);
     }
 }

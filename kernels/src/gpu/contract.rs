@@ -14,7 +14,7 @@ pub enum Along {
 }
 
 /// An operand of a contraction.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Side {
     /// Element at coordinates within the bounds of the operand.
     pub value: E,
@@ -27,7 +27,7 @@ pub struct Side {
 }
 
 /// `sum over k of a(b, m, k) * b(b, k, n)` for all batches, m and n.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Contract {
     /// Sizes of m, n and k.
     pub(super) extent: [E; 3],

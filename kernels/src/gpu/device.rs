@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::gpu::adapter::{AdapterError, FEATURES, adapter};
+use crate::gpu::bundle::Limits;
 use crate::gpu::cache::DiskCache;
 use crate::gpu::print::Target;
 use crate::gpu::tiling::Matrices;
@@ -102,6 +103,11 @@ fn opened(
 }
 
 impl Gpu {
+    /// What bundles depend on.
+    pub(super) fn bundles(&self) -> Limits {
+        Limits { buffers: self.max_buffers, int16: self.target.int16 }
+    }
+
     /// Opens the adapter with index `number` as `tandem:index`.
     pub fn open(number: usize, index: u8, options: &Options) -> Result<Gpu, AdapterError> {
         let missing = || AdapterError::None { asked: number.to_string(), hint: "" };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::gpu::bundle::Bundle;
+use crate::gpu::bundle::bundled;
 use crate::gpu::epilogue::Epilogue;
 use crate::gpu::kernel::{Groups, Kernel};
 use crate::gpu::lane::{Stored, feed, offset, uses};
@@ -64,12 +64,13 @@ impl KernelGroup {
             let first = slots.iter().position(|s| same(*s, slots[slot as usize]));
             first.unwrap_or(slot as usize) as u32
         };
-        let (bundles, others) = Bundle::of(&draft.lanes, &buffer, pipelines.gpu.max_buffers);
-        let bundled = bundles.iter().map(|bundle| bundle.kernel(slots, &buffer));
-        let kernels = bundled.chain(others.into_iter().map(|lane| kernel_of(lane, slots, &buffer)));
-        for kernel in kernels {
-            let (kernel, stores) = kernel?;
+        let mut kernels = Vec::new();
+        for lane in &draft.lanes {
+            let (kernel, stores) = kernel_of(lane, slots, &buffer)?;
+            kernels.push(kernel);
             stored.extend(stores);
+        }
+        for kernel in bundled(kernels, pipelines.gpu.bundles()) {
             launches.push(Launch {
                 pipeline: pipelines.of(&kernel)?,
                 slots: kernel.bufs.iter().filter_map(|buf| slot_of(buf.tensor)).collect(),

@@ -7,6 +7,7 @@
 //! - [`Kernel::raw`]: hand-written WGSL, for kernels that need another structure (sorting, attention).
 
 use crate::error::Fault;
+use crate::gpu::bundle::Bundle;
 use crate::gpu::contract::{Contract, Side};
 use crate::gpu::linear::{VECTOR, loads_of_stores};
 use crate::gpu::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
@@ -14,7 +15,7 @@ use crate::gpu::tiling::{Extent, Tiling, ceil_div};
 use crate::ir::{E, Mem, Node, Ty, Var, larger};
 
 /// Assignment of work to threads.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Skeleton {
     /// One thread for each element.
     Map {
@@ -40,6 +41,8 @@ pub enum Skeleton {
         /// Stages that each team runs, in order.
         stages: Vec<Stage>,
     },
+    /// One thread for each element of several tensors.
+    Bundle(Bundle),
     /// One workgroup for each tile; see [`crate::gpu::print`].
     Contract(Contract),
     /// Hand-written WGSL without the declarations of buffers and parameters.
@@ -56,7 +59,7 @@ pub enum Groups {
 }
 
 /// A kernel that is being built.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Kernel {
     /// Name for debugging and error messages.
     pub label: &'static str,
@@ -156,19 +159,25 @@ impl Kernel {
         (sizes, strides): (&[i64], &[i64]),
         written: bool,
     ) -> Tensor {
-        let known = self.bufs.iter().position(|b| b.tensor == tensor && b.mem == mem);
-        let buf = known.unwrap_or_else(|| {
-            self.bufs.push(Buf { tensor, mem, written, atomic: false, wide: false, base: None });
-            self.bufs.len() - 1
-        });
-        self.bufs[buf].written |= written;
+        let buf = self.buffer(&Buf { tensor, mem, written, atomic: false, wide: false, base: None });
         let offset = offset.map(|word| self.word(Ty::U32, word));
         let steps = sizes
             .iter()
             .zip(strides)
             .map(|(size, stride)| (*size != 1 && *stride > 1).then(|| self.size(*stride)))
             .collect();
-        Tensor { buf: buf as u32, mem, sizes: sizes.into(), strides: strides.into(), offset, steps }
+        Tensor { buf, mem, sizes: sizes.into(), strides: strides.into(), offset, steps }
+    }
+
+    /// The index of a buffer, which is added if the kernel has none for the tensor.
+    pub fn buffer(&mut self, buf: &Buf) -> u32 {
+        let known = self.bufs.iter().position(|b| b.tensor == buf.tensor && b.mem == buf.mem);
+        let at = known.unwrap_or_else(|| {
+            self.bufs.push(*buf);
+            self.bufs.len() - 1
+        });
+        self.bufs[at].written |= buf.written;
+        at as u32
     }
 
     /// Index in the buffer of the element at these coordinates of a window.
@@ -354,12 +363,12 @@ impl Kernel {
 
     /// Makes the kernel compute a part of its elements or rows in each run; see [`crate::gpu::spans`].
     pub fn divide(&mut self) {
-        if let Skeleton::Map { count, .. } | Skeleton::Rows { rows: count, .. } = &self.skeleton
-            && let Node::Param(word) = count.0.node
-        {
-            self.words[word as usize] = Word::Count;
+        if let Skeleton::Map { count, .. } | Skeleton::Rows { rows: count, .. } = &self.skeleton {
+            if let Node::Param(word) = count.0.node {
+                self.words[word as usize] = Word::Count;
+            }
+            self.first = Some(self.word(Ty::U32, Word::First));
         }
-        self.first = Some(self.word(Ty::U32, Word::First));
         for buf in &mut self.bufs {
             // Addresses in inputs already include an offset parameter.
             if matches!(buf.tensor, Ref::Fresh(_) | Ref::Temp(_)) {
@@ -406,7 +415,7 @@ impl Skeleton {
                 });
                 stores.collect()
             }
-            Skeleton::Raw(_) => return None,
+            Skeleton::Bundle(_) | Skeleton::Raw(_) => return None,
         })
     }
 }

@@ -6,15 +6,19 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
+use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::error::Fault;
+use crate::gpu::bundle::bundled;
 use crate::gpu::epilogue::Epilogue;
 use crate::gpu::kernel::{Groups, Kernel};
 use crate::gpu::pipelines::{Pipeline, Pipelines};
+use crate::gpu::sections::{Sectioned, sections};
 use crate::gpu::spans;
 use crate::gpu::spans::Part;
 use crate::gpu::store::{Buf, Ref, Tensor, Word};
@@ -578,26 +582,37 @@ impl<'a> Lowering<'a> {
         (k.word(Ty::U32, Word::Key(false)), k.word(Ty::U32, Word::Key(true)))
     }
 
-    /// Adds a kernel. It runs in parts if one of its tensors exceeds the maximum size of a binding. Returns `None`
+    /// Adds a kernel. It runs in parts or for sections if one of its tensors exceeds the maximum size of a binding. Returns `None`
     /// if that is impossible or if the device lacks a feature that the kernel needs.
     pub fn launch(&mut self, mut kernel: Kernel) -> Option<()> {
         if let Some((epilogue, ended)) = &mut self.epilogue {
             *ended += u32::from(epilogue.join(&mut kernel)?);
         }
-        let extent = |buf: &Buf| self.lowered.extent(self.call.inputs, buf.tensor);
-        let bytes: SmallVec<[u64; 8]> = kernel.bufs.iter().map(extent).collect();
+        let bytes = self.bytes(&kernel);
         // Kernels index elements with 32-bit integers.
         let countable = |(bytes, buf): (&u64, &Buf)| bytes / u64::from(buf.mem.size()) < u64::from(u32::MAX);
         if !bytes.iter().zip(&kernel.bufs).all(countable) {
             return None;
         }
-        let gpu = &self.pipelines.gpu;
-        let mut parts = Vec::new();
-        if bytes.iter().any(|bytes| *bytes > gpu.max_binding) {
-            if self.epilogue.is_some() {
-                return None;
-            }
-            parts = spans::parts(&kernel, &bytes, gpu.max_binding - 2 * gpu.binding_step)?;
+        if bytes.iter().all(|bytes| *bytes <= self.pipelines.gpu.max_binding) {
+            return self.dispatch(kernel, Vec::new());
+        }
+        if self.epilogue.is_some() {
+            return None;
+        }
+        let limit = self.most_bound();
+        if let Some(parts) = spans::parts(&kernel, &bytes, limit, None) {
+            return self.dispatch(kernel, parts);
+        }
+        sections(&kernel, &bytes, limit)?.into_iter().try_for_each(|Sectioned { kernel, buf, section }| {
+            let parts = spans::parts(&kernel, &bytes, limit, Some((buf, section)))?;
+            self.dispatch(kernel, parts)
+        })
+    }
+
+    /// Adds a dispatch of a kernel, which runs in these parts if there are any.
+    fn dispatch(&mut self, mut kernel: Kernel, parts: Vec<Part>) -> Option<()> {
+        if !parts.is_empty() {
             kernel.divide();
         }
         let pipeline = self.pipelines.of(&kernel)?;
@@ -613,6 +628,53 @@ impl<'a> Lowering<'a> {
             fault,
         });
         Some(())
+    }
+
+    /// Sizes of the tensors that a kernel's buffers are bound to, in bytes.
+    fn bytes(&self, kernel: &Kernel) -> SmallVec<[u64; 8]> {
+        kernel.bufs.iter().map(|buf| self.lowered.extent(self.call.inputs, buf.tensor)).collect()
+    }
+
+    /// Maximum number of bytes that a part of a kernel accesses of a tensor: bindings begin and end at multiples of a step.
+    fn most_bound(&self) -> u64 {
+        self.pipelines.gpu.max_binding - 2 * self.pipelines.gpu.binding_step
+    }
+
+    /// Whether all tensors of a kernel can be bound, if need be in parts.
+    pub fn can_bind(&self, kernel: &Kernel) -> bool {
+        let bytes = self.bytes(kernel);
+        bytes.iter().all(|bytes| *bytes <= self.pipelines.gpu.max_binding)
+            || spans::parts(kernel, &bytes, self.most_bound(), None).is_some()
+    }
+
+    /// Adds kernels. Those of equal structure become one if all kernels are independent of each other.
+    pub fn launch_all(&mut self, kernels: Vec<Kernel>) -> Option<()> {
+        let limit = self.pipelines.gpu.max_binding;
+        let bound = kernels.iter().flat_map(|k| self.bytes(k)).all(|bytes| bytes <= limit);
+        let kernels = match bound && self.are_independent(&kernels) {
+            true => bundled(kernels, self.pipelines.gpu.bundles()),
+            false => kernels,
+        };
+        kernels.into_iter().try_for_each(|kernel| self.launch(kernel))
+    }
+
+    /// Whether no kernel writes memory that another one reads or writes.
+    fn are_independent(&self, kernels: &[Kernel]) -> bool {
+        let storage = |tensor: Ref| match tensor {
+            Ref::Input(i) => match self.call.inputs[i as usize].place {
+                Place::Storage { id, .. } => Ok(id),
+                _ => Err(tensor),
+            },
+            _ => Err(tensor),
+        };
+        let mut known: FxHashMap<Result<StorageId, Ref>, (usize, bool)> = FxHashMap::default();
+        kernels.iter().enumerate().flat_map(|(n, k)| k.bufs.iter().map(move |buf| (n, buf))).all(
+            |(n, buf)| {
+                let (first, written) = known.entry(storage(buf.tensor)).or_insert((n, buf.written));
+                *written |= buf.written;
+                *first == n || !*written
+            },
+        )
     }
 
     /// Sets the bytes of a new tensor to 0.

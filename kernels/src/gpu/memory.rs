@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use crate::gpu::device::Gpu;
 
 /// Index of a buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BufId(pub u32);
 
 #[derive(Debug)]

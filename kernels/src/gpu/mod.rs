@@ -23,6 +23,7 @@ pub mod memory;
 pub mod ops;
 pub mod pipelines;
 pub mod print;
+mod sections;
 pub mod spans;
 pub mod store;
 pub mod stream;

@@ -1,7 +1,8 @@
 //! The bytes of its tensors that a part of a kernel accesses.
 //!
 //! **Why.** Adapters limit the size of a binding, and a tensor may be larger. **Strategy.** A kernel on such a
-//! tensor runs in parts, each a range of its elements or rows with smaller bindings. The bytes that a part accesses
+//! tensor runs in parts, each a range of its elements or rows with smaller bindings. Contractions are divided when they
+//! are lowered, and such a kernel is one part. The bytes that a part accesses
 //! are derived from the kernel's addresses and conditions by interval arithmetic, so operators do not have to
 //! declare them. An address without known bounds, such as an index that is loaded and not compared with anything,
 //! may access the whole tensor; if that is too large for a binding, the call takes the host path.
@@ -11,6 +12,7 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+use crate::gpu::contract::Contract;
 use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
 use crate::gpu::store::{Buf, Ref, Stage, Store, Word};
 use crate::ir::{Bin, E, Node, Ty, Typed, Var};
@@ -41,33 +43,52 @@ pub struct Part {
 const MAX_PARTS: u64 = 256;
 
 /// Splits a kernel into as few parts as possible such that no part accesses more than `limit` bytes of a tensor.
-/// `bytes` holds the sizes of the tensors. Returns `None` if the kernel cannot be split like that.
-pub fn parts(kernel: &Kernel, bytes: &[u64], limit: u64) -> Option<Vec<Part>> {
+/// `bytes` holds the sizes of the tensors, `section` a buffer and the part of its tensor that the whole kernel accesses.
+/// Returns `None` if the kernel cannot be split like that.
+pub fn parts(
+    kernel: &Kernel,
+    bytes: &[u64],
+    limit: u64,
+    section: Option<(usize, ByteRange)>,
+) -> Option<Vec<Part>> {
     let (units, a_group, step) = match &kernel.skeleton {
         Skeleton::Map { count, lanes, .. } => {
             let a_group = THREADS * lanes;
             (fixed(kernel, count)?, a_group, u64::from(a_group))
         }
         Skeleton::Rows { rows, team, .. } => (fixed(kernel, rows)?, THREADS / team, 1),
-        Skeleton::Contract(_) | Skeleton::Raw(_) => return None,
+        Skeleton::Contract(_) => (1, 1, 1),
+        Skeleton::Bundle(_) | Skeleton::Raw(_) => return None,
     };
     // A tensor that is bound twice would need one window for both bindings.
     let bufs = &kernel.bufs;
     if bufs.iter().enumerate().any(|(i, buf)| bufs[..i].iter().any(|b| b.tensor == buf.tensor)) {
         return None;
     }
-    let least = bytes.iter().max()?.div_ceil(limit);
+    let divided = bytes.iter().enumerate().filter(|(buf, _)| section.is_none_or(|(other, _)| other != *buf));
+    let least = divided.map(|(_, bytes)| bytes.div_ceil(limit)).max().unwrap_or(1).clamp(1, u64::from(units));
     (least..=MAX_PARTS.min(u64::from(units))).find_map(|n| {
         let each = u64::from(units).div_ceil(n).next_multiple_of(step) as usize;
         let part = |first: u64| {
             let count = (u64::from(units) - first).min(each as u64) as u32;
-            let spans = Reach::of(kernel, first as u32, count).spans(kernel, bytes);
+            let mut spans = Reach::of(kernel, first as u32, count).spans(kernel, bytes);
+            if let Some((buf, section)) = section {
+                spans[buf] = section;
+            }
             let fits = spans.iter().all(|s| s.end - s.begin <= limit);
-            let groups = Groups::Linear(u64::from(count.div_ceil(a_group)));
+            let groups = match kernel.skeleton {
+                Skeleton::Contract(_) => kernel.groups,
+                _ => Groups::Linear(u64::from(count.div_ceil(a_group))),
+            };
             fits.then_some(Part { first: first as u32, count, groups, spans })
         };
         (0..u64::from(units)).step_by(each).map(part).collect()
     })
+}
+
+/// The bytes of each tensor that the first element or row of a kernel accesses.
+pub fn reached(kernel: &Kernel, bytes: &[u64]) -> SmallVec<[ByteRange; 8]> {
+    Reach::of(kernel, 0, 1).spans(kernel, bytes)
 }
 
 fn fixed(kernel: &Kernel, e: &E) -> Option<u32> {
@@ -95,7 +116,10 @@ fn all(ty: Ty) -> Range {
 struct Reach<'k> {
     kernel: &'k Kernel,
     vars: HashMap<Var, Range>,
-    ranges: HashMap<*const Typed, Range>,
+    /// Intervals that the condition of the present access implies.
+    implied: HashMap<*const Typed, Range>,
+    /// Intervals that [`Reach::wide`] has found.
+    ranges: HashMap<*const Typed, Option<Range>>,
     visited: HashSet<*const Typed>,
     /// Elements of each buffer that are accessed: an empty interval at first, `None` if there are no known bounds.
     reached: Vec<Option<Range>>,
@@ -107,6 +131,7 @@ impl<'k> Reach<'k> {
         let mut reach = Reach {
             kernel,
             vars: HashMap::new(),
+            implied: HashMap::new(),
             ranges: HashMap::new(),
             visited: HashSet::new(),
             reached: vec![Some((i64::MAX, i64::MIN)); kernel.bufs.len()],
@@ -123,10 +148,30 @@ impl<'k> Reach<'k> {
                 let members = (0, (reach.range(len).1 - 1).max(0));
                 stages.iter().for_each(|stage| reach.stage(stage, members));
             }
-            Skeleton::Contract(_) | Skeleton::Raw(_) => reach.reached.fill(None),
+            Skeleton::Contract(contract) => reach.contract(contract),
+            Skeleton::Bundle(_) | Skeleton::Raw(_) => reach.reached.fill(None),
         }
         kernel.faults.iter().for_each(|e| reach.visit(e));
         reach
+    }
+
+    /// Analyzes all of a contraction: its callers divide the result over several kernels.
+    fn contract(&mut self, contract: &Contract) {
+        let number = |e: &E| fixed(self.kernel, e).map(i64::from);
+        let numbers = [contract.extent.each_ref().map(number), contract.tiles.each_ref().map(number)];
+        let [[Some(m), Some(n), Some(k)], [Some(down), Some(across), Some(total)]] = numbers else {
+            return self.reached.fill(None);
+        };
+        let products = total / (down * across).max(1);
+        let parts = number(&contract.parts[0]).unwrap_or(1).max(1);
+        for (var, count) in contract.vars.iter().zip([products / parts, m, n, k]) {
+            self.vars.insert(*var, (0, (count - 1).max(0)));
+        }
+        contract.sides.iter().for_each(|side| self.visit(&side.value));
+        // In the stores, the batch is that of the parts.
+        self.vars.insert(contract.vars[0], (0, (products - 1).max(0)));
+        self.ranges.clear();
+        self.stores(&contract.stores);
     }
 
     fn spans(&self, kernel: &Kernel, bytes: &[u64]) -> SmallVec<[ByteRange; 8]> {
@@ -135,9 +180,13 @@ impl<'k> Reach<'k> {
             match *reached {
                 None => ByteRange { begin: 0, end: *bytes },
                 Some((first, last)) if first > last => ByteRange { begin: 0, end: size.min(*bytes) },
+                // Addresses below 0 wrap. If that is beyond the end of the tensor, the kernel does not access them.
+                Some((first, _)) if (all(Ty::U32).1 + first) < (bytes / size) as i64 => {
+                    ByteRange { begin: 0, end: *bytes }
+                }
                 Some((first, last)) => {
-                    let end = ((last + 1) as u64 * size).min(*bytes);
-                    ByteRange { begin: (first as u64 * size).min(end), end }
+                    let end = ((last + 1).max(0) as u64 * size).min(*bytes);
+                    ByteRange { begin: (first.max(0) as u64 * size).min(end), end }
                 }
             }
         };
@@ -203,28 +252,30 @@ impl<'k> Reach<'k> {
     /// Records an access to a buffer at `at`, which happens only if the condition is true.
     fn note(&mut self, buf: u32, at: &E, condition: Option<&E>) {
         let Some(condition) = condition else { return self.note_at(buf, at) };
-        let mut left = HashMap::new();
-        self.assume(condition, &mut left);
-        if left.values().all(|(first, last)| first <= last) {
-            let known = std::mem::replace(&mut self.ranges, left);
+        let mut implied = HashMap::new();
+        self.assume(condition, &mut implied);
+        if implied.values().all(|(first, last)| first <= last) {
+            self.implied = implied;
+            let known = std::mem::take(&mut self.ranges);
             self.note_at(buf, at);
             self.ranges = known;
+            self.implied.clear();
         }
     }
 
-    /// Adds to `left` the intervals that the operands of a condition's comparisons are in if the condition is true.
-    fn assume(&mut self, condition: &E, left: &mut HashMap<*const Typed, Range>) {
+    /// Adds to `implied` the intervals that the operands of a condition's comparisons are in if the condition is true.
+    fn assume(&mut self, condition: &E, implied: &mut HashMap<*const Typed, Range>) {
         let Node::Bin(op, a, b) = &condition.0.node else { return };
         let less = match op {
             Bin::Lt => 1,
             Bin::Le => 0,
-            Bin::And => return [a, b].into_iter().for_each(|e| self.assume(e, left)),
+            Bin::And => return [a, b].into_iter().for_each(|e| self.assume(e, implied)),
             _ => return,
         };
         let (of_a, of_b) = (self.range(a), self.range(b));
         let mut narrow = |e: &E, all: Range, to: Range| {
-            let left = left.entry(Rc::as_ptr(&e.0)).or_insert(all);
-            *left = (left.0.max(to.0), left.1.min(to.1));
+            let known = implied.entry(Rc::as_ptr(&e.0)).or_insert(all);
+            *known = (known.0.max(to.0), known.1.min(to.1));
         };
         narrow(a, of_a, (i64::MIN, of_b.1.saturating_sub(less)));
         narrow(b, of_b, (of_a.0.saturating_add(less), i64::MAX));
@@ -234,13 +285,14 @@ impl<'k> Reach<'k> {
         let Buf { tensor, mem, .. } = self.kernel.bufs[buf as usize];
         let range = match tensor {
             Ref::Input(_) => self.relative(at, Word::Offset(tensor, mem)),
-            _ => Some(self.range(at)),
+            _ => self.wide(at),
         };
+        // Kernels access elements of the tensor alone, and the addresses below 0 wrap to some far beyond its end.
+        let range =
+            range.map(|(first, last)| (first.max(0), last)).filter(|(_, last)| *last < all(Ty::U32).1);
         let reached = &mut self.reached[buf as usize];
         *reached = match (*reached, range) {
-            (Some(known), Some(more)) if more.0 >= 0 && more.1 < all(Ty::U32).1 => {
-                Some((known.0.min(more.0), known.1.max(more.1)))
-            }
+            (Some(known), Some(more)) => Some((known.0.min(more.0), known.1.max(more.1))),
             _ => None,
         };
     }
@@ -255,28 +307,34 @@ impl<'k> Reach<'k> {
                     Some(base) => (base, b),
                     None => (self.relative(b, offset)?, a),
                 };
-                let rest = self.range(rest);
+                let rest = self.wide(rest)?;
                 Some((base.0 + rest.0, base.1 + rest.1))
             }
             _ => None,
         }
     }
 
-    /// Interval of an integer expression; all values of its type if there are no known bounds or if it may
-    /// overflow.
+    /// Interval of an integer expression; all values of its type if there are no known bounds or if it may overflow.
     fn range(&mut self, e: &E) -> Range {
+        let whole = all(e.ty());
+        let fits = |range: &Range| whole.0 <= range.0 && range.1 <= whole.1;
+        self.wide(e).filter(fits).unwrap_or(whole)
+    }
+
+    /// Interval of an integer expression as if integers had any number of bits. Sums, differences and products that wrap
+    /// are equal to one of its numbers modulo the number of values of the type. `None` if there are no known bounds.
+    fn wide(&mut self, e: &E) -> Option<Range> {
         let key = Rc::as_ptr(&e.0);
+        if let Some(implied) = self.implied.get(&key) {
+            return Some(*implied);
+        }
         if let Some(known) = self.ranges.get(&key) {
             return *known;
         }
-        let whole = all(e.ty());
         let range = match e.ty() {
-            Ty::U32 | Ty::I32 | Ty::I64 => {
-                self.compute(e).filter(|(first, last)| whole.0 <= *first && *last <= whole.1)
-            }
+            Ty::U32 | Ty::I32 | Ty::I64 => self.compute(e),
             _ => None,
         };
-        let range = range.unwrap_or(whole);
         self.ranges.insert(key, range);
         range
     }
@@ -294,14 +352,27 @@ impl<'k> Reach<'k> {
                 let (a, b) = (self.range(a), self.range(b));
                 (a.0.min(b.0), a.1.max(b.1))
             }
-            Node::Cast(a) if matches!(a.ty(), Ty::U32 | Ty::I32 | Ty::I64) => self.range(a),
+            Node::Cast(a) if matches!(a.ty(), Ty::U32 | Ty::I32 | Ty::I64) => {
+                let (range, whole) = (self.range(a), all(e.ty()));
+                (whole.0 <= range.0 && range.1 <= whole.1).then_some(range)?
+            }
+            Node::Bin(op @ (Bin::Add | Bin::Sub | Bin::Mul), a, b) => {
+                let (a, b) = (self.wide(a)?, self.wide(b)?);
+                match op {
+                    Bin::Add => (a.0.checked_add(b.0)?, a.1.checked_add(b.1)?),
+                    Bin::Sub => (a.0.checked_sub(b.1)?, a.1.checked_sub(b.0)?),
+                    _ => {
+                        let ends = [(a.0, b.0), (a.0, b.1), (a.1, b.0), (a.1, b.1)];
+                        let ends = ends.map(|(a, b)| a.checked_mul(b));
+                        let [Some(w), Some(x), Some(y), Some(z)] = ends else { return None };
+                        (w.min(x).min(y).min(z), w.max(x).max(y).max(z))
+                    }
+                }
+            }
             Node::Bin(op, a, b) => {
                 let (a, b) = (self.range(a), self.range(b));
                 let natural = a.0 >= 0 && b.0 >= 0;
                 match op {
-                    Bin::Add => (a.0.checked_add(b.0)?, a.1.checked_add(b.1)?),
-                    Bin::Sub => (a.0.checked_sub(b.1)?, a.1.checked_sub(b.0)?),
-                    Bin::Mul if natural => (a.0.checked_mul(b.0)?, a.1.checked_mul(b.1)?),
                     Bin::Div if natural && b.0 > 0 => (a.0 / b.1, a.1 / b.0),
                     Bin::Rem if natural && b.0 == b.1 && b.0 > 0 && a.0 / b.0 == a.1 / b.0 => {
                         (a.0 % b.0, a.1 % b.0)
@@ -356,7 +427,7 @@ mod tests {
         let n = 1_000_001;
         let k = sum_of(&[n], &[&[1], &[0], &[1]]);
         let bytes = [4 * n as u64, 4, 4 * n as u64];
-        let parts = parts(&k, &bytes, LIMIT).expect("parts");
+        let parts = parts(&k, &bytes, LIMIT, None).expect("parts");
         assert!(parts.len() == 4 && covers(&parts, n as u32));
         for part in &parts {
             let own =
@@ -370,7 +441,7 @@ mod tests {
         let (rows, columns) = (1000, 1000);
         let k = sum_of(&[rows, columns], &[&[columns, 1], &[0, 1], &[columns, 1]]);
         let bytes = [4_000_000, 4000, 4_000_000];
-        let parts = parts(&k, &bytes, LIMIT).expect("parts");
+        let parts = parts(&k, &bytes, LIMIT, None).expect("parts");
         assert!(covers(&parts, 1_000_000));
         assert!(parts.iter().all(|p| p.spans[1] == ByteRange { begin: 0, end: 4000 }));
         // A part may begin within a row, but the bytes accessed are those of whole rows.
@@ -383,9 +454,9 @@ mod tests {
     #[test]
     fn what_is_transposed_has_no_parts() {
         let k = sum_of(&[1000, 1000], &[&[1, 1000], &[1000, 1]]);
-        assert!(parts(&k, &[4_000_000, 4_000_000], LIMIT).is_none());
+        assert!(parts(&k, &[4_000_000, 4_000_000], LIMIT, None).is_none());
         let k = sum_of(&[1000, 1000], &[&[1, 1000], &[1000, 1]]);
-        assert!(parts(&k, &[4_000_000, 4_000_000], 4_000_000).is_some_and(|p| p.len() == 1));
+        assert!(parts(&k, &[4_000_000, 4_000_000], 4_000_000, None).is_some_and(|p| p.len() == 1));
     }
 
     #[test]
@@ -397,7 +468,7 @@ mod tests {
             let sum = r.sum(Ty::F32, |k, j| k.load(&t[0], &[row.clone(), j.clone()]));
             r.once(|k| vec![k.store(&t[1], &[row.clone(), E::u32(0)], sum)]);
         });
-        let parts = parts(&k, &[(rows * len * 4) as u64, rows as u64 * 4], LIMIT).expect("parts");
+        let parts = parts(&k, &[(rows * len * 4) as u64, rows as u64 * 4], LIMIT, None).expect("parts");
         assert!(covers(&parts, rows as u32));
         for part in &parts {
             let row = |row: u32| u64::from(row) * len as u64 * 4;
@@ -420,7 +491,7 @@ mod tests {
             vec![k.store(&out, c, value)]
         });
         // The parts of a map are multiples of a workgroup, so there are two.
-        let found = parts(&k, &[6_000_000, 2400, 1200], 5_200_000).expect("parts");
+        let found = parts(&k, &[6_000_000, 2400, 1200], 5_200_000, None).expect("parts");
         assert_eq!(found[0].spans[0], ByteRange { begin: 0, end: 256 * 20_000 });
         assert_eq!(found[1].spans[0], ByteRange { begin: 256 * 20_000, end: 300 * 20_000 });
     }
@@ -435,8 +506,8 @@ mod tests {
             let at = k.load(&index, c).cast(Ty::U32);
             vec![k.store(&out, c, k.load(&table, &[at]))]
         });
-        let found = parts(&k, &[4000, 4 << 20, 4 << 20], LIMIT).expect("parts");
+        let found = parts(&k, &[4000, 4 << 20, 4 << 20], LIMIT, None).expect("parts");
         assert!(found.iter().all(|p| p.spans[0] == ByteRange { begin: 0, end: 4000 }));
-        assert!(parts(&k, &[4 << 20, 4 << 20, 4 << 20], LIMIT).is_none());
+        assert!(parts(&k, &[4 << 20, 4 << 20, 4 << 20], LIMIT, None).is_none());
     }
 }

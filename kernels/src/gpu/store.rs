@@ -133,7 +133,7 @@ impl Store {
 }
 
 /// A stage of the work of a row's team.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Stage {
     /// Reduces the members of the row: first each thread a share of them, then across the threads.
     Reduce {
@@ -159,7 +159,7 @@ pub enum Stage {
 }
 
 /// A scan (running accumulation) over the members of a row.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Scan {
     /// Parameter or literal that is an upper bound of the length of all rows.
     pub rounds: E,

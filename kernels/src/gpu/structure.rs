@@ -5,6 +5,7 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::gpu::bundle::Place;
 use crate::gpu::kernel::{Kernel, Skeleton};
 use crate::gpu::store::{Buf, Ref, Scan, Stage, Store, Word};
 use crate::ir::{E, Node, Typed, Var};
@@ -58,6 +59,19 @@ pub fn structure(kernel: &Kernel) -> Box<[u32]> {
         Skeleton::Raw(text) => {
             s.push(4);
             s.text(text);
+        }
+        Skeleton::Bundle(b) => {
+            s.push(5);
+            s.expression(&b.count);
+            s.vars(&[b.element]);
+            s.stores(&b.stores);
+            s.expressions(&b.loads);
+            s.words.extend([b.lanes, b.bufs.len() as u32, b.own, b.step]);
+            b.bufs.iter().for_each(|bufs| s.words.extend(bufs));
+            s.words.extend(b.places.iter().map(|place| match place {
+                Place::Shared(at) => at << 1,
+                Place::Own(at) => at << 1 | 1,
+            }));
         }
     }
     s.words.into()

@@ -103,6 +103,15 @@ impl Tiling {
     }
 }
 
+impl Tiling {
+    /// The tiling with `k` split into as many parts as possible, at most `most`. `None` if it cannot be split.
+    pub fn divided(self, k: i64, most: i64) -> Option<Tiling> {
+        let step = i64::from(self.tile.k);
+        let share = ceil_div(ceil_div(k, most), step) * step;
+        (k > share).then(|| Tiling { parts: ceil_div(k, share), share, ..self })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

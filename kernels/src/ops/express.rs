@@ -433,8 +433,7 @@ impl Assignment {
         };
         let x: Vec<E> = self.ins.iter().zip(&self.types).map(value).collect();
         let mut scope = InDraft { call, param, item: self.item, faults: false };
-        let items = vec![(self.item, E::int(Ty::Bool, 1))];
-        let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, items };
+        let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, item: self.item };
         let value = (self.value)(&mut args)?;
         // PyTorch converts floats to `uint8` through 64-bit integers, which differs from 32 bits for large values.
         let wide = self.out.mem == Mem::U8 && value.ty() == Ty::F64;

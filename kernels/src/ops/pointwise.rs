@@ -51,9 +51,8 @@ pub struct Args<'l> {
     pub ty: Ty,
     /// Dtype that the operator computes in.
     pub dtype: Dtype,
-    /// For arguments that are lists: indices of items and the conditions under which they apply. The first item
-    /// whose condition is true is used; the last item is used if there is none.
-    pub items: Vec<(usize, E)>,
+    /// For arguments that are lists: index of the item that is used.
+    pub item: usize,
 }
 
 impl Args<'_> {
@@ -62,15 +61,8 @@ impl Args<'_> {
         if !self.scope.has(arg) {
             return self.lit(1.0);
         }
-        let list = matches!(self.scope.args()[arg], Arg::Scalars(_));
-        let items = if list { &self.items[..] } else { &[] };
-        let Some(((last, _), others)) = items.split_last() else {
-            return self.scope.number(arg, 0, self.ty);
-        };
-        let last = self.scope.number(arg, *last, self.ty);
-        others
-            .iter()
-            .rfold(last, |rest, (item, here)| here.select(self.scope.number(arg, *item, self.ty), rest))
+        let item = if matches!(self.scope.args()[arg], Arg::Scalars(_)) { self.item } else { 0 };
+        self.scope.number(arg, item, self.ty)
     }
 
     /// The factor of a sum's second term; `None` if PyTorch raises for its type.

@@ -311,6 +311,9 @@ impl GpuDevice {
         written: &[bool],
     ) -> Result<SmallVec<[BufId; 1]>, DeviceError> {
         let mut copies = SmallVec::new();
+        if !repeats(bufs.iter().copied()) {
+            return Ok(copies);
+        }
         for i in 0..bufs.len() {
             let clashes = |j: usize| j != i && bufs[j] == bufs[i] && (written[j] && (!written[i] || j < i));
             if (0..bufs.len()).any(clashes) {
@@ -487,14 +490,22 @@ fn collides(lowered: &Lowered, call: &Call<'_>, inputs: &[Option<BufId>]) -> boo
             _ => None,
         });
         let bound: SmallVec<[(BufId, bool, &Input<'_>); 8]> = bound.collect();
-        bound.iter().enumerate().any(|(i, (buf, written, window))| {
-            bound[..i].iter().any(|(other, also, another)| {
-                other == buf
-                    && (*written && *also
-                        || (*written || *also) && (*apart || partly_overlap(window, another)))
+        repeats(bound.iter().map(|(buf, ..)| *buf))
+            && bound.iter().enumerate().any(|(i, (buf, written, window))| {
+                bound[..i].iter().any(|(other, also, another)| {
+                    other == buf
+                        && (*written && *also
+                            || (*written || *also) && (*apart || partly_overlap(window, another)))
+                })
             })
-        })
     })
+}
+
+/// Whether a buffer occurs more than once.
+fn repeats(bufs: impl Iterator<Item = BufId>) -> bool {
+    let mut all: SmallVec<[BufId; 16]> = bufs.collect();
+    all.sort_unstable();
+    all.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 /// Whether two dense windows on the same storage overlap without being equal.

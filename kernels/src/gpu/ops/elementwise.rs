@@ -7,9 +7,7 @@ use crate::ir::{E, Ty};
 use crate::shapes;
 use crate::shapes::is_contiguous;
 
-/// Launches a kernel that computes `outs`, which all have the same sizes, point-wise from `ins`, which are
-/// broadcast to these sizes and converted to the given types. `body` gets their values and the number of the
-/// element in the order of the first output's memory.
+/// Launches a [`kernel`].
 pub fn launch(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -17,6 +15,20 @@ pub fn launch(
     ins: &[(&Operand, Ty)],
     body: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E], &E) -> Option<Vec<E>>,
 ) -> Option<()> {
+    let kernel = kernel(l, label, outs, ins, body)?;
+    l.launch(kernel)
+}
+
+/// A kernel that computes `outs`, which all have the same sizes, point-wise from `ins`, which are broadcast to these
+/// sizes and converted to the given types. `body` gets their values and the number of the element in the order of the
+/// first output's memory.
+pub fn kernel(
+    l: &Lowering<'_>,
+    label: &'static str,
+    outs: &[&Operand],
+    ins: &[(&Operand, Ty)],
+    body: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E], &E) -> Option<Vec<E>>,
+) -> Option<Kernel> {
     let sizes = outs.first()?.sizes.clone();
     let outs: Vec<Operand> = outs.iter().map(|o| (*o).clone()).collect();
     let ins: Vec<(Operand, Ty)> = ins.iter().map(|(x, ty)| (x.expanded(&sizes), *ty)).collect();
@@ -53,10 +65,7 @@ pub fn launch(
         };
         targets.iter().zip(results).map(store).collect()
     });
-    if !fits {
-        return None;
-    }
-    l.launch(k)
+    fits.then_some(k)
 }
 
 /// Launches a kernel that computes each element of `outs`, which all have the same sizes, from its coordinates.

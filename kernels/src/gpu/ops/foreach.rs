@@ -1,7 +1,7 @@
 //! Operators on lists of tensors (`_foreach_*`). They use the expressions of the point-wise table, and one kernel
-//! for several small tensors.
+//! for several tensors.
 
-use tandem_tracegraph::call::{Arg, Place};
+use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, highest, lowest};
@@ -9,7 +9,6 @@ use crate::gpu::lower::{Lowering, Operand, Source, Spot};
 use crate::gpu::ops::elementwise;
 use crate::gpu::ops::pointwise::InKernel;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
-use crate::gpu::store::{Ref, Store, Tensor};
 use crate::ir::{E, Mem, Ty, larger, smaller};
 use crate::ops::pointwise::{Args, Reads, find};
 
@@ -142,134 +141,18 @@ pub fn zero(l: &mut Lowering<'_>) -> Option<()> {
     carry_out(l, &jobs, |a| Some(E::lit(a.ty, 0.0)))
 }
 
-// --- Several small tensors in one kernel --------------------------------------------------------------
-
-/// Largest number of elements of a tensor that shares a kernel with others.
-const SMALL: i64 = 1 << 16;
-
-/// Largest number of buffers of such a kernel.
-const BUFFERS: usize = 8;
-
-/// Launches jobs in order. Consecutive ones share a kernel where possible.
+/// Launches kernels for the jobs, in order unless they are independent of each other.
 fn carry_out(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()> {
-    let mut rest = jobs;
-    while let [first, others @ ..] = rest {
-        let together = group(l, rest);
-        if together > 1 {
-            launch_group(l, &rest[..together], value)?;
-            rest = &rest[together..];
-            continue;
-        }
-        rest = others;
-        if first.out.numel() == 0 {
-            continue;
-        }
-        let ins: Vec<(&Operand, Ty)> = first.ins.iter().map(|x| (x, first.ty)).collect();
-        elementwise::launch(l, "foreach", &[&first.out], &ins, |l, k, x, _| {
-            let items = vec![(first.item, E::int(Ty::Bool, 1))];
+    let mut kernels = Vec::new();
+    for job in jobs.iter().filter(|job| job.out.numel() > 0) {
+        let ins: Vec<(&Operand, Ty)> = job.ins.iter().map(|x| (x, job.ty)).collect();
+        kernels.push(elementwise::kernel(l, "foreach", &[&job.out], &ins, |l, k, x, _| {
             let scope = &mut InKernel { l, k };
-            let mut args = Args { scope, x: x.to_vec(), ty: first.ty, dtype: first.dtype, items };
+            let mut args = Args { scope, x: x.to_vec(), ty: job.ty, dtype: job.dtype, item: job.item };
             value(&mut args).map(|v| vec![v])
-        })?;
+        })?);
     }
-    Some(())
-}
-
-/// Number of jobs at the start of the list that can share a kernel: small contiguous tensors of the same dtypes,
-/// none of which uses a storage that another job writes.
-fn group(l: &Lowering<'_>, jobs: &[ItemJob]) -> usize {
-    let storage = |x: &Operand| match x.place {
-        Spot::Memory(Ref::Input(i)) => match l.call.inputs[i as usize].place {
-            Place::Storage { id, .. } => Some(id),
-            _ => None,
-        },
-        _ => None,
-    };
-    let mut buffers: Vec<Ref> = Vec::new();
-    for (n, job) in jobs.iter().enumerate() {
-        let like = |a: &Operand, b: &Operand| {
-            a.mem == b.mem && matches!(a.place, Spot::Memory(_)) == matches!(b.place, Spot::Memory(_))
-        };
-        let alike = job.dtype == jobs[0].dtype
-            && like(&job.out, &jobs[0].out)
-            && job.ins.iter().zip(&jobs[0].ins).all(|(a, b)| like(a, b));
-        let dense = |x: &Operand| match x.place {
-            Spot::Memory(_) => x.is_contiguous() && x.sizes == job.out.sizes,
-            _ => true,
-        };
-        let simple = dense(&job.out) && job.ins.iter().all(dense) && (1..=SMALL).contains(&job.out.numel());
-        let apart = jobs[..n].iter().all(|other| {
-            let touches = |a: &ItemJob, b: &ItemJob| {
-                let written = storage(&a.out);
-                written.is_some() && std::iter::once(&b.out).chain(&b.ins).any(|x| storage(x) == written)
-            };
-            !touches(job, other) && !touches(other, job)
-        });
-        let written = storage(&job.out);
-        let apart = apart
-            && job.ins.iter().all(|x| x.place == job.out.place || written.is_none() || storage(x) != written);
-        for x in std::iter::once(&job.out).chain(&job.ins) {
-            if let Spot::Memory(tensor) = x.place
-                && !buffers.contains(&tensor)
-            {
-                buffers.push(tensor);
-            }
-        }
-        if !alike || !simple || !apart || buffers.len() > BUFFERS {
-            return n;
-        }
-    }
-    jobs.len()
-}
-
-/// Launches one kernel for several jobs, whose elements are numbered consecutively.
-fn launch_group(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()> {
-    let ty = jobs.first()?.ty;
-    let mut k = Kernel::new("foreach group");
-    k.apart = true;
-    let flat = |x: &Operand| x.viewed(&[x.numel()], &[1]);
-    let outs: Option<Vec<_>> = jobs.iter().map(|j| l.write(&mut k, &flat(&j.out))).collect();
-    let outs = outs?;
-    let sources: Vec<Vec<Source>> =
-        jobs.iter().map(|j| j.ins.iter().map(|x| l.read_as(&mut k, &flat(x), ty)).collect()).collect();
-    let mut end = 0;
-    let mut bounds = vec![E::u32(0)];
-    for job in jobs {
-        end += job.out.numel();
-        bounds.push(k.size(end));
-    }
-    let mut fits = true;
-    k.map(&[end], |k, _, number| {
-        let places: Vec<(E, E)> =
-            bounds.windows(2).map(|b| (number - &b[0], number.ge(&b[0]).and(number.lt(&b[1])))).collect();
-        let x = (0..sources[0].len()).map(|arg| {
-            let first = match &sources[0][arg] {
-                Source::Window(t) => E::lit(t.mem.ty(), 0.0),
-                Source::Value(e) => e.clone(),
-            };
-            let pick = |rest: E, (source, (at, inside)): (&Vec<Source>, &(E, E))| match &source[arg] {
-                Source::Window(t) => k.load_if(t, std::slice::from_ref(at), inside.clone(), rest),
-                Source::Value(e) => inside.select(e, rest),
-            };
-            sources.iter().zip(&places).rev().fold(first, pick).cast(ty)
-        });
-        let x = x.collect();
-        let items = jobs.iter().zip(&places).map(|(j, (_, inside))| (j.item, inside.clone())).collect();
-        let scope = &mut InKernel { l, k };
-        let Some(result) = value(&mut Args { scope, x, ty, dtype: jobs[0].dtype, items }) else {
-            fits = false;
-            return Vec::new();
-        };
-        let store = |(t, (at, inside)): (&Tensor, &(E, E))| Store {
-            guard: Some(inside.clone()),
-            ..k.store(t, std::slice::from_ref(at), result.clone())
-        };
-        outs.iter().zip(&places).map(store).collect()
-    });
-    if !fits {
-        return None;
-    }
-    l.launch(k)
+    l.launch_all(kernels)
 }
 
 // --- Reductions ---------------------------------------------------------------------------------------

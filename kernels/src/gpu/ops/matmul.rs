@@ -149,28 +149,109 @@ pub fn contract(
     if ty != Ty::F32 {
         return by_threads(l, label, e, ty, sides, finish);
     }
-    let plan = Tiling::of(e, mem != Mem::F32);
+    let mut plan = Tiling::of(e, mem != Mem::F32);
     if plan.parts == 1 {
-        return tiles(l, label, e, plan, sides, finish);
+        if let Some(kernels) = tiles(l, label, e, plan, sides, finish) {
+            return kernels.into_iter().try_for_each(|kernel| l.launch(kernel));
+        }
+        plan = plan.divided(e.k, MOST_PIECES)?;
     }
     let sums = l.temp(&[e.batch * plan.parts, e.m, e.n], Dtype::FLOAT32)?;
     let out = Matrix::of(&sums);
-    tiles(l, label, e, plan, sides, &|l, k, c, sum| out.store(l, k, c, sum))?;
+    let kernels = tiles(l, label, e, plan, sides, &|l, k, c, sum| out.store(l, k, c, sum))?;
+    kernels.into_iter().try_for_each(|kernel| l.launch(kernel))?;
     let strides = [plan.parts * e.m * e.n, e.n, 1];
     sum_parts(l, [e.batch, e.m, e.n], Ty::F32, plan.parts, e.m * e.n, &Matrix { x: sums, strides }, finish)
 }
 
+/// Maximum number of kernels that a contraction of large tensors is divided over.
+const MOST_PIECES: i64 = 64;
+
+/// The kernels for the tiles of a contraction: one, or several if a tensor exceeds the maximum size of a binding. `None` if
+/// there is no way to divide it, or the device lacks a feature.
 fn tiles(
-    l: &mut Lowering<'_>,
+    l: &Lowering<'_>,
     label: &'static str,
     e: Extent,
     plan: Tiling,
     sides: Sides<'_>,
     finish: Finish<'_>,
-) -> Option<()> {
+) -> Option<Vec<Kernel>> {
+    let whole = piece(l, label, (e, plan), [0; 4], plan.parts, sides, finish)?;
+    if l.can_bind(&whole) {
+        return Some(vec![whole]);
+    }
+    let powers = |n: i64| (0..=n.ilog2()).map(|power| 1 << power);
+    let all = powers(MOST_PIECES).skip(1).flat_map(|pieces| {
+        let along_batch = powers(pieces).map(move |b| (b, pieces / b));
+        let along_m = along_batch.flat_map(move |(b, rest)| powers(rest).map(move |m| (b, m, rest / m)));
+        along_m.flat_map(move |(b, m, rest)| powers(rest).map(move |n| [b, m, n, rest / n]))
+    });
+    all.filter_map(|counts| divided(l, label, (e, plan), counts, sides, finish)).next()
+}
+
+/// The kernels of a contraction that is divided into these numbers of pieces along batch, m, n and the parts of k. `None` if
+/// one of them cannot be bound.
+fn divided(
+    l: &Lowering<'_>,
+    label: &'static str,
+    (e, plan): (Extent, Tiling),
+    counts: [i64; 4],
+    sides: Sides<'_>,
+    finish: Finish<'_>,
+) -> Option<Vec<Kernel>> {
+    // The results of the parts of one product are adjacent, so pieces of parts have a single product.
+    let sizes = [e.batch, e.m, e.n, plan.parts];
+    if counts.iter().zip(sizes).any(|(count, size)| *count > size) || counts[3] > 1 && counts[0] < e.batch {
+        return None;
+    }
+    let steps = [1, plan.tile.m, plan.tile.n, 1].map(i64::from);
+    let [by_batch, by_m, by_n, by_part] = [0, 1, 2, 3].map(|axis| {
+        let (size, step) =
+            (sizes[axis], ceil_div(ceil_div(sizes[axis], counts[axis]), steps[axis]) * steps[axis]);
+        (0..size).step_by(step as usize).map(move |first| (first, step.min(size - first))).collect::<Vec<_>>()
+    });
+    let mut kernels = Vec::new();
+    for (b0, batch) in by_batch {
+        for (m0, m) in &by_m {
+            for (n0, n) in &by_n {
+                for (part, parts) in &by_part {
+                    let k = (e.k - part * plan.share).min(parts * plan.share);
+                    let own = (Extent { batch, m: *m, n: *n, k }, Tiling { parts: *parts, ..plan });
+                    let kernel = piece(l, label, own, [b0, *m0, *n0, *part], plan.parts, sides, finish)?;
+                    kernels.push(l.can_bind(&kernel).then_some(kernel)?);
+                }
+            }
+        }
+    }
+    Some(kernels)
+}
+
+/// The kernel of the piece of a contraction that begins at `first` (batch, m, n, part of k); `parts` is the number of parts
+/// of the whole.
+fn piece(
+    l: &Lowering<'_>,
+    label: &'static str,
+    (e, plan): (Extent, Tiling),
+    first: [i64; 4],
+    parts: i64,
+    sides: Sides<'_>,
+    finish: Finish<'_>,
+) -> Option<Kernel> {
+    let [b0, m0, n0, part] = first;
+    let place = |k: &mut Kernel, c: &E, first: i64| if first == 0 { c.clone() } else { c + k.size(first) };
     let mut k = Kernel::new(label);
-    k.contract(e, plan, |k, c| sides(l, k, c), |k, c, sum| finish(l, k, c, sum).map(|s| vec![s]))?;
-    l.launch(k)
+    let placed = |k: &mut Kernel, [batch, m, n, d]: &[E; 4]| {
+        let [batch, m, n] = [(batch, b0), (m, m0), (n, n0)].map(|(c, first)| place(k, c, first));
+        let d = place(k, d, part * plan.share);
+        sides(l, k, &[batch, m, n, d])
+    };
+    k.contract(e, plan, placed, |k, [batch, m, n], sum| {
+        let firsts = [(batch, b0 * parts + part), (m, m0), (n, n0)];
+        let c = firsts.map(|(c, first)| place(k, c, first));
+        finish(l, k, &c, sum).map(|s| vec![s])
+    })?;
+    Some(k)
 }
 
 /// Launches a contraction with one thread per element of the result.

@@ -91,7 +91,7 @@ impl OptimizerStep {
         Some(OptimizerStep { lists, steps, rate, decay, maximize: l.flag(maximize, false), scale, skip })
     }
 
-    /// Launches a kernel for each parameter. `body` returns the next values of the lists, `None` for those that do
+    /// Launches kernels for the parameters. `body` returns the next values of the lists, `None` for those that do
     /// not change.
     fn launch(
         &self,
@@ -99,6 +99,7 @@ impl OptimizerStep {
         label: &'static str,
         body: impl Fn(&mut Values<'_, '_, '_>) -> Vec<Option<E>>,
     ) -> Option<()> {
+        let mut kernels = Vec::new();
         for item in 0..self.lists[0].len() {
             let tensors: Vec<&Operand> = self.lists.iter().map(|list| &list[item]).collect();
             if tensors[0].numel() == 0 {
@@ -119,7 +120,7 @@ impl OptimizerStep {
                 self.skip.as_ref(),
             ];
             ins.extend(others.iter().flatten().map(|x| (*x, Ty::F32)));
-            elementwise::launch(l, label, &outs, &ins, |l, k, x, _| {
+            kernels.push(elementwise::kernel(l, label, &outs, &ins, |l, k, x, _| {
                 let (own, rest) = x.split_at(tensors.len());
                 let mut rest = rest.iter().cloned();
                 let step = self.steps.as_ref().and_then(|_| rest.next());
@@ -150,9 +151,9 @@ impl OptimizerStep {
                     });
                 }
                 Some(results)
-            })?;
+            })?);
         }
-        Some(())
+        l.launch_all(kernels)
     }
 }
 

@@ -68,7 +68,7 @@ fn apply(l: &mut Lowering<'_>, op: &Op, operands: &[Operand]) -> Option<()> {
     let ins: Vec<(&Operand, Ty)> = operands.iter().map(|x| (x, ty)).collect();
     elementwise::launch(l, "pointwise", &[&out], &ins, |l, k, values, _| {
         let scope = &mut InKernel { l, k };
-        let mut args = Args { scope, x: values.to_vec(), ty, dtype: computed, items: Vec::new() };
+        let mut args = Args { scope, x: values.to_vec(), ty, dtype: computed, item: 0 };
         let value = (op.value)(&mut args)?;
         // The store converts the value to the output's dtype.
         Some(vec![value])

@@ -216,21 +216,21 @@ impl<'c> Printer<'c> {
                      if (!inside) {{ return {ty}(); }}\n{body}}}\n"
                 );
         };
-        let mut function = |title: &str, ty: &str, e: &E| {
+        let mut function = |title: &str, ty: &str, value: &dyn Fn(&mut Writer<'_>) -> String| {
             let body = w.block(&vars, |w| {
                 split.bind(w);
-                let value = w.emit(e);
+                let value = value(w);
                 w.line(&format!("return {value};"));
             });
             let _ = writeln!(text, "fn {title}_{s}({arguments}) -> {ty} {{\n{body}}}");
         };
-        function("at", "u32", at);
+        function("at", "u32", &|w| w.address(*buf, at));
         let given = format!("{}, r, d", name(batch));
         let mut ok = String::new();
         let mut default = "0.0".to_owned();
         if let Some((condition, otherwise)) = guard {
-            function("ok", "bool", condition);
-            function("otherwise", "f32", otherwise);
+            function("ok", "bool", &|w| w.emit(condition));
+            function("otherwise", "f32", &|w| w.emit(otherwise));
             ok = format!("ok_{s}({given})");
             default = format!("select(0.0, otherwise_{s}({given}), inside)");
         }
@@ -327,10 +327,13 @@ impl<'c> Printer<'c> {
             && (w.wide[buf as usize] || matches!(w.mem(buf), Mem::F16 | Mem::Bf16))
         {
             let ty = w.ty(store.value.ty());
-            for (title, ty, e) in [("result", ty, &store.value), ("address", "u32", &store.at)] {
+            for (title, ty) in [("result", ty), ("address", "u32")] {
                 let body = w.block(&vars, |w| {
                     split.bind(w);
-                    let value = w.emit(e);
+                    let value = match title {
+                        "result" => w.emit(&store.value),
+                        _ => w.address(buf, &store.at),
+                    };
                     w.line(&format!("return {value};"));
                 });
                 let _ = writeln!(text, "fn {title}({arguments}, {xs}: f32) -> {ty} {{\n{body}}}");

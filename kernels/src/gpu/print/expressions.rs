@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::gpu::bundle::Place;
+use crate::gpu::kernel::Skeleton;
 use crate::gpu::print::writer::{Target, Writer, name};
 use crate::ir::{Bin, E, Node, Ty, Un};
 
@@ -54,7 +56,7 @@ impl Writer<'_> {
     pub(super) fn address(&mut self, buf: u32, at: &E) -> String {
         let at = self.emit(at);
         match self.kernel.bufs[buf as usize].base {
-            Some(word) => format!("({at} + {})", parameter_word(word)),
+            Some(word) => format!("({at} + {})", self.parameter_word(word)),
             None => at,
         }
     }
@@ -146,7 +148,7 @@ impl Writer<'_> {
     }
 
     fn parameter(&mut self, ty: Ty, word: u32) -> String {
-        let (low, high) = (parameter_word(word), parameter_word(word + 1));
+        let (low, high) = (self.parameter_word(word), self.parameter_word(word + 1));
         match ty {
             Ty::Bool => format!("({low} != 0u)"),
             Ty::I32 => format!("bitcast<i32>({low})"),
@@ -155,6 +157,18 @@ impl Writer<'_> {
             Ty::I64 if self.target.int64 => format!("i64((u64({high}) << 32u) | u64({low}))"),
             Ty::I64 => format!("vec2<u32>({low}, {high})"),
             Ty::F64 => format!("bitcast<f64>((u64({high}) << 32u) | u64({low}))"),
+        }
+    }
+
+    /// A parameter. Those of a bundle's member are found by its number.
+    pub(super) fn parameter_word(&self, word: u32) -> String {
+        let place = match &self.kernel.skeleton {
+            Skeleton::Bundle(bundle) => bundle.places.get(word as usize).copied(),
+            _ => None,
+        };
+        match place.unwrap_or(Place::Shared(word)) {
+            Place::Shared(at) => word_at("", at),
+            Place::Own(at) => word_at("own_words + ", at),
         }
     }
 
@@ -269,8 +283,14 @@ enum Value {
     Named(String),
 }
 
-pub(super) fn parameter_word(word: u32) -> String {
-    format!("words.w[{}].{}", word / 4, ["x", "y", "z", "w"][(word % 4) as usize])
+/// A word of the parameters; `base` is added to the number of its vector.
+pub(super) fn word_at(base: &str, at: u32) -> String {
+    format!(
+        "words.w[{base}{}{}].{}",
+        at / 4,
+        if base.is_empty() { "" } else { "u" },
+        ["x", "y", "z", "w"][(at % 4) as usize]
+    )
 }
 
 fn literal(ty: Ty, bits: u64, target: Target) -> String {

@@ -4,6 +4,7 @@
 //! parameters.
 
 mod buffers;
+mod bundles;
 mod contract;
 mod expressions;
 mod library;
@@ -16,7 +17,6 @@ mod vectors;
 mod writer;
 
 use crate::gpu::kernel::{Kernel, Skeleton};
-use crate::gpu::print::expressions::parameter_word;
 use crate::gpu::print::writer::Writer;
 pub use crate::gpu::print::writer::{MAX_WORDS, Target, parameter_bytes};
 use crate::ir::Mem;
@@ -55,6 +55,7 @@ impl Writer<'_> {
     fn kernel(&mut self) -> String {
         match &self.kernel.skeleton {
             Skeleton::Map { count, element, stores, lanes } => self.map(count, *element, stores, *lanes),
+            Skeleton::Bundle(bundle) => self.bundle(bundle),
             Skeleton::Rows { rows, len, row, team, stages } => self.rows(rows, len, *row, *team, stages),
             Skeleton::Contract(c) => match self.matrices() {
                 Some(matrices) => matrices::print(c, self, matrices),
@@ -74,7 +75,7 @@ impl Writer<'_> {
             match (bound, number, close) {
                 (false, Some(n), Some(close)) => {
                     text += &rest[..at];
-                    text += &parameter_word(n);
+                    text += &self.parameter_word(n);
                     rest = &rest[close + 1..];
                 }
                 _ => {

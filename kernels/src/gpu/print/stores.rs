@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use crate::gpu::linear::VECTOR;
 use crate::gpu::print::buffers::pack;
-use crate::gpu::print::expressions::parameter_word;
 use crate::gpu::print::writer::Writer;
 use crate::gpu::store::{Put, Ref, Store, Word};
 use crate::ir::Mem;
@@ -26,7 +25,7 @@ impl Writer<'_> {
         let condition = self.emit(&all);
         let buf = self.kernel.bufs.iter().position(|b| b.tensor == Ref::Faults).unwrap_or(0);
         let tag = self.kernel.words.iter().position(|w| *w == Word::Tag).unwrap_or(0) as u32;
-        let tag = parameter_word(tag);
+        let tag = self.parameter_word(tag);
         Some(format!("if ({condition}) {{ atomicMin(&b{buf}[0], bitcast<i32>({tag})); }}"))
     }
 

@@ -32,7 +32,8 @@ pub fn wide(kernel: &Kernel, int16: bool) -> Vec<bool> {
             found.extend(c.sides.iter().filter(|side| side.vector).filter_map(|side| buffer(&side.value)));
             found.extend(c.stores_vectors());
         }
-        Skeleton::Map { .. } | Skeleton::Raw(_) => {}
+        Skeleton::Bundle(bundle) if bundle.lanes == VECTOR => found.extend(bundle.accessed()),
+        Skeleton::Map { .. } | Skeleton::Bundle(_) | Skeleton::Raw(_) => {}
     }
     let is_wide =
         |(i, buf): (usize, &Buf)| has_vectors(buf, int16) && (buf.wide || found.contains(&(i as u32)));

@@ -1,0 +1,48 @@
+"""The kernels of programs, in the languages of other systems' drivers.
+
+A driver compiles what is translated, which is not tested here.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ["digits", "tree_lstm", "reinforce"]
+if os.environ.get("TANDEM_ALL_PROGRAMS"):
+    PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs").glob("[!_]*.py"))
+# Features of Vulkan and of adapters for 64-bit floats: where they are missing, such kernels are not printed.
+WITHOUT = "f64,int16,matrices,spirv"
+TRANSLATE = ["cargo", "run", "--quiet", "--locked", "-p", "tandem-kernels", "--example", "translate"]
+
+pytestmark = pytest.mark.skipif(
+    bool(os.environ.get("TANDEM_GPU_WITHOUT")), reason="the profiles are set here"
+)
+
+
+def kernels(program: str, without: str) -> set[str]:
+    """The WGSL of the kernels of a program's first steps."""
+    command = [sys.executable, "-m", "torch_tandem", "run", f"benches/programs/{program}.py", "--steps", "6"]
+    env = os.environ | {"TANDEM_GPU_WITHOUT": without, "TANDEM_DEBUG": "5"}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    blocks = re.findall(
+        r"^TRACE [\w ]+:\n(.*?)(?=^(?:TRACE|DEBUG|INFO|WARN) |\Z)", done.stderr, re.MULTILINE | re.DOTALL
+    )
+    return {block[: block.rfind("\n}") + 3] for block in blocks if "@compute" in block}
+
+
+@pytest.mark.parametrize(
+    "without", [WITHOUT, f"{WITHOUT},int64,f16,immediates,limits"], ids=["all", "weakest"]
+)
+def test_kernels_can_be_translated(tmp_path, without):
+    found = set.union(*(kernels(program, without) for program in PROGRAMS))
+    assert len(found) > 50
+    for number, source in enumerate(sorted(found)):
+        (tmp_path / f"{number}.wgsl").write_text(source)
+    done = subprocess.run([*TRANSLATE, "--", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
