@@ -139,3 +139,35 @@ def test_what_eager_refuses_is_refused(call):
         return str(error.value).split("'")[0].splitlines()[0]
 
     assert refusal("tandem") == refusal("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["add", "sub", "rsub", "mul", "div", "fmod", "remainder", "eq", "lt", "ge"])
+def test_operands_are_rounded_to_half_precision(name, dtype):
+    """Operands of another dtype that do not promote: tensors without dimensions, and numbers."""
+    call = getattr(torch, name)
+    x = (torch.randn(3000) * 3).to(dtype)
+    others = [
+        torch.tensor(1.2345678),
+        torch.tensor(2051),
+        torch.tensor(0.1, dtype=torch.float64),
+        1.2345678,
+        3,
+    ]
+    for other in others:
+        there = other.to("tandem") if isinstance(other, torch.Tensor) else other
+        expected = call(x, other)
+        got = [call(x.to("tandem"), there)]
+        if isinstance(other, torch.Tensor) and name != "rsub":
+            expected = torch.stack([expected, call(other, x)])
+            got.append(call(there, x.to("tandem")))
+        torch.testing.assert_close(
+            torch.stack(got).cpu().squeeze(0), expected, rtol=0, atol=0, equal_nan=True, msg=f"{name} {other}"
+        )
+    if name in ("add", "mul", "div", "sub"):
+        listed = getattr(torch, f"_foreach_{name}")
+        for other in (1.2345678, [1.2345678, 0.1]):
+            for got, expected in zip(
+                listed([x.to("tandem"), x.to("tandem")[:7]], other), listed([x, x[:7]], other), strict=True
+            ):
+                torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0)

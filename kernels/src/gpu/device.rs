@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::gpu::adapter::{AdapterError, FEATURES, adapter};
-use crate::gpu::bundle::Limits;
+use crate::gpu::bundling::Limits;
 use crate::gpu::cache::DiskCache;
 use crate::gpu::print::Target;
 use crate::gpu::tiling::Matrices;

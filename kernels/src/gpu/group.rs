@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::gpu::bundle::bundled;
+use crate::gpu::bundling::bundled;
 use crate::gpu::epilogue::Epilogue;
 use crate::gpu::kernel::{Groups, Kernel};
 use crate::gpu::lane::{Stored, feed, offset, uses};

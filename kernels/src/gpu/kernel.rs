@@ -121,6 +121,25 @@ impl Kernel {
         E::param(ty, self.words.len() as u32 - 1)
     }
 
+    /// The number that an expression is, if it is a parameter that follows from metadata.
+    pub fn fixed(&self, e: &E) -> Option<u32> {
+        match e.node() {
+            Node::Param(word) => match self.words[*word as usize] {
+                Word::Fixed(value) => Some(value),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The number of elements of a map.
+    pub fn elements(&self) -> Option<u32> {
+        match &self.skeleton {
+            Skeleton::Map { count, .. } => self.fixed(count),
+            _ => None,
+        }
+    }
+
     /// Adds a parameter for a size or another number below 2^32 that follows from metadata.
     pub fn size(&mut self, value: i64) -> E {
         self.word(Ty::U32, Word::Fixed(value as u32))

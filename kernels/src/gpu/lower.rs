@@ -14,7 +14,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::error::Fault;
-use crate::gpu::bundle::bundled;
+use crate::gpu::bundling::bundled;
 use crate::gpu::epilogue::Epilogue;
 use crate::gpu::kernel::{Groups, Kernel};
 use crate::gpu::pipelines::{Pipeline, Pipelines};

@@ -8,6 +8,7 @@
 
 pub mod adapter;
 mod bundle;
+mod bundling;
 mod cache;
 mod clock;
 pub mod contract;

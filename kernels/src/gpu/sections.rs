@@ -51,9 +51,8 @@ fn within(kernel: &Kernel, buf: u32, section: ByteRange) -> Option<Kernel> {
     if !addresses(&k.faults, buf)?.is_empty() {
         return None;
     }
-    let Skeleton::Map { count: all, stores, lanes, .. } = &mut k.skeleton else { return None };
-    let Node::Param(all) = all.node() else { return None };
-    let Word::Fixed(all) = k.words[*all as usize] else { return None };
+    let all = k.elements()?;
+    let Skeleton::Map { stores, lanes, .. } = &mut k.skeleton else { return None };
     (k.groups, *lanes) = (Groups::Linear(u64::from(all.div_ceil(THREADS))), 1);
     for store in stores {
         let mut found = addresses(std::iter::once(&store.value).chain(&store.guard), buf)?;

@@ -54,9 +54,9 @@ pub fn parts(
     let (units, a_group, step) = match &kernel.skeleton {
         Skeleton::Map { count, lanes, .. } => {
             let a_group = THREADS * lanes;
-            (fixed(kernel, count)?, a_group, u64::from(a_group))
+            (kernel.fixed(count)?, a_group, u64::from(a_group))
         }
-        Skeleton::Rows { rows, team, .. } => (fixed(kernel, rows)?, THREADS / team, 1),
+        Skeleton::Rows { rows, team, .. } => (kernel.fixed(rows)?, THREADS / team, 1),
         Skeleton::Contract(_) => (1, 1, 1),
         Skeleton::Bundle(_) | Skeleton::Raw(_) => return None,
     };
@@ -89,16 +89,6 @@ pub fn parts(
 /// The bytes of each tensor that the first element or row of a kernel accesses.
 pub fn reached(kernel: &Kernel, bytes: &[u64]) -> SmallVec<[ByteRange; 8]> {
     Reach::of(kernel, 0, 1).spans(kernel, bytes)
-}
-
-fn fixed(kernel: &Kernel, e: &E) -> Option<u32> {
-    match &e.0.node {
-        Node::Param(word) => match kernel.words[*word as usize] {
-            Word::Fixed(value) => Some(value),
-            _ => None,
-        },
-        _ => None,
-    }
 }
 
 /// Interval of integers, both ends inclusive.
@@ -157,7 +147,7 @@ impl<'k> Reach<'k> {
 
     /// Analyzes all of a contraction: its callers divide the result over several kernels.
     fn contract(&mut self, contract: &Contract) {
-        let number = |e: &E| fixed(self.kernel, e).map(i64::from);
+        let number = |e: &E| self.kernel.fixed(e).map(i64::from);
         let numbers = [contract.extent.each_ref().map(number), contract.tiles.each_ref().map(number)];
         let [[Some(m), Some(n), Some(k)], [Some(down), Some(across), Some(total)]] = numbers else {
             return self.reached.fill(None);

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::ir::{Bin, E, Ty, Un, Var, larger, smaller};
+use crate::ir::{Bin, E, Mem, Ty, Un, Var, larger, smaller};
 use crate::ops::promotion::{Kind, result_type};
 
 /// The dtypes that an operator computes in and returns.
@@ -164,6 +164,8 @@ pub struct Op {
     pub contiguous_from_number: bool,
     /// Whether the operator on lists of tensors is for floating-point ones only.
     pub float_lists: bool,
+    /// Whether PyTorch does not round a second operand without dimensions to the dtype of the computation.
+    pub exact_scalar: bool,
     /// Builds the expression; `None` if PyTorch raises for such operands or if there is no expression for them.
     pub value: fn(&mut Args<'_>) -> Option<E>,
 }
@@ -182,6 +184,7 @@ impl Op {
             gradient_last: false,
             contiguous_from_number: false,
             float_lists: false,
+            exact_scalar: false,
             value,
         }
     }
@@ -195,6 +198,15 @@ impl Op {
             Float => (default, default),
             Bool => (common, Dtype::BOOL),
         }
+    }
+
+    /// The format that an operand is rounded to before the computation in `float32`: PyTorch converts operands to the dtype
+    /// of the computation, which is half precision here. `None` for other computations, for operands of that dtype, and for
+    /// the second operand of some operators.
+    pub fn rounds_to(&self, number: usize, operand: Kind, computed: Dtype) -> Option<Mem> {
+        let mem = Mem::of(computed).filter(|mem| matches!(mem, Mem::F16 | Mem::Bf16))?;
+        let is_exact = operand.dtype == computed || self.exact_scalar && number == 1 && operand.ndim == 0;
+        (!is_exact).then_some(mem)
     }
 }
 
@@ -238,6 +250,7 @@ static OPERATORS: LazyLock<HashMap<&'static str, Pointwise>> = LazyLock::new(|| 
             let mut op = Op::new(rule, FIRST[operands], value);
             op.gradient_last = matches!(name, "threshold_backward" | "leaky_relu_backward");
             (op.contiguous_from_number, op.float_lists) = (name == "pow", name == "pow");
+            op.exact_scalar = matches!(name, "mul" | "multiply" | "floor_divide");
             all.insert(name, of(name, Choice::Always(op)));
         }
     }
@@ -749,8 +762,8 @@ static LERP: Op = Op::new(Same, FIRST[3], |a| {
     (a.ty.is_float() && one_dtype).then(|| w.abs().lt(0.5).select(s + w * &d, e - &d * (1.0 - w)))
 });
 
-static DIVIDE: Op = Op::new(Float, FIRST[2], divide);
-static DIVIDE_ROUNDED: Op = Op::new(Same, FIRST[2], divide);
+static DIVIDE: Op = Op { exact_scalar: true, ..Op::new(Float, FIRST[2], divide) };
+static DIVIDE_ROUNDED: Op = Op { exact_scalar: true, ..Op::new(Same, FIRST[2], divide) };
 
 // PyTorch has no `clamp` of bools.
 static CLAMP: Op =

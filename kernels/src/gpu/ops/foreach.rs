@@ -7,7 +7,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot};
 use crate::gpu::ops::elementwise;
-use crate::gpu::ops::pointwise::InKernel;
+use crate::gpu::ops::pointwise::{InKernel, rounded};
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::ir::{E, Mem, Ty, larger, smaller};
 use crate::ops::pointwise::{Args, Reads, find};
@@ -17,6 +17,8 @@ struct ItemJob {
     item: usize,
     out: Operand,
     ins: Vec<Operand>,
+    /// Formats that the values of the operands are rounded to.
+    rounds: Vec<Option<Mem>>,
     /// Dtype of the computation.
     dtype: Dtype,
     ty: Ty,
@@ -80,7 +82,8 @@ pub fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
             return None;
         }
         let out = target(l, item, &ins, given)?;
-        jobs.push(ItemJob { item, out, ins, dtype: computed, ty: Mem::of(computed)?.ty() });
+        let rounds = ins.iter().enumerate().map(|(n, x)| op.rounds_to(n, x.kind(), computed)).collect();
+        jobs.push(ItemJob { item, out, ins, rounds, dtype: computed, ty: Mem::of(computed)?.ty() });
     }
     carry_out(l, &jobs, op.value)
 }
@@ -108,7 +111,14 @@ pub fn copy(l: &mut Lowering<'_>) -> Option<()> {
             return None;
         }
         let out = l.written_item(0, item, &to.sizes, to.dtype)?;
-        jobs.push(ItemJob { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
+        jobs.push(ItemJob {
+            item,
+            out,
+            dtype: from.dtype,
+            ty: from.mem.ty(),
+            ins: vec![from],
+            rounds: vec![None],
+        });
     }
     carry_out(l, &jobs, |a| Some(a.x[0].clone()))
 }
@@ -124,7 +134,14 @@ pub fn clone(l: &mut Lowering<'_>) -> Option<()> {
     for item in 0..n {
         let from = l.operand_of(0, item)?;
         let out = l.fresh(&from.sizes, &preserved(&from), from.dtype)?;
-        jobs.push(ItemJob { item, out, dtype: from.dtype, ty: from.mem.ty(), ins: vec![from] });
+        jobs.push(ItemJob {
+            item,
+            out,
+            dtype: from.dtype,
+            ty: from.mem.ty(),
+            ins: vec![from],
+            rounds: vec![None],
+        });
     }
     carry_out(l, &jobs, |a| Some(a.x[0].clone()))
 }
@@ -136,7 +153,14 @@ pub fn zero(l: &mut Lowering<'_>) -> Option<()> {
     for item in 0..n {
         let to = l.operand_of(0, item)?;
         let out = l.written_item(0, item, &to.sizes, to.dtype)?;
-        jobs.push(ItemJob { item, dtype: out.dtype, ty: out.mem.ty(), out, ins: Vec::new() });
+        jobs.push(ItemJob {
+            item,
+            dtype: out.dtype,
+            ty: out.mem.ty(),
+            out,
+            ins: Vec::new(),
+            rounds: Vec::new(),
+        });
     }
     carry_out(l, &jobs, |a| Some(E::lit(a.ty, 0.0)))
 }
@@ -148,7 +172,8 @@ fn carry_out(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()>
         let ins: Vec<(&Operand, Ty)> = job.ins.iter().map(|x| (x, job.ty)).collect();
         kernels.push(elementwise::kernel(l, "foreach", &[&job.out], &ins, |l, k, x, _| {
             let scope = &mut InKernel { l, k };
-            let mut args = Args { scope, x: x.to_vec(), ty: job.ty, dtype: job.dtype, item: job.item };
+            let x = x.iter().zip(&job.rounds).map(|(x, to)| rounded(x, *to)).collect();
+            let mut args = Args { scope, x, ty: job.ty, dtype: job.dtype, item: job.item };
             value(&mut args).map(|v| vec![v])
         })?);
     }

@@ -43,6 +43,12 @@ fn f16_bits(x: f32) -> u32 {
   return sign | ((a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u);
 }
 
+// The nearest bfloat16.
+fn round_bf16(x: f32) -> f32 { return bitcast<f32>(bf16_bits(x) << 16u); }
+
+// The nearest half.
+fn round_f16(x: f32) -> f32 { return unpack2x16float(f16_bits(x)).x; }
+
 // Truncates. Numbers out of range, for which C defines no result, become the smallest integer as on x86.
 fn i32_of_f32(x: f32) -> i32 { return select(i32(-2147483647i - 1i), i32(x), x > -2147483904.0f && x < 2147483648.0f); }
 
