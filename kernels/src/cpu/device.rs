@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, StorageId};
-use tandem_tracegraph::node::{OutSpec, Outputs};
+use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::flags;
 
 use crate::cpu::channels_last::{OnChannelsLast, Order, Planes};
@@ -408,6 +408,17 @@ impl CpuDevice {
     }
 }
 
+/// Bytes that a storage has after a call that resizes it, 0 if the call does not. The program knows the new size even if the
+/// call fails.
+fn resized_bytes(call: &Call<'_>, variant: &Variant, id: StorageId) -> u64 {
+    let resized = variant.outputs.resized.iter().filter_map(|change| {
+        let input = &call.inputs[change.input as usize];
+        let same = matches!(input.place, Place::Storage { id: other, .. } if other == id);
+        same.then(|| change.meta.extent_bytes(input.offset + change.offset))
+    });
+    resized.max().unwrap_or(0)
+}
+
 /// A call with the same arguments and operands.
 fn copy_of<'c>(call: &Call<'c>) -> Call<'c> {
     let mut copy = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
@@ -556,7 +567,7 @@ impl Device for CpuDevice {
                 self.poison(*id, *nbytes, &failure);
             }
             for id in written {
-                self.poison(id, self.nbytes(id), &failure);
+                self.poison(id, self.nbytes(id).max(resized_bytes(op.call, op.variant, id)), &failure);
             }
             self.failures.push(failure);
         }
