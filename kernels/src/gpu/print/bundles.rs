@@ -7,6 +7,7 @@ use crate::gpu::kernel::THREADS;
 use crate::gpu::linear::{VECTOR, buffer};
 use crate::gpu::print::expressions::word_at;
 use crate::gpu::print::writer::{MAIN, Writer, name};
+use crate::gpu::store::Store;
 use crate::ir::Node;
 
 impl Writer<'_> {
@@ -78,7 +79,7 @@ impl Writer<'_> {
         let parts: String = (0..VECTOR).map(part).collect();
         let loads = self.loads(b, true);
         let stores = self.of_members(b, |w, bufs| {
-            let store = |(n, store): (usize, &crate::gpu::store::Store)| {
+            let store = |(n, store): (usize, &Store)| {
                 let to = bufs[store.buf as usize];
                 format!("b{to}[s{n} >> 2u] = {}; ", w.vector(to, |p| format!("r{p}.v{n}")))
             };
@@ -116,18 +117,19 @@ impl Writer<'_> {
                 }
             }
         }
-        let each = self.of_members(b, |_, bufs| {
+        if own.is_empty() {
+            return text;
+        }
+        text + &self.of_members(b, |_, bufs| {
             own.iter().map(|(n, buf)| format!("l{n} = {}; ", load(*n, bufs[*buf as usize]))).collect()
-        });
-        text + if own.is_empty() { "" } else { &each }
+        })
     }
 
     /// Stores of the results of an element.
     fn single(&mut self, b: &Bundle) -> String {
         self.of_members(b, |_, bufs| {
-            let store = |(n, store): (usize, &crate::gpu::store::Store)| {
-                format!("st{}(s{n}, r.v{n}); ", bufs[store.buf as usize])
-            };
+            let store =
+                |(n, store): (usize, &Store)| format!("st{}(s{n}, r.v{n}); ", bufs[store.buf as usize]);
             b.stores.iter().enumerate().map(store).collect()
         })
     }
