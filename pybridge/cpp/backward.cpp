@@ -31,8 +31,10 @@
 #include <utility>
 #include <vector>
 
+#include "autograd_nodes.h"
 #include "backward.h"
 #include "device_type.h"
+#include "function.h"
 
 namespace tandem {
 
@@ -44,16 +46,6 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 thread_local const Node* running = nullptr;
-
-// Creates a node in the pointer type of PyTorch's edges: an intrusive_ptr from torch 2.13 on, a shared_ptr before.
-template <typename T, typename... Args>
-auto make_node(Args&&... args) {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
-    return c10::make_intrusive<T>(std::forward<Args>(args)...);
-  } else {
-    return std::make_shared<T>(std::forward<Args>(args)...);
-  }
-}
 
 // Whether nodes of this type are Python functions (torch::autograd::PyNode). They are recognized by the type's name,
 // because the class is in libtorch_python, which the shim does not link.
@@ -387,6 +379,8 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
     if (!edges.back().is_valid()) return left;
     grads.push_back(*grad);
   }
+  if (C10_UNLIKELY(is_recording) && !keep_graph)
+    for (const auto& root : edges) note_consumed(root);
   for (const auto& input : inputs) {
     if (!input.requires_grad()) return left;
     // A leaf that no op has used has no accumulator, so the graph does not lead to it.

@@ -24,11 +24,6 @@ uint16_t flags_of(const at::Tensor& t) {
   return flags;
 }
 
-// Whether a 0-dimensional integer tensor converts to zero in some integer dtype, that is, whether its low byte is zero.
-bool may_be_zero(const at::Tensor& t) {
-  return c10::isIntegralType(t.scalar_type(), /*includeBool=*/true) && *static_cast<const char*>(t.const_data_ptr()) == 0;
-}
-
 // Whether two records describe the same window.
 bool show_the_same(const TtTensor& a, const TtTensor& b) {
   constexpr uint16_t kShown = TT_CONJ | TT_NEG;
@@ -60,6 +55,11 @@ struct Need {
 };
 
 }  // namespace
+
+bool may_be_zero(const at::Tensor& t) {
+  return t.dim() == 0 && c10::isIntegralType(t.scalar_type(), /*includeBool=*/true) &&
+         *static_cast<const char*>(t.const_data_ptr()) == 0;
+}
 
 void Encoder::encode(const c10::IValue* args, size_t n) {
   Need need;
@@ -115,7 +115,7 @@ void Encoder::encode_tensor(const at::Tensor& t) {
   out.ndim = static_cast<uint32_t>(impl->dim());
   out.dtype = static_cast<uint8_t>(t.scalar_type());
   out.flags = flags_of(t);
-  if (C10_UNLIKELY(out.place == TT_HOST && out.ndim == 0) && may_be_zero(t)) out.flags |= TT_ZERO;
+  if (C10_UNLIKELY(out.place == TT_HOST) && may_be_zero(t)) out.flags |= TT_ZERO;
   // Some kernels check whether two arguments are the same tensor (attention), and some refuse an output that is also an
   // operand.
   for (size_t i = std::min(tensors_.size() - 1, kCompared); i-- > 0;) {

@@ -22,6 +22,10 @@ namespace tandem {
 // Number of leading inputs of a call that each input is compared with, to set TT_SAME and TT_APART.
 constexpr size_t kCompared = 16;
 
+// Whether a host tensor is a 0-dimensional integer that converts to zero in some integer dtype, that is, whether its low
+// byte is zero.
+bool may_be_zero(const at::Tensor& t);
+
 // Builds the argument records of a call. Pointers in the records are valid as long as the encoder and the arguments.
 class Encoder {
  public:

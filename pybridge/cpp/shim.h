@@ -194,6 +194,48 @@ void tt_reset_memory(uint8_t device, int32_t peak);
 // Whether the next allocation of host memory for Tandem may succeed. Tests make one fail.
 int32_t tt_may_allocate();
 
+// A storage that a call of a function made and that the program keeps.
+struct TtKept {
+  void* storage;
+  void* address;
+  uint64_t nbytes;
+};
+// A recorded call. The arrays are valid until this thread's next recording or replay.
+struct TtRecorded {
+  int64_t id;
+  void* const* given;  // contexts of the storages that existed before the call, in order of first use
+  size_t n_given;
+  const TtKept* kept;
+  size_t n_kept;
+  size_t n_hosts;      // number of host tensors that were fed
+};
+// The storage that takes the place of a given one, and the offset that windows on it are relative to.
+struct TtGiven {
+  void* storage;
+  int64_t base;
+};
+// A host tensor that is fed again, with its number among those of the recorded call.
+struct TtFed {
+  size_t number;
+  TtTensor window;
+};
+// The storages that take the place of those that the recorded call made and the program kept.
+struct TtReplayed {
+  const TtKept* kept;
+  size_t n_kept;
+  int32_t is_stale;  // 1 if nothing was done, because the graphs that the template belongs to were forgotten
+};
+// Begins and ends the recording of a call of a function, on the program's thread.
+void tt_record_begin();
+void tt_record_end(TtRecorded* recorded);
+void tt_record_cancel();
+// Makes the offsets of windows on given storages relative to these offsets.
+void tt_record_rebase(int64_t id, const int64_t* bases, size_t n);
+// Records that the program keeps a storage that the call made, so that the call cannot be replayed.
+void tt_record_keeps(int64_t id, void* storage);
+// Sends the runs of a template.
+int32_t tt_replay(int64_t id, const TtGiven* given, size_t n_given, const TtFed* fed, size_t n_fed, TtReplayed* replayed);
+
 // --- C++, called by Rust -----------------------------------------------------------------------
 // No exception leaves these functions. A function that fails keeps the exception for ttc_take_exception and returns
 // TT_RAISE or null.

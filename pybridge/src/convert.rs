@@ -28,7 +28,7 @@ pub fn storage_of(context: *mut c_void) -> StorageId {
 /// # Safety
 ///
 /// `ptr` must point to `len` items that live as long as `'a`, or `len` must be 0.
-unsafe fn items<'a, T>(ptr: *const c_void, len: u32) -> &'a [T] {
+pub unsafe fn items<'a, T>(ptr: *const c_void, len: u32) -> &'a [T] {
     if len == 0 {
         return &[];
     }

@@ -207,7 +207,7 @@ pub fn explain(failure: &Failure) -> String {
 }
 
 /// Runs `body` for the shim. Errors and panics become a pending exception.
-fn for_shim(body: impl FnOnce() -> Result<(), Raise>) -> i32 {
+pub fn for_shim(body: impl FnOnce() -> Result<(), Raise>) -> i32 {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default();
@@ -261,7 +261,8 @@ fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Resu
     }
 }
 
-fn check_process() -> Result<(), Raise> {
+/// Returns an error in a forked child, where tandem tensors cannot be used.
+pub fn check_process() -> Result<(), Raise> {
     if FORKED.load(Ordering::Relaxed) {
         return Err(Raise::Message(
             "Cannot use tandem tensors in a forked subprocess. To use tandem with multiprocessing, you must use \
@@ -315,31 +316,36 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         unsafe { fill(&mut call, args, engine.storages()) };
         call.numbers_fit = engine.op(call.op).takes(&call);
         match engine.dispatch(&call, &site, reply)? {
-            Progress::Done => {
-                if let Some(ticket) = engine.runner().inline_work() {
-                    let waiter = engine.runner().waiter();
-                    let begin = engine.runner().timeline().now();
-                    drop(engine);
-                    // The call is done and its outputs must reach the program, so signal handlers run only after
-                    // this wait.
-                    let time = wait_unless(&waiter, ticket, &mut || false)?;
-                    lock().waited(time, false, begin);
-                }
-                return Ok(());
-            }
+            Progress::Done => return finish_inline_work(engine),
             Progress::NeedStack => {
                 drop(engine);
                 site.stack = Some(walk_stack());
             }
-            Progress::NeedTicket(ticket, fetch) => {
-                let waiter = engine.runner().waiter();
-                let begin = engine.runner().timeline().now();
-                drop(engine);
-                let time = wait(&waiter, ticket)?;
-                lock().waited(time, fetch, begin);
-            }
+            Progress::NeedTicket(ticket, fetch) => wait_for(engine, ticket, fetch)?,
         }
     }
+}
+
+/// Waits until GraphRunner has passed a position, without the engine's lock.
+pub fn wait_for(engine: MutexGuard<'static, Engine>, ticket: Ticket, fetch: bool) -> Result<(), Raise> {
+    let waiter = engine.runner().waiter();
+    let begin = engine.runner().timeline().now();
+    drop(engine);
+    let time = wait(&waiter, ticket)?;
+    lock().waited(time, fetch, begin);
+    Ok(())
+}
+
+/// Executes pending runs if the program's thread has to. A call has sent them and is done, so its outputs must reach the
+/// program: signal handlers run only afterwards.
+pub fn finish_inline_work(engine: MutexGuard<'static, Engine>) -> Result<(), Raise> {
+    let Some(ticket) = engine.runner().inline_work() else { return Ok(()) };
+    let waiter = engine.runner().waiter();
+    let begin = engine.runner().timeline().now();
+    drop(engine);
+    let time = wait_unless(&waiter, ticket, &mut || false)?;
+    lock().waited(time, false, begin);
+    Ok(())
 }
 
 /// Ends an iteration.

@@ -153,6 +153,42 @@ pub struct TtMemory {
     pub kept: i64,
 }
 
+#[repr(C)]
+pub struct TtKept {
+    pub storage: *mut c_void,
+    pub address: *mut c_void,
+    pub nbytes: u64,
+}
+
+#[repr(C)]
+pub struct TtRecorded {
+    pub id: i64,
+    pub given: *const *mut c_void,
+    pub n_given: usize,
+    pub kept: *const TtKept,
+    pub n_kept: usize,
+    pub n_hosts: usize,
+}
+
+#[repr(C)]
+pub struct TtGiven {
+    pub storage: *mut c_void,
+    pub base: i64,
+}
+
+#[repr(C)]
+pub struct TtFed {
+    pub number: usize,
+    pub window: TtTensor,
+}
+
+#[repr(C)]
+pub struct TtReplayed {
+    pub kept: *const TtKept,
+    pub n_kept: usize,
+    pub is_stale: i32,
+}
+
 unsafe extern "C" {
     pub fn ttc_register() -> i32;
     pub fn ttc_host_calls() -> u64;

@@ -9,6 +9,7 @@ mod engine;
 mod environment;
 #[allow(missing_docs)]
 mod ffi;
+mod functions;
 mod graphs;
 mod host;
 mod python;
@@ -115,6 +116,43 @@ mod _core {
     #[pyfunction]
     fn mark_step(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::mark_step())
+    }
+
+    /// Returns why a recorded call cannot be replayed, and whether a later one may have no such reason.
+    #[pyfunction]
+    fn hindrance(recording: u64) -> Option<(String, bool)> {
+        functions::hindrance(recording)
+    }
+
+    /// Returns how the ops of two recorded calls differ.
+    #[pyfunction]
+    fn unequal(one: u64, two: u64) -> Option<String> {
+        functions::unequal(one, two)
+    }
+
+    /// Returns the source line of the first op that uses a tensor, by its number among those that a recorded call was
+    /// given.
+    #[pyfunction]
+    fn first_use(recording: u64, given: usize) -> Option<String> {
+        functions::first_use(recording, given)
+    }
+
+    /// Returns the number of ops of a recorded call.
+    #[pyfunction]
+    fn ops_of(recording: u64) -> usize {
+        functions::ops_of(recording)
+    }
+
+    /// Makes a recorded call a template. Returns false if the graphs were forgotten since.
+    #[pyfunction]
+    fn make_template(recording: u64) -> bool {
+        functions::make_template(recording)
+    }
+
+    /// Drops a recorded call.
+    #[pyfunction]
+    fn drop_recording(recording: u64) {
+        functions::drop_recording(recording);
     }
 
     /// Marks this process as a forked child, where tandem tensors cannot be used.

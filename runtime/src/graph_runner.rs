@@ -40,6 +40,8 @@ pub enum Message {
     AddVariant(NodeId, Arc<Variant>),
     /// Blocks of a symbolic graph to prepare.
     Lower(Vec<Box<[NodeId]>>),
+    /// Block of a function, by number; see [`Program::lower_function`](tandem_kernels::run::Program::lower_function).
+    LowerFunction(usize, Box<[NodeId]>),
     /// Request to remove all ops and blocks.
     Forget,
 }
@@ -401,6 +403,7 @@ impl Shared {
             }
             Message::AddVariant(node, variant) => executor.get().program().add_variant(node, variant),
             Message::Lower(blocks) => executor.get().program().lower(blocks),
+            Message::LowerFunction(number, nodes) => executor.get().program().lower_function(number, nodes),
             Message::Forget => {
                 if let Some(executor) = executor.opened() {
                     executor.forget();

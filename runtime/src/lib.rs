@@ -8,6 +8,7 @@ pub mod config;
 pub mod engine;
 pub mod error;
 mod feed;
+pub mod function;
 pub mod graph_runner;
 pub mod placement;
 pub mod regions;

@@ -149,7 +149,23 @@ impl Storages {
         self.held[usize::from(device)].add(nbytes);
         let address = self.addresses.take(nbytes);
         let entry = Entry { nbytes, address, live: true, device, epoch: self.epoch, name };
-        let id = match self.free.pop() {
+        FreshStorage { id: self.insert(entry), address }
+    }
+
+    /// Adds a storage that the program never has: its id is released with the run that uses it last. Its bytes are not
+    /// counted.
+    pub fn create_passing(&mut self, device: u8) -> StorageId {
+        let entry = Entry { nbytes: 0, address: 0, live: false, device, epoch: 0, name: Name::STATE };
+        self.insert(entry)
+    }
+
+    /// Returns whether a storage is live. Its id may have been reused since.
+    pub fn lives(&self, storage: FreshStorage) -> bool {
+        self.entries.get(storage.id.index()).is_some_and(|e| e.live && e.address == storage.address)
+    }
+
+    fn insert(&mut self, entry: Entry) -> StorageId {
+        match self.free.pop() {
             Some(id) => {
                 self.entries[id.index()] = entry;
                 id
@@ -158,8 +174,7 @@ impl Storages {
                 self.entries.push(entry);
                 StorageId(self.entries.len() as u32 - 1)
             }
-        };
-        FreshStorage { id, address }
+        }
     }
 
     /// Returns a storage's name in this iteration: [`Name::STATE`] unless an op of this iteration created it.

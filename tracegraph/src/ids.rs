@@ -35,6 +35,22 @@ impl NodeId {
     pub const START: NodeId = NodeId(0);
 }
 
+impl BlockId {
+    /// First id of the blocks of functions, which no symbolic graph has.
+    const FUNCTIONS: u32 = 1 << 31;
+
+    /// The id of a function's block with this number.
+    pub fn of_function(number: u32) -> BlockId {
+        BlockId(BlockId::FUNCTIONS | number)
+    }
+
+    /// The number of a function's block, or `None` for a block of the symbolic graph.
+    #[inline]
+    pub fn as_function(self) -> Option<usize> {
+        self.0.checked_sub(BlockId::FUNCTIONS).map(|number| number as usize)
+    }
+}
+
 impl LocationId {
     /// An unknown location.
     pub const UNKNOWN: LocationId = LocationId(0);

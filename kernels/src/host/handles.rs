@@ -44,6 +44,13 @@ macro_rules! handle {
             }
         }
 
+        impl Clone for $name {
+            fn clone(&self) -> $name {
+                // SAFETY: the handle keeps the object alive.
+                unsafe { $name::retain(self.ptr, self.host) }
+            }
+        }
+
         impl Drop for $name {
             fn drop(&mut self) {
                 // SAFETY: the handle owns a reference, which it uses no more.
@@ -85,6 +92,17 @@ impl Buffer {
         unsafe { self.host.buffer_bytes(self.ptr) }
     }
 
+    /// Whether two buffers have the same contents. Nobody may write them during the call.
+    pub fn equals(&self, other: &Buffer) -> bool {
+        let ((one, n), (two, m)) = (self.bytes(), other.bytes());
+        if n != m || n == 0 {
+            return n == m;
+        }
+        // SAFETY: both buffers are alive, have `n` bytes, and are not written.
+        let [one, two] = [one, two].map(|data| unsafe { std::slice::from_raw_parts(data, n as usize) });
+        one == two
+    }
+
     /// Resizes the buffer and keeps its contents up to the smaller size. On failure the buffer is unchanged.
     ///
     /// # Safety
@@ -92,13 +110,6 @@ impl Buffer {
     pub unsafe fn resize(&self, nbytes: u64) -> Result<(), HostError> {
         // SAFETY: the handle keeps the buffer alive, and nobody uses its contents, which this function requires.
         unsafe { self.host.buffer_resize(self.ptr, nbytes) }
-    }
-}
-
-impl Clone for Buffer {
-    fn clone(&self) -> Buffer {
-        // SAFETY: the handle keeps the buffer alive.
-        unsafe { Buffer::retain(self.ptr, self.host) }
     }
 }
 

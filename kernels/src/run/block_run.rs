@@ -9,7 +9,7 @@ use tandem_tracegraph::node::{NodeKey, Variant};
 use crate::host::{Buffer, Generator};
 
 /// The contents of a host tensor that is fed to an op.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum HostFeed {
     /// A single element.
     Inline(InlineValue),

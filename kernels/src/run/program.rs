@@ -19,12 +19,19 @@ pub struct Program {
     /// Ops by node; `None` for [`NodeId::START`].
     nodes: Vec<Option<OpDeclaration>>,
     blocks: Vec<Box<[NodeId]>>,
+    /// Blocks of functions, by number.
+    functions: Vec<Box<[NodeId]>>,
     liveness: Liveness,
 }
 
 impl Default for Program {
     fn default() -> Program {
-        Program { nodes: vec![None], blocks: Vec::new(), liveness: Liveness::default() }
+        Program {
+            nodes: vec![None],
+            blocks: Vec::new(),
+            functions: Vec::new(),
+            liveness: Liveness::default(),
+        }
     }
 }
 
@@ -70,20 +77,33 @@ impl Program {
         }
     }
 
-    /// Sets the blocks of a new symbolic graph, which replace all earlier ones.
+    /// Sets the blocks of a new symbolic graph, which replace those of the earlier one.
     pub fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
         self.blocks = blocks;
     }
 
+    /// Sets a function's block. It stays when a symbolic graph is replaced; without nodes, it is removed.
+    pub fn lower_function(&mut self, number: usize, nodes: Box<[NodeId]>) {
+        if self.functions.len() <= number {
+            self.functions.resize_with(number + 1, Box::default);
+        }
+        self.functions[number] = nodes;
+    }
+
     /// The nodes of a segment, in order.
     pub fn nodes(&self, segment: &Segment) -> &[NodeId] {
-        &self.blocks[segment.block.index()][segment.from as usize..segment.to as usize]
+        let block = match segment.block.as_function() {
+            Some(number) => &self.functions[number],
+            None => &self.blocks[segment.block.index()],
+        };
+        &block[segment.from as usize..segment.to as usize]
     }
 
     /// Removes all ops and blocks.
     pub fn forget(&mut self) {
         self.nodes.truncate(1);
         self.blocks.clear();
+        self.functions.clear();
     }
 
     /// The ops of a part of a run, in order: node, index of the variant, op and variant.

@@ -14,6 +14,7 @@ use super::cursor::{Expected, Position};
 use super::{Engine, Fresh, Phase, Progress, Results, Sink};
 use crate::config::Mode;
 use crate::error::CallError;
+use crate::function::Hindrance;
 use crate::site::Site;
 
 impl Engine {
@@ -36,6 +37,7 @@ impl Engine {
             self.begin_iteration();
         }
         if !site.program_thread {
+            self.hinder(Hindrance::Thread, Some(call.op), LocationId::UNKNOWN);
             let progress = self.run_unrecorded(call, sink)?;
             self.counters.report.ops_other_threads += u64::from(progress == Progress::Done);
             return Ok(progress);
@@ -52,6 +54,7 @@ impl Engine {
             Phase::CoExecution => self.validate(call, site, sink),
             Phase::Tracing => self.jump_or_trace(call, site, sink),
             Phase::Imperative => {
+                self.hinder(Hindrance::New, Some(call.op), LocationId::UNKNOWN);
                 let progress = self.run_unrecorded(call, sink)?;
                 if progress == Progress::Done {
                     self.iteration.count(false);
@@ -197,8 +200,9 @@ impl Engine {
         if position.next == 0 && self.placing.crosses(block_id) {
             self.cross(block_id);
         }
+        let from = self.functions.is_recording().then(|| self.outbox.end());
         if let Err(exception) = self.outbox.feed_inputs(call, self.torch) {
-            return Err(self.not_fed(call, node_id, exception));
+            return Err(self.not_fed(call.op, node_id, exception));
         }
         self.advance(node_id);
         self.outbox.push(block_id, position.next, variant);
@@ -212,7 +216,13 @@ impl Engine {
             fresh.push(made);
         }
         self.storages.grow_resized(call, &outputs.resized);
-        self.outbox.note_draws(self.ops[call.op.index()].random);
+        let random = self.ops[call.op.index()].random;
+        self.outbox.note_draws(random);
+        if let (Some(from), Some(recording)) = (from, self.functions.running()) {
+            let made = fresh.iter().copied().zip(&outputs.fresh);
+            recording.push(node_id, variant, &self.outbox.since(from), made, call.device);
+            recording.note_draws(random);
+        }
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = position.next as usize + 1 == block.nodes.len();
         if self.outbox.is_enough(position.next, at_end, self.runner.is_inline(), self.config.run_ops) {
@@ -224,10 +234,10 @@ impl Engine {
 
     /// Returns the error of an op whose host tensors could not be copied.
     #[cold]
-    fn not_fed(&self, call: &Call<'_>, node: NodeId, exception: Exception) -> CallError {
+    pub(super) fn not_fed(&self, op: OpId, node: NodeId, exception: Exception) -> CallError {
         CallError::Raised(Arc::new(Failure {
-            op: call.op,
-            name: self.ops[call.op.index()].name.to_string(),
+            op,
+            name: self.ops[op.index()].name.to_string(),
             location: self.graphs.node(node).key.location,
             cause: Cause::Kernel(exception),
             resized: Vec::new(),

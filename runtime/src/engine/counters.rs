@@ -45,6 +45,11 @@ impl Iteration {
         self.traced += u64::from(!coexecuted);
     }
 
+    /// Counts the ops of a replayed part of a call.
+    pub(super) fn count_replayed(&mut self, ops: u64) {
+        self.ops += ops;
+    }
+
     /// Returns the number of ops issued in all iterations.
     pub(super) fn issued(&self) -> u64 {
         self.before + self.ops
@@ -178,7 +183,7 @@ impl Counters {
     /// Counts a run that was closed.
     pub(super) fn count_run(&mut self, run: &BlockRun, symbolic: &SymbolicGraph) {
         *self.report.block_ops.entry(run.len() as u32).or_default() += 1;
-        for segment in &run.segments {
+        for segment in run.segments.iter().filter(|s| s.block.as_function().is_none()) {
             let first = symbolic.block(segment.block).first;
             self.passes[(first + segment.from) as usize] += 1;
             self.passes[(first + segment.to) as usize] -= 1;

@@ -94,6 +94,13 @@ impl Graphs {
         self.schedule.set_stale();
     }
 
+    /// Records that a function whose first op is `node` followed `at`, as if the program had issued the op.
+    pub(super) fn enter_function(&mut self, at: NodeId, node: NodeId) {
+        if !self.graph.follows(at, node) {
+            self.follow(at, node);
+        }
+    }
+
     /// Adds the sources of a call's inputs to its node.
     pub(super) fn add_sources(&mut self, node: NodeId, call: &Call<'_>) {
         self.graph.node_mut(node).add_sources(call);

@@ -8,6 +8,7 @@ use tandem_tracegraph::tensor_meta::flags;
 use super::cursor::Position;
 use super::{Engine, Fresh, Phase, Progress, Results, Sink};
 use crate::error::CallError;
+use crate::function::Hindrance;
 use crate::graph_runner::Message;
 use crate::site::Site;
 use crate::storage::FreshStorage;
@@ -50,6 +51,7 @@ impl Engine {
             }
             (None, None) => return Ok(Progress::NeedStack),
         };
+        self.hinder(Hindrance::Fetch, Some(call.op), location);
         let read = match sink.room() {
             Some(room) => self.read(call, room)?,
             None => false,
@@ -105,6 +107,7 @@ impl Engine {
         }
         let begin = self.runner.timeline().now();
         let location = key.location;
+        self.hinder(Hindrance::New, Some(call.op), location);
         let (outputs, fresh) = self.run_now(call, location, sink)?;
         if self.phase == Phase::CoExecution {
             self.diverge(call, location);
@@ -136,6 +139,8 @@ impl Engine {
             return Ok(Progress::NeedTicket(ticket, true));
         }
         let location = self.graphs.node(node).key.location;
+        let why = if self.graphs.node(node).dynamic { Hindrance::Dynamic } else { Hindrance::New };
+        self.hinder(why, Some(call.op), location);
         let (outputs, fresh) = self.run_now(call, location, sink)?;
         self.learn_variant(node, call, &outputs);
         self.commit(node, &fresh);

@@ -14,6 +14,9 @@ impl Engine {
     /// Ends an iteration.
     pub fn mark_step(&mut self) {
         self.fetches.next_op();
+        if let Some(recording) = self.functions.running() {
+            recording.end_iteration();
+        }
         if self.iteration.ops == 0 {
             return;
         }
@@ -137,6 +140,7 @@ impl Engine {
         self.counters.forget();
         self.graphs.forget();
         self.fetches.forget();
+        self.functions.forget();
         self.placing.forget();
         self.cursor.reset_hints(0);
         self.runner.send(Message::Forget);

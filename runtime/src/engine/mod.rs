@@ -19,6 +19,7 @@ mod calls;
 mod counters;
 mod cursor;
 mod fetches;
+mod functions;
 mod graphs;
 mod immediate;
 mod iterations;
@@ -43,11 +44,14 @@ use tandem_tracegraph::symbolic::SymbolicGraph;
 use self::counters::{Counters, Iteration};
 use self::cursor::Cursor;
 use self::fetches::Fetches;
+use self::functions::Functions;
+pub use self::functions::{RecordingId, Replay};
 use self::graphs::Graphs;
 use self::outbox::Outbox;
 use self::placing::Placing;
 use crate::config::{Config, Mode};
 use crate::error::CallError;
+use crate::function::Hindrance;
 use crate::graph_runner::{GraphRunner, Message, Ticket, WaitTime};
 use crate::regions::Regions;
 use crate::report::Report;
@@ -121,6 +125,7 @@ pub struct Engine {
     cursor: Cursor,
     outbox: Outbox,
     fetches: Fetches,
+    functions: Functions,
     placing: Placing,
     counters: Counters,
 }
@@ -147,6 +152,7 @@ impl Engine {
             graphs: Graphs::new(),
             cursor: Cursor::default(),
             fetches: Fetches::default(),
+            functions: Functions::default(),
             placing: Placing::default(),
             counters: Counters::new(),
         }
@@ -260,6 +266,7 @@ impl Engine {
         nbytes: u64,
         device: u8,
     ) -> Result<Result<FreshStorage, CallError>, Ticket> {
+        self.hinder(Hindrance::Storage, None, self.last_location());
         self.settle()?;
         let made = self.storages.create(nbytes, device, Name::STATE);
         let allocated = self.runner.executor().get().device().allocate(made.id, device, nbytes);
@@ -272,6 +279,7 @@ impl Engine {
     /// Resizes a storage and keeps the bytes up to the smaller size. The outer error is the position to wait for
     /// before the next attempt.
     pub fn resize_storage(&mut self, id: StorageId, nbytes: u64) -> Result<Result<(), CallError>, Ticket> {
+        self.hinder(Hindrance::Storage, None, self.last_location());
         self.settle()?;
         let resized = self.runner.executor().get().device().resize(id, nbytes);
         if resized.is_ok() {

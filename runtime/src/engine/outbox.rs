@@ -9,11 +9,12 @@ use std::collections::VecDeque;
 
 use tandem_kernels::executor::Immediate;
 use tandem_kernels::host::Exception;
-use tandem_kernels::run::BlockRun;
+use tandem_kernels::run::{BlockRun, Cursor, Segment};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{BlockId, StorageId};
 use tandem_tracegraph::node::NodeKey;
 
+use crate::function::{Tail, end_of};
 use crate::graph_runner::Ticket;
 use crate::storage::Storages;
 use crate::torch::Torch;
@@ -82,6 +83,22 @@ impl Outbox {
     #[inline(always)]
     pub(super) fn note_draws(&mut self, random: bool) {
         self.random_open |= random;
+    }
+
+    /// Returns the position after all feeds of the open run.
+    pub(super) fn end(&self) -> Cursor {
+        end_of(&self.open)
+    }
+
+    /// Returns the feeds of the open run from a position on.
+    pub(super) fn since(&self, from: Cursor) -> Tail<'_> {
+        Tail::new(&self.open, from)
+    }
+
+    /// Adds all ops of a function's block to the open run, which is empty.
+    pub(super) fn add_function(&mut self, block: BlockId, ops: u32, fill: impl FnOnce(&mut BlockRun)) {
+        self.open.segments.push(Segment { block, from: 0, to: ops });
+        fill(&mut self.open);
     }
 
     /// Returns whether the open run has enough ops to be sent. `number` is the index of its last op in its block, and

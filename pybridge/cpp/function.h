@@ -1,0 +1,19 @@
+// Calls of functions: what a recorded call uses of the program's tensors, and the replay of a template.
+#pragma once
+
+#include "encode.h"
+
+namespace torch::autograd {
+struct Edge;
+}
+
+namespace tandem {
+
+// Whether a call of a function is being recorded.
+extern bool is_recording;
+// Notes the inputs of an operator that the program's thread calls, before the call.
+void note_inputs(const Encoder& encoder);
+// Notes a root of a backward pass that frees the graph.
+void note_consumed(const torch::autograd::Edge& root);
+
+}  // namespace tandem

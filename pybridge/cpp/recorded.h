@@ -1,0 +1,186 @@
+// What a call of a function uses of the program's tensors and of PyTorch's state.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shim.h"
+
+namespace tandem {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+// PyTorch's settings that decide which operators a call issues.
+struct Modes {
+  static Modes now();
+  bool operator==(const Modes& other) const;
+
+  c10::DispatchKeySet included, excluded;
+  bool grad, inference, deterministic, warn_only, fills, hooks;
+  c10::ScalarType autocast, default_dtype;
+  int32_t threads;
+};
+
+// The metadata of a tensor.
+struct Window {
+  explicit Window(const at::Tensor& t);
+  bool is_of(const at::Tensor& t) const;
+  bool operator==(const Window& other) const;
+  // The record of this window at an offset. It points to the members.
+  TtOut record(int64_t offset) const;
+
+  std::vector<int64_t> sizes, strides;
+  c10::ScalarType dtype;
+  c10::Device device;
+  uint16_t flags;
+};
+
+// The gradient of a leaf when a call begins.
+struct Gradient {
+  Gradient() = default;
+  explicit Gradient(const at::Tensor& leaf);
+  bool defined = false;
+  // The context of its storage.
+  void* context = nullptr;
+  std::optional<Window> window;
+};
+
+// A tandem tensor that the program had before the call.
+struct Watched {
+  explicit Watched(const at::Tensor& t);
+  // Whether the tensor is as it was, except for its version and its gradient.
+  bool is_same(const at::Tensor& t) const;
+
+  WeakTensor tensor;
+  WeakStorage storage;
+  void* context;
+  Window window;
+  int64_t offset;
+  bool requires_grad, is_leaf;
+  size_t hooks;
+  c10::VariableVersion version;
+  uint32_t first_version;
+  Gradient gradient;
+};
+
+// A tensor argument of a call.
+struct Argument {
+  Argument(const at::Tensor& t, at::TensorList all);
+  bool operator==(const Argument& other) const;
+  bool accepts(const at::Tensor& t, at::TensorList all) const;
+
+  // The first argument on the storage of `t`, which is one of them.
+  static size_t first_on(const at::Tensor& t, at::TensorList all);
+
+  bool defined;
+  std::optional<Window> window;
+  bool requires_grad, is_leaf, has_gradient;
+  // The storage context of the gradient when the call began.
+  void* gradient;
+  size_t hooks;
+  // The first argument on the same storage, and the distance from it in elements.
+  size_t first;
+  int64_t distance;
+};
+
+// A storage that existed before the call.
+struct Given {
+  enum Kind { kCaptured, kArgument, kGradient } kind;
+  // The argument, or the element of `watched` whose gradient it is.
+  size_t index;
+  WeakStorage storage;
+  void* context;
+  // The offset that windows on it are relative to.
+  int64_t base;
+};
+
+// A host tensor that is fed to an op.
+struct Fed {
+  explicit Fed(const at::Tensor& t);
+  enum Kind { kConstant, kArgument, kCaptured } kind = kConstant;
+  size_t index = 0;
+  WeakStorage storage;
+  Window window;
+  int64_t offset;
+  // TT_ZERO: the operator's variant depends on it.
+  bool is_zero;
+  // Whether PyTorch's allocator made the memory.
+  bool is_own;
+};
+
+// A host tensor that an operator on the host read.
+struct HostRead {
+  c10::VariableVersion version;
+  uint32_t at;
+};
+
+// A tensor that a call returns, or a gradient that it sets.
+struct Result {
+  enum Kind { kUndefined, kArgument, kWatched, kKept, kGiven } kind = kUndefined;
+  // The argument, the watched tensor, the storage that the call made and that is kept, or the given storage.
+  size_t index = 0;
+  std::optional<Window> window;
+  // The offset, relative to that of the argument for a given storage.
+  int64_t offset = 0;
+  uint32_t version = 0;
+  bool requires_grad = false;
+
+  bool operator==(const Result& other) const {
+    return kind == other.kind && index == other.index && window == other.window && offset == other.offset &&
+           requires_grad == other.requires_grad;
+  }
+};
+
+// A gradient that the call leaves behind.
+struct LeftGradient {
+  // The leaf: an argument or a watched tensor.
+  bool is_argument;
+  size_t leaf;
+  Result gradient;
+
+  bool operator==(const LeftGradient& other) const {
+    return is_argument == other.is_argument && leaf == other.leaf && gradient == other.gradient;
+  }
+};
+
+// A recorded call.
+struct Recorded {
+  Modes modes = Modes::now();
+  std::vector<Argument> arguments;
+  std::vector<Watched> watched;
+  std::vector<Given> given;
+  std::vector<Fed> fed;
+  std::vector<HostRead> host_reads;
+  std::vector<Result> results;
+  std::vector<LeftGradient> gradients;
+  // How often the call has written each argument, and each watched tensor.
+  std::vector<uint32_t> argument_writes, watched_writes;
+  size_t kept = 0;
+  // Why the call cannot be replayed; empty if it can.
+  std::string hindrance;
+};
+
+// Returns a recording, or null.
+Recorded* find_recorded(int64_t id);
+// Says how two calls differ in what they use of the program's tensors; empty if they do not.
+std::string difference(const Recorded& one, const Recorded& two);
+
+// Returns the tensors of a list, undefined ones for None.
+std::vector<at::Tensor> undefined_for_none(const c10::List<std::optional<at::Tensor>>& list);
+
+// The context of a tandem tensor's storage, or the storage of a host tensor: what identifies it in a call.
+void* identity(const at::Tensor& t);
+
+}  // namespace tandem

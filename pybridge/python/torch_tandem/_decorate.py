@@ -1,0 +1,108 @@
+"""Functions of unchanged files as `torch_tandem.function`s, for `tandem run --function`.
+
+A file's syntax tree gets a decorator before it is compiled, so functions are wrapped wherever they are defined: at the
+top level, in classes, and in other functions.
+"""
+
+import ast
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+
+from torch_tandem._function import function
+
+# Global name of the decorator in the files.
+DECORATOR = "__torch_tandem_function__"
+MAIN = "__main__"
+
+
+class NoFunction(Exception):
+    """A file does not have the function, or the name is not of the form `module:qualname`."""
+
+
+def parse(text: str) -> tuple[str, str]:
+    """Return the module and the qualified name in `module:qualname`."""
+    module, colon, name = text.partition(":")
+    if not colon or not module or not all(part.isidentifier() for part in name.split(".")):
+        raise NoFunction(f"{text!r} is not of the form module:qualname, such as {MAIN}:step or trainer:Trainer.step")
+    return module, name
+
+
+def compile_decorated(source: bytes | str, path: str, names: Sequence[str]) -> CodeType:
+    """Compile a file in which these functions are decorated."""
+    tree = ast.parse(source, path)
+    for name in names:
+        found = [definition for definition in _find(tree, name.split("."))]
+        if not found:
+            raise NoFunction(f"{path} defines no function {name}")
+        for definition in found:
+            decorator = ast.copy_location(ast.Name(DECORATOR, ast.Load()), definition)
+            definition.decorator_list.insert(0, decorator)
+    return compile(tree, path, "exec", dont_inherit=True)
+
+
+def _find(node: ast.AST, parts: list[str]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Find the definitions of a qualified name below a node. The names of enclosing functions count as parts."""
+    found = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if child.name == parts[0]:
+                if len(parts) > 1:
+                    found += _find(child, parts[1:])
+                elif not isinstance(child, ast.ClassDef):
+                    found.append(child)
+        else:
+            found += _find(child, parts)
+    return found
+
+
+class _Decorating(Loader):
+    """Loads a module from its source, with decorated functions."""
+
+    def __init__(self, loader: SourceFileLoader, names: Sequence[str]) -> None:
+        self._loader = loader
+        self._names = names
+
+    def __getattr__(self, name: str):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        path = self._loader.get_filename(module.__name__)
+        code = compile_decorated(self._loader.get_data(path), path, self._names)
+        module.__dict__[DECORATOR] = function
+        exec(code, module.__dict__)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, names: dict[str, list[str]]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
+            return spec
+        spec.loader = _Decorating(spec.loader, self._names[fullname])
+        return spec
+
+
+def install(functions: Sequence[str]) -> list[str]:
+    """Wrap the functions of modules that the script imports later. Return the names of those in the script itself."""
+    names: dict[str, list[str]] = {}
+    for text in functions:
+        module, name = parse(text)
+        if module in sys.modules and module != MAIN:
+            raise NoFunction(f"{module} is a part of Tandem or of what it imports, and has been imported already")
+        names.setdefault(module, []).append(name)
+    main = names.pop(MAIN, [])
+    if names:
+        sys.meta_path.insert(0, _Finder(names))
+    return main

@@ -1,0 +1,514 @@
+"""Functions whose calls are replayed without Python once they have proven to be equal. See docs/functions.md."""
+
+import functools
+import random
+import sys
+import time
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree
+
+from torch_tandem import _core, _lint
+from torch_tandem._state import State, state_of
+
+# Number of consecutive equal calls before the first one that is replayed.
+EQUAL = 3
+# Audits run Python once in this many calls: at first, and after all audits have passed for long.
+FIRST_AUDIT, LAST_AUDIT = 8, 1024
+# Recordings without two equal ones after which a function rests; the number of calls that it then rests at most.
+PATIENCE, LONGEST_REST = 16, 4096
+# Calls whose operators were still new, after which a function rests.
+WARM_UP = 64
+# Recorded calls of one key that are compared with the next one.
+REMEMBERED = 4
+
+_ops = torch.ops.torch_tandem
+_replay = _ops.replay.default._op
+_tensors = (torch.Tensor, torch.nn.Parameter)
+_values = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+# All functions of the program, for the report.
+_all: "weakref.WeakSet[Function]" = weakref.WeakSet()
+
+
+class CacheInfo(NamedTuple):
+    """Counters of a function, as of `functools.lru_cache`: `hits` are the calls that were replayed."""
+
+    hits: int
+    misses: int
+    maxsize: int
+    currsize: int
+    audits: int
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call: what they are without the tensors, the tensors, and other objects."""
+
+    key: Hashable
+    tensors: list
+    objects: list
+
+
+@dataclass
+class Recorded:
+    """A call that was recorded, with what it returned."""
+
+    id: int
+    state: State
+    spec: Any
+    constants: list
+    # The labels of the values that the call itself has changed.
+    written: set[str]
+    equal: int = 1
+
+    def drop(self) -> None:
+        _core.drop_recording(self.id)
+        _ops.drop_recording(self.id)
+
+
+@dataclass
+class Graph:
+    """A recorded call that is replayed."""
+
+    recorded: Recorded
+    key: Hashable
+    check: Callable[[list], int]
+    result: Callable[[list], Any]
+    # Replays until the next audit, and their number between the last two.
+    left: int
+    period: int
+    replayed: int = 0
+    suspect: int = 0
+    audits: int = 0
+
+
+@dataclass
+class Attempts:
+    """The calls of one key so far."""
+
+    recorded: list[Recorded] = field(default_factory=list)
+    tries: int = 0
+    new: int = 0
+    rest: int = 0
+    next_rest: int = PATIENCE
+    reason: str = "it has not been called three times"
+
+
+def _fresh_random_states() -> list:
+    states: list = [random.getstate()]
+    if numpy := sys.modules.get("numpy"):
+        kind, words, *rest = numpy.random.get_state()
+        states.append((kind, words.tobytes(), *rest))
+    return states
+
+
+class Function:
+    """A callable that behaves like the wrapped function, but need not run it. Made by `torch_tandem.function`."""
+
+    def __init__(
+        self,
+        function: Callable,
+        *,
+        input_signature: list | None,
+        audit: int | None,
+        max_graphs: int,
+        on_mismatch: str,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"torch_tandem.function needs a function, a method or a module, not {function!r}")
+        if on_mismatch not in ("warn", "raise"):
+            raise ValueError(f"on_mismatch is 'warn' or 'raise', not {on_mismatch!r}")
+        if audit is not None and audit < 1:
+            raise ValueError("audit is the number of calls of which one is audited, at least 1")
+        if max_graphs < 1:
+            raise ValueError("max_graphs is at least 1")
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._signature = input_signature
+        self._audit = audit
+        self._max_graphs = max_graphs
+        self._raises = on_mismatch == "raise"
+        self._graphs: dict[Hashable, list[Graph]] = {}
+        self._attempts: dict[Hashable, Attempts] = {}
+        self._warned: set[str] = set()
+        self._last = -1
+        self._calls = 0
+        self._replayed = 0
+        self._audited = 0
+        self._python_seconds = 0.0
+        self._python_calls = 0
+        self._lint()
+        _all.add(self)
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_function" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+    def __repr__(self) -> str:
+        return f"<torch_tandem.function {self._name()}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._calls += 1
+        key, tensors, objects = _flatten(args, kwargs)
+        if (graphs := self._graphs.get(key)) and not torch._C._len_torch_dispatch_stack():
+            for graph in graphs:
+                if graph.left > 0 and graph.check(objects) < 0:
+                    with torch._C.DisableTorchFunction():
+                        results = _replay(graph.recorded.id, tensors)
+                    if results is not None:
+                        graph.left -= 1
+                        graph.suspect += 1
+                        self._replayed += 1
+                        return graph.result(results)
+        return self._python(args, kwargs, Arguments(key, tensors, objects))
+
+    # --- Calls that run Python -----------------------------------------------------------------------------
+
+    def _python(self, args: tuple, kwargs: dict, arguments: Arguments) -> Any:
+        """Run a call in Python, recorded unless it is known to be of no use."""
+        attempts = self._attempts.setdefault(arguments.key, Attempts())
+        due = self._due(arguments)
+        if attempts.rest > 0 and due is None:
+            attempts.rest -= 1
+            return self._function(*args, **kwargs)
+        if self._refuses(arguments, attempts) or not _ops.may_record():
+            return self._function(*args, **kwargs)
+        state = state_of(self._function, arguments.objects)
+        draws = _fresh_random_states()
+        begin = time.perf_counter()
+        _ops.record(arguments.tensors, self._last)
+        try:
+            result = self._function(*args, **kwargs)
+        except BaseException:
+            _ops.cancel_recording()
+            raise
+        leaves, spec = _pytree.tree_flatten(result)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        recording = _ops.end_recording(tensors)
+        self._python_seconds += time.perf_counter() - begin
+        self._python_calls += 1
+        after = state_of(self._function, arguments.objects)
+        constants = [_HOLE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        recorded = Recorded(recording, state, spec, constants, state.differences(after))
+        hindrance = self._hindrance(recorded, draws != _fresh_random_states())
+        if due is not None:
+            self._audit_with(due, recorded, hindrance)
+        else:
+            self._learn(arguments, attempts, recorded, hindrance)
+        return result
+
+    def _hindrance(self, recorded: Recorded, draws: bool) -> tuple[str, bool] | None:
+        """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
+        if found := _core.hindrance(recorded.id):
+            return found
+        if text := _ops.hindrance(recorded.id):
+            return text, False
+        if draws:
+            return "it draws from Python's or NumPy's random generator", False
+        for constant in recorded.constants:
+            if constant is not _HOLE and type(constant) not in _values:
+                return f"it returns a {type(constant).__name__}; return tensors, numbers and strings only", False
+        return None
+
+    def _learn(
+        self,
+        arguments: Arguments,
+        attempts: Attempts,
+        recorded: Recorded,
+        hindrance: tuple[str, bool] | None,
+    ) -> None:
+        """Compare a recorded call with the earlier ones of its key; after three equal ones, replay the next."""
+        self._keep_last(recorded)
+        if hindrance:
+            attempts.reason, passes = hindrance
+            self._forget(recorded)
+            attempts.new += 1
+            if not passes or attempts.new > WARM_UP:
+                self._rest(attempts)
+            return
+        attempts.tries += 1
+        for known in reversed(attempts.recorded):
+            difference = self._difference(known, recorded)
+            if difference is None:
+                recorded.equal = known.equal + 1
+                recorded.written |= known.written
+                attempts.recorded.remove(known)
+                self._forget(known)
+                break
+            attempts.reason = difference
+        attempts.recorded.append(recorded)
+        if recorded.equal >= EQUAL:
+            attempts.recorded.remove(recorded)
+            self._add_graph(arguments, recorded)
+            attempts.tries = attempts.new = 0
+            attempts.next_rest = PATIENCE
+        elif len(attempts.recorded) > REMEMBERED:
+            self._forget(attempts.recorded.pop(0))
+        if attempts.tries >= PATIENCE:
+            self._rest(attempts)
+
+    def _rest(self, attempts: Attempts) -> None:
+        """Do not record the next calls of a key."""
+        for recorded in attempts.recorded:
+            self._forget(recorded)
+        attempts.recorded.clear()
+        attempts.tries = attempts.new = 0
+        attempts.rest = attempts.next_rest
+        attempts.next_rest = min(2 * attempts.next_rest, LONGEST_REST)
+
+    def _difference(self, one: Recorded, two: Recorded) -> str | None:
+        if text := _core.unequal(one.id, two.id) or _ops.unequal(one.id, two.id):
+            return text
+        if one.spec != two.spec or [*map(_typed, one.constants)] != [*map(_typed, two.constants)]:
+            return "it returns another value that is not a tensor; return a tensor instead"
+        if changed := one.state.differences(two.state) - one.written - two.written:
+            return f"{min(changed, key=len)} has changed between the calls"
+        return None
+
+    def _add_graph(self, arguments: Arguments, recorded: Recorded) -> None:
+        if not _core.make_template(recorded.id):
+            self._forget(recorded)
+            return
+        if sum(map(len, self._graphs.values())) >= self._max_graphs:
+            self._drop_oldest(arguments)
+        period = self._audit or FIRST_AUDIT
+        check = recorded.state.check(recorded.written)
+        graph = Graph(recorded, arguments.key, check, _builder(recorded), period - 1, period)
+        self._graphs.setdefault(arguments.key, []).insert(0, graph)
+
+    def _drop_oldest(self, arguments: Arguments) -> None:
+        key = next(iter(self._graphs))
+        graphs = self._graphs[key]
+        self._forget(graphs.pop().recorded)
+        if not graphs:
+            del self._graphs[key]
+            self._attempts.pop(key, None)
+        self._warn(
+            f"it has more than {self._max_graphs} graphs, so the oldest is dropped. {_varying(key, arguments.key)}"
+        )
+
+    # --- Audits --------------------------------------------------------------------------------------------
+
+    def _due(self, arguments: Arguments) -> Graph | None:
+        """The graph whose audit is due with this call."""
+        for graph in self._graphs.get(arguments.key, ()):
+            if graph.left == 0 and graph.check(arguments.objects) < 0:
+                return graph
+        return None
+
+    def _audit_with(self, graph: Graph, recorded: Recorded, hindrance: tuple[str, bool] | None) -> None:
+        self._audited += 1
+        graph.audits += 1
+        if hindrance is None:
+            difference = self._difference(graph.recorded, recorded)
+        else:
+            difference, passes = hindrance
+            if passes and _core.ops_of(graph.recorded.id):
+                # The operators ran outside of the graph, so they cannot be compared. The next call is audited.
+                self._keep_last(recorded)
+                self._forget(recorded)
+                return
+        self._keep_last(recorded)
+        self._forget(recorded)
+        if difference is None:
+            graph.period = self._audit or min(2 * graph.period, LAST_AUDIT)
+            graph.left, graph.suspect = graph.period - 1, 0
+            return
+        self._remove(graph)
+        text = (
+            f"an audit found that a call differs from the one that was replayed: {difference}. The last "
+            f"{graph.suspect} replayed calls may have been wrong. The function is recorded anew"
+        )
+        if self._raises:
+            raise RuntimeError(f"torch_tandem.function {self._name()}: {text}")
+        self._warn(text, always=True)
+
+    def _remove(self, graph: Graph) -> None:
+        graphs = self._graphs[graph.key]
+        graphs.remove(graph)
+        if not graphs:
+            del self._graphs[graph.key]
+        self._forget(graph.recorded)
+
+    # --- Recordings that are needed no more ----------------------------------------------------------------
+
+    def _keep_last(self, recorded: Recorded) -> None:
+        """Keep the latest recording, which tells the next one the tensors whose gradients matter."""
+        last, self._last = self._last, recorded.id
+        if last >= 0 and last not in self._in_use():
+            Recorded(last, State(), None, [], set()).drop()
+
+    def _forget(self, recorded: Recorded) -> None:
+        if recorded.id != self._last:
+            recorded.drop()
+
+    def _in_use(self) -> set[int]:
+        graphs = {graph.recorded.id for graphs in self._graphs.values() for graph in graphs}
+        return graphs | {r.id for attempts in self._attempts.values() for r in attempts.recorded}
+
+    # --- What users are told -------------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        function = self._function
+        return getattr(function, "__qualname__", None) or type(function).__name__
+
+    def _warn(self, text: str, always: bool = False) -> None:
+        if always or text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"torch_tandem.function {self._name()}: {text}", stacklevel=4)
+
+    def _lint(self) -> None:
+        function = getattr(self._function, "__func__", self._function)
+        if isinstance(function, torch.nn.Module):
+            function = type(function).forward
+        if (code := getattr(function, "__code__", None)) and (effects := _lint.effects(code)):
+            self._warn(
+                "a call that is replayed does not run Python, so these effects are skipped: "
+                f"{'; '.join(effects)} ({code.co_filename})"
+            )
+
+    def _refuses(self, arguments: Arguments, attempts: Attempts) -> bool:
+        for tensor in arguments.tensors:
+            if type(tensor) not in _tensors:
+                attempts.reason = f"an argument is a {type(tensor).__name__}"
+                return True
+        return False
+
+    def cache_info(self) -> CacheInfo:
+        """Return how many calls were replayed and how many ran Python, the graphs, and the audits."""
+        graphs = sum(map(len, self._graphs.values()))
+        return CacheInfo(self._replayed, self._calls - self._replayed, self._max_graphs, graphs, self._audited)
+
+    def reason(self) -> str | None:
+        """Return why the latest kind of call is not replayed, or `None` if it is."""
+        if not self._attempts:
+            return "it has not been called"
+        key = next(reversed(self._attempts))
+        if self._graphs.get(key):
+            return None
+        return self._attempts[key].reason
+
+
+class _Hole:
+    """Stands for a tensor among the leaves of a result."""
+
+    def __repr__(self) -> str:
+        return "a tensor"
+
+
+_HOLE = _Hole()
+
+
+def _typed(value: Any) -> tuple:
+    return type(value), value
+
+
+def _flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
+    key: list = []
+    tensors: list = []
+    objects: list = []
+    for value in args:
+        kind = type(value)
+        if kind in _tensors:
+            tensors.append(value)
+            key.append(kind)
+        elif kind in _values:
+            key.append(kind)
+            key.append(value)
+        else:
+            _add(value, key, tensors, objects)
+    for name, value in kwargs.items():
+        key.append(name)
+        _add(value, key, tensors, objects)
+    return tuple(key), tensors, objects
+
+
+def _add(value: Any, key: list, tensors: list, objects: list) -> None:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        key.append(kind)
+    elif kind in _values:
+        key.extend((kind, value))
+    elif kind is list or kind is tuple:
+        key.extend((kind, len(value)))
+        for item in value:
+            _add(item, key, tensors, objects)
+    elif kind is dict:
+        key.extend((kind, len(value)))
+        for name, item in value.items():
+            key.append(name if type(name) in _values else id(name))
+            _add(item, key, tensors, objects)
+    elif kind in _pytree.SUPPORTED_NODES:
+        children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        key.extend((kind, repr(context)))
+        for item in children:
+            _add(item, key, tensors, objects)
+    else:
+        key.extend((kind, id(value)))
+        objects.append(value)
+
+
+def _varying(one: Hashable, two: Hashable) -> str:
+    """Say which part of two keys differs."""
+    for before, now in zip(one, two, strict=False):
+        if before != now:
+            return f"The value {now!r} of an argument was {before!r} in another call; pass it as a tensor"
+    return "The structure of its arguments varies, or the state that it reads"
+
+
+def _builder(recorded: Recorded) -> Callable[[list], Any]:
+    """A function that makes the result of a call from its tensors."""
+    spec, constants = recorded.spec, recorded.constants
+    if len(constants) == 1 and spec.is_leaf():
+        if constants[0] is _HOLE:
+            return lambda results: results[0]
+        return lambda results, constant=constants[0]: constant
+    holes = [i for i, constant in enumerate(constants) if constant is _HOLE]
+    if spec.type is tuple and len(holes) == len(constants) and all(c.is_leaf() for c in spec.children()):
+        return tuple
+
+    def build(results: list) -> Any:
+        leaves = list(constants)
+        for i, result in zip(holes, results, strict=True):
+            leaves[i] = result
+        return _pytree.tree_unflatten(leaves, spec)
+
+    return build
+
+
+def function(
+    function: Callable | None = None,
+    *,
+    input_signature: list | None = None,
+    audit: int | None = None,
+    max_graphs: int = 32,
+    on_mismatch: str = "warn",
+) -> Any:
+    """Wrap a function, a method or a module so that equal calls are replayed without running Python.
+
+    A call is replayed after three calls with equal arguments (tensors may have other values) and equal state have
+    issued the same operators on the same tensors. Then one call in `audit` runs Python and is compared; by default,
+    one in 8 at first and one in 1,024 later. If it differs, a warning says how, or an error with
+    `on_mismatch="raise"`. At most `max_graphs` kinds of calls are kept. Effects other than on tensors, such as
+    prints, happen only in calls that run Python. See docs/functions.md.
+    """
+    options = {
+        "input_signature": input_signature,
+        "audit": audit,
+        "max_graphs": max_graphs,
+        "on_mismatch": on_mismatch,
+    }
+    if function is None:
+        return lambda decorated: Function(decorated, **options)
+    return Function(function, **options)

@@ -1,0 +1,255 @@
+//! Recordings of functions' calls: the shim's interface, and the texts that users read.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+
+use smallvec::SmallVec;
+use tandem_runtime::engine::{Engine, RecordingId, Replay};
+use tandem_runtime::function::{Hindered, Hindrance, Property, Unequal};
+use tandem_runtime::storage::FreshStorage;
+use tandem_tracegraph::call::{Input, Place};
+use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use crate::convert::{context_of, items, storage_of};
+use crate::engine::{check_process, finish_inline_work, for_shim, lock, op_name, wait_for};
+use crate::ffi::*;
+use crate::python::user_line;
+
+thread_local! {
+    /// Arrays that the shim reads after a recording or a replay.
+    static SHOWN: Cell<Option<Box<Shown>>> = const { Cell::new(None) };
+}
+
+#[derive(Default)]
+struct Shown {
+    given: Vec<*mut c_void>,
+    kept: Vec<TtKept>,
+    fresh: Vec<(FreshStorage, u64)>,
+}
+
+fn kept((made, nbytes): (FreshStorage, u64)) -> TtKept {
+    TtKept { storage: context_of(made.id), address: made.address as *mut c_void, nbytes }
+}
+
+/// Returns a source line, with an operator if there is one.
+fn place(engine: &Engine, op: Option<OpId>, location: LocationId) -> String {
+    let op = op.map_or_else(String::new, |op| format!("{} ", op_name(op)));
+    match location {
+        LocationId::UNKNOWN => op.trim_end().to_owned(),
+        known => format!("{op}at {}", user_line(known, engine.locations())),
+    }
+}
+
+/// Returns why a recorded call cannot be replayed, and whether a later one may have no such reason.
+pub fn hindrance(id: u64) -> Option<(String, bool)> {
+    let mut engine = lock();
+    let Some(recording) = engine.recording(RecordingId(id)) else {
+        return Some(("the graph was begun anew".into(), true));
+    };
+    let Hindered { why, op, location } = recording.hindered()?;
+    let at = place(&engine, op, location);
+    let text = match why {
+        Hindrance::Fetch => format!(
+            "the program reads a value: {at}. Keep it on the device, or read it outside of the function"
+        ),
+        Hindrance::New => format!("{at} ran at once, because it or its shapes were new"),
+        Hindrance::Dynamic => format!("the shape that {at} returns depends on data"),
+        Hindrance::Storage => format!("a storage is created or resized {at}"),
+        Hindrance::Thread => format!("another thread called {at}"),
+        Hindrance::Kept => format!(
+            "a tensor made by {at} is in use after the call and is not among its results. Return it, or write it \
+             to an existing tensor with copy_()"
+        ),
+    };
+    Some((text, why == Hindrance::New))
+}
+
+/// Returns how two recorded calls differ.
+pub fn unequal(one: u64, two: u64) -> Option<String> {
+    let engine = lock();
+    let Unequal { location, ops: (before, now), what } =
+        engine.unequal(RecordingId(one), RecordingId(two))?;
+    let at = place(&engine, now.or(before), location);
+    Some(match what {
+        Property::Op => match (before, now) {
+            (Some(before), Some(now)) if before != now => {
+                format!("{} is called where the call before had {}: {at}", op_name(now), op_name(before))
+            }
+            (None, _) => format!("{at} is called, where the call before had ended"),
+            (_, None) => format!("the call ends before {at}"),
+            _ => format!("{at} has other attributes than in the call before"),
+        },
+        Property::Shape => format!("{at} has other shapes or dtypes than in the call before"),
+        Property::Number(before, now) => format!(
+            "{at} has the number {}, and {} in the call before. Keep it in a tensor on the device (for an optimizer: \
+             fused=True or capturable=True), or pass it as an argument",
+            number(now),
+            number(before)
+        ),
+        Property::Host => format!(
+            "{at} reads a host tensor whose contents differ from those in the call before. Pass it as an argument"
+        ),
+        Property::Offset => format!("{at} has a view at another offset than in the call before"),
+        Property::Storage => format!("{at} has another tensor than in the call before"),
+        Property::Ends => "iterations end at other places than in the call before".into(),
+        Property::Kept => format!("the tensor that is made {at} is in use after some calls only"),
+    })
+}
+
+/// Returns a fed number, whose type is not known: it is a float unless its bits are those of a small integer.
+fn number(bits: u64) -> String {
+    match bits as i64 {
+        small @ -0xffff_ffff..=0xffff_ffff => small.to_string(),
+        _ => f64::from_bits(bits).to_string(),
+    }
+}
+
+/// Returns the source line of the first op that uses a given storage.
+pub fn first_use(id: u64, given: usize) -> Option<String> {
+    let mut engine = lock();
+    let node = engine.recording(RecordingId(id))?.first_use(given)?;
+    let key = engine.graph().node(node).key.clone();
+    Some(place(&engine, Some(key.op), key.location))
+}
+
+/// Returns the number of ops of a recorded call.
+pub fn ops_of(id: u64) -> usize {
+    lock().recording(RecordingId(id)).map_or(0, |recording| recording.steps().len())
+}
+
+/// Makes a recorded call a template. Returns false if the graphs were forgotten since.
+pub fn make_template(id: u64) -> bool {
+    lock().make_template(RecordingId(id))
+}
+
+/// Drops a recorded call.
+pub fn drop_recording(id: u64) {
+    lock().drop_recording(RecordingId(id));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_begin() {
+    lock().begin_recording();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_cancel() {
+    lock().cancel_recording();
+}
+
+/// # Safety
+///
+/// `recorded` must be valid for writes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_record_end(recorded: *mut TtRecorded) {
+    let mut engine = lock();
+    let id = engine.end_recording();
+    let Some(recording) = engine.recording(id) else { return };
+    let mut shown = SHOWN.take().unwrap_or_default();
+    shown.given.clear();
+    shown.given.extend(recording.given().iter().map(|id| context_of(*id)));
+    let lasting = recording.made().iter().filter(|made| made.kept);
+    shown.kept.clear();
+    shown.kept.extend(lasting.map(|made| kept((made.storage(), made.nbytes))));
+    // SAFETY: `recorded` is valid for writes. The arrays are on the heap and do not move when they are put back.
+    unsafe {
+        *recorded = TtRecorded {
+            id: id.0 as i64,
+            given: shown.given.as_ptr(),
+            n_given: shown.given.len(),
+            kept: shown.kept.as_ptr(),
+            n_kept: shown.kept.len(),
+            n_hosts: recording.hosts(),
+        };
+    }
+    SHOWN.set(Some(shown));
+}
+
+/// # Safety
+///
+/// `bases` must point to `n` numbers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_record_rebase(id: i64, bases: *const i64, n: usize) {
+    // SAFETY: `bases` points to `n` numbers.
+    let bases = unsafe { items(bases.cast(), n as u32) };
+    if let Some(recording) = lock().recording(RecordingId(id as u64)) {
+        recording.rebase(bases);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_keeps(id: i64, storage: *mut c_void) {
+    lock().keeps(RecordingId(id as u64), storage_of(storage));
+}
+
+/// # Safety
+///
+/// `given` and `fed` must point to that many records, whose pointers are valid during the call. `replayed` must be valid
+/// for writes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_replay(
+    id: i64,
+    given: *const TtGiven,
+    n_given: usize,
+    fed: *const TtFed,
+    n_fed: usize,
+    replayed: *mut TtReplayed,
+) -> i32 {
+    for_shim(|| {
+        check_process()?;
+        // SAFETY: the arrays have these lengths, and the pointers in them are valid during the call.
+        let (given, fed) = unsafe {
+            (items::<TtGiven>(given.cast(), n_given as u32), items::<TtFed>(fed.cast(), n_fed as u32))
+        };
+        let given: SmallVec<[(StorageId, i64); 64]> =
+            given.iter().map(|g| (storage_of(g.storage), g.base)).collect();
+        // SAFETY: as above.
+        let fed: SmallVec<[(usize, Input<'_>); 4]> =
+            fed.iter().map(|f| (f.number, unsafe { host_input(&f.window) })).collect();
+        // Taken, not borrowed: a signal handler may replay a call while this one waits.
+        let mut shown = SHOWN.take().unwrap_or_default();
+        let is_stale = loop {
+            let mut engine = lock();
+            shown.fresh.clear();
+            match engine.replay(RecordingId(id as u64), &given, &fed, &mut shown.fresh)? {
+                Replay::NeedTicket(ticket) => wait_for(engine, ticket, false)?,
+                Replay::Stale => break true,
+                Replay::Sent => {
+                    finish_inline_work(engine)?;
+                    break false;
+                }
+            }
+        };
+        shown.kept.clear();
+        shown.kept.extend(shown.fresh.iter().copied().map(kept));
+        // SAFETY: `replayed` is valid for writes. The array is on the heap and does not move when it is put back.
+        unsafe {
+            *replayed = TtReplayed {
+                kept: shown.kept.as_ptr(),
+                n_kept: shown.kept.len(),
+                is_stale: i32::from(is_stale),
+            };
+        }
+        SHOWN.set(Some(shown));
+        Ok(())
+    })
+}
+
+/// Returns a window in host memory as an input.
+///
+/// # Safety
+///
+/// The record's pointers must be valid for as long as `'a`.
+unsafe fn host_input<'a>(t: &TtTensor) -> Input<'a> {
+    // SAFETY: the record's pointers are valid for `ndim` numbers each, for as long as `'a`.
+    let (sizes, strides) = unsafe { (items(t.sizes.cast(), t.ndim), items(t.strides.cast(), t.ndim)) };
+    Input {
+        place: Place::Host(t.storage),
+        sizes,
+        strides,
+        offset: t.offset,
+        dtype: Dtype(t.dtype),
+        flags: t.flags,
+    }
+}

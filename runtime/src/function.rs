@@ -1,0 +1,460 @@
+//! Functions: the recording of a call, and the template that replays it.
+//!
+//! **Why.** What is left of a co-executed step of many small ops is Python's own time. A function that issues the same
+//! ops in every call need not run in Python.
+//! **Strategy.** A [`Recording`] has all that a call sends to GraphRunner, with storages numbered in the order in which
+//! they occur. Once consecutive calls have equal recordings, the last one becomes a template: a replay sends its runs
+//! again and replaces the storages.
+//! **Limits.** A call whose ops did not all go to GraphRunner has a [`Hindrance`] and is never replayed.
+
+use rustc_hash::FxHashMap;
+use tandem_kernels::host::Generator;
+use tandem_kernels::run::{BlockRun, Cursor, HostFeed};
+use tandem_tracegraph::ids::{LocationId, Name, NodeId, OpId, StorageId};
+use tandem_tracegraph::node::Node;
+
+use crate::storage::FreshStorage;
+
+/// Storage of a recording.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slot {
+    /// Storage that existed before the call, by order of first use.
+    Given(u32),
+    /// Storage that the call created, by order of creation.
+    Made(u32),
+}
+
+/// Reason why a call cannot be replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hindrance {
+    /// The program reads a value.
+    Fetch,
+    /// An op ran at once because its location, its shapes or its inputs were new. A later call may have none.
+    New,
+    /// The output shapes of an op depend on data.
+    Dynamic,
+    /// A storage is created or resized outside of any op.
+    Storage,
+    /// Another thread issued ops.
+    Thread,
+    /// A tensor that the call made is in use after the call, and is neither a result nor a gradient.
+    Kept,
+}
+
+/// A hindrance, and the op that it occurred at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hindered {
+    /// Reason.
+    pub why: Hindrance,
+    /// Operator, if it is one's call.
+    pub op: Option<OpId>,
+    /// Location of the call, or of the last op before.
+    pub location: LocationId,
+}
+
+/// Recorded op.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Node of the op.
+    pub node: NodeId,
+    /// Index of its variant.
+    pub variant: u32,
+    /// Positions of its feeds in the recording's streams.
+    at: Cursor,
+    /// Number of its inputs on storages.
+    inputs: u32,
+}
+
+/// Storage that a call created.
+#[derive(Clone, Copy, Debug)]
+pub struct Made {
+    /// Size in bytes.
+    pub nbytes: u64,
+    /// Device index.
+    pub device: u8,
+    /// Name in the iteration that creates it.
+    pub name: Name,
+    /// Whether it is in use after the call.
+    pub kept: bool,
+    /// Number of the first part that the program has dropped it in.
+    dropped: u32,
+    storage: FreshStorage,
+}
+
+/// Ops between two ends of iterations.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Ops as a range of [`Recording::steps`].
+    pub steps: std::ops::Range<usize>,
+    /// Whether an iteration ends after them.
+    pub ends: bool,
+}
+
+/// Difference between two recordings.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Unequal {
+    /// Location of the first op that differs.
+    pub location: LocationId,
+    /// Operator of this op in both recordings.
+    pub ops: (Option<OpId>, Option<OpId>),
+    /// Property in which it differs.
+    pub what: Property,
+}
+
+/// Property in which two recordings differ.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Property {
+    /// Operators or attributes.
+    Op,
+    /// Shapes, dtypes or strides.
+    Shape,
+    /// Fed number, as bits.
+    Number(u64, u64),
+    /// Contents of a fed host tensor.
+    Host,
+    /// Offset of a window, in elements.
+    Offset,
+    /// Storage that an input is on.
+    Storage,
+    /// Ends of iterations.
+    Ends,
+    /// Tensors that are in use after the call.
+    Kept,
+}
+
+/// Everything that a call of a function sent to GraphRunner.
+#[derive(Debug, Default)]
+pub struct Recording {
+    steps: Vec<Step>,
+    slots: Vec<Slot>,
+    offsets: Vec<i64>,
+    numbers: Vec<u64>,
+    hosts: Vec<HostFeed>,
+    generators: Vec<Generator>,
+    given: Vec<StorageId>,
+    made: Vec<Made>,
+    /// Numbers of ops after which an iteration ended.
+    ends: Vec<usize>,
+    hindered: Option<Hindered>,
+    draws: bool,
+    /// Slots by id. An id may be reused during the call.
+    places: FxHashMap<StorageId, Slot>,
+}
+
+/// Streams of a run from a position on.
+pub struct Tail<'a> {
+    run: &'a BlockRun,
+    from: Cursor,
+}
+
+impl<'a> Tail<'a> {
+    /// Returns the streams of `run` from a position on.
+    pub fn new(run: &'a BlockRun, from: Cursor) -> Tail<'a> {
+        Tail { run, from }
+    }
+}
+
+/// Returns the position after all feeds of a run.
+pub fn end_of(run: &BlockRun) -> Cursor {
+    Cursor {
+        storages: run.storages.len(),
+        offsets: run.offsets.len(),
+        numbers: run.numbers.len(),
+        hosts: run.hosts.len(),
+        generators: run.generators.len(),
+    }
+}
+
+impl Made {
+    /// Returns the storage that the recorded call made.
+    pub fn storage(&self) -> FreshStorage {
+        self.storage
+    }
+}
+
+impl Recording {
+    /// Adds an op whose feeds are `fed`. The last storages of it are those that the op creates, `fresh`, with their
+    /// sizes.
+    pub fn push<'m>(
+        &mut self,
+        node: NodeId,
+        variant: u32,
+        fed: &Tail<'_>,
+        fresh: impl ExactSizeIterator<Item = (FreshStorage, &'m u64)>,
+        device: u8,
+    ) {
+        let (run, from) = (fed.run, fed.from);
+        let inputs = run.storages.len() - from.storages - fresh.len();
+        let at = Cursor {
+            storages: self.slots.len(),
+            offsets: self.offsets.len(),
+            numbers: self.numbers.len(),
+            hosts: self.hosts.len(),
+            generators: self.generators.len(),
+        };
+        self.steps.push(Step { node, variant, at, inputs: inputs as u32 });
+        for id in &run.storages[from.storages..from.storages + inputs] {
+            let next = Slot::Given(self.given.len() as u32);
+            let slot = *self.places.entry(*id).or_insert(next);
+            if slot == next {
+                self.given.push(*id);
+            }
+            self.slots.push(slot);
+        }
+        self.offsets.extend_from_slice(&run.offsets[from.offsets..]);
+        self.numbers.extend_from_slice(&run.numbers[from.numbers..]);
+        self.hosts.extend_from_slice(&run.hosts[from.hosts..]);
+        self.generators.extend_from_slice(&run.generators[from.generators..]);
+        for (i, (storage, nbytes)) in (0..).zip(fresh) {
+            let slot = Slot::Made(self.made.len() as u32);
+            self.places.insert(storage.id, slot);
+            self.slots.push(slot);
+            let name = Name::made_by(node, i);
+            self.made.push(Made { nbytes: *nbytes, device, name, kept: false, dropped: 0, storage });
+        }
+    }
+
+    /// Records that an iteration ended.
+    pub fn end_iteration(&mut self) {
+        self.ends.push(self.steps.len());
+    }
+
+    /// Records a hindrance. The first lasting one counts.
+    pub fn hinder(&mut self, hindered: Hindered) {
+        if self.hindered.is_none_or(|known| known.why == Hindrance::New) {
+            self.hindered = Some(hindered);
+        }
+    }
+
+    /// Records whether the op added last draws random numbers.
+    pub fn note_draws(&mut self, random: bool) {
+        self.draws |= random;
+    }
+
+    /// Ends the recording. `lives` says whether a storage is in use.
+    pub fn finish(&mut self, lives: impl Fn(FreshStorage) -> bool) {
+        for made in &mut self.made {
+            made.kept = lives(made.storage);
+        }
+        self.places = FxHashMap::default();
+        let parts = self.parts();
+        for (number, part) in (0..).zip(&parts) {
+            for i in part.steps.clone() {
+                for slot in self.slots_of(i) {
+                    if let Slot::Made(made) = self.slots[slot] {
+                        self.made[made as usize].dropped = number;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the offsets of windows on given storages relative to these offsets, one for each given storage.
+    pub fn rebase(&mut self, bases: &[i64]) {
+        for step in &self.steps {
+            let n = step.inputs as usize;
+            let slots = &self.slots[step.at.storages..step.at.storages + n];
+            for (offset, slot) in self.offsets[step.at.offsets..][..n].iter_mut().zip(slots) {
+                if let Slot::Given(given) = slot {
+                    *offset -= bases[*given as usize];
+                }
+            }
+        }
+    }
+
+    /// Returns the recorded ops.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Returns the storages that existed before the call, in order of first use.
+    pub fn given(&self) -> &[StorageId] {
+        &self.given
+    }
+
+    /// Returns the storages that the call made.
+    pub fn made(&self) -> &[Made] {
+        &self.made
+    }
+
+    /// Returns the node of the first op that uses a given storage.
+    pub fn first_use(&self, given: usize) -> Option<NodeId> {
+        let place = self.slots.iter().position(|slot| *slot == Slot::Given(given as u32))?;
+        let step = self.steps.partition_point(|step| step.at.storages <= place).checked_sub(1)?;
+        Some(self.steps[step].node)
+    }
+
+    /// Returns the number of fed host tensors.
+    pub fn hosts(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Returns whether an op draws random numbers.
+    pub fn draws(&self) -> bool {
+        self.draws
+    }
+
+    /// Returns the reason why the call cannot be replayed, if there is one.
+    pub fn hindered(&self) -> Option<Hindered> {
+        self.hindered
+    }
+
+    /// Returns the parts between ends of iterations.
+    pub fn parts(&self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let mut from = 0;
+        for &end in &self.ends {
+            parts.push(Part { steps: from..end, ends: true });
+            from = end;
+        }
+        if from < self.steps.len() || parts.is_empty() {
+            parts.push(Part { steps: from..self.steps.len(), ends: false });
+        }
+        parts
+    }
+
+    fn end(&self, i: usize) -> Cursor {
+        self.steps.get(i + 1).map_or_else(
+            || Cursor {
+                storages: self.slots.len(),
+                offsets: self.offsets.len(),
+                numbers: self.numbers.len(),
+                hosts: self.hosts.len(),
+                generators: self.generators.len(),
+            },
+            |next| next.at,
+        )
+    }
+
+    fn slots_of(&self, i: usize) -> std::ops::Range<usize> {
+        self.steps[i].at.storages..self.end(i).storages
+    }
+
+    /// Returns the first difference from another recording. `node` returns a node of the TraceGraph. Different nodes
+    /// are equal if only their locations differ: a function may be called at several places.
+    pub fn difference<'n>(&self, other: &Recording, node: impl Fn(NodeId) -> &'n Node) -> Option<Unequal> {
+        let op = |recording: &Recording, i: usize| recording.steps.get(i).map(|s| node(s.node).key.op);
+        let at = |i: usize, what| {
+            let step = self.steps.get(i).or(other.steps.get(i)).or(self.steps.last());
+            let location = step.map_or(LocationId::UNKNOWN, |s| node(s.node).key.location);
+            Some(Unequal { location, ops: (op(other, i), op(self, i)), what })
+        };
+        for (i, (one, two)) in self.steps.iter().zip(&other.steps).enumerate() {
+            let (a, b) = (node(one.node), node(two.node));
+            let same = one.node == two.node
+                || (a.key.op, &a.key.args, &a.key.inputs, a.key.device, a.key.modes)
+                    == (b.key.op, &b.key.args, &b.key.inputs, b.key.device, b.key.modes);
+            if !same {
+                return at(i, Property::Op);
+            }
+            if (one.node, one.variant) != (two.node, two.variant)
+                && a.variants[one.variant as usize] != b.variants[two.variant as usize]
+            {
+                return at(i, Property::Shape);
+            }
+            let (from, end, from2, end2) = (one.at, self.end(i), two.at, other.end(i));
+            let numbers = &self.numbers[from.numbers..end.numbers];
+            for (x, y) in numbers.iter().zip(&other.numbers[from2.numbers..end2.numbers]) {
+                if x != y {
+                    return at(i, Property::Number(*y, *x));
+                }
+            }
+            let hosts = &self.hosts[from.hosts..end.hosts];
+            if !hosts.iter().zip(&other.hosts[from2.hosts..end2.hosts]).all(|(x, y)| same_contents(x, y)) {
+                return at(i, Property::Host);
+            }
+            if self.slots[from.storages..end.storages] != other.slots[from2.storages..end2.storages] {
+                return at(i, Property::Storage);
+            }
+            if self.offsets[from.offsets..end.offsets] != other.offsets[from2.offsets..end2.offsets] {
+                return at(i, Property::Offset);
+            }
+            let drawn = |recording: &Recording, from: Cursor, end: Cursor| {
+                let drawn = &recording.generators[from.generators..end.generators];
+                drawn.iter().map(Generator::as_ptr).collect::<Vec<_>>()
+            };
+            if drawn(self, from, end) != drawn(other, from2, end2) {
+                return at(i, Property::Op);
+            }
+        }
+        let common = self.steps.len().min(other.steps.len());
+        if self.steps.len() != other.steps.len() {
+            return at(common, Property::Op);
+        }
+        if self.ends != other.ends {
+            return at(common, Property::Ends);
+        }
+        let unequal = self.made.iter().zip(&other.made).find(|(a, b)| a.kept != b.kept);
+        if let Some((made, _)) = unequal {
+            let maker = made.name.as_made().map_or(NodeId::START, |(node, _)| node);
+            let location = node(maker).key.location;
+            return Some(Unequal { location, ops: (None, None), what: Property::Kept });
+        }
+        None
+    }
+
+    /// Adds the ops of a part to a run, as the block `block`. `ids` are the storages by slot: the given ones and
+    /// those made so far, to which those of this part are added with `make`. Host tensors come from `hosts` where
+    /// they are read again in each call.
+    pub fn replay(
+        &self,
+        number: usize,
+        part: &Part,
+        run: &mut BlockRun,
+        given: &[(StorageId, i64)],
+        made: &mut Vec<StorageId>,
+        mut make: impl FnMut(&Made) -> StorageId,
+        hosts: &mut dyn FnMut(usize) -> Option<HostFeed>,
+    ) {
+        let Some(first) = self.steps.get(part.steps.start) else { return };
+        let (from, end) = (first.at, self.end(part.steps.end - 1));
+        run.variants.extend(self.steps[part.steps.clone()].iter().map(|step| step.variant));
+        run.storages.reserve(end.storages - from.storages);
+        for slot in &self.slots[from.storages..end.storages] {
+            let id = match *slot {
+                Slot::Given(i) => given[i as usize].0,
+                Slot::Made(i) => match made.get(i as usize) {
+                    Some(id) => *id,
+                    None => {
+                        let id = make(&self.made[i as usize]);
+                        made.push(id);
+                        id
+                    }
+                },
+            };
+            run.storages.push(id);
+        }
+        let bases = given.iter().any(|(_, base)| *base != 0);
+        let offset = run.offsets.len();
+        run.offsets.extend_from_slice(&self.offsets[from.offsets..end.offsets]);
+        if bases {
+            let mut next = offset;
+            for step in &self.steps[part.steps.clone()] {
+                let slots = &self.slots[step.at.storages..][..step.inputs as usize];
+                for slot in slots {
+                    if let Slot::Given(i) = slot {
+                        run.offsets[next] += given[*i as usize].1;
+                    }
+                    next += 1;
+                }
+            }
+        }
+        run.numbers.extend_from_slice(&self.numbers[from.numbers..end.numbers]);
+        for (i, known) in (from.hosts..).zip(&self.hosts[from.hosts..end.hosts]) {
+            run.hosts.push(hosts(i).unwrap_or_else(|| known.clone()));
+        }
+        run.generators.extend(self.generators[from.generators..end.generators].iter().cloned());
+        let dropped = self.made.iter().zip(made.iter());
+        let dropped = dropped.filter(|(m, _)| !m.kept && m.dropped as usize == number);
+        run.released.extend(dropped.map(|(_, id)| *id));
+    }
+}
+
+/// Returns whether two fed host tensors have the same bytes.
+fn same_contents(one: &HostFeed, two: &HostFeed) -> bool {
+    match (one, two) {
+        (HostFeed::Inline(a), HostFeed::Inline(b)) => a == b,
+        (HostFeed::Buffer(a), HostFeed::Buffer(b)) => a.equals(b),
+        _ => false,
+    }
+}

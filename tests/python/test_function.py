@@ -1,0 +1,615 @@
+"""`torch_tandem.function`: calls are replayed, with eager's bits, and never when the program has changed something."""
+
+import array
+import random
+import threading
+import warnings
+
+import pytest
+import torch
+import torch_tandem
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*effects are skipped")
+
+
+def data(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batches(n, *shapes):
+    return [[data(*shape, seed=10 * i + j) for j, shape in enumerate(shapes)] for i in range(n)]
+
+
+def mlp(dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+
+
+def trainer(device, model, optimizer, wrap):
+    model.to(device)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return wrap(step)
+
+
+def both(program, steps=40):
+    """Run `program(device, wrap)` in eager PyTorch and as a function on Tandem. Return both outcomes."""
+    torch.manual_seed(3)
+    eager = program("cpu", lambda f: f)
+    made = []
+
+    def wrap(f):
+        made.append(torch_tandem.function(f, audit=None))
+        return made[-1]
+
+    torch.manual_seed(3)
+    ours = program("tandem", wrap)
+    return eager, ours, made
+
+
+def same(eager, ours):
+    assert len(eager) == len(ours)
+    for i, (one, two) in enumerate(zip(eager, ours, strict=True)):
+        assert torch.equal(one.detach().cpu(), two.detach().cpu()), f"value {i}"
+
+
+def replayed(function, least):
+    info = function.cache_info()
+    assert info.hits >= least, (info, function.reason())
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam-fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "adamw-capturable": lambda p: torch.optim.AdamW(p, lr=0.01, capturable=True),
+    "rmsprop-capturable": lambda p: torch.optim.RMSprop(p, lr=0.01, capturable=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_training_step_is_replayed_with_eagers_bits(name):
+    def program(device, wrap):
+        model = mlp().to(device)
+        step = trainer(device, model, OPTIMIZERS[name](model.parameters()), wrap)
+        losses = [step(x.to(device), y.to(device)) for x, y in batches(40, (5, 6), (5, 3))]
+        grads = [p.grad.clone() for p in model.parameters()]
+        return losses + grads + [p.detach().clone() for p in model.parameters()]
+
+    try:
+        eager, ours, [step] = both(program)
+    except RuntimeError as error:
+        if "capturable" in name and "capturable" in str(error):
+            pytest.skip(str(error))
+        raise
+    same(eager, ours)
+    replayed(step, 20)
+
+
+def test_dropout_draws_as_in_eager_pytorch():
+    def program(device, wrap):
+        model = mlp(dropout=0.5).to(device)
+        step = trainer(device, model, torch.optim.SGD(model.parameters(), lr=0.1), wrap)
+        values = []
+        for i, (x, y) in enumerate(batches(40, (5, 6), (5, 3))):
+            if i == 30:
+                torch.manual_seed(11)
+            values.append(step(x.to(device), y.to(device)))
+            values.append(torch.rand(2, device=device))
+        return values
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 20)
+
+
+def test_calls_without_grad_are_replayed_for_each_shape():
+    def program(device, wrap):
+        model = mlp().to(device).eval()
+        forward = wrap(torch.no_grad()(lambda x: {"out": model(x), "sum": (x.sum(), 3)}))
+        values = []
+        for i in range(60):
+            result = forward(data(2 + i % 3, 6, seed=i).to(device))
+            assert result["sum"][1] == 3
+            values += [result["out"], result["sum"][0]]
+        return values
+
+    eager, ours, [forward] = both(program)
+    same(eager, ours)
+    replayed(forward, 30)
+    assert forward.cache_info().currsize == 3
+
+
+def test_arguments_may_be_views_at_any_offset_and_host_tensors():
+    def program(device, wrap):
+        table, weight = data(64, 6).to(device), data(6, 4, seed=1).to(device)
+        look = wrap(lambda rows, host: torch.tanh(rows @ weight) + host.to(device))
+        return [look(table[i : i + 4], data(4, seed=i)) for i in range(40)]
+
+    eager, ours, [look] = both(program)
+    same(eager, ours)
+    replayed(look, 20)
+
+
+def test_arguments_that_share_a_storage_are_another_kind_of_call():
+    def program(device, wrap):
+        add = wrap(lambda a, b: a.add_(1.0) * b)
+        values = []
+        for i in range(40):
+            a, b = data(5, seed=i).to(device), data(5, seed=i + 100).to(device)
+            values.append(add(a, a if i % 2 else b))
+            values.append(a)
+        return values
+
+    eager, ours, [add] = both(program)
+    same(eager, ours)
+    replayed(add, 20)
+
+
+def test_methods_and_modules():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        @torch_tandem.function
+        def forward(self, x):
+            return self.inner(x).relu()
+
+    net = Net().to("tandem")
+    whole = torch_tandem.function(mlp().to("tandem"))
+    with torch.no_grad():
+        for i in range(30):
+            x = data(3, 6, seed=i)
+            assert torch.equal(net(x.to("tandem")).cpu(), net.inner.cpu()(x).relu())
+            net.inner.to("tandem")
+            whole(x.to("tandem"))
+    assert "replayed" not in (whole.reason() or "")
+    replayed(whole, 15)
+    assert len(list(whole.parameters())) == 4
+
+
+def test_state_on_the_device_is_written_in_place():
+    def program(device, wrap):
+        total, counts = torch.zeros(4, device=device), torch.zeros((), dtype=torch.int64, device=device)
+
+        def accumulate(x):
+            total.add_(x)
+            counts.add_(1)
+            return total / counts
+
+        step = wrap(accumulate)
+        values = [step(data(4, seed=i).to(device)) for i in range(40)]
+        return [*values, total, counts]
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 20)
+
+
+# --- Changes that a replay must not miss ----------------------------------------------------------------------
+
+
+def changed(change, at=20, steps=40, dropout=0.0, **options):
+    """Train with `change(model, optimizer)` before step `at`, and compare with eager PyTorch."""
+
+    def program(device, wrap):
+        model = mlp(dropout).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        step = trainer(device, model, optimizer, wrap)
+        values = []
+        for i, (x, y) in enumerate(batches(steps, (5, 6), (5, 3))):
+            if i == at:
+                change(model, optimizer)
+            values.append(step(x.to(device), y.to(device)))
+        return values + [p.detach().clone() for p in model.parameters()]
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 10)
+
+
+def test_the_learning_rate_changes():
+    def change(model, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.01
+
+    changed(change)
+
+
+def test_eval_mode():
+    changed(lambda model, optimizer: model.eval(), dropout=0.5)
+
+
+def test_a_new_parameter():
+    def change(model, optimizer):
+        model[0].weight = nn.Parameter(torch.full_like(model[0].weight, 0.1))
+
+    changed(change)
+
+
+def test_the_data_of_a_parameter_is_replaced():
+    def change(model, optimizer):
+        model[0].weight.data = torch.full_like(model[0].weight, 0.1)
+
+    changed(change)
+
+
+def test_a_frozen_parameter():
+    changed(lambda model, optimizer: model[0].weight.requires_grad_(False))
+
+
+def test_a_hook_on_a_parameter():
+    changed(lambda model, optimizer: model[0].weight.register_hook(lambda grad: grad * 2))
+
+
+def test_a_hook_on_a_module():
+    changed(lambda model, optimizer: model[1].register_forward_hook(lambda m, args, out: out * 2))
+
+
+def test_gradients_that_are_none_between_calls():
+    changed(lambda model, optimizer: optimizer.zero_grad())
+
+
+def test_optimizer_state_is_loaded():
+    def change(model, optimizer):
+        state = optimizer.state_dict()
+        for values in state["state"].values():
+            values["momentum_buffer"] = torch.zeros_like(values["momentum_buffer"])
+        optimizer.load_state_dict(state)
+
+    changed(change)
+
+
+def test_gradients_accumulate_over_calls():
+    def program(device, wrap):
+        model = mlp().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def backward(x, y):
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        step = wrap(backward)
+        values = []
+        for i, (x, y) in enumerate(batches(60, (5, 6), (5, 3))):
+            values.append(step(x.to(device), y.to(device)))
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return values + [p.detach().clone() for p in model.parameters()]
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 20)
+
+
+SCALE = 1.0
+
+
+def test_a_global_a_closure_and_an_attribute():
+    global SCALE
+
+    class Config:
+        factor = 1.0
+
+    for which in range(3):
+
+        def program(device, wrap, which=which):
+            global SCALE
+            SCALE, inner = 1.0, 1.0
+            config = Config()
+            step = wrap(lambda x: x * SCALE + x * inner + x * config.factor)
+            values = []
+            for i in range(40):
+                if i == 20 and which == 0:
+                    SCALE = 2.0
+                if i == 20 and which == 1:
+                    inner = 2.0
+                if i == 20 and which == 2:
+                    config.factor = 2.0
+                values.append(step(data(4, seed=i).to(device)))
+            return values
+
+        eager, ours, [step] = both(program)
+        same(eager, ours)
+        replayed(step, 10)
+
+
+def test_a_tensor_that_the_program_replaces():
+    def program(device, wrap):
+        held = {"h": torch.zeros(4, device=device)}
+        step = wrap(lambda x: x + held["h"])
+        values = []
+        for i in range(40):
+            if i % 10 == 0:
+                held["h"] = data(4, seed=i).to(device)
+            values.append(step(data(4, seed=i).to(device)))
+        return values
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 10)
+
+
+def test_a_host_tensor_that_is_written_between_calls():
+    def program(device, wrap):
+        scale = torch.ones(())
+        rows = torch.ones(4)
+        step = wrap(lambda x: x * scale + rows.to(device) * float(scale))
+        values = []
+        for i in range(40):
+            if i % 8 == 0:
+                scale.fill_(i + 1)
+                rows.add_(1)
+            values.append(step(data(4, seed=i).to(device)))
+        return values
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 10)
+
+
+def test_autocast_and_grad_mode():
+    def program(device, wrap):
+        weight = data(6, 6).to(device)
+        step = wrap(lambda x: (x @ weight).sum())
+        values = []
+        for i in range(40):
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=i % 3 == 0):
+                values.append(step(data(4, 6, seed=i).to(device)))
+        return values
+
+    eager, ours, [step] = both(program)
+    for one, two in zip(eager, ours, strict=True):
+        assert one.dtype == two.dtype
+        torch.testing.assert_close(two.cpu(), one)
+    replayed(step, 15)
+
+
+def test_an_exception_inside():
+    def program(device, wrap):
+        state = torch.zeros(3, device=device)
+
+        def add(x):
+            state.add_(1)
+            return state + x.view(3)
+
+        step = wrap(add)
+        for i in range(30):
+            if i == 20:
+                with pytest.raises(RuntimeError, match="invalid for input"):
+                    step(data(4).to(device))
+            else:
+                step(data(3, seed=i).to(device))
+        return [state, step(data(3).to(device))]
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 10)
+
+
+def test_another_thread_runs_python():
+    step = torch_tandem.function(lambda x: x * 2 + 1)
+    for i in range(20):
+        step(data(4, seed=i).to("tandem"))
+    hits = step.cache_info().hits
+    assert hits > 0
+    results = []
+    thread = threading.Thread(target=lambda: results.append(step(data(4).to("tandem"))))
+    thread.start()
+    thread.join()
+    assert torch.equal(results[0].cpu(), data(4) * 2 + 1)
+    assert step.cache_info().hits == hits
+
+
+def test_a_result_without_its_graph_says_so():
+    model = mlp().to("tandem")
+    step = trainer("tandem", model, torch.optim.SGD(model.parameters(), lr=0.1), torch_tandem.function)
+    for x, y in batches(20, (5, 6), (5, 3)):
+        loss = step(x.to("tandem"), y.to("tandem"))
+    replayed(step, 5)
+    assert loss.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_versions_count_writes():
+    state = torch.zeros(3, device="tandem")
+    step = torch_tandem.function(lambda x: state.add_(x).mul_(2).sum(), audit=1000)
+    versions = []
+    for i in range(20):
+        before = state._version
+        step(data(3, seed=i).to("tandem"))
+        versions.append(state._version - before)
+    replayed(step, 5)
+    assert versions == [2] * 20
+
+
+# --- Refusals -------------------------------------------------------------------------------------------------
+
+
+def reason(function, *shapes, n=40):
+    step = torch_tandem.function(function)
+    for inputs in batches(n, *shapes):
+        step(*(x.to("tandem") for x in inputs))
+    assert step.cache_info().hits == 0
+    return step.reason()
+
+
+def test_a_value_that_is_read():
+    text = reason(lambda x: x.sum().item(), (4,))
+    assert "reads a value" in text and "test_function.py" in text
+
+
+def test_a_shape_that_depends_on_data():
+    text = reason(lambda x: x[x > 0], (4,))
+    assert "depends on data" in text or "reads a value" in text
+
+
+def test_a_number_that_differs():
+    counter = [0]
+
+    def count(x):
+        counter[0] += 1
+        return x * counter[0]
+
+    text = reason(count, (4,))
+    assert "number" in text and "test_function.py" in text
+
+
+def test_adamw_by_default_says_what_to_do():
+    model = mlp().to("tandem")
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = trainer("tandem", model, optimizer, torch_tandem.function)
+    for x, y in batches(40, (5, 6), (5, 3)):
+        step(x.to("tandem"), y.to("tandem"))
+    assert step.cache_info().hits == 0
+    assert "host tensor" in step.reason() or "capturable=True" in step.reason()
+
+
+def test_steps_that_are_counted_on_the_host():
+    model = mlp().to("tandem")
+    step = trainer("tandem", model, torch.optim.RMSprop(model.parameters()), torch_tandem.function)
+    for x, y in batches(40, (5, 6), (5, 3)):
+        step(x.to("tandem"), y.to("tandem"))
+    assert step.cache_info().hits == 0
+    assert "writes a host tensor" in step.reason()
+
+
+def test_random_numbers_of_the_host():
+    assert "draws" in reason(lambda x: x * (random.random() * 0 + 1), (4,))
+    assert "draws random numbers on the host" in reason(lambda x: x + torch.rand(4).to("tandem") * 0, (4,))
+
+
+def test_a_tensor_that_is_kept():
+    kept = []
+
+    def keep(x):
+        y = x * 2
+        kept.append(y)
+        return y + 1
+
+    text = reason(keep, (4,))
+    assert "in use after the call" in text and "test_function.py" in text
+
+
+def test_a_graph_that_is_needed_outside():
+    weight = data(4).to("tandem").requires_grad_()
+    assert "requires grad" in reason(lambda x: x * weight, (4,))
+
+
+def test_a_result_that_differs():
+    counter = [0]
+
+    def count(x):
+        counter[0] += 1
+        return x, counter[0]
+
+    assert "returns another value" in reason(count, (4,))
+
+
+# --- Audits ---------------------------------------------------------------------------------------------------
+
+
+def hidden():
+    """A function that reads state which no walk over objects finds."""
+    switch = array.array("d", [1.0])
+    return switch, lambda x: x * 2 if switch[0] == 1.0 else x * 3
+
+
+def test_an_audit_finds_what_was_not_seen():
+    switch, function = hidden()
+    step = torch_tandem.function(function)
+    for i in range(20):
+        step(data(4, seed=i).to("tandem"))
+    replayed(step, 5)
+    switch[0] = 2.0
+    with pytest.warns(UserWarning, match=r"an audit found .* replayed calls may have been wrong"):
+        for i in range(40):
+            step(data(4, seed=i).to("tandem"))
+    for i in range(40):
+        x = data(4, seed=i)
+        assert torch.equal(step(x.to("tandem")).cpu(), x * 3)
+
+
+def test_a_mismatch_can_be_an_error():
+    switch, function = hidden()
+    step = torch_tandem.function(function, on_mismatch="raise", audit=4)
+    for i in range(20):
+        step(data(4, seed=i).to("tandem"))
+    switch[0] = 2.0
+    with pytest.raises(RuntimeError, match="an audit found"):
+        for i in range(8):
+            step(data(4, seed=i).to("tandem"))
+
+
+def test_audit_1_never_skips():
+    step = torch_tandem.function(lambda x: x + 1, audit=1)
+    for i in range(20):
+        step(data(4, seed=i).to("tandem"))
+    info = step.cache_info()
+    assert info.hits == 0 and info.audits > 5
+
+
+def test_too_many_graphs_name_the_argument():
+    step = torch_tandem.function(lambda x, factor: x * factor, max_graphs=3)
+    with pytest.warns(UserWarning, match="pass it as a tensor"):
+        for i in range(10):
+            for _ in range(10):
+                step(data(4).to("tandem"), float(i))
+    assert step.cache_info().currsize <= 3
+
+
+def test_effects_are_named_once():
+    log = []
+
+    def noisy(x):
+        log.append(1)
+        print("called")
+        return x + 1
+
+    with pytest.warns(UserWarning, match=r"appends to log.*prints"):
+        torch_tandem.function(noisy)
+
+
+def test_functions_within_functions():
+    inner = torch_tandem.function(lambda x: x.tanh())
+
+    def outer(x):
+        return inner(x) + inner(x * 2)
+
+    step = torch_tandem.function(outer)
+    for i in range(40):
+        x = data(4, seed=i)
+        assert torch.equal(step(x.to("tandem")).cpu(), x.tanh() + (x * 2).tanh())
+    replayed(step, 20)
+
+
+def test_templates_end_with_the_graph():
+    step = torch_tandem.function(lambda x: x * 2 + 1)
+    for i in range(60):
+        if i % 20 == 19:
+            torch_tandem.reset()
+        x = data(4, seed=i)
+        assert torch.equal(step(x.to("tandem")).cpu(), x * 2 + 1)
+    replayed(step, 10)
+
+
+def test_bad_options():
+    with pytest.raises(TypeError, match="needs a function"):
+        torch_tandem.function(3)
+    with pytest.raises(ValueError, match="on_mismatch"):
+        torch_tandem.function(lambda x: x, on_mismatch="ignore")
+    with pytest.raises(ValueError, match="audit"):
+        torch_tandem.function(lambda x: x, audit=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_tandem.function(lambda x: x)
