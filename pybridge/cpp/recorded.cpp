@@ -154,8 +154,10 @@ bool Argument::accepts(const at::Tensor& t, at::TensorList all) const {
 
 Fed::Fed(const at::Tensor& t)
     : storage(t.storage().getWeakStorageImpl()), window(t), offset(t.storage_offset()), is_zero(may_be_zero(t)) {
-  is_own = storage_of(t)->data_ptr().get_deleter() == c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter() ||
-           storage_of(t)->nbytes() == 0;
+  // Memory of other libraries has a function of theirs as its deleter.
+  static const auto foreign =
+      c10::InefficientStdFunctionContext::makeDataPtr(nullptr, [](void*) {}, c10::Device(c10::DeviceType::CPU)).get_deleter();
+  is_own = storage_of(t)->data_ptr().get_deleter() != foreign;
 }
 
 std::string difference(const Recorded& one, const Recorded& two) {

@@ -116,7 +116,7 @@ struct Fed {
   int64_t offset;
   // TT_ZERO: the operator's variant depends on it.
   bool is_zero;
-  // Whether PyTorch's allocator made the memory.
+  // Whether the memory is PyTorch's, and not another library's.
   bool is_own;
 };
 

@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -41,6 +42,21 @@ void each_tensor(const c10::IValue& value, Each&& each) {
   } else if (value.isList()) {
     for (const auto& item : value.toListRef())
       if (item.isTensor()) each(item.toTensor());
+  }
+}
+
+// Calls `visit` with each node reachable from `root`, until it returns false.
+template <class Visit>
+void each_node(const torch::autograd::Edge& root, Visit&& visit) {
+  std::unordered_set<Node*> met;
+  std::vector<Node*> open{root.function.get()};
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    if (!met.insert(node).second) continue;
+    if (!visit(*node)) return;
+    for (const auto& edge : node->next_edges())
+      if (edge.is_valid()) open.push_back(edge.function.get());
   }
 }
 
@@ -149,7 +165,7 @@ class Recorder {
   Recorder(at::TensorList arguments, const Recorded* before);
 
   void note(const Encoder& encoder);
-  void consume(const torch::autograd::Edge& root) { consumed_.push_back(root); }
+  void consume(const torch::autograd::Edge& root);
   // Ends the recording. Returns its number.
   int64_t finish(at::TensorList results);
 
@@ -157,7 +173,7 @@ class Recorder {
   void watch(const at::Tensor& t);
   void find_given(const TtRecorded& in_rust);
   void keep_watched();
-  void find_fed(size_t hosts);
+  void find_fed(int64_t id, size_t hosts);
   void find_results(at::TensorList results, const TtRecorded& in_rust);
   void find_gradients(const TtRecorded& in_rust);
   std::optional<Result> place(const at::Tensor& t, const TtRecorded& in_rust) const;
@@ -196,7 +212,10 @@ Recorder::Recorder(at::TensorList arguments, const Recorded* before) : arguments
 }
 
 void Recorder::watch(const at::Tensor& t) {
-  if (seen_.emplace(t.unsafeGetTensorImpl(), call_.watched.size()).second) call_.watched.emplace_back(t);
+  if (!seen_.emplace(t.unsafeGetTensorImpl(), call_.watched.size()).second) return;
+  call_.watched.emplace_back(t);
+  // A view may be made for each use; the tensor that it views is the program's.
+  if (t.is_view()) watch(at::Tensor(t._base()));
 }
 
 void Recorder::note(const Encoder& encoder) {
@@ -206,6 +225,16 @@ void Recorder::note(const Encoder& encoder) {
     else if (t->defined())
       call_.fed.emplace_back(*t);
   }
+}
+
+// Notes the leaves that a backward pass reaches: operators may have used views of them only.
+void Recorder::consume(const torch::autograd::Edge& root) {
+  each_node(root, [&](Node& node) {
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node); leaf && is_tandem(leaf->variable))
+      watch(leaf->variable);
+    return true;
+  });
+  consumed_.push_back(root);
 }
 
 size_t Recorder::argument_on(const void* of) const {
@@ -283,7 +312,7 @@ void Recorder::keep_watched() {
   }
 }
 
-void Recorder::find_fed(size_t hosts) {
+void Recorder::find_fed(int64_t id, size_t hosts) {
   if (call_.fed.size() != hosts) return hinder("host tensors are used by operators that are not recorded");
   for (auto& fed : call_.fed) {
     const auto storage = fed.storage.lock();
@@ -296,23 +325,19 @@ void Recorder::find_fed(size_t hosts) {
     } else if (!host_.has_made(storage.get())) {
       fed.kind = Fed::kCaptured;
     }
+    if (fed.kind != Fed::kConstant) tt_record_feeds_again(id, &fed - call_.fed.data());
   }
 }
 
 // Whether a backward pass of the call has run and freed the graph that a result belongs to.
 bool Recorder::is_consumed(const at::Tensor& t) const {
-  std::unordered_set<const Node*> met;
-  std::vector<const Node*> open;
-  for (const auto& root : consumed_) open.push_back(root.function.get());
-  while (!open.empty()) {
-    const auto* node = open.back();
-    open.pop_back();
-    if (!met.insert(node).second) continue;
-    if (node == t.grad_fn().get()) return true;
-    for (const auto& edge : node->next_edges())
-      if (edge.is_valid()) open.push_back(edge.function.get());
-  }
-  return false;
+  bool found = false;
+  for (const auto& root : consumed_)
+    each_node(root, [&](Node& node) {
+      found |= &node == t.grad_fn().get();
+      return !found;
+    });
+  return found;
 }
 
 // Finds where a replay gets a tensor from. Returns nothing for a tensor that the call neither made nor was given.
@@ -398,7 +423,7 @@ int64_t Recorder::finish(at::TensorList results) {
   tt_record_end(&in_rust);
   find_given(in_rust);
   keep_watched();
-  find_fed(in_rust.n_hosts);
+  find_fed(in_rust.id, in_rust.n_hosts);
   find_results(results, in_rust);
   find_gradients(in_rust);
   if (!host_.hindrance.empty()) hinder(host_.hindrance);

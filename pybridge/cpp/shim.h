@@ -231,6 +231,8 @@ void tt_record_end(TtRecorded* recorded);
 void tt_record_cancel();
 // Makes the offsets of windows on given storages relative to these offsets.
 void tt_record_rebase(int64_t id, const int64_t* bases, size_t n);
+// Records that a host tensor, by its number, is read again in each call, so that its contents may differ.
+void tt_record_feeds_again(int64_t id, size_t number);
 // Records that the program keeps a storage that the call made, so that the call cannot be replayed.
 void tt_record_keeps(int64_t id, void* storage);
 // Sends the runs of a template.

@@ -118,6 +118,11 @@ pub fn ops_of(id: u64) -> usize {
     lock().recording(RecordingId(id)).map_or(0, |recording| recording.steps().len())
 }
 
+/// Returns whether iterations end within a recorded call.
+pub fn ends_of(id: u64) -> bool {
+    lock().recording(RecordingId(id)).is_some_and(|recording| recording.parts()[0].ends)
+}
+
 /// Makes a recorded call a template. Returns false if the graphs were forgotten since.
 pub fn make_template(id: u64) -> bool {
     lock().make_template(RecordingId(id))
@@ -175,6 +180,13 @@ unsafe extern "C" fn tt_record_rebase(id: i64, bases: *const i64, n: usize) {
     let bases = unsafe { items(bases.cast(), n as u32) };
     if let Some(recording) = lock().recording(RecordingId(id as u64)) {
         recording.rebase(bases);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_feeds_again(id: i64, number: usize) {
+    if let Some(recording) = lock().recording(RecordingId(id as u64)) {
+        recording.feed_again(number);
     }
 }
 

@@ -143,6 +143,12 @@ mod _core {
         functions::ops_of(recording)
     }
 
+    /// Returns whether iterations end within a recorded call.
+    #[pyfunction]
+    fn ends_of(recording: u64) -> bool {
+        functions::ends_of(recording)
+    }
+
     /// Makes a recorded call a template. Returns false if the graphs were forgotten since.
     #[pyfunction]
     fn make_template(recording: u64) -> bool {

@@ -129,7 +129,8 @@ pub struct Recording {
     slots: Vec<Slot>,
     offsets: Vec<i64>,
     numbers: Vec<u64>,
-    hosts: Vec<HostFeed>,
+    /// Fed host tensors; `None` for those that are read again in each call.
+    hosts: Vec<Option<HostFeed>>,
     generators: Vec<Generator>,
     given: Vec<StorageId>,
     made: Vec<Made>,
@@ -203,7 +204,7 @@ impl Recording {
         }
         self.offsets.extend_from_slice(&run.offsets[from.offsets..]);
         self.numbers.extend_from_slice(&run.numbers[from.numbers..]);
-        self.hosts.extend_from_slice(&run.hosts[from.hosts..]);
+        self.hosts.extend(run.hosts[from.hosts..].iter().cloned().map(Some));
         self.generators.extend_from_slice(&run.generators[from.generators..]);
         for (i, (storage, nbytes)) in (0..).zip(fresh) {
             let slot = Slot::Made(self.made.len() as u32);
@@ -260,6 +261,11 @@ impl Recording {
                 }
             }
         }
+    }
+
+    /// Records that a host tensor is read again in each call.
+    pub fn feed_again(&mut self, number: usize) {
+        self.hosts[number] = None;
     }
 
     /// Returns the recorded ops.
@@ -441,7 +447,7 @@ impl Recording {
         }
         run.numbers.extend_from_slice(&self.numbers[from.numbers..end.numbers]);
         for (i, known) in (from.hosts..).zip(&self.hosts[from.hosts..end.hosts]) {
-            run.hosts.push(hosts(i).unwrap_or_else(|| known.clone()));
+            run.hosts.extend(known.clone().or_else(|| hosts(i)));
         }
         run.generators.extend(self.generators[from.generators..end.generators].iter().cloned());
         let dropped = self.made.iter().zip(made.iter());
@@ -451,10 +457,11 @@ impl Recording {
 }
 
 /// Returns whether two fed host tensors have the same bytes.
-fn same_contents(one: &HostFeed, two: &HostFeed) -> bool {
+fn same_contents(one: &Option<HostFeed>, two: &Option<HostFeed>) -> bool {
     match (one, two) {
-        (HostFeed::Inline(a), HostFeed::Inline(b)) => a == b,
-        (HostFeed::Buffer(a), HostFeed::Buffer(b)) => a.equals(b),
+        (None, None) => true,
+        (Some(HostFeed::Inline(a)), Some(HostFeed::Inline(b))) => a == b,
+        (Some(HostFeed::Buffer(a)), Some(HostFeed::Buffer(b))) => a.equals(b),
         _ => false,
     }
 }

@@ -14,6 +14,11 @@ from torch.nn import functional as F
 pytestmark = pytest.mark.filterwarnings("ignore:.*effects are skipped")
 
 
+@pytest.fixture(autouse=True)
+def nothing_traced_before():
+    torch_tandem.reset()
+
+
 def data(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -40,10 +45,10 @@ def trainer(device, model, optimizer, wrap):
     return wrap(step)
 
 
-def both(program, steps=40):
+def both(program, reference="cpu"):
     """Run `program(device, wrap)` in eager PyTorch and as a function on Tandem. Return both outcomes."""
     torch.manual_seed(3)
-    eager = program("cpu", lambda f: f)
+    eager = program(reference, lambda f: f)
     made = []
 
     def wrap(f):
@@ -58,7 +63,7 @@ def both(program, steps=40):
 def same(eager, ours):
     assert len(eager) == len(ours)
     for i, (one, two) in enumerate(zip(eager, ours, strict=True)):
-        assert torch.equal(one.detach().cpu(), two.detach().cpu()), f"value {i}"
+        assert one.dtype == two.dtype and torch.equal(one.detach().cpu(), two.detach().cpu()), f"value {i}"
 
 
 def replayed(function, least):
@@ -83,14 +88,10 @@ def test_a_training_step_is_replayed_with_eagers_bits(name):
         grads = [p.grad.clone() for p in model.parameters()]
         return losses + grads + [p.detach().clone() for p in model.parameters()]
 
-    try:
-        eager, ours, [step] = both(program)
-    except RuntimeError as error:
-        if "capturable" in name and "capturable" in str(error):
-            pytest.skip(str(error))
-        raise
+    # Eager PyTorch has no capturable optimizers on the CPU.
+    eager, ours, [step] = both(program, reference="tandem" if "capturable" in name else "cpu")
     same(eager, ours)
-    replayed(step, 20)
+    replayed(step, 12)
 
 
 def test_dropout_draws_as_in_eager_pytorch():
@@ -107,7 +108,7 @@ def test_dropout_draws_as_in_eager_pytorch():
 
     eager, ours, [step] = both(program)
     same(eager, ours)
-    replayed(step, 20)
+    replayed(step, 12)
 
 
 def test_calls_without_grad_are_replayed_for_each_shape():
@@ -123,7 +124,7 @@ def test_calls_without_grad_are_replayed_for_each_shape():
 
     eager, ours, [forward] = both(program)
     same(eager, ours)
-    replayed(forward, 30)
+    replayed(forward, 20)
     assert forward.cache_info().currsize == 3
 
 
@@ -135,7 +136,7 @@ def test_arguments_may_be_views_at_any_offset_and_host_tensors():
 
     eager, ours, [look] = both(program)
     same(eager, ours)
-    replayed(look, 20)
+    replayed(look, 12)
 
 
 def test_arguments_that_share_a_storage_are_another_kind_of_call():
@@ -150,7 +151,7 @@ def test_arguments_that_share_a_storage_are_another_kind_of_call():
 
     eager, ours, [add] = both(program)
     same(eager, ours)
-    replayed(add, 20)
+    replayed(add, 12)
 
 
 def test_methods_and_modules():
@@ -191,7 +192,7 @@ def test_state_on_the_device_is_written_in_place():
 
     eager, ours, [step] = both(program)
     same(eager, ours)
-    replayed(step, 20)
+    replayed(step, 12)
 
 
 # --- Changes that a replay must not miss ----------------------------------------------------------------------
@@ -288,7 +289,7 @@ def test_gradients_accumulate_over_calls():
 
     eager, ours, [step] = both(program)
     same(eager, ours)
-    replayed(step, 20)
+    replayed(step, 12)
 
 
 SCALE = 1.0
@@ -367,10 +368,9 @@ def test_autocast_and_grad_mode():
                 values.append(step(data(4, 6, seed=i).to(device)))
         return values
 
-    eager, ours, [step] = both(program)
-    for one, two in zip(eager, ours, strict=True):
-        assert one.dtype == two.dtype
-        torch.testing.assert_close(two.cpu(), one)
+    # Autocast's lists of operators are those of GPUs, not the CPU's.
+    eager, ours, [step] = both(program, reference="tandem")
+    same(eager, ours)
     replayed(step, 15)
 
 
@@ -590,7 +590,7 @@ def test_functions_within_functions():
     for i in range(40):
         x = data(4, seed=i)
         assert torch.equal(step(x.to("tandem")).cpu(), x.tanh() + (x * 2).tanh())
-    replayed(step, 20)
+    replayed(step, 12)
 
 
 def test_templates_end_with_the_graph():

@@ -11,6 +11,7 @@ from torch_tandem._load import load_core as _load_core
 _core = _load_core()
 
 from torch_tandem import _register  # noqa: E402
+from torch_tandem._function import function  # noqa: E402
 from torch_tandem.api import (  # noqa: E402
     explain,
     is_available,
@@ -36,6 +37,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
 
 __all__ = [
     "explain",
+    "function",
     "is_available",
     "list_devices",
     "mark_step",

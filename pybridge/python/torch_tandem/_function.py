@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree
 
-from torch_tandem import _core, _lint
+from torch_tandem import _core, _iterations, _lint
 from torch_tandem._state import State, state_of
 
 # Number of consecutive equal calls before the first one that is replayed.
@@ -25,6 +25,8 @@ FIRST_AUDIT, LAST_AUDIT = 8, 1024
 PATIENCE, LONGEST_REST = 16, 4096
 # Calls whose operators were still new, after which a function rests.
 WARM_UP = 64
+# Calls without an optimizer step after which each call ends an iteration.
+QUIET = 3
 # Recorded calls of one key that are compared with the next one.
 REMEMBERED = 4
 
@@ -80,6 +82,8 @@ class Graph:
     key: Hashable
     check: Callable[[list], int]
     result: Callable[[list], Any]
+    # Whether iterations end within the call.
+    steps: bool
     # Replays until the next audit, and their number between the last two.
     left: int
     period: int
@@ -138,6 +142,7 @@ class Function:
         self._attempts: dict[Hashable, Attempts] = {}
         self._warned: set[str] = set()
         self._last = -1
+        self._steps, self._quiet = _iterations.steps, 0
         self._calls = 0
         self._replayed = 0
         self._audited = 0
@@ -169,6 +174,10 @@ class Function:
                         graph.left -= 1
                         graph.suspect += 1
                         self._replayed += 1
+                        if graph.steps:
+                            _iterations.steps += 1
+                        else:
+                            self._end_call()
                         return graph.result(results)
         return self._python(args, kwargs, Arguments(key, tensors, objects))
 
@@ -178,11 +187,12 @@ class Function:
         """Run a call in Python, recorded unless it is known to be of no use."""
         attempts = self._attempts.setdefault(arguments.key, Attempts())
         due = self._due(arguments)
+        may_record = _ops.may_record()
         if attempts.rest > 0 and due is None:
             attempts.rest -= 1
-            return self._function(*args, **kwargs)
-        if self._refuses(arguments, attempts) or not _ops.may_record():
-            return self._function(*args, **kwargs)
+            return self._plainly(args, kwargs, may_record)
+        if self._refuses(arguments, attempts) or not may_record:
+            return self._plainly(args, kwargs, may_record)
         state = state_of(self._function, arguments.objects)
         draws = _fresh_random_states()
         begin = time.perf_counter()
@@ -195,6 +205,7 @@ class Function:
         leaves, spec = _pytree.tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recording = _ops.end_recording(tensors)
+        self._end_call()
         self._python_seconds += time.perf_counter() - begin
         self._python_calls += 1
         after = state_of(self._function, arguments.objects)
@@ -206,6 +217,21 @@ class Function:
         else:
             self._learn(arguments, attempts, recorded, hindrance)
         return result
+
+    def _plainly(self, args: tuple, kwargs: dict, is_outermost: bool) -> Any:
+        result = self._function(*args, **kwargs)
+        if is_outermost:
+            self._end_call()
+        return result
+
+    def _end_call(self) -> None:
+        """End an iteration with each call if the program makes no optimizer steps."""
+        if self._steps != _iterations.steps:
+            self._steps, self._quiet = _iterations.steps, 0
+        elif self._quiet < QUIET:
+            self._quiet += 1
+        else:
+            _core.mark_step()
 
     def _hindrance(self, recorded: Recorded, draws: bool) -> tuple[str, bool] | None:
         """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
@@ -283,7 +309,7 @@ class Function:
             self._drop_oldest(arguments)
         period = self._audit or FIRST_AUDIT
         check = recorded.state.check(recorded.written)
-        graph = Graph(recorded, arguments.key, check, _builder(recorded), period - 1, period)
+        graph = Graph(recorded, arguments.key, check, _builder(recorded), _core.ends_of(recorded.id), period - 1, period)
         self._graphs.setdefault(arguments.key, []).insert(0, graph)
 
     def _drop_oldest(self, arguments: Arguments) -> None:

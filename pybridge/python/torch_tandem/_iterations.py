@@ -12,6 +12,9 @@ from torch_tandem import _core, _residence
 
 _inside = False
 
+steps = 0
+"""Number of optimizer steps so far."""
+
 
 def install() -> None:
     """Watch optimizer steps, and module calls until the first of them."""
@@ -20,6 +23,8 @@ def install() -> None:
 
 
 def _after_step(optimizer, args, kwargs) -> None:
+    global steps
+    steps += 1
     if nn.Module.__call__ is _watched_call:
         nn.Module.__call__ = nn.Module._wrapped_call_impl
     _residence.of_optimizer(optimizer)

@@ -69,9 +69,12 @@ class State:
 
     def differences(self, other: "State") -> set[str]:
         """The labels of the values that differ in another state."""
-        values = {self.label(i): (e.kind, e.expected) for i, e in enumerate(self.entries)}
+        compared = [i for i, e in enumerate(self.entries) if e.kind != "none"]
+        values = {self.label(i): (self.entries[i].kind, self.entries[i].expected) for i in compared}
         found = set()
         for i, entry in enumerate(other.entries):
+            if entry.kind == "none":
+                continue
             label = other.label(i)
             known = values.pop(label, None)
             if known is None or known[0] != entry.kind or not _same(known[1], entry.expected):
@@ -168,7 +171,12 @@ class _Walk:
                 self.visit(at, f"{{}}[{i}]", f"[{i}]", item)
 
     def within(self, at: int, value: Any) -> None:
-        if isinstance(value, (torch.Tensor, type)) or callable(value) and self.code(at, value):
+        if isinstance(value, torch.Tensor) or callable(value) and self.code(at, value):
+            return
+        if isinstance(value, type):
+            if _is_users(value.__module__):
+                inside = self.add(at, "{}.__dict__", "", "none", None)
+                self.attributes_of(inside, "{{}}[{!r}]", value, set())
             return
         if isinstance(value, types.ModuleType):
             return
@@ -185,10 +193,21 @@ class _Walk:
                 if isinstance(name, str) and not (is_torchs and name in _UNREAD):
                     self.visit(inside, "{}[" + repr(name) + "]", f".{name}", item)
         if _is_users(type(value).__module__):
+            own = set(attributes) if isinstance(attributes, dict) else set()
             for base in type(value).__mro__:
-                for function in list(vars(base).values()) if _is_users(base.__module__) else ():
-                    if isinstance(function, types.FunctionType):
-                        self.function(function)
+                if _is_users(base.__module__):
+                    self.attributes_of(at, "{{}}.{}", base, own)
+
+    def attributes_of(self, at: int, access: str, kind: type, hidden: set[str]) -> None:
+        """Follow the attributes of a class, read from it or from an object whose own attributes are `hidden`."""
+        for name, item in list(vars(kind).items()):
+            if isinstance(item, types.FunctionType):
+                self.function(item)
+            elif name.startswith("__") or name in hidden or hasattr(type(item), "__get__"):
+                continue
+            else:
+                hidden.add(name)
+                self.visit(at, access.format(name), f".{name}", item)
 
     def code(self, at: int, value: Any) -> bool:
         """Follow a function or method. Returns whether the value is one."""
