@@ -110,7 +110,7 @@ Watched::Watched(const at::Tensor& t)
       hooks(hooks_of(t)),
       version(t.unsafeGetTensorImpl()->version_counter()),
       first_version(version.enabled() ? version.current_version() : 0) {
-  if (requires_grad && is_leaf) gradient = Gradient(t);
+  if (is_leaf) gradient = Gradient(t);
 }
 
 bool Watched::is_same(const at::Tensor& t) const {
@@ -125,7 +125,7 @@ Argument::Argument(const at::Tensor& t, at::TensorList all)
   requires_grad = t.requires_grad();
   is_leaf = t.is_leaf();
   hooks = hooks_of(t);
-  has_gradient = requires_grad && is_leaf && t.grad().defined();
+  has_gradient = is_leaf && t.grad().defined();
   if (has_gradient) gradient = identity(t.grad());
   first = first_on(t, all);
   distance = t.storage_offset() - all[first].storage_offset();
@@ -146,7 +146,7 @@ bool Argument::operator==(const Argument& other) const {
 bool Argument::accepts(const at::Tensor& t, at::TensorList all) const {
   if (!t.defined() || !defined) return t.defined() == defined;
   if (!window->is_of(t) || t.requires_grad() != requires_grad || hooks_of(t) != hooks) return false;
-  if (requires_grad && (t.is_leaf() != is_leaf || (is_leaf && t.grad().defined() != has_gradient))) return false;
+  if (t.is_leaf() != is_leaf || (is_leaf && t.grad().defined() != has_gradient)) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
   // No earlier argument may share the storage.
   return first == 0 || first_on(t, all) == first;

@@ -74,14 +74,14 @@ class HostEffects {
   // An effect that a replay would not have; empty if there is none.
   std::string hindrance;
 
-  void before(const at::RecordFunction& call);
-  void after(const at::RecordFunction& call);
+  // The storages of a call's inputs, which are not accessible when it ends.
+  struct Inputs final : at::ObserverContext {
+    std::vector<const c10::StorageImpl*> storages;
+  };
+  std::unique_ptr<Inputs> before(const at::RecordFunction& call);
+  void after(const at::RecordFunction& call, const Inputs& inputs);
 
  private:
-  void hinder(const at::RecordFunction& call, const char* what) {
-    if (hindrance.empty()) hindrance = std::string(call.name()) + " " + what;
-  }
-
   at::CallbackHandle handle_;
   // Storages that the call has made. The references keep their addresses from being reused.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> made_;
@@ -91,12 +91,12 @@ class HostEffects {
 HostEffects* effects = nullptr;
 
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& call) {
-  if (effects && tt_is_program()) effects->before(call);
-  return nullptr;
+  if (!effects || !tt_is_program()) return nullptr;
+  return effects->before(call);
 }
 
-void observed(const at::RecordFunction& call, at::ObserverContext*) {
-  if (effects && tt_is_program()) effects->after(call);
+void observed(const at::RecordFunction& call, at::ObserverContext* inputs) {
+  if (effects && inputs) effects->after(call, static_cast<const HostEffects::Inputs&>(*inputs));
 }
 
 HostEffects::HostEffects() {
@@ -106,50 +106,40 @@ HostEffects::HostEffects() {
   effects = this;
 }
 
-void HostEffects::before(const at::RecordFunction& call) {
+std::unique_ptr<HostEffects::Inputs> HostEffects::before(const at::RecordFunction& call) {
+  auto seen = std::make_unique<Inputs>();
   const auto name = call.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  if (!op) return;
+  if (!op) return seen;
   const auto& arguments = op->schema().arguments();
   const auto inputs = call.inputs();
-  bool on_host = false;
   for (size_t i = 0; i < std::min(inputs.size(), arguments.size()); i++) {
     const auto* alias = arguments[i].alias_info();
     each_tensor(inputs[i], [&](const at::Tensor& t) {
-      if (!is_host(t) || has_made(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())) return;
-      on_host = true;
-      if (alias && alias->isWrite()) return hinder(call, "writes a host tensor");
+      if (!is_host(t)) return;
+      const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      seen->storages.push_back(storage);
+      if (has_made(storage)) return;
+      if (alias && alias->isWrite()) {
+        hindrance = std::string(call.name()) +
+                    " writes a host tensor. Keep the tensor on the device (for an optimizer: fused=True or capturable=True)";
+        return;
+      }
       const auto& version = t.unsafeGetTensorImpl()->version_counter();
       if (version.enabled()) reads_.push_back({version, version.current_version()});
     });
   }
-  if (on_host && op->hasTag(at::Tag::nondeterministic_seeded)) hinder(call, "draws random numbers on the host");
+  return seen;
 }
 
-void HostEffects::after(const at::RecordFunction& call) {
-  const auto inputs = call.inputs();
-  const auto is_input = [&](const c10::StorageImpl* storage) {
-    bool found = false;
-    for (const auto& input : inputs)
-      each_tensor(input, [&](const at::Tensor& t) {
-        found |= t.defined() && t.has_storage() &&
-                 t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage;
-      });
-    return found;
-  };
-  bool makes = false;
+void HostEffects::after(const at::RecordFunction& call, const Inputs& inputs) {
   for (const auto& output : call.outputs())
     each_tensor(output, [&](const at::Tensor& t) {
       if (!is_host(t)) return;
       const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-      if (is_input(storage)) return;
-      makes = true;
+      if (std::find(inputs.storages.begin(), inputs.storages.end(), storage) != inputs.storages.end()) return;
       made_.emplace(storage, t.storage().getWeakStorageImpl());
     });
-  if (!makes) return;
-  const auto name = call.operator_name();
-  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  if (op && op->hasTag(at::Tag::nondeterministic_seeded)) hinder(call, "draws random numbers on the host");
 }
 
 std::vector<HostRead> HostEffects::take_reads() {
@@ -406,14 +396,14 @@ void Recorder::find_gradients(const TtRecorded& in_rust) {
   };
   for (size_t i = 0; i < arguments_.size(); i++) {
     const auto& t = arguments_[i];
-    if (!is_tandem(t) || !t.requires_grad() || !t.is_leaf()) continue;
+    if (!is_tandem(t) || !t.is_leaf()) continue;
     Gradient before;
     before.defined = call_.arguments[i].has_gradient, before.context = call_.arguments[i].gradient;
     look(true, i, t, before);
   }
   for (size_t i = 0; i < call_.watched.size(); i++) {
     const auto& w = call_.watched[i];
-    if (!w.requires_grad || !w.is_leaf) continue;
+    if (!w.is_leaf) continue;
     if (auto t = w.tensor.lock()) look(false, i, at::Tensor(std::move(t)), w.gradient);
   }
 }

@@ -79,7 +79,7 @@ const char* Replay::find_watched() {
     if (!impl) return "a tensor that it uses no longer exists";
     const auto& t = watched_.emplace_back(std::move(impl));
     if (!known.is_same(t)) return "a tensor that it uses has another storage, shape or other hooks";
-    if (known.requires_grad && known.is_leaf && t.grad().defined() != known.gradient.defined)
+    if (known.is_leaf && t.grad().defined() != known.gradient.defined)
       return known.gradient.defined ? "a gradient is None" : "a gradient is not None";
   }
   return nullptr;

@@ -383,7 +383,7 @@ pub fn wait_random() -> Result<(), Raise> {
     if in_executor() || FORKED.load(Ordering::Relaxed) || LazyLock::get(&ENGINE).is_none() {
         return Ok(());
     }
-    settled(|engine| engine.flush_random().map_or(Ok(()), Err))
+    settled(|engine| engine.flush_random(is_program_thread()).map_or(Ok(()), Err))
 }
 
 /// Converts an error to a Python exception.

@@ -56,6 +56,9 @@ pub fn hindrance(id: u64) -> Option<(String, bool)> {
         Hindrance::New => format!("{at} ran at once, because it or its shapes were new"),
         Hindrance::Dynamic => format!("the shape that {at} returns depends on data"),
         Hindrance::Storage => format!("a storage is created or resized {at}"),
+        Hindrance::Random => format!(
+            "random numbers are drawn on the host, or a generator's state is read or set, {at}. Draw them on the device"
+        ),
         Hindrance::Thread => format!("another thread called {at}"),
         Hindrance::Kept => format!(
             "a tensor made by {at} is in use after the call and is not among its results. Return it, or write it \

@@ -37,6 +37,8 @@ pub enum Hindrance {
     Storage,
     /// Another thread issued ops.
     Thread,
+    /// The state of a generator is read or set, or random numbers are drawn on the host.
+    Random,
     /// A tensor that the call made is in use after the call, and is neither a result nor a gradient.
     Kept,
 }

@@ -486,7 +486,15 @@ def test_steps_that_are_counted_on_the_host():
 
 def test_random_numbers_of_the_host():
     assert "draws" in reason(lambda x: x * (random.random() * 0 + 1), (4,))
-    assert "draws random numbers on the host" in reason(lambda x: x + torch.rand(4).to("tandem") * 0, (4,))
+    assert "drawn on the host" in reason(lambda x: x + torch.rand(4).to("tandem") * 0, (4,))
+
+
+def test_a_generator_that_is_seeded_inside():
+    def seeded(x):
+        torch.manual_seed(1)
+        return x + torch.rand(4, device="tandem")
+
+    assert "state is read or set" in reason(seeded, (4,))
 
 
 def test_a_tensor_that_is_kept():

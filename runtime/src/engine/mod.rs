@@ -295,8 +295,12 @@ impl Engine {
         self.runner.last()
     }
 
-    /// Sends pending draws of random numbers. Returns the position after them, or `None` if there are none.
-    pub fn flush_random(&mut self) -> Option<Ticket> {
+    /// Sends pending draws of random numbers, for an access to a generator on the host, by the program's thread or
+    /// another one. Returns the position after them, or `None` if there are none.
+    pub fn flush_random(&mut self, program_thread: bool) -> Option<Ticket> {
+        if program_thread {
+            self.hinder(Hindrance::Random, None, self.last_location());
+        }
         if self.outbox.draws() {
             self.send_open();
         }
