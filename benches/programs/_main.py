@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,12 @@ def endless(loader: Iterable) -> Iterator:
     """Yield the batches of a loader, over and over."""
     while True:
         yield from loader
+
+
+def as_function(step: Callable) -> Callable:
+    """Wrap what computes on tensors as a `torch_tandem.function`, if Tandem runs the program."""
+    tandem = sys.modules.get("torch_tandem")
+    return tandem.function(step, max_graphs=64) if tandem else step
 
 
 def seed() -> None:

@@ -13,8 +13,10 @@ IMAGES = 4
 STRIDE = 10
 
 
-def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A step on `device` that samples a few images and returns their mean."""
+def make(
+    device: str, compile: Callable = lambda model: model, function: Callable = lambda step: step
+) -> Step:
+    """A step on `device`, wrapped by `function`, that samples a few images and returns their mean."""
     model = UNet().to(device).eval()
     denoise = compile(model)
     kept = kept_signal(device)
@@ -34,7 +36,7 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
                 x = image
         return x.mean()
 
-    return step
+    return function(step)
 
 
 if __name__ == "__main__":

@@ -44,21 +44,29 @@ def batch(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return torch.from_numpy(x).float(), torch.from_numpy(lengths), torch.from_numpy(labels)
 
 
-def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A training step on `device`."""
+def make(
+    device: str,
+    compile: Callable = lambda model: model,
+    function: Callable = lambda step: step,
+    fused: bool | None = None,
+) -> Step:
+    """A training step on `device`. `function` wraps what computes on tensors, which needs a fused optimizer."""
     rng = np.random.default_rng(0)
     model = Classifier().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
     forward = compile(model)
 
-    def step() -> torch.Tensor:
-        x, lengths, labels = (tensor.to(device) for tensor in batch(rng))
+    @function
+    def train(x: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss = F.cross_entropy(forward(x, lengths), labels)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss.detach()
+
+    def step() -> torch.Tensor:
+        return train(*(tensor.to(device) for tensor in batch(rng)))
 
     return step
 

@@ -125,15 +125,20 @@ def propose(dynamics: Callable, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return new_x, torch.exp((start - end + log_volume).clamp(max=0))
 
 
-def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A training step on `device`."""
+def make(
+    device: str,
+    compile: Callable = lambda model: model,
+    function: Callable = lambda step: step,
+    fused: bool | None = None,
+) -> Step:
+    """A training step on `device`. `function` wraps what computes on tensors, which needs a fused optimizer."""
     model = Dynamics(np.random.default_rng(0)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
     dynamics = compile(model)
     chains = torch.randn(CHAINS, 2).to(device)
 
-    def step() -> torch.Tensor:
-        nonlocal chains
+    @function
+    def train(chains: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # The chains and as many new random points, so that the sampler also learns to burn in.
         x = torch.cat((chains, torch.randn_like(chains)))
         new_x, probability = propose(dynamics, x)
@@ -145,7 +150,12 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
         with torch.no_grad():
             accepted = torch.rand_like(probability) < probability
             chains = torch.where(accepted.unsqueeze(1), new_x, x)[:CHAINS]
-        return loss.detach()
+        return loss.detach(), chains
+
+    def step() -> torch.Tensor:
+        nonlocal chains
+        loss, chains = train(chains)
+        return loss
 
     return step
 

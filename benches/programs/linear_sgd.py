@@ -18,8 +18,10 @@ BATCH = 200
 PIXELS = 28 * 28
 
 
-def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A training step on `device`."""
+def make(
+    device: str, compile: Callable = lambda model: model, function: Callable = lambda step: step
+) -> Step:
+    """A training step on `device`. `function` wraps what computes on tensors."""
     images, labels = make_classification(
         n_samples=10 * BATCH, n_features=PIXELS, n_informative=50, n_classes=10, random_state=0
     )
@@ -29,15 +31,19 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
     forward = compile(model)
     start = 0
 
-    def step() -> torch.Tensor:
-        nonlocal start
-        x, y = images[start : start + BATCH].to(device), labels[start : start + BATCH].to(device)
-        start = (start + BATCH) % len(images)
+    @function
+    def train(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = F.cross_entropy(forward(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return loss.detach()
+
+    def step() -> torch.Tensor:
+        nonlocal start
+        x, y = images[start : start + BATCH].to(device), labels[start : start + BATCH].to(device)
+        start = (start + BATCH) % len(images)
+        return train(x, y)
 
     return step
 

@@ -38,14 +38,20 @@ def task(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (amplitude + 0.1) * torch.sin(x + phase)
 
 
-def make(device: str, compile: Callable = lambda model: model, meta_parameters: int = 1) -> Step:
-    """A meta-training step on `device`."""
+def make(
+    device: str,
+    compile: Callable = lambda model: model,
+    function: Callable = lambda step: step,
+    fused: bool | None = None,
+    meta_parameters: int = 1,
+) -> Step:
+    """A meta-training step on `device`. `function` wraps what computes on tensors, which needs a fused optimizer."""
     generator = torch.Generator().manual_seed(0)
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(SIZES)]
     weights = [parameter for layer in layers for parameter in layer.to(device).parameters()]
     rates = [nn.Parameter(torch.tensor(0.01, device=device)) for _ in range(meta_parameters)]
     rate_of = rates * (len(weights) // meta_parameters)
-    optimizer = torch.optim.Adam([*weights, *rates], lr=1e-3)
+    optimizer = torch.optim.Adam([*weights, *rates], lr=1e-3, fused=fused)
     forward = compile(network)
 
     def adapted_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -56,16 +62,17 @@ def make(device: str, compile: Callable = lambda model: model, meta_parameters: 
             adapted = [w - rate * g for w, rate, g in zip(adapted, rate_of, gradients, strict=True)]
         return F.mse_loss(forward(adapted, x[SHOTS:]), y[SHOTS:])
 
-    def step() -> torch.Tensor:
-        losses = []
-        for _ in range(TASKS):
-            x, y = task(generator)
-            losses.append(adapted_loss(x.to(device), y.to(device)))
-        loss = torch.stack(losses).mean()
+    @function
+    def train(tasks: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        loss = torch.stack([adapted_loss(x, y) for x, y in tasks]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return loss.detach()
+
+    def step() -> torch.Tensor:
+        tasks = [task(generator) for _ in range(TASKS)]
+        return train([(x.to(device), y.to(device)) for x, y in tasks])
 
     return step
 

@@ -70,11 +70,12 @@ class Decoder(nn.Module):
 
 
 class Translator(nn.Module):
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, teacher_forcing: float) -> None:
         super().__init__()
         self.encoder = Encoder()
         self.decoder = Decoder()
         self.rng = rng
+        self.teacher_forcing = teacher_forcing
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over the words of the target."""
@@ -85,7 +86,8 @@ class Translator(nn.Module):
         for time in range(target.shape[1]):
             scores, state = self.decoder(word, state, memory)
             loss = loss + F.cross_entropy(scores, target[:, time])
-            word = target[:, time] if self.rng.random() < TEACHER_FORCING else scores.argmax(1)
+            teach = self.teacher_forcing == 1 or self.rng.random() < self.teacher_forcing
+            word = target[:, time] if teach else scores.argmax(1)
         return loss / target.shape[1]
 
 
@@ -96,21 +98,31 @@ def sentences(rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     return source, F.pad(source.flip(1), (0, 1), value=END)
 
 
-def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A training step on `device`."""
+def make(
+    device: str,
+    compile: Callable = lambda model: model,
+    function: Callable = lambda step: step,
+    fused: bool | None = None,
+    teacher_forcing: float = TEACHER_FORCING,
+) -> Step:
+    """A training step on `device`. `function` wraps what computes on tensors, which needs a fused optimizer."""
     rng = random.Random(0)
-    model = Translator(rng).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    model = Translator(rng, teacher_forcing).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, fused=fused)
     forward = compile(model)
 
-    def step() -> torch.Tensor:
-        source, target = sentences(rng)
-        loss = forward(source.to(device), target.to(device))
+    @function
+    def train(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = forward(source, target)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss.detach()
+
+    def step() -> torch.Tensor:
+        source, target = sentences(rng)
+        return train(source.to(device), target.to(device))
 
     return step
 

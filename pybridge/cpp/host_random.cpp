@@ -33,6 +33,9 @@ class HostRandomFunctor final : public c10::OperatorKernel {
 void order_host_random(const c10::OperatorHandle& op) {
   if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return;
+  // `_fused_sdp_choice` has the tag and returns a number that does not depend on chance.
+  const auto& returns = op.schema().returns();
+  if (!returns.empty() && returns[0].type()->kind() == c10::TypeKind::IntType) return;
   auto kernel = op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   library(c10::DispatchKey::CPU)
       .impl(full_name(op.operator_name()).substr(6).c_str(),

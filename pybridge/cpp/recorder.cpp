@@ -152,7 +152,8 @@ std::vector<HostRead> HostEffects::take_reads() {
 // The recording of the running call.
 class Recorder {
  public:
-  Recorder(at::TensorList arguments, const Recorded* before);
+  // `reached` are the tensors that the function's code can reach by names.
+  Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before);
 
   void note(const Encoder& encoder);
   void consume(const torch::autograd::Edge& root);
@@ -164,7 +165,7 @@ class Recorder {
   void find_given(const TtRecorded& in_rust);
   void keep_watched();
   void find_fed(int64_t id, size_t hosts);
-  void find_results(at::TensorList results, const TtRecorded& in_rust);
+  void find_results(at::TensorList results, const std::vector<bool>& consumed, const TtRecorded& in_rust);
   void find_gradients(const TtRecorded& in_rust);
   std::optional<Result> place(const at::Tensor& t, const TtRecorded& in_rust) const;
   bool is_consumed(const at::Tensor& t) const;
@@ -176,6 +177,8 @@ class Recorder {
   Recorded call_;
   std::vector<at::Tensor> arguments_;
   std::vector<uint32_t> argument_versions_;
+  // Number of watched tensors that the function can reach by names. They come first.
+  size_t reached_ = 0;
   ska::flat_hash_map<const c10::TensorImpl*, size_t> seen_;
   std::vector<torch::autograd::Edge> consumed_;
   HostEffects host_;
@@ -189,11 +192,14 @@ uint32_t version_of(const at::Tensor& t) {
   return version.enabled() ? version.current_version() : 0;
 }
 
-Recorder::Recorder(at::TensorList arguments, const Recorded* before) : arguments_(arguments.vec()) {
+Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before)
+    : arguments_(arguments.vec()) {
   for (const auto& t : arguments) {
     call_.arguments.emplace_back(t, arguments);
     argument_versions_.push_back(t.defined() ? version_of(t) : 0);
   }
+  for (const auto& t : reached) watch(t);
+  reached_ = call_.watched.size();
   // The gradients that leaves have now are those before the call; the call may have dropped them when it first uses a
   // leaf.
   if (!before) return;
@@ -258,7 +264,8 @@ void Recorder::find_given(const TtRecorded& in_rust) {
   tt_record_rebase(in_rust.id, bases.data(), bases.size());
 }
 
-// Keeps the watched tensors that are captured: those that live, are not arguments, and whose storages the call was given.
+// Keeps the watched tensors that live, are not arguments, and are reached by names or on storages that the call was
+// given.
 void Recorder::keep_watched() {
   std::vector<size_t> numbers(call_.watched.size());
   std::vector<Watched> kept;
@@ -271,8 +278,8 @@ void Recorder::keep_watched() {
     if (std::any_of(arguments_.begin(), arguments_.end(), is_t)) continue;
     const auto captures = [&](const Given& g) { return g.kind == Given::kCaptured && g.context == w.context; };
     const auto is_leaf_of = [&](const Given& g) { return g.kind == Given::kGradient && g.index == i; };
-    if (std::none_of(call_.given.begin(), call_.given.end(), [&](const Given& g) { return captures(g) || is_leaf_of(g); }))
-      continue;
+    const auto uses = [&](const Given& g) { return captures(g) || is_leaf_of(g); };
+    if (i >= reached_ && std::none_of(call_.given.begin(), call_.given.end(), uses)) continue;
     numbers[i] = kept.size();
     call_.watched_writes.push_back(w.version.enabled() ? w.version.current_version() - w.first_version : 0);
     kept.push_back(w);
@@ -361,8 +368,9 @@ std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_
   return std::nullopt;
 }
 
-void Recorder::find_results(at::TensorList results, const TtRecorded& in_rust) {
-  for (const auto& t : results) {
+void Recorder::find_results(at::TensorList results, const std::vector<bool>& consumed, const TtRecorded& in_rust) {
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto& t = results[i];
     auto result = place(t, in_rust);
     if (!result && is_tandem(t)) {
       // The call returns a tensor of the program that no operator used.
@@ -376,7 +384,7 @@ void Recorder::find_results(at::TensorList results, const TtRecorded& in_rust) {
     }
     if (t.defined() && t.requires_grad() && result->kind != Result::kArgument && result->kind != Result::kWatched) {
       result->requires_grad = true;
-      if (!is_consumed(t))
+      if (!consumed[i])
         hinder("a result requires grad: its backward pass would be outside of the function. Call it under "
                "torch.no_grad(), or make the whole step, with the backward pass, the function");
     }
@@ -409,12 +417,16 @@ void Recorder::find_gradients(const TtRecorded& in_rust) {
 }
 
 int64_t Recorder::finish(at::TensorList results) {
+  std::vector<bool> consumed;
+  for (const auto& t : results) consumed.push_back(t.defined() && t.requires_grad() && is_consumed(t));
+  // The graphs may be all that keeps tensors alive.
+  consumed_.clear();
   TtRecorded in_rust{};
   tt_record_end(&in_rust);
   find_given(in_rust);
   keep_watched();
   find_fed(in_rust.id, in_rust.n_hosts);
-  find_results(results, in_rust);
+  find_results(results, consumed, in_rust);
   find_gradients(in_rust);
   if (!host_.hindrance.empty()) hinder(host_.hindrance);
   call_.host_reads = host_.take_reads();
@@ -439,9 +451,9 @@ struct Ended {
   }
 };
 
-void begin_recording(at::TensorList arguments, int64_t before) {
+void begin_recording(at::TensorList arguments, at::TensorList reached, int64_t before) {
   TORCH_CHECK(!is_recording && tt_is_program(), "a call is recorded already, or by another thread");
-  recorder = std::make_unique<Recorder>(arguments, find_recorded(before));
+  recorder = std::make_unique<Recorder>(arguments, reached, find_recorded(before));
   tt_record_begin();
   is_recording = true;
 }
@@ -486,7 +498,7 @@ void note_consumed(const torch::autograd::Edge& root) {
 }
 
 TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
-  m.def("record(Tensor?[] arguments, int before) -> ()");
+  m.def("record(Tensor?[] arguments, Tensor[] reached, int before) -> ()");
   m.def("end_recording(Tensor?[] results) -> int");
   m.def("may_record() -> bool", [] { return !is_recording && tt_is_program(); });
   m.def("cancel_recording() -> ()", cancel_recording);
@@ -496,8 +508,8 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
 }
 
 TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) {
-  m.impl("record", [](const c10::List<std::optional<at::Tensor>>& arguments, int64_t before) {
-    begin_recording(undefined_for_none(arguments), before);
+  m.impl("record", [](const c10::List<std::optional<at::Tensor>>& arguments, at::TensorList reached, int64_t before) {
+    begin_recording(undefined_for_none(arguments), reached, before);
   });
   m.impl("end_recording", [](const c10::List<std::optional<at::Tensor>>& results) {
     return end_recording(undefined_for_none(results));

@@ -46,6 +46,25 @@ def fail_allocation(n: int) -> int:
 def mark_step() -> None:
     """End an iteration."""
 
+def hindrance(recording: int) -> tuple[str, bool] | None:
+    """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
+
+def unequal(one: int, two: int) -> str | None:
+    """How the ops of two recorded calls differ."""
+
+def first_use(recording: int, given: int) -> str | None:
+    """The line of the first op that uses a tensor, by its number among those that a recorded call was given."""
+
+def ops_of(recording: int) -> int:
+    """Number of ops of a recorded call; 0 if it was forgotten."""
+
+def ends_of(recording: int) -> bool:
+    """Whether iterations end within a recorded call."""
+
+def make_template(recording: int) -> bool:
+    """Make a recorded call a template. False if the graphs were forgotten since."""
+
+def drop_recording(recording: int) -> None: ...
 def ignored_settings() -> list[str]: ...
 def set_mode(mode: Mode) -> None: ...
 def mode() -> Mode: ...

@@ -5,16 +5,15 @@ top level, in classes, and in other functions.
 """
 
 import ast
+import io
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-from torch_tandem._function import function
+from torch_tandem._script import Script
 
-# Global name of the decorator in the files.
-DECORATOR = "__torch_tandem_function__"
 MAIN = "__main__"
 
 
@@ -38,9 +37,14 @@ def compile_decorated(source: bytes | str, path: str, names: Sequence[str]) -> C
         if not found:
             raise NoFunction(f"{path} defines no function {name}")
         for definition in found:
-            decorator = ast.copy_location(ast.Name(DECORATOR, ast.Load()), definition)
-            definition.decorator_list.insert(0, decorator)
-    return compile(tree, path, "exec", dont_inherit=True)
+            definition.decorator_list.insert(0, ast.copy_location(_decorator(), definition))
+    return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
+def _decorator() -> ast.expr:
+    """The expression `__import__("torch_tandem").function`, which needs no name in the file."""
+    imported = ast.Call(ast.Name("__import__", ast.Load()), [ast.Constant("torch_tandem")], [])
+    return ast.Attribute(imported, "function", ast.Load())
 
 
 def _find(node: ast.AST, parts: list[str]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -58,6 +62,12 @@ def _find(node: ast.AST, parts: list[str]) -> list[ast.FunctionDef | ast.AsyncFu
     return found
 
 
+def compile_script(script: Script, names: Sequence[str]) -> CodeType:
+    """Compile a script in which these functions are decorated."""
+    with io.open_code(script.path) as file:
+        return compile_decorated(file.read(), script.path, names)
+
+
 class _Decorating(Loader):
     """Loads a module from its source, with decorated functions."""
 
@@ -73,9 +83,7 @@ class _Decorating(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         path = self._loader.get_filename(module.__name__)
-        code = compile_decorated(self._loader.get_data(path), path, self._names)
-        module.__dict__[DECORATOR] = function
-        exec(code, module.__dict__)
+        exec(compile_decorated(self._loader.get_data(path), path, self._names), module.__dict__)
 
 
 class _Finder(MetaPathFinder):

@@ -1,6 +1,8 @@
 """Functions whose calls are replayed without Python once they have proven to be equal. See docs/functions.md."""
 
 import functools
+import inspect
+import math
 import random
 import sys
 import time
@@ -15,6 +17,7 @@ import torch
 from torch.utils import _pytree
 
 from torch_tandem import _core, _iterations, _lint
+from torch_tandem._report_types import Function as Counters
 from torch_tandem._state import State, state_of
 
 # Number of consecutive equal calls before the first one that is replayed.
@@ -27,6 +30,8 @@ PATIENCE, LONGEST_REST = 16, 4096
 WARM_UP = 64
 # Calls without an optimizer step after which each call ends an iteration.
 QUIET = 3
+# Kinds of calls that are remembered.
+MOST_KEYS = 512
 # Recorded calls of one key that are compared with the next one.
 REMEMBERED = 4
 
@@ -124,7 +129,7 @@ class Function:
         max_graphs: int,
         on_mismatch: str,
     ) -> None:
-        if not callable(function):
+        if not callable(function) or inspect.iscoroutinefunction(function):
             raise TypeError(f"torch_tandem.function needs a function, a method or a module, not {function!r}")
         if on_mismatch not in ("warn", "raise"):
             raise ValueError(f"on_mismatch is 'warn' or 'raise', not {on_mismatch!r}")
@@ -146,8 +151,8 @@ class Function:
         self._calls = 0
         self._replayed = 0
         self._audited = 0
-        self._python_seconds = 0.0
-        self._python_calls = 0
+        # Shortest time of a call in Python, in seconds.
+        self._fastest = math.inf
         self._lint()
         _all.add(self)
 
@@ -185,7 +190,7 @@ class Function:
 
     def _python(self, args: tuple, kwargs: dict, arguments: Arguments) -> Any:
         """Run a call in Python, recorded unless it is known to be of no use."""
-        attempts = self._attempts.setdefault(arguments.key, Attempts())
+        attempts = self._attempts_of(arguments.key)
         due = self._due(arguments)
         may_record = _ops.may_record()
         if attempts.rest > 0 and due is None:
@@ -193,10 +198,11 @@ class Function:
             return self._plainly(args, kwargs, may_record)
         if self._refuses(arguments, attempts) or not may_record:
             return self._plainly(args, kwargs, may_record)
-        state = state_of(self._function, arguments.objects)
+        state, reached = state_of(self._function, arguments.objects)
         draws = _fresh_random_states()
         begin = time.perf_counter()
-        _ops.record(arguments.tensors, self._last)
+        _ops.record(arguments.tensors, reached, self._last)
+        del reached
         try:
             result = self._function(*args, **kwargs)
         except BaseException:
@@ -206,9 +212,8 @@ class Function:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recording = _ops.end_recording(tensors)
         self._end_call()
-        self._python_seconds += time.perf_counter() - begin
-        self._python_calls += 1
-        after = state_of(self._function, arguments.objects)
+        self._fastest = min(self._fastest, time.perf_counter() - begin)
+        after, _ = state_of(self._function, arguments.objects)
         constants = [_HOLE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         recorded = Recorded(recording, state, spec, constants, state.differences(after))
         hindrance = self._hindrance(recorded, draws != _fresh_random_states())
@@ -217,6 +222,15 @@ class Function:
         else:
             self._learn(arguments, attempts, recorded, hindrance)
         return result
+
+    def _attempts_of(self, key: Hashable) -> Attempts:
+        if known := self._attempts.get(key):
+            return known
+        if len(self._attempts) >= MOST_KEYS:
+            oldest = next(iter(self._attempts))
+            for recorded in self._attempts.pop(oldest).recorded:
+                self._forget(recorded)
+        return self._attempts.setdefault(key, Attempts())
 
     def _plainly(self, args: tuple, kwargs: dict, is_outermost: bool) -> Any:
         result = self._function(*args, **kwargs)
@@ -425,6 +439,23 @@ class Function:
         return self._attempts[key].reason
 
 
+def counters() -> list[Counters]:
+    """Return the counters of all functions that have been called."""
+    return [
+        {
+            "name": f._name(),
+            "replayed": f._replayed,
+            "ran": f._calls - f._replayed,
+            "audits": f._audited,
+            "graphs": sum(map(len, f._graphs.values())),
+            "saved_us": int(f._replayed * f._fastest * 1e6) if f._replayed else 0,
+            "reason": f.reason(),
+        }
+        for f in sorted(_all, key=lambda f: -f._calls)
+        if f._calls
+    ]
+
+
 class _Hole:
     """Stands for a tensor among the leaves of a result."""
 
@@ -447,7 +478,7 @@ def _flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
         kind = type(value)
         if kind in _tensors:
             tensors.append(value)
-            key.append(kind)
+            key.append(value.shape)
         elif kind in _values:
             key.append(kind)
             key.append(value)
@@ -463,7 +494,7 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        key.append(kind)
+        key.append(value.shape)
     elif kind in _values:
         key.extend((kind, value))
     elif kind is list or kind is tuple:
@@ -488,6 +519,8 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
 def _varying(one: Hashable, two: Hashable) -> str:
     """Say which part of two keys differs."""
     for before, now in zip(one, two, strict=False):
+        if isinstance(before, torch.Size) and before != now:
+            return f"An argument of shape {list(now)} had the shape {list(before)} in another call"
         if before != now:
             return f"The value {now!r} of an argument was {before!r} in another call; pass it as a tensor"
     return "The structure of its arguments varies, or the state that it reads"
@@ -536,5 +569,11 @@ def function(
         "on_mismatch": on_mismatch,
     }
     if function is None:
-        return lambda decorated: Function(decorated, **options)
+        return lambda decorated: _wrap(decorated, options)
+    return _wrap(function, options)
+
+
+def _wrap(function: Any, options: dict) -> Any:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(Function(function.__func__, **options))
     return Function(function, **options)

@@ -102,6 +102,18 @@ class Region(TypedDict):
     inline_ns: float | None
 
 
+class Function(TypedDict):
+    """Counters of a `torch_tandem.function`."""
+
+    name: str
+    replayed: int
+    ran: int  # calls that ran in Python, audits included
+    audits: int
+    graphs: int
+    saved_us: int  # time that Python would have taken for the replayed calls
+    reason: str | None  # why the latest kind of call is not replayed
+
+
 class Device(TypedDict):
     """Counters of one GPU. Memory is in bytes."""
 
@@ -177,6 +189,7 @@ class Machine(TypedDict):
 class Report(CoreReport):
     """The report: the core's, with what Python knows."""
 
+    functions: list[Function]
     models_elsewhere: list[Model]
     machine: Machine | None  # None unless kernels of the cpu executor were measured
 

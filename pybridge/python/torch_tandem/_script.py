@@ -55,8 +55,8 @@ def find_module(name: str) -> Script:
     return Script(spec.origin or name, os.getcwd(), spec, code)
 
 
-def run(script: Script, args: list[str]) -> BaseException | None:
-    """Run `script` with `args` and return the exception that ends it, if any.
+def run(script: Script, args: list[str], code: CodeType | None = None) -> BaseException | None:
+    """Run `script` with `args` and return the exception that ends it, if any. `code` is what is run instead of its file.
 
     Its traceback has only the frames from the script on.
     """
@@ -74,7 +74,7 @@ def run(script: Script, args: list[str]) -> BaseException | None:
     sys.argv[:] = [script.path, *args]
     sys.path[0] = script.first_path
     try:
-        exec(script.module_code or _compile(script.path), main.__dict__)
+        exec(code or script.module_code or _compile(script.path), main.__dict__)
     except BaseException as error:
         return error.with_traceback(_own_frames(error.__traceback__))
     return None

@@ -123,6 +123,7 @@ class _Walk:
     def __init__(self, objects: list) -> None:
         self.state = State()
         self.objects = objects
+        self.tensors: list[torch.Tensor] = []
         # Objects that were visited, which are alive during the walk.
         self.visited: set[int] = set()
 
@@ -171,7 +172,11 @@ class _Walk:
                 self.visit(at, f"{{}}[{i}]", f"[{i}]", item)
 
     def within(self, at: int, value: Any) -> None:
-        if isinstance(value, torch.Tensor) or callable(value) and self.code(at, value):
+        if isinstance(value, torch.Tensor):
+            if value.device.type == "tandem":
+                self.tensors.append(value)
+            return
+        if callable(value) and self.code(at, value):
             return
         if isinstance(value, type):
             if _is_users(value.__module__):
@@ -266,8 +271,8 @@ def _is_users(module: str) -> bool:
     return module == "__main__" or bool(file) and not file.startswith(_LIBRARIES) and "/torch/" not in file
 
 
-def state_of(function: Callable, objects: list) -> State:
-    """The state that a call of a function with these objects among its arguments could read."""
+def state_of(function: Callable, objects: list) -> tuple[State, list[torch.Tensor]]:
+    """The state that a call of a function with these objects among its arguments could read, and its tensors."""
     walk = _Walk(objects)
     while isinstance(function, types.MethodType):
         walk.visit(-1, walk.named(weakref.ref(function.__self__)) + "()", "self", function.__self__)
@@ -275,7 +280,11 @@ def state_of(function: Callable, objects: list) -> State:
     if isinstance(function, types.FunctionType):
         walk.function(function)
     else:
-        walk.visit(-1, walk.named(weakref.ref(function)) + "()", "", function)
+        try:
+            root = walk.named(weakref.ref(function)) + "()"
+        except TypeError:
+            root = walk.named(function)
+        walk.visit(-1, root, "", function)
     for i, value in enumerate(objects):
         walk.visit(-1, f"objects[{i}]", f"argument {i}", value)
-    return walk.state
+    return walk.state, walk.tensors

@@ -2,7 +2,7 @@
 
 import os
 
-from torch_tandem import _core, _machine, _notes, _perfetto, _report, _residence, _summary
+from torch_tandem import _core, _function, _machine, _notes, _perfetto, _report, _residence, _summary
 from torch_tandem._report_types import Adapter, Mode, Report
 
 
@@ -55,6 +55,7 @@ def report() -> Report:
     return {
         **core,
         "notes": [*core["notes"], *_notes.lines()],
+        "functions": _function.counters(),
         "models_elsewhere": _residence.models(),
         "machine": _machine.peaks() if compared else None,
     }

@@ -47,6 +47,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "if the script's text names none anywhere",
     )
     run.add_argument(
+        "--function",
+        action="append",
+        default=[],
+        metavar="MODULE:NAME",
+        help="make a function a torch_tandem.function, whose equal calls are replayed without Python; "
+        "__main__:step for a function of the script. May be given several times (docs/functions.md)",
+    )
+    run.add_argument(
         "--report", metavar="FILE", type=_writable, help="write the report to FILE as a page (HTML)"
     )
     run.add_argument("--report-json", metavar="FILE", type=_writable, help="write the report to FILE as JSON")
@@ -146,15 +154,17 @@ def _version() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     """Run an unchanged PyTorch script on Tandem."""
-    from torch_tandem import _compile, _notes, _script, adopt, api, cuda_alias
+    from torch_tandem import _compile, _decorate, _notes, _script, adopt, api, cuda_alias
 
     try:
+        functions = _decorate.install(options.function)
         if options.module is not None:
             name, *args = options.module
             script = _script.find_module(name)
         else:
             script, args = _script.find_file(options.script), options.args
-    except _script.NotFound as error:
+        code = _decorate.compile_script(script, functions) if functions else None
+    except (_script.NotFound, _decorate.NoFunction) as error:
         options.error(str(error))
 
     if options.mode:
@@ -168,7 +178,7 @@ def _run(options: argparse.Namespace) -> int:
         adopt.install()
         _notes.add("the script names no device: its tensors were adopted (--adopt never: not so)")
     process = os.getpid()
-    error = _script.run(script, args)
+    error = _script.run(script, args, code)
     status = _show(error)
     if os.getpid() == process:  # a child that the script forked also gets here
         status = _finish(options, status)
