@@ -50,7 +50,10 @@ def make(
     function: Callable = lambda step: step,
     fused: bool | None = None,
 ) -> Step:
-    """A training step on `device`. `function` wraps what computes on tensors, which needs a fused optimizer."""
+    """A training step on `device`.
+
+    `function` wraps what computes on tensors, which needs a fused optimizer.
+    """
     rng = np.random.default_rng(0)
     model = Classifier().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)

@@ -1,4 +1,4 @@
-"""The step of dynamic_rnn.py as a function of its batch, with a fused optimizer: one graph for each length."""
+"""Step of dynamic_rnn.py as a function of its batch, one graph for each length. The optimizer is fused."""
 
 from functools import partial
 

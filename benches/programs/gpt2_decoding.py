@@ -18,7 +18,7 @@ WORDS, BATCH, PROMPT, NEW = 256, 2, 8, 24
 def make(
     device: str, compile: Callable = lambda model: model, function: Callable = lambda step: step
 ) -> Step:
-    """A step on `device`, which continues prompts and returns the mean word. `function` wraps the call for a word."""
+    """A step on `device` that continues prompts and returns the mean word. `function` wraps a word's call."""
     config = GPT2Config(
         vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
     )
@@ -32,7 +32,11 @@ def make(
     @torch.no_grad()
     def decode(words: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = net(
-            input_ids=words, position_ids=positions, past_key_values=cache, use_cache=True, cache_position=positions[0]
+            input_ids=words,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            cache_position=positions[0],
         )
         return outputs.logits[:, -1:].argmax(2), positions[:, -1:] + 1
 

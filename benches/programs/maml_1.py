@@ -45,7 +45,10 @@ def make(
     fused: bool | None = None,
     meta_parameters: int = 1,
 ) -> Step:
-    """A meta-training step on `device`. `function` wraps what computes on tensors, which needs a fused optimizer."""
+    """A meta-training step on `device`.
+
+    `function` wraps what computes on tensors, which needs a fused optimizer.
+    """
     generator = torch.Generator().manual_seed(0)
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(SIZES)]
     weights = [parameter for layer in layers for parameter in layer.to(device).parameters()]

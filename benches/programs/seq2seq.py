@@ -105,7 +105,10 @@ def make(
     fused: bool | None = None,
     teacher_forcing: float = TEACHER_FORCING,
 ) -> Step:
-    """A training step on `device`. `function` wraps what computes on tensors, which needs a fused optimizer."""
+    """A training step on `device`.
+
+    `function` wraps what computes on tensors, which needs a fused optimizer.
+    """
     rng = random.Random(0)
     model = Translator(rng, teacher_forcing).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, fused=fused)

@@ -1,4 +1,7 @@
-"""The step of seq2seq.py as a function of its batch: the decoder always gets the true word, so Python decides nothing."""
+"""The step of seq2seq.py as a function of its batch.
+
+The decoder always gets the true word, so Python decides nothing. The optimizer is fused.
+"""
 
 from functools import partial
 

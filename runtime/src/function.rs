@@ -83,9 +83,22 @@ pub struct Made {
     storage: FreshStorage,
 }
 
+/// What a replay uses in place of the recorded call's storages and host tensors.
+#[derive(Debug)]
+pub struct Values<'a> {
+    /// Storages for the given ones, each with the offset that its windows are relative to.
+    pub given: &'a [(StorageId, i64)],
+    /// Storages for those that the call made, as far as they have been made.
+    pub made: Vec<StorageId>,
+    /// Host tensors that are read again, by number.
+    pub hosts: FxHashMap<usize, HostFeed>,
+}
+
 /// Ops between two ends of iterations.
 #[derive(Clone, Debug)]
 pub struct Part {
+    /// Number of the part.
+    pub number: u32,
     /// Ops as a range of [`Recording::steps`].
     pub steps: std::ops::Range<usize>,
     /// Whether an iteration ends after them.
@@ -241,11 +254,11 @@ impl Recording {
         }
         self.places = FxHashMap::default();
         let parts = self.parts();
-        for (number, part) in (0..).zip(&parts) {
+        for part in &parts {
             for i in part.steps.clone() {
                 for slot in self.slots_of(i) {
                     if let Slot::Made(made) = self.slots[slot] {
-                        self.made[made as usize].dropped = number;
+                        self.made[made as usize].dropped = part.number;
                     }
                 }
             }
@@ -309,14 +322,14 @@ impl Recording {
 
     /// Returns the parts between ends of iterations.
     pub fn parts(&self) -> Vec<Part> {
-        let mut parts = Vec::new();
+        let mut parts: Vec<Part> = Vec::new();
         let mut from = 0;
         for &end in &self.ends {
-            parts.push(Part { steps: from..end, ends: true });
+            parts.push(Part { number: parts.len() as u32, steps: from..end, ends: true });
             from = end;
         }
         if from < self.steps.len() || parts.is_empty() {
-            parts.push(Part { steps: from..self.steps.len(), ends: false });
+            parts.push(Part { number: parts.len() as u32, steps: from..self.steps.len(), ends: false });
         }
         parts
     }
@@ -401,19 +414,15 @@ impl Recording {
         None
     }
 
-    /// Adds the ops of a part to a run, as the block `block`. `ids` are the storages by slot: the given ones and
-    /// those made so far, to which those of this part are added with `make`. Host tensors come from `hosts` where
-    /// they are read again in each call.
+    /// Adds the feeds of a part's ops to a run. `make` returns a new storage in place of one that the call made.
     pub fn replay(
         &self,
-        number: usize,
         part: &Part,
         run: &mut BlockRun,
-        given: &[(StorageId, i64)],
-        made: &mut Vec<StorageId>,
+        values: &mut Values<'_>,
         mut make: impl FnMut(&Made) -> StorageId,
-        hosts: &mut dyn FnMut(usize) -> Option<HostFeed>,
     ) {
+        let Values { given, made, hosts } = values;
         let Some(first) = self.steps.get(part.steps.start) else { return };
         let (from, end) = (first.at, self.end(part.steps.end - 1));
         run.variants.extend(self.steps[part.steps.clone()].iter().map(|step| step.variant));
@@ -449,11 +458,11 @@ impl Recording {
         }
         run.numbers.extend_from_slice(&self.numbers[from.numbers..end.numbers]);
         for (i, known) in (from.hosts..).zip(&self.hosts[from.hosts..end.hosts]) {
-            run.hosts.extend(known.clone().or_else(|| hosts(i)));
+            run.hosts.extend(known.clone().or_else(|| hosts.remove(&i)));
         }
         run.generators.extend(self.generators[from.generators..end.generators].iter().cloned());
         let dropped = self.made.iter().zip(made.iter());
-        let dropped = dropped.filter(|(m, _)| !m.kept && m.dropped as usize == number);
+        let dropped = dropped.filter(|(m, _)| !m.kept && m.dropped == part.number);
         run.released.extend(dropped.map(|(_, id)| *id));
     }
 }

@@ -29,7 +29,14 @@ LEAVES = {
     "m": ["x", "x", "r.w", "r.m", "r.net(x)", "x.t()", "r.items[0]", "r.held['m']"],
     "v": ["y", "y", "r.c", "r.b", "x[1]", "x[:, 0]", "r.w.diagonal()"],
     "f": ["0.5", "2", "r.f", "r.n", "-1.25", "SCALE[0]", "r.config.factor"],
-    "c": ["r.flag", "r.n > 1", "r.net.training", "torch.is_grad_enabled()", "x.shape[0] == 4", "r.w.grad is None"],
+    "c": [
+        "r.flag",
+        "r.n > 1",
+        "r.net.training",
+        "torch.is_grad_enabled()",
+        "x.shape[0] == 4",
+        "r.w.grad is None",
+    ],
 }
 EXPRESSIONS = {
     "m": [
@@ -55,7 +62,17 @@ TRAINING = [
     "opt.zero_grad()", "opt.zero_grad(set_to_none=False)", "loss.backward()", "opt.step()",
     "torch.nn.utils.clip_grad_norm_([r.w, r.b], 1.0)", "r.w.grad = None",
 ]  # fmt: skip
-RETURNS = ["{m}", "({v}, {m})", "{{'a': {v}, 'n': 3}}", "r.c", "r.m[1]", "[{s}, None]", "x", "y.view(2, 2)", "r.c.clone()"]
+RETURNS = [
+    "{m}",
+    "({v}, {m})",
+    "{{'a': {v}, 'n': 3}}",
+    "r.c",
+    "r.m[1]",
+    "[{s}, None]",
+    "x",
+    "y.view(2, 2)",
+    "r.c.clone()",
+]
 EVENTS = [
     "r.f = rng.choice([0.5, 1.5])", "r.n = rng.randrange(3)", "r.flag = not r.flag", "SCALE[0] = rng.choice([1.0, 3.0])",
     "r.config.factor = rng.choice([1.0, -1.0])", "r.c = r.c.clone()", "r.m = r.m * 1", "r.items[0] = r.items[0] + 1",
@@ -133,13 +150,21 @@ def program(seed: int) -> str:
         steps = [rng.choice(TRAINING[:2]), "loss.backward()"] if rng.random() < 0.7 else ["loss.backward()"]
         steps += ["opt.step()"] if rng.random() < 0.7 else []
         steps += [rng.choice(TRAINING)] if rng.random() < 0.3 else []
-        body += [step for i, step in enumerate(steps) if step != "loss.backward()" or "loss.backward()" not in steps[:i]]
+        body += [
+            step
+            for i, step in enumerate(steps)
+            if step != "loss.backward()" or "loss.backward()" not in steps[:i]
+        ]
     body.append("return " + ("loss" if trains and rng.random() < 0.5 else fill(rng.choice(RETURNS), rng, 2)))
     if not trains or rng.random() < 0.1:
         body = ["with torch.no_grad():", *("    " + line for line in body)]
     events = rng.sample(EVENTS, rng.randrange(1, 6))
     optimizer = rng.choice(
-        ["SGD([r.w, r.b], lr=0.1)", "SGD([r.w, r.b], lr=0.1, momentum=0.9)", "Adam([r.w, r.b], lr=0.1, fused=True)"]
+        [
+            "SGD([r.w, r.b], lr=0.1)",
+            "SGD([r.w, r.b], lr=0.1, momentum=0.9)",
+            "Adam([r.w, r.b], lr=0.1, fused=True)",
+        ]
     )
     lines = ["def function(x, y):", *("    " + line for line in body), "", "def change(rng):"]
     lines += [f"    if rng.random() < {rng.choice([0.02, 0.05, 0.1])}: {event}" for event in events]
@@ -173,7 +198,16 @@ def run(source: str, seed: int, device: str, wrap) -> tuple[list, object]:
         except Exception as error:
             seen.append(type(error).__name__)
         if i % 5 == 4:
-            tensors = [root.w, root.b, root.w.grad, root.b.grad, root.c, root.m, root.count, *root.net.parameters()]
+            tensors = [
+                root.w,
+                root.b,
+                root.w.grad,
+                root.b.grad,
+                root.c,
+                root.m,
+                root.count,
+                *root.net.parameters(),
+            ]
             seen.append([None if t is None else plain(t) for t in tensors])
             seen.append([root.w.requires_grad, root.w._version - 0 if root.w.is_leaf else 0])
     seen.append(plain(torch.get_rng_state()))

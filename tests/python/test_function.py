@@ -1,4 +1,4 @@
-"""`torch_tandem.function`: calls are replayed, with eager's bits, and never when the program has changed something."""
+"""`torch_tandem.function`: calls are replayed with eager's bits, unless the program has changed something."""
 
 import array
 import random
@@ -195,7 +195,7 @@ def test_state_on_the_device_is_written_in_place():
     replayed(step, 12)
 
 
-# --- Changes that a replay must not miss ----------------------------------------------------------------------
+# --- Changes that a replay must not miss ------------------------
 
 
 def changed(change, at=20, steps=40, dropout=0.0, **options):
@@ -433,7 +433,7 @@ def test_versions_count_writes():
     assert versions == [2] * 20
 
 
-# --- Refusals -------------------------------------------------------------------------------------------------
+# --- Refusals ---------------------------------------------------
 
 
 def reason(function, *shapes, n=40):
@@ -524,7 +524,7 @@ def test_a_result_that_differs():
     assert "returns another value" in reason(count, (4,))
 
 
-# --- Audits ---------------------------------------------------------------------------------------------------
+# --- Audits -----------------------------------------------------
 
 
 def hidden():
@@ -621,3 +621,13 @@ def test_bad_options():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch_tandem.function(lambda x: x)
+
+
+def test_an_input_signature():
+    step = torch_tandem.function(lambda x: x + 1, input_signature=[((None, 3), torch.float32)])
+    for n in (2, 5):
+        assert step(data(n, 3).to("tandem")).shape == (n, 3)
+    with pytest.raises(TypeError, match=r"has shape \[3\]"):
+        step(data(3).to("tandem"))
+    with pytest.raises(TypeError, match="float64"):
+        step(data(2, 3).double().to("tandem"))

@@ -135,8 +135,8 @@ def test_hostile_text_stays_text():
 
 # --- The data ---
 
-# It has all optional parts: a model on the CPU; a branch, fetches, feeds; nested loops, one of them long;
-# iterations that never repeat; and an operator without a kernel for GPUs.
+# It has all optional parts: functions that are replayed or not; a model on the CPU; a branch, fetches, feeds;
+# nested loops, one of them long; iterations that never repeat; and an operator without a kernel for GPUs.
 EVERYTHING = """
 import json, sys, time, torch, torch_tandem
 from torch_tandem import _core
@@ -144,6 +144,10 @@ torch_tandem.record()
 torch.nn.Linear(2, 2)(torch.zeros(2, device="cpu"))
 torch.manual_seed(0)
 weight = torch.eye(64, device="tandem")
+double, read = torch_tandem.function(lambda x: x * 2), torch_tandem.function(lambda x: x.sum().item())
+for step in range(30):
+    double(weight)
+    read(weight)
 for step in range(40):
     x = torch.randn(64, 64).to("tandem")
     x = torch.tanh(x) if step in (30, 31) else torch.relu(x)

@@ -1,7 +1,7 @@
 """Functions of unchanged files as `torch_tandem.function`s, for `tandem run --function`.
 
-A file's syntax tree gets a decorator before it is compiled, so functions are wrapped wherever they are defined: at the
-top level, in classes, and in other functions.
+A file's syntax tree gets a decorator before it is compiled, so functions are wrapped wherever they are
+defined: at the top level, in classes, and in other functions.
 """
 
 import ast
@@ -25,7 +25,9 @@ def parse(text: str) -> tuple[str, str]:
     """Return the module and the qualified name in `module:qualname`."""
     module, colon, name = text.partition(":")
     if not colon or not module or not all(part.isidentifier() for part in name.split(".")):
-        raise NoFunction(f"{text!r} is not of the form module:qualname, such as {MAIN}:step or trainer:Trainer.step")
+        raise NoFunction(
+            f"{text!r} is not of the form module:qualname, such as {MAIN}:step or trainer:Trainer.step"
+        )
     return module, name
 
 
@@ -48,7 +50,7 @@ def _decorator() -> ast.expr:
 
 
 def _find(node: ast.AST, parts: list[str]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Find the definitions of a qualified name below a node. The names of enclosing functions count as parts."""
+    """Find the definitions of a qualified name below a node. Enclosing functions are parts of the name."""
     found = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -103,12 +105,14 @@ class _Finder(MetaPathFinder):
 
 
 def install(functions: Sequence[str]) -> list[str]:
-    """Wrap the functions of modules that the script imports later. Return the names of those in the script itself."""
+    """Wrap the functions of modules that are imported later. Return the names of those in the script."""
     names: dict[str, list[str]] = {}
     for text in functions:
         module, name = parse(text)
         if module in sys.modules and module != MAIN:
-            raise NoFunction(f"{module} is a part of Tandem or of what it imports, and has been imported already")
+            raise NoFunction(
+                f"{module} is a part of Tandem or of what it imports, and has been imported already"
+            )
         names.setdefault(module, []).append(name)
     main = names.pop(MAIN, [])
     if names:

@@ -1,4 +1,4 @@
-"""Functions whose calls are replayed without Python once they have proven to be equal. See docs/functions.md."""
+"""Functions whose calls are replayed without Python once they have proven to be equal: docs/functions.md."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ from torch_tandem._state import State, state_of
 EQUAL = 3
 # Audits run Python once in this many calls: at first, and after all audits have passed for long.
 FIRST_AUDIT, LAST_AUDIT = 8, 1024
-# Recordings without two equal ones after which a function rests; the number of calls that it then rests at most.
+# Recordings without two equal ones after which a function rests, and the most calls that it then rests.
 PATIENCE, LONGEST_REST = 16, 4096
 # Calls whose operators were still new, after which a function rests.
 WARM_UP = 64
@@ -38,7 +38,9 @@ REMEMBERED = 4
 _ops = torch.ops.torch_tandem
 _replay = _ops.replay.default._op
 _tensors = (torch.Tensor, torch.nn.Parameter)
-_values = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+_values = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
+)
 
 # All functions of the program, for the report.
 _all: "weakref.WeakSet[Function]" = weakref.WeakSet()
@@ -118,7 +120,7 @@ def _fresh_random_states() -> list:
 
 
 class Function:
-    """A callable that behaves like the wrapped function, but need not run it. Made by `torch_tandem.function`."""
+    """A callable that behaves like a function, but need not run it. Made by `torch_tandem.function`."""
 
     def __init__(
         self,
@@ -170,6 +172,8 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._calls += 1
         key, tensors, objects = _flatten(args, kwargs)
+        if self._signature is not None:
+            self._check_signature(tensors)
         if (graphs := self._graphs.get(key)) and not torch._C._len_torch_dispatch_stack():
             for graph in graphs:
                 if graph.left > 0 and graph.check(objects) < 0:
@@ -185,6 +189,20 @@ class Function:
                             self._end_call()
                         return graph.result(results)
         return self._python(args, kwargs, Arguments(key, tensors, objects))
+
+    def _check_signature(self, tensors: list[torch.Tensor]) -> None:
+        """Raise an error if a call's tensors are not those of the signature."""
+        if len(tensors) != len(self._signature):
+            raise TypeError(f"{self._name()} takes {len(self._signature)} tensors, not {len(tensors)}")
+        for i, ((shape, dtype), tensor) in enumerate(zip(self._signature, tensors, strict=True)):
+            fits = len(shape) == tensor.dim() and all(
+                n in (None, size) for n, size in zip(shape, tensor.shape, strict=True)
+            )
+            if not fits or tensor.dtype != dtype:
+                raise TypeError(
+                    f"tensor {i} of {self._name()} has shape {list(tensor.shape)} and dtype {tensor.dtype}; "
+                    f"its input_signature has {list(shape)} and {dtype}"
+                )
 
     # --- Calls that run Python -----------------------------------------------------------------------------
 
@@ -257,7 +275,10 @@ class Function:
             return "it draws from Python's or NumPy's random generator", False
         for constant in recorded.constants:
             if constant is not _HOLE and type(constant) not in _values:
-                return f"it returns a {type(constant).__name__}; return tensors, numbers and strings only", False
+                return (
+                    f"it returns a {type(constant).__name__}; return tensors, numbers and strings only",
+                    False,
+                )
         return None
 
     def _learn(
@@ -267,7 +288,7 @@ class Function:
         recorded: Recorded,
         hindrance: tuple[str, bool] | None,
     ) -> None:
-        """Compare a recorded call with the earlier ones of its key; after three equal ones, replay the next."""
+        """Compare a recorded call with earlier ones of its key; after three equal ones, replay the next."""
         self._keep_last(recorded)
         if hindrance:
             attempts.reason, passes = hindrance
@@ -323,7 +344,9 @@ class Function:
             self._drop_oldest(arguments)
         period = self._audit or FIRST_AUDIT
         check = recorded.state.check(recorded.written)
-        graph = Graph(recorded, arguments.key, check, _builder(recorded), _core.ends_of(recorded.id), period - 1, period)
+        graph = Graph(
+            recorded, arguments.key, check, _builder(recorded), _core.ends_of(recorded.id), period - 1, period
+        )
         self._graphs.setdefault(arguments.key, []).insert(0, graph)
 
     def _drop_oldest(self, arguments: Arguments) -> None:
@@ -334,7 +357,8 @@ class Function:
             del self._graphs[key]
             self._attempts.pop(key, None)
         self._warn(
-            f"it has more than {self._max_graphs} graphs, so the oldest is dropped. {_varying(key, arguments.key)}"
+            f"it has more than {self._max_graphs} graphs, so the oldest is dropped. "
+            f"{_varying(key, arguments.key)}"
         )
 
     # --- Audits --------------------------------------------------------------------------------------------
@@ -354,7 +378,7 @@ class Function:
         else:
             difference, passes = hindrance
             if passes and _core.ops_of(graph.recorded.id):
-                # The operators ran outside of the graph, so they cannot be compared. The next call is audited.
+                # Operators ran outside of the graph and cannot be compared. The next call is audited.
                 self._keep_last(recorded)
                 self._forget(recorded)
                 return
@@ -427,7 +451,9 @@ class Function:
     def cache_info(self) -> CacheInfo:
         """Return how many calls were replayed and how many ran Python, the graphs, and the audits."""
         graphs = sum(map(len, self._graphs.values()))
-        return CacheInfo(self._replayed, self._calls - self._replayed, self._max_graphs, graphs, self._audited)
+        return CacheInfo(
+            self._replayed, self._calls - self._replayed, self._max_graphs, graphs, self._audited
+        )
 
     def reason(self) -> str | None:
         """Return why the latest kind of call is not replayed, or `None` if it is."""
@@ -556,11 +582,13 @@ def function(
 ) -> Any:
     """Wrap a function, a method or a module so that equal calls are replayed without running Python.
 
-    A call is replayed after three calls with equal arguments (tensors may have other values) and equal state have
-    issued the same operators on the same tensors. Then one call in `audit` runs Python and is compared; by default,
-    one in 8 at first and one in 1,024 later. If it differs, a warning says how, or an error with
-    `on_mismatch="raise"`. At most `max_graphs` kinds of calls are kept. Effects other than on tensors, such as
-    prints, happen only in calls that run Python. See docs/functions.md.
+    A call is replayed after three calls with equal arguments (tensors may have other values) and equal
+    state have issued the same operators on the same tensors. Then one call in `audit` runs Python and is
+    compared; by default, one in 8 at first and one in 1,024 later. If it differs, a warning says how, or an
+    error with `on_mismatch="raise"`. At most `max_graphs` kinds of calls are kept. `input_signature` has a
+    shape and a dtype for each tensor argument, such as `[((None, 3), torch.float32)]`; calls with others
+    raise a `TypeError`. Effects other than on tensors, such as prints, happen only in calls that run
+    Python. See docs/functions.md.
     """
     options = {
         "input_signature": input_signature,

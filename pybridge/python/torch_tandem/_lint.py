@@ -10,7 +10,7 @@ _OUTER = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR")
 
 
 def effects(code: types.CodeType) -> list[str]:
-    """Describe what a function does besides computing: prints, and writes to what exists outside of the call."""
+    """Describe what a function does besides computing: prints, and writes to what exists outside of it."""
     return list(dict.fromkeys(_effects(code)))
 
 
@@ -26,7 +26,12 @@ def _effects(code: types.CodeType) -> Iterator[str]:
                 yield f"line {line} {_STORES[operation]} {name}"
         elif operation == "LOAD_GLOBAL" and name == "print":
             yield f"line {line} prints"
-        elif operation in ("LOAD_METHOD", "LOAD_ATTR") and name in _METHODS and before and before.opname in _OUTER:
+        elif (
+            operation in ("LOAD_METHOD", "LOAD_ATTR")
+            and name in _METHODS
+            and before
+            and before.opname in _OUTER
+        ):
             yield f"line {line} {_METHODS[name]} {before.argval}"
         before = instruction
     for constant in code.co_consts:

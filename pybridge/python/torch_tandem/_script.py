@@ -56,9 +56,10 @@ def find_module(name: str) -> Script:
 
 
 def run(script: Script, args: list[str], code: CodeType | None = None) -> BaseException | None:
-    """Run `script` with `args` and return the exception that ends it, if any. `code` is what is run instead of its file.
+    """Run `script` with `args` and return the exception that ends it, if any.
 
-    Its traceback has only the frames from the script on.
+    `code` is run instead of the script's file, if it is given. The exception's traceback has only the frames
+    from the script on.
     """
     main = ModuleType("__main__")
     main.__dict__.update(

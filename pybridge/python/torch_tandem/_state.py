@@ -1,7 +1,8 @@
 """The state of a program that a function can read: its closure, globals, and the objects that they lead to.
 
-A function's calls are replayed only while that state is as it was when the calls were recorded. The walk follows names
-in bytecode, attributes and containers. What it does not reach, such as a file or another process, is left to audits.
+A function's calls are replayed only while that state is as it was when the calls were recorded. The walk
+follows names in bytecode, attributes and containers. What it does not reach, such as a file, is left to
+audits.
 """
 
 import enum
@@ -31,10 +32,11 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 # Attributes of PyTorch's modules and optimizers that do not affect what a call computes.
 _UNREAD = frozenset(
     {
-        "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-        "_non_persistent_buffers_set", "_is_full_backward_hook", "_optimizer_state_dict_pre_hooks",
-        "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
-        "_optimizer_load_state_dict_post_hooks", "_zero_grad_profile_name", "defaults", "call_super_init",
+        "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "defaults",
+        "_load_state_dict_post_hooks", "_non_persistent_buffers_set", "_is_full_backward_hook",
+        "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "call_super_init",
+        "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
+        "_zero_grad_profile_name",
     }
 )  # fmt: skip
 
@@ -47,8 +49,8 @@ class Entry:
     # Code that reads it from the parent `{}`, and how users see that step.
     access: str
     label: str
-    # "value": equal and of the same type. "object": the same object, as a weak reference. "size": the same type and
-    # length. "type": the same type. "none": nothing is compared.
+    # "value": equal, and of the same type. "object": the same object, by weak reference. "size": the same
+    # type and the same length. "type": the same type. "none": nothing is compared.
     kind: str
     expected: Any
 
@@ -166,7 +168,9 @@ class _Walk:
                 # Keys that are objects, as in an optimizer's state, would be kept alive.
                 if type(key) in _VALUES:
                     name = repr(key) if type(key) in (str, int, bool) else self.named(key)
-                    self.visit(at, "{}[" + name.replace("{", "{{").replace("}", "}}") + "]", f"[{key!r}]", item)
+                    self.visit(
+                        at, "{}[" + name.replace("{", "{{").replace("}", "}}") + "]", f"[{key!r}]", item
+                    )
         else:
             for i, item in enumerate(value):
                 self.visit(at, f"{{}}[{i}]", f"[{i}]", item)
@@ -204,7 +208,7 @@ class _Walk:
                     self.attributes_of(at, "{{}}.{}", base, own)
 
     def attributes_of(self, at: int, access: str, kind: type, hidden: set[str]) -> None:
-        """Follow the attributes of a class, read from it or from an object whose own attributes are `hidden`."""
+        """Follow the attributes of a class, read from it or from an object whose attributes hide `hidden`."""
         for name, item in list(vars(kind).items()):
             if isinstance(item, types.FunctionType):
                 self.function(item)
@@ -268,11 +272,11 @@ def is_users_code(code: types.CodeType) -> bool:
 
 def _is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
-    return module == "__main__" or bool(file) and not file.startswith(_LIBRARIES) and "/torch/" not in file
+    return module == "__main__" or (bool(file) and not file.startswith(_LIBRARIES) and "/torch/" not in file)
 
 
 def state_of(function: Callable, objects: list) -> tuple[State, list[torch.Tensor]]:
-    """The state that a call of a function with these objects among its arguments could read, and its tensors."""
+    """The state that a call of a function with these objects as arguments could read, and its tensors."""
     walk = _Walk(objects)
     while isinstance(function, types.MethodType):
         walk.visit(-1, walk.named(weakref.ref(function.__self__)) + "()", "self", function.__self__)

@@ -113,10 +113,14 @@ def _tables(report: Report) -> Iterable[tuple[str, Table]]:
     functions = report["functions"]
     if functions:
         rows = [
-            (f["replayed"], f["ran"], f["name"], duration(f["saved_us"]), f["reason"] or "") for f in functions
+            (f["replayed"], f["ran"], f["name"], duration(f["saved_us"]), f["reason"] or "")
+            for f in functions
         ]
         columns = ("replayed", "in Python", "function", "saved", "why not replayed")
-        yield f"functions: {sum(f['replayed'] for f in functions):,} calls without Python", _table(columns, rows)
+        yield (
+            f"functions: {sum(f['replayed'] for f in functions):,} calls without Python",
+            _table(columns, rows),
+        )
     fetches = report["fetches"]
     if fetches:
         # A source line may contain several fetches.

@@ -25,6 +25,7 @@ mod immediate;
 mod iterations;
 mod outbox;
 mod placing;
+mod replays;
 mod schedule;
 
 use std::sync::Arc;

@@ -1,0 +1,187 @@
+//! Recording of calls of functions, and replays of those that have become templates.
+
+use rustc_hash::FxHashMap;
+use tandem_tracegraph::call::Input;
+use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
+
+use super::Engine;
+use super::functions::{Known, RecordingId, Replay, Template};
+use crate::error::CallError;
+use crate::function::{Hindered, Hindrance, Part, Recording, Unequal, Values};
+use crate::graph_runner::Message;
+use crate::storage::FreshStorage;
+
+impl Engine {
+    /// Begins the recording of a call, on the program's thread.
+    pub fn begin_recording(&mut self) {
+        self.functions.begin();
+    }
+
+    /// Ends the recording of a call that raised an exception.
+    pub fn cancel_recording(&mut self) {
+        self.functions.take_running();
+    }
+
+    /// Ends the recording of a call. Returns its number.
+    pub fn end_recording(&mut self) -> RecordingId {
+        let mut recording = self.functions.take_running();
+        self.collect_dead();
+        recording.finish(|storage| self.storages.lives(storage));
+        self.functions.keep(recording)
+    }
+
+    /// Returns a recording, unless it was dropped or forgotten.
+    pub fn recording(&mut self, id: RecordingId) -> Option<&mut Recording> {
+        self.functions.get_mut(id)
+    }
+
+    /// Drops a recording and its template.
+    pub fn drop_recording(&mut self, id: RecordingId) {
+        let template = self.functions.take(id).and_then(|known| known.template);
+        if let Some(Template { parts, first }) = template {
+            for number in first..first + parts.len() {
+                self.runner.send(Message::LowerFunction(number, Box::default()));
+            }
+        }
+    }
+
+    /// Records that a storage which a call made is kept by the program.
+    pub fn keeps(&mut self, id: RecordingId, storage: StorageId) {
+        let Some(recording) = self.functions.get_mut(id) else { return };
+        let made = recording.made().iter().rev().find(|made| made.storage().id == storage);
+        let maker = made.and_then(|made| made.name.as_made()).map_or(NodeId::START, |(node, _)| node);
+        let key = &self.graphs.node(maker).key;
+        let hindered = Hindered { why: Hindrance::Kept, op: Some(key.op), location: key.location };
+        recording.hinder(hindered);
+    }
+
+    /// Returns the first difference between two recordings.
+    pub fn unequal(&self, one: RecordingId, two: RecordingId) -> Option<Unequal> {
+        let (one, two) = (self.functions.get(one)?, self.functions.get(two)?);
+        two.difference(one, |node| self.graphs.node(node))
+    }
+
+    /// Makes a recording a template. Returns false if it was forgotten.
+    pub fn make_template(&mut self, id: RecordingId) -> bool {
+        let Some(mut known) = self.functions.take(id) else { return false };
+        let parts = known.recording.parts();
+        let first = self.functions.reserve_blocks(parts.len());
+        for (number, part) in (first..).zip(&parts) {
+            let steps = &known.recording.steps()[part.steps.clone()];
+            let nodes = steps.iter().map(|step| step.node).collect();
+            self.runner.send(Message::LowerFunction(number, nodes));
+        }
+        known.template = Some(Template { parts, first });
+        self.functions.put(id, known);
+        true
+    }
+
+    /// Sends the runs of a template. `given` are the storages for those that existed before the recorded call, each
+    /// with the offset that its windows are relative to. `hosts` are the host tensors that are fed again, by their
+    /// number in the recording. `kept` receives the storages that the program keeps, with their sizes in bytes.
+    pub fn replay(
+        &mut self,
+        id: RecordingId,
+        given: &[(StorageId, i64)],
+        hosts: &[(usize, Input<'_>)],
+        kept: &mut Vec<(FreshStorage, u64)>,
+    ) -> Result<Replay, CallError> {
+        if self.runner.pending() >= self.config.max_pending {
+            return Ok(Replay::NeedTicket(self.runner.leaving(self.config.max_pending / 2)));
+        }
+        if self.placing.is_settling()
+            && let Err(ticket) = self.settle_placement()
+        {
+            return Ok(Replay::NeedTicket(ticket));
+        }
+        let Some(Known { recording, template: Some(template) }) = self.functions.take(id) else {
+            return Ok(Replay::Stale);
+        };
+        let outcome = self.send_template(&recording, &template, given, hosts, kept);
+        self.functions.put(id, Known { recording, template: Some(template) });
+        outcome.map(|()| Replay::Sent)
+    }
+
+    fn send_template(
+        &mut self,
+        recording: &Recording,
+        template: &Template,
+        given: &[(StorageId, i64)],
+        hosts: &[(usize, Input<'_>)],
+        kept: &mut Vec<(FreshStorage, u64)>,
+    ) -> Result<(), CallError> {
+        let made = Vec::with_capacity(recording.made().len());
+        let mut values = Values { given, made, hosts: FxHashMap::default() };
+        for (number, input) in hosts {
+            let copy = self.torch.snapshot(input);
+            let copy = copy.map_err(|exception| self.not_copied(recording, exception))?;
+            values.hosts.insert(*number, copy);
+        }
+        for part in &template.parts {
+            if !part.steps.is_empty() {
+                let block = BlockId::of_function((template.first as u32) + part.number);
+                self.send_part(recording, part, block, &mut values, kept);
+            }
+            if part.ends {
+                self.mark_step();
+            }
+        }
+        Ok(())
+    }
+
+    fn send_part(
+        &mut self,
+        recording: &Recording,
+        part: &Part,
+        block: BlockId,
+        values: &mut Values<'_>,
+        kept: &mut Vec<(FreshStorage, u64)>,
+    ) {
+        if self.iteration.ops == 0 {
+            self.begin_iteration();
+        }
+        let steps = &recording.steps()[part.steps.clone()];
+        let (first, last) = (steps[0].node, steps[steps.len() - 1].node);
+        if let Some((at, 0)) = self.graphs.symbolic().places.get(first.index()).copied().flatten()
+            && self.placing.crosses(at)
+        {
+            self.cross(at);
+        }
+        self.send_open();
+        let storages = &mut self.storages;
+        self.outbox.add_function(block, steps.len() as u32, |run| {
+            recording.replay(part, run, values, |made| {
+                if !made.kept {
+                    return storages.create_passing(made.device);
+                }
+                let storage = storages.create(made.nbytes, made.device, made.name);
+                kept.push((storage, made.nbytes));
+                storage.id
+            });
+        });
+        self.outbox.note_draws(recording.draws());
+        self.graphs.enter_function(self.cursor.at(), first);
+        for step in steps {
+            self.graphs.push(step.node);
+            self.counters.report.count_node(step.node.index(), 0, 1);
+        }
+        self.cursor.issue(last);
+        self.cursor.move_after(self.graphs.symbolic().places.get(last.index()).copied().flatten());
+        self.fetches.next_op();
+        self.iteration.count_replayed(steps.len() as u64);
+        self.send_open();
+    }
+
+    #[cold]
+    fn not_copied(&self, recording: &Recording, exception: tandem_kernels::host::Exception) -> CallError {
+        let node = recording.steps().first().map_or(NodeId::START, |step| step.node);
+        self.not_fed(self.graphs.node(node).key.op, node, exception)
+    }
+
+    /// Records that something hinders the running recording, at an op or after the last one.
+    pub(super) fn hinder(&mut self, why: Hindrance, op: Option<OpId>, location: LocationId) {
+        if let Some(running) = self.functions.running() {
+            running.hinder(Hindered { why, op, location });
+        }
+    }
+}
