@@ -10,10 +10,10 @@
 //! [`Engine::dispatch`] never blocks. It returns what it needs; the bridge obtains that without holding the
 //! engine's lock and calls again. Until it returns [`Progress::Done`], the call has had no effect.
 //!
-//! The engine's state has six owners, each with a file of its own: the outbox, the cursor, the graphs, fetches,
-//! placing and the counters. None of them knows another. The engine's methods coordinate them: `calls.rs` has a call
-//! in each phase, `immediate.rs` the ops that run at once, `iterations.rs` the iterations and the generation of the
-//! symbolic graph.
+//! The engine's state has seven owners, each with a file of its own: the outbox, the cursor, the graphs, fetches,
+//! functions, placing and the counters. None of them knows another. The engine's methods coordinate them: `calls.rs`
+//! has a call in each phase, `immediate.rs` the ops that run at once, `iterations.rs` the iterations and the generation
+//! of the symbolic graph, and `replays.rs` the calls of functions.
 
 mod calls;
 mod counters;

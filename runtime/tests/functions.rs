@@ -1,0 +1,155 @@
+//! Recording and replay of calls of functions, with fakes.
+
+mod fakes;
+
+use std::rc::Rc;
+
+use fakes::{CoExecution, Machine, Store, Tensor, Window};
+use tandem_runtime::engine::{RecordingId, Replay};
+use tandem_runtime::function::{Hindrance, Property};
+use tandem_tracegraph::ids::StorageId;
+
+/// The function: writes `w` in place, and returns a new tensor and a number of temporaries' sum.
+fn function(m: &mut CoExecution, w: &Tensor, x: &Tensor, alpha: f64, ends: bool) -> Tensor {
+    let sum = m.add(1, x, w, alpha);
+    let active = m.relu(2, &sum);
+    m.mul_(3, w, &active);
+    if ends {
+        m.engine().mark_step();
+    }
+    m.add(4, &active, w, 1.0)
+}
+
+fn record(m: &mut CoExecution, w: &Tensor, x: &Tensor, alpha: f64, ends: bool) -> (RecordingId, Tensor) {
+    m.engine().begin_recording();
+    let result = function(m, w, x, alpha, ends);
+    let id = m.engine().end_recording();
+    (id, result)
+}
+
+fn id_of(t: &Tensor) -> StorageId {
+    let Store::Tandem(id) = *t.store else { panic!("a host tensor") };
+    id
+}
+
+fn replay(m: &CoExecution, id: RecordingId, given: &[(StorageId, i64)]) -> Option<Tensor> {
+    let mut kept = Vec::new();
+    loop {
+        let replayed = m.engine().replay(id, given, &[], &mut kept).expect("nothing fails");
+        match replayed {
+            Replay::Sent => break,
+            Replay::Stale => return None,
+            Replay::NeedTicket(_) => m.synchronize().expect("GraphRunner lives"),
+        }
+    }
+    let [(made, nbytes)] = kept[..] else { panic!("{kept:?}") };
+    Some(Tensor::new(Rc::new(Store::Tandem(made.id)), Window::dense(&[nbytes as i64 / 4])))
+}
+
+/// Calls the function until its ops are co-executed.
+fn warm(m: &mut CoExecution, w: &Tensor, x: &Tensor, ends: bool) {
+    for _ in 0..6 {
+        function(m, w, x, 0.5, ends);
+        m.step();
+    }
+}
+
+fn check(ends: bool) {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25, -0.5]), m.state(&[1.0, 2.0, 0.5]));
+    warm(&mut m, &w, &x, ends);
+    let (first, result) = record(&mut m, &w, &x, 0.5, ends);
+    m.step();
+    let (second, _) = record(&mut m, &w, &x, 0.5, ends);
+    m.step();
+    drop(result);
+    assert_eq!(m.engine().unequal(first, second), None);
+    let given = m.engine().recording(second).expect("it is kept").given().to_vec();
+    assert_eq!(given, [id_of(&x), id_of(&w)], "in order of first use");
+    assert!(m.engine().make_template(second));
+    // Replays alternate with calls, on tensors of their own.
+    let (other, reference) = (m.state(&[2.0, 1.0, 0.5]), m.state(&[2.0, 1.0, 0.5]));
+    for i in 0..8 {
+        let wide = m.state(&[9.0, 1.0, 2.0 + i as f32, 0.5, 9.0]);
+        let expected = function(&mut m, &reference, &wide.slice(1, 3, 1), 0.5, ends);
+        m.step();
+        let (steps, divergences) = (m.steps(), m.divergences());
+        let result = replay(&m, second, &[(id_of(&wide), 1), (id_of(&other), 0)]).expect("it is valid");
+        m.step();
+        assert_eq!(m.peek(&result), m.peek(&expected));
+        assert_eq!(m.peek(&other), m.peek(&reference));
+        assert_eq!(m.divergences(), divergences);
+        assert_eq!(m.steps().1, steps.1 + 1 + u64::from(ends), "a replay is an iteration like any other");
+    }
+    m.engine().drop_recording(second);
+    assert!(replay(&m, second, &[(id_of(&x), 0), (id_of(&other), 0)]).is_none());
+    drop((w, x, other, reference));
+    m.synchronize().expect("GraphRunner lives");
+    assert_eq!(m.leaked(), (0, 0));
+}
+
+#[test]
+fn replays_equal_calls() {
+    check(false);
+}
+
+#[test]
+fn iterations_may_end_within_a_call() {
+    check(true);
+}
+
+#[test]
+fn recordings_differ_in_numbers_storages_and_ops() {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    warm(&mut m, &w, &x, false);
+    let mut recorded = |w: &Tensor, x: &Tensor, alpha: f64| {
+        let (id, _) = record(&mut m, w, x, alpha, false);
+        m.step();
+        id
+    };
+    let (one, number, storage) = (recorded(&w, &x, 0.5), recorded(&w, &x, 0.25), recorded(&w, &w, 0.5));
+    let differs = |a, b| m.engine().unequal(a, b).map(|unequal| unequal.what);
+    assert_eq!(differs(one, number), Some(Property::Number(0.5f64.to_bits(), 0.25f64.to_bits())));
+    assert_eq!(differs(one, storage), Some(Property::Storage));
+    m.engine().begin_recording();
+    let shorter = m.add(1, &x, &w, 0.5);
+    let id = m.engine().end_recording();
+    assert_eq!(m.engine().unequal(one, id).map(|unequal| unequal.what), Some(Property::Op));
+    drop(shorter);
+}
+
+#[test]
+fn a_fetch_and_a_new_op_hinder_a_replay() {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    let why = |m: &CoExecution, id| m.engine().recording(id).expect("it is kept").hindered().map(|h| h.why);
+    let (id, _) = record(&mut m, &w, &x, 0.5, false);
+    assert_eq!(why(&m, id), Some(Hindrance::New));
+    m.step();
+    warm(&mut m, &w, &x, false);
+    let (id, _) = record(&mut m, &w, &x, 0.5, false);
+    assert_eq!(why(&m, id), None);
+    m.step();
+    m.engine().begin_recording();
+    let sum = m.add(1, &x, &w, 0.5);
+    m.item(9, &sum).expect("a value");
+    let id = m.engine().end_recording();
+    assert_eq!(why(&m, id), Some(Hindrance::Fetch));
+}
+
+#[test]
+fn recordings_end_with_the_graph() {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    warm(&mut m, &w, &x, false);
+    let (id, _) = record(&mut m, &w, &x, 0.5, false);
+    assert!(m.engine().make_template(id));
+    m.engine().reset();
+    assert!(replay(&m, id, &[(id_of(&x), 0), (id_of(&w), 0)]).is_none());
+    warm(&mut m, &w, &x, false);
+    let (id, _) = record(&mut m, &w, &x, 0.5, false);
+    m.step();
+    assert!(m.engine().make_template(id), "blocks are numbered from the start again");
+    assert!(replay(&m, id, &[(id_of(&x), 0), (id_of(&w), 0)]).is_some());
+}
