@@ -14,8 +14,8 @@ from torch_tandem import _notes
 
 REFUSAL = (
     "torch.compile's default backend makes no code for tandem tensors. Leave torch.compile out: Tandem "
-    "optimises the program without it. `tandem run` passes it through, and torch.compile(backend='eager') "
-    "runs on Tandem"
+    "optimises the program without it. `tandem run` passes it through, and torch.compile(backend='tandem') "
+    "also skips Python"
 )
 NOTE = "torch.compile was passed through: the program runs uncompiled, on Tandem"
 

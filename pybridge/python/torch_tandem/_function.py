@@ -9,7 +9,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -76,10 +76,6 @@ class Recorded:
     written: set[str]
     equal: int = 1
 
-    def drop(self) -> None:
-        _core.drop_recording(self.id)
-        _ops.drop_recording(self.id)
-
 
 @dataclass
 class Graph:
@@ -130,6 +126,8 @@ class Function:
         audit: int | None,
         max_graphs: int,
         on_mismatch: str,
+        is_proven: bool = False,
+        ends_iterations: bool = True,
     ) -> None:
         if not callable(function) or inspect.iscoroutinefunction(function):
             raise TypeError(f"torch_tandem.function needs a function, a method or a module, not {function!r}")
@@ -155,8 +153,28 @@ class Function:
         self._audited = 0
         # Shortest time of a call in Python, in seconds.
         self._fastest = math.inf
-        self._lint()
+        # Recordings that are kept. They are dropped with the function, but not at the interpreter's end.
+        self._kept: set[int] = set()
+        weakref.finalize(self, _drop_all, self._kept).atexit = False
+        # Whether calls with equal arguments are known to issue equal operators.
+        self._is_proven = is_proven
+        self._ends_iterations = ends_iterations
+        if not is_proven:
+            self._lint()
         _all.add(self)
+
+    @classmethod
+    def of_graph(cls, graph: Callable, is_inference: bool) -> "Function":
+        """Wrap a graph whose operators depend on its arguments only."""
+        return cls(
+            graph,
+            input_signature=None,
+            audit=None,
+            max_graphs=64,
+            on_mismatch="warn",
+            is_proven=True,
+            ends_iterations=is_inference,
+        )
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -216,7 +234,7 @@ class Function:
             return self._plainly(args, kwargs, may_record)
         if self._refuses(arguments, attempts) or not may_record:
             return self._plainly(args, kwargs, may_record)
-        state, reached = state_of(self._function, arguments.objects)
+        state, reached = self._state(arguments)
         draws = _fresh_random_states()
         begin = time.perf_counter()
         _ops.record(arguments.tensors, reached, self._last)
@@ -231,8 +249,9 @@ class Function:
         recording = _ops.end_recording(tensors)
         self._end_call()
         self._fastest = min(self._fastest, time.perf_counter() - begin)
-        after, _ = state_of(self._function, arguments.objects)
+        after, _ = self._state(arguments)
         constants = [_HOLE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._kept.add(recording)
         recorded = Recorded(recording, state, spec, constants, state.differences(after))
         hindrance = self._hindrance(recorded, draws != _fresh_random_states())
         if due is not None:
@@ -240,6 +259,9 @@ class Function:
         else:
             self._learn(arguments, attempts, recorded, hindrance)
         return result
+
+    def _state(self, arguments: Arguments) -> tuple[State, list[torch.Tensor]]:
+        return (State(), []) if self._is_proven else state_of(self._function, arguments.objects)
 
     def _attempts_of(self, key: Hashable) -> Attempts:
         if known := self._attempts.get(key):
@@ -258,6 +280,8 @@ class Function:
 
     def _end_call(self) -> None:
         """End an iteration with each call if the program makes no optimizer steps."""
+        if not self._ends_iterations:
+            return
         if self._steps != _iterations.steps:
             self._steps, self._quiet = _iterations.steps, 0
         elif self._quiet < QUIET:
@@ -343,9 +367,10 @@ class Function:
         if sum(map(len, self._graphs.values())) >= self._max_graphs:
             self._drop_oldest(arguments)
         period = self._audit or FIRST_AUDIT
-        check = recorded.state.check(recorded.written)
+        check = _holds if self._is_proven else recorded.state.check(recorded.written)
+        left = sys.maxsize if self._is_proven else period - 1
         graph = Graph(
-            recorded, arguments.key, check, _builder(recorded), _core.ends_of(recorded.id), period - 1, period
+            recorded, arguments.key, check, _builder(recorded), _core.ends_of(recorded.id), left, period
         )
         self._graphs.setdefault(arguments.key, []).insert(0, graph)
 
@@ -410,11 +435,15 @@ class Function:
         """Keep the latest recording, which tells the next one the tensors whose gradients matter."""
         last, self._last = self._last, recorded.id
         if last >= 0 and last not in self._in_use():
-            Recorded(last, State(), None, [], set()).drop()
+            self._drop(last)
 
     def _forget(self, recorded: Recorded) -> None:
         if recorded.id != self._last:
-            recorded.drop()
+            self._drop(recorded.id)
+
+    def _drop(self, recording: int) -> None:
+        self._kept.discard(recording)
+        _drop_all([recording])
 
     def _in_use(self) -> set[int]:
         graphs = {graph.recorded.id for graphs in self._graphs.values() for graph in graphs}
@@ -423,6 +452,8 @@ class Function:
     # --- What users are told -------------------------------------------------------------------------------
 
     def _name(self) -> str:
+        if self._is_proven:
+            return "a graph of torch.compile"
         function = self._function
         return getattr(function, "__qualname__", None) or type(function).__name__
 
@@ -480,6 +511,17 @@ def counters() -> list[Counters]:
         for f in sorted(_all, key=lambda f: -f._calls)
         if f._calls
     ]
+
+
+def _drop_all(recordings: Iterable[int]) -> None:
+    for recording in recordings:
+        _core.drop_recording(recording)
+        _ops.drop_recording(recording)
+
+
+def _holds(objects: list) -> int:
+    """Stand for the check of a state that is proven to be as it was."""
+    return -1
 
 
 class _Hole:

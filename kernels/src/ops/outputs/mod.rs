@@ -393,6 +393,10 @@ pub(crate) fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
     let ((x, of_x), (weight, of_weight)) = (formatted(call, 1)?, formatted(call, 2)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 4)?;
     let wanted = wanted(call, 10)?;
+    // oneDNN computes the gradients of weight and bias together, and PyTorch then returns both.
+    if wanted[2] && !wanted[1] {
+        return None;
+    }
     let bias = [sizes[1]];
     let all = [(wanted[0], x.sizes), (wanted[1], weight.sizes), (wanted[2], &bias[..])];
     let fits = grad.sizes == &sizes[..] && !x.sizes.contains(&0);

@@ -1,0 +1,102 @@
+"""`torch.compile(backend="tandem")`: Dynamo's graphs are functions, forward and backward."""
+
+import gc
+
+import pytest
+import torch
+import torch_tandem
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch._dynamo.reset()
+    gc.collect()  # the functions of earlier tests
+    torch_tandem.reset()
+
+
+class Net(nn.Module):
+    """Convolution, batch norm, and a branch on an attribute that Dynamo guards."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.out = nn.Linear(4 * 6 * 6, 3)
+        self.twice = False
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu()
+        x = self.out(x.flatten(1))
+        return x * 2 if self.twice else x
+
+
+def train(device, compile, change=None, breaks=False, steps=40):
+    torch.manual_seed(0)
+    model = Net().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    net = compile(model)
+    losses = []
+    for i in range(steps):
+        generator = torch.Generator().manual_seed(i)
+        n = 4 if i % 8 else 3
+        x, y = torch.randn(n, 1, 8, 8, generator=generator), torch.randint(3, (n,), generator=generator)
+        if change and i == steps // 2:
+            change(model)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses + [x.sum().item() for x in model.state_dict().values()])
+
+
+def compiled(model):
+    return torch.compile(model, backend="tandem")
+
+
+def replayed():
+    return sum(f["replayed"] for f in torch_tandem.report()["functions"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,
+        lambda model: model.eval(),
+        lambda model: setattr(model, "twice", True),
+        lambda model: model.conv.weight.requires_grad_(False),
+        lambda model: setattr(model.out, "weight", nn.Parameter(model.out.weight.detach() * 0.5)),
+    ],
+    ids=["plain", "eval", "attribute", "frozen", "parameter"],
+)
+def test_training_has_eagers_losses(change):
+    eager = train("cpu", lambda model: model, change)
+    ours = train("tandem", compiled, change)
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
+    assert replayed() > 20, torch_tandem.report()["functions"]
+
+
+def test_inference_and_graph_breaks():
+    def function(x):
+        y = x.tanh() * 2
+        if y.sum() > 0:
+            return y + 1
+        return y - 1
+
+    ours = compiled(function)
+    with torch.no_grad():
+        for i in range(40):
+            x = torch.randn(5, generator=torch.Generator().manual_seed(i))
+            torch.testing.assert_close(ours(x.to("tandem")).cpu(), function(x))
+    assert replayed() > 20, torch_tandem.report()["functions"]
+
+
+def test_host_tensors_are_left_to_python():
+    ours = compiled(lambda x: x.sin() + 1)
+    for i in range(10):
+        x = torch.full((3,), float(i))
+        torch.testing.assert_close(ours(x), x.sin() + 1)
