@@ -382,7 +382,9 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
       hinder("it returns a tensor on the host");
       result.emplace();
     }
-    if (t.defined() && t.requires_grad() && result->kind != Result::kArgument && result->kind != Result::kWatched) {
+    // A view of a leaf that was made without grad reports the leaf's requires_grad, and has no graph.
+    const bool has_graph = t.defined() && t.requires_grad() && !(t.is_leaf() && t.is_view());
+    if (has_graph && result->kind != Result::kArgument && result->kind != Result::kWatched) {
       result->requires_grad = true;
       if (!consumed[i])
         hinder("a result requires grad: its backward pass would be outside of the function. Call it under "

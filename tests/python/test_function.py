@@ -182,6 +182,17 @@ def test_methods_and_modules():
     assert len(list(whole.parameters())) == 4
 
 
+def test_views_of_parameters_are_returned_without_grad():
+    def program(device, wrap):
+        weight = data(4, 4).to(device).requires_grad_()
+        step = wrap(torch.no_grad()(lambda x: (weight.t(), x @ weight)))
+        return [value for i in range(30) for value in step(data(2, 4, seed=i).to(device))]
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 12)
+
+
 def test_state_on_the_device_is_written_in_place():
     def program(device, wrap):
         total, counts = torch.zeros(4, device=device), torch.zeros((), dtype=torch.int64, device=device)
