@@ -287,7 +287,7 @@ void Recorder::keep_watched() {
   for (auto& given : call_.given) {
     if (given.kind != Given::kGradient) continue;
     given.index = numbers[given.index];
-    if (given.index == SIZE_MAX) hinder("a gradient of a tensor that no longer exists is used");
+    if (given.index == SIZE_MAX) hinder("it uses the gradient of an argument, or of a tensor that no longer exists");
   }
   call_.watched = std::move(kept);
   seen_.clear();

@@ -55,7 +55,7 @@ pub fn hindrance(id: u64) -> Option<(String, bool)> {
         ),
         Hindrance::New => format!("{at} ran at once, because it or its shapes were new"),
         Hindrance::Dynamic => format!("the shape that {at} returns depends on data"),
-        Hindrance::Storage => format!("a storage is created or resized {at}"),
+        Hindrance::Storage => format!("a tensor or its storage is resized or made anew: {at}"),
         Hindrance::Random => format!(
             "random numbers are drawn on the host, or a generator's state is read or set, {at}. Draw them on the device"
         ),
@@ -106,14 +106,6 @@ fn number(bits: u64) -> String {
         small @ -0xffff_ffff..=0xffff_ffff => small.to_string(),
         _ => f64::from_bits(bits).to_string(),
     }
-}
-
-/// Returns the source line of the first op that uses a given storage.
-pub fn first_use(id: u64, given: usize) -> Option<String> {
-    let mut engine = lock();
-    let node = engine.recording(RecordingId(id))?.first_use(given)?;
-    let key = engine.graph().node(node).key.clone();
-    Some(place(&engine, Some(key.op), key.location))
 }
 
 /// Returns the number of ops of a recorded call.

@@ -130,13 +130,6 @@ mod _core {
         functions::unequal(one, two)
     }
 
-    /// Returns the source line of the first op that uses a tensor, by its number among those that a recorded call was
-    /// given.
-    #[pyfunction]
-    fn first_use(recording: u64, given: usize) -> Option<String> {
-        functions::first_use(recording, given)
-    }
-
     /// Returns the number of ops of a recorded call.
     #[pyfunction]
     fn ops_of(recording: u64) -> usize {

@@ -33,7 +33,7 @@ pub enum Hindrance {
     New,
     /// The output shapes of an op depend on data.
     Dynamic,
-    /// A storage is created or resized outside of any op.
+    /// A storage is created or resized outside of any op, or an op resizes a tensor.
     Storage,
     /// Another thread issued ops.
     Thread,
@@ -296,13 +296,6 @@ impl Recording {
     /// Returns the storages that the call made.
     pub fn made(&self) -> &[Made] {
         &self.made
-    }
-
-    /// Returns the node of the first op that uses a given storage.
-    pub fn first_use(&self, given: usize) -> Option<NodeId> {
-        let place = self.slots.iter().position(|slot| *slot == Slot::Given(given as u32))?;
-        let step = self.steps.partition_point(|step| step.at.storages <= place).checked_sub(1)?;
-        Some(self.steps[step].node)
     }
 
     /// Returns the number of fed host tensors.

@@ -513,6 +513,28 @@ def test_a_generator_that_is_seeded_inside():
     assert "state is read or set" in reason(seeded, (4,))
 
 
+def test_a_tensor_that_is_resized():
+    def resized(x):
+        out = torch.empty(1, device="tandem")
+        return torch.add(x, 1, out=out)
+
+    assert "resized" in reason(resized, (4,))
+
+
+def test_a_result_that_cannot_be_flattened_ends_the_recording():
+    class Broken(dict):
+        pass
+
+    torch.utils._pytree.register_pytree_node(Broken, lambda x: 1 / 0, lambda children, context: Broken())
+    step = torch_tandem.function(lambda x: Broken(x=x))
+    with pytest.raises(ZeroDivisionError):
+        step(data(4).to("tandem"))
+    other = torch_tandem.function(lambda x: x + 1)
+    for i in range(20):
+        other(data(4, seed=i).to("tandem"))
+    replayed(other, 3)
+
+
 def test_a_tensor_that_is_kept():
     kept = []
 

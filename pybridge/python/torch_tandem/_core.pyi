@@ -52,9 +52,6 @@ def hindrance(recording: int) -> tuple[str, bool] | None:
 def unequal(one: int, two: int) -> str | None:
     """How the ops of two recorded calls differ."""
 
-def first_use(recording: int, given: int) -> str | None:
-    """The line of the first op that uses a tensor, by its number among those given to a recorded call."""
-
 def ops_of(recording: int) -> int:
     """Number of ops of a recorded call; 0 if it was forgotten."""
 

@@ -90,9 +90,8 @@ class Graph:
     # Replays until the next audit, and their number between the last two.
     left: int
     period: int
-    replayed: int = 0
+    # Replays since the last audit that passed.
     suspect: int = 0
-    audits: int = 0
 
 
 @dataclass
@@ -100,14 +99,17 @@ class Attempts:
     """The calls of one key so far."""
 
     recorded: list[Recorded] = field(default_factory=list)
+    # Calls that were compared since the last rest, and calls that could not be recorded.
     tries: int = 0
     new: int = 0
+    # Calls that are not recorded before the next attempt, and those of the next rest.
     rest: int = 0
     next_rest: int = PATIENCE
     reason: str = "it has not been called three times"
 
 
-def _fresh_random_states() -> list:
+def _random_states() -> list:
+    """The states of Python's and NumPy's global generators."""
     states: list = [random.getstate()]
     if numpy := sys.modules.get("numpy"):
         kind, words, *rest = numpy.random.get_state()
@@ -235,16 +237,16 @@ class Function:
         if self._refuses(arguments, attempts) or not may_record:
             return self._plainly(args, kwargs, may_record)
         state, reached = self._state(arguments)
-        draws = _fresh_random_states()
+        draws = _random_states()
         begin = time.perf_counter()
         _ops.record(arguments.tensors, reached, self._last)
         del reached
         try:
             result = self._function(*args, **kwargs)
+            leaves, spec = _pytree.tree_flatten(result)
         except BaseException:
             _ops.cancel_recording()
             raise
-        leaves, spec = _pytree.tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recording = _ops.end_recording(tensors)
         self._end_call()
@@ -253,7 +255,7 @@ class Function:
         constants = [_HOLE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._kept.add(recording)
         recorded = Recorded(recording, state, spec, constants, state.differences(after))
-        hindrance = self._hindrance(recorded, draws != _fresh_random_states())
+        hindrance = self._hindrance(recorded, draws != _random_states())
         if due is not None:
             self._audit_with(due, recorded, hindrance)
         else:
@@ -397,7 +399,6 @@ class Function:
 
     def _audit_with(self, graph: Graph, recorded: Recorded, hindrance: tuple[str, bool] | None) -> None:
         self._audited += 1
-        graph.audits += 1
         if hindrance is None:
             difference = self._difference(graph.recorded, recorded)
         else:

@@ -62,7 +62,6 @@ class State:
     entries: list[Entry] = field(default_factory=list)
     # Objects that the code of a check refers to, by name.
     names: dict[str, Any] = field(default_factory=dict)
-    is_whole: bool = True
 
     def label(self, number: int) -> str:
         """How a user would write the access to a value."""
@@ -122,9 +121,8 @@ def _same(one: Any, two: Any) -> bool:
 
 
 class _Walk:
-    def __init__(self, objects: list) -> None:
+    def __init__(self) -> None:
         self.state = State()
-        self.objects = objects
         self.tensors: list[torch.Tensor] = []
         # Objects that were visited, which are alive during the walk.
         self.visited: set[int] = set()
@@ -141,7 +139,6 @@ class _Walk:
 
     def visit(self, parent: int, access: str, label: str, value: Any) -> None:
         if len(self.state.entries) >= MOST:
-            self.state.is_whole = False
             return
         kind = type(value)
         if kind in _VALUES or isinstance(value, enum.Enum):
@@ -277,7 +274,7 @@ def _is_users(module: str) -> bool:
 
 def state_of(function: Callable, objects: list) -> tuple[State, list[torch.Tensor]]:
     """The state that a call of a function with these objects as arguments could read, and its tensors."""
-    walk = _Walk(objects)
+    walk = _Walk()
     while isinstance(function, types.MethodType):
         walk.visit(-1, walk.named(weakref.ref(function.__self__)) + "()", "self", function.__self__)
         function = function.__func__

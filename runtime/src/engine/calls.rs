@@ -14,7 +14,7 @@ use super::cursor::{Expected, Position};
 use super::{Engine, Fresh, Phase, Progress, Results, Sink};
 use crate::config::Mode;
 use crate::error::CallError;
-use crate::function::Hindrance;
+use crate::function::{Hindered, Hindrance};
 use crate::site::Site;
 
 impl Engine {
@@ -222,6 +222,10 @@ impl Engine {
             let made = fresh.iter().copied().zip(&outputs.fresh);
             recording.push(node_id, variant, &self.outbox.since(from), made, call.device);
             recording.note_draws(random);
+            if !outputs.resized.is_empty() {
+                let location = node.key.location;
+                recording.hinder(Hindered { why: Hindrance::Storage, op: Some(call.op), location });
+            }
         }
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = position.next as usize + 1 == block.nodes.len();
