@@ -9,6 +9,7 @@
 #include "call.h"
 #include "encode.h"
 #include "execute.h"
+#include "function.h"
 #include "operators.h"
 
 namespace tandem {
@@ -24,7 +25,7 @@ bool is_usual(c10::ScalarType type) {
   return type <= c10::ScalarType::Double || type == c10::ScalarType::Bool || type == c10::ScalarType::BFloat16;
 }
 
-at::Scalar local_scalar_dense(const at::Tensor& self) {
+at::Scalar read_scalar(const at::Tensor& self) {
   static const uint32_t id = id_of("aten::_local_scalar_dense");
   Lease encoder;
   encoder->begin(1, 1);
@@ -35,6 +36,12 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   at::Scalar value;
   AT_DISPATCH_ALL_TYPES_AND3(c10::kHalf, c10::kBFloat16, c10::kBool, type, "item",
                              [&] { value = *reinterpret_cast<const scalar_t*>(element); });
+  return value;
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  const auto value = read_scalar(self);
+  if (C10_UNLIKELY(is_recording)) note_read(self, value);
   return value;
 }
 

@@ -13,6 +13,8 @@ namespace tandem {
 extern bool is_recording;
 // Notes the inputs of an operator that the program's thread calls, before the call.
 void note_inputs(const Encoder& encoder);
+// Notes that the program's thread has read the value of a tensor with a single element.
+void note_read(const at::Tensor& from, const at::Scalar& value);
 // Notes a root of a backward pass that frees the graph.
 void note_consumed(const torch::autograd::Edge& root);
 

@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
+#include <c10/util/bit_cast.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -160,6 +161,15 @@ Fed::Fed(const at::Tensor& t)
   is_own = storage_of(t)->data_ptr().get_deleter() != foreign;
 }
 
+bool operator==(const TtScalar& one, const TtScalar& two) { return one.kind == two.kind && one.bits == two.bits; }
+
+std::optional<TtScalar> record_of(const at::Scalar& value) {
+  if (value.isBoolean()) return TtScalar{0, value.toBool()};
+  if (value.isFloatingPoint()) return TtScalar{2, c10::bit_cast<int64_t>(value.toDouble())};
+  if (value.isIntegral(false) && value.type() != c10::ScalarType::UInt64) return TtScalar{1, value.toLong()};
+  return std::nullopt;
+}
+
 std::string difference(const Recorded& one, const Recorded& two) {
   if (!(one.modes == two.modes)) return "a setting of PyTorch (grad mode, autocast, default dtype, ...) differs";
   if (one.arguments != two.arguments) return "the metadata of an argument differs";
@@ -178,6 +188,9 @@ std::string difference(const Recorded& one, const Recorded& two) {
   };
   if (!std::equal(one.watched.begin(), one.watched.end(), two.watched.begin(), two.watched.end(), same_watched))
     return "its tensors have gradients in some calls only";
+  const auto same_read = [](const Read& a, const Read& b) { return a.from == b.from; };
+  if (!std::equal(one.reads.begin(), one.reads.end(), two.reads.begin(), two.reads.end(), same_read))
+    return "it reads an element of another tensor";
   if (one.results != two.results) return "it returns other tensors";
   if (one.gradients != two.gradients) return "it leaves other gradients behind";
   return "";

@@ -3,6 +3,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
@@ -11,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -129,7 +131,7 @@ struct HostRead {
 // A tensor that a call returns, or a gradient that it sets.
 struct Result {
   enum Kind { kUndefined, kArgument, kWatched, kKept, kGiven } kind = kUndefined;
-  // The argument, the watched tensor, the storage that the call made and that is kept, or the given storage.
+  // The argument, the watched tensor, the storage that the call made and that lasts, or the given storage.
   size_t index = 0;
   std::optional<Window> window;
   // The offset, relative to that of the argument for a given storage.
@@ -141,6 +143,15 @@ struct Result {
     return kind == other.kind && index == other.index && window == other.window && offset == other.offset &&
            requires_grad == other.requires_grad;
   }
+};
+
+// A value that the call reads, which decides how it goes on.
+struct Read {
+  // A single element on a storage that the call has made or was given.
+  Result from;
+  TtScalar value;
+  // Numbers of storages and host tensors that the call had been given, and of storages that it had made.
+  size_t given, fed, made;
 };
 
 // A gradient that the call leaves behind.
@@ -163,17 +174,20 @@ struct Recorded {
   std::vector<Given> given;
   std::vector<Fed> fed;
   std::vector<HostRead> host_reads;
+  std::vector<Read> reads;
   std::vector<Result> results;
   std::vector<LeftGradient> gradients;
   // How often the call has written each argument, and each watched tensor.
   std::vector<uint32_t> argument_writes, watched_writes;
-  size_t kept = 0;
   // Why the call cannot be replayed; empty if it can.
   std::string hindrance;
 };
 
 // Returns a recording, or null.
-Recorded* find_recorded(int64_t id);
+std::shared_ptr<const Recorded> find_recorded(int64_t id);
+bool operator==(const TtScalar& one, const TtScalar& two);
+// Returns the record of a value, or nothing if it is complex or an integer beyond 64 bits with sign.
+std::optional<TtScalar> record_of(const at::Scalar& value);
 // Says how two calls differ in what they use of the program's tensors; empty if they do not.
 std::string difference(const Recorded& one, const Recorded& two);
 

@@ -156,6 +156,7 @@ class Recorder {
   Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before);
 
   void note(const Encoder& encoder);
+  void read(const at::Tensor& from, const at::Scalar& value);
   void consume(const torch::autograd::Edge& root);
   // Ends the recording. Returns its number.
   int64_t finish(at::TensorList results);
@@ -185,7 +186,7 @@ class Recorder {
 };
 
 std::unique_ptr<Recorder> recorder;
-std::unordered_map<int64_t, Recorded> all;
+std::unordered_map<int64_t, std::shared_ptr<const Recorded>> all;
 
 uint32_t version_of(const at::Tensor& t) {
   const auto& version = t.unsafeGetTensorImpl()->version_counter();
@@ -221,6 +222,20 @@ void Recorder::note(const Encoder& encoder) {
     else if (t->defined())
       call_.fed.emplace_back(*t);
   }
+}
+
+void Recorder::read(const at::Tensor& from, const at::Scalar& value) {
+  watch(from);
+  const auto scalar = record_of(value);
+  if (!scalar) return;
+  TtRead in_rust{};
+  tt_record_read(identity(from), *scalar, &in_rust);
+  Result place;
+  place.kind = in_rust.is_made ? Result::kKept : Result::kGiven;
+  place.index = in_rust.storage;
+  place.window.emplace(from);
+  place.offset = from.storage_offset();
+  call_.reads.push_back({std::move(place), *scalar, in_rust.n_given, in_rust.n_hosts, in_rust.n_made});
 }
 
 // Notes the leaves that a backward pass reaches: operators may have used views of them only.
@@ -262,6 +277,8 @@ void Recorder::find_given(const TtRecorded& in_rust) {
     call_.given.push_back(std::move(given));
   }
   tt_record_rebase(in_rust.id, bases.data(), bases.size());
+  for (auto& read : call_.reads)
+    if (read.from.kind == Result::kGiven) read.from.offset -= bases[read.from.index];
 }
 
 // Keeps the watched tensors that live, are not arguments, and are reached by names or on storages that the call was
@@ -356,7 +373,7 @@ std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_
   result.offset = t.storage_offset();
   const auto* context = identity(t);
   for (size_t i = 0; i < in_rust.n_kept; i++) {
-    if (in_rust.kept[i].storage != context) continue;
+    if (!in_rust.kept[i].is_kept || in_rust.kept[i].storage != context) continue;
     result.kind = Result::kKept, result.index = i;
     return result;
   }
@@ -432,15 +449,15 @@ int64_t Recorder::finish(at::TensorList results) {
   find_gradients(in_rust);
   if (!host_.hindrance.empty()) hinder(host_.hindrance);
   call_.host_reads = host_.take_reads();
-  call_.kept = in_rust.n_kept;
-  std::vector<bool> owned(in_rust.n_kept);
+  std::vector<bool> owned;
+  for (size_t i = 0; i < in_rust.n_kept; i++) owned.push_back(!in_rust.kept[i].is_kept);
   for (const auto& result : call_.results)
     if (result.kind == Result::kKept) owned[result.index] = true;
   for (const auto& left : call_.gradients)
     if (left.gradient.kind == Result::kKept) owned[left.gradient.index] = true;
   for (size_t i = 0; i < owned.size(); i++)
     if (!owned[i]) tt_record_keeps(in_rust.id, in_rust.kept[i].storage);
-  all.emplace(in_rust.id, std::move(call_));
+  all.emplace(in_rust.id, std::make_shared<const Recorded>(std::move(call_)));
   return in_rust.id;
 }
 
@@ -455,7 +472,7 @@ struct Ended {
 
 void begin_recording(at::TensorList arguments, at::TensorList reached, int64_t before) {
   TORCH_CHECK(!is_recording && tt_is_program(), "a call is recorded already, or by another thread");
-  recorder = std::make_unique<Recorder>(arguments, reached, find_recorded(before));
+  recorder = std::make_unique<Recorder>(arguments, reached, find_recorded(before).get());
   tt_record_begin();
   is_recording = true;
 }
@@ -473,26 +490,30 @@ void cancel_recording() {
 }
 
 std::string hindrance(int64_t id) {
-  const auto* call = find_recorded(id);
+  const auto call = find_recorded(id);
   return call ? call->hindrance : "";
 }
 
 void drop(int64_t id) { all.erase(id); }
 
 std::string unequal(int64_t one, int64_t two) {
-  const auto *a = find_recorded(one), *b = find_recorded(two);
+  const auto a = find_recorded(one), b = find_recorded(two);
   return a && b ? difference(*a, *b) : "";
 }
 
 }  // namespace
 
-Recorded* find_recorded(int64_t id) {
+std::shared_ptr<const Recorded> find_recorded(int64_t id) {
   const auto found = all.find(id);
-  return found == all.end() ? nullptr : &found->second;
+  return found == all.end() ? nullptr : found->second;
 }
 
 void note_inputs(const Encoder& encoder) {
   if (recorder && tt_is_program()) recorder->note(encoder);
+}
+
+void note_read(const at::Tensor& from, const at::Scalar& value) {
+  if (recorder && tt_is_program()) recorder->read(from, value);
 }
 
 void note_consumed(const torch::autograd::Edge& root) {

@@ -1,11 +1,15 @@
 // Replays of recorded calls of functions.
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/_local_scalar_dense.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,37 +38,53 @@ std::optional<Tensors> no(const char* why) {
 // The program's tensors that a replay uses, held while it runs.
 class Replay {
  public:
-  Replay(const Recorded& call, at::TensorList arguments) : call_(call), arguments_(arguments) {}
+  Replay(std::shared_ptr<const Recorded> call, int64_t id, std::vector<at::Tensor> arguments)
+      : call_(std::move(call)), id_(id), arguments_(std::move(arguments)) {}
 
-  // Whether the call may be replayed now. Finds the storages of its template.
+  // Why the call may not be replayed now, or null. Finds the storages of its template.
   const char* hindrance();
-  // Sends the template's runs. Returns false if the template is no longer valid.
-  bool send(int64_t id);
+  enum Sent { kAll, kStale, kFailed, kElsewhere };
+  // Sends the template's runs. Stops if the template is no longer valid (`kStale`), if a value that the call reads
+  // depends on an operator that has failed (`kFailed`), or if it is not the recorded one (`kElsewhere`).
+  Sent send();
+  // Goes on where another replay has stopped, if the recorded call has done the same so far and has read the value that
+  // the other replay has read. Returns whether it can.
+  bool follow(const Replay& other);
   Tensors take_results();
+
+  int64_t id() const { return id_; }
+  // Number of values that were equal to the recorded ones.
+  size_t stage() const { return stage_; }
 
  private:
   const char* find_watched();
   const char* find_given();
   void find_fed();
+  bool send_stage();
+  std::optional<TtScalar> read(const Read& read);
   at::Tensor tensor(const Result& result);
-  c10::Storage kept(size_t number, c10::DeviceIndex device);
 
-  const Recorded& call_;
-  at::TensorList arguments_;
+  std::shared_ptr<const Recorded> call_;
+  int64_t id_;
+  std::vector<at::Tensor> arguments_;
   std::vector<at::Tensor> watched_;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> captured_;
   std::vector<TtGiven> given_;
   std::vector<TtFed> fed_;
-  std::vector<TtKept> made_;
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> on_kept_;
+  size_t stage_ = 0;
+  // The value that was read last.
+  TtScalar value_{};
+  // Storages that were made in place of those that the recorded call had made and that last, and their contexts.
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> made_;
+  std::vector<void*> contexts_;
 };
 
 const char* Replay::hindrance() {
-  if (!(call_.modes == Modes::now())) return "a setting of PyTorch (grad mode, autocast, default dtype, ...) differs";
-  if (arguments_.size() != call_.arguments.size()) return "the number of tensors differs";
+  if (!(call_->modes == Modes::now())) return "a setting of PyTorch (grad mode, autocast, default dtype, ...) differs";
+  if (arguments_.size() != call_->arguments.size()) return "the number of tensors differs";
   for (size_t i = 0; i < arguments_.size(); i++)
-    if (!call_.arguments[i].accepts(arguments_[i], arguments_)) return "the metadata of an argument differs";
-  for (const auto& read : call_.host_reads)
+    if (!call_->arguments[i].accepts(arguments_[i], arguments_)) return "the metadata of an argument differs";
+  for (const auto& read : call_->host_reads)
     if (read.version.current_version() != read.at) return "a host tensor that it reads has been written";
   if (const auto* why = find_watched()) return why;
   if (const auto* why = find_given()) return why;
@@ -73,8 +93,8 @@ const char* Replay::hindrance() {
 }
 
 const char* Replay::find_watched() {
-  watched_.reserve(call_.watched.size());
-  for (const auto& known : call_.watched) {
+  watched_.reserve(call_->watched.size());
+  for (const auto& known : call_->watched) {
     auto impl = known.tensor.lock();
     if (!impl) return "a tensor that it uses no longer exists";
     const auto& t = watched_.emplace_back(std::move(impl));
@@ -86,8 +106,8 @@ const char* Replay::find_watched() {
 }
 
 const char* Replay::find_given() {
-  given_.reserve(call_.given.size());
-  for (const auto& known : call_.given) {
+  given_.reserve(call_->given.size());
+  for (const auto& known : call_->given) {
     switch (known.kind) {
       case Given::kArgument: {
         const auto& t = arguments_[known.index];
@@ -97,7 +117,7 @@ const char* Replay::find_given() {
       case Given::kGradient: {
         const auto& grad = watched_[known.index].grad();
         if (!grad.defined()) return "a gradient is None";
-        if (!call_.watched[known.index].gradient.window->is_of(grad)) return "a gradient has another shape";
+        if (!call_->watched[known.index].gradient.window->is_of(grad)) return "a gradient has another shape";
         given_.push_back({storage_context(grad), 0});
         break;
       }
@@ -114,8 +134,8 @@ const char* Replay::find_given() {
 }
 
 void Replay::find_fed() {
-  for (size_t i = 0; i < call_.fed.size(); i++) {
-    const auto& fed = call_.fed[i];
+  for (size_t i = 0; i < call_->fed.size(); i++) {
+    const auto& fed = call_->fed[i];
     if (fed.kind == Fed::kConstant) continue;
     const bool is_argument = fed.kind == Fed::kArgument;
     const auto* storage = is_argument
@@ -132,22 +152,66 @@ void Replay::find_fed() {
   }
 }
 
-bool Replay::send(int64_t id) {
+// Returns false if the template is no longer valid.
+bool Replay::send_stage() {
   TtReplayed sent{};
-  check(tt_replay(id, given_.data(), given_.size(), fed_.data(), fed_.size(), &sent));
+  const auto& reads = call_->reads;
+  const size_t from = stage_ == 0 ? 0 : reads[stage_ - 1].fed;
+  const size_t to = stage_ == reads.size() ? call_->fed.size() : reads[stage_].fed;
+  const auto is_before = [](const TtFed& fed, size_t number) { return fed.number < number; };
+  const auto first = std::lower_bound(fed_.begin(), fed_.end(), from, is_before);
+  const auto last = std::lower_bound(first, fed_.end(), to, is_before);
+  const TtStage stage{id_,  stage_, given_.data(), given_.size(), fed_.data() + (first - fed_.begin()),
+                      static_cast<size_t>(last - first), contexts_.data(), contexts_.size()};
+  check(tt_replay(&stage, &sent));
   if (sent.is_stale) return false;
-  made_.assign(sent.kept, sent.kept + sent.n_kept);
+  for (size_t i = 0; i < sent.n_kept; i++) {
+    const auto& made = sent.kept[i];
+    made_.push_back(adopt_storage(made.storage, made.address, made.nbytes, static_cast<c10::DeviceIndex>(made.device)));
+  }
   return true;
 }
 
-// Returns the storage that the replay made in place of one that the recorded call had made.
-c10::Storage Replay::kept(size_t number, c10::DeviceIndex device) {
-  auto& known = on_kept_[number];
-  if (!known) {
-    const auto& made = made_[number];
-    known = adopt_storage(made.storage, made.address, made.nbytes, device);
+// Returns nothing if an operator has failed: Python has to raise the error where the program reads the value.
+std::optional<TtScalar> Replay::read(const Read& read) {
+  try {
+    return record_of(at::_local_scalar_dense(tensor(read.from)));
+  } catch (const c10::Error&) {
+  } catch (const std::runtime_error&) {
   }
-  return c10::Storage(known);
+  return std::nullopt;
+}
+
+Replay::Sent Replay::send() {
+  for (const auto& reads = call_->reads;; stage_++) {
+    if (!send_stage()) return kStale;
+    if (stage_ == reads.size()) return kAll;
+    for (size_t i = contexts_.size(); i < made_.size(); i++) contexts_.push_back(made_[i]->mutable_data_ptr().get_context());
+    const auto value = read(reads[stage_]);
+    if (!value) return kFailed;
+    value_ = *value;
+    if (!(value_ == reads[stage_].value)) return kElsewhere;
+  }
+}
+
+bool Replay::follow(const Replay& other) {
+  const auto number = other.stage_;
+  const auto &ours = call_->reads, &theirs = other.call_->reads;
+  if (ours.size() <= number || !(ours[number].value == other.value_)) return false;
+  for (size_t i = 0; i <= number; i++)
+    if (!(ours[i].from == theirs[i].from)) return false;
+  const auto same_given = [](const TtGiven& a, const TtGiven& b) { return a.storage == b.storage && a.base == b.base; };
+  const auto n_given = ours[number].given;
+  if (!std::equal(given_.begin(), given_.begin() + n_given, other.given_.begin(), same_given)) return false;
+  const auto same_fed = [](const TtFed& a, const TtFed& b) {
+    return a.number == b.number && a.window.storage == b.window.storage && a.window.offset == b.window.offset;
+  };
+  const auto before = [&](const TtFed& fed) { return fed.number < ours[number].fed; };
+  const auto n_fed = std::find_if_not(fed_.begin(), fed_.end(), before) - fed_.begin();
+  const auto n_theirs = std::find_if_not(other.fed_.begin(), other.fed_.end(), before) - other.fed_.begin();
+  if (n_fed != n_theirs || !std::equal(fed_.begin(), fed_.begin() + n_fed, other.fed_.begin(), same_fed)) return false;
+  stage_ = number + 1, made_ = other.made_, contexts_ = other.contexts_;
+  return true;
 }
 
 at::Tensor Replay::tensor(const Result& result) {
@@ -159,13 +223,13 @@ at::Tensor Replay::tensor(const Result& result) {
     case Result::kWatched:
       return watched_[result.index];
     case Result::kKept: {
-      auto t = window(kept(result.index, result.window->device.index()), result.window->record(result.offset));
+      auto t = window(c10::Storage(made_[result.index]), result.window->record(result.offset));
       const auto& version = t.unsafeGetTensorImpl()->version_counter();
       for (uint32_t i = 0; version.enabled() && i < result.version; i++) t.unsafeGetTensorImpl()->bump_version();
       return t;
     }
     case Result::kGiven: {
-      const auto& from = call_.given[result.index];
+      const auto& from = call_->given[result.index];
       if (from.kind == Given::kCaptured) {
         auto storage = c10::Storage(from.storage.lock());
         return window(std::move(storage), result.window->record(result.offset));
@@ -186,13 +250,12 @@ void bump(const at::Tensor& t, uint32_t writes) {
 }
 
 Tensors Replay::take_results() {
-  on_kept_.resize(made_.size());
   for (size_t i = 0; i < arguments_.size(); i++)
-    if (arguments_[i].defined()) bump(arguments_[i], call_.argument_writes[i]);
-  for (size_t i = 0; i < watched_.size(); i++) bump(watched_[i], call_.watched_writes[i]);
+    if (arguments_[i].defined()) bump(arguments_[i], call_->argument_writes[i]);
+  for (size_t i = 0; i < watched_.size(); i++) bump(watched_[i], call_->watched_writes[i]);
   Tensors results;
-  results.reserve(call_.results.size());
-  for (const auto& result : call_.results) {
+  results.reserve(call_->results.size());
+  for (const auto& result : call_->results) {
     auto t = tensor(result);
     if (result.requires_grad) {
       static const char* const message =
@@ -204,32 +267,81 @@ Tensors Replay::take_results() {
     }
     results.push_back(t.defined() ? std::optional(std::move(t)) : std::nullopt);
   }
-  for (const auto& left : call_.gradients) {
+  for (const auto& left : call_->gradients) {
     const auto& leaf = left.is_argument ? arguments_[left.leaf] : watched_[left.leaf];
     leaf.mutable_grad() = tensor(left.gradient);
   }
   return results;
 }
 
+// The replay that has read another value than the recorded call.
+std::unique_ptr<Replay> suspended;
+
+std::optional<Tensors> run(Replay replay) {
+  switch (replay.send()) {
+    case Replay::kAll:
+      return replay.take_results();
+    case Replay::kStale:
+      return no("the graph was begun anew");
+    case Replay::kFailed:
+      return no("an operator has failed");
+    case Replay::kElsewhere:
+      suspended = std::make_unique<Replay>(std::move(replay));
+      return no("a value that it reads is another one");
+  }
+  return std::nullopt;
+}
+
+std::optional<Replay> begin(int64_t id, const Tensors& arguments) {
+  const auto call = find_recorded(id);
+  if (!call || is_recording || !tt_is_program()) {
+    no("the call is on another thread or is being recorded");
+    return std::nullopt;
+  }
+  Replay replay(call, id, undefined_for_none(arguments));
+  if (const auto* why = replay.hindrance()) {
+    no(why);
+    return std::nullopt;
+  }
+  return replay;
+}
+
 // Replays a recorded call, whose template Rust has, with other tensor arguments. Returns nothing if the program's state
-// differs from that of the recorded call in a way that could change what the call does.
-std::optional<Tensors> replay(int64_t id, const Tensors& list) {
-  const auto* call = find_recorded(id);
-  if (!call || is_recording || !tt_is_program()) return no("the call is on another thread or is being recorded");
-  const auto arguments = undefined_for_none(list);
-  Replay replay(*call, arguments);
-  if (const auto* why = replay.hindrance()) return no(why);
-  if (!replay.send(id)) return no("the graph was begun anew");
-  return replay.take_results();
+// differs from that of the recorded call in a way that could change what the call does, or if the call reads another
+// value than the recorded one: then the replay is suspended.
+std::optional<Tensors> replay(int64_t id, const Tensors& arguments) {
+  auto replay = begin(id, arguments);
+  return replay ? run(std::move(*replay)) : std::nullopt;
+}
+
+// Goes on with the suspended replay, as another recorded call that has read the other value. If it cannot, the replay
+// stays suspended.
+std::optional<Tensors> resume(int64_t id, const Tensors& arguments) {
+  auto replay = begin(id, arguments);
+  if (!replay || !suspended || !replay->follow(*suspended)) return std::nullopt;
+  suspended.reset();
+  return run(std::move(*replay));
+}
+
+// Returns the recording of the suspended replay, and the number of the value that was another one.
+std::vector<int64_t> suspended_at() {
+  if (!suspended) return {};
+  return {suspended->id(), static_cast<int64_t>(suspended->stage())};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
   m.def("replay(int recording, Tensor?[] arguments) -> Tensor?[]?");
+  m.def("resume(int recording, Tensor?[] arguments) -> Tensor?[]?");
+  m.def("suspended() -> int[]", suspended_at);
+  m.def("abandon() -> ()", [] { suspended.reset(); });
   m.def("not_replayed() -> str", [] { return reason; });
 }
 
-TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) { m.impl("replay", replay); }
+TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) { 
+  m.impl("replay", replay);
+  m.impl("resume", resume);
+}
 
 }  // namespace tandem

@@ -194,11 +194,18 @@ void tt_reset_memory(uint8_t device, int32_t peak);
 // Whether the next allocation of host memory for Tandem may succeed. Tests make one fail.
 int32_t tt_may_allocate();
 
-// A storage that a call of a function made and that the program keeps.
+// A storage that a call of a function made, and that the program has after the call or when the call reads a value.
 struct TtKept {
   void* storage;
   void* address;
   uint64_t nbytes;
+  uint8_t device;
+  uint8_t is_kept;  // 1 if the program has it after the call
+};
+// A value that a call of a function reads.
+struct TtScalar {
+  uint8_t kind;  // 0 bool, 1 int, 2 float
+  int64_t bits;  // those of a double for a float
 };
 // A recorded call. The arrays are valid until this thread's next recording or replay.
 struct TtRecorded {
@@ -219,7 +226,7 @@ struct TtFed {
   size_t number;
   TtTensor window;
 };
-// The storages that take the place of those that the recorded call made and the program kept.
+// The storages that take the place of those that the recorded call made and the program has.
 struct TtReplayed {
   const TtKept* kept;
   size_t n_kept;
@@ -235,8 +242,29 @@ void tt_record_rebase(int64_t id, const int64_t* bases, size_t n);
 void tt_record_feeds_again(int64_t id, size_t number);
 // Records that the program keeps a storage that the call made, so that the call cannot be replayed.
 void tt_record_keeps(int64_t id, void* storage);
-// Sends the runs of a template.
-int32_t tt_replay(int64_t id, const TtGiven* given, size_t n_given, const TtFed* fed, size_t n_fed, TtReplayed* replayed);
+// What a recorded call has used when it reads a value.
+struct TtRead {
+  size_t storage;  // number of the storage that is read among those made or those given
+  size_t n_made;
+  size_t n_given;
+  size_t n_hosts;
+  int32_t is_made;
+};
+// Records that the fetch before has read a single value from a storage.
+void tt_record_read(void* storage, TtScalar value, TtRead* read);
+// A stage of a template: what lies between two values that it reads.
+struct TtStage {
+  int64_t id;
+  size_t number;
+  const TtGiven* given;
+  size_t n_given;
+  const TtFed* fed;
+  size_t n_fed;
+  void* const* made;  // the storages that the stages before have made
+  size_t n_made;
+};
+// Sends the runs of a stage.
+int32_t tt_replay(const TtStage* stage, TtReplayed* replayed);
 
 // --- C++, called by Rust -----------------------------------------------------------------------
 // No exception leaves these functions. A function that fails keeps the exception for ttc_take_exception and returns

@@ -158,6 +158,35 @@ pub struct TtKept {
     pub storage: *mut c_void,
     pub address: *mut c_void,
     pub nbytes: u64,
+    pub device: u8,
+    pub is_kept: u8,
+}
+
+#[repr(C)]
+pub struct TtScalar {
+    pub kind: u8,
+    pub bits: i64,
+}
+
+#[repr(C)]
+pub struct TtRead {
+    pub storage: usize,
+    pub n_made: usize,
+    pub n_given: usize,
+    pub n_hosts: usize,
+    pub is_made: i32,
+}
+
+#[repr(C)]
+pub struct TtStage {
+    pub id: i64,
+    pub number: usize,
+    pub given: *const TtGiven,
+    pub n_given: usize,
+    pub fed: *const TtFed,
+    pub n_fed: usize,
+    pub made: *const *mut c_void,
+    pub n_made: usize,
 }
 
 #[repr(C)]

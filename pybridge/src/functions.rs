@@ -5,8 +5,7 @@ use std::ffi::c_void;
 
 use smallvec::SmallVec;
 use tandem_runtime::engine::{Engine, RecordingId, Replay};
-use tandem_runtime::function::{Hindered, Hindrance, Property, Unequal};
-use tandem_runtime::storage::FreshStorage;
+use tandem_runtime::function::{Hindered, Hindrance, Made, Property, Scalar, Slot, Unequal};
 use tandem_tracegraph::call::{Input, Place};
 use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -25,11 +24,18 @@ thread_local! {
 struct Shown {
     given: Vec<*mut c_void>,
     kept: Vec<TtKept>,
-    fresh: Vec<(FreshStorage, u64)>,
+    fresh: Vec<Made>,
 }
 
-fn kept((made, nbytes): (FreshStorage, u64)) -> TtKept {
-    TtKept { storage: context_of(made.id), address: made.address as *mut c_void, nbytes }
+fn kept(made: &Made) -> TtKept {
+    let storage = made.storage();
+    TtKept {
+        storage: context_of(storage.id),
+        address: storage.address as *mut c_void,
+        nbytes: made.nbytes,
+        device: made.device,
+        is_kept: u8::from(made.kept),
+    }
 }
 
 /// Returns a source line, with an operator if there is one.
@@ -52,6 +58,10 @@ pub fn hindrance(id: u64) -> Option<(String, bool)> {
     let text = match why {
         Hindrance::Fetch => format!(
             "the program reads a value: {at}. Keep it on the device, or read it outside of the function"
+        ),
+        Hindrance::Late => format!(
+            "the program reads a value after the call has changed tensors, drawn random numbers or ended an \
+             iteration: {at}. Keep it on the device, or read it before or outside of the function"
         ),
         Hindrance::New => format!("{at} ran at once, because it or its shapes were new"),
         Hindrance::Dynamic => format!("the shape that {at} returns depends on data"),
@@ -90,6 +100,12 @@ pub fn unequal(one: u64, two: u64) -> Option<String> {
             number(now),
             number(before)
         ),
+        Property::Fetched(_, before, now) => format!(
+            "the program reads a value: {at}. It is {}, and {} in the call before. Keep it on the device, or read it \
+             outside of the function",
+            scalar(now),
+            scalar(before)
+        ),
         Property::Host => format!(
             "{at} reads a host tensor whose contents differ from those in the call before. Pass it as an argument"
         ),
@@ -98,6 +114,29 @@ pub fn unequal(one: u64, two: u64) -> Option<String> {
         Property::Ends => "iterations end at other places than in the call before".into(),
         Property::Kept => format!("the tensor that is made {at} is in use after some calls only"),
     })
+}
+
+fn scalar(value: Option<Scalar>) -> String {
+    match value {
+        None => "not read".into(),
+        Some(Scalar::Bool(true)) => "True".into(),
+        Some(Scalar::Bool(false)) => "False".into(),
+        Some(Scalar::Int(int)) => int.to_string(),
+        Some(Scalar::Float(bits)) => f64::from_bits(bits).to_string(),
+    }
+}
+
+/// Returns the number of the value at which two recorded calls part, if all that they did before is equal.
+pub fn parting(one: u64, two: u64) -> Option<usize> {
+    match lock().unequal(RecordingId(one), RecordingId(two))?.what {
+        Property::Fetched(number, Some(_), Some(_)) => Some(number),
+        _ => None,
+    }
+}
+
+/// Returns the number of values that a recorded call has read.
+pub fn fetches_of(id: u64) -> usize {
+    lock().recording(RecordingId(id)).map_or(0, |recording| recording.fetches())
 }
 
 /// Returns a fed number, whose type is not known: it is a float unless its bits are those of a small integer.
@@ -115,7 +154,7 @@ pub fn ops_of(id: u64) -> usize {
 
 /// Returns whether iterations end within a recorded call.
 pub fn ends_of(id: u64) -> bool {
-    lock().recording(RecordingId(id)).is_some_and(|recording| recording.parts()[0].ends)
+    lock().recording(RecordingId(id)).is_some_and(|recording| recording.ends())
 }
 
 /// Makes a recorded call a template. Returns false if the graphs were forgotten since.
@@ -149,9 +188,8 @@ unsafe extern "C" fn tt_record_end(recorded: *mut TtRecorded) {
     let mut shown = SHOWN.take().unwrap_or_default();
     shown.given.clear();
     shown.given.extend(recording.given().iter().map(|id| context_of(*id)));
-    let lasting = recording.made().iter().filter(|made| made.kept);
     shown.kept.clear();
-    shown.kept.extend(lasting.map(|made| kept((made.storage(), made.nbytes))));
+    shown.kept.extend(recording.made().iter().filter(|made| made.lasts()).map(kept));
     // SAFETY: `recorded` is valid for writes. The arrays are on the heap and do not move when they are put back.
     unsafe {
         *recorded = TtRecorded {
@@ -192,23 +230,47 @@ extern "C" fn tt_record_keeps(id: i64, storage: *mut c_void) {
 
 /// # Safety
 ///
-/// `given` and `fed` must point to that many records, whose pointers are valid during the call. `replayed` must be valid
-/// for writes.
+/// `read` must be valid for writes.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn tt_replay(
-    id: i64,
-    given: *const TtGiven,
-    n_given: usize,
-    fed: *const TtFed,
-    n_fed: usize,
-    replayed: *mut TtReplayed,
-) -> i32 {
+unsafe extern "C" fn tt_record_read(storage: *mut c_void, value: TtScalar, read: *mut TtRead) {
+    let value = match value.kind {
+        0 => Scalar::Bool(value.bits != 0),
+        1 => Scalar::Int(value.bits),
+        _ => Scalar::Float(value.bits as u64),
+    };
+    let Some((slot, used)) = lock().note_read(storage_of(storage), value) else { return };
+    let (is_made, number) = match slot {
+        Slot::Made(number) => (1, number),
+        Slot::Given(number) => (0, number),
+    };
+    // SAFETY: `read` is valid for writes.
+    unsafe {
+        *read = TtRead {
+            storage: number as usize,
+            n_made: used.made,
+            n_given: used.given,
+            n_hosts: used.hosts,
+            is_made,
+        };
+    }
+}
+
+/// # Safety
+///
+/// The stage's arrays must have the given lengths, and the pointers in them must be valid during the call. `replayed`
+/// must be valid for writes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn tt_replay(stage: *const TtStage, replayed: *mut TtReplayed) -> i32 {
     for_shim(|| {
         check_process()?;
-        // SAFETY: the arrays have these lengths, and the pointers in them are valid during the call.
-        let (given, fed) = unsafe {
-            (items::<TtGiven>(given.cast(), n_given as u32), items::<TtFed>(fed.cast(), n_fed as u32))
+        // SAFETY: the stage and its arrays are valid during the call.
+        let (stage, given, fed, made) = unsafe {
+            let stage = &*stage;
+            let given = items::<TtGiven>(stage.given.cast(), stage.n_given as u32);
+            let fed = items::<TtFed>(stage.fed.cast(), stage.n_fed as u32);
+            (stage, given, fed, items::<*mut c_void>(stage.made.cast(), stage.n_made as u32))
         };
+        let made: SmallVec<[StorageId; 16]> = made.iter().map(|context| storage_of(*context)).collect();
         let given: SmallVec<[(StorageId, i64); 64]> =
             given.iter().map(|g| (storage_of(g.storage), g.base)).collect();
         // SAFETY: as above.
@@ -219,7 +281,8 @@ unsafe extern "C" fn tt_replay(
         let is_stale = loop {
             let mut engine = lock();
             shown.fresh.clear();
-            match engine.replay(RecordingId(id as u64), &given, &fed, &mut shown.fresh)? {
+            let at = (stage.number, &made[..]);
+            match engine.replay(RecordingId(stage.id as u64), at, &given, &fed, &mut shown.fresh)? {
                 Replay::NeedTicket(ticket) => wait_for(engine, ticket, false)?,
                 Replay::Stale => break true,
                 Replay::Sent => {
@@ -229,7 +292,7 @@ unsafe extern "C" fn tt_replay(
             }
         };
         shown.kept.clear();
-        shown.kept.extend(shown.fresh.iter().copied().map(kept));
+        shown.kept.extend(shown.fresh.iter().map(kept));
         // SAFETY: `replayed` is valid for writes. The array is on the heap and does not move when it is put back.
         unsafe {
             *replayed = TtReplayed {

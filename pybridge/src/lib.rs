@@ -130,6 +130,18 @@ mod _core {
         functions::unequal(one, two)
     }
 
+    /// Returns the number of the value at which two recorded calls part, if all before it is equal.
+    #[pyfunction]
+    fn parting(one: u64, two: u64) -> Option<usize> {
+        functions::parting(one, two)
+    }
+
+    /// Returns the number of values that a recorded call has read.
+    #[pyfunction]
+    fn fetches_of(recording: u64) -> usize {
+        functions::fetches_of(recording)
+    }
+
     /// Returns the number of ops of a recorded call.
     #[pyfunction]
     fn ops_of(recording: u64) -> usize {

@@ -5,6 +5,8 @@
 //! **Strategy.** A [`Recording`] has all that a call sends to GraphRunner, with storages numbered in the order in which
 //! they occur. Once consecutive calls have equal recordings, the last one becomes a template: a replay sends its runs
 //! again and replaces the storages.
+//! **Branches.** A call may read values. A replay stops at each of them, in the [`Part`]s' stages, and goes on only if
+//! the value is the recorded one. What precedes a value must have changed nothing, so that it can be abandoned.
 //! **Limits.** A call whose ops did not all go to GraphRunner has a [`Hindrance`] and is never replayed.
 
 use rustc_hash::FxHashMap;
@@ -27,8 +29,11 @@ pub enum Slot {
 /// Reason why a call cannot be replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hindrance {
-    /// The program reads a value.
+    /// The program reads a tensor's elements.
     Fetch,
+    /// The program reads a value after the call has written a tensor that existed before, has drawn random numbers, or
+    /// has ended an iteration.
+    Late,
     /// An op ran at once because its location, its shapes or its inputs were new. A later call may have none.
     New,
     /// The output shapes of an op depend on data.
@@ -52,6 +57,29 @@ pub struct Hindered {
     pub op: Option<OpId>,
     /// Location of the call, or of the last op before.
     pub location: LocationId,
+}
+
+/// Value that the program reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scalar {
+    /// Truth value.
+    Bool(bool),
+    /// Integer.
+    Int(i64),
+    /// Floating-point number, as the bits of a 64-bit one.
+    Float(u64),
+}
+
+/// Value that a recorded call has read.
+#[derive(Clone, Copy, Debug)]
+struct Fetched {
+    /// Number of ops before it.
+    at: usize,
+    /// Slot of the storage that it was read from.
+    slot: Slot,
+    value: Scalar,
+    op: Option<OpId>,
+    location: LocationId,
 }
 
 /// Recorded op.
@@ -78,9 +106,22 @@ pub struct Made {
     pub name: Name,
     /// Whether it is in use after the call.
     pub kept: bool,
+    /// Whether the program reads a value later in the call. A replay that is abandoned there must be able to drop it.
+    held: bool,
     /// Number of the first part that the program has dropped it in.
     dropped: u32,
     storage: FreshStorage,
+}
+
+/// Numbers of storages and host tensors that a call has used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Used {
+    /// Storages that it has made.
+    pub made: usize,
+    /// Storages that it was given.
+    pub given: usize,
+    /// Host tensors that were fed.
+    pub hosts: usize,
 }
 
 /// What a replay uses in place of the recorded call's storages and host tensors.
@@ -99,6 +140,8 @@ pub struct Values<'a> {
 pub struct Part {
     /// Number of the part.
     pub number: u32,
+    /// Number of values that are read before it.
+    pub stage: usize,
     /// Ops as a range of [`Recording::steps`].
     pub steps: std::ops::Range<usize>,
     /// Whether an iteration ends after them.
@@ -125,6 +168,8 @@ pub enum Property {
     Shape,
     /// Fed number, as bits.
     Number(u64, u64),
+    /// Value that is read, by its number among those of the call. All before it is equal.
+    Fetched(usize, Option<Scalar>, Option<Scalar>),
     /// Contents of a fed host tensor.
     Host,
     /// Offset of a window, in elements.
@@ -151,8 +196,13 @@ pub struct Recording {
     made: Vec<Made>,
     /// Numbers of ops after which an iteration ended.
     ends: Vec<usize>,
+    fetched: Vec<Fetched>,
+    /// Fetch that has not turned out to be a single value yet.
+    open_fetch: Option<Hindered>,
     hindered: Option<Hindered>,
     draws: bool,
+    /// Whether an op has written a storage that existed before the call.
+    writes: bool,
     /// Slots by id. An id may be reused during the call.
     places: FxHashMap<StorageId, Slot>,
 }
@@ -186,6 +236,16 @@ impl Made {
     pub fn storage(&self) -> FreshStorage {
         self.storage
     }
+
+    /// Returns what a replay makes in place of it, on a storage of its own.
+    pub fn on(&self, storage: FreshStorage) -> Made {
+        Made { storage, ..*self }
+    }
+
+    /// Returns whether a replay creates the storage for the program, and not for GraphRunner alone.
+    pub fn lasts(&self) -> bool {
+        self.kept || self.held
+    }
 }
 
 impl Recording {
@@ -210,11 +270,7 @@ impl Recording {
         };
         self.steps.push(Step { node, variant, at, inputs: inputs as u32 });
         for id in &run.storages[from.storages..from.storages + inputs] {
-            let next = Slot::Given(self.given.len() as u32);
-            let slot = *self.places.entry(*id).or_insert(next);
-            if slot == next {
-                self.given.push(*id);
-            }
+            let slot = self.slot_of(*id);
             self.slots.push(slot);
         }
         self.offsets.extend_from_slice(&run.offsets[from.offsets..]);
@@ -226,8 +282,54 @@ impl Recording {
             self.places.insert(storage.id, slot);
             self.slots.push(slot);
             let name = Name::made_by(node, i);
-            self.made.push(Made { nbytes: *nbytes, device, name, kept: false, dropped: 0, storage });
+            self.made.push(Made {
+                nbytes: *nbytes,
+                device,
+                name,
+                kept: false,
+                held: false,
+                dropped: 0,
+                storage,
+            });
         }
+    }
+
+    fn slot_of(&mut self, id: StorageId) -> Slot {
+        let next = Slot::Given(self.given.len() as u32);
+        let slot = *self.places.entry(id).or_insert(next);
+        if slot == next {
+            self.given.push(id);
+        }
+        slot
+    }
+
+    /// Records that the op added last has written a storage.
+    pub fn note_written(&mut self, id: StorageId) {
+        self.writes |= matches!(self.slot_of(id), Slot::Given(_));
+    }
+
+    /// Records that the program fetches something. This hinders a replay unless [`Recording::read`] follows.
+    pub fn fetch(&mut self, op: OpId, location: LocationId) {
+        self.close_fetch();
+        self.open_fetch = Some(Hindered { why: Hindrance::Fetch, op: Some(op), location });
+    }
+
+    fn close_fetch(&mut self) {
+        if let Some(hindered) = self.open_fetch.take() {
+            self.hinder(hindered);
+        }
+    }
+
+    /// Records that the last fetch has read a single value from a storage. Returns the storage's slot, and what the call
+    /// has used so far.
+    pub fn read(&mut self, id: StorageId, value: Scalar) -> Option<(Slot, Used)> {
+        let Hindered { op, location, .. } = self.open_fetch.take()?;
+        if self.writes || self.draws || !self.ends.is_empty() {
+            self.hinder(Hindered { why: Hindrance::Late, op, location });
+        }
+        let slot = self.slot_of(id);
+        self.fetched.push(Fetched { at: self.steps.len(), slot, value, op, location });
+        Some((slot, Used { made: self.made.len(), given: self.given.len(), hosts: self.hosts.len() }))
     }
 
     /// Records that an iteration ended.
@@ -249,6 +351,16 @@ impl Recording {
 
     /// Ends the recording. `lives` says whether a storage is in use.
     pub fn finish(&mut self, lives: impl Fn(FreshStorage) -> bool) {
+        self.close_fetch();
+        let read = self.fetched.last().map_or(0, |last| last.at);
+        for (i, step) in self.steps.iter().enumerate() {
+            let slots = &self.slots[step.at.storages + step.inputs as usize..self.end(i).storages];
+            for slot in slots {
+                if let Slot::Made(made) = slot {
+                    self.made[*made as usize].held = i < read;
+                }
+            }
+        }
         for made in &mut self.made {
             made.kept = lives(made.storage);
         }
@@ -313,16 +425,31 @@ impl Recording {
         self.hindered
     }
 
-    /// Returns the parts between ends of iterations.
+    /// Returns the number of values that the call has read.
+    pub fn fetches(&self) -> usize {
+        self.fetched.len()
+    }
+
+    /// Returns whether iterations end within the call.
+    pub fn ends(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
+    /// Returns the parts between values that are read and ends of iterations. Values are read before iterations end.
     pub fn parts(&self) -> Vec<Part> {
+        let reads = self.fetched.iter().map(|fetched| (fetched.at, false));
+        let ends = self.ends.iter().map(|&end| (end, true));
         let mut parts: Vec<Part> = Vec::new();
         let mut from = 0;
-        for &end in &self.ends {
-            parts.push(Part { number: parts.len() as u32, steps: from..end, ends: true });
-            from = end;
-        }
-        if from < self.steps.len() || parts.is_empty() {
-            parts.push(Part { number: parts.len() as u32, steps: from..self.steps.len(), ends: false });
+        for (to, ends) in reads.chain(ends).chain([(self.steps.len(), false)]) {
+            let number = parts.len();
+            let steps = from..to.max(from);
+            from = steps.end;
+            let is_last = number == self.fetched.len() + self.ends.len();
+            if !(is_last && steps.is_empty()) {
+                let stage = number.min(self.fetched.len());
+                parts.push(Part { number: number as u32, stage, steps, ends });
+            }
         }
         parts
     }
@@ -354,6 +481,9 @@ impl Recording {
             Some(Unequal { location, ops: (op(other, i), op(self, i)), what })
         };
         for (i, (one, two)) in self.steps.iter().zip(&other.steps).enumerate() {
+            if let Some(unequal) = self.fetched_unequal(other, i) {
+                return Some(unequal);
+            }
             let (a, b) = (node(one.node), node(two.node));
             let same = one.node == two.node
                 || (a.key.op, &a.key.args, &a.key.inputs, a.key.device, a.key.modes)
@@ -392,6 +522,9 @@ impl Recording {
             }
         }
         let common = self.steps.len().min(other.steps.len());
+        if let Some(unequal) = self.fetched_unequal(other, common) {
+            return Some(unequal);
+        }
         if self.steps.len() != other.steps.len() {
             return at(common, Property::Op);
         }
@@ -405,6 +538,21 @@ impl Recording {
             return Some(Unequal { location, ops: (None, None), what: Property::Kept });
         }
         None
+    }
+
+    /// Returns the first difference in the values that two calls read before the op of a number.
+    fn fetched_unequal(&self, other: &Recording, before: usize) -> Option<Unequal> {
+        let number = self.fetched.iter().zip(&other.fetched);
+        let number = number.take_while(|(a, b)| (a.at, a.slot, a.value) == (b.at, b.slot, b.value)).count();
+        let at = |recording: &'_ Recording| {
+            recording.fetched.get(number).copied().filter(|fetched| fetched.at <= before)
+        };
+        let (now, known) = (at(self), at(other));
+        let Fetched { op, location, .. } = now.or(known)?;
+        let same = now.zip(known).is_none_or(|(a, b)| a.slot == b.slot);
+        let value = |fetched: Option<Fetched>| fetched.map(|fetched| fetched.value);
+        let what = if same { Property::Fetched(number, value(known), value(now)) } else { Property::Storage };
+        Some(Unequal { location, ops: (op, op), what })
     }
 
     /// Adds the feeds of a part's ops to a run. `make` returns a new storage in place of one that the call made.
@@ -455,7 +603,7 @@ impl Recording {
         }
         run.generators.extend(self.generators[from.generators..end.generators].iter().cloned());
         let dropped = self.made.iter().zip(made.iter());
-        let dropped = dropped.filter(|(m, _)| !m.kept && m.dropped == part.number);
+        let dropped = dropped.filter(|(m, _)| !m.lasts() && m.dropped == part.number);
         run.released.extend(dropped.map(|(_, id)| *id));
     }
 }

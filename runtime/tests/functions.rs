@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use fakes::{CoExecution, Machine, Store, Tensor, Window};
 use tandem_runtime::engine::{RecordingId, Replay};
-use tandem_runtime::function::{Hindrance, Property};
+use tandem_runtime::function::{Hindrance, Made, Property, Scalar, Slot};
 use tandem_tracegraph::ids::StorageId;
 
 /// The function: writes `w` in place, and returns a new tensor and a number of temporaries' sum.
@@ -32,18 +32,34 @@ fn id_of(t: &Tensor) -> StorageId {
     id
 }
 
-fn replay(m: &CoExecution, id: RecordingId, given: &[(StorageId, i64)]) -> Option<Tensor> {
+/// Replays a stage, with the storages made in the stages before. Returns the tensors that last.
+fn replay_stage(
+    m: &CoExecution,
+    id: RecordingId,
+    (stage, made): (usize, &[Tensor]),
+    given: &[(StorageId, i64)],
+) -> Option<Vec<Tensor>> {
     let mut kept = Vec::new();
+    let made: Vec<StorageId> = made.iter().map(id_of).collect();
     loop {
-        let replayed = m.engine().replay(id, given, &[], &mut kept).expect("nothing fails");
+        let replayed = m.engine().replay(id, (stage, &made), given, &[], &mut kept).expect("nothing fails");
         match replayed {
             Replay::Sent => break,
             Replay::Stale => return None,
             Replay::NeedTicket(_) => m.synchronize().expect("GraphRunner lives"),
         }
     }
-    let [(made, nbytes)] = kept[..] else { panic!("{kept:?}") };
-    Some(Tensor::new(Rc::new(Store::Tandem(made.id)), Window::dense(&[nbytes as i64 / 4])))
+    let tensor = |made: &Made| {
+        let store = Store::Tandem(made.storage().id);
+        Tensor::new(Rc::new(store), Window::dense(&[made.nbytes as i64 / 4]))
+    };
+    Some(kept.iter().map(tensor).collect())
+}
+
+fn replay(m: &CoExecution, id: RecordingId, given: &[(StorageId, i64)]) -> Option<Tensor> {
+    let kept = replay_stage(m, id, (0, &[]), given)?;
+    let [result] = &kept[..] else { panic!("{} tensors", kept.len()) };
+    Some(result.clone())
 }
 
 /// Calls the function until its ops are co-executed.
@@ -136,6 +152,75 @@ fn a_fetch_and_a_new_op_hinder_a_replay() {
     m.item(9, &sum).expect("a value");
     let id = m.engine().end_recording();
     assert_eq!(why(&m, id), Some(Hindrance::Fetch));
+}
+
+/// A function that reads a value of a temporary, and goes on depending on it.
+fn branching(m: &mut CoExecution, x: &Tensor) -> Tensor {
+    let active = m.relu(1, x);
+    let sum = m.add(2, &active, x, 1.0);
+    let value = m.item(9, &sum).expect("a value");
+    m.engine().note_read(id_of(&sum), Scalar::Float(value.to_bits()));
+    if value > 0.0 { m.add(3, &sum, &active, 1.0) } else { m.relu(4, &active) }
+}
+
+#[test]
+fn a_replay_stops_at_a_value_and_goes_on_as_another_call() {
+    let mut m = CoExecution::new();
+    let inputs = [m.state(&[1.0, 2.0]), m.state(&[-1.0, 3.0])];
+    for i in 0..12 {
+        branching(&mut m, &inputs[i % 2]);
+        m.step();
+    }
+    let recorded = inputs.each_ref().map(|x| {
+        m.engine().begin_recording();
+        let result = branching(&mut m, x);
+        let id = m.engine().end_recording();
+        m.step();
+        let mut engine = m.engine();
+        assert!(engine.make_template(id));
+        assert_eq!(engine.recording(id).map(|call| (call.hindered(), call.fetches())), Some((None, 1)));
+        (id, result)
+    });
+    let values = [2.0f64, -1.0].map(|value| Some(Scalar::Float(value.to_bits())));
+    let unequal = m.engine().unequal(recorded[0].0, recorded[1].0).map(|unequal| unequal.what);
+    assert_eq!(unequal, Some(Property::Fetched(0, values[0], values[1])));
+    let given = [(id_of(&inputs[1]), 0)];
+    for (id, other) in [(recorded[1].0, false), (recorded[0].0, true)] {
+        let before = replay_stage(&m, id, (0, &[]), &given).expect("it is valid");
+        assert_eq!(before.iter().map(|t| m.peek(t)).collect::<Vec<_>>(), [[0.0, 3.0], [-1.0, 6.0]]);
+        if other {
+            drop(replay_stage(&m, id, (0, &[]), &given).expect("it is valid"));
+        }
+        let after = replay_stage(&m, recorded[1].0, (1, &before), &given).expect("it is valid");
+        drop(before);
+        m.step();
+        assert_eq!(after.len(), 1);
+        assert_eq!(m.peek(&after[0]), m.peek(&recorded[1].1));
+    }
+    drop((inputs, recorded));
+    m.synchronize().expect("GraphRunner lives");
+    assert_eq!(m.leaked(), (0, 0));
+}
+
+#[test]
+fn a_value_that_is_read_after_a_write_hinders_a_replay() {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    let call = |m: &mut CoExecution, to: &Tensor| {
+        let sum = m.add(1, &x, &w, 0.5);
+        m.mul_(2, to, &sum);
+        let value = m.item(9, &sum).expect("a value");
+        m.engine().note_read(id_of(&sum), Scalar::Float(value.to_bits()))
+    };
+    for _ in 0..6 {
+        call(&mut m, &w);
+        m.step();
+    }
+    m.engine().begin_recording();
+    let (slot, used) = call(&mut m, &w).expect("a call is recorded");
+    assert_eq!((slot, used.made, used.given, used.hosts), (Slot::Made(0), 1, 2, 0));
+    let id = m.engine().end_recording();
+    assert_eq!(m.engine().recording(id).and_then(|call| call.hindered()).map(|h| h.why), Some(Hindrance::Late));
 }
 
 #[test]

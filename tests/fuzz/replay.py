@@ -1,7 +1,7 @@
 """Random functions, called while the program changes what they read: `python -m tests.fuzz.replay --programs 500`.
 
-Each program is a function of tensors that reads attributes, globals, parameters and random numbers, and writes tensors
-and gradients. It is called many times, with changes between the calls. Eager PyTorch must have the same bits as Tandem,
+Each program is a function of tensors that reads attributes, globals, parameters and random numbers, branches on values
+of tensors, and writes tensors and gradients. It is called many times, with changes between the calls. Eager PyTorch must have the same bits as Tandem,
 where equal calls are replayed.
 """
 
@@ -51,12 +51,13 @@ EXPRESSIONS = {
     "v": ["({v} + {v})", "({v} * {f})", "({m} @ {v})", "{m}.sum(0)", "{v}.sigmoid()", "{m}.mean(1)", "{v}.flip(0)"],
     "s": ["({m}).sum()", "({v}).mean()", "F.mse_loss({m}, {m})", "({m}).square().mean()"],
     "f": ["({f} + 1)"],
-    "c": ["(not {c})"],
+    "c": ["(not {c})", "({s} > {f})", "(({v} > {f}).any() and {c})", "(({m}).argmax().item() % 3 == 0)", "bool({v}[0] > 0)"],
 }  # fmt: skip
 STATEMENTS = [
     "r.c.add_(({v}).detach())", "r.m.mul_(0.5).add_(({m}).detach())", "r.c[0].fill_({f})", "with torch.no_grad(): r.b.copy_(r.b * 0.9)",
     "a = {m}", "if {c}: r.c.mul_(0.5)", "for i in range(r.n): r.c.add_(i)", "y.add_(1)", "r.count.add_(1)",
     "b = {v}", "torch.manual_seed(r.n)", "r.seen = r.n", "list(map(r.c.add_, r.items[1:2]))",
+    "a = {m} if {c} else {m}.cos()",
 ]  # fmt: skip
 TRAINING = [
     "opt.zero_grad()", "opt.zero_grad(set_to_none=False)", "loss.backward()", "opt.step()",

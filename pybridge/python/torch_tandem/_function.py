@@ -36,7 +36,7 @@ MOST_KEYS = 512
 REMEMBERED = 4
 
 _ops = torch.ops.torch_tandem
-_replay = _ops.replay.default._op
+_replay, _resume = _ops.replay.default._op, _ops.resume.default._op
 _tensors = (torch.Tensor, torch.nn.Parameter)
 _values = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
@@ -87,11 +87,15 @@ class Graph:
     result: Callable[[list], Any]
     # Whether iterations end within the call.
     steps: bool
+    # Number of values that the call reads.
+    reads: int
     # Replays until the next audit, and their number between the last two.
     left: int
     period: int
     # Replays since the last audit that passed.
     suspect: int = 0
+    # For the recordings of other graphs that do the same up to a value: the number of this value.
+    partings: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -199,6 +203,8 @@ class Function:
                 if graph.left > 0 and graph.check(objects) < 0:
                     with torch._C.DisableTorchFunction():
                         results = _replay(graph.recorded.id, tensors)
+                    if results is None and graph.reads:
+                        graph, results = self._resume(graph, graphs, tensors, objects)
                     if results is not None:
                         graph.left -= 1
                         graph.suspect += 1
@@ -209,6 +215,31 @@ class Function:
                             self._end_call()
                         return graph.result(results)
         return self._python(args, kwargs, Arguments(key, tensors, objects))
+
+    def _resume(
+        self, graph: Graph, graphs: list[Graph], tensors: list, objects: list
+    ) -> tuple[Graph, list | None]:
+        """Go on with a replay that has read another value than the recorded call, as the graph that has it."""
+        tried = {graph.recorded.id}
+        results = None
+        while results is None and (at := _ops.suspended()):
+            for other in graphs:
+                id = other.recorded.id
+                if id in tried or other.partings.get(at[0]) != at[1] or other.left <= 0:
+                    continue
+                tried.add(id)
+                if other.check(objects) < 0:
+                    with torch._C.DisableTorchFunction():
+                        results = _resume(id, tensors)
+                    if results is not None or _ops.suspended() != at:
+                        graph = other
+                        break
+            else:
+                _ops.abandon()
+        if results is not None:
+            graphs.remove(graph)
+            graphs.insert(0, graph)
+        return graph, results
 
     def _check_signature(self, tensors: list[torch.Tensor]) -> None:
         """Raise an error if a call's tensors are not those of the signature."""
@@ -229,9 +260,10 @@ class Function:
     def _python(self, args: tuple, kwargs: dict, arguments: Arguments) -> Any:
         """Run a call in Python, recorded unless it is known to be of no use."""
         attempts = self._attempts_of(arguments.key)
-        due = self._due(arguments)
+        due = [graph for graph in self._graphs.get(arguments.key, ()) if graph.left == 0]
+        due = [graph for graph in due if graph.check(arguments.objects) < 0]
         may_record = _ops.may_record()
-        if attempts.rest > 0 and due is None:
+        if attempts.rest > 0 and not due:
             attempts.rest -= 1
             return self._plainly(args, kwargs, may_record)
         if self._refuses(arguments, attempts) or not may_record:
@@ -256,8 +288,10 @@ class Function:
         self._kept.add(recording)
         recorded = Recorded(recording, state, spec, constants, state.differences(after))
         hindrance = self._hindrance(recorded, draws != _random_states())
-        if due is not None:
-            self._audit_with(due, recorded, hindrance)
+        # A call that reads another value is another branch, and says nothing about the graph.
+        due = [graph for graph in due if _core.parting(graph.recorded.id, recorded.id) is None]
+        if due:
+            self._audit_with(due[0], recorded, hindrance)
         else:
             self._learn(arguments, attempts, recorded, hindrance)
         return result
@@ -371,10 +405,14 @@ class Function:
         period = self._audit or FIRST_AUDIT
         check = _holds if self._is_proven else recorded.state.check(recorded.written)
         left = sys.maxsize if self._is_proven else period - 1
-        graph = Graph(
-            recorded, arguments.key, check, _builder(recorded), _core.ends_of(recorded.id), left, period
-        )
-        self._graphs.setdefault(arguments.key, []).insert(0, graph)
+        id = recorded.id
+        ends, reads = _core.ends_of(id), _core.fetches_of(id)
+        graph = Graph(recorded, arguments.key, check, _builder(recorded), ends, reads, left, period)
+        graphs = self._graphs.setdefault(arguments.key, [])
+        for other in graphs if reads else ():
+            if (number := _core.parting(other.recorded.id, id)) is not None:
+                graph.partings[other.recorded.id] = other.partings[id] = number
+        graphs.insert(0, graph)
 
     def _drop_oldest(self, arguments: Arguments) -> None:
         key = next(iter(self._graphs))
@@ -389,13 +427,6 @@ class Function:
         )
 
     # --- Audits --------------------------------------------------------------------------------------------
-
-    def _due(self, arguments: Arguments) -> Graph | None:
-        """The graph whose audit is due with this call."""
-        for graph in self._graphs.get(arguments.key, ()):
-            if graph.left == 0 and graph.check(arguments.objects) < 0:
-                return graph
-        return None
 
     def _audit_with(self, graph: Graph, recorded: Recorded, hindrance: tuple[str, bool] | None) -> None:
         self._audited += 1
@@ -592,7 +623,7 @@ def _varying(one: Hashable, two: Hashable) -> str:
             return f"An argument of shape {list(now)} had the shape {list(before)} in another call"
         if before != now:
             return f"The value {now!r} of an argument was {before!r} in another call; pass it as a tensor"
-    return "The structure of its arguments varies, or the state that it reads"
+    return "The structure of its arguments varies, the state that it depends on, or the values that it reads"
 
 
 def _builder(recorded: Recorded) -> Callable[[list], Any]:

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tandem_kernels::error::{Cause, Failure};
 use tandem_kernels::host::Exception;
 use tandem_kernels::overlap::{Overlap, may_share_storage, overlap};
-use tandem_tracegraph::call::{Arg, Call, Place};
+use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId, OpId};
 use tandem_tracegraph::node::NodeKey;
 use tandem_tracegraph::ops::OpInfo;
@@ -222,6 +222,11 @@ impl Engine {
             let made = fresh.iter().copied().zip(&outputs.fresh);
             recording.push(node_id, variant, &self.outbox.since(from), made, call.device);
             recording.note_draws(random);
+            for input in written(&self.ops[call.op.index()], call) {
+                if let Place::Storage { id, .. } = input.place {
+                    recording.note_written(id);
+                }
+            }
             if !outputs.resized.is_empty() {
                 let location = node.key.location;
                 recording.hinder(Hindered { why: Hindrance::Storage, op: Some(call.op), location });
@@ -291,19 +296,20 @@ fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
 }
 
 fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {
-    if !info.writes {
-        return false;
-    }
-    let mut inputs = call.inputs.iter();
-    for (arg, written) in call.args.iter().zip(info.written.iter()) {
+    info.writes && written(info, call).any(|input| matches!(input.place, Place::Host(_)))
+}
+
+/// Returns the inputs that a call writes.
+fn written<'c>(info: &'c OpInfo, call: &'c Call<'_>) -> impl Iterator<Item = &'c Input<'c>> {
+    let mut next = 0;
+    call.args.iter().zip(info.written.iter()).flat_map(move |(arg, written)| {
         let n = match arg {
             Arg::Tensor => 1,
             Arg::Tensors(n) => *n as usize,
             _ => 0,
         };
-        if inputs.by_ref().take(n).any(|i| *written && matches!(i.place, Place::Host(_))) {
-            return true;
-        }
-    }
-    false
+        let inputs = &call.inputs[next..next + n];
+        next += n;
+        if *written { inputs } else { &[] }
+    })
 }

@@ -51,7 +51,9 @@ impl Engine {
             }
             (None, None) => return Ok(Progress::NeedStack),
         };
-        self.hinder(Hindrance::Fetch, Some(call.op), location);
+        if let Some(recording) = self.functions.running() {
+            recording.fetch(call.op, location);
+        }
         let read = match sink.room() {
             Some(room) => self.read(call, room)?,
             None => false,

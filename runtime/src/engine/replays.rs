@@ -7,9 +7,8 @@ use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use super::Engine;
 use super::functions::{Known, RecordingId, Replay, Template};
 use crate::error::CallError;
-use crate::function::{Hindered, Hindrance, Part, Recording, Unequal, Values};
+use crate::function::{Hindered, Hindrance, Made, Part, Recording, Scalar, Slot, Unequal, Used, Values};
 use crate::graph_runner::Message;
-use crate::storage::FreshStorage;
 
 impl Engine {
     /// Begins the recording of a call, on the program's thread.
@@ -55,6 +54,12 @@ impl Engine {
         recording.hinder(hindered);
     }
 
+    /// Records that the last fetch of the running recording has read a single value. Returns the slot of its storage,
+    /// and what the call has used so far.
+    pub fn note_read(&mut self, storage: StorageId, value: Scalar) -> Option<(Slot, Used)> {
+        self.functions.running()?.read(storage, value)
+    }
+
     /// Returns the first difference between two recordings.
     pub fn unequal(&self, one: RecordingId, two: RecordingId) -> Option<Unequal> {
         let (one, two) = (self.functions.get(one)?, self.functions.get(two)?);
@@ -76,15 +81,17 @@ impl Engine {
         true
     }
 
-    /// Sends the runs of a template. `given` are the storages for those that existed before the recorded call, each
+    /// Sends the runs of a template's stage: those between two values that the call reads. `made` are the storages that
+    /// have been made in the stages before. `given` are the storages for those that existed before the recorded call, each
     /// with the offset that its windows are relative to. `hosts` are the host tensors that are fed again, by their
-    /// number in the recording. `kept` receives the storages that the program keeps, with their sizes in bytes.
+    /// number in the recording. `kept` receives the storages that last.
     pub fn replay(
         &mut self,
         id: RecordingId,
+        (stage, made): (usize, &[StorageId]),
         given: &[(StorageId, i64)],
         hosts: &[(usize, Input<'_>)],
-        kept: &mut Vec<(FreshStorage, u64)>,
+        kept: &mut Vec<Made>,
     ) -> Result<Replay, CallError> {
         if self.runner.pending() >= self.config.max_pending {
             return Ok(Replay::NeedTicket(self.runner.leaving(self.config.max_pending / 2)));
@@ -97,27 +104,29 @@ impl Engine {
         let Some(Known { recording, template: Some(template) }) = self.functions.take(id) else {
             return Ok(Replay::Stale);
         };
-        let outcome = self.send_template(&recording, &template, given, hosts, kept);
+        let outcome = self.send_stage(&recording, &template, (stage, made), given, hosts, kept);
         self.functions.put(id, Known { recording, template: Some(template) });
         outcome.map(|()| Replay::Sent)
     }
 
-    fn send_template(
+    fn send_stage(
         &mut self,
         recording: &Recording,
         template: &Template,
+        (stage, before): (usize, &[StorageId]),
         given: &[(StorageId, i64)],
         hosts: &[(usize, Input<'_>)],
-        kept: &mut Vec<(FreshStorage, u64)>,
+        kept: &mut Vec<Made>,
     ) -> Result<(), CallError> {
-        let made = Vec::with_capacity(recording.made().len());
+        let mut made = Vec::with_capacity(recording.made().len());
+        made.extend_from_slice(before);
         let mut values = Values { given, made, hosts: FxHashMap::default() };
         for (number, input) in hosts {
             let copy = self.torch.snapshot(input);
             let copy = copy.map_err(|exception| self.not_copied(recording, exception))?;
             values.hosts.insert(*number, copy);
         }
-        for part in &template.parts {
+        for part in template.parts.iter().filter(|part| part.stage == stage) {
             if !part.steps.is_empty() {
                 let block = BlockId::of_function((template.first as u32) + part.number);
                 self.send_part(recording, part, block, &mut values, kept);
@@ -135,7 +144,7 @@ impl Engine {
         part: &Part,
         block: BlockId,
         values: &mut Values<'_>,
-        kept: &mut Vec<(FreshStorage, u64)>,
+        kept: &mut Vec<Made>,
     ) {
         if self.iteration.ops == 0 {
             self.begin_iteration();
@@ -151,11 +160,11 @@ impl Engine {
         let storages = &mut self.storages;
         self.outbox.add_function(block, steps.len() as u32, |run| {
             recording.replay(part, run, values, |made| {
-                if !made.kept {
+                if !made.lasts() {
                     return storages.create_passing(made.device);
                 }
                 let storage = storages.create(made.nbytes, made.device, made.name);
-                kept.push((storage, made.nbytes));
+                kept.push(made.on(storage));
                 storage.id
             });
         });
