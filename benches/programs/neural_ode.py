@@ -43,8 +43,17 @@ class Derivative(nn.Module):
         return self.net(y**3)
 
 
-def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A training step on `device`."""
+def make(
+    device: str,
+    compile: Callable = lambda model: model,
+    function: Callable = lambda step: step,
+    method: str | None = None,
+) -> Step:
+    """A training step on `device`.
+
+    `method` is the solver's, dopri5 by default. `function` wraps what computes on tensors, which needs another one:
+    dopri5 removes duplicate times, and how many there are depends on data.
+    """
     times = torch.linspace(0.0, 25.0, POINTS).to(device)
     with torch.no_grad():
         path = odeint(Spiral().to(device), torch.tensor([[2.0, 0.0]], device=device), times, method="rk4")
@@ -52,12 +61,13 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
     model = Derivative().to(device)
     derivative = compile(model)
     derivative_parameters = tuple(model.parameters())
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
+    # A function needs the number of steps on the device. PyTorch refuses that on the CPU.
+    capturable = method is not None and torch.device(device).type != "cpu"
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, capturable=capturable)
     average = None
 
-    def step() -> float:
-        nonlocal average
-        starts = torch.randperm(POINTS - TIMES, generator=shuffle)[:BATCH].to(device)
+    @function
+    def train(starts: torch.Tensor) -> torch.Tensor:
         true = torch.stack([path[starts + i] for i in range(TIMES)])
         optimizer.zero_grad()
         predicted = odeint_adjoint(
@@ -66,11 +76,17 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
             times[:TIMES],
             rtol=1e-5,
             atol=1e-6,
+            method=method,
             adjoint_params=derivative_parameters,
         )
         loss = (predicted - true).abs().mean()
         loss.backward()
         optimizer.step()
+        return loss.detach()
+
+    def step() -> float:
+        nonlocal average
+        loss = train(torch.randperm(POINTS - TIMES, generator=shuffle)[:BATCH].to(device))
         average = loss.item() if average is None else 0.97 * average + 0.03 * loss.item()
         return average
 
