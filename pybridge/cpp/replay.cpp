@@ -329,6 +329,38 @@ std::vector<int64_t> suspended_at() {
   return {suspended->id(), static_cast<int64_t>(suspended->stage())};
 }
 
+// Returns why a call cannot be replayed with these tensors; empty if it can.
+std::string not_replayed(int64_t id, const Tensors& arguments) {
+  return begin(id, arguments) ? "" : reason;
+}
+
+// Returns for each given storage what it is of (0 a captured tensor, 1 an argument, 2 the gradient of a captured tensor)
+// and the tensor's number. Captured tensors are numbered as in watched().
+std::vector<int64_t> given(int64_t id) {
+  std::vector<int64_t> numbers;
+  const auto call = find_recorded(id);
+  if (!call) return numbers;
+  for (const auto& g : call->given) {
+    const auto owns = [&](const Watched& w) { return w.context == g.context; };
+    const auto owner = std::find_if(call->watched.begin(), call->watched.end(), owns) - call->watched.begin();
+    numbers.push_back(g.kind);
+    numbers.push_back(g.kind == Given::kCaptured ? owner : static_cast<int64_t>(g.index));
+  }
+  return numbers;
+}
+
+// Returns the captured tensors of a recorded call; None for those that no longer exist.
+Tensors watched(int64_t id) {
+  Tensors tensors;
+  const auto call = find_recorded(id);
+  if (!call) return tensors;
+  for (const auto& w : call->watched) {
+    auto impl = w.tensor.lock();
+    tensors.push_back(impl ? std::optional(at::Tensor(std::move(impl))) : std::nullopt);
+  }
+  return tensors;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
@@ -336,12 +368,15 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
   m.def("resume(int recording, Tensor?[] arguments) -> Tensor?[]?");
   m.def("suspended() -> int[]", suspended_at);
   m.def("abandon() -> ()", [] { suspended.reset(); });
-  m.def("not_replayed() -> str", [] { return reason; });
+  m.def("not_replayed(int recording, Tensor?[] arguments) -> str");
+  m.def("given(int recording) -> int[]", given);
+  m.def("watched(int recording) -> Tensor?[]", watched);
 }
 
 TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) { 
   m.impl("replay", replay);
   m.impl("resume", resume);
+  m.impl("not_replayed", not_replayed);
 }
 
 }  // namespace tandem

@@ -8,12 +8,14 @@ use tandem_runtime::engine::{Engine, RecordingId, Replay};
 use tandem_runtime::function::{Hindered, Hindrance, Made, Property, Scalar, Slot, Unequal};
 use tandem_tracegraph::call::{Input, Place};
 use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
+use tandem_tracegraph::node::InputSpec;
 use tandem_tracegraph::tensor_meta::Dtype;
+use tandem_tracegraph::text::list_call;
 
 use crate::convert::{context_of, items, storage_of};
 use crate::engine::{check_process, finish_inline_work, for_shim, lock, op_name, wait_for};
 use crate::ffi::*;
-use crate::python::user_line;
+use crate::python::{Lines, user_line};
 
 thread_local! {
     /// Arrays that the shim reads after a recording or a replay.
@@ -155,6 +157,58 @@ pub fn ops_of(id: u64) -> usize {
 /// Returns whether iterations end within a recorded call.
 pub fn ends_of(id: u64) -> bool {
     lock().recording(RecordingId(id)).is_some_and(|recording| recording.ends())
+}
+
+/// Lists the ops of a recorded call, with names for the storages that it was given.
+pub fn text_of(id: u64, names: &[String]) -> String {
+    let engine = lock();
+    let Some(recording) = engine.recorded(RecordingId(id)) else { return String::new() };
+    let mut lines = Lines::default();
+    let name = |slot: &Slot| match *slot {
+        Slot::Made(number) => format!("%{number}"),
+        Slot::Given(number) => names.get(number as usize).cloned().unwrap_or_default(),
+    };
+    let mut text = String::new();
+    for i in 0..=recording.steps().len() {
+        for (slot, value, location) in recording.reads_before(i) {
+            let line = lines.user_line(location, engine.locations());
+            text += &format!("read {} = {}  # {line}\n", name(&slot), scalar(Some(value)));
+        }
+        if recording.ends_before(i) {
+            text += "end of the iteration\n";
+        }
+        let Some(step) = recording.steps().get(i) else { continue };
+        let node = engine.graph().node(step.node);
+        let (inputs, made) = recording.operands(i);
+        let variant = step.variant as usize;
+        // Inputs on the host have no slot.
+        let mut slots = inputs.iter();
+        let inputs = node.key.inputs.iter().map(|input| match input {
+            InputSpec::Storage => slots.next().map_or_else(String::new, name),
+            InputSpec::Host => "host".into(),
+            InputSpec::Absent => "none".into(),
+        });
+        let listed = list_call(step.node, node, variant, op_name(node.key.op), inputs);
+        let made: Vec<_> = made.iter().map(name).collect();
+        let made = if made.is_empty() { String::new() } else { made.join(", ") + " = " };
+        let line = lines.user_line(node.key.location, engine.locations());
+        text += &format!("{made}{}({})", listed.op, listed.args.join(", "));
+        if !listed.outs.is_empty() {
+            text += &format!(" : {}", listed.outs.join(", "));
+        }
+        text += &format!("  # {line}\n");
+    }
+    text
+}
+
+/// Returns the first op that uses a storage which a recorded call was given, with its line.
+pub fn first_use(id: u64, given: u32) -> Option<String> {
+    let engine = lock();
+    let recording = engine.recorded(RecordingId(id))?;
+    let mut steps = (0..recording.steps().len()).zip(recording.steps());
+    let (_, step) = steps.find(|(i, _)| recording.operands(*i).0.contains(&Slot::Given(given)))?;
+    let key = &engine.graph().node(step.node).key;
+    Some(place(&engine, Some(key.op), key.location))
 }
 
 /// Makes a recorded call a template. Returns false if the graphs were forgotten since.

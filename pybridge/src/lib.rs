@@ -142,6 +142,18 @@ mod _core {
         functions::fetches_of(recording)
     }
 
+    /// Lists the ops of a recorded call, with names for the storages that it was given.
+    #[pyfunction]
+    fn text_of(recording: u64, names: Vec<String>) -> String {
+        functions::text_of(recording, &names)
+    }
+
+    /// Returns the first op that uses a storage which a recorded call was given, with its line.
+    #[pyfunction]
+    fn first_use(recording: u64, given: u32) -> Option<String> {
+        functions::first_use(recording, given)
+    }
+
     /// Returns the number of ops of a recorded call.
     #[pyfunction]
     fn ops_of(recording: u64) -> usize {

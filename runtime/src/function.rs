@@ -93,6 +93,8 @@ pub struct Step {
     at: Cursor,
     /// Number of its inputs on storages.
     inputs: u32,
+    /// Number of storages that were made before.
+    made: u32,
 }
 
 /// Storage that a call created.
@@ -268,7 +270,7 @@ impl Recording {
             hosts: self.hosts.len(),
             generators: self.generators.len(),
         };
-        self.steps.push(Step { node, variant, at, inputs: inputs as u32 });
+        self.steps.push(Step { node, variant, at, inputs: inputs as u32, made: self.made.len() as u32 });
         for id in &run.storages[from.storages..from.storages + inputs] {
             let slot = self.slot_of(*id);
             self.slots.push(slot);
@@ -353,14 +355,8 @@ impl Recording {
     pub fn finish(&mut self, lives: impl Fn(FreshStorage) -> bool) {
         self.close_fetch();
         let read = self.fetched.last().map_or(0, |last| last.at);
-        for (i, step) in self.steps.iter().enumerate() {
-            let slots = &self.slots[step.at.storages + step.inputs as usize..self.end(i).storages];
-            for slot in slots {
-                if let Slot::Made(made) = slot {
-                    self.made[*made as usize].held = i < read;
-                }
-            }
-        }
+        let made_before = self.steps.get(read).map_or(self.made.len(), |step| step.made as usize);
+        self.made[..made_before].iter_mut().for_each(|made| made.held = read > 0);
         for made in &mut self.made {
             made.kept = lives(made.storage);
         }
@@ -398,6 +394,23 @@ impl Recording {
     /// Returns the recorded ops.
     pub fn steps(&self) -> &[Step] {
         &self.steps
+    }
+
+    /// Returns the slots of an op's inputs on storages, and those of the storages that it creates.
+    pub fn operands(&self, step: usize) -> (&[Slot], &[Slot]) {
+        let slots = &self.slots[self.slots_of(step)];
+        slots.split_at(self.steps[step].inputs as usize)
+    }
+
+    /// Returns the values that are read before the op of a number: the slot of the storage, the value, and the location.
+    pub fn reads_before(&self, step: usize) -> impl Iterator<Item = (Slot, Scalar, LocationId)> {
+        let reads = self.fetched.iter().filter(move |fetched| fetched.at == step);
+        reads.map(|fetched| (fetched.slot, fetched.value, fetched.location))
+    }
+
+    /// Returns whether an iteration ends before the op of a number.
+    pub fn ends_before(&self, step: usize) -> bool {
+        self.ends.contains(&step)
     }
 
     /// Returns the storages that existed before the call, in order of first use.

@@ -1,6 +1,7 @@
 """`torch_tandem.function`: calls are replayed with eager's bits, unless the program has changed something."""
 
 import array
+import builtins
 import os
 import random
 import threading
@@ -12,7 +13,11 @@ import torch_tandem
 from torch import nn
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*effects are skipped")
+# An audit that finds something has found a call that should not have been replayed, or is wrong itself.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*effects are skipped"),
+    pytest.mark.filterwarnings("error:.*an audit found"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -582,6 +587,65 @@ def test_a_value_that_is_read_after_a_write():
 
     text = reason(f, (4,))
     assert "reads a value after" in text and "test_function.py" in text
+
+
+def test_the_concrete_graph():
+    model = mlp().to("tandem")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        assert loss > 0
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = torch_tandem.function(train)
+    x, y = data(4, 6).to("tandem"), data(4, 3).to("tandem")
+    with pytest.raises(LookupError, match="has not been called with these arguments"):
+        step.concrete_graph(x, y)
+    for _ in range(30):
+        step(x, y)
+    graph = step.concrete_graph(x, y)
+    assert graph.inputs == [((4, 6), torch.float32), ((4, 3), torch.float32)]
+    assert graph.outputs == [((), torch.float32)]
+    assert {id(t) for t in graph.captured} == {id(p) for p in model.parameters()}
+    lines = graph.text.splitlines()
+    assert (
+        "aten::addmm(model.0.bias, argument 0, model.0.weight" in lines[0] and "test_function.py" in lines[0]
+    )
+    assert any(line.startswith("read %") and "= True" in line for line in lines)
+    assert lines[-1] == "end of the iteration"
+    text = step.explain()
+    assert f"{step.cache_info().hits} of 30 calls were replayed" in text and "operators, replayed" in text
+    model.eval()
+    with pytest.raises(LookupError, match=r"model.*training has changed"):
+        step.concrete_graph(x, y)
+
+
+def test_a_captured_tensor_that_died():
+    builtins.weight = data(4).to("tandem")
+    try:
+        # The name is not in the code, so only the tensor's death shows that it was replaced.
+        step = torch_tandem.function(lambda x: x * getattr(builtins, "wei" + "ght"))
+        x = data(4, seed=1)
+        for _ in range(20):
+            step(x.to("tandem"))
+        replayed(step, 5)
+        graph = step.concrete_graph(x.to("tandem"))
+        builtins.weight = data(4, seed=2).to("tandem")
+        with pytest.raises(ReferenceError, match=r"no longer exists.*aten::mul.Tensor at .*test_function.py"):
+            _ = graph.captured
+        with pytest.warns(
+            UserWarning, match=r"no longer exists: aten::mul.Tensor at .*test_function.py"
+        ) as caught:
+            assert torch.equal(step(x.to("tandem")).cpu(), x * data(4, seed=2))
+        assert caught[0].filename == __file__
+        for _ in range(20):
+            assert torch.equal(step(x.to("tandem")).cpu(), x * data(4, seed=2))
+    finally:
+        del builtins.weight
 
 
 def test_a_shape_that_depends_on_data():

@@ -25,7 +25,7 @@ use thiserror::Error;
 
 use crate::graph::TraceGraph;
 use crate::ids::{BlockId, LoopId, NodeId, OpId};
-use crate::node::{ArgSpec, Attr, OutSpec, Sources};
+use crate::node::{ArgSpec, Attr, Node, OutSpec, Sources};
 use crate::symbolic::SymbolicGraph;
 
 /// The text form of a symbolic graph.
@@ -115,15 +115,23 @@ impl Listing {
 /// The listing of a single op of a TraceGraph.
 pub fn list_op(graph: &TraceGraph, id: NodeId, name: &dyn Fn(OpId) -> String) -> ListedOp {
     let node = graph.node(id);
-    let mut inputs = node.sources.iter().map(source_text);
+    list_call(id, node, 0, name(node.key.op), node.sources.iter().map(source_text))
+}
+
+/// Lists an op with its outputs under a variant. `inputs` are the texts of its inputs.
+pub fn list_call(
+    id: NodeId,
+    node: &Node,
+    variant: usize,
+    op: String,
+    mut inputs: impl Iterator<Item = String>,
+) -> ListedOp {
+    let outputs = node.variants.get(variant).map(|variant| &variant.outputs.outs);
     ListedOp {
         node: id,
-        op: name(node.key.op),
+        op,
         args: node.key.args.iter().map(|a| arg_text(a, &mut inputs)).collect(),
-        outs: node
-            .variants
-            .first()
-            .map_or_else(Vec::new, |v| v.outputs.outs.iter().filter_map(shape).collect()),
+        outs: outputs.map_or_else(Vec::new, |outs| outs.iter().filter_map(shape).collect()),
         variants: node.variants.len(),
     }
 }

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import os
 import random
 import sys
 import time
@@ -17,8 +18,10 @@ import torch
 from torch.utils import _pytree
 
 from torch_tandem import _core, _iterations, _lint
+from torch_tandem._arguments import TENSORS, VALUES, Arguments, described, flatten, varying
+from torch_tandem._concrete import ConcreteGraph, Spec, owners, specs
 from torch_tandem._report_types import Function as Counters
-from torch_tandem._state import State, state_of
+from torch_tandem._state import State, readable, state_of
 
 # Number of consecutive equal calls before the first one that is replayed.
 EQUAL = 3
@@ -37,10 +40,6 @@ REMEMBERED = 4
 
 _ops = torch.ops.torch_tandem
 _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
-_tensors = (torch.Tensor, torch.nn.Parameter)
-_values = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
-)
 
 # All functions of the program, for the report.
 _all: "weakref.WeakSet[Function]" = weakref.WeakSet()
@@ -56,14 +55,6 @@ class CacheInfo(NamedTuple):
     audits: int
 
 
-class Arguments(NamedTuple):
-    """The arguments of a call: what they are without the tensors, the tensors, and other objects."""
-
-    key: Hashable
-    tensors: list
-    objects: list
-
-
 @dataclass
 class Recorded:
     """A call that was recorded, with what it returned."""
@@ -74,6 +65,8 @@ class Recorded:
     constants: list
     # The labels of the values that the call itself has changed.
     written: set[str]
+    inputs: list[Spec]
+    outputs: list[Spec]
     equal: int = 1
 
 
@@ -92,8 +85,9 @@ class Graph:
     # Replays until the next audit, and their number between the last two.
     left: int
     period: int
-    # Replays since the last audit that passed.
+    # Replays since the last audit that passed, and all.
     suspect: int = 0
+    replayed: int = 0
     # For the recordings of other graphs that do the same up to a value: the number of this value.
     partings: dict[int, int] = field(default_factory=dict)
 
@@ -195,7 +189,7 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._calls += 1
-        key, tensors, objects = _flatten(args, kwargs)
+        key, tensors, objects = flatten(args, kwargs)
         if self._signature is not None:
             self._check_signature(tensors)
         if (graphs := self._graphs.get(key)) and not torch._C._len_torch_dispatch_stack():
@@ -208,6 +202,7 @@ class Function:
                     if results is not None:
                         graph.left -= 1
                         graph.suspect += 1
+                        graph.replayed += 1
                         self._replayed += 1
                         if graph.steps:
                             _iterations.steps += 1
@@ -219,7 +214,7 @@ class Function:
     def _resume(
         self, graph: Graph, graphs: list[Graph], tensors: list, objects: list
     ) -> tuple[Graph, list | None]:
-        """Go on with a replay that has read another value than the recorded call, as the graph that has it."""
+        """Go on with a replay that has read another value, as the graph that has read it too."""
         tried = {graph.recorded.id}
         results = None
         while results is None and (at := _ops.suspended()):
@@ -260,8 +255,9 @@ class Function:
     def _python(self, args: tuple, kwargs: dict, arguments: Arguments) -> Any:
         """Run a call in Python, recorded unless it is known to be of no use."""
         attempts = self._attempts_of(arguments.key)
+        self._drop_dead(arguments)
         due = [graph for graph in self._graphs.get(arguments.key, ()) if graph.left == 0]
-        due = [graph for graph in due if graph.check(arguments.objects) < 0]
+        due = [graph for graph in due if not self._why_not(graph, arguments.tensors, arguments.objects)]
         may_record = _ops.may_record()
         if attempts.rest > 0 and not due:
             attempts.rest -= 1
@@ -286,7 +282,15 @@ class Function:
         after, _ = self._state(arguments)
         constants = [_HOLE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._kept.add(recording)
-        recorded = Recorded(recording, state, spec, constants, state.differences(after))
+        recorded = Recorded(
+            recording,
+            state,
+            spec,
+            constants,
+            state.differences(after),
+            specs(arguments.tensors),
+            specs(tensors),
+        )
         hindrance = self._hindrance(recorded, draws != _random_states())
         # A call that reads another value is another branch, and says nothing about the graph.
         due = [graph for graph in due if _core.parting(graph.recorded.id, recorded.id) is None]
@@ -334,7 +338,7 @@ class Function:
         if draws:
             return "it draws from Python's or NumPy's random generator", False
         for constant in recorded.constants:
-            if constant is not _HOLE and type(constant) not in _values:
+            if constant is not _HOLE and type(constant) not in VALUES:
                 return (
                     f"it returns a {type(constant).__name__}; return tensors, numbers and strings only",
                     False,
@@ -393,7 +397,7 @@ class Function:
         if one.spec != two.spec or [*map(_typed, one.constants)] != [*map(_typed, two.constants)]:
             return "it returns another value that is not a tensor; return a tensor instead"
         if changed := one.state.differences(two.state) - one.written - two.written:
-            return f"{min(changed, key=len)} has changed between the calls"
+            return f"{readable(min(changed, key=len))} has changed between the calls"
         return None
 
     def _add_graph(self, arguments: Arguments, recorded: Recorded) -> None:
@@ -423,7 +427,7 @@ class Function:
             self._attempts.pop(key, None)
         self._warn(
             f"it has more than {self._max_graphs} graphs, so the oldest is dropped. "
-            f"{_varying(key, arguments.key)}"
+            f"{varying(key, arguments.key)}"
         )
 
     # --- Audits --------------------------------------------------------------------------------------------
@@ -453,6 +457,25 @@ class Function:
         if self._raises:
             raise RuntimeError(f"torch_tandem.function {self._name()}: {text}")
         self._warn(text, always=True)
+
+    def _drop_dead(self, arguments: Arguments) -> None:
+        """Drop graphs that use a tensor which no longer exists."""
+        for graph in list(self._graphs.get(arguments.key, ())):
+            id = graph.recorded.id
+            of, watched = _ops.given(id), _ops.watched(id)
+            captured = [
+                (i, n) for i, (kind, n) in enumerate(zip(of[::2], of[1::2], strict=True)) if kind != 1
+            ]
+            dead = [i for i, n in captured if watched[n] is None]
+            if not dead:
+                continue
+            # The tensor may have been replaced in the state, where the change is seen.
+            if graph.check(arguments.objects) < 0:
+                self._warn(
+                    f"a tensor that it uses no longer exists: {_core.first_use(id, dead[0])}. "
+                    "The function is recorded anew"
+                )
+            self._remove(graph)
 
     def _remove(self, graph: Graph) -> None:
         graphs = self._graphs[graph.key]
@@ -492,7 +515,7 @@ class Function:
     def _warn(self, text: str, always: bool = False) -> None:
         if always or text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"torch_tandem.function {self._name()}: {text}", stacklevel=4)
+            warnings.warn(f"torch_tandem.function {self._name()}: {text}", stacklevel=_users_level())
 
     def _lint(self) -> None:
         function = getattr(self._function, "__func__", self._function)
@@ -506,7 +529,7 @@ class Function:
 
     def _refuses(self, arguments: Arguments, attempts: Attempts) -> bool:
         for tensor in arguments.tensors:
-            if type(tensor) not in _tensors:
+            if type(tensor) not in TENSORS:
                 attempts.reason = f"an argument is a {type(tensor).__name__}"
                 return True
         return False
@@ -517,6 +540,52 @@ class Function:
         return CacheInfo(
             self._replayed, self._calls - self._replayed, self._max_graphs, graphs, self._audited
         )
+
+    def concrete_graph(self, *args: Any, **kwargs: Any) -> ConcreteGraph:
+        """Return the graph that a call with these arguments would be replayed from.
+
+        Raises a `LookupError` if the call would run Python.
+        """
+        key, tensors, objects = flatten(args, kwargs)
+        why = (
+            self._attempts[key].reason
+            if key in self._attempts
+            else "it has not been called with these arguments"
+        )
+        for graph in self._graphs.get(key, ()):
+            id = graph.recorded.id
+            why = self._why_not(graph, tensors, objects)
+            if not why:
+                names = owners(id, graph.recorded.state.names_of_tensors())
+                return ConcreteGraph(id, names, graph.recorded.inputs, graph.recorded.outputs)
+        raise LookupError(f"torch_tandem.function {self._name()} has no graph for this call: {why}")
+
+    def _why_not(self, graph: Graph, tensors: list, objects: list) -> str:
+        """Why a graph is not replayed with these arguments; empty if it is."""
+        changed = graph.check(objects)
+        if changed >= 0:
+            return f"{readable(graph.recorded.state.label(changed))} has changed"
+        return _ops.not_replayed(graph.recorded.id, tensors)
+
+    def explain(self) -> str:
+        """Return a text: how many calls were replayed, the time that this saved, and why others were not."""
+        info = self.cache_info()
+        lines = [
+            f"{self._name()}: {info.hits:,} of {self._calls:,} calls were replayed"
+            + (f", which saved about {info.hits * self._fastest:.3g} s" if info.hits else "")
+        ]
+        for key, attempts in self._attempts.items():
+            graphs = self._graphs.get(key, ())
+            lines.append(f"  called with {described(key)}:")
+            for graph in graphs:
+                operators = _core.ops_of(graph.recorded.id)
+                lines.append(
+                    f"    a graph of {operators:,} operators, replayed {graph.replayed:,} times; "
+                    f"one call in {graph.period:,} is audited"
+                )
+            if not graphs:
+                lines.append(f"    runs in Python: {attempts.reason}")
+        return "\n".join(lines)
 
     def reason(self) -> str | None:
         """Return why the latest kind of call is not replayed, or `None` if it is."""
@@ -556,6 +625,14 @@ def _holds(objects: list) -> int:
     return -1
 
 
+def _users_level() -> int:
+    """The `stacklevel` of the program's line that has called this package, for its caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 class _Hole:
     """Stands for a tensor among the leaves of a result."""
 
@@ -568,62 +645,6 @@ _HOLE = _Hole()
 
 def _typed(value: Any) -> tuple:
     return type(value), value
-
-
-def _flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
-    key: list = []
-    tensors: list = []
-    objects: list = []
-    for value in args:
-        kind = type(value)
-        if kind in _tensors:
-            tensors.append(value)
-            key.append(value.shape)
-        elif kind in _values:
-            key.append(kind)
-            key.append(value)
-        else:
-            _add(value, key, tensors, objects)
-    for name, value in kwargs.items():
-        key.append(name)
-        _add(value, key, tensors, objects)
-    return tuple(key), tensors, objects
-
-
-def _add(value: Any, key: list, tensors: list, objects: list) -> None:
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        key.append(value.shape)
-    elif kind in _values:
-        key.extend((kind, value))
-    elif kind is list or kind is tuple:
-        key.extend((kind, len(value)))
-        for item in value:
-            _add(item, key, tensors, objects)
-    elif kind is dict:
-        key.extend((kind, len(value)))
-        for name, item in value.items():
-            key.append(name if type(name) in _values else id(name))
-            _add(item, key, tensors, objects)
-    elif kind in _pytree.SUPPORTED_NODES:
-        children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-        key.extend((kind, repr(context)))
-        for item in children:
-            _add(item, key, tensors, objects)
-    else:
-        key.extend((kind, id(value)))
-        objects.append(value)
-
-
-def _varying(one: Hashable, two: Hashable) -> str:
-    """Say which part of two keys differs."""
-    for before, now in zip(one, two, strict=False):
-        if isinstance(before, torch.Size) and before != now:
-            return f"An argument of shape {list(now)} had the shape {list(before)} in another call"
-        if before != now:
-            return f"The value {now!r} of an argument was {before!r} in another call; pass it as a tensor"
-    return "The structure of its arguments varies, the state that it depends on, or the values that it reads"
 
 
 def _builder(recorded: Recorded) -> Callable[[list], Any]:

@@ -6,6 +6,7 @@ audits.
 """
 
 import enum
+import re
 import sys
 import sysconfig
 import types
@@ -28,6 +29,8 @@ _VALUES = (
 _CONTAINERS = (list, tuple, dict)
 # Code whose globals are not followed: PyTorch, installed packages and the standard library.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+_PARTS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 # Attributes of PyTorch's modules and optimizers that do not affect what a call computes.
 _UNREAD = frozenset(
@@ -67,6 +70,14 @@ class State:
         """How a user would write the access to a value."""
         entry = self.entries[number]
         return (self.label(entry.parent) if entry.parent >= 0 else "") + entry.label
+
+    def names_of_tensors(self) -> dict[int, str]:
+        """The labels of the tensors, by the ids of the objects."""
+        found: dict[int, str] = {}
+        for i, entry in enumerate(self.entries):
+            if entry.kind == "object" and isinstance(tensor := entry.expected(), torch.Tensor):
+                found.setdefault(id(tensor), readable(self.label(i)))
+        return found
 
     def differences(self, other: "State") -> set[str]:
         """The labels of the values that differ in another state."""
@@ -112,6 +123,11 @@ class State:
         lines += ["  return -1", " except Exception: return 0"]
         exec("\n".join(lines), names)
         return names["check"]
+
+
+def readable(label: str) -> str:
+    """Shorten the access to a module's parts to how users write it."""
+    return _PARTS.sub(r".\1", label)
 
 
 def _same(one: Any, two: Any) -> bool:

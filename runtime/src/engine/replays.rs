@@ -30,6 +30,11 @@ impl Engine {
     }
 
     /// Returns a recording, unless it was dropped or forgotten.
+    pub fn recorded(&self, id: RecordingId) -> Option<&Recording> {
+        self.functions.get(id)
+    }
+
+    /// Returns a recording for changes, unless it was dropped or forgotten.
     pub fn recording(&mut self, id: RecordingId) -> Option<&mut Recording> {
         self.functions.get_mut(id)
     }

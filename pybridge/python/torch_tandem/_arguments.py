@@ -1,0 +1,80 @@
+"""Arguments of a function's call: what tells calls of different kinds apart, and the tensors."""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+VALUES = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call: what they are without the tensors, the tensors, and other objects."""
+
+    key: Hashable
+    tensors: list
+    objects: list
+
+
+def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
+    key: list = []
+    tensors: list = []
+    objects: list = []
+    for value in args:
+        kind = type(value)
+        if kind in TENSORS:
+            tensors.append(value)
+            key.append(value.shape)
+        elif kind in VALUES:
+            key.append(kind)
+            key.append(value)
+        else:
+            _add(value, key, tensors, objects)
+    for name, value in kwargs.items():
+        key.append(name)
+        _add(value, key, tensors, objects)
+    return tuple(key), tensors, objects
+
+
+def _add(value: Any, key: list, tensors: list, objects: list) -> None:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        key.append(value.shape)
+    elif kind in VALUES:
+        key.extend((kind, value))
+    elif kind is list or kind is tuple:
+        key.extend((kind, len(value)))
+        for item in value:
+            _add(item, key, tensors, objects)
+    elif kind is dict:
+        key.extend((kind, len(value)))
+        for name, item in value.items():
+            key.append(name if type(name) in VALUES else id(name))
+            _add(item, key, tensors, objects)
+    elif kind in _pytree.SUPPORTED_NODES:
+        children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        key.extend((kind, repr(context)))
+        for item in children:
+            _add(item, key, tensors, objects)
+    else:
+        key.extend((kind, id(value)))
+        objects.append(value)
+
+
+def varying(one: Hashable, two: Hashable) -> str:
+    """Say which part of two keys differs."""
+    for before, now in zip(one, two, strict=False):
+        if isinstance(before, torch.Size) and before != now:
+            return f"An argument of shape {list(now)} had the shape {list(before)} in another call"
+        if before != now:
+            return f"The value {now!r} of an argument was {before!r} in another call; pass it as a tensor"
+    return "The structure of its arguments varies, the state that it depends on, or the values that it reads"
+
+
+def described(key: Hashable) -> str:
+    """Describe the arguments of a kind of call."""
+    parts = [str(list(part)) if isinstance(part, torch.Size) else repr(part) for part in key]
+    return ", ".join(part for part in parts if not part.startswith("<class")) or "no arguments"
