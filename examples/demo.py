@@ -1,7 +1,7 @@
-"""Run digits.py, unchanged, without and with Tandem, and compare the results.
+"""Run digits.py, unchanged, without Tandem, with it, and with its training step as a function; compare results.
 
-Exits with 1 if the losses of the two runs are not bitwise equal, if the accuracy is too low, or if Tandem
-captures, co-executes or overlaps too little. On a GPU (TANDEM_DEVICE) losses are compared with a tolerance,
+Exits with 1 if the losses of the runs are not bitwise equal, if the accuracy is too low, or if Tandem
+captures, co-executes, overlaps or replays too little. On a GPU (TANDEM_DEVICE) losses are compared with a tolerance,
 and without dropout, because a GPU draws different random numbers; no operator may take the host path.
 Rounding differences grow during training. Eager therefore runs once more with other CPU instructions, and
 losses are compared only in the epochs before the one in which the two eager runs differ by more than the
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("digits.py")
+STEP = "__main__:train_step"
 
 # Both runs use the same kernels with one thread, so that results can be bitwise equal.
 os.environ |= {"TANDEM_KERNELS": "aten", "OMP_NUM_THREADS": "1", "TANDEM_ALLOW_SOFTWARE": "1"}
@@ -60,20 +61,28 @@ def main() -> int:
         run = [python, "-m", "torch_tandem", "run", "--report-json", str(report)]
         tandem = train("tandem run", run, folder, ["--device", "cuda", *options])
         seen = json.loads(report.read_text())
+        title, run = f"tandem run --function {STEP}", [*run, "--function", STEP]
+        function = train(title, run, folder, ["--device", "cuda", *options])
+        [step] = json.loads(report.read_text())["functions"]
     calls, expected = captured.captured()
 
     differences = _apart(eager["losses"], tandem["losses"])
+    as_function = _apart(eager["losses"], function["losses"])
     by_itself = _apart(eager["losses"], rounded["losses"])
-    print("\nepoch  loss, eager          loss, with Tandem" + "    eager, other instructions" * gpu)
-    for epoch, apart in enumerate(differences):
-        mark = f"{apart:.0e} apart" if apart else "equal"
-        row = f"{epoch + 1:5}  {eager['losses'][epoch]!r:<19}  {tandem['losses'][epoch]!r:<19}  {mark:<11}"
+    print("\nepoch  loss, eager          with Tandem  as a function" + "  eager, other instructions" * gpu)
+    for epoch, (one, two) in enumerate(zip(differences, as_function, strict=True)):
+        marks = [f"{apart:.0e} apart" if apart else "equal" for apart in (one, two)]
+        row = f"{epoch + 1:5}  {eager['losses'][epoch]!r:<19}  {marks[0]:<11}  {marks[1]:<13}"
         print(row + f"  {by_itself[epoch]:.0e} apart" * gpu)
-    print(f"\ntime: {eager['seconds']:.1f} s eager, {tandem['seconds']:.1f} s with Tandem, with start-up\n")
+    print(
+        f"\ntime, with start-up: {eager['seconds']:.1f} s eager, {tandem['seconds']:.1f} s with Tandem, "
+        f"{function['seconds']:.1f} s with the step as a function\n"
+    )
 
     comparable = next((n for n, apart in enumerate(by_itself) if apart > TOLERANCE), len(by_itself))
-    apart = max(differences[: max(comparable, 1)])
-    accuracy = min(eager["accuracy"], tandem["accuracy"])
+    apart = max([*differences[: max(comparable, 1)], *as_function[: max(comparable, 1)]])
+    accuracy = min(eager["accuracy"], tandem["accuracy"], function["accuracy"])
+    replayed = step["replayed"] / (step["replayed"] + step["ran"])
     share = calls / expected
     coexecuted = seen["ops_coexecuted_after_5"] / max(seen["ops_after_5"], 1)
     block, overlap = seen["median_block_ops"], seen["overlap_us"]
@@ -90,6 +99,7 @@ def main() -> int:
         (share >= 0.99, "ATen calls captured", f"{share:.2%} of {expected:,}", "99 %"),
         (coexecuted >= 0.95, "co-executed after the fifth iteration", f"{coexecuted:.2%}", "95 %"),
         (block >= 8, "median block", f"{block} operators", "8 operators"),
+        (replayed >= 0.5, "steps replayed", f"{replayed:.0%} of {step['replayed'] + step['ran']}", "50 %"),
         (overlap > 0, "Python and GraphRunner at work together", f"{overlap / 1000:.1f} ms", "some"),
     ]
     for holds, what, value, wanted in checks:

@@ -310,6 +310,14 @@ impl Recording {
         self.writes |= matches!(self.slot_of(id), Slot::Given(_));
     }
 
+    /// Records that the op added last has made a storage larger. Returns false if the call has not made the storage: a
+    /// replay does not tell the program new sizes of the tensors that it has.
+    pub fn grow(&mut self, id: StorageId, nbytes: u64) -> bool {
+        let Slot::Made(made) = self.slot_of(id) else { return false };
+        self.made[made as usize].nbytes = nbytes;
+        true
+    }
+
     /// Records that the program fetches something. This hinders a replay unless [`Recording::read`] follows.
     pub fn fetch(&mut self, op: OpId, location: LocationId) {
         self.close_fetch();

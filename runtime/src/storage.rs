@@ -198,6 +198,11 @@ impl Storages {
         Some(StorageId(found as u32))
     }
 
+    /// Returns a storage's size in bytes.
+    pub fn nbytes(&self, id: StorageId) -> u64 {
+        self.entries[id.index()].nbytes
+    }
+
     /// Sets a storage's size.
     pub fn set_nbytes(&mut self, id: StorageId, nbytes: u64) {
         let entry = &mut self.entries[id.index()];

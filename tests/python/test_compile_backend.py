@@ -1,12 +1,16 @@
 """`torch.compile(backend="tandem")`: Dynamo's graphs are functions, forward and backward."""
 
 import gc
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch_tandem
 from torch import nn
 from torch.nn import functional as F
+from torch_tandem import _iterations
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -93,6 +97,86 @@ def test_inference_and_graph_breaks():
             x = torch.randn(5, generator=torch.Generator().manual_seed(i))
             torch.testing.assert_close(ours(x.to("tandem")).cpu(), function(x))
     assert replayed() > 20, torch_tandem.report()["functions"]
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{compile}
+for i in range(30):
+    x = torch.randn(3 + i % 2, 4, generator=torch.Generator().manual_seed(i)).to("cuda")
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "note", "replays"),
+    [
+        ([], "net = torch.compile(model)", "was passed through", False),
+        ([], "net = model; model.compile(mode='max-autotune')", "was passed through", False),
+        (["--compile"], "net = torch.compile(model, mode='max-autotune')", "makes functions", True),
+        (["--compile"], "net = model; model.compile()", "makes functions", True),
+        (["--compile"], "net = torch.compile(dynamic=False)(model)", "makes functions", True),
+        ([], "net = torch.compile(model, backend='tandem')", "makes functions", True),
+    ],
+)
+def test_scripts_that_compile(tmp_path, options, code, note, replays):
+    script, report = tmp_path / "script.py", tmp_path / "report.json"
+    script.write_text(SCRIPT.format(compile=code))
+    command = [
+        sys.executable,
+        "-m",
+        "torch_tandem",
+        "run",
+        "--report-json",
+        str(report),
+        *options,
+        str(script),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(report.read_text())
+    assert any(note in said for said in seen["notes"]), seen["notes"]
+    assert (sum(f["replayed"] for f in seen["functions"]) > 20) == replays, seen["functions"]
+    script.write_text(SCRIPT.format(compile="net = model").replace("cuda", "cpu"))
+    eager = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    one, two = (
+        [float.fromhex(x) for x in out.split() if "x" in x] for out in (eager.stdout, ran.stdout[:700])
+    )
+    torch.testing.assert_close(two[:30], one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_modules_that_call_modules(dynamic):
+    """The first calls of a program are watched, and Dynamo must not see that."""
+
+    def train(device, compile):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        model = nn.Sequential(layer, nn.Dropout(0.5), nn.Linear(16, 2)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        net, losses = compile(model), []
+        for i in range(20):
+            x = torch.randn(2, 3 + i % 3, 16, generator=torch.Generator().manual_seed(i)).to(device)
+            loss = net(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return torch.tensor(losses)
+
+    _iterations.install()
+    ours = train("tandem", lambda model: torch.compile(model, backend="tandem", dynamic=dynamic))
+    torch.testing.assert_close(ours, train("cpu", lambda model: model), rtol=1e-5, atol=1e-6)
+    assert replayed() > 10
 
 
 def test_host_tensors_are_left_to_python():

@@ -534,6 +534,13 @@ def test_kernels_are_set_beside_what_the_machine_reaches(browser):
     assert browser.texts("#kernels tbody td:nth-child(7)")[0].startswith("30 %")
 
 
+def test_functions_are_listed_by_the_time_that_they_saved(browser):
+    browser.open(synthetic_page())
+    cells = browser.texts("#functions tbody tr:first-child td")
+    assert cells[:3] == ["train_step", "3,120", "80"] and cells[-2:] == ["12.4 s", ""]
+    assert "reads a value" in browser.texts("#functions tbody tr:last-child td:last-child")[0]
+
+
 def test_tables_sort_and_filter(browser):
     browser.open(synthetic_page())
     names = "#operators tbody td:first-child"

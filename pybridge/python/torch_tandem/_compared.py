@@ -130,7 +130,7 @@ class Tandem(Side):
         from torch_tandem import _compile, adopt, cuda_alias
 
         self.api = torch_tandem
-        _compile.install()
+        _compile.install(False)
         cuda_alias.install()
         if not adopt.names_a_device(script.source()):
             adopt.install()

@@ -1,7 +1,11 @@
 """`torch.compile` on Tandem.
 
-Under `tandem run`, `torch.compile` returns its argument unchanged, and the program runs uncompiled. In a
-program that imports Tandem itself, the default backend raises an error for graphs with tandem tensors.
+Under `tandem run`, `torch.compile` returns its argument unchanged, and the program runs uncompiled, unless
+the script names the backend "tandem" or `--compile` is given. Which of the two is faster depends on the
+program. It is not measured and chosen, because results would then depend on a measurement: AOTAutograd's
+graphs have other operators than the program, which round differently.
+
+In a program that imports Tandem itself, the default backend raises an error for graphs with tandem tensors.
 """
 
 import functools
@@ -17,12 +21,25 @@ REFUSAL = (
     "optimises the program without it. `tandem run` passes it through, and torch.compile(backend='tandem') "
     "also skips Python"
 )
-NOTE = "torch.compile was passed through: the program runs uncompiled, on Tandem"
+PASSED = (
+    "torch.compile was passed through: the program runs uncompiled, on Tandem. Try `tandem run --compile`, "
+    "which makes functions of its graphs"
+)
+COMPILED = "torch.compile makes functions of its graphs, which are replayed without Python"
+
+_torch_compile = torch.compile
+# Options that do not depend on the backend.
+_KEPT = ("fullgraph", "dynamic", "disable")
 
 
-def install() -> None:
-    """Make `torch.compile` return its argument and `Module.compile` do nothing."""
-    torch.compile = _compile
+def install(compiles: bool) -> None:
+    """Make `torch.compile` use the backend "tandem" instead of the default one, or return its argument."""
+
+    @functools.wraps(_torch_compile)
+    def compile(model: Callable | None = None, **options: Any) -> Callable:
+        return _compile(compiles, model, **options)
+
+    torch.compile = compile
     torch.nn.Module.compile = _compile_module
 
 
@@ -50,11 +67,20 @@ def _tensors(model: Any, inputs: Any) -> Iterator[torch.Tensor]:
             yield value
 
 
-def _compile(model: Callable | None = None, **options: Any) -> Callable:
-    """Return `model`, or a decorator that returns the decorated function."""
-    _notes.add(NOTE)
+def _compile(
+    compiles: bool, model: Callable | None = None, *, backend: Any = "inductor", **options: Any
+) -> Callable:
+    if compiles or backend == "tandem":
+        _notes.add(COMPILED)
+        if backend == "inductor":
+            backend = "tandem"
+        options = {name: option for name, option in options.items() if name in _KEPT}
+        return _torch_compile(model, backend=backend, **options)
+    _notes.add(PASSED)
     return (lambda decorated: decorated) if model is None else model
 
 
 def _compile_module(self: torch.nn.Module, *args: Any, **options: Any) -> None:
-    _notes.add(NOTE)
+    compiled = torch.compile(self._call_impl, *args, **options)
+    if compiled != self._call_impl:
+        self._compiled_call_impl = compiled

@@ -6,6 +6,7 @@ call, and a program that trains does not need it.
 
 import torch
 from torch import nn
+from torch._C._dynamo import eval_frame
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tandem import _core, _residence
@@ -20,6 +21,10 @@ def install() -> None:
     """Watch optimizer steps, and module calls until the first of them."""
     register_optimizer_step_post_hook(_after_step)
     nn.Module.__call__ = _watched_call
+    # Dynamo compiles neither these functions nor those that they call.
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for function in (_after_step, _residence.of_module):
+        eval_frame.set_code_exec_strategy(function.__code__, skip)
 
 
 def _after_step(optimizer, args, kwargs) -> None:
@@ -33,8 +38,8 @@ def _after_step(optimizer, args, kwargs) -> None:
 
 def _watched_call(self, *args, **kwargs):
     global _inside
-    # Only the outermost call counts; most calls are inner ones.
-    if _inside:
+    # Only the outermost call counts; most calls are inner ones. Dynamo must trace the module's call alone.
+    if torch.compiler.is_compiling() or _inside:
         return self._wrapped_call_impl(*args, **kwargs)
     _inside = True
     _residence.of_module(self)

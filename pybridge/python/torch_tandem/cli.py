@@ -55,6 +55,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "__main__:step for a function of the script. May be given several times (docs/functions.md)",
     )
     run.add_argument(
+        "--compile",
+        action="store_true",
+        help="let the script's torch.compile make functions of its graphs, which are replayed without "
+        "Python; without this option it is passed through",
+    )
+    run.add_argument(
         "--report", metavar="FILE", type=_writable, help="write the report to FILE as a page (HTML)"
     )
     run.add_argument("--report-json", metavar="FILE", type=_writable, help="write the report to FILE as JSON")
@@ -171,7 +177,7 @@ def _run(options: argparse.Namespace) -> int:
         api.set_mode(options.mode)
     if options.report or options.trace:
         api.record()
-    _compile.install()
+    _compile.install(options.compile)
     if options.device_alias:
         cuda_alias.install()
     if options.adopt == "always" or (options.adopt == "auto" and not adopt.names_a_device(script.source())):

@@ -227,9 +227,15 @@ impl Engine {
                     recording.note_written(id);
                 }
             }
-            if !outputs.resized.is_empty() {
-                let location = node.key.location;
-                recording.hinder(Hindered { why: Hindrance::Storage, op: Some(call.op), location });
+            for change in &outputs.resized {
+                let grows = match call.inputs[change.input as usize].place {
+                    Place::Storage { id, .. } => recording.grow(id, self.storages.nbytes(id)),
+                    _ => false,
+                };
+                if !grows {
+                    let location = node.key.location;
+                    recording.hinder(Hindered { why: Hindrance::Storage, op: Some(call.op), location });
+                }
             }
         }
         sink.outputs(call, Results::Known(outputs), &fresh);

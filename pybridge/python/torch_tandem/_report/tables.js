@@ -116,6 +116,44 @@ function tablesSection({ report }, findInGraph) {
   const most = (rows, name) => Math.max(...rows.map((row) => row[name]), 1);
   const total = (rows, name) => rows.reduce((sum, row) => sum + row[name], 0);
 
+  add("Functions", report.functions, null, (rows) => {
+    const most_saved = most(rows, "saved_us");
+    return {
+      sum: `${count(total(rows, "replayed"))} calls without Python, which saved about ${duration(total(rows, "saved_us"))}`,
+      sort: 5,
+      columns: [
+        { title: "Function", value: (row) => row.name, show: (row) => h("code", null, row.name) },
+        number(
+          "Replayed",
+          (row) => row.replayed,
+          (row) => count(row.replayed),
+        ),
+        number(
+          "In Python",
+          (row) => row.ran,
+          (row) => count(row.ran),
+        ),
+        number(
+          "Audits",
+          (row) => row.audits,
+          (row) => count(row.audits),
+        ),
+        number(
+          "Graphs",
+          (row) => row.graphs,
+          (row) => count(row.graphs),
+        ),
+        number(
+          "Saved",
+          (row) => row.saved_us,
+          (row) => duration(row.saved_us),
+          (row) => row.saved_us / most_saved,
+        ),
+        { title: "Why not replayed", value: (row) => row.reason ?? "" },
+      ],
+    };
+  });
+
   add("Divergences", report.divergences, "The program never left its graph.", (rows) => {
     const worst = most(rows, "cost_us");
     return {
