@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch_tandem
 from torch import nn
+from torch._dynamo.backends.debugging import ExplainWithBackend
 from torch.nn import functional as F
 from torch_tandem import _iterations
 
@@ -97,6 +98,48 @@ def test_inference_and_graph_breaks():
             x = torch.randn(5, generator=torch.Generator().manual_seed(i))
             torch.testing.assert_close(ours(x.to("tandem")).cpu(), function(x))
     assert replayed() > 20, torch_tandem.report()["functions"]
+
+
+@pytest.mark.parametrize(
+    "backend", ["eager", "eager_noexcept", "aot_eager", "aot_eager_decomp_partition", "tandem"]
+)
+def test_backends_of_dynamo(backend):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Sigmoid()).eval().to("tandem")
+    x = torch.randn(2, 10).to("tandem")
+    torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+
+
+def test_the_backend_is_registered():
+    assert "tandem" in torch._dynamo.list_backends()
+    assert callable(torch._dynamo.lookup_backend("tandem"))
+    explained = ExplainWithBackend("tandem")
+    compiled = torch.compile(lambda x: (torch._dynamo.graph_break(), x.sin())[1] + 1, backend=explained)
+    x = torch.ones(3, device="tandem")
+    assert torch.allclose(compiled(x), x.sin() + 1)
+    assert explained.output().graph_break_count >= 0
+
+
+def test_dropout_draws_in_the_order_of_memory():
+    views = [
+        lambda x: x,
+        lambda x: x.transpose(0, -1),
+        lambda x: x[::2],
+        lambda x: x.expand(3, *x.shape),
+        lambda x: x.permute(*range(x.dim())[::-1])[1:],
+    ]
+    for shape in ((4, 5), (2, 3, 4, 5), (6,)):
+        for view in views:
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                x = torch.randn(shape, dtype=dtype)
+                drop = torch.compile(lambda x, view=view: F.dropout(view(x), 0.3), backend="tandem")
+                results = []
+                for call in (lambda x, view=view: F.dropout(view(x), 0.3), drop):
+                    for y in (x, x.to("tandem")):
+                        torch.manual_seed(3)
+                        results.append(call(y).cpu())
+                assert all(torch.equal(result, results[0]) for result in results[1:]), (shape, dtype)
+        torch._dynamo.reset()
 
 
 SCRIPT = """

@@ -688,6 +688,33 @@ def test_random_numbers_of_the_host():
     assert "drawn on the host" in reason(lambda x: x + torch.rand(4).to("tandem") * 0, (4,))
 
 
+def test_a_generator_that_is_seeded_between_calls():
+    def program(device, wrap):
+        step = wrap(lambda x: F.dropout(x, 0.5) + torch.rand(4, device=x.device))
+        seen = []
+        for i in range(60):
+            if i % 7 == 3:
+                torch.manual_seed(i)
+            seen.append(step(data(4, seed=i).to(device)))
+        return seen
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 30)
+
+
+def test_tensors_that_are_made_by_resizing_empty_ones():
+    def program(device, wrap):
+        step = wrap(
+            lambda x: (x * torch.arange(4, device=x.device), torch.linspace(0, 1, 5, device=x.device))
+        )
+        return [y for i in range(40) for y in step(data(4, seed=i).to(device))]
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 20)
+
+
 def test_a_generator_that_is_seeded_inside():
     def seeded(x):
         torch.manual_seed(1)
@@ -696,12 +723,13 @@ def test_a_generator_that_is_seeded_inside():
     assert "state is read or set" in reason(seeded, (4,))
 
 
-def test_a_tensor_that_is_resized():
-    def resized(x):
-        out = torch.empty(1, device="tandem")
-        return torch.add(x, 1, out=out)
-
-    assert "resized" in reason(resized, (4,))
+@pytest.mark.filterwarnings("ignore:An output with one or more elements")
+def test_an_argument_that_is_resized():
+    step = torch_tandem.function(lambda x, out: torch.add(x, 1, out=out))
+    for i in range(40):
+        x, out = data(4, seed=i), torch.empty(1, device="tandem")
+        assert torch.equal(step(x.to("tandem"), out).cpu(), x + 1) and out.shape == (4,)
+    assert step.cache_info().hits == 0 and "resized" in step.reason()
 
 
 def test_a_result_that_cannot_be_flattened_ends_the_recording():

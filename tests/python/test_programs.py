@@ -2,6 +2,7 @@
 
 import importlib
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,3 +65,45 @@ def test_losses_are_those_of_eager(context, name: str):
     else:
         assert tandem == eager
     assert coexecuted > 0 or name in RESTLESS
+
+
+FUNCTIONS = [name for name in PROGRAMS if name.endswith("_function")]
+QUICK = ["tiny_mlp_function", "linear_sgd_function"]
+RARE = {"dynamic_rnn_function": "each of its many lengths is replayed fewer than eight times"}
+"""Functions whose graphs are not audited within 200 steps, and why."""
+
+
+def run_function(name: str, is_function: bool, steps: int) -> tuple[list[str], int, int]:
+    """Returns the losses of the first steps, and the numbers of replayed calls and of audits."""
+    sys.path.insert(0, str(ROOT))
+    import torch
+    import torch_tandem
+    from torch_tandem import cuda_alias
+
+    torch.set_num_threads(2)
+    cuda_alias.install()
+    program = importlib.import_module(f"benches.programs.{name}")
+    from _main import seed
+
+    def wrap(step: Any) -> Any:
+        return torch_tandem.function(step, audit=8, max_graphs=64) if is_function else step
+
+    seed()
+    step = program.make("cuda", function=wrap)
+    losses = [float(step()).hex() for _ in range(steps)]
+    functions = torch_tandem.report()["functions"]
+    return losses, sum(f["replayed"] for f in functions), sum(f["audits"] for f in functions)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS if os.environ.get("TANDEM_ALL_PROGRAMS") else QUICK)
+@pytest.mark.parametrize("kernels", ["aten", "own"])
+def test_functions_have_the_bits_of_co_execution(context, monkeypatch, name: str, kernels: str):
+    monkeypatch.setenv("TANDEM_KERNELS", kernels)
+    steps, losses = 200, []
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for is_function in (False, True):
+            ran = pool.apply_async(run_function, (name, is_function, steps)).get(timeout=300)
+            losses.append(ran[0])
+        _, replayed, audits = ran
+    assert losses[1] == losses[0]
+    assert replayed >= steps // 4 and (audits >= replayed // 16 or name in RARE), (replayed, audits)
