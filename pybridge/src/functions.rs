@@ -65,7 +65,9 @@ pub fn hindrance(id: u64) -> Option<(String, bool)> {
             "the program reads a value after the call has changed tensors, drawn random numbers or ended an \
              iteration: {at}. Keep it on the device, or read it before or outside of the function"
         ),
-        Hindrance::New => format!("{at} ran at once, because it or its shapes were new"),
+        Hindrance::Unrecorded => format!(
+            "{at} could not be recorded: it has failed, its tensors overlap, or Tandem does not record now"
+        ),
         Hindrance::Dynamic => format!("the shape that {at} returns depends on data"),
         Hindrance::Storage => format!("a tensor or its storage is resized or made anew: {at}"),
         Hindrance::Random => format!(
@@ -77,7 +79,7 @@ pub fn hindrance(id: u64) -> Option<(String, bool)> {
              to an existing tensor with copy_()"
         ),
     };
-    Some((text, why == Hindrance::New))
+    Some((text, why == Hindrance::Unrecorded))
 }
 
 /// Returns how two recorded calls differ.

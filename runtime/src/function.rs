@@ -34,8 +34,8 @@ pub enum Hindrance {
     /// The program reads a value after the call has written a tensor that existed before, has drawn random numbers, or
     /// has ended an iteration.
     Late,
-    /// An op ran at once because its location, its shapes or its inputs were new. A later call may have none.
-    New,
+    /// An op has failed, its windows overlap, or it was not traced. A later call may have no such op.
+    Unrecorded,
     /// The output shapes of an op depend on data.
     Dynamic,
     /// A storage is created or resized outside of any op, or an op resizes a tensor.
@@ -349,7 +349,7 @@ impl Recording {
 
     /// Records a hindrance. The first lasting one counts.
     pub fn hinder(&mut self, hindered: Hindered) {
-        if self.hindered.is_none_or(|known| known.why == Hindrance::New) {
+        if self.hindered.is_none_or(|known| known.why == Hindrance::Unrecorded) {
             self.hindered = Some(hindered);
         }
     }

@@ -136,13 +136,29 @@ fn recordings_differ_in_numbers_storages_and_ops() {
 }
 
 #[test]
-fn a_fetch_and_a_new_op_hinder_a_replay() {
+fn new_ops_are_recorded_as_co_executed_ones() {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    let (new, _) = record(&mut m, &w, &x, 0.5, false);
+    m.step();
+    warm(&mut m, &w, &x, false);
+    let (known, _) = record(&mut m, &w, &x, 0.5, false);
+    m.step();
+    assert_eq!(m.engine().unequal(new, known), None);
+    m.engine().reset();
+    let (id, _) = record(&mut m, &w, &x, 0.5, false);
+    assert!(m.engine().make_template(id));
+    let (one, two) = (m.state(&[0.5, 0.25]), m.state(&[0.5, 0.25]));
+    let replayed = replay(&m, id, &[(id_of(&x), 0), (id_of(&one), 0)]).expect("it is valid");
+    let expected = function(&mut m, &two, &x, 0.5, false);
+    assert_eq!((m.peek(&replayed), m.peek(&one)), (m.peek(&expected), m.peek(&two)));
+}
+
+#[test]
+fn a_fetch_hinders_a_replay() {
     let mut m = CoExecution::new();
     let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
     let why = |m: &CoExecution, id| m.engine().recording(id).expect("it is kept").hindered().map(|h| h.why);
-    let (id, _) = record(&mut m, &w, &x, 0.5, false);
-    assert_eq!(why(&m, id), Some(Hindrance::New));
-    m.step();
     warm(&mut m, &w, &x, false);
     let (id, _) = record(&mut m, &w, &x, 0.5, false);
     assert_eq!(why(&m, id), None);

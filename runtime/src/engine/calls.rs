@@ -7,15 +7,16 @@ use tandem_kernels::host::Exception;
 use tandem_kernels::overlap::{Overlap, may_share_storage, overlap};
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId, OpId};
-use tandem_tracegraph::node::NodeKey;
+use tandem_tracegraph::node::{NodeKey, Resized};
 use tandem_tracegraph::ops::OpInfo;
 
 use super::cursor::{Expected, Position};
 use super::{Engine, Fresh, Phase, Progress, Results, Sink};
 use crate::config::Mode;
 use crate::error::CallError;
-use crate::function::{Hindered, Hindrance};
+use crate::function::{Hindered, Hindrance, Recording};
 use crate::site::Site;
+use crate::storage::Storages;
 
 impl Engine {
     /// Advances an operator call by one step; see the module's documentation.
@@ -54,7 +55,7 @@ impl Engine {
             Phase::CoExecution => self.validate(call, site, sink),
             Phase::Tracing => self.jump_or_trace(call, site, sink),
             Phase::Imperative => {
-                self.hinder(Hindrance::New, Some(call.op), LocationId::UNKNOWN);
+                self.hinder(Hindrance::Unrecorded, Some(call.op), LocationId::UNKNOWN);
                 let progress = self.run_unrecorded(call, sink)?;
                 if progress == Progress::Done {
                     self.iteration.count(false);
@@ -221,22 +222,8 @@ impl Engine {
         if let (Some(from), Some(recording)) = (from, self.functions.running()) {
             let made = fresh.iter().copied().zip(&outputs.fresh);
             recording.push(node_id, variant, &self.outbox.since(from), made, call.device);
-            recording.note_draws(random);
-            for input in written(&self.ops[call.op.index()], call) {
-                if let Place::Storage { id, .. } = input.place {
-                    recording.note_written(id);
-                }
-            }
-            for change in &outputs.resized {
-                let grows = match call.inputs[change.input as usize].place {
-                    Place::Storage { id, .. } => recording.grow(id, self.storages.nbytes(id)),
-                    _ => false,
-                };
-                if !grows {
-                    let location = node.key.location;
-                    recording.hinder(Hindered { why: Hindrance::Storage, op: Some(call.op), location });
-                }
-            }
+            let info = &self.ops[call.op.index()];
+            note_effects(recording, call, info, &outputs.resized, &self.storages, node.key.location);
         }
         sink.outputs(call, Results::Known(outputs), &fresh);
         let at_end = position.next as usize + 1 == block.nodes.len();
@@ -294,10 +281,36 @@ impl Engine {
     }
 }
 
+/// Records what the op added last does besides making tensors.
+pub(super) fn note_effects(
+    recording: &mut Recording,
+    call: &Call<'_>,
+    info: &OpInfo,
+    resized: &[Resized],
+    storages: &Storages,
+    location: LocationId,
+) {
+    recording.note_draws(info.random);
+    for input in written(info, call) {
+        if let Place::Storage { id, .. } = input.place {
+            recording.note_written(id);
+        }
+    }
+    for change in resized {
+        let grows = match call.inputs[change.input as usize].place {
+            Place::Storage { id, .. } => recording.grow(id, storages.nbytes(id)),
+            _ => false,
+        };
+        if !grows {
+            recording.hinder(Hindered { why: Hindrance::Storage, op: Some(call.op), location });
+        }
+    }
+}
+
 /// Returns whether a call writes a window that partly overlaps another of its inputs. PyTorch raises for these,
 /// and must do so at the call.
 #[inline(always)]
-fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
+pub(super) fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
     info.writes && may_share_storage(&call.inputs) && overlap(call, &info.written) == Overlap::Partial
 }
 

@@ -111,7 +111,7 @@ impl Functions {
         self.blocks = 0;
         if let Some(running) = &mut self.running {
             **running = Recording::default();
-            running.hinder(Hindered { why: Hindrance::New, op: None, location: LocationId::UNKNOWN });
+            running.hinder(Hindered { why: Hindrance::Unrecorded, op: None, location: LocationId::UNKNOWN });
         }
     }
 }

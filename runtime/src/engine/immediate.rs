@@ -1,14 +1,17 @@
 //! Ops that run at once on the program's thread: those that are traced, not recorded, of unknown shapes, or fetches.
 
+use tandem_kernels::run::{BlockRun, Cursor};
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::{NodeKey, Outputs};
 use tandem_tracegraph::tensor_meta::flags;
 
+use super::calls::{may_overlap, note_effects};
 use super::cursor::Position;
 use super::{Engine, Fresh, Phase, Progress, Results, Sink};
 use crate::error::CallError;
-use crate::function::Hindrance;
+use crate::feed;
+use crate::function::{Hindered, Hindrance, Tail};
 use crate::graph_runner::Message;
 use crate::site::Site;
 use crate::storage::FreshStorage;
@@ -109,8 +112,7 @@ impl Engine {
         }
         let begin = self.runner.timeline().now();
         let location = key.location;
-        self.hinder(Hindrance::New, Some(call.op), location);
-        let (outputs, fresh) = self.run_now(call, location, sink)?;
+        let (outputs, fresh) = self.run_recorded(call, location, sink)?;
         if self.phase == Phase::CoExecution {
             self.diverge(call, location);
         }
@@ -118,6 +120,7 @@ impl Engine {
         let node = self.graphs.merge(self.cursor.at(), call, &self.ops[call.op.index()], key);
         self.learn_variant(node, call, &outputs);
         self.check_rule(call, &outputs);
+        self.record_now(call, node, &outputs, &fresh);
         self.commit(node, &fresh);
         self.forward.note(site, location, &self.locations);
         self.iteration.count(false);
@@ -141,10 +144,9 @@ impl Engine {
             return Ok(Progress::NeedTicket(ticket, true));
         }
         let location = self.graphs.node(node).key.location;
-        let why = if self.graphs.node(node).dynamic { Hindrance::Dynamic } else { Hindrance::New };
-        self.hinder(why, Some(call.op), location);
-        let (outputs, fresh) = self.run_now(call, location, sink)?;
+        let (outputs, fresh) = self.run_recorded(call, location, sink)?;
         self.learn_variant(node, call, &outputs);
+        self.record_now(call, node, &outputs, &fresh);
         self.commit(node, &fresh);
         self.cursor.skip(position);
         self.forward.note(site, location, &self.locations);
@@ -152,6 +154,39 @@ impl Engine {
         self.counters.report.count_node(node.index(), 0, 1);
         sink.outputs(call, Results::Owned(outputs), &fresh);
         Ok(Progress::Done)
+    }
+
+    /// Runs an op as [`Engine::run_now`] does. An op that fails is not recorded, which hinders a replay.
+    fn run_recorded(
+        &mut self,
+        call: &Call<'_>,
+        location: LocationId,
+        sink: &mut dyn Sink,
+    ) -> Result<(Outputs, Fresh), CallError> {
+        let ran = self.run_now(call, location, sink);
+        if ran.is_err() {
+            self.hinder(Hindrance::Unrecorded, Some(call.op), location);
+        }
+        ran
+    }
+
+    /// Adds an op that has run at once to the running recording, as if it had been sent to GraphRunner.
+    fn record_now(&mut self, call: &Call<'_>, id: NodeId, outputs: &Outputs, fresh: &[FreshStorage]) {
+        let Some(recording) = self.functions.running() else { return };
+        let (node, info) = (self.graphs.node(id), &self.ops[call.op.index()]);
+        let location = node.key.location;
+        let is_plain = !node.dynamic && call.numbers_fit && !may_overlap(info, call);
+        let mut run = BlockRun::default();
+        let variant = node.variant(call, info, 0).filter(|_| is_plain);
+        let (Some(variant), Ok(())) = (variant, feed::inputs(&mut run, call, self.torch)) else {
+            let why = if node.dynamic { Hindrance::Dynamic } else { Hindrance::Unrecorded };
+            return recording.hinder(Hindered { why, op: Some(call.op), location });
+        };
+        feed::values(&mut run, &node.key, call, self.torch);
+        run.storages.extend(fresh.iter().map(|made| made.id));
+        let made = fresh.iter().copied().zip(&outputs.fresh);
+        recording.push(id, variant, &Tail::new(&run, Cursor::default()), made, call.device);
+        note_effects(recording, call, info, &outputs.resized, &self.storages, location);
     }
 
     /// Runs an op on this thread. GraphRunner must be idle. If the op raises an exception, `sink` receives the

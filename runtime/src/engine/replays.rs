@@ -74,6 +74,11 @@ impl Engine {
     /// Makes a recording a template. Returns false if it was forgotten.
     pub fn make_template(&mut self, id: RecordingId) -> bool {
         let Some(mut known) = self.functions.take(id) else { return false };
+        // Ops that have run at once may not be declared yet.
+        let (undeclared, ops) = self.graphs.declare_nodes(&self.ops);
+        if !ops.is_empty() {
+            self.runner.send(Message::Declare(undeclared, ops));
+        }
         let parts = known.recording.parts();
         let first = self.functions.reserve_blocks(parts.len());
         for (number, part) in (first..).zip(&parts) {
