@@ -45,7 +45,7 @@ TtOuts run(uint32_t op, const Encoder& encoder) {
   if (C10_UNLIKELY(encoder.host_requires_grad()) && c10::GradMode::is_enabled())
     for (const auto* t : encoder.inputs())
       if (t->defined() && t->device().is_cpu() && t->requires_grad()) accept_device_gradient(*t, device);
-  if (C10_UNLIKELY(is_recording)) note_inputs(encoder);
+  if (C10_UNLIKELY(is_recording)) note_inputs(op, encoder);
   TtOuts outs{};
   const auto status = tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs);
   // A kernel that raises an exception may have resized its outputs before.

@@ -1,7 +1,10 @@
-// Calls of functions: what a recorded call uses of the program's tensors, and the replay of a template.
+// Calls of functions and captured graphs: what is noted of operators while one of them is recorded.
 #pragma once
 
+#include <cstdint>
+
 #include "encode.h"
+#include "observer.h"
 
 namespace torch::autograd {
 struct Edge;
@@ -9,10 +12,8 @@ struct Edge;
 
 namespace tandem {
 
-// Whether a call of a function is being recorded.
-extern bool is_recording;
 // Notes the inputs of an operator that the program's thread calls, before the call.
-void note_inputs(const Encoder& encoder);
+void note_inputs(uint32_t op, const Encoder& encoder);
 // Notes that the program's thread has read the value of a tensor with a single element.
 void note_read(const at::Tensor& from, const at::Scalar& value);
 // Notes a root of a backward pass that frees the graph.

@@ -26,8 +26,6 @@
 
 namespace tandem {
 
-bool is_recording = false;
-
 namespace {
 
 using torch::autograd::Node;
@@ -162,7 +160,12 @@ class Recorder {
   int64_t finish(at::TensorList results);
 
  private:
-  void watch(const at::Tensor& t);
+  // Watches a tensor from now on. Returns its number.
+  size_t watch(const at::Tensor& t);
+  // Watches a tensor that the call uses now.
+  void use(const at::Tensor& t);
+  // Whether a watched tensor is reached by names or used, and not only by the call before.
+  bool is_kept(size_t number) const { return number < reached_ || used_[number] != 0; }
   void find_given(const TtRecorded& in_rust);
   void keep_watched();
   void find_fed(int64_t id, size_t hosts);
@@ -180,6 +183,9 @@ class Recorder {
   std::vector<uint32_t> argument_versions_;
   // Number of watched tensors that the function can reach by names. They come first.
   size_t reached_ = 0;
+  // For each watched tensor, its number in the order of first use by the call; 0 for tensors that it has not used.
+  std::vector<size_t> used_;
+  size_t uses_ = 0;
   ska::flat_hash_map<const c10::TensorImpl*, size_t> seen_;
   std::vector<torch::autograd::Edge> consumed_;
   HostEffects host_;
@@ -208,24 +214,35 @@ Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recor
     if (auto t = known.tensor.lock()) watch(at::Tensor(std::move(t)));
 }
 
-void Recorder::watch(const at::Tensor& t) {
-  if (!seen_.emplace(t.unsafeGetTensorImpl(), call_.watched.size()).second) return;
+size_t Recorder::watch(const at::Tensor& t) {
+  const auto [found, is_new] = seen_.emplace(t.unsafeGetTensorImpl(), call_.watched.size());
+  const auto number = found->second;
+  if (!is_new) return number;
   call_.watched.emplace_back(t);
+  used_.push_back(0);
   // A view may be made for each use; the tensor that it views is the program's.
   if (t.is_view()) watch(at::Tensor(t._base()));
+  return number;
+}
+
+void Recorder::use(const at::Tensor& t) {
+  auto& used = used_[watch(t)];
+  if (used != 0) return;
+  used = ++uses_;
+  if (t.is_view()) use(at::Tensor(t._base()));
 }
 
 void Recorder::note(const Encoder& encoder) {
   for (const auto* t : encoder.inputs()) {
     if (is_tandem(*t))
-      watch(*t);
+      use(*t);
     else if (t->defined())
       call_.fed.emplace_back(*t);
   }
 }
 
 void Recorder::read(const at::Tensor& from, const at::Scalar& value) {
-  watch(from);
+  use(from);
   const auto scalar = record_of(value);
   if (!scalar) return;
   TtRead in_rust{};
@@ -242,7 +259,7 @@ void Recorder::read(const at::Tensor& from, const at::Scalar& value) {
 void Recorder::consume(const torch::autograd::Edge& root) {
   each_node(root, [&](Node& node) {
     if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node); leaf && is_tandem(leaf->variable))
-      watch(leaf->variable);
+      use(leaf->variable);
     return true;
   });
   consumed_.push_back(root);
@@ -261,8 +278,11 @@ void Recorder::find_given(const TtRecorded& in_rust) {
     Given given{Given::kCaptured, 0, WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()), context, 0};
     const auto argument = argument_on(context);
     const auto& watched = call_.watched;
-    const auto on = [&](const Watched& w) { return w.context == context; };
-    const auto holds = [&](const Watched& w) { return w.gradient.defined && w.gradient.context == context; };
+    const auto matters = [&](const Watched& w) { return is_kept(&w - watched.data()); };
+    const auto on = [&](const Watched& w) { return w.context == context && matters(w); };
+    const auto holds = [&](const Watched& w) {
+      return w.gradient.defined && w.gradient.context == context && matters(w);
+    };
     const auto owner = std::find_if(watched.begin(), watched.end(), on);
     const auto leaf = std::find_if(watched.begin(), watched.end(), holds);
     if (argument < arguments_.size()) {
@@ -281,14 +301,18 @@ void Recorder::find_given(const TtRecorded& in_rust) {
     if (read.from.kind == Result::kGiven) read.from.offset -= bases[read.from.index];
 }
 
-// Keeps the watched tensors that live, are not arguments, and are reached by names or on storages that the call was
-// given.
+// Keeps the watched tensors that live, are not arguments, and are reached by names or used and on storages that the call
+// was given. Their order depends on this call alone: first those reached by names, then the others in order of use.
 void Recorder::keep_watched() {
-  std::vector<size_t> numbers(call_.watched.size());
+  std::vector<size_t> numbers(call_.watched.size(), SIZE_MAX);
+  std::vector<size_t> order;
+  for (size_t i = 0; i < call_.watched.size(); i++)
+    if (is_kept(i)) order.push_back(i);
+  std::sort(order.begin() + static_cast<std::ptrdiff_t>(std::min(reached_, order.size())), order.end(),
+            [&](size_t a, size_t b) { return used_[a] < used_[b]; });
   std::vector<Watched> kept;
-  for (size_t i = 0; i < call_.watched.size(); i++) {
+  for (const size_t i : order) {
     auto& w = call_.watched[i];
-    numbers[i] = SIZE_MAX;
     const auto t = w.tensor.lock();
     if (!t) continue;
     const auto is_t = [&](const at::Tensor& a) { return a.unsafeGetTensorImpl() == t.get(); };
@@ -508,8 +532,12 @@ std::shared_ptr<const Recorded> find_recorded(int64_t id) {
   return found == all.end() ? nullptr : found->second;
 }
 
-void note_inputs(const Encoder& encoder) {
-  if (recorder && tt_is_program()) recorder->note(encoder);
+void note_inputs(uint32_t op, const Encoder& encoder) {
+  if (!tt_is_program()) return;
+  if (observer)
+    observer->note(op, encoder);
+  else if (recorder)
+    recorder->note(encoder);
 }
 
 void note_read(const at::Tensor& from, const at::Scalar& value) {

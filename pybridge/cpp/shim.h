@@ -215,6 +215,7 @@ struct TtRecorded {
   const TtKept* kept;
   size_t n_kept;
   size_t n_hosts;      // number of host tensors that were fed
+  int32_t draws;       // 1 if an operator draws random numbers
 };
 // The storage that takes the place of a given one, and the offset that windows on it are relative to.
 struct TtGiven {
@@ -236,6 +237,14 @@ struct TtReplayed {
 void tt_record_begin();
 void tt_record_end(TtRecorded* recorded);
 void tt_record_cancel();
+// Leaves out the operators from the first call to the second one.
+void tt_record_pause();
+void tt_record_resume();
+// Makes a recorded call a template. Raises an error with the reason if it cannot be replayed.
+int32_t tt_record_make_template(int64_t id);
+void tt_record_drop(int64_t id);
+// Whether calls of an operator may write an argument.
+int32_t tt_writes(uint32_t op, size_t argument);
 // Makes the offsets of windows on given storages relative to these offsets.
 void tt_record_rebase(int64_t id, const int64_t* bases, size_t n);
 // Records that a host tensor, by its number, is read again in each call, so that its contents may differ.

@@ -10,6 +10,7 @@
 #include "allocator.h"
 #include "device_type.h"
 #include "guard.h"
+#include "observer.h"
 
 namespace tandem {
 
@@ -44,10 +45,12 @@ void* storage_context(const at::Tensor& t) {
 
 c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,
                                                    c10::DeviceIndex device) {
-  return c10::make_intrusive<c10::StorageImpl>(
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), nbytes,
       c10::DataPtr(address, context, &tt_storage_release, c10::Device(kTandem, device)), allocator(),
       /*resizable=*/true);
+  if (C10_UNLIKELY(observer != nullptr) && tt_is_program()) observer->made(storage);
+  return storage;
 }
 
 at::Tensor window(c10::Storage storage, const TtOut& out) {

@@ -197,6 +197,7 @@ pub struct TtRecorded {
     pub kept: *const TtKept,
     pub n_kept: usize,
     pub n_hosts: usize,
+    pub draws: i32,
 }
 
 #[repr(C)]

@@ -13,7 +13,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use tandem_tracegraph::text::list_call;
 
 use crate::convert::{context_of, items, storage_of};
-use crate::engine::{check_process, finish_inline_work, for_shim, lock, op_name, wait_for};
+use crate::engine::{Raise, check_process, finish_inline_work, for_shim, lock, op_name, wait_for};
 use crate::ffi::*;
 use crate::python::{Lines, user_line};
 
@@ -233,6 +233,35 @@ extern "C" fn tt_record_cancel() {
     lock().cancel_recording();
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_pause() {
+    lock().pause_recording(true);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_resume() {
+    lock().pause_recording(false);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_make_template(id: i64) -> i32 {
+    for_shim(|| match hindrance(id as u64) {
+        Some((why, _)) => Err(Raise::Message(why)),
+        None if make_template(id as u64) => Ok(()),
+        None => Err(Raise::Message("the graphs were forgotten meanwhile".into())),
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_record_drop(id: i64) {
+    drop_recording(id as u64);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_writes(op: u32, argument: usize) -> i32 {
+    i32::from(lock().op(OpId(op)).may_write(argument))
+}
+
 /// # Safety
 ///
 /// `recorded` must be valid for writes.
@@ -255,6 +284,7 @@ unsafe extern "C" fn tt_record_end(recorded: *mut TtRecorded) {
             kept: shown.kept.as_ptr(),
             n_kept: shown.kept.len(),
             n_hosts: recording.hosts(),
+            draws: i32::from(recording.draws()),
         };
     }
     SHOWN.set(Some(shown));

@@ -46,7 +46,7 @@ EXPRESSIONS = {
         "torch.where({m} > {f}, {m}, {m})", "F.linear({m}, r.w, r.b)", "{m}.cumsum(0)", "torch.randn_like({m})",
         "{m}.view(2, 8).reshape(4, 4)", "r.host.to(r.device)", "({m} * torch.tensor({f}))",
         "torch.full((4, 4), {f}, device=r.device, dtype=torch.float32)", "F.layer_norm({m}, (4,))",
-        "r.shared({m})",
+        "r.shared({m})", "F.batch_norm({m}, r.mean, r.var, training=r.net.training)",
     ],
     "v": ["({v} + {v})", "({v} * {f})", "({m} @ {v})", "{m}.sum(0)", "{v}.sigmoid()", "{m}.mean(1)", "{v}.flip(0)"],
     "s": ["({m}).sum()", "({v}).mean()", "F.mse_loss({m}, {m})", "({m}).square().mean()"],
@@ -104,6 +104,7 @@ class Root:
         self.w, self.b = make(4, 4).requires_grad_(), make(4).requires_grad_()
         self.m, self.c, self.host = make(4, 4), make(4), torch.ones(4, 4)
         self.count = torch.zeros((), dtype=torch.int64, device=device)
+        self.mean, self.var = torch.zeros(4).to(device), torch.ones(4).to(device)
         self.items, self.held = [make(4, 4), make(4)], {"m": make(4, 4)}
         torch.manual_seed(7)
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).to(device)
@@ -206,6 +207,8 @@ def run(source: str, seed: int, device: str, wrap) -> tuple[list, object]:
                 root.b.grad,
                 root.c,
                 root.m,
+                root.mean,
+                root.var,
                 root.count,
                 *root.net.parameters(),
             ]

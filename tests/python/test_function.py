@@ -589,6 +589,26 @@ def test_a_value_that_is_read_after_a_write():
     assert "reads a value after" in text and "test_function.py" in text
 
 
+def test_running_statistics_are_written_before_a_value_is_read():
+    def program(device, wrap, training):
+        norm = nn.BatchNorm1d(4).to(device).train(training)
+
+        @torch.no_grad()
+        def f(x):
+            y = norm(x)
+            return y * 2 if y.sum() > 100 else y
+
+        f = wrap(f)
+        return [f(x.to(device)) for [x] in batches(40, (3, 4))] + [norm.running_mean, norm.running_var]
+
+    eager, ours, [f] = both(lambda device, wrap: program(device, wrap, training=False))
+    same(eager, ours)
+    replayed(f, 20)
+    eager, ours, [f] = both(lambda device, wrap: program(device, wrap, training=True))
+    same(eager, ours)
+    assert f.cache_info().hits == 0 and "reads a value after" in f.reason()
+
+
 def test_the_concrete_graph():
     model = mlp().to("tandem")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -52,6 +52,8 @@ pub struct OpInfo {
     pub pointwise: bool,
     /// Whether an argument is a fed number or has a bound.
     has_numbers: bool,
+    /// Arguments that are written although the schema does not declare it: see [`Traits::hidden_writes`].
+    hidden_writes: &'static [usize],
     /// Bounds of the values that arguments may have, by index.
     bounds: &'static [(usize, Bound)],
 }
@@ -74,6 +76,9 @@ pub struct Traits {
     pub keeps_offset: bool,
     /// Whether plain ints are fed instead of being attributes.
     pub fed_ints: bool,
+    /// Arguments that the operator writes although its schema does not declare it, running statistics, in calls whose
+    /// first truth value (`training`) is true.
+    pub hidden_writes: &'static [usize],
     /// Bounds of the values that arguments may have, by index. PyTorch raises for other values.
     pub bounds: &'static [(usize, Bound)],
 }
@@ -88,6 +93,7 @@ impl Traits {
         sized_by_number: false,
         keeps_offset: false,
         fed_ints: false,
+        hidden_writes: &[],
         bounds: &[],
     };
 }
@@ -187,6 +193,18 @@ impl OpInfo {
             })
     }
 
+    /// Whether calls may write an argument, by its index.
+    pub fn may_write(&self, index: usize) -> bool {
+        self.written[index] || self.hidden_writes.contains(&index)
+    }
+
+    /// Whether a call writes an argument, by its index.
+    pub fn writes_argument(&self, call: &Call<'_>, index: usize) -> bool {
+        let is_training =
+            || call.args.iter().find(|arg| matches!(arg, Arg::Bool(_))) == Some(&Arg::Bool(true));
+        self.written[index] || self.hidden_writes.contains(&index) && is_training()
+    }
+
     /// Whether a call must run before Python continues, because its output shapes depend on data or because it may
     /// raise an exception that programs catch.
     #[inline]
@@ -245,6 +263,7 @@ pub fn describe(id: OpId, decl: OpDecl<'_>, traits: &Traits) -> OpInfo {
         keeps_offset: traits.keeps_offset,
         random: decl.random || draws,
         pointwise: decl.pointwise,
+        hidden_writes: traits.hidden_writes,
         bounds: traits.bounds,
     }
 }

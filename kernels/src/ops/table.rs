@@ -64,9 +64,6 @@ struct Row {
     flops: Option<Flops>,
     /// Whether the operator multiplies matrices, for which other operators do not delay a run.
     contraction: bool,
-    /// Arguments that the operator writes although its schema does not declare it: running statistics. PyTorch's
-    /// kernel must not run in addition to Tandem's.
-    hidden_writes: &'static [usize],
     /// Whether the operator overwrites all of its first argument without reading it.
     overwrites: bool,
     traits: Traits,
@@ -84,7 +81,6 @@ const fn op(names: &'static str) -> Row {
         draws: false,
         flops: None,
         contraction: false,
-        hidden_writes: &[],
         overwrites: false,
         traits: Traits::NONE,
     }
@@ -119,7 +115,7 @@ impl Row {
         Row { contraction: true, ..self }
     }
     const fn hidden_writes(self, arguments: &'static [usize]) -> Row {
-        Row { hidden_writes: arguments, ..self }
+        Row { traits: Traits { hidden_writes: arguments, ..self.traits }, ..self }
     }
     const fn overwrites(self) -> Row {
         Row { overwrites: true, ..self }
@@ -560,6 +556,7 @@ pub fn traits(name: &str) -> Traits {
         sized_by_number: is(name, |row| row.traits.sized_by_number),
         keeps_offset: is(name, |row| row.traits.keeps_offset),
         fed_ints: is(name, |row| row.traits.fed_ints),
+        hidden_writes: hidden_writes(name),
         bounds: bounds.unwrap_or_default(),
     }
 }
@@ -618,9 +615,11 @@ pub fn is_contraction(name: &str) -> bool {
     is(name, |row| row.contraction)
 }
 
-/// The arguments that an operator writes although its schema does not declare it.
+/// The arguments that an operator writes although its schema does not declare it. PyTorch's kernel must not run in
+/// addition to Tandem's.
 pub(crate) fn hidden_writes(name: &str) -> &'static [usize] {
-    exact(short(name), |row| (!row.hidden_writes.is_empty()).then_some(row.hidden_writes)).unwrap_or_default()
+    let written = |row: &Row| (!row.traits.hidden_writes.is_empty()).then_some(row.traits.hidden_writes);
+    exact(short(name), written).unwrap_or_default()
 }
 
 /// Whether an operator overwrites all of its first argument, regardless of the previous contents.

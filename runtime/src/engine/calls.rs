@@ -321,7 +321,7 @@ fn writes_host(info: &OpInfo, call: &Call<'_>) -> bool {
 /// Returns the inputs that a call writes.
 fn written<'c>(info: &'c OpInfo, call: &'c Call<'_>) -> impl Iterator<Item = &'c Input<'c>> {
     let mut next = 0;
-    call.args.iter().zip(info.written.iter()).flat_map(move |(arg, written)| {
+    (0..).zip(&call.args).flat_map(move |(index, arg)| {
         let n = match arg {
             Arg::Tensor => 1,
             Arg::Tensors(n) => *n as usize,
@@ -329,6 +329,6 @@ fn written<'c>(info: &'c OpInfo, call: &'c Call<'_>) -> impl Iterator<Item = &'c
         };
         let inputs = &call.inputs[next..next + n];
         next += n;
-        if *written { inputs } else { &[] }
+        if info.writes_argument(call, index) { inputs } else { &[] }
     })
 }

@@ -40,6 +40,8 @@ pub(super) struct Template {
 #[derive(Debug, Default)]
 pub(super) struct Functions {
     running: Option<Box<Recording>>,
+    /// The running recording while it is paused.
+    paused: Option<Box<Recording>>,
     known: FxHashMap<RecordingId, Known>,
     /// Number of recordings so far.
     recorded: u64,
@@ -51,6 +53,15 @@ impl Functions {
     /// Begins a recording.
     pub(super) fn begin(&mut self) {
         self.running = Some(Box::default());
+    }
+
+    /// Pauses the running recording, or goes on with it.
+    pub(super) fn pause(&mut self, pause: bool) {
+        if pause {
+            self.paused = self.running.take();
+        } else {
+            self.running = self.paused.take();
+        }
     }
 
     /// Ends the running recording without keeping it, or returns an empty one if there is none.
@@ -109,7 +120,7 @@ impl Functions {
     pub(super) fn forget(&mut self) {
         self.known.clear();
         self.blocks = 0;
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.running.as_mut().or(self.paused.as_mut()) {
             **running = Recording::default();
             running.hinder(Hindered { why: Hindrance::Unrecorded, op: None, location: LocationId::UNKNOWN });
         }

@@ -16,6 +16,11 @@ impl Engine {
         self.functions.begin();
     }
 
+    /// Leaves the next ops out of the running recording, or records them again.
+    pub fn pause_recording(&mut self, pause: bool) {
+        self.functions.pause(pause);
+    }
+
     /// Ends the recording of a call that raised an exception.
     pub fn cancel_recording(&mut self) {
         self.functions.take_running();
