@@ -1,8 +1,9 @@
-"""Run digits.py, unchanged, without Tandem, with it, and with its training step as a function; compare results.
+"""Run digits.py without Tandem, with it, and with its training step as a function, and compare the results.
 
 Exits with 1 if the losses of the runs are not bitwise equal, if the accuracy is too low, or if Tandem
-captures, co-executes, overlaps or replays too little. On a GPU (TANDEM_DEVICE) losses are compared with a tolerance,
-and without dropout, because a GPU draws different random numbers; no operator may take the host path.
+captures, co-executes, overlaps or replays too little. On a GPU (TANDEM_DEVICE) losses are compared with a
+tolerance, and without dropout, because a GPU draws different random numbers; no operator may take the host
+path.
 Rounding differences grow during training. Eager therefore runs once more with other CPU instructions, and
 losses are compared only in the epochs before the one in which the two eager runs differ by more than the
 tolerance.

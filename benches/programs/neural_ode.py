@@ -51,8 +51,8 @@ def make(
 ) -> Step:
     """A training step on `device`.
 
-    `method` is the solver's, dopri5 by default. `function` wraps what computes on tensors, which needs another one:
-    dopri5 removes duplicate times, and how many there are depends on data.
+    `method` is the solver's, dopri5 by default. `function` wraps what computes on tensors, which needs
+    another one: dopri5 removes duplicate times, and how many there are depends on data.
     """
     times = torch.linspace(0.0, 25.0, POINTS).to(device)
     with torch.no_grad():
