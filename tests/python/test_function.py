@@ -543,6 +543,24 @@ def test_an_outcome_that_is_new_runs_python_from_the_beginning():
     assert f.cache_info().hits == before + 1
 
 
+def test_a_path_that_no_graph_has_is_abandoned_once():
+    def f(x):
+        y = x * 3
+        for i in range(4):
+            y = y + 1 if y[i] > 0 else y - 1
+        return y
+
+    f = torch_tandem.function(f, max_graphs=64)
+    paths = [torch.tensor([9.0 if path >> i & 1 else -9.0 for i in range(4)]) for path in range(16)]
+    for path in paths[:-1] * 12:
+        f(path.to("tandem"))
+    assert f.cache_info().currsize == 15
+    calls = torch_tandem.report()["ops_captured"]
+    assert torch.equal(f(paths[-1].to("tandem")).cpu(), paths[-1] * 3 + 4)
+    # One replay ends at the last value; Python runs the rest of the operators anew.
+    assert torch_tandem.report()["ops_captured"] - calls < 40
+
+
 def test_an_operator_fails_before_a_value_is_read():
     table = torch.arange(4.0).to("tandem")
 

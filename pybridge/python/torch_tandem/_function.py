@@ -27,15 +27,16 @@ from torch_tandem._state import State, readable, state_of
 EQUAL = 3
 # Audits run Python once in this many calls: at first, and after all audits have passed for long.
 FIRST_AUDIT, LAST_AUDIT = 8, 1024
-# Recordings without two equal ones after which a function rests, and the most calls that it then rests.
-PATIENCE, LONGEST_REST = 16, 4096
+# Recordings without three equal ones after which a function rests: of calls that read no values, and of those
+# that do, which may take many paths. The most calls that it then rests.
+PATIENCE, PATHS, LONGEST_REST = 16, 64, 4096
 # Calls whose operators were still new, after which a function rests.
 WARM_UP = 64
 # Calls without an optimizer step after which each call ends an iteration.
 QUIET = 3
 # Kinds of calls that are remembered.
 MOST_KEYS = 512
-# Recorded calls of one key that are compared with the next one.
+# Recorded calls of one key that are compared with the next one, if they read no values.
 REMEMBERED = 4
 
 _ops = torch.ops.torch_tandem
@@ -197,8 +198,10 @@ class Function:
                 if graph.left > 0 and graph.check(objects) < 0:
                     with torch._C.DisableTorchFunction():
                         results = _replay(graph.recorded.id, tensors)
-                    if results is None and graph.reads:
+                    if results is None and graph.reads and _ops.suspended():
                         graph, results = self._resume(graph, graphs, tensors, objects)
+                        if results is None:  # all graphs would read the same values
+                            break
                     if results is not None:
                         graph.left -= 1
                         graph.suspect += 1
@@ -377,9 +380,10 @@ class Function:
             self._add_graph(arguments, recorded)
             attempts.tries = attempts.new = 0
             attempts.next_rest = PATIENCE
-        elif len(attempts.recorded) > REMEMBERED:
+        reads = _core.fetches_of(recorded.id)
+        if len(attempts.recorded) > (PATHS if reads else REMEMBERED):
             self._forget(attempts.recorded.pop(0))
-        if attempts.tries >= PATIENCE:
+        if attempts.tries >= (PATHS if reads else PATIENCE):
             self._rest(attempts)
 
     def _rest(self, attempts: Attempts) -> None:
