@@ -266,6 +266,16 @@ pub struct Outputs {
     pub resized: Vec<Resized>,
 }
 
+impl Outputs {
+    /// Returns whether these outputs are as the others say, on storages that are at least as large. PyTorch's kernels make
+    /// some storages larger than the output needs, and executors need not.
+    pub fn covers(&self, others: &Outputs) -> bool {
+        let sizes = || self.fresh.iter().zip(&others.fresh);
+        (&self.outs, &self.resized, self.fresh.len()) == (&others.outs, &others.resized, others.fresh.len())
+            && sizes().all(|(own, other)| own >= other)
+    }
+}
+
 /// A combination of input metadata and size-like numbers, with the output metadata that follows from it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Variant {
