@@ -762,6 +762,16 @@ def test_a_generator_that_is_seeded_inside():
     assert "state is read or set" in reason(seeded, (4,))
 
 
+def test_replays_begin_after_four_calls_of_a_step_that_makes_state():
+    model = mlp()
+    step = trainer(
+        "tandem", model, torch.optim.Adam(model.parameters(), lr=0.1, fused=True), torch_tandem.function
+    )
+    for x, y in batches(12, (5, 6), (5, 3)):
+        step(x.to("tandem"), y.to("tandem"))
+    assert step.cache_info().hits >= 6, step.reason()
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements")
 def test_an_argument_that_is_resized():
     step = torch_tandem.function(lambda x, out: torch.add(x, 1, out=out))

@@ -30,8 +30,10 @@ FIRST_AUDIT, LAST_AUDIT = 8, 1024
 # Recordings without three equal ones after which a function rests: of calls that read no values, and of those
 # that do, which may take many paths. The most calls that it then rests.
 PATIENCE, PATHS, LONGEST_REST = 16, 64, 4096
-# Calls whose operators were still new, after which a function rests.
+# Calls that could not be recorded, after which a function rests, if a later call may be recorded.
 WARM_UP = 64
+# Calls with another hindrance, after which a function rests. The first one may make an optimizer's state.
+FIRST_CALLS = 2
 # Calls without an optimizer step after which each call ends an iteration.
 QUIET = 3
 # Kinds of calls that are remembered.
@@ -361,7 +363,7 @@ class Function:
             attempts.reason, passes = hindrance
             self._forget(recorded)
             attempts.new += 1
-            if not passes or attempts.new > WARM_UP:
+            if attempts.new > (WARM_UP if passes else FIRST_CALLS):
                 self._rest(attempts)
             return
         attempts.tries += 1
