@@ -150,8 +150,8 @@ struct Read {
   // A single element on a storage that the call has made or was given.
   Result from;
   TtScalar value;
-  // Numbers of storages and host tensors that the call had been given, and of storages that it had made.
-  size_t given, fed, made;
+  // Numbers of storages and host tensors that the call had been given.
+  size_t given, fed;
 };
 
 // A gradient that the call leaves behind.

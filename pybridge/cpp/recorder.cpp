@@ -252,7 +252,7 @@ void Recorder::read(const at::Tensor& from, const at::Scalar& value) {
   place.index = in_rust.storage;
   place.window.emplace(from);
   place.offset = from.storage_offset();
-  call_.reads.push_back({std::move(place), *scalar, in_rust.n_given, in_rust.n_hosts, in_rust.n_made});
+  call_.reads.push_back({std::move(place), *scalar, in_rust.n_given, in_rust.n_hosts});
 }
 
 // Notes the leaves that a backward pass reaches: operators may have used views of them only.

@@ -334,19 +334,38 @@ std::string not_replayed(int64_t id, const Tensors& arguments) {
   return begin(id, arguments) ? "" : reason;
 }
 
-// Returns for each given storage what it is of (0 a captured tensor, 1 an argument, 2 the gradient of a captured tensor)
-// and the tensor's number. Captured tensors are numbered as in watched().
+// The number of the tensor that a given storage belongs to: of an argument, or of a watched tensor that is on the storage or
+// whose gradient is.
+size_t owner_of(const Recorded& call, const Given& given) {
+  if (given.kind != Given::kCaptured) return given.index;
+  const auto owns = [&](const Watched& w) { return w.context == given.context; };
+  return std::find_if(call.watched.begin(), call.watched.end(), owns) - call.watched.begin();
+}
+
+// Returns two numbers for each given storage: its kind (`Given::Kind`) and the number of its owner. The numbers of watched
+// tensors are those of watched().
 std::vector<int64_t> given(int64_t id) {
   std::vector<int64_t> numbers;
   const auto call = find_recorded(id);
   if (!call) return numbers;
   for (const auto& g : call->given) {
-    const auto owns = [&](const Watched& w) { return w.context == g.context; };
-    const auto owner = std::find_if(call->watched.begin(), call->watched.end(), owns) - call->watched.begin();
     numbers.push_back(g.kind);
-    numbers.push_back(g.kind == Given::kCaptured ? owner : static_cast<int64_t>(g.index));
+    numbers.push_back(static_cast<int64_t>(owner_of(*call, g)));
   }
   return numbers;
+}
+
+// Returns the number of the first given storage whose watched tensor no longer exists, or -1.
+int64_t dead(int64_t id) {
+  const auto call = find_recorded(id);
+  if (!call) return -1;
+  for (size_t i = 0; i < call->given.size(); i++) {
+    const auto& g = call->given[i];
+    if (g.kind == Given::kArgument) continue;
+    const auto owner = owner_of(*call, g);
+    if (owner == call->watched.size() || call->watched[owner].tensor.expired()) return static_cast<int64_t>(i);
+  }
+  return -1;
 }
 
 // Returns the captured tensors of a recorded call; None for those that no longer exist.
@@ -370,6 +389,7 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
   m.def("abandon() -> ()", [] { suspended.reset(); });
   m.def("not_replayed(int recording, Tensor?[] arguments) -> str");
   m.def("given(int recording) -> int[]", given);
+  m.def("dead(int recording) -> int", dead);
   m.def("watched(int recording) -> Tensor?[]", watched);
 }
 

@@ -254,7 +254,6 @@ void tt_record_keeps(int64_t id, void* storage);
 // What a recorded call has used when it reads a value.
 struct TtRead {
   size_t storage;  // number of the storage that is read among those made or those given
-  size_t n_made;
   size_t n_given;
   size_t n_hosts;
   int32_t is_made;

@@ -171,7 +171,6 @@ pub struct TtScalar {
 #[repr(C)]
 pub struct TtRead {
     pub storage: usize,
-    pub n_made: usize,
     pub n_given: usize,
     pub n_hosts: usize,
     pub is_made: i32,

@@ -331,13 +331,7 @@ unsafe extern "C" fn tt_record_read(storage: *mut c_void, value: TtScalar, read:
     };
     // SAFETY: `read` is valid for writes.
     unsafe {
-        *read = TtRead {
-            storage: number as usize,
-            n_made: used.made,
-            n_given: used.given,
-            n_hosts: used.hosts,
-            is_made,
-        };
+        *read = TtRead { storage: number as usize, n_given: used.given, n_hosts: used.hosts, is_made };
     }
 }
 

@@ -118,8 +118,6 @@ pub struct Made {
 /// Numbers of storages and host tensors that a call has used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// Storages that it has made.
-    pub made: usize,
     /// Storages that it was given.
     pub given: usize,
     /// Host tensors that were fed.
@@ -339,7 +337,7 @@ impl Recording {
         }
         let slot = self.slot_of(id);
         self.fetched.push(Fetched { at: self.steps.len(), slot, value, op, location });
-        Some((slot, Used { made: self.made.len(), given: self.given.len(), hosts: self.hosts.len() }))
+        Some((slot, Used { given: self.given.len(), hosts: self.hosts.len() }))
     }
 
     /// Records that an iteration ended.

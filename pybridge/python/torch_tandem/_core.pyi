@@ -52,6 +52,18 @@ def hindrance(recording: int) -> tuple[str, bool] | None:
 def unequal(one: int, two: int) -> str | None:
     """How the ops of two recorded calls differ."""
 
+def parting(one: int, two: int) -> int | None:
+    """Number of the value at which two recorded calls part, if all before it is equal."""
+
+def fetches_of(recording: int) -> int:
+    """Number of values that a recorded call has read."""
+
+def text_of(recording: int, names: list[str]) -> str:
+    """The ops of a recorded call as lines, with names for the storages that it was given."""
+
+def first_use(recording: int, given: int) -> str | None:
+    """The first op that uses a storage which a recorded call was given, with its line."""
+
 def ops_of(recording: int) -> int:
     """Number of ops of a recorded call; 0 if it was forgotten."""
 

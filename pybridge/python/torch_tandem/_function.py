@@ -468,17 +468,13 @@ class Function:
         """Drop graphs that use a tensor which no longer exists."""
         for graph in list(self._graphs.get(arguments.key, ())):
             id = graph.recorded.id
-            of, watched = _ops.given(id), _ops.watched(id)
-            captured = [
-                (i, n) for i, (kind, n) in enumerate(zip(of[::2], of[1::2], strict=True)) if kind != 1
-            ]
-            dead = [i for i, n in captured if watched[n] is None]
-            if not dead:
+            dead = _ops.dead(id)
+            if dead < 0:
                 continue
             # The tensor may have been replaced in the state, where the change is seen.
             if graph.check(arguments.objects) < 0:
                 self._warn(
-                    f"a tensor that it uses no longer exists: {_core.first_use(id, dead[0])}. "
+                    f"a tensor that it uses no longer exists: {_core.first_use(id, dead)}. "
                     "The function is recorded anew"
                 )
             self._remove(graph)
