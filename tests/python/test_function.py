@@ -2,7 +2,6 @@
 
 import array
 import builtins
-import os
 import random
 import threading
 import warnings
@@ -10,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch_tandem
+from functions import REFERENCE, batches, both, data, mlp, reason, replayed, same, trainer
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,62 +23,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def nothing_traced_before():
     torch_tandem.reset()
-
-
-def data(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def batches(n, *shapes):
-    return [[data(*shape, seed=10 * i + j) for j, shape in enumerate(shapes)] for i in range(n)]
-
-
-def mlp(dropout=0.0):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
-
-
-def trainer(device, model, optimizer, wrap):
-    model.to(device)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return wrap(step)
-
-
-# Kernels for GPUs round otherwise than eager PyTorch, so there the reference is Tandem without functions.
-REFERENCE = "cpu" if os.environ.get("TANDEM_DEVICE", "cpu") == "cpu" else "tandem"
-
-
-def both(program, reference=REFERENCE):
-    """Run `program(device, wrap)` on the reference and as a function on Tandem."""
-    torch.manual_seed(3)
-    eager = program(reference, lambda f: f)
-    made = []
-
-    def wrap(f):
-        made.append(torch_tandem.function(f, audit=None))
-        return made[-1]
-
-    torch.manual_seed(3)
-    ours = program("tandem", wrap)
-    return eager, ours, made
-
-
-def same(eager, ours):
-    assert len(eager) == len(ours)
-    for i, (one, two) in enumerate(zip(eager, ours, strict=True)):
-        assert one.dtype == two.dtype and torch.equal(one.detach().cpu(), two.detach().cpu()), f"value {i}"
-
-
-def replayed(function, least):
-    info = function.cache_info()
-    assert info.hits >= least, (info, function.reason())
 
 
 OPTIMIZERS = {
@@ -458,174 +402,9 @@ def test_versions_count_writes():
 # --- Refusals ---------------------------------------------------
 
 
-def reason(function, *shapes, n=40):
-    step = torch_tandem.function(function)
-    for inputs in batches(n, *shapes):
-        step(*(x.to("tandem") for x in inputs))
-    assert step.cache_info().hits == 0
-    return step.reason()
-
-
 def test_a_value_that_is_read():
     text = reason(lambda x: x.sum().item(), (4,))
     assert "reads a value" in text and "test_function.py" in text
-
-
-def branches(x, y):
-    h = x.tanh()
-    if h.sum() > 0:
-        h = h * y
-        assert h.isfinite().all()
-        if (h.mean() > 0.1).item():
-            h = h + 1
-    else:
-        h = h - y
-    return h.sin(), int((h > 0).sum() > 3)
-
-
-def test_branches_on_values():
-    def program(device, wrap):
-        f = wrap(branches)
-        seen = []
-        for x, y in batches(200, (8,), (8,)):
-            result, number = f(x.to(device), y.to(device))
-            seen += [result, torch.tensor(number)]
-        return seen
-
-    eager, ours, [f] = both(program)
-    same(eager, ours)
-    replayed(f, 150)
-    assert f.cache_info().currsize >= 4 and f.cache_info().audits > 3
-
-
-def test_branches_in_a_training_step():
-    def program(device, wrap):
-        model = mlp().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x, y):
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
-            if norm < 0.8:
-                optimizer.step()
-            return loss
-
-        step = wrap(step)
-        seen = [step(x.to(device), y.to(device)) for x, y in batches(100, (4, 6), (4, 3))]
-        return [loss.detach() for loss in seen] + [p.detach() for p in model.parameters()]
-
-    eager, ours, [step] = both(program)
-    same(eager, ours)
-    replayed(step, 60)
-
-
-def test_an_outcome_that_is_new_runs_python_from_the_beginning():
-    def f(x):
-        y = x * 2
-        if y.sum() > 0:
-            return y + 1
-        raise KeyError(float(y[0]))
-
-    f = torch_tandem.function(f)
-    for i in range(20):
-        x = data(4, seed=i).abs()
-        assert torch.equal(f(x.to("tandem")).cpu(), x * 2 + 1)
-    replayed(f, 3)
-    for i in range(8):
-        x = -data(4, seed=i).abs()
-        with pytest.raises(KeyError) as raised:
-            f(x.to("tandem"))
-        assert raised.value.args == (float(x[0] * 2),)
-    x = data(4, seed=3).abs()
-    before = f.cache_info().hits
-    assert torch.equal(f(x.to("tandem")).cpu(), x * 2 + 1)
-    assert f.cache_info().hits == before + 1
-
-
-def test_a_path_that_no_graph_has_is_abandoned_once():
-    def f(x):
-        y = x * 3
-        for i in range(4):
-            y = y + 1 if y[i] > 0 else y - 1
-        return y
-
-    f = torch_tandem.function(f, max_graphs=64)
-    paths = [torch.tensor([9.0 if path >> i & 1 else -9.0 for i in range(4)]) for path in range(16)]
-    for path in paths[:-1] * 12:
-        f(path.to("tandem"))
-    assert f.cache_info().currsize == 15
-    calls = torch_tandem.report()["ops_captured"]
-    assert torch.equal(f(paths[-1].to("tandem")).cpu(), paths[-1] * 3 + 4)
-    # One replay ends at the last value; Python runs the rest of the operators anew.
-    assert torch_tandem.report()["ops_captured"] - calls < 40
-
-
-def test_an_operator_fails_before_a_value_is_read():
-    table = torch.arange(4.0).to("tandem")
-
-    def f(i):
-        try:
-            return table[i] * 2 if table[i].sum() > 1 else table[i]
-        except IndexError:
-            return table * 0
-
-    f = torch_tandem.function(f)
-    for _ in range(20):
-        assert f(torch.tensor([1, 2]).to("tandem")).tolist() == [2, 4]
-    for _ in range(3):
-        assert f(torch.tensor([1, 9]).to("tandem")).tolist() == [0] * 4
-    assert f(torch.tensor([1, 2]).to("tandem")).tolist() == [2, 4]
-    replayed(f, 4)
-
-
-def test_memory_of_branches_is_freed():
-    def f(x):
-        y = x.exp()
-        return y * 2 if y.sum() > 8 else (y - 1 if y.sum() > 4 else y)
-
-    f = torch_tandem.function(f)
-    inputs = [data(4, seed=i).to("tandem") for i in range(40)]
-    torch_tandem.synchronize()
-    before = torch.tandem.memory_allocated()
-    for _ in range(3):
-        for x in inputs:
-            f(x)
-    replayed(f, 90)
-    torch_tandem.synchronize()
-    assert torch.tandem.memory_allocated() == before
-
-
-def test_a_value_that_is_read_after_a_write():
-    state = torch.zeros(4).to("tandem")
-
-    def f(x):
-        state.add_(x)
-        return state * 2 if state.sum() > 0 else state.clone()
-
-    text = reason(f, (4,))
-    assert "reads a value after" in text and "test_function.py" in text
-
-
-def test_running_statistics_are_written_before_a_value_is_read():
-    def program(device, wrap, training):
-        norm = nn.BatchNorm1d(4).to(device).train(training)
-
-        @torch.no_grad()
-        def f(x):
-            y = norm(x)
-            return y * 2 if y.sum() > 100 else y
-
-        f = wrap(f)
-        return [f(x.to(device)) for [x] in batches(40, (3, 4))] + [norm.running_mean, norm.running_var]
-
-    eager, ours, [f] = both(lambda device, wrap: program(device, wrap, training=False))
-    same(eager, ours)
-    replayed(f, 20)
-    eager, ours, [f] = both(lambda device, wrap: program(device, wrap, training=True))
-    same(eager, ours)
-    assert f.cache_info().hits == 0 and "reads a value after" in f.reason()
 
 
 def test_the_concrete_graph():
