@@ -107,6 +107,11 @@ impl Mem {
         matches!(self, Mem::Bool | Mem::I32 | Mem::I64 | Mem::F32 | Mem::F64)
     }
 
+    /// Whether this is a float of 16 bits, which is computed in 32 bits and rounded when it is stored.
+    pub fn is_half(self) -> bool {
+        matches!(self, Mem::F16 | Mem::Bf16)
+    }
+
     /// Size of an element in bytes.
     pub fn size(self) -> u32 {
         match self {
@@ -397,6 +402,15 @@ impl E {
     /// `gpu/print/library.wgsl` defines the functions.
     pub fn f(&self, name: &'static str) -> E {
         E::call(name, self.ty(), [self.clone()])
+    }
+
+    /// The value, rounded to a format of half precision; unchanged for other formats and without one.
+    pub fn rounded(&self, to: Option<Mem>) -> E {
+        match to {
+            Some(Mem::F16) => self.f("round_f16"),
+            Some(Mem::Bf16) => self.f("round_bf16"),
+            _ => self.clone(),
+        }
     }
 
     /// Copy of this expression with its parameters and loads replaced by what `leaf` returns. `known` caches

@@ -116,6 +116,50 @@ def test_operators_are_fused_with_what_follows(name):
     assert repeat(step, *(torch.randn(shape) for shape in shapes)) == 1
 
 
+HALVES = {
+    "chain": (chain, X, W),
+    "in place": (in_place, X, W),
+    "results that stay": (results_that_stay, X, W),
+    "promoted": (lambda x, w, s: (x * w.float() + s, (x + w).float() * 2, x > w), X, W),
+    "one element": (lambda x, w, s: ((x * w[0] + w[1]) * s,), X, W),
+    **{
+        name: EPILOGUES[name]
+        for name in ("linear", "kept", "residual", "in place", "softmax", "sum", "layer norm")
+    },
+    "four results": (
+        lambda x, w, s: ((y := x @ w), (z := y * s), z.tanh(), F.relu(y) + z),
+        (40, 40),
+        (40, 44),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_are_fused_and_rounded_after_each_operator(name, dtype):
+    step, *shapes = HALVES[name]
+    given = [torch.randn(shape).to(dtype) for shape in shapes]
+    there = [x.to(DEVICE) for x in given]
+    torch_tandem.mark_step()
+    alone = [x.cpu() for x in step(*there, 0.7)]
+    coexecuted, count = 0, 0
+    for _ in range(500):
+        before, known = dispatches(), torch_tandem.report()["ops_coexecuted"]
+        results = step(*there, 0.7)
+        torch_tandem.mark_step()
+        count = dispatches() - before
+        for result, expected in zip(results, alone, strict=True):
+            assert torch.equal(result.cpu(), expected)
+        coexecuted += torch_tandem.report()["ops_coexecuted"] > known
+        if coexecuted == 5:
+            break
+    # The weakest adapters allow eight buffers per kernel.
+    assert coexecuted == 5 and count <= 3
+    bound = 2e-2 if dtype == torch.bfloat16 else 4e-3
+    for result, expected in zip(alone, step(*given, 0.7), strict=True):
+        assert_alike(result, expected, rtol=bound, atol=bound)
+
+
 def test_a_large_depth_is_split_and_its_parts_are_joined_in_the_epilogue():
     count = repeat(lambda x, w, s: (torch.tanh((x @ w) * s),), torch.randn(16, 3000), torch.randn(3000, 24))
     assert count == 2

@@ -8,7 +8,7 @@ use tandem_tracegraph::ids::OpId;
 use crate::cpu::device::CpuDevice;
 use crate::cpu::natives::Rule;
 use crate::cpu::tiles::computation::{Computation, Work};
-use crate::ops::express::{Assignment, Param, Window, assignments};
+use crate::ops::express::{Assignment, Formats, Param, Window, assignments};
 use crate::ops::table;
 use crate::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
 use crate::run::OpRun;
@@ -50,7 +50,7 @@ impl Fuser for CpuDevice {
         if fed && base.is_copy() {
             return None;
         }
-        assignments(base, op.call, &op.variant.outputs)
+        assignments(base, op.call, &op.variant.outputs, Formats::Exact)
     }
 
     fn compile(

@@ -14,7 +14,9 @@ use crate::cpu::own::MakeKernel;
 use crate::cpu::random::Draw;
 use crate::cpu::tiles::computation::{Computation, Work};
 use crate::host::{Buffer, Exception, HostKernels, call_host};
-use crate::ops::express::{Base, Owner, Param, Window, apart, assignments, new_outputs, same_memory};
+use crate::ops::express::{
+    Base, Formats, Owner, Param, Window, apart, assignments, new_outputs, same_memory,
+};
 use crate::ops::outputs::{OutputRule, have_sizes};
 use crate::ops::table;
 use crate::overlap::{all_are_alone, first_is_alone};
@@ -301,7 +303,7 @@ fn lower(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
         Rule::Drawn(_) => return None,
         Rule::Expression(base) => base,
     };
-    let assignments = assignments(base, call, outputs)?;
+    let assignments = assignments(base, call, outputs, Formats::Exact)?;
     let mut draft = Draft::default();
     draft.add(call, &assignments, slot, |param| param)?;
     // An in-place operator writes a window that may also be an operand.

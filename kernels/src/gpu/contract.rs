@@ -48,11 +48,8 @@ pub struct Contract {
 }
 
 impl Contract {
-    /// The buffer that four neighbouring results are stored to as a vector.
-    pub(super) fn stores_vectors(&self) -> Option<u32> {
-        match &self.stores[..] {
-            [store] if store.linear && store.put == Put::Assign && store.guard.is_none() => Some(store.buf),
-            _ => None,
-        }
+    /// Whether four neighbouring results may be stored as vectors.
+    pub(super) fn stores_vectors(&self) -> bool {
+        self.stores.iter().all(|s| s.linear && s.put == Put::Assign && s.guard.is_none())
     }
 }

@@ -49,8 +49,8 @@ impl<'d> Epilogue<'d> {
         let (sizes, strides) = lane.arranged();
         let [n] = sizes[..] else { return None };
         let plain = |((w, strides), used): ((&Held, &Dims), &Option<bool>)| {
-            let exact = w.mem.is_exact() && (*used != Some(true) || w.mem.size() >= 4);
-            used.is_none() || exact && (strides[0] == 1 || strides[0] == 0 && *used == Some(false))
+            let stored = w.mem.size() >= 4 || w.mem.is_half() || *used != Some(true);
+            used.is_none() || stored && (strides[0] == 1 || strides[0] == 0 && *used == Some(false))
         };
         let all = lane.windows.iter().zip(&strides).zip(&used).all(plain);
         if n != numel || strides[window][0] != 1 || !all {
@@ -98,8 +98,9 @@ impl<'d> Epilogue<'d> {
             Some(if self.single[number] { offset } else { offset + &of.at })
         };
         // Kernels that only move elements treat 32-bit floats as integers.
-        let element = match (k.bufs[of.buf as usize].mem, self.lane.windows[self.made].mem) {
-            (from, to) if from == to => of.value.clone(),
+        let (from, to) = (k.bufs[of.buf as usize].mem, self.lane.windows[self.made].mem);
+        let element = match (from, to) {
+            _ if from == to => of.value.rounded(Some(to)),
             (Mem::I32, Mem::F32) => E::un(Un::FromBits, of.value.cast(Ty::U32)),
             _ => return None,
         };
@@ -120,7 +121,7 @@ impl<'d> Epilogue<'d> {
                 _ => None,
             })?;
             stores.push(match tensors[number].as_ref() {
-                None if element.address() == of.value.address() => Store { value, ..of.clone() },
+                None if from == to => Store { value, ..of.clone() },
                 None => return None,
                 Some(t) => Store { buf: t.buf, at: address(number)?, value, ..of.clone() },
             });

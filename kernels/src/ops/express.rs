@@ -71,6 +71,8 @@ pub struct Assignment {
     pub ins: SmallVec<[Operand; 3]>,
     /// Type that each operand is converted to when it is read.
     types: SmallVec<[Ty; 3]>,
+    /// Format of half precision that each operand is rounded to before the computation.
+    rounds: SmallVec<[Option<Mem>; 3]>,
     value: fn(&mut Args<'_>) -> Option<E>,
     ty: Ty,
     dtype: Dtype,
@@ -113,20 +115,35 @@ impl Base {
     }
 }
 
-/// A window on a storage that a call creates. `None` if its elements have no exact representation in the IR.
-pub fn fresh_window(storage: u16, meta: &TensorMeta, offset: i64) -> Option<Window> {
-    window(Owner::Fresh(storage), meta, offset)
+/// Which tensors assignments read and write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Formats {
+    /// Those whose elements have an exact representation in the IR.
+    Exact,
+    /// And those of half precision. Values are rounded after each operator, as in PyTorch.
+    Halves,
 }
 
-fn window(owner: Owner, meta: &TensorMeta, offset: i64) -> Option<Window> {
-    let mem = Mem::of(meta.dtype).filter(|mem| mem.is_exact())?;
+impl Formats {
+    fn has(self, mem: Mem) -> bool {
+        mem.is_exact() || self == Formats::Halves && mem.is_half()
+    }
+}
+
+/// A window on a storage that a call creates. `None` if its elements have no exact representation in the IR.
+pub fn fresh_window(storage: u16, meta: &TensorMeta, offset: i64) -> Option<Window> {
+    window(Owner::Fresh(storage), meta, offset, Formats::Exact)
+}
+
+fn window(owner: Owner, meta: &TensorMeta, offset: i64, formats: Formats) -> Option<Window> {
+    let mem = Mem::of(meta.dtype).filter(|mem| formats.has(*mem))?;
     if meta.flags & (flags::CONJ | flags::NEG) != 0 {
         return None;
     }
     Some(Window { owner, mem, sizes: meta.sizes().into(), strides: meta.strides().into(), offset })
 }
 
-fn input(call: &Call<'_>, flat: u32) -> Option<(Operand, Kind)> {
+fn input(call: &Call<'_>, flat: u32, formats: Formats) -> Option<(Operand, Kind)> {
     let input = &call.inputs[flat as usize];
     let kind =
         Kind { dtype: input.dtype, ndim: input.sizes.len(), wrapped: input.flags & flags::WRAPPED != 0 };
@@ -136,14 +153,14 @@ fn input(call: &Call<'_>, flat: u32) -> Option<(Operand, Kind)> {
             known_number(input.dtype)?;
             Operand::Host(flat)
         }
-        _ => Operand::Window(window(Owner::Input(flat), &input.meta(), 0)?),
+        _ => Operand::Window(window(Owner::Input(flat), &input.meta(), 0, formats)?),
     };
     Some((operand, kind))
 }
 
 /// Accepts host numbers except those of half precision, which PyTorch's kernels handle.
 fn known_number(dtype: Dtype) -> Option<()> {
-    Mem::of(dtype).filter(|mem| !matches!(mem, Mem::F16 | Mem::Bf16)).map(|_| ())
+    Mem::of(dtype).filter(|mem| !mem.is_half()).map(|_| ())
 }
 
 /// The flat index of an argument's first input.
@@ -156,8 +173,13 @@ fn first_input(call: &Call<'_>, arg: usize) -> u32 {
     call.args[..arg].iter().map(count).sum()
 }
 
-/// An argument as an operand; for a list, its item with index `item`.
+/// An argument as an operand; for a list, its item with index `item`. `None` if its elements have no exact
+/// representation in the IR.
 pub fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kind)> {
+    operand_of(call, arg, item, Formats::Exact)
+}
+
+fn operand_of(call: &Call<'_>, arg: usize, item: usize, formats: Formats) -> Option<(Operand, Kind)> {
     let number = |arg: &Arg<'_>| match arg {
         Arg::Int(_) => Some(Dtype::INT64),
         Arg::Float(_) => Some(call.default_dtype),
@@ -165,8 +187,10 @@ pub fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kin
         _ => None,
     };
     let dtype = match call.args.get(arg)? {
-        Arg::Tensor => return input(call, first_input(call, arg)),
-        Arg::Tensors(n) if item < *n as usize => return input(call, first_input(call, arg) + item as u32),
+        Arg::Tensor => return input(call, first_input(call, arg), formats),
+        Arg::Tensors(n) if item < *n as usize => {
+            return input(call, first_input(call, arg) + item as u32, formats);
+        }
         Arg::Scalars(list) => number(list.get(item)?)?,
         other => number(other)?,
     };
@@ -184,8 +208,14 @@ fn items(call: &Call<'_>) -> Option<usize> {
     lengths.all(|n| n == first).then_some(first)
 }
 
-/// The computations that make up a call, in order, or `None` if PyTorch's kernel has to run it.
-pub fn assignments(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Vec<Assignment>> {
+/// The computations that make up a call, in order, or `None` if PyTorch's kernel has to run it, or if a tensor has
+/// none of the formats.
+pub fn assignments(
+    base: &Base,
+    call: &Call<'_>,
+    outputs: &Outputs,
+    formats: Formats,
+) -> Option<Vec<Assignment>> {
     if !outputs.resized.is_empty() {
         return None;
     }
@@ -199,14 +229,14 @@ pub fn assignments(base: &Base, call: &Call<'_>, outputs: &Outputs) -> Option<Ve
     let assignment = |item: usize| {
         let out = match outs.get(item) {
             Some(OutSpec::Fresh { storage, meta, offset }) if !base.in_place => {
-                window(Owner::Fresh(*storage), meta, *offset)?
+                window(Owner::Fresh(*storage), meta, *offset, formats)?
             }
-            Some(OutSpec::Same(flat)) if base.in_place => written(call, *flat)?,
-            None if base.in_place => written(call, item as u32)?,
+            Some(OutSpec::Same(flat)) if base.in_place => written(call, *flat, formats)?,
+            None if base.in_place => written(call, item as u32, formats)?,
             _ => return None,
         };
         let read: Option<SmallVec<[(Operand, Kind); 3]>> =
-            op.operands.iter().map(|arg| operand(call, *arg, item)).collect();
+            op.operands.iter().map(|arg| operand_of(call, *arg, item, formats)).collect();
         build(base, call, op, out, read?, item)
     };
     (0..count).map(assignment).collect()
@@ -251,8 +281,8 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
 }
 
 /// The window of an input that is written in place. `None` if two of its indices may share an element.
-fn written(call: &Call<'_>, flat: u32) -> Option<Window> {
-    let Operand::Window(window) = input(call, flat)?.0 else { return None };
+fn written(call: &Call<'_>, flat: u32, formats: Formats) -> Option<Window> {
+    let Operand::Window(window) = input(call, flat, formats)?.0 else { return None };
     is_non_overlapping(&window.sizes, &window.strides).then_some(window)
 }
 
@@ -322,17 +352,15 @@ fn build(
     if base.foreach && op.reads != Reads::Stored && refused {
         return None;
     }
-    // PyTorch computes half precision in `float32` and rounds after each operator. Expressions do not round in
-    // between.
-    if matches!(dtype, Dtype::FLOAT16 | Dtype::BFLOAT16) {
-        return None;
-    }
     if base.operator.is_copy && !base.foreach && slow_to_walk(&out, &read) {
         return None;
     }
+    let promoted = op.reads == Reads::Promoted;
+    let rounds = |(n, kind): (usize, &Kind)| if promoted { op.rounds_to(n, *kind, dtype) } else { None };
+    let rounds = kinds.iter().enumerate().map(rounds).collect();
     let ins = read.into_iter().map(|(operand, _)| operand).collect();
     let ty = Mem::of(dtype)?.ty();
-    Some(Assignment { out, ins, types, value: op.value, ty, dtype, item })
+    Some(Assignment { out, ins, types, rounds, value: op.value, ty, dtype, item })
 }
 
 /// The dtype of the tensor that an assignment writes if it is an input, else `otherwise`.
@@ -418,8 +446,9 @@ impl Scope for InDraft<'_, '_> {
 }
 
 impl Assignment {
-    /// The value of an output element, in the type that it is stored in. `read` returns the element of a window,
-    /// `param` a parameter. `None` if there is no expression for the call.
+    /// The value of an output element, in the type that it is stored in, rounded to half precision if that is its
+    /// format. `read` returns the element of a window, `param` a parameter. `None` if there is no expression for the
+    /// call.
     pub fn expression(
         &self,
         call: &Call<'_>,
@@ -431,13 +460,14 @@ impl Assignment {
             Operand::Host(flat) => param(Param::Host(*flat, *ty), *ty),
             Operand::Number(arg, item) => param(Param::Number(*arg, *item, *ty), *ty),
         };
-        let x: Vec<E> = self.ins.iter().zip(&self.types).map(value).collect();
+        let read = self.ins.iter().zip(&self.types).map(value);
+        let x = read.zip(&self.rounds).map(|(x, to)| x.rounded(*to)).collect();
         let mut scope = InDraft { call, param, item: self.item, faults: false };
         let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, item: self.item };
         let value = (self.value)(&mut args)?;
         // PyTorch converts floats to `uint8` through 64-bit integers, which differs from 32 bits for large values.
         let wide = self.out.mem == Mem::U8 && value.ty() == Ty::F64;
         let value = if wide { value.cast(Ty::I64) } else { value };
-        (!scope.faults).then(|| value.cast(self.out.mem.ty()))
+        (!scope.faults).then(|| value.cast(self.out.mem.ty()).rounded(Some(self.out.mem)))
     }
 }

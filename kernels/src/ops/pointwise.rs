@@ -204,7 +204,7 @@ impl Op {
     /// of the computation, which is half precision here. `None` for other computations, for operands of that dtype, and for
     /// the second operand of some operators.
     pub fn rounds_to(&self, number: usize, operand: Kind, computed: Dtype) -> Option<Mem> {
-        let mem = Mem::of(computed).filter(|mem| matches!(mem, Mem::F16 | Mem::Bf16))?;
+        let mem = Mem::of(computed).filter(|mem| mem.is_half())?;
         let is_exact = operand.dtype == computed || self.exact_scalar && number == 1 && operand.ndim == 0;
         (!is_exact).then_some(mem)
     }

@@ -15,7 +15,7 @@ use crate::gpu::lower::Action as Step;
 use crate::gpu::memory::BufId;
 use crate::gpu::store::Word;
 use crate::gpu::stream::Bound;
-use crate::ops::express::{Assignment, assignments};
+use crate::ops::express::{Assignment, Formats, assignments};
 use crate::plan::{Before, Draft, Feed, Fuser, GroupRun, Slot};
 use crate::run::{HostFeed, OpRun, Span, with_op};
 
@@ -37,7 +37,7 @@ impl Fuser for GpuDevice {
             && !(lowered.moves || lowered.draws)
             && lowered.actions.iter().all(whole);
         let base = self.op(op.call.op).base.as_ref().filter(|_| plain)?;
-        assignments(base, op.call, &op.variant.outputs)
+        assignments(base, op.call, &op.variant.outputs, Formats::Halves)
     }
 
     fn most_tensors(&self) -> usize {

@@ -7,7 +7,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot};
 use crate::gpu::ops::elementwise;
-use crate::gpu::ops::pointwise::{InKernel, rounded};
+use crate::gpu::ops::pointwise::InKernel;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
 use crate::ir::{E, Mem, Ty, larger, smaller};
 use crate::ops::pointwise::{Args, Reads, find};
@@ -172,7 +172,7 @@ fn carry_out(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()>
         let ins: Vec<(&Operand, Ty)> = job.ins.iter().map(|x| (x, job.ty)).collect();
         kernels.push(elementwise::kernel(l, "foreach", &[&job.out], &ins, |l, k, x, _| {
             let scope = &mut InKernel { l, k };
-            let x = x.iter().zip(&job.rounds).map(|(x, to)| rounded(x, *to)).collect();
+            let x = x.iter().zip(&job.rounds).map(|(x, to)| x.rounded(*to)).collect();
             let mut args = Args { scope, x, ty: job.ty, dtype: job.dtype, item: job.item };
             value(&mut args).map(|v| vec![v])
         })?);

@@ -47,15 +47,6 @@ impl Scope for InKernel<'_, '_> {
     }
 }
 
-/// A value, rounded to a format of half precision if one is given.
-pub fn rounded(x: &E, to: Option<Mem>) -> E {
-    match to {
-        Some(Mem::F16) => x.f("round_f16"),
-        Some(_) => x.f("round_bf16"),
-        None => x.clone(),
-    }
-}
-
 /// Lowers a point-wise operator.
 pub fn lower(l: &mut Lowering<'_>) -> Option<()> {
     let op = find(l.base)?.op(l.call.args).filter(|op| op.reads == Reads::Promoted)?;
@@ -78,7 +69,7 @@ fn apply(l: &mut Lowering<'_>, op: &Op, operands: &[Operand]) -> Option<()> {
     elementwise::launch(l, "pointwise", &[&out], &ins, |l, k, values, _| {
         let scope = &mut InKernel { l, k };
         let x =
-            values.iter().enumerate().map(|(n, x)| rounded(x, op.rounds_to(n, operands[n].kind(), computed)));
+            values.iter().enumerate().map(|(n, x)| x.rounded(op.rounds_to(n, operands[n].kind(), computed)));
         let mut args = Args { scope, x: x.collect(), ty, dtype: computed, item: 0 };
         let value = (op.value)(&mut args)?;
         // The store converts the value to the output's dtype.

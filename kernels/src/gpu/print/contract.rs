@@ -23,7 +23,7 @@ use crate::gpu::print::buffers::pack;
 use crate::gpu::print::writer::{Writer, name};
 use crate::gpu::store::Store;
 use crate::gpu::tiling::Tile;
-use crate::ir::{E, Mem, Node, Var};
+use crate::ir::{E, Node, Var};
 
 /// Collects the largest subexpressions that depend on no variables but `vars`, without loads, literals, parameters
 /// and variables.
@@ -322,40 +322,7 @@ impl<'c> Printer<'c> {
         });
         let mut text = split.functions(w);
         let _ = writeln!(text, "fn finish({arguments}, {xs}: f32) {{\n{store}}}");
-        let mut whole = String::new();
-        if let (Some(buf), [store]) = (self.c.stores_vectors(), self.c.stores.as_slice())
-            && (w.wide[buf as usize] || matches!(w.mem(buf), Mem::F16 | Mem::Bf16))
-        {
-            let ty = w.ty(store.value.ty());
-            for (title, ty) in [("result", ty), ("address", "u32")] {
-                let body = w.block(&vars, |w| {
-                    split.bind(w);
-                    let value = match title {
-                        "result" => w.emit(&store.value),
-                        _ => w.address(buf, &store.at),
-                    };
-                    w.line(&format!("return {value};"));
-                });
-                let _ = writeln!(text, "fn {title}({arguments}, {xs}: f32) -> {ty} {{\n{body}}}");
-            }
-            let result = |j: u32| format!("result({xb}, r, d{j}, s.{})", PARTS[j as usize]);
-            let (check, stores) = if w.wide[buf as usize] {
-                (3, format!("b{buf}[at >> 2u] = {};", w.vector(buf, result)))
-            } else {
-                // Neighbouring elements share words, so this thread writes whole words.
-                let word = |j: u32| {
-                    let [low, high] = [j, j + 1].map(|j| pack(w.mem(buf), &result(j)));
-                    format!("atomicStore(&b{buf}[at / 2u + {}u], {low} | ({high} << 16u));", j / 2)
-                };
-                (1, word(0) + " " + &word(2))
-            };
-            let _ = write!(
-                whole,
-                "  if (d3.at < {en}) {{\n    let at = address({xb}, r, d0, s.x);\n    \
-                 if ((at & {check}u) == 0u) {{ {stores} return; }}\n  }}\n",
-                en = self.en,
-            );
-        }
+        let whole = self.whole_sums(w, &split, &mut text).unwrap_or_default();
         let (em, en) = (&self.em, &self.en);
         let _ = writeln!(
             text,
@@ -366,6 +333,57 @@ impl<'c> Printer<'c> {
             let _ = writeln!(text, "  if (d{j}.at < {en}) {{ finish({xb}, r, d{j}, s.{part}); }}");
         }
         text + "}\n"
+    }
+
+    /// Code that stores four sums of a row as vectors, for each store one, if their addresses allow it. Adds functions that
+    /// compute the results and addresses to `text`. `None` if a store has no vectors.
+    fn whole_sums(&self, w: &mut Writer<'_>, split: &Split, text: &mut String) -> Option<String> {
+        let [batch, m, n, _] = self.c.vars;
+        let (xb, xs) = (name(batch), name(self.c.sum));
+        let vars = [batch, m, n, self.c.sum];
+        let has = |s: &Store| w.wide[s.buf as usize] || w.mem(s.buf).is_half();
+        if !self.c.stores_vectors() || !self.c.stores.iter().all(has) {
+            return None;
+        }
+        let (mut addresses, mut values, mut stores) = (String::new(), String::new(), String::new());
+        let mut boundaries = Vec::new();
+        for (i, store) in self.c.stores.iter().enumerate() {
+            let (buf, ty) = (store.buf, w.ty(store.value.ty()));
+            for (title, ty) in [("result", ty), ("address", "u32")] {
+                let body = w.block(&vars, |w| {
+                    split.bind(w);
+                    let value = match title {
+                        "result" => w.emit(&store.value),
+                        _ => w.address(buf, &store.at),
+                    };
+                    w.line(&format!("return {value};"));
+                });
+                let arguments = split.arguments();
+                let _ = writeln!(text, "fn {title}{i}({arguments}, {xs}: f32) -> {ty} {{\n{body}}}");
+            }
+            let _ = writeln!(addresses, "    let at{i} = address{i}({xb}, r, d0, s.x);");
+            let result = |j: u32| format!("result{i}({xb}, r, d{j}, s.{})", PARTS[j as usize]);
+            // All values are computed first, because a store may overwrite an element that another value reads.
+            if w.wide[buf as usize] {
+                let _ = writeln!(values, "      let v{i} = {};", w.vector(buf, result));
+                let _ = writeln!(stores, "      b{buf}[at{i} >> 2u] = v{i};");
+                boundaries.push(format!("at{i}"));
+            } else {
+                // Neighbouring elements share words, so this thread writes whole words.
+                for j in [0, 2] {
+                    let [low, high] = [j, j + 1].map(|j| pack(w.mem(buf), &result(j)));
+                    let _ = writeln!(values, "      let v{i}_{j} = {low} | ({high} << 16u);");
+                    let _ =
+                        writeln!(stores, "      atomicStore(&b{buf}[at{i} / 2u + {}u], v{i}_{j});", j / 2);
+                }
+                boundaries.push(format!("(at{i} << 1u)"));
+            }
+        }
+        Some(format!(
+            "  if (d3.at < {}) {{\n{addresses}    if ((({}) & 3u) == 0u) {{\n{values}{stores}      return;\n    }}\n  }}\n",
+            self.en,
+            boundaries.join(" | "),
+        ))
     }
 
     /// The entry point. `body` computes the tile that begins at `m0` and `n0`, for `k` from `begin` to `end`. In it, `z`
@@ -586,6 +604,7 @@ mod tests {
     use crate::gpu::print::{Target, wgsl};
     use crate::gpu::store::{Put, Ref};
     use crate::gpu::tiling::{Extent, Matrices, Tiling};
+    use crate::ir::Mem;
     use wgpu::naga;
 
     /// A product of matrices whose elements are stored as `mem` and are contiguous along these axes.

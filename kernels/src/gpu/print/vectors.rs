@@ -30,7 +30,9 @@ pub fn wide(kernel: &Kernel, int16: bool) -> Vec<bool> {
         }),
         Skeleton::Contract(c) => {
             found.extend(c.sides.iter().filter(|side| side.vector).filter_map(|side| buffer(&side.value)));
-            found.extend(c.stores_vectors());
+            if c.stores_vectors() {
+                found.extend(c.stores.iter().map(|store| store.buf));
+            }
         }
         Skeleton::Bundle(bundle) if bundle.lanes == VECTOR => found.extend(bundle.accessed()),
         Skeleton::Map { .. } | Skeleton::Bundle(_) | Skeleton::Raw(_) => {}

@@ -18,7 +18,7 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::ops::arguments::{asked, dimension, floats, int, ints, optional, plain, tensor};
 use crate::ops::convolution;
-use crate::ops::express::{Base, assignments, new_outputs};
+use crate::ops::express::{Base, Formats, assignments, new_outputs};
 use crate::shapes::{Dims, channels_last, dense, is_non_overlapping, suggests_channels_last};
 
 /// A rule: returns a call's outputs, or `None` where only running the call can determine them.
@@ -45,7 +45,7 @@ impl OutputRule {
             OutputRule::Pointwise(base) => {
                 let outputs = if base.in_place() { outputs_in_place(call) } else { new_outputs(base, call) }?;
                 // A call without an expression may be one for which PyTorch raises.
-                assignments(base, call, &outputs).map(|_| outputs)?
+                assignments(base, call, &outputs, Formats::Exact).map(|_| outputs)?
             }
         };
         have_sizes(&outputs).then_some(outputs)
