@@ -404,6 +404,29 @@ impl E {
         E::call(name, self.ty(), [self.clone()])
     }
 
+    /// Whether the value depends on a variable.
+    pub fn depends_on(&self, var: Var) -> bool {
+        self.0.free.contains(&var)
+    }
+
+    /// Whether two expressions without loops have the same operators on the same loads, parameters and variables.
+    pub fn same(&self, other: &E) -> bool {
+        let all = |pairs: &[(&E, &E)]| pairs.iter().all(|(a, b)| a.same(b));
+        let alike = match (self.node(), other.node()) {
+            (Node::Lit(a), Node::Lit(b)) => a == b,
+            (Node::Param(a), Node::Param(b)) => a == b,
+            (Node::Var(a), Node::Var(b)) => a == b,
+            (Node::Load { buf, at, guard: None }, Node::Load { buf: other, at: place, guard: None }) => {
+                buf == other && at.same(place)
+            }
+            (Node::Un(op, a), Node::Un(other, b)) => op == other && a.same(b),
+            (Node::Cast(a), Node::Cast(b)) => a.same(b),
+            (Node::Bin(op, a, b), Node::Bin(other, c, d)) => op == other && all(&[(a, c), (b, d)]),
+            _ => false,
+        };
+        self.ty() == other.ty() && (self.address() == other.address() || alike)
+    }
+
     /// The value, rounded to a format of half precision; unchanged for other formats and without one.
     pub fn rounded(&self, to: Option<Mem>) -> E {
         match to {

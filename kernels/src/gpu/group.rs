@@ -13,6 +13,7 @@ use crate::gpu::lane::{Stored, feed, offset, uses};
 use crate::gpu::lower::Lowered;
 use crate::gpu::pipelines::{Pipeline, Pipelines};
 use crate::gpu::store::{Ref, Store, Tensor, Word};
+use crate::gpu::walk::Put;
 use crate::ir::{E, Node};
 use crate::plan::{Draft, Feed, Lane, Slot};
 
@@ -129,8 +130,12 @@ fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option
         }));
     }
     let mut fits = true;
-    k.map(&sizes, |k, coords, number| {
-        let stores = stores(k, lane, &tensors, coords, number);
+    let of = |written: bool| -> Vec<&Tensor> {
+        let all = tensors.iter().zip(&used).filter(|(_, used)| **used == Some(written));
+        all.filter_map(|(t, _)| t.as_ref()).collect()
+    };
+    k.walk(&sizes, &of(true), &of(false), |k, coords, number, put| {
+        let stores = stores(k, lane, &tensors, (coords, number), put);
         fits = stores.is_some();
         stores.unwrap_or_default()
     });
@@ -142,8 +147,8 @@ fn stores(
     k: &mut Kernel,
     lane: &Lane,
     tensors: &[Option<Tensor>],
-    coords: &[E],
-    number: &E,
+    (coords, number): (&[E], &E),
+    put: Put<'_>,
 ) -> Option<Vec<Store>> {
     let mut known = FxHashMap::default();
     let mut fed = FxHashMap::default();
@@ -155,10 +160,7 @@ fn stores(
             _ => None,
         })?;
         let t = tensors[window].as_ref()?;
-        stores.push(match t.is_contiguous() {
-            true => k.store_linear(t, number, value),
-            false => k.store(t, coords, value),
-        });
+        stores.push(put(k, t, coords, number, value));
     }
     Some(stores)
 }

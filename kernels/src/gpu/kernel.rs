@@ -12,6 +12,7 @@ use crate::gpu::contract::{Contract, Side};
 use crate::gpu::linear::{VECTOR, loads_of_stores};
 use crate::gpu::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
+use crate::gpu::walk::Squares;
 use crate::ir::{E, Mem, Node, Ty, Var, larger};
 
 /// Assignment of work to threads.
@@ -36,17 +37,47 @@ pub enum Skeleton {
         len: E,
         /// Index of the row.
         row: Var,
-        /// Threads of a team: 1, 32 or 256.
-        team: u32,
+        /// Threads that work on a row.
+        team: Team,
         /// Stages that each team runs, in order.
         stages: Vec<Stage>,
     },
     /// One thread for each element of several tensors.
     Bundle(Bundle),
+    /// One workgroup for each square of elements.
+    Squares(Squares),
     /// One workgroup for each tile; see [`crate::gpu::print`].
     Contract(Contract),
     /// Hand-written WGSL without the declarations of buffers and parameters.
     Raw(String),
+}
+
+/// The threads that work on a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Team {
+    /// Number of threads: 1, 32 or 256.
+    pub threads: u32,
+    /// Number of vectors of [`VECTOR`] members that each thread may keep in registers from stage to stage; 0 if the row
+    /// is too long, or if its length is no multiple of vectors.
+    pub held: u32,
+}
+
+impl Team {
+    fn of(threads: u32, len: Option<u32>) -> Team {
+        let held = len.map_or(0, |len| held(i64::from(len), threads));
+        Team { threads, held }
+    }
+}
+
+/// Number of vectors of [`VECTOR`] members of a row of `len` that each of `threads` threads may keep in registers.
+pub fn held(len: i64, threads: u32) -> u32 {
+    let vector = i64::from(VECTOR);
+    match len / vector {
+        vectors if threads > 1 && len % vector == 0 && vectors <= i64::from(8 * threads) => {
+            (vectors as u32).div_ceil(threads).next_power_of_two()
+        }
+        _ => 0,
+    }
 }
 
 /// Number of workgroups of a dispatch.
@@ -366,10 +397,12 @@ impl Kernel {
         let rows_e = self.size(rows);
         let (row, number) = self.variable(Ty::U32);
         let len_e = len(self, &number);
-        let mut builder = RowBuilder { k: self, stages: Vec::new() };
+        let member = self.variable(Ty::U32);
+        let mut builder = RowBuilder { k: self, member, stages: Vec::new() };
         body(&mut builder, &number);
         let stages = builder.stages;
         self.groups = Groups::Linear((rows as u64).div_ceil(u64::from(THREADS / team)));
+        let team = Team::of(team, self.fixed(&len_e));
         self.skeleton = Skeleton::Rows { rows: rows_e, len: len_e, row, team, stages };
     }
 
@@ -426,6 +459,7 @@ impl Skeleton {
         Some(match self {
             Skeleton::Map { stores, .. } => vec![stores],
             Skeleton::Contract(contract) => vec![&mut contract.stores],
+            Skeleton::Squares(squares) => vec![&mut squares.stores],
             Skeleton::Rows { stages, .. } => {
                 let stores = stages.iter_mut().filter_map(|stage| match stage {
                     Stage::Reduce { .. } => None,
@@ -443,6 +477,8 @@ impl Skeleton {
 pub struct RowBuilder<'k> {
     /// Kernel that the stages belong to.
     pub k: &'k mut Kernel,
+    /// Index of a member, the same variable in all stages, so that equal loads are recognized.
+    member: (Var, E),
     stages: Vec<Stage>,
 }
 
@@ -455,7 +491,7 @@ impl RowBuilder<'_> {
         step: impl FnOnce(&mut Kernel, &E, [E; N]) -> [E; N],
         merge: impl FnOnce([E; N], [E; N]) -> [E; N],
     ) -> [E; N] {
-        let (member, number) = self.k.variable(Ty::U32);
+        let (member, number) = self.member.clone();
         let acc = init.clone().map(|e| self.k.variable(e.ty()));
         let other = init.clone().map(|e| self.k.variable(e.ty()));
         let values = acc.clone().map(|(_, e)| e);
@@ -498,7 +534,7 @@ impl RowBuilder<'_> {
         merge: impl FnOnce([E; N], [E; N]) -> [E; N],
         body: impl FnOnce(&mut Kernel, &E, [E; N]) -> Vec<Store>,
     ) {
-        let (member, number) = self.k.variable(Ty::U32);
+        let (member, number) = self.member.clone();
         let acc = init.clone().map(|e| self.k.variable(e.ty()));
         let other = init.clone().map(|e| self.k.variable(e.ty()));
         let values = acc.clone().map(|(_, e)| e);
@@ -520,7 +556,7 @@ impl RowBuilder<'_> {
 
     /// Stores the values of each member. If all stores are linear, elements that share a word are stored together.
     pub fn each(&mut self, body: impl FnOnce(&mut Kernel, &E) -> Vec<Store>) {
-        let (member, number) = self.k.variable(Ty::U32);
+        let (member, number) = self.member.clone();
         let stores = body(self.k, &number);
         self.stages.push(Stage::Each(member, stores));
     }

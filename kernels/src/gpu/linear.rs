@@ -24,7 +24,7 @@ pub fn operands(e: &E) -> Vec<E> {
 }
 
 /// Whether an address is the element's number plus what is the same for all elements.
-fn is_linear(at: &E, element: Var) -> bool {
+pub fn is_linear(at: &E, element: Var) -> bool {
     match &at.0.node {
         Node::Var(var) => *var == element,
         Node::Bin(Bin::Add, a, b) => {

@@ -169,6 +169,14 @@ pub enum Source {
 }
 
 impl Source {
+    /// The window, unless it is one value.
+    pub fn window(&self) -> Option<&Tensor> {
+        match self {
+            Source::Window(t) => Some(t),
+            Source::Value(_) => None,
+        }
+    }
+
     /// The value at coordinates.
     pub fn at(&self, k: &Kernel, coords: &[E]) -> E {
         match self {

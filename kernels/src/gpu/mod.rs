@@ -32,5 +32,6 @@ mod structure;
 pub mod tiling;
 #[cfg_attr(target_vendor = "apple", path = "no_vulkan.rs")]
 mod vulkan;
+mod walk;
 
 pub use executor::{Devices, GpuDevice};

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use crate::gpu::contract::Contract;
 use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
 use crate::gpu::store::{Buf, Ref, Stage, Store, Word};
+use crate::gpu::walk::Squares;
 use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
 /// Bytes of a tensor, relative to its first element.
@@ -56,8 +57,8 @@ pub fn parts(
             let a_group = THREADS * lanes;
             (kernel.fixed(count)?, a_group, u64::from(a_group))
         }
-        Skeleton::Rows { rows, team, .. } => (kernel.fixed(rows)?, THREADS / team, 1),
-        Skeleton::Contract(_) => (1, 1, 1),
+        Skeleton::Rows { rows, team, .. } => (kernel.fixed(rows)?, THREADS / team.threads, 1),
+        Skeleton::Contract(_) | Skeleton::Squares(_) => (1, 1, 1),
         Skeleton::Bundle(_) | Skeleton::Raw(_) => return None,
     };
     // A tensor that is bound twice would need one window for both bindings.
@@ -77,7 +78,7 @@ pub fn parts(
             }
             let fits = spans.iter().all(|s| s.end - s.begin <= limit);
             let groups = match kernel.skeleton {
-                Skeleton::Contract(_) => kernel.groups,
+                Skeleton::Contract(_) | Skeleton::Squares(_) => kernel.groups,
                 _ => Groups::Linear(u64::from(count.div_ceil(a_group))),
             };
             fits.then_some(Part { first: first as u32, count, groups, spans })
@@ -139,6 +140,7 @@ impl<'k> Reach<'k> {
                 stages.iter().for_each(|stage| reach.stage(stage, members));
             }
             Skeleton::Contract(contract) => reach.contract(contract),
+            Skeleton::Squares(squares) => reach.squares(squares),
             Skeleton::Bundle(_) | Skeleton::Raw(_) => reach.reached.fill(None),
         }
         kernel.faults.iter().for_each(|e| reach.visit(e));
@@ -162,6 +164,20 @@ impl<'k> Reach<'k> {
         self.vars.insert(contract.vars[0], (0, (products - 1).max(0)));
         self.ranges.clear();
         self.stores(&contract.stores);
+    }
+
+    fn squares(&mut self, of: &Squares) {
+        let number = |e: &E| self.kernel.fixed(e).map(i64::from);
+        let numbers = [of.extent.each_ref().map(number), [number(&of.squares[0]), number(&of.squares[1])]];
+        let ([[Some(rows), Some(columns)], [Some(down), Some(across)]], Some(total)) =
+            (numbers, number(&of.squares[2]))
+        else {
+            return self.reached.fill(None);
+        };
+        for (var, count) in of.vars.iter().zip([total / (down * across).max(1), rows, columns]) {
+            self.vars.insert(*var, (0, (count - 1).max(0)));
+        }
+        self.stores(&of.stores);
     }
 
     fn spans(&self, kernel: &Kernel, bytes: &[u64]) -> SmallVec<[ByteRange; 8]> {

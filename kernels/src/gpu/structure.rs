@@ -37,7 +37,7 @@ pub fn structure(kernel: &Kernel) -> Box<[u32]> {
             s.expression(rows);
             s.expression(len);
             s.vars(&[*row]);
-            s.push(*team);
+            s.words.extend([team.threads, team.held]);
             s.push(stages.len() as u32);
             stages.iter().for_each(|stage| s.stage(stage));
         }
@@ -55,6 +55,14 @@ pub fn structure(kernel: &Kernel) -> Box<[u32]> {
                 s.push(u32::from(side.vector) << 8 | side.along as u32);
             }
             s.stores(&c.stores);
+        }
+        Skeleton::Squares(squares) => {
+            s.push(6);
+            s.vars(&squares.vars);
+            for e in squares.extent.iter().chain(&squares.squares) {
+                s.expression(e);
+            }
+            s.stores(&squares.stores);
         }
         Skeleton::Raw(text) => {
             s.push(4);

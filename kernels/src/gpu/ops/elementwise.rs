@@ -43,7 +43,9 @@ pub fn kernel(
     let targets: Option<Vec<_>> = outs.iter().map(|o| l.write(&mut k, o)).collect();
     let targets = targets?;
     let mut fits = true;
-    k.map(&sizes, |k, coords, number| {
+    let read: Vec<&Tensor> = sources.iter().filter_map(|(source, _)| source.window()).collect();
+    let written: Vec<&Tensor> = targets.iter().collect();
+    k.walk(&sizes, &written, &read, |k, coords, number, put| {
         let values: Vec<E> = sources
             .iter()
             .map(|(source, ty)| {
@@ -58,12 +60,7 @@ pub fn kernel(
             fits = false;
             return Vec::new();
         };
-        let store = |(t, value): (&Tensor, E)| {
-            // Elements with a fault are not stored, so elements that share a word are stored one by one.
-            let linear = t.is_contiguous() && k.faults.is_empty();
-            if linear { k.store_linear(t, number, value) } else { k.store(t, coords, value) }
-        };
-        targets.iter().zip(results).map(store).collect()
+        targets.iter().zip(results).map(|(t, value)| put(k, t, coords, number, value)).collect()
     });
     fits.then_some(k)
 }

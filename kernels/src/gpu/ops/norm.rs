@@ -7,7 +7,7 @@
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, team};
+use crate::gpu::kernel::{Kernel, held, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::elementwise;
 use crate::gpu::ops::elementwise::coalesce;
@@ -239,19 +239,31 @@ pub fn layer_norm(l: &mut Lowering<'_>) -> Option<()> {
     let parameters: Vec<Source> =
         (4..operands.len()).map(|n| l.read(&mut k, &rows.view(operands[n], n))).collect();
     let (weighted, biased) = (weight.is_some(), bias.is_some());
-    k.rows(rows.count, rows.len, team(rows.len, false), |r, row| {
+    let team = team(rows.len, false);
+    k.rows(rows.count, rows.len, team, |r, row| {
         let row = r.k.coords(&rows.kept, row);
-        let acc = welford(ty);
         let value = |k: &mut Kernel, j: &E| {
             let coords = rows.coords(k, &row, j);
             (source.at(k, &coords), coords)
         };
-        let step = |k: &mut Kernel, j: &E, a| {
-            let (x, _) = value(k, j);
-            (acc.step)(k, a, &[x], j)
+        let len = r.k.size(rows.len).cast(ty);
+        let (average, m2) = if held(rows.len, team) > 0 && (0..2).all(|n| rows.side_by_side(n)) {
+            let average = r.sum(ty, |k, j| value(k, j).0.cast(ty)) / &len;
+            let m2 = r.sum(ty, |k, j| {
+                let deviation = value(k, j).0.cast(ty) - &average;
+                &deviation * &deviation
+            });
+            (average, m2)
+        } else {
+            let acc = welford(ty);
+            let step = |k: &mut Kernel, j: &E, a| {
+                let (x, _) = value(k, j);
+                (acc.step)(k, a, &[x], j)
+            };
+            let [average, m2, _] = r.reduce(acc.init.clone(), step, acc.merge);
+            (average, m2)
         };
-        let [average, m2, _] = r.reduce(acc.init.clone(), step, acc.merge);
-        let variance = m2 / r.k.size(rows.len).cast(ty);
+        let variance = m2 / len;
         let root = inverse_root(r.k, variance, 4);
         r.each(|k, j| {
             let (x, coords) = value(k, j);

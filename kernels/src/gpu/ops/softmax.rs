@@ -1,13 +1,14 @@
 //! Softmax, log-softmax, and their derivatives.
 //!
-//! A call takes one kernel, unless rows are few and long. A first pass over a row computes its largest value and
-//! the sum of its exponentials together, a second pass stores the results. If the members of a row are adjacent in
+//! A call takes one kernel, unless rows are few and long. A team keeps a row in registers if it is short enough. Else
+//! a first pass over the row computes its largest value and the sum of its exponentials together, and a second pass
+//! stores the results. If the members of a row are adjacent in
 //! memory, a team of threads takes a row; if rows are adjacent, each thread takes a row, and neighbouring threads
 //! take neighbouring rows.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::gpu::kernel::{Kernel, team};
+use crate::gpu::kernel::{Kernel, held, team};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::elementwise;
 use crate::gpu::ops::reduce::{Space, exponentials, launch};
@@ -48,6 +49,12 @@ impl DimRows {
     /// Whether one team per row would leave most of the device idle: rows are few and long.
     fn few(&self) -> bool {
         self.count() * i64::from(self.team) < 1 << 14 && self.len >= 1 << 15
+    }
+
+    /// Whether a team keeps a row of `x` in registers, so that it can read the row several times.
+    fn held(&self, x: &Operand) -> bool {
+        let adjacent = x.strides.get(self.dim) == Some(&1) && self.side_by_side;
+        adjacent && held(self.len, self.team) > 0
     }
 
     /// View of a tensor whose dimensions are those of the rows, followed by the members.
@@ -132,15 +139,19 @@ pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
     let target = l.write(&mut k, &rows.view(&out))?;
     k.rows(rows.count(), rows.len, rows.team, |r, row| {
         let row = r.k.coords(&rows.kept, row);
-        let acc = exponentials();
-        let a = r.reduce(
-            acc.init,
-            |k, j, a| {
-                let x = source.at(k, &at(&row, j));
+        let value = |k: &mut Kernel, j: &E| source.at(k, &at(&row, j));
+        let a = if rows.held(&x) {
+            let max = r.max(Ty::F32, value);
+            let sum = r.sum(Ty::F32, |k, j| (value(k, j) - &max).exp());
+            [max, sum]
+        } else {
+            let acc = exponentials();
+            let step = |k: &mut Kernel, j: &E, a| {
+                let x = value(k, j);
                 (acc.step)(k, a, &[x], j)
-            },
-            acc.merge,
-        );
+            };
+            r.reduce(acc.init, step, acc.merge)
+        };
         let shared = shared(kind, a);
         r.each(|k, j| {
             let coords = at(&row, j);

@@ -7,11 +7,13 @@ mod buffers;
 mod bundles;
 mod contract;
 mod expressions;
+mod held;
 mod library;
 mod maps;
 mod matrices;
 mod rows;
 mod scans;
+mod squares;
 mod stores;
 mod vectors;
 mod writer;
@@ -57,6 +59,7 @@ impl Writer<'_> {
             Skeleton::Map { count, element, stores, lanes } => self.map(count, *element, stores, *lanes),
             Skeleton::Bundle(bundle) => self.bundle(bundle),
             Skeleton::Rows { rows, len, row, team, stages } => self.rows(rows, len, *row, *team, stages),
+            Skeleton::Squares(squares) => self.squares(squares),
             Skeleton::Contract(c) => match self.matrices() {
                 Some(matrices) => matrices::print(c, self, matrices),
                 None => contract::print(c, self),

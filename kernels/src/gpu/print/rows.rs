@@ -2,14 +2,16 @@
 
 use std::fmt::Write as _;
 
-use crate::gpu::kernel::{Skeleton, THREADS, lanes};
+use crate::gpu::kernel::{Skeleton, THREADS, Team, lanes};
 use crate::gpu::linear::{self, VECTOR};
+use crate::gpu::print::held::Held;
 use crate::gpu::print::writer::{MAIN, Writer, name};
 use crate::gpu::store::{Scan, Stage, Store};
 use crate::ir::{E, Ty, Var};
 
 impl Writer<'_> {
-    pub(super) fn rows(&mut self, rows: &E, len: &E, row: Var, team: u32, stages: &[Stage]) -> String {
+    pub(super) fn rows(&mut self, rows: &E, len: &E, row: Var, shape: Team, stages: &[Stage]) -> String {
+        let team = shape.threads;
         let per = THREADS / team;
         let x = name(row);
         let (rows, first) = (self.outside(rows), self.plus_first());
@@ -22,14 +24,25 @@ impl Writer<'_> {
         }
         let body = self.block(&[row], |w| {
             let len = w.emit(len);
+            let held = Held::of(w, shape, stages);
+            if let Some(held) = &held {
+                held.load(w, team, &len);
+            }
             for stage in stages {
                 match stage {
                     Stage::Reduce { member, acc, other, init, step, merge } => {
-                        w.reduce(team, &len, *member, acc, init, step);
+                        w.accumulators(acc, init);
+                        match &held {
+                            Some(held) => held.reduce(w, *member, acc, step),
+                            None => w.reduce(team, &len, *member, acc, step),
+                        }
                         w.merge(team, acc, other, init, merge);
                     }
                     Stage::Scan(scan) => w.scan(team, &len, scan),
-                    Stage::Each(member, stores) => w.each(team, &len, *member, stores),
+                    Stage::Each(member, stores) => match &held {
+                        Some(held) => held.each(w, *member, stores),
+                        None => w.each(team, &len, *member, stores),
+                    },
                     Stage::Once(stores) => {
                         let body = w.block(&[], |w| w.stores(stores));
                         w.line(&format!("if (row_ok && worker == 0u) {{\n{body}}}"));
@@ -64,7 +77,27 @@ impl Writer<'_> {
             return;
         }
         let vectors = self.vectors(&loads, member);
-        let mut code = format!("let {j} = first;\n{}", vectors.whole);
+        let code = vectors.whole.clone()
+            + &self.together(member, stores, lanes, |w, p| vectors.name(w, &loads, |n| format!("w{n}[{p}]")));
+        self.line(&format!(
+            "if (row_ok) {{ for (var first = worker * {lanes}u; first < {len}; first += {}u) {{\n\
+             if (first + {lanes}u <= {len}) {{\nlet {j} = first;\n{code}}} else {{\n\
+             for (var {j} = first; {j} < {len}; {j}++) {{\n{single}}} }} }} }}",
+            team * lanes
+        ));
+    }
+
+    /// Code that stores the values of the members from `first` on together, as many as `lanes`. `known` names values of the
+    /// member with a number.
+    pub(super) fn together(
+        &mut self,
+        member: Var,
+        stores: &[Store],
+        lanes: u32,
+        known: impl Fn(&mut Self, u32),
+    ) -> String {
+        let j = name(member);
+        let mut code = String::new();
         for (n, store) in stores.iter().enumerate() {
             let ty = self.ty(self.kernel.bufs[store.buf as usize].mem.ty());
             for p in 0..lanes {
@@ -73,7 +106,7 @@ impl Writer<'_> {
         }
         for p in 0..lanes {
             let values = self.block(&[member], |w| {
-                vectors.name(w, &loads, |n| format!("w{n}[{p}]"));
+                known(w, p);
                 for (n, store) in stores.iter().enumerate() {
                     let value = w.emit(&store.value);
                     w.line(&format!("r{p}_{n} = {value};"));
@@ -87,23 +120,21 @@ impl Writer<'_> {
                 w.line(&format!("let at = {at};"));
             });
             let words = self.words(store, lanes, |p| format!("r{p}_{n}"));
-            let _ = writeln!(code, "{{ {at}{words} }}");
+            let _ = writeln!(code, "{{ let {j} = first; {at}{words} }}");
         }
-        self.line(&format!(
-            "if (row_ok) {{ for (var first = worker * {lanes}u; first < {len}; first += {}u) {{\n\
-             if (first + {lanes}u <= {len}) {{\n{code}}} else {{\n\
-             for (var {j} = first; {j} < {len}; {j}++) {{\n{single}}} }} }} }}",
-            team * lanes
-        ));
+        code
     }
 
-    /// Prints the reduction of a thread's share of the members: every `team`-th one, or every `team`-th vector of four
-    /// if all loads have vectors. Four members are loaded before the first one is needed.
-    fn reduce(&mut self, team: u32, len: &str, member: Var, acc: &[Var], init: &[E], step: &[E]) {
+    fn accumulators(&mut self, acc: &[Var], init: &[E]) {
         for (var, init) in acc.iter().zip(init) {
             let value = self.emit(init);
             self.line(&format!("var {} = {value};", name(*var)));
         }
+    }
+
+    /// Prints the reduction of a thread's share of the members: every `team`-th one, or every `team`-th vector of four
+    /// if all loads have vectors. Four members are loaded before the first one is needed.
+    fn reduce(&mut self, team: u32, len: &str, member: Var, acc: &[Var], step: &[E]) {
         let mut vars = vec![member];
         vars.extend_from_slice(acc);
         let body = self.block(&vars, |w| w.assign(acc, step));

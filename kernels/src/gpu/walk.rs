@@ -1,0 +1,142 @@
+//! How point-wise kernels walk over their elements.
+//!
+//! | layout of the operands                                      | skeleton                                      |
+//! |-------------------------------------------------------------|-----------------------------------------------|
+//! | all in one order of memory                                  | [`Skeleton::Map`], in vectors                 |
+//! | all along the last dimension, or broadcast                  | [`Skeleton::Rows`], in vectors along that one |
+//! | results along the last dimension, operands along another one | [`Skeleton::Squares`]                         |
+//! | others                                                      | [`Skeleton::Map`], single elements            |
+
+use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
+use crate::gpu::linear::VECTOR;
+use crate::gpu::store::{Store, Tensor};
+use crate::ir::{E, Ty, Var};
+
+/// Rows and columns of a square of elements.
+pub const SIDE: u32 = 32;
+
+/// Fewest elements along the dimensions of squares, and in a row of vectors.
+const LEAST: i64 = 16;
+
+/// Bytes of workgroup memory for squares.
+const MOST_BYTES: u32 = 16 << 10;
+
+/// A walk over squares, whose elements are loaded along one dimension and stored along the other.
+#[derive(Clone, Debug)]
+pub struct Squares {
+    /// Number of rows and columns, along the dimension of the loads and the last dimension.
+    pub extent: [E; 2],
+    /// Number of squares along both, and in total.
+    pub squares: [E; 3],
+    /// Number of the plane that two coordinates are in, row, column.
+    pub vars: [Var; 3],
+    /// Stores of an element.
+    pub stores: Vec<Store>,
+}
+
+/// The way that a kernel walks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Walk {
+    Map,
+    Rows,
+    /// Squares of this dimension and the last one.
+    Squares(usize),
+}
+
+impl Walk {
+    fn of(sizes: &[i64], outs: &[&Tensor], ins: &[&Tensor]) -> Walk {
+        let Some(last) = sizes.len().checked_sub(1).filter(|last| *last > 0) else { return Walk::Map };
+        let along = |t: &&Tensor| t.strides[last] == 1;
+        let in_order = outs.iter().chain(ins).all(|t| t.is_contiguous());
+        if in_order || sizes[last] < LEAST || !outs.iter().all(along) {
+            return Walk::Map;
+        }
+        if ins.iter().all(|t| along(t) || t.strides[last] == 0) {
+            return if sizes[last] % i64::from(VECTOR) == 0 { Walk::Rows } else { Walk::Map };
+        }
+        // Elements below 16 bits share words, which one thread stores.
+        if outs.iter().any(|t| t.mem.size() < 2) {
+            return Walk::Map;
+        }
+        let across = |dim: usize, t: &Tensor| t.strides[dim] == 1 && t.strides[last] > 1;
+        let fits = |dim: &usize| {
+            let turned = ins.iter().filter(|t| across(*dim, t));
+            let bytes: u32 = turned.map(|t| t.mem.size().max(4) * SIDE * (SIDE + 1)).sum();
+            sizes[*dim] >= LEAST && (1..=MOST_BYTES).contains(&bytes)
+        };
+        (0..last).find(fits).map_or(Walk::Map, Walk::Squares)
+    }
+}
+
+/// Stores an element: the target, the element's coordinates and its number, and the value.
+pub type Put<'p> = &'p dyn Fn(&Kernel, &Tensor, &[E], &E, E) -> Store;
+
+impl Kernel {
+    /// Uses a thread for each element, or for some neighbours, of an index space. `outs` and `ins` are the
+    /// operands. `body` receives the element's coordinates, its row-major number, and the function that
+    /// stores it.
+    pub fn walk(
+        &mut self,
+        sizes: &[i64],
+        outs: &[&Tensor],
+        ins: &[&Tensor],
+        body: impl FnOnce(&mut Kernel, &[E], &E, Put<'_>) -> Vec<Store>,
+    ) {
+        match Walk::of(sizes, outs, ins) {
+            Walk::Map => self.map(sizes, |k, coords, number| {
+                body(k, coords, number, &|k, t, coords, number, value| {
+                    // Elements with a fault are not stored, so elements that share a word are stored one by one.
+                    let linear = t.is_contiguous() && k.faults.is_empty();
+                    if linear { k.store_linear(t, number, value) } else { k.store(t, coords, value) }
+                })
+            }),
+            Walk::Rows => self.walk_rows(sizes, body),
+            Walk::Squares(dim) => self.walk_squares(sizes, dim, body),
+        }
+    }
+
+    fn walk_rows(&mut self, sizes: &[i64], body: impl FnOnce(&mut Kernel, &[E], &E, Put<'_>) -> Vec<Store>) {
+        let (outer, len) = sizes.split_at(sizes.len() - 1);
+        let threads = (len[0] as u64 / u64::from(VECTOR)).next_power_of_two().min(u64::from(THREADS));
+        self.rows(outer.iter().product(), len[0], threads as u32, |r, row| {
+            let mut coords = r.k.coords(outer, row);
+            let first = row * r.k.size(len[0]);
+            r.each(|k, member| {
+                coords.push(member.clone());
+                body(k, &coords, &(first + member), &|k, t, coords, _, value| {
+                    k.store(t, coords, value).side_by_side()
+                })
+            });
+        });
+    }
+
+    fn walk_squares(
+        &mut self,
+        sizes: &[i64],
+        dim: usize,
+        body: impl FnOnce(&mut Kernel, &[E], &E, Put<'_>) -> Vec<Store>,
+    ) {
+        let last = sizes.len() - 1;
+        let others: Vec<usize> = (0..last).filter(|d| *d != dim).collect();
+        let planes: Vec<i64> = others.iter().map(|d| sizes[*d]).collect();
+        let side = i64::from(SIDE) as u64;
+        let [down, across] = [sizes[dim], sizes[last]].map(|size| (size as u64).div_ceil(side));
+        let total = planes.iter().product::<i64>() as u64 * down * across;
+        let extent = [sizes[dim], sizes[last]].map(|size| self.size(size));
+        let squares = [down, across, total].map(|count| self.size(count as i64));
+        let vars = [(); 3].map(|()| self.fresh_var());
+        let [plane, row, column] = vars.map(|var| E::var(Ty::U32, var));
+        let mut coords = vec![E::u32(0); sizes.len()];
+        for (d, coord) in others.iter().zip(self.coords(&planes, &plane)) {
+            coords[*d] = coord;
+        }
+        (coords[dim], coords[last]) = (row, column);
+        let number = (1..sizes.len()).fold(coords[0].clone(), |number, d| {
+            let size = self.size(sizes[d]);
+            number * size + &coords[d]
+        });
+        let stores = body(self, &coords, &number, &|k, t, coords, _, value| k.store(t, coords, value));
+        self.groups = Groups::Linear(total);
+        self.skeleton = Skeleton::Squares(Squares { extent, squares, vars, stores });
+    }
+}
