@@ -1,7 +1,7 @@
 """Kernels and matrix products of the GPU check, on Tandem's device and on CUDA if torch has it.
 
-A block calls a kernel several times on operands in turn, which together do not fit in a cache, and keeps
-the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's are by
+A block calls a kernel several times, each time on other operands, which together do not fit in a cache, and
+keeps the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's are by
 its events, in a process of its own: PyTorch supports one accelerator a process.
 
 `gpu_kernels.py LIST` answers each line with a kernel's number by its time on CUDA; it is the other process.
@@ -29,11 +29,9 @@ else:
 
     HARDWARE = any(device["kind"] != "software" for device in torch_tandem.list_devices())
 
-CACHE = (128 if HARDWARE else 1) << 20
-"""Size in bytes of the operands of a block, larger than a second-level cache."""
 CALLS = 32 if HARDWARE else 4
 """Calls of a block, so that its beginning and end do not count much."""
-MOST_BYTES = 8 << 30
+MOST_BYTES = 3 << 30
 """Size of the operands of all calls of a block, which bounds that of the results."""
 BLOCKS = 5
 WARM_UP = 5
@@ -60,13 +58,12 @@ def seconds(kernel: Kernel, device: str) -> float:
     """Return the time of a call."""
     first = [t.to(device) for t in kernel.make()]
     size = max(sum(t.numel() * t.element_size() for t in first), 1)
-    sets = [first]
-    while len(sets) < min(max(2, CACHE // size + 1), CALLS):
-        sets.append([t.clone() for t in first])
     calls = max(min(CALLS, MOST_BYTES // size), 2)
+    # Calls on the same operands could be computed once.
+    sets = [first] + [[t.clone() for t in first] for _ in range(calls - 1)]
 
     def block() -> None:
-        kept = [kernel.call(*sets[number % len(sets)]) for number in range(calls)]
+        kept = [kernel.call(*operands) for operands in sets]
         if device == "tandem":
             torch_tandem.mark_step()
         del kept

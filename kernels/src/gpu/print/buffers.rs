@@ -105,9 +105,10 @@ impl Writer<'_> {
             return format!(
                 "fn ld{i}(i: u32) -> f32 {{ return f32(b{i}[i >> 2u][i & 3u]); }}\n\
                  fn lh_whole{i}(i: u32) -> vec4<f16> {{ return b{i}[i >> 2u]; }}\n\
-                 fn lh{i}(i: u32) -> vec4<f16> {{\n  if ((i & 3u) == 0u) {{ return lh_whole{i}(i); }}\n  \
-                 return vec4<f16>(b{i}[i >> 2u][i & 3u], b{i}[(i + 1u) >> 2u][(i + 1u) & 3u], \
-                 b{i}[(i + 2u) >> 2u][(i + 2u) & 3u], b{i}[(i + 3u) >> 2u][(i + 3u) & 3u]);\n}}\n"
+                 fn lh{i}(i: u32) -> vec4<f16> {{\n  let a = lh_whole{i}(i);\n  let at = i & 3u;\n  \
+                 if (at == 0u) {{ return a; }}\n  let b = lh_whole{i}(i + 3u);\n  \
+                 if (at == 1u) {{ return vec4<f16>(a.yzw, b.x); }}\n  \
+                 if (at == 2u) {{ return vec4<f16>(a.zw, b.xy); }}\n  return vec4<f16>(a.w, b.xyz);\n}}\n"
             );
         }
         let mut text = format!("fn ld{i}(i: u32) -> {ty} {{ return {load}; }}\n");

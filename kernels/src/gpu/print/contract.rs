@@ -264,18 +264,11 @@ impl<'c> Printer<'c> {
     /// Code that loads vectors of an operand into `targets`. `places` are the names of the structures of their rows and
     /// of `k`, in ascending order. If all vectors are within bounds and at multiples of four, nothing is in a branch of
     /// its own, so that the loads are issued together.
-    pub(super) fn vectors(
-        &self,
-        w: &Writer<'_>,
-        which: Which,
-        places: &[(String, String)],
-        targets: &[String],
-    ) -> String {
+    fn vectors(&self, which: Which, places: &[(String, String)], targets: &[String]) -> String {
         let (side, _, _, extent) = self.side(which);
         let s = which.letter();
         let Node::Load { buf, guard, .. } = &side.value.0.node else { return String::new() };
         let Some((r, d)) = places.last() else { return String::new() };
-        let lane = if factor(w) == "f16" { "lh" } else { "lv" };
         let inside = match side.along {
             Along::Outer => format!("{r}.at + 4u <= {extent} && {d}.at < end"),
             Along::Depth => format!("{d}.at + 4u <= end && {r}.at < {extent}"),
@@ -285,14 +278,13 @@ impl<'c> Printer<'c> {
         for (i, ((r, d), target)) in places.iter().zip(targets).enumerate() {
             let _ = writeln!(addresses, "      let at{i} = at_{s}(batch, {r}, {d});");
             joined.push(format!("at{i}"));
-            let whole = format!("{lane}_whole{buf}");
+            let whole = format!("lv_whole{buf}");
             let _ = match guard {
                 None => writeln!(fast, "        {target} = {whole}(at{i});"),
                 Some(_) => writeln!(
                     fast,
-                    "        {{ let ok = ok_{s}(batch, {r}, {d}); {target} = select(vec4<{ty}>(), \
-                     {whole}(select(0u, at{i}, ok)), ok); }}",
-                    ty = factor(w)
+                    "        {{ let ok = ok_{s}(batch, {r}, {d}); {target} = select(vec4<f32>(), \
+                     {whole}(select(0u, at{i}, ok)), ok); }}"
                 ),
             };
             let count = match side.along {
@@ -324,15 +316,14 @@ impl<'c> Printer<'c> {
         let _ = writeln!(text, "fn finish({arguments}, {xs}: f32) {{\n{store}}}");
         let whole = self.whole_sums(w, &split, &mut text).unwrap_or_default();
         let (em, en) = (&self.em, &self.en);
-        let _ = writeln!(
+        let _ = write!(
             text,
             "fn four_sums({xb}: u32, r: row_c, d0: depth_c, d1: depth_c, d2: depth_c, d3: depth_c, s: vec4<f32>) {{\n  \
-             if (r.at >= {em} || d0.at >= {en}) {{ return; }}\n{whole}  finish({xb}, r, d0, s.x);"
+             if (r.at >= {em} || d0.at >= {en}) {{ return; }}\n{whole}  \
+             var all = array<depth_c, 4>(d0, d1, d2, d3);\n  let count = min({en} - d0.at, 4u);\n  \
+             for (var j = 0u; j < count; j++) {{ finish({xb}, r, all[j], s[j]); }}\n}}\n"
         );
-        for (j, part) in [(1, "y"), (2, "z"), (3, "w")] {
-            let _ = writeln!(text, "  if (d{j}.at < {en}) {{ finish({xb}, r, d{j}, s.{part}); }}");
-        }
-        text + "}\n"
+        text
     }
 
     /// Code that stores four sums of a row as vectors, for each store one, if their addresses allow it. Adds functions that
@@ -345,42 +336,52 @@ impl<'c> Printer<'c> {
         if !self.c.stores_vectors() || !self.c.stores.iter().all(has) {
             return None;
         }
-        let (mut addresses, mut values, mut stores) = (String::new(), String::new(), String::new());
+        // One function computes the results of all stores, because they share most of their computation.
+        let arguments = split.arguments();
+        let mut function = |title: &str, of: &dyn Fn(&mut Writer<'_>, &Store) -> (String, &'static str)| {
+            let (mut members, mut all) = (String::new(), Vec::new());
+            let body = w.block(&vars, |w| {
+                split.bind(w);
+                for (i, store) in self.c.stores.iter().enumerate() {
+                    let (value, ty) = of(w, store);
+                    let _ = write!(members, "v{i}: {ty}, ");
+                    all.push(value);
+                }
+                w.line(&format!("return {title}_c({});", all.join(", ")));
+            });
+            let _ = writeln!(
+                text,
+                "struct {title}_c {{ {members}}}\nfn {title}_of_c({arguments}, {xs}: f32) -> {title}_c {{\n{body}}}"
+            );
+        };
+        function("result", &|w, store| (w.emit(&store.value), w.ty(store.value.ty())));
+        function("place", &|w, store| (w.address(store.buf, &store.at), "u32"));
+        let mut values: String = (0..4)
+            .map(|j| format!("      let e{j} = result_of_c({xb}, r, d{j}, s.{});\n", PARTS[j]))
+            .collect();
+        let mut stores = String::new();
         let mut boundaries = Vec::new();
         for (i, store) in self.c.stores.iter().enumerate() {
-            let (buf, ty) = (store.buf, w.ty(store.value.ty()));
-            for (title, ty) in [("result", ty), ("address", "u32")] {
-                let body = w.block(&vars, |w| {
-                    split.bind(w);
-                    let value = match title {
-                        "result" => w.emit(&store.value),
-                        _ => w.address(buf, &store.at),
-                    };
-                    w.line(&format!("return {value};"));
-                });
-                let arguments = split.arguments();
-                let _ = writeln!(text, "fn {title}{i}({arguments}, {xs}: f32) -> {ty} {{\n{body}}}");
-            }
-            let _ = writeln!(addresses, "    let at{i} = address{i}({xb}, r, d0, s.x);");
-            let result = |j: u32| format!("result{i}({xb}, r, d{j}, s.{})", PARTS[j as usize]);
+            let buf = store.buf;
+            let result = |j: u32| format!("e{j}.v{i}");
             // All values are computed first, because a store may overwrite an element that another value reads.
             if w.wide[buf as usize] {
                 let _ = writeln!(values, "      let v{i} = {};", w.vector(buf, result));
-                let _ = writeln!(stores, "      b{buf}[at{i} >> 2u] = v{i};");
-                boundaries.push(format!("at{i}"));
+                let _ = writeln!(stores, "      b{buf}[at.v{i} >> 2u] = v{i};");
+                boundaries.push(format!("at.v{i}"));
             } else {
                 // Neighbouring elements share words, so this thread writes whole words.
                 for j in [0, 2] {
                     let [low, high] = [j, j + 1].map(|j| pack(w.mem(buf), &result(j)));
                     let _ = writeln!(values, "      let v{i}_{j} = {low} | ({high} << 16u);");
                     let _ =
-                        writeln!(stores, "      atomicStore(&b{buf}[at{i} / 2u + {}u], v{i}_{j});", j / 2);
+                        writeln!(stores, "      atomicStore(&b{buf}[at.v{i} / 2u + {}u], v{i}_{j});", j / 2);
                 }
-                boundaries.push(format!("(at{i} << 1u)"));
+                boundaries.push(format!("(at.v{i} << 1u)"));
             }
         }
         Some(format!(
-            "  if (d3.at < {}) {{\n{addresses}    if ((({}) & 3u) == 0u) {{\n{values}{stores}      return;\n    }}\n  }}\n",
+            "  if (d3.at < {}) {{\n    let at = place_of_c({xb}, r, d0, s.x);\n    if ((({}) & 3u) == 0u) {{\n{values}{stores}      return;\n    }}\n  }}\n",
             self.en,
             boundaries.join(" | "),
         ))
@@ -450,7 +451,7 @@ impl<'c> Printer<'c> {
     }
 
     /// Code that loads a round's blocks into registers.
-    fn bring(&self, w: &Writer<'_>, round: usize, share: &Share) -> String {
+    fn bring(&self, round: usize, share: &Share) -> String {
         let (side, _, _, extent) = self.side(share.which);
         let s = share.which.letter();
         let id = format!("{s}{round}");
@@ -465,7 +466,7 @@ impl<'c> Printer<'c> {
                 Along::Outer => (format!("r{id}_0"), format!("d{j}")),
                 Along::Depth => (format!("r{id}_{j}"), "d0".to_owned()),
             });
-            text += &self.vectors(w, share.which, &places, &targets);
+            text += &self.vectors(share.which, &places, &targets);
         } else {
             for (j, target) in targets.iter().enumerate() {
                 let one = |i: usize| {
@@ -511,26 +512,43 @@ impl<'c> Printer<'c> {
         format!("    {}{{\n{text}    }}\n", self.guard(share))
     }
 
-    /// Declarations of the accumulators, and code that stores them.
-    fn sums(&self) -> (String, String) {
-        let Tile { m, n, thread_m, thread_n, .. } = self.c.tile;
+    /// Declarations of the accumulators, and code that stores them. A thread puts some rows of them into slots of its own in
+    /// workgroup memory, so that a loop can store them: with one copy of the epilogue for each row, kernels took seconds to
+    /// compile.
+    fn sums(&self, w: &mut Writer<'_>) -> (String, String) {
+        let Tile { m, n, k, thread_m, thread_n } = self.c.tile;
+        let threads = self.c.tile.threads();
+        let slots = (n * k / 4 / threads).min(4);
         let (mut sums, mut stores) = (String::new(), String::new());
         let groups = [thread_m / 4, thread_n / 4];
+        let _ = writeln!(stores, "  workgroupBarrier();\n  let rounds = {};", self.opaque(w, slots));
         for h in 0..groups[1] {
-            for j in 0..4 {
-                let column = format!("n0 + (tx + {}u) * 4u + {j}u", h * (n / 4 / groups[1]));
-                let _ = writeln!(stores, "  let e{h}_{j} = depth_of_c(z, {column});");
-            }
-        }
-        for i in 0..thread_m {
-            let row = format!("m0 + (ty + {}u) * 4u + {}u", (i / 4) * (m / 4 / groups[0]), i % 4);
-            let _ = writeln!(stores, "  let q{i} = row_of_c(z, {row});");
-            for h in 0..groups[1] {
+            for i in 0..thread_m {
                 let _ = writeln!(sums, "  var s{i}_{h} = vec4<f32>(0.0);");
-                let _ = writeln!(stores, "  four_sums(z, q{i}, e{h}_0, e{h}_1, e{h}_2, e{h}_3, s{i}_{h});");
+            }
+            let column = format!("n0 + (tx + {}u) * 4u", h * (n / 4 / groups[1]));
+            for j in 0..4 {
+                let _ = writeln!(stores, "  let e{h}_{j} = depth_of_c(z, {column} + {j}u);");
+            }
+            for first in (0..thread_m).step_by(slots as usize) {
+                for i in 0..slots {
+                    let _ = writeln!(stores, "  tb[{}u + lane] = s{}_{h};", i * threads, first + i);
+                }
+                let row = format!("(ty + {}u) * 4u + {}u", (first / 4) * (m / 4 / groups[0]), first % 4);
+                let _ = write!(
+                    stores,
+                    "  for (var i = 0u; i < rounds; i++) {{\n    \
+                     four_sums(z, row_of_c(z, m0 + {row} + i), e{h}_0, e{h}_1, e{h}_2, e{h}_3, tb[i * {threads}u + lane]);\n  }}\n"
+                );
             }
         }
         (sums, stores)
+    }
+
+    /// The number of rounds of a loop, in a form that compilers do not know, so that they do not unroll it.
+    pub(super) fn opaque(&self, w: &mut Writer<'_>, rounds: u32) -> String {
+        let total = w.outside(&self.c.tiles[2]);
+        format!("min({rounds}u, {total} + {}u)", rounds - 1)
     }
 
     /// Code that multiplies the tiles in workgroup memory.
@@ -572,11 +590,11 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>) -> String {
         }
         for share in round {
             set_up += &p.set_up(number, share);
-            bring += &p.bring(w, number, share);
+            bring += &p.bring(number, share);
             put += &p.put(number, share);
         }
     }
-    let (sums, stores) = p.sums();
+    let (sums, stores) = p.sums(w);
     let step = p.multiply();
     // Drivers overlap the loads and multiplications of large tiles only if there is no loop.
     let multiply: String = match thread_m * thread_n >= UNROLLED {

@@ -168,15 +168,14 @@ fn scale2(x: f32, n: i32) -> f32 {
   return x * bitcast<f32>(u32(h + 127i) << 23u) * bitcast<f32>(u32(n - h + 127i) << 23u);
 }
 
+// Without branches. Beyond the range the scale makes infinity or 0.
 fn exp_(x: f32) -> f32 {
-  if (is_nan(x)) { return x; }
-  if (x > 88.72284f) { return no_float(0x7f800000u); }
-  if (x < -103.97208f) { return 0.0f; }
-  let n = round(x * 1.44269504f);
-  let r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  let y = clamp(x, -104.0f, 88.8f);
+  let n = round(y * 1.44269504f);
+  let r = (y - n * 0.693359375f) - n * -2.12194440e-4f;
   let p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
     + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-  return scale2(p * r * r + r + 1.0f, i32(n));
+  return select(scale2(p * r * r + r + 1.0f, i32(n)), x, is_nan(x));
 }
 
 // Splits x into a mantissa in [sqrt(1/2), sqrt(2)), less 1, and an exponent.
@@ -467,13 +466,16 @@ fn erf_near_0(x: f32) -> f32 {
   return x * p / q;
 }
 
+// Minimax polynomials: of erf(x) / x near 0, elsewhere of the logarithm of 1 - erf(x).
 fn erf_(x: f32) -> f32 {
-  if (is_nan(x)) { return x; }
-  let a = abs(x);
-  if (a <= 0.46875f) { return erf_near_0(x); }
-  if (a > 4.0f) { return sign(x); }
-  let r = 1.0f - erfc_tail(a);
-  return select(r, -r, x < 0.0f);
+  let a = min(abs(x), 4.0f);
+  let z = a * a;
+  let near = a + a * ((((((8.33187587e-5f * z - 8.13362945e-4f) * z + 5.20022959e-3f) * z - 2.68590730e-2f) * z
+    + 0.112836897f) * z - 0.376126319f) * z + 0.128379226f);
+  let q = ((((((-1.95045519e-4f * a + 3.03445733e-3f) * a - 2.21919436e-2f) * a + 0.103858911f) * a
+    + 0.637265205f) * a + 1.12762630f) * a + 2.07652993e-4f);
+  let r = select(1.0f - exp_(-q), near, a < 0.9277f);
+  return select(select(r, -r, (bitcast<u32>(x) >> 31u) == 1u), x, is_nan(x));
 }
 
 fn erfc_(x: f32) -> f32 {
