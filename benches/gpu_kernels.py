@@ -1,8 +1,8 @@
 """Kernels and matrix products of the GPU check, on Tandem's device and on CUDA if torch has it.
 
 A block calls a kernel several times, each time on other operands, which together do not fit in a cache, and
-keeps the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's are by
-its events, in a process of its own: PyTorch supports one accelerator a process.
+keeps the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's
+are by its events, in a process of its own: PyTorch supports one accelerator a process.
 
 `gpu_kernels.py LIST` answers each line with a kernel's number by its time on CUDA; it is the other process.
 """
@@ -35,7 +35,10 @@ MOST_BYTES = 3 << 30
 """Size of the operands of all calls of a block, which bounds that of the results."""
 BLOCKS = 5
 WARM_UP = 5
-"""Blocks before the measured ones: Tandem traces three and compiles kernels meanwhile."""
+"""Blocks before the measured ones; for Tandem, those of them that are co-executed."""
+MOST_WARM_UP = 200
+"""Most blocks before the measured ones. Tandem traces some, compiles kernels, and after kernels that each ran
+only a few times does not record for a while."""
 
 Tensors = list[torch.Tensor]
 
@@ -68,8 +71,21 @@ def seconds(kernel: Kernel, device: str) -> float:
             torch_tandem.mark_step()
         del kept
 
-    for _ in range(WARM_UP):
-        block()
+    def warm_up() -> None:
+        if device == "cuda":
+            for _ in range(WARM_UP):
+                block()
+            return
+        repeated = 0
+        for _ in range(MOST_WARM_UP):
+            known = torch_tandem.report()["ops_coexecuted"]
+            block()
+            torch_tandem.synchronize()
+            repeated += torch_tandem.report()["ops_coexecuted"] > known
+            if repeated == WARM_UP:
+                break
+
+    warm_up()
     times = []
     for _ in range(BLOCKS):
         if device == "cuda":

@@ -1,12 +1,10 @@
 fn exp_(x: f32) -> f32 {
-  if (is_nan(x)) { return x; }
-  if (x > 88.72284f) { return no_float(0x7f800000u); }
-  if (x < -103.97208f) { return 0.0f; }
-  let n = round(x * 1.44269504f);
-  let r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  let y = clamp(x, -104.0f, 88.8f);
+  let n = round(y * 1.44269504f);
+  let r = (y - n * 0.693359375f) - n * -2.12194440e-4f;
   let p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
     + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-  return scale2(p * r * r + r + 1.0f, i32(n));
+  return select(scale2(p * r * r + r + 1.0f, i32(n)), x, is_nan(x));
 }
 fn group(wg: vec3<u32>, grid: vec3<u32>) -> u32 { return wg.y * grid.x + wg.x; }
 fn is_inf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }

@@ -93,25 +93,34 @@ fn finish(x1: u32, r: row_c, d: depth_c, x5: f32) {
     let v10: u32 = (r.f0 + x3);
     st2(v10, x5);
 }
-fn result(x1: u32, r: row_c, d: depth_c, x5: f32) -> f32 {
+struct result_c { v0: f32, }
+fn result_of_c(x1: u32, r: row_c, d: depth_c, x5: f32) -> result_c {
     let x2 = r.at; let x3 = d.at;
-    return x5;
+    return result_c(x5);
 }
-fn address(x1: u32, r: row_c, d: depth_c, x5: f32) -> u32 {
+struct place_c { v0: u32, }
+fn place_of_c(x1: u32, r: row_c, d: depth_c, x5: f32) -> place_c {
     let x2 = r.at; let x3 = d.at;
     let v14: u32 = (r.f0 + x3);
-    return v14;
+    return place_c(v14);
 }
 fn four_sums(x1: u32, r: row_c, d0: depth_c, d1: depth_c, d2: depth_c, d3: depth_c, s: vec4<f32>) {
   if (r.at >= words.w[0].x || d0.at >= words.w[0].y) { return; }
   if (d3.at < words.w[0].y) {
-    let at = address(x1, r, d0, s.x);
-    if ((at & 3u) == 0u) { b2[at >> 2u] = vec4(result(x1, r, d0, s.x), result(x1, r, d1, s.y), result(x1, r, d2, s.z), result(x1, r, d3, s.w)); return; }
+    let at = place_of_c(x1, r, d0, s.x);
+    if (((at.v0) & 3u) == 0u) {
+      let e0 = result_of_c(x1, r, d0, s.x);
+      let e1 = result_of_c(x1, r, d1, s.y);
+      let e2 = result_of_c(x1, r, d2, s.z);
+      let e3 = result_of_c(x1, r, d3, s.w);
+      let v0 = vec4(e0.v0, e1.v0, e2.v0, e3.v0);
+      b2[at.v0 >> 2u] = v0;
+      return;
+    }
   }
-  finish(x1, r, d0, s.x);
-  if (d1.at < words.w[0].y) { finish(x1, r, d1, s.y); }
-  if (d2.at < words.w[0].y) { finish(x1, r, d2, s.z); }
-  if (d3.at < words.w[0].y) { finish(x1, r, d3, s.w); }
+  var all = array<depth_c, 4>(d0, d1, d2, d3);
+  let count = min(words.w[0].y - d0.at, 4u);
+  for (var j = 0u; j < count; j++) { finish(x1, r, all[j], s[j]); }
 }
 var<workgroup> ta: array<vec4<f32>, 256>;
 var<workgroup> tb: array<vec4<f32>, 256>;
@@ -147,12 +156,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec
   let kb0 = ub0 / 16u;
   let rb0_0 = row_of_b(batch, n0 + ob0 * 4u + 0u);
   var s0_0 = vec4<f32>(0.0);
-  var s0_1 = vec4<f32>(0.0);
   var s1_0 = vec4<f32>(0.0);
-  var s1_1 = vec4<f32>(0.0);
   var s2_0 = vec4<f32>(0.0);
-  var s2_1 = vec4<f32>(0.0);
   var s3_0 = vec4<f32>(0.0);
+  var s0_1 = vec4<f32>(0.0);
+  var s1_1 = vec4<f32>(0.0);
+  var s2_1 = vec4<f32>(0.0);
   var s3_1 = vec4<f32>(0.0);
   for (var k0 = begin; ; k0 += 16u) {
     if (k0 < end) {
@@ -227,24 +236,34 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec
     }
     workgroupBarrier();
   }
+  workgroupBarrier();
+  let rounds = min(2u, words.w[1].y + 1u);
   let e0_0 = depth_of_c(z, n0 + (tx + 0u) * 4u + 0u);
   let e0_1 = depth_of_c(z, n0 + (tx + 0u) * 4u + 1u);
   let e0_2 = depth_of_c(z, n0 + (tx + 0u) * 4u + 2u);
   let e0_3 = depth_of_c(z, n0 + (tx + 0u) * 4u + 3u);
+  tb[0u + lane] = s0_0;
+  tb[128u + lane] = s1_0;
+  for (var i = 0u; i < rounds; i++) {
+    four_sums(z, row_of_c(z, m0 + (ty + 0u) * 4u + 0u + i), e0_0, e0_1, e0_2, e0_3, tb[i * 128u + lane]);
+  }
+  tb[0u + lane] = s2_0;
+  tb[128u + lane] = s3_0;
+  for (var i = 0u; i < rounds; i++) {
+    four_sums(z, row_of_c(z, m0 + (ty + 0u) * 4u + 2u + i), e0_0, e0_1, e0_2, e0_3, tb[i * 128u + lane]);
+  }
   let e1_0 = depth_of_c(z, n0 + (tx + 8u) * 4u + 0u);
   let e1_1 = depth_of_c(z, n0 + (tx + 8u) * 4u + 1u);
   let e1_2 = depth_of_c(z, n0 + (tx + 8u) * 4u + 2u);
   let e1_3 = depth_of_c(z, n0 + (tx + 8u) * 4u + 3u);
-  let q0 = row_of_c(z, m0 + (ty + 0u) * 4u + 0u);
-  four_sums(z, q0, e0_0, e0_1, e0_2, e0_3, s0_0);
-  four_sums(z, q0, e1_0, e1_1, e1_2, e1_3, s0_1);
-  let q1 = row_of_c(z, m0 + (ty + 0u) * 4u + 1u);
-  four_sums(z, q1, e0_0, e0_1, e0_2, e0_3, s1_0);
-  four_sums(z, q1, e1_0, e1_1, e1_2, e1_3, s1_1);
-  let q2 = row_of_c(z, m0 + (ty + 0u) * 4u + 2u);
-  four_sums(z, q2, e0_0, e0_1, e0_2, e0_3, s2_0);
-  four_sums(z, q2, e1_0, e1_1, e1_2, e1_3, s2_1);
-  let q3 = row_of_c(z, m0 + (ty + 0u) * 4u + 3u);
-  four_sums(z, q3, e0_0, e0_1, e0_2, e0_3, s3_0);
-  four_sums(z, q3, e1_0, e1_1, e1_2, e1_3, s3_1);
+  tb[0u + lane] = s0_1;
+  tb[128u + lane] = s1_1;
+  for (var i = 0u; i < rounds; i++) {
+    four_sums(z, row_of_c(z, m0 + (ty + 0u) * 4u + 0u + i), e1_0, e1_1, e1_2, e1_3, tb[i * 128u + lane]);
+  }
+  tb[0u + lane] = s2_1;
+  tb[128u + lane] = s3_1;
+  for (var i = 0u; i < rounds; i++) {
+    four_sums(z, row_of_c(z, m0 + (ty + 0u) * 4u + 2u + i), e1_0, e1_1, e1_2, e1_3, tb[i * 128u + lane]);
+  }
 }

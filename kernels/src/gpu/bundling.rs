@@ -149,12 +149,17 @@ impl Layout {
     }
 }
 
+/// Most elements of a member of a bundle. Larger tensors gain nothing from a shared launch, and lose by the choice of
+/// buffers.
+const MOST_ELEMENTS: u32 = 1 << 20;
+
 /// The loads of a map that may be a member of a bundle: one whose stores are unconditional and whose values have no
 /// loops, draws and faults.
 fn loads_of_member(kernel: &Kernel, int16: bool) -> Option<Vec<E>> {
     let Skeleton::Map { stores, lanes, .. } = &kernel.skeleton else { return None };
     let plain = |s: &Store| s.put == Put::Assign && s.guard.is_none();
-    if !kernel.faults.is_empty() || kernel.first.is_some() || !stores.iter().all(plain) {
+    let small = kernel.elements().is_some_and(|elements| elements <= MOST_ELEMENTS);
+    if !small || !kernel.faults.is_empty() || kernel.first.is_some() || !stores.iter().all(plain) {
         return None;
     }
     // Elements of less than 32 bits that lie side by side share words, which one thread stores.

@@ -1,14 +1,45 @@
 //! Epilogues: a lane of a group that is computed within the kernels of the preceding op.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tandem_tracegraph::node::OutSpec;
 
+use crate::gpu::contract::Side;
 use crate::gpu::kernel::{Kernel, Skeleton};
 use crate::gpu::lane::{Stored, feed, offset, uses};
+use crate::gpu::linear::{buffer, operands};
 use crate::gpu::store::{Put, Ref, Store, Tensor};
 use crate::ir::{E, Mem, Node, Ty, Un};
 use crate::plan::{Before, Draft, Feed, Held, Lane, Slot};
 use crate::shapes::Dims;
+
+/// Largest [`weight`] of an epilogue that is printed for each matrix of a subgroup. With gelu written as nine operators
+/// that store their results, a driver took more than half a minute for a kernel.
+const MOST_COPIED: usize = 80;
+
+/// Whether a kernel has a copy of its epilogue for each matrix, on adapters with matrix units: a contraction of halves.
+fn has_copies(k: &Kernel, skeleton: &Skeleton) -> bool {
+    let Skeleton::Contract(contract) = skeleton else { return false };
+    let is_half = |side: &Side| buffer(&side.value).is_some_and(|buf| k.bufs[buf as usize].mem.is_half());
+    contract.sides.iter().all(is_half)
+}
+
+/// Approximate number of instructions of some stores.
+fn weight(stores: &[Store]) -> usize {
+    let (mut visited, mut weight) = (FxHashSet::default(), 8 * stores.len());
+    let mut rest: Vec<E> = stores.iter().map(|s| s.value.clone()).collect();
+    while let Some(e) = rest.pop() {
+        if visited.insert(e.address()) {
+            weight += match e.node() {
+                Node::Call("pow_", _) => 150,
+                Node::Call("round_bf16", _) => 6,
+                Node::Call(..) => 30,
+                _ => 1,
+            };
+            rest.extend(operands(&e));
+        }
+    }
+    weight
+}
 
 /// A lane computed where the kernels of the preceding op store the elements of that op's first new tensor. Every
 /// other tensor of the lane has the same layout as that tensor, or one element.
@@ -79,7 +110,11 @@ impl<'d> Epilogue<'d> {
                 false => all.push(store),
             }
         }
+        let weight = weight(&all);
         **stores = all;
+        if has_copies(k, &skeleton) && weight > MOST_COPIED {
+            return None;
+        }
         k.skeleton = skeleton;
         Some(true)
     }

@@ -10,9 +10,9 @@ use crate::error::Fault;
 use crate::gpu::bundle::Bundle;
 use crate::gpu::contract::{Contract, Side};
 use crate::gpu::linear::{VECTOR, loads_of_stores};
+use crate::gpu::squares::Squares;
 use crate::gpu::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
 use crate::gpu::tiling::{Extent, Tiling, ceil_div};
-use crate::gpu::walk::Squares;
 use crate::ir::{E, Mem, Node, Ty, Var, larger};
 
 /// Assignment of work to threads.

@@ -35,6 +35,19 @@ pub fn is_linear(at: &E, element: Var) -> bool {
     }
 }
 
+/// Whether equal steps of a variable are equal steps of the value.
+pub fn is_affine(e: &E, var: Var) -> bool {
+    match e.node() {
+        _ if !e.depends_on(var) => true,
+        Node::Var(_) => true,
+        Node::Bin(Bin::Add | Bin::Sub, a, b) => is_affine(a, var) && is_affine(b, var),
+        Node::Bin(Bin::Mul, a, b) => {
+            is_affine(a, var) && !b.depends_on(var) || !a.depends_on(var) && is_affine(b, var)
+        }
+        _ => false,
+    }
+}
+
 /// Whether a draw takes word `e % 4` of the counter `e / 4`, so that four neighbours take the words of one counter. Its
 /// arguments are those of `random_part`.
 fn draws_in_order(args: &[E], element: Var) -> bool {

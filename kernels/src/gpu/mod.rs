@@ -26,6 +26,7 @@ pub mod pipelines;
 pub mod print;
 mod sections;
 pub mod spans;
+mod squares;
 pub mod store;
 pub mod stream;
 mod structure;

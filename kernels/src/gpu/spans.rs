@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use crate::gpu::contract::Contract;
 use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
+use crate::gpu::squares::Squares;
 use crate::gpu::store::{Buf, Ref, Stage, Store, Word};
-use crate::gpu::walk::Squares;
 use crate::ir::{Bin, E, Node, Ty, Typed, Var};
 
 /// Bytes of a tensor, relative to its first element.

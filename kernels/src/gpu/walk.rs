@@ -9,30 +9,15 @@
 
 use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
 use crate::gpu::linear::VECTOR;
+use crate::gpu::squares::{SIDE, Squares};
 use crate::gpu::store::{Store, Tensor};
-use crate::ir::{E, Ty, Var};
-
-/// Rows and columns of a square of elements.
-pub const SIDE: u32 = 32;
+use crate::ir::{E, Ty};
 
 /// Fewest elements along the dimensions of squares, and in a row of vectors.
 const LEAST: i64 = 16;
 
 /// Bytes of workgroup memory for squares.
 const MOST_BYTES: u32 = 16 << 10;
-
-/// A walk over squares, whose elements are loaded along one dimension and stored along the other.
-#[derive(Clone, Debug)]
-pub struct Squares {
-    /// Number of rows and columns, along the dimension of the loads and the last dimension.
-    pub extent: [E; 2],
-    /// Number of squares along both, and in total.
-    pub squares: [E; 3],
-    /// Number of the plane that two coordinates are in, row, column.
-    pub vars: [Var; 3],
-    /// Stores of an element.
-    pub stores: Vec<Store>,
-}
 
 /// The way that a kernel walks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,6 +12,7 @@
 use std::fmt::Write as _;
 
 use crate::gpu::contract::{Along, Contract};
+use crate::gpu::linear;
 use crate::gpu::print::contract::{Printer, Which};
 use crate::gpu::print::writer::Writer;
 use crate::gpu::tiling::{Matrices, Tile};
@@ -54,20 +55,34 @@ struct Shelf {
     rows: u32,
     /// Number of vectors that each thread loads.
     loads: u32,
+    /// Whether the addresses of a thread's vectors are equal steps apart, so that one step takes the place of an address
+    /// for each of them.
+    strided: bool,
     /// Vectors between those that a thread loads.
     threads: u32,
 }
 
 impl Shelf {
     fn of(p: &Printer<'_>, which: Which, shares: &Shares, threads: u32) -> Shelf {
-        let (side, _, size, _) = p.side(which);
+        let (side, outer, size, _) = p.side(which);
         let (across, rows) = match side.along {
             Along::Outer => (size / 4, shares.k),
             Along::Depth => (shares.k / 4, size),
         };
         let loads = across * rows / threads;
         let (along, vector) = (side.along, side.vector);
-        Shelf { which, along, vector, across, stride: across + PADDING / 4, rows, loads, threads }
+        let [_, _, _, depth] = p.c.vars;
+        let var = if along == Along::Outer { depth } else { outer };
+        let strided = match side.value.node() {
+            Node::Load { at, guard: None, .. } => vector && loads > 1 && linear::is_affine(at, var),
+            _ => false,
+        };
+        Shelf { which, along, vector, across, stride: across + PADDING / 4, rows, loads, strided, threads }
+    }
+
+    /// Numbers of the thread's vectors whose places are computed one by one.
+    fn places(&self) -> Vec<u32> {
+        if self.strided { vec![0, self.loads - 1] } else { (0..self.loads).collect() }
     }
 
     /// Row of the thread's vector with this number.
@@ -93,10 +108,21 @@ impl Shelf {
                 }
             }
             Along::Depth => {
-                for i in 0..self.loads {
+                for i in self.places() {
                     let _ = writeln!(text, "  let r{s}_{i} = row_of_{s}(batch, {first} + {});", self.row(i));
                 }
             }
+        }
+        if self.strided {
+            let depth = |of: &str| format!("depth_of_{s}(batch, begin + {of})");
+            let [from, to] = match self.along {
+                Along::Outer => [0, 1].map(|i| format!("at_{s}(batch, r{s}_0, {})", depth(&self.row(i)))),
+                Along::Depth => [0, 1].map(|i| {
+                    let row = format!("row_of_{s}(batch, {first} + {})", self.row(i));
+                    format!("at_{s}(batch, {row}, {})", depth("0u"))
+                }),
+            };
+            let _ = writeln!(text, "  let step_{s} = {to} - {from};");
         }
         for i in 0..self.loads {
             let _ = writeln!(text, "  var p{s}_{i}: vec4<f16>;");
@@ -116,8 +142,8 @@ impl Shelf {
                 let _ = writeln!(text, "      let d{j} = depth_of_{s}(batch, {at});");
             }
         }
-        for i in 0..self.loads {
-            if self.along == Along::Outer {
+        if self.along == Along::Outer {
+            for i in self.places() {
                 let _ = writeln!(text, "      let d{i} = depth_of_{s}(batch, {k0} + {});", self.row(i));
             }
         }
@@ -130,8 +156,15 @@ impl Shelf {
             let (mut addresses, mut loads, mut joined) = (String::new(), String::new(), Vec::new());
             for i in 0..self.loads {
                 let (r, d) = place(i);
-                let _ = writeln!(addresses, "      let at{i} = at_{s}(batch, {r}, {d});");
-                joined.push(format!("at{i}"));
+                let _ = match (self.strided, i) {
+                    (true, 1..) => writeln!(addresses, "      let at{i} = at0 + {i}u * step_{s};"),
+                    _ => writeln!(addresses, "      let at{i} = at_{s}(batch, {r}, {d});"),
+                };
+                match (self.strided, i) {
+                    (true, 1) => joined.push(format!("step_{s}")),
+                    (true, 2..) => {}
+                    _ => joined.push(format!("at{i}")),
+                }
                 let _ = match guard {
                     None => writeln!(loads, "        p{s}_{i} = lh_whole{buf}(at{i});"),
                     Some(_) => writeln!(

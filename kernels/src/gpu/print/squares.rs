@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::gpu::kernel::THREADS;
 use crate::gpu::linear::{is_linear, operands};
 use crate::gpu::print::writer::{MAIN, Writer, name};
-use crate::gpu::walk::{SIDE, Squares};
+use crate::gpu::squares::{SIDE, Squares};
 use crate::ir::{E, Node, Var};
 
 /// Elements of a square that a thread computes.
