@@ -40,6 +40,15 @@ def test_elements(values, hosted):
     assert not hosted()
 
 
+def test_orders_of_memory(values, hosted):
+    x, y = (v[: 640 * 64 * 1024].view(640, 64, 1024) for v in values)
+    ours, expected = y.transpose(1, 2).contiguous(), x.transpose(1, 2).contiguous()
+    assert torch.equal(ours.cpu(), expected)
+    row, column = torch.rand(1024), torch.rand(640, 64, 1)
+    same(y * row.to(device) + column.to(device), x * row + column)
+    assert not hosted()
+
+
 def test_rows_and_columns(values, hosted):
     x, y = (v.view(ROWS, COLUMNS) for v in values)
     bias = torch.rand(COLUMNS)

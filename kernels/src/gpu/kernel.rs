@@ -415,7 +415,10 @@ impl Kernel {
 
     /// Makes the kernel compute a part of its elements or rows in each run; see [`crate::gpu::spans`].
     pub fn divide(&mut self) {
-        if let Skeleton::Map { count, .. } | Skeleton::Rows { rows: count, .. } = &self.skeleton {
+        if let Skeleton::Map { count, .. }
+        | Skeleton::Rows { rows: count, .. }
+        | Skeleton::Squares(Squares { squares: [_, _, count], .. }) = &self.skeleton
+        {
             if let Node::Param(word) = count.0.node {
                 self.words[word as usize] = Word::Count;
             }

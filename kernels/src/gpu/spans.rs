@@ -58,7 +58,11 @@ pub fn parts(
             (kernel.fixed(count)?, a_group, u64::from(a_group))
         }
         Skeleton::Rows { rows, team, .. } => (kernel.fixed(rows)?, THREADS / team.threads, 1),
-        Skeleton::Contract(_) | Skeleton::Squares(_) => (1, 1, 1),
+        Skeleton::Squares(squares) => {
+            let [down, across, total] = squares.squares.each_ref().map(|e| kernel.fixed(e));
+            (total?, 1, u64::from(down?) * u64::from(across?))
+        }
+        Skeleton::Contract(_) => (1, 1, 1),
         Skeleton::Bundle(_) | Skeleton::Raw(_) => return None,
     };
     // A tensor that is bound twice would need one window for both bindings.
@@ -78,7 +82,7 @@ pub fn parts(
             }
             let fits = spans.iter().all(|s| s.end - s.begin <= limit);
             let groups = match kernel.skeleton {
-                Skeleton::Contract(_) | Skeleton::Squares(_) => kernel.groups,
+                Skeleton::Contract(_) => kernel.groups,
                 _ => Groups::Linear(u64::from(count.div_ceil(a_group))),
             };
             fits.then_some(Part { first: first as u32, count, groups, spans })
@@ -140,7 +144,7 @@ impl<'k> Reach<'k> {
                 stages.iter().for_each(|stage| reach.stage(stage, members));
             }
             Skeleton::Contract(contract) => reach.contract(contract),
-            Skeleton::Squares(squares) => reach.squares(squares),
+            Skeleton::Squares(squares) => reach.squares(squares, own),
             Skeleton::Bundle(_) | Skeleton::Raw(_) => reach.reached.fill(None),
         }
         kernel.faults.iter().for_each(|e| reach.visit(e));
@@ -166,17 +170,16 @@ impl<'k> Reach<'k> {
         self.stores(&contract.stores);
     }
 
-    fn squares(&mut self, of: &Squares) {
+    /// Analyzes the planes of some squares.
+    fn squares(&mut self, of: &Squares, (first, last): Range) {
         let number = |e: &E| self.kernel.fixed(e).map(i64::from);
         let numbers = [of.extent.each_ref().map(number), [number(&of.squares[0]), number(&of.squares[1])]];
-        let ([[Some(rows), Some(columns)], [Some(down), Some(across)]], Some(total)) =
-            (numbers, number(&of.squares[2]))
-        else {
+        let [[Some(rows), Some(columns)], [Some(down), Some(across)]] = numbers else {
             return self.reached.fill(None);
         };
-        for (var, count) in of.vars.iter().zip([total / (down * across).max(1), rows, columns]) {
-            self.vars.insert(*var, (0, (count - 1).max(0)));
-        }
+        let plane = (down * across).max(1);
+        let ranges = [(first / plane, last / plane), (0, rows - 1), (0, columns - 1)];
+        self.vars.extend(of.vars.into_iter().zip(ranges));
         self.stores(&of.stores);
     }
 

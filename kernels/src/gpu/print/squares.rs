@@ -40,6 +40,7 @@ impl Writer<'_> {
         let [plane, row, column] = squares.vars.map(name);
         let [rows, columns] = squares.extent.each_ref().map(|e| self.outside(e));
         let [down, across, total] = squares.squares.each_ref().map(|e| self.outside(e));
+        let first = self.plus_first();
         let vars: Vec<Var> = squares.vars.into();
         let mut memory = String::new();
         for (n, load) in loads.iter().enumerate() {
@@ -74,7 +75,8 @@ impl Writer<'_> {
             );
         }
         format!(
-            "{memory}{MAIN}  let number = group(wg, grid);\n  if (number >= {total}) {{ return; }}\n  \
+            "{memory}{MAIN}  let asked = group(wg, grid);\n  if (asked >= {total}) {{ return; }}\n  \
+             let number = asked{first};\n  \
              let {plane} = number / ({down} * {across});\n  let within = number % ({down} * {across});\n  \
              let row0 = (within / {across}) * {SIDE}u;\n  let column0 = (within % {across}) * {SIDE}u;\n\
              {bring}  workgroupBarrier();\n{stores}}}\n"
