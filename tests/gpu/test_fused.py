@@ -9,6 +9,14 @@ import torch.nn.functional as F
 import torch_tandem
 
 DEVICE = "tandem"
+
+
+@pytest.fixture(autouse=True)
+def no_traces():
+    """Earlier programs that never repeat would keep iterations from being recorded for a while."""
+    torch_tandem.reset()
+
+
 Step = Callable[..., tuple[torch.Tensor, ...]]
 
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
+import torch_tandem
 
 from tests.gpu.alike import alike
-from tests.gpu.test_fused import repeat
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -56,12 +56,15 @@ def test_groups_of_operands_in_several_orders(dtype):
     given = [torch.randn(40, 36).to(dtype), torch.randn(36, 40).to(dtype), torch.randn(36).to(dtype)]
     there = [x.to("tandem") for x in given]
 
-    def step(x, y, row, _):
-        return ((x + y.t()) * row).float(), (x * row).sigmoid().float(), (y.t() * 2 + x).contiguous().float()
+    def step(x, y, row):
+        return (x + y.t()) * row, (x * row).sigmoid(), (y.t() * 2 + x).contiguous()
 
-    if dtype == torch.float32:
-        repeat(step, *given)
-    for _ in range(6):
-        results = step(*there, 0)
-        for result, expected in zip(results, step(*given, 0), strict=True):
-            torch.testing.assert_close(result.cpu(), expected, rtol=2e-2, atol=2e-2)
+    torch_tandem.reset()
+    bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    for _ in range(12):
+        results = step(*there)
+        torch_tandem.mark_step()
+        for result, expected in zip(results, step(*given), strict=True):
+            torch.testing.assert_close(result.cpu(), expected, rtol=bound, atol=bound)
+    torch_tandem.synchronize()
+    assert torch_tandem.report()["ops_coexecuted"] > 0

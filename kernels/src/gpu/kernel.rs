@@ -55,7 +55,7 @@ pub enum Skeleton {
 /// The threads that work on a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Team {
-    /// Number of threads: 1, 32 or 256.
+    /// Number of threads, a power of two of at most [`THREADS`].
     pub threads: u32,
     /// Number of vectors of [`VECTOR`] members that each thread may keep in registers from stage to stage; 0 if the row
     /// is too long, or if its length is no multiple of vectors.

@@ -35,7 +35,7 @@ pub fn is_linear(at: &E, element: Var) -> bool {
     }
 }
 
-/// Whether equal steps of a variable are equal steps of the value.
+/// Whether the value is an affine function of a variable, so that equal steps of one are equal steps of the other.
 pub fn is_affine(e: &E, var: Var) -> bool {
     match e.node() {
         _ if !e.depends_on(var) => true,

@@ -6,14 +6,14 @@ use crate::ir::{E, Var};
 /// Rows and columns of a square of elements.
 pub const SIDE: u32 = 32;
 
-/// A walk over squares, whose elements are loaded along one dimension and stored along the other.
+/// Work of a kernel with a workgroup for each square of an index space.
 #[derive(Clone, Debug)]
 pub struct Squares {
-    /// Number of rows and columns, along the dimension of the loads and the last dimension.
+    /// Sizes of the index space along the dimension of the loads (rows) and along the last dimension (columns).
     pub extent: [E; 2],
     /// Number of squares along both, and in total.
     pub squares: [E; 3],
-    /// Number of the plane that two coordinates are in, row, column.
+    /// Variables: number of the plane, which stands for the coordinates of all other dimensions; row; column.
     pub vars: [Var; 3],
     /// Stores of an element.
     pub stores: Vec<Store>,

@@ -1,11 +1,11 @@
 //! How point-wise kernels walk over their elements.
 //!
-//! | layout of the operands                                      | skeleton                                      |
-//! |-------------------------------------------------------------|-----------------------------------------------|
-//! | all in one order of memory                                  | [`Skeleton::Map`], in vectors                 |
-//! | all along the last dimension, or broadcast                  | [`Skeleton::Rows`], in vectors along that one |
-//! | results along the last dimension, operands along another one | [`Skeleton::Squares`]                         |
-//! | others                                                      | [`Skeleton::Map`], single elements            |
+//! | operands                                                     | skeleton                               |
+//! |--------------------------------------------------------------|----------------------------------------|
+//! | all contiguous                                               | [`Skeleton::Map`], in vectors          |
+//! | all with stride 1, or 0, in the last dimension               | [`Skeleton::Rows`], in vectors         |
+//! | results with stride 1 in the last, operands in another one   | [`Skeleton::Squares`]                  |
+//! | others                                                       | [`Skeleton::Map`], one by one          |
 
 use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
 use crate::gpu::linear::VECTOR;
@@ -13,16 +13,18 @@ use crate::gpu::squares::{SIDE, Squares};
 use crate::gpu::store::{Store, Tensor};
 use crate::ir::{E, Ty};
 
-/// Fewest elements along the dimensions of squares, and in a row of vectors.
+/// Smallest size of the last dimension, and of the other dimension of squares, for which a walk is not a map.
 const LEAST: i64 = 16;
 
-/// Bytes of workgroup memory for squares.
+/// Largest number of bytes of workgroup memory for squares: what WebGPU grants.
 const MOST_BYTES: u32 = 16 << 10;
 
-/// The way that a kernel walks.
+/// The skeleton of a point-wise kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Walk {
+    /// Elements in row-major order.
     Map,
+    /// Rows along the last dimension.
     Rows,
     /// Squares of this dimension and the last one.
     Squares(usize),
@@ -53,7 +55,8 @@ impl Walk {
     }
 }
 
-/// Stores an element: the target, the element's coordinates and its number, and the value.
+/// Function that returns the store of an element. Its arguments are the kernel, the target, the element's coordinates and
+/// row-major number, and the value.
 pub type Put<'p> = &'p dyn Fn(&Kernel, &Tensor, &[E], &E, E) -> Store;
 
 impl Kernel {
@@ -104,8 +107,7 @@ impl Kernel {
         let last = sizes.len() - 1;
         let others: Vec<usize> = (0..last).filter(|d| *d != dim).collect();
         let planes: Vec<i64> = others.iter().map(|d| sizes[*d]).collect();
-        let side = i64::from(SIDE) as u64;
-        let [down, across] = [sizes[dim], sizes[last]].map(|size| (size as u64).div_ceil(side));
+        let [down, across] = [sizes[dim], sizes[last]].map(|size| (size as u64).div_ceil(u64::from(SIDE)));
         let total = planes.iter().product::<i64>() as u64 * down * across;
         let extent = [sizes[dim], sizes[last]].map(|size| self.size(size));
         let squares = [down, across, total].map(|count| self.size(count as i64));

@@ -115,12 +115,12 @@ impl Base {
     }
 }
 
-/// Which tensors assignments read and write.
+/// Formats of the tensors that an assignment may read and write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Formats {
-    /// Those whose elements have an exact representation in the IR.
+    /// Formats whose elements have an exact representation in the IR.
     Exact,
-    /// And those of half precision. Values are rounded after each operator, as in PyTorch.
+    /// Exact formats and half precision. Values of half precision are rounded after each operator, as in PyTorch.
     Halves,
 }
 

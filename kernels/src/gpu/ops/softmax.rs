@@ -2,9 +2,8 @@
 //!
 //! A call takes one kernel, unless rows are few and long. A team keeps a row in registers if it is short enough. Else
 //! a first pass over the row computes its largest value and the sum of its exponentials together, and a second pass
-//! stores the results. If the members of a row are adjacent in
-//! memory, a team of threads takes a row; if rows are adjacent, each thread takes a row, and neighbouring threads
-//! take neighbouring rows.
+//! stores the results. If the members of a row are adjacent in memory, a team of threads takes a row; if rows are
+//! adjacent, each thread takes a row, and neighbouring threads take neighbouring rows.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 

@@ -513,8 +513,7 @@ impl<'c> Printer<'c> {
     }
 
     /// Declarations of the accumulators, and code that stores them. A thread puts some rows of them into slots of its own in
-    /// workgroup memory, so that a loop can store them: with one copy of the epilogue for each row, kernels took seconds to
-    /// compile.
+    /// workgroup memory, so that one loop stores them: the code of the epilogue would else be inlined for each row.
     fn sums(&self, w: &mut Writer<'_>) -> (String, String) {
         let Tile { m, n, k, thread_m, thread_n } = self.c.tile;
         let threads = self.c.tile.threads();
@@ -545,7 +544,7 @@ impl<'c> Printer<'c> {
         (sums, stores)
     }
 
-    /// The number of rounds of a loop, in a form that compilers do not know, so that they do not unroll it.
+    /// An expression that equals `rounds`, but whose value compilers cannot derive, so that they do not unroll the loop.
     pub(super) fn opaque(&self, w: &mut Writer<'_>, rounds: u32) -> String {
         let total = w.outside(&self.c.tiles[2]);
         format!("min({rounds}u, {total} + {}u)", rounds - 1)

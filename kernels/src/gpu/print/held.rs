@@ -8,15 +8,17 @@ use crate::gpu::print::writer::{Writer, name};
 use crate::gpu::store::{Stage, Store};
 use crate::ir::{E, Node, Var};
 
-/// Loads of all stages, each of which a thread does once for its members, and keeps the values in registers.
+/// A row in registers: each load is printed once, before the first stage, and all stages use its values.
 pub(super) struct Held {
-    /// Number of vectors that a thread loads at a time.
+    /// Number of vectors that each thread holds of each load.
     vectors: u32,
+    /// Loads of all stages, each once.
     loads: Vec<E>,
+    /// Index of a member in all stages.
     member: Var,
 }
 
-/// Most vectors that a thread keeps, which are a quarter of its registers on most devices.
+/// Largest number of vectors that a thread holds: 64 registers, a quarter of what a thread has on most devices.
 const MOST_HELD: usize = 16;
 
 impl Held {

@@ -6,8 +6,8 @@
 //! rows of a matrix are in different banks.
 //!
 //! A thread loads its vectors of the next step into registers while the present step is computed, if all of them are
-//! within bounds and at multiples of four. Else a loop copies them one after the other before they are used: code for
-//! edges within the pipelined loads took 40 % of the rate on an H200.
+//! within bounds and at multiples of four. Else a loop copies them one after the other before they are used. A product
+//! of 4096 by 4096 bfloat16 took 966 us on an H200 with code for edges within the pipelined loads, and 588 us without.
 
 use std::fmt::Write as _;
 
@@ -55,8 +55,8 @@ struct Shelf {
     rows: u32,
     /// Number of vectors that each thread loads.
     loads: u32,
-    /// Whether the addresses of a thread's vectors are equal steps apart, so that one step takes the place of an address
-    /// for each of them.
+    /// Whether the addresses of a thread's vectors are equally far apart, so that the first address and the distance give
+    /// all of them.
     strided: bool,
     /// Vectors between those that a thread loads.
     threads: u32,
@@ -80,7 +80,7 @@ impl Shelf {
         Shelf { which, along, vector, across, stride: across + PADDING / 4, rows, loads, strided, threads }
     }
 
-    /// Numbers of the thread's vectors whose places are computed one by one.
+    /// Numbers of the thread's vectors whose rows are needed: all, or the first and the last one if they are `strided`.
     fn places(&self) -> Vec<u32> {
         if self.strided { vec![0, self.loads - 1] } else { (0..self.loads).collect() }
     }

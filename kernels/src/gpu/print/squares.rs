@@ -11,10 +11,11 @@ use crate::ir::{E, Node, Var};
 
 /// Elements of a square that a thread computes.
 const EACH: u32 = SIDE * SIDE / THREADS;
-/// Elements between those of neighbouring rows in workgroup memory: with one more, columns are in different banks.
+/// Stride in elements of the rows of a square in workgroup memory: one more than their length, so that the elements of a
+/// column are in different banks.
 const STRIDE: u32 = SIDE + 1;
 
-/// The loads that depend on the row in the order of memory, and on the column in another one.
+/// The loads whose elements of neighbouring rows, but not of neighbouring columns, are adjacent in memory.
 fn turned(squares: &Squares) -> Vec<E> {
     let [_, row, column] = squares.vars;
     let mut found: Vec<E> = Vec::new();
@@ -49,7 +50,8 @@ impl Writer<'_> {
         }
         let (mut bring, mut stores) = (String::new(), String::new());
         for i in 0..EACH {
-            let (fast, slow) = ("lane % 32u", format!("lane / 32u + {}u", i * THREADS / SIDE));
+            let [fast, slow] =
+                [format!("lane % {SIDE}u"), format!("lane / {SIDE}u + {}u", i * THREADS / SIDE)];
             let own = self.block(&vars, |w| {
                 for (n, load) in loads.iter().enumerate() {
                     let value = w.emit(load);
