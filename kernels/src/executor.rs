@@ -23,6 +23,11 @@ pub trait Immediate {
         false
     }
 
+    /// Whether the device draws random numbers itself, instead of PyTorch's generator on the host.
+    fn draws(&self) -> bool {
+        false
+    }
+
     /// Gives a storage `nbytes` uninitialized bytes on a device.
     fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure>;
 

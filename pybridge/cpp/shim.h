@@ -170,6 +170,8 @@ int32_t tt_storage_resize(void* storage, uint64_t nbytes);
 int32_t tt_synchronize();
 // Waits for the pending random draws.
 int32_t tt_wait_random();
+// Whether the devices draw random numbers themselves, instead of PyTorch's generator on the host.
+int32_t tt_draws();
 // Whether the calling thread is the traced thread of the program and is not inside a kernel that Tandem runs.
 int32_t tt_is_program();
 // Takes a block, aligned to 64 bytes, from Tandem's pool of host memory. Returns null if the C library is to allocate.

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -596,6 +596,16 @@ extern "C" fn tt_synchronize() -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn tt_is_program() -> i32 {
     i32::from(!in_executor() && PROGRAM_THREAD.load(Ordering::Relaxed) == thread_token())
+}
+
+/// Whether devices draw random numbers themselves. Asking opens the executor.
+static DRAWS: OnceLock<bool> = OnceLock::new();
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_draws() -> i32 {
+    let known = DRAWS.get().copied();
+    let draws = known.unwrap_or_else(|| with_executor(&lock(), |executor| executor.get().device().draws()));
+    i32::from(*DRAWS.get_or_init(|| draws))
 }
 
 #[unsafe(no_mangle)]

@@ -88,6 +88,77 @@ def test_as_programs_call_it():
             torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-5)
 
 
+def check_dropout(q, k, v, dropout=0.3, causal=False, mask=None, scale=None):
+    """Compares the device's kernels with those on the host, which drop the same weights for a seed."""
+    ops = torch.ops.tandem
+    seed = torch.randint(2**31, (2,), dtype=torch.int32)
+    grad = torch.randn(q.shape).to(q.dtype)
+    results = []
+    for to in (lambda t: t, moved):
+        query, key, value, bias, words, given = (to(t) for t in (q, k, v, mask, seed, grad))
+        torch_tandem.synchronize()
+        torch_tandem.reset_report()
+        out, sums = ops.attention(query, key, value, bias, words, dropout, causal, scale)
+        gradients = ops.attention_backward(
+            given, query, key, value, bias, words, out, sums, dropout, causal, scale
+        )
+        results.append([out, sums, *gradients])
+        torch_tandem.synchronize()
+    assert not torch_tandem.report()["host_ops"]
+    for number, (e, g) in enumerate(zip(*results, strict=True)):
+        tolerance = TOLERANCE[q.dtype] * max(1.0, e.abs().max().item())
+        torch.testing.assert_close(g.cpu(), e, rtol=0, atol=tolerance, msg=lambda m, n=number: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("queries, keys, dim", ((70, 45, 20), (33, 100, 64), (1, 7, 33), (64, 64, 32)))
+def test_dropout(queries, keys, dim, dtype, causal):
+    q, k, v = (torch.randn(2, 3, n, dim).to(dtype) for n in (queries, keys, keys))
+    check_dropout(q, k, v, causal=causal)
+
+
+def test_dropout_with_masks_and_groups_of_heads():
+    q, k, v = torch.randn(2, 4, 40, 16), torch.randn(2, 2, 50, 16), torch.randn(2, 2, 50, 16)
+    mask = torch.randn(2, 1, 40, 50)
+    mask[torch.rand(mask.shape) < 0.3] = float("-inf")
+    mask[..., 3, :] = float("-inf")
+    check_dropout(q, k, v, mask=mask, scale=0.3)
+    for dropout in (0.0, 1.0):
+        check_dropout(q, k, v, dropout=dropout)
+
+
+def test_dropout_drops_the_given_share_and_keeps_the_mean():
+    q = torch.zeros(4, 4, 64, 16, device=device)
+    v = torch.eye(64, device=device).expand(4, 4, 64, 64)[..., :16]
+    shares = []
+    for _ in range(3):
+        out = torch.nn.functional.scaled_dot_product_attention(q, q, v, dropout_p=0.25) * 64
+        assert set(out.cpu().mul(3).round().unique().tolist()) == {0.0, 4.0}  # 0 or 1 / 0.75
+        shares.append((out == 0).float().mean().item())
+    assert all(abs(share - 0.25) < 0.02 for share in shares), shares
+    assert len(set(shares)) > 1  # each call draws anew
+
+
+def test_dropout_is_fused_as_programs_call_it():
+    q, k, v = (torch.randn(2, 4, 10, 8, device=device, requires_grad=True) for _ in range(3))
+    for options in ({}, {"is_causal": True}, {"attn_mask": torch.rand(10, 10, device=device) < 0.7}):
+        torch_tandem.synchronize()
+        torch_tandem.reset_report()
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1, **options)
+        assert "FusedAttention" in out.grad_fn.name()
+        out.sum().backward()
+        torch_tandem.synchronize()
+        assert not torch_tandem.report()["host_ops"]
+
+
+def test_a_mask_that_needs_a_gradient_gets_it():
+    q = torch.randn(2, 4, 10, 8, device=device)
+    mask = torch.zeros(10, 10, device=device, requires_grad=True)
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask, dropout_p=0.1).sum().backward()
+    assert mask.grad.abs().sum() > 0
+
+
 def test_with_dropout_and_rows_in_which_no_score_counts():
     q, k, v = (torch.randn(2, 4, 10, 8, requires_grad=True) for _ in range(3))
     mask = torch.rand(10, 10) < 0.7

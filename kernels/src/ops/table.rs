@@ -184,6 +184,8 @@ static TABLE: &[Row] = &[
         .flops(flops::attention).bounds(&[(3, Bound::Within(0.0, 0.0))]),
     op("_scaled_dot_product_flash_attention_for_cpu_backward").outputs(outputs::attention::backward).cpu(own::attention::backward).gpu(gpu::attention::backward)
         .flops(flops::attention_backward),
+    op("tandem::attention").gpu(gpu::attention::dropping_forward).flops(flops::attention).static_shape(),
+    op("tandem::attention_backward").gpu(gpu::attention::dropping_backward).flops(flops::attention_backward).static_shape(),
     op("scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps")
         .flops(flops::attention),
     op("_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention").flops(flops::attention),
@@ -528,10 +530,10 @@ fn is(name: &str, column: impl Fn(&Row) -> bool + Copy) -> bool {
 
 /// The name in the table of an operator's lowering: without namespace, overload, and the underscore of the in-place
 /// form. `written` says for each argument of the schema whether the operator writes it.
-fn lowered_name<'n>(name: &'n str, written: &[bool]) -> Option<&'n str> {
-    let base = base(name.strip_prefix("aten::")?);
+fn lowered_name<'n>(name: &'n str, written: &[bool]) -> &'n str {
+    let base = base(short(name));
     let in_place = written.first() == Some(&true) && !base.starts_with("__");
-    Some(if in_place { base.strip_suffix('_').unwrap_or(base) } else { base })
+    if in_place { base.strip_suffix('_').unwrap_or(base) } else { base }
 }
 
 /// Why the default-backend kernel of an operator (`aten::op.overload`) is kept, or `None` if it is captured.
@@ -586,7 +588,7 @@ pub(crate) fn row_sums(name: &str) -> Option<MakeRowSums> {
 /// The lowering of an operator to kernels on a GPU, and the operator's name in the lowering's family. `written` says
 /// for each argument of the schema whether the operator writes it.
 pub(crate) fn lowering<'n>(name: &'n str, written: &[bool]) -> Option<(&'n str, Lower)> {
-    let name = lowered_name(name, written)?;
+    let name = lowered_name(name, written);
     let lower = exact(name, |row| row.gpu);
     let pointwise = || match name.strip_prefix("_foreach_") {
         Some(inner) => pointwise::find(inner).map(|_| gpu::foreach::pointwise as Lower),
@@ -597,7 +599,7 @@ pub(crate) fn lowering<'n>(name: &'n str, written: &[bool]) -> Option<(&'n str, 
 
 /// Whether an operator's lowering to a GPU draws random numbers.
 pub(crate) fn draws_on_gpu(name: &str, written: &[bool]) -> bool {
-    lowered_name(name, written).is_some_and(|name| exact(name, |row| row.draws.then_some(())).is_some())
+    exact(lowered_name(name, written), |row| row.draws.then_some(())).is_some()
 }
 
 /// Whether an operator's outputs have the storage offsets of its inputs.

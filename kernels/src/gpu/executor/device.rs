@@ -534,6 +534,10 @@ impl Immediate for GpuDevice {
         "gpu"
     }
 
+    fn draws(&self) -> bool {
+        !self.stream.gpu.host_random
+    }
+
     fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) -> Result<(), CallFailure> {
         self.storages.set(id, Contents::Undefined(nbytes), &mut self.stream);
         Ok(())

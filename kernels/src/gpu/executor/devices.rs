@@ -77,6 +77,10 @@ impl Immediate for Devices {
         "gpu"
     }
 
+    fn draws(&self) -> bool {
+        self.all.iter().all(GpuDevice::draws)
+    }
+
     fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure> {
         settle(&mut self.homes, id, device);
         self.at_home(id).allocate(id, device, nbytes)

@@ -44,19 +44,34 @@ struct Attention {
     causal: bool,
     /// Index of the scale among the arguments, if it is given.
     scale: Option<usize>,
+    dropout: Option<Dropout>,
     shape: Shape,
 }
 
+/// Dropout of softmax weights.
+struct Dropout {
+    /// Key of the random numbers, two words.
+    seed: Operand,
+    /// Index of the probability among the arguments.
+    probability: usize,
+}
+
+/// Indices of the arguments.
+struct Places {
+    /// The query, which key and value follow.
+    query: usize,
+    mask: usize,
+    causal: usize,
+    scale: usize,
+}
+
 impl Attention {
-    /// Reads the arguments: tensors from index `first` on, the other ones from index `dropout` on.
-    fn of(l: &mut Lowering<'_>, first: usize, dropout: usize) -> Option<Attention> {
-        if l.pin(dropout)? != 0.0 {
-            return None;
-        }
+    fn of(l: &mut Lowering<'_>, places: &Places, dropout: Option<Dropout>) -> Option<Attention> {
+        let first = places.query;
         let (query, key, value) = (l.tensor(first)?, l.tensor(first + 1)?, l.tensor(first + 2)?);
-        let causal = l.flag(dropout + 1, false);
-        let mask = l.optional(dropout + 2)?;
-        let scale = l.has(dropout + 3).then_some(dropout + 3);
+        let causal = l.flag(places.causal, false);
+        let mask = l.optional(places.mask)?;
+        let scale = l.has(places.scale).then_some(places.scale);
         let [batch, heads, queries, dim] = query.sizes[..].try_into().ok()?;
         let [_, shared, keys, _] = key.sizes[..].try_into().ok()?;
         let fits = key.sizes[..] == [batch, shared, keys, dim]
@@ -81,7 +96,29 @@ impl Attention {
             }
         };
         let shape = Shape { batch, heads, shared, queries, keys, dim };
-        fits.then_some(Attention { query, key, value, mask, causal, scale, shape })
+        let counted = batch * heads * queries * ceil_div(keys, 4) < 1 << 32;
+        let drops = dropout
+            .as_ref()
+            .is_none_or(|d| counted && d.seed.dtype == Dtype::INT32 && d.seed.sizes[..] == [2] && d.seed.is_contiguous());
+        (fits && drops).then_some(Attention { query, key, value, mask, causal, scale, dropout, shape })
+    }
+
+    /// Without dropout: `(.., dropout_p, is_causal, attn_mask, scale)` from index `dropout` on.
+    fn plain(l: &mut Lowering<'_>, query: usize, dropout: usize) -> Option<Attention> {
+        if l.pin(dropout)? != 0.0 {
+            return None;
+        }
+        let places = Places { query, causal: dropout + 1, mask: dropout + 2, scale: dropout + 3 };
+        Attention::of(l, &places, None)
+    }
+
+    /// With dropout: `(query, key, value, mask, seed, ..)` from index `query` on and `(.., dropout_p, is_causal, scale)`
+    /// from index `dropout` on.
+    fn dropping(l: &mut Lowering<'_>, query: usize, dropout: usize) -> Option<Attention> {
+        l.within(dropout, 0.0, 1.0)?;
+        let places = Places { query, mask: query + 3, causal: dropout + 1, scale: dropout + 2 };
+        let seed = l.tensor(query + 4)?;
+        Attention::of(l, &places, Some(Dropout { seed, probability: dropout }))
     }
 }
 
@@ -208,6 +245,35 @@ impl Text {
              if (query >= queries() || key >= keys(){beyond}) {{ return {LOW}; }}\n  let v = {value};\n  \
              return select(v, {LOW}, v < {LOW});\n}}"
         );
+        Some(())
+    }
+
+    /// Adds the functions `kept(b, h, query, key)` and `kept_four(..)`: the factor of the weight of one key, and of four
+    /// keys from a multiple of four on. It is 0 for a weight that is dropped. Adds nothing without dropout.
+    ///
+    /// The random words of a query's keys are numbered from a multiple of four on, so that four keys take the words of
+    /// one counter (`philox_mask` in pybridge/cpp/attention.cpp).
+    fn kept(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
+        let Some(Dropout { seed, probability }) = &a.dropout else { return Some(()) };
+        let Source::Window(t) = l.read(&mut self.k, seed) else { return None };
+        let b = t.buf;
+        let at = if t.offset.is_some() { format!("w({})", self.k.words.len() - 1) } else { "0u".to_owned() };
+        let _ = writeln!(
+            self.code,
+            "fn stay() -> f32 {{ return 1.0f - bitcast<f32>(w({word})); }}\n\
+             fn words_of(b: u32, h: u32, query: u32, key: u32) -> vec4<u32> {{\n  \
+             let row = (b * heads() + h) * queries() + query;\n  \
+             let number = row * ((keys() + 3u) / 4u) + key / 4u;\n  \
+             return philox(vec2<u32>(bitcast<u32>(ld{b}({at})), bitcast<u32>(ld{b}({at} + 1u))), number, 0u);\n}}\n\
+             fn factors(words: vec4<u32>) -> vec4<f32> {{\n  \
+             let stays = vec4<f32>(words >> vec4<u32>(8u)) * 5.9604644775390625e-8f < vec4<f32>(stay());\n  \
+             return select(vec4<f32>(0.0), vec4<f32>(1.0 / stay()), stays);\n}}\n\
+             fn kept_four(b: u32, h: u32, query: u32, key: u32) -> vec4<f32> {{ \
+             return factors(words_of(b, h, query, key)); }}\n\
+             fn kept(b: u32, h: u32, query: u32, key: u32) -> f32 {{ return factors(words_of(b, h, query, key))[key % 4u]; }}",
+            word = self.k.words.len()
+        );
+        l.number(&mut self.k, *probability, Ty::F32);
         Some(())
     }
 
@@ -368,6 +434,28 @@ fn softmax(chunks: i64) -> String {
     text
 }
 
+/// Code that sets `{to}0` and `{to}1` to `{from}0` and `{from}1`, multiplied by the factors of dropout. `factors` returns
+/// those of four columns of a row.
+fn dropped(a: &Attention, to: &str, from: &str, factors: impl Fn(&str) -> String) -> String {
+    let factor = |row: &str| if a.dropout.is_some() { format!(" * {}", factors(row)) } else { String::new() };
+    format!(
+        "  let {to}0 = {from}0{};\n  let {to}1 = {from}1{};\n",
+        factor("row0 + ty"),
+        factor("row0 + ty + 32u")
+    )
+}
+
+/// Factors of dropout where rows are queries.
+fn keys_of_row(row: &str) -> String {
+    format!("kept_four(b, h, {row}, col0 + tx * 4u)")
+}
+
+/// Factors of dropout where rows are keys.
+fn queries_of_row(row: &str) -> String {
+    let one = |i: u32| format!("kept(b, h, col0 + tx * 4u + {i}u, {row})");
+    format!("vec4<f32>({}, {}, {}, {})", one(0), one(1), one(2), one(3))
+}
+
 /// Function that returns the softmax weight of a score, `m` being the row's maximum or logsumexp.
 const WEIGHT: &str = "fn weight(s: f32, m: f32) -> f32 {
   if (s <= -3.0e38f) { return 0.0; }
@@ -377,18 +465,30 @@ const WEIGHT: &str = "fn weight(s: f32, m: f32) -> f32 {
 
 /// `_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale)`.
 pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
-    let a = Attention::of(l, 0, 3)?;
+    let a = Attention::plain(l, 0, 3)?;
+    output(l, &a)
+}
+
+/// `tandem::attention(query, key, value, mask, seed, dropout_p, is_causal, scale)`.
+pub fn dropping_forward(l: &mut Lowering<'_>) -> Option<()> {
+    let a = Attention::dropping(l, 0, 5)?;
+    output(l, &a)
+}
+
+/// Computes the output and the rows' logsumexps.
+fn output(l: &mut Lowering<'_>, a: &Attention) -> Option<()> {
     let s = a.shape;
     let out = l.fresh(&a.query.sizes, &preserved(&a.query), a.query.dtype)?;
     let order: Dims = [s.queries * s.heads, 1, s.heads].into_iter().collect();
     let sums_of = l.fresh(&[s.batch, s.heads, s.queries], &order, Dtype::FLOAT32)?;
     let chunks = ceil_div(s.dim, CHUNK);
     let mut t = Text::new("attention");
-    t.shape(l, &a);
+    t.shape(l, a);
     t.read(l, "q", &a.query)?;
     t.read(l, "k", &a.key)?;
     t.read(l, "v", &a.value)?;
-    t.score(l, &a)?;
+    t.score(l, a)?;
+    t.kept(l, a)?;
     t.write(l, "out", &out)?;
     let saved = t.tensor(l, "saved", &sums_of, true)?;
     t.code += WEIGHT;
@@ -400,7 +500,7 @@ pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
     let body = format!(
         "  let b = (number / tiles()) / heads();\n  let h = (number / tiles()) % heads();\n  \
          let kh = h / group_size();\n  var m0 = {LOW};\n  var m1 = {LOW};\n  var l0 = 0.0f;\n  var l1 = 0.0f;\n{sums}  \
-         for (var col0 = 0u; col0 < {end}; col0 += 32u) {{\n{products}{scores}{softmax}{accumulate}  }}\n  \
+         for (var col0 = 0u; col0 < {end}; col0 += 32u) {{\n{products}{scores}{softmax}{drop}{accumulate}  }}\n  \
          workgroupBarrier();\n  part[lane] = l0;\n  part[lane + 256u] = l1;\n  workgroupBarrier();\n  \
          l0 = 0.0;\n  l1 = 0.0;\n  \
          for (var i = 0u; i < 8u; i++) {{ l0 += part[ty * 8u + i]; l1 += part[256u + ty * 8u + i]; }}\n  \
@@ -413,7 +513,8 @@ pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
         sums = sums("o", chunks),
         products = products("s", ("q", "h", "queries"), ("k", "kh", "keys"), chunks),
         softmax = softmax(chunks),
-        accumulate = accumulate("o", "p", "v", "kh", "keys", chunks),
+        drop = dropped(a, "y", "p", keys_of_row),
+        accumulate = accumulate("o", "y", "v", "kh", "keys", chunks),
         put = put_sums("o", "out", "h", "queries", ["f0", "f1"], chunks),
     );
     t.launch(l, s.batch * s.heads, ceil_div(s.queries, ROWS), &body)
@@ -422,9 +523,21 @@ pub fn forward(l: &mut Lowering<'_>) -> Option<()> {
 /// `_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p,
 /// is_causal, attn_mask, scale)`.
 pub fn backward(l: &mut Lowering<'_>) -> Option<()> {
-    let a = Attention::of(l, 1, 6)?;
+    let a = Attention::plain(l, 1, 6)?;
+    gradients(l, &a, [0, 4, 5])
+}
+
+/// `tandem::attention_backward(grad, query, key, value, mask, seed, out, logsumexp, dropout_p, is_causal, scale)`.
+pub fn dropping_backward(l: &mut Lowering<'_>) -> Option<()> {
+    let a = Attention::dropping(l, 1, 8)?;
+    gradients(l, &a, [0, 6, 7])
+}
+
+/// Computes the gradients. `given` are the indices of the output's gradient, the output and the rows' logsumexps.
+fn gradients(l: &mut Lowering<'_>, a: &Attention, given: [usize; 3]) -> Option<()> {
     let s = a.shape;
-    let (grad, out, saved) = (l.tensor(0)?, l.tensor(4)?, l.tensor(5)?);
+    let [grad, out, saved] = given.map(|arg| l.tensor(arg));
+    let (grad, out, saved) = (grad?, out?, saved?);
     let fits = grad.sizes == a.query.sizes
         && out.sizes == a.query.sizes
         && grad.dtype == a.query.dtype
@@ -441,8 +554,8 @@ pub fn backward(l: &mut Lowering<'_>) -> Option<()> {
     let of_key = l.fresh(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
     let of_value = l.fresh(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
     let stats = statistics(l, s, &grad, &out, &saved)?;
-    query_gradient(l, &a, &grad, &stats, &of_query)?;
-    key_gradients(l, &a, &grad, &stats, &of_key, &of_value)
+    query_gradient(l, a, &grad, &stats, &of_query)?;
+    key_gradients(l, a, &grad, &stats, &of_key, &of_value)
 }
 
 /// Returns a row of the queries' saved logsumexps, followed by a row of the dot products of their outputs and
@@ -509,6 +622,7 @@ fn query_gradient(
     t.read(l, "g", grad)?;
     read_statistics(&mut t, l, s, stats)?;
     t.score(l, a)?;
+    t.kept(l, a)?;
     t.write(l, "out", out)?;
     t.code += WEIGHT;
     let end = if a.causal { "min(keys(), row0 + 64u)" } else { "keys()" };
@@ -521,11 +635,12 @@ fn query_gradient(
          let saved0 = saved(b, h, row0 + ty);\n  let saved1 = saved(b, h, row0 + ty + 32u);\n  \
          let delta0 = delta(b, h, row0 + ty);\n  let delta1 = delta(b, h, row0 + ty + 32u);\n{sums}  \
          for (var col0 = 0u; col0 < {end}; col0 += 32u) {{\n{products}  \
-         var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{more}  \
-         let e0 = p0 * (t0 - delta0);\n  let e1 = p1 * (t1 - delta1);\n{accumulate}  }}\n{put}",
+         var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{more}{drop}  \
+         let e0 = p0 * (u0 - delta0);\n  let e1 = p1 * (u1 - delta1);\n{accumulate}  }}\n{put}",
         sums = sums("o", chunks),
         products = products("s", ("q", "h", "queries"), ("k", "kh", "keys"), chunks),
         more = products("t", ("g", "h", "queries"), ("v", "kh", "keys"), chunks),
+        drop = dropped(a, "u", "t", keys_of_row),
         accumulate = accumulate("o", "e", "k", "kh", "keys", chunks),
         put = put_sums("o", "out", "h", "queries", ["scale()"; 2], chunks),
     );
@@ -551,6 +666,7 @@ fn key_gradients(
     t.read(l, "g", grad)?;
     read_statistics(&mut t, l, s, stats)?;
     t.score(l, a)?;
+    t.kept(l, a)?;
     t.write(l, "dk", of_key)?;
     t.write(l, "dv", of_value)?;
     t.code += WEIGHT;
@@ -562,14 +678,16 @@ fn key_gradients(
         "  let b = (number / tiles()) / key_heads();\n  let kh = (number / tiles()) % key_heads();\n{keys}{values}  \
          for (var h = kh * group_size(); h < (kh + 1u) * group_size(); h++) {{\n  \
          for (var col0 = {begin}; col0 < queries(); col0 += 32u) {{\n{products}  \
-         var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{of_values}{more}  \
+         var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{weights}{of_values}{more}{products_of_weights}  \
          let c0 = col0 + tx * 4u;\n  \
          let deltas4 = vec4<f32>(delta(b, h, c0), delta(b, h, c0 + 1u), delta(b, h, c0 + 2u), delta(b, h, c0 + 3u));\n  \
-         let e0 = p0 * (t0 - deltas4);\n  let e1 = p1 * (t1 - deltas4);\n{of_keys}  }}\n  }}\n{put_keys}{put_values}",
+         let e0 = p0 * (u0 - deltas4);\n  let e1 = p1 * (u1 - deltas4);\n{of_keys}  }}\n  }}\n{put_keys}{put_values}",
         keys = sums("dk", chunks),
         values = sums("dv", chunks),
         products = products("s", ("k", "kh", "keys"), ("q", "h", "queries"), chunks),
-        of_values = accumulate("dv", "p", "g", "h", "queries", chunks),
+        weights = dropped(a, "y", "p", queries_of_row),
+        products_of_weights = dropped(a, "u", "t", queries_of_row),
+        of_values = accumulate("dv", "y", "g", "h", "queries", chunks),
         more = products("t", ("v", "kh", "keys"), ("g", "h", "queries"), chunks),
         of_keys = accumulate("dk", "e", "q", "h", "queries", chunks),
         put_keys = put_sums("dk", "dk", "kh", "keys", ["scale()"; 2], chunks),
