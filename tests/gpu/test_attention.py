@@ -51,6 +51,26 @@ def test_dtypes(dtype):
     check(q, k, v, scale=0.3)
 
 
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize(
+    "queries, keys, dim", ((32, 32, 16), (70, 45, 20), (33, 100, 64), (129, 64, 128), (40, 130, 7), (40, 40, 130))
+)
+def test_halves(queries, keys, dim, causal):
+    q, k, v = (torch.randn(2, 3, n, dim).half() for n in (queries, keys, keys))
+    check(q, k, v, causal=causal)
+
+
+def test_halves_with_masks_groups_of_heads_and_layouts():
+    mask = torch.randn(2, 1, 40, 50).half()
+    mask[torch.rand(mask.shape) < 0.3] = float("-inf")
+    mask[..., 3, :] = float("-inf")
+    check(*(torch.randn(2, 4, n, 24).half() for n in (40, 50, 50)), mask=mask)
+    check(torch.randn(2, 4, 40, 24).half(), *(torch.randn(2, 2, 50, 24).half() for _ in range(2)))
+    packed = torch.randn(2, 45, 3, 2, 12).half()
+    check(*(packed[:, :, i].transpose(1, 2) for i in range(3)))
+    check_dropout(*(torch.randn(1, 2, 20, 48).half().transpose(2, 3) for _ in range(3)))
+
+
 def test_groups_of_heads_and_wide_heads():
     check(torch.randn(1, 4, 9, 130), torch.randn(1, 2, 11, 130), torch.randn(1, 2, 11, 130))
     check(torch.randn(1, 1, 3, 256), torch.randn(1, 1, 4, 256), torch.randn(1, 1, 4, 256))

@@ -100,7 +100,7 @@ impl<'d> Epilogue<'d> {
         if !(0..k.bufs.len()).any(|buf| k.bufs[buf].written && own(k, buf as u32)) {
             return Some(false);
         }
-        let mut skeleton = std::mem::replace(&mut k.skeleton, Skeleton::Raw(String::new()));
+        let mut skeleton = std::mem::replace(&mut k.skeleton, Skeleton::empty());
         let mut stages = skeleton.stores()?;
         stages.retain(|stores| stores.iter().any(|s| own(k, s.buf)));
         let [stores] = &mut stages[..] else { return None };

@@ -49,7 +49,11 @@ pub enum Skeleton {
     /// One workgroup for each tile; see [`crate::gpu::print`].
     Contract(Contract),
     /// Hand-written WGSL without the declarations of buffers and parameters.
-    Raw(String),
+    Raw {
+        source: String,
+        /// Storage format of the factors of cooperative matrices, if the source uses them.
+        factors: Option<Mem>,
+    },
 }
 
 /// The threads that work on a row.
@@ -117,6 +121,13 @@ pub struct Kernel {
 /// Threads per workgroup, except in [`Kernel::raw`].
 pub const THREADS: u32 = 256;
 
+impl Skeleton {
+    /// The skeleton of a kernel that has none yet.
+    pub fn empty() -> Skeleton {
+        Skeleton::Raw { source: String::new(), factors: None }
+    }
+}
+
 impl Kernel {
     /// An empty kernel.
     pub fn new(label: &'static str) -> Kernel {
@@ -126,7 +137,7 @@ impl Kernel {
             words: Vec::new(),
             faults: Vec::new(),
             fault_kind: None,
-            skeleton: Skeleton::Raw(String::new()),
+            skeleton: Skeleton::empty(),
             groups: Groups::Linear(0),
             apart: false,
             first: None,
@@ -409,7 +420,14 @@ impl Kernel {
     /// Sets hand-written WGSL. `ld0(i)` loads from buffer 0, `st1(i, v)` stores to buffer 1, and `w(2)` is replaced
     /// by the third parameter as a `u32`.
     pub fn raw(&mut self, source: String, groups: Groups) {
-        self.skeleton = Skeleton::Raw(source);
+        self.skeleton = Skeleton::Raw { source, factors: None };
+        self.groups = groups;
+    }
+
+    /// Sets hand-written WGSL that uses cooperative matrices with factors in format `factors`. Wide buffers of this
+    /// format that are only read have `lh0(i)`, which loads four factors.
+    pub fn raw_matrices(&mut self, source: String, factors: Mem, groups: Groups) {
+        self.skeleton = Skeleton::Raw { source, factors: Some(factors) };
         self.groups = groups;
     }
 
@@ -471,7 +489,7 @@ impl Skeleton {
                 });
                 stores.collect()
             }
-            Skeleton::Bundle(_) | Skeleton::Raw(_) => return None,
+            Skeleton::Bundle(_) | Skeleton::Raw { .. } => return None,
         })
     }
 }

@@ -22,6 +22,7 @@ use crate::gpu::sections::{Sectioned, sections};
 use crate::gpu::spans;
 use crate::gpu::spans::Part;
 use crate::gpu::store::{Buf, Ref, Tensor, Word};
+use crate::gpu::tiling::Matrices;
 use crate::ir::{E, Mem, Ty};
 use crate::ops::promotion::Kind;
 use crate::shapes;
@@ -583,6 +584,11 @@ impl<'a> Lowering<'a> {
     /// A number in a list argument, as a parameter that is fed. A number argument is used for every item.
     pub fn item(&self, k: &mut Kernel, arg: usize, item: usize, ty: Ty) -> E {
         k.value(ty, |upper| Word::Number(arg as u32, item as u32, ty, upper))
+    }
+
+    /// The device's cooperative matrices.
+    pub fn matrices(&self) -> Option<Matrices> {
+        self.pipelines.gpu.target.matrices
     }
 
     /// Both words of the key of the call's random numbers, as parameters.

@@ -63,7 +63,7 @@ pub fn parts(
             (total?, 1, u64::from(down?) * u64::from(across?))
         }
         Skeleton::Contract(_) => (1, 1, 1),
-        Skeleton::Bundle(_) | Skeleton::Raw(_) => return None,
+        Skeleton::Bundle(_) | Skeleton::Raw { .. } => return None,
     };
     // A tensor that is bound twice would need one window for both bindings.
     let bufs = &kernel.bufs;
@@ -145,7 +145,7 @@ impl<'k> Reach<'k> {
             }
             Skeleton::Contract(contract) => reach.contract(contract),
             Skeleton::Squares(squares) => reach.squares(squares, own),
-            Skeleton::Bundle(_) | Skeleton::Raw(_) => reach.reached.fill(None),
+            Skeleton::Bundle(_) | Skeleton::Raw { .. } => reach.reached.fill(None),
         }
         kernel.faults.iter().for_each(|e| reach.visit(e));
         reach

@@ -64,9 +64,10 @@ pub fn structure(kernel: &Kernel) -> Box<[u32]> {
             }
             s.stores(&squares.stores);
         }
-        Skeleton::Raw(text) => {
+        Skeleton::Raw { source, factors } => {
             s.push(4);
-            s.text(text);
+            s.push(u32::from(factors.is_some()));
+            s.text(source);
         }
         Skeleton::Bundle(b) => {
             s.push(5);

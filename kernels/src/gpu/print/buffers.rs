@@ -57,7 +57,7 @@ impl Writer<'_> {
 
     /// Whether a written buffer is declared as an array of 16-bit integers, which are stored one by one or in vectors.
     pub(super) fn has_halves(&self, buf: &Buf) -> bool {
-        let raw = matches!(self.kernel.skeleton, Skeleton::Raw(_));
+        let raw = matches!(self.kernel.skeleton, Skeleton::Raw { .. });
         self.target.int16 && buf.written && buf.mem.size() == 2 && !buf.atomic && !raw
     }
 

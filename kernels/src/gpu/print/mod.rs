@@ -64,7 +64,7 @@ impl Writer<'_> {
                 Some(matrices) => matrices::print(c, self, matrices),
                 None => contract::print(c, self),
             },
-            Skeleton::Raw(source) => self.raw(source),
+            Skeleton::Raw { source, .. } => self.raw(source),
         }
     }
 

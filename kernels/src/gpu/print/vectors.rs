@@ -35,7 +35,7 @@ pub fn wide(kernel: &Kernel, int16: bool) -> Vec<bool> {
             }
         }
         Skeleton::Bundle(bundle) if bundle.lanes == VECTOR => found.extend(bundle.accessed()),
-        Skeleton::Map { .. } | Skeleton::Squares(_) | Skeleton::Bundle(_) | Skeleton::Raw(_) => {}
+        Skeleton::Map { .. } | Skeleton::Squares(_) | Skeleton::Bundle(_) | Skeleton::Raw { .. } => {}
     }
     let is_wide =
         |(i, buf): (usize, &Buf)| has_vectors(buf, int16) && (buf.wide || found.contains(&(i as u32)));

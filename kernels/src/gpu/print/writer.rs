@@ -110,10 +110,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Storage format of the factors of a contraction by cooperative matrices: both are halves of the same format, and
-    /// the device has such matrices. `None` for other kernels.
+    /// Storage format of the factors of cooperative matrices: those of a contraction, if both are halves of the same
+    /// format and the device has such matrices, or those that hand-written WGSL names. `None` for other kernels.
     pub(super) fn factors(&self) -> Option<Mem> {
-        let Skeleton::Contract(c) = &self.kernel.skeleton else { return None };
+        let c = match &self.kernel.skeleton {
+            Skeleton::Contract(c) => c,
+            Skeleton::Raw { factors, .. } => return *factors,
+            _ => return None,
+        };
         let matrices = self.target.matrices?;
         let format = |side: &Side| match &side.value.0.node {
             Node::Load { buf, .. } => Some(self.mem(*buf)),
