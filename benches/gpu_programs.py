@@ -89,6 +89,7 @@ def measured(make: Callable[[], Callable[[], Any]], way: str, seconds: float) ->
         waited = sum(fetch["wait_us"] for fetch in report["fetches"])
         answer |= {"host_ops": report["host_ops"], "fetch_wait_us": waited / counted}
         answer["dispatches"] = sum(d["dispatches"] for d in report["devices"]) / counted
+        answer["submissions"] = sum(d["submissions"] for d in report["devices"]) / counted
     return answer
 
 

@@ -59,6 +59,9 @@ pub trait Immediate {
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure>;
 
+    /// Starts what has been recorded. GraphRunner calls this when no run waits.
+    fn start(&mut self) {}
+
     /// Waits until the device is idle. Returns the failures since the last call.
     fn synchronize(&mut self) -> Vec<Arc<Failure>>;
 
@@ -108,7 +111,8 @@ pub trait Device: Immediate + Fuser + Send {
         Vec::new()
     }
 
-    /// Starts what has been recorded. Called at the end of each run, unless the program reads a value next.
+    /// Called at the end of each run, unless the program reads a value next. Starts what has been recorded if the device
+    /// would soon have nothing to do.
     fn end_run(&mut self) {}
 
     /// Forgets all ops; their nodes may be numbered differently afterwards.
@@ -147,6 +151,8 @@ pub struct DeviceReport {
     pub host_ops: BTreeMap<String, u64>,
     /// Number of kernels run.
     pub dispatches: u64,
+    /// Number of submissions.
+    pub submissions: u64,
     /// Number of kernels compiled.
     pub pipelines: u64,
     /// Maximum of the device memory in use, in bytes.

@@ -259,6 +259,7 @@ fn sum_of_devices(mut a: DeviceReport, b: DeviceReport) -> DeviceReport {
         native_ops: a.native_ops + b.native_ops,
         host_ops: a.host_ops,
         dispatches: a.dispatches + b.dispatches,
+        submissions: a.submissions + b.submissions,
         pipelines: a.pipelines + b.pipelines,
         memory_live_peak: a.memory_live_peak + b.memory_live_peak,
         memory_peak: a.memory_peak + b.memory_peak,

@@ -207,6 +207,7 @@ impl GraphRunner {
         let mut executor = self.shared.executor.lock();
         self.shared.unless_it_panics(|| {
             self.shared.run(&mut executor, run);
+            self.shared.start(&mut executor, run.fetched);
             true
         });
         drop(executor);
@@ -383,12 +384,20 @@ impl Shared {
         self.timeline.ran(begin, run);
     }
 
+    /// Starts what the device has recorded, unless more follows: a run of the queue, or a read.
+    fn start(&self, executor: &mut Deferred, fetched: bool) {
+        if let Some(executor) = executor.opened().filter(|_| !fetched && self.queue.is_empty()) {
+            executor.device().start();
+        }
+    }
+
     /// Handles the next message, if there is one. Returns false if the queue is closed.
     fn carry_out_one(&self, executor: &mut Deferred) -> bool {
         let message = match self.queue.try_recv() {
             Ok(message) => message,
             Err(closed) => return closed != TryRecvError::Disconnected,
         };
+        let fetched = matches!(&message, Message::Run(run, _) if run.fetched);
         match message {
             Message::Run(mut run, settings) => {
                 self.torch.use_thread_settings(settings);
@@ -410,6 +419,7 @@ impl Shared {
                 }
             }
         }
+        self.start(executor, fetched);
         self.completed.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) > 0 {
             let _lock = self.progress.lock();

@@ -2,8 +2,9 @@
 //!
 //! **Why.** Recording must not wait for kernels that are still being compiled, and each submission has a fixed
 //! cost. **Strategy.** Recorded commands refer to buffers and pipelines. They are encoded and submitted when a
-//! batch is full, at the end of a run, or when the host needs a value. Bind groups are cached by their buffers. The
-//! number of submissions in flight is limited; beyond the limit, recording waits for the oldest one.
+//! batch is full, at the end of a run, or when the host needs a value. While the device is busy and more runs wait,
+//! runs share a submission. Bind groups are cached by their buffers. The number of submissions in flight is limited;
+//! beyond the limit, recording waits for the oldest one.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -111,6 +112,8 @@ pub struct Stream {
     failed: Option<DeviceError>,
     /// Number of dispatches recorded.
     pub dispatches: u64,
+    /// Number of submissions.
+    pub submissions: u64,
     /// Measurements of kernels; `None` if the device has no timestamps.
     clock: Option<Clock>,
 }
@@ -149,6 +152,7 @@ impl Stream {
             watched: None,
             failed: None,
             dispatches: 0,
+            submissions: 0,
         }
     }
 
@@ -363,6 +367,19 @@ impl Stream {
         self.clock.as_mut().map_or_else(Vec::new, |clock| clock.read(&self.gpu))
     }
 
+    /// Whether the device has work for a while: what it computes, and a submission after that. What is recorded meanwhile
+    /// can wait to become one larger submission.
+    pub fn is_busy(&mut self) -> bool {
+        if self.in_flight.len() < 2 {
+            return false;
+        }
+        // Fails for a lost device, which the next submission reports.
+        if self.gpu.device.poll(wgpu::PollType::Poll).is_ok_and(|status| status.is_queue_empty()) {
+            self.in_flight.clear();
+        }
+        !self.in_flight.is_empty()
+    }
+
     /// Submits the recorded commands. Returns the error of a kernel that did not compile or of a lost device.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
         if self.commands.is_empty() {
@@ -422,6 +439,7 @@ impl Stream {
 
     fn submit(&mut self, encoder: wgpu::CommandEncoder) -> wgpu::SubmissionIndex {
         self.submission += 1;
+        self.submissions += 1;
         let index = self.gpu.queue.submit([encoder.finish()]);
         self.memory.submitted();
         index

@@ -121,6 +121,7 @@ class Device(TypedDict):
     native_ops: int
     host_ops: dict[str, int]
     dispatches: int
+    submissions: int
     pipelines: int
     memory_live_peak: int
     memory_peak: int  # with caches

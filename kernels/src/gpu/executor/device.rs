@@ -538,6 +538,10 @@ impl Immediate for GpuDevice {
         !self.stream.gpu.host_random
     }
 
+    fn start(&mut self) {
+        self.flush();
+    }
+
     fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) -> Result<(), CallFailure> {
         self.storages.set(id, Contents::Undefined(nbytes), &mut self.stream);
         Ok(())
@@ -635,6 +639,7 @@ impl Immediate for GpuDevice {
             native_ops: self.native,
             host_ops: hosted.map(|op| (op.name.clone(), op.hosted)).collect(),
             dispatches: self.stream.dispatches,
+            submissions: self.stream.submissions,
             pipelines: self.stream.pipelines.len() as u64,
             memory_live_peak: usage.live_peak,
             memory_peak: usage.peak,
@@ -648,6 +653,7 @@ impl Immediate for GpuDevice {
     fn reset_counters(&mut self) {
         self.native = 0;
         self.stream.dispatches = 0;
+        self.stream.submissions = 0;
         self.ops.iter_mut().flatten().for_each(|op| op.hosted = 0);
         self.stream.memory.reset_peak();
     }
@@ -683,7 +689,9 @@ impl Device for GpuDevice {
     }
 
     fn end_run(&mut self) {
-        self.flush();
+        if !self.stream.is_busy() {
+            self.flush();
+        }
     }
 
     fn forget(&mut self) {

@@ -81,6 +81,10 @@ impl Immediate for Devices {
         self.all.iter().all(GpuDevice::draws)
     }
 
+    fn start(&mut self) {
+        self.all.iter_mut().for_each(GpuDevice::start);
+    }
+
     fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure> {
         settle(&mut self.homes, id, device);
         self.at_home(id).allocate(id, device, nbytes)
