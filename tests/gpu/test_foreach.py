@@ -147,3 +147,60 @@ def test_clip_grad_norm():
         return [torch.nn.utils.clip_grad_norm_(ps, 1.0), *(p.grad for p in ps)]
 
     same(clip, *lists(5, (40, 50), (), 33_000, 1))
+
+
+SIZES = [1, 3, 255, 256, 1023, 16383, 16384, 16385, 50001, *range(2, 90)]
+
+
+@pytest.mark.parametrize("order", (1, 2, 1.0, 2.0))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+def test_norms_of_many_tensors_share_kernels(order, dtype):
+    tensors = [torch.randn(n).to(dtype) for n in SIZES]
+    tensors += [torch.randn(7, 33).to(dtype).t(), torch.randn(9, 8)[:, ::2].to(dtype)[:, 1:], torch.zeros(0, dtype=dtype)]
+    expected = torch._foreach_norm(tensors, order)
+    moved = [t.to(device) for t in tensors]
+    outputs = []
+    for _ in range(2):
+        torch_tandem.synchronize()
+        torch_tandem.reset_report()
+        outputs.append([t.cpu() for t in torch._foreach_norm(moved, order)])
+        report = torch_tandem.report()
+        assert not report["host_ops"]
+        assert report["devices"][0]["dispatches"] <= 20  # at least 32 buffers a kernel
+    bound = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    for e, g, again in zip(expected, *outputs, strict=True):
+        torch.testing.assert_close(g, e, rtol=bound, atol=bound)
+        assert torch.equal(g, again)
+
+
+def test_norms_pass_on_what_is_not_finite():
+    tensors = [torch.tensor([1.0, float("inf")]), torch.tensor([float("nan")]), torch.ones(20_000)]
+    got = torch._foreach_norm([t.to(device) for t in tensors])
+    torch.testing.assert_close([t.cpu() for t in got], list(torch._foreach_norm(tensors)), equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", (None, float("inf"), float("-inf"), float("nan")))
+def test_many_gradients_are_unscaled_together(bad):
+    grads = [torch.randn(n) for n in SIZES] + [torch.randn(7, 33).t(), torch.randn(40).half()]
+    if bad is not None:
+        grads[6][16_000] = bad
+    results = []
+    for where in ("cpu", device):
+        given = [g.to(where).clone() for g in grads]
+        found, scale = torch.zeros(1, device=where), torch.full((1,), 0.25, device=where)
+        torch_tandem.synchronize()
+        torch_tandem.reset_report()
+        torch._amp_foreach_non_finite_check_and_unscale_(given, found, scale)
+        results.append([*given, found])
+        torch_tandem.synchronize()
+    report = torch_tandem.report()
+    assert not report["host_ops"] and report["devices"][0]["dispatches"] <= 6
+    for e, g in zip(*results, strict=True):
+        torch.testing.assert_close(g.cpu(), e, equal_nan=True)
+
+
+def test_a_gradient_that_is_listed_twice_is_unscaled_twice():
+    grad = torch.ones(5, device=device)
+    found, scale = torch.zeros(1, device=device), torch.full((1,), 0.5, device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_([grad, grad], found, scale)
+    assert grad.tolist() == [0.25] * 5

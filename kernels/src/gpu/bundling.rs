@@ -11,7 +11,7 @@ use crate::gpu::structure::structure;
 use crate::ir::{E, Mem, Node};
 
 /// Maximum number of buffers of a bundle. Drivers compile accesses to each of them.
-const BUFFERS: usize = 128;
+pub const BUFFERS: usize = 128;
 
 /// What bundles depend on of a device.
 #[derive(Clone, Copy, Debug)]

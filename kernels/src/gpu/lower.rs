@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::StorageId;
@@ -14,6 +14,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs, Resized};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta, flags};
 
 use crate::error::Fault;
+use crate::gpu::bundling;
 use crate::gpu::bundling::bundled;
 use crate::gpu::epilogue::Epilogue;
 use crate::gpu::kernel::{Groups, Kernel};
@@ -584,6 +585,28 @@ impl<'a> Lowering<'a> {
     /// A number in a list argument, as a parameter that is fed. A number argument is used for every item.
     pub fn item(&self, k: &mut Kernel, arg: usize, item: usize, ty: Ty) -> E {
         k.value(ty, |upper| Word::Number(arg as u32, item as u32, ty, upper))
+    }
+
+    /// Whether one binding can hold a tensor whose elements are adjacent.
+    pub fn is_bound_whole(&self, x: &Operand) -> bool {
+        x.numel() as u64 * u64::from(x.mem.size()) <= self.most_bound()
+    }
+
+    /// Whether two of the tensors are on one storage.
+    pub fn share_storages(&self, tensors: &[Operand]) -> bool {
+        let mut seen = FxHashSet::default();
+        !tensors.iter().all(|x| match x.place {
+            Spot::Memory(Ref::Input(i)) => match self.call.inputs[i as usize].place {
+                Place::Storage { id, .. } => seen.insert(id),
+                _ => true,
+            },
+            _ => true,
+        })
+    }
+
+    /// Maximum number of buffers of a kernel on many tensors.
+    pub fn most_buffers(&self) -> usize {
+        bundling::BUFFERS.min(self.pipelines.gpu.max_buffers as usize)
     }
 
     /// The device's cooperative matrices.

@@ -6,6 +6,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Lowering, Operand, Source, Spot};
+use crate::gpu::ops::chunks;
 use crate::gpu::ops::elementwise;
 use crate::gpu::ops::pointwise::InKernel;
 use crate::gpu::ops::types::{broadcast, output_strides, preserved};
@@ -284,6 +285,7 @@ pub fn norm(l: &mut Lowering<'_>) -> Option<()> {
     let order = l.pin(1)?;
     let dtype = l.dtype(2)?;
     l.returns_list(n);
+    let mut summed = Vec::new();
     for item in 0..n {
         let x = l.operand_of(0, item)?;
         let dtype = dtype.unwrap_or(x.dtype);
@@ -295,6 +297,10 @@ pub fn norm(l: &mut Lowering<'_>) -> Option<()> {
         let ty = out.mem.ty();
         if empty {
             l.clear(&out);
+            continue;
+        }
+        if (order == 1.0 || order == 2.0) && ty == Ty::F32 && chunks::is_member(l, &x) {
+            summed.push((x, out));
             continue;
         }
         let how = match order {
@@ -316,7 +322,8 @@ pub fn norm(l: &mut Lowering<'_>) -> Option<()> {
         };
         fold_all(l, (&x, ty), &out, how, &before, &after)?;
     }
-    Some(())
+    let of = if order == 1.0 { "abs(v)" } else { "v * v" };
+    chunks::sums(l, &summed, of, if rooted && order == 2.0 { "sqrt(s)" } else { "s" })
 }
 
 /// `_foreach_max(self)`.

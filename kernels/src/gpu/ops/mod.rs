@@ -3,6 +3,7 @@
 pub mod activation;
 pub mod attention;
 pub mod cells;
+mod chunks;
 pub mod conv;
 pub mod elementwise;
 pub mod fill;

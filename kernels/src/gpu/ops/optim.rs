@@ -4,8 +4,8 @@ use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::Kernel;
-use crate::gpu::lower::{Lowering, Operand, Source};
-use crate::gpu::ops::elementwise;
+use crate::gpu::lower::{Lowering, Operand, Source, Spot};
+use crate::gpu::ops::{chunks, elementwise};
 use crate::gpu::store::{Store, Word};
 use crate::ir::{E, Mem, Ty, larger};
 
@@ -230,12 +230,19 @@ pub fn unscale(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let found = l.written_item(1, 0, &found.sizes, found.dtype)?.viewed(&[1], &[1]);
+    let mut together = Vec::new();
+    let in_memory =
+        scale.mem == Mem::F32 && matches!(scale.place, Spot::Memory(_)) && !l.share_storages(&grads);
     for (item, grad) in grads.iter().enumerate() {
         if !grad.dtype.is_floating() {
             return None;
         }
         let grad = l.written_item(0, item, &grad.sizes, grad.dtype)?;
         if grad.numel() == 0 {
+            continue;
+        }
+        if in_memory && chunks::is_unscaled(l, &grad) {
+            together.push(grad);
             continue;
         }
         let (sizes, strides) = elementwise::coalesce(&grad.sizes, &[&grad]);
@@ -252,7 +259,7 @@ pub fn unscale(l: &mut Lowering<'_>) -> Option<()> {
         });
         l.launch(k)?;
     }
-    Some(())
+    chunks::unscale(l, &together, &found, &scale.viewed(&[1], &[1]))
 }
 
 /// `_amp_update_scale_(self, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval)`.
