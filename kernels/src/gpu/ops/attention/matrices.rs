@@ -7,7 +7,8 @@
 //!
 //! Only the driver knows which thread has which element of a matrix, so sums that stay in registers cannot be scaled by
 //! rows. The forward pass therefore computes the scores twice: first for the rows' logsumexp, then for the weights, which
-//! need no correction later.
+//! need no correction later. For the same reason keys and values get their gradients in two kernels: the sums and factors of
+//! both would need more registers than there are.
 
 use std::fmt::Write as _;
 
@@ -420,54 +421,100 @@ pub(super) fn query_gradient(
     p.launch(t, l, a, [s.batch * s.heads, s.queries], &body)
 }
 
-/// Computes the gradients of keys and values.
-pub(super) fn key_gradients(
+/// Kernel whose rows are keys. It loops over the queries of all heads that share them.
+struct ByKeys<'a> {
+    a: &'a Attention,
+    p: Plan,
+    t: Text,
+}
+
+impl<'a> ByKeys<'a> {
+    fn new(
+        l: &Lowering<'_>,
+        a: &'a Attention,
+        matrices: Matrices,
+        label: &'static str,
+        [grad, stats]: [&Operand; 2],
+    ) -> Option<ByKeys<'a>> {
+        let copied = [("q", &a.query), ("k", &a.key), ("v", &a.value), ("g", grad)];
+        let mut t = start(l, a, label, &copied)?;
+        t.size("key_heads", a.shape.shared);
+        read_statistics(&mut t, l, a, stats)?;
+        Some(ByKeys { a, p: Plan::of(matrices, a), t })
+    }
+
+    /// Code that computes the thread's vectors `p0`, `p1` and so on of softmax weights.
+    fn weights(&self) -> String {
+        let p = &self.p;
+        let each = p.each(|i| {
+            let (at, column) = (p.score(i), p.column(i));
+            let weight = |j: usize| {
+                let query = format!("{column} + {j}u");
+                format!("weight(score(b, h, {query}, own, s.{}), saved(b, h, {query}))", PARTS[j])
+            };
+            format!("  var p{i}: vec4<f32>;\n  {{ let s = {at};\n    p{i} = {}; }}\n", vector(weight))
+        });
+        p.products("k", false) + &p.draw(self.a, "stay_queries(b, h, col0 + AT, own)") + &each
+    }
+
+    /// Launches the kernel, which writes the sums of the rows, `o`, times `factor`. `rows` loads factors besides the keys,
+    /// and `body` adds the part of a block of queries.
+    fn launch(
+        mut self,
+        l: &mut Lowering<'_>,
+        out: &Operand,
+        rows: &str,
+        body: &str,
+        factor: &str,
+    ) -> Option<()> {
+        self.t.write(l, "out", out)?;
+        let (s, p) = (self.a.shape, self.p);
+        let columns = p.columns;
+        let begin = if self.a.causal { format!("(row0 / {columns}u) * {columns}u") } else { "0u".to_owned() };
+        let body = format!(
+            "  let b = (number / tiles()) / key_heads();\n  let kh = (number / tiles()) % key_heads();\n{keys}{rows}{sums}  \
+             for (var h = kh * group_size(); h < (kh + 1u) * group_size(); h++) {{\n  \
+             for (var col0 = {begin}; col0 < queries(); col0 += {columns}u) {{\n{block}{body}  }}\n  }}\n{put}",
+            keys = p.rows_of("k", "k", KEYS),
+            sums = p.sums("o"),
+            block = p.copy_block(["q", "g"], QUERIES),
+            put = p.put_sums("o", "out", KEYS, factor),
+        );
+        p.launch(self.t, l, self.a, [s.batch * s.shared, s.keys], &body)
+    }
+}
+
+/// Computes the gradient of the values.
+pub(super) fn value_gradient(
     l: &mut Lowering<'_>,
     a: &Attention,
     matrices: Matrices,
-    [grad, stats]: [&Operand; 2],
-    [of_key, of_value]: [&Operand; 2],
+    given: [&Operand; 2],
+    out: &Operand,
 ) -> Option<()> {
-    let (s, p) = (a.shape, Plan::of(matrices, a));
-    let copied = [("q", &a.query), ("k", &a.key), ("v", &a.value), ("g", grad)];
-    let mut t = start(l, a, "attention's key and value gradients", &copied)?;
-    t.size("key_heads", s.shared);
-    read_statistics(&mut t, l, a, stats)?;
-    t.write(l, "dk", of_key)?;
-    t.write(l, "dv", of_value)?;
-    let columns = p.columns;
-    let begin = if a.causal { format!("(row0 / {columns}u) * {columns}u") } else { "0u".to_owned() };
-    let weights = p.each(|i| {
-        let (at, column) = (p.score(i), p.column(i));
-        let weight = |j: usize| {
-            let query = format!("{column} + {j}u");
-            format!("weight(score(b, h, {query}, own, s.{}), saved(b, h, {query}))", PARTS[j])
-        };
-        format!("  var p{i}: vec4<f32>;\n  {{ let s = {at};\n    p{i} = {}; }}\n", vector(weight))
-            + &p.put_weights(i, &format!("p{i}{}", kept(a, i)))
-    });
-    let gradients = p.each(|i| {
+    let kernel = ByKeys::new(l, a, matrices, "attention's value gradient", given)?;
+    let p = &kernel.p;
+    let put = p.each(|i| p.put_weights(i, &format!("p{i}{}", kept(a, i))));
+    let body = kernel.weights() + &put + &p.accumulate("o", true);
+    kernel.launch(l, out, "", &body, "1.0")
+}
+
+/// Computes the gradient of the keys.
+pub(super) fn key_gradient(
+    l: &mut Lowering<'_>,
+    a: &Attention,
+    matrices: Matrices,
+    given: [&Operand; 2],
+    out: &Operand,
+) -> Option<()> {
+    let kernel = ByKeys::new(l, a, matrices, "attention's key gradient", given)?;
+    let p = &kernel.p;
+    let put = p.each(|i| {
         let delta = |j: usize| format!("delta(b, h, {} + {j}u)", p.column(i));
         p.put_weights(i, &format!("p{i} * ({}{} - {})", p.score(i), kept(a, i), vector(delta)))
     });
-    let body = format!(
-        "  let b = (number / tiles()) / key_heads();\n  let kh = (number / tiles()) % key_heads();\n{keys}{values}\
-         {of_key}{of_value}  \
-         for (var h = kh * group_size(); h < (kh + 1u) * group_size(); h++) {{\n  \
-         for (var col0 = {begin}; col0 < queries(); col0 += {columns}u) {{\n{block}{scores}{draw}{weights}{add_values}  \
-         workgroupBarrier();\n{products}{gradients}{add_keys}  }}\n  }}\n{put_keys}{put_values}",
-        keys = p.rows_of("k", "k", KEYS),
-        values = p.rows_of("v", "v", KEYS),
-        of_key = p.sums("dk"),
-        of_value = p.sums("dv"),
-        block = p.copy_block(["q", "g"], QUERIES),
-        scores = p.products("k", false),
-        draw = p.draw(a, "stay_queries(b, h, col0 + AT, own)"),
-        add_values = p.accumulate("dv", true),
-        products = p.products("v", true),
-        add_keys = p.accumulate("dk", false),
-        put_keys = p.put_sums("dk", "dk", KEYS, "scale()"),
-        put_values = p.put_sums("dv", "dv", KEYS, "1.0"),
-    );
-    p.launch(t, l, a, [s.batch * s.shared, s.keys], &body)
+    let products = p.products("v", true);
+    let body = kernel.weights() + "  workgroupBarrier();\n" + &products + &put + &p.accumulate("o", false);
+    let values = p.rows_of("v", "v", KEYS);
+    kernel.launch(l, out, &values, &body, "scale()")
 }

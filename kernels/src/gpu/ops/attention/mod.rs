@@ -79,7 +79,8 @@ fn gradients(l: &mut Lowering<'_>, a: &Attention, given: [usize; 3]) -> Option<(
     match a.matrices(l) {
         Some(matrices) => {
             matrices::query_gradient(l, a, matrices, [&grad, &stats], &of_query)?;
-            matrices::key_gradients(l, a, matrices, [&grad, &stats], [&of_key, &of_value])
+            matrices::value_gradient(l, a, matrices, [&grad, &stats], &of_value)?;
+            matrices::key_gradient(l, a, matrices, [&grad, &stats], &of_key)
         }
         None => {
             tiles::query_gradient(l, a, &grad, &stats, &of_query)?;
