@@ -53,7 +53,8 @@ def test_dtypes(dtype):
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize(
-    "queries, keys, dim", ((32, 32, 16), (70, 45, 20), (33, 100, 64), (129, 64, 128), (40, 130, 7), (40, 40, 130))
+    "queries, keys, dim",
+    ((32, 32, 16), (70, 45, 20), (33, 100, 64), (129, 64, 128), (40, 130, 7), (40, 40, 130)),
 )
 def test_halves(queries, keys, dim, causal):
     q, k, v = (torch.randn(2, 3, n, dim).half() for n in (queries, keys, keys))

@@ -156,7 +156,11 @@ SIZES = [1, 3, 255, 256, 1023, 16383, 16384, 16385, 50001, *range(2, 90)]
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
 def test_norms_of_many_tensors_share_kernels(order, dtype):
     tensors = [torch.randn(n).to(dtype) for n in SIZES]
-    tensors += [torch.randn(7, 33).to(dtype).t(), torch.randn(9, 8)[:, ::2].to(dtype)[:, 1:], torch.zeros(0, dtype=dtype)]
+    tensors += [
+        torch.randn(7, 33).to(dtype).t(),
+        torch.randn(9, 8)[:, ::2].to(dtype)[:, 1:],
+        torch.zeros(0, dtype=dtype),
+    ]
     expected = torch._foreach_norm(tensors, order)
     moved = [t.to(device) for t in tensors]
     outputs = []

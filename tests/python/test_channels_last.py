@@ -113,7 +113,7 @@ class Network(nn.Module):
         return x
 
 
-def train(device: str, seed: int) -> Iterator[object]:
+def train(device: str, seed: int, fed: bool = False) -> Iterator[object]:
     network = Network(seed).to(device)
     # Every second network of images is one whose program asks for channels-last strides.
     last = network.dims == 2 and seed % 2 == 1
@@ -121,7 +121,7 @@ def train(device: str, seed: int) -> Iterator[object]:
         network = network.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(network.parameters(), 1e-3) if list(network.parameters()) else None
     for iteration in range(ITERATIONS):
-        x = data(*network.input, seed=iteration).to(device)
+        x = data(*network.input, seed=iteration).to("cpu" if fed else device)
         x = (x.to(memory_format=torch.channels_last) if last else x).requires_grad_()
         y = network(x)
         y.square().mean().backward()
@@ -136,6 +136,11 @@ def train(device: str, seed: int) -> Iterator[object]:
 @pytest.mark.parametrize("seed", range(60))
 def test_order_of_contents_is_invisible(seed):
     check(lambda device: train(device, seed), coexecuted=0.3)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_order_of_fed_contents_is_theirs(seed):
+    check(lambda device: train(device, seed, fed=True), coexecuted=0)
 
 
 @pytest.mark.skipif(not OWN, reason="only own kernels leave contents channels last")

@@ -213,7 +213,7 @@ impl CpuDevice {
     }
 
     /// Computes a call in its form for channels-last contents and returns the contents of its new storages. `None` if the
-    /// form is not preferred, its tensors do not fill their storages, or a storage has no buffer.
+    /// form is not preferred, one of its tensors is fed or does not fill its storage, or a storage has no buffer.
     fn preferred(
         &mut self,
         native: &Native,
@@ -227,8 +227,14 @@ impl CpuDevice {
         };
         let mut orders: SmallVec<[(StorageId, Option<Planes>); 4]> = SmallVec::new();
         for (number, input) in call.inputs.iter().enumerate() {
-            let Place::Storage { id, .. } = input.place else { continue };
             let planes = of_input(number);
+            let Place::Storage { id, .. } = input.place else {
+                // The contents of a fed tensor are in the order of its strides.
+                if planes.is_some() {
+                    return None;
+                }
+                continue;
+            };
             let fills = planes.is_none_or(|planes| input.offset == 0 && self.nbytes(id) == planes.bytes());
             if !fills || orders.iter().any(|(other, order)| *other == id && *order != planes) {
                 return None;
