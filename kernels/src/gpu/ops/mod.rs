@@ -16,6 +16,7 @@ pub mod optim;
 pub mod pad;
 pub mod pointwise;
 pub mod pool;
+pub mod radix;
 pub mod random;
 pub mod reduce;
 pub mod scan;
