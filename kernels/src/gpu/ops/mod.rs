@@ -21,6 +21,7 @@ pub mod random;
 pub mod reduce;
 pub mod scan;
 pub mod scatter;
+pub mod segments;
 pub mod softmax;
 pub mod sort;
 pub mod types;
