@@ -169,7 +169,11 @@ def test_sums_of_what_is_not_finite(count, dtype):
 @pytest.mark.skipif("f64" in os.environ.get("TANDEM_GPU_WITHOUT", ""), reason="needs 64-bit floats")
 @pytest.mark.parametrize("count", [40, 3000])
 def test_sums_of_64_bits(count):
-    x, src, index = torch.randn(50, dtype=torch.double), torch.randn(count, dtype=torch.double), torch.randint(0, 50, (count,))
+    x, src, index = (
+        torch.randn(50, dtype=torch.double),
+        torch.randn(count, dtype=torch.double),
+        torch.randint(0, 50, (count,)),
+    )
     check(lambda x, i, s: x.index_add(0, i, s, alpha=0.3), x, index, src, tolerance=1e-12)
     check(lambda x, i, s: x.scatter_reduce(0, i, s, "mean"), x, index, src, tolerance=1e-12)
 

@@ -81,7 +81,9 @@ def test_all_halves(dtype):
         call = partial(torch.sort, descending=descending, stable=True)
         got, expected = native(call, x), call(x)
         same(got, expected)
-        assert torch.equal(got[0].cpu().signbit() & (got[0].cpu() == 0), expected[0].signbit() & (expected[0] == 0))
+        assert torch.equal(
+            got[0].cpu().signbit() & (got[0].cpu() == 0), expected[0].signbit() & (expected[0] == 0)
+        )
 
 
 def test_all_exponents_of_floats():

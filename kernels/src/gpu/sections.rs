@@ -67,7 +67,8 @@ fn within(kernel: &Kernel, buf: u32, section: ByteRange) -> Option<Kernel> {
     Some(k)
 }
 
-/// Makes a store conditional, and its loads from a buffer of this format. Loops contain no such loads, and remain.
+/// Makes a store conditional, and its loads from a buffer of this format. Loops contain no such loads, and
+/// remain.
 fn limit(store: &mut Store, (buf, mem): (u32, Mem), inside: &E) -> Option<()> {
     let values = std::iter::once(&store.value).chain(&store.guard);
     let loops = reachable(values).into_iter().filter(|e| matches!(e.node(), Node::Item(..)));

@@ -105,7 +105,8 @@ pub fn produce(
     l.launch(k)
 }
 
-/// Launches a kernel with one thread per element of a space. `body` gets the element's coordinates and number.
+/// Launches a kernel with one thread per element of a space. `body` gets the element's coordinates and
+/// number.
 pub fn each(
     l: &mut Lowering<'_>,
     label: &'static str,

@@ -1,13 +1,14 @@
 //! Stable sorting of long rows by the digits of their keys, from the least significant one on.
 //!
-//! A pass sorts rows by one digit of eight bits. Its first kernel counts the digits in each tile of a row, the second
-//! adds the counts of the row's tiles up, and the third moves each element to the place that follows from these counts
-//! and from the elements before it in its tile. Where a row has few tiles, the third kernel adds the counts up itself.
+//! A pass sorts rows by one digit of eight bits. Its first kernel counts the digits in each tile of a row,
+//! the second adds the counts of the row's tiles up, and the third moves each element to the place that
+//! follows from these counts and from the elements before it in its tile. Where a row has few tiles, the
+//! third kernel adds the counts up itself.
 //!
-//! Elements of a tile are placed in rounds of a workgroup. In a round, each digit has a mask of the threads that hold
-//! it, so a thread finds the number of equal digits before its own by counting bits: this needs neither subgroups nor
-//! an order of threads, and keeps elements of equal digits in order. Only integers are counted, so every device places
-//! elements alike.
+//! Elements of a tile are placed in rounds of a workgroup. In a round, each digit has a mask of the threads
+//! that hold it, so a thread finds the number of equal digits before its own by counting bits: this needs
+//! neither subgroups nor an order of threads, and keeps elements of equal digits in order. Only integers are
+//! counted, so every device places elements alike.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -40,7 +41,8 @@ struct Rows {
     count: i64,
     len: i64,
     tiles: i64,
-    /// Counts of the digits of each tile, and their sums over the tiles up to each one if there are more than a few.
+    /// Counts of the digits of each tile, and their sums over the tiles up to each one if there are more than
+    /// a few.
     counts: Operand,
     sums: Option<Operand>,
 }
@@ -56,8 +58,8 @@ struct Digit<'d> {
     shift: u32,
 }
 
-/// Sorts `count` rows of `len` elements by keys of several words, the most significant one first. Returns the first
-/// word of the sorted keys, and the positions of the elements in the original rows.
+/// Sorts `count` rows of `len` elements by keys of several words, the most significant one first. Returns the
+/// first word of the sorted keys, and the positions of the elements in the original rows.
 pub fn sorted(l: &mut Lowering<'_>, words: &[Word], count: i64, len: i64) -> Option<[Operand; 2]> {
     let tiles = (len + TILE - 1) / TILE;
     let mut table = || l.temp(&[count, tiles, i64::from(THREADS)], Dtype::INT32);
@@ -94,8 +96,8 @@ impl Rows {
         self.place(l, digit, to)
     }
 
-    /// A kernel with a workgroup for each tile, and WGSL that reads `position`, `key` and `digit` of the element at
-    /// `at` of its row.
+    /// A kernel with a workgroup for each tile, and WGSL that reads `position`, `key` and `digit` of the
+    /// element at `at` of its row.
     fn kernel(&self, l: &Lowering<'_>, label: &'static str, digit: &Digit<'_>) -> Option<(Kernel, String)> {
         let mut k = Kernel::new(label);
         for value in [self.count, self.len, self.tiles, i64::from(digit.shift)] {
@@ -137,7 +139,8 @@ impl Rows {
             "  atomicStore(&counts[lane], 0u);\n  workgroupBarrier();\n  if (row < w(0)) {{\n    \
              for (var at = first + lane; at < min(first + {TILE}u, w(1)); at += {THREADS}u) {{\n      \
              {read}\n      atomicAdd(&counts[digit], 1u);\n    }}\n  }}\n  workgroupBarrier();\n  \
-             if (row < w(0)) {{ st{counts}(tile * {THREADS}u + lane, bitcast<i32>(atomicLoad(&counts[lane]))); }}\n"
+             let found = bitcast<i32>(atomicLoad(&counts[lane]));\n  \
+             if (row < w(0)) {{ st{counts}(tile * {THREADS}u + lane, found); }}\n"
         );
         self.launch(l, k, &format!("var<workgroup> counts: array<atomic<u32>, {THREADS}>;\n"), &body)
     }
@@ -198,13 +201,16 @@ impl Rows {
              var sum = next[lane];\n    if (lane >= step) {{ sum += next[lane - step]; }}\n    \
              workgroupBarrier();\n    next[lane] = sum;\n    workgroupBarrier();\n  }}\n  \
              next[lane] += before - all;\n  \
-             for (var part = 0u; part < {parts}u; part++) {{ atomicStore(&masks[part * {THREADS}u + lane], 0u); }}\n  \
+             for (var part = 0u; part < {parts}u; part++) {{ \
+             atomicStore(&masks[part * {THREADS}u + lane], 0u); }}\n  \
              workgroupBarrier();\n  let own = lane / 32u;\n  let bit = 1u << (lane % 32u);\n  \
              for (var begin = first; begin < min(first + {TILE}u, w(1)); begin += {THREADS}u) {{\n    \
-             let at = begin + lane;\n    let here = row < w(0) && at < w(1);\n    if (here) {{\n      {read}\n      \
+             let at = begin + lane;\n    let here = row < w(0) && at < w(1);\n    \
+             if (here) {{\n      {read}\n      \
              atomicOr(&masks[own * {THREADS}u + digit], bit);\n    }}\n    workgroupBarrier();\n    \
              var earlier = 0u; var same = 0u;\n    for (var part = 0u; part < {parts}u; part++) {{\n      \
-             let mask = atomicLoad(&masks[part * {THREADS}u + digit]);\n      same += countOneBits(mask);\n      \
+             let mask = atomicLoad(&masks[part * {THREADS}u + digit]);\n      \
+             same += countOneBits(mask);\n      \
              let lower = select(0u, bit - 1u, part == own);\n      \
              earlier += countOneBits(mask & select(lower, 0xffffffffu, part < own));\n    }}\n    \
              let to = row * w(1) + next[digit] + earlier;\n    workgroupBarrier();\n    if (here) {{\n      \

@@ -1,10 +1,10 @@
 //! Writes by integer tensors: `scatter`, `index_put`, `index_add`, `index_copy`, `put`, the gradient of embeddings.
 //!
-//! No result depends on the order of threads. If several elements go to one place without a reduction, the last one
-//! remains, as on the CPU: a first kernel finds it by an atomic maximum. Sums, products and means of floats are computed
-//! in the order of the elements, which are sorted by their places ([`segments`]). Other reductions have the same
-//! result in any order, and use atomics in the type that they are computed in. Calls that need other atomics
-//! (on 64-bit floats, or on 64-bit integers except for sums) take the host path.
+//! No result depends on the order of threads. If several elements go to one place without a reduction, the
+//! last one remains, as on the CPU: a first kernel finds it by an atomic maximum. Sums, products and means of
+//! floats are computed from elements that are sorted by their places ([`segments`]). Other reductions have
+//! the same result in any order, and use atomics in the type that they are computed in. Calls that need other
+//! atomics (on 64-bit floats, or on 64-bit integers except for sums) take the host path.
 
 use std::ops::Range;
 
@@ -88,7 +88,8 @@ fn share(k: &mut Kernel, buf: u32) {
 }
 
 impl Scatter<'_> {
-    /// Returns the destination of an element. It is a fault if there is none, unless elements may be left out.
+    /// Returns the destination of an element. It is a fault if there is none, unless elements may be left
+    /// out.
     fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<Target> {
         let place = (self.place)(l, k, coords)?;
         if !self.partial {
@@ -210,14 +211,14 @@ impl Scatter<'_> {
         Some(())
     }
 
-    /// Number of an element's slot, or that of slots for an element without a destination.
+    /// Slot of an element, one behind all others if the element has no destination.
     fn slot_of(&self, k: &mut Kernel, target: &Target) -> E {
         let none = k.size(self.slots);
         target.inside.select(&target.slot, none)
     }
 
-    /// Replaces the destinations of elements by their sums, products or means, together with the present values if
-    /// `include_self` is true.
+    /// Replaces the destinations of elements by their sums, products or means, together with the present
+    /// values if `include_self` is true.
     fn combine(
         &self,
         l: &mut Lowering<'_>,
@@ -226,6 +227,9 @@ impl Scatter<'_> {
         include_self: bool,
         value: Value<'_>,
     ) -> Option<()> {
+        if self.sizes.contains(&0) {
+            return Some(());
+        }
         let ty = out.mem.ty();
         let merge = |a: E, b: E| if how == Reduce::Prod { a * b } else { a + b };
         let combine = Combine {
@@ -251,9 +255,6 @@ impl Scatter<'_> {
             Some(vec![Store { buf: t.buf, at, value, put, guard, linear: false }])
         };
         let space = Space { sizes: self.sizes.clone(), keys: self.keys.clone() };
-        if self.sizes.contains(&0) {
-            return Some(());
-        }
         if space.is_small() {
             let slot_of = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E], own: bool| {
                 let target = if own { self.find(l, k, coords) } else { (self.place)(l, k, coords) };

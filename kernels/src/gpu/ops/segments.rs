@@ -1,13 +1,14 @@
 //! Sums and products of elements that go to the same slot, in an order that depends on the slots alone.
 //!
-//! Elements are sorted by their slots, so those of a slot are a segment, in the order of their numbers. A segment may
-//! have any length, so the sorted order is divided into parts of [`PART`] elements, these parts into larger ones, and so
-//! on. For each part that begins within a segment, a kernel combines the segment's elements in the part, or the results
-//! of the next smaller parts. The last kernel continues the elements of a segment's first part with the results of the
-//! parts that follow, from small to large. A thread takes a column of a segment or part, and neighbouring threads take
-//! neighbouring columns.
+//! Elements are sorted by their slots, so those of a slot are a segment, in the order of their numbers. A
+//! segment may have any length, so the sorted order is divided into parts of [`PART`] elements, these parts
+//! into larger ones, and so on. For each part that begins within a segment, a kernel combines the segment's
+//! elements in the part, or the results of the next smaller parts. The last kernel continues the elements of
+//! a segment's first part with the results of the parts that follow, from small to large. A thread takes a
+//! column of a segment or part, and neighbouring threads take neighbouring columns.
 //!
-//! Sorting is more work than comparing a few elements with each other, so up to [`FEW`] elements are not sorted.
+//! Sorting is more work than comparing a few elements with each other, so up to [`FEW`] elements are not
+//! sorted.
 
 use std::ops::Range;
 
@@ -28,7 +29,8 @@ const PART: i64 = 32;
 /// Largest number of elements that are compared with each other.
 const FEW: i64 = 64;
 
-/// Space of the values of elements. Some adjacent dimensions number the elements; the others are columns of values.
+/// Space of the values of elements. Some adjacent dimensions number the elements; the others are columns of
+/// values.
 pub struct Space {
     /// Sizes of the space.
     pub sizes: Dims,
@@ -68,14 +70,17 @@ impl Space {
     }
 }
 
+/// Function that returns the value at some coordinates of the space.
+pub type ValueAt<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E]) -> Option<E>;
+
 /// How values are combined.
 pub struct Combine<'c> {
     /// Value with which a merge changes nothing.
     pub init: E,
     /// Merges the results of two parts of a segment.
     pub merge: &'c dyn Fn(E, E) -> E,
-    /// Returns the value at some coordinates of the space.
-    pub value: &'c dyn Fn(&Lowering<'_>, &mut Kernel, &[E]) -> Option<E>,
+    /// The values.
+    pub value: ValueAt<'c>,
 }
 
 /// Result of a column of a slot.
@@ -93,8 +98,8 @@ pub struct Total {
 /// Function that returns the stores for a result.
 pub type Finish<'f> = &'f dyn Fn(&Lowering<'_>, &mut Kernel, Total) -> Option<Vec<Store>>;
 
-/// Function that returns the slot of an element with a number. The condition says whether it is the thread's own, which
-/// faults if it has none.
+/// Function that returns the slot of the element at some coordinates. The condition says whether the element
+/// is the thread's own, which faults if it has no slot.
 pub type SlotOf<'s> = &'s dyn Fn(&Lowering<'_>, &mut Kernel, &[E], bool) -> Option<E>;
 
 /// Combines the values of a few elements: the first element of each slot looks for the others.
@@ -196,7 +201,7 @@ impl Segments {
         if let Some(parts) = &parts {
             for (at, level) in levels.iter().enumerate() {
                 let smaller = at.checked_sub(1).map(|at| &levels[at]);
-                self.parts(l, parts, (level, smaller), combine)?;
+                self.combine_parts(l, parts, (level, smaller), combine)?;
             }
         }
         each(l, "segments", &self.space.with(n), |l, k, coords, _| {
@@ -208,21 +213,21 @@ impl Segments {
             let end = begins.select(end_of(k, &ends, &own), &own);
             let mut next = (&own / PART as f64 + 1.0) * PART as f64;
             let mut value =
-                self.elements(l, k, combine, combine.init.clone(), (&own, &end.min(&next)), &columns)?;
+                self.with_elements(l, k, combine, combine.init.clone(), (&own, &end.min(&next)), &columns)?;
             if let Some(parts) = &parts {
                 let parts = window(l, k, parts)?;
                 for (at, level) in levels.iter().enumerate() {
-                    let step = k.size(level.step);
+                    let step = level.step();
                     let begin = &next / &step;
                     // The largest parts reach to the end, the others to where a larger one begins.
                     let mut limit = end.clone();
                     if let Some(larger) = levels.get(at + 1) {
-                        let larger = k.size(larger.step);
+                        let larger = larger.step();
                         next = (&own / &larger + 1.0) * larger;
                         limit = limit.min(&next);
                     }
                     let limit = ((limit + &step - 1.0) / step).max(&begin);
-                    value = level.results(k, &parts, combine, value, (&begin, &limit), &columns);
+                    value = level.with_results(k, &parts, combine, value, (&begin, &limit), &columns);
                 }
             }
             let order = window(l, k, &self.order)?;
@@ -232,8 +237,9 @@ impl Segments {
         })
     }
 
-    /// Combines the values of each part that continues a segment, from those of the elements or of smaller parts.
-    fn parts(
+    /// Combines the values of each part that continues a segment, from those of the elements or of smaller
+    /// parts.
+    fn combine_parts(
         &self,
         l: &mut Lowering<'_>,
         parts: &Operand,
@@ -243,18 +249,18 @@ impl Segments {
         each(l, "segments_parts", &self.space.with(level.count), |l, k, coords, _| {
             let (own, columns) = self.space.split(coords);
             let (parts, ends) = (l.write(k, parts)?, window(l, k, &self.ends)?);
-            let step = k.size(level.step);
+            let step = level.step();
             let begin = &own * &step;
             let end = end_of(k, &ends, &begin);
             let continues = begin.gt(0u32).and(end_of(k, &ends, &(begin.max(1.0) - 1.0)).eq(&end));
             let end = continues.select(end.min(&begin + step), &begin);
             let init = combine.init.clone();
             let value = match smaller {
-                None => self.elements(l, k, combine, init, (&begin, &end), &columns)?,
+                None => self.with_elements(l, k, combine, init, (&begin, &end), &columns)?,
                 Some(smaller) => {
-                    let step = k.size(smaller.step);
+                    let step = smaller.step();
                     let range = (&(begin / &step), &((end + &step - 1.0) / step));
-                    smaller.results(k, &parts, combine, init, range, &columns)
+                    smaller.with_results(k, &parts, combine, init, range, &columns)
                 }
             };
             let at = level.place(k, &own, &columns);
@@ -265,7 +271,7 @@ impl Segments {
     }
 
     /// Continues a value with those of elements in sorted order.
-    fn elements(
+    fn with_elements(
         &self,
         l: &Lowering<'_>,
         k: &mut Kernel,
@@ -288,6 +294,11 @@ impl Segments {
 }
 
 impl Level {
+    /// Number of elements of a part. It does not depend on sizes, so divisions by it are shifts.
+    fn step(&self) -> E {
+        E::u32(self.step as u32)
+    }
+
     /// Coordinates of a part's result.
     fn place(&self, k: &mut Kernel, part: &E, columns: &[E]) -> Vec<E> {
         let row = part + k.size(self.first);
@@ -295,7 +306,7 @@ impl Level {
     }
 
     /// Continues a value with those of parts.
-    fn results(
+    fn with_results(
         &self,
         k: &mut Kernel,
         parts: &Tensor,

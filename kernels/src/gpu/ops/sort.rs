@@ -1,10 +1,11 @@
 //! Sorting: `sort`, `topk`, `kthvalue`, `median`, and searches in sorted rows.
 //!
-//! Keys are integers in PyTorch's order of values (NaN above all). Rows of up to [`BLOCK`] elements are sorted by a
-//! bitonic network on pairs of key and position in workgroup memory. Positions make the order total, so the sort is
-//! stable and gives the same result on every device. Elements beyond a row's end compare as larger than all others and
-//! never move, so rows need no padding. Longer rows are sorted by the digits of their keys ([`radix`]), unless only a
-//! few elements of each are needed: then these are selected from the blocks of the rows.
+//! Keys are integers in PyTorch's order of values (NaN above all). Rows of up to [`BLOCK`] elements are
+//! sorted by a bitonic network on pairs of key and position in workgroup memory. Positions make the order
+//! total, so the sort is stable and gives the same result on every device. Elements beyond a row's end
+//! compare as larger than all others and never move, so rows need no padding. Longer rows are sorted by the
+//! digits of their keys ([`radix`]), unless only a few elements of each are needed: then these are selected
+//! from the blocks of the rows.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -50,8 +51,8 @@ fn key_bits(mem: Mem) -> u32 {
     (8 * mem.size()).min(32)
 }
 
-/// Returns the key of a value: an unsigned integer by which values are ordered, as words of [`key_bits`], the upper one
-/// first. `x` holds the value's bits as an integer.
+/// Returns the key of a value: an unsigned integer by which values are ordered, as words of [`key_bits`], the
+/// upper one first. `x` holds the value's bits as an integer.
 fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
     let xor = |a: &E, mask: u32| E::bin(Bin::BitXor, a.clone(), E::u32(mask));
     let ordered = match mem {
@@ -75,8 +76,8 @@ fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
     std::iter::once(upper).chain(lower).map(directed).collect()
 }
 
-/// Returns an integer by which a float is ordered, from its bits: zeros of both signs are equal, and so are all NaNs.
-/// `max` is the largest integer of the float's size, `infinity` has the bits of infinity.
+/// Returns an integer by which a float is ordered, from its bits: zeros of both signs are equal, and so are
+/// all NaNs. `max` is the largest integer of the float's size, `infinity` has the bits of infinity.
 fn float_key(x: &E, max: i64, infinity: i64) -> E {
     let int = |v: i64| E::int(x.ty(), v);
     let magnitude = E::bin(Bin::BitAnd, x.clone(), int(max));
