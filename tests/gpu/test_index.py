@@ -144,6 +144,15 @@ def test_sums_along_any_dimensions():
         check(lambda x, i, s, d=dim: x.scatter_add(d, i[:, :33], s), x, index, x * 2)
 
 
+@pytest.mark.parametrize("count", [30, 3000])
+def test_sums_within_one_storage(count):
+    def call(x, i):
+        x[: count * 4].view(count, 4).index_add_(0, i, x[count * 4 :].view(count, 4))
+        return x
+
+    check(call, make(count * 8), torch.randint(0, count, (count,)))
+
+
 def assign_sums(x, indices, values):
     """Returns `x` with values added at indices in the dimensions from the second one on."""
     every = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1)

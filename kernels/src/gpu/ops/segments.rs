@@ -205,7 +205,6 @@ impl Segments {
             }
         }
         each(l, "segments", &self.space.with(n), |l, k, coords, _| {
-            k.apart = true;
             let (own, columns) = self.space.split(coords);
             let ends = window(l, k, &self.ends)?;
             let begins = own.eq(0u32).or(end_of(k, &ends, &(own.max(1.0) - 1.0)).eq(&own));
