@@ -1,5 +1,7 @@
 """Gathers, scatters, joins and views on the GPU against the CPU: duplicates, layouts, ranges, large sizes."""
 
+import os
+
 import pytest
 import torch
 import torch_tandem
@@ -93,6 +95,112 @@ def test_sums_of_several(dtype):
     for values in (src, src[0]):
         args = x.clone(), index[:, 0], values
         check(lambda x, i, s: x.index_put_((i,), s, accumulate=True), *args, tolerance=tolerance)
+
+
+def slots_of(kind, count, slots):
+    """Indices that are distributed over slots in some way."""
+    return {
+        "random": lambda: torch.randint(0, slots, (count,)),
+        "equal": lambda: torch.full((count,), slots // 2),
+        "apart": lambda: torch.randperm(count) % slots,
+        "few": lambda: (torch.rand(count) ** 8 * slots).long(),
+        "descending": lambda: torch.arange(count).mul(slots).div(max(count, 1)).long().flip(0),
+    }[kind]()
+
+
+SIZES = [1, 2, 63, 64, 65, 96, 1023, 1024, 1025, 2048, 5000, 32 * 1024, 32 * 1024 + 1, 70_001]
+"""Numbers of elements around those of few, of a block, of a tile and of parts."""
+
+
+@pytest.mark.parametrize("kind", ["random", "equal", "apart", "few", "descending"])
+@pytest.mark.parametrize("count", SIZES)
+def test_sums_of_any_number_of_elements(count, kind):
+    """Sums of small integers are exact in any order; others have the same bits in every run."""
+    slots = 300
+    index = slots_of(kind, count, slots)
+    x, src = make(slots, 3) - 25, make(count, 3) - 25
+    check(lambda x, i, s: x.index_add(0, i, s), x, index, src)
+    check(lambda x, i, s: x.t().contiguous().index_add_(1, i, s.t()), x, index, src)
+    check(lambda x, i, s: x[:, 0].scatter_add(0, i, s[:, 0]), x, index, src)
+    check(lambda x, i, s: x.put(i - slots, s[:, 1], accumulate=True), x, index, src)
+    check(lambda x, i, s: x.index_put((i - slots,), s[:, :1], accumulate=True), x, index, src)
+    options = dict(reduce="mean", include_self=False)
+    check(lambda x, i, s: x[:, 0].scatter_reduce(0, i, s[:, 0], **options), x, index, src, tolerance=1e-6)
+    x, index, src = moved([torch.randn(slots, 3), index, torch.randn(count, 3)])
+    first, second = (x.index_add(0, index, src).cpu() for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_sums_along_any_dimensions():
+    x, i, j = make(9, 40, 7, 5), torch.randint(0, 40, (30, 8)), torch.randint(-7, 7, (8,))
+    flat = i.flatten()
+    check(lambda x, i: x.index_add(1, i, x[:, i % 7].contiguous()), x, flat)
+    check(lambda x, i, s: x.index_add_(2, i, s), x.clone(), flat % 7, make(9, 40, 240, 5))
+    check(lambda x, i, s: x.index_put((i,), s, accumulate=True), x, i % 9, make(30, 8, 40, 7, 5))
+    check(lambda x, i, j: x.index_put((i % 9, i, j), x[0, 0, 0], accumulate=True), x, i, j)
+    check(lambda x, i, j, s: assign_sums(x, (i, j), s), x, i, j, make(9, 30, 8, 5))
+    for dim in range(4):
+        index = torch.randint(0, x.shape[dim], (9, 40, 7, 5))
+        check(lambda x, i, s, d=dim: x.scatter_add(d, i[:, :33], s), x, index, x * 2)
+
+
+@pytest.mark.parametrize("count", [30, 3000])
+def test_sums_within_one_storage(count):
+    def call(x, i):
+        x[: count * 4].view(count, 4).index_add_(0, i, x[count * 4 :].view(count, 4))
+        return x
+
+    check(call, make(count * 8), torch.randint(0, count, (count,)))
+
+
+def assign_sums(x, indices, values):
+    """Returns `x` with values added at indices in the dimensions from the second one on."""
+    every = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1)
+    return x.index_put((every, *indices), values, accumulate=True)
+
+
+@pytest.mark.parametrize("count", [40, 3000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_of_what_is_not_finite(count, dtype):
+    index = torch.randint(0, 50, (count,))
+    src = torch.randn(count).to(dtype)
+    src[index == 3], src[index == 4], src[index == 5] = -0.0, float("inf"), 0.0
+    src[index == 6] = src[index == 6].sign() * float("inf")
+    src[7] = float("nan")
+    x = torch.randn(50).to(dtype)
+    x[3] = -0.0
+    tolerance = 5e-6 if dtype == torch.float32 else 1.5e-1
+    check(lambda x, i, s: x.index_add(0, i, s), x, index, src, tolerance=tolerance)
+    check(lambda x, i, s: x.scatter_add_(0, i, s), x.clone(), index, src, tolerance=tolerance)
+    check(lambda x, i, s: x.scatter_reduce(0, i, s.sign(), "prod"), x, index, src, tolerance=tolerance)
+
+
+@pytest.mark.skipif("f64" in os.environ.get("TANDEM_GPU_WITHOUT", ""), reason="needs 64-bit floats")
+@pytest.mark.parametrize("count", [40, 3000])
+def test_sums_of_64_bits(count):
+    x, src, index = (
+        torch.randn(50, dtype=torch.double),
+        torch.randn(count, dtype=torch.double),
+        torch.randint(0, 50, (count,)),
+    )
+    check(lambda x, i, s: x.index_add(0, i, s, alpha=0.3), x, index, src, tolerance=1e-12)
+    check(lambda x, i, s: x.scatter_reduce(0, i, s, "mean"), x, index, src, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("count", [7, 100, 2000])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_embeddings(dtype, scaled, count):
+    gradient, index = (make(count, 2, 33) / 64).to(dtype), torch.randint(0, 90, (count, 2))
+    index[index == 11] = 12
+    for i in (index, index.int(), torch.full_like(index, 5)):
+        args = moved([gradient, i])
+        call = torch.ops.aten.embedding_dense_backward
+        for padding in (-1, 5):
+            got = [call(*args, 90, padding, scaled).cpu() for _ in range(2)]
+            assert torch.equal(*got)
+            expected = call(gradient.double(), i, 90, padding, scaled).to(dtype)
+            same(got[0], expected, 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_sums_carry_into_the_upper_word():
@@ -248,6 +356,10 @@ def test_embedding(dtype):
         lambda x, i: torch.nn.functional.embedding(i, x),
         lambda x, i: x.bfloat16().index_select(0, i[0]),
         lambda x, i: x.take(i * 10),
+        lambda x, i: x.index_add(0, i.flatten().repeat(50), x.repeat(40, 1)),
+        lambda x, i: x.scatter_add(1, i.repeat(2, 60)[:, :100] - 2, x.repeat(1, 40)),
+        lambda x, i: x.index_put((i.flatten().repeat(400),), x[0], accumulate=True),
+        lambda x, i: x.put(i * 10, i.float(), accumulate=True),
     ],
 )
 def test_out_of_range_is_told(call):
@@ -261,6 +373,10 @@ def test_what_is_empty():
     x, none = make(0, 4), torch.zeros(0, dtype=torch.long)
     check(lambda x, i: (x[i], x.index_select(0, i), x.flip(0), x.roll(1), x.repeat(2, 3), x.tril()), x, none)
     check(lambda x, i: (x.index_add(0, i, x), x.index_copy(0, i, x), x.index_put((i,), x)), x, none)
+    check(lambda x, i: (x[:, :1].t().index_add(1, i, x[:, :1].t()), x.index_put((i,), x, True)), x, none)
+    check(lambda x, i: make(3, 4).to(x.device).index_add(0, i, x) * 0, x, none)
+    call = torch.ops.aten.embedding_dense_backward
+    check(lambda x, i: (call(x, i, 5, -1, False), call(x[:, :0], i, 5, -1, True)), x, none)
     check(lambda x: (torch.cat([x, x]), torch.stack([x, x]), x.sort(0), x.topk(2), x.msort()), x)
 
 

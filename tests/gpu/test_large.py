@@ -195,6 +195,7 @@ def test_look_ups_and_their_gradients(values, hosted):
         put = v.clone()
         put[index[0].to(v.device)] = rows[0].to(v.device)
         put.index_add_(0, index[0].to(v.device), torch.ones(3, COLUMNS, device=v.device))
+        put.index_add_(0, index[0].repeat(40).to(v.device), torch.ones(120, COLUMNS, device=v.device))
         results.append([t[part] for t in (table.grad, put) for part in ([0, 5], [ROWS // 2, ROWS - 1])])
     for ours, expected in zip(results[1], results[0], strict=True):
         same(ours, expected)

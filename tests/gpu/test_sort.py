@@ -49,10 +49,56 @@ def test_sort_is_stable(dtype, descending):
         same(native(call, x), call(x))
 
 
+@pytest.mark.parametrize("order", ["random", "equal", "ascending", "descending"])
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 2047, 2048, 2049, 32 * 2048, 32 * 2048 + 1])
+def test_sizes_around_those_of_blocks_and_tiles(size, order):
+    x = torch.arange(size)
+    if order == "random":
+        x = torch.randint(-(2**31), 2**31, (size,))
+    elif order == "equal":
+        x = torch.full((size,), -7)
+    elif order == "descending":
+        x = x.flip(0)
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        y = x.to(dtype)
+        same(native(lambda y: y.sort(stable=True), y), y.sort(stable=True))
+    same(native(lambda x: x.sort(stable=True, descending=True), x), x.sort(stable=True, descending=True))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int16, torch.int8])
+def test_many_rows_longer_than_a_block(dtype, descending):
+    call = partial(torch.sort, dim=0, descending=descending, stable=True)
+    for size in [(1500, 70), (2500, 3, 2), (70_000, 2)]:
+        x = make(*size, dtype=dtype)
+        same(native(call, x), call(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_all_halves(dtype):
+    x = torch.arange(2**16)[torch.randperm(2**16)].to(torch.int16).view(dtype)
+    for descending in (False, True):
+        call = partial(torch.sort, descending=descending, stable=True)
+        got, expected = native(call, x), call(x)
+        same(got, expected)
+        assert torch.equal(
+            got[0].cpu().signbit() & (got[0].cpu() == 0), expected[0].signbit() & (expected[0] == 0)
+        )
+
+
+def test_all_exponents_of_floats():
+    x = torch.randint(-(2**31), 2**31, (5000,)).to(torch.int32).view(torch.float32)
+    same(native(lambda x: x.sort(stable=True), x), x.sort(stable=True))
+    wide = torch.randint(-(2**63), 2**63 - 1, (5000,)).view(torch.float64)
+    same(native(lambda x: x.sort(stable=True), wide), wide.sort(stable=True))
+
+
 def test_integers_of_64_bits():
     x = torch.randint(-(2**62), 2**62, (3000,))
     x[:500] %= 2**33
     same(native(lambda x: x.sort(), x), x.sort())
+    x = torch.randint(-2, 2, (100_000,)) * 2**40 + torch.randint(-2, 2, (100_000,))
+    same(native(lambda x: x.sort(stable=True), x), x.sort(stable=True))
 
 
 def test_long_rows():

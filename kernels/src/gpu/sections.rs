@@ -3,13 +3,13 @@
 //! No range of such a kernel's elements accesses a known part of the tensor, as in the look-up of an embedding. The
 //! kernel runs once for each section of the tensor instead, and each run stores only what accesses its section.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use crate::gpu::kernel::{Groups, Kernel, Skeleton, THREADS};
 use crate::gpu::linear::operands;
 use crate::gpu::spans::{ByteRange, reached};
 use crate::gpu::store::{Store, Word};
-use crate::ir::{E, Mem, Node, Ty};
+use crate::ir::{E, Known, Mem, Node, Ty};
 
 /// A kernel for a section of one of its tensors.
 pub struct Sectioned {
@@ -67,9 +67,12 @@ fn within(kernel: &Kernel, buf: u32, section: ByteRange) -> Option<Kernel> {
     Some(k)
 }
 
-/// Makes a store conditional, and its loads from a buffer of this format.
+/// Makes a store conditional, and its loads from a buffer of this format. Loops contain no such loads, and
+/// remain.
 fn limit(store: &mut Store, (buf, mem): (u32, Mem), inside: &E) -> Option<()> {
-    let mut known = FxHashMap::default();
+    let values = std::iter::once(&store.value).chain(&store.guard);
+    let loops = reachable(values).into_iter().filter(|e| matches!(e.node(), Node::Item(..)));
+    let mut known: Known = loops.map(|e| (e.address(), e)).collect();
     let mut limited = |e: &E| {
         e.with_leaves(&mut known, &mut |leaf| match leaf.node() {
             Node::Load { buf: from, at, guard } if *from == buf => {
@@ -91,20 +94,32 @@ fn limit(store: &mut Store, (buf, mem): (u32, Mem), inside: &E) -> Option<()> {
     Some(())
 }
 
-/// The addresses of the loads from a buffer. Returns `None` if there are loops.
+/// The addresses of the loads from a buffer. Returns `None` if a loop contains such a load.
 fn addresses<'v>(values: impl IntoIterator<Item = &'v E>, buf: u32) -> Option<Vec<E>> {
+    let mut found = Vec::new();
+    for e in reachable(values) {
+        match e.node() {
+            Node::Load { buf: from, at, .. } if *from == buf => found.push(at.clone()),
+            Node::Item(fold, _) => {
+                let Node::Fold { count, init, body, .. } = fold.node() else { return None };
+                let within = addresses(init.iter().chain(body).chain([count]), buf)?;
+                within.is_empty().then_some(())?;
+            }
+            _ => {}
+        }
+    }
+    Some(found)
+}
+
+/// The expressions that values consist of, each once, without the insides of loops.
+fn reachable<'v>(values: impl IntoIterator<Item = &'v E>) -> Vec<E> {
     let (mut found, mut visited) = (Vec::new(), FxHashSet::default());
     let mut rest: Vec<E> = values.into_iter().cloned().collect();
     while let Some(e) = rest.pop() {
-        if !visited.insert(e.address()) {
-            continue;
+        if visited.insert(e.address()) {
+            rest.extend(operands(&e));
+            found.push(e);
         }
-        match e.node() {
-            Node::Fold { .. } | Node::Item(..) => return None,
-            Node::Load { buf: from, at, .. } if *from == buf => found.push(at.clone()),
-            _ => {}
-        }
-        rest.extend(operands(&e));
     }
-    Some(found)
+    found
 }

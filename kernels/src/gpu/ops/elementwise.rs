@@ -2,7 +2,7 @@
 
 use crate::gpu::kernel::Kernel;
 use crate::gpu::lower::{Dims, Lowering, Operand, Source};
-use crate::gpu::store::Tensor;
+use crate::gpu::store::{Store, Tensor};
 use crate::ir::{E, Ty};
 use crate::shapes;
 use crate::shapes::is_contiguous;
@@ -102,6 +102,24 @@ pub fn produce(
     if !fits {
         return None;
     }
+    l.launch(k)
+}
+
+/// Launches a kernel with one thread per element of a space. `body` gets the element's coordinates and
+/// number.
+pub fn each(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    sizes: &[i64],
+    body: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E], &E) -> Option<Vec<Store>>,
+) -> Option<()> {
+    let mut k = Kernel::new(label);
+    let mut stores = None;
+    k.map(sizes, |k, coords, number| {
+        stores = body(l, k, coords, number);
+        stores.clone().unwrap_or_default()
+    });
+    stores?;
     l.launch(k)
 }
 

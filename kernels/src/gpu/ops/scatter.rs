@@ -1,9 +1,10 @@
 //! Writes by integer tensors: `scatter`, `index_put`, `index_add`, `index_copy`, `put`, the gradient of embeddings.
 //!
-//! If several elements go to one place without a reduction, the last one remains, as on the CPU: a first kernel
-//! finds it by an atomic maximum, so results do not depend on the order of threads. Reductions use atomics in the
-//! type that they are computed in. Calls that need other atomics (on 64-bit floats, or on 64-bit integers except
-//! for sums) take the host path.
+//! No result depends on the order of threads. If several elements go to one place without a reduction, the
+//! last one remains, as on the CPU: a first kernel finds it by an atomic maximum. Sums, products and means of
+//! floats are computed from elements that are sorted by their places ([`segments`]). Other reductions have
+//! the same result in any order, and use atomics in the type that they are computed in. Calls that need other
+//! atomics (on 64-bit floats, or on 64-bit integers except for sums) take the host path.
 
 use std::ops::Range;
 
@@ -13,7 +14,10 @@ use crate::error::Fault;
 use crate::gpu::kernel::{Kernel, highest, lowest};
 use crate::gpu::lower::{Dims, Lowering, Operand, Source, Spot, dense};
 use crate::gpu::ops::elementwise;
+use crate::gpu::ops::elementwise::each;
 use crate::gpu::ops::index::{Indexing, at_least_1d, bits, is_index, position};
+use crate::gpu::ops::segments;
+use crate::gpu::ops::segments::{Combine, Segments, Space, Total};
 use crate::gpu::ops::types::{broadcast, preserved};
 use crate::gpu::store::{Put, Store};
 use crate::ir::{E, Mem, Ty};
@@ -39,6 +43,8 @@ struct Scatter<'p> {
     keys: Range<usize>,
     /// Number of destinations that the index tensors distinguish.
     slots: i64,
+    /// Whether elements without a destination are left out.
+    partial: bool,
     /// Returns the destination of the element at some coordinates. The slot depends on the coordinates of `keys`
     /// alone.
     place: Placing<'p>,
@@ -76,33 +82,19 @@ fn value_of<'v>(
     move |l, k, coords, ty| Some(l.read_as(k, &x, ty).at(k, coords).cast(ty))
 }
 
-/// Launches a kernel with one thread per element of a space.
-fn each(
-    l: &mut Lowering<'_>,
-    label: &'static str,
-    sizes: &[i64],
-    body: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E], &E) -> Option<Vec<Store>>,
-) -> Option<()> {
-    let mut k = Kernel::new(label);
-    let mut stores = None;
-    k.map(sizes, |k, coords, number| {
-        stores = body(l, k, coords, number);
-        stores.clone().unwrap_or_default()
-    });
-    stores?;
-    l.launch(k)
-}
-
 /// Makes accesses to a buffer atomic, because several threads may write one word.
 fn share(k: &mut Kernel, buf: u32) {
     k.bufs[buf as usize].atomic = true;
 }
 
 impl Scatter<'_> {
-    /// Returns the destination of an element. It is a fault if there is none.
+    /// Returns the destination of an element. It is a fault if there is none, unless elements may be left
+    /// out.
     fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<Target> {
         let place = (self.place)(l, k, coords)?;
-        k.fault(Fault::Index, place.inside.not());
+        if !self.partial {
+            k.fault(Fault::Index, place.inside.not());
+        }
         Some(place)
     }
 
@@ -137,13 +129,17 @@ impl Scatter<'_> {
         number
     }
 
+    /// Sizes of the space of elements in the dimensions of `keys` alone.
+    fn keyed(&self) -> Dims {
+        let own = |(d, size): (usize, &i64)| if self.keys.contains(&d) { *size } else { 1 };
+        self.sizes.iter().enumerate().map(own).collect()
+    }
+
     /// Returns, for each slot, the number of the last element that goes there plus 1, or 0 if there is none.
     fn last(&self, l: &mut Lowering<'_>) -> Option<Operand> {
         let last = l.temp(&[self.slots], Dtype::INT32)?;
         l.clear(&last);
-        let mut sizes: Dims = std::iter::repeat_n(1, self.sizes.len()).collect();
-        sizes[self.keys.clone()].copy_from_slice(&self.sizes[self.keys.clone()]);
-        each(l, "scatter_last", &sizes, |l, k, coords, number| {
+        each(l, "scatter_last", &self.keyed(), |l, k, coords, number| {
             let t = l.write(k, &last)?;
             share(k, t.buf);
             let place = self.find(l, k, coords)?;
@@ -163,6 +159,10 @@ impl Scatter<'_> {
         include_self: bool,
         value: Value<'_>,
     ) -> Option<()> {
+        if out.dtype.is_floating() && matches!(how, Reduce::Sum | Reduce::Prod | Reduce::Mean) {
+            copy_self(l, x, out)?;
+            return self.combine(l, out, how, include_self, value);
+        }
         let computed = match out.mem {
             Mem::F32 | Mem::F16 | Mem::Bf16 => Dtype::FLOAT32,
             Mem::I32 | Mem::I16 | Mem::I8 | Mem::U8 => Dtype::INT32,
@@ -200,8 +200,7 @@ impl Scatter<'_> {
             let own = if include_self { 1.0 } else { 0.0 };
             let ins = [(&work, ty), (counts, Ty::I32)];
             return elementwise::launch(l, "scatter_mean", &[out], &ins, |_, _, x, _| {
-                let count = (&x[1] + own).max(1.0).cast(ty);
-                Some(vec![if ty.is_float() { &x[0] / count } else { floor_div(&x[0], &count) }])
+                Some(vec![floor_div(&x[0], &(&x[1] + own).max(1.0).cast(ty))])
             });
         }
         if work.place != out.place {
@@ -210,6 +209,67 @@ impl Scatter<'_> {
             })?;
         }
         Some(())
+    }
+
+    /// Slot of an element, one behind all others if the element has no destination.
+    fn slot_of(&self, k: &mut Kernel, target: &Target) -> E {
+        let none = k.size(self.slots);
+        target.inside.select(&target.slot, none)
+    }
+
+    /// Replaces the destinations of elements by their sums, products or means, together with the present
+    /// values if `include_self` is true.
+    fn combine(
+        &self,
+        l: &mut Lowering<'_>,
+        out: &Operand,
+        how: Reduce,
+        include_self: bool,
+        value: Value<'_>,
+    ) -> Option<()> {
+        if self.sizes.contains(&0) {
+            return Some(());
+        }
+        let ty = out.mem.ty();
+        let merge = |a: E, b: E| if how == Reduce::Prod { a * b } else { a + b };
+        let combine = Combine {
+            init: identity(how, ty),
+            merge: &merge,
+            value: &|l, k, coords| value(l, k, coords, ty),
+        };
+        let finish = |l: &Lowering<'_>, k: &mut Kernel, total: Total| {
+            let t = l.write(k, out)?;
+            let target = (self.place)(l, k, &total.first)?;
+            let exists = total.exists.and(target.inside);
+            let at = k.address(&t, &target.at);
+            let (mut value, mut count) = (total.value, total.count);
+            if include_self {
+                let guard = Some((exists.clone(), E::lit(ty, 0.0)));
+                value = merge(E::load(t.mem, t.buf, at.clone(), guard), value);
+                count = count + 1.0;
+            }
+            if how == Reduce::Mean {
+                value = value / count.cast(ty);
+            }
+            let (put, guard) = (Put::Assign, Some(exists));
+            Some(vec![Store { buf: t.buf, at, value, put, guard, linear: false }])
+        };
+        let space = Space { sizes: self.sizes.clone(), keys: self.keys.clone() };
+        if space.is_small() {
+            let slot_of = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E], own: bool| {
+                let target = if own { self.find(l, k, coords) } else { (self.place)(l, k, coords) };
+                target.map(|target| self.slot_of(k, &target))
+            };
+            return segments::few(l, &space, &slot_of, &combine, &finish);
+        }
+        let slots = l.temp(&[space.elements()], Dtype::INT32)?;
+        each(l, "scatter_slots", &self.keyed(), |l, k, coords, number| {
+            let t = l.write(k, &slots)?;
+            let target = self.find(l, k, coords)?;
+            let slot = self.slot_of(k, &target);
+            Some(vec![k.store_linear(&t, number, slot.cast(Ty::I32))])
+        })?;
+        Segments::of(l, space, slots, self.slots)?.combine(l, &combine, &finish)
     }
 }
 
@@ -269,7 +329,7 @@ fn along<'p>(x: &'p Operand, dim: usize, index: &'p Operand) -> Option<Scatter<'
         Some(Target { at, inside, slot })
     };
     let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
-    Some(Scatter { sizes, keys, slots: x.numel(), place: Box::new(place) })
+    Some(Scatter { sizes, keys, slots: x.numel(), partial: false, place: Box::new(place) })
 }
 
 /// Returns `self`, the output, `dim` and `index` of a scatter operator. Tensors have at least one dimension.
@@ -341,7 +401,7 @@ fn slices<'p>(x: &'p Operand, dim: usize, index: &'p Operand, wraps: bool) -> Op
     };
     let mut sizes = x.sizes.clone();
     sizes[dim] = index.numel();
-    Some(Scatter { sizes, keys: dim..dim + 1, slots: x.sizes[dim], place: Box::new(place) })
+    Some(Scatter { sizes, keys: dim..dim + 1, slots: x.sizes[dim], partial: false, place: Box::new(place) })
 }
 
 /// Returns `self`, the output, `dim` and `index` of an operator on slices. Tensors have at least one dimension.
@@ -423,7 +483,7 @@ pub fn index_put(l: &mut Lowering<'_>) -> Option<()> {
         let (at, inside, slot) = indexing.place(l, k, &x, coords);
         Some(Target { at, inside, slot })
     };
-    let s = Scatter { sizes, keys, slots, place: Box::new(place) };
+    let s = Scatter { sizes, keys, slots, partial: false, place: Box::new(place) };
     if accumulate {
         let value = value_of(&values, &s.sizes);
         return s.reduce(l, &x, &out, Reduce::Sum, true, &value);
@@ -489,7 +549,7 @@ pub fn put(l: &mut Lowering<'_>) -> Option<()> {
         Some(Target { at, inside, slot })
     };
     let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
-    let s = Scatter { sizes, keys, slots: x.numel(), place: Box::new(place) };
+    let s = Scatter { sizes, keys, slots: x.numel(), partial: false, place: Box::new(place) };
     if l.flag(3, false) {
         let value = value_of(&src, &s.sizes);
         return s.reduce(l, &x, &out, Reduce::Sum, true, &value);
@@ -508,50 +568,25 @@ pub fn embedding_dense_backward(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let out = l.destination(0, &[rows, *columns], &dense(&[rows, *columns]), grad.dtype)?;
-    let computed = match grad.mem {
-        Mem::F32 | Mem::F16 | Mem::Bf16 => Dtype::FLOAT32,
-        _ => return None,
-    };
-    let work =
-        if out.dtype == computed && !l.has_out() { out.clone() } else { l.temp(&out.sizes, computed)? };
-    l.clear(&work);
-    let scaled = l.flag(4, false);
-    let counts = if scaled { Some(l.temp(&[rows], Dtype::INT32)?) } else { None };
-    let row = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
-        let value = l.read(k, &index).at(k, coords);
-        let (row, inside) = position(k, &value, rows, false);
-        (row, inside.and(value.ne(E::int(value.ty(), padding))))
-    };
-    if let Some(counts) = &counts {
-        l.clear(counts);
-        each(l, "embedding_counts", &index.sizes, |l, k, coords, _| {
-            let t = l.write(k, counts)?;
-            share(k, t.buf);
-            let (row, inside) = row(l, k, coords);
-            let mut store = k.put(&t, &[row], E::int(Ty::I32, 1), Put::Add);
-            store.guard = Some(inside);
-            Some(vec![store])
-        })?;
+    if out.dtype != grad.dtype {
+        return None;
     }
-    each(l, "embedding_backward", &grad.sizes, |l, k, coords, _| {
-        let t = l.write(k, &work)?;
-        share(k, t.buf);
+    let ty = grad.mem.ty();
+    if l.has_out() {
+        elementwise::launch(l, "embedding_clear", &[&out], &[], |_, _, _, _| Some(vec![E::lit(ty, 0.0)]))?;
+    } else {
+        l.clear(&out);
+    }
+    let how = if l.flag(4, false) { Reduce::Mean } else { Reduce::Sum };
+    let place = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
         let (column, lead) = coords.split_last()?;
-        let (row, inside) = row(l, k, lead);
-        let mut value = l.read(k, &grad).at(k, coords);
-        if let Some(counts) = &counts {
-            let Source::Window(t) = l.read(k, counts) else { return None };
-            let count = k.load_if(&t, std::slice::from_ref(&row), inside.clone(), E::int(Ty::I32, 1));
-            value = value / count.cast(Ty::F32);
-        }
-        let mut store = k.put(&t, &[row, column.clone()], value, Put::Add);
-        store.guard = Some(inside);
-        Some(vec![store])
-    })?;
-    if work.place == out.place {
-        return Some(());
-    }
-    elementwise::launch(l, "embedding_out", &[&out], &[(&work, Ty::F32)], |_, _, x, _| {
-        Some(vec![x[0].clone()])
-    })
+        let value = l.read(k, &index).at(k, lead);
+        let (row, inside) = position(k, &value, rows, false);
+        let inside = inside.and(value.ne(E::int(value.ty(), padding)));
+        Some(Target { at: vec![row.clone(), column.clone()], inside, slot: row })
+    };
+    let (sizes, keys) = (grad.sizes.clone(), 0..index.ndim());
+    let s = Scatter { sizes, keys, slots: rows, partial: true, place: Box::new(place) };
+    let value = value_of(&grad, &s.sizes);
+    s.combine(l, &out, how, false, &value)
 }

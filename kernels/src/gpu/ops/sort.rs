@@ -1,10 +1,11 @@
 //! Sorting: `sort`, `topk`, `kthvalue`, `median`, and searches in sorted rows.
 //!
-//! Rows are sorted by a bitonic network on pairs of key and position. Keys are integers in PyTorch's order of
-//! values (NaN above all), and positions make the order total, so the sort is stable and gives the same result on
-//! every device. A workgroup sorts blocks of [`BLOCK`] elements in workgroup memory; longer rows are merged across
-//! blocks by further passes. Elements beyond a row's end compare as larger than all others and never move, so rows
-//! need no padding.
+//! Keys are integers in PyTorch's order of values (NaN above all). Rows of up to [`BLOCK`] elements are
+//! sorted by a bitonic network on pairs of key and position in workgroup memory. Positions make the order
+//! total, so the sort is stable and gives the same result on every device. Elements beyond a row's end
+//! compare as larger than all others and never move, so rows need no padding. Longer rows are sorted by the
+//! digits of their keys ([`radix`]), unless only a few elements of each are needed: then these are selected
+//! from the blocks of the rows.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -13,69 +14,76 @@ use crate::gpu::kernel::{Groups, Kernel, THREADS};
 use crate::gpu::lower::{Dims, Lowering, Operand, Spot, dense, wrap};
 use crate::gpu::ops::elementwise::produce;
 use crate::gpu::ops::index::{at_least_1d, bits, moved, position, target, window};
+use crate::gpu::ops::radix;
+use crate::gpu::ops::radix::Word;
 use crate::gpu::ops::types::{is_dense, preserved};
-use crate::ir::{Bin, E, Mem, Ty, Un};
+use crate::ir::{Bin, E, Mem, Ty};
 
 /// Number of elements that a workgroup sorts. Their positions and keys of 64 bits fit the workgroup memory of every
 /// adapter.
 const BLOCK: i64 = 1024;
 
 /// Keys and positions of rows, in memory.
-struct SortRows {
+pub struct SortRows {
     /// Keys, as 32-bit words, the upper word first if there are two.
-    keys: Vec<Operand>,
+    pub keys: Vec<Operand>,
+    /// Number of low bits of each word that differ among members.
+    pub bits: u32,
     /// Positions in the original rows; `None` before the first pass.
-    positions: Option<Operand>,
+    pub positions: Option<Operand>,
     /// Number of rows.
-    count: i64,
+    pub count: i64,
     /// Number of elements of a row.
-    len: i64,
+    pub len: i64,
 }
 
 impl SortRows {
-    fn temps(l: &mut Lowering<'_>, words: usize, count: i64, len: i64) -> Option<SortRows> {
-        let mut temp = || l.temp(&[count, len], Dtype::INT32);
-        let keys: Option<Vec<Operand>> = (0..words).map(|_| temp()).collect();
-        Some(SortRows { keys: keys?, positions: Some(temp()?), count, len })
+    /// Memory for the keys and positions of as many rows, of another length.
+    fn shortened(&self, l: &mut Lowering<'_>, len: i64) -> Option<SortRows> {
+        let mut temp = || l.temp(&[self.count, len], Dtype::INT32);
+        let keys: Option<Vec<Operand>> = self.keys.iter().map(|_| temp()).collect();
+        Some(SortRows { keys: keys?, positions: Some(temp()?), len, ..*self })
     }
 }
 
-/// Returns the key of a value: an unsigned integer by which values are ordered, as 32-bit words, the upper one
-/// first.
-fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
-    let top = E::u32(1 << 31);
-    let xor = |a: &E, b: &E| E::bin(Bin::BitXor, a.clone(), b.clone());
-    let words = match mem {
-        Mem::F64 => return wide_float_key(x, descending),
-        Mem::I64 => {
-            let upper = E::bin(Bin::Shr, x.clone(), E::u32(32)).cast(Ty::I32).cast(Ty::U32);
-            vec![xor(&upper, &top), x.cast(Ty::U32)]
-        }
-        Mem::F32 | Mem::F16 | Mem::Bf16 => {
-            let bits = E::un(Un::Bits, x.clone());
-            let negative = bits.ge(&top);
-            let ordered = negative.select(E::un(Un::BitNot, bits.clone()), xor(&bits, &top));
-            // Both zeros have the same key, and so have all NaNs.
-            let ordered = x.eq(0.0).select(&top, ordered);
-            vec![x.is_nan().select(E::u32(u32::MAX), ordered)]
-        }
-        _ => vec![xor(&x.cast(Ty::I32).cast(Ty::U32), &top)],
-    };
-    directed(words, descending)
+/// Number of bits of each word of a key.
+fn key_bits(mem: Mem) -> u32 {
+    (8 * mem.size()).min(32)
 }
 
-/// Returns the key of a 64-bit float from its bits, which `x` contains as an integer.
-fn wide_float_key(x: &E, descending: bool) -> Vec<E> {
-    let int = |v: i64| E::int(Ty::I64, v);
-    let magnitude = E::bin(Bin::BitAnd, x.clone(), int(i64::MAX));
+/// Returns the key of a value: an unsigned integer by which values are ordered, as words of [`key_bits`], the
+/// upper one first. `x` holds the value's bits as an integer.
+fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
+    let xor = |a: &E, mask: u32| E::bin(Bin::BitXor, a.clone(), E::u32(mask));
+    let ordered = match mem {
+        Mem::F64 => float_key(x, i64::MAX, 0x7ff0_0000_0000_0000),
+        Mem::F32 => float_key(x, i64::from(i32::MAX), 0x7f80_0000),
+        Mem::F16 => float_key(x, i64::from(i16::MAX), 0x7c00),
+        Mem::Bf16 => float_key(x, i64::from(i16::MAX), 0x7f80),
+        _ => x.clone(),
+    };
+    let (bits, signed) = (key_bits(mem), !matches!(mem, Mem::U8 | Mem::Bool));
+    let all = u32::MAX >> (32 - bits);
+    let upper = match mem.size() {
+        8 => E::bin(Bin::Shr, ordered.clone(), E::u32(32)).cast(Ty::I32),
+        _ => ordered.cast(Ty::I32),
+    };
+    // The sign is the upper bit, and negative values come first.
+    let upper = E::bin(Bin::BitAnd, upper.cast(Ty::U32), E::u32(all));
+    let upper = xor(&upper, if signed { 1 << (bits - 1) } else { 0 });
+    let lower = (mem.size() == 8).then(|| ordered.cast(Ty::U32));
+    let directed = |word: E| if descending { xor(&word, all) } else { word };
+    std::iter::once(upper).chain(lower).map(directed).collect()
+}
+
+/// Returns an integer by which a float is ordered, from its bits: zeros of both signs are equal, and so are
+/// all NaNs. `max` is the largest integer of the float's size, `infinity` has the bits of infinity.
+fn float_key(x: &E, max: i64, infinity: i64) -> E {
+    let int = |v: i64| E::int(x.ty(), v);
+    let magnitude = E::bin(Bin::BitAnd, x.clone(), int(max));
     // Of two negative numbers, the one with the larger magnitude is the smaller one.
     let signed = x.lt(0.0).select(int(0) - &magnitude, magnitude.clone());
-    let nan = magnitude.gt(int(0x7ff0_0000_0000_0000));
-    key(&nan.select(int(i64::MAX), signed), Mem::I64, descending)
-}
-
-fn directed(words: Vec<E>, descending: bool) -> Vec<E> {
-    words.into_iter().map(|w| if descending { E::un(Un::BitNot, w) } else { w }).collect()
+    magnitude.gt(int(infinity)).select(int(max), signed)
 }
 
 /// Returns the coordinates of an element in the tensor, from those of its row and its position in the row.
@@ -98,13 +106,13 @@ fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> O
         return None;
     }
     let words = if x.mem.size() == 8 { 2 } else { 1 };
-    let rows = SortRows::temps(l, words, count, len)?;
-    // 64-bit floats are ordered by their bits, so adapters without 64-bit floats can sort them.
-    let read = if x.mem == Mem::F64 { bits(x) } else { x.clone() };
+    let keys: Option<Vec<_>> = (0..words).map(|_| l.temp(&[count, len], Dtype::INT32)).collect();
+    let rows = SortRows { keys: keys?, bits: key_bits(x.mem), positions: None, count, len };
     let mut k = Kernel::new("sort_keys");
     let keys: Option<Vec<_>> = rows.keys.iter().map(|key| l.write(&mut k, key)).collect();
     let keys = keys?;
-    let t = window(l, &mut k, &read)?;
+    // Floats are ordered by their bits, so adapters without 64-bit floats can sort them.
+    let t = window(l, &mut k, &bits(x))?;
     let sizes: Dims = others.iter().copied().chain([len]).collect();
     k.map(&sizes, |k, coords, number| {
         let (at, row) = coords.split_last().map_or((E::u32(0), coords), |(at, row)| (at.clone(), row));
@@ -113,7 +121,7 @@ fn keys_of(l: &mut Lowering<'_>, x: &Operand, dim: usize, descending: bool) -> O
         keys.iter().zip(words).map(|(t, word)| k.store_linear(t, number, word.cast(Ty::I32))).collect()
     });
     l.launch(k)?;
-    Some(SortRows { positions: None, ..rows })
+    Some(rows)
 }
 
 /// Numbers of the buffers of keys and positions in a kernel.
@@ -149,9 +157,8 @@ fn is_after(words: usize) -> String {
     format!("fn is_after({}, {}) -> bool {{ return {text}; }}\n", arguments("a"), arguments("b"))
 }
 
-/// Sorts each block of a row in workgroup memory, and writes the first `keep` elements of each to `to`. If `merge`
-/// is true, only those steps of a merge are done that stay within a block.
-fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64, merge: bool) -> Option<()> {
+/// Sorts each block of a row in workgroup memory, and writes the first `keep` elements of each to `to`.
+fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64) -> Option<()> {
     let mut k = Kernel::new("sort_blocks");
     let block = (from.len.max(1) as u64).next_power_of_two().min(BLOCK as u64) as i64;
     let blocks = (from.len + block - 1) / block;
@@ -172,12 +179,9 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64, 
     let store = each(words, |w| format!("st{}(out, bitcast<i32>(k{w}[t])); ", written.keys[w]));
     // The first step of a merge compares elements at equal distances from the middle, the other steps those `half`
     // apart.
-    let sort = if merge {
-        "  for (var half = w(2) / 2u; half > 0u; half /= 2u) { step(lane, half, half); workgroupBarrier(); }\n"
-    } else {
-        "  for (var half = 1u; half < w(2); half *= 2u) {\n    step(lane, half, 2u * half - 1u); workgroupBarrier();\n    \
-         for (var next = half / 2u; next > 0u; next /= 2u) { step(lane, next, next); workgroupBarrier(); }\n  }\n"
-    };
+    let sort = "  for (var half = 1u; half < w(2); half *= 2u) {\n    step(lane, half, 2u * half - 1u); \
+                workgroupBarrier();\n    for (var next = half / 2u; next > 0u; next /= 2u) { \
+                step(lane, next, next); workgroupBarrier(); }\n  }\n";
     let source = format!(
         "{shared}var<workgroup> kp: array<u32, {BLOCK}>;\n{is_after}\
          fn step(lane: u32, half: u32, flip: u32) {{\n  for (var pair = lane; pair < {pairs}u; pair += {THREADS}u) {{\n    \
@@ -205,76 +209,21 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64, 
     l.launch(k)
 }
 
-/// Launches a step of a merge across blocks. It compares elements that are `half` apart or, in the first step of a
-/// merge, elements at equal distances from the middle.
-fn merge_step(l: &mut Lowering<'_>, rows: &SortRows, half: i64, first: bool) -> Option<()> {
-    let mut k = Kernel::new("sort_merge");
-    let pairs = (rows.len as u64).next_power_of_two() as i64 / 2;
-    let flip = if first { 2 * half - 1 } else { half };
-    for value in [rows.count, rows.len, pairs, half, flip] {
-        k.size(value);
+/// Sorts whole rows. All words of the keys are sorted with them in short rows, the first one in long rows.
+pub fn sorted(l: &mut Lowering<'_>, rows: SortRows) -> Option<SortRows> {
+    if rows.len > BLOCK {
+        let words: Vec<Word> =
+            rows.keys.iter().map(|keys| Word { keys: keys.clone(), bits: rows.bits }).collect();
+        let [keys, positions] = radix::sorted(l, &words, rows.count, rows.len)?;
+        return Some(SortRows { keys: vec![keys], positions: Some(positions), ..rows });
     }
-    let names = names(l, &mut k, rows, true)?;
-    let words = rows.keys.len();
-    let positions = names.positions?;
-    let all: Vec<u32> = names.keys.iter().copied().chain([positions]).collect();
-    let name = |n: usize| if n == words { "p".to_string() } else { n.to_string() };
-    let load: String = all
-        .iter()
-        .enumerate()
-        .map(|(n, b)| {
-            let n = name(n);
-            format!("let a{n} = bitcast<u32>(ld{b}(i)); let b{n} = bitcast<u32>(ld{b}(j)); ")
-        })
-        .collect();
-    let store: String = all
-        .iter()
-        .enumerate()
-        .map(|(n, b)| {
-            let n = name(n);
-            format!("st{b}(i, bitcast<i32>(b{n})); st{b}(j, bitcast<i32>(a{n})); ")
-        })
-        .collect();
-    let arguments = |x: &str| each(words, |w| format!("{x}{w}, ")) + x + "p";
-    let source = format!(
-        "{}@compute @workgroup_size({THREADS})\nfn main(@builtin(workgroup_id) wg: vec3<u32>, \
-         @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n  \
-         let thread = group(wg, grid) * {THREADS}u + lane;\n  let row = thread / w(2);\n  \
-         let pair = thread % w(2);\n  \
-         let low = ((pair & ~(w(3) - 1u)) << 1u) | (pair & (w(3) - 1u));\n  let high = low ^ w(4);\n  \
-         if (row < w(0) && high < w(1)) {{\n    let i = row * w(1) + low; let j = row * w(1) + high;\n    \
-         {load}\n    if (is_after({}, {})) {{ {store}}}\n  }}\n}}\n",
-        is_after(words),
-        arguments("a"),
-        arguments("b"),
-    );
-    k.raw(source, Groups::Linear(((rows.count * pairs) as u64).div_ceil(u64::from(THREADS))));
-    l.launch(k)
-}
-
-/// Sorts whole rows.
-fn sorted(l: &mut Lowering<'_>, keys: &SortRows) -> Option<SortRows> {
-    let positions = Some(l.temp(&[keys.count, keys.len], Dtype::INT32)?);
-    let rows = SortRows { keys: keys.keys.clone(), positions, count: keys.count, len: keys.len };
-    sort_blocks(l, keys, &rows, BLOCK, false)?;
-    merge_blocks(l, &rows)?;
-    Some(rows)
-}
-
-/// Merges the sorted blocks of each row.
-fn merge_blocks(l: &mut Lowering<'_>, rows: &SortRows) -> Option<()> {
-    let mut width = BLOCK;
-    while width < rows.len {
-        merge_step(l, rows, width, true)?;
-        let mut half = width / 2;
-        while half >= BLOCK {
-            merge_step(l, rows, half, false)?;
-            half /= 2;
-        }
-        sort_blocks(l, rows, rows, BLOCK, true)?;
-        width *= 2;
-    }
-    Some(())
+    let positions = match &rows.positions {
+        Some(positions) => positions.clone(),
+        None => l.temp(&[rows.count, rows.len], Dtype::INT32)?,
+    };
+    let to = SortRows { keys: rows.keys.clone(), positions: Some(positions), ..rows };
+    sort_blocks(l, &rows, &to, BLOCK)?;
+    Some(to)
 }
 
 /// Sorts rows of which only the first `count` elements are needed. If these are few, the others of each block are
@@ -283,16 +232,11 @@ fn first_sorted(l: &mut Lowering<'_>, mut rows: SortRows, count: i64) -> Option<
     while rows.len > BLOCK && count <= BLOCK / 2 {
         let whole = rows.len / BLOCK;
         let kept = whole * count + (rows.len % BLOCK).min(count);
-        let next = SortRows::temps(l, rows.keys.len(), rows.count, kept)?;
-        sort_blocks(l, &rows, &next, count, false)?;
+        let next = rows.shortened(l, kept)?;
+        sort_blocks(l, &rows, &next, count)?;
         rows = next;
     }
-    if rows.positions.is_none() {
-        return sorted(l, &rows);
-    }
-    sort_blocks(l, &rows, &rows, BLOCK, false)?;
-    merge_blocks(l, &rows)?;
-    Some(rows)
+    sorted(l, rows)
 }
 
 /// Writes, for each coordinate of the outputs, an element of `x` and its position. `place` returns the element's
@@ -351,7 +295,7 @@ pub fn sort(l: &mut Lowering<'_>) -> Option<()> {
     }
     let (x, values, positions) = (at_least_1d(&x), at_least_1d(&values), at_least_1d(&positions));
     let keys = keys_of(l, &x, dim, descending)?;
-    let rows = sorted(l, &keys)?;
+    let rows = sorted(l, keys)?;
     write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, _, _, at| Some(at.clone()))
 }
 
@@ -439,7 +383,7 @@ pub fn median(l: &mut Lowering<'_>) -> Option<()> {
 fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2]) -> Option<()> {
     let skips = l.base == "nanmedian";
     let keys = keys_of(l, x, dim, false)?;
-    let rows = sorted(l, &keys)?;
+    let rows = sorted(l, keys)?;
     let len = x.sizes[dim];
     write_sorted(l, &bits(x), dim, &rows, outs, |l, k, row, _| {
         let half = k.size((len - 1) / 2);
@@ -447,10 +391,11 @@ fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2]) ->
             return Some(half);
         }
         // NaNs are at the end of the sorted row. The upper words of their keys have all bits set.
+        let last = E::int(Ty::I32, i64::from((u32::MAX >> (32 - rows.bits)) as i32));
         let t = window(l, k, &rows.keys[0])?;
         let numbers = bisect(k, len, |k, at, inside| {
             let word = k.load_if(&t, &[row.clone(), at.clone()], inside.clone(), E::int(Ty::I32, 0));
-            word.ne(E::int(Ty::I32, -1))
+            word.ne(&last)
         });
         Some(if skips {
             (numbers.max(1.0) - 1.0) / 2.0
@@ -463,7 +408,7 @@ fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2]) ->
 
 /// Returns how many elements at the start of a row of `len` satisfy `before`, by binary search. `before` gets an
 /// index and a condition, and must not read the element where the condition is false.
-fn bisect(k: &mut Kernel, len: i64, before: impl FnOnce(&mut Kernel, &E, &E) -> E) -> E {
+pub fn bisect(k: &mut Kernel, len: i64, before: impl FnOnce(&mut Kernel, &E, &E) -> E) -> E {
     let rounds = k.size(i64::from(64 - len.leading_zeros()));
     let end = k.size(len);
     let [first, _] = k.fold(rounds, [E::u32(0), end], |k, _, [low, high]| {

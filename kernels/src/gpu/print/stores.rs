@@ -68,11 +68,10 @@ impl Writer<'_> {
                 "{{ var old = atomicLoad(&b{b}[{at}]); loop {{ let r = atomicCompareExchangeWeak(&b{b}[{at}], old, \
                  old * ({value})); if (r.exchanged) {{ break; }} old = r.old_value; }} }}"
             ),
-            (Mem::F32, put) => {
+            (Mem::F32, Put::Add | Put::Max | Put::Min) => {
                 // Compare-and-swap loop, because float atomics are an extension.
-                let next = match put {
+                let next = match store.put {
                     Put::Add => format!("bitcast<f32>(old) + ({value})"),
-                    Put::Mul => format!("bitcast<f32>(old) * ({value})"),
                     Put::Max => format!("larger_f32(bitcast<f32>(old), {value})"),
                     _ => format!("smaller_f32(bitcast<f32>(old), {value})"),
                 };
