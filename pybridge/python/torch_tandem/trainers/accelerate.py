@@ -1,8 +1,8 @@
 """Hugging Face Accelerate, and the Trainer of transformers, which trains with it.
 
-Accelerate knows the devices of out-of-tree backends by name: https://github.com/huggingface/accelerate/issues/3813.
-Its variable ACCELERATE_TORCH_DEVICE is not used here. It overrules `Accelerator(cpu=True)`, and processes that the
-program starts inherit it, even those that do not import Tandem.
+Accelerate lists the devices of out-of-tree backends (https://github.com/huggingface/accelerate/issues/3813).
+Its variable ACCELERATE_TORCH_DEVICE is not used here: it overrules `Accelerator(cpu=True)`, and processes that
+the program starts inherit it, even those that do not import Tandem.
 """
 
 import functools
@@ -55,6 +55,7 @@ def _training_args(training_args: ModuleType) -> None:
         return state.device if state and state.device.type == "tandem" else device
 
     arguments.device = property(device)
+    training_args.is_torch_bf16_gpu_available = torch.tandem.is_bf16_supported
 
 
 CHANGES = {

@@ -1,7 +1,7 @@
 """Lightning: the accelerator "tandem" of `Trainer` and `Fabric`, which "auto" and "gpu" choose as well.
 
-Lightning has no entry points for accelerators. Its connectors, which turn the arguments of a trainer into objects,
-place a registered accelerator's model on the CPU, and its autocast on CUDA.
+Lightning has no entry points for accelerators. Its connectors, which turn a trainer's arguments into objects,
+place the model of a registered accelerator on the CPU, and autocast on CUDA.
 """
 
 import functools
