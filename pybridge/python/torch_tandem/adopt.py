@@ -136,7 +136,7 @@ _original_pin_memory = torch.Tensor.pin_memory
 
 
 def _pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
-    """`Tensor.pin_memory`, which returns an adopted tensor itself: data loaders may be told to pin batches."""
+    """`Tensor.pin_memory`, which returns an adopted tensor itself: data loaders may have to pin batches."""
     return self if self.device.type == "tandem" else _original_pin_memory(self, *args)
 
 

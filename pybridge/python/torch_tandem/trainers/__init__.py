@@ -4,11 +4,11 @@ Nothing is imported for it: each library is changed when the program imports it,
 this folder. What a program says itself, such as `Accelerator(cpu=True)`, is kept.
 """
 
-from torch_tandem.trainers import accelerate, choices, imports, lightning
+from torch_tandem.trainers import accelerate, choices, imports, lightning, safetensors
 
 __all__ = ["install"]
 
-CHANGES = {**accelerate.CHANGES, **lightning.CHANGES, **choices.CHANGES}
+CHANGES = {**accelerate.CHANGES, **lightning.CHANGES, **choices.CHANGES, **safetensors.CHANGES}
 """Functions that change a module, by the module's name."""
 
 

@@ -1,8 +1,8 @@
 """Hugging Face Accelerate, and the Trainer of transformers, which trains with it.
 
 Accelerate lists the devices of out-of-tree backends (https://github.com/huggingface/accelerate/issues/3813).
-Its variable ACCELERATE_TORCH_DEVICE is not used here: it overrules `Accelerator(cpu=True)`, and processes that
-the program starts inherit it, even those that do not import Tandem.
+Its variable ACCELERATE_TORCH_DEVICE is not used here: it overrules `Accelerator(cpu=True)`, and processes
+that the program starts inherit it, even those that do not import Tandem.
 """
 
 import functools
