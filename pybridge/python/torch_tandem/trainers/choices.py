@@ -34,11 +34,9 @@ def _chosen(choose: Callable) -> Callable:
 
 def _skorch(net: ModuleType) -> None:
     create = net.NeuralNet.__init__
-    defaults = inspect.signature(create).parameters
-    if defaults["device"].default != "cpu":
-        raise ValueError("the default device is not the CPU")
-    with_default = [p.default for p in defaults.values() if p.default is not inspect.Parameter.empty]
-    create.__defaults__ = tuple("tandem" if value == "cpu" else value for value in with_default)
+    if create.__defaults__.count("cpu") != 1:
+        raise ValueError("NeuralNet has no default device")
+    create.__defaults__ = tuple("tandem" if value == "cpu" else value for value in create.__defaults__)
 
 
 def _fastai(core: ModuleType) -> None:

@@ -71,14 +71,13 @@ def _connector(registry: str, connector: str) -> Callable[[ModuleType], None]:
     def change(module: ModuleType) -> None:
         accelerator, kind = _accelerator(module.Accelerator), getattr(module, connector)
         choose_strategy, make_precision = kind._choose_strategy, kind._check_and_init_precision
-        tandem_instead(kind, "_choose_auto_accelerator")
-        _tandem_is_a_gpu(kind)
+        choose_gpu, single = kind._choose_gpu_accelerator_backend, module.SingleDeviceStrategy
 
         @functools.wraps(choose_strategy)
         def strategy(self: Any) -> Any:
             chosen = choose_strategy(self)
-            if isinstance(self.accelerator, accelerator) and isinstance(chosen, module.SingleDeviceStrategy):
-                return module.SingleDeviceStrategy(device=self._parallel_devices[0])
+            if isinstance(self.accelerator, accelerator) and isinstance(chosen, single):
+                return single(device=self._parallel_devices[0])
             return chosen
 
         @functools.wraps(make_precision)
@@ -88,20 +87,16 @@ def _connector(registry: str, connector: str) -> Callable[[ModuleType], None]:
             with _autocast_on_tandem(module):
                 return make_precision(self)
 
-        kind._choose_strategy, kind._check_and_init_precision = strategy, precision
+        @functools.wraps(choose_gpu)
+        def gpu() -> str:
+            return choose_gpu() if cuda_alias.installed() else "tandem"
+
         getattr(module, registry).register("tandem", accelerator, description="Tandem", override=True)
+        kind._choose_strategy, kind._check_and_init_precision = strategy, precision
+        kind._choose_gpu_accelerator_backend = staticmethod(gpu)
+        tandem_instead(kind, "_choose_auto_accelerator")
 
     return change
-
-
-def _tandem_is_a_gpu(connector: type) -> None:
-    choose = connector._choose_gpu_accelerator_backend
-
-    @functools.wraps(choose)
-    def gpu() -> str:
-        return choose() if cuda_alias.installed() else "tandem"
-
-    connector._choose_gpu_accelerator_backend = staticmethod(gpu)
 
 
 @contextmanager
