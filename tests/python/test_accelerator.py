@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from torch.utils.benchmark import Timer
 
 
 def test_the_accelerator_is_tandem():
@@ -111,5 +112,5 @@ def test_benchmarks_wait_for_the_work(monkeypatch):
     waits, synchronize = [], torch.accelerator.synchronize
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda *device: waits.append(synchronize(*device)))
     x = torch.ones(50, 50, device="tandem")
-    measured = torch.utils.benchmark.Timer("x @ x", globals={"x": x}).timeit(3)
+    measured = Timer("x @ x", globals={"x": x}).timeit(3)
     assert measured.median > 0 and len(waits) >= 2
