@@ -115,7 +115,8 @@ def test_options_that_the_cpu_lacks(arguments, tmp_path):
     check_ran_there(report)
 
 
-@pytest.mark.parametrize("way", WAYS)
+# The script is not adopted: it names devices, and compares with a model that it keeps on the CPU.
+@pytest.mark.parametrize("way", ["import", "alias"])
 def test_the_script_that_tests_accelerate(way, tmp_path):
     from accelerate.test_utils import scripts
 
