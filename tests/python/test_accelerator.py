@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from torch.utils.benchmark import Timer
 
 
 def test_the_accelerator_is_tandem():
@@ -92,3 +93,24 @@ def test_compiling_says_what_to_do():
     x = torch.ones(2, 3, device="tandem")
     compiled = torch.compile(model, backend="eager")
     assert torch.equal(compiled(x), model(x))
+
+
+def test_the_device_s_module_is_found():
+    assert torch.get_device_module() is torch.get_device_module("tandem") is torch.tandem
+    assert torch.get_device_module(torch.device("tandem", 0)) is torch.tandem
+
+
+def test_generators_are_forked():
+    state = torch.get_rng_state()
+    with torch.random.fork_rng(device_type="tandem"):
+        drawn = torch.rand(3, device="tandem").cpu()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.rand(3, device="tandem").cpu(), drawn)
+
+
+def test_benchmarks_wait_for_the_work(monkeypatch):
+    waits, synchronize = [], torch.accelerator.synchronize
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda *device: waits.append(synchronize(*device)))
+    x = torch.ones(50, 50, device="tandem")
+    measured = Timer("x @ x", globals={"x": x}).timeit(3)
+    assert measured.median > 0 and len(waits) >= 2

@@ -76,6 +76,8 @@ def models(report: Report) -> list[Finding]:
         count = f"{model['parameters']:,}"
         text = f"Not on Tandem: {model['what']} at {where} has its {count} parameters on {device}."
         advice = 'Move it and its inputs to "tandem" or "cuda", or pass that as the device to what places it.'
+        if model["library"]:
+            advice = f'Tell {model["library"]}, which runs it, to use the device "tandem" or "cuda".'
         found.append(Finding("slow", text, advice, model["line"]))
     return found
 

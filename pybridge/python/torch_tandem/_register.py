@@ -7,7 +7,17 @@ import warnings
 
 import torch
 
-from torch_tandem import _backward, _compile, _core, _interchange, _iterations, _seeding, _settings, device
+from torch_tandem import (
+    _backward,
+    _compile,
+    _core,
+    _interchange,
+    _iterations,
+    _seeding,
+    _settings,
+    device,
+    trainers,
+)
 
 
 def register() -> None:
@@ -22,6 +32,7 @@ def register() -> None:
     _backward.install()
     _interchange.install()
     _compile.refuse_inductor()
+    trainers.install()
     os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
     for ignored in _core.ignored_settings():

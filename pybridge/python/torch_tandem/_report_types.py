@@ -176,6 +176,7 @@ class Model(TypedDict):
 
     what: str
     line: str
+    library: str  # the installed package whose code ran it, or ""
     device: str
     parameters: int
 

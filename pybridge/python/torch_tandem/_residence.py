@@ -19,6 +19,7 @@ _named = WeakIdKeyDictionary()  # parameters of the models in `_elsewhere`
 _elsewhere: dict[str, Model] = {}
 
 _TORCH = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+_PACKAGES = "/site-packages/"  # also of other environments on the path
 _LIBRARIES = tuple({*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")})
 
 
@@ -43,24 +44,31 @@ def _note(what: str, parameters: list[torch.Tensor]) -> None:
         return
     for parameter in parameters:
         _named[parameter] = True
-    line = _place(sys._getframe(2))
-    entry: Model = {"what": what, "line": line, "device": min(devices), "parameters": len(parameters)}
+    line, library = _place(sys._getframe(2))
+    entry: Model = {
+        "what": what,
+        "line": line,
+        "library": library,
+        "device": min(devices),
+        "parameters": len(parameters),
+    }
     _elsewhere.setdefault(f"{what} {line}", entry)
 
 
-def _place(frame: FrameType | None) -> str:
-    """Return the innermost line of the program on the stack, or else the innermost line of a library."""
-    best = ""
+def _place(frame: FrameType | None) -> tuple[str, str]:
+    """Return the program's innermost line on the stack, or else a library's, and the innermost library."""
+    best, library = "", ""
     while frame is not None:
         code = frame.f_code
         path = code.co_filename
         if not path.startswith(("<", *_TORCH)):
             line = f"{path}:{frame.f_lineno} in {code.co_qualname}"
-            if not path.startswith(_LIBRARIES):
-                return line
+            if not path.startswith(_LIBRARIES) and _PACKAGES not in path:
+                return line, library
             best = best or line
+            library = library or frame.f_globals.get("__name__", "").partition(".")[0]
         frame = frame.f_back
-    return best
+    return best, library
 
 
 def models() -> list[Model]:

@@ -113,6 +113,7 @@ def install() -> None:
     # Data loading workers have no GraphRunner, so they create host tensors, as they do without Tandem.
     os.register_at_fork(after_in_child=_allocate_on_host)
     torch.Tensor.numpy = _numpy
+    torch.Tensor.pin_memory = _pin_memory
     torch._tensor_str._add_suffixes = _add_suffixes
     torch.serialization.register_package(4, _location, lambda storage, location: None)
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
@@ -129,6 +130,14 @@ def _numpy(self: torch.Tensor, *, force: bool = False) -> Any:
     array = _original_numpy(self.cpu(), force=force)
     array.flags.writeable = False
     return array
+
+
+_original_pin_memory = torch.Tensor.pin_memory
+
+
+def _pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
+    """`Tensor.pin_memory`, which returns an adopted tensor itself: data loaders may have to pin batches."""
+    return self if self.device.type == "tandem" else _original_pin_memory(self, *args)
 
 
 _original_add_suffixes = torch._tensor_str._add_suffixes

@@ -69,6 +69,11 @@ _DEVICE_NAMES = (
 )
 
 
+def installed() -> bool:
+    """Whether "cuda" is an alias of Tandem in this process."""
+    return torch.cuda.is_available is device.is_available
+
+
 def install() -> None:
     """Make "cuda" an alias of Tandem in this process. This cannot be undone."""
     _core.enable_cuda_alias()

@@ -1,0 +1,17 @@
+"""Trainers of other libraries choose Tandem where they would choose a device by themselves.
+
+Nothing is imported for it: each library is changed when the program imports it, by a few lines in a file of
+this folder. What a program says itself, such as `Accelerator(cpu=True)`, is kept.
+"""
+
+from torch_tandem.trainers import accelerate, choices, imports, lightning, safetensors
+
+__all__ = ["install"]
+
+CHANGES = {**accelerate.CHANGES, **lightning.CHANGES, **choices.CHANGES, **safetensors.CHANGES}
+"""Functions that change a module, by the module's name."""
+
+
+def install() -> None:
+    """Change the modules of `CHANGES` once they are imported, or now if they are."""
+    imports.watch(CHANGES)

@@ -1,0 +1,66 @@
+"""Hugging Face Accelerate, and the Trainer of transformers, which trains with it.
+
+Accelerate lists the devices of out-of-tree backends (https://github.com/huggingface/accelerate/issues/3813).
+Its variable ACCELERATE_TORCH_DEVICE is not used here: it overrules `Accelerator(cpu=True)`, and processes
+that the program starts inherit it, even those that do not import Tandem.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_tandem.trainers.choices import tandem_instead
+
+
+def _state(state: ModuleType) -> None:
+    tandem_instead(state.PartialState, "default_device")
+
+
+def _accelerator(accelerator: ModuleType) -> None:
+    _allow_float16(accelerator.Accelerator)
+    get_grad_scaler = accelerator.get_grad_scaler
+
+    @functools.wraps(get_grad_scaler)
+    def get_scaler(distributed_type: Any = None, **kwargs: Any) -> Any:
+        if accelerator.AcceleratorState().device.type == "tandem":
+            return torch.amp.GradScaler("tandem", **kwargs)
+        return get_grad_scaler(distributed_type, **kwargs)
+
+    accelerator.get_grad_scaler = get_scaler
+
+
+def _allow_float16(kind: type) -> None:
+    """Add tandem to the devices with float16, a constant in the constructor's code."""
+    code = kind.__init__.__code__
+    constants = [
+        value for value in code.co_consts if isinstance(value, tuple) and {"cuda", "npu"} <= {*value}
+    ]
+    if len(constants) != 1:
+        raise ValueError("the devices with fp16 are not listed in Accelerator.__init__")
+    with_tandem = [(*value, "tandem") if value is constants[0] else value for value in code.co_consts]
+    kind.__init__.__code__ = code.replace(co_consts=tuple(with_tandem))
+
+
+def _training_args(training_args: ModuleType) -> None:
+    arguments = training_args.TrainingArguments
+    choose = arguments.device.fget
+
+    @functools.wraps(choose)
+    def device(self: Any) -> torch.device:
+        device = choose(self)
+        # transformers repeats Accelerate's choice with a list of its own; `use_cpu` is respected by both.
+        state = getattr(self, "distributed_state", None)
+        return state.device if state and state.device.type == "tandem" else device
+
+    arguments.device = property(device)
+    training_args.is_torch_bf16_gpu_available = torch.tandem.is_bf16_supported
+
+
+CHANGES = {
+    "accelerate.state": _state,
+    "accelerate.accelerator": _accelerator,
+    "transformers.training_args": _training_args,
+}
+"""Functions that change a module, by the module's name."""

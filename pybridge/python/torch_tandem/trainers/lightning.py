@@ -1,0 +1,123 @@
+"""Lightning: the accelerator "tandem" of `Trainer` and `Fabric`, which "auto" and "gpu" choose as well.
+
+Lightning has no entry points for accelerators. Its connectors, which turn a trainer's arguments into objects,
+place the model of a registered accelerator on the CPU, and autocast on CUDA.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_tandem import cuda_alias
+from torch_tandem.trainers.choices import tandem_instead
+
+
+def _accelerator(base: type) -> type:
+    """Return the accelerator, a subclass of a library's base class."""
+
+    class TandemAccelerator(base):
+        """The device tandem."""
+
+        def setup_device(self, device: torch.device) -> None:
+            """Make `device` current."""
+            torch.tandem.set_device(device)
+
+        def teardown(self) -> None:
+            """Return unused memory to the system."""
+            torch.tandem.empty_cache()
+
+        def get_device_stats(self, device: Any) -> dict[str, Any]:
+            """Return memory statistics."""
+            return torch.tandem.memory_stats(device)
+
+        @staticmethod
+        def parse_devices(devices: int | str | list[int]) -> list[int]:
+            """Return the indices that a number of devices, or a list, stands for."""
+            if isinstance(devices, list | tuple):
+                return list(devices)
+            count = int(devices)
+            return list(range(count if count >= 0 else torch.tandem.device_count()))
+
+        @staticmethod
+        def get_parallel_devices(devices: list[int]) -> list[torch.device]:
+            """Return the devices with these indices."""
+            return [torch.device("tandem", index) for index in devices]
+
+        @staticmethod
+        def auto_device_count() -> int:
+            """Return 1, because tandem devices have no collective operations."""
+            return 1
+
+        @staticmethod
+        def is_available() -> bool:
+            """Whether the device can be used in this process."""
+            return torch.tandem.is_available()
+
+        @staticmethod
+        def name() -> str:
+            """Return the name in the registry."""
+            return "tandem"
+
+    return TandemAccelerator
+
+
+def _connector(registry: str, connector: str) -> Callable[[ModuleType], None]:
+    """Return the change to a module with a registry and a connector of these names."""
+
+    def change(module: ModuleType) -> None:
+        accelerator, kind = _accelerator(module.Accelerator), getattr(module, connector)
+        choose_strategy, make_precision = kind._choose_strategy, kind._check_and_init_precision
+        choose_gpu, single = kind._choose_gpu_accelerator_backend, module.SingleDeviceStrategy
+
+        @functools.wraps(choose_strategy)
+        def strategy(self: Any) -> Any:
+            chosen = choose_strategy(self)
+            if isinstance(self.accelerator, accelerator) and isinstance(chosen, single):
+                return single(device=self._parallel_devices[0])
+            return chosen
+
+        @functools.wraps(make_precision)
+        def precision(self: Any) -> Any:
+            if not isinstance(self.accelerator, accelerator):
+                return make_precision(self)
+            with _autocast_on_tandem(module):
+                return make_precision(self)
+
+        @functools.wraps(choose_gpu)
+        def gpu() -> str:
+            return choose_gpu() if cuda_alias.installed() else "tandem"
+
+        getattr(module, registry).register("tandem", accelerator, description="Tandem", override=True)
+        kind._choose_strategy, kind._check_and_init_precision = strategy, precision
+        kind._choose_gpu_accelerator_backend = staticmethod(gpu)
+        tandem_instead(kind, "_choose_auto_accelerator")
+
+    return change
+
+
+@contextmanager
+def _autocast_on_tandem(module: ModuleType) -> Iterator[None]:
+    """Let the connector in a module make mixed precision for tandem, where it would for CUDA."""
+    mixed = module.MixedPrecision
+    module.MixedPrecision = lambda precision, device: mixed(precision, "tandem")
+    try:
+        yield
+    finally:
+        module.MixedPrecision = mixed
+
+
+_FABRIC = _connector("ACCELERATOR_REGISTRY", "_Connector")
+_TRAINER = _connector("AcceleratorRegistry", "_AcceleratorConnector")
+
+# `lightning` contains both libraries; `pytorch_lightning` and `lightning_fabric` are their own distributions.
+CHANGES = {
+    "lightning.fabric.connector": _FABRIC,
+    "lightning_fabric.connector": _FABRIC,
+    "lightning.pytorch.trainer.connectors.accelerator_connector": _TRAINER,
+    "pytorch_lightning.trainer.connectors.accelerator_connector": _TRAINER,
+}
+"""Functions that change a module, by the module's name."""
