@@ -29,7 +29,7 @@ test-rust: setup ## the crates that need no torch
 	@$(env) cargo test --workspace --exclude tandem-pybridge --locked --quiet
 
 # With PyTorch's kernels, whose bits are eager's; then what compares values with Tandem's own ones.
-own_kernels := test_accuracy test_channels_last test_diverse test_flush_denormal test_hard_cases test_new_shapes test_opinfo test_own_kernels test_phases test_placement test_training
+own_kernels := test_accuracy test_channels_last test_diverse test_fed test_flush_denormal test_hard_cases test_new_shapes test_opinfo test_own_kernels test_phases test_placement test_training
 
 test-python: build ## the package; ARGS="-k name" goes to pytest
 	@# Two processes, each with whole files; waiting threads sleep, because the processes share the cores.

@@ -24,10 +24,15 @@ fn tensors_of(arg: &Arg<'_>) -> usize {
     }
 }
 
-/// The input itself, if it is on a Tandem storage or in a buffer and is not lazily conjugated, lazily negated or made
-/// from a Python number.
+/// The input itself, if it is on a Tandem storage or in host memory and is not lazily conjugated, lazily negated or made
+/// from a Python number. Host tensors without dimensions count as numbers.
 pub fn plain<'c>(input: &'c Input<'c>) -> Option<&'c Input<'c>> {
-    let there = matches!(input.place, Place::Storage { .. } | Place::Buffer(_));
+    let there = match input.place {
+        Place::Storage { .. } | Place::Buffer(_) => true,
+        // A fed tensor: in tracing the program's own, in co-execution a copy in a buffer.
+        Place::Host(_) => !input.sizes.is_empty(),
+        Place::Absent | Place::Inline(_) => false,
+    };
     (there && input.flags & (flags::CONJ | flags::NEG | flags::WRAPPED) == 0).then_some(input)
 }
 
