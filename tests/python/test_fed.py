@@ -1,7 +1,7 @@
 """Operators whose first tensor stays on the host, as batches from NumPy or from files do under adoption.
 
-The first iterations are traced, the next ones co-executed: the tensor is fed. Results are compared with eager CPU,
-and their bits with those of the other phase.
+The first iterations are traced, the next ones co-executed: the tensor is fed. Results are compared with eager
+CPU, and their bits with those of the other phase.
 """
 
 import itertools

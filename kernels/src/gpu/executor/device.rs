@@ -98,6 +98,10 @@ impl GpuDevice {
         self.op(call.op);
         let op = self.ops[call.op.index()].as_ref()?;
         let lower = op.lower?;
+        // The program's own tensors are uploaded to be read. Only the host path writes them.
+        if writes_host_tensor(call, &op.writes) {
+            return None;
+        }
         let (base, _) = lowering(&op.name, &op.writes)?;
         let lowering = Lowering::new(call, base, &op.writes, &mut self.stream.pipelines);
         let mut lowering = match epilogue {
@@ -518,6 +522,21 @@ fn partly_overlap(a: &Input<'_>, b: &Input<'_>) -> bool {
     let (ours, theirs) = (range(a), range(b));
     let same = ours == theirs && a.strides == b.strides;
     ours.start < theirs.end && theirs.start < ours.end && !same && dense(a) && dense(b)
+}
+
+/// Whether a call writes a tensor in host memory. `writes` says for each argument whether the operator writes it.
+fn writes_host_tensor(call: &Call<'_>, writes: &[bool]) -> bool {
+    let mut first = 0;
+    call.args.iter().zip(writes).any(|(arg, written)| {
+        let inputs = match arg {
+            Arg::Tensor => 1,
+            Arg::Tensors(n) => *n as usize,
+            _ => 0,
+        };
+        let of_arg = &call.inputs[first..first + inputs];
+        first += inputs;
+        *written && of_arg.iter().any(|input| matches!(input.place, Place::Host(_) | Place::Buffer(_)))
+    })
 }
 
 /// Generator that a call draws random numbers from; null for the default one.
