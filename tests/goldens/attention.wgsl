@@ -192,8 +192,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec
   let p1 = vec4<f32>(weight(s1.x, n1), weight(s1.y, n1), weight(s1.z, n1), weight(s1.w, n1));
   l1 = l1 * keep1 + ((p1.x + p1.y) + (p1.z + p1.w));
   o1_0 *= keep1;
+  let y0 = p0;
+  let y1 = p1;
   workgroupBarrier();
-  left[spot(ty, tx)] = p0; left[spot(ty + 32u, tx)] = p1;
+  left[spot(ty, tx)] = y0; left[spot(ty + 32u, tx)] = y1;
   workgroupBarrier();
   { var v = vec4<f32>(0.0);
     if (col0 + ty < keys()) { v = four_v(at_v(b, kh, col0 + ty), 0u + tx * 4u); }

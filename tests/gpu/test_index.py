@@ -383,3 +383,21 @@ def test_what_is_empty():
 def test_more_elements_than_workgroups_along_one_axis():
     x = torch.arange(256 * 65536 + 1000, dtype=torch.int32)
     check(lambda x: x.flip(0)[::1000], x)
+
+
+@pytest.mark.parametrize("dim", (0, 1, 2))
+@pytest.mark.parametrize("expanded", ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), ()))
+def test_rows_are_scattered_by_expanded_indices(dim, expanded):
+    x, src = torch.randn(9, 11, 13), torch.randn(8, 10, 12)
+    sizes = [1 if d in expanded and d != dim else n for d, n in enumerate(src.shape)]
+    index = torch.randint(0, x.shape[dim], sizes).expand(src.shape)
+
+    def compare(call):
+        # PyTorch's CPU kernels for expanded indices are wrong where `x` is wider than the source.
+        whole = lambda i: i.contiguous() if i.device.type == "cpu" else i  # noqa: E731
+        check(lambda x, i, s: call(x, whole(i), s), x, index, src, tolerance=1e-4)
+
+    compare(lambda x, i, s: x.scatter_add(dim, i, s))
+    compare(lambda x, i, s: x.scatter(dim, i, s))
+    for how in ("mean", "prod", "amax"):
+        compare(lambda x, i, s, how=how: x.scatter_reduce(dim, i, s, how, include_self=False))

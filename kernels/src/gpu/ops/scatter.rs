@@ -310,26 +310,31 @@ fn store_values(l: &mut Lowering<'_>, s: &Scatter<'_>, out: &Operand, values: &O
     s.assign(l, &out, uniform, &values)
 }
 
-/// Destinations along a dimension, by an index tensor that has the sizes of the space of elements.
+/// Destinations along a dimension, by an index tensor that has the sizes of the space of elements. Where the index is
+/// expanded, as by `index.unsqueeze(1).expand_as(source)`, elements are whole rows.
 fn along<'p>(x: &'p Operand, dim: usize, index: &'p Operand) -> Option<Scatter<'p>> {
     is_index(index)?;
     let fits = |d: usize| d == dim || index.sizes[d] <= x.sizes[d];
     if x.ndim() != index.ndim() || !(0..x.ndim()).all(fits) {
         return None;
     }
+    let varies = |d: &usize| *d == dim || index.sizes[*d] != 1 && index.strides[*d] != 0;
+    let (first, last) = ((0..dim).find(varies).unwrap_or(dim), (dim..x.ndim()).rev().find(varies)?);
+    let keys = first..last + 1;
+    let numbered = keys.clone();
     let place = move |l: &Lowering<'_>, k: &mut Kernel, coords: &[E]| {
         let value = l.read(k, index).at(k, coords);
         let (here, inside) = position(k, &value, x.sizes[dim], false);
         let mut at = coords.to_vec();
         at[dim] = here;
         let mut slot = E::u32(0);
-        for (coord, size) in at.iter().zip(&x.sizes).filter(|(_, size)| **size != 1) {
-            slot = slot * k.size(*size) + coord;
+        for d in numbered.clone().filter(|d| x.sizes[*d] != 1) {
+            slot = slot * k.size(x.sizes[d]) + &at[d];
         }
         Some(Target { at, inside, slot })
     };
-    let (sizes, keys) = (index.sizes.clone(), 0..index.ndim());
-    Some(Scatter { sizes, keys, slots: x.numel(), partial: false, place: Box::new(place) })
+    let slots = x.sizes[keys.clone()].iter().product();
+    Some(Scatter { sizes: index.sizes.clone(), keys, slots, partial: false, place: Box::new(place) })
 }
 
 /// Returns `self`, the output, `dim` and `index` of a scatter operator. Tensors have at least one dimension.
