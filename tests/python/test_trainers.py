@@ -72,8 +72,17 @@ def check_ran_there(report: dict) -> None:
     assert report[f"ops_coexecuted_after_{late}"] > 0.6 * report[f"ops_after_{late}"] > 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [*REQUIRED, *OPTIONAL])
+EVERY_WAY = ("accelerate", "transformers", "lightning")
+"""Programs that run in every way, even without TANDEM_ALL_PROGRAMS."""
+CASES = [
+    (name, way)
+    for name in (*REQUIRED, *OPTIONAL)
+    for way in WAYS
+    if way == "import" or name in EVERY_WAY or os.environ.get("TANDEM_ALL_PROGRAMS")
+]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_losses_are_the_cpu_s(name, way, tmp_path):
     needs(name)
     place = {"import": ["place=tandem"], "alias": ["place=cuda"], "adopted": []}[way] * (name in PLACED)
