@@ -1,7 +1,7 @@
-"""Operators on the host path, and device memory, of each program.
+"""Operators on the host path, kernels, submissions, and device memory, of each program.
 
-For each program of the suite: the number of ops per step in the steady state, the ops that took the host
-path, the peak of live tensors' bytes if every op runs immediately as in eager (mode `trace`), and the peak of
+For each program of the suite: the number of ops per step in the steady state, the kernels and submissions that
+they took, the values that the program read, the ops that took the host path, the peak of live tensors' bytes if every op runs immediately as in eager (mode `trace`), and the peak of
 the device's memory in co-execution, without and with the pool's free buffers. Nothing is timed.
 """
 
@@ -38,7 +38,9 @@ report = torch_tandem.report()
 peaks = [max(r["memory_peak"] for r in (before, report))]
 if report["device"]:
     peaks += [max(r["device"][k] for r in (before, report)) for k in ("memory_live_peak", "memory_peak")]
-print(json.dumps({"ops": report["ops_captured"], "hosted": report["host_ops"], "peaks": peaks}))
+counts = {"ops": report["ops_captured"], "reads": sum(f["count"] for f in report["fetches"])}
+counts |= {k: sum(d[k] for d in report["devices"]) for k in ("dispatches", "submissions")}
+print(json.dumps(counts | {"hosted": report["host_ops"], "peaks": peaks}))
 """
 
 
@@ -59,15 +61,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     gpu = {"TANDEM_DEVICE": os.environ.get("TANDEM_DEVICE", "gpu"), "TANDEM_ALLOW_SOFTWARE": "1"}
-    print("| program | operators a step | on the host | live, eager | device, in use | device, all | ratio |")
-    print("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
+    print(
+        "| program | operators | kernels | submissions | reads | on the host | live | in use | all | ratio |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
     for name in options.programs or PROGRAMS:
         eager = run(name, "trace", options.steps, {"TANDEM_DEVICE": "cpu"})
         ours = run(name, "coexec", options.steps, gpu)
         hosted = ", ".join(f"{op} {count}" for op, count in sorted(ours["hosted"].items())) or "none"
         mib = [f"{bytes / 2**20:.2f}" for bytes in (eager["peaks"][0], *ours["peaks"][1:])]
         ratio = ours["peaks"][1] / max(eager["peaks"][0], 1)
-        print(f"| {name} | {ours['ops']:,} | {hosted} | {' | '.join(mib)} | {ratio:.2f} |", flush=True)
+        counts = " | ".join(f"{ours[k]:,}" for k in ("ops", "dispatches", "submissions", "reads"))
+        print(f"| {name} | {counts} | {hosted} | {' | '.join(mib)} | {ratio:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

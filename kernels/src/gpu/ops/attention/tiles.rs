@@ -269,12 +269,27 @@ pub(super) fn query_gradient(
     launch(t, l, [s.batch * s.heads, ceil_div(s.queries, ROWS)], &body)
 }
 
-/// Computes the gradients of keys and values.
+/// Computes the gradients of keys and values. With a mask and dropout, each has a kernel, because a kernel of both would have
+/// more than the eight buffers that every adapter allows.
 pub(super) fn key_gradients(
     l: &mut Lowering<'_>,
     a: &Attention,
-    [grad, stats]: [&Operand; 2],
+    given: [&Operand; 2],
     [of_key, of_value]: [&Operand; 2],
+) -> Option<()> {
+    if a.mask.is_none() || a.dropout.is_none() {
+        return gradients_by_keys(l, a, given, [Some(of_key), Some(of_value)]);
+    }
+    gradients_by_keys(l, a, given, [None, Some(of_value)])?;
+    gradients_by_keys(l, a, given, [Some(of_key), None])
+}
+
+/// Computes the gradients of keys and of values that are given.
+fn gradients_by_keys(
+    l: &mut Lowering<'_>,
+    a: &Attention,
+    [grad, stats]: [&Operand; 2],
+    [of_key, of_value]: [Option<&Operand>; 2],
 ) -> Option<()> {
     let s = a.shape;
     let chunks = ceil_div(s.dim, CHUNK);
@@ -288,31 +303,36 @@ pub(super) fn key_gradients(
     read_statistics(&mut t, l, a, stats)?;
     t.score(l, a)?;
     t.dropout(l, a)?;
-    t.write(l, "dk", of_key)?;
-    t.write(l, "dv", of_value)?;
+    let (mut start, mut adds, mut end) = (String::new(), String::new(), String::new());
+    if let Some(of_value) = of_value {
+        t.write(l, "dv", of_value)?;
+        start += &sums("dv", chunks);
+        adds += &dropped(a, "y", "p", queries_of_row);
+        adds += &accumulate("dv", "y", "g", "h", "queries", chunks);
+        end += &put_sums("dv", "dv", "kh", "keys", ["1.0"; 2], chunks);
+    }
+    if let Some(of_key) = of_key {
+        t.write(l, "dk", of_key)?;
+        start += &sums("dk", chunks);
+        adds += &products("t", ("v", "kh", "keys"), ("g", "h", "queries"), chunks);
+        adds += &dropped(a, "u", "t", queries_of_row);
+        adds += "  let c0 = col0 + tx * 4u;\n  \
+                 let deltas4 = vec4<f32>(delta(b, h, c0), delta(b, h, c0 + 1u), delta(b, h, c0 + 2u), delta(b, h, c0 + 3u));\n  \
+                 let e0 = p0 * (u0 - deltas4);\n  let e1 = p1 * (u1 - deltas4);\n";
+        adds += &accumulate("dk", "e", "q", "h", "queries", chunks);
+        end += &put_sums("dk", "dk", "kh", "keys", ["scale()"; 2], chunks);
+    }
     t.code += WEIGHT;
     let begin = if a.causal { format!("(row0 / {COLUMNS}u) * {COLUMNS}u") } else { "0u".to_owned() };
     let scores = each_score(|i, part, key, query| {
         format!("p{i}.{part} = weight(score(b, h, {query}, {key}, s{i}.{part}), saved(b, h, {query}));")
     });
     let body = format!(
-        "  let b = (number / tiles()) / key_heads();\n  let kh = (number / tiles()) % key_heads();\n{keys}{values}  \
+        "  let b = (number / tiles()) / key_heads();\n  let kh = (number / tiles()) % key_heads();\n{start}  \
          for (var h = kh * group_size(); h < (kh + 1u) * group_size(); h++) {{\n  \
          for (var col0 = {begin}; col0 < queries(); col0 += 32u) {{\n{products}  \
-         var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{weights}{of_values}{more}{products_of_weights}  \
-         let c0 = col0 + tx * 4u;\n  \
-         let deltas4 = vec4<f32>(delta(b, h, c0), delta(b, h, c0 + 1u), delta(b, h, c0 + 2u), delta(b, h, c0 + 3u));\n  \
-         let e0 = p0 * (u0 - deltas4);\n  let e1 = p1 * (u1 - deltas4);\n{of_keys}  }}\n  }}\n{put_keys}{put_values}",
-        keys = sums("dk", chunks),
-        values = sums("dv", chunks),
+         var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{adds}  }}\n  }}\n{end}",
         products = products("s", ("k", "kh", "keys"), ("q", "h", "queries"), chunks),
-        weights = dropped(a, "y", "p", queries_of_row),
-        products_of_weights = dropped(a, "u", "t", queries_of_row),
-        of_values = accumulate("dv", "y", "g", "h", "queries", chunks),
-        more = products("t", ("v", "kh", "keys"), ("g", "h", "queries"), chunks),
-        of_keys = accumulate("dk", "e", "q", "h", "queries", chunks),
-        put_keys = put_sums("dk", "dk", "kh", "keys", ["scale()"; 2], chunks),
-        put_values = put_sums("dv", "dv", "kh", "keys", ["1.0"; 2], chunks),
     );
     launch(t, l, [s.batch * s.shared, ceil_div(s.keys, ROWS)], &body)
 }
