@@ -461,7 +461,8 @@ impl GpuDevice {
                 known => return known.clone(),
             }
         }
-        let lowered = self.lower_call(op.call);
+        let lowered = self.lower_with(op.call, None);
+        let lowered = lowered.map(|lowered| Arc::new(with_storages_of(op.variant, lowered)));
         self.lowered[node][number] = Some(lowered.clone());
         lowered
     }
@@ -482,6 +483,16 @@ impl GpuDevice {
         }
         self.failures.push(failure);
     }
+}
+
+/// A lowering that creates storages of a variant's sizes. Some of PyTorch's kernels leave a small result in a larger storage,
+/// which the program can see.
+fn with_storages_of(variant: &Variant, mut lowered: Lowered) -> Lowered {
+    let (own, theirs) = (&mut lowered.outputs.fresh, &variant.outputs.fresh);
+    if own.len() == theirs.len() && own.iter().zip(theirs).all(|(own, theirs)| own <= theirs) {
+        own.clone_from(theirs);
+    }
+    lowered
 }
 
 /// Whether a kernel would write one buffer through two bindings; or would read a buffer that it writes although it

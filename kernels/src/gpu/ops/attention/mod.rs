@@ -13,7 +13,7 @@ mod tiles;
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::gpu::kernel::{Kernel, team};
-use crate::gpu::lower::{Dims, Lowering, Operand, Source};
+use crate::gpu::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::gpu::ops::attention::arguments::{Attention, Shape};
 use crate::gpu::ops::types::preserved;
 use crate::ir::{E, Ty};
@@ -69,8 +69,12 @@ fn gradients(l: &mut Lowering<'_>, a: &Attention, given: [usize; 3]) -> Option<(
     if !fits {
         return None;
     }
+    // Heads are side by side in the gradients of PyTorch's operator for the CPU. With dropout its CPU multiplies matrices.
     let rows_first = |heads: i64, rows: i64| -> Dims {
-        [rows * heads * s.dim, s.dim, heads * s.dim, 1].into_iter().collect()
+        match a.dropout {
+            Some(_) => dense(&[s.batch, heads, rows, s.dim]),
+            None => [rows * heads * s.dim, s.dim, heads * s.dim, 1].into_iter().collect(),
+        }
     };
     let of_query = l.fresh(&a.query.sizes, &rows_first(s.heads, s.queries), a.query.dtype)?;
     let of_key = l.fresh(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
