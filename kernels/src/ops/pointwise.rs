@@ -369,7 +369,7 @@ fn power(a: &mut Args<'_>) -> Option<E> {
 fn sign(x: &E) -> E {
     match x.ty() {
         Ty::Bool => x.clone(),
-        _ => x.gt(0.0).select(x.like(1.0), x.lt(0.0).select(x.like(-1.0), x * 0.0)),
+        _ => x.gt(0.0).select(x.like(1.0), x.lt(0.0).select(x.like(-1.0), x.like(0.0))),
     }
 }
 
