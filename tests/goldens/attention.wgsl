@@ -66,6 +66,10 @@ fn ld3(i: u32) -> f32 { return b3[i]; }
 fn st3(i: u32, v: f32) { b3[i] = v; }
 fn ld4(i: u32) -> f32 { return b4[i]; }
 fn st4(i: u32, v: f32) { b4[i] = v; }
+fn weight(s: f32, m: f32) -> f32 {
+  if (s <= -3.0e38f) { return 0.0; }
+  return exp_(s - m);
+}
 fn queries() -> u32 { return words.w[0].x; }
 fn keys() -> u32 { return words.w[0].y; }
 fn dim() -> u32 { return words.w[0].z; }
@@ -116,10 +120,6 @@ fn put_out(at: u32, d: u32, v: vec4<f32>) {
   if (n > 3u) { st3(at + (d + 3u), v.w); }
 }
 fn at_saved(b: u32, h: u32, r: u32) -> u32 { return 0u + b * words.w[5].y + h * words.w[5].z + r * words.w[5].w; }
-fn weight(s: f32, m: f32) -> f32 {
-  if (s <= -3.0e38f) { return 0.0; }
-  return exp_(s - m);
-}
 var<workgroup> part: array<f32, 512>;
 fn total() -> u32 { return words.w[6].x; }
 fn tiles() -> u32 { return words.w[6].y; }

@@ -445,3 +445,13 @@ def test_the_report_counts_every_step():
     check(program)
     seen = report()
     assert seen["steps_traced"] + seen["steps_coexecuted"] >= STEPS
+
+
+@pytest.mark.parametrize("count", (3, 40))
+def test_signs_of_what_is_no_number_and_of_zeros(count):
+    x = torch.full((count,), float("nan"))
+    x[1], x[2] = -0.0, -2.0
+    for call in (torch.sign, torch.sgn):
+        expected, got = call(x), call(x.to("tandem")).cpu()
+        assert torch.equal(got, expected)
+        assert torch.equal(torch.signbit(got), torch.signbit(expected))

@@ -889,13 +889,3 @@ def test_powers_of_a_number_are_contiguous(permuted):
         torch_tandem.mark_step()
         assert made["tandem"].stride() == made["cpu"].stride()
         torch.testing.assert_close(made["tandem"].cpu(), made["cpu"])
-
-
-@pytest.mark.parametrize("count", (3, 40))
-def test_signs_of_what_is_no_number_and_of_zeros(count):
-    x = torch.full((count,), float("nan"))
-    x[1], x[2] = -0.0, -2.0
-    for call in (torch.sign, torch.sgn):
-        expected, got = call(x), call(x.to("tandem")).cpu()
-        assert torch.equal(got, expected)
-        assert torch.equal(torch.signbit(got), torch.signbit(expected))

@@ -7,15 +7,15 @@
 //!
 //! Only the driver knows which thread has which element of a matrix, so sums that stay in registers cannot be scaled by
 //! rows. The forward pass therefore computes the scores twice: first for the rows' logsumexp, then for the weights, which
-//! need no correction later. For the same reason keys and values get their gradients in two kernels: the sums and factors of
-//! both would need more registers than there are.
+//! need no correction later. Keys and values get their gradients in two kernels, because the sums and factors of both need
+//! more registers than a thread has.
 
 use std::fmt::Write as _;
 
 use crate::gpu::kernel::Groups;
 use crate::gpu::lower::{Lowering, Operand};
 use crate::gpu::ops::attention::arguments::Attention;
-use crate::gpu::ops::attention::text::{LOW, Text, WEIGHT, read_statistics};
+use crate::gpu::ops::attention::text::{LOW, Text, read_statistics};
 use crate::gpu::tiling::{Matrices, ceil_div};
 
 /// Number of subgroups of a workgroup.
@@ -310,19 +310,6 @@ const KEYS: [&str; 2] = ["kh", "keys"];
 const HEADS: &str = "  let b = (number / tiles()) / heads();\n  let h = (number / tiles()) % heads();\n  \
                      let kh = h / group_size();\n";
 
-/// Start of a kernel: its parameters, and the operands, which are copied to workgroup memory.
-fn start(l: &Lowering<'_>, a: &Attention, label: &'static str, copied: &[(&str, &Operand)]) -> Option<Text> {
-    let mut t = Text::new(label);
-    t.shape(l, a);
-    for (title, x) in copied {
-        t.read_halves(l, title, x)?;
-    }
-    t.score(l, a)?;
-    t.dropout(l, a)?;
-    t.code += WEIGHT;
-    Some(t)
-}
-
 /// Computes the output and the rows' logsumexps, `saved`.
 pub(super) fn forward(
     l: &mut Lowering<'_>,
@@ -332,7 +319,7 @@ pub(super) fn forward(
     saved: &Operand,
 ) -> Option<()> {
     let (s, p) = (a.shape, Plan::of(matrices, a));
-    let mut t = start(l, a, "attention", &[("q", &a.query), ("k", &a.key), ("v", &a.value)])?;
+    let mut t = Text::start(l, a, "attention", &[], Text::read_halves)?;
     t.write(l, "out", out)?;
     let buf = t.tensor(l, "saved", saved, true)?;
     let end = if a.causal { format!("min(keys(), row0 + {}u)", p.rows()) } else { "keys()".to_owned() };
@@ -392,8 +379,7 @@ pub(super) fn query_gradient(
     out: &Operand,
 ) -> Option<()> {
     let (s, p) = (a.shape, Plan::of(matrices, a));
-    let copied = [("q", &a.query), ("k", &a.key), ("v", &a.value), ("g", grad)];
-    let mut t = start(l, a, "attention's query gradient", &copied)?;
+    let mut t = Text::start(l, a, "attention's query gradient", &[("g", grad)], Text::read_halves)?;
     read_statistics(&mut t, l, a, stats)?;
     t.write(l, "out", out)?;
     let end = if a.causal { format!("min(keys(), row0 + {}u)", p.rows()) } else { "keys()".to_owned() };
@@ -436,8 +422,7 @@ impl<'a> ByKeys<'a> {
         label: &'static str,
         [grad, stats]: [&Operand; 2],
     ) -> Option<ByKeys<'a>> {
-        let copied = [("q", &a.query), ("k", &a.key), ("v", &a.value), ("g", grad)];
-        let mut t = start(l, a, label, &copied)?;
+        let mut t = Text::start(l, a, label, &[("g", grad)], Text::read_halves)?;
         t.size("key_heads", a.shape.shared);
         read_statistics(&mut t, l, a, stats)?;
         Some(ByKeys { a, p: Plan::of(matrices, a), t })

@@ -14,9 +14,27 @@ pub(super) struct Text {
     pub(super) code: String,
 }
 
+/// Method of [`Text`] that adds a tensor that is read.
+type Read = fn(&mut Text, &Lowering<'_>, &str, &Operand) -> Option<()>;
+
 impl Text {
-    pub(super) fn new(label: &'static str) -> Text {
-        Text { k: Kernel::new(label), code: String::new() }
+    /// A kernel with the call's sizes, the functions of scores and weights, and the tensors `q`, `k`, `v` and `more`, which
+    /// `read` adds.
+    pub(super) fn start(
+        l: &Lowering<'_>,
+        a: &Attention,
+        label: &'static str,
+        more: &[(&str, &Operand)],
+        read: Read,
+    ) -> Option<Text> {
+        let mut t = Text { k: Kernel::new(label), code: WEIGHT.to_owned() };
+        t.shape(l, a);
+        for (title, x) in [("q", &a.query), ("k", &a.key), ("v", &a.value)].iter().chain(more) {
+            read(&mut t, l, title, x)?;
+        }
+        t.score(l, a)?;
+        t.dropout(l, a)?;
+        Some(t)
     }
 
     /// Adds a size, which the source reads as `title()`.
@@ -26,7 +44,7 @@ impl Text {
     }
 
     /// Adds the scale, which the source reads as `scale()`.
-    pub(super) fn scale(&mut self, l: &Lowering<'_>, a: &Attention) {
+    fn scale(&mut self, l: &Lowering<'_>, a: &Attention) {
         let _ =
             writeln!(self.code, "fn scale() -> f32 {{ return bitcast<f32>(w({})); }}", self.k.words.len());
         match a.scale {
@@ -64,7 +82,7 @@ impl Text {
     }
 
     /// Returns whether the elements of a row are adjacent. If they are not, adds their stride as `step_x()`.
-    pub(super) fn step(&mut self, title: &str, x: &Operand) -> bool {
+    fn step(&mut self, title: &str, x: &Operand) -> bool {
         let unit = x.strides[3] == 1;
         if !unit {
             self.size(&format!("step_{title}"), x.strides[3]);
@@ -146,7 +164,7 @@ impl Text {
 
     /// Adds the mask and the function `score(b, h, query, key, s)`: the scaled and masked score of a dot product
     /// `s`, or [`LOW`] if it is masked out.
-    pub(super) fn score(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
+    fn score(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
         let mut value = "s * scale()".to_owned();
         if let Some(mask) = &a.mask {
             let b = self.tensor(l, "mask", mask, false)?;
@@ -169,7 +187,7 @@ impl Text {
     ///
     /// The random words of a query's keys are numbered from a multiple of four on, so that four keys take the words of
     /// one counter (`philox_mask` in pybridge/cpp/host_attention.cpp).
-    pub(super) fn dropout(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
+    fn dropout(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
         let Some(Dropout { seed, probability }) = &a.dropout else { return Some(()) };
         let Source::Window(t) = l.read(&mut self.k, seed) else { return None };
         let b = t.buf;
@@ -195,7 +213,7 @@ impl Text {
         Some(())
     }
 
-    pub(super) fn shape(&mut self, l: &Lowering<'_>, a: &Attention) {
+    fn shape(&mut self, l: &Lowering<'_>, a: &Attention) {
         let s = a.shape;
         self.size("queries", s.queries);
         self.size("keys", s.keys);
@@ -210,7 +228,7 @@ impl Text {
 pub(super) const LOW: &str = "-3.0e38f";
 
 /// Function that returns the softmax weight of a score, `m` being the row's maximum or logsumexp.
-pub(super) const WEIGHT: &str = "fn weight(s: f32, m: f32) -> f32 {
+const WEIGHT: &str = "fn weight(s: f32, m: f32) -> f32 {
   if (s <= -3.0e38f) { return 0.0; }
   return exp_(s - m);
 }

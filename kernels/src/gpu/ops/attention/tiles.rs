@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use crate::gpu::kernel::Groups;
 use crate::gpu::lower::{Lowering, Operand};
 use crate::gpu::ops::attention::arguments::Attention;
-use crate::gpu::ops::attention::text::{LOW, Text, WEIGHT, read_statistics};
+use crate::gpu::ops::attention::text::{LOW, Text, read_statistics};
 use crate::gpu::tiling::ceil_div;
 
 /// Rows of a workgroup's tile (`ROWS`), rows of the other operand's tiles (`COLUMNS`), and dimensions that are
@@ -188,16 +188,9 @@ fn queries_of_row(row: &str) -> String {
 pub(super) fn forward(l: &mut Lowering<'_>, a: &Attention, out: &Operand, saved: &Operand) -> Option<()> {
     let s = a.shape;
     let chunks = ceil_div(s.dim, CHUNK);
-    let mut t = Text::new("attention");
-    t.shape(l, a);
-    t.read(l, "q", &a.query)?;
-    t.read(l, "k", &a.key)?;
-    t.read(l, "v", &a.value)?;
-    t.score(l, a)?;
-    t.dropout(l, a)?;
+    let mut t = Text::start(l, a, "attention", &[], Text::read)?;
     t.write(l, "out", out)?;
     let saved = t.tensor(l, "saved", saved, true)?;
-    t.code += WEIGHT;
     t.code += "var<workgroup> part: array<f32, 512>;\n";
     let end = if a.causal { "min(keys(), row0 + 64u)" } else { "keys()" };
     let scores = each_score(|i, part, row, column| {
@@ -236,17 +229,9 @@ pub(super) fn query_gradient(
 ) -> Option<()> {
     let s = a.shape;
     let chunks = ceil_div(s.dim, CHUNK);
-    let mut t = Text::new("attention's query gradient");
-    t.shape(l, a);
-    t.read(l, "q", &a.query)?;
-    t.read(l, "k", &a.key)?;
-    t.read(l, "v", &a.value)?;
-    t.read(l, "g", grad)?;
+    let mut t = Text::start(l, a, "attention's query gradient", &[("g", grad)], Text::read)?;
     read_statistics(&mut t, l, a, stats)?;
-    t.score(l, a)?;
-    t.dropout(l, a)?;
     t.write(l, "out", out)?;
-    t.code += WEIGHT;
     let end = if a.causal { "min(keys(), row0 + 64u)" } else { "keys()" };
     let scores = each_score(|i, part, row, column| {
         format!("p{i}.{part} = weight(score(b, h, {row}, {column}, s{i}.{part}), saved{i});")
@@ -293,16 +278,9 @@ fn gradients_by_keys(
 ) -> Option<()> {
     let s = a.shape;
     let chunks = ceil_div(s.dim, CHUNK);
-    let mut t = Text::new("attention's key and value gradients");
-    t.shape(l, a);
+    let mut t = Text::start(l, a, "attention's key and value gradients", &[("g", grad)], Text::read)?;
     t.size("key_heads", s.shared);
-    t.read(l, "q", &a.query)?;
-    t.read(l, "k", &a.key)?;
-    t.read(l, "v", &a.value)?;
-    t.read(l, "g", grad)?;
     read_statistics(&mut t, l, a, stats)?;
-    t.score(l, a)?;
-    t.dropout(l, a)?;
     let (mut start, mut adds, mut end) = (String::new(), String::new(), String::new());
     if let Some(of_value) = of_value {
         t.write(l, "dv", of_value)?;
@@ -322,7 +300,6 @@ fn gradients_by_keys(
         adds += &accumulate("dk", "e", "q", "h", "queries", chunks);
         end += &put_sums("dk", "dk", "kh", "keys", ["scale()"; 2], chunks);
     }
-    t.code += WEIGHT;
     let begin = if a.causal { format!("(row0 / {COLUMNS}u) * {COLUMNS}u") } else { "0u".to_owned() };
     let scores = each_score(|i, part, key, query| {
         format!("p{i}.{part} = weight(score(b, h, {query}, {key}, s{i}.{part}), saved(b, h, {query}));")
