@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "device_type.h"
-#include "errors.h"
+#include "in_flight.h"
 #include "shim.h"
 
 namespace tandem {
@@ -40,7 +40,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream s) const override { return s; }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(tt_device_count()); }
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag flag) const override {
-    if (flag == c10::EventFlag::BACKEND_DEFAULT) check(tt_synchronize());
+    if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronize();
     if (!*event) *event = new Event;
     *static_cast<Event*>(*event) = std::chrono::steady_clock::now();
   }
@@ -48,20 +48,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   // Waits for all earlier work, so the answer is always true.
   bool queryEvent(void* event) const override {
-    if (event) check(tt_synchronize());
+    if (event) synchronize();
     return true;
   }
   bool queryStream(const c10::Stream&) const override {
-    check(tt_synchronize());
+    synchronize();
     return true;
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
     const auto time = *static_cast<Event*>(to) - *static_cast<Event*>(from);
     return std::chrono::duration<double, std::milli>(time).count();
   }
-  void synchronizeStream(const c10::Stream&) const override { check(tt_synchronize()); }
-  void synchronizeEvent(void*) const override { check(tt_synchronize()); }
-  void synchronizeDevice(const c10::DeviceIndex) const override { check(tt_synchronize()); }
+  void synchronizeStream(const c10::Stream&) const override { synchronize(); }
+  void synchronizeEvent(void*) const override { synchronize(); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { synchronize(); }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard<kTandem>)

@@ -6,6 +6,7 @@
 
 #include "allocator.h"
 #include "capture.h"
+#include "collectives.h"
 #include "errors.h"
 #include "hooks.h"
 #include "host_calls.h"
@@ -44,6 +45,7 @@ extern "C" int32_t ttc_register() {
     tandem::register_hooks();
     tandem::register_allocator();
     tandem::register_operators();
+    tandem::register_collectives();
     tandem::count_host_calls();
   };
   return tandem::or_kept(int32_t{TT_RAISE}, [&] {

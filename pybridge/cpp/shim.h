@@ -168,6 +168,23 @@ void tt_storage_release(void* storage);
 int32_t tt_storage_resize(void* storage, uint64_t nbytes);
 // Waits for all pending work.
 int32_t tt_synchronize();
+// Sends all operators that have been issued to GraphRunner.
+int32_t tt_flush();
+// Writes the innermost line of the program's own code on this thread's Python stack, cut to `capacity` bytes. Returns
+// its length.
+size_t tt_user_line(char* text, size_t capacity);
+// An op that the program has issued, with the user's frame on the Python stack.
+struct TtIssued {
+  uint32_t op;
+  uint32_t code;
+  int32_t instruction;
+};
+// Writes the recorded ops since the last call, the first `capacity` if there are more. Returns their number. The first
+// call only starts to keep them.
+size_t tt_take_recent(TtIssued* ops, size_t capacity);
+// Writes an op's name and the user's line, cut to `capacity` bytes. Returns the length. Takes no lock of the engine,
+// which may wait for the collective that is explained.
+size_t tt_describe_issued(TtIssued op, char* text, size_t capacity);
 // Waits for the pending random draws.
 int32_t tt_wait_random();
 // Whether the devices draw random numbers themselves, instead of PyTorch's generator on the host.

@@ -3,14 +3,15 @@
 //! The lock order is that of [`Rank`]. A thread that holds the GIL never blocks on the engine's lock or on GraphRunner,
 //! and a thread that holds the engine's lock never waits for GraphRunner.
 
-use std::cell::Cell;
-use std::ffi::c_void;
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use rustc_hash::FxHashMap;
 use tandem_kernels::cpu::CpuDevice;
 use tandem_kernels::deferred::Deferred;
 use tandem_kernels::driver::Driver;
@@ -28,7 +29,8 @@ use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter
 use tandem_runtime::site::{AutogradNode, Site};
 use tandem_runtime::storage::{AddressRange, Storages, collects_deaths, died};
 use tandem_tracegraph::call::Call;
-use tandem_tracegraph::ids::OpId;
+use tandem_tracegraph::ids::{LocationId, OpId};
+use tandem_tracegraph::location::Frame;
 use tandem_tracegraph::ops::{ArgClass, OpDecl};
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -36,7 +38,9 @@ use crate::convert::{Reply, context_of, fill, storage_of};
 use crate::environment::{ENVIRONMENT, Environment};
 use crate::ffi::*;
 use crate::host::{POOL, SHIM, in_executor, kept};
-use crate::python::{WithoutGil, interrupted, thread_token, user_line, walk_stack};
+use crate::python::{
+    Lines, WithoutGil, innermost_user_line, interrupted, line_of, thread_token, user_line, walk_stack,
+};
 
 /// Size in bytes of the address range for the fake addresses of tandem tensors.
 const ADDRESS_SPACE: usize = 1 << 44;
@@ -57,17 +61,22 @@ struct Declared {
 /// Operators by id. Unlike the engine's own table, it is readable while the engine is locked.
 static DECLARED: Mutex<Vec<Declared>> = Mutex::new(Rank::Declared, Vec::new());
 
-static DEVICE_COUNT: LazyLock<usize> = LazyLock::new(|| entries(&ENVIRONMENT.device).len());
+/// As on CUDA, a rank sees a device for each rank of its machine. All of them are the one that the rank has.
+static DEVICE_COUNT: LazyLock<usize> =
+    LazyLock::new(|| ENVIRONMENT.rank.map_or(entries(&ENVIRONMENT.device).len(), |rank| rank.of));
 
-/// Returns the number of devices: the length of the list in `TANDEM_DEVICE`, or 1.
+/// Returns the number of devices: the length of the list in `TANDEM_DEVICE`, or 1; or the number of ranks.
 pub fn device_count() -> usize {
     *DEVICE_COUNT
 }
 
 /// Opens the executor that `TANDEM_DEVICE` asks for.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
-    let Environment { device, allow_software, own_kernels, .. } = &*ENVIRONMENT;
-    let asks_drivers = match device.as_str() {
+    let Environment { device, allow_software, own_kernels, rank, .. } = &*ENVIRONMENT;
+    let process = rank.map_or(0, |rank| rank.number);
+    let of_rank = |list: Vec<&'static str>| list[process % list.len()];
+    let device = if rank.is_some() { of_rank(entries(device)) } else { device.as_str() };
+    let asks_drivers = match device {
         "cpu" => false,
         "" => may_have_gpu(),
         _ => true,
@@ -77,12 +86,12 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
         let gpu = Gpu::open(number, index, &ENVIRONMENT.gpu).map_err(|e| e.to_string())?;
         Ok::<_, String>(GpuDevice::new(gpu, &SHIM))
     };
-    if device_count() > 1 {
+    if rank.is_none() && device_count() > 1 {
         let numbers = choose_each(device, *allow_software, &adapters).map_err(|e| e.to_string())?;
         let all = numbers.into_iter().zip(0..).map(|(number, index)| open(number, index));
         return Ok(Box::new(Driver::on(Devices::new(all.collect::<Result<_, _>>()?))));
     }
-    match choose(device, *allow_software, &adapters).map_err(|e| e.to_string())? {
+    match choose(device, *allow_software, process, &adapters).map_err(|e| e.to_string())? {
         Choice::Cpu => Ok(Box::new(Driver::on(CpuDevice::new(&SHIM, *own_kernels)))),
         Choice::Adapter(number) => Ok(Box::new(Driver::on(open(number, 0)?))),
     }
@@ -591,6 +600,61 @@ extern "C" fn tt_storage_resize(context: *mut c_void, nbytes: u64) -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn tt_synchronize() -> i32 {
     for_shim(synchronize)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_flush() -> i32 {
+    for_shim(|| {
+        let mut engine = lock();
+        engine.flush();
+        finish_inline_work(engine)
+    })
+}
+
+thread_local!(
+    /// The user's frame of each location, on the program's thread.
+    static USER_FRAMES: RefCell<FxHashMap<LocationId, Option<Frame>>> = RefCell::default();
+);
+
+/// Copies text to memory of the shim, cut to its capacity, and returns its length.
+///
+/// # Safety
+///
+/// `to` has room for `capacity` bytes.
+unsafe fn copy_text(text: &str, to: *mut c_char, capacity: usize) -> usize {
+    let len = text.len().min(capacity);
+    // SAFETY: `text` has at least this length, and the caller guarantees the room.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), len) };
+    len
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_user_line(text: *mut c_char, capacity: usize) -> usize {
+    // SAFETY: the shim passes memory of `capacity` bytes.
+    unsafe { copy_text(&innermost_user_line(), text, capacity) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_take_recent(ops: *mut TtIssued, capacity: usize) -> usize {
+    let mut engine = lock();
+    let recent = engine.take_recent();
+    USER_FRAMES.with_borrow_mut(|frames| {
+        for (i, (op, location)) in recent.iter().take(capacity).enumerate() {
+            let find = || Lines::default().user_frame(*location, engine.locations());
+            let frame = *frames.entry(*location).or_insert_with(find);
+            let Frame { code, instruction } = frame.unwrap_or(Frame { code: u32::MAX, instruction: 0 });
+            // SAFETY: the shim passes memory for `capacity` records.
+            unsafe { ops.add(i).write(TtIssued { op: op.0, code, instruction }) };
+        }
+    });
+    recent.len().min(capacity)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn tt_describe_issued(issued: TtIssued, text: *mut c_char, capacity: usize) -> usize {
+    let line = line_of(Frame { code: issued.code, instruction: issued.instruction });
+    // SAFETY: the shim passes memory of `capacity` bytes.
+    unsafe { copy_text(&format!("{} at {line}", op_name(OpId(issued.op))), text, capacity) }
 }
 
 #[unsafe(no_mangle)]

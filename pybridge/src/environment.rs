@@ -34,8 +34,19 @@ pub struct Environment {
     pub place: Option<RunPlace>,
     /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_CACHE` and `TANDEM_CACHE_DIR`.
     pub gpu: Options,
+    /// `LOCAL_RANK` and `LOCAL_WORLD_SIZE`, which torchrun sets: this process's number among those of the machine.
+    pub rank: Option<Rank>,
     /// A sentence for each value that is ignored.
     pub ignored: Vec<String>,
+}
+
+/// A process's number among the processes of a program on this machine, of which there are several.
+#[derive(Clone, Copy, Debug)]
+pub struct Rank {
+    /// Number of the process.
+    pub number: usize,
+    /// Number of processes.
+    pub of: usize,
 }
 
 impl Environment {
@@ -71,6 +82,8 @@ impl Environment {
         let cache = folder("TANDEM_CACHE_DIR")
             .or_else(|| folder("XDG_CACHE_HOME").map(|folder| folder.join("tandem")))
             .or_else(|| folder("HOME").map(|folder| folder.join(".cache/tandem")));
+        let count = |name: &str| var(name).and_then(|given| given.parse::<usize>().ok());
+        let rank = count("LOCAL_RANK").zip(count("LOCAL_WORLD_SIZE")).filter(|(_, of)| *of > 1);
         Environment {
             device: var("TANDEM_DEVICE").unwrap_or_default(),
             allow_software,
@@ -84,6 +97,7 @@ impl Environment {
                 checks,
                 cache: cache.filter(|_| keeps_kernels),
             },
+            rank: rank.map(|(number, of)| Rank { number, of }),
             ignored,
         }
     }

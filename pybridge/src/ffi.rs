@@ -118,6 +118,14 @@ pub struct TtOpDecl {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TtIssued {
+    pub op: u32,
+    pub code: u32,
+    pub instruction: i32,
+}
+
+#[repr(C)]
 pub struct TtRoom {
     pub bytes: *mut c_void,
     pub nbytes: usize,

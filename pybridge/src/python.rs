@@ -4,6 +4,7 @@
 //! declared here.
 
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
@@ -150,6 +151,12 @@ struct FrameText {
     name: String,
 }
 
+impl fmt::Display for FrameText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} in {}", self.file, self.line, self.name)
+    }
+}
+
 impl FrameText {
     /// Returns whether the frame is the user's, and not PyTorch's or another library's.
     fn is_users(&self) -> bool {
@@ -169,25 +176,36 @@ fn describe_frame(frame: Frame) -> Option<FrameText> {
 pub struct Lines(FxHashMap<Frame, Option<Rc<FrameText>>>);
 
 impl Lines {
-    fn frames(&mut self, frames: &[Frame]) -> Vec<Rc<FrameText>> {
-        let mut text =
-            |f: &Frame| self.0.entry(*f).or_insert_with(|| describe_frame(*f).map(Rc::new)).clone();
-        frames.iter().filter_map(&mut text).collect()
+    fn text(&mut self, frame: Frame) -> Option<Rc<FrameText>> {
+        self.0.entry(frame).or_insert_with(|| describe_frame(frame).map(Rc::new)).clone()
     }
 
-    /// Returns the innermost frame of the location that is the user's, such as `file.py:12 in train`. For an op
-    /// that autograd itself issues, it is the frame of the forward op.
-    pub fn user_line(&mut self, location: LocationId, locations: &Locations) -> String {
+    fn frames(&mut self, frames: &[Frame]) -> Vec<Rc<FrameText>> {
+        frames.iter().filter_map(|frame| self.text(*frame)).collect()
+    }
+
+    /// Returns the innermost frame of the location that is the user's. For an op that autograd itself issues, it is
+    /// the frame of the forward op.
+    pub fn user_frame(&mut self, location: LocationId, locations: &Locations) -> Option<Frame> {
         let place = locations.get(location);
-        let frames = self.frames(locations.frames(location));
-        let in_engine = frames.first().is_some_and(|f| f.name == "_engine_run_backward");
+        let frames = locations.frames(location);
+        let in_engine = frames
+            .first()
+            .and_then(|frame| self.text(*frame))
+            .is_some_and(|text| text.name == "_engine_run_backward");
         if let (Some(backward), true) = (place.backward, in_engine)
             && backward.forward != LocationId::UNKNOWN
         {
-            return self.user_line(backward.forward, locations);
+            return self.user_frame(backward.forward, locations);
         }
-        let user = frames.iter().find(|f| f.is_users()).or(frames.last());
-        user.map_or_else(|| "unknown".into(), |f| format!("{}:{} in {}", f.file, f.line, f.name))
+        let users = |frame: &&Frame| self.text(**frame).is_some_and(|text| text.is_users());
+        frames.iter().find(users).or(frames.last()).copied()
+    }
+
+    /// Returns the text of [`Lines::user_frame`], such as `file.py:12 in train`.
+    pub fn user_line(&mut self, location: LocationId, locations: &Locations) -> String {
+        let text = self.user_frame(location, locations).and_then(|frame| self.text(frame));
+        text.map_or_else(|| "unknown".into(), |text| text.to_string())
     }
 
     /// Returns the functions that lead to an op, outermost first, each with the line that calls the next. For an
@@ -198,6 +216,20 @@ impl Lines {
         let named = |f: &Rc<FrameText>| format!("{}:{}", f.name, f.line);
         frames.iter().rev().filter(|f| !passes_on(f)).map(named).collect()
     }
+}
+
+/// Returns the innermost frame of the calling thread's stack that is the user's.
+pub fn innermost_user_line() -> String {
+    let stack = walk_stack();
+    let mut frames = stack.0.iter().filter_map(|frame| describe_frame(*frame)).peekable();
+    let innermost = frames.peek().map(ToString::to_string);
+    let users = frames.find(FrameText::is_users).map(|f| f.to_string());
+    users.or(innermost).unwrap_or_else(|| "unknown".into())
+}
+
+/// Returns the text of a frame, such as `file.py:12 in train`.
+pub fn line_of(frame: Frame) -> String {
+    describe_frame(frame).map_or_else(|| "unknown".into(), |text| text.to_string())
 }
 
 /// Calls [`Lines::user_line`] for a single location.

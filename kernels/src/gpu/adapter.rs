@@ -129,11 +129,17 @@ pub enum Choice {
 
 /// Chooses a device. `asked` is the value of `TANDEM_DEVICE`; an empty one selects the best GPU, or the CPU if
 /// there is none. A software adapter is chosen if it is asked for by name or index, or by `gpu` if `software` is
-/// true and there is no GPU.
-pub fn choose(asked: &str, software: bool, adapters: &[Listing]) -> Result<Choice, AdapterError> {
-    let rank =
-        |l: &&Listing| ["discrete", "integrated", "virtual", "other"].iter().position(|k| *k == l.kind);
-    let best = adapters.iter().filter(|l| rank(l).is_some()).min_by_key(rank);
+/// true and there is no GPU. Processes with different numbers get different ones of the best GPUs.
+pub fn choose(
+    asked: &str,
+    software: bool,
+    process: usize,
+    adapters: &[Listing],
+) -> Result<Choice, AdapterError> {
+    let kinds = ["discrete", "integrated", "virtual", "other"];
+    let of_kind = |kind: &&str| adapters.iter().filter(|l| l.kind == *kind).collect::<Vec<_>>();
+    let best = kinds.iter().map(of_kind).find(|alike| !alike.is_empty());
+    let best = best.map(|alike| alike[process % alike.len()]);
     let none = |hint| AdapterError::None { asked: asked.to_owned(), hint };
     match asked {
         "cpu" => Ok(Choice::Cpu),
@@ -169,7 +175,7 @@ pub fn entries(asked: &str) -> Vec<&str> {
 
 /// Chooses an adapter for each entry of a list, with [`entries`] and [`choose`].
 pub fn choose_each(asked: &str, software: bool, adapters: &[Listing]) -> Result<Vec<usize>, AdapterError> {
-    let one = |entry: &str| match (entry, choose(entry, software, adapters)?) {
+    let one = |entry: &str| match (entry, choose(entry, software, 0, adapters)?) {
         ("", _) | (_, Choice::Cpu) => Err(AdapterError::Entry { asked: asked.into(), entry: entry.into() }),
         (_, Choice::Adapter(number)) => Ok(number),
     };
@@ -201,9 +207,16 @@ mod tests {
     #[test]
     fn the_best_real_gpu_is_the_default() {
         let all = adapters(&["software", "integrated", "discrete"]);
-        assert_eq!(choose("", false, &all).ok(), Some(Choice::Adapter(2)));
-        assert_eq!(choose("", true, &adapters(&["software"])).ok(), Some(Choice::Cpu));
-        assert_eq!(choose("cpu", false, &all).ok(), Some(Choice::Cpu));
+        assert_eq!(choose("", false, 0, &all).ok(), Some(Choice::Adapter(2)));
+        assert_eq!(choose("", true, 0, &adapters(&["software"])).ok(), Some(Choice::Cpu));
+        assert_eq!(choose("cpu", false, 0, &all).ok(), Some(Choice::Cpu));
+    }
+
+    #[test]
+    fn processes_share_the_best_gpus() {
+        let all = adapters(&["discrete", "integrated", "discrete"]);
+        let chosen = [0, 1, 2].map(|process| choose("", false, process, &all).ok());
+        assert_eq!(chosen, [0, 2, 0].map(|number| Some(Choice::Adapter(number))));
     }
 
     #[test]
@@ -219,10 +232,12 @@ mod tests {
     #[test]
     fn software_only_where_it_is_meant() {
         let all = adapters(&["software"]);
-        assert!(choose("gpu", false, &all).is_err_and(|e| e.to_string().contains("TANDEM_ALLOW_SOFTWARE=1")));
-        assert_eq!(choose("gpu", true, &all).ok(), Some(Choice::Adapter(0)));
-        assert_eq!(choose("software", false, &all).ok(), Some(Choice::Adapter(0)));
-        assert_eq!(choose("0", false, &all).ok(), Some(Choice::Adapter(0)));
-        assert!(choose("radeon", false, &all).is_err());
+        assert!(
+            choose("gpu", false, 0, &all).is_err_and(|e| e.to_string().contains("TANDEM_ALLOW_SOFTWARE=1"))
+        );
+        assert_eq!(choose("gpu", true, 0, &all).ok(), Some(Choice::Adapter(0)));
+        assert_eq!(choose("software", false, 0, &all).ok(), Some(Choice::Adapter(0)));
+        assert_eq!(choose("0", false, 0, &all).ok(), Some(Choice::Adapter(0)));
+        assert!(choose("radeon", false, 0, &all).is_err());
     }
 }

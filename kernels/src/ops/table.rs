@@ -458,6 +458,7 @@ static TABLE: &[Row] = &[
     // --- Other libraries
     op("torchvision::roi_align").cpu(own::roi_align::forward).static_shape(),
     op("torchvision::_roi_align_backward").cpu(own::roi_align::backward).static_shape(),
+    op("tandem::collective_start tandem::collective_wait").static_shape(),
     op("torchvision::roi_pool torchvision::deform_conv2d torchvision::_deform_conv2d_backward").static_shape(),
 
     // --- Kernels of PyTorch for the default backend that are kept

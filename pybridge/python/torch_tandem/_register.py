@@ -16,6 +16,7 @@ from torch_tandem import (
     _seeding,
     _settings,
     device,
+    distributed,
     trainers,
 )
 
@@ -33,6 +34,7 @@ def register() -> None:
     _interchange.install()
     _compile.refuse_inductor()
     trainers.install()
+    distributed.install()
     os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
     for ignored in _core.ignored_settings():

@@ -46,6 +46,17 @@ class Feed(TypedDict):
     bytes: int
 
 
+class Collective(TypedDict):
+    """Collectives of one operator of torch.distributed at one line."""
+
+    op: str
+    line: str
+    count: int
+    bytes: int  # that this rank sent
+    took_us: int  # from their starts to their ends
+    waited_us: int  # in which the executor waited for them
+
+
 class Operator(TypedDict):
     """Counters of one operator."""
 
@@ -193,6 +204,7 @@ class Report(CoreReport):
 
     functions: list[Function]
     models_elsewhere: list[Model]
+    collectives: list[Collective]
     machine: Machine | None  # None unless kernels of the cpu executor were measured
 
 

@@ -2,7 +2,19 @@
 
 import os
 
-from torch_tandem import _core, _function, _machine, _notes, _perfetto, _report, _residence, _summary
+import torch
+
+from torch_tandem import (
+    _core,
+    _function,
+    _machine,
+    _notes,
+    _perfetto,
+    _report,
+    _residence,
+    _summary,
+    distributed,
+)
 from torch_tandem._report_types import Adapter, Mode, Report
 
 
@@ -30,7 +42,7 @@ def mark_step() -> None:
 
 def synchronize() -> None:
     """Wait for all pending work, and raise the first exception of an op that nothing has read yet."""
-    _core.synchronize()
+    torch.ops.torch_tandem.synchronize()
 
 
 def set_mode(mode: Mode) -> None:
@@ -57,6 +69,7 @@ def report() -> Report:
         "notes": [*core["notes"], *_notes.lines()],
         "functions": _function.counters(),
         "models_elsewhere": _residence.models(),
+        "collectives": distributed.counters(),
         "machine": _machine.peaks() if compared else None,
     }
 
@@ -70,6 +83,7 @@ def reset_report() -> None:
     """Reset the counters of the report."""
     _notes.clear()
     _residence.clear()
+    distributed.forget()
     _core.reset_report()
 
 

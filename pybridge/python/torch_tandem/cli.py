@@ -14,7 +14,8 @@ USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     options = _parse(sys.argv[1:] if argv is None else argv)
-    return {"devices": _devices, "compare": _compare, "run": _run}[options.command](options)
+    commands = {"devices": _devices, "compare": _compare, "launch": _launch, "run": _run}
+    return commands[options.command](options)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -73,6 +74,23 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         type=_writable,
         help="write the symbolic graph to FILE (.txt, .dot or .svg)",
     )
+    launch = commands.add_parser(
+        "launch",
+        usage="tandem launch [-n PROCESSES] [--report FILE] [options of torchrun --] [options of tandem run] "
+        "(script.py | -m module) [arguments of the script]",
+        help="run an unchanged script in several processes, by torchrun",
+        description=_launch.__doc__,
+    )
+    launch.add_argument(
+        "-n", dest="processes", default="1", metavar="PROCESSES", help="number of processes of this machine (1)"
+    )
+    launch.add_argument(
+        "--report",
+        metavar="FILE",
+        type=_writable,
+        help="write the reports of this machine's processes to FILE as one page (HTML)",
+    )
+    launch.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     compare = commands.add_parser(
         "compare", usage=USAGE.replace("run", "compare"), help=_compare.__doc__, description=_compare.__doc__
     )
@@ -90,7 +108,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         command.add_argument("script", nargs="?", help="the script")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
-    if options.command == "devices":
+    if options.command == "launch":
+        options.error = launch.error
+    if options.command in ("devices", "launch"):
         return options
     options.error = {"run": run, "compare": compare}[options.command].error
     if options.module is None and options.script is None:
@@ -119,6 +139,15 @@ def _compare(options: argparse.Namespace) -> int:
     return _compare.compare([kind, name, *args], options.steps)
 
 
+def _launch(options: argparse.Namespace) -> int:
+    """Run an unchanged script in several processes of this machine, or of several machines."""
+    from torch_tandem import _launch
+
+    if not options.rest:
+        options.error("a script is missing")
+    return _launch.launch(options.processes, options.rest, options.report)
+
+
 def _devices(options: argparse.Namespace) -> int:
     """Print the available devices."""
     from rich.console import Console
@@ -144,8 +173,11 @@ def _devices(options: argparse.Namespace) -> int:
 
 
 def _writable(path: str) -> str:
-    """Return the absolute path of a file to write, which stays valid if the script changes the directory."""
-    path = os.path.abspath(path)
+    """Return the absolute path of a file to write, which stays valid if the script changes the directory.
+
+    `%r` is the number of this rank.
+    """
+    path = os.path.abspath(path.replace("%r", _rank()))
     folder = os.path.dirname(path)
     if not os.access(folder, os.W_OK) or os.path.isdir(path):
         raise argparse.ArgumentTypeError(f"cannot write {path!r}")
@@ -216,7 +248,7 @@ def _finish(options: argparse.Namespace, status: int) -> int:
             print(f"tandem: an operator whose result was never read failed: {late}", file=sys.stderr)
             status = 1
     report = api.report()
-    if not options.quiet:
+    if not options.quiet and _rank() == "0":
         _summary.show(report)
     for path, write in (
         (options.report, api.save_report),
@@ -231,6 +263,10 @@ def _finish(options: argparse.Namespace, status: int) -> int:
             print(f"tandem: cannot write {path}: {failure}", file=sys.stderr)
             status = status or 1
     return status
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
 
 
 def _write_json(path: str, report: Report) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torch_tandem import _core, device
+from torch_tandem import _core, device, distributed
 
 # Names that are replaced in torch.cuda, and in its submodules that define them.
 _DEVICE_NAMES = (
@@ -83,6 +83,7 @@ def install() -> None:
     _autocast()
     _checkpoints()
     _data_parallel()
+    distributed.install_alias()
 
 
 def _torch_cuda() -> None:

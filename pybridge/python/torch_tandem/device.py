@@ -116,7 +116,7 @@ def _index(device: Any) -> int:
 
 def synchronize(device: Any = None) -> None:
     """Wait for all pending work, and raise the first exception of an op that nothing has read yet."""
-    _core.synchronize()
+    torch.ops.torch_tandem.synchronize()
 
 
 # --- properties --------------------------------------------------------------------------------

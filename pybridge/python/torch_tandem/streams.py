@@ -20,11 +20,11 @@ class Stream(torch.Stream):
 
     def synchronize(self) -> None:
         """Wait for all pending work."""
-        _core.synchronize()
+        torch.ops.torch_tandem.synchronize()
 
     def query(self) -> bool:
         """Wait for all pending work and return True."""
-        _core.synchronize()
+        torch.ops.torch_tandem.synchronize()
         return True
 
     def wait_event(self, event: "Event") -> None:
@@ -55,7 +55,7 @@ class Event:
     def record(self, stream: torch.Stream | None = None) -> None:
         """Record this point in program order."""
         if self._timing:
-            _core.synchronize()
+            torch.ops.torch_tandem.synchronize()
         self._time = time.perf_counter()
 
     def wait(self, stream: torch.Stream | None = None) -> None:
@@ -68,7 +68,7 @@ class Event:
 
     def synchronize(self) -> None:
         """Wait for all pending work, including the work before the event."""
-        _core.synchronize()
+        torch.ops.torch_tandem.synchronize()
 
     def elapsed_time(self, end_event: "Event") -> float:
         """Return the time from this event to `end_event`, in milliseconds."""

@@ -6,7 +6,7 @@ use tandem_kernels::ops::table::is_contraction;
 use tandem_kernels::run::OpDeclaration;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
-use tandem_tracegraph::ids::{BlockId, NodeId, OpId};
+use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId};
 use tandem_tracegraph::node::{Node, NodeKey, Outputs, Variant};
 use tandem_tracegraph::ops::OpInfo;
 use tandem_tracegraph::symbolic::{SymbolicGraph, generate};
@@ -18,6 +18,8 @@ use super::schedule::Schedule;
 
 /// Maximum number of ops that the trace of one iteration keeps.
 const MAX_TRACE: usize = 200_000;
+/// Maximum number of ops that are kept between two collectives.
+const MAX_RECENT: usize = 4096;
 /// Number of nodes above which the TraceGraph is discarded and started from scratch.
 pub(super) const MAX_NODES: usize = 200_000;
 /// Number of divergences and jumps in an unrolled loop after which it is no longer unrolled.
@@ -36,6 +38,8 @@ pub(super) struct Graphs {
     /// Number of nodes that the executor knows, including the start.
     declared: usize,
     schedule: Schedule,
+    /// The ops since the last collective; `None` in a program without collectives.
+    recent: Option<Vec<NodeId>>,
 }
 
 impl Graphs {
@@ -48,6 +52,7 @@ impl Graphs {
             told: 0,
             declared: 1,
             schedule: Schedule::new(),
+            recent: None,
         }
     }
 
@@ -129,6 +134,19 @@ impl Graphs {
         if self.trace.len() < MAX_TRACE {
             self.trace.push(node);
         }
+        if let Some(recent) = &mut self.recent
+            && recent.len() < MAX_RECENT
+        {
+            recent.push(node);
+        }
+    }
+
+    /// Returns the operators and locations of the ops since the last call, the first ones if there were many. The first
+    /// call only starts to keep them.
+    pub(super) fn take_recent(&mut self) -> Vec<(OpId, LocationId)> {
+        let recent = self.recent.get_or_insert_default();
+        let place = |node: NodeId| (self.graph.node(node).key.op, self.graph.node(node).key.location);
+        recent.drain(..).map(place).collect()
     }
 
     /// Records that a value was fetched after `at`, the last op.
@@ -267,12 +285,12 @@ impl Graphs {
         self.symbolic = SymbolicGraph::default();
         self.declared = 1;
         self.schedule.forget();
+        self.recent.iter_mut().for_each(Vec::clear);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tandem_tracegraph::ids::LocationId;
     use tandem_tracegraph::ops::{OpDecl, Traits, describe};
 
     use super::*;

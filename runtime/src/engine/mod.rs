@@ -325,6 +325,11 @@ impl Engine {
         self.runner.executor().opened().map_or_else(Vec::new, |executor| executor.device().synchronize())
     }
 
+    /// Returns the operators and locations of the ops since the last call, for the ranks of a program to compare.
+    pub fn take_recent(&mut self) -> Vec<(OpId, LocationId)> {
+        self.graphs.take_recent()
+    }
+
     /// Returns the location of the last op.
     pub fn last_location(&self) -> LocationId {
         self.graphs.node(self.cursor.at()).key.location

@@ -1,0 +1,177 @@
+#include "in_flight.h"
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "call.h"
+#include "device_type.h"
+#include "errors.h"
+#include "operators.h"
+#include "storage.h"
+
+namespace tandem {
+
+std::atomic<uint32_t> in_flight{0};
+
+namespace {
+
+using at::Tensor;
+using Shared = std::shared_ptr<Collective>;
+
+// Collectives by the numbers that the recorded operators are fed with.
+class Numbered {
+ public:
+  int64_t add(const Shared& collective) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.emplace(++last_, collective);
+    return last_;
+  }
+  Shared at(int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return all_.at(number);
+  }
+  void remove(int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.erase(number);
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t last_ = 0;
+  std::unordered_map<int64_t, Shared> all_;
+};
+Numbered& numbered() {
+  static Numbered n;
+  return n;
+}
+
+// A collective that receives tensors, which are kept until they are used.
+struct Receiving {
+  Shared collective;
+  int64_t number;
+  std::vector<Tensor> tensors;
+
+  bool receives(const void* storage) const {
+    return std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return storage_context(t) == storage; });
+  }
+  // Whether the collective has ended and the program has dropped its tensors.
+  bool is_dropped() const {
+    return collective->is_finished() && std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
+             return t.use_count() == 1 && t.storage().use_count() == 1;
+           });
+  }
+};
+
+std::mutex mutex;
+std::vector<Receiving> receiving;
+
+template <class Pick>
+std::vector<Receiving> take(const Pick& pick) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto rest = std::stable_partition(receiving.begin(), receiving.end(), [&](const auto& r) { return !pick(r); });
+  std::vector<Receiving> taken(std::make_move_iterator(rest), std::make_move_iterator(receiving.end()));
+  receiving.erase(rest, receiving.end());
+  in_flight.store(static_cast<uint32_t>(receiving.size()), std::memory_order_relaxed);
+  return taken;
+}
+
+struct Operator {
+  explicit Operator(const char* name)
+      : handle(c10::Dispatcher::singleton().findSchemaOrThrow(name, "")), id(declare(handle)) {}
+  void operator()(const std::vector<Tensor>& tensors, int64_t number) const {
+    torch::jit::Stack stack{c10::List<Tensor>(tensors), number};
+    dispatch(id, handle, &stack);
+  }
+  c10::OperatorHandle handle;
+  uint32_t id;
+};
+
+void issue_waits(const std::vector<Receiving>& taken) {
+  static const Operator wait("tandem::collective_wait");
+  for (const auto& r : taken) wait(r.tensors, r.number);
+}
+
+// The kernels below run where the operators are executed: on GraphRunner, or on the thread that waits for it.
+
+void start_on_host(at::TensorList sent, const at::Scalar& number) {
+  const auto collective = numbered().at(number.toLong());
+  if (!collective->receives()) numbered().remove(number.toLong());
+  try {
+    collective->stage(sent);
+    if (collective->is_point_to_point()) collective->work = collective->call();
+  } catch (...) {
+    // The operator that waits raises the error.
+    return collective->finish(std::current_exception());
+  }
+  enqueue(collective);
+}
+
+void wait_on_host(at::TensorList received, const at::Scalar& number) {
+  const auto collective = numbered().at(number.toLong());
+  numbered().remove(number.toLong());
+  collective->wait();
+  size_t next = 0;
+  for (const auto& operand : collective->operands())
+    if (operand.is_received) received[next++].copy_(operand.on_host);
+}
+
+}  // namespace
+
+void start(const Shared& collective) {
+  static const Operator start("tandem::collective_start");
+  std::vector<Tensor> sent, received;
+  std::vector<const void*> storages;
+  for (const auto& operand : collective->operands()) {
+    if (operand.is_sent) sent.push_back(operand.tensor);
+    if (!operand.is_received) continue;
+    received.push_back(operand.tensor);
+    storages.push_back(storage_context(operand.tensor));
+  }
+  for (const auto& dropped : take([](const Receiving& r) { return r.is_dropped(); })) numbered().remove(dropped.number);
+  issue_waits(take([&](const Receiving& r) {
+    return std::any_of(storages.begin(), storages.end(), [&](const void* s) { return r.receives(s); });
+  }));
+  const auto number = numbered().add(collective);
+  start(sent, number);
+  if (!received.empty()) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    receiving.push_back({collective, number, std::move(received)});
+    in_flight.store(static_cast<uint32_t>(receiving.size()), std::memory_order_relaxed);
+  }
+  // Other ranks wait for this one, so the operator must not wait for the rest of a run.
+  check(tt_flush());
+}
+
+void settle(const Encoder& encoder) {
+  const auto is_input = [&](const Receiving& r) {
+    return std::any_of(encoder.inputs().begin(), encoder.inputs().end(), [&](const Tensor* t) {
+      return t->defined() && t->device().type() == kTandem && r.receives(storage_context(*t));
+    });
+  };
+  issue_waits(take(is_input));
+}
+
+void synchronize() {
+  if (in_flight.load(std::memory_order_relaxed)) issue_waits(take([](const Receiving&) { return true; }));
+  check(tt_synchronize());
+}
+
+TORCH_LIBRARY_FRAGMENT(tandem, m) {
+  m.def("collective_start(Tensor[] sent, Scalar number) -> ()");
+  m.def("collective_wait(Tensor(a!)[] received, Scalar number) -> ()");
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_tandem, m) { m.def("synchronize() -> ()", synchronize); }
+
+TORCH_LIBRARY_IMPL(tandem, CompositeExplicitAutograd, m) {
+  m.impl("collective_start", start_on_host);
+  m.impl("collective_wait", wait_on_host);
+}
+
+}  // namespace tandem

@@ -1,0 +1,34 @@
+"""`tandem launch`: torchrun, with `tandem run` in each process."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from torch_tandem import _ranks
+
+
+def launch(processes: str, rest: list[str], report: str | None) -> int:
+    """Run the command line `rest` of `tandem run`, which options of torchrun and `--` may precede.
+
+    Returns torchrun's exit status. `report` is the file of the page of all ranks, or None.
+    """
+    torchrun, run = _split(rest)
+    with tempfile.TemporaryDirectory(prefix="tandem") as folder:
+        if report:
+            run = ["--report-json", f"{folder}/%r.json", *run]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, *torchrun]
+        status = subprocess.run([*command, "--no-python", sys.executable, "-m", "torch_tandem", "run", *run])
+        if report:
+            files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
+            _ranks.write(report, {int(file.stem): json.loads(file.read_text()) for file in files})
+    return status.returncode
+
+
+def _split(rest: list[str]) -> tuple[list[str], list[str]]:
+    """Divide arguments at the first `--`, if they begin with an option."""
+    if rest[0].startswith("-") and "--" in rest:
+        at = rest.index("--")
+        return rest[:at], rest[at + 1 :]
+    return [], rest

@@ -1,0 +1,100 @@
+"""Backend `tandem` of torch.distributed: collectives on tandem tensors, which Gloo carries between the hosts.
+
+The kernels of the collectives are in the shim. They record operators that GraphRunner executes, and call the
+backend that is made here on copies of the tensors on the host.
+"""
+
+import functools
+import re
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_tandem._report_types import Collective
+from torch_tandem.trainers.imports import watch
+
+NAME = "tandem"
+_MODULE = "torch.distributed.distributed_c10d"
+
+
+def install() -> None:
+    """Register the backend once torch.distributed is imported."""
+    if torch.distributed.is_available():
+        watch({_MODULE: _register})
+
+
+def register() -> None:
+    """Entry point of PyTorch for a backend that is not registered. Importing this package has registered it."""
+
+
+def install_alias() -> None:
+    """Make `nccl` mean `tandem`."""
+    if torch.distributed.is_available():
+        watch({_MODULE: _alias})
+
+
+def counters() -> list[Collective]:
+    """Return the counters of collectives by operator and line, those that took longest first."""
+    rows = [line.split("\t") for line in torch.ops.torch_tandem.collectives().splitlines()]
+    found = []
+    for place, count, bytes, took, waited in rows:
+        op, line = place.split(" at ", 1)
+        found.append(
+            Collective(
+                op=op,
+                line=line,
+                count=int(count),
+                bytes=int(bytes),
+                took_us=int(took) // 1000,
+                waited_us=int(waited) // 1000,
+            )
+        )
+    return sorted(found, key=lambda row: -row["took_us"])
+
+
+def forget() -> None:
+    """Reset the counters."""
+    torch.ops.torch_tandem.forget_collectives()
+
+
+def _register(c10d: ModuleType) -> None:
+    if not hasattr(c10d.Backend, NAME.upper()):
+        c10d.Backend.register_backend(NAME, _create, devices=["tandem"])
+
+
+def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    if not torch.distributed.is_gloo_available():
+        raise RuntimeError("torch.distributed on Tandem needs Gloo, which this build of PyTorch does not have")
+    return torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def _alias(c10d: ModuleType) -> None:
+    # Names of backends are looked up as attributes of this class.
+    c10d.Backend.NCCL = NAME
+    c10d.Backend.default_device_backend_map["cuda"] = NAME
+    for module in (c10d, torch.distributed):
+        module.is_nccl_available = lambda: True
+    _rename_devices(c10d.BackendConfig, "__init__")
+    for name in ("init_process_group", "new_group"):
+        _rename_devices(c10d, name)
+        setattr(torch.distributed, name, getattr(c10d, name))
+
+
+def _rename_devices(owner: Any, name: str) -> None:
+    """Replace "cuda" by "tandem" in the arguments of a function: `"cpu:gloo,cuda:nccl"`, `device_id`."""
+    original = getattr(owner, name)
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, str):
+            return re.sub(r"\bcuda:(?=[a-z])", "tandem:", value)
+        if isinstance(value, torch.device) and value.type == "cuda":
+            return torch.device("tandem", value.index or 0)
+        return value
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return original(*map(renamed, args), **{key: renamed(value) for key, value in kwargs.items()})
+
+    setattr(owner, name, function)
