@@ -1,4 +1,4 @@
-"""The package says in a sentence why it cannot be loaded. Each test imports it in a new interpreter with a false torch."""
+"""The package says in a sentence why it cannot be loaded, beside a false torch in a new interpreter."""
 
 import subprocess
 import sys

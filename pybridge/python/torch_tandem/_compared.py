@@ -122,7 +122,7 @@ class Side:
 
 
 def _peak_resident() -> int:
-    """Return the peak of this process's resident memory, in bytes; 0 on Windows, where Python does not tell it."""
+    """Return the peak of this process's resident memory, in bytes; 0 on Windows, where Python has none."""
     if sys.platform == "win32":
         return 0
     import resource

@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def load_core() -> ModuleType:
-    """Import `torch_tandem._core` with its shim. On failure, raise an ImportError with the cause and the remedy."""
+    """Import `_core` with its shim. On failure, raise an ImportError with the cause and the remedy."""
     try:
         import torch
     except ModuleNotFoundError as error:
