@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build micro demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel clean
+.PHONY: help setup build micro demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel test-wheel clean
 
 env := source scripts/env.sh &&
 
@@ -110,9 +110,12 @@ micro:
 gpu-check: build micro ## what a GPU is, can do and how fast Tandem is on it: docs/gpu.md; ARGS=--help
 	@$(env) python scripts/gpu_check.py $(ARGS)
 
-wheel: ## dist/*.whl for one torch: make wheel TORCH=2.14.0
+wheel: ## the wheel and the source distribution in dist/; TORCH="2.14.0 2.15.0" restricts the wheel to these
 	@scripts/wheel.sh
+
+test-wheel: ## the wheel in bare environments; PAIRS="2.15.0:3.13 ..." of torch and Python, or PAIRS=all
+	@scripts/test_wheel.sh
 
 clean: ## what was built; the virtual environment stays
 	@$(env) cargo clean --quiet
-	@rm -rf dist pybridge/python/torch_tandem/_core*.so pybridge/python/torch_tandem/_built_for.py
+	@rm -rf dist pybridge/python/torch_tandem/_core*.so pybridge/python/torch_tandem/_shim_torch*

@@ -1,42 +1,47 @@
-//! Compiles the C++ shim against the torch of the build's interpreter and links it into `_core`.
+//! Builds the C++ shim against torch, as a library that the Python package loads beside `_core`.
 //!
-//! torch's C++ ABI is stable only within a minor version, so the library works only with the torch that it was
-//! built for. That version is written to `_built_for.py`, which the Python package checks before it loads the
-//! library. libtorch_python is not linked: the shim does not use Python, so one abi3 wheel works with every
-//! interpreter.
+//! torch's C++ ABI is stable only within a minor version, so there is a shim for each, `_shim_torch215`. A build makes
+//! the one for the torch of its interpreter, or those for the torch packages that `TANDEM_TORCH` lists, as a wheel's
+//! does. libtorch_python is not linked: the shim does not use Python, so it works with every interpreter.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::SystemTime;
 use std::{env, fs, io, thread};
+
+const PACKAGE: &str = "python/torch_tandem";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cpp");
     println!("cargo::rerun-if-env-changed=PYO3_PYTHON");
     println!("cargo::rerun-if-env-changed=VIRTUAL_ENV");
+    println!("cargo::rerun-if-env-changed=TANDEM_TORCH");
     println!("cargo::rerun-if-env-changed=CLIPPY_ARGS");
     if env::var_os("CLIPPY_ARGS").is_some() {
-        return; // clippy does not link, so it needs neither torch nor the C++ objects.
+        return; // clippy needs neither torch nor the shim.
     }
-    let torch = Torch::find();
-    torch.stamp();
-    // Objects are linked directly, not from an archive: the linker would leave out an object that only holds
-    // TORCH_LIBRARY_IMPL registrations, because nothing refers to it. No rpath is needed: torch is imported before
-    // this library, so its shared libraries are already loaded under these names.
-    let lib = torch.dir.join("lib");
-    for file in
-        Shim::new(&torch).build().into_iter().chain([lib.join("libtorch_cpu.so"), lib.join("libc10.so")])
-    {
-        println!("cargo::rustc-cdylib-link-arg={}", file.display());
-    }
-    println!("cargo::rustc-cdylib-link-arg=-lstdc++");
-    // Makes C++ call the exported Rust functions directly, not through the symbol table.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
+    let torches = match env::var_os("TANDEM_TORCH") {
+        Some(dirs) => env::split_paths(&dirs).map(Torch::in_dir).collect(),
+        None => vec![Torch::find()],
+    };
+    let shims: Vec<PathBuf> = torches.iter().map(|torch| Shim::new(torch).build()).collect();
+    remove_others(&shims);
 }
 
-/// The torch that the shim is compiled against.
+/// Removes the shims of earlier builds, whose interface may differ.
+fn remove_others(shims: &[PathBuf]) {
+    for entry in fs::read_dir(PACKAGE).expect(PACKAGE) {
+        let path = entry.expect(PACKAGE).path();
+        let is_shim = path.file_name().unwrap().to_string_lossy().starts_with("_shim_");
+        if is_shim && !shims.contains(&path) {
+            fs::remove_file(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        }
+    }
+}
+
+/// A torch that a shim is compiled against.
 struct Torch {
     dir: PathBuf,
     /// Version without the local part: `2.15.0`, not `2.15.0+cu132`.
@@ -44,6 +49,7 @@ struct Torch {
 }
 
 impl Torch {
+    /// The torch of the build's interpreter.
     fn find() -> Torch {
         let python = env::var("PYO3_PYTHON").unwrap_or_else(|_| "python3".into());
         // Looks torch up without importing it, which would take seconds.
@@ -58,6 +64,10 @@ impl Torch {
              at an interpreter that has it.\n{}",
             String::from_utf8_lossy(&out.stderr)
         );
+        Torch::in_dir(dir)
+    }
+
+    fn in_dir(dir: PathBuf) -> Torch {
         let file = dir.join("version.py");
         println!("cargo::rerun-if-changed={}", file.display());
         let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
@@ -73,42 +83,49 @@ impl Torch {
         if config.contains("_GLIBCXX_USE_CXX11_ABI=0") { "0" } else { "1" }
     }
 
-    /// Writes `_built_for.py` with the modification time of torch's `version.py`, so that cargo reruns this script for
-    /// that file only if it is missing.
-    fn stamp(&self) {
-        let path = Path::new("python/torch_tandem/_built_for.py");
-        println!("cargo::rerun-if-changed={}", path.display());
-        fs::write(path, format!("TORCH = \"{}\"\n", self.version))
-            .and_then(|()| fs::metadata(self.dir.join("version.py"))?.modified())
-            .and_then(|date| set_modified(path, date))
-            .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    /// The minor version, without its dot: `215`.
+    fn minor(&self) -> String {
+        self.version.split('.').take(2).collect()
     }
 }
 
-/// Compiler of the C++ files in `cpp/`. A file that includes torch takes up to 16 s to compile, so each object is
-/// kept until its sources or its command change. The `cc` crate alone would recompile all of them.
-struct Shim {
+/// Compiler and linker of the C++ files in `cpp/` for one torch. A file that includes torch takes up to 16 s to compile,
+/// so each object is kept until its sources or its command change. The `cc` crate alone would recompile all of them.
+struct Shim<'a> {
     cc: cc::Build,
-    torch: String,
+    torch: &'a Torch,
+    system: String,
+    /// Directory of the objects.
     out: PathBuf,
 }
 
-impl Shim {
-    fn new(torch: &Torch) -> Shim {
+impl Shim<'_> {
+    fn new(torch: &Torch) -> Shim<'_> {
+        let system = env::var("CARGO_CFG_TARGET_OS").unwrap();
+        let out = Path::new(&env::var_os("OUT_DIR").unwrap()).join(format!("torch{}", torch.minor()));
+        fs::create_dir_all(&out).unwrap_or_else(|e| panic!("{}: {e}", out.display()));
         let mut cc = cc::Build::new();
         cc.cpp(true).std("c++20").opt_level(2).debug(false).cargo_metadata(false);
-        cc.warnings(false).flag("-Wall").flag("-fno-plt").flag("-fvisibility=hidden");
-        // PyTorch's parallel loops are templates in headers: compiled without OpenMP, they would be serial.
-        cc.flag("-fvisibility-inlines-hidden").flag("-fopenmp").define("NDEBUG", None);
-        cc.define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi());
-        for dir in ["include", "include/torch/csrc/api/include"] {
-            cc.flag("-isystem").flag(torch.dir.join(dir));
+        cc.warnings(false).define("NDEBUG", None);
+        // PyTorch's parallel loops are templates in headers: compiled without OpenMP, they would be serial. Apple's
+        // compiler has none.
+        let flags: &[&str] = match system.as_str() {
+            "windows" => &["/EHsc", "/openmp"],
+            "macos" => &["-Wall", "-fvisibility=hidden", "-fvisibility-inlines-hidden"],
+            _ => &["-Wall", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-plt", "-fopenmp"],
+        };
+        flags.iter().for_each(|flag| _ = cc.flag(flag));
+        if system == "linux" {
+            cc.define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi());
         }
-        Shim { cc, torch: torch.version.clone(), out: PathBuf::from(env::var_os("OUT_DIR").unwrap()) }
+        for dir in ["include", "include/torch/csrc/api/include"] {
+            cc.flag(if system == "windows" { "/I" } else { "-isystem" }).flag(torch.dir.join(dir));
+        }
+        Shim { cc, torch, system, out }
     }
 
-    /// Compiles outdated files and returns the paths of all object files.
-    fn build(&self) -> Vec<PathBuf> {
+    /// Compiles outdated files, links all objects and returns the path of the library.
+    fn build(&self) -> PathBuf {
         let mut sources: Vec<PathBuf> =
             fs::read_dir("cpp").expect("cpp").map(|e| e.unwrap().path()).collect();
         sources.retain(|p| p.extension().is_some_and(|e| e == "cpp"));
@@ -131,8 +148,44 @@ impl Shim {
         });
         let failed = failed.into_inner().unwrap();
         assert!(failed.is_empty(), "the C++ shim does not compile\n{}", failed.join("\n"));
+        self.link(&objects)
+    }
 
-        objects
+    /// Links the shim. Its date is that of torch's `version.py`, so that cargo runs this script for the shim only if it
+    /// is missing.
+    ///
+    /// Objects are linked directly, not from an archive: the linker would leave out an object that only holds
+    /// TORCH_LIBRARY_IMPL registrations, because nothing refers to it. No rpath is needed: torch is imported before,
+    /// so its libraries are already loaded under these names.
+    fn link(&self, objects: &[PathBuf]) -> PathBuf {
+        let (prefix, library, suffix) = match self.system.as_str() {
+            "windows" => ("", "lib", "dll"),
+            "macos" => ("lib", "dylib", "so"),
+            _ => ("lib", "so", "so"),
+        };
+        let shim = Path::new(PACKAGE).join(format!("_shim_torch{}.{suffix}", self.torch.minor()));
+        println!("cargo::rerun-if-changed={}", shim.display());
+        let mut command = self.cc.get_compiler().to_command();
+        command.args(objects);
+        for name in ["torch_cpu", "c10"] {
+            command.arg(self.torch.dir.join("lib").join(format!("{prefix}{name}.{library}")));
+        }
+        match self.system.as_str() {
+            "windows" => command.arg("/LD").arg(format!("/Fe:{}", shim.display())),
+            // What blas.cpp declares weak may be missing.
+            "macos" => command.args(["-shared", "-Wl,-undefined,dynamic_lookup", "-o"]).arg(&shim),
+            // torch has an OpenMP library of its own, so none is linked.
+            _ => {
+                let flags = "-Wl,--version-script=cpp/exports.map,-z,relro,-z,now";
+                command.args(["-shared", "-fno-openmp", flags, "-o"]).arg(&shim)
+            }
+        };
+        let out = command.output().unwrap_or_else(|e| panic!("{:?}: {e}", command.get_program()));
+        assert!(out.status.success(), "the C++ shim cannot be linked\n{command:?}\n{}", messages(&out));
+        fs::metadata(self.torch.dir.join("version.py"))
+            .and_then(|version| set_modified(&shim, version.modified()?))
+            .unwrap_or_else(|e| panic!("{}: {e}", shim.display()));
+        shim
     }
 
     fn object(&self, source: &Path) -> PathBuf {
@@ -141,7 +194,11 @@ impl Shim {
 
     fn command(&self, source: &Path) -> Command {
         let mut command = self.cc.get_compiler().to_command();
-        command.arg("-c").arg(source).arg("-o").arg(self.object(source)).arg("-MMD");
+        command.arg("-c").arg(source);
+        match self.system.as_str() {
+            "windows" => command.arg(format!("/Fo:{}", self.object(source).display())),
+            _ => command.arg("-o").arg(self.object(source)).arg("-MMD"),
+        };
         command
     }
 
@@ -149,13 +206,13 @@ impl Shim {
     fn recipe(&self, source: &Path) -> String {
         let command = self.command(source);
         let arguments: Vec<_> = command.get_args().collect();
-        format!("torch {}: {:?} {arguments:?}", self.torch, command.get_program())
+        format!("torch {}: {:?} {arguments:?}", self.torch.version, command.get_program())
     }
 
     fn compile(&self, source: &Path) -> Result<(), String> {
         let start = SystemTime::now();
         let out = self.command(source).output().map_err(|e| e.to_string())?;
-        let messages = String::from_utf8_lossy(&out.stderr);
+        let messages = messages(&out);
         if !out.status.success() {
             return Err(format!("{}\n{messages}", self.recipe(source)));
         }
@@ -174,11 +231,19 @@ impl Shim {
         let Some(made) = modified(&recipe) else {
             return false;
         };
-        let inputs = fs::read_to_string(self.object(source).with_extension("d")).unwrap_or_default();
+        // MSVC lists no inputs, so its objects are never fresh.
+        let Ok(inputs) = fs::read_to_string(self.object(source).with_extension("d")) else {
+            return false;
+        };
         let mut inputs = inputs.split_whitespace().skip(1).filter(|word| *word != "\\");
         fs::read_to_string(&recipe).is_ok_and(|text| text == self.recipe(source))
             && inputs.all(|input| modified(Path::new(input)).is_some_and(|m| m < made))
     }
+}
+
+/// What a compiler or linker has written: MSVC's write to the standard output.
+fn messages(out: &Output) -> String {
+    [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
 }
 
 fn set_modified(path: &Path, date: SystemTime) -> io::Result<()> {

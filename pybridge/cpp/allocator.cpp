@@ -4,8 +4,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -45,8 +43,8 @@ class Allocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 1); }
   // The memory of the host. The memory of a graphics device is not known here.
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    return {static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page, static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page};
+    const TtHostMemory memory = tt_host_memory();
+    return {memory.free, memory.total};
   }
   void copy_data(void*, const void*, std::size_t) const override {
     TORCH_CHECK(false, "tandem storages cannot be copied through their addresses; use tensor.clone()");
@@ -64,7 +62,7 @@ c10::DataPtr allocate_on(c10::DeviceIndex device, size_t nbytes) {
   void* address = nullptr;
   void* context = tt_storage_new(nbytes, static_cast<uint8_t>(device), &address);
   if (!context) throw_pending();
-  return {address, context, &tt_storage_release, c10::Device(kTandem, device)};
+  return {address, context, tt_storage_release, c10::Device(kTandem, device)};
 }
 
 bool fills_new_memory() {

@@ -4,6 +4,13 @@
 #include <initializer_list>
 #include <limits>
 
+#ifdef _MSC_VER
+
+// This compiler has no weak symbols.
+extern "C" int32_t ttc_multiply(const TtProduct*) { return 0; }
+
+#else
+
 extern "C" {
 
 // Weak symbols, because not every build of PyTorch exports these functions.
@@ -57,3 +64,5 @@ extern "C" int32_t ttc_multiply(const TtProduct* p) {
     multiply<float>(sgemm_, *p);
   return 1;
 }
+
+#endif

@@ -11,7 +11,7 @@
 // The exception by which libtorch_python reports that a Python error is set on this thread. The shim does not link that
 // library, because it differs between Python versions. C++ matches exceptions by type name, so this definition with the
 // same name, base class and members is caught by libtorch_python.
-struct __attribute__((visibility("default"))) python_error : std::exception {
+struct TT_EXPORT python_error : std::exception {
   void* type = nullptr;
   void* value = nullptr;
   void* traceback = nullptr;

@@ -8,6 +8,20 @@
 #include <cstddef>
 #include <cstdint>
 
+// The shim and `_core` are libraries of their own, because the shim fits one version of torch only. Each finds the
+// functions of the other by name when the shim is loaded: connect.cpp, pybridge/src/ffi.rs.
+//
+// TT declares a function of Rust's. It is called through a pointer, which connect.cpp defines and sets.
+#ifndef TT
+#define TT(result, name, ...) extern result (*name)(__VA_ARGS__)
+#endif
+// TT_EXPORT is what functions of C++'s begin with.
+#ifdef _WIN32
+#define TT_EXPORT __declspec(dllexport)
+#else
+#define TT_EXPORT __attribute__((visibility("default")))
+#endif
+
 extern "C" {
 
 // Type of an argument record, and the member of its union that is set.
@@ -148,31 +162,31 @@ enum TtStatus : int32_t { TT_OK = 0, TT_RAISE = 1 };
 // --- Rust, called by C++ -----------------------------------------------------------------------
 
 // Declares an operator and returns its id.
-uint32_t tt_declare_op(const TtOpDecl* decl);
+TT(uint32_t, tt_declare_op, const TtOpDecl* decl);
 // Whether a capturing functor replaces the CompositeExplicitAutograd kernel of this aten overload.
-int32_t tt_captures_default(const char* name, size_t len);
+TT(int32_t, tt_captures_default, const char* name, size_t len);
 // Traces or co-executes a call on a device. The records in `outs` are valid until this thread's next call. After a
 // failure they are the inputs that the operator resized before it failed.
-int32_t tt_dispatch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtOuts* outs);
+TT(int32_t, tt_dispatch, uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtOuts* outs);
 // Like tt_dispatch, for a call that copies the elements of its last tensor to the host. If that tensor is contiguous
 // and `room` has exactly its size, the elements are copied to `room`, and `outs` must not be read.
-int32_t tt_fetch(uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtRoom* room, TtOuts* outs);
-int32_t tt_device_count();
+TT(int32_t, tt_fetch, uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtRoom* room, TtOuts* outs);
+TT(int32_t, tt_device_count);
 // Creates a storage of `nbytes` uninitialized bytes on a device and returns its context, or null with a pending
 // exception. `address` receives an address in a reserved range without access rights.
-void* tt_storage_new(uint64_t nbytes, uint8_t device, void** address);
+TT(void*, tt_storage_new, uint64_t nbytes, uint8_t device, void** address);
 // Returns the context of the live storage at an address, or null.
-void* tt_storage_at(void* address);
+TT(void*, tt_storage_at, void* address);
 // Deleter of tandem storages. Never blocks.
-void tt_storage_release(void* storage);
-int32_t tt_storage_resize(void* storage, uint64_t nbytes);
+TT(void, tt_storage_release, void* storage);
+TT(int32_t, tt_storage_resize, void* storage, uint64_t nbytes);
 // Waits for all pending work.
-int32_t tt_synchronize();
+TT(int32_t, tt_synchronize);
 // Sends all operators that have been issued to GraphRunner.
-int32_t tt_flush();
+TT(int32_t, tt_flush);
 // Writes the innermost line of the program's own code on this thread's Python stack, cut to `capacity` bytes. Returns
 // its length.
-size_t tt_user_line(char* text, size_t capacity);
+TT(size_t, tt_user_line, char* text, size_t capacity);
 // An op that the program has issued, with the user's frame on the Python stack.
 struct TtIssued {
   uint32_t op;
@@ -181,24 +195,24 @@ struct TtIssued {
 };
 // Writes the recorded ops since the last call, the first `capacity` if there are more. Returns their number. The first
 // call only starts to keep them.
-size_t tt_take_recent(TtIssued* ops, size_t capacity);
+TT(size_t, tt_take_recent, TtIssued* ops, size_t capacity);
 // Writes an op's name and the user's line, cut to `capacity` bytes. Returns the length. Takes no lock of the engine,
 // which may wait for the collective that is explained.
-size_t tt_describe_issued(TtIssued op, char* text, size_t capacity);
+TT(size_t, tt_describe_issued, TtIssued op, char* text, size_t capacity);
 // Waits for the pending random draws.
-int32_t tt_wait_random();
+TT(int32_t, tt_wait_random);
 // Whether the devices draw random numbers themselves, instead of PyTorch's generator on the host.
-int32_t tt_draws();
+TT(int32_t, tt_draws);
 // Whether the calling thread is the traced thread of the program and is not inside a kernel that Tandem runs.
-int32_t tt_is_program();
+TT(int32_t, tt_is_program);
 // Takes a block, aligned to 64 bytes, from Tandem's pool of host memory. Returns null if the C library is to allocate.
-void* tt_pool_take(size_t nbytes);
+TT(void*, tt_pool_take, size_t nbytes);
 // Returns a block to the pool. Returns 0 if the block is not from the pool.
-int32_t tt_pool_give(void* block);
+TT(int32_t, tt_pool_give, void* block);
 // Returns the pool's free blocks to the system. Returns 0 if there are none.
-int32_t tt_pool_trim();
+TT(int32_t, tt_pool_trim);
 // Waits for pending work, then frees cached memory.
-int32_t tt_empty_cache();
+TT(int32_t, tt_empty_cache);
 // Memory statistics of a device, in bytes.
 struct TtMemory {
   int64_t allocated;  // live storages
@@ -207,11 +221,16 @@ struct TtMemory {
   int64_t freed;      // storages freed since then
   int64_t kept;       // free blocks that the pool of host memory keeps
 };
-int32_t tt_memory(uint8_t device, TtMemory* memory);
+TT(int32_t, tt_memory, uint8_t device, TtMemory* memory);
 // Resets the peak if `peak` is not 0, else the accumulated counters `made` and `freed`.
-void tt_reset_memory(uint8_t device, int32_t peak);
+TT(void, tt_reset_memory, uint8_t device, int32_t peak);
+// The memory of the host, in bytes.
+struct TtHostMemory {
+  uint64_t free, total;
+};
+TT(TtHostMemory, tt_host_memory);
 // Whether the next allocation of host memory for Tandem may succeed. Tests make one fail.
-int32_t tt_may_allocate();
+TT(int32_t, tt_may_allocate);
 
 // A storage that a call of a function made, and that the program has after the call or when the call reads a value.
 struct TtKept {
@@ -253,23 +272,23 @@ struct TtReplayed {
   int32_t is_stale;  // 1 if nothing was done, because the graphs that the template belongs to were forgotten
 };
 // Begins and ends the recording of a call of a function, on the program's thread.
-void tt_record_begin();
-void tt_record_end(TtRecorded* recorded);
-void tt_record_cancel();
+TT(void, tt_record_begin);
+TT(void, tt_record_end, TtRecorded* recorded);
+TT(void, tt_record_cancel);
 // Leaves out the operators from the first call to the second one.
-void tt_record_pause();
-void tt_record_resume();
+TT(void, tt_record_pause);
+TT(void, tt_record_resume);
 // Makes a recorded call a template. Raises an error with the reason if it cannot be replayed.
-int32_t tt_record_make_template(int64_t id);
-void tt_record_drop(int64_t id);
+TT(int32_t, tt_record_make_template, int64_t id);
+TT(void, tt_record_drop, int64_t id);
 // Whether calls of an operator may write an argument.
-int32_t tt_writes(uint32_t op, size_t argument);
+TT(int32_t, tt_writes, uint32_t op, size_t argument);
 // Makes the offsets of windows on given storages relative to these offsets.
-void tt_record_rebase(int64_t id, const int64_t* bases, size_t n);
+TT(void, tt_record_rebase, int64_t id, const int64_t* bases, size_t n);
 // Records that a host tensor, by its number, is read again in each call, so that its contents may differ.
-void tt_record_feeds_again(int64_t id, size_t number);
+TT(void, tt_record_feeds_again, int64_t id, size_t number);
 // Records that the program keeps a storage that the call made, so that the call cannot be replayed.
-void tt_record_keeps(int64_t id, void* storage);
+TT(void, tt_record_keeps, int64_t id, void* storage);
 // What a recorded call has used when it reads a value.
 struct TtRead {
   size_t storage;  // number of the storage that is read among those made or those given
@@ -278,7 +297,7 @@ struct TtRead {
   int32_t is_made;
 };
 // Records that the fetch before has read a single value from a storage.
-void tt_record_read(void* storage, TtScalar value, TtRead* read);
+TT(void, tt_record_read, void* storage, TtScalar value, TtRead* read);
 // A stage of a template: what lies between two values that it reads.
 struct TtStage {
   int64_t id;
@@ -291,38 +310,42 @@ struct TtStage {
   size_t n_made;
 };
 // Sends the runs of a stage.
-int32_t tt_replay(const TtStage* stage, TtReplayed* replayed);
+TT(int32_t, tt_replay, const TtStage* stage, TtReplayed* replayed);
 
 // --- C++, called by Rust -----------------------------------------------------------------------
 // No exception leaves these functions. A function that fails keeps the exception for ttc_take_exception and returns
 // TT_RAISE or null.
 
+// Sets the pointers to Rust's functions to what `find` returns for their names. Returns the name of one that it does
+// not find, or null. It is the first function that is called.
+TT_EXPORT const char* ttc_connect(void* (*find)(const void* core, const char* name), const void* core);
 // Registers allocators, hooks and kernels with PyTorch. Later calls do nothing.
-int32_t ttc_register();
+TT_EXPORT int32_t ttc_register();
 // The calling thread's current device. The device exists.
-int32_t ttc_current_device();
-void ttc_set_device(int32_t device);
+TT_EXPORT int32_t ttc_current_device();
+TT_EXPORT void ttc_set_device(int32_t device);
 // Calls the CPU kernel of `op`. The pointers in `outs` are valid until ttc_clear on the same thread.
 // Outputs that are not tensors are stored in the thread's host_values() for the functor that issued the op.
-int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
+TT_EXPORT int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
 // Drops the tensors of this thread's last ttc_call.
-void ttc_clear();
+TT_EXPORT void ttc_clear();
 // A buffer is a c10::StorageImpl in host memory.
 // Creates a buffer of `nbytes` uninitialized bytes. Returns null if memory is exhausted.
-void* ttc_buffer_new(uint64_t nbytes);
-void ttc_buffer_retain(void* buffer);
-void ttc_buffer_release(void* buffer);
-void* ttc_buffer_data(void* buffer);
-uint64_t ttc_buffer_nbytes(void* buffer);
+TT_EXPORT void* ttc_buffer_new(uint64_t nbytes);
+TT_EXPORT void ttc_buffer_retain(void* buffer);
+TT_EXPORT void ttc_buffer_release(void* buffer);
+TT_EXPORT void* ttc_buffer_data(void* buffer);
+TT_EXPORT uint64_t ttc_buffer_nbytes(void* buffer);
 // Resizes a buffer and keeps the elements that fit. If memory is exhausted, the buffer does not change.
-int32_t ttc_buffer_resize(void* buffer, uint64_t nbytes);
+TT_EXPORT int32_t ttc_buffer_resize(void* buffer, uint64_t nbytes);
 // Copies the memory of a host window, from its first to its last element, to a new buffer. Returns null if memory is
 // exhausted.
-void* ttc_snapshot(const TtTensor* window);
+TT_EXPORT void* ttc_snapshot(const TtTensor* window);
 // Number of threads that PyTorch's CPU kernels use.
-uint32_t ttc_num_threads();
+TT_EXPORT uint32_t ttc_num_threads();
 // Splits 0..n into ranges and calls `part` for each of them on PyTorch's threads.
-void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void* body, size_t from, size_t to), const void* body);
+TT_EXPORT void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void* body, size_t from, size_t to),
+                                const void* body);
 // A matrix in memory: row-major, or column-major if transposed, with a leading dimension of `ld` elements.
 struct TtMatrix {
   void* data;
@@ -338,41 +361,41 @@ struct TtProduct {
 };
 // Computes a product with PyTorch's BLAS, on the calling thread only. Returns 0 if this build of PyTorch exports no
 // `sgemm_` and `dgemm_`, or if a size does not fit in an int.
-int32_t ttc_multiply(const TtProduct* product);
+TT_EXPORT int32_t ttc_multiply(const TtProduct* product);
 // In the following functions a null `generator` stands for PyTorch's default CPU generator.
 // Draws 64 random bits from a generator.
-uint64_t ttc_random_key(void* generator);
+TT_EXPORT uint64_t ttc_random_key(void* generator);
 // Reads the state of a CPU generator's Mersenne Twister: its 624 words and the position in them.
-void ttc_generator_state(void* generator, uint32_t* words, int32_t* left, uint32_t* next);
-void ttc_set_generator_state(void* generator, const uint32_t* words, int32_t left, uint32_t next);
-void ttc_generator_retain(void* generator);
-void ttc_generator_release(void* generator);
+TT_EXPORT void ttc_generator_state(void* generator, uint32_t* words, int32_t* left, uint32_t* next);
+TT_EXPORT void ttc_set_generator_state(void* generator, const uint32_t* words, int32_t left, uint32_t next);
+TT_EXPORT void ttc_generator_retain(void* generator);
+TT_EXPORT void ttc_generator_release(void* generator);
 // Returns the exception of the last function that failed on this thread, as a handle that the caller owns.
-void* ttc_take_exception();
-void ttc_drop_exception(void* exception);
+TT_EXPORT void* ttc_take_exception();
+TT_EXPORT void ttc_drop_exception(void* exception);
 // Returns the exception's class (TtException) and writes its message, cut to `capacity` bytes.
-int32_t ttc_describe_exception(void* exception, char* message, size_t capacity, size_t* len);
+TT_EXPORT int32_t ttc_describe_exception(void* exception, char* message, size_t capacity, size_t* len);
 // Stores an exception in this thread's pending slot. A `context` that is not null is appended to its message.
-void ttc_set_pending(void* exception, const char* context, size_t len);
+TT_EXPORT void ttc_set_pending(void* exception, const char* context, size_t len);
 // Stores a new exception in this thread's pending slot.
 // kind: 0 RuntimeError, 1 NotImplementedError, 2 the exception that is set in the Python interpreter, 3 IndexError.
-void ttc_set_pending_message(int32_t kind, const char* message, size_t len);
+TT_EXPORT void ttc_set_pending_message(int32_t kind, const char* message, size_t len);
 // Returns PyTorch's settings of this thread that kernels read: twice the number of threads, plus 1 if denormal numbers
 // are flushed to zero.
-int32_t ttc_thread_settings();
-void ttc_use_thread_settings(int32_t settings);
-void ttc_site(TtSite* site);
+TT_EXPORT int32_t ttc_thread_settings();
+TT_EXPORT void ttc_use_thread_settings(int32_t settings);
+TT_EXPORT void ttc_site(TtSite* site);
 // Initializes PyTorch's number of threads on the GraphRunner thread.
-void ttc_enter_graph_runner();
+TT_EXPORT void ttc_enter_graph_runner();
 // Makes backward passes of the calling thread run on that thread if `on` is not 0, else on autograd's device threads.
-void ttc_single_threaded_backward(int32_t on);
-int32_t ttc_enable_cuda_alias();
+TT_EXPORT void ttc_single_threaded_backward(int32_t on);
+TT_EXPORT int32_t ttc_enable_cuda_alias();
 // Number of operators that the program called on host tensors since the last reset, estimated from a sample.
-uint64_t ttc_host_calls();
-void ttc_reset_host_calls();
+TT_EXPORT uint64_t ttc_host_calls();
+TT_EXPORT void ttc_reset_host_calls();
 // Mean time, in nanoseconds, to create and free a tensor and its storage. Benchmarks compare the cost of an op with it.
-double ttc_time_torch_objects(int64_t times);
+TT_EXPORT double ttc_time_torch_objects(int64_t times);
 // Makes `generator` share the default CPU generator that `with` holds. Both are torch.Generator objects (PyObject*).
 // Returns 0, and does nothing, if `with` does not hold the default CPU generator.
-int32_t ttc_share_default_generator(void* generator, void* with);
+TT_EXPORT int32_t ttc_share_default_generator(void* generator, void* with);
 }

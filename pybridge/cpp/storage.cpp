@@ -20,7 +20,7 @@ void* storage_context(const at::Tensor& t) {
   if (C10_LIKELY(context != nullptr)) {
     // A slice of an untyped storage has the other storage as its context, and its own deleter.
     TORCH_CHECK_NOT_IMPLEMENTED(
-        C10_LIKELY(si->data_ptr().get_deleter() == &tt_storage_release),
+        C10_LIKELY(si->data_ptr().get_deleter() == tt_storage_release),
         "tandem does not support tensors on a part of an untyped storage; take a part of the tensor instead, or copy "
         "the storage to the CPU first: storage.cpu()");
   } else if (si->data() != nullptr) {
@@ -47,7 +47,7 @@ c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address,
                                                    c10::DeviceIndex device) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), nbytes,
-      c10::DataPtr(address, context, &tt_storage_release, c10::Device(kTandem, device)), allocator(),
+      c10::DataPtr(address, context, tt_storage_release, c10::Device(kTandem, device)), allocator(),
       /*resizable=*/true);
   if (C10_UNLIKELY(observer != nullptr) && tt_is_program()) observer->made(storage);
   return storage;

@@ -2,14 +2,18 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
 #include "shim.h"
 
 namespace {
 
 // Whether this thread flushes denormal numbers to zero.
 int32_t flushes_denormal() {
-#if defined(__x86_64__)
-  return (__builtin_ia32_stmxcsr() & 0x8040) == 0x8040;
+#if defined(__x86_64__) || defined(_M_X64)
+  return (_mm_getcsr() & 0x8040) == 0x8040;
 #else
   return 0;
 #endif

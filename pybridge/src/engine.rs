@@ -38,6 +38,7 @@ use crate::convert::{Reply, context_of, fill, storage_of};
 use crate::environment::{ENVIRONMENT, Environment};
 use crate::ffi::*;
 use crate::host::{POOL, SHIM, in_executor, kept};
+use crate::memory;
 use crate::python::{
     Lines, WithoutGil, innermost_user_line, interrupted, line_of, thread_token, user_line, walk_stack,
 };
@@ -106,22 +107,9 @@ pub static FORKED: AtomicBool = AtomicBool::new(false);
 thread_local!(static REPLY: Cell<Option<Box<Reply>>> = const { Cell::new(None) });
 
 fn reserve_addresses() -> AddressRange {
-    // SAFETY: a new anonymous mapping without access rights affects no other memory. It is never unmapped.
-    let start = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            ADDRESS_SPACE,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        // This address is non-canonical on 64-bit machines with 48-bit addresses, so an access faults as well.
-        return AddressRange::new(0x8000_0000_0000, ADDRESS_SPACE as u64);
-    }
-    AddressRange::new(start as u64, ADDRESS_SPACE as u64)
+    // The other address is non-canonical on 64-bit machines with 48-bit addresses, so an access faults as well.
+    let start = memory::reserve(ADDRESS_SPACE).unwrap_or(0x8000_0000_0000);
+    AddressRange::new(start, ADDRESS_SPACE as u64)
 }
 
 /// Locks the engine, and releases the GIL while waiting for the lock.

@@ -1,6 +1,13 @@
 //! The C interface of the shim: a mirror of `cpp/shim.h`, in the same order.
+//!
+//! The shim is a library of its own, one for each version of torch. [`connect`] loads the one that fits, and each of
+//! the two libraries finds the functions of the other by name.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use libloading::{Error, Library};
 
 pub const NONE: u8 = 0;
 pub const TENSOR: u8 = 1;
@@ -162,6 +169,12 @@ pub struct TtMemory {
 }
 
 #[repr(C)]
+pub struct TtHostMemory {
+    pub free: u64,
+    pub total: u64,
+}
+
+#[repr(C)]
 pub struct TtKept {
     pub storage: *mut c_void,
     pub address: *mut c_void,
@@ -226,7 +239,41 @@ pub struct TtReplayed {
     pub is_stale: i32,
 }
 
-unsafe extern "C" {
+/// Functions of the shim, by their addresses.
+static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+
+/// Declares the functions of the shim. They may be called once [`connect`] has succeeded.
+macro_rules! functions {
+    ($(pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        struct Functions {
+            $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            fn of(shim: &Library) -> Result<Functions, Error> {
+                // SAFETY: the shim declares functions of these names and types, and is never unloaded.
+                unsafe {
+                    Ok(Functions { $($name: *shim.get(concat!(stringify!($name), "\0").as_bytes())?,)* })
+                }
+            }
+        }
+
+        $(
+            #[inline]
+            pub unsafe fn $name($($arg: $type),*) $(-> $result)? {
+                let functions = FUNCTIONS.get().expect("the package connects the shim when it is imported");
+                // SAFETY: the caller fulfils the conditions of the function.
+                unsafe { (functions.$name)($($arg),*) }
+            }
+        )*
+    };
+}
+
+functions! {
+    pub fn ttc_connect(
+        find: unsafe extern "C" fn(&Library, *const c_char) -> *mut c_void,
+        core: &Library,
+    ) -> *const c_char;
     pub fn ttc_register() -> i32;
     pub fn ttc_host_calls() -> u64;
     pub fn ttc_reset_host_calls();
@@ -272,4 +319,34 @@ unsafe extern "C" {
     pub fn ttc_enable_cuda_alias() -> i32;
     pub fn ttc_time_torch_objects(times: i64) -> f64;
     pub fn ttc_share_default_generator(generator: *mut c_void, with: *mut c_void) -> i32;
+}
+
+/// Loads the shim in file `shim`, whose torch must be loaded, and connects it to this library, whose file is `core`.
+/// Does nothing if a shim is connected.
+pub fn connect(core: &Path, shim: &Path) -> Result<(), String> {
+    if FUNCTIONS.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: this library is loaded already, and the shim's constructors only register kernels with PyTorch.
+    let load = |path| unsafe { Library::new(path) }.map_err(|e| e.to_string());
+    // They are never unloaded: PyTorch and both libraries keep addresses in them.
+    let [core, shim]: [&Library; 2] = [Box::leak(Box::new(load(core)?)), Box::leak(Box::new(load(shim)?))];
+    let functions = Functions::of(shim).map_err(|e| e.to_string())?;
+    FUNCTIONS.get_or_init(|| functions);
+    // SAFETY: `find` is called with `core` and with names that are constants of the shim.
+    match unsafe { ttc_connect(find, core).as_ref().map(|name| CStr::from_ptr(name)) } {
+        None => Ok(()),
+        Some(name) => Err(format!("the shim needs {}, which _core does not have", name.to_string_lossy())),
+    }
+}
+
+/// Returns the address of a function in a library, or null.
+///
+/// # Safety
+///
+/// `name` must be a C string.
+unsafe extern "C" fn find(library: &Library, name: *const c_char) -> *mut c_void {
+    // SAFETY: `name` is a C string. The address is not used as one of a particular type here.
+    let symbol = unsafe { library.get::<*mut c_void>(CStr::from_ptr(name).to_bytes_with_nul()) };
+    symbol.map_or(std::ptr::null_mut(), |symbol| *symbol)
 }

@@ -12,14 +12,16 @@ mod ffi;
 mod functions;
 mod graphs;
 mod host;
+mod memory;
 mod python;
 mod report;
 mod timeline;
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
 use serde::Serialize;
 use tandem_kernels::cpu::scarcity::fail_nth;
@@ -75,12 +77,18 @@ fn start_log() {
 mod _core {
     use super::*;
 
+    /// Loads the shim in file `shim` and connects it to this library, whose file is `core`.
+    #[pyfunction]
+    fn connect(core: PathBuf, shim: PathBuf) -> PyResult<()> {
+        ffi::connect(&core, &shim).map_err(PyImportError::new_err)
+    }
+
     /// Registers the device with PyTorch, and the calling thread as the program's thread.
     #[pyfunction]
     fn init(py: Python<'_>) -> PyResult<()> {
         start_log();
         engine::claim_program_thread();
-        // SAFETY: PyTorch is loaded, since this library is linked to it.
+        // SAFETY: PyTorch is loaded, since the shim is linked to it.
         let status = unsafe {
             ffi::ttc_single_threaded_backward(1);
             ffi::ttc_register()
@@ -233,6 +241,13 @@ mod _core {
         let mut engine = lock();
         engine.collect_dead();
         engine.storages().reset_peak(device);
+    }
+
+    /// Returns the free and the total memory of the host.
+    #[pyfunction]
+    fn host_memory() -> (u64, u64) {
+        let memory = memory::host_memory();
+        (memory.free, memory.total)
     }
 
     /// Frees the memory that the executor and the pool cache.

@@ -83,6 +83,7 @@ impl Codes {
 
     fn id_by_value(&mut self, code: &Bound<'_, PyAny>) -> PyResult<u32> {
         let file: String = code.getattr("co_filename")?.extract()?;
+        let file = if cfg!(windows) { file.replace('\\', "/") } else { file };
         if file.contains("/torch_tandem/") {
             return Ok(OUR_OWN);
         }

@@ -30,6 +30,7 @@ const CUT: usize = 1 << 18;
 const CHUNK: usize = 1 << 22;
 
 /// Size of a huge page in bytes.
+#[cfg(target_os = "linux")]
 const HUGE: usize = 1 << 21;
 
 /// Number of size classes between two powers of two.

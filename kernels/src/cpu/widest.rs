@@ -2,6 +2,7 @@
 
 /// SIMD units of a CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub enum Units {
     /// AVX-512 with the F, BW, DQ and VL extensions.
     Avx512,

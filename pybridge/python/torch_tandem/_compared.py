@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import random
-import resource
 import sys
 import time
 from typing import Any, NoReturn
@@ -89,7 +88,7 @@ class Side:
             "seconds": seconds,
             "steps": self.steps,
             "losses": [float(loss) for loss in self.losses],
-            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "resident": _peak_resident(),
             "operators": operators if self.profiled else {},
             "last": is_last,
         }
@@ -120,6 +119,16 @@ class Side:
         self.profiler.stop()
         rows = self.profiler.key_averages()
         return {r.key: [r.cpu_time_total * 1e-6, r.count] for r in rows if "::" in r.key}
+
+
+def _peak_resident() -> int:
+    """Return the peak of this process's resident memory, in bytes; 0 on Windows, where Python has none."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Tandem(Side):

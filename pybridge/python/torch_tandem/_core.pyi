@@ -1,8 +1,12 @@
-"""The extension module: the Rust engine and the C++ device shim."""
+"""The extension module: the Rust engine."""
 
+from pathlib import Path
 from typing import Literal
 
 from torch_tandem._report_types import Adapter, CoreReport, Graphs, Mode, Timeline
+
+def connect(core: str, shim: Path) -> None:
+    """Load the C++ shim in file `shim` and connect it to this module, whose file is `core`."""
 
 def init() -> None:
     """Register hooks, kernels, generator and allocator. To be called once, after `import torch`."""
@@ -32,6 +36,9 @@ def set_device(device: int) -> None:
 def memory_allocated(device: int = 0) -> int: ...
 def max_memory_allocated(device: int = 0) -> int: ...
 def reset_peak_memory_stats(device: int = 0) -> None: ...
+def host_memory() -> tuple[int, int]:
+    """Return the free and the total memory of the host, in bytes."""
+
 def empty_cache() -> None: ...
 def list_devices() -> list[Adapter]: ...
 def lose_device(device: int = 0) -> None:

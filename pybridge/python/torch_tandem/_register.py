@@ -35,7 +35,8 @@ def register() -> None:
     _compile.refuse_inductor()
     trainers.install()
     distributed.install()
-    os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
     for ignored in _core.ignored_settings():
         warnings.warn(ignored, RuntimeWarning, stacklevel=2)

@@ -6,6 +6,7 @@ audits.
 """
 
 import enum
+import os
 import re
 import sys
 import sysconfig
@@ -29,6 +30,7 @@ _VALUES = (
 _CONTAINERS = (list, tuple, dict)
 # Code whose globals are not followed: PyTorch, installed packages and the standard library.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_TORCH = f"{os.sep}torch{os.sep}"
 
 _PARTS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
@@ -280,12 +282,12 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def is_users_code(code: types.CodeType) -> bool:
     """Whether code is the program's own, and not that of a library."""
-    return not code.co_filename.startswith(("<frozen", *_LIBRARIES)) and "/torch/" not in code.co_filename
+    return not code.co_filename.startswith(("<frozen", *_LIBRARIES)) and _TORCH not in code.co_filename
 
 
 def _is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
-    return module == "__main__" or (bool(file) and not file.startswith(_LIBRARIES) and "/torch/" not in file)
+    return module == "__main__" or (bool(file) and not file.startswith(_LIBRARIES) and _TORCH not in file)
 
 
 def state_of(function: Callable, objects: list) -> tuple[State, list[torch.Tensor]]:

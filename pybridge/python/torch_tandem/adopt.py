@@ -111,7 +111,8 @@ def install() -> None:
     """Adopt the tensors that the process creates from now on."""
     _allocate_on_tandem()
     # Data loading workers have no GraphRunner, so they create host tensors, as they do without Tandem.
-    os.register_at_fork(after_in_child=_allocate_on_host)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_allocate_on_host)
     torch.Tensor.numpy = _numpy
     torch.Tensor.pin_memory = _pin_memory
     torch._tensor_str._add_suffixes = _add_suffixes

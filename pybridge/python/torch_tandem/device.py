@@ -280,8 +280,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Return the free and the total memory of the host, in bytes."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    return _core.host_memory()
 
 
 def empty_cache() -> None:

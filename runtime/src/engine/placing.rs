@@ -99,14 +99,14 @@ impl Placing {
 }
 
 /// Returns the CPU time of the calling thread, or `None` if the system does not provide it.
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 fn thread_time() -> Option<Duration> {
     use rustix::time::{ClockId, clock_gettime};
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).ok()
 }
 
 /// Returns the CPU time of the calling thread, which this system does not provide.
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(unix))]
 fn thread_time() -> Option<Duration> {
     None
 }

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Proves the wheel in dist/ in bare virtual environments, each with a torch and a Python: a program has eager's losses,
+# and a sample of PyTorch's operators eager's results. PAIRS="2.15.0:3.13 ..." names the pairs; PAIRS=all is the grid.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+pairs=${PAIRS:-2.11.0:3.11 2.15.0:3.13}
+[ "$pairs" != all ] || pairs=$(echo {2.11.0,2.13.0,2.15.0}:{3.11,3.13,3.14})
+wheel=$(ls -t "$PWD"/dist/torch_tandem-*.whl | head -n 1)
+tests=(
+    tests/python/test_load.py
+    "tests/python/test_programs.py::test_losses_are_those_of_eager[digits]"
+    tests/python/test_opinfo.py::test_operators[{0,8,16}]
+)
+
+prove() { # torch, python: in a virtual environment of its own, which is removed
+    local venv status=0
+    venv=$(mktemp -d)
+    "$2" -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$1" "$wheel" \
+        numpy scikit-learn tqdm expecttest pytest pytest-timeout &&
+        (cd "$venv" && bin/python -c 'import torch_tandem as t; print("torch-tandem", t.__version__, "in", t.__path__[0])') &&
+        TANDEM_KERNELS=aten "$venv/bin/python" -m pytest -q "${tests[@]}" &&
+        TANDEM_KERNELS=own "$venv/bin/python" -m pytest -q "${tests[@]:2}" || status=$?
+    rm -rf "$venv"
+    return $status
+}
+
+outcomes=() failed=0
+for pair in $pairs; do
+    torch=${pair%:*} python=python${pair#*:}
+    echo "== torch $torch, $python"
+    if ! "$python" -c '' 2> /dev/null; then
+        outcomes+=("torch $torch, $python: not run, this Python is missing")
+    elif prove "$torch" "$python"; then
+        outcomes+=("torch $torch, $python: passed")
+    else
+        outcomes+=("torch $torch, $python: FAILED") failed=1
+    fi
+done
+printf '%s\n' "== $(basename "$wheel")" "${outcomes[@]}"
+[ $failed = 0 ] && [[ ${outcomes[*]} = *passed* ]]

@@ -1,0 +1,42 @@
+"""The package says in a sentence why it cannot be loaded, beside a false torch in a new interpreter."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch_tandem import _load
+
+IMPORT = """
+import sys, types
+sys.modules["torch"] = types.SimpleNamespace(__version__={version!r})
+try:
+    import torch_tandem
+except ImportError as error:
+    print(error)
+"""
+
+
+def message(version: str) -> str:
+    """Returns the error of an import beside a version of torch."""
+    code = IMPORT.format(version=version)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.99.0+cpu", "3.0.0a0+git1234567"])
+def test_an_unknown_torch_gets_a_sentence(version):
+    said = message(version)
+    assert said.count("\n") == 1
+    assert said.startswith("torch-tandem supports torch 2.")
+    assert f"but torch {version} is installed here: install one that is supported, or " in said
+
+
+def test_the_shim_is_that_of_the_minor_version():
+    major, minor = torch.__version__.split(".")[:2]
+    assert _load._shim_for(f"{major}.{minor}.99+cpu").stem == f"_shim_torch{major}{minor}"
+
+
+def test_a_package_without_shims_is_not_built(monkeypatch, tmp_path):
+    monkeypatch.setattr(_load, "__file__", str(tmp_path / "_load.py"))
+    with pytest.raises(ImportError, match="not built here"):
+        _load._shim_for(torch.__version__)
