@@ -39,6 +39,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
   c10::Stream exchangeStream(c10::Stream s) const override { return s; }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(tt_device_count()); }
+  // Devices compute in all dtypes but the quantized ones; an operator that has no kernel for a dtype runs on the host.
+  c10::DeviceCapability getDeviceCapability(c10::Device d) const override {
+    index_of(d);
+    c10::DeviceCapability capability;
+    auto& types = capability.capability_data.supported_scalar_types;
+    types.has_QInt8 = types.has_QUInt8 = types.has_QInt32 = types.has_QUInt4x2 = types.has_QUInt2x4 = 0;
+    return capability;
+  }
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag flag) const override {
     if (flag == c10::EventFlag::BACKEND_DEFAULT) check(tt_synchronize());
     if (!*event) *event = new Event;

@@ -11,6 +11,7 @@
 #include "host_calls.h"
 #include "host_memory.h"
 #include "host_random.h"
+#include "profiler.h"
 #include "shim.h"
 
 namespace tandem {
@@ -43,6 +44,7 @@ extern "C" int32_t ttc_register() {
     tandem::register_host_allocator();
     tandem::register_hooks();
     tandem::register_allocator();
+    tandem::register_profiler();
     tandem::register_operators();
     tandem::count_host_calls();
   };

@@ -25,8 +25,8 @@ use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
-use tandem_runtime::site::{AutogradNode, Site};
-use tandem_runtime::storage::{AddressRange, Storages, collects_deaths, died};
+use tandem_runtime::site::{AutogradNode, Site, Stack};
+use tandem_runtime::storage::{AddressRange, Amount, Storages, collects_deaths, died};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::OpId;
 use tandem_tracegraph::ops::{ArgClass, OpDecl};
@@ -66,6 +66,7 @@ pub fn device_count() -> usize {
 
 /// Opens the executor that `TANDEM_DEVICE` asks for.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
+    OPENED.store(true, Ordering::Relaxed);
     let Environment { device, allow_software, own_kernels, .. } = &*ENVIRONMENT;
     let asks_drivers = match device.as_str() {
         "cpu" => false,
@@ -91,8 +92,22 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
 /// Token of the thread whose ops are traced: the first thread that issues an op, unless another one claims it.
 static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// Set in a forked child, which has no GraphRunner.
+/// Whether the stacks of calls are recorded for the history of storages.
+pub static MEMORY_STACKS: AtomicBool = AtomicBool::new(false);
+
+/// Set once the executor is being opened: its threads and devices do not exist in a forked child.
+static OPENED: AtomicBool = AtomicBool::new(false);
+
+/// Set in a forked child that cannot use tandem tensors.
 pub static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Called in a forked child. It can use tandem tensors if the parent has not computed anything with them.
+pub fn after_fork_in_child() {
+    match ENGINE.try_lock().filter(|_| !OPENED.load(Ordering::Relaxed)) {
+        Some(mut engine) => engine.start_in_child(),
+        None => FORKED.store(true, Ordering::Relaxed),
+    }
+}
 
 thread_local!(static REPLY: Cell<Option<Box<Reply>>> = const { Cell::new(None) });
 
@@ -243,8 +258,22 @@ fn wait_unless(
     }
 }
 
+/// Returns the calling thread's stack if the history of storages needs it.
+#[inline]
+pub fn memory_stack() -> Option<Arc<Stack>> {
+    MEMORY_STACKS.load(Ordering::Relaxed).then(|| Arc::new(walk_stack()))
+}
+
+/// Notes the stack of the call that may create storages next.
+#[inline]
+pub fn note_memory_stack(engine: &mut Engine, stack: Option<&Arc<Stack>>) {
+    if let (Some(stack), Some(history)) = (stack, engine.storages().history()) {
+        history.set_stack(Some(stack.clone()));
+    }
+}
+
 /// Repeats `attempt` with the engine locked until it needs no more waiting.
-fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Result<T, Raise> {
+pub fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Result<T, Raise> {
     check_process()?;
     loop {
         let mut engine = lock();
@@ -261,12 +290,12 @@ fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Resu
     }
 }
 
-/// Returns an error in a forked child, where tandem tensors cannot be used.
+/// Returns an error in a forked child that cannot use tandem tensors.
 pub fn check_process() -> Result<(), Raise> {
     if FORKED.load(Ordering::Relaxed) {
         return Err(Raise::Message(
-            "Cannot use tandem tensors in a forked subprocess. To use tandem with multiprocessing, you must use \
-             the 'spawn' start method"
+            "Cannot use tandem tensors in a forked subprocess of a process that has used them. To use tandem with \
+             multiprocessing, you must use the 'spawn' start method"
                 .into(),
         ));
     }
@@ -306,8 +335,10 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         node: (place.node != 0).then_some(node),
         stack: None,
     };
+    let memory_stack = memory_stack();
     loop {
         let mut engine = lock();
+        note_memory_stack(&mut engine, memory_stack.as_ref());
         let mut call = Call::blank(OpId(op));
         call.device = device;
         call.grad_enabled = place.modes & 1 != 0;
@@ -557,7 +588,11 @@ unsafe extern "C" fn tt_fetch(
 unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut c_void) -> *mut c_void {
     let mut context = std::ptr::null_mut();
     for_shim(|| {
-        let made = settled(|engine| engine.create_storage(nbytes, device))??;
+        let memory_stack = memory_stack();
+        let made = settled(|engine| {
+            note_memory_stack(engine, memory_stack.as_ref());
+            engine.create_storage(nbytes, device)
+        })??;
         context = context_of(made.id);
         // SAFETY: `address` is valid for writes.
         unsafe { *address = made.address as *mut c_void };
@@ -630,6 +665,15 @@ extern "C" fn tt_empty_cache() -> i32 {
     for_shim(empty_cache)
 }
 
+fn amount(of: &Amount) -> TtAmount {
+    TtAmount {
+        live: of.live as i64,
+        peak: of.peak as i64,
+        created: of.created() as i64,
+        freed: of.freed() as i64,
+    }
+}
+
 /// # Safety
 ///
 /// `memory` must be valid for writes.
@@ -643,13 +687,8 @@ unsafe extern "C" fn tt_memory(device: u8, memory: *mut TtMemory) -> i32 {
         let [_, _, kept] = POOL.bytes();
         // SAFETY: `memory` is valid for writes.
         unsafe {
-            *memory = TtMemory {
-                allocated: held.bytes as i64,
-                peak: held.peak as i64,
-                made: held.made() as i64,
-                freed: held.freed() as i64,
-                kept: kept as i64,
-            };
+            *memory =
+                TtMemory { bytes: amount(&held.bytes), storages: amount(&held.storages), kept: kept as i64 };
         }
         Ok(())
     })

@@ -1,8 +1,8 @@
 """Tandem tensors for other libraries and other processes.
 
 The address of a tandem tensor has no memory. Code outside of Tandem therefore gets a copy on the host:
-through DLPack, when a tensor is pickled for another process, and in methods that change a storage's bytes in
-place.
+through DLPack and NumPy's protocol, when a tensor is pickled for another process, and in methods that change
+a storage's bytes in place.
 """
 
 import functools
@@ -16,12 +16,15 @@ from torch.utils.dlpack import DLDeviceType
 
 _dlpack, _dlpack_device = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
 _to_dlpack = torch._C._to_dlpack
+_array = torch.Tensor.__array__
 
 
 def install() -> None:
     """Make PyTorch's DLPack, multiprocessing and storage functions accept tandem tensors."""
     torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__ = _export, _export_device
     torch.utils.dlpack.to_dlpack = torch.to_dlpack = _export_capsule
+    torch.Tensor.__array__ = _export_array
+    torch.Tensor.__cuda_array_interface__ = property(_no_address(torch.Tensor.__cuda_array_interface__))
     for kind in (torch.Tensor, torch.nn.Parameter):
         reduction.register(kind, _reduce_tensor)
     reduction.register(torch.UntypedStorage, _reduce_storage)
@@ -48,6 +51,27 @@ def _export_device(self: torch.Tensor) -> tuple[Any, int]:
 @functools.wraps(_to_dlpack)
 def _export_capsule(tensor: torch.Tensor) -> Any:
     return _to_dlpack(tensor.cpu() if tensor.device.type == "tandem" else tensor)
+
+
+@functools.wraps(_array)
+def _export_array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
+    if self.device.type != "tandem":
+        return _array(self, dtype, **options)
+    if options.get("copy") is False:
+        raise ValueError("a tandem tensor goes to NumPy as a copy on the host, which copy=False forbids")
+    return _array(self.cpu(), dtype)
+
+
+def _no_address(interface: property) -> Callable:
+    """Wrap CUDA's array interface: a tensor that only claims to be on CUDA has no address there."""
+
+    @functools.wraps(interface.fget)
+    def getter(self: torch.Tensor) -> Any:
+        if self.device.type == "tandem":
+            raise AttributeError("a tandem tensor has no address in CUDA's memory; use from_dlpack or .cpu()")
+        return interface.fget(self)
+
+    return getter
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable, tuple]:
