@@ -38,6 +38,12 @@ def test_numpy_gets_a_copy(name):
         torch_tandem.mark_step()
 
 
+def test_a_write_that_would_not_reach_the_tensor_is_refused():
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(numbers())[0] = 7
+    np.array(numbers())[0] = 7
+
+
 def test_what_numpy_refuses():
     with pytest.raises(TypeError, match="can't convert tandem:0 device type tensor to numpy"):
         numbers().numpy()

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from torch_tandem._report_types import Adapter, CoreReport, Graphs, Mode, Timeline
+from torch_tandem._report_types import Adapter, CoreReport, Graphs, MemorySnapshot, Mode, Timeline
 
 def init() -> None:
     """Register hooks, kernels, generator and allocator. To be called once, after `import torch`."""
@@ -33,6 +33,10 @@ def memory_allocated(device: int = 0) -> int: ...
 def max_memory_allocated(device: int = 0) -> int: ...
 def reset_peak_memory_stats(device: int = 0) -> None: ...
 def empty_cache() -> None: ...
+def record_memory(most: int | None, stacks: bool, clear: bool) -> None:
+    """Record the history of storages, of at most `most` changes, or end the recording if `most` is None."""
+
+def memory_snapshot() -> MemorySnapshot: ...
 def list_devices() -> list[Adapter]: ...
 def lose_device(device: int = 0) -> None:
     """Put a GPU into the state of a lost device, for tests."""

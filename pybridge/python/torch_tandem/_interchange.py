@@ -59,7 +59,10 @@ def _export_array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
         return _array(self, dtype, **options)
     if options.get("copy") is False:
         raise ValueError("a tandem tensor goes to NumPy as a copy on the host, which copy=False forbids")
-    return _array(self.cpu(), dtype)
+    array = _array(self.cpu(), dtype)
+    # Eager's array shares the tensor's memory. A write that does not reach the tensor should be an error.
+    array.flags.writeable = options.get("copy") is True
+    return array
 
 
 def _no_address(interface: property) -> Callable:
