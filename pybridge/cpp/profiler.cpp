@@ -157,6 +157,8 @@ class Stubs final : public torch::profiler::impl::ProfilerStubs {
 
  public:
   void record(c10::DeviceIndex* device, Event* event, int64_t* cpu_ns) const override {
+    // PyTorch records at each call that it observes, and no wait is possible inside a kernel.
+    tt_hide_kernels();
     check(tt_synchronize());
     const auto now = std::chrono::steady_clock::now();
     if (device) *device = current_device();

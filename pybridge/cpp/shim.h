@@ -213,6 +213,8 @@ struct TtKernelRun {
 };
 // Sets the number of the innermost call that PyTorch's profiler records on this thread, or 0 outside of calls.
 void tt_set_issuer(uint64_t call);
+// Hides the kernels that run on the program's thread from PyTorch's profilers.
+void tt_hide_kernels();
 // Waits for all pending work and begins a log of the kernels' runs.
 int32_t tt_begin_kernel_log();
 // Waits for all pending work, ends the log, and passes each run to `take`.

@@ -53,7 +53,7 @@ pub struct Shim;
 /// The only instance.
 pub static SHIM: Shim = Shim;
 
-/// Whether PyTorch's profiler logs kernels. It must not show those of runs on the program's thread as its calls.
+/// Whether PyTorch's profilers may run. Kernels of runs on the program's thread are none of the calls that they observe.
 pub static HIDES_KERNELS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {

@@ -24,6 +24,11 @@ extern "C" fn tt_set_issuer(call: u64) {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn tt_hide_kernels() {
+    HIDES_KERNELS.store(true, Ordering::Relaxed);
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn tt_begin_kernel_log() -> i32 {
     for_shim(|| {
         settled(|engine| engine.log_kernels(true))?;

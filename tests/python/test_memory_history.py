@@ -43,7 +43,8 @@ def test_changes_are_recorded_with_the_lines_that_made_them():
     for entry in trace():
         if entry["action"] == "alloc" and entry["size"] >= 1 << 20:
             first = entry["frames"][0]
-            assert first["filename"] == __file__ and first["name"] in ("made", later and first["name"])
+            assert first["filename"] == __file__
+    assert later.nbytes == 3 << 20
     names = [frame["name"] for entry in trace() if entry["action"] == "alloc" for frame in entry["frames"]]
     assert "made" in names and "test_changes_are_recorded_with_the_lines_that_made_them" in names
 
@@ -121,7 +122,8 @@ def test_memory_viz_reads_it(tmp_path):
     text = _memory_viz.trace(snapshot)
     assert "cudaMalloc" in text and "4.0MiB" in text and "del " in text
     assert "segments: " in _memory_viz.segsum(snapshot)
-    assert "alloc" in _memory_viz.trace_plot(snapshot) and _memory_viz.segment_plot(snapshot)
+    assert "Active Memory Timeline" in _memory_viz.trace_plot(snapshot)
+    assert _memory_viz.segment_plot(snapshot)
     lines = _memory_viz.memory(snapshot, format_flamegraph=lambda lines: lines)
     assert any(line.endswith(str(kept.nbytes)) and "made" in line for line in lines.splitlines())
     page = tmp_path / "page.html"

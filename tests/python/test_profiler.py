@@ -130,7 +130,7 @@ def test_replays_of_functions_are_visible():
         with profile(activities=BOTH) as profiled:
             for _ in range(4):
                 forward(x).item()
-    replays = row(profiled, "tandem::replay")
+    replays = row(profiled, "torch_tandem::replay")
     assert replays.count == 4 and replays.device_time_total > 0
     assert any("mm" in event.name for event in kernels(profiled))
 

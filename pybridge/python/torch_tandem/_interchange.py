@@ -6,8 +6,10 @@ a storage's bytes in place.
 """
 
 import functools
+import pickle
 from collections.abc import Callable
 from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -61,7 +63,8 @@ def _export_array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
         raise ValueError("a tandem tensor goes to NumPy as a copy on the host, which copy=False forbids")
     array = _array(self.cpu(), dtype)
     # Eager's array shares the tensor's memory. A write that does not reach the tensor should be an error.
-    array.flags.writeable = options.get("copy") is True
+    if not options.get("copy"):
+        array.flags.writeable = False
     return array
 
 
@@ -77,16 +80,29 @@ def _no_address(interface: property) -> Callable:
     return getter
 
 
+def _parcel(host: Any) -> Any:
+    """Return a copy on the host for the pickle of another process.
+
+    A process that is being started opens shared memory only after the copy here is gone: it gets the contents.
+    """
+    return host if get_spawning_popen() is None else pickle.dumps(host)
+
+
+def _opened(parcel: Any) -> Any:
+    return pickle.loads(parcel) if isinstance(parcel, bytes) else parcel
+
+
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable, tuple]:
     if tensor.device.type != "tandem" or (tensor.requires_grad and not tensor.is_leaf):
         return reductions.reduce_tensor(tensor)
-    return _rebuild_tensor, (type(tensor), tensor.detach().cpu(), tensor.device, tensor.requires_grad)
+    host = _parcel(tensor.detach().cpu())
+    return _rebuild_tensor, (type(tensor), host, tensor.device, tensor.requires_grad)
 
 
 def _rebuild_tensor(
-    kind: type, host: torch.Tensor, device: torch.device, requires_grad: bool
+    kind: type, host: torch.Tensor | bytes, device: torch.device, requires_grad: bool
 ) -> torch.Tensor:
-    tensor = host.to(device)
+    tensor = _opened(host).to(device)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)
@@ -95,10 +111,11 @@ def _rebuild_tensor(
 def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable, tuple]:
     if storage.device.type != "tandem":
         return reductions.reduce_storage(storage)
-    return _rebuild_storage, (storage.cpu(), storage.device)
+    return _rebuild_storage, (_parcel(storage.cpu()), storage.device)
 
 
-def _rebuild_storage(host: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+def _rebuild_storage(host: torch.UntypedStorage | bytes, device: torch.device) -> torch.UntypedStorage:
+    host = _opened(host)
     return torch.UntypedStorage(host.nbytes(), device=device).copy_(host)
 
 
