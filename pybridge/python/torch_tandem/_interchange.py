@@ -83,7 +83,7 @@ def _no_address(interface: property) -> Callable:
 def _parcel(host: Any) -> Any:
     """Return a copy on the host for the pickle of another process.
 
-    A process that is being started opens shared memory only after the copy here is gone: it gets the contents.
+    A process that is being started would open shared memory when the copy here is gone: it gets the contents.
     """
     return host if get_spawning_popen() is None else pickle.dumps(host)
 

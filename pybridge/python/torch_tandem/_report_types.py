@@ -197,7 +197,7 @@ class Report(CoreReport):
 
 
 class MemorySnapshot(TypedDict):
-    """Live storages and the recorded history. A storage is its device, address, bytes and index of a stack."""
+    """Live storages and their history. A storage is its device, address, bytes and the index of a stack."""
 
     stacks: list[list[tuple[str, int, str]]]
     live: list[tuple[int, int, int, int]]
