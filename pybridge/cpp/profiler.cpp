@@ -1,7 +1,6 @@
 #include "profiler.h"
 
 #include <ATen/record_function.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/profiler/stubs/base.h>
 
 #if __has_include(<kineto/libkineto.h>)
@@ -12,7 +11,6 @@
 #include <kineto/output_base.h>
 #endif
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -21,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "device_type.h"
 #include "errors.h"
 #include "guard.h"
 #include "shim.h"
@@ -185,7 +182,7 @@ void register_profiler() {
   static Stubs stubs;
   torch::profiler::impl::registerPrivateUse1Methods(&stubs);
 #ifdef TANDEM_HAS_KINETO
-  // PyTorch 2.12 has a registry for this, which calls the same function.
+  // Newer versions of PyTorch have a registry for this, which calls the same function.
   libkineto::api().registerProfilerFactory([] { return std::make_unique<Profiler>(); });
 #endif
 }
