@@ -3,7 +3,11 @@
 use std::time::Instant;
 
 use smallvec::SmallVec;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::ids::{LocationId, StorageId};
+use tandem_tracegraph::node::Outputs;
 
+use crate::error::CallFailure;
 use crate::executor::{Device, Executor, Immediate};
 use crate::host::HostKernels;
 use crate::ops::table::flops_of;
@@ -49,6 +53,25 @@ impl<D: Device> Executor for Driver<D> {
             self.profile.took(&self.device.measured());
         }
         &mut self.profile
+    }
+
+    fn call(
+        &mut self,
+        call: &Call<'_>,
+        (location, issuer): (LocationId, u64),
+        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+    ) -> Result<Outputs, CallFailure> {
+        let Driver { profile, device, .. } = self;
+        if !profile.is_logging() {
+            return device.call(call, location, name_fresh);
+        }
+        let (is_own, begin) = (device.attribute(Some(profile.next())), Instant::now());
+        let outcome = device.call(call, location, name_fresh);
+        device.attribute(None);
+        if outcome.is_ok() {
+            profile.called(call, (location, issuer), begin, is_own);
+        }
+        outcome
     }
 
     fn run(&mut self, run: &BlockRun) {
@@ -110,7 +133,7 @@ fn measured<D: Device>(
     let ran = run(device);
     device.attribute(None);
     match (ran, is_own) {
-        (true, true) => profile.awaits(tally),
+        (true, true) => profile.awaits(tally, begin),
         (true, false) => profile.ran(tally, begin),
         (false, _) => {}
     }

@@ -136,6 +136,15 @@ pub trait Executor: Send {
     /// Measurements of kernels, which [`Profile::measure`] enables.
     fn profile(&mut self) -> &mut Profile;
 
+    /// Runs one op as [`Immediate::call`] does, and logs it. The op is given with the call that issued it, see
+    /// [`BlockRun::issuers`].
+    fn call(
+        &mut self,
+        call: &Call<'_>,
+        issued: (LocationId, u64),
+        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+    ) -> Result<Outputs, CallFailure>;
+
     /// Runs the segments of blocks that a run lists.
     fn run(&mut self, run: &BlockRun);
 }

@@ -16,6 +16,15 @@ namespace tandem {
 
 namespace {
 
+uint8_t existing(c10::DeviceIndex device) { return static_cast<uint8_t>(index_of(c10::Device(kTandem, device))); }
+
+c10::CachingAllocator::Stat stat(const TtAmount& amount) {
+  c10::CachingAllocator::Stat stat;
+  stat.current = amount.live, stat.peak = amount.peak;
+  stat.allocated = amount.created, stat.freed = amount.freed;
+  return stat;
+}
+
 class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t n) override {
@@ -27,22 +36,25 @@ class Allocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     TtMemory memory{};
-    check(tt_memory(static_cast<uint8_t>(device), &memory));
+    check(tt_memory(existing(device), &memory));
     c10::CachingDeviceAllocator::DeviceStats stats;
     constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    auto& allocated = stats.allocated_bytes[kAll];
-    allocated.current = memory.allocated, allocated.peak = memory.peak;
-    allocated.allocated = memory.made, allocated.freed = memory.freed;
+    stats.allocated_bytes[kAll] = stat(memory.bytes);
     stats.active_bytes = stats.requested_bytes = stats.reserved_bytes = stats.allocated_bytes;
+    // A storage is a segment with a single block.
+    stats.allocation[kAll] = stat(memory.storages);
+    stats.active = stats.segment = stats.allocation;
+    stats.num_device_alloc = memory.storages.created, stats.num_device_free = memory.storages.freed;
     auto& reserved = stats.reserved_bytes[kAll];
     reserved.current += memory.kept;
     reserved.peak = std::max(reserved.peak, reserved.current);
     return stats;
   }
-  void resetAccumulatedStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 0); }
-  void resetPeakStats(c10::DeviceIndex device) override { tt_reset_memory(static_cast<uint8_t>(device), 1); }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { tt_reset_memory(existing(device), 0); }
+  void resetPeakStats(c10::DeviceIndex device) override { tt_reset_memory(existing(device), 1); }
   // The memory of the host. The memory of a graphics device is not known here.
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    existing(device);
     const TtHostMemory memory = tt_host_memory();
     return {memory.free, memory.total};
   }

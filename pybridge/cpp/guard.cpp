@@ -39,6 +39,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
   c10::Stream exchangeStream(c10::Stream s) const override { return s; }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(tt_device_count()); }
+  // The dtypes that convert to each other. An operator that has no kernel for one of them runs on the host.
+  c10::DeviceCapability getDeviceCapability(c10::Device d) const override {
+    index_of(d);
+    c10::DeviceCapability capability;
+    capability.capability_data.capability_bits = 0;
+    auto& types = capability.capability_data.supported_scalar_types;
+    types.has_Bool = types.has_Byte = types.has_UInt16 = types.has_UInt32 = types.has_UInt64 = 1;
+    types.has_Char = types.has_Short = types.has_Int = types.has_Long = 1;
+    types.has_Half = types.has_BFloat16 = types.has_Float = types.has_Double = 1;
+    types.has_ComplexHalf = types.has_ComplexFloat = types.has_ComplexDouble = 1;
+    types.has_Float8_e5m2 = types.has_Float8_e4m3fn = types.has_Float8_e5m2fnuz = types.has_Float8_e4m3fnuz = 1;
+    types.has_Float8_e8m0fnu = 1;
+    return capability;
+  }
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag flag) const override {
     if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronize();
     if (!*event) *event = new Event;

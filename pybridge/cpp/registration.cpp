@@ -12,6 +12,7 @@
 #include "host_calls.h"
 #include "host_memory.h"
 #include "host_random.h"
+#include "profiler.h"
 #include "shim.h"
 
 namespace tandem {
@@ -44,6 +45,7 @@ extern "C" int32_t ttc_register() {
     tandem::register_host_allocator();
     tandem::register_hooks();
     tandem::register_allocator();
+    tandem::register_profiler();
     tandem::register_operators();
     tandem::register_collectives();
     tandem::count_host_calls();

@@ -213,22 +213,48 @@ TT(int32_t, tt_pool_give, void* block);
 TT(int32_t, tt_pool_trim);
 // Waits for pending work, then frees cached memory.
 TT(int32_t, tt_empty_cache);
-// Memory statistics of a device, in bytes.
+// An amount of memory, in bytes or in storages.
+struct TtAmount {
+  int64_t live;     // in live storages
+  int64_t peak;     // maximum of `live` since the last reset of the peak
+  int64_t created;  // in storages created since the last reset of the accumulated counters
+  int64_t freed;    // in storages freed since then
+};
+// Memory statistics of a device.
 struct TtMemory {
-  int64_t allocated;  // live storages
-  int64_t peak;       // maximum of `allocated` since the last reset of the peak
-  int64_t made;       // storages created since the last reset of the accumulated counters
-  int64_t freed;      // storages freed since then
-  int64_t kept;       // free blocks that the pool of host memory keeps
+  TtAmount bytes;
+  TtAmount storages;
+  int64_t kept;  // bytes of free blocks that the pool of host memory keeps
 };
 TT(int32_t, tt_memory, uint8_t device, TtMemory* memory);
-// Resets the peak if `peak` is not 0, else the accumulated counters `made` and `freed`.
+// Resets the peak if `peak` is not 0, else the accumulated counters `created` and `freed`.
 TT(void, tt_reset_memory, uint8_t device, int32_t peak);
 // The memory of the host, in bytes.
 struct TtHostMemory {
   uint64_t free, total;
 };
 TT(TtHostMemory, tt_host_memory);
+// A run of a kernel. Times are in nanoseconds since 1970, and the texts are valid during the call that receives it.
+struct TtKernelRun {
+  int64_t start_ns;
+  int64_t end_ns;
+  uint64_t issuer;  // number of the call that issued its first operator, or 0
+  const char* name;
+  size_t name_len;
+  const char* ops;  // names of its operators
+  size_t ops_len;
+  const char* lines;  // lines of the program that issued them
+  size_t lines_len;
+  uint8_t device;
+};
+// Sets the number of the innermost call that PyTorch's profiler records on this thread, or 0 outside of calls.
+TT(void, tt_set_issuer, uint64_t call);
+// Hides the kernels that run on the program's thread from PyTorch's profilers.
+TT(void, tt_hide_kernels);
+// Waits for all pending work and begins a log of the kernels' runs.
+TT(int32_t, tt_begin_kernel_log);
+// Waits for all pending work, ends the log, and passes each run to `take`.
+TT(int32_t, tt_end_kernel_log, void (*take)(void* state, const TtKernelRun* run), void* state);
 // Whether the next allocation of host memory for Tandem may succeed. Tests make one fail.
 TT(int32_t, tt_may_allocate);
 
@@ -321,6 +347,8 @@ TT(int32_t, tt_replay, const TtStage* stage, TtReplayed* replayed);
 TT_EXPORT const char* ttc_connect(void* (*find)(const void* core, const char* name), const void* core);
 // Registers allocators, hooks and kernels with PyTorch. Later calls do nothing.
 TT_EXPORT int32_t ttc_register();
+// Sets whether PyTorch's profilers observe the calls of operators on this thread. Returns whether they did.
+TT_EXPORT int32_t ttc_observe_calls(int32_t on);
 // The calling thread's current device. The device exists.
 TT_EXPORT int32_t ttc_current_device();
 TT_EXPORT void ttc_set_device(int32_t device);

@@ -26,8 +26,8 @@ use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
-use tandem_runtime::site::{AutogradNode, Site};
-use tandem_runtime::storage::{AddressRange, Storages, collects_deaths, died};
+use tandem_runtime::site::{AutogradNode, Site, Stack};
+use tandem_runtime::storage::{AddressRange, Amount, Storages, collects_deaths, died};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{LocationId, OpId};
 use tandem_tracegraph::location::Frame;
@@ -38,7 +38,7 @@ use crate::convert::{Reply, context_of, fill, storage_of};
 use crate::environment::{ENVIRONMENT, Environment};
 use crate::ffi::*;
 use crate::host::{POOL, SHIM, in_executor, kept};
-use crate::memory;
+use crate::host_memory;
 use crate::python::{
     Lines, WithoutGil, innermost_user_line, interrupted, line_of, thread_token, user_line, walk_stack,
 };
@@ -73,6 +73,7 @@ pub fn device_count() -> usize {
 
 /// Opens the executor that `TANDEM_DEVICE` asks for.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
+    OPENED.store(true, Ordering::Relaxed);
     let Environment { device, allow_software, own_kernels, rank, .. } = &*ENVIRONMENT;
     let process = rank.map_or(0, |rank| rank.number);
     let of_rank = |list: Vec<&'static str>| list[process % list.len()];
@@ -101,14 +102,28 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
 /// Token of the thread whose ops are traced: the first thread that issues an op, unless another one claims it.
 static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// Set in a forked child, which has no GraphRunner.
+/// Whether the stacks of calls are recorded for the history of storages.
+pub static MEMORY_STACKS: AtomicBool = AtomicBool::new(false);
+
+/// Set once the executor is being opened: its threads and devices do not exist in a forked child.
+static OPENED: AtomicBool = AtomicBool::new(false);
+
+/// Set in a forked child that cannot use tandem tensors.
 pub static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Called in a forked child. It can use tandem tensors if the parent has not computed anything with them.
+pub fn after_fork_in_child() {
+    match ENGINE.try_lock().filter(|_| !OPENED.load(Ordering::Relaxed)) {
+        Some(mut engine) => engine.start_in_child(),
+        None => FORKED.store(true, Ordering::Relaxed),
+    }
+}
 
 thread_local!(static REPLY: Cell<Option<Box<Reply>>> = const { Cell::new(None) });
 
 fn reserve_addresses() -> AddressRange {
     // The other address is non-canonical on 64-bit machines with 48-bit addresses, so an access faults as well.
-    let start = memory::reserve(ADDRESS_SPACE).unwrap_or(0x8000_0000_0000);
+    let start = host_memory::reserve(ADDRESS_SPACE).unwrap_or(0x8000_0000_0000);
     AddressRange::new(start, ADDRESS_SPACE as u64)
 }
 
@@ -240,8 +255,22 @@ fn wait_unless(
     }
 }
 
+/// Returns the calling thread's stack if the history of storages needs it.
+#[inline]
+pub fn memory_stack() -> Option<Arc<Stack>> {
+    MEMORY_STACKS.load(Ordering::Relaxed).then(|| Arc::new(walk_stack()))
+}
+
+/// Notes the stack of the call that may create storages next.
+#[inline]
+pub fn note_memory_stack(engine: &mut Engine, stack: Option<&Arc<Stack>>) {
+    if let (Some(stack), Some(history)) = (stack, engine.storages().history()) {
+        history.set_stack(Some(stack.clone()));
+    }
+}
+
 /// Repeats `attempt` with the engine locked until it needs no more waiting.
-fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Result<T, Raise> {
+pub fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Result<T, Raise> {
     check_process()?;
     loop {
         let mut engine = lock();
@@ -258,12 +287,12 @@ fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Resu
     }
 }
 
-/// Returns an error in a forked child, where tandem tensors cannot be used.
+/// Returns an error in a forked child that cannot use tandem tensors.
 pub fn check_process() -> Result<(), Raise> {
     if FORKED.load(Ordering::Relaxed) {
         return Err(Raise::Message(
-            "Cannot use tandem tensors in a forked subprocess. To use tandem with multiprocessing, you must use \
-             the 'spawn' start method"
+            "Cannot use tandem tensors in a forked subprocess of a process that has used them. To use tandem with \
+             multiprocessing, you must use the 'spawn' start method"
                 .into(),
         ));
     }
@@ -303,8 +332,10 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         node: (place.node != 0).then_some(node),
         stack: None,
     };
+    let memory_stack = memory_stack();
     loop {
         let mut engine = lock();
+        note_memory_stack(&mut engine, memory_stack.as_ref());
         let mut call = Call::blank(OpId(op));
         call.device = device;
         call.grad_enabled = place.modes & 1 != 0;
@@ -554,7 +585,11 @@ unsafe extern "C" fn tt_fetch(
 unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut c_void) -> *mut c_void {
     let mut context = std::ptr::null_mut();
     for_shim(|| {
-        let made = settled(|engine| engine.create_storage(nbytes, device))??;
+        let memory_stack = memory_stack();
+        let made = settled(|engine| {
+            note_memory_stack(engine, memory_stack.as_ref());
+            engine.create_storage(nbytes, device)
+        })??;
         context = context_of(made.id);
         // SAFETY: `address` is valid for writes.
         unsafe { *address = made.address as *mut c_void };
@@ -682,6 +717,15 @@ extern "C" fn tt_empty_cache() -> i32 {
     for_shim(empty_cache)
 }
 
+fn amount(of: &Amount) -> TtAmount {
+    TtAmount {
+        live: of.live as i64,
+        peak: of.peak as i64,
+        created: of.created() as i64,
+        freed: of.freed() as i64,
+    }
+}
+
 /// # Safety
 ///
 /// `memory` must be valid for writes.
@@ -695,13 +739,8 @@ unsafe extern "C" fn tt_memory(device: u8, memory: *mut TtMemory) -> i32 {
         let [_, _, kept] = POOL.bytes();
         // SAFETY: `memory` is valid for writes.
         unsafe {
-            *memory = TtMemory {
-                allocated: held.bytes as i64,
-                peak: held.peak as i64,
-                made: held.made() as i64,
-                freed: held.freed() as i64,
-                kept: kept as i64,
-            };
+            *memory =
+                TtMemory { bytes: amount(&held.bytes), storages: amount(&held.storages), kept: kept as i64 };
         }
         Ok(())
     })

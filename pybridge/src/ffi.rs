@@ -160,11 +160,17 @@ pub struct TtProduct {
 }
 
 #[repr(C)]
-pub struct TtMemory {
-    pub allocated: i64,
+pub struct TtAmount {
+    pub live: i64,
     pub peak: i64,
-    pub made: i64,
+    pub created: i64,
     pub freed: i64,
+}
+
+#[repr(C)]
+pub struct TtMemory {
+    pub bytes: TtAmount,
+    pub storages: TtAmount,
     pub kept: i64,
 }
 
@@ -172,6 +178,20 @@ pub struct TtMemory {
 pub struct TtHostMemory {
     pub free: u64,
     pub total: u64,
+}
+
+#[repr(C)]
+pub struct TtKernelRun {
+    pub start_ns: i64,
+    pub end_ns: i64,
+    pub issuer: u64,
+    pub name: *const c_char,
+    pub name_len: usize,
+    pub ops: *const c_char,
+    pub ops_len: usize,
+    pub lines: *const c_char,
+    pub lines_len: usize,
+    pub device: u8,
 }
 
 #[repr(C)]
@@ -277,6 +297,7 @@ functions! {
     pub fn ttc_register() -> i32;
     pub fn ttc_host_calls() -> u64;
     pub fn ttc_reset_host_calls();
+    pub fn ttc_observe_calls(on: i32) -> i32;
     pub fn ttc_current_device() -> i32;
     pub fn ttc_set_device(device: i32);
     pub fn ttc_call(op: u32, args: *const TtArg, n_args: usize, outs: *mut TtOuts) -> i32;

@@ -13,7 +13,10 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use tandem_tracegraph::text::list_call;
 
 use crate::convert::{context_of, items, storage_of};
-use crate::engine::{Raise, check_process, finish_inline_work, for_shim, lock, op_name, wait_for};
+use crate::engine::{
+    Raise, check_process, finish_inline_work, for_shim, lock, memory_stack, note_memory_stack, op_name,
+    wait_for,
+};
 use crate::ffi::*;
 use crate::python::{Lines, user_line};
 
@@ -358,8 +361,10 @@ unsafe extern "C" fn tt_replay(stage: *const TtStage, replayed: *mut TtReplayed)
             fed.iter().map(|f| (f.number, unsafe { host_input(&f.window) })).collect();
         // Taken, not borrowed: a signal handler may replay a call while this one waits.
         let mut shown = SHOWN.take().unwrap_or_default();
+        let memory_stack = memory_stack();
         let is_stale = loop {
             let mut engine = lock();
+            note_memory_stack(&mut engine, memory_stack.as_ref());
             shown.fresh.clear();
             let at = (stage.number, &made[..]);
             match engine.replay(RecordingId(stage.id as u64), at, &given, &fed, &mut shown.fresh)? {

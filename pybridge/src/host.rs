@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_kernels::cpu::pool::Pool;
@@ -51,6 +52,9 @@ pub struct Shim;
 
 /// The only instance.
 pub static SHIM: Shim = Shim;
+
+/// Whether PyTorch's profilers may run. Kernels of runs on the program's thread are none of the calls that they observe.
+pub static HIDES_KERNELS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static IN_EXECUTOR: Cell<bool> = const { Cell::new(false) };
@@ -281,7 +285,15 @@ impl Torch for Shim {
 
     fn in_executor(&self, work: &mut dyn FnMut()) {
         let before = IN_EXECUTOR.replace(true);
-        work();
+        if HIDES_KERNELS.load(Ordering::Relaxed) {
+            // SAFETY: the functions only set a thread-local flag.
+            let recorded = unsafe { ttc_observe_calls(0) };
+            work();
+            // SAFETY: as above.
+            unsafe { ttc_observe_calls(recorded) };
+        } else {
+            work();
+        }
         IN_EXECUTOR.set(before);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! [`ffi`] mirrors the shim's C interface, [`convert`] converts between its records and calls, [`engine`] passes
 //! calls to the runtime, [`host`] implements PyTorch's part for the runtime, and [`python`] uses the interpreter.
-//! [`report`], [`graphs`] and [`timeline`] are what users see of a run, as plain data.
+//! [`report`], [`graphs`], [`timeline`] and [`memory`] are what users see of a run, as plain data, and [`profile`] is
+//! what PyTorch's profiler sees.
 
 mod convert;
 mod engine;
@@ -12,7 +13,9 @@ mod ffi;
 mod functions;
 mod graphs;
 mod host;
+mod host_memory;
 mod memory;
+mod profile;
 mod python;
 mod report;
 mod timeline;
@@ -38,6 +41,7 @@ use crate::engine::{Raise, lock, to_py, with_executor};
 use crate::environment::ENVIRONMENT;
 use crate::graphs::Graphs;
 use crate::host::POOL;
+use crate::memory::Snapshot;
 use crate::report::Report;
 use crate::timeline::Timeline;
 
@@ -186,13 +190,13 @@ mod _core {
         functions::drop_recording(recording);
     }
 
-    /// Marks this process as a forked child, where tandem tensors cannot be used.
+    /// Prepares a forked child, which can use tandem tensors if its parent has not used them.
     #[pyfunction]
     fn after_fork_in_child() {
-        engine::FORKED.store(true, Ordering::Relaxed);
+        engine::after_fork_in_child();
     }
 
-    /// Returns whether this process is a forked child.
+    /// Returns whether this process is a forked child that cannot use tandem tensors.
     #[pyfunction]
     fn in_bad_fork() -> bool {
         engine::FORKED.load(Ordering::Relaxed)
@@ -224,14 +228,14 @@ mod _core {
     fn memory_allocated(device: usize) -> u64 {
         let mut engine = lock();
         engine.collect_dead();
-        engine.storages().held().get(device).map_or(0, |held| held.bytes)
+        engine.storages().held().get(device).map_or(0, |held| held.bytes.live)
     }
 
     /// Returns the peak of the bytes that live tensors have held on a device.
     #[pyfunction]
     #[pyo3(signature = (device = 0))]
     fn max_memory_allocated(device: usize) -> u64 {
-        lock().storages().held().get(device).map_or(0, |held| held.peak)
+        lock().storages().held().get(device).map_or(0, |held| held.bytes.peak)
     }
 
     /// Resets a device's peak to its current bytes.
@@ -246,7 +250,7 @@ mod _core {
     /// Returns the free and the total memory of the host.
     #[pyfunction]
     fn host_memory() -> (u64, u64) {
-        let memory = memory::host_memory();
+        let memory = crate::host_memory::host_memory();
         (memory.free, memory.total)
     }
 
@@ -254,6 +258,18 @@ mod _core {
     #[pyfunction]
     fn empty_cache(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::empty_cache())
+    }
+
+    /// Records the history of storages, of at most `most` changes, or ends the recording if `most` is None.
+    #[pyfunction]
+    fn record_memory(most: Option<usize>, stacks: bool, clear: bool) {
+        memory::record(most, stacks, clear);
+    }
+
+    /// Returns the live storages and the recorded history.
+    #[pyfunction]
+    fn memory_snapshot(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        to_python(py, &Snapshot::of())
     }
 
     /// Treats a GPU as lost by the driver, for tests of the consequences.

@@ -1,65 +1,95 @@
-//! The host's memory on each system: how much there is, and addresses that nothing can access.
+//! The history of storages and the live ones as plain data, for snapshots of memory.
 
-use crate::ffi::TtHostMemory;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-#[unsafe(no_mangle)]
-extern "C" fn tt_host_memory() -> TtHostMemory {
-    host_memory()
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use tandem_runtime::memory_history::{History, Memory};
+use tandem_runtime::site::Stack;
+
+use crate::engine::{MEMORY_STACKS, lock};
+use crate::python::Lines;
+
+/// Frame of a Python stack: file, line and function.
+type Frame = (String, i32, String);
+
+/// Memory of a storage: device, address, bytes, and the index of the stack that created it.
+type Block = (u8, u64, u64, usize);
+
+/// Live storages and the changes that led to them.
+#[derive(Serialize, Default)]
+pub struct Snapshot {
+    /// Stacks, innermost frame first. The first one is empty: the stack of what was not recorded.
+    stacks: Vec<Vec<Frame>>,
+    live: Vec<Block>,
+    /// Storages that were created (true) or freed, with the time in microseconds since 1970, oldest first.
+    changes: Vec<(bool, Block, u64)>,
 }
 
-/// Reserves a range of addresses without access rights and without memory, forever. Returns `None` if the system has
-/// no such range.
-#[cfg(unix)]
-pub fn reserve(bytes: usize) -> Option<u64> {
-    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new anonymous mapping without access rights affects no other memory.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, kind, -1, 0) };
-    (start != libc::MAP_FAILED).then_some(start as u64)
-}
-
-#[cfg(windows)]
-pub fn reserve(bytes: usize) -> Option<u64> {
-    use windows_sys::Win32::System::Memory::{MEM_RESERVE, PAGE_NOACCESS, VirtualAlloc};
-    // SAFETY: a new range without access rights affects no other memory.
-    let start = unsafe { VirtualAlloc(std::ptr::null(), bytes, MEM_RESERVE, PAGE_NOACCESS) };
-    (!start.is_null()).then_some(start as u64)
-}
-
-/// Returns the free and the total memory.
-#[cfg(unix)]
-pub fn host_memory() -> TtHostMemory {
-    // SAFETY: the function only reads a setting of the system.
-    let setting = |name| unsafe { libc::sysconf(name) }.max(0) as u64;
-    let page = setting(libc::_SC_PAGESIZE);
-    TtHostMemory { free: free_pages() * page, total: setting(libc::_SC_PHYS_PAGES) * page }
-}
-
-#[cfg(windows)]
-pub fn host_memory() -> TtHostMemory {
-    use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};
-    let length = size_of::<MEMORYSTATUSEX>() as u32;
-    let mut status = MEMORYSTATUSEX { dwLength: length, ..Default::default() };
-    // SAFETY: the record has the length that it states. If the call fails, it stays zero.
-    unsafe { GlobalMemoryStatusEx(&raw mut status) };
-    TtHostMemory { free: status.ullAvailPhys, total: status.ullTotalPhys }
-}
-
-#[cfg(all(unix, not(target_vendor = "apple")))]
-fn free_pages() -> u64 {
-    // SAFETY: the function only reads a setting of the system.
-    unsafe { libc::sysconf(libc::_SC_AVPHYS_PAGES) }.max(0) as u64
-}
-
-#[cfg(target_vendor = "apple")]
-#[allow(deprecated)] // libc has only this binding of `mach_host_self`
-fn free_pages() -> u64 {
-    // SAFETY: numbers, for which zero is valid.
-    let mut pages: libc::vm_statistics64 = unsafe { std::mem::zeroed() };
-    let mut words = libc::HOST_VM_INFO64_COUNT;
-    // SAFETY: the record has as many words as stated. If the call fails, it stays zero.
-    unsafe {
-        let (host, kind) = (libc::mach_host_self(), libc::HOST_VM_INFO64);
-        libc::host_statistics64(host, kind, (&raw mut pages).cast(), &raw mut words);
+/// Records the history of storages, of at most `most` changes, or ends the recording if `most` is `None`.
+pub fn record(most: Option<usize>, stacks: bool, clear: bool) {
+    let mut engine = lock();
+    engine.collect_dead();
+    let history = engine.storages().history();
+    match most {
+        Some(most) => {
+            let history = history.get_or_insert_with(|| Box::new(History::new(most)));
+            history.limit(most);
+            if clear {
+                history.clear();
+            }
+            if !stacks {
+                history.set_stack(None);
+            }
+        }
+        None => *history = None,
     }
-    u64::from(pages.free_count) + u64::from(pages.inactive_count)
+    MEMORY_STACKS.store(most.is_some() && stacks, Ordering::Relaxed);
+}
+
+impl Snapshot {
+    /// Returns the live storages and the recorded history.
+    pub fn of() -> Snapshot {
+        let mut engine = lock();
+        engine.collect_dead();
+        let storages = engine.storages();
+        let (mut stacks, mut snapshot) = (Stacks::default(), Snapshot::default());
+        let block = |memory: Memory, stack: usize| (memory.device, memory.address, memory.nbytes, stack);
+        let live: Vec<_> = storages.live().collect();
+        let history = storages.history().as_ref();
+        for (id, memory) in live {
+            let stack = stacks.number(history.and_then(|history| history.stack_of(id)));
+            snapshot.live.push(block(memory, stack));
+        }
+        for change in history.iter().flat_map(|history| history.changes()) {
+            let stack = stacks.number(change.stack.as_ref());
+            snapshot.changes.push((change.created, block(change.memory, stack), change.at));
+        }
+        snapshot.stacks = stacks.texts();
+        snapshot
+    }
+}
+
+/// Different stacks, numbered from 1.
+#[derive(Default)]
+struct Stacks {
+    all: Vec<Arc<Stack>>,
+    numbers: FxHashMap<*const Stack, usize>,
+}
+
+impl Stacks {
+    fn number(&mut self, stack: Option<&Arc<Stack>>) -> usize {
+        let Some(stack) = stack else { return 0 };
+        *self.numbers.entry(Arc::as_ptr(stack)).or_insert_with(|| {
+            self.all.push(stack.clone());
+            self.all.len()
+        })
+    }
+
+    fn texts(&self) -> Vec<Vec<Frame>> {
+        let mut lines = Lines::default();
+        let texts = self.all.iter().map(|stack| lines.readable(&stack.0));
+        std::iter::once(Vec::new()).chain(texts).collect()
+    }
 }

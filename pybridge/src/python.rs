@@ -185,6 +185,12 @@ impl Lines {
         frames.iter().filter_map(|frame| self.text(*frame)).collect()
     }
 
+    /// Returns the file, line and function of each frame.
+    pub fn readable(&mut self, frames: &[Frame]) -> Vec<(String, i32, String)> {
+        let frames = self.frames(frames);
+        frames.iter().map(|frame| (frame.file.clone(), frame.line, frame.name.clone())).collect()
+    }
+
     /// Returns the innermost frame of the location that is the user's. For an op that autograd itself issues, it is
     /// the frame of the forward op.
     pub fn user_frame(&mut self, location: LocationId, locations: &Locations) -> Option<Frame> {

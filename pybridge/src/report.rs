@@ -189,7 +189,7 @@ impl Report {
     /// Returns the report on everything counted so far.
     pub fn of(engine: &mut Engine) -> Report {
         let report = engine.report().clone();
-        let memory_peak = engine.storages().held().iter().map(|held| held.peak).sum();
+        let memory_peak = engine.storages().held().iter().map(|held| held.bytes.peak).sum();
         let engine = &*engine;
         let (busy, inline) = engine.busy_ns();
         let since = engine.started().elapsed().as_nanos() as u64;

@@ -228,6 +228,7 @@ pub fn end_of(run: &BlockRun) -> Cursor {
         numbers: run.numbers.len(),
         hosts: run.hosts.len(),
         generators: run.generators.len(),
+        ops: run.len(),
     }
 }
 
@@ -267,6 +268,7 @@ impl Recording {
             numbers: self.numbers.len(),
             hosts: self.hosts.len(),
             generators: self.generators.len(),
+            ops: self.steps.len(),
         };
         self.steps.push(Step { node, variant, at, inputs: inputs as u32, made: self.made.len() as u32 });
         for id in &run.storages[from.storages..from.storages + inputs] {
@@ -481,6 +483,7 @@ impl Recording {
                 numbers: self.numbers.len(),
                 hosts: self.hosts.len(),
                 generators: self.generators.len(),
+                ops: self.steps.len(),
             },
             |next| next.at,
         )

@@ -127,6 +127,13 @@ impl GraphRunner {
         GraphRunner { shared, queue, bell, recycled }
     }
 
+    /// Starts the thread anew in a forked child, which has only the thread that forked.
+    pub fn start_in_child(&mut self) {
+        if self.bell.take().is_some() {
+            self.bell = spawn(&self.shared);
+        }
+    }
+
     /// Sends a message without waiting. Returns its position.
     pub fn send(&self, message: Message) -> Ticket {
         let ticket = self.shared.submitted.fetch_add(1, Ordering::Relaxed) + 1;

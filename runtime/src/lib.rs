@@ -10,6 +10,8 @@ pub mod error;
 mod feed;
 pub mod function;
 pub mod graph_runner;
+pub mod issuer;
+pub mod memory_history;
 pub mod placement;
 pub mod regions;
 pub mod repetition;

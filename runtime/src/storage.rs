@@ -13,6 +13,8 @@ use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{Name, StorageId};
 use tandem_tracegraph::node::Resized;
 
+use crate::memory_history::{self, History, Memory};
+
 /// Ids of dead storages, pushed by any thread.
 pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
 
@@ -31,6 +33,7 @@ pub fn collects_deaths() {
 
 /// Records the death of a storage. Called by its deleter, on any thread.
 pub fn died(id: StorageId) {
+    memory_history::died(id);
     // While a thread ends, its thread-locals are no longer accessible.
     let here = DEATHS_HERE.try_with(|here| here.borrow_mut().as_mut().map(|ids| ids.push(id)));
     if !matches!(here, Ok(Some(()))) {
@@ -48,6 +51,12 @@ struct Entry {
     name: Name,
 }
 
+impl Entry {
+    fn memory(&self) -> Memory {
+        Memory { address: self.address, nbytes: self.nbytes, device: self.device }
+    }
+}
+
 /// Newly created storage.
 #[derive(Clone, Copy, Debug)]
 pub struct FreshStorage {
@@ -57,35 +66,48 @@ pub struct FreshStorage {
     pub address: u64,
 }
 
-/// Byte counters of a device's storages.
+/// Amount of a device's memory, in bytes or in storages.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Held {
-    /// Bytes in live storages.
-    pub bytes: u64,
-    /// Peak of `bytes`.
+pub struct Amount {
+    /// In live storages.
+    pub live: u64,
+    /// Peak of `live`.
     pub peak: u64,
-    /// Bytes of all storages created so far.
-    made: u64,
-    /// Created and freed bytes when the counters were last reset.
+    /// In all storages created so far.
+    created: u64,
+    /// Created and freed amounts when the counters were last reset.
     before: [u64; 2],
 }
 
-impl Held {
-    fn add(&mut self, nbytes: u64) {
-        self.bytes += nbytes;
-        self.peak = self.peak.max(self.bytes);
-        self.made += nbytes;
+impl Amount {
+    fn add(&mut self, amount: u64) {
+        self.live += amount;
+        self.peak = self.peak.max(self.live);
+        self.created += amount;
     }
 
-    /// Returns the bytes created since the last reset.
-    pub fn made(&self) -> u64 {
-        self.made - self.before[0]
+    /// Returns the amount created since the last reset.
+    pub fn created(&self) -> u64 {
+        self.created - self.before[0]
     }
 
-    /// Returns the bytes freed since the last reset.
+    /// Returns the amount freed since the last reset.
     pub fn freed(&self) -> u64 {
-        self.made - self.bytes - self.before[1]
+        self.created - self.live - self.before[1]
     }
+
+    fn reset_accumulated(&mut self) {
+        self.before = [self.created, self.created - self.live];
+    }
+}
+
+/// Counters of a device's storages.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Held {
+    /// Their bytes.
+    pub bytes: Amount,
+    /// Their number.
+    pub storages: Amount,
 }
 
 /// The table of storages.
@@ -97,6 +119,8 @@ pub struct Storages {
     addresses: AddressRange,
     /// Counters by device index, up to the highest device that has had a storage.
     held: Vec<Held>,
+    /// History, while it is recorded.
+    history: Option<Box<History>>,
 }
 
 /// Address range in which nothing is mapped, so that an access by mistake faults instead of reading garbage.
@@ -132,7 +156,14 @@ impl AddressRange {
 impl Storages {
     /// Creates an empty table.
     pub fn new(addresses: AddressRange) -> Storages {
-        Storages { entries: Vec::new(), free: Vec::new(), epoch: 1, addresses, held: Vec::new() }
+        Storages {
+            entries: Vec::new(),
+            free: Vec::new(),
+            epoch: 1,
+            addresses,
+            held: Vec::new(),
+            history: None,
+        }
     }
 
     /// Returns the bytes of all storages created so far, each rounded up to a multiple of 64. Starts again when
@@ -146,10 +177,17 @@ impl Storages {
         if self.held.len() <= usize::from(device) {
             self.held.resize(usize::from(device) + 1, Held::default());
         }
-        self.held[usize::from(device)].add(nbytes);
+        let held = &mut self.held[usize::from(device)];
+        held.bytes.add(nbytes);
+        held.storages.add(1);
         let address = self.addresses.take(nbytes);
         let entry = Entry { nbytes, address, live: true, device, epoch: self.epoch, name };
-        FreshStorage { id: self.insert(entry), address }
+        let memory = entry.memory();
+        let id = self.insert(entry);
+        if let Some(history) = &mut self.history {
+            history.created(id, memory);
+        }
+        FreshStorage { id, address }
     }
 
     /// Adds a storage that the program never has: its id is released with the run that uses it last. Its bytes are not
@@ -206,10 +244,14 @@ impl Storages {
     /// Sets a storage's size.
     pub fn set_nbytes(&mut self, id: StorageId, nbytes: u64) {
         let entry = &mut self.entries[id.index()];
-        let held = &mut self.held[usize::from(entry.device)];
-        held.bytes -= entry.nbytes;
-        held.add(nbytes);
+        let bytes = &mut self.held[usize::from(entry.device)].bytes;
+        bytes.live -= entry.nbytes;
+        bytes.add(nbytes);
+        let before = entry.memory();
         entry.nbytes = nbytes;
+        if let Some(history) = &mut self.history {
+            history.resized(id, before, entry.memory());
+        }
     }
 
     /// Increases a storage's size to at least `nbytes` bytes.
@@ -251,7 +293,12 @@ impl Storages {
     fn bury(&mut self, id: StorageId, dead: &mut Vec<StorageId>) {
         let entry = &mut self.entries[id.index()];
         entry.live = false;
-        self.held[usize::from(entry.device)].bytes -= entry.nbytes;
+        let held = &mut self.held[usize::from(entry.device)];
+        held.bytes.live -= entry.nbytes;
+        held.storages.live -= 1;
+        if let Some(history) = &mut self.history {
+            history.freed(id, entry.memory());
+        }
         dead.push(id);
     }
 
@@ -265,17 +312,29 @@ impl Storages {
         &self.held
     }
 
-    /// Resets a device's peak to its current bytes.
+    /// Resets a device's peaks to the current amounts.
     pub fn reset_peak(&mut self, device: u8) {
         if let Some(held) = self.held.get_mut(usize::from(device)) {
-            held.peak = held.bytes;
+            held.bytes.peak = held.bytes.live;
+            held.storages.peak = held.storages.live;
         }
     }
 
-    /// Resets a device's created and freed bytes to zero.
+    /// Resets a device's created and freed amounts to zero.
     pub fn reset_accumulated(&mut self, device: u8) {
         if let Some(held) = self.held.get_mut(usize::from(device)) {
-            held.before = [held.made, held.made - held.bytes];
+            held.bytes.reset_accumulated();
+            held.storages.reset_accumulated();
         }
+    }
+
+    /// Returns the history, if it is recorded. Setting it begins or ends the recording.
+    pub fn history(&mut self) -> &mut Option<Box<History>> {
+        &mut self.history
+    }
+
+    /// Returns the live storages.
+    pub fn live(&self) -> impl Iterator<Item = (StorageId, Memory)> {
+        (0..).map(StorageId).zip(&self.entries).filter(|(_, e)| e.live).map(|(id, e)| (id, e.memory()))
     }
 }

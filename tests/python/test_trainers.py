@@ -235,6 +235,63 @@ with tempfile.NamedTemporaryFile() as file:
     assert python(code).split() == ["tandem:0", "tandem:0", "cpu"]
 
 
+def opened(device: str) -> str:
+    return f"""
+import tempfile
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+import torch
+with tempfile.NamedTemporaryFile() as file:
+    save_file({{"a": torch.arange(6.0).view(2, 3).to({device!r}), "b": torch.ones(2)}}, file.name)
+    with safe_open(file.name, framework="pt", device={device!r}) as f:
+        assert isinstance(f, safe_open) and sorted(f.keys()) == ["a", "b"]
+        a, part = f.get_tensor("a"), f.get_slice("a")
+        print(a.device, part[:, 1:].device, part.get_shape(), a.sum().item(), part[1].tolist())
+    print(load_file(file.name, device={device!r})["a"].device)
+    with safe_open(file.name, framework="np") as f:
+        assert f.get_tensor("b").tolist() == [1, 1]
+"""
+
+
+OPENED = ["tandem:0 tandem:0 [2, 3] 15.0 [3.0, 4.0, 5.0]", "tandem:0"]
+
+
+@pytest.mark.parametrize("first", ["import torch_tandem", "import safetensors.torch, torch_tandem"])
+def test_files_of_safetensors_are_opened(first):
+    assert python(f"{first}\n{opened('tandem')}").splitlines() == OPENED
+
+
+def test_files_of_safetensors_under_the_alias(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(opened("cuda"))
+    ran = run([sys.executable, "-m", "torch_tandem", "run", str(script)])
+    assert ran.stdout.splitlines()[:2] == OPENED, ran.stderr
+
+
+def test_device_maps(tmp_path):
+    needs("transformers")
+    save = f"""
+from transformers import BertConfig, BertModel
+folder = {str(tmp_path)!r}
+config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+BertModel(config).save_pretrained(folder)
+"""
+    place = """
+import torch
+for where in WHERE:
+    model = BertModel.from_pretrained(folder, device_map=where).eval()
+    states = model(torch.ones(1, 4, dtype=torch.long, device=model.device)).last_hidden_state
+    print(model.device, states.device, {str(p.device) for p in model.parameters()})
+"""
+    expected = "tandem:0 tandem:0 {'tandem:0'}"
+    library = place.replace("WHERE", '["auto", "tandem", {"": 0}, "balanced"]')
+    assert python("import torch_tandem" + save + library).splitlines() == [expected] * 4
+    script = tmp_path / "script.py"
+    script.write_text(save + place.replace("WHERE", '["auto", "cuda", {"": 0}]'))
+    ran = run([sys.executable, "-m", "torch_tandem", "run", str(script)])
+    assert ran.stdout.splitlines()[:3] == [expected] * 3, ran.stderr
+
+
 def test_queries_of_accelerate():
     code = """
 import torch, torch_tandem

@@ -101,13 +101,13 @@ impl<G> Plan<G> {
         if !profile.is_on() {
             return None;
         }
-        let mut tally = Tally::default();
+        let mut tally = Tally::new(profile);
         let dropped = |id: StorageId| fused.dropped.iter().any(|place| span.storages[*place as usize] == id);
         for (node, variant, cursor) in &self.ops[fused.ops.start as usize..fused.ops.end as usize] {
             let (declared, known) = program.op(*node, *variant)?;
             let mut at = cursor.absolute(&span.base);
             with_op(&mut at, (*node, *variant, declared, known), span.run, false, |op| {
-                tally.add(&op, |id| !dropped(id), flops(&op));
+                tally.add(&op, |id| !dropped(id), &flops);
             });
         }
         Some(tally)

@@ -67,6 +67,8 @@ pub struct BlockRun {
     pub hosts: Vec<HostFeed>,
     /// Fed generators.
     pub generators: Vec<Generator>,
+    /// Id of the call that issued each op, by which PyTorch's profiler finds an op's kernel. Empty unless it runs.
+    pub issuers: Vec<u64>,
     /// Storages that the program has dropped by the end of this run.
     pub released: Vec<StorageId>,
     /// Whether the program reads a value as soon as the run has ended.
@@ -103,6 +105,7 @@ impl BlockRun {
         self.numbers.clear();
         self.hosts.clear();
         self.generators.clear();
+        self.issuers.clear();
         self.released.clear();
         self.fetched = false;
     }

@@ -22,6 +22,8 @@ pub struct Cursor {
     pub hosts: usize,
     /// Index into `generators`.
     pub generators: usize,
+    /// Index into `issuers`.
+    pub ops: usize,
 }
 
 fn take<'r, T>(stream: &'r [T], at: &mut usize) -> &'r T {
@@ -49,6 +51,7 @@ impl Cursor {
             numbers: self.numbers - base.numbers,
             hosts: self.hosts - base.hosts,
             generators: self.generators - base.generators,
+            ops: self.ops - base.ops,
         }
     }
 
@@ -60,6 +63,7 @@ impl Cursor {
             numbers: self.numbers + base.numbers,
             hosts: self.hosts + base.hosts,
             generators: self.generators + base.generators,
+            ops: self.ops + base.ops,
         }
     }
 
@@ -80,6 +84,13 @@ impl Cursor {
             self.generators += usize::from(matches!(spec, ArgSpec::Generator));
         }
         self.storages += variant.outputs.fresh.len();
+        self.ops += 1;
+    }
+
+    /// The id of the call that issued the next op, or 0 if it is not known. Advances past the op.
+    pub fn issuer(&mut self, run: &BlockRun) -> u64 {
+        self.ops += 1;
+        run.issuers.get(self.ops - 1).copied().unwrap_or(0)
     }
 
     /// The next storage of the stream.

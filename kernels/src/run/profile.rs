@@ -1,16 +1,16 @@
-//! Time, memory traffic and arithmetic of kernels, for a roofline model.
+//! Time, memory traffic and arithmetic of kernels, for a roofline model, and a log of their runs.
 //!
 //! Bytes are those that an ideal kernel would move: each tensor that it reads, once, and each tensor that it
 //! stores, once. Values that exist only within the kernel do not count. A multiply-add of a matrix product or a
 //! convolution counts as two operations. Any other operator counts one operation per element of its outputs or of
 //! its largest input, whichever are more.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use tandem_tracegraph::call::{Input, Place};
-use tandem_tracegraph::ids::{NodeId, StorageId};
+use tandem_tracegraph::call::{Call, Input, Place};
+use tandem_tracegraph::ids::{LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::OutSpec;
 
 use crate::run::program::OpRun;
@@ -32,13 +32,39 @@ pub struct KernelTime {
 /// The ops of a kernel, in order.
 pub type Ops = SmallVec<[NodeId; 4]>;
 
+/// A run of a kernel.
+#[derive(Clone, Debug)]
+pub struct KernelRun {
+    /// When it began. A device that measures its own work tells only times: then it is when the kernel was recorded, or
+    /// when the kernel before it ended, whichever is later.
+    pub began: Instant,
+    /// Its time in nanoseconds.
+    pub ns: u64,
+    /// The kernel's ops, with the locations that issued them.
+    pub ops: SmallVec<[(OpId, LocationId); 2]>,
+    /// Index of the device.
+    pub device: u8,
+    /// Id of the call that issued the first op, or 0 if it is not known.
+    pub issuer: u64,
+}
+
+/// A measurement whose time the device will tell.
+#[derive(Debug)]
+struct Awaited {
+    ops: Ops,
+    /// Index of the run in the log.
+    logged: Option<usize>,
+}
+
 /// Measurements of kernels.
 #[derive(Debug, Default)]
 pub struct Profile {
     on: bool,
     kernels: FxHashMap<Ops, KernelTime>,
+    /// Runs of kernels in order, while they are logged.
+    log: Option<Vec<KernelRun>>,
     /// Kernels whose times the device will tell, by the number of the measurement.
-    awaited: Vec<Ops>,
+    awaited: Vec<Awaited>,
 }
 
 impl Profile {
@@ -53,11 +79,32 @@ impl Profile {
     pub fn clear(&mut self) {
         self.kernels.clear();
         self.awaited.clear();
+        self.log.iter_mut().for_each(Vec::clear);
     }
 
-    /// Whether kernels are measured.
+    /// Begins a log of kernels' runs.
+    pub fn begin_log(&mut self) {
+        self.log = Some(Vec::new());
+    }
+
+    /// Ends the log and returns it, ordered by time.
+    pub fn end_log(&mut self) -> Vec<KernelRun> {
+        let mut log = self.log.take().unwrap_or_default();
+        for i in 1..log.len() {
+            let ended = log[i - 1].began + Duration::from_nanos(log[i - 1].ns);
+            log[i].began = log[i].began.max(ended);
+        }
+        log
+    }
+
+    /// Whether kernels are logged.
+    pub fn is_logging(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Whether kernels are measured or logged.
     pub fn is_on(&self) -> bool {
-        self.on
+        self.on || self.log.is_some()
     }
 
     /// All measurements, by the ops of the kernel.
@@ -73,39 +120,73 @@ impl Profile {
     /// Records a run of a kernel that began at `begin` and has just ended.
     pub fn ran(&mut self, tally: Tally, begin: Instant) {
         let ns = begin.elapsed().as_nanos() as u64;
-        self.add(tally, ns);
+        self.add(tally, begin, ns);
     }
 
     /// Records a run of a kernel whose time the device will tell, under the number [`Profile::next`].
-    pub fn awaits(&mut self, tally: Tally) {
-        self.awaited.push(tally.ops.clone());
-        self.add(tally, 0);
+    pub fn awaits(&mut self, tally: Tally, begin: Instant) {
+        let logged = self.log.as_ref().map(Vec::len);
+        self.awaited.push(Awaited { ops: tally.ops.clone(), logged });
+        self.add(tally, begin, 0);
+    }
+
+    /// Logs an op that ran outside of runs.
+    pub fn called(
+        &mut self,
+        call: &Call<'_>,
+        (location, issuer): (LocationId, u64),
+        begin: Instant,
+        awaits: bool,
+    ) {
+        let Some(log) = &mut self.log else { return };
+        if awaits {
+            self.awaited.push(Awaited { ops: Ops::new(), logged: Some(log.len()) });
+        }
+        let ns = if awaits { 0 } else { begin.elapsed().as_nanos() as u64 };
+        let ops = SmallVec::from_slice(&[(call.op, location)]);
+        log.push(KernelRun { began: begin, ns, ops, device: call.device, issuer });
     }
 
     /// Adds the times of all measurements, in nanoseconds, by their numbers. Numbers start again at 0.
     pub fn took(&mut self, times: &[(u32, u64)]) {
         for (number, ns) in times {
-            let ops = self.awaited.get(*number as usize);
-            if let Some(kernel) = ops.and_then(|ops| self.kernels.get_mut(ops)) {
+            let Some(awaited) = self.awaited.get(*number as usize) else { continue };
+            if let Some(kernel) = self.kernels.get_mut(&awaited.ops) {
                 kernel.ns += ns;
+            }
+            if let (Some(log), Some(at)) = (&mut self.log, awaited.logged)
+                && let Some(run) = log.get_mut(at)
+            {
+                run.ns += ns;
             }
         }
         self.awaited.clear();
     }
 
-    fn add(&mut self, tally: Tally, ns: u64) {
-        let kernel = self.kernels.entry(tally.ops).or_default();
-        kernel.count += 1;
-        kernel.ns += ns;
-        kernel.bytes += tally.bytes;
-        kernel.flops += tally.flops;
+    fn add(&mut self, tally: Tally, begin: Instant, ns: u64) {
+        if let Some(log) = &mut self.log {
+            let Tally { issued: ops, device, issuer, .. } = &tally;
+            log.push(KernelRun { began: begin, ns, ops: ops.clone(), device: *device, issuer: *issuer });
+        }
+        if self.on {
+            let kernel = self.kernels.entry(tally.ops).or_default();
+            kernel.count += 1;
+            kernel.ns += ns;
+            kernel.bytes += tally.bytes;
+            kernel.flops += tally.flops;
+        }
     }
 }
 
-/// Memory traffic and arithmetic of one run of a kernel.
+/// One run of a kernel: its ops and, if they are measured, its memory traffic and arithmetic.
 #[derive(Default)]
 pub struct Tally {
+    measures: bool,
     ops: Ops,
+    /// The ops with the locations that issued them.
+    issued: SmallVec<[(OpId, LocationId); 2]>,
+    issuer: u64,
+    device: u8,
     bytes: u64,
     flops: u64,
     made: FxHashSet<StorageId>,
@@ -113,12 +194,12 @@ pub struct Tally {
     written: FxHashSet<(StorageId, i64, Dims)>,
 }
 
-/// The tally of an op that is about to run. `None` if measuring is off or the op is dead. `flops` returns an op's number
-/// of arithmetic operations.
+/// The tally of an op that is about to run. `None` if kernels are not measured or the op is dead. `flops` returns an op's
+/// number of arithmetic operations.
 pub fn tally(profile: &Profile, op: &OpRun<'_, '_>, flops: impl Fn(&OpRun<'_, '_>) -> u64) -> Option<Tally> {
-    (profile.on && !op.dead).then(|| {
-        let mut tally = Tally::default();
-        tally.add(op, |_| true, flops(op));
+    (profile.is_on() && !op.dead).then(|| {
+        let mut tally = Tally::new(profile);
+        tally.add(op, |_| true, flops);
         tally
     })
 }
@@ -130,11 +211,28 @@ fn bytes(input: &Input<'_>) -> u64 {
 }
 
 impl Tally {
-    /// Adds an op whose inputs are given by storage id, with its number of arithmetic operations. `kept` says whether
-    /// a storage that the op writes or creates is stored to memory.
-    pub fn add(&mut self, op: &OpRun<'_, '_>, kept: impl Fn(StorageId) -> bool, flops: u64) {
+    /// The tally of a kernel without ops.
+    pub fn new(profile: &Profile) -> Tally {
+        Tally { measures: profile.on, ..Tally::default() }
+    }
+
+    /// Adds an op whose inputs are given by storage id. `kept` says whether a storage that the op writes or creates is
+    /// stored to memory. `flops` returns the op's number of arithmetic operations.
+    pub fn add(
+        &mut self,
+        op: &OpRun<'_, '_>,
+        kept: impl Fn(StorageId) -> bool,
+        flops: impl Fn(&OpRun<'_, '_>) -> u64,
+    ) {
+        if self.ops.is_empty() {
+            (self.issuer, self.device) = (op.issuer, op.call.device);
+        }
         self.ops.push(op.node);
-        self.flops += flops;
+        self.issued.push((op.declared.key.op, op.declared.key.location));
+        if !self.measures {
+            return;
+        }
+        self.flops += flops(op);
         for (flat, input) in op.call.inputs.iter().enumerate() {
             let Place::Storage { id, .. } = input.place else {
                 self.bytes += bytes(input);

@@ -49,6 +49,8 @@ pub struct OpRun<'o, 'r> {
     pub call: &'o mut Call<'r>,
     /// Ids of the storages that the op creates.
     pub fresh: &'o [StorageId],
+    /// Id of the call that issued the op, or 0 if it is not known.
+    pub issuer: u64,
     /// Fed host tensors of this op and all later ones.
     pub hosts: &'r [HostFeed],
     /// Whether the op has no visible effect and need not run.
@@ -160,5 +162,6 @@ pub fn with_op<'r>(
     let hosts = &run.hosts[cursor.hosts..];
     cursor.fill(&mut call, declared, variant, run);
     let fresh: SmallVec<[StorageId; 4]> = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
-    take(OpRun { node, declared, number, variant, call: &mut call, fresh: &fresh, hosts, dead });
+    let issuer = cursor.issuer(run);
+    take(OpRun { node, declared, number, variant, call: &mut call, fresh: &fresh, issuer, hosts, dead });
 }

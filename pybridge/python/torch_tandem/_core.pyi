@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from torch_tandem._report_types import Adapter, CoreReport, Graphs, Mode, Timeline
+from torch_tandem._report_types import Adapter, CoreReport, Graphs, MemorySnapshot, Mode, Timeline
 
 def connect(core: str, shim: Path) -> None:
     """Load the C++ shim in file `shim` and connect it to this module, whose file is `core`."""
@@ -40,6 +40,10 @@ def host_memory() -> tuple[int, int]:
     """Return the free and the total memory of the host, in bytes."""
 
 def empty_cache() -> None: ...
+def record_memory(most: int | None, stacks: bool, clear: bool) -> None:
+    """Record the history of storages, of at most `most` changes, or end the recording if `most` is None."""
+
+def memory_snapshot() -> MemorySnapshot: ...
 def list_devices() -> list[Adapter]: ...
 def lose_device(device: int = 0) -> None:
     """Put a GPU into the state of a lost device, for tests."""

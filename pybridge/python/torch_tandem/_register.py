@@ -25,6 +25,8 @@ def register() -> None:
     """Register the device `tandem`, and the hooks for iterations, seeds, settings, forks and exit."""
     torch.utils.rename_privateuse1_backend("tandem")
     torch._register_device_module("tandem", device)
+    if hasattr(torch.accelerator.memory, "_snapshot"):  # since PyTorch 2.15; it knows CUDA and XPU
+        torch.accelerator.memory._snapshot = device.memory._snapshot
     _core.init()
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _seeding.install()

@@ -208,6 +208,14 @@ class Report(CoreReport):
     machine: Machine | None  # None unless kernels of the cpu executor were measured
 
 
+class MemorySnapshot(TypedDict):
+    """Live storages and their history. A storage is its device, address, bytes and the index of a stack."""
+
+    stacks: list[list[tuple[str, int, str]]]
+    live: list[tuple[int, int, int, int]]
+    changes: list[tuple[bool, tuple[int, int, int, int], int]]
+
+
 class Timeline(TypedDict):
     """The newest recorded events. Times are in microseconds."""
 

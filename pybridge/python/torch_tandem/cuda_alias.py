@@ -12,9 +12,11 @@ generator.
 import functools
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
 from torch_tandem import _core, device, distributed
 
@@ -24,10 +26,13 @@ _DEVICE_NAMES = (
     "Event",
     "Stream",
     "StreamContext",
+    "_dump_snapshot",
     "_exchange_device",
     "_is_in_bad_fork",
     "_lazy_init",
     "_maybe_exchange_device",
+    "_record_memory_history",
+    "_snapshot",
     "can_device_access_peer",
     "current_device",
     "current_stream",
@@ -55,8 +60,10 @@ _DEVICE_NAMES = (
     "mem_get_info",
     "memory_allocated",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
     "memory_summary",
+    "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
@@ -84,6 +91,7 @@ def install() -> None:
     _checkpoints()
     _data_parallel()
     distributed.install_alias()
+    _profilers()
 
 
 def _torch_cuda() -> None:
@@ -97,7 +105,6 @@ def _torch_cuda() -> None:
     cuda.max_memory_cached = device.max_memory_reserved
     cuda.reset_max_memory_allocated = device.reset_peak_memory_stats
     cuda.reset_max_memory_cached = device.reset_peak_memory_stats
-    cuda.reset_accumulated_memory_stats = device.reset_peak_memory_stats
     cuda.get_arch_list = lambda: ["sm_80"]
     cuda.ipc_collect = lambda: None
     cuda.set_per_process_memory_fraction = lambda fraction, device=None: None
@@ -198,3 +205,28 @@ def _data_parallel() -> None:
     torch._utils._get_available_device_type = available
     # The attribute torch.nn.parallel.data_parallel is a function, so the module is looked up in sys.modules.
     sys.modules["torch.nn.parallel.data_parallel"]._get_available_device_type = available
+
+
+def _profilers() -> None:
+    # Kernels are events of the device "tandem", so the activity and the device "cuda" refer to those.
+    cuda, tandem = ProfilerActivity.CUDA, ProfilerActivity.PrivateUse1
+
+    def renamed(activity: Any) -> Any:
+        if isinstance(activity, dict):
+            return {renamed(group): settings for group, settings in activity.items()}
+        return tandem if activity == cuda else activity
+
+    kineto, legacy = torch.profiler.profiler._KinetoProfile, torch.autograd.profiler.profile
+    init_kineto, init_legacy = kineto.__init__, legacy.__init__
+
+    @functools.wraps(init_kineto)
+    def init(self: Any, *, activities: Iterable[Any] | None = None, **options: Any) -> None:
+        activities = None if activities is None else [renamed(activity) for activity in activities]
+        init_kineto(self, activities=activities, **options)
+
+    @functools.wraps(init_legacy)
+    def init_by_device(self: Any, enabled: bool = True, *, use_device: Any = None, **options: Any) -> None:
+        init_legacy(self, enabled, use_device=_as_tandem(use_device), **options)
+
+    kineto.__init__ = init
+    legacy.__init__ = init_by_device

@@ -1,14 +1,14 @@
 """The device module, which PyTorch and programs use as `torch.tandem`."""
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch_tandem import _core, streams
+from torch_tandem import _core, memory, streams
+from torch_tandem._device_index import index_of
 
 Event = streams.Event
 Stream = streams.Stream
@@ -17,6 +17,21 @@ current_stream = streams.current_stream
 default_stream = streams.default_stream
 set_stream = streams.set_stream
 stream = streams.stream
+
+_dump_snapshot = memory._dump_snapshot
+_record_memory_history = memory._record_memory_history
+_snapshot = memory._snapshot
+empty_cache = memory.empty_cache
+max_memory_allocated = memory.max_memory_allocated
+max_memory_reserved = memory.max_memory_reserved
+mem_get_info = memory.mem_get_info
+memory_allocated = memory.memory_allocated
+memory_reserved = memory.memory_reserved
+memory_snapshot = memory.memory_snapshot
+memory_stats = memory.memory_stats
+memory_summary = memory.memory_summary
+reset_accumulated_memory_stats = memory.reset_accumulated_memory_stats
+reset_peak_memory_stats = memory.reset_peak_memory_stats
 
 # torch looks up the storage classes of default tensor types by these names.
 FloatStorage = torch.FloatStorage
@@ -65,14 +80,14 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Make `device` the current device of this thread."""
-    _core.set_device(_index(device))
+    _core.set_device(index_of(device))
 
 
 class device:
     """Context manager that makes `device` current; with None it changes nothing."""
 
     def __init__(self, device: Any) -> None:
-        self.idx = _index(device)
+        self.idx = index_of(device)
         self.prev_idx = -1
 
     def __enter__(self) -> None:
@@ -92,26 +107,13 @@ class device_of(device):
 
 def _exchange_device(device: int) -> int:
     previous = _core.current_device()
-    _core.set_device(_index(device))
+    _core.set_device(index_of(device))
     return previous
 
 
 # A function of its own: Dynamo tells the two apart by identity.
 def _maybe_exchange_device(device: int) -> int:
     return _exchange_device(device)
-
-
-def _index(device: Any) -> int:
-    """Return the index of `device`: an int, a string, a torch.device, or None for the current device."""
-    if isinstance(device, str):
-        device = torch.device(device)
-    index = device.index if isinstance(device, torch.device) else device
-    if index is None or index < 0:
-        return _core.current_device()
-    if index > 0 and index >= (count := _core.device_count()):
-        there = "there is one tandem device, number 0" if count == 1 else f"there are {count} tandem devices"
-        raise RuntimeError(f"invalid device index {index}: {there}; TANDEM_DEVICE may list several")
-    return index
 
 
 def synchronize(device: Any = None) -> None:
@@ -157,7 +159,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """Return the device's properties."""
-    _index(device)
+    index_of(device)
     major, minor = _CAPABILITY
     return DeviceProperties(get_device_name(), major, minor, mem_get_info()[1], os.cpu_count() or 1)
 
@@ -233,56 +235,3 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     """Set the states of the generators of all devices."""
     for state in new_states:
         set_rng_state(state)
-
-
-# --- memory ------------------------------------------------------------------------------------
-
-
-def memory_allocated(device: Any = None) -> int:
-    """Return the bytes in live storages of the device."""
-    return _core.memory_allocated(_index(device))
-
-
-def max_memory_allocated(device: Any = None) -> int:
-    """Return the maximum of `memory_allocated` since the last reset of the peak."""
-    return _core.max_memory_allocated(_index(device))
-
-
-def memory_reserved(device: Any = None) -> int:
-    """Return the bytes in live storages of the device plus those that are kept for reuse."""
-    return torch.accelerator.memory_reserved(_index(device))
-
-
-def max_memory_reserved(device: Any = None) -> int:
-    """Return the maximum of `max_memory_allocated` and `memory_reserved`."""
-    return torch.accelerator.max_memory_reserved(_index(device))
-
-
-def reset_peak_memory_stats(device: Any = None) -> None:
-    """Reset the peak of allocated memory to the current value."""
-    _core.reset_peak_memory_stats(_index(device))
-
-
-def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Reset the counters of allocated and freed bytes."""
-    torch.accelerator.reset_accumulated_memory_stats(_index(device))
-
-
-def memory_stats(device: Any = None) -> OrderedDict[str, int]:
-    """Return memory statistics under CUDA's names."""
-    return torch.accelerator.memory_stats(_index(device))
-
-
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """Return the memory in use, as text."""
-    return f"allocated {memory_allocated(device)} bytes, peak {max_memory_allocated(device)} bytes"
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return the free and the total memory of the host, in bytes."""
-    return _core.host_memory()
-
-
-def empty_cache() -> None:
-    """Return unused memory to the system."""
-    _core.empty_cache()

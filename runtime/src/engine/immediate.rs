@@ -13,6 +13,7 @@ use crate::error::CallError;
 use crate::feed;
 use crate::function::{Hindered, Hindrance, Tail};
 use crate::graph_runner::Message;
+use crate::issuer;
 use crate::site::Site;
 use crate::storage::FreshStorage;
 use crate::timeline::Python;
@@ -200,18 +201,18 @@ impl Engine {
         let mut fresh = Fresh::new();
         self.collect_dead();
         let mut executor = self.runner.executor();
-        let device = executor.get().device();
-        self.outbox.release_dead(&mut self.storages, device);
+        let executing = executor.get();
+        self.outbox.release_dead(&mut self.storages, executing.device());
         let storages = &mut self.storages;
         let mut outcome = None;
         self.torch.in_executor(&mut || {
-            outcome = Some(device.call(call, location, &mut |nbytes| {
+            outcome = Some(executing.call(call, (location, issuer::current()), &mut |nbytes| {
                 let made = storages.create(nbytes, call.device, Name::STATE);
                 fresh.push(made);
                 made.id
             }));
         });
-        let shares_cores = device.shares_cores();
+        let shares_cores = executing.device().shares_cores();
         drop(executor);
         if self.placing.is_empty() {
             self.runner.place(self.placing.begin(self.config.place, shares_cores));

@@ -34,6 +34,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tandem_kernels::ops::outputs::OutputRule;
 use tandem_kernels::ops::table;
+use tandem_kernels::run::KernelRun;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{LocationId, Name, OpId, StorageId};
@@ -236,6 +237,11 @@ impl Engine {
         &self.runner
     }
 
+    /// Starts GraphRunner anew in a forked child. No executor may have been opened.
+    pub fn start_in_child(&mut self) {
+        self.runner.start_in_child();
+    }
+
     /// Returns the program's regions with their placements.
     pub fn regions(&self) -> &Regions {
         self.placing.regions()
@@ -287,6 +293,19 @@ impl Engine {
             self.storages.set_nbytes(id, nbytes);
         }
         Ok(resized.map_err(CallError::from))
+    }
+
+    /// Ends the log of kernels' runs, begins a new one if `on`, and returns the runs of the old one.
+    pub fn log_kernels(&mut self, on: bool) -> Result<Vec<KernelRun>, Ticket> {
+        self.settle()?;
+        self.outbox.note_issuers(on);
+        let mut executor = self.runner.executor();
+        let profile = executor.get().profile();
+        let log = profile.end_log();
+        if on {
+            profile.begin_log();
+        }
+        Ok(log)
     }
 
     /// Sends everything validated. Returns the position at which GraphRunner has no work left.

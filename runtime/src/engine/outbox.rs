@@ -16,6 +16,7 @@ use tandem_tracegraph::node::NodeKey;
 
 use crate::function::{Tail, end_of};
 use crate::graph_runner::Ticket;
+use crate::issuer;
 use crate::storage::Storages;
 use crate::torch::Torch;
 
@@ -37,6 +38,8 @@ pub(super) struct Outbox {
     random: Ticket,
     random_open: bool,
     random_held: bool,
+    /// Whether runs have the calls that issued their ops.
+    notes_issuers: bool,
 }
 
 impl Outbox {
@@ -51,7 +54,13 @@ impl Outbox {
             random: Ticket::default(),
             random_open: false,
             random_held: false,
+            notes_issuers: false,
         }
+    }
+
+    /// Sets whether runs have the calls that issued their ops. The open run must be empty.
+    pub(super) fn note_issuers(&mut self, on: bool) {
+        self.notes_issuers = on;
     }
 
     /// Adds the storages, offsets and host tensors of the next op's inputs to the open run. If a host tensor cannot
@@ -65,6 +74,9 @@ impl Outbox {
     #[inline(always)]
     pub(super) fn push(&mut self, block: BlockId, number: u32, variant: u32) {
         self.open.push(block, number, variant);
+        if self.notes_issuers {
+            self.open.issuers.push(issuer::current());
+        }
     }
 
     /// Adds the numbers and generators of the op that was added last.
@@ -99,6 +111,9 @@ impl Outbox {
     pub(super) fn add_function(&mut self, block: BlockId, ops: u32, fill: impl FnOnce(&mut BlockRun)) {
         self.open.segments.push(Segment { block, from: 0, to: ops });
         fill(&mut self.open);
+        if self.notes_issuers {
+            self.open.issuers.resize(ops as usize, issuer::current());
+        }
     }
 
     /// Returns whether the open run has enough ops to be sent. `number` is the index of its last op in its block, and

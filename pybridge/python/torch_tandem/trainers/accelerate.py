@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torch_tandem.memory import mem_get_info
 from torch_tandem.trainers.choices import tandem_instead
 
 
@@ -58,8 +59,23 @@ def _training_args(training_args: ModuleType) -> None:
     training_args.is_torch_bf16_gpu_available = torch.tandem.is_bf16_supported
 
 
+def _modeling(modeling: ModuleType) -> None:
+    count = modeling.get_max_memory
+
+    @functools.wraps(count)
+    def get_max_memory(max_memory: Any = None) -> dict[int | str, int]:
+        memory = count(max_memory)
+        if max_memory is not None or any(isinstance(device, int) for device in memory):
+            return memory
+        # Devices share the host's memory, which is therefore not offered a second time as "cpu".
+        return {index: mem_get_info(index)[0] for index in range(torch.tandem.device_count())}
+
+    modeling.get_max_memory = get_max_memory
+
+
 CHANGES = {
     "accelerate.state": _state,
+    "accelerate.utils.modeling": _modeling,
     "accelerate.accelerator": _accelerator,
     "transformers.training_args": _training_args,
 }

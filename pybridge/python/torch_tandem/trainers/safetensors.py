@@ -1,23 +1,63 @@
 """safetensors, which opens files for the devices that it knows: files for tandem are read on the host."""
 
-import functools
+import sys
 from types import ModuleType
 from typing import Any
 
 import torch
 
 
+class _Moved:
+    """An open file, or a slice of a tensor in it, whose tensors go to a device."""
+
+    def __init__(self, source: Any, device: Any) -> None:
+        self._source, self._device = source, device
+
+    def __enter__(self) -> "_Moved":
+        return _Moved(self._source.__enter__(), self._device)
+
+    def __exit__(self, *exc: object) -> Any:
+        return self._source.__exit__(*exc)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._source[index].to(self._device)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._source.get_tensor(name).to(self._device)
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in self._source.get_tensors().items()}
+
+    def get_slice(self, name: str) -> "_Moved":
+        return _Moved(self._source.get_slice(name), self._device)
+
+
+def _package(package: ModuleType) -> None:
+    original = package.safe_open
+
+    # The C type cannot be subclassed, and isinstance must still accept the files that it opens.
+    class Kind(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (original, _Moved))
+
+    class safe_open(metaclass=Kind):
+        __doc__ = original.__doc__
+
+        def __new__(cls, filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
+            if str(device).split(":")[0] != "tandem":
+                return original(filename, framework, device, **options)
+            return _Moved(original(filename, framework, "cpu", **options), device)
+
+    package.safe_open = safe_open
+
+
 def _torch(module: ModuleType) -> None:
-    load = module.load_file
-
-    @functools.wraps(load)
-    def load_file(filename: Any, device: Any = "cpu", **options: Any) -> dict[str, torch.Tensor]:
-        if str(device).split(":")[0] != "tandem":
-            return load(filename, device, **options)
-        return {name: tensor.to(device) for name, tensor in load(filename, **options).items()}
-
-    module.load_file = load_file
+    # `load_file` opens the file with it. The module has its own name for it if it was imported before Tandem.
+    module.safe_open = sys.modules["safetensors"].safe_open
 
 
-CHANGES = {"safetensors.torch": _torch}
+CHANGES = {"safetensors": _package, "safetensors.torch": _torch}
 """Functions that change a module, by the module's name."""
