@@ -1,5 +1,10 @@
 """torch.distributed on Tandem, with two and four processes on this machine."""
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 
 from tests.python import ranks
@@ -32,20 +37,46 @@ def test_losses_are_those_of_the_host(program, wrapper, count):
 def test_a_rank_that_takes_another_branch_is_named_with_its_line():
     for error in ranks.values(2, "another_branch"):
         assert "call different collectives" in error
-        assert "rank 0: allreduce (sum) of Float [3] at" in error
+        assert "rank 0: allreduce of Float [3] (sum) at" in error
         assert "rank 1: broadcast of Float [3] at" in error
-        assert error.count("cases.py:") >= 3, "each rank's line, and that of the collective that failed"
+        calls, ops = error.split("The first operator in which they differ")
+        assert calls.count("cases.py:") == 3, "each rank's line, and that of the collective that failed"
+        assert "rank 0: aten::mul" in ops
+        assert "rank 1: aten::add" in ops
 
 
 def test_ranks_with_other_sizes_are_told_so():
     for error in ranks.values(2, "other_sizes"):
-        assert "rank 0: allreduce (sum) of Float [3] at" in error
-        assert "rank 1: allreduce (sum) of Float [4] at" in error
+        assert "rank 0: allreduce of Float [3] (sum) at" in error
+        assert "rank 1: allreduce of Float [4] (sum) at" in error
 
 
 @pytest.mark.parametrize("case", ["ends_early", "never_comes"])
 def test_a_rank_that_does_not_come_is_named(case):
     waiting, _ = ranks.start(2, case)
     assert waiting.code == 0, waiting.output
-    assert "allreduce (sum) of Float [3] at" in waiting.value
+    assert "allreduce of Float [3] (sum) at" in waiting.value
     assert "has ended, or has not come so far: rank 1" in waiting.value
+
+
+def _launch(*arguments):
+    command = [sys.executable, "-m", "torch_tandem", "launch", "-n", "2", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ranks.ROOT, env=environment, capture_output=True, text=True, timeout=200)
+
+
+SCRIPT = "tests/python/ranks/script.py"
+
+
+def test_launch_runs_a_script_for_several_gpus_and_restarts_it_from_its_checkpoint(tmp_path):
+    plain = _launch("--report", str(tmp_path / "ranks.html"), SCRIPT, str(tmp_path / "plain"))
+    assert plain.returncode == 0, plain.stderr
+    losses = sorted(re.findall(r"rank \d: [\d.]+", plain.stdout))
+    assert [line.split(":")[0] for line in losses] == ["rank 0", "rank 1"]
+    page = (tmp_path / "ranks.html").read_text()
+    assert "rank 1" in page and "allreduce at" in page and "of which hidden" in page
+    options = ["--max-restarts", "1", "--", SCRIPT, str(tmp_path / "failing"), "fails"]
+    restarted = _launch(*options)
+    assert restarted.returncode == 0, restarted.stderr
+    assert "this rank fails once" in restarted.stderr
+    assert sorted(re.findall(r"rank \d: [\d.]+", restarted.stdout)) == losses

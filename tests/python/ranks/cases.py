@@ -126,9 +126,12 @@ def another_branch() -> str:
     dist.init_process_group()
     x = torch.ones(3, device="tandem")
     dist.all_reduce(x)
+    x = x * 2
     if dist.get_rank() == 1:
+        x = x + 1
         dist.broadcast(x, src=0)
     else:
+        x = x * 3
         dist.all_reduce(x)
     return _error(x)
 
