@@ -15,7 +15,7 @@ tests=(
 prove() { # torch, python: in a virtual environment of its own, which is removed
     local venv status=0
     venv=$(mktemp -d)
-    "$2" -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$1" "$wheel" \
+    "$2" -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile "torch==$1" "$wheel" \
         numpy scikit-learn tqdm expecttest pytest pytest-timeout &&
         (cd "$venv" && bin/python -c 'import torch_tandem as t; print("torch-tandem", t.__version__, "in", t.__path__[0])') &&
         TANDEM_KERNELS=aten "$venv/bin/python" -m pytest -q "${tests[@]}" &&
