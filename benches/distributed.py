@@ -1,5 +1,6 @@
-"""Step times of several ranks on this machine, beside eager PyTorch with Gloo, and the share of collectives' time that
-is hidden under kernels.
+"""Step times of several ranks on this machine, beside eager PyTorch with Gloo.
+
+Also the share of the time of collectives that is hidden under kernels.
 
 All ranks share this machine's cores, with one thread each, and take turns with eager: ratios within one run.
 """
@@ -35,7 +36,8 @@ def fsdp(model):
     return fully_shard(model)
 
 random.seed(dist.get_rank())
-step = importlib.import_module("benches.programs." + program).make(device, {"ddp": ddp, "fsdp": fsdp}[wrapper])
+wrap = {"ddp": ddp, "fsdp": fsdp}[wrapper]
+step = importlib.import_module("benches.programs." + program).make(device, wrap)
 times = []
 for number in range(steps):
     if number == steps // 2 and device == "tandem":
@@ -60,7 +62,9 @@ def run(ranks: int, program: str, wrapper: str, device: str, steps: int) -> dict
     shared |= {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD, str(ROOT), program, wrapper, device, str(steps)]
     processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | shared | {"RANK": str(rank)})
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | shared | {"RANK": str(rank)}
+        )
         for rank in range(ranks)
     ]
     outputs = [process.communicate()[0] for process in processes]
@@ -89,11 +93,9 @@ def main() -> None:
             before, after = 1e3 * statistics.median(eager), 1e3 * statistics.median(ours)
             took, waited = (sum(row[key] for row in rows) for key in ("took_us", "waited_us"))
             count, sent = (rows[0][key] / rows[0]["steps"] for key in ("count", "bytes"))
-            print(
-                f"| {program}, {wrapper.upper()} | {ranks} | {before:.1f} | {after:.1f} | {before / after:.2f}x "
-                f"| {count:.0f} | {sent / 1e6:.2f} | {100 * (took - waited) / took:.0f} % |",
-                flush=True,
-            )
+            figures = f"{before:.1f} | {after:.1f} | {before / after:.2f}x | {count:.0f} | {sent / 1e6:.2f}"
+            hidden = f"{100 * (took - waited) / took:.0f} %"
+            print(f"| {program}, {wrapper.upper()} | {ranks} | {figures} | {hidden} |", flush=True)
 
 
 if __name__ == "__main__":

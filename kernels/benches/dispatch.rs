@@ -122,7 +122,7 @@ fn chain() -> BlockRun {
 
 fn main() {
     let adapters = list();
-    let Ok(Choice::Adapter(index)) = choose("gpu", true, &adapters) else {
+    let Ok(Choice::Adapter(index)) = choose("gpu", true, 0, &adapters) else {
         println!("there is no adapter");
         return;
     };

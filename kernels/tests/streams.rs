@@ -14,7 +14,7 @@ use tandem_kernels::ir::{E, Mem, Ty};
 /// A stream on any adapter. Prints a message and returns `None` if there is none.
 fn stream(without: &[&str]) -> Option<Stream> {
     let adapters = list();
-    let Ok(Choice::Adapter(index)) = choose("gpu", true, &adapters) else {
+    let Ok(Choice::Adapter(index)) = choose("gpu", true, 0, &adapters) else {
         eprintln!("skipped: there is no graphics adapter");
         return None;
     };

@@ -12,7 +12,7 @@
 #include "errors.h"
 #include "function.h"
 #include "host_gradients.h"
-#include "in_flight.h"
+#include "settling.h"
 
 namespace tandem {
 
@@ -42,7 +42,7 @@ void accept_host_gradients(const TtOuts& outs, const Encoder& encoder) {
 }  // namespace
 
 TtOuts run(uint32_t op, const Encoder& encoder) {
-  if (C10_UNLIKELY(in_flight.load(std::memory_order_relaxed) != 0)) settle(encoder);
+  if (C10_UNLIKELY(in_flight.load(std::memory_order_relaxed) != 0)) settler->settle(encoder);
   const auto device = encoder.device();
   if (C10_UNLIKELY(encoder.host_requires_grad()) && c10::GradMode::is_enabled())
     for (const auto* t : encoder.inputs())
@@ -71,7 +71,7 @@ void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack*
 }
 
 bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes) {
-  if (C10_UNLIKELY(in_flight.load(std::memory_order_relaxed) != 0)) settle(encoder);
+  if (C10_UNLIKELY(in_flight.load(std::memory_order_relaxed) != 0)) settler->settle(encoder);
   TtOuts outs;
   TtRoom room{to, nbytes, 0};
   check(tt_fetch(op, static_cast<uint8_t>(encoder.device()), encoder.args(), encoder.size(), &room, &outs));

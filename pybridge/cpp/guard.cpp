@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "device_type.h"
-#include "in_flight.h"
+#include "settling.h"
 #include "shim.h"
 
 namespace tandem {

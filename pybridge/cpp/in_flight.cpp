@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -11,13 +12,14 @@
 
 #include "call.h"
 #include "device_type.h"
+#include "encode.h"
 #include "errors.h"
 #include "operators.h"
+#include "settling.h"
+#include "shim.h"
 #include "storage.h"
 
 namespace tandem {
-
-std::atomic<uint32_t> in_flight{0};
 
 namespace {
 
@@ -97,6 +99,21 @@ void issue_waits(const std::vector<Receiving>& taken) {
   for (const auto& r : taken) wait(r.tensors, r.number);
 }
 
+class Waits final : public Settler {
+ public:
+  Waits() { settler = this; }
+  void settle(const Encoder& encoder) override {
+    issue_waits(take([&](const Receiving& r) {
+      return std::any_of(encoder.inputs().begin(), encoder.inputs().end(), [&](const Tensor* t) {
+        return t->defined() && t->device().type() == kTandem && r.receives(storage_context(*t));
+      });
+    }));
+  }
+  void settle_all() override {
+    issue_waits(take([](const Receiving&) { return true; }));
+  }
+};
+
 // The kernels below run where the operators are executed: on GraphRunner, or on the thread that waits for it.
 
 void start_on_host(at::TensorList sent, const at::Scalar& number) {
@@ -140,6 +157,7 @@ void start(const Shared& collective) {
   const auto number = numbered().add(collective);
   start(sent, number);
   if (!received.empty()) {
+    static Waits waits;
     const std::lock_guard<std::mutex> lock(mutex);
     receiving.push_back({collective, number, std::move(received)});
     in_flight.store(static_cast<uint32_t>(receiving.size()), std::memory_order_relaxed);
@@ -148,26 +166,11 @@ void start(const Shared& collective) {
   check(tt_flush());
 }
 
-void settle(const Encoder& encoder) {
-  const auto is_input = [&](const Receiving& r) {
-    return std::any_of(encoder.inputs().begin(), encoder.inputs().end(), [&](const Tensor* t) {
-      return t->defined() && t->device().type() == kTandem && r.receives(storage_context(*t));
-    });
-  };
-  issue_waits(take(is_input));
-}
-
-void synchronize() {
-  if (in_flight.load(std::memory_order_relaxed)) issue_waits(take([](const Receiving&) { return true; }));
-  check(tt_synchronize());
-}
 
 TORCH_LIBRARY_FRAGMENT(tandem, m) {
   m.def("collective_start(Tensor[] sent, Scalar number) -> ()");
   m.def("collective_wait(Tensor(a!)[] received, Scalar number) -> ()");
 }
-
-TORCH_LIBRARY_FRAGMENT(torch_tandem, m) { m.def("synchronize() -> ()", synchronize); }
 
 TORCH_LIBRARY_IMPL(tandem, CompositeExplicitAutograd, m) {
   m.impl("collective_start", start_on_host);

@@ -62,7 +62,9 @@ def test_a_rank_that_does_not_come_is_named(case):
 def _launch(*arguments):
     command = [sys.executable, "-m", "torch_tandem", "launch", "-n", "2", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ranks.ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(
+        command, cwd=ranks.ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
 
 
 SCRIPT = "tests/python/ranks/script.py"

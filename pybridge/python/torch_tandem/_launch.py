@@ -1,6 +1,7 @@
 """`tandem launch`: torchrun, with `tandem run` in each process."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,9 @@ def launch(processes: str, rest: list[str], report: str | None) -> int:
     Returns torchrun's exit status. `report` is the file of the page of all ranks, or None.
     """
     torchrun, run = _split(rest)
+    if not re.search(r"--(standalone|nnodes|node.rank|rdzv|master)", " ".join(torchrun)):
+        # A store of its own, so that several programs can run on a machine.
+        torchrun = ["--standalone", *torchrun]
     with tempfile.TemporaryDirectory(prefix="tandem") as folder:
         if report:
             run = ["--report-json", f"{folder}/%r.json", *run]

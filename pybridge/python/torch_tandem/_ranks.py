@@ -9,11 +9,12 @@ from torch_tandem._report_types import Collective, Report
 Reports = dict[int, Report]
 
 _PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Tandem: {title}</title><style>{style}</style>
+<html lang="en"><meta charset="utf-8"><title>Tandem: {title}</title>
+<style>{style}</style>
 <main><h1>{title}</h1>
-<p>Time in collectives is from the start of each, when the tensors that are sent have been computed, to its end, when
-the other ranks' have arrived. It is hidden while the executor does something else: runs kernels that do not need
-what is received. A rank that waits much less than the others is the one that they wait for.</p>
+<p>Time in collectives is from the start of each, when the tensors that are sent have been computed, to its
+end, when the others' have arrived. It is hidden while the executor does something else: runs kernels that
+do not need what is received. A rank that waits much less than the others is the one that they wait for.</p>
 <h2>Ranks</h2>{ranks}
 <h2>Collectives</h2>{collectives}</main></html>
 """

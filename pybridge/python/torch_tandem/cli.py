@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 
@@ -82,7 +83,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         description=_launch.__doc__,
     )
     launch.add_argument(
-        "-n", dest="processes", default="1", metavar="PROCESSES", help="number of processes of this machine (1)"
+        "-n",
+        dest="processes",
+        default="1",
+        metavar="PROCESSES",
+        help="number of processes of this machine (1)",
     )
     launch.add_argument(
         "--report",
@@ -90,7 +95,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         type=_writable,
         help="write the reports of this machine's processes to FILE as one page (HTML)",
     )
-    launch.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     compare = commands.add_parser(
         "compare", usage=USAGE.replace("run", "compare"), help=_compare.__doc__, description=_compare.__doc__
     )
@@ -107,9 +111,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         )
         command.add_argument("script", nargs="?", help="the script")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
-    options = parser.parse_args(argv)
+    # Options of torchrun are not known here, and may follow this command's own.
+    end = _end_of_launch(argv) if argv[:1] == ["launch"] else len(argv)
+    options = parser.parse_args(argv[:end])
     if options.command == "launch":
-        options.error = launch.error
+        options.rest, options.error = argv[end:], launch.error
     if options.command in ("devices", "launch"):
         return options
     options.error = {"run": run, "compare": compare}[options.command].error
@@ -118,6 +124,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if options.module == []:
         options.error("argument -m: a module is missing")
     return options
+
+
+def _end_of_launch(argv: list[str]) -> int:
+    """Return the number of arguments up to the last leading option of `tandem launch` itself."""
+    end = 1
+    while end < len(argv) and re.fullmatch(r"-n\d*|--report(=.*)?|-h|--help", argv[end]):
+        end += 2 if argv[end] in ("-n", "--report") else 1
+    return end
 
 
 def _compare(options: argparse.Namespace) -> int:

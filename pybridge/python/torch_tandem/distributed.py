@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def register() -> None:
-    """Entry point of PyTorch for a backend that is not registered. Importing this package has registered it."""
+    """Do nothing: PyTorch calls this entry point for an unknown backend, and the import registers it."""
 
 
 def install_alias() -> None:
@@ -66,7 +66,9 @@ def _register(c10d: ModuleType) -> None:
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     if not torch.distributed.is_gloo_available():
-        raise RuntimeError("torch.distributed on Tandem needs Gloo, which this build of PyTorch does not have")
+        raise RuntimeError(
+            "torch.distributed on Tandem needs Gloo, which this build of PyTorch does not have"
+        )
     return torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 

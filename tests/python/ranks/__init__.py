@@ -35,22 +35,18 @@ def start(count: int, case: str, *arguments: str, environment: dict[str, str] | 
         for rank in range(count):
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "RANK_VALUE": f"{folder}/{rank}"}
             command = [sys.executable, "-m", "tests.python.ranks.cases", case, *arguments]
-            output = open(f"{folder}/{rank}.txt", "w+")
-            processes.append(
-                (subprocess.Popen(command, cwd=ROOT, env=own, stdout=output, stderr=output), output)
-            )
+            with open(f"{folder}/{rank}.txt", "w") as output:
+                processes.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=output, stderr=output))
         until = time.monotonic() + 120
         ranks = []
-        for rank, (process, output) in enumerate(processes):
+        for rank, process in enumerate(processes):
             try:
                 code = process.wait(max(until - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
-            output.seek(0)
-            value = Path(folder, str(rank))
-            ranks.append(Rank(code, json.loads(value.read_text()) if value.exists() else None, output.read()))
-            output.close()
+            value, output = Path(folder, str(rank)), Path(folder, f"{rank}.txt").read_text()
+            ranks.append(Rank(code, json.loads(value.read_text()) if value.exists() else None, output))
         return ranks
 
 

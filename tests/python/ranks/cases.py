@@ -16,8 +16,9 @@ import torch.distributed as dist
 if sys.argv[-1] != "cpu":
     import torch_tandem
 
+
 def train(program: str, wrapper: str, device: str) -> dict[str, Any]:
-    """Losses of a program of the suite whose model is wrapped; operators after the tenth step, and those traced."""
+    """Losses of a program whose model is wrapped; operators after the tenth step, and those traced."""
     dist.init_process_group("gloo" if device == "cpu" else None)
     torch.manual_seed(0)
     random.seed(dist.get_rank())
@@ -63,7 +64,15 @@ def _tensors(device: str, shape: tuple[int, ...]) -> list[torch.Tensor]:
     """A tensor of each dtype, and one that is not contiguous."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     whole = torch.randint(0, 9, shape, generator=generator)
-    dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+    dtypes = (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+    )
     return [whole.to(dtype).to(device) for dtype in dtypes] + [whole.float().to(device).t().contiguous().t()]
 
 
@@ -107,7 +116,7 @@ def _collectives(device: str) -> list[torch.Tensor]:
 
 
 def only_ours() -> list[Any]:
-    """Results of what Gloo alone does not have on the host: averages, complex numbers; and of work that is used."""
+    """Results of what Gloo does not have (averages, complex numbers), and of futures and objects."""
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     x = torch.full((4,), rank + 1.0, device="tandem")

@@ -31,7 +31,12 @@ for epoch in range(state["epoch"], 4):
     dist.barrier(device_ids=[rank])
     state = {"model": model.module.state_dict(), "epoch": epoch + 1}
     checkpoint.save(state, checkpoint_id=folder)
-    if epoch == 1 and rank == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and "fails" in sys.argv:
+    if (
+        epoch == 1
+        and rank == 1
+        and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        and "fails" in sys.argv
+    ):
         raise SystemExit("this rank fails once")
 total = loss.detach().clone()
 dist.all_reduce(total, op=dist.ReduceOp.AVG)

@@ -1,0 +1,20 @@
+#include "settling.h"
+
+#include <torch/library.h>
+
+#include "errors.h"
+#include "shim.h"
+
+namespace tandem {
+
+std::atomic<uint32_t> in_flight{0};
+Settler* settler = nullptr;
+
+void synchronize() {
+  if (in_flight.load(std::memory_order_relaxed)) settler->settle_all();
+  check(tt_synchronize());
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_tandem, m) { m.def("synchronize() -> ()", synchronize); }
+
+}  // namespace tandem
