@@ -548,11 +548,11 @@ def test_dropout_of_complex_numbers():
 # --- other ways to read values ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", [lambda x: x.numpy(), np.asarray])
-def test_host_memory_that_is_not_there(call):
+def test_host_memory_that_is_not_there():
     x = torch.ones(2, 3, device="tandem")
-    with pytest.raises((TypeError, BufferError, ValueError)):
-        call(x)
+    with pytest.raises(TypeError):
+        x.numpy()
+    assert np.array_equal(np.asarray(x), np.ones((2, 3)))
     assert x.sum().item() == 6
 
 

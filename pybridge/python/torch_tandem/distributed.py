@@ -5,6 +5,7 @@ backend that is made here on copies of the tensors on the host.
 """
 
 import functools
+import os
 import re
 from datetime import timedelta
 from types import ModuleType
@@ -69,6 +70,9 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         raise RuntimeError(
             "torch.distributed on Tandem needs Gloo, which this build of PyTorch does not have"
         )
+    # torchrun keeps its store when it restarts ranks, with the addresses of those that have ended.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
     return torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
