@@ -21,6 +21,7 @@
 #include "function.h"
 #include "generator.h"
 #include "recorded.h"
+#include "settling.h"
 #include "storage.h"
 
 namespace tandem {
@@ -118,6 +119,7 @@ class AcceleratorGraph final : public at::GraphImplInterface {
 
   void capture_begin(at::MempoolId_t, at::GraphCaptureMode) override {
     TORCH_CHECK(!is_recording, "tandem: a graph cannot be captured while another graph or a function is recorded");
+    settle_all();
     TORCH_CHECK(tt_is_program(), "tandem: graphs are captured on the thread that runs the program");
     reset();
     capture_ = std::make_unique<Capture>();
@@ -166,6 +168,7 @@ void AcceleratorGraph::replay() {
                                                 "within another graph or a function");
   const TtStage stage{id_, 0, given_.data(), given_.size(), nullptr, 0, nullptr, 0};
   TtReplayed replayed{};
+  settle_all();
   check(tt_replay(&stage, &replayed));
   TORCH_CHECK(!replayed.is_stale, "tandem: all graphs have been forgotten since this one was captured; capture it again");
   std::vector<at::Tensor> made;

@@ -68,8 +68,8 @@ class Work final : public c10d::Work {
 
 // Kernel of all operators of c10d. They return what they write, their first argument, and the work.
 void communicate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  TORCH_CHECK(!is_recording, "torch_tandem.function and torch.accelerator.Graph cannot replay ",
-              op.operator_name().name, ": call collectives outside of them");
+  TORCH_CHECK(!observer, "torch.accelerator.Graph cannot replay ", op.operator_name().name,
+              ": call collectives outside of the graph");
   const auto& schema = op.schema();
   const size_t n = schema.arguments().size();
   const auto arguments = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - n);

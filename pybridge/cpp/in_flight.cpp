@@ -14,6 +14,8 @@
 #include "device_type.h"
 #include "encode.h"
 #include "errors.h"
+#include "function.h"
+#include "observer.h"
 #include "operators.h"
 #include "settling.h"
 #include "shim.h"
@@ -87,6 +89,7 @@ struct Operator {
   explicit Operator(const char* name)
       : handle(c10::Dispatcher::singleton().findSchemaOrThrow(name, "")), id(declare(handle)) {}
   void operator()(const std::vector<Tensor>& tensors, int64_t number) const {
+    if (is_recording) note_hindrance("it calls a collective, or uses what one receives");
     torch::jit::Stack stack{c10::List<Tensor>(tensors), number};
     dispatch(id, handle, &stack);
   }

@@ -23,6 +23,7 @@
 #include "errors.h"
 #include "function.h"
 #include "recorded.h"
+#include "settling.h"
 
 namespace tandem {
 
@@ -158,6 +159,9 @@ class Recorder {
   void consume(const torch::autograd::Edge& root);
   // Ends the recording. Returns its number.
   int64_t finish(at::TensorList results);
+  void hinder(std::string why) {
+    if (call_.hindrance.empty()) call_.hindrance = std::move(why);
+  }
 
  private:
   // Watches a tensor from now on. Returns its number.
@@ -174,9 +178,6 @@ class Recorder {
   std::optional<Result> place(const at::Tensor& t, const TtRecorded& in_rust) const;
   bool is_consumed(const at::Tensor& t) const;
   size_t argument_on(const void* identity) const;
-  void hinder(std::string why) {
-    if (call_.hindrance.empty()) call_.hindrance = std::move(why);
-  }
 
   Recorded call_;
   std::vector<at::Tensor> arguments_;
@@ -496,6 +497,7 @@ struct Ended {
 
 void begin_recording(at::TensorList arguments, at::TensorList reached, int64_t before) {
   TORCH_CHECK(!is_recording && tt_is_program(), "a call is recorded already, or by another thread");
+  settle_all();
   recorder = std::make_unique<Recorder>(arguments, reached, find_recorded(before).get());
   tt_record_begin();
   is_recording = true;
@@ -542,6 +544,10 @@ void note_inputs(uint32_t op, const Encoder& encoder) {
 
 void note_read(const at::Tensor& from, const at::Scalar& value) {
   if (recorder && tt_is_program()) recorder->read(from, value);
+}
+
+void note_hindrance(const char* why) {
+  if (recorder && tt_is_program()) recorder->hinder(why);
 }
 
 void note_consumed(const torch::autograd::Edge& root) {

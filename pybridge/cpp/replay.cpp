@@ -19,6 +19,7 @@
 #include "errors.h"
 #include "function.h"
 #include "recorded.h"
+#include "settling.h"
 #include "storage.h"
 
 namespace tandem {
@@ -163,6 +164,7 @@ bool Replay::send_stage() {
   const auto last = std::lower_bound(first, fed_.end(), to, is_before);
   const TtStage stage{id_,  stage_, given_.data(), given_.size(), fed_.data() + (first - fed_.begin()),
                       static_cast<size_t>(last - first), contexts_.data(), contexts_.size()};
+  settle_all();
   check(tt_replay(&stage, &sent));
   if (sent.is_stale) return false;
   for (size_t i = 0; i < sent.n_kept; i++) {

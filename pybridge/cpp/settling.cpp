@@ -11,7 +11,7 @@ std::atomic<uint32_t> in_flight{0};
 Settler* settler = nullptr;
 
 void synchronize() {
-  if (in_flight.load(std::memory_order_relaxed)) settler->settle_all();
+  settle_all();
   check(tt_synchronize());
 }
 

@@ -24,6 +24,10 @@ class Settler {
 // Set where `in_flight` is not 0.
 extern Settler* settler;
 
+// Issues them for all collectives, before a recording and before ops that are not encoded: replays.
+inline void settle_all() {
+  if (in_flight.load(std::memory_order_relaxed)) settler->settle_all();
+}
 // Waits for all pending work, collectives included.
 void synchronize();
 

@@ -24,6 +24,14 @@ def test_averages_complex_numbers_futures_and_objects():
         assert objects == [{"rank": 0}, {"rank": 1}]
 
 
+def test_functions_with_collectives_run_their_python_and_others_wait_for_what_they_use():
+    expected = [[2.0 * (2 * n + 1) + 1, 4.0 * n + 1] for n in range(8)]
+    for results, replayed in ranks.values(2, "in_functions"):
+        assert results == [[value] * 3 for pair in expected for value in pair]
+        assert replayed["reduces"] == 0
+        assert replayed["computes"] > 0
+
+
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(("program", "wrapper"), [("digits", "ddp"), ("gpt2", "fsdp")])
 def test_losses_are_those_of_the_host(program, wrapper, count):

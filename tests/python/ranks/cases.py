@@ -130,6 +130,32 @@ def only_ours() -> list[Any]:
     return [x.tolist(), [str(c) for c in z.tolist()], future.wait().tolist(), objects]
 
 
+def in_functions() -> list[Any]:
+    """Results of a function that calls a collective, and of one that is replayed on what one receives."""
+    dist.init_process_group()
+    weight = torch.full((3,), 2.0, device="tandem")
+
+    @torch_tandem.function
+    def reduces(x: torch.Tensor) -> torch.Tensor:
+        x = x * weight
+        dist.all_reduce(x)
+        return x + 1
+
+    @torch_tandem.function
+    def computes(x: torch.Tensor) -> torch.Tensor:
+        return (x * weight).relu() + 1
+
+    results = []
+    for number in range(8):
+        x = torch.full((3,), float(number + dist.get_rank()), device="tandem")
+        results.append(reduces(x).tolist())
+        y = torch.full((3,), float(number), device="tandem")
+        dist.all_reduce(y, async_op=True)
+        results.append(computes(y).tolist())
+    counters = {f["name"].split(".")[-1]: f["replayed"] for f in torch_tandem.report()["functions"]}
+    return [results, counters]
+
+
 def another_branch() -> str:
     """The error where a rank calls another collective."""
     dist.init_process_group()
