@@ -68,6 +68,13 @@ KNOWN_IN: dict[tuple[str, str], str] = {
         )
     },
     **{(ATTENTION, dtype): "gradients rounded in another order, as far from float64" for dtype in LOW},
+    **{
+        (
+            "nn.functional.scaled_dot_product_attention",
+            dtype,
+        ): "with dropout the keys' gradient is contiguous, where the CPU's is transposed"
+        for dtype in ("float32", *LOW)
+    },
     **{(name, dtype): TIES for dtype in (*LOW, "bool") for name in ("sort", "argsort")},
     **{("msort", dtype): TIES for dtype in LOW},
     **{("topk", dtype): TIES for dtype in ("bfloat16", "int64")},
