@@ -88,7 +88,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> host_group(c10d::ProcessGroup& group,
 }  // namespace
 
 Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments)
-    : op_(op), started_(std::chrono::steady_clock::now()) {
+    : op_(op) {
   const auto& schema = op.schema().arguments();
   const auto name = short_name(op);
   is_point_to_point_ = name == "send" || begins_with(name, "recv");

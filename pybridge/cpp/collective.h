@@ -65,6 +65,9 @@ class Collective {
 
   // Whether a tensor is received.
   bool receives() const;
+  // Whether the tensors that are sent have been copied. The operator that does it is skipped if one of them depends on an
+  // operator that failed.
+  bool is_started() const { return started_.time_since_epoch().count() != 0; }
   bool is_finished() const { return finished_.load(std::memory_order_acquire); }
   // Waits for the end of the call. Throws its error.
   void wait();

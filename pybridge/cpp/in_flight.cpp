@@ -135,6 +135,8 @@ void start_on_host(at::TensorList sent, const at::Scalar& number) {
 void wait_on_host(at::TensorList received, const at::Scalar& number) {
   const auto collective = numbered().at(number.toLong());
   numbered().remove(number.toLong());
+  TORCH_CHECK(collective->is_started(), collective->description(),
+              " was not called, because a tensor that it sends depends on an operator that failed");
   collective->wait();
   size_t next = 0;
   for (const auto& operand : collective->operands())

@@ -59,6 +59,12 @@ def test_ranks_with_other_sizes_are_told_so():
         assert "rank 1: allreduce of Float [4] (sum) at" in error
 
 
+def test_a_collective_whose_tensor_failed_raises_and_does_not_hang():
+    for error in ranks.values(2, "sends_what_failed"):
+        assert "allgather_base of Float [2], Float [1] at" in error
+        assert "depends on an operator that failed" in error
+
+
 @pytest.mark.parametrize("case", ["ends_early", "never_comes"])
 def test_a_rank_that_does_not_come_is_named(case):
     waiting, _ = ranks.start(2, case)

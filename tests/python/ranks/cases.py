@@ -180,28 +180,40 @@ def other_sizes() -> str:
 
 
 def ends_early() -> str:
-    """The error where a rank ends before a collective, as its program says or by a signal."""
-    dist.init_process_group(timeout=timedelta(seconds=20))
-    x = torch.ones(3, device="tandem")
-    dist.all_reduce(x)
-    x.sum().item()
-    if dist.get_rank() == 1:
-        os._exit(0)
-    dist.all_reduce(x)
-    return _error(x)
+    """The error where a rank's process ends before a collective."""
+    return _without_rank_1(timeout=20, busy=0)
 
 
 def never_comes() -> str:
     """The error where a rank is busy with something else for longer than the timeout."""
-    dist.init_process_group(timeout=timedelta(seconds=4))
+    return _without_rank_1(timeout=4, busy=9)
+
+
+def _without_rank_1(timeout: float, busy: float) -> str:
+    dist.init_process_group(timeout=timedelta(seconds=timeout))
     x = torch.ones(3, device="tandem")
     dist.all_reduce(x)
     x.sum().item()
     if dist.get_rank() == 1:
-        time.sleep(9)
+        time.sleep(busy)
         os._exit(0)
     dist.all_reduce(x)
     return _error(x)
+
+
+def sends_what_failed() -> str:
+    """The error where what is sent depends on an operator that failed while co-executing."""
+    dist.init_process_group()
+    values = torch.ones(3, device="tandem")
+    for step in range(20):
+        index = torch.tensor([7 if step == 19 else 1], device="tandem")
+        received = torch.empty(dist.get_world_size(), device="tandem")
+        dist.all_gather_into_tensor(received, values.index_select(0, index))
+        total = received * 2
+        if step < 19:
+            total.sum().item()
+        torch_tandem.mark_step()
+    return _error(total)
 
 
 def _error(x: torch.Tensor) -> str:
