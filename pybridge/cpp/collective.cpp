@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <algorithm>
 #include <array>
@@ -12,7 +11,9 @@
 #include <utility>
 
 #include "device_type.h"
+#include "self_messages.h"
 #include "shim.h"
+#include "uneven.h"
 
 namespace tandem {
 
@@ -20,6 +21,8 @@ namespace {
 
 using at::Tensor;
 
+// Time in which a call that this rank cannot make is told to the others before its error is raised.
+constexpr auto kTelling = std::chrono::seconds(2);
 // Maximum number of ops before a collective that ranks compare.
 constexpr size_t kMostBefore = 1024;
 
@@ -64,7 +67,11 @@ void check_operand(const Tensor& t, const std::string& name) {
 // has no complex numbers.
 Tensor host_tensor(const Tensor& like) { return at::empty(like.sizes(), like.options().device(at::kCPU)); }
 
-Tensor as_sent(const Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
+Tensor as_sent(const Tensor& t, bool by_rows) {
+  const Tensor real = t.is_complex() ? at::view_as_real(t) : t;
+  // NCCL compares numbers of elements; Gloo also compares sizes.
+  return by_rows ? real : real.view({-1});
+}
 
 const char* name_of(c10d::ReduceOp::RedOpType op) {
   switch (op) {
@@ -90,10 +97,13 @@ c10::intrusive_ptr<c10d::ProcessGroup> host_group(c10d::ProcessGroup& group,
 Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments)
     : op_(op) {
   const auto& schema = op.schema().arguments();
-  const auto name = short_name(op);
+  const auto& name = name_ = short_name(op);
   is_point_to_point_ = name == "send" || begins_with(name, "recv");
+  by_rows_ = name == "alltoall_base";
   // Ranks may send different numbers of elements to each other.
   const bool is_even = !is_point_to_point_ && !begins_with(name, "alltoall");
+  // Lists have an entry for each rank, and are the same on all of them.
+  const bool is_list = name == "allgather" || name == "reduce_scatter";
   const bool scatters = begins_with(name, "scatter") || begins_with(name, "reduce_scatter");
   std::ostringstream described, compared;
   described << name;
@@ -110,6 +120,7 @@ Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue>
       const auto kind = reduction->op_;
       averages_ = kind == c10d::ReduceOp::AVG;
       if (averages_) reduction = c10::make_intrusive<c10d::ReduceOp>(c10d::ReduceOp::SUM);
+      reduction_ = *reduction;
       arguments_.emplace_back(std::move(reduction));
       described << " (" << name_of(kind) << ")";
       compared << " " << name_of(kind);
@@ -119,9 +130,11 @@ Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue>
         // Gloo computes with the tensors of all ranks; only the root's is a result.
         for (auto& operand : operands_) operand.is_received &= name != "reduce" || value.toInt() == group_->getRank();
       }
+      if (argument == "dst" || argument == "src") peer_ = value.toInt();
+      if (argument == "tag") tag_ = value.toInt();
       if (argument == "timeout" && value.toInt() > 0) timeout_ = std::chrono::milliseconds(value.toInt());
       const bool is_output = begins_with(argument, "output"), is_input = begins_with(argument, "input");
-      const bool is_compared = is_even && (scatters ? !is_input : !is_output);
+      const bool is_compared = is_even && (scatters != is_list ? !is_input : !is_output);
       map_tensors(value, [&](const Tensor& t) {
         check_operand(t, name);
         if (name == "barrier") return t;
@@ -155,13 +168,29 @@ void Collective::stage(at::TensorList sent) {
   next = 0;
   for (auto& argument : arguments_) {
     argument = map_tensors(argument, [&](const Tensor& t) {
-      if (!operands_.empty()) return as_sent(operands_[next++].on_host);
+      if (!operands_.empty()) return as_sent(operands_[next++].on_host, by_rows_);
       return at::empty({1}, t.options().device(at::kCPU));
     });
   }
 }
 
+std::vector<Tensor> Collective::on_host(bool Operand::*is_wanted) const {
+  std::vector<Tensor> tensors;
+  for (const auto& operand : operands_)
+    if (operand.*is_wanted) tensors.push_back(as_sent(operand.on_host, by_rows_));
+  return tensors;
+}
+
 c10::intrusive_ptr<c10d::Work> Collective::call() const {
+  if (peer_ == group_->getRank())
+    return name_ == "send" ? send_to_self(backend_, tag_, as_sent(operands_[0].on_host, by_rows_))
+                           : receive_from_self(backend_, tag_, as_sent(operands_[0].on_host, by_rows_));
+  if (name_ == "allgather" || name_ == "reduce_scatter" || name_ == "alltoall") {
+    const auto sent = on_host(&Operand::is_sent), received = on_host(&Operand::is_received);
+    if (name_ == "alltoall") return alltoall(*backend_, received, sent, timeout_), nullptr;
+    if (is_uneven(received)) return allgather_uneven(*backend_, received, sent[0], timeout_), nullptr;
+    if (is_uneven(sent)) return reduce_scatter_uneven(*backend_, received[0], sent, reduction_, timeout_), nullptr;
+  }
   torch::jit::Stack stack = arguments_;
   op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
   return stack.back().toCustomClass<c10d::Work>();
@@ -193,11 +222,26 @@ void Collective::finish(std::exception_ptr error) {
   count_collective(*this, std::chrono::steady_clock::now() - started_);
 }
 
+void Collective::refuse(std::exception_ptr error) {
+  started_ = std::chrono::steady_clock::now();
+  refusal_ = std::move(error);
+  // As `stage` does: where the process ends, the queue's thread must not free what Python knows.
+  for (auto& operand : operands_) operand.tensor.reset();
+  arguments_.clear();
+}
+
+bool Collective::ends_within(std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return ended_.wait_for(lock, limit, [&] { return finished_.load(std::memory_order_relaxed); });
+}
+
 void Collective::wait() {
   const auto begin = std::chrono::steady_clock::now();
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    ended_.wait(lock, [&] { return finished_.load(std::memory_order_relaxed); });
+    const auto is_finished = [&] { return finished_.load(std::memory_order_relaxed); };
+    if (refusal_ && !ended_.wait_for(lock, kTelling, is_finished)) std::rethrow_exception(refusal_);
+    ended_.wait(lock, is_finished);
   }
   count_wait(*this, std::chrono::steady_clock::now() - begin);
   if (error_) std::rethrow_exception(error_);

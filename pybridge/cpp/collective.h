@@ -9,6 +9,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
@@ -42,6 +43,8 @@ class Collective {
   const std::string& description() const { return description_; }
   // The ops that the program has issued since the collective before.
   const std::vector<TtIssued>& before() const { return before_; }
+  // Name of the operator: allreduce.
+  const std::string& name() const { return name_; }
   // Name of the operator and the user's line.
   const std::string& place() const { return place_; }
   int64_t bytes() const { return bytes_; }
@@ -56,8 +59,12 @@ class Collective {
 
   // Copies the sent tensors from `sent`, in order, and allocates the host's copies of the others.
   void stage(at::TensorList sent);
-  // Starts the call on the host's copies.
+  // Starts the call on the host's copies. Returns null if it has ended.
   c10::intrusive_ptr<c10d::Work> call() const;
+  // Notes that this rank cannot make the call, which the other ranks have to be told.
+  void refuse(std::exception_ptr error);
+  // Why, or null. What does not change once the call has been enqueued.
+  const std::exception_ptr& refusal() const { return refusal_; }
   // Ends the call, with an error unless it is null.
   void finish(std::exception_ptr error);
   // Completes a reduction that the host's backend does not have: it adds, and this divides.
@@ -65,32 +72,40 @@ class Collective {
 
   // Whether a tensor is received.
   bool receives() const;
-  // Whether the tensors that are sent have been copied. The operator that does it is skipped if one of them depends on an
-  // operator that failed.
+  // Whether the tensors that are sent have been copied, or the call was refused. The operator that copies them is skipped
+  // if one of them depends on an operator that failed.
   bool is_started() const { return started_.time_since_epoch().count() != 0; }
   bool is_finished() const { return finished_.load(std::memory_order_acquire); }
-  // Waits for the end of the call. Throws its error.
+  // Waits for the end of the call. Throws its error. The error of a refused call is thrown although the other ranks may
+  // not have been told.
   void wait();
+  bool ends_within(std::chrono::milliseconds limit);
   std::exception_ptr error() const { return is_finished() ? error_ : nullptr; }
   // The host's work of a call between two ranks, once it has been started.
   c10::intrusive_ptr<c10d::Work> work;
 
  private:
+  // The host's copies of what is sent, or received.
+  std::vector<at::Tensor> on_host(bool Operand::*is_wanted) const;
+
   c10::OperatorHandle op_;
   std::vector<c10::IValue> arguments_;
   std::vector<Operand> operands_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
-  std::string description_, place_;
+  std::string name_, description_, place_;
+  c10d::ReduceOp reduction_;
+  // The other rank of a call between two, and the tag.
+  int64_t peer_ = -1, tag_ = 0;
   std::vector<TtIssued> before_;
   int64_t bytes_ = 0, fingerprint_ = 0;
   std::chrono::milliseconds timeout_{-1};
-  bool is_point_to_point_ = false, averages_ = false;
+  bool is_point_to_point_ = false, averages_ = false, by_rows_ = false;
   std::chrono::steady_clock::time_point started_;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> finished_{false};
-  std::exception_ptr error_;
+  std::exception_ptr error_, refusal_;
 };
 
 // Has the host's backend run a collective after those before it of the same group. The ranks compare what they call

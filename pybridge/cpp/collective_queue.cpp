@@ -6,8 +6,10 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
 #include <array>
 #include <deque>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <string>
@@ -29,6 +31,8 @@ constexpr auto kIdle = 2s;
 constexpr auto kPatience = 2s;
 // Time that the other ranks have to publish what they call, once a rank has found that a collective fails.
 constexpr auto kExplaining = 3s;
+// What a rank that cannot make a call says instead of the call's number.
+constexpr int64_t kRefused = std::numeric_limits<int64_t>::min();
 
 // Calls of the host's backend of one group, in order.
 class Queue : public std::enable_shared_from_this<Queue> {
@@ -51,6 +55,11 @@ class Queue : public std::enable_shared_from_this<Queue> {
   uint64_t number_ = 0;
 };
 
+std::string message_of(const std::exception& error) {
+  const auto* known = dynamic_cast<const c10::Error*>(&error);
+  return known ? known->what_without_backtrace() : error.what();
+}
+
 // What the ranks of a group call, in the group's store. Throws an error if the store is gone.
 class Calls {
  public:
@@ -61,7 +70,7 @@ class Calls {
 
   // Publishes this rank's call, and the ops before it.
   void publish() {
-    auto text = collective_.description();
+    auto text = said();
     std::array<char, 512> line{};
     for (const auto op : collective_.before())
       text += '\n' + std::string(line.data(), tt_describe_issued(op, line.data(), line.size()));
@@ -94,6 +103,7 @@ class Calls {
   }
 
  private:
+  std::string said() const;
   static std::vector<std::string> lines_of(const std::string& text) {
     std::istringstream stream(text);
     std::vector<std::string> lines;
@@ -118,6 +128,18 @@ class Calls {
   std::string first_rank_;
 };
 
+// The call, or why it cannot be made, in one line.
+std::string Calls::said() const {
+  if (!collective_.refusal()) return collective_.description();
+  try {
+    std::rethrow_exception(collective_.refusal());
+  } catch (const std::exception& error) {
+    auto text = message_of(error);
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return text.find(collective_.description()) == 0 ? text : collective_.description() + " failed: " + text;
+  }
+}
+
 std::string explain(const Collective& collective, uint64_t number) {
   try {
     Calls calls(collective, number);
@@ -126,11 +148,6 @@ std::string explain(const Collective& collective, uint64_t number) {
   } catch (const std::exception&) {
     return "\n  the other ranks cannot be asked: the group's store, in the process of rank 0, is gone";
   }
-}
-
-std::string message_of(const std::exception& error) {
-  const auto* known = dynamic_cast<const c10::Error*>(&error);
-  return known ? known->what_without_backtrace() : error.what();
 }
 
 void Queue::push(const std::shared_ptr<Collective>& collective) {
@@ -169,10 +186,18 @@ void Queue::serve() {
 }
 
 void Queue::run(Collective& collective) {
+  if (const auto& refusal = collective.refusal()) {
+    try {
+      if (!collective.is_point_to_point()) compare(collective);
+    } catch (const std::exception&) {
+      // The others have been told, or are gone. This rank's error is its own.
+    }
+    std::rethrow_exception(refusal);
+  }
   try {
     if (!collective.is_point_to_point()) compare(collective);
     const auto work = collective.is_point_to_point() ? collective.work : collective.call();
-    work->wait(std::max(collective.timeout(), std::chrono::milliseconds(kNoTimeout)));
+    if (work) work->wait(std::max(collective.timeout(), std::chrono::milliseconds(kNoTimeout)));
     collective.complete();
   } catch (const std::exception& error) {
     C10_THROW_ERROR(DistBackendError, collective.description() + " failed: " + message_of(error));
@@ -184,12 +209,15 @@ void Queue::compare(const Collective& collective) {
   number_++;
   const auto size = collective.group()->getSize();
   if (size == 1) return;
-  std::vector<at::Tensor> mine{at::full({1}, collective.fingerprint(), at::kLong)}, each;
+  const auto fingerprint = collective.refusal() ? kRefused : collective.fingerprint();
+  std::vector<at::Tensor> mine{at::full({1}, fingerprint, at::kLong)}, each;
   for (int rank = 0; rank < size; rank++) each.push_back(at::empty({1}, at::kLong));
   std::vector<std::vector<at::Tensor>> all{each};
   c10d::AllgatherOptions options;
   options.timeout = collective.timeout();
   try {
+    // Before the exchange, after which the process may end.
+    if (collective.refusal()) Calls(collective, number_).publish();
     const auto work = collective.backend()->allgather(all, mine, options);
     const auto until = std::chrono::steady_clock::now() + kPatience;
     while (!work->isCompleted() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(20us);
@@ -198,9 +226,13 @@ void Queue::compare(const Collective& collective) {
   } catch (const std::exception& error) {
     TORCH_CHECK(false, message_of(error), explain(collective, number_));
   }
-  for (const auto& other : each)
-    TORCH_CHECK(other.item<int64_t>() == collective.fingerprint(), "the ranks call different collectives",
-                explain(collective, number_));
+  bool differs = false, is_refused = false;
+  for (const auto& other : each) {
+    differs |= other.item<int64_t>() != fingerprint;
+    is_refused |= other.item<int64_t>() == kRefused;
+  }
+  TORCH_CHECK(!differs, is_refused ? "not all ranks can call it" : "the ranks call different collectives",
+              explain(collective, number_));
 }
 
 // The queues of each backend: for collectives, and for calls between two ranks.

@@ -2,15 +2,21 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "collective.h"
+#include "cuda_alias.h"
 #include "device_type.h"
 #include "errors.h"
 #include "in_flight.h"
@@ -26,7 +32,10 @@ namespace {
 // about the rank that a message came from.
 class Work final : public c10d::Work {
  public:
-  Work(std::shared_ptr<Collective> collective, bool blocks) : collective_(std::move(collective)), blocks_(blocks) {
+  Work(std::shared_ptr<Collective> collective, bool blocks)
+      : c10d::Work(-1, c10d::OpType::UNKNOWN, title(*collective), inputs(*collective)),
+        collective_(std::move(collective)),
+        blocks_(blocks) {
     for (const auto& operand : collective_->operands())
       if (operand.is_received) received_.push_back(operand.tensor);
   }
@@ -36,10 +45,18 @@ class Work final : public c10d::Work {
   std::exception_ptr exception() const override { return collective_->error(); }
   std::vector<at::Tensor> result() override { return received_; }
   void synchronize() override {}
-  bool wait(std::chrono::milliseconds) override {
+  // With a limit, it blocks as that of NCCL does.
+  bool wait(std::chrono::milliseconds limit) override {
+    if (limit != kNoTimeout && !collective_->ends_within(limit))
+      C10_THROW_ERROR(DistBackendError, "caught collective operation timeout: " + collective_->description() +
+                                            " has not ended after " + std::to_string(limit.count()) + " ms");
     if (const auto error = collective_->error()) std::rethrow_exception(error);
     if (blocks_) finish();
     return true;
+  }
+  // Ends the event that profilers show: the call has been issued.
+  void end_event() {
+    if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   }
   int sourceRank() const override {
     finish();
@@ -56,6 +73,32 @@ class Work final : public c10d::Work {
   }
 
  private:
+  // What profilers call it, or null if there is none.
+  static const char* title(const Collective& collective) {
+    if (!at::hasCallbacks()) return nullptr;
+    // The names of PyTorch's own backends.
+    static const std::map<std::string, std::string> names{
+        {"allreduce", "all_reduce"},           {"allgather", "all_gather"},
+        {"allgather_base", "_all_gather_base"}, {"reduce_scatter_base", "_reduce_scatter_base"},
+        {"alltoall", "all_to_all"},            {"alltoall_base", "all_to_all"}};
+    // Profilers keep the pointer.
+    static std::map<std::string, std::string> titles;
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto& text = titles[collective.name()];
+    if (text.empty()) {
+      const auto known = names.find(collective.name());
+      text = (is_cuda_alias ? "nccl:" : "tandem:") + (known == names.end() ? collective.name() : known->second);
+    }
+    return text.c_str();
+  }
+  static std::optional<std::vector<at::Tensor>> inputs(const Collective& collective) {
+    if (!at::hasCallbacks()) return std::nullopt;
+    std::vector<at::Tensor> tensors;
+    for (const auto& operand : collective.operands())
+      if (operand.is_sent || collective.is_point_to_point()) tensors.push_back(operand.tensor);
+    return tensors;
+  }
   void finish() const {
     check(tt_synchronize());
     collective_->wait();
@@ -78,6 +121,7 @@ void communicate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const bool blocks = op.operator_name().name == "c10d::barrier";
   auto work = c10::make_intrusive<Work>(collective, blocks);
   start(collective);
+  work->end_event();
   const auto written = arguments[0];
   torch::jit::drop(*stack, n);
   if (schema.returns().size() > 1) stack->push_back(written);

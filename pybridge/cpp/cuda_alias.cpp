@@ -1,4 +1,6 @@
 // "cuda" as an alias of this device: factories, guards and moves that name CUDA create tandem tensors.
+#include "cuda_alias.h"
+
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/TensorFactories.h>
@@ -13,6 +15,8 @@
 #include "shim.h"
 
 namespace tandem {
+
+bool is_cuda_alias = false;
 
 namespace {
 
@@ -33,6 +37,7 @@ constexpr char kEmptyStrided[] = "empty_strided";
 extern "C" int32_t ttc_enable_cuda_alias() {
   using namespace tandem;
   return or_kept(int32_t{TT_RAISE}, [] {
+    is_cuda_alias = true;
     register_cuda_guard();
     auto& cuda = library(c10::DispatchKey::CUDA);
     cuda.impl(kEmpty, torch::CppFunction::makeFromBoxedFunction<&factory<kEmpty>>());

@@ -1,9 +1,12 @@
 #include "errors.h"
 
+#include "last_exception.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -24,6 +27,8 @@ namespace {
 
 thread_local std::exception_ptr kept;     // the exception of the last function that failed, for Rust
 thread_local std::exception_ptr pending;  // the exception to throw when Rust returns to C++
+std::mutex last_mutex;
+std::exception_ptr last;  // the last exception that any thread kept
 
 template <class E>
 std::exception_ptr with_context(E e, const std::string& context) {
@@ -58,7 +63,27 @@ std::exception_ptr explain(const std::exception_ptr& e, const std::string& conte
 
 }  // namespace
 
-void keep_exception(std::exception_ptr e) { kept = std::move(e); }
+void keep_exception(std::exception_ptr e) {
+  {
+    const std::lock_guard<std::mutex> lock(last_mutex);
+    last = e;
+  }
+  kept = std::move(e);
+}
+
+std::string last_exception() {
+  const std::lock_guard<std::mutex> lock(last_mutex);
+  if (!last) return "";
+  try {
+    std::rethrow_exception(last);
+  } catch (const std::exception& e) {
+    const auto* known = dynamic_cast<const c10::Error*>(&e);
+    const std::string text = known ? known->what_without_backtrace() : e.what();
+    return text.substr(0, text.find('\n'));
+  } catch (...) {
+    return "";
+  }
+}
 
 void throw_pending() {
   auto e = std::move(pending);

@@ -1,6 +1,7 @@
 #include "in_flight.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "encode.h"
 #include "errors.h"
 #include "function.h"
+#include "last_exception.h"
 #include "observer.h"
 #include "operators.h"
 #include "settling.h"
@@ -121,13 +123,28 @@ class Waits final : public Settler {
 
 void start_on_host(at::TensorList sent, const at::Scalar& number) {
   const auto collective = numbered().at(number.toLong());
-  if (!collective->receives()) numbered().remove(number.toLong());
   try {
     collective->stage(sent);
     if (collective->is_point_to_point()) collective->work = collective->call();
   } catch (...) {
     // The operator that waits raises the error.
-    return collective->finish(std::current_exception());
+    collective->refuse(std::current_exception());
+  }
+  enqueue(collective);
+}
+
+// Has no tensors, so it also runs where the operator that starts the call is skipped.
+void check_on_host(at::TensorList, const at::Scalar& number) {
+  const auto collective = numbered().at(number.toLong());
+  if (!collective->receives()) numbered().remove(number.toLong());
+  if (collective->is_started()) return;
+  const auto why = last_exception();
+  try {
+    C10_THROW_ERROR(DistBackendError, collective->description() +
+                                          " was not called, because a tensor that it sends depends on an operator that "
+                                          "failed" + (why.empty() ? "" : ": " + why));
+  } catch (...) {
+    collective->refuse(std::current_exception());
   }
   enqueue(collective);
 }
@@ -135,8 +152,6 @@ void start_on_host(at::TensorList sent, const at::Scalar& number) {
 void wait_on_host(at::TensorList received, const at::Scalar& number) {
   const auto collective = numbered().at(number.toLong());
   numbered().remove(number.toLong());
-  TORCH_CHECK(collective->is_started(), collective->description(),
-              " was not called, because a tensor that it sends depends on an operator that failed");
   collective->wait();
   size_t next = 0;
   for (const auto& operand : collective->operands())
@@ -146,7 +161,7 @@ void wait_on_host(at::TensorList received, const at::Scalar& number) {
 }  // namespace
 
 void start(const Shared& collective) {
-  static const Operator start("tandem::collective_start");
+  static const Operator start("tandem::collective_start"), check_start("tandem::collective_check");
   std::vector<Tensor> sent, received;
   std::vector<const void*> storages;
   for (const auto& operand : collective->operands()) {
@@ -161,6 +176,7 @@ void start(const Shared& collective) {
   }));
   const auto number = numbered().add(collective);
   start(sent, number);
+  check_start({}, number);
   if (!received.empty()) {
     static Waits waits;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -171,14 +187,15 @@ void start(const Shared& collective) {
   check(tt_flush());
 }
 
-
 TORCH_LIBRARY_FRAGMENT(tandem, m) {
   m.def("collective_start(Tensor[] sent, Scalar number) -> ()");
+  m.def("collective_check(Tensor[] nothing, Scalar number) -> ()");
   m.def("collective_wait(Tensor(a!)[] received, Scalar number) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(tandem, CompositeExplicitAutograd, m) {
   m.impl("collective_start", start_on_host);
+  m.impl("collective_check", check_on_host);
   m.impl("collective_wait", wait_on_host);
 }
 

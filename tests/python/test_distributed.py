@@ -2,10 +2,12 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.python import ranks
 
@@ -22,6 +24,32 @@ def test_averages_complex_numbers_futures_and_objects():
         assert z == ["(1+2j)"] * 2
         assert doubled == [4.0] * 3
         assert objects == [{"rank": 0}, {"rank": 1}]
+
+
+def test_lists_of_several_sizes_and_messages_to_itself():
+    for rank, values in enumerate(ranks.values(2, "lists_of_sizes")):
+        *values, error = values
+        sizes = [1, 2, rank + 1, rank + 1, rank + 2, 3]
+        first = [0.0, 1.0, 2.0 * rank + 1, 0.0, 1.0, float(rank)]
+        assert values[:-1] == [[[value] * 2] * size for size, value in zip(sizes, first, strict=True)]
+        assert values[-1] == [4.0] * 6, "ranks may have other shapes of the same number of elements"
+        assert ("has not ended after 200 ms" in error) == (rank == 0)
+
+
+def test_a_program_for_several_gpus_sees_nccl():
+    for rank, (names, here, there, device, events) in enumerate(ranks.values(2, "as_cuda")):
+        assert names == ["nccl", True, True, "gloo"]
+        assert here == [3.0] * 2
+        assert there == [4.0] * 2
+        assert device == f"tandem:{rank}"
+        assert events == ["nccl:all_reduce"]
+
+
+def test_synchronized_batch_norm_is_that_of_the_whole_batch():
+    expected = ranks.values(2, "sync_batch_norm", "cpu")
+    for host, ours in zip(expected, ranks.values(2, "sync_batch_norm", "tandem"), strict=True):
+        for theirs, own in zip(host, ours, strict=True):
+            torch.testing.assert_close(torch.tensor(own), torch.tensor(theirs))
 
 
 def test_functions_with_collectives_run_their_python_and_others_wait_for_what_they_use():
@@ -60,9 +88,28 @@ def test_ranks_with_other_sizes_are_told_so():
 
 
 def test_a_collective_whose_tensor_failed_raises_and_does_not_hang():
-    for error in ranks.values(2, "sends_what_failed"):
+    for error, _ in ranks.values(2, "sends_what_failed"):
         assert "allgather_base of Float [2], Float [1] at" in error
         assert "depends on an operator that failed" in error
+
+
+def test_a_rank_whose_tensor_failed_tells_the_others():
+    (waiting, seconds), (own, _) = ranks.values(2, "sends_what_failed", "1")
+    assert "allgather_base of Float [2], Float [1] at" in waiting
+    assert "failed: not all ranks can call it" in waiting
+    assert "rank 0: allgather_base of Float [2], Float [1] at" in waiting
+    told = next(line for line in waiting.splitlines() if "rank 1: " in line)
+    assert "depends on an operator that failed: " in told and "out of" in told
+    assert seconds < 20
+    assert "depends on an operator that failed: " in own
+
+
+def test_a_rank_that_is_killed_is_named():
+    waiting, killed = ranks.start(2, "is_killed")
+    assert killed.code == -signal.SIGKILL
+    assert waiting.code == 0, waiting.output
+    assert "allreduce of Float [3] (sum) at" in waiting.value and "cases.py:" in waiting.value
+    assert "has ended, or has not come so far: rank 1" in waiting.value
 
 
 @pytest.mark.parametrize("case", ["ends_early", "never_comes"])

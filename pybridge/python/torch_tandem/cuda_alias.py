@@ -121,6 +121,14 @@ class _NoGraph:
 
 def _tensors() -> None:
     torch.Tensor.is_cuda = property(lambda self: self.device.type in ("tandem", "cuda"))
+    original = torch.Tensor.cuda
+
+    # PyTorch takes an index for one of the accelerator's, which it then refuses.
+    @functools.wraps(original)
+    def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return original(self, f"cuda:{device}" if isinstance(device, int) else device, *args, **kwargs)
+
+    torch.Tensor.cuda = cuda
 
 
 def _as_tandem(name: Any) -> Any:

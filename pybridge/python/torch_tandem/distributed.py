@@ -6,7 +6,7 @@ backend that is made here on copies of the tensors on the host.
 
 import functools
 import os
-import re
+import zlib
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -77,24 +77,49 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _alias(c10d: ModuleType) -> None:
-    # Names of backends are looked up as attributes of this class.
-    c10d.Backend.NCCL = NAME
-    c10d.Backend.default_device_backend_map["cuda"] = NAME
+    # Groups keep the name "nccl", which programs compare with. Device and backend are others.
+    backend = c10d.Backend
+    _register(c10d)
+    backend._plugins[backend.NCCL.upper()] = backend._plugins[NAME.upper()]
+    backend.backend_type_map[backend.NCCL] = c10d.ProcessGroup.BackendType.CUSTOM
+    backend.default_device_backend_map["tandem"] = backend.NCCL
+    if c10d.default_pg_nccl_timeout is None:
+        c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     for module in (c10d, torch.distributed):
         module.is_nccl_available = lambda: True
-    _rename_devices(c10d.BackendConfig, "__init__")
+    # Of objects that are sent, for the log: PyTorch asks the CUDA runtime.
+    torch._C._distributed_c10d._hash_tensors = lambda tensors: zlib.crc32(
+        b"".join(t.cpu().numpy().tobytes() for t in tensors)
+    )
+    _rename_backends(c10d.BackendConfig)
     for name in ("init_process_group", "new_group"):
         _rename_devices(c10d, name)
         setattr(torch.distributed, name, getattr(c10d, name))
 
 
+def _rename_backends(config: Any) -> None:
+    """Replace "cuda" in the map from devices to backends, and what serves it."""
+    original = config.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, backend: str) -> None:
+        original(self, backend)
+        # Gloo also accepts the device's tensors. They get a backend of their own: its thread and calls on
+        # the host's tensors would come in another order on each rank.
+        ours = {name: NAME if name in ("nccl", "gloo") else name for name in self.device_backend_map.values()}
+        self.device_backend_map = {
+            "tandem" if device == "cuda" else device: name if device == "cpu" else ours[name]
+            for device, name in self.device_backend_map.items()
+        }
+
+    config.__init__ = init
+
+
 def _rename_devices(owner: Any, name: str) -> None:
-    """Replace "cuda" by "tandem" in the arguments of a function: `"cpu:gloo,cuda:nccl"`, `device_id`."""
+    """Replace "cuda" by "tandem" in the arguments of a function: `device_id`."""
     original = getattr(owner, name)
 
     def renamed(value: Any) -> Any:
-        if isinstance(value, str):
-            return re.sub(r"\bcuda:(?=[a-z])", "tandem:", value)
         if isinstance(value, torch.device) and value.type == "cuda":
             return torch.device("tandem", value.index or 0)
         return value

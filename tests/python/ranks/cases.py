@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -201,19 +202,119 @@ def _without_rank_1(timeout: float, busy: float) -> str:
     return _error(x)
 
 
-def sends_what_failed() -> str:
-    """The error where what is sent depends on an operator that failed while co-executing."""
+def lists_of_sizes() -> list[Any]:
+    """Results of collectives on lists of several sizes, of messages to itself, and a wait with a limit."""
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def ones(count: int, value: float = 1.0) -> torch.Tensor:
+        return torch.full((count, 2), value, device="tandem")
+
+    gathered = [ones(n + 1, -1) for n in range(size)]
+    dist.all_gather(gathered, ones(rank + 1, rank))
+    part = ones(rank + 1, -1)
+    dist.reduce_scatter(part, [ones(n + 1, n + rank) for n in range(size)])
+    exchanged = [ones(rank + n + 1, -1) for n in range(size)]
+    dist.all_to_all(exchanged, [ones(rank + n + 1, rank) for n in range(size)])
+    received = ones(3, -1)
+    ops = [dist.P2POp(dist.irecv, received, rank), dist.P2POp(dist.isend, ones(3, rank), rank)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    shaped = torch.full((6,), -1.0, device="tandem") if rank else ones(3, 4.0)
+    dist.broadcast(shaped, 0)
+    error = "no error"
+    if rank == 0:
+        try:
+            dist.all_reduce(ones(1), async_op=True).wait(timedelta(milliseconds=200))
+        except RuntimeError as raised:
+            error = str(raised)
+    results = [*gathered, part, *exchanged, received, shaped.flatten()]
+    results = [t.tolist() for t in results]
+    if rank == 1:
+        time.sleep(1)
+        dist.all_reduce(ones(1))
+    dist.barrier()
+    return [*results, error]
+
+
+def as_cuda() -> list[Any]:
+    """What a program for several GPUs asks of its groups, and values of groups of Gloo."""
+    from torch_tandem import cuda_alias
+
+    cuda_alias.install()
+    dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    rank = dist.get_rank()
+    names = [dist.get_backend(), dist.get_backend() == dist.Backend.NCCL, dist.is_nccl_available()]
+    gloo = dist.new_group(backend="gloo")
+    names.append(dist.get_backend(gloo))
+    here, there = torch.full((2,), rank + 1.0), torch.ones(2).cuda(rank)
+    dist.all_reduce(here, group=gloo)
+    dist.all_reduce(there, group=gloo)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(there)
+    events = [event.name for event in profile.events() if event.name.startswith("nccl:")]
+    dist.all_gather_object([None, None], names)
+    return [names, here.tolist(), there.tolist(), str(there.device), events]
+
+
+def sync_batch_norm(device: str) -> list[Any]:
+    """Output, gradients and statistics of a rank's part of a batch; on the CPU those of the whole batch."""
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    sizes = [3, 5]
+    x, grad = torch.randn(sum(sizes), 4, 6), torch.randn(sum(sizes), 4, 6)
+    norm = torch.nn.BatchNorm1d(4)
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(4))
+    if device == "cpu":
+        x.requires_grad_()
+        y = norm(x)
+        y.backward(grad)
+        own = torch.split(torch.stack([y.detach(), x.grad]), sizes, 1)[rank]
+        return [t.tolist() for t in (own, norm.weight.grad, norm.running_mean, norm.running_var)]
+    dist.init_process_group()
+    norm = torch.nn.SyncBatchNorm.convert_sync_batchnorm(norm).to("tandem")
+    x, grad = (t.split(sizes)[rank].to("tandem") for t in (x, grad))
+    x.requires_grad_()
+    y = norm(x)
+    y.backward(grad)
+    dist.all_reduce(norm.weight.grad)
+    own = torch.stack([y.detach(), x.grad])
+    return [t.tolist() for t in (own, norm.weight.grad, norm.running_mean, norm.running_var)]
+
+
+def is_killed() -> str:
+    """The error where a rank is killed in a step, while the other one waits for it, co-executing."""
+    dist.init_process_group(timeout=timedelta(seconds=60))
+    x = torch.ones(3, device="tandem")
+    for step in range(20):
+        y = (x * 2).relu()
+        if step == 19 and dist.get_rank() == 1:
+            y.sum().item()
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(y)
+        if step == 19:
+            return _error(y)
+        y.sum().item()
+        torch_tandem.mark_step()
+    return ""
+
+
+def sends_what_failed(rank: str = "all") -> list[Any]:
+    """The error where what is sent depends on an operator that failed while co-executing; its seconds."""
     dist.init_process_group()
     values = torch.ones(3, device="tandem")
+    fails = rank in ("all", str(dist.get_rank()))
     for step in range(20):
-        index = torch.tensor([7 if step == 19 else 1], device="tandem")
+        index = torch.tensor([7 if step == 19 and fails else 1], device="tandem")
         received = torch.empty(dist.get_world_size(), device="tandem")
         dist.all_gather_into_tensor(received, values.index_select(0, index))
         total = received * 2
         if step < 19:
             total.sum().item()
         torch_tandem.mark_step()
-    return _error(total)
+    begin = time.monotonic()
+    return [_error(total), time.monotonic() - begin]
 
 
 def _error(x: torch.Tensor) -> str:
