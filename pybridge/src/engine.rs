@@ -27,7 +27,7 @@ use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
 use tandem_runtime::site::{AutogradNode, Site, Stack};
-use tandem_runtime::storage::{AddressRange, Amount, Storages, collects_deaths, died};
+use tandem_runtime::storage::{AddressRange, Amount, Collector, Storages, collects_deaths, died};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{LocationId, OpId};
 use tandem_tracegraph::location::Frame;
@@ -99,8 +99,11 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
     }
 }
 
-/// Token of the thread whose ops are traced: the first thread that issues an op, unless another one claims it.
+/// Token of the thread whose ops are traced: the one that imported Tandem, until another one takes over.
 static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
+
+/// The same thread, as the one that collects its dead storages.
+static COLLECTOR: Mutex<Option<Collector>> = Mutex::new(Rank::Collector, None);
 
 /// Whether the stacks of calls are recorded for the history of storages.
 pub static MEMORY_STACKS: AtomicBool = AtomicBool::new(false);
@@ -300,17 +303,17 @@ pub fn check_process() -> Result<(), Raise> {
 }
 
 fn is_program_thread() -> bool {
-    let token = thread_token();
-    match PROGRAM_THREAD.load(Ordering::Relaxed) {
-        0 => PROGRAM_THREAD.compare_exchange(0, token, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
-        program => program == token,
-    }
+    PROGRAM_THREAD.load(Ordering::Relaxed) == thread_token()
 }
 
 /// Makes the calling thread the program's thread.
 pub fn claim_program_thread() {
-    collects_deaths();
+    if let Some(before) = COLLECTOR.lock().replace(collects_deaths()) {
+        before.stop();
+    }
     PROGRAM_THREAD.store(thread_token(), Ordering::Relaxed);
+    // SAFETY: the function only sets a thread-local flag of PyTorch's.
+    unsafe { ttc_single_threaded_backward(1) };
 }
 
 fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<(), Raise> {
@@ -376,10 +379,18 @@ pub fn finish_inline_work(engine: MutexGuard<'static, Engine>) -> Result<(), Rai
     Ok(())
 }
 
-/// Ends an iteration.
+/// Ends an iteration of the program. A thread becomes the program's if that one has been idle for a whole iteration
+/// of this one.
 pub fn mark_step() -> Result<(), Raise> {
     check_process()?;
-    lock().mark_step();
+    let mut engine = lock();
+    if !is_program_thread() {
+        if !engine.mark_step_elsewhere() {
+            return Ok(());
+        }
+        claim_program_thread();
+    }
+    engine.mark_step();
     Ok(())
 }
 
@@ -682,7 +693,7 @@ extern "C" fn tt_describe_issued(issued: TtIssued, text: *mut c_char, capacity: 
 
 #[unsafe(no_mangle)]
 extern "C" fn tt_is_program() -> i32 {
-    i32::from(!in_executor() && PROGRAM_THREAD.load(Ordering::Relaxed) == thread_token())
+    i32::from(!in_executor() && is_program_thread())
 }
 
 /// Whether devices draw random numbers themselves. Asking opens the executor.

@@ -34,7 +34,8 @@ pub struct Environment {
     pub place: Option<RunPlace>,
     /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_CACHE` and `TANDEM_CACHE_DIR`.
     pub gpu: Options,
-    /// `LOCAL_RANK` and `LOCAL_WORLD_SIZE`, which torchrun sets: this process's number among those of the machine.
+    /// `LOCAL_RANK` and `LOCAL_WORLD_SIZE` (or `WORLD_SIZE`), which launchers set: this process's number among those of
+    /// the machine.
     pub rank: Option<Rank>,
     /// A sentence for each value that is ignored.
     pub ignored: Vec<String>,
@@ -65,7 +66,7 @@ impl Environment {
         let (sync, allow_software) = (is_set("TANDEM_SYNC"), is_set("TANDEM_ALLOW_SOFTWARE"));
         let checks = is_set("TANDEM_GPU_CHECKS");
         // Read by the hook that imports Tandem.
-        is_set("TANDEM_AUTOLOAD");
+        one_of("TANDEM_AUTOLOAD", &["0", "1", "cuda"]);
         let keeps_kernels = one_of("TANDEM_CACHE", &["0", "1"]).is_none_or(|given| given == "1");
         let mode = one_of("TANDEM_MODE", &Mode::ALL.map(Mode::name));
         let runner = one_of("TANDEM_RUNNER", &["beside", "inline"]);
@@ -83,7 +84,9 @@ impl Environment {
             .or_else(|| folder("XDG_CACHE_HOME").map(|folder| folder.join("tandem")))
             .or_else(|| folder("HOME").map(|folder| folder.join(".cache/tandem")));
         let count = |name: &str| var(name).and_then(|given| given.parse::<usize>().ok());
-        let rank = count("LOCAL_RANK").zip(count("LOCAL_WORLD_SIZE")).filter(|(_, of)| *of > 1);
+        // Lightning's launcher does not set LOCAL_WORLD_SIZE.
+        let processes = count("LOCAL_WORLD_SIZE").or_else(|| count("WORLD_SIZE"));
+        let rank = count("LOCAL_RANK").zip(processes).filter(|(number, of)| *of > 1 && number < of);
         Environment {
             device: var("TANDEM_DEVICE").unwrap_or_default(),
             allow_software,

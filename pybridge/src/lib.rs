@@ -93,10 +93,7 @@ mod _core {
         start_log();
         engine::claim_program_thread();
         // SAFETY: PyTorch is loaded, since the shim is linked to it.
-        let status = unsafe {
-            ffi::ttc_single_threaded_backward(1);
-            ffi::ttc_register()
-        };
+        let status = unsafe { ffi::ttc_register() };
         raise(py, engine::registered(status))
     }
 
@@ -418,11 +415,5 @@ mod _core {
     fn single_threaded_backward(on: bool) {
         // SAFETY: the function only sets a thread-local flag.
         unsafe { ffi::ttc_single_threaded_backward(i32::from(on)) }
-    }
-
-    /// Makes the calling thread the one whose ops are traced.
-    #[pyfunction]
-    fn claim_program_thread() {
-        engine::claim_program_thread();
     }
 }

@@ -114,7 +114,7 @@ fn fresh(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
 type Iteration = fn(&CoExecution, &Tensor, &Tensor, usize) -> Duration;
 
 fn coexec_op(c: &mut Criterion) {
-    collects_deaths();
+    let _collector = collects_deaths();
     let mut group = c.benchmark_group("coexec_op");
     let cases: [(&str, Op, Iteration, usize); 4] = [
         ("in place", Op::Nop_, in_place, OPS - 2),

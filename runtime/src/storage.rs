@@ -7,6 +7,8 @@
 //! be reused: [`Storages::recycle`].
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_queue::SegQueue;
 use tandem_tracegraph::call::{Call, Place};
@@ -19,24 +21,61 @@ use crate::memory_history::{self, History, Memory};
 pub static DEATHS: SegQueue<StorageId> = SegQueue::new();
 
 thread_local! {
-    /// Ids of storages that died on the program's thread, where most tensors die. It needs no atomics. `None` on
-    /// other threads.
-    static DEATHS_HERE: RefCell<Option<Vec<StorageId>>> = const { RefCell::new(None) };
+    static DEATHS_HERE: RefCell<DeathsHere> = const { RefCell::new(DeathsHere { collects: None, ids: Vec::new() }) };
+}
+
+/// Ids of storages that died on the program's thread, where most tensors die. It needs no queue.
+struct DeathsHere {
+    collects: Option<Arc<AtomicBool>>,
+    ids: Vec<StorageId>,
+}
+
+impl DeathsHere {
+    /// Keeps the id of a dead storage, if this is the program's thread.
+    fn keep(&mut self, id: StorageId) -> bool {
+        let collects = self.collects.as_ref().is_some_and(|collects| collects.load(Ordering::Relaxed));
+        if collects {
+            self.ids.push(id);
+        } else {
+            self.hand_over();
+        }
+        collects
+    }
+
+    fn hand_over(&mut self) {
+        self.ids.drain(..).for_each(|id| DEATHS.push(id));
+    }
+}
+
+impl Drop for DeathsHere {
+    fn drop(&mut self) {
+        self.hand_over();
+    }
+}
+
+/// A thread that collects its dead storages thread-locally.
+#[derive(Debug)]
+pub struct Collector(Arc<AtomicBool>);
+
+impl Collector {
+    /// Ends it. Ids that the thread still has follow with its next dead storage, or when it ends.
+    pub fn stop(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Makes the calling thread collect its dead storages thread-locally. Called on the program's thread.
-pub fn collects_deaths() {
-    DEATHS_HERE.with_borrow_mut(|here| {
-        here.get_or_insert_default();
-    });
+pub fn collects_deaths() -> Collector {
+    let collects = Arc::new(AtomicBool::new(true));
+    DEATHS_HERE.with_borrow_mut(|here| here.collects = Some(Arc::clone(&collects)));
+    Collector(collects)
 }
 
 /// Records the death of a storage. Called by its deleter, on any thread.
 pub fn died(id: StorageId) {
     memory_history::died(id);
     // While a thread ends, its thread-locals are no longer accessible.
-    let here = DEATHS_HERE.try_with(|here| here.borrow_mut().as_mut().map(|ids| ids.push(id)));
-    if !matches!(here, Ok(Some(()))) {
+    if !matches!(DEATHS_HERE.try_with(|here| here.borrow_mut().keep(id)), Ok(true)) {
         DEATHS.push(id);
     }
 }
@@ -279,7 +318,7 @@ impl Storages {
     /// Moves the ids of dead storages to `dead`.
     pub fn collect_dead(&mut self, dead: &mut Vec<StorageId>) {
         DEATHS_HERE.with_borrow_mut(|here| {
-            for id in here.iter_mut().flat_map(|ids| ids.drain(..)) {
+            for id in here.ids.drain(..) {
                 self.bury(id, dead);
             }
         });

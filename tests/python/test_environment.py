@@ -30,7 +30,7 @@ def run(monkeypatch, program, **variables):
         ("TANDEM_KERNELS", "own, aten"),
         ("TANDEM_DEBUG", "0, 1, 2, 3, 4, 5"),
         ("TANDEM_SYNC", "0, 1"),
-        ("TANDEM_AUTOLOAD", "0, 1"),
+        ("TANDEM_AUTOLOAD", "0, 1, cuda"),
         ("TANDEM_CACHE", "0, 1"),
         ("TANDEM_ALLOW_SOFTWARE", "0, 1"),
         ("TANDEM_GPU_CHECKS", "0, 1"),

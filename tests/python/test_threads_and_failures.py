@@ -63,6 +63,34 @@ def test_two_threads_work_on_their_own_tensors():
     assert report()["ops_other_threads"] > 0
 
 
+def _train(device, steps, losses):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.full((2, 4), step / steps, device=device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+
+def test_a_thread_that_trains_while_the_importing_one_waits_is_the_program():
+    expected, actual = [], []
+    torch.manual_seed(0)
+    _train("cpu", 30, expected)
+    _train("cpu", 30, expected)
+    torch.manual_seed(0)
+    thread = threading.Thread(target=_train, args=("tandem", 30, actual))
+    thread.start()
+    thread.join()
+    in_thread = report()
+    _train("tandem", 30, actual)  # and back
+    assert actual == expected
+    # Two iterations: the first one began before the importing thread was known to be idle.
+    assert in_thread["ops_other_threads"] < 0.12 * in_thread["ops_coexecuted"]
+    assert report()["ops_coexecuted"] > 1.8 * in_thread["ops_coexecuted"]
+
+
 def test_threads_hand_tensors_over():
     def program(device):
         x = data(4, 4).to(device)

@@ -10,17 +10,18 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 PROGRAMS = Path(__file__).with_name("trainers.py")
 IMPORTED = """
-import json, runpy, sys
+import json, os, runpy, sys
 import torch_tandem
 report, path, *sys.argv[1:] = sys.argv[1:]
 runpy.run_path(path, run_name="__main__")
-with open(report, "w") as file:
+with open(report.replace("%r", os.environ.get("RANK", "0")), "w") as file:
     json.dump(torch_tandem.report(), file)
 """
 WAYS = {
@@ -64,11 +65,11 @@ def needs(name: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-def check_ran_there(report: dict) -> None:
+def check_ran_there(report: dict, processes: int = 1) -> None:
     """Most operators of the training were co-executed, and no model is elsewhere."""
     assert report["models_elsewhere"] == []
     late = "10" if report["ops_after_10"] else "5"
-    assert report["ops_coexecuted"] > 300
+    assert report["ops_coexecuted"] > 300 / processes
     assert report[f"ops_coexecuted_after_{late}"] > 0.6 * report[f"ops_after_{late}"] > 0
 
 
@@ -89,6 +90,34 @@ def test_losses_are_the_cpu_s(name, way, tmp_path):
     found, report = on_tandem(way, tmp_path / "report.json", name, *place)
     assert found == pytest.approx(on_cpu(name), abs=1e-5)
     check_ran_there(report)
+
+
+IN_PROCESSES = {
+    "accelerate": ["cpu=yes"],
+    "transformers": ["cpu=yes"],
+    "lightning": ["devices=2", "accelerator=cpu"],
+    "fabric": ["devices=2", "accelerator=cpu"],
+}
+"""Options with which programs train in two processes on the CPU."""
+
+
+def in_processes(*command: str) -> subprocess.CompletedProcess:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    with tempfile.TemporaryDirectory() as folder:
+        return run([sys.executable, *torchrun, *command], OMP_NUM_THREADS="1", TRAINERS_FOLDER=folder)
+
+
+@pytest.mark.parametrize("name", IN_PROCESSES)
+def test_losses_of_two_processes_are_the_cpu_s(name, tmp_path):
+    options = IN_PROCESSES[name]
+    expected = losses(in_processes(sys.executable, str(PROGRAMS), name, *options))
+    ours = [option for option in options if not option.endswith(("=cpu", "cpu=yes"))]
+    found = in_processes(*WAYS["import"], str(tmp_path / "%r.json"), str(PROGRAMS), name, *ours)
+    assert losses(found) == pytest.approx(expected, abs=1e-5)
+    for rank in range(2):
+        report = json.loads((tmp_path / f"{rank}.json").read_text())
+        check_ran_there(report, processes=2)
+        assert {"allreduce", "broadcast"} <= {collective["op"] for collective in report["collectives"]}
 
 
 OPTIONS = {
@@ -125,15 +154,19 @@ def test_options_that_the_cpu_lacks(arguments, tmp_path):
 
 
 # The script is not adopted: it names devices, and compares with a model that it keeps on the CPU.
-@pytest.mark.parametrize("way", ["import", "alias"])
+LAUNCH = [sys.executable, "-m", "torch_tandem", "launch", "-n", "2", "--", *WAYS["alias"][4:]]
+
+
+@pytest.mark.parametrize(
+    "way", [WAYS["import"], WAYS["alias"], LAUNCH], ids=["import", "alias", "two processes"]
+)
 def test_the_script_that_tests_accelerate(way, tmp_path):
     from accelerate.test_utils import scripts
 
     script = Path(scripts.__file__).with_name("test_script.py")
-    report = tmp_path / "report.json"
-    ran = run([*WAYS[way], str(report), str(script)])
+    ran = run([*way, str(tmp_path / "%r.json"), str(script)])
     assert "Test reinstantiated state" in ran.stdout
-    assert json.loads(report.read_text())["ops_coexecuted"] > 1000
+    assert json.loads((tmp_path / "0.json").read_text())["ops_coexecuted"] > 1000
 
 
 def python(code: str, **env: str) -> str:

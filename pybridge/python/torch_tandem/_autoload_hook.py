@@ -5,11 +5,17 @@ import os
 
 def autoload() -> None:
     """Entry point that torch calls. Failures are warnings: an exception would make `import torch` fail."""
-    if os.environ.get("TANDEM_AUTOLOAD") != "1":
+    wanted = os.environ.get("TANDEM_AUTOLOAD")
+    if wanted not in ("1", "cuda"):
         return
     try:
         import torch_tandem  # noqa: F401
+
+        if wanted == "cuda":
+            from torch_tandem import cuda_alias
+
+            cuda_alias.install()
     except Exception as error:
         import warnings
 
-        warnings.warn(f"TANDEM_AUTOLOAD=1, but torch_tandem does not load: {error}", stacklevel=2)
+        warnings.warn(f"TANDEM_AUTOLOAD={wanted}, but torch_tandem does not load: {error}", stacklevel=2)

@@ -113,9 +113,6 @@ def share_default_generator(generator: object, default: object) -> bool:
 def after_fork_in_child() -> None:
     """Refuse tandem tensors from now on, because a forked child has no GraphRunner."""
 
-def claim_program_thread() -> None:
-    """Make the calling thread the one whose operators are traced."""
-
 def timeline() -> Timeline:
     """The newest recorded events of PythonRunner and GraphRunner."""
 

@@ -39,8 +39,8 @@ DoubleStorage = torch.DoubleStorage
 HalfStorage = torch.HalfStorage
 BFloat16Storage = torch.BFloat16Storage
 
-# On the cpu executor, the device draws random numbers from PyTorch's default CPU generator.
-default_generators = (torch.default_generator,)
+# On the cpu executor, the devices draw random numbers from PyTorch's default CPU generator.
+default_generators = (torch.default_generator,) * _core.device_count()
 
 
 # --- devices -----------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def get_rng_state(device: Any = "tandem") -> torch.Tensor:
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """Return the states of the generators of all devices."""
-    return [get_rng_state()]
+    return [get_rng_state()] * _core.device_count()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "tandem") -> None:

@@ -1,5 +1,6 @@
 //! Iterations, and the generation of the symbolic graph between or within them.
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 use tandem_tracegraph::ids::{BlockId, NodeId};
@@ -50,6 +51,14 @@ impl Engine {
         self.forward.next_iteration();
         self.graphs.next_iteration();
         self.cursor.next_iteration();
+    }
+
+    /// Ends an iteration of a thread that is not the program's. Returns whether the thread should become the program's:
+    /// that one has been idle since the end of the iteration before.
+    pub fn mark_step_elsewhere(&mut self) -> bool {
+        let issued = self.iteration.issued();
+        let is_idle = mem::replace(&mut self.issued_before, issued) == issued;
+        is_idle && !self.functions.is_recording()
     }
 
     /// Begins an iteration, before its first op.

@@ -123,6 +123,8 @@ pub struct Engine {
     storages: Storages,
     phase: Phase,
     iteration: Iteration,
+    /// Number of the program's ops at the last end of an iteration on another thread.
+    issued_before: u64,
     graphs: Graphs,
     cursor: Cursor,
     outbox: Outbox,
@@ -151,6 +153,7 @@ impl Engine {
             forward: ForwardRecord::default(),
             storages,
             iteration: Iteration::first(),
+            issued_before: 0,
             graphs: Graphs::new(),
             cursor: Cursor::default(),
             fetches: Fetches::default(),

@@ -297,7 +297,7 @@ mod tests {
 
     fn storages() -> Storages {
         // Tests on other threads have deaths of their own.
-        collects_deaths();
+        let _collector = collects_deaths();
         Storages::new(AddressRange::new(1 << 47, 1 << 40))
     }
 

@@ -4,11 +4,15 @@ Nothing is imported for it: each library is changed when the program imports it,
 this folder. What a program says itself, such as `Accelerator(cpu=True)`, is kept.
 """
 
-from torch_tandem.trainers import accelerate, choices, imports, lightning, safetensors
+from torch_tandem.trainers import accelerate, choices, imports, lightning, ray, safetensors
 
 __all__ = ["install"]
 
-CHANGES = {**accelerate.CHANGES, **lightning.CHANGES, **choices.CHANGES, **safetensors.CHANGES}
+CHANGES = {
+    name: change
+    for module in (accelerate, choices, lightning, ray, safetensors)
+    for name, change in module.CHANGES.items()
+}
 """Functions that change a module, by the module's name."""
 
 

@@ -6,17 +6,51 @@ that the program starts inherit it, even those that do not import Tandem.
 """
 
 import functools
+import os
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from torch_tandem import cuda_alias
 from torch_tandem.memory import mem_get_info
 from torch_tandem.trainers.choices import tandem_instead
 
 
 def _state(state: ModuleType) -> None:
-    tandem_instead(state.PartialState, "default_device")
+    partial = state.PartialState
+    tandem_instead(partial, "default_device")
+    prepare_backend, set_device = partial._prepare_backend, partial.set_device
+
+    @functools.wraps(prepare_backend)
+    def backend(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> tuple[str | None, Any]:
+        chosen = prepare_backend(self, cpu, *args, **kwargs)
+        if cpu or "LOCAL_RANK" not in os.environ or chosen[1] is not state.DistributedType.NO:
+            return chosen
+        return "tandem", state.DistributedType.MULTI_GPU
+
+    @functools.wraps(set_device)
+    def device(self: Any) -> None:
+        if self.device is None and self.backend == "tandem":
+            self.device = torch.device("tandem", self.local_process_index % torch.tandem.device_count())
+            torch.tandem.set_device(self.device)
+        set_device(self)
+
+    partial._prepare_backend, partial.set_device = backend, device
+
+
+def _random(random: ModuleType) -> None:
+    synchronize = random.synchronize_rng_state
+
+    @functools.wraps(synchronize)
+    def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | None = None) -> None:
+        # Several processes on tandem have the type MULTI_GPU, which stands for CUDA.
+        if rng_type == random.RNGType.CUDA and not cuda_alias.installed():
+            rng_type = random.RNGType.GENERATOR
+            generator = torch.tandem.default_generators[torch.tandem.current_device()]
+        synchronize(rng_type, generator)
+
+    random.synchronize_rng_state = synchronize_rng_state
 
 
 def _accelerator(accelerator: ModuleType) -> None:
@@ -76,6 +110,7 @@ def _modeling(modeling: ModuleType) -> None:
 CHANGES = {
     "accelerate.state": _state,
     "accelerate.utils.modeling": _modeling,
+    "accelerate.utils.random": _random,
     "accelerate.accelerator": _accelerator,
     "transformers.training_args": _training_args,
 }

@@ -5,7 +5,8 @@ place the model of a registered accelerator on the CPU, and autocast on CUDA.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -49,8 +50,8 @@ def _accelerator(base: type) -> type:
 
         @staticmethod
         def auto_device_count() -> int:
-            """Return 1, because tandem devices have no collective operations."""
-            return 1
+            """Return the number of devices: 1, or one for each process that torchrun has started."""
+            return torch.tandem.device_count()
 
         @staticmethod
         def is_available() -> bool:
@@ -110,14 +111,53 @@ def _autocast_on_tandem(module: ModuleType) -> Iterator[None]:
         module.MixedPrecision = mixed
 
 
-_FABRIC = _connector("ACCELERATOR_REGISTRY", "_Connector")
-_TRAINER = _connector("AcceleratorRegistry", "_AcceleratorConnector")
+def _ddp(method: str) -> Callable[[ModuleType], None]:
+    """Return the change to a module whose DDPStrategy has a method of this name."""
+
+    def change(module: ModuleType) -> None:
+        strategy = module.DDPStrategy
+        device_ids = getattr(strategy, method)
+
+        @functools.wraps(device_ids)
+        def ids(self: Any) -> list[int] | None:
+            # With device_ids, Lightning wraps the model in a stream of CUDA's.
+            return None if self.root_device.type == "tandem" else device_ids(self)
+
+        setattr(strategy, method, ids)
+
+    return change
+
+
+def _launcher(module: ModuleType) -> None:
+    command = module._basic_subprocess_cmd
+
+    @functools.wraps(command)
+    def same_command() -> Sequence[str]:
+        # `tandem run` has replaced sys.argv by the script's.
+        return [sys.executable, *sys.orig_argv[1:]] if cuda_alias.installed() else command()
+
+    module._basic_subprocess_cmd = same_command
+
+
+_FABRIC = {
+    "connector": _connector("ACCELERATOR_REGISTRY", "_Connector"),
+    "strategies.ddp": _ddp("_determine_ddp_device_ids"),
+    "strategies.launchers.subprocess_script": _launcher,
+}
+_TRAINER = {
+    "trainer.connectors.accelerator_connector": _connector("AcceleratorRegistry", "_AcceleratorConnector"),
+    "strategies.ddp": _ddp("determine_ddp_device_ids"),
+    "strategies.launchers.subprocess_script": _launcher,
+}
 
 # `lightning` contains both libraries; `pytorch_lightning` and `lightning_fabric` are their own distributions.
 CHANGES = {
-    "lightning.fabric.connector": _FABRIC,
-    "lightning_fabric.connector": _FABRIC,
-    "lightning.pytorch.trainer.connectors.accelerator_connector": _TRAINER,
-    "pytorch_lightning.trainer.connectors.accelerator_connector": _TRAINER,
+    f"{package}.{name}": change
+    for packages, changes in (
+        (("lightning.fabric", "lightning_fabric"), _FABRIC),
+        (("lightning.pytorch", "pytorch_lightning"), _TRAINER),
+    )
+    for package in packages
+    for name, change in changes.items()
 }
 """Functions that change a module, by the module's name."""
