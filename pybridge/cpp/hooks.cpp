@@ -3,11 +3,11 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Storage.h>
 
-#include "errors.h"
 #include "generator.h"
 #include "guard.h"
 #include "pinned_memory.h"
 #include "shim.h"
+#include "storage.h"
 
 namespace tandem {
 
@@ -31,8 +31,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
     auto* si = storage.unsafeGetStorageImpl();
-    check(tt_storage_resize(si->mutable_data_ptr().get_context(), nbytes));
-    si->set_nbytes(nbytes);
+    resize_storage(*si, si->mutable_data_ptr().get_context(), nbytes);
   }
 };
 

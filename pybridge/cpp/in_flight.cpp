@@ -57,6 +57,12 @@ Numbered& numbered() {
   return n;
 }
 
+// A tensor of its own for a collective, because a program may give its tensor others: `parameter.data = shard`.
+Tensor same_elements(const Tensor& t) {
+  auto* impl = t.unsafeGetTensorImpl();
+  return Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
 // A collective that receives tensors, which are kept until they are used.
 struct Receiving {
   Shared collective;
@@ -68,9 +74,8 @@ struct Receiving {
   }
   // Whether the collective has ended and the program has dropped its tensors.
   bool is_dropped() const {
-    return collective->is_finished() && std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
-             return t.use_count() == 1 && t.storage().use_count() == 1;
-           });
+    return collective->is_finished() &&
+           std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.storage().use_count() == 1; });
   }
 };
 
@@ -113,6 +118,9 @@ class Waits final : public Settler {
         return t->defined() && t->device().type() == kTandem && r.receives(storage_context(*t));
       });
     }));
+  }
+  void settle(const void* storage) override {
+    issue_waits(take([&](const Receiving& r) { return r.receives(storage); }));
   }
   void settle_all() override {
     issue_waits(take([](const Receiving&) { return true; }));
@@ -167,7 +175,7 @@ void start(const Shared& collective) {
   for (const auto& operand : collective->operands()) {
     if (operand.is_sent) sent.push_back(operand.tensor);
     if (!operand.is_received) continue;
-    received.push_back(operand.tensor);
+    received.push_back(same_elements(operand.tensor));
     storages.push_back(storage_context(operand.tensor));
   }
   for (const auto& dropped : take([](const Receiving& r) { return r.is_dropped(); })) numbered().remove(dropped.number);

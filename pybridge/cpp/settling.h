@@ -1,5 +1,5 @@
-// What call.cpp and guard.cpp need of collectives: before a tensor is used that one of them is receiving, or before a
-// wait for all work, the operator that receives it has to be issued.
+// What the rest needs of collectives: before a tensor is used that one of them is receiving, or before a wait for all
+// work, the operator that receives it has to be issued.
 #pragma once
 
 #include <atomic>
@@ -18,6 +18,8 @@ class Settler {
   virtual ~Settler() = default;
   // For the inputs of a call, before the call.
   virtual void settle(const Encoder& encoder) = 0;
+  // For a storage, by its context, before it is resized.
+  virtual void settle(const void* storage) = 0;
   virtual void settle_all() = 0;
 };
 

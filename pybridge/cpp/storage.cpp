@@ -9,8 +9,10 @@
 
 #include "allocator.h"
 #include "device_type.h"
+#include "errors.h"
 #include "guard.h"
 #include "observer.h"
+#include "settling.h"
 
 namespace tandem {
 
@@ -41,6 +43,12 @@ void* storage_context(const at::Tensor& t) {
     }
   }
   return context;
+}
+
+void resize_storage(c10::StorageImpl& storage, void* context, size_t nbytes) {
+  if (C10_UNLIKELY(in_flight.load(std::memory_order_relaxed) != 0)) settler->settle(context);
+  check(tt_storage_resize(context, nbytes));
+  storage.set_nbytes(nbytes);
 }
 
 c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,

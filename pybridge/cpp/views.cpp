@@ -13,7 +13,6 @@
 
 #include "allocator.h"
 #include "device_type.h"
-#include "errors.h"
 #include "guard.h"
 #include "shim.h"
 #include "storage.h"
@@ -49,8 +48,7 @@ void grow_storage(const at::Tensor& t) {
   const auto need = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(), t.storage_offset());
   auto* si = t.storage().unsafeGetStorageImpl();
   if (t.numel() == 0 || need <= si->nbytes()) return;
-  check(tt_storage_resize(storage_context(t), need));
-  si->set_nbytes(need);
+  resize_storage(*si, storage_context(t), need);
 }
 
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,

@@ -52,6 +52,10 @@ def test_synchronized_batch_norm_is_that_of_the_whole_batch():
             torch.testing.assert_close(torch.tensor(own), torch.tensor(theirs))
 
 
+def test_storages_that_are_being_received_may_be_freed_or_replaced():
+    assert ranks.values(2, "frees_what_it_receives") == [[[1.0] * 3 + [2.0] * 3, [0.0, 0.0]]] * 2
+
+
 def test_functions_with_collectives_run_their_python_and_others_wait_for_what_they_use():
     expected = [[2.0 * (2 * n + 1) + 1, 4.0 * n + 1] for n in range(8)]
     for results, replayed in ranks.values(2, "in_functions"):

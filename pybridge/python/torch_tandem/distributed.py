@@ -33,7 +33,9 @@ def register() -> None:
 def install_alias() -> None:
     """Make `nccl` mean `tandem`."""
     if torch.distributed.is_available():
-        watch({_MODULE: _alias})
+        # FSDP compares the device that it is told with the parameters'.
+        fsdp = functools.partial(_rename_devices, name="_get_device_from_device_id")
+        watch({_MODULE: _alias, "torch.distributed.fsdp._init_utils": fsdp})
 
 
 def counters() -> list[Collective]:

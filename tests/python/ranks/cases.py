@@ -131,6 +131,24 @@ def only_ours() -> list[Any]:
     return [x.tolist(), [str(c) for c in z.tolist()], future.wait().tolist(), objects]
 
 
+def frees_what_it_receives() -> list[Any]:
+    """Results where a program frees a storage that is being received, or gives the tensor another one."""
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shard = torch.full((1, 3), rank + 1.0, device="tandem")
+    whole = torch.nn.Parameter(torch.empty(size * 3, device="tandem"))
+    gathered = whole.data
+    dist.all_gather_into_tensor(whole.data, shard, async_op=True)
+    whole.data = torch.zeros(2, device="tandem")
+    results = [gathered.tolist(), whole.tolist()]
+    for _ in range(3):
+        gathered.untyped_storage().resize_(size * 12)
+        dist.all_gather_into_tensor(gathered, shard, async_op=True)
+        gathered.untyped_storage().resize_(0)
+        torch_tandem.synchronize()
+    return results
+
+
 def in_functions() -> list[Any]:
     """Results of a function that calls a collective, and of one that is replayed on what one receives."""
     dist.init_process_group()
