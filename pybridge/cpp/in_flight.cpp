@@ -38,9 +38,11 @@ class Numbered {
     all_.emplace(++last_, collective);
     return last_;
   }
-  Shared at(int64_t number) {
+  // Returns null if it has ended, and the program has dropped what it received.
+  Shared find(int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return all_.at(number);
+    const auto found = all_.find(number);
+    return found == all_.end() ? nullptr : found->second;
   }
   void remove(int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -130,7 +132,7 @@ class Waits final : public Settler {
 // The kernels below run where the operators are executed: on GraphRunner, or on the thread that waits for it.
 
 void start_on_host(at::TensorList sent, const at::Scalar& number) {
-  const auto collective = numbered().at(number.toLong());
+  const auto collective = numbered().find(number.toLong());
   try {
     collective->stage(sent);
     if (collective->is_point_to_point()) collective->work = collective->call();
@@ -143,9 +145,9 @@ void start_on_host(at::TensorList sent, const at::Scalar& number) {
 
 // Has no tensors, so it also runs where the operator that starts the call is skipped.
 void check_on_host(at::TensorList, const at::Scalar& number) {
-  const auto collective = numbered().at(number.toLong());
-  if (!collective->receives()) numbered().remove(number.toLong());
-  if (collective->is_started()) return;
+  const auto collective = numbered().find(number.toLong());
+  if (collective && !collective->receives()) numbered().remove(number.toLong());
+  if (!collective || collective->is_started()) return;
   const auto why = last_exception();
   try {
     C10_THROW_ERROR(DistBackendError, collective->description() +
@@ -158,7 +160,7 @@ void check_on_host(at::TensorList, const at::Scalar& number) {
 }
 
 void wait_on_host(at::TensorList received, const at::Scalar& number) {
-  const auto collective = numbered().at(number.toLong());
+  const auto collective = numbered().find(number.toLong());
   numbered().remove(number.toLong());
   collective->wait();
   size_t next = 0;

@@ -26,6 +26,13 @@ def test_averages_complex_numbers_futures_and_objects():
         assert objects == [{"rank": 0}, {"rank": 1}]
 
 
+def test_sharded_tensors_have_the_values_of_the_host():
+    expected = ranks.values(2, "sharded", "cpu")
+    for host, ours in zip(expected, ranks.values(2, "sharded", "tandem"), strict=True):
+        for theirs, own in zip(host, ours, strict=True):
+            torch.testing.assert_close(torch.tensor(own), torch.tensor(theirs))
+
+
 def test_lists_of_several_sizes_and_messages_to_itself():
     for rank, values in enumerate(ranks.values(2, "lists_of_sizes")):
         *values, error = values

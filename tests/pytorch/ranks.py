@@ -42,9 +42,12 @@ def main(size: int) -> None:
 def tests() -> type[unittest.TestCase]:
     """Returns the tests of the installed torch, whose processes are forked."""
     from torch import multiprocessing
-    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+    from torch.testing._internal.distributed import distributed_test
 
-    class Forked(TestDistBackend, DistributedTest._DistTestBase):
+    # A ResNet-50 on images of 1000 x 1000 takes hours on a CPU; the other models of the same tests do not.
+    distributed_test.HAS_TORCHVISION = False
+
+    class Forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         def setUp(self) -> None:
             super().setUp()
             self._start_processes(multiprocessing.get_context("fork").Process)

@@ -75,7 +75,17 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     # torchrun keeps its store when it restarts ranks, with the addresses of those that have ended.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
-    return torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    gloo = torch.distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interfaces:
+        options._devices = [gloo.create_device(interface=name) for name in interfaces.split(",")]
+    else:
+        options._devices = [gloo.create_default_device()]
+    # Collectives run one after another. Two of PyTorch's threads write the last one's name without a lock.
+    options._threads = 1
+    return gloo(store, rank, size, options)
 
 
 def _alias(c10d: ModuleType) -> None:

@@ -116,6 +116,12 @@ def _collectives(device: str) -> list[torch.Tensor]:
     return results
 
 
+def sharded(device: str) -> list[Any]:
+    """Values of DTensors and functional collectives."""
+    dist.init_process_group("gloo" if device == "cpu" else None)
+    return importlib.import_module("tests.python.ranks.sharded").values(device)
+
+
 def only_ours() -> list[Any]:
     """Results of what Gloo does not have (averages, complex numbers), and of futures and objects."""
     dist.init_process_group()
