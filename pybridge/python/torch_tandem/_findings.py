@@ -160,7 +160,7 @@ def _coverage(report: Report, rest: str) -> list[Finding]:
     if others > 0.1 * report["ops_captured"]:
         text = f"{others:,} operator calls came from other threads and ran imperatively."
         found.append(
-            Finding("note", text, "Only the thread that imported Tandem is traced: move them there.")
+            Finding("note", text, "One thread at a time is traced: move them to the one that trains.")
         )
     return found
 
