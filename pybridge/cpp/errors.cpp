@@ -28,7 +28,7 @@ namespace {
 thread_local std::exception_ptr kept;     // the exception of the last function that failed, for Rust
 thread_local std::exception_ptr pending;  // the exception to throw when Rust returns to C++
 std::mutex last_mutex;
-std::exception_ptr last;  // the last exception that any thread kept
+std::string last_message;  // of the last exception that any thread kept
 
 template <class E>
 std::exception_ptr with_context(E e, const std::string& context) {
@@ -61,28 +61,33 @@ std::exception_ptr explain(const std::exception_ptr& e, const std::string& conte
   }
 }
 
+std::string first_line(const std::exception_ptr& e) {
+  try {
+    std::rethrow_exception(e);
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const c10::Error*>(&error);
+    const std::string text = known ? known->what_without_backtrace() : error.what();
+    return text.substr(0, text.find('\n'));
+  } catch (...) {
+    return "";
+  }
+}
+
 }  // namespace
 
 void keep_exception(std::exception_ptr e) {
+  // Not the exception itself, which may keep Python objects.
+  auto message = first_line(e);
   {
     const std::lock_guard<std::mutex> lock(last_mutex);
-    last = e;
+    last_message.swap(message);
   }
   kept = std::move(e);
 }
 
 std::string last_exception() {
   const std::lock_guard<std::mutex> lock(last_mutex);
-  if (!last) return "";
-  try {
-    std::rethrow_exception(last);
-  } catch (const std::exception& e) {
-    const auto* known = dynamic_cast<const c10::Error*>(&e);
-    const std::string text = known ? known->what_without_backtrace() : e.what();
-    return text.substr(0, text.find('\n'));
-  } catch (...) {
-    return "";
-  }
+  return last_message;
 }
 
 void throw_pending() {
