@@ -33,7 +33,7 @@ own_kernels := test_accuracy test_channels_last test_diverse test_fed test_flush
 
 test-python: build ## the package; ARGS="-k name" goes to pytest
 	@# Two processes, each with whole files; waiting threads sleep, because the processes share the cores.
-	@$(env) OMP_WAIT_POLICY=passive TANDEM_KERNELS=aten pytest tests/python -q -n 2 --dist loadfile $(ARGS)
+	@$(env) OMP_WAIT_POLICY=passive TANDEM_KERNELS=aten pytest tests/python -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 	@$(env) TANDEM_KERNELS=own pytest $(own_kernels:%=tests/python/%.py) -q $(ARGS)
 
 # As the adapter is, as the weakest one that WebGPU allows, and a sample without one feature at a time.
@@ -103,9 +103,9 @@ bench-loading: build ## with batches from data loading workers that compute
 bench-memory: build ## tensors' and resident memory, beside eager
 	@$(env) python benches/memory.py $(ARGS)
 
-# The phases of the GPU check that need no torch.
+# The phases of the GPU check that need no torch, and what translates kernels for other systems.
 micro:
-	@$(env) cargo build --release --quiet --locked -p tandem-kernels --example gpu_micro
+	@$(env) cargo build --release --quiet --locked -p tandem-kernels --example gpu_micro --example translate
 
 gpu-check: build micro ## what a GPU is, can do and how fast Tandem is on it: docs/gpu.md; ARGS=--help
 	@$(env) python scripts/gpu_check.py $(ARGS)

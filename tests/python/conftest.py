@@ -13,6 +13,13 @@ import pytest
 import torch
 import torch_tandem
 
+LONGEST = ("test_trainers", "test_distributed", "test_fed", "test_ray")
+"""Files that take minutes. They run first, so that parallel processes end at the same time."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: (*LONGEST, item.path.stem).index(item.path.stem))
+
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_traced():

@@ -107,7 +107,9 @@ def in_processes(*command: str) -> subprocess.CompletedProcess:
         return run([sys.executable, *torchrun, *command], OMP_NUM_THREADS="1", TRAINERS_FOLDER=folder)
 
 
-@pytest.mark.parametrize("name", IN_PROCESSES)
+@pytest.mark.parametrize(
+    "name", IN_PROCESSES if os.environ.get("TANDEM_ALL_PROGRAMS") else ["accelerate", "lightning"]
+)
 def test_losses_of_two_processes_are_the_cpu_s(name, tmp_path):
     options = IN_PROCESSES[name]
     expected = losses(in_processes(sys.executable, str(PROGRAMS), name, *options))

@@ -63,8 +63,26 @@ def forget() -> None:
 
 
 def _register(c10d: ModuleType) -> None:
-    if not hasattr(c10d.Backend, NAME.upper()):
-        c10d.Backend.register_backend(NAME, _create, devices=["tandem"])
+    if hasattr(c10d.Backend, NAME.upper()):
+        return
+    c10d.Backend.register_backend(NAME, _create, devices=["tandem"])
+    if not hasattr(c10d.Backend, "_ensure_backend_registered"):
+        _name_the_default(c10d)
+
+
+def _name_the_default(c10d: ModuleType) -> None:
+    """Pass this backend where a program names none: before 2.14, torch takes the group's one for Gloo or NCCL."""
+    original = c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        accelerator = torch.accelerator.current_accelerator()
+        is_ours = accelerator is not None and accelerator.type == "tandem"
+        if backend is None and is_ours:
+            backend = c10d.Backend.default_device_backend_map["tandem"]
+        original(backend, *args, **kwargs)
+
+    c10d.init_process_group = torch.distributed.init_process_group = init_process_group
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -89,9 +107,9 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _alias(c10d: ModuleType) -> None:
-    # Groups keep the name "nccl", which programs compare with. Device and backend are others.
     backend = c10d.Backend
     _register(c10d)
+    # Groups keep the name "nccl", which programs compare with. Device and backend are others.
     backend._plugins[backend.NCCL.upper()] = backend._plugins[NAME.upper()]
     backend.backend_type_map[backend.NCCL] = c10d.ProcessGroup.BackendType.CUSTOM
     backend.default_device_backend_map["tandem"] = backend.NCCL
