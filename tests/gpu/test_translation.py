@@ -17,7 +17,8 @@ if os.environ.get("TANDEM_ALL_PROGRAMS"):
     PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs").glob("[!_]*.py"))
 # Features of Vulkan and of adapters for 64-bit floats: where they are missing, such kernels are not printed.
 WITHOUT = "f64,int16,matrices,spirv"
-TRANSLATE = "cargo run --release --quiet --locked -p tandem-kernels --example translate".split()
+RUN = ["cargo", "run", "--release", "--quiet", "--locked"]
+TRANSLATE = [*RUN, "-p", "tandem-kernels", "--example", "translate"]
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("TANDEM_GPU_WITHOUT")), reason="the profiles are set here"

@@ -71,7 +71,7 @@ def _register(c10d: ModuleType) -> None:
 
 
 def _name_the_default(c10d: ModuleType) -> None:
-    """Pass this backend where a program names none: before 2.14, torch takes the group's one for Gloo or NCCL."""
+    """Pass this backend where a program names none. Before 2.14, torch takes it for Gloo or NCCL."""
     original = c10d.init_process_group
 
     @functools.wraps(original)
