@@ -63,7 +63,7 @@ class Collective {
   c10::intrusive_ptr<c10d::Work> call() const;
   // Notes that this rank cannot make the call, which the other ranks have to be told.
   void refuse(std::exception_ptr error);
-  // Why, or null. What does not change once the call has been enqueued.
+  // The reason, or null. It does not change once the call has been enqueued.
   const std::exception_ptr& refusal() const { return refusal_; }
   // Ends the call, with an error unless it is null.
   void finish(std::exception_ptr error);

@@ -26,9 +26,10 @@ def test_averages_complex_numbers_futures_and_objects():
         assert objects == [{"rank": 0}, {"rank": 1}]
 
 
-def test_sharded_tensors_have_the_values_of_the_host():
-    expected = ranks.values(2, "sharded", "cpu")
-    for host, ours in zip(expected, ranks.values(2, "sharded", "tandem"), strict=True):
+@pytest.mark.parametrize("case", ["sharded", "sync_batch_norm"])
+def test_tensors_have_the_values_of_the_host(case):
+    expected = ranks.values(2, case, "cpu")
+    for host, ours in zip(expected, ranks.values(2, case, "tandem"), strict=True):
         for theirs, own in zip(host, ours, strict=True):
             torch.testing.assert_close(torch.tensor(own), torch.tensor(theirs))
 
@@ -50,13 +51,6 @@ def test_a_program_for_several_gpus_sees_nccl():
         assert there == [4.0] * 2
         assert device == f"tandem:{rank}"
         assert events == ["nccl:all_reduce"]
-
-
-def test_synchronized_batch_norm_is_that_of_the_whole_batch():
-    expected = ranks.values(2, "sync_batch_norm", "cpu")
-    for host, ours in zip(expected, ranks.values(2, "sync_batch_norm", "tandem"), strict=True):
-        for theirs, own in zip(host, ours, strict=True):
-            torch.testing.assert_close(torch.tensor(own), torch.tensor(theirs))
 
 
 def test_storages_that_are_being_received_may_be_freed_or_replaced():

@@ -64,7 +64,7 @@ server = functools.cache(Server)
 
 def cases() -> Iterator[Case]:
     """Yields the tests by name."""
-    # They are defined by what these variables hold, of which the names do not depend.
+    # PyTorch reads these variables when it defines the tests. Their names do not depend on them.
     os.environ |= {"BACKEND": "nccl", "WORLD_SIZE": str(SIZES[0])}
     for test in unittest.defaultTestLoader.getTestCaseNames(tests()):
         yield Case(f"distributed/collectives/{test}", functools.partial(run, test))

@@ -117,7 +117,7 @@ def _alias(c10d: ModuleType) -> None:
         c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     for module in (c10d, torch.distributed):
         module.is_nccl_available = lambda: True
-    # Of objects that are sent, for the log: PyTorch asks the CUDA runtime.
+    # Object collectives log a hash of what is sent, which PyTorch computes by the CUDA runtime.
     torch._C._distributed_c10d._hash_tensors = lambda tensors: zlib.crc32(
         b"".join(t.cpu().numpy().tobytes() for t in tensors)
     )
