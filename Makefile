@@ -15,7 +15,7 @@ setup: ## the virtual environment and the crates
 
 # What is measured is compiled as wheels are.
 PROFILE := release
-bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check: PROFILE := dist
+bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel: PROFILE := dist
 
 build: setup ## compile and install the package, editable, into the virtual environment
 	@$(env) PIP_QUIET=1 maturin develop --profile $(PROFILE) --locked
@@ -44,7 +44,7 @@ test-gpu: build micro ## the wgpu executor on any adapter, the software one incl
 	@$(env) for without in $(gpu_profiles); do \
 	    echo "-- wgpu executor, without: $${without/all/nothing}"; \
 	    case $$without in all|*,*) sample= ;; *) sample="$(gpu_sample)" ;; esac; \
-	    TANDEM_GPU_WITHOUT=$${without/all/} pytest tests/gpu -q -k "$$sample" $(ARGS); \
+	    TANDEM_GPU_WITHOUT=$${without/all/} pytest tests/gpu -q -n 2 --dist worksteal -k "$$sample" $(ARGS); \
 	done
 
 conformance: build ## PyTorch's operator samples on the wgpu executor: docs/conformance.md
@@ -111,7 +111,7 @@ gpu-check: build micro ## what a GPU is, can do and how fast Tandem is on it: do
 	@$(env) python scripts/gpu_check.py $(ARGS)
 
 wheel: ## the wheel and the source distribution in dist/; TORCH="2.14.0 2.15.0" restricts the wheel to these
-	@scripts/wheel.sh
+	@PROFILE=$(PROFILE) scripts/wheel.sh
 
 test-wheel: ## the wheel in bare environments; PAIRS="2.15.0:3.13 ..." of torch and Python, or PAIRS=all
 	@scripts/test_wheel.sh

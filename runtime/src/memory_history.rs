@@ -1,8 +1,8 @@
 //! The history of storages, for snapshots of memory: when each was created and freed, and by which code.
 //!
 //! **Why.** Storages die on any thread, and the table of storages learns of it only later.
-//! **Strategy.** The table records creations and deaths. A deleter leaves the time for the table, and [`History::changes`]
-//! sorts by time.
+//! **Strategy.** The table records creations and deaths in the order of their times. A deleter leaves the time for the
+//! table.
 //! **Freeing.** The oldest changes are dropped beyond a maximum. A live storage keeps the stack that created it.
 
 use std::collections::VecDeque;
@@ -108,7 +108,7 @@ impl History {
         if let Some(stack) = &self.stack {
             self.stacks.insert(id, stack.clone());
         }
-        self.push(Change { created: true, memory, at: now(), stack: self.stack.clone() });
+        self.insert(Change { created: true, memory, at: now(), stack: self.stack.clone() });
     }
 
     /// Records that a storage has died.
@@ -118,29 +118,25 @@ impl History {
         }
         self.stacks.remove(&id);
         let at = self.deaths.remove(&id).unwrap_or_else(now);
-        self.push(Change { created: false, memory, at, stack: None });
+        self.insert(Change { created: false, memory, at, stack: None });
     }
 
     /// Records that a live storage has another size.
     pub(crate) fn resized(&mut self, id: StorageId, before: Memory, after: Memory) {
-        self.push(Change { created: false, memory: before, at: now(), stack: None });
+        self.insert(Change { created: false, memory: before, at: now(), stack: None });
         self.created(id, after);
     }
 
-    fn push(&mut self, change: Change) {
-        if self.changes.len() >= self.most {
-            self.changes.pop_front();
-        }
-        if self.most > 0 {
-            self.changes.push_back(change);
-        }
+    /// Inserts a change at its time, because deaths are recorded late, and drops the oldest beyond the maximum.
+    fn insert(&mut self, change: Change) {
+        let place = self.changes.partition_point(|earlier| earlier.at <= change.at);
+        self.changes.insert(place, change);
+        self.limit(self.most);
     }
 
     /// Returns the changes, oldest first.
     pub fn changes(&self) -> Vec<Change> {
-        let mut changes: Vec<Change> = self.changes.iter().cloned().collect();
-        changes.sort_by_key(|change| change.at);
-        changes
+        self.changes.iter().cloned().collect()
     }
 
     /// Returns the stack that created a live storage.
@@ -181,5 +177,19 @@ mod tests {
         history.limit(0);
         history.created(a, memory(256));
         assert!(history.changes().is_empty());
+    }
+
+    #[test]
+    fn the_newest_changes_are_kept_if_deaths_are_recorded_late() {
+        let mut history = History::new(4);
+        for id in 1..=5 {
+            history.created(StorageId(id), memory(u64::from(id)));
+            died(StorageId(id));
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        (1..=5).for_each(|id| history.freed(StorageId(id), memory(u64::from(id))));
+        let kept: Vec<(bool, u64)> =
+            history.changes().iter().map(|c| (c.created, c.memory.address)).collect();
+        assert_eq!(kept, [(true, 4), (false, 4), (true, 5), (false, 5)]);
     }
 }

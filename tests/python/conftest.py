@@ -4,6 +4,7 @@ The TraceGraph of earlier tests of the same file is kept. Kernels are PyTorch's 
 unless `TANDEM_KERNELS` is set.
 """
 
+import gc
 import os
 import warnings
 
@@ -22,7 +23,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nothing_traced():
+def nothing_left():
+    """Earlier files leave neither traces nor storages."""
+    gc.collect()
     torch_tandem.reset()
 
 

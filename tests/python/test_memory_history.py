@@ -1,5 +1,6 @@
 """Snapshots of memory in CUDA's format, which torch's memory_viz reads."""
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,7 @@ memory = torch.tandem.memory
 
 @pytest.fixture(autouse=True)
 def no_history():
+    gc.collect()  # Storages of earlier tests would be among the changes.
     yield
     memory._record_memory_history(None)
 
