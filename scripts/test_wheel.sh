@@ -12,6 +12,17 @@ tests=(
     tests/python/test_opinfo.py::test_operators[{0,8,16}]
 )
 
+find_python() { # version: prints an interpreter, which may be one of pyenv's that is not active
+    local python
+    for python in "python$1" "$(pyenv prefix "$1" 2> /dev/null)/bin/python"; do
+        if "$python" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2> /dev/null; then
+            echo "$python"
+            return
+        fi
+    done
+    return 1
+}
+
 prove() { # torch, python: in a virtual environment of its own, which is removed
     local venv status=0
     venv=$(mktemp -d)
@@ -26,14 +37,14 @@ prove() { # torch, python: in a virtual environment of its own, which is removed
 
 outcomes=() failed=0
 for pair in $pairs; do
-    torch=${pair%:*} python=python${pair#*:}
-    echo "== torch $torch, $python"
-    if ! "$python" -c '' 2> /dev/null; then
-        outcomes+=("torch $torch, $python: not run, this Python is missing")
+    torch=${pair%:*} name="torch ${pair%:*}, Python ${pair#*:}"
+    echo "== $name"
+    if ! python=$(find_python "${pair#*:}"); then
+        outcomes+=("$name: not run, this Python is missing")
     elif prove "$torch" "$python"; then
-        outcomes+=("torch $torch, $python: passed")
+        outcomes+=("$name: passed")
     else
-        outcomes+=("torch $torch, $python: FAILED") failed=1
+        outcomes+=("$name: FAILED") failed=1
     fi
 done
 printf '%s\n' "== $(basename "$wheel")" "${outcomes[@]}"

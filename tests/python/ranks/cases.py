@@ -353,5 +353,5 @@ if __name__ == "__main__":
     value = globals()[sys.argv[1]](*sys.argv[2:])
     Path(os.environ["RANK_VALUE"]).write_text(json.dumps(value))
     if sys.argv[-1] == "cpu":
-        # A thread of Gloo that frees the last collective's tensors while the interpreter ends would abort the process.
+        # A thread of Gloo that frees tensors while the interpreter ends would abort the process.
         os._exit(0)
