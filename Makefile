@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build micro demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel test-wheel clean
+.PHONY: help setup build micro examples demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel test-wheel clean
 
 env := source scripts/env.sh &&
 
@@ -40,12 +40,16 @@ test-python: build ## the package; ARGS="-k name" goes to pytest
 gpu_profiles := all int64,f64,f16,int16,immediates,limits,spirv int64 f64 f16
 gpu_sample := executor or conformance or pointwise or reduce or index
 
-test-gpu: build micro ## the wgpu executor on any adapter, the software one included; ARGS="-k name" goes to pytest
+test-gpu: build examples ## the wgpu executor on any adapter, the software one included; ARGS="-k name" goes to pytest
 	@$(env) for without in $(gpu_profiles); do \
 	    echo "-- wgpu executor, without: $${without/all/nothing}"; \
 	    case $$without in all|*,*) sample= ;; *) sample="$(gpu_sample)" ;; esac; \
 	    TANDEM_GPU_WITHOUT=$${without/all/} pytest tests/gpu -q -n 2 --dist worksteal -k "$$sample" $(ARGS); \
 	done
+
+# Programs that these tests run. `cargo test` has compiled them.
+examples: setup
+	@$(env) cargo build --workspace --exclude tandem-pybridge --examples --locked --quiet
 
 conformance: build ## PyTorch's operator samples on the wgpu executor: docs/conformance.md
 	@$(env) python -m tests.conformance --write docs/conformance.md $(ARGS)
@@ -103,9 +107,9 @@ bench-loading: build ## with batches from data loading workers that compute
 bench-memory: build ## tensors' and resident memory, beside eager
 	@$(env) python benches/memory.py $(ARGS)
 
-# The phases of the GPU check that need no torch, and what translates kernels for other systems.
+# The phases of the GPU check that need no torch.
 micro:
-	@$(env) cargo build --release --quiet --locked -p tandem-kernels --example gpu_micro --example translate
+	@$(env) cargo build --release --quiet --locked -p tandem-kernels --example gpu_micro
 
 gpu-check: build micro ## what a GPU is, can do and how fast Tandem is on it: docs/gpu.md; ARGS=--help
 	@$(env) python scripts/gpu_check.py $(ARGS)

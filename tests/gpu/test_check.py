@@ -1,20 +1,18 @@
 """The GPU check on the adapter at hand, in its smallest form."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
 import torch
 import torch_tandem
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from .examples import MICRO, ROOT, needs_examples
+
 CHECK = ROOT / "scripts" / "gpu_check.py"
-MICRO = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "examples" / "gpu_micro"
 
 
 def rows(path: Path) -> list[dict]:
@@ -23,11 +21,11 @@ def rows(path: Path) -> list[dict]:
 
 
 def start(path: Path, *args: str) -> subprocess.Popen:
-    command = [sys.executable, str(CHECK), "--out", str(path), *args]
+    command = [sys.executable, str(CHECK), "--micro", str(MICRO), "--out", str(path), *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.skipif(not MICRO.exists(), reason="`make test-gpu` builds the program of two phases")
+@needs_examples
 def test_phases_without_torch_write_their_rows(tmp_path):
     path = tmp_path / "check.jsonl"
     output, _ = start(path, "--phases", "ceilings,probes", "--budget", "6").communicate(timeout=120)
@@ -38,7 +36,7 @@ def test_phases_without_torch_write_their_rows(tmp_path):
     assert all(r["gb_s"] > 0 for r in found if r["row"] in ("copy", "map"))
 
 
-@pytest.mark.skipif(not MICRO.exists(), reason="`make test-gpu` builds the program of two phases")
+@needs_examples
 def test_a_check_that_is_killed_leaves_its_rows(tmp_path):
     path = tmp_path / "check.jsonl"
     check = start(path, "--phases", "ceilings", "--budget", "60")

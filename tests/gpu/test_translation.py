@@ -7,18 +7,16 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from .examples import ROOT, TRANSLATE, needs_examples
+
 PROGRAMS = ["digits", "tree_lstm", "reinforce"]
 if os.environ.get("TANDEM_ALL_PROGRAMS"):
     PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs").glob("[!_]*.py"))
 # Features of Vulkan and of adapters for 64-bit floats: where they are missing, such kernels are not printed.
 WITHOUT = "f64,int16,matrices,spirv"
-RUN = ["cargo", "run", "--release", "--quiet", "--locked"]
-TRANSLATE = [*RUN, "-p", "tandem-kernels", "--example", "translate"]
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("TANDEM_GPU_WITHOUT")), reason="the profiles are set here"
@@ -37,6 +35,7 @@ def kernels(program: str, without: str) -> set[str]:
     return {block[: block.rfind("\n}") + 3] for block in blocks if "@compute" in block}
 
 
+@needs_examples
 @pytest.mark.parametrize(
     "without", [WITHOUT, f"{WITHOUT},int64,f16,immediates,limits"], ids=["all", "weakest"]
 )
@@ -45,5 +44,5 @@ def test_kernels_can_be_translated(tmp_path, without):
     assert len(found) > 50
     for number, source in enumerate(sorted(found)):
         (tmp_path / f"{number}.wgsl").write_text(source)
-    done = subprocess.run([*TRANSLATE, "--", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([TRANSLATE, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
