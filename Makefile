@@ -47,7 +47,7 @@ test-gpu: build examples ## the wgpu executor on any adapter, the software one i
 	    TANDEM_GPU_WITHOUT=$${without/all/} pytest tests/gpu -q -n 2 --dist worksteal -k "$$sample" $(ARGS); \
 	done
 
-# Programs that these tests run. `cargo test` has compiled them.
+# Programs that the tests of the wgpu executor run. After `make test-rust` they are up to date.
 examples: setup
 	@$(env) cargo build --workspace --exclude tandem-pybridge --examples --locked --quiet
 

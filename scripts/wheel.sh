@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 versions=${TORCH:-2.11.0 2.12.0 2.13.0 2.14.0 2.15.0}
-unset TORCH # the environment's own torch in the scripts below
+unset TORCH # For setup.sh and env.sh it is the version that is installed in the environment.
 scripts/setup.sh
 source scripts/env.sh
 

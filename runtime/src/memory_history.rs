@@ -131,7 +131,9 @@ impl History {
     fn insert(&mut self, change: Change) {
         let place = self.changes.partition_point(|earlier| earlier.at <= change.at);
         self.changes.insert(place, change);
-        self.limit(self.most);
+        if self.changes.len() > self.most {
+            self.changes.pop_front();
+        }
     }
 
     /// Returns the changes, oldest first.
@@ -155,14 +157,21 @@ impl Drop for History {
 mod tests {
     use super::*;
 
+    /// Held by each test here: the times of deaths belong to the process.
+    static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
+    /// First id of these tests. Storages of other tests, which die meanwhile, have smaller ones.
+    const FIRST: u32 = 1 << 20;
+
     fn memory(address: u64) -> Memory {
         Memory { address, nbytes: 64, device: 0 }
     }
 
     #[test]
     fn changes_are_in_the_order_of_their_times() {
+        let _alone = ALONE.lock();
         let mut history = History::new(10);
-        let (a, b) = (StorageId(0), StorageId(1));
+        let (a, b) = (StorageId(FIRST), StorageId(FIRST + 1));
         history.created(a, memory(64));
         died(a);
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -181,13 +190,14 @@ mod tests {
 
     #[test]
     fn the_newest_changes_are_kept_if_deaths_are_recorded_late() {
+        let _alone = ALONE.lock();
         let mut history = History::new(4);
-        for id in 1..=5 {
-            history.created(StorageId(id), memory(u64::from(id)));
-            died(StorageId(id));
+        for n in 1..=5 {
+            history.created(StorageId(FIRST + n), memory(u64::from(n)));
+            died(StorageId(FIRST + n));
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        (1..=5).for_each(|id| history.freed(StorageId(id), memory(u64::from(id))));
+        (1..=5).for_each(|n| history.freed(StorageId(FIRST + n), memory(u64::from(n))));
         let kept: Vec<(bool, u64)> =
             history.changes().iter().map(|c| (c.created, c.memory.address)).collect();
         assert_eq!(kept, [(true, 4), (false, 4), (true, 5), (false, 5)]);
