@@ -4,10 +4,12 @@
 //! the one for the torch of its interpreter, or those for the torch packages that `TANDEM_TORCH` lists, as a wheel's
 //! does. libtorch_python is not linked: the shim does not use Python, so it works with every interpreter.
 
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, id};
 use std::sync::Mutex;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use std::{env, fs, io, thread};
 
 const PACKAGE: &str = "python/torch_tandem";
@@ -15,9 +17,12 @@ const PACKAGE: &str = "python/torch_tandem";
 /// The headers of torch that most files include.
 const TORCH_HEADERS: &str = "#include <ATen/ATen.h>\n#include <torch/library.h>\n";
 
-/// Minimum number of outdated files for which these headers are precompiled. Precompiling takes 24 s with GCC 12, and
+/// Minimum number of files to compile for which these headers are precompiled. Precompiling takes 24 s with GCC 12, and
 /// each file then takes 4 s instead of 10 s.
 const MANY_FILES: usize = 8;
+
+/// Time after which an object that no build has used is removed: 30 days.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -25,16 +30,32 @@ fn main() {
     println!("cargo::rerun-if-env-changed=PYO3_PYTHON");
     println!("cargo::rerun-if-env-changed=VIRTUAL_ENV");
     println!("cargo::rerun-if-env-changed=TANDEM_TORCH");
-    println!("cargo::rerun-if-env-changed=CLIPPY_ARGS");
-    if env::var_os("CLIPPY_ARGS").is_some() {
-        return; // clippy needs neither torch nor the shim.
-    }
+    println!("cargo::rerun-if-env-changed=TANDEM_OBJECTS");
     let torches = match env::var_os("TANDEM_TORCH") {
         Some(dirs) => env::split_paths(&dirs).map(Torch::in_dir).collect(),
         None => vec![Torch::find()],
     };
     let shims: Vec<PathBuf> = torches.iter().map(|torch| Shim::new(torch).build()).collect();
     remove_others(&shims);
+    remove_unused(&objects()).unwrap_or_else(|e| panic!("{}: {e}", objects().display()));
+}
+
+/// The directory of compiled C++ files, which several clones can share.
+fn objects() -> PathBuf {
+    let out = || Path::new(&env::var_os("OUT_DIR").unwrap()).join("objects");
+    env::var_os("TANDEM_OBJECTS").map_or_else(out, PathBuf::from)
+}
+
+/// Removes objects that no build has used for a while. Another build may be doing the same.
+fn remove_unused(objects: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(objects)? {
+        let entry = entry?;
+        let used = entry.metadata().and_then(|m| m.modified());
+        if used.is_ok_and(|date| date.elapsed().is_ok_and(|age| age > KEPT)) {
+            _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
 }
 
 /// Removes the shims of earlier builds, whose interface may differ.
@@ -51,7 +72,7 @@ fn remove_others(shims: &[PathBuf]) {
 /// A torch that a shim is compiled against.
 struct Torch {
     dir: PathBuf,
-    /// Version without the local part: `2.15.0`, not `2.15.0+cu132`.
+    /// Version, with the local part if there is one: `2.15.0+cu132`.
     version: String,
 }
 
@@ -80,7 +101,7 @@ impl Torch {
         let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         let version = text.lines().find_map(|l| l.strip_prefix("__version__ = '")?.strip_suffix('\''));
         let version = version.unwrap_or_else(|| panic!("{}: no __version__", file.display()));
-        Torch { version: version.split('+').next().unwrap().to_owned(), dir }
+        Torch { version: version.to_owned(), dir }
     }
 
     /// The value of `_GLIBCXX_USE_CXX11_ABI` that torch was compiled with.
@@ -96,21 +117,23 @@ impl Torch {
     }
 }
 
-/// Compiler and linker of the C++ files in `cpp/` for one torch. Most of a file's time goes to torch's headers, so each
-/// object is kept until its sources or its command change. The `cc` crate alone would recompile all of them.
+/// Compiler and linker of the C++ files in `cpp/` for one torch. Most of a file's time goes to torch's headers, so
+/// objects are kept, each under a name made from all that it depends on. The `cc` crate alone would recompile all of
+/// them.
 struct Shim<'a> {
     cc: cc::Build,
     torch: &'a Torch,
     system: String,
-    /// Directory of the objects.
-    out: PathBuf,
+    /// What the compiler says of its version.
+    compiler: String,
+    objects: PathBuf,
 }
 
 impl Shim<'_> {
     fn new(torch: &Torch) -> Shim<'_> {
         let system = env::var("CARGO_CFG_TARGET_OS").unwrap();
-        let out = Path::new(&env::var_os("OUT_DIR").unwrap()).join(format!("torch{}", torch.minor()));
-        fs::create_dir_all(&out).unwrap_or_else(|e| panic!("{}: {e}", out.display()));
+        let objects = objects();
+        fs::create_dir_all(&objects).unwrap_or_else(|e| panic!("{}: {e}", objects.display()));
         let mut cc = cc::Build::new();
         cc.cpp(true).std("c++20").opt_level(2).debug(false).cargo_metadata(false);
         cc.warnings(false).define("NDEBUG", None);
@@ -128,10 +151,12 @@ impl Shim<'_> {
         for dir in ["include", "include/torch/csrc/api/include"] {
             cc.flag(if system == "windows" { "/I" } else { "-isystem" }).flag(torch.dir.join(dir));
         }
-        Shim { cc, torch, system, out }
+        let compiler = cc.get_compiler().to_command().arg("--version").output();
+        let compiler = messages(&compiler.unwrap_or_else(|e| panic!("{:?}: {e}", cc.get_compiler().path())));
+        Shim { cc, torch, system, compiler, objects }
     }
 
-    /// Compiles outdated files, links all objects and returns the path of the library.
+    /// Compiles the files whose objects are missing, links all objects and returns the path of the library.
     fn build(&self) -> PathBuf {
         let mut sources: Vec<PathBuf> =
             fs::read_dir("cpp").expect("cpp").map(|e| e.unwrap().path()).collect();
@@ -139,9 +164,10 @@ impl Shim<'_> {
         sources.sort();
         let objects: Vec<PathBuf> = sources.iter().map(|s| self.object(s)).collect();
 
-        let stale: Vec<PathBuf> = sources.into_iter().filter(|s| !self.is_fresh(s)).rev().collect();
-        let precompiled = (stale.len() >= MANY_FILES).then(|| self.precompile()).flatten();
-        let (queue, failed) = (Mutex::new(stale), Mutex::new(Vec::new()));
+        let missing: Vec<PathBuf> =
+            sources.into_iter().zip(&objects).filter(|(_, o)| !is_there(o)).map(|(s, _)| s).rev().collect();
+        let precompiled = (missing.len() >= MANY_FILES).then(|| self.precompile()).flatten();
+        let (queue, failed) = (Mutex::new(missing), Mutex::new(Vec::new()));
         let jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
         thread::scope(|scope| {
             for _ in 0..jobs {
@@ -199,25 +225,24 @@ impl Shim<'_> {
         shim
     }
 
+    /// The path of a source's object: its name is made from the torch, the compiler, the command and the contents of
+    /// all files of `cpp/` that the source includes. Directories that differ between clones are not part of it.
     fn object(&self, source: &Path) -> PathBuf {
-        self.out.join(source.file_name().unwrap()).with_extension("o")
+        let mut texts = BTreeMap::new();
+        read(source, &mut texts);
+        let command = self.command(source);
+        let arguments =
+            command.get_args().map(|a| a.to_string_lossy().replace(&*self.torch.dir.to_string_lossy(), ""));
+        let mut name = DefaultHasher::new();
+        (&self.torch.version, &self.compiler, arguments.collect::<Vec<_>>(), texts).hash(&mut name);
+        let stem = source.file_stem().unwrap().to_string_lossy();
+        self.objects.join(format!("{stem}-{:016x}.o", name.finish()))
     }
 
     fn command(&self, source: &Path) -> Command {
         let mut command = self.cc.get_compiler().to_command();
         command.arg("-c").arg(source);
-        match self.system.as_str() {
-            "windows" => command.arg(format!("/Fo:{}", self.object(source).display())),
-            _ => command.arg("-o").arg(self.object(source)).arg("-MMD"),
-        };
         command
-    }
-
-    /// Version of torch and command line that an object is made with.
-    fn recipe(&self, source: &Path) -> String {
-        let command = self.command(source);
-        let arguments: Vec<_> = command.get_args().collect();
-        format!("torch {}: {:?} {arguments:?}", self.torch.version, command.get_program())
     }
 
     /// Precompiles torch's headers (430 MB with GCC 12) as `torch.h`, and returns its directory. Returns `None` if this
@@ -226,7 +251,7 @@ impl Shim<'_> {
         if self.system != "linux" {
             return None;
         }
-        let dir = self.out.join("headers");
+        let dir = Path::new(&env::var_os("OUT_DIR").unwrap()).join("headers");
         let header = dir.join("torch.h");
         fs::create_dir_all(&dir).and_then(|()| fs::write(&header, TORCH_HEADERS)).ok()?;
         let mut command = self.cc.get_compiler().to_command();
@@ -235,38 +260,44 @@ impl Shim<'_> {
     }
 
     fn compile(&self, source: &Path, precompiled: Option<&Path>) -> Result<(), String> {
-        let start = SystemTime::now();
+        let object = self.object(source);
+        // Another build may be making the same object.
+        let made = object.with_extension(format!("{}.o", id()));
         let mut command = self.command(source);
+        match self.system.as_str() {
+            "windows" => command.arg(format!("/Fo:{}", made.display())),
+            _ => command.arg("-o").arg(&made),
+        };
         if let Some(dir) = precompiled {
             command.arg("-isystem").arg(dir).args(["-include", "torch.h"]);
         }
         let out = command.output().map_err(|e| e.to_string())?;
         let messages = messages(&out);
         if !out.status.success() {
-            return Err(format!("{}\n{messages}", self.recipe(source)));
+            return Err(format!("{command:?}\n{messages}"));
         }
         messages.lines().for_each(|line| println!("cargo::warning={line}"));
-        // The recipe file gets the start time, so that a source that was edited during compilation is newer.
-        let path = self.object(source).with_extension("recipe");
-        fs::write(&path, self.recipe(source))
-            .and_then(|()| set_modified(&path, start))
-            .map_err(|e| e.to_string())
+        if self.object(source) != object {
+            return Err(format!("{} has changed during its compilation", source.display()));
+        }
+        fs::rename(&made, &object).map_err(|e| e.to_string())
     }
+}
 
-    /// Whether the object was made with the current recipe after the last change of its sources and headers.
-    fn is_fresh(&self, source: &Path) -> bool {
-        let modified = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-        let recipe = self.object(source).with_extension("recipe");
-        let Some(made) = modified(&recipe) else {
-            return false;
-        };
-        // MSVC lists no inputs, so its objects are never fresh.
-        let Ok(inputs) = fs::read_to_string(self.object(source).with_extension("d")) else {
-            return false;
-        };
-        let mut inputs = inputs.split_whitespace().skip(1).filter(|word| *word != "\\");
-        fs::read_to_string(&recipe).is_ok_and(|text| text == self.recipe(source))
-            && inputs.all(|input| modified(Path::new(input)).is_some_and(|m| m < made))
+/// Whether there is this object. It is then kept for longer.
+fn is_there(object: &Path) -> bool {
+    set_modified(object, SystemTime::now()).is_ok()
+}
+
+/// Reads a file of `cpp/` and all files there that it includes.
+fn read(file: &Path, texts: &mut BTreeMap<PathBuf, String>) {
+    let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    texts.insert(file.to_owned(), text.clone());
+    for name in text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next()) {
+        let included = file.with_file_name(name);
+        if !texts.contains_key(&included) {
+            read(&included, texts);
+        }
     }
 }
 

@@ -2,13 +2,7 @@
 # Prepares everything that `make build` and `make test` need. It can be run repeatedly and keeps what exists.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
-
-step() { # name, command...: runs the command and prints its time
-    local start=$SECONDS
-    echo "== $1"
-    "${@:2}"
-    echo "   $((SECONDS - start)) s"
-}
+unset TANDEM_OUTCOMES # Its time is not one of the tests'.
 
 missing() {
     echo "setup: $1" >&2
@@ -47,23 +41,34 @@ make_venv() {
 }
 
 install_requirements() {
-    # torchvision depends on a particular version of torch, so pip installs a matching one.
-    "$TANDEM_VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-        "torch==$TORCH" torchvision -r "$root/requirements-dev.txt"
+    local python=$TANDEM_VENV/bin/python
+    "$python" -m pip install --quiet --disable-pip-version-check "$(grep '^uv==' "$root/requirements-dev.txt")"
+    # torchvision depends on a particular version of torch, so a matching one is installed.
+    install "$python" "torch==$TORCH" torchvision -r "$root/requirements-dev.txt"
     echo "$lock" > "$stamp"
 }
 
-# Installs a software Vulkan driver for the tests of the wgpu executor, which are skipped without an adapter.
-find_adapter() {
-    if [ "$(uname)" != Linux ] || ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json > /dev/null 2>&1 &&
-        ldconfig -p | grep -q libvulkan.so.1; then
-        return
-    elif [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-        { apt-get update && apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1; } > /dev/null 2>&1 ||
-            echo "   mesa-vulkan-drivers cannot be installed; the tests of the wgpu executor will be skipped"
+# Installs Debian's packages, where that is possible. The tests that need them are skipped without them.
+install_packages() { # purpose, package...
+    if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+        { apt-get update && apt-get install -y --no-install-recommends "${@:2}"; } > /dev/null 2>&1 ||
+            echo "   ${*:2} cannot be installed; the tests of $1 will be skipped"
     else
-        echo "   no Vulkan driver; for the tests of the wgpu executor: apt-get install mesa-vulkan-drivers libvulkan1"
+        echo "   for the tests of $1: apt-get install ${*:2}"
     fi
+}
+
+find_adapter() {
+    local drivers
+    drivers=$(compgen -G '/usr/share/vulkan/icd.d/*.json' || compgen -G '/etc/vulkan/icd.d/*.json') || true
+    if [ "$(uname)" = Linux ] && { [ -z "$drivers" ] || [[ $(ldconfig -p) != *libvulkan.so.1* ]]; }; then
+        install_packages "the wgpu executor" mesa-vulkan-drivers libvulkan1 # a software adapter
+    fi
+}
+
+find_browser() {
+    command -v chromium chromium-headless-shell chromium-browser google-chrome google-chrome-stable > /dev/null ||
+        install_packages "the report's page" chromium-headless-shell
 }
 
 stamp=$TANDEM_VENV/.tandem-lock
@@ -75,4 +80,5 @@ else
     step "torch $TORCH and requirements-dev.txt (5 GB the first time)" install_requirements
 fi
 step "graphics adapter" find_adapter
+step "browser" find_browser
 step "crates" cargo fetch --locked --quiet --manifest-path "$root/Cargo.toml"

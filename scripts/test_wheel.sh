@@ -3,6 +3,7 @@
 # and a sample of PyTorch's operators eager's results. PAIRS="2.15.0:3.13 ..." names the pairs; PAIRS=all is the grid.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/env.sh
 pairs=${PAIRS:-2.11.0:3.11 2.15.0:3.13}
 [ "$pairs" != all ] || pairs=$(echo {2.11.0,2.13.0,2.15.0}:{3.11,3.13,3.14})
 wheel=$(ls -t "$PWD"/dist/torch_tandem-*.whl | head -n 1)
@@ -26,7 +27,7 @@ find_python() { # version: prints an interpreter, which may be one of pyenv's th
 prove() { # torch, python: in a virtual environment of its own, which is removed
     local venv status=0
     venv=$(mktemp -d)
-    "$2" -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile "torch==$1" "$wheel" \
+    "$2" -m venv "$venv" && install "$venv/bin/python" "torch==$1" "$wheel" \
         numpy scikit-learn tqdm expecttest pytest pytest-timeout &&
         (cd "$venv" && bin/python -c 'import torch_tandem as t; print("torch-tandem", t.__version__, "in", t.__path__[0])') &&
         TANDEM_KERNELS=aten "$venv/bin/python" -m pytest -q "${tests[@]}" &&
@@ -35,17 +36,31 @@ prove() { # torch, python: in a virtual environment of its own, which is removed
     return $status
 }
 
+# Two at a time. Threads that wait sleep, because the processes share the cores.
+export OMP_WAIT_POLICY=passive
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+declare -A running
+for pair in $pairs; do
+    [ "$(jobs -rp | wc -l)" -lt 2 ] || wait -n || true
+    if python=$(find_python "${pair#*:}"); then
+        prove "${pair%:*}" "$python" > "$logs/$pair" 2>&1 &
+        running[$pair]=$!
+    fi
+done
+
 outcomes=() failed=0
 for pair in $pairs; do
-    torch=${pair%:*} name="torch ${pair%:*}, Python ${pair#*:}"
+    name="torch ${pair%:*}, Python ${pair#*:}"
     echo "== $name"
-    if ! python=$(find_python "${pair#*:}"); then
+    if [ -z "${running[$pair]:-}" ]; then
         outcomes+=("$name: not run, this Python is missing")
-    elif prove "$torch" "$python"; then
+    elif wait "${running[$pair]}"; then
         outcomes+=("$name: passed")
     else
         outcomes+=("$name: FAILED") failed=1
     fi
+    [ ! -f "$logs/$pair" ] || cat "$logs/$pair"
 done
 printf '%s\n' "== $(basename "$wheel")" "${outcomes[@]}"
 [ $failed = 0 ] && [[ ${outcomes[*]} = *passed* ]]

@@ -16,7 +16,7 @@ for version in $versions; do
     if [ "$version" = "$TORCH" ]; then
         dir=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
     elif [ ! -d "$dir" ]; then
-        pip install --quiet --no-deps --no-compile --target "$dir.new" "torch==$version"
+        install "$PYO3_PYTHON" --no-deps --target "$dir.new" "torch==$version"
         find "$dir.new/torch/lib" -name '*.so*' ! -name libtorch_cpu.so ! -name libc10.so -delete
         mv "$dir.new" "$dir"
     fi
@@ -31,7 +31,8 @@ mkdir "$work/editable"
 mv "$package"/_shim_torch* "$work/editable" 2> /dev/null || true
 trap 'rm -f "$package"/_shim_torch*; mv "$work"/editable/* "$package" 2> /dev/null || true; rm -rf "$work"' EXIT
 
-maturin build --profile "${PROFILE:-dist}" --locked --auditwheel skip --compatibility linux --out "$work"
+read -ra flags <<< "${CARGO_FLAGS:---locked --profile dist}"
+maturin build "${flags[@]}" --auditwheel skip --compatibility linux --out "$work"
 # torch's libraries come with torch. The tag is the oldest glibc that has all symbols of the libraries in the wheel.
 auditwheel repair --exclude libtorch_cpu.so --exclude libc10.so --wheel-dir dist "$work"/*.whl
 maturin sdist --out dist

@@ -28,19 +28,11 @@ namespace tandem {
 
 namespace {
 
-// The bytes of a storage as a tensor.
-at::Tensor bytes_of(c10::Storage storage) {
-  const int64_t size = static_cast<int64_t>(storage.nbytes()), stride = 1;
-  TtOut out{};
-  out.sizes = &size, out.strides = &stride, out.ndim = 1, out.dtype = static_cast<uint8_t>(at::kByte);
-  return window(std::move(storage), out);
-}
-
 // The operators of a capture, and what they use.
 class Capture final : public Observer {
  public:
   Capture() : state_(default_generator().get_state()) {
-    tt_record_begin();
+    TORCH_CHECK(tt_record_begin(), "tandem: graphs are captured on the thread that runs the program");
     observe_operators(this);
   }
   ~Capture() override {
@@ -120,7 +112,6 @@ class AcceleratorGraph final : public at::GraphImplInterface {
   void capture_begin(at::MempoolId_t, at::GraphCaptureMode) override {
     TORCH_CHECK(!is_recording, "tandem: a graph cannot be captured while another graph or a function is recorded");
     settle_all();
-    TORCH_CHECK(tt_is_program(), "tandem: graphs are captured on the thread that runs the program");
     reset();
     capture_ = std::make_unique<Capture>();
   }
@@ -164,13 +155,16 @@ void AcceleratorGraph::capture_end() {
 
 void AcceleratorGraph::replay() {
   TORCH_CHECK(id_ >= 0, "tandem: the graph has not been captured");
-  TORCH_CHECK(!is_recording && tt_is_program(), "tandem: graphs are replayed on the thread that runs the program, and not "
-                                                "within another graph or a function");
+  TORCH_CHECK(!observer && tt_is_program(),
+              "tandem: graphs are replayed on the thread that runs the program, and not "
+              "within another graph");
+  if (is_recording) note_refusal("it replays a graph of torch.accelerator");
   const TtStage stage{id_, 0, given_.data(), given_.size(), nullptr, 0, nullptr, 0};
   TtReplayed replayed{};
   settle_all();
   check(tt_replay(&stage, &replayed));
-  TORCH_CHECK(!replayed.is_stale, "tandem: all graphs have been forgotten since this one was captured; capture it again");
+  TORCH_CHECK(!replayed.is_stale,
+              "tandem: all graphs have been forgotten since this one was captured; capture it again");
   std::vector<at::Tensor> made;
   for (size_t i = 0; i < replayed.n_kept; i++) {
     const auto& kept = replayed.kept[i];

@@ -27,9 +27,7 @@ c10::CachingAllocator::Stat stat(const TtAmount& amount) {
 
 class Allocator final : public c10::DeviceAllocator {
  public:
-  c10::DataPtr allocate(size_t n) override {
-    return allocate_on(current_device(), n);
-  }
+  c10::DataPtr allocate(size_t n) override { return allocate_on(current_device(), n); }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override { check(tt_empty_cache()); }
   // All streams are the same queue.

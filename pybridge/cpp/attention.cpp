@@ -73,10 +73,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
   return {out, sums, {}, {}, query.sym_size(2), key.sym_size(2), seed, {}, {}};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
-    std::array<bool, 4> wanted, const Tensor& out, const Tensor& sums, const Tensor&, const Tensor&, c10::SymInt,
-    c10::SymInt, double dropout, bool causal, const Tensor& seed, const Tensor&, std::optional<double> scale) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad, const Tensor& query, const Tensor& key,
+                                                    const Tensor& value, const Tensor& mask, std::array<bool, 4> wanted,
+                                                    const Tensor& out, const Tensor& sums, const Tensor&, const Tensor&,
+                                                    c10::SymInt, c10::SymInt, double dropout, bool causal,
+                                                    const Tensor& seed, const Tensor&, std::optional<double> scale) {
   static const auto op = operator_of<Backward>("tandem::attention_backward");
   TORCH_CHECK(!wanted[3], "attention with dropout has no gradient for its mask; detach the mask");
   const auto given = mask.defined() ? OptTensor(mask) : std::nullopt;
@@ -87,10 +88,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
 }  // namespace
 
 TORCH_LIBRARY(tandem, m) {
-  m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor seed, float dropout_p, bool is_causal, "
-        "float? scale) -> (Tensor, Tensor)");
-  m.def("attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor seed, Tensor out, "
-        "Tensor logsumexp, float dropout_p, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor seed, float dropout_p, bool is_causal, "
+      "float? scale) -> (Tensor, Tensor)");
+  m.def(
+      "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor seed, Tensor out, "
+      "Tensor logsumexp, float dropout_p, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

@@ -24,7 +24,5 @@ void ttc_site(TtSite* site) {
   }
 }
 
-void ttc_single_threaded_backward(int32_t on) {
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);
-}
+void ttc_single_threaded_backward(int32_t on) { c10::AutogradState::get_tls_state().set_multithreading_enabled(!on); }
 }

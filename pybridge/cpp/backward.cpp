@@ -22,9 +22,9 @@
 #include <cstring>
 #include <limits>
 #include <queue>
-#include <tuple>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
@@ -56,8 +56,7 @@ bool is_python(const std::type_info& type) {
   return known.emplace(&type, std::strstr(type.name(), "PyNode") != nullptr).first->second;
 }
 
-// Whether code of the program runs in a node or in its hooks. Hooks can be added during the pass, so this is checked
-// immediately before the node runs.
+// Hooks can be added during the pass, so this is checked immediately before the node runs.
 bool is_watched(Node& node) {
   return !node.pre_hooks().empty() || !node.post_hooks().empty() || !node.tensor_pre_hooks().empty() ||
          !node.retains_grad_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr || is_python(typeid(node));
@@ -109,8 +108,8 @@ class Graph {
     for (const auto& next : pending_)
       if (next.node != only_root_) met.insert(next.node);
     if (!with_inputs) return;
-    auto& infos =
-        const_cast<std::unordered_map<Node*, GraphTask::ExecInfo>&>(*torch::autograd::get_current_graph_task_exec_info());
+    auto& infos = const_cast<std::unordered_map<Node*, GraphTask::ExecInfo>&>(
+        *torch::autograd::get_current_graph_task_exec_info());
     for (const auto& next : pending_) {
       auto& info = infos[next.node];
       info.needed_ = next.needed;
@@ -157,8 +156,8 @@ class Graph {
 
 // Whether a gradient can be accumulated into this tensor in place: nothing else refers to it, and no graph is created.
 bool is_ours(const at::Tensor& t) {
-  return !c10::GradMode::is_enabled() && !at::isTensorSubclassLike(t) && t.is_non_overlapping_and_dense() && !t._is_zerotensor() &&
-         t.use_count() == 1 && t.has_storage() && t.storage().use_count() == 1;
+  return !c10::GradMode::is_enabled() && !at::isTensorSubclassLike(t) && t.is_non_overlapping_and_dense() &&
+         !t._is_zerotensor() && t.use_count() == 1 && t.has_storage() && t.storage().use_count() == 1;
 }
 
 void add_up(at::Tensor& sum, at::Tensor&& grad) {
@@ -174,9 +173,7 @@ void add_up(at::Tensor& sum, at::Tensor&& grad) {
 // Order of the queue: nodes with the highest sequence number, that is, of the latest forward ops, run first. Nodes that
 // accumulate gradients have the maximum and precede all others.
 struct Later {
-  bool operator()(const Pending* a, const Pending* b) const {
-    return a->node->sequence_nr() < b->node->sequence_nr();
-  }
+  bool operator()(const Pending* a, const Pending* b) const { return a->node->sequence_nr() < b->node->sequence_nr(); }
 };
 
 // Sets the thread's running node for the lifetime of the object.
@@ -356,6 +353,19 @@ class Overrides {
   at::impl::TorchFunctionDisabledState before_;
 };
 
+// Runs a pass. Returns the gradients of `inputs`; if there are none, those of all leaves are accumulated.
+variable_list execute(edge_list&& roots, variable_list&& grads, const edge_list& inputs, bool keep_graph,
+                      bool create_graph) {
+  const auto pass = make_node<Pass>(std::move(roots), std::move(grads), inputs, keep_graph);
+  edge_list sinks;
+  if (!inputs.empty()) sinks.push_back(pass->next_edge(0));
+  torch::autograd::Engine::get_default_engine().execute({Edge(pass, 0)}, {Pass::token()}, keep_graph, create_graph,
+                                                        /*accumulate_grad=*/sinks.empty(), sinks);
+  variable_list found;
+  for (const auto& input : inputs) found.push_back(pass->captured(input));
+  return found;
+}
+
 using Tensors = c10::List<std::optional<at::Tensor>>;
 using Gradients = std::tuple<bool, Tensors>;
 
@@ -391,16 +401,9 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
   }
   const Overrides guard(overrides);
   torch::autograd::validate_outputs(edges, grads, [](const std::string& text) { return text; });
-  const auto pass = make_node<Pass>(std::move(edges), std::move(grads), asked, keep_graph);
-  edge_list sinks;
-  if (!asked.empty()) sinks.push_back(pass->next_edge(0));
-  torch::autograd::Engine::get_default_engine().execute({Edge(pass, 0)}, {Pass::token()}, keep_graph, create_graph,
-                                                        /*accumulate_grad=*/sinks.empty(), sinks);
   Tensors captured;
-  for (const auto& edge : asked) {
-    const auto grad = pass->captured(edge);
-    captured.push_back(grad.defined() ? std::optional(grad) : std::nullopt);
-  }
+  for (auto& grad : execute(std::move(edges), std::move(grads), asked, keep_graph, create_graph))
+    captured.push_back(grad.defined() ? std::optional(std::move(grad)) : std::nullopt);
   return {true, captured};
 }
 
@@ -415,5 +418,11 @@ TORCH_LIBRARY_IMPL(torch_tandem, Batched, m) { m.impl("backward", leave); }
 }  // namespace
 
 const torch::autograd::Node* running_node() { return running; }
+
+bool runs_program(torch::autograd::Node& node) { return is_watched(node); }
+
+variable_list run_within(edge_list roots, variable_list grads, const edge_list& inputs) {
+  return execute(std::move(roots), std::move(grads), inputs, /*keep_graph=*/true, c10::GradMode::is_enabled());
+}
 
 }  // namespace tandem

@@ -6,5 +6,10 @@ namespace tandem {
 
 // Returns the autograd node that `Pass` is running on this thread, or null.
 const torch::autograd::Node* running_node();
+// Whether code of the program runs in a node or in its hooks.
+bool runs_program(torch::autograd::Node& node);
+// Runs a backward pass within a node of another one. Returns the gradients that arrive at `inputs`. The graph is kept.
+torch::autograd::variable_list run_within(torch::autograd::edge_list roots, torch::autograd::variable_list grads,
+                                          const torch::autograd::edge_list& inputs);
 
 }  // namespace tandem

@@ -22,8 +22,8 @@ c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
 c10::StorageImpl* new_storage(size_t nbytes) {
   if (auto* small = take_small(nbytes)) return small;
   const PoolGuard pool;
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                               c10::GetCPUAllocator(), true)
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, c10::GetCPUAllocator(),
+                                               true)
       .release();
 }
 
@@ -41,13 +41,14 @@ void ttc_buffer_release(void* b) {
 void* ttc_buffer_data(void* b) { return storage(b)->mutable_data(); }
 uint64_t ttc_buffer_nbytes(void* b) { return storage(b)->nbytes(); }
 
+int32_t ttc_buffer_is_shared(void* b) { return c10::raw::intrusive_ptr::use_count(storage(b)) > 1; }
+
 int32_t ttc_buffer_resize(void* b, uint64_t nbytes) {
   return or_kept(int32_t{TT_RAISE}, [&] {
     const PoolGuard pool;
     auto* s = storage(b);
     auto fresh = c10::GetCPUAllocator()->allocate(nbytes);
-    if (const auto keep = std::min<size_t>(nbytes, s->nbytes()))
-      std::memcpy(fresh.mutable_get(), s->data(), keep);
+    if (const auto keep = std::min<size_t>(nbytes, s->nbytes())) std::memcpy(fresh.mutable_get(), s->data(), keep);
     s->set_data_ptr_noswap(std::move(fresh));
     s->set_nbytes(nbytes);
     return int32_t{TT_OK};

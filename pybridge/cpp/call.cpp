@@ -22,9 +22,9 @@ void apply_resize(const TtOut& change, const at::Tensor& t) {
   auto* impl = t.unsafeGetTensorImpl();
   if (t.device().type() == kTandem) {
     auto* si = impl->unsafe_storage().unsafeGetStorageImpl();
-    const auto need = at::detail::computeStorageNbytes(c10::IntArrayRef(change.sizes, change.ndim),
-                                                       c10::IntArrayRef(change.strides, change.ndim),
-                                                       t.itemsize(), change.offset);
+    const auto need =
+        at::detail::computeStorageNbytes(c10::IntArrayRef(change.sizes, change.ndim),
+                                         c10::IntArrayRef(change.strides, change.ndim), t.itemsize(), change.offset);
     si->set_nbytes(std::max(si->nbytes(), need));
   }
   impl->set_sizes_and_strides(c10::IntArrayRef(change.sizes, change.ndim),
@@ -33,7 +33,9 @@ void apply_resize(const TtOut& change, const at::Tensor& t) {
 
 // If the op wrote a host tensor, that tensor's gradient and those of the other operands are on the host.
 void accept_host_gradients(const TtOuts& outs, const Encoder& encoder) {
-  const auto wrote_host = [&](const TtOut& out) { return out.kind == TT_OUT_SAME && encoder.input(out.input).is_cpu(); };
+  const auto wrote_host = [&](const TtOut& out) {
+    return out.kind == TT_OUT_SAME && encoder.input(out.input).is_cpu();
+  };
   if (std::none_of(outs.outs, outs.outs + outs.n_outs, wrote_host)) return;
   for (const auto* t : encoder.inputs())
     if (t->defined() && t->device().type() == kTandem && t->requires_grad()) accept_host_gradient(*t);

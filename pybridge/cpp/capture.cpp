@@ -108,9 +108,7 @@ class EmptyFunctor final : public c10::OperatorKernel {
 };
 
 // Kernel of operators outside of aten, which are declared at their first call.
-void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  dispatch(declare(handle), handle, stack);
-}
+void fallback(const c10::OperatorHandle& handle, torch::jit::Stack* stack) { dispatch(declare(handle), handle, stack); }
 
 bool has_default_kernel(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||

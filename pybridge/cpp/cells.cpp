@@ -16,9 +16,8 @@ Tensor with_bias(const Tensor& gates, const OptTensor& bias) {
 
 bool present(const OptTensor& t) { return t.has_value() && t->defined(); }
 
-std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates,
-                                             const Tensor& cx, const OptTensor& input_bias,
-                                             const OptTensor& hidden_bias) {
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& cx,
+                                             const OptTensor& input_bias, const OptTensor& hidden_bias) {
   const auto gates = with_bias(hidden_gates, hidden_bias) + with_bias(input_gates, input_bias);
   const auto parts = gates.chunk(4, 1);
   const auto i = parts[0].sigmoid(), f = parts[1].sigmoid(), g = parts[2].tanh(), o = parts[3].sigmoid();
@@ -27,8 +26,8 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Te
 }
 
 std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const OptTensor& grad_hy, const OptTensor& grad_cy,
-                                                      const Tensor& cx, const Tensor& cy,
-                                                      const Tensor& workspace, bool has_bias) {
+                                                      const Tensor& cx, const Tensor& cy, const Tensor& workspace,
+                                                      bool has_bias) {
   if (!present(grad_hy) && !present(grad_cy)) return {};
   const auto parts = workspace.chunk(4, 1);
   const auto &i = parts[0], &f = parts[1], &g = parts[2], &o = parts[3];
@@ -39,9 +38,8 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const OptTensor& grad_hy, 
     grad_o = *grad_hy * tanh_cy * (o * (1 - o));
     grad_c = grad_c + at::tanh_backward(*grad_hy * o, tanh_cy);
   }
-  const auto grad_gates = at::cat({grad_c * g * (i * (1 - i)), grad_c * cx * (f * (1 - f)),
-                                   grad_c * i * (1 - g * g), grad_o},
-                                  1);
+  const auto grad_gates =
+      at::cat({grad_c * g * (i * (1 - i)), grad_c * cx * (f * (1 - f)), grad_c * i * (1 - g * g), grad_o}, 1);
   return {grad_gates, grad_c * f, has_bias ? grad_gates.sum(0) : Tensor()};
 }
 
@@ -54,8 +52,8 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hid
   return {(hx - n) * z + n, at::cat({r, z, n, hx, hidden[2]}, 1)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad_hy,
-                                                                     const Tensor& workspace, bool has_bias) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad_hy, const Tensor& workspace,
+                                                                     bool has_bias) {
   const auto parts = workspace.chunk(5, 1);
   const auto &r = parts[0], &z = parts[1], &n = parts[2], &hx = parts[3], &hidden_n = parts[4];
   const auto grad_n = grad_hy * (1 - z) * (1 - n * n);

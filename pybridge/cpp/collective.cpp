@@ -57,8 +57,9 @@ std::string short_name(const c10::OperatorHandle& op) {
 bool begins_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
 void check_operand(const Tensor& t, const std::string& name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == c10::Layout::Strided, "torch.distributed on Tandem sends dense tensors, but ",
-                              name, " was called with a tensor with layout ", t.layout(), "; call .to_dense() first");
+  TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == c10::Layout::Strided,
+                              "torch.distributed on Tandem sends dense tensors, but ", name,
+                              " was called with a tensor with layout ", t.layout(), "; call .to_dense() first");
   TORCH_CHECK(t.device().type() == kTandem, name, " was called with tensors on different devices: one is on ",
               t.device(), ", another on a tandem device");
 }
@@ -94,8 +95,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> host_group(c10d::ProcessGroup& group,
 
 }  // namespace
 
-Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments)
-    : op_(op) {
+Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) : op_(op) {
   const auto& schema = op.schema().arguments();
   const auto& name = name_ = short_name(op);
   is_point_to_point_ = name == "send" || begins_with(name, "recv");
@@ -140,7 +140,8 @@ Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue>
         if (name == "barrier") return t;
         Operand operand{t, !is_output && !begins_with(name, "recv"), !is_input && name != "send", {}};
         if (operand.is_sent) bytes_ += static_cast<int64_t>(t.nbytes());
-        if (operands_.size() < 4) described << (operands_.empty() ? " of " : ", ") << t.scalar_type() << ' ' << t.sizes();
+        if (operands_.size() < 4)
+          described << (operands_.empty() ? " of " : ", ") << t.scalar_type() << ' ' << t.sizes();
         if (operands_.size() == 4) described << ", ...";
         if (is_compared) compared << ' ' << t.scalar_type() << ' ' << t.numel();
         operands_.push_back(std::move(operand));
@@ -174,7 +175,7 @@ void Collective::stage(at::TensorList sent) {
   }
 }
 
-std::vector<Tensor> Collective::on_host(bool Operand::*is_wanted) const {
+std::vector<Tensor> Collective::on_host(bool Operand::* is_wanted) const {
   std::vector<Tensor> tensors;
   for (const auto& operand : operands_)
     if (operand.*is_wanted) tensors.push_back(as_sent(operand.on_host, by_rows_));

@@ -86,7 +86,7 @@ class Collective {
 
  private:
   // The host's copies of what is sent, or received.
-  std::vector<at::Tensor> on_host(bool Operand::*is_wanted) const;
+  std::vector<at::Tensor> on_host(bool Operand::* is_wanted) const;
 
   c10::OperatorHandle op_;
   std::vector<c10::IValue> arguments_;

@@ -77,10 +77,12 @@ class Work final : public c10d::Work {
   static const char* title(const Collective& collective) {
     if (!at::hasCallbacks()) return nullptr;
     // The names of PyTorch's own backends.
-    static const std::map<std::string, std::string> names{
-        {"allreduce", "all_reduce"},           {"allgather", "all_gather"},
-        {"allgather_base", "_all_gather_base"}, {"reduce_scatter_base", "_reduce_scatter_base"},
-        {"alltoall", "all_to_all"},            {"alltoall_base", "all_to_all"}};
+    static const std::map<std::string, std::string> names{{"allreduce", "all_reduce"},
+                                                          {"allgather", "all_gather"},
+                                                          {"allgather_base", "_all_gather_base"},
+                                                          {"reduce_scatter_base", "_reduce_scatter_base"},
+                                                          {"alltoall", "all_to_all"},
+                                                          {"alltoall_base", "all_to_all"}};
     // Profilers keep the pointer.
     static std::map<std::string, std::string> titles;
     static std::mutex mutex;

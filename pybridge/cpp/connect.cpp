@@ -15,7 +15,7 @@ struct Import {
 
 }  // namespace
 
-#define TT(result, name, ...)   \
+#define TT(result, name, ...)  \
   result (*name)(__VA_ARGS__); \
   static const Import name##_import(#name, [](void* address) { name = reinterpret_cast<decltype(name)>(address); })
 #include "shim.h"

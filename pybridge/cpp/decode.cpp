@@ -13,29 +13,23 @@ namespace tandem {
 c10::IValue Decoder::next() {
   const TtOut& out = outs_.outs[at_++];
   switch (out.kind) {
-    case TT_OUT_HOST:
-      return std::move(host_values()[out.input]);
+    case TT_OUT_HOST: return std::move(host_values()[out.input]);
     case TT_OUT_LIST: {
       c10::List<at::Tensor> list;
       list.reserve(out.input);
       for (uint32_t i = 0; i < out.input; i++) list.push_back(next_tensor());
       return list;
     }
-    default:
-      return tensor(out);
+    default: return tensor(out);
   }
 }
 
 at::Tensor Decoder::tensor(const TtOut& out) {
   switch (out.kind) {
-    case TT_OUT_SAME:
-      return encoder_.input(out.input);
-    case TT_OUT_ALIAS:
-      return window(encoder_.input(out.input).storage(), out);
-    case TT_OUT_NEW:
-      return window(c10::Storage(storage(out)), out);
-    default:
-      return at::Tensor();
+    case TT_OUT_SAME: return encoder_.input(out.input);
+    case TT_OUT_ALIAS: return window(encoder_.input(out.input).storage(), out);
+    case TT_OUT_NEW: return window(c10::Storage(storage(out)), out);
+    default: return at::Tensor();
   }
 }
 

@@ -28,8 +28,8 @@ uint16_t flags_of(const at::Tensor& t) {
 bool show_the_same(const TtTensor& a, const TtTensor& b) {
   constexpr uint16_t kShown = TT_CONJ | TT_NEG;
   return a.storage == b.storage && a.place == b.place && a.offset == b.offset && a.dtype == b.dtype &&
-         (a.flags & kShown) == (b.flags & kShown) && a.ndim == b.ndim && std::equal(a.sizes, a.sizes + a.ndim, b.sizes) &&
-         std::equal(a.strides, a.strides + a.ndim, b.strides);
+         (a.flags & kShown) == (b.flags & kShown) && a.ndim == b.ndim &&
+         std::equal(a.sizes, a.sizes + a.ndim, b.sizes) && std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
 // Maximum number of integers in all integer lists of an unboxed call.
@@ -74,13 +74,12 @@ void Encoder::encode(const c10::IValue* args, size_t n) {
   for (size_t i = 0; i < n; i++) args_.push_back(encode_one(args[i]));
 }
 
-c10::DeviceIndex Encoder::device() const {
-  return device_ >= 0 ? device_ : named_ >= 0 ? named_ : current_device();
-}
+c10::DeviceIndex Encoder::device() const { return device_ >= 0 ? device_ : named_ >= 0 ? named_ : current_device(); }
 
 // Handles the first tandem tensor of a call, and each later one that is on another device.
 void Encoder::meet(const at::Tensor& t) {
-  TORCH_CHECK(device_ < 0 || may_cross_, "Expected all tensors to be on the same device, but found at least two devices, ",
+  TORCH_CHECK(device_ < 0 || may_cross_,
+              "Expected all tensors to be on the same device, but found at least two devices, ",
               "tandem:", static_cast<int>(device_), " and ", t.device(), "!");
   if (device_ < 0) device_ = t.device().index();
 }
@@ -97,17 +96,17 @@ void Encoder::encode_tensor(const at::Tensor& t) {
     out.storage = storage_context(t);
     if (impl->device().index() != device_) meet(t);
   } else if (device == c10::DeviceType::CPU) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        impl->layout() == c10::Layout::Strided && !c10::isQIntType(t.scalar_type()),
-        "tandem supports dense tensors only, but an operand has layout ", impl->layout(), " and dtype ",
-        t.scalar_type(), "; call .to_dense() or .dequantize() on it first");
+    TORCH_CHECK_NOT_IMPLEMENTED(impl->layout() == c10::Layout::Strided && !c10::isQIntType(t.scalar_type()),
+                                "tandem supports dense tensors only, but an operand has layout ", impl->layout(),
+                                " and dtype ", t.scalar_type(), "; call .to_dense() or .dequantize() on it first");
     out.place = TT_HOST;
     out.storage = impl->unsafe_storage().unsafeGetStorageImpl();
+    TORCH_CHECK(out.storage, "Cannot access data pointer of Tensor that doesn't have storage");
     // Materialize a copy-on-write storage now, while an exception can still be thrown.
     if (c10::impl::cow::is_cow_data_ptr(impl->unsafe_storage().data_ptr())) impl->unsafe_storage().mutable_data();
   } else {
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
-                t.device(), " and tandem:", static_cast<int>(this->device()), "!");
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", t.device(),
+                " and tandem:", static_cast<int>(this->device()), "!");
   }
   out.sizes = impl->sizes().data();
   out.strides = impl->strides().data();
@@ -164,8 +163,8 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
   } else if (v.isList()) {
     const auto list = v.toListRef();
     a.len = static_cast<uint32_t>(list.size());
-    const bool tensors = v.isTensorList() || v.isOptionalTensorList() ||
-                         (!list.empty() && (list[0].isTensor() || list[0].isNone()));
+    const bool tensors =
+        v.isTensorList() || v.isOptionalTensorList() || (!list.empty() && (list[0].isTensor() || list[0].isNone()));
     if (tensors) {
       static const at::Tensor undefined;
       a.tag = TT_TENSORS;
@@ -174,8 +173,7 @@ TtArg Encoder::encode_one(const c10::IValue& v) {
     } else if (v.isIntList() || v.isSymIntList()) {
       a.tag = TT_INTS;
       a.ptr = ints_.data() + ints_.size();
-      for (const auto& e : list)
-        ints_.push_back(e.isSymInt() ? e.toSymInt().guard_int(__FILE__, __LINE__) : e.toInt());
+      for (const auto& e : list) ints_.push_back(e.isSymInt() ? e.toSymInt().guard_int(__FILE__, __LINE__) : e.toInt());
     } else if (v.isDoubleList()) {
       a.tag = TT_FLOATS;
       a.ptr = floats_.data() + floats_.size();

@@ -26,7 +26,7 @@ namespace {
 struct Results {
   std::vector<c10::IValue> values;
   std::vector<at::Tensor> inputs;  // flat inputs; undefined if absent
-  std::vector<uint32_t> first;  // the number of each argument's first flat input
+  std::vector<uint32_t> first;     // the number of each argument's first flat input
   std::vector<TtOut> outs, resized;
 };
 Results& results() {
@@ -42,20 +42,20 @@ at::Tensor inline_scalar(const TtTensor& t) {
 
 at::Tensor host_window(const TtTensor& t) {
   auto impl = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(t.storage));
-  auto r = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(impl)), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(t.dtype)));
-  r.unsafeGetTensorImpl()->set_sizes_and_strides(
-      c10::IntArrayRef(t.sizes, t.ndim), c10::IntArrayRef(t.strides, t.ndim), t.offset);
+  auto r = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(impl)),
+                                                    c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                    c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(t.dtype)));
+  r.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(t.sizes, t.ndim), c10::IntArrayRef(t.strides, t.ndim),
+                                                 t.offset);
   return r;
 }
 
 // Whether `r` has the window that `t` describes.
 bool shows(const at::Tensor& r, const TtTensor& t) {
   return r.defined() && r.storage().unsafeGetStorageImpl() == t.storage && r.storage_offset() == t.offset &&
-         static_cast<uint8_t>(r.scalar_type()) == t.dtype &&
-         r.sizes() == c10::IntArrayRef(t.sizes, t.ndim) && r.strides() == c10::IntArrayRef(t.strides, t.ndim) &&
-         r.is_conj() == ((t.flags & TT_CONJ) != 0) && r.is_neg() == ((t.flags & TT_NEG) != 0);
+         static_cast<uint8_t>(r.scalar_type()) == t.dtype && r.sizes() == c10::IntArrayRef(t.sizes, t.ndim) &&
+         r.strides() == c10::IntArrayRef(t.strides, t.ndim) && r.is_conj() == ((t.flags & TT_CONJ) != 0) &&
+         r.is_neg() == ((t.flags & TT_NEG) != 0);
 }
 
 at::Tensor decode_tensor(const TtTensor& t, std::vector<at::Tensor>& inputs) {
@@ -106,8 +106,7 @@ c10::IValue decode(const TtArg& a, const c10::TypePtr& type, std::vector<at::Ten
     }
     case TT_SCALARS: {
       c10::impl::GenericList r(c10::NumberType::get());
-      for (uint32_t i = 0; i < a.len; i++)
-        r.push_back(decode(static_cast<const TtArg*>(a.ptr)[i], type, inputs));
+      for (uint32_t i = 0; i < a.len; i++) r.push_back(decode(static_cast<const TtArg*>(a.ptr)[i], type, inputs));
       return r;
     }
     case TT_DEVICE: return c10::Device(a.i == 2 ? c10::DeviceType::Meta : c10::DeviceType::CPU);
@@ -145,10 +144,9 @@ int64_t written_input(const c10::FunctionSchema& schema, size_t i, const Results
 TtOut describe_output(const at::Tensor& t, const Results& r, int64_t written = -1) {
   TtOut out{};
   if (!t.defined()) return out;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      t.layout() == c10::Layout::Strided && !t.is_quantized(),
-      "tandem supports dense tensors only, and this operator makes one with layout ", t.layout(), " and dtype ",
-      t.scalar_type(), "; run it on the CPU: tensor.cpu()");
+  TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == c10::Layout::Strided && !t.is_quantized(),
+                              "tandem supports dense tensors only, and this operator makes one with layout ",
+                              t.layout(), " and dtype ", t.scalar_type(), "; run it on the CPU: tensor.cpu()");
   describe(t, out);
   out.kind = TT_OUT_NEW;
   out.storage = t.storage().unsafeGetStorageImpl();

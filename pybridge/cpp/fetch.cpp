@@ -16,9 +16,7 @@ namespace tandem {
 
 namespace {
 
-uint32_t id_of(const char* name) {
-  return declare(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
-}
+uint32_t id_of(const char* name) { return declare(c10::Dispatcher::singleton().findSchemaOrThrow(name, "")); }
 
 // Whether `local_scalar_dense` can read an element of this dtype directly.
 bool is_usual(c10::ScalarType type) {

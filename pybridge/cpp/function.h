@@ -17,7 +17,7 @@ void note_inputs(uint32_t op, const Encoder& encoder);
 // Notes that the program's thread has read the value of a tensor with a single element.
 void note_read(const at::Tensor& from, const at::Scalar& value);
 // Notes why the call cannot be replayed.
-void note_hindrance(const char* why);
+void note_refusal(const char* why);
 // Notes a root of a backward pass that frees the graph.
 void note_consumed(const torch::autograd::Edge& root);
 

@@ -55,8 +55,7 @@ class TandemGenerator final : public c10::GeneratorImpl {
 }  // namespace
 
 const at::Generator& default_generator() {
-  static const at::Generator generator =
-      at::make_generator<TandemGenerator>(at::detail::getDefaultCPUGenerator());
+  static const at::Generator generator = at::make_generator<TandemGenerator>(at::detail::getDefaultCPUGenerator());
   return generator;
 }
 

@@ -14,8 +14,8 @@ namespace {
 // Returns the CPU generator that a generator draws from. Null stands for the default one.
 at::Generator generator_of(void* g) {
   if (g == nullptr) return at::detail::getDefaultCPUGenerator();
-  return tandem::host_generator(at::Generator(
-      c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(static_cast<c10::GeneratorImpl*>(g))));
+  return tandem::host_generator(
+      at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(static_cast<c10::GeneratorImpl*>(g))));
 }
 
 }  // namespace

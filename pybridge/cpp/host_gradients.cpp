@@ -36,10 +36,9 @@ void accept_gradient(const at::Tensor& tensor, c10::Device from) {
   auto& metadata = edge.function->mutable_input_metadata(edge.input_nr);
   if (metadata.is_tensor_subclass()) return;
   const auto sizes = tensor.sym_sizes();
-  torch::autograd::InputMetadata tolerant(metadata.options().device(from),
-                                          torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()),
-                                          /*is_tensor_subclass=*/true, metadata.is_nested_tensor(),
-                                          metadata.grad_dtype());
+  torch::autograd::InputMetadata tolerant(
+      metadata.options().device(from), torch::autograd::SymIntSmallVec(sizes.begin(), sizes.end()),
+      /*is_tensor_subclass=*/true, metadata.is_nested_tensor(), metadata.grad_dtype());
   // InputMetadata has const members and cannot be assigned to.
   std::destroy_at(&metadata);
   std::construct_at(&metadata, std::move(tolerant));

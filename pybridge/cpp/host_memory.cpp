@@ -54,9 +54,7 @@ struct HostAllocator final : c10::Allocator {
     return from_system([&](c10::Allocator& system) { return system.allocate(nbytes); });
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
-  void copy_data(void* to, const void* from, std::size_t nbytes) const override {
-    default_copy_data(to, from, nbytes);
-  }
+  void copy_data(void* to, const void* from, std::size_t nbytes) const override { default_copy_data(to, from, nbytes); }
 };
 
 void free_small(void* block) { system_allocator()->raw_deleter()(block); }

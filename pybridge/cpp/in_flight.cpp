@@ -98,7 +98,7 @@ struct Operator {
   explicit Operator(const char* name)
       : handle(c10::Dispatcher::singleton().findSchemaOrThrow(name, "")), id(declare(handle)) {}
   void operator()(const std::vector<Tensor>& tensors, int64_t number) const {
-    if (is_recording) note_hindrance("it calls a collective, or uses what one receives");
+    if (is_recording) note_refusal("it calls a collective, or uses what one receives");
     torch::jit::Stack stack{c10::List<Tensor>(tensors), number};
     dispatch(id, handle, &stack);
   }
@@ -152,7 +152,8 @@ void check_on_host(at::TensorList, const at::Scalar& number) {
   try {
     C10_THROW_ERROR(DistBackendError, collective->description() +
                                           " was not called, because a tensor that it sends depends on an operator that "
-                                          "failed" + (why.empty() ? "" : ": " + why));
+                                          "failed" +
+                                          (why.empty() ? "" : ": " + why));
   } catch (...) {
     collective->refuse(std::current_exception());
   }

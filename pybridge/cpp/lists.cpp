@@ -27,8 +27,8 @@ bool goes_in_pieces(at::TensorList list, int64_t dim) {
   return std::all_of(list.begin(), list.end(), [&](const at::Tensor& t) {
     bytes += t.nbytes();
     if (t.device() != first.device() || t.scalar_type() != first.scalar_type() || t.dim() != first.dim() ||
-        !t.is_contiguous() || t.suggest_memory_format() != c10::MemoryFormat::Contiguous || t.is_conj() ||
-        t.is_neg() || t.numel() == 0 || bytes > kMost)
+        !t.is_contiguous() || t.suggest_memory_format() != c10::MemoryFormat::Contiguous || t.is_conj() || t.is_neg() ||
+        t.numel() == 0 || bytes > kMost)
       return false;
     for (int64_t d = 0; d < t.dim(); d++)
       if (d != dim && t.size(d) != first.size(d)) return false;

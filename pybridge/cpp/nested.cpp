@@ -7,9 +7,9 @@ namespace tandem {
 namespace {
 
 void not_nested(const c10::OperatorHandle& handle, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "tandem has no nested tensors of the strided layout, which ", handle.operator_name(),
-      " makes or takes; make them with layout=torch.jagged, or keep them on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "tandem has no nested tensors of the strided layout, which ",
+                              handle.operator_name(),
+                              " makes or takes; make them with layout=torch.jagged, or keep them on the CPU");
 }
 
 // nn.TransformerEncoder asks whether a padding mask can be converted to a nested tensor. If not, it uses the mask.
@@ -23,9 +23,9 @@ TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
 
 // These operators must raise an error: a partly constructed nested tensor would crash the process in autograd.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for (const char* name : {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
-                           "_nested_from_padded_and_nested_example", "_nested_view_from_buffer",
-                           "_nested_view_from_buffer_copy"})
+  for (const char* name :
+       {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
+        "_nested_from_padded_and_nested_example", "_nested_view_from_buffer", "_nested_view_from_buffer_copy"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&not_nested>());
   m.impl("_nested_tensor_from_mask_left_aligned", mask_left_aligned);
 }

@@ -90,8 +90,6 @@ uint32_t declare(const c10::OperatorHandle& handle) {
   return id;
 }
 
-const c10::OperatorHandle& handle_of(uint32_t op) {
-  return *table().index[op].load(std::memory_order_acquire);
-}
+const c10::OperatorHandle& handle_of(uint32_t op) { return *table().index[op].load(std::memory_order_acquire); }
 
 }  // namespace tandem

@@ -39,6 +39,11 @@ void* identity(const at::Tensor& t) {
   return t.device().type() == kTandem ? storage->mutable_data_ptr().get_context() : storage;
 }
 
+uint32_t version_of(const at::Tensor& t) {
+  const auto& version = t.unsafeGetTensorImpl()->version_counter();
+  return version.enabled() ? version.current_version() : 0;
+}
+
 std::vector<at::Tensor> undefined_for_none(const c10::List<std::optional<at::Tensor>>& list) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(list.size());
@@ -98,6 +103,8 @@ Gradient::Gradient(const at::Tensor& leaf) {
   if (!defined) return;
   context = identity(grad);
   window.emplace(grad);
+  offset = grad.storage_offset();
+  version = version_of(grad);
 }
 
 Watched::Watched(const at::Tensor& t)
@@ -120,14 +127,22 @@ bool Watched::is_same(const at::Tensor& t) const {
 }
 
 Argument::Argument(const at::Tensor& t, at::TensorList all)
-    : defined(t.defined()), requires_grad(false), is_leaf(false), has_gradient(false), gradient(nullptr), hooks(0), first(0), distance(0) {
+    : defined(t.defined()),
+      context(nullptr),
+      offset(0),
+      requires_grad(false),
+      is_leaf(false),
+      hooks(0),
+      first(0),
+      distance(0) {
   if (!defined) return;
   window.emplace(t);
+  context = identity(t), offset = t.storage_offset();
   requires_grad = t.requires_grad();
   is_leaf = t.is_leaf();
+  is_inference = t.is_inference();
   hooks = hooks_of(t);
-  has_gradient = is_leaf && t.grad().defined();
-  if (has_gradient) gradient = identity(t.grad());
+  if (is_leaf) gradient = Gradient(t);
   first = first_on(t, all);
   distance = t.storage_offset() - all[first].storage_offset();
 }
@@ -138,26 +153,40 @@ size_t Argument::first_on(const at::Tensor& t, at::TensorList all) {
   return i;
 }
 
-bool Argument::operator==(const Argument& other) const {
+bool Argument::equals(const Argument& other, bool reads_gradients) const {
   return defined == other.defined && window == other.window && requires_grad == other.requires_grad &&
-         is_leaf == other.is_leaf && has_gradient == other.has_gradient && hooks == other.hooks &&
+         is_leaf == other.is_leaf && is_inference == other.is_inference &&
+         (!reads_gradients || gradient.defined == other.gradient.defined) && hooks == other.hooks &&
          first == other.first && distance == other.distance;
 }
 
-bool Argument::accepts(const at::Tensor& t, at::TensorList all) const {
+bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const {
   if (!t.defined() || !defined) return t.defined() == defined;
-  if (!window->is_of(t) || t.requires_grad() != requires_grad || hooks_of(t) != hooks) return false;
-  if (t.is_leaf() != is_leaf || (is_leaf && t.grad().defined() != has_gradient)) return false;
+  if (t.layout() != c10::kStrided || !window->is_of(t) || t.requires_grad() != requires_grad || hooks_of(t) != hooks)
+    return false;
+  if (t.is_inference() != is_inference) return false;
+  if (t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
   // No earlier argument may share the storage.
   return first == 0 || first_on(t, all) == first;
 }
 
+bool Argument::is_unchanged(const at::Tensor& t) const {
+  if (!defined) return true;
+  return window->is_of(t) && identity(t) == context && t.storage_offset() == offset &&
+         t.requires_grad() == requires_grad && t.is_leaf() == is_leaf && hooks_of(t) == hooks;
+}
+
 Fed::Fed(const at::Tensor& t)
-    : storage(t.storage().getWeakStorageImpl()), window(t), offset(t.storage_offset()), is_zero(may_be_zero(t)) {
+    : storage(t.storage().getWeakStorageImpl()),
+      window(t),
+      offset(t.storage_offset()),
+      is_zero(may_be_zero(t)),
+      is_number(t.unsafeGetTensorImpl()->is_wrapped_number()) {
   // Memory of other libraries has a function of theirs as its deleter.
-  static const auto foreign =
-      c10::InefficientStdFunctionContext::makeDataPtr(nullptr, [](void*) {}, c10::Device(c10::DeviceType::CPU)).get_deleter();
+  static const auto foreign = c10::InefficientStdFunctionContext::makeDataPtr(
+                                  nullptr, [](void*) {}, c10::Device(c10::DeviceType::CPU))
+                                  .get_deleter();
   is_own = storage_of(t)->data_ptr().get_deleter() != foreign;
 }
 
@@ -172,7 +201,12 @@ std::optional<TtScalar> record_of(const at::Scalar& value) {
 
 std::string difference(const Recorded& one, const Recorded& two) {
   if (!(one.modes == two.modes)) return "a setting of PyTorch (grad mode, autocast, default dtype, ...) differs";
-  if (one.arguments != two.arguments) return "the metadata of an argument differs";
+  if (one.reads_gradients != two.reads_gradients) return "it uses gradients in some calls only";
+  const bool reads_gradients = one.reads_gradients;
+  const auto same_argument = [&](const Argument& a, const Argument& b) { return a.equals(b, reads_gradients); };
+  if (!std::equal(one.arguments.begin(), one.arguments.end(), two.arguments.begin(), two.arguments.end(),
+                  same_argument))
+    return "the metadata of an argument differs";
   const auto same_given = [](const Given& a, const Given& b) {
     return a.kind == b.kind && a.index == b.index && (a.kind != Given::kCaptured || a.context == b.context);
   };
@@ -183,8 +217,8 @@ std::string difference(const Recorded& one, const Recorded& two) {
   };
   if (!std::equal(one.fed.begin(), one.fed.end(), two.fed.begin(), two.fed.end(), same_fed))
     return "it uses other host tensors in each call; pass them as arguments";
-  const auto same_watched = [](const Watched& a, const Watched& b) {
-    return a.tensor == b.tensor && a.gradient.defined == b.gradient.defined;
+  const auto same_watched = [&](const Watched& a, const Watched& b) {
+    return a.tensor == b.tensor && (!reads_gradients || a.gradient.defined == b.gradient.defined);
   };
   if (!std::equal(one.watched.begin(), one.watched.end(), two.watched.begin(), two.watched.end(), same_watched))
     return "its tensors have gradients in some calls only";
@@ -192,6 +226,7 @@ std::string difference(const Recorded& one, const Recorded& two) {
   if (!std::equal(one.reads.begin(), one.reads.end(), two.reads.begin(), two.reads.end(), same_read))
     return "it reads an element of another tensor";
   if (one.results != two.results) return "it returns other tensors";
+  if (one.targets != two.targets) return "its backward pass has other outputs";
   if (one.gradients != two.gradients) return "it leaves other gradients behind";
   return "";
 }

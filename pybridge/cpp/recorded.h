@@ -57,9 +57,11 @@ struct Gradient {
   // The context of its storage.
   void* context = nullptr;
   std::optional<Window> window;
+  int64_t offset = 0;
+  uint32_t version = 0;
 };
 
-// A tandem tensor that the program had before the call.
+// A tensor that the program had before the call.
 struct Watched {
   explicit Watched(const at::Tensor& t);
   // Whether the tensor is as it was, except for its version and its gradient.
@@ -80,17 +82,24 @@ struct Watched {
 // A tensor argument of a call.
 struct Argument {
   Argument(const at::Tensor& t, at::TensorList all);
-  bool operator==(const Argument& other) const;
-  bool accepts(const at::Tensor& t, at::TensorList all) const;
+  bool equals(const Argument& other, bool reads_gradients) const;
+  bool accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const;
 
   // The first argument on the storage of `t`, which is one of them.
   static size_t first_on(const at::Tensor& t, at::TensorList all);
 
+  // Whether the call has left the argument's metadata as they were.
+  bool is_unchanged(const at::Tensor& t) const;
+
   bool defined;
   std::optional<Window> window;
-  bool requires_grad, is_leaf, has_gradient;
-  // The storage context of the gradient when the call began.
-  void* gradient;
+  // The context of its storage, and its offset there, when the call began.
+  void* context;
+  int64_t offset;
+  bool requires_grad, is_leaf;
+  // Whether it was made in inference mode, and cannot be saved for a backward pass.
+  bool is_inference = false;
+  Gradient gradient;
   size_t hooks;
   // The first argument on the same storage, and the distance from it in elements.
   size_t first;
@@ -99,8 +108,10 @@ struct Argument {
 
 // A storage that existed before the call.
 struct Given {
-  enum Kind { kCaptured, kArgument, kGradient } kind;
-  // The argument, or the element of `watched` whose gradient it is.
+  // kSaved: in a backward pass, a storage that the call has made.
+  enum Kind { kCaptured, kArgument, kGradient, kSaved } kind;
+  // The argument, the element of `watched` whose gradient it is, or the number among the storages that the call has made
+  // and that last.
   size_t index;
   WeakStorage storage;
   void* context;
@@ -120,12 +131,8 @@ struct Fed {
   bool is_zero;
   // Whether the memory is PyTorch's, and not another library's.
   bool is_own;
-};
-
-// A host tensor that an operator on the host read.
-struct HostRead {
-  c10::VariableVersion version;
-  uint32_t at;
+  // Whether it stands for a number of Python's. A graph may keep it.
+  bool is_number;
 };
 
 // A tensor that a call returns, or a gradient that it sets.
@@ -138,10 +145,12 @@ struct Result {
   int64_t offset = 0;
   uint32_t version = 0;
   bool requires_grad = false;
+  // Whether the call itself has run the backward pass of the result and freed its graph.
+  bool is_consumed = false;
 
   bool operator==(const Result& other) const {
     return kind == other.kind && index == other.index && window == other.window && offset == other.offset &&
-           requires_grad == other.requires_grad;
+           requires_grad == other.requires_grad && is_consumed == other.is_consumed;
   }
 };
 
@@ -166,6 +175,23 @@ struct LeftGradient {
   }
 };
 
+// What an output of a call's backward pass is a gradient of.
+struct Target {
+  // An argument or a watched tensor.
+  bool is_argument;
+  size_t index;
+
+  bool operator==(const Target& other) const { return is_argument == other.is_argument && index == other.index; }
+};
+
+// A gradient that existed before the call and that the call has written.
+struct WrittenGradient {
+  // The leaf: an argument or a watched tensor.
+  bool is_argument;
+  size_t leaf;
+  uint32_t writes;
+};
+
 // A recorded call.
 struct Recorded {
   Modes modes = Modes::now();
@@ -173,14 +199,23 @@ struct Recorded {
   std::vector<Watched> watched;
   std::vector<Given> given;
   std::vector<Fed> fed;
-  std::vector<HostRead> host_reads;
   std::vector<Read> reads;
+  // The given storages that the call has written before the last of these values, and whether it has drawn random numbers.
+  std::vector<size_t> undone;
+  bool undoes_draws = false;
   std::vector<Result> results;
   std::vector<LeftGradient> gradients;
+  std::vector<WrittenGradient> written_gradients;
+  // The contexts of the watched tensors' storages, in ascending order. No argument and no gradient may be on them.
+  std::vector<void*> owned;
   // How often the call has written each argument, and each watched tensor.
   std::vector<uint32_t> argument_writes, watched_writes;
+  // The outputs of the backward pass, in order. Several may be gradients of one tensor. Empty if no result requires grad.
+  std::vector<Target> targets;
+  // Whether the call depends on which tensors have gradients.
+  bool reads_gradients = true;
   // Why the call cannot be replayed; empty if it can.
-  std::string hindrance;
+  std::string refusal;
 };
 
 // Returns a recording, or null.
@@ -194,6 +229,8 @@ std::string difference(const Recorded& one, const Recorded& two);
 // Returns the tensors of a list, undefined ones for None.
 std::vector<at::Tensor> undefined_for_none(const c10::List<std::optional<at::Tensor>>& list);
 
+// The number of times that a tensor's storage has been written, as far as PyTorch counts it.
+uint32_t version_of(const at::Tensor& t);
 // The context of a tandem tensor's storage, or the storage of a host tensor: what identifies it in a call.
 void* identity(const at::Tensor& t);
 

@@ -27,20 +27,20 @@ extern "C" {
 // Type of an argument record, and the member of its union that is set.
 enum TtTag : uint8_t {
   TT_NONE = 0,
-  TT_TENSOR,    // ptr: TtTensor
-  TT_TENSORS,   // ptr: TtTensor[len]; undefined entries have place TT_ABSENT
+  TT_TENSOR,   // ptr: TtTensor
+  TT_TENSORS,  // ptr: TtTensor[len]; undefined entries have place TT_ABSENT
   TT_INT,
   TT_FLOAT,
   TT_BOOL,
-  TT_COMPLEX,   // c[0] + i c[1]
-  TT_STR,       // ptr: char[len]
-  TT_INTS,      // ptr: int64_t[len]
-  TT_FLOATS,    // ptr: double[len]
-  TT_BOOLS,     // ptr: uint8_t[len]
-  TT_SCALARS,   // ptr: TtArg[len]
-  TT_DEVICE,    // i: 0 tandem, or CUDA as an alias of it, of any index; 1 cpu; 2 meta
-  TT_GENERATOR, // ptr: c10::GeneratorImpl*
-  TT_UNSIGNED,  // i: the bits of an int beyond 2**63 - 1
+  TT_COMPLEX,    // c[0] + i c[1]
+  TT_STR,        // ptr: char[len]
+  TT_INTS,       // ptr: int64_t[len]
+  TT_FLOATS,     // ptr: double[len]
+  TT_BOOLS,      // ptr: uint8_t[len]
+  TT_SCALARS,    // ptr: TtArg[len]
+  TT_DEVICE,     // i: 0 tandem, or CUDA as an alias of it, of any index; 1 cpu; 2 meta
+  TT_GENERATOR,  // ptr: c10::GeneratorImpl*
+  TT_UNSIGNED,   // i: the bits of an int beyond 2**63 - 1
 };
 
 // Where a tensor's data is.
@@ -137,11 +137,11 @@ struct TtOpDecl {
   const uint8_t* args;     // a letter per argument: t tensor, s SymInt, a attribute, v fed value, d device, g generator
   const uint8_t* written;  // per argument: 1 if the schema marks it as written
   size_t n_args;
-  uint8_t returns_host;    // 1 if some return is not a tensor
-  uint8_t dynamic_shape;   // 1 if tagged dynamic_output_shape
-  uint8_t random;          // 1 if tagged nondeterministic_seeded
-  uint8_t pointwise;       // 1 if tagged pointwise
-  uint8_t foreign;         // 1 if the operator is not in the aten namespace
+  uint8_t returns_host;   // 1 if some return is not a tensor
+  uint8_t dynamic_shape;  // 1 if tagged dynamic_output_shape
+  uint8_t random;         // 1 if tagged nondeterministic_seeded
+  uint8_t pointwise;      // 1 if tagged pointwise
+  uint8_t foreign;        // 1 if the operator is not in the aten namespace
 };
 
 // Python exception class of a kept exception.
@@ -278,8 +278,12 @@ struct TtRecorded {
   size_t n_given;
   const TtKept* kept;
   size_t n_kept;
-  size_t n_hosts;      // number of host tensors that were fed
-  int32_t draws;       // 1 if an operator draws random numbers
+  size_t n_hosts;  // number of host tensors that were fed
+  int32_t draws;   // 1 if an operator draws random numbers
+  // What a replay that is abandoned at a value restores: given storages, by number, and the generator.
+  const uint32_t* undone;
+  size_t n_undone;
+  int32_t undoes_draws;
 };
 // The storage that takes the place of a given one, and the offset that windows on it are relative to.
 struct TtGiven {
@@ -297,8 +301,9 @@ struct TtReplayed {
   size_t n_kept;
   int32_t is_stale;  // 1 if nothing was done, because the graphs that the template belongs to were forgotten
 };
-// Begins and ends the recording of a call of a function, on the program's thread.
-TT(void, tt_record_begin);
+// Begins and ends the recording of a call of a function. `begin` returns 0 if another one is running, or if this is not
+// the program's thread.
+TT(int32_t, tt_record_begin);
 TT(void, tt_record_end, TtRecorded* recorded);
 TT(void, tt_record_cancel);
 // Leaves out the operators from the first call to the second one.
@@ -364,6 +369,8 @@ TT_EXPORT void ttc_buffer_retain(void* buffer);
 TT_EXPORT void ttc_buffer_release(void* buffer);
 TT_EXPORT void* ttc_buffer_data(void* buffer);
 TT_EXPORT uint64_t ttc_buffer_nbytes(void* buffer);
+// Returns whether a buffer has more than one reference.
+TT_EXPORT int32_t ttc_buffer_is_shared(void* buffer);
 // Resizes a buffer and keeps the elements that fit. If memory is exhausted, the buffer does not change.
 TT_EXPORT int32_t ttc_buffer_resize(void* buffer, uint64_t nbytes);
 // Copies the memory of a host window, from its first to its last element, to a new buffer. Returns null if memory is

@@ -18,6 +18,8 @@ namespace tandem {
 
 void* storage_context(const at::Tensor& t) {
   auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  // A tensor of a transform, for example, that a mode hides from the transform.
+  TORCH_CHECK(C10_LIKELY(si), "Cannot access data pointer of Tensor that doesn't have storage");
   void* context = si->mutable_data_ptr().get_context();
   if (C10_LIKELY(context != nullptr)) {
     // A slice of an untyped storage has the other storage as its context, and its own deleter.
@@ -62,14 +64,20 @@ c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address,
 }
 
 at::Tensor window(c10::Storage storage, const TtOut& out) {
-  auto t = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), kTandemKeys,
-      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(out.dtype)));
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(
-      c10::IntArrayRef(out.sizes, out.ndim), c10::IntArrayRef(out.strides, out.ndim), out.offset);
+  auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kTandemKeys,
+                                                    c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(out.dtype)));
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(out.sizes, out.ndim),
+                                                 c10::IntArrayRef(out.strides, out.ndim), out.offset);
   if (out.flags & TT_CONJ) t._set_conj(true);
   if (out.flags & TT_NEG) t._set_neg(true);
   return t;
+}
+
+at::Tensor bytes_of(c10::Storage storage) {
+  const int64_t size = static_cast<int64_t>(storage.nbytes()), stride = 1;
+  TtOut out{};
+  out.sizes = &size, out.strides = &stride, out.ndim = 1, out.dtype = static_cast<uint8_t>(at::kByte);
+  return window(std::move(storage), out);
 }
 
 }  // namespace tandem

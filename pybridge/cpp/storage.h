@@ -20,5 +20,7 @@ c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address,
                                                    c10::DeviceIndex device);
 // Creates a tensor on a storage, with the window that a record describes.
 at::Tensor window(c10::Storage storage, const TtOut& out);
+// The bytes of a storage as a tensor.
+at::Tensor bytes_of(c10::Storage storage);
 
 }  // namespace tandem

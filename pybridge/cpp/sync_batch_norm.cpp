@@ -56,8 +56,8 @@ std::tuple<Tensor, Tensor> batch_norm_gather_stats_with_counts(const Tensor&, co
 }
 
 std::tuple<Tensor, Tensor> batch_norm_gather_stats(const Tensor&, const Tensor& mean, const Tensor& invstd,
-                                                   const Maybe& running_mean, const Maybe& running_var,
-                                                   double momentum, double eps, int64_t count) {
+                                                   const Maybe& running_mean, const Maybe& running_var, double momentum,
+                                                   double eps, int64_t count) {
   return gather(mean, invstd, running_mean, running_var, momentum, eps,
                 at::full({mean.size(0)}, count, mean.options()));
 }
@@ -96,8 +96,8 @@ Tensor batch_norm_backward_elemt(const Tensor& grad_out, const Tensor& input, co
   auto scale = invstd;
   if (is_given(weight)) scale = scale * *weight;
   const auto slope = sum_dy_xmu / total * invstd.square();
-  const auto grad = widened(grad_out) - along(sum_dy / total, input) -
-                    (widened(input) - along(mean, input)) * along(slope, input);
+  const auto grad =
+      widened(grad_out) - along(sum_dy / total, input) - (widened(input) - along(mean, input)) * along(slope, input);
   return (grad * along(scale, input)).to(input.scalar_type());
 }
 

@@ -45,8 +45,7 @@ struct Unboxed;
 template <class Op, class R, class... Args>
 struct Unboxed<Op, R(Args...)> {
   static R call(Args... args) {
-    static const uint32_t id =
-        declare(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
+    static const uint32_t id = declare(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
     Lease encoder;
     encoder->begin(sizeof...(Args), (tensors_of(args) + ...));
     (encoder->add(args), ...);

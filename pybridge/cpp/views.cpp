@@ -22,8 +22,8 @@ namespace tandem {
 namespace {
 
 at::Tensor window_of(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
-  auto r = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
-                                                    self.key_set(), self.dtype());
+  auto r = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(),
+                                                    self.dtype());
   r.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return r;
 }
@@ -51,8 +51,7 @@ void grow_storage(const at::Tensor& t) {
   resize_storage(*si, storage_context(t), need);
 }
 
-const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
-                          std::optional<c10::MemoryFormat> format) {
+const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
   for (const auto n : size) TORCH_CHECK(n >= 0, "Trying to create tensor with negative dimension ", n, ": ", size);
   // As in PyTorch, the strides do not change if the sizes do not.
   const auto before = static_cast<int64_t>(self.storage().nbytes());
@@ -65,8 +64,7 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
 
 at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size,
                                c10::IntArrayRef stride) {
-  TORCH_CHECK(source.device_type() == kTandem, "Expected a tandem storage in set_, got one on ",
-              source.device());
+  TORCH_CHECK(source.device_type() == kTandem, "Expected a tandem storage in set_, got one on ", source.device());
   at::native::checkSetStorage(self, std::move(source), offset, size, stride);
   auto* impl = self.unsafeGetTensorImpl();
   if (stride.data() || size.empty()) {

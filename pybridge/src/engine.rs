@@ -12,17 +12,12 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
-use tandem_kernels::cpu::CpuDevice;
-use tandem_kernels::deferred::Deferred;
-use tandem_kernels::driver::Driver;
-use tandem_kernels::error::{Cause, Failure, Fault};
-use tandem_kernels::executor::Executor;
-use tandem_kernels::gpu::adapter::{Choice, choose, choose_each, entries, list, may_have_gpu};
-use tandem_kernels::gpu::device::Gpu;
-use tandem_kernels::gpu::{Devices, GpuDevice};
-use tandem_kernels::host::Exception;
-use tandem_kernels::ops::table::kept_default;
-use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
+use tandem_executor::deferred::Deferred;
+use tandem_executor::error::{Cause, Failure, Fault};
+use tandem_executor::executor::Executor;
+use tandem_executor::host::Exception;
+use tandem_executor::ops::table::kept_default;
+use tandem_executor::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::engine::{Engine, Progress};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Ticket, WaitTime, Waited, Waiter};
@@ -35,9 +30,10 @@ use tandem_tracegraph::ops::{ArgClass, OpDecl};
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Reply, context_of, fill, storage_of};
-use crate::environment::{ENVIRONMENT, Environment};
+use crate::devices;
+use crate::environment::ENVIRONMENT;
 use crate::ffi::*;
-use crate::host::{POOL, SHIM, in_executor, kept};
+use crate::host::{OPERATORS, POOL, SHIM, in_executor, kept};
 use crate::host_memory;
 use crate::python::{
     Lines, WithoutGil, innermost_user_line, interrupted, line_of, thread_token, user_line, walk_stack,
@@ -50,53 +46,13 @@ static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
     let executor = Deferred::new(Box::new(open_executor), &SHIM);
     let runner = GraphRunner::start(executor, &SHIM);
     let storages = Storages::new(reserve_addresses());
-    Mutex::new(Rank::Engine, Engine::new(ENVIRONMENT.config(), runner, storages, &SHIM))
+    Mutex::new(Rank::Engine, Engine::new(ENVIRONMENT.config(), runner, storages, &SHIM, &OPERATORS))
 });
 
-/// Facts about an operator that executors ask for.
-struct Declared {
-    name: Arc<str>,
-    writes: Box<[bool]>,
-}
-
-/// Operators by id. Unlike the engine's own table, it is readable while the engine is locked.
-static DECLARED: Mutex<Vec<Declared>> = Mutex::new(Rank::Declared, Vec::new());
-
-/// As on CUDA, a rank sees a device for each rank of its machine. All of them are the one that the rank has.
-static DEVICE_COUNT: LazyLock<usize> =
-    LazyLock::new(|| ENVIRONMENT.rank.map_or(entries(&ENVIRONMENT.device).len(), |rank| rank.of));
-
-/// Returns the number of devices: the length of the list in `TANDEM_DEVICE`, or 1; or the number of ranks.
-pub fn device_count() -> usize {
-    *DEVICE_COUNT
-}
-
-/// Opens the executor that `TANDEM_DEVICE` asks for.
+/// Opens the executor, on GraphRunner's thread.
 fn open_executor() -> Result<Box<dyn Executor>, String> {
     OPENED.store(true, Ordering::Relaxed);
-    let Environment { device, allow_software, own_kernels, rank, .. } = &*ENVIRONMENT;
-    let process = rank.map_or(0, |rank| rank.number);
-    let of_rank = |list: Vec<&'static str>| list[process % list.len()];
-    let device = if rank.is_some() { of_rank(entries(device)) } else { device.as_str() };
-    let asks_drivers = match device {
-        "cpu" => false,
-        "" => may_have_gpu(),
-        _ => true,
-    };
-    let adapters = if asks_drivers { list() } else { Vec::new() };
-    let open = |number, index| {
-        let gpu = Gpu::open(number, index, &ENVIRONMENT.gpu).map_err(|e| e.to_string())?;
-        Ok::<_, String>(GpuDevice::new(gpu, &SHIM))
-    };
-    if rank.is_none() && device_count() > 1 {
-        let numbers = choose_each(device, *allow_software, &adapters).map_err(|e| e.to_string())?;
-        let all = numbers.into_iter().zip(0..).map(|(number, index)| open(number, index));
-        return Ok(Box::new(Driver::on(Devices::new(all.collect::<Result<_, _>>()?))));
-    }
-    match choose(device, *allow_software, process, &adapters).map_err(|e| e.to_string())? {
-        Choice::Cpu => Ok(Box::new(Driver::on(CpuDevice::new(&SHIM, *own_kernels)))),
-        Choice::Adapter(number) => Ok(Box::new(Driver::on(open(number, 0)?))),
-    }
+    devices::open()
 }
 
 /// Token of the thread whose ops are traced: the one that imported Tandem, until another one takes over.
@@ -149,16 +105,6 @@ pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut Deferred) -> R) 
     // The executor's lock is released before the GIL is acquired again, according to the lock order.
     drop(gil);
     result
-}
-
-/// Returns an operator's name.
-pub fn op_name(op: OpId) -> String {
-    DECLARED.lock().get(op.index()).map_or_else(|| "an operator".to_owned(), |d| d.name.to_string())
-}
-
-/// Returns, for each argument of an operator, whether the operator writes it.
-pub fn op_writes(op: OpId) -> Box<[bool]> {
-    DECLARED.lock().get(op.index()).map(|d| d.writes.clone()).unwrap_or_default()
 }
 
 /// Error that is raised as a Python exception.
@@ -302,7 +248,8 @@ pub fn check_process() -> Result<(), Raise> {
     Ok(())
 }
 
-fn is_program_thread() -> bool {
+/// Returns whether the calling thread is the program's thread.
+pub fn is_program_thread() -> bool {
     PROGRAM_THREAD.load(Ordering::Relaxed) == thread_token()
 }
 
@@ -322,7 +269,7 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
         return Err(Raise::Message(format!(
             "{} was called on a tandem tensor from inside a kernel that Tandem runs; a custom operator's CPU \
              implementation may use only the tensors it is given",
-            op_name(OpId(op))
+            OPERATORS.name(OpId(op))
         )));
     }
     let mut place = TtSite::default();
@@ -505,18 +452,16 @@ unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
         _ => ArgClass::Attr,
     };
     let name = std::str::from_utf8(name).unwrap_or_default();
-    let writes: Box<[bool]> = written.iter().map(|w| *w != 0).collect();
     let id = lock().declare(OpDecl {
         name,
         args: args.iter().map(class).collect(),
-        written: writes.to_vec(),
+        written: written.iter().map(|w| *w != 0).collect(),
         returns_host: decl.returns_host != 0,
         dynamic_shape: decl.dynamic_shape != 0,
         random: decl.random != 0,
         pointwise: decl.pointwise != 0,
         foreign: decl.foreign != 0,
     });
-    DECLARED.lock().push(Declared { name: name.into(), writes });
     id.0
 }
 
@@ -599,7 +544,7 @@ unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut 
         let memory_stack = memory_stack();
         let made = settled(|engine| {
             note_memory_stack(engine, memory_stack.as_ref());
-            engine.create_storage(nbytes, device)
+            engine.create_storage(nbytes, device, is_program_thread())
         })??;
         context = context_of(made.id);
         // SAFETY: `address` is valid for writes.
@@ -611,7 +556,7 @@ unsafe extern "C" fn tt_storage_new(nbytes: u64, device: u8, address: *mut *mut 
 
 #[unsafe(no_mangle)]
 extern "C" fn tt_device_count() -> i32 {
-    device_count() as i32
+    devices::count() as i32
 }
 
 #[unsafe(no_mangle)]
@@ -628,7 +573,9 @@ extern "C" fn tt_storage_release(context: *mut c_void) {
 
 #[unsafe(no_mangle)]
 extern "C" fn tt_storage_resize(context: *mut c_void, nbytes: u64) -> i32 {
-    for_shim(|| Ok(settled(|engine| engine.resize_storage(storage_of(context), nbytes))??))
+    for_shim(|| {
+        Ok(settled(|engine| engine.resize_storage(storage_of(context), nbytes, is_program_thread()))??)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -688,7 +635,7 @@ extern "C" fn tt_take_recent(ops: *mut TtIssued, capacity: usize) -> usize {
 extern "C" fn tt_describe_issued(issued: TtIssued, text: *mut c_char, capacity: usize) -> usize {
     let line = line_of(Frame { code: issued.code, instruction: issued.instruction });
     // SAFETY: the shim passes memory of `capacity` bytes.
-    unsafe { copy_text(&format!("{} at {line}", op_name(OpId(issued.op))), text, capacity) }
+    unsafe { copy_text(&format!("{} at {line}", OPERATORS.name(OpId(issued.op))), text, capacity) }
 }
 
 #[unsafe(no_mangle)]

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use tandem_kernels::gpu::device::Options;
 use tandem_runtime::config::{Config, Mode};
 use tandem_runtime::placement::RunPlace;
 
@@ -17,6 +16,7 @@ const WITHOUT: [&str; 9] =
 
 /// Values of the variables. A value that is not known counts as unset.
 #[derive(Debug, Default)]
+#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub struct Environment {
     /// `TANDEM_DEVICE`, as given; an adapter that does not exist is an error where the device is opened.
     pub device: String,
@@ -33,7 +33,7 @@ pub struct Environment {
     /// `TANDEM_RUNNER`.
     pub place: Option<RunPlace>,
     /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_CACHE` and `TANDEM_CACHE_DIR`.
-    pub gpu: Options,
+    pub gpu: GpuOptions,
     /// `LOCAL_RANK` and `LOCAL_WORLD_SIZE` (or `WORLD_SIZE`), which launchers set: this process's number among those of
     /// the machine.
     pub rank: Option<Rank>,
@@ -41,8 +41,21 @@ pub struct Environment {
     pub ignored: Vec<String>,
 }
 
+/// Options of the wgpu executor.
+#[derive(Debug, Default)]
+#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
+pub struct GpuOptions {
+    /// Names of optional features that are not used.
+    pub without: Vec<String>,
+    /// Whether shaders check bounds.
+    pub checks: bool,
+    /// Folder of compiled kernels.
+    pub cache: Option<PathBuf>,
+}
+
 /// A process's number among the processes of a program on this machine, of which there are several.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub struct Rank {
     /// Number of the process.
     pub number: usize,
@@ -95,7 +108,7 @@ impl Environment {
             mode: mode.as_deref().and_then(Mode::named),
             sync,
             place: runner.as_deref().and_then(RunPlace::named),
-            gpu: Options {
+            gpu: GpuOptions {
                 without: without.into_iter().map(str::to_owned).collect(),
                 checks,
                 cache: cache.filter(|_| keeps_kernels),

@@ -238,6 +238,9 @@ pub struct TtRecorded {
     pub n_kept: usize,
     pub n_hosts: usize,
     pub draws: i32,
+    pub undone: *const u32,
+    pub n_undone: usize,
+    pub undoes_draws: i32,
 }
 
 #[repr(C)]
@@ -307,6 +310,7 @@ functions! {
     pub fn ttc_buffer_release(buffer: *mut c_void);
     pub fn ttc_buffer_data(buffer: *mut c_void) -> *mut c_void;
     pub fn ttc_buffer_nbytes(buffer: *mut c_void) -> u64;
+    pub fn ttc_buffer_is_shared(buffer: *mut c_void) -> i32;
     pub fn ttc_buffer_resize(buffer: *mut c_void, nbytes: u64) -> i32;
     pub fn ttc_snapshot(window: *const TtTensor) -> *mut c_void;
     pub fn ttc_num_threads() -> u32;

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use smallvec::SmallVec;
 use tandem_runtime::engine::{Engine, RecordingId, Replay};
-use tandem_runtime::function::{Hindered, Hindrance, Made, Property, Scalar, Slot, Unequal};
+use tandem_runtime::function::{Made, NotReplayable, Property, Reason, Scalar, Slot, Unequal};
 use tandem_tracegraph::call::{Input, Place};
 use tandem_tracegraph::ids::{LocationId, OpId, StorageId};
 use tandem_tracegraph::node::InputSpec;
@@ -14,10 +14,11 @@ use tandem_tracegraph::text::list_call;
 
 use crate::convert::{context_of, items, storage_of};
 use crate::engine::{
-    Raise, check_process, finish_inline_work, for_shim, lock, memory_stack, note_memory_stack, op_name,
-    wait_for,
+    Raise, check_process, finish_inline_work, for_shim, is_program_thread, lock, memory_stack,
+    note_memory_stack, wait_for,
 };
 use crate::ffi::*;
+use crate::host::OPERATORS;
 use crate::python::{Lines, user_line};
 
 thread_local! {
@@ -30,6 +31,7 @@ struct Shown {
     given: Vec<*mut c_void>,
     kept: Vec<TtKept>,
     fresh: Vec<Made>,
+    undone: Vec<u32>,
 }
 
 fn kept(made: &Made) -> TtKept {
@@ -45,7 +47,7 @@ fn kept(made: &Made) -> TtKept {
 
 /// Returns a source line, with an operator if there is one.
 fn place(engine: &Engine, op: Option<OpId>, location: LocationId) -> String {
-    let op = op.map_or_else(String::new, |op| format!("{} ", op_name(op)));
+    let op = op.map_or_else(String::new, |op| format!("{} ", OPERATORS.name(op)));
     match location {
         LocationId::UNKNOWN => op.trim_end().to_owned(),
         known => format!("{op}at {}", user_line(known, engine.locations())),
@@ -53,36 +55,40 @@ fn place(engine: &Engine, op: Option<OpId>, location: LocationId) -> String {
 }
 
 /// Returns why a recorded call cannot be replayed, and whether a later one may have no such reason.
-pub fn hindrance(id: u64) -> Option<(String, bool)> {
+pub fn refusal(id: u64) -> Option<(String, bool)> {
     let mut engine = lock();
     let Some(recording) = engine.recording(RecordingId(id)) else {
         return Some(("the graph was begun anew".into(), true));
     };
-    let Hindered { why, op, location } = recording.hindered()?;
+    let NotReplayable { why, op, location } = recording.refused()?;
     let at = place(&engine, op, location);
     let text = match why {
-        Hindrance::Fetch => format!(
+        Reason::Fetch => format!(
             "the program reads a value: {at}. Keep it on the device, or read it outside of the function"
         ),
-        Hindrance::Late => format!(
-            "the program reads a value after the call has changed tensors, drawn random numbers or ended an \
-             iteration: {at}. Keep it on the device, or read it before or outside of the function"
+        Reason::Late => format!(
+            "the program reads a value after the call has ended an iteration, or has drawn from a generator that it \
+             names: {at}. Keep it on the device, or read it before or outside of the function"
         ),
-        Hindrance::Unrecorded => format!(
+        Reason::Unrecorded => format!(
             "{at} could not be recorded: it has failed, its tensors overlap, or Tandem does not record now"
         ),
-        Hindrance::Dynamic => format!("the shape that {at} returns depends on data"),
-        Hindrance::Storage => format!("a tensor or its storage is resized or made anew: {at}"),
-        Hindrance::Random => format!(
+        Reason::Dynamic => format!("the shape that {at} returns depends on data"),
+        Reason::Storage => format!("a tensor or its storage is resized or made anew: {at}"),
+        Reason::Random => format!(
             "random numbers are drawn on the host, or a generator's state is read or set, {at}. Draw them on the device"
         ),
-        Hindrance::Thread => format!("another thread called {at}"),
-        Hindrance::Kept => format!(
+        Reason::Thread => {
+            format!("another thread uses a tensor of the call, and one of both writes it: {at}")
+                .trim_end_matches(": ")
+                .to_owned()
+        }
+        Reason::Kept => format!(
             "a tensor made by {at} is in use after the call and is not among its results. Return it, or write it \
              to an existing tensor with copy_()"
         ),
     };
-    Some((text, why == Hindrance::Unrecorded))
+    Some((text, why == Reason::Unrecorded))
 }
 
 /// Returns how two recorded calls differ.
@@ -94,7 +100,11 @@ pub fn unequal(one: u64, two: u64) -> Option<String> {
     Some(match what {
         Property::Op => match (before, now) {
             (Some(before), Some(now)) if before != now => {
-                format!("{} is called where the call before had {}: {at}", op_name(now), op_name(before))
+                format!(
+                    "{} is called where the call before had {}: {at}",
+                    OPERATORS.name(now),
+                    OPERATORS.name(before)
+                )
             }
             (None, _) => format!("{at} is called, where the call before had ended"),
             (_, None) => format!("the call ends before {at}"),
@@ -164,6 +174,11 @@ pub fn ends_of(id: u64) -> bool {
     lock().recording(RecordingId(id)).is_some_and(|recording| recording.ends())
 }
 
+/// Returns whether a recorded call changes tensors that existed before, or draws random numbers.
+pub fn changes(id: u64) -> bool {
+    lock().recording(RecordingId(id)).is_none_or(|recording| recording.writes() || recording.draws())
+}
+
 /// Lists the ops of a recorded call, with names for the storages that it was given.
 pub fn text_of(id: u64, names: &[String]) -> String {
     let engine = lock();
@@ -193,7 +208,7 @@ pub fn text_of(id: u64, names: &[String]) -> String {
             InputSpec::Host => "host".into(),
             InputSpec::Absent => "none".into(),
         });
-        let listed = list_call(step.node, node, variant, op_name(node.key.op), inputs);
+        let listed = list_call(step.node, node, variant, OPERATORS.name(node.key.op).to_owned(), inputs);
         let made: Vec<_> = made.iter().map(name).collect();
         let made = if made.is_empty() { String::new() } else { made.join(", ") + " = " };
         let line = lines.user_line(node.key.location, engine.locations());
@@ -227,8 +242,10 @@ pub fn drop_recording(id: u64) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn tt_record_begin() {
-    lock().begin_recording();
+extern "C" fn tt_record_begin() -> i32 {
+    let mut engine = lock();
+    // A thread becomes the program's under the engine's lock.
+    i32::from(is_program_thread() && engine.begin_recording())
 }
 
 #[unsafe(no_mangle)]
@@ -248,7 +265,7 @@ extern "C" fn tt_record_resume() {
 
 #[unsafe(no_mangle)]
 extern "C" fn tt_record_make_template(id: i64) -> i32 {
-    for_shim(|| match hindrance(id as u64) {
+    for_shim(|| match refusal(id as u64) {
         Some((why, _)) => Err(Raise::Message(why)),
         None if make_template(id as u64) => Ok(()),
         None => Err(Raise::Message("the graphs were forgotten meanwhile".into())),
@@ -278,6 +295,7 @@ unsafe extern "C" fn tt_record_end(recorded: *mut TtRecorded) {
     shown.given.extend(recording.given().iter().map(|id| context_of(*id)));
     shown.kept.clear();
     shown.kept.extend(recording.made().iter().filter(|made| made.lasts()).map(kept));
+    shown.undone.clone_from(&recording.undo().written);
     // SAFETY: `recorded` is valid for writes. The arrays are on the heap and do not move when they are put back.
     unsafe {
         *recorded = TtRecorded {
@@ -288,6 +306,9 @@ unsafe extern "C" fn tt_record_end(recorded: *mut TtRecorded) {
             n_kept: shown.kept.len(),
             n_hosts: recording.hosts(),
             draws: i32::from(recording.draws()),
+            undone: shown.undone.as_ptr(),
+            n_undone: shown.undone.len(),
+            undoes_draws: i32::from(recording.undo().draws),
         };
     }
     SHOWN.set(Some(shown));

@@ -5,17 +5,17 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tandem_kernels::cpu::pool::Pool;
-use tandem_kernels::cpu::scarcity::may_allocate;
-use tandem_kernels::host::Mt19937;
-use tandem_kernels::host::{Buffer, Exception, Generator};
-use tandem_kernels::host::{HostError, HostKernels, HostResult, HostResultKind, Matrix, Product};
-use tandem_kernels::run::HostFeed;
-use tandem_kernels::threads::floats::Floats;
-use tandem_kernels::threads::team::{TEAM, is_beside_the_program};
+use tandem_cpu::pool::Pool;
+use tandem_cpu::scarcity::may_allocate;
+use tandem_executor::host::Mt19937;
+use tandem_executor::host::{Buffer, Exception, Generator};
+use tandem_executor::host::{HostError, HostKernels, HostResult, HostResultKind, Matrix, Product};
+use tandem_executor::ops::registry::Operators;
+use tandem_executor::run::HostFeed;
+use tandem_executor::threads::floats::Floats;
+use tandem_executor::threads::team::{TEAM, is_beside_the_program};
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Call, InlineValue, Input, Place};
-use tandem_tracegraph::ids::OpId;
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Records, window_record};
@@ -52,6 +52,9 @@ pub struct Shim;
 
 /// The only instance.
 pub static SHIM: Shim = Shim;
+
+/// The operators that PyTorch has declared. Unlike the engine's own table, it is readable while the engine is locked.
+pub static OPERATORS: Operators = Operators::new();
 
 /// Whether PyTorch's profilers may run. Kernels of runs on the program's thread are none of the calls that they observe.
 pub static HIDES_KERNELS: AtomicBool = AtomicBool::new(false);
@@ -138,12 +141,8 @@ unsafe impl HostKernels for Shim {
         Ok(())
     }
 
-    fn op_name(&self, op: OpId) -> String {
-        crate::engine::op_name(op)
-    }
-
-    fn op_writes(&self, op: OpId) -> Box<[bool]> {
-        crate::engine::op_writes(op)
+    fn operators(&self) -> &Operators {
+        &OPERATORS
     }
 
     fn parallel(&self, n: usize, grain: f64, body: &(dyn Fn(usize, usize) + Sync)) {
@@ -217,6 +216,11 @@ unsafe impl HostKernels for Shim {
     unsafe fn buffer_bytes(&self, buffer: *mut c_void) -> (*mut u8, u64) {
         // SAFETY: the buffer is a storage that is alive.
         unsafe { (ttc_buffer_data(buffer).cast(), ttc_buffer_nbytes(buffer)) }
+    }
+
+    unsafe fn buffer_is_shared(&self, buffer: *mut c_void) -> bool {
+        // SAFETY: the buffer is a storage that is alive.
+        unsafe { ttc_buffer_is_shared(buffer) != 0 }
     }
 
     unsafe fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {

@@ -6,6 +6,7 @@
 //! what PyTorch's profiler sees.
 
 mod convert;
+mod devices;
 mod engine;
 mod environment;
 #[allow(missing_docs)]
@@ -18,6 +19,7 @@ mod memory;
 mod profile;
 mod python;
 mod report;
+mod state;
 mod timeline;
 
 use std::io::IsTerminal;
@@ -27,8 +29,7 @@ use std::sync::atomic::Ordering;
 use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
 use serde::Serialize;
-use tandem_kernels::cpu::scarcity::fail_nth;
-use tandem_kernels::gpu::adapter::list;
+use tandem_cpu::scarcity::fail_nth;
 use tandem_runtime::config::Mode;
 use tandem_tracegraph::svg::svg;
 use tandem_tracegraph::text::{self, Listing};
@@ -63,7 +64,7 @@ fn start_log() {
         2 => Level::DEBUG,
         _ => Level::TRACE,
     };
-    let ours = ["tandem_kernels", "tandem_runtime", "tandem_tracegraph", "_core"];
+    let ours = ["tandem_executor", "tandem_runtime", "tandem_tracegraph", "_core"];
     let from = |rung: u8| if ENVIRONMENT.debug >= rung { Level::TRACE } else { Level::INFO };
     let (plans, wgsl) = (from(4), from(5));
     // Graphics libraries log too much below the level of errors.
@@ -127,10 +128,13 @@ mod _core {
         raise(py, engine::mark_step())
     }
 
+    #[pymodule_export]
+    use crate::state::{StateCheck, attributes_of};
+
     /// Returns why a recorded call cannot be replayed, and whether a later one may have no such reason.
     #[pyfunction]
-    fn hindrance(recording: u64) -> Option<(String, bool)> {
-        functions::hindrance(recording)
+    fn refusal(recording: u64) -> Option<(String, bool)> {
+        functions::refusal(recording)
     }
 
     /// Returns how the ops of two recorded calls differ.
@@ -175,6 +179,12 @@ mod _core {
         functions::ends_of(recording)
     }
 
+    /// Returns whether a recorded call changes tensors that existed before, or draws random numbers.
+    #[pyfunction]
+    fn changes(recording: u64) -> bool {
+        functions::changes(recording)
+    }
+
     /// Makes a recorded call a template. Returns false if the graphs were forgotten since.
     #[pyfunction]
     fn make_template(recording: u64) -> bool {
@@ -202,7 +212,7 @@ mod _core {
     /// Returns the number of devices.
     #[pyfunction]
     fn device_count() -> usize {
-        engine::device_count()
+        devices::count()
     }
 
     /// Returns the calling thread's current device.
@@ -309,7 +319,7 @@ mod _core {
     /// Returns the GPU adapters.
     #[pyfunction]
     fn list_devices(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-        to_python(py, &list())
+        to_python(py, &devices::adapters())
     }
 
     /// Returns the report.

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime};
 
 use rustc_hash::FxHashMap;
-use tandem_kernels::run::KernelRun;
+use tandem_executor::run::KernelRun;
 use tandem_runtime::issuer;
 use tandem_tracegraph::ids::LocationId;
 
-use crate::engine::{for_shim, lock, op_name, settled};
+use crate::engine::{for_shim, lock, settled};
 use crate::ffi::TtKernelRun;
 use crate::host::HIDES_KERNELS;
+use crate::host::OPERATORS;
 use crate::python::Lines;
 
 /// Number of operators in the name of a kernel.
@@ -84,7 +85,7 @@ impl Texts {
 
     /// Returns a kernel's name, its operators, and the lines of the program that issued them.
     fn of(&mut self, run: &KernelRun) -> (String, String, String) {
-        let ops: Vec<String> = run.ops.iter().map(|(op, _)| op_name(*op)).collect();
+        let ops: Vec<&str> = run.ops.iter().map(|(op, _)| OPERATORS.name(*op)).collect();
         let mut different: Vec<&str> = Vec::new();
         for op in &ops {
             let name = op.split("::").last().unwrap_or(op);

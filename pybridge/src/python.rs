@@ -15,7 +15,7 @@ use pyo3::ffi::{
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
 use rustc_hash::FxHashMap;
-use tandem_kernels::threads::locks::{Mutex, Rank, may_acquire};
+use tandem_executor::threads::locks::{Mutex, Rank, may_acquire};
 use tandem_runtime::site::Stack;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Frame, Locations};

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use tandem_kernels::executor::DeviceReport;
-use tandem_kernels::run::{KernelTime, Ops};
+use tandem_executor::executor::DeviceReport;
+use tandem_executor::run::{KernelTime, Ops};
 use tandem_runtime::engine::Engine;
 use tandem_runtime::placement::RunPlace;
 use tandem_runtime::{regions, report as counters};
@@ -26,6 +26,9 @@ pub struct Report {
     mode: &'static str,
     /// Iterations with at least one traced op.
     steps_traced: u64,
+    /// Those of them in which other ops were co-executed, and those that were not recorded.
+    steps_in_part: u64,
+    steps_unrecorded: u64,
     steps_coexecuted: u64,
     /// Operator calls that reached Tandem.
     ops_captured: u64,
@@ -208,6 +211,8 @@ impl Report {
         Report {
             mode: engine.config().mode.name(),
             steps_traced: report.steps_traced,
+            steps_in_part: report.steps_in_part,
+            steps_unrecorded: report.steps_unrecorded,
             steps_coexecuted: report.steps_coexecuted,
             ops_captured: report.ops_captured,
             ops_coexecuted: report.ops_coexecuted,
@@ -364,7 +369,7 @@ fn feeds(engine: &Engine, report: &counters::Report, lines: &mut Lines) -> Vec<F
             .iter()
             .map(|a| match a {
                 ArgSpec::Value(_) => 1,
-                ArgSpec::Floats(n) => u64::from(*n),
+                ArgSpec::Floats(n) | ArgSpec::Ints(n) => u64::from(*n),
                 ArgSpec::Values(v) => v.len() as u64,
                 _ => 0,
             })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tandem_kernels::error::{CallFailure, Failure};
+use tandem_executor::error::{CallFailure, Failure};
 use thiserror::Error;
 
 /// Error that an operator call raises.

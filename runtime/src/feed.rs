@@ -1,7 +1,7 @@
 //! Input Feeding: the data that a validated op adds to the open run.
 
-use tandem_kernels::host::Exception;
-use tandem_kernels::run::BlockRun;
+use tandem_executor::host::Exception;
+use tandem_executor::run::BlockRun;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::node::{ArgSpec, NodeKey};
 use tandem_tracegraph::ops::OpInfo;
@@ -51,6 +51,7 @@ pub fn values(run: &mut BlockRun, key: &NodeKey, call: &Call<'_>, torch: &dyn To
         match (spec, arg) {
             (ArgSpec::Value(_), arg) => number(run, arg),
             (ArgSpec::Floats(_), Arg::Floats(list)) => run.numbers.extend(list.iter().map(|f| f.to_bits())),
+            (ArgSpec::Ints(_), Arg::Ints(list)) => run.numbers.extend(list.iter().map(|i| *i as u64)),
             (ArgSpec::Values(_), Arg::Scalars(list)) => list.iter().for_each(|a| number(run, a)),
             (ArgSpec::Generator, Arg::Generator(g)) => run.generators.push(torch.generator(*g)),
             _ => {}

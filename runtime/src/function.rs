@@ -6,12 +6,12 @@
 //! they occur. Once consecutive calls have equal recordings, the last one becomes a template: a replay sends its runs
 //! again and replaces the storages.
 //! **Branches.** A call may read values. A replay stops at each of them, in the [`Part`]s' stages, and goes on only if
-//! the value is the recorded one. What precedes a value must have changed nothing, so that it can be abandoned.
-//! **Limits.** A call whose ops did not all go to GraphRunner has a [`Hindrance`] and is never replayed.
+//! the value is the recorded one. Otherwise what precedes the value is abandoned: [`Undo`] says what has to be restored.
+//! **Limits.** A call whose ops did not all go to GraphRunner has a [`Reason`] and is never replayed.
 
-use rustc_hash::FxHashMap;
-use tandem_kernels::host::Generator;
-use tandem_kernels::run::{BlockRun, Cursor, HostFeed};
+use rustc_hash::{FxHashMap, FxHashSet};
+use tandem_executor::host::Generator;
+use tandem_executor::run::{BlockRun, Cursor, HostFeed};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::Node;
 
@@ -28,11 +28,10 @@ pub enum Slot {
 
 /// Reason why a call cannot be replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Hindrance {
+pub enum Reason {
     /// The program reads a tensor's elements.
     Fetch,
-    /// The program reads a value after the call has written a tensor that existed before, has drawn random numbers, or
-    /// has ended an iteration.
+    /// The program reads a value after the call has ended an iteration, or has drawn from a generator that it names.
     Late,
     /// An op has failed, its windows overlap, or it was not traced. A later call may have no such op.
     Unrecorded,
@@ -40,7 +39,7 @@ pub enum Hindrance {
     Dynamic,
     /// A storage is created or resized outside of any op, or an op resizes a tensor.
     Storage,
-    /// Another thread issued ops.
+    /// The call shares a tensor with an op of another thread, and one of them writes or makes it.
     Thread,
     /// The state of a generator is read or set, or random numbers are drawn on the host.
     Random,
@@ -48,11 +47,11 @@ pub enum Hindrance {
     Kept,
 }
 
-/// A hindrance, and the op that it occurred at.
+/// Why a call is not replayable, and the op where that was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hindered {
+pub struct NotReplayable {
     /// Reason.
-    pub why: Hindrance,
+    pub why: Reason,
     /// Operator, if it is one's call.
     pub op: Option<OpId>,
     /// Location of the call, or of the last op before.
@@ -122,6 +121,15 @@ pub struct Used {
     pub given: usize,
     /// Host tensors that were fed.
     pub hosts: usize,
+}
+
+/// What a call has changed before it reads a value for the last time. A replay that is abandoned there restores it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Undo {
+    /// Numbers of the storages that existed before the call.
+    pub written: Vec<u32>,
+    /// Whether random numbers were drawn.
+    pub draws: bool,
 }
 
 /// What a replay uses in place of the recorded call's storages and host tensors.
@@ -198,13 +206,26 @@ pub struct Recording {
     ends: Vec<usize>,
     fetched: Vec<Fetched>,
     /// Fetch that has not turned out to be a single value yet.
-    open_fetch: Option<Hindered>,
-    hindered: Option<Hindered>,
+    open_fetch: Option<NotReplayable>,
+    refused: Option<NotReplayable>,
     draws: bool,
-    /// Whether an op has written a storage that existed before the call.
-    writes: bool,
+    /// Storages that existed before the call and that ops have written, by number.
+    given_writes: Vec<u32>,
     /// Slots by id. An id may be reused during the call.
     places: FxHashMap<StorageId, Slot>,
+    /// Storages that the call has written.
+    written: FxHashSet<StorageId>,
+    undo: Undo,
+    /// Storages that ops of other threads have used during the call.
+    elsewhere: FxHashMap<StorageId, Elsewhere>,
+}
+
+/// Use of a storage by an op of another thread.
+#[derive(Clone, Copy, Debug)]
+struct Elsewhere {
+    op: Option<OpId>,
+    /// Whether the op writes the storage, or makes it.
+    writes: bool,
 }
 
 /// Streams of a run from a position on.
@@ -282,6 +303,8 @@ impl Recording {
         for (i, (storage, nbytes)) in (0..).zip(fresh) {
             let slot = Slot::Made(self.made.len() as u32);
             self.places.insert(storage.id, slot);
+            self.written.remove(&storage.id);
+            self.elsewhere.remove(&storage.id);
             self.slots.push(slot);
             let name = Name::made_by(node, i);
             self.made.push(Made {
@@ -301,13 +324,46 @@ impl Recording {
         let slot = *self.places.entry(id).or_insert(next);
         if slot == next {
             self.given.push(id);
+            self.part_from(id, |elsewhere| elsewhere.writes);
         }
         slot
     }
 
     /// Records that the op added last has written a storage.
     pub fn note_written(&mut self, id: StorageId) {
-        self.writes |= matches!(self.slot_of(id), Slot::Given(_));
+        if let Slot::Given(given) = self.slot_of(id)
+            && !self.given_writes.contains(&given)
+        {
+            self.given_writes.push(given);
+        }
+        self.written.insert(id);
+        self.part_from(id, |_| true);
+    }
+
+    /// Records that the call is not replayable if an op of another thread has used a storage in a way that `matters`.
+    fn part_from(&mut self, id: StorageId, matters: impl Fn(&Elsewhere) -> bool) {
+        if let Some(Elsewhere { op, .. }) = self.elsewhere.get(&id).copied().filter(matters) {
+            self.refuse(NotReplayable { why: Reason::Thread, op, location: LocationId::UNKNOWN });
+        }
+    }
+
+    /// Records that an op of another thread reads or writes a storage. It is no part of the call, and only matters if
+    /// the order of both does: one of them writes or makes the storage.
+    pub fn used_elsewhere(&mut self, id: StorageId, op: Option<OpId>, writes: bool) {
+        let use_here =
+            self.places.get(&id).map(|slot| matches!(slot, Slot::Made(_)) || self.written.contains(&id));
+        let all = self.elsewhere.entry(id).or_insert(Elsewhere { op, writes });
+        all.writes |= writes;
+        if use_here.is_some_and(|writes_here| writes_here || writes) {
+            self.refuse(NotReplayable { why: Reason::Thread, op, location: LocationId::UNKNOWN });
+        }
+    }
+
+    /// Records that another thread makes a storage, whose id may be that of one which the call has used.
+    pub fn made_elsewhere(&mut self, id: StorageId, op: Option<OpId>) {
+        self.places.remove(&id);
+        self.written.remove(&id);
+        self.elsewhere.insert(id, Elsewhere { op, writes: true });
     }
 
     /// Records that the op added last has made a storage larger. Returns false if the call has not made the storage: a
@@ -318,25 +374,27 @@ impl Recording {
         true
     }
 
-    /// Records that the program fetches something. This hinders a replay unless [`Recording::read`] follows.
+    /// Records that the program fetches something. The call is not replayable unless [`Recording::read`] follows.
     pub fn fetch(&mut self, op: OpId, location: LocationId) {
         self.close_fetch();
-        self.open_fetch = Some(Hindered { why: Hindrance::Fetch, op: Some(op), location });
+        self.open_fetch = Some(NotReplayable { why: Reason::Fetch, op: Some(op), location });
     }
 
     fn close_fetch(&mut self) {
-        if let Some(hindered) = self.open_fetch.take() {
-            self.hinder(hindered);
+        if let Some(refused) = self.open_fetch.take() {
+            self.refuse(refused);
         }
     }
 
     /// Records that the last fetch has read a single value from a storage. Returns the storage's slot, and what the call
     /// has used so far.
     pub fn read(&mut self, id: StorageId, value: Scalar) -> Option<(Slot, Used)> {
-        let Hindered { op, location, .. } = self.open_fetch.take()?;
-        if self.writes || self.draws || !self.ends.is_empty() {
-            self.hinder(Hindered { why: Hindrance::Late, op, location });
+        let NotReplayable { op, location, .. } = self.open_fetch.take()?;
+        if !self.ends.is_empty() || (self.draws && !self.generators.is_empty()) {
+            self.refuse(NotReplayable { why: Reason::Late, op, location });
         }
+        self.undo.draws = self.draws;
+        self.undo.written = self.given_writes.clone();
         let slot = self.slot_of(id);
         self.fetched.push(Fetched { at: self.steps.len(), slot, value, op, location });
         Some((slot, Used { given: self.given.len(), hosts: self.hosts.len() }))
@@ -347,10 +405,10 @@ impl Recording {
         self.ends.push(self.steps.len());
     }
 
-    /// Records a hindrance. The first lasting one counts.
-    pub fn hinder(&mut self, hindered: Hindered) {
-        if self.hindered.is_none_or(|known| known.why == Hindrance::Unrecorded) {
-            self.hindered = Some(hindered);
+    /// Records that the call is not replayable. The first lasting reason counts.
+    pub fn refuse(&mut self, refused: NotReplayable) {
+        if self.refused.is_none_or(|known| known.why == Reason::Unrecorded) {
+            self.refused = Some(refused);
         }
     }
 
@@ -369,6 +427,8 @@ impl Recording {
             made.kept = lives(made.storage);
         }
         self.places = FxHashMap::default();
+        self.written = FxHashSet::default();
+        self.elsewhere = FxHashMap::default();
         let parts = self.parts();
         for part in &parts {
             for i in part.steps.clone() {
@@ -441,9 +501,19 @@ impl Recording {
         self.draws
     }
 
+    /// Returns whether an op writes a storage that existed before the call.
+    pub fn writes(&self) -> bool {
+        !self.given_writes.is_empty()
+    }
+
+    /// Returns what a replay that is abandoned at a value has to restore.
+    pub fn undo(&self) -> &Undo {
+        &self.undo
+    }
+
     /// Returns the reason why the call cannot be replayed, if there is one.
-    pub fn hindered(&self) -> Option<Hindered> {
-        self.hindered
+    pub fn refused(&self) -> Option<NotReplayable> {
+        self.refused
     }
 
     /// Returns the number of values that the call has read.

@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
-use tandem_kernels::deferred::Deferred;
-use tandem_kernels::run::{BlockRun, OpDeclaration};
-use tandem_kernels::threads::cores::Cores;
-use tandem_kernels::threads::locks::{Condvar, Mutex, MutexGuard, Rank};
-use tandem_kernels::threads::team::{TEAM, Waiting, runs_beside_the_program};
+use tandem_executor::deferred::Deferred;
+use tandem_executor::run::{BlockRun, OpDeclaration};
+use tandem_executor::threads::cores::Cores;
+use tandem_executor::threads::locks::{Condvar, Mutex, MutexGuard, Rank};
+use tandem_executor::threads::team::{TEAM, Waiting, runs_beside_the_program};
 use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::Variant;
 
@@ -40,7 +40,7 @@ pub enum Message {
     AddVariant(NodeId, Arc<Variant>),
     /// Blocks of a symbolic graph to prepare.
     Lower(Vec<Box<[NodeId]>>),
-    /// Block of a function, by number; see [`Program::lower_function`](tandem_kernels::run::Program::lower_function).
+    /// Block of a function, by number; see [`Program::lower_function`](tandem_executor::run::Program::lower_function).
     LowerFunction(usize, Box<[NodeId]>),
     /// Request to remove all ops and blocks.
     Forget,

@@ -23,6 +23,11 @@ const LONG: Duration = Duration::from_millis(50);
 /// Number of short or long passages that decides whether a loop is a region.
 const TRIED: u8 = 3;
 
+/// Number of passages in a row in which some ops were traced, but at most one in this many, after which such passages are
+/// measured, too: the program has new ops in all of them.
+const USUAL: u32 = 8;
+const FEW: u64 = 8;
+
 /// Readings of the clocks and counters at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
@@ -39,14 +44,14 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Returns the passage from `then` to now, or `None` if an op in between was traced.
-    fn since(&self, then: &Clocks) -> Option<Passage> {
+    /// Returns the passage from `then` to now, and the number of its ops that were traced.
+    fn since(&self, then: &Clocks) -> (Passage, u64) {
         let took = self.now - then.now;
         let at_work = then.ran.zip(self.ran).map(|(then, now)| now.saturating_sub(then));
         let idle = at_work
             .map_or(Duration::ZERO, |ran| took.saturating_sub(ran + self.asleep.saturating_sub(then.asleep)));
         let bytes = self.made.saturating_sub(then.made);
-        (self.traced == then.traced).then(|| Passage { ops: self.ops - then.ops, bytes, took, idle })
+        (Passage { ops: self.ops - then.ops, bytes, took, idle }, self.traced - then.traced)
     }
 }
 
@@ -71,11 +76,22 @@ pub struct Region {
     /// Thread that executes the region's runs.
     pub placement: Placement,
     size: Size,
+    /// Number of the latest passages in a row in which a few ops were traced.
+    partly_traced: u32,
 }
 
 impl Region {
     fn outside(placement: Placement) -> Region {
-        Region { header: None, placement, size: Size::Long }
+        Region { header: None, placement, size: Size::Long, partly_traced: 0 }
+    }
+
+    /// Adds a passage in which `traced` ops were traced. If there are any, it counts as typical only after many in a row.
+    fn passed(&mut self, passage: Passage, traced: u64) {
+        let partly = traced > 0 && traced * FEW <= passage.ops;
+        self.partly_traced = if partly { self.partly_traced + 1 } else { 0 };
+        if traced == 0 || self.partly_traced > USUAL {
+            self.placement.passed(passage);
+        }
     }
 
     /// Counts a passage or a round that took this long.
@@ -110,10 +126,10 @@ pub struct Regions {
     rounds: bool,
     /// Readings when the program entered this region or when its current passage began.
     since: Option<Clocks>,
-    /// Sum of this iteration's passages through the outside.
-    outside: Passage,
+    /// Sum of this iteration's passages through the outside, and the number of their ops that were traced.
+    outside: (Passage, u64),
     /// Region that the program has left while runs are pending, with the passage that ended there.
-    left: Option<(usize, Option<Passage>)>,
+    left: Option<(usize, Option<(Passage, u64)>)>,
 }
 
 const fn code(number: usize, begins_round: bool) -> u32 {
@@ -150,6 +166,7 @@ impl Regions {
                     header: Some(header),
                     placement: Placement::from(place),
                     size: Size::Unknown { short: 0, long: 0 },
+                    partly_traced: 0,
                 });
             }
             if self.all[number].size != Size::Short {
@@ -199,17 +216,17 @@ impl Regions {
         self.since.get_or_insert(clocks);
     }
 
-    /// Ends an iteration. `whole` says whether every op of it was co-executed.
-    pub fn end_iteration(&mut self, whole: bool, clocks: Clocks) {
+    /// Ends an iteration.
+    pub fn end_iteration(&mut self, clocks: Clocks) {
         let (left, unsettled) = (self.here(), self.left.is_some());
         self.go(code(OUTSIDE, false), clocks.now);
         if !unsettled {
             self.leave(left, clocks);
         }
         self.since = Some(Clocks { ops: 0, traced: 0, ..clocks });
-        let passage = std::mem::take(&mut self.outside);
-        if whole && !unsettled {
-            self.all[OUTSIDE].placement.passed(passage);
+        let (passage, traced) = std::mem::take(&mut self.outside);
+        if !unsettled {
+            self.all[OUTSIDE].passed(passage, traced);
         }
     }
 
@@ -246,7 +263,7 @@ impl Regions {
     /// Ends a passage through a region. If a placement is being measured, the passage is kept in `left` until its
     /// pending runs have been executed, since the wait for them belongs to it.
     fn leave(&mut self, left: usize, clocks: Clocks) {
-        let passage = self.since.replace(clocks).and_then(|since| clocks.since(&since));
+        let passage = self.since.replace(clocks).map(|since| clocks.since(&since));
         let here = self.here();
         if left != here && [left, here].iter().any(|r| self.all[*r].placement.is_comparing()) {
             self.left = Some((left, passage));
@@ -255,10 +272,13 @@ impl Regions {
         }
     }
 
-    fn passed(&mut self, region: usize, passage: Option<Passage>) {
+    fn passed(&mut self, region: usize, passage: Option<(Passage, u64)>) {
         match passage {
-            Some(passage) if region == OUTSIDE => self.outside += passage,
-            Some(passage) => self.all[region].placement.passed(passage),
+            Some((passage, traced)) if region == OUTSIDE => {
+                self.outside.0 += passage;
+                self.outside.1 += traced;
+            }
+            Some((passage, traced)) => self.all[region].passed(passage, traced),
             None => {}
         }
     }
@@ -274,7 +294,7 @@ impl Regions {
         let Some((region, passage)) = left else {
             return self.all[here].placement.settled(waited);
         };
-        self.passed(region, passage.map(|p| Passage { took: p.took + waited, ..p }));
+        self.passed(region, passage.map(|(p, traced)| (Passage { took: p.took + waited, ..p }, traced)));
         for region in [region, here] {
             let placement = &mut self.all[region].placement;
             if placement.settles() {
@@ -365,8 +385,8 @@ mod tests {
         }
 
         fn end_iteration(&mut self) {
-            self.regions.end_iteration(true, self.clocks);
-            self.clocks.ops = 0;
+            self.regions.end_iteration(self.clocks);
+            (self.clocks.ops, self.clocks.traced) = (0, 0);
         }
 
         fn places(&self) -> Vec<(Option<NodeId>, RunPlace)> {
@@ -422,6 +442,23 @@ mod tests {
             program.end_iteration();
         }
         assert_eq!(program.places(), [(None, RunPlace::Inline)]);
+    }
+
+    #[test]
+    fn a_few_traced_ops_in_every_iteration_are_usual() {
+        // Two of twenty ops are traced in every iteration or in every second one, or half of the ops in every one.
+        for (traced, every, place) in
+            [(2, 1, RunPlace::Beside), (2, 2, RunPlace::Beside), (10, 1, RunPlace::Inline)]
+        {
+            let mut program = Program::new(None);
+            for i in 0..60 * every {
+                program.go(BLOCKS[0], 80, 160);
+                program.go(BLOCKS[0], 80, 160);
+                program.clocks.traced += if i % every == 0 { traced } else { 0 };
+                program.end_iteration();
+            }
+            assert_eq!(program.places(), [(None, place)], "{traced} of 20 ops, in one of {every} iterations");
+        }
     }
 
     #[test]

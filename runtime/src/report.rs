@@ -86,6 +86,10 @@ pub struct StepRecord {
 pub struct Report {
     /// Iterations with at least one traced op.
     pub steps_traced: u64,
+    /// Those of them in which other ops were co-executed.
+    pub steps_in_part: u64,
+    /// Those of them that were not recorded.
+    pub steps_unrecorded: u64,
     /// Iterations in which every op was co-executed.
     pub steps_coexecuted: u64,
     /// Operator calls that reached Tandem.
@@ -104,6 +108,10 @@ pub struct Report {
     pub fetches: FxHashMap<LocationId, Fetch>,
     /// Divergences by operator, location and difference.
     pub divergences: Vec<Divergence>,
+    /// Indices of divergences.
+    divergence_places: FxHashMap<(LocationId, OpId, Difference), usize>,
+    /// Numbers of divergences that are listed for a place.
+    differences: FxHashMap<(LocationId, OpId), usize>,
     /// Number of runs by their number of ops.
     pub block_ops: FxHashMap<u32, u64>,
     /// Time that the program's thread waited, in nanoseconds.
@@ -120,8 +128,10 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-/// Maximum number of entries in the list of divergences.
+/// Maximum number of entries in the list of divergences, and of those for one operator at one place. One entry more
+/// counts all further ones.
 const MAX_DIVERGENCES: usize = 1_000;
+const MAX_DIFFERENCES: usize = 16;
 /// Maximum number of iterations, and of stretches of iterations, that are kept.
 const MAX_STEPS: usize = 2_000;
 
@@ -141,30 +151,36 @@ impl Report {
             .map_or(0, |(ops, _)| *ops)
     }
 
-    /// Counts a divergence. Returns its index in the list, or `None` if the list is full.
+    /// Counts a divergence. Returns its index in the list.
     pub fn diverged(
         &mut self,
         location: LocationId,
         op: OpId,
         difference: Difference,
         iteration: u64,
-    ) -> Option<usize> {
-        let same = |d: &Divergence| d.location == location && d.op == op && d.difference == difference;
-        let known = self.divergences.iter().position(same);
-        let at = match known {
-            Some(at) => at,
-            None if self.divergences.len() == MAX_DIVERGENCES => return None,
-            None => {
-                let first = iteration;
-                let new =
-                    Divergence { location, op, difference, count: 0, cost_ns: 0, first, last: iteration };
-                self.divergences.push(new);
-                self.divergences.len() - 1
+    ) -> usize {
+        let mut place = (location, op, difference);
+        if !self.divergence_places.contains_key(&place) {
+            let at_place = self.differences.entry((location, op)).or_default();
+            if *at_place >= MAX_DIFFERENCES {
+                place.2 = place.2.further();
             }
-        };
+            *at_place += 1;
+            if self.divergences.len() >= MAX_DIVERGENCES && !self.divergence_places.contains_key(&place) {
+                let last = &self.divergences[MAX_DIVERGENCES - 1];
+                place = (last.location, last.op, last.difference.clone());
+            }
+        }
+        let new = self.divergences.len();
+        let at = *self.divergence_places.entry(place.clone()).or_insert(new);
+        if at == new {
+            let (location, op, difference) = place;
+            let (first, last) = (iteration, iteration);
+            self.divergences.push(Divergence { location, op, difference, count: 0, cost_ns: 0, first, last });
+        }
         self.divergences[at].count += 1;
         self.divergences[at].last = iteration;
-        Some(at)
+        at
     }
 
     /// Counts ops of an iteration, `coexecuted` of which were co-executed.
@@ -214,5 +230,38 @@ impl Report {
         if !self.notes.contains(&text) {
             self.notes.push(text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_tracegraph::difference::What;
+
+    use super::*;
+
+    fn difference(got: usize) -> Difference {
+        Difference { what: What::Attribute, expected: "argument 1 = 0".into(), got: got.to_string() }
+    }
+
+    #[test]
+    fn all_divergences_count_and_few_are_listed() {
+        let mut report = Report::default();
+        let all = 3 * MAX_DIVERGENCES;
+        let counted = |report: &Report| report.divergences.iter().map(|d| d.count as usize).sum::<usize>();
+        for i in 0..all {
+            report.diverged(LocationId(1), OpId(1), difference(i), i as u64);
+        }
+        assert_eq!((report.divergences.len(), counted(&report)), (MAX_DIFFERENCES + 1, all));
+        let further = &report.divergences[MAX_DIFFERENCES];
+        assert_eq!((further.count as usize, further.last), (all - MAX_DIFFERENCES, all as u64 - 1));
+        assert_eq!(
+            report.diverged(LocationId(1), OpId(1), difference(3), 7),
+            3,
+            "a known one is found again"
+        );
+        for i in 0..all {
+            report.diverged(LocationId(2 + i as u32), OpId(1), difference(0), i as u64);
+        }
+        assert_eq!((report.divergences.len(), counted(&report)), (MAX_DIVERGENCES, 2 * all + 1));
     }
 }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use tandem_kernels::run::BlockRun;
-use tandem_kernels::threads::locks::{Mutex, Rank};
+use tandem_executor::run::BlockRun;
+use tandem_executor::threads::locks::{Mutex, Rank};
 use tandem_tracegraph::ids::LocationId;
 
 /// Activity of PythonRunner other than running the program.

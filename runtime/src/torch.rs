@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use tandem_kernels::host::{Exception, Generator};
-use tandem_kernels::run::HostFeed;
+use tandem_executor::host::{Exception, Generator};
+use tandem_executor::run::HostFeed;
 use tandem_tracegraph::call::Input;
 
 /// Functions that the runtime needs from PyTorch.

@@ -86,7 +86,7 @@ fn echoes(op: Op, values: &[Value], generator: bool, second: bool) -> (String, V
         m: &mut dyn Machine,
         op: Op,
         values: &[Value],
-        g: Option<&tandem_kernels::host::Buffer>,
+        g: Option<&tandem_executor::host::Buffer>,
         second: bool,
     ) {
         let (x, y) = (m.state(&[1.0, 2.0]), m.host(&[3.0]));

@@ -5,8 +5,9 @@ mod fakes;
 use std::rc::Rc;
 
 use fakes::{CoExecution, Machine, Store, Tensor, Window};
+use tandem_runtime::config::{Config, Mode};
 use tandem_runtime::engine::{RecordingId, Replay};
-use tandem_runtime::function::{Hindrance, Made, Property, Scalar, Slot};
+use tandem_runtime::function::{Made, Property, Reason, Scalar, Slot, Undo};
 use tandem_tracegraph::ids::StorageId;
 
 /// The function: writes `w` in place, and returns a new tensor and a number of temporaries' sum.
@@ -155,10 +156,10 @@ fn new_ops_are_recorded_as_co_executed_ones() {
 }
 
 #[test]
-fn a_fetch_hinders_a_replay() {
+fn a_call_with_a_fetch_is_not_replayable() {
     let mut m = CoExecution::new();
     let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
-    let why = |m: &CoExecution, id| m.engine().recording(id).expect("it is kept").hindered().map(|h| h.why);
+    let why = |m: &CoExecution, id| m.engine().recording(id).expect("it is kept").refused().map(|h| h.why);
     warm(&mut m, &w, &x, false);
     let (id, _) = record(&mut m, &w, &x, 0.5, false);
     assert_eq!(why(&m, id), None);
@@ -167,7 +168,83 @@ fn a_fetch_hinders_a_replay() {
     let sum = m.add(1, &x, &w, 0.5);
     m.item(9, &sum).expect("a value");
     let id = m.engine().end_recording();
-    assert_eq!(why(&m, id), Some(Hindrance::Fetch));
+    assert_eq!(why(&m, id), Some(Reason::Fetch));
+}
+
+/// Records a call between whose ops another thread issues `elsewhere`, which gets the tensors that the call writes, only
+/// reads and has made. Returns the refusal.
+fn record_beside(
+    elsewhere: impl Fn(&mut CoExecution, [&Tensor; 3]) -> Option<Tensor>,
+) -> (Option<Reason>, Option<Reason>) {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    warm(&mut m, &w, &x, false);
+    let mut why = [None, None];
+    for (late, why) in why.iter_mut().enumerate() {
+        m.engine().begin_recording();
+        let beside = |m: &mut CoExecution, made: &Tensor| {
+            m.other_thread = true;
+            let given = elsewhere(m, [&w, &x, made]);
+            m.other_thread = false;
+            given
+        };
+        let sum = m.add(1, &x, &w, 0.5);
+        let early = if late == 0 { beside(&mut m, &sum) } else { None };
+        m.mul_(3, &w, &sum);
+        let given = early.or_else(|| if late == 1 { beside(&mut m, &sum) } else { None });
+        m.relu(2, given.as_ref().unwrap_or(&sum));
+        let id = m.engine().end_recording();
+        *why = m.engine().recording(id).expect("it is kept").refused().map(|h| h.why);
+        m.step();
+    }
+    (why[0], why[1])
+}
+
+#[test]
+fn ops_of_other_threads_refuse_a_replay_only_on_tensors_of_the_call() {
+    let own = |m: &mut CoExecution, _: [&Tensor; 3]| {
+        let other = m.state(&[3.0, 4.0]);
+        let sum = m.add(7, &other, &other, 1.0);
+        m.mul_(8, &other, &sum);
+        None
+    };
+    assert_eq!(record_beside(own), (None, None));
+    let reads_what_is_read = |m: &mut CoExecution, [_, x, _]: [&Tensor; 3]| {
+        drop(m.relu(7, x));
+        None
+    };
+    assert_eq!(record_beside(reads_what_is_read), (None, None));
+    let refused = (Some(Reason::Thread), Some(Reason::Thread));
+    let reads_what_is_written = |m: &mut CoExecution, [w, ..]: [&Tensor; 3]| {
+        drop(m.relu(7, w));
+        None
+    };
+    assert_eq!(record_beside(reads_what_is_written), refused);
+    let reads_what_is_made = |m: &mut CoExecution, [.., made]: [&Tensor; 3]| {
+        drop(m.relu(7, made));
+        None
+    };
+    assert_eq!(record_beside(reads_what_is_made), refused);
+    let writes_what_is_read = |m: &mut CoExecution, [_, x, _]: [&Tensor; 3]| {
+        m.mul_(7, x, x);
+        None
+    };
+    assert_eq!(record_beside(writes_what_is_read), refused);
+    let makes_what_is_used = |m: &mut CoExecution, [_, x, _]: [&Tensor; 3]| Some(m.relu(7, x));
+    assert_eq!(record_beside(makes_what_is_used), refused);
+}
+
+#[test]
+fn one_call_is_recorded_at_a_time() {
+    let m = CoExecution::new();
+    assert!(m.engine().begin_recording());
+    assert!(!m.engine().begin_recording());
+    m.engine().pause_recording(true);
+    assert!(!m.engine().begin_recording());
+    assert!(!m.engine().mark_step_elsewhere(), "the thread that records stays the program's");
+    m.engine().pause_recording(false);
+    m.engine().cancel_recording();
+    assert!(m.engine().begin_recording());
 }
 
 /// A function that reads a value of a temporary, and goes on depending on it.
@@ -194,7 +271,7 @@ fn a_replay_stops_at_a_value_and_goes_on_as_another_call() {
         m.step();
         let mut engine = m.engine();
         assert!(engine.make_template(id));
-        assert_eq!(engine.recording(id).map(|call| (call.hindered(), call.fetches())), Some((None, 1)));
+        assert_eq!(engine.recording(id).map(|call| (call.refused(), call.fetches())), Some((None, 1)));
         (id, result)
     });
     let values = [2.0f64, -1.0].map(|value| Some(Scalar::Float(value.to_bits())));
@@ -219,7 +296,7 @@ fn a_replay_stops_at_a_value_and_goes_on_as_another_call() {
 }
 
 #[test]
-fn a_value_that_is_read_after_a_write_hinders_a_replay() {
+fn a_value_that_is_read_after_a_write_names_what_to_restore() {
     let mut m = CoExecution::new();
     let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
     let call = |m: &mut CoExecution, to: &Tensor| {
@@ -236,10 +313,10 @@ fn a_value_that_is_read_after_a_write_hinders_a_replay() {
     let (slot, used) = call(&mut m, &w).expect("a call is recorded");
     assert_eq!((slot, used.given, used.hosts), (Slot::Made(0), 2, 0));
     let id = m.engine().end_recording();
-    assert_eq!(
-        m.engine().recording(id).and_then(|call| call.hindered()).map(|h| h.why),
-        Some(Hindrance::Late)
-    );
+    let mut engine = m.engine();
+    let recording = engine.recording(id).expect("a recording");
+    assert_eq!(recording.refused(), None);
+    assert_eq!(*recording.undo(), Undo { written: vec![1], draws: false });
 }
 
 #[test]
@@ -256,4 +333,21 @@ fn recordings_end_with_the_graph() {
     m.step();
     assert!(m.engine().make_template(id), "blocks are numbered from the start again");
     assert!(replay(&m, id, &[(id_of(&x), 0), (id_of(&w), 0)]).is_some());
+}
+
+#[test]
+fn a_dropped_recordings_runs_that_are_held_back_still_run() {
+    let mut m = CoExecution::with(Config { mode: Mode::Lazy, ..Config::default() });
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    let reference = m.state(&[0.5, 0.25]);
+    warm(&mut m, &w, &x, false);
+    warm(&mut m, &reference, &x, false);
+    let (id, _) = record(&mut m, &w, &x, 0.5, false);
+    function(&mut m, &reference, &x, 0.5, false);
+    m.step();
+    assert!(m.engine().make_template(id));
+    let replayed = replay(&m, id, &[(id_of(&x), 0), (id_of(&w), 0)]).expect("it is valid");
+    m.engine().drop_recording(id);
+    let expected = function(&mut m, &reference, &x, 0.5, false);
+    assert_eq!((m.peek(&replayed), m.peek(&w)), (m.peek(&expected), m.peek(&reference)));
 }

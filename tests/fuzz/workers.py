@@ -6,13 +6,14 @@ A process that dies or hangs is a finding about the program that it ran.
 
 import faulthandler
 import gc
+import importlib
 import itertools
 import multiprocessing
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
@@ -26,28 +27,35 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """How programs are run: the modes to choose from, and the number of PyTorch's threads."""
+    """How programs are run: the modes to choose from, the number of PyTorch's threads, and the module whose `check`
+    runs them.
+    """
 
     modes: tuple[str, ...] = ("coexec", "lazy", "coexec")
     threads: int = 1
+    runner: str = "tests.fuzz.run"
 
 
-_context = multiprocessing.get_context("fork")
+context = multiprocessing.get_context("fork")
 
 
-def _work(connection: Connection, sources: list[str], settings: Settings) -> None:
+def checker(settings: Settings) -> Callable[[str, tuple[str, ...]], str | None]:
+    """Prepares a process for programs, and returns the function that checks them."""
     import torch
 
     torch.set_num_threads(settings.threads)
     faulthandler.enable()
     # A `__del__` may raise, as in eager.
     sys.unraisablehook = lambda _: None
-    from tests.fuzz.run import check
-
+    check = importlib.import_module(settings.runner).check
     # Excludes PyTorch's objects from later garbage collections.
     gc.collect()
     gc.freeze()
+    return check
 
+
+def _work(connection: Connection, sources: list[str], settings: Settings) -> None:
+    check = checker(settings)
     for source in sources:
         try:
             result = check(source, settings.modes)
@@ -67,8 +75,8 @@ class Worker:
 
     def __init__(self, seeds: list[int], sources: list[str], settings: Settings):
         self.seeds = seeds
-        self.connection, far = _context.Pipe(duplex=False)
-        self.process = _context.Process(target=_work, args=(far, sources, settings))
+        self.connection, far = context.Pipe(duplex=False)
+        self.process = context.Process(target=_work, args=(far, sources, settings))
         self.process.start()
         far.close()
         self.done: list[tuple[int, str | None]] = []
@@ -105,7 +113,18 @@ def check_all(
     programs: Iterable[tuple[int, str]], jobs: int, settings: Settings
 ) -> Iterator[tuple[int, str | None, list[int]]]:
     """Checks programs; each result comes with the seeds that ran before it in its process."""
-    programs = iter(programs)
+    # Collections in forked processes visit their own objects only.
+    gc.collect()
+    gc.freeze()
+    try:
+        yield from _check_all(iter(programs), jobs, settings)
+    finally:
+        gc.unfreeze()
+
+
+def _check_all(
+    programs: Iterator[tuple[int, str]], jobs: int, settings: Settings
+) -> Iterator[tuple[int, str | None, list[int]]]:
     todo: list[tuple[int, str]] = []
     text: dict[int, str] = {}
     running: list[Worker] = []

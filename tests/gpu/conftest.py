@@ -1,10 +1,13 @@
 """Fixtures for tests of the wgpu executor on any adapter, the software adapter included; shaders check
 bounds.
 
-`TANDEM_GPU_WITHOUT` disables features; `make test-gpu` runs these tests under several such profiles.
+`TANDEM_GPU_WITHOUT` disables features; `make test-gpu` runs these tests under several such profiles. Those
+without one feature are for the tests that use it.
 """
 
+import inspect
 import os
+import re
 import warnings
 
 os.environ.setdefault("TANDEM_DEVICE", "gpu")
@@ -15,8 +18,32 @@ import pytest
 import torch
 import torch_tandem
 
+USES = {
+    "int64": r"int64|\blong\b|randint|argm(ax|in)|argsort",
+    "f64": r"float64|\bdouble\b",
+    "f16": r"\bfloat16|\bhalf\b",
+}
+"""What tests that use a feature have in names, in functions, or in lists and functions that these name."""
 
-def pytest_collection_modifyitems(items):
+
+def words(item) -> str:
+    function = item.function
+    named = [function.__globals__.get(name) for name in function.__code__.co_names]
+    sources = [inspect.getsource(value) for value in (function, *named) if inspect.isfunction(value)]
+    return " ".join(
+        [item.name, *sources, *(repr(value) for value in named if isinstance(value, list | tuple | dict))]
+    )
+
+
+def pytest_addoption(parser):
+    parser.addoption("--using", choices=USES, help="only tests that use this feature")
+
+
+def pytest_collection_modifyitems(config, items):
+    if feature := config.getoption("--using"):
+        used = [item for item in items if re.search(USES[feature], words(item))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in used])
+        items[:] = used
     if not torch_tandem.list_devices():
         for item in items:
             item.add_marker(pytest.mark.skip(reason="there is no graphics adapter"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "examples"
+EXAMPLES = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "checked" / "examples"
 MICRO = EXAMPLES / "gpu_micro"
 TRANSLATE = EXAMPLES / "translate"
 

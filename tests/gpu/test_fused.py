@@ -118,6 +118,26 @@ EPILOGUES = {
 }
 
 
+def dropped_items(x, w, s):
+    kept = torch._foreach_mul([x, w], 2)[1]
+    return (kept, x[1:] + 1)
+
+
+# Results that the program drops, before an operator of another shape, which ends their group.
+DROPPED = {
+    "condition": lambda x, w, s: ((x * 2) > s, w[1:] + 1)[1:],
+    "conditions": lambda x, w, s: ((x > s) & (w > s), w[1:] + 1)[1:],
+    "epilogue": lambda x, w, s: ((x @ w.t()) > s, w[1:] + 1)[1:],
+    "items": dropped_items,
+    "sum": lambda x, w, s: ((x > s).sum(), w[1:] + 1)[1:],
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_what_the_program_drops_is_no_kernel(name):
+    assert repeat(DROPPED[name], torch.randn(X), torch.randn(X)) <= 3
+
+
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_operators_are_fused_with_what_follows(name):
     step, *shapes = EPILOGUES[name]

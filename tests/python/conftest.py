@@ -6,7 +6,9 @@ unless `TANDEM_KERNELS` is set.
 
 import gc
 import os
+import re
 import warnings
+from pathlib import Path
 
 os.environ.setdefault("TANDEM_KERNELS", "aten")
 
@@ -17,9 +19,28 @@ import torch_tandem
 LONGEST = ("test_trainers", "test_distributed", "test_fed", "test_ray")
 """Files that take minutes. They run first, so that parallel processes end at the same time."""
 
+DIVIDED = ("test_trainers", "test_distributed", "test_opinfo")
+"""Files whose tests may run in several processes: none needs what earlier ones have left."""
+
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (*LONGEST, item.path.stem).index(item.path.stem))
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of a file run in one process, and so do those of a trainer, which keeps its losses on the CPU."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file, _, test = nodeid.partition("::")
+            stem = Path(file).stem
+            if stem not in DIVIDED:
+                return file
+            program = re.search(r"\[([a-z_]+)", test) if stem == "test_trainers" else None
+            return f"{file}::{program[1]}" if program else nodeid
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -207,6 +207,8 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
     half = steps // 2
     figures = {
         "steps_traced": sum(r["traced"] > 0 for r in rows),
+        "steps_in_part": sum(0 < r["traced"] < r["ops"] for r in rows),
+        "steps_unrecorded": 0,
         "steps_coexecuted": sum(r["traced"] == 0 for r in rows),
         "ops_captured": captured,
         "ops_coexecuted": coexecuted,
@@ -239,6 +241,7 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
                 "graphs": 0,
                 "saved_us": 0,
                 "reason": f"the program reads a value: aten::item at {TRAIN}:52 in train{bad}",
+                "failed": False,
             },
             {
                 "name": "train_step",
@@ -248,6 +251,7 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
                 "graphs": 2,
                 "saved_us": 12_400_000,
                 "reason": None,
+                "failed": False,
             },
         ],
         "divergences": [

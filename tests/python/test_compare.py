@@ -68,6 +68,40 @@ def test_a_script_without_iterations_is_no_comparison(tmp_path):
     assert "Too few iterations" in done.stdout, (done.stdout, done.stderr)
 
 
+BRANCHES = """
+import torch
+there = {query}
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(10):
+    for x, y in torch.utils.data.DataLoader(data, 32, shuffle={shuffle}):
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("query", "shuffle", "told"),
+    [
+        ("torch.cuda.is_available()", "there", True),
+        ("torch.accelerator.device_count()", "there > 0", True),
+        ("torch.cuda.is_available()", "False", False),
+    ],
+)
+def test_another_branch_is_told(tmp_path, query, shuffle, told):
+    path = tmp_path / "script.py"
+    path.write_text(BRANCHES.format(query=query, shuffle=shuffle))
+    done = compare("--steps", "40", str(path))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert ("may not run the same program" in said) == told, said
+    assert not told or f"{query} at" in said
+
+
 def test_bad_arguments_are_refused():
     assert "no such file" in compare("missing.py").stderr
     assert "10 iterations" in compare("--steps", "3", "examples/digits.py").stderr

@@ -2,9 +2,8 @@
 
 import gc
 import json
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
 import torch_tandem
@@ -174,23 +173,15 @@ for i in range(30):
 def test_scripts_that_compile(tmp_path, options, code, note, replays):
     script, report = tmp_path / "script.py", tmp_path / "report.json"
     script.write_text(SCRIPT.format(compile=code))
-    command = [
-        sys.executable,
-        "-m",
-        "torch_tandem",
-        "run",
-        "--report-json",
-        str(report),
-        *options,
-        str(script),
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    command = ["-m", "torch_tandem", "run", "--report-json", str(report), *options, str(script)]
+    ran = forked.run(command)
     assert ran.returncode == 0, ran.stderr
     seen = json.loads(report.read_text())
     assert any(note in said for said in seen["notes"]), seen["notes"]
     assert (sum(f["replayed"] for f in seen["functions"]) > 20) == replays, seen["functions"]
     script.write_text(SCRIPT.format(compile="net = model").replace("cuda", "cpu"))
-    eager = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    eager = forked.run([str(script)])
+    assert eager.returncode == 0, eager.stderr
     one, two = (
         [float.fromhex(x) for x in out.split() if "x" in x] for out in (eager.stdout, ran.stdout[:700])
     )

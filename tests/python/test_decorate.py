@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import forked
 import pytest
 
 SCRIPT = """
@@ -50,8 +51,7 @@ def folder(tmp_path):
 
 
 def run(folder, *options):
-    command = [sys.executable, "-m", "torch_tandem", "run", "--quiet", *options, "script.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return forked.run(["-m", "torch_tandem", "run", "--quiet", *options, "script.py"], cwd=folder)
 
 
 def test_functions_of_the_script_and_of_a_module_it_imports(folder):
@@ -69,8 +69,8 @@ def test_functions_of_the_script_and_of_a_module_it_imports(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("__main__:nothing", "defines no function nothing"),
-        ("step", "not of the form module:qualname"),
+        ("__main__:nothing", "defines no function, class or variable nothing"),
+        ("a step", "not of the form module:qualname"),
         ("torch:add", "has been imported already"),
     ],
 )
@@ -78,3 +78,74 @@ def test_what_does_not_exist_is_an_error(folder, text, message):
     ran = run(folder, "--function", text)
     assert ran.returncode == 2
     assert message in ran.stderr
+
+
+MODELS = """
+import torch
+import layers
+from torch import nn
+
+
+def main():
+    torch.manual_seed(0)
+    rate: float = 0.1
+    model = layers.Net()
+    model, optimizer = model.cuda(), None
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4).cuda()).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    print([float(x).hex() for x in losses], isinstance(model, nn.Module), rate)
+
+
+main()
+"""
+
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+    def forward(self, x):
+        return self.body(x)
+"""
+
+
+@pytest.mark.parametrize("name", ["model", "__main__:model", "layers:Net"])
+def test_modules_by_the_name_of_a_variable_or_a_class(tmp_path, name):
+    (tmp_path / "script.py").write_text(MODELS)
+    (tmp_path / "layers.py").write_text(NET)
+    plain = run(tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    ran = run(tmp_path, "--function", name, "--report-json", "r.json")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == plain.stdout
+    functions = json.loads((tmp_path / "r.json").read_text())["functions"]
+    assert [f["name"] for f in functions] == ["Net"] and functions[0]["replayed"] > 30
+
+
+def test_a_variable_that_holds_no_module_stays(tmp_path):
+    (tmp_path / "script.py").write_text(MODELS)
+    (tmp_path / "layers.py").write_text(NET)
+    ran = run(tmp_path, "--function", "rate")
+    assert ran.returncode == 0 and ran.stdout == run(tmp_path).stdout
+
+
+def test_the_summary_names_what_to_wrap(tmp_path):
+    text = (
+        MODELS.replace("range(60)", "range(200)").replace("layers.Net", "Net").replace("import layers", NET)
+    )
+    (tmp_path / "script.py").write_text(text)
+    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json", "r.json", "script.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    [candidate] = json.loads((tmp_path / "r.json").read_text())["candidates"]
+    assert candidate["name"] == "Net" and candidate["calls"] == 10 and 0 < candidate["share"] < 1

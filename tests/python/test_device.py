@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -481,6 +482,14 @@ def test_autocast_cast_lists(dtype):
         assert [t.dtype for t in full] == [torch.float32] * len(full)
         assert [t.dtype for t in widest] == [torch.float32] * len(widest)
         torch_tandem.mark_step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_to_wider_dtypes_as_on_cuda(dtype):
+    x = torch.ones(2, 2, device=DEV, dtype=torch.bfloat16)
+    with warnings.catch_warnings(action="error"), torch.autocast("tandem", dtype):
+        assert torch.is_autocast_enabled("tandem")
+        assert (x @ x).dtype == F.linear(x, x).dtype == dtype
 
 
 def test_training_under_autocast():

@@ -1,9 +1,8 @@
 """Environment variables: unknown values, and combinations."""
 
 import itertools
-import subprocess
-import sys
 
+import forked
 import pytest
 
 STEPS = """
@@ -19,7 +18,7 @@ assert x.tolist() == [1, 1, 1]
 def run(monkeypatch, program, **variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    return forked.run(["-c", program], timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """`torch_tandem.function`: calls are replayed with eager's bits, unless the program has changed something."""
 
-import array
-import builtins
+import gc
+import itertools
 import random
 import threading
+import time
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -14,10 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 # An audit that finds something has found a call that should not have been replayed, or is wrong itself.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*effects are skipped"),
-    pytest.mark.filterwarnings("error:.*an audit found"),
-]
+pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
 
 
 @pytest.fixture(autouse=True)
@@ -310,7 +309,7 @@ def test_a_host_tensor_that_is_written_between_calls():
     def program(device, wrap):
         scale = torch.ones(())
         rows = torch.ones(4)
-        step = wrap(lambda x: x * scale + rows.to(device) * float(scale))
+        step = wrap(lambda x: x * scale + rows.to(device))
         values = []
         for i in range(40):
             if i % 8 == 0:
@@ -387,6 +386,34 @@ def test_a_result_without_its_graph_says_so():
         loss.backward()
 
 
+def test_garbage_collected_in_a_call():
+    """Finalizers and callbacks of objects that die meanwhile are none of its code."""
+
+    class Cycle:
+        def __init__(self, known):
+            self.me = self
+            known[self] = 1
+
+        def __del__(self):
+            time.perf_counter()
+
+    known, seen = weakref.WeakKeyDictionary(), []
+    step = torch_tandem.function(lambda x: len([[] for _ in range(5000)]) * x)
+    threshold = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(2000)
+    try:
+        for i in range(30):
+            gc.collect()
+            weakref.finalize(Cycle(known), seen.append, i)
+            step(data(4, seed=i).to("tandem"))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
+    assert len(seen) > 20
+    replayed(step, 10)
+
+
 def test_versions_count_writes():
     state = torch.zeros(3, device="tandem")
     step = torch_tandem.function(lambda x: state.add_(x).mul_(2).sum(), audit=1000)
@@ -430,9 +457,7 @@ def test_the_concrete_graph():
     assert graph.outputs == [((), torch.float32)]
     assert {id(t) for t in graph.captured} == {id(p) for p in model.parameters()}
     lines = graph.text.splitlines()
-    assert (
-        "aten::addmm(model.0.bias, argument 0, model.0.weight" in lines[0] and "test_function.py" in lines[0]
-    )
+    assert "aten::addmm(" in lines[0] and ", argument 0, " in lines[0] and "test_function.py" in lines[0]
     assert any(line.startswith("read %") and "= True" in line for line in lines)
     assert lines[-1] == "end of the iteration"
     text = step.explain()
@@ -443,27 +468,19 @@ def test_the_concrete_graph():
 
 
 def test_a_captured_tensor_that_died():
-    builtins.weight = data(4).to("tandem")
-    try:
-        # The name is not in the code, so only the tensor's death shows that it was replaced.
-        step = torch_tandem.function(lambda x: x * getattr(builtins, "wei" + "ght"))
-        x = data(4, seed=1)
-        for _ in range(20):
-            step(x.to("tandem"))
-        replayed(step, 5)
-        graph = step.concrete_graph(x.to("tandem"))
-        builtins.weight = data(4, seed=2).to("tandem")
-        with pytest.raises(ReferenceError, match=r"no longer exists.*aten::mul.Tensor at .*test_function.py"):
-            _ = graph.captured
-        with pytest.warns(
-            UserWarning, match=r"no longer exists: aten::mul.Tensor at .*test_function.py"
-        ) as caught:
-            assert torch.equal(step(x.to("tandem")).cpu(), x * data(4, seed=2))
-        assert caught[0].filename == __file__
-        for _ in range(20):
-            assert torch.equal(step(x.to("tandem")).cpu(), x * data(4, seed=2))
-    finally:
-        del builtins.weight
+    held = {"weight": data(4).to("tandem")}
+    step = torch_tandem.function(lambda x: x * held["weight"])
+    x = data(4, seed=1)
+    for _ in range(20):
+        step(x.to("tandem"))
+    replayed(step, 5)
+    graph = step.concrete_graph(x.to("tandem"))
+    held["weight"] = data(4, seed=2).to("tandem")
+    with pytest.raises(ReferenceError, match=r"no longer exists.*aten::mul.Tensor at .*test_function.py"):
+        _ = graph.captured
+    for _ in range(20):
+        assert torch.equal(step(x.to("tandem")).cpu(), x * data(4, seed=2))
+    replayed(step, 20)
 
 
 def test_a_shape_that_depends_on_data():
@@ -479,7 +496,7 @@ def test_a_number_that_differs():
         return x * counter[0]
 
     text = reason(count, (4,))
-    assert "number" in text and "test_function.py" in text
+    assert "changes counter[0]" in text and "test_function.py" in text
 
 
 def test_adamw_by_default_says_what_to_do():
@@ -586,9 +603,39 @@ def test_a_tensor_that_is_kept():
     assert "in use after the call" in text and "test_function.py" in text
 
 
+@pytest.mark.parametrize("change", [lambda given: given.append(1), lambda given: given.pop()])
+def test_a_container_among_the_arguments_that_is_changed(change):
+    def f(x, given):
+        change(given)
+        return x * 2
+
+    f = torch_tandem.function(f)
+    for i in range(20):
+        given = [0]
+        f(data(4, seed=i).to("tandem"), given)
+        assert len(given) != 1
+    assert "changes a container" in f.reason()
+
+
+def test_inference_tensors_are_refused_where_a_backward_pass_needs_them():
+    weight = data(4, 4).to("tandem").requires_grad_()
+
+    @torch_tandem.function
+    def f(x):
+        return (x @ weight).detach()
+
+    for i in range(12):
+        f(data(3, 4, seed=i).to("tandem"))
+    replayed(f, 5)
+    with torch.inference_mode():
+        x = data(3, 4).to("tandem")
+    with pytest.raises(RuntimeError, match="Inference tensors"):
+        f(x)
+
+
 def test_a_graph_that_is_needed_outside():
     weight = data(4).to("tandem").requires_grad_()
-    assert "requires grad" in reason(lambda x: x * weight, (4,))
+    assert "backward pass" in reason(lambda x: x * weight, (4,))
 
 
 def test_a_result_that_differs():
@@ -598,41 +645,38 @@ def test_a_result_that_differs():
         counter[0] += 1
         return x, counter[0]
 
-    assert "returns another value" in reason(count, (4,))
+    assert "changes counter[0]" in reason(count, (4,))
 
 
 # --- Audits -----------------------------------------------------
 
 
+@pytest.fixture
 def hidden():
-    """A function that reads state which no walk over objects finds."""
-    switch = array.array("d", [1.0])
-    return switch, lambda x: x * 2 if switch[0] == 1.0 else x * 3
+    """A function with state that no comparison sees: what PyTorch's modules hold is compared by identity."""
+    torch.tandem_test = itertools.count()
+    yield lambda x: x * 2 if next(torch.tandem_test) < 10 else x * 3
+    del torch.tandem_test
 
 
-def test_an_audit_finds_what_was_not_seen():
-    switch, function = hidden()
-    step = torch_tandem.function(function)
-    for i in range(20):
-        step(data(4, seed=i).to("tandem"))
-    replayed(step, 5)
-    switch[0] = 2.0
+def test_an_audit_that_finds_a_difference_refuses_the_function(hidden):
+    step = torch_tandem.function(hidden)
     with pytest.warns(UserWarning, match=r"an audit found .* replayed calls may have been wrong"):
-        for i in range(40):
+        for i in range(400):
             step(data(4, seed=i).to("tandem"))
+    assert step.cache_info().hits > 5
+    hits = step.cache_info().hits
     for i in range(40):
         x = data(4, seed=i)
         assert torch.equal(step(x.to("tandem")).cpu(), x * 3)
+    assert step.cache_info().hits == hits and "an audit found" in step.reason()
+    assert "an audit found" in torch_tandem.report()["functions"][0]["reason"]
 
 
-def test_a_mismatch_can_be_an_error():
-    switch, function = hidden()
-    step = torch_tandem.function(function, on_mismatch="raise", audit=4)
-    for i in range(20):
-        step(data(4, seed=i).to("tandem"))
-    switch[0] = 2.0
+def test_a_mismatch_can_be_an_error(hidden):
+    step = torch_tandem.function(hidden, on_mismatch="raise", audit=4)
     with pytest.raises(RuntimeError, match="an audit found"):
-        for i in range(8):
+        for i in range(400):
             step(data(4, seed=i).to("tandem"))
 
 
@@ -653,16 +697,40 @@ def test_too_many_graphs_name_the_argument():
     assert step.cache_info().currsize <= 3
 
 
-def test_effects_are_named_once():
+def test_effects_refuse_unless_they_are_declared():
     log = []
 
     def noisy(x):
         log.append(1)
+        return x + 1
+
+    def prints(x):
         print("called")
         return x + 1
 
-    with pytest.warns(UserWarning, match=r"appends to log.*prints"):
-        torch_tandem.function(noisy)
+    assert "changes log" in reason(noisy, (4,))
+    assert "calls print at " in reason(prints, (4,)) and "test_function.py" in reason(prints, (4,))
+    for function in (noisy, prints):
+        step = torch_tandem.function(function, effects="skip")
+        for i in range(20):
+            step(data(4, seed=i).to("tandem"))
+        replayed(step, 5)
+
+
+def test_what_is_not_known_refuses():
+    numbers, table = iter([2.0] * 99), {"a": 1.0}
+    opened = open(__file__)  # noqa: SIM115
+    assert "an object of type list_iterator" in reason(lambda x: x * next(numbers), (4,))
+    assert "time.time at " in reason(lambda x: x * (time.time() > 0), (4,))
+    assert "TextIOWrapper" in reason(lambda x: x * (opened.fileno() > 0), (4,))
+    step = torch_tandem.function(lambda x: x * table["a"])
+    for i in range(20):
+        step(data(4, seed=i).to("tandem"))
+    replayed(step, 5)
+    step = torch_tandem.function(lambda x, n: x * int(n))
+    for i in range(20):
+        step(data(4, seed=i).to("tandem"), torch.tensor(i))
+    assert "on the host" in step.reason()
 
 
 def test_functions_within_functions():

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch_tandem
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
 
@@ -139,6 +140,8 @@ def outcome(line: Any) -> tuple[Any, str | None]:
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_numbers_out_of_range_after_ordinary_ones(dtype):
     for name in lines(torch.ones(1), 1):
+        if name == "histc" and not dtype.is_floating_point:
+            continue  # PyTorch's kernel for the CPU refuses integers
         for corner in NUMBERS[dtype]:
             # The graph distinguishes the types of numbers: each corner follows ordinary numbers of its own
             # type.
@@ -262,3 +265,13 @@ def test_more_than_64_dimensions(name):
         return outcomes
 
     assert attempts("tandem") == attempts("cpu")
+
+
+def test_tensors_of_a_transform_that_a_mode_hides():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return torch.vmap(torch.sin)(func(*args, **(kwargs or {})))
+
+    for device in ("cpu", "tandem"):
+        with Mode(), pytest.raises(RuntimeError, match="doesn't have storage"):
+            torch.relu(torch.randn(2, 3).to(device))

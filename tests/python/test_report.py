@@ -145,6 +145,12 @@ torch.nn.Linear(2, 2)(torch.zeros(2, device="cpu"))
 torch.manual_seed(0)
 weight = torch.eye(64, device="tandem")
 double, read = torch_tandem.function(lambda x: x * 2), torch_tandem.function(lambda x: x.tolist())
+model = torch.nn.Linear(64, 2, device="tandem")
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(32):
+    optimizer.zero_grad()
+    model(weight).sum().backward()
+    optimizer.step()
 for step in range(30):
     double(weight)
     read(weight)
@@ -310,6 +316,24 @@ def test_summary_of_divergences(monkeypatch):
     assert re.search(r"times +line +operator +what +expected +got +cost", text)
     assert re.search(r"48 +clip_grad_norm_ +operator +add_.Tensor +linalg_vector_norm +81.30 ms", text)
     assert "after the tenth iteration" in text and "feeds: 65,600" in text
+
+
+def test_iterations_with_a_traced_operator_and_all_divergences_are_counted():
+    torch_tandem.reset()
+    x = torch.ones(2, 2, 2, device="tandem")
+    steps = 1100
+    for i in range(steps):
+        # Each iteration has operators at a place that no other iteration has.
+        exec(compile("y = ((x + 1) * 2).sin()", f"file{i}", "exec"), {"x": x})
+        for _ in range(20):
+            x = (x + 0.5).tanh()
+        torch_tandem.mark_step()
+        if i == 9:
+            torch_tandem.reset_report()
+    report = torch_tandem.report()
+    assert report["steps_in_part"] == report["steps_traced"] == steps - 10
+    assert sum(d["count"] for d in report["divergences"]) >= steps - 10
+    assert f"0 traced, {steps - 10:,} traced in part, 0 co-executed" in torch_tandem.summary()
 
 
 # --- The trace ---

@@ -88,7 +88,10 @@ def graph(crate: str) -> dict[Module, set[Module]]:
     }
 
 
-@pytest.mark.parametrize("crate", ["tracegraph", "kernels", "runtime"])
+CRATES = ("tracegraph", "kernels/executor", "kernels/cpu", "kernels/gpu", "runtime", "pybridge")
+
+
+@pytest.mark.parametrize("crate", CRATES)
 def test_files_import_each_other_without_cycles(crate: str) -> None:
     """No file of a crate needs itself."""
     edges = graph(crate)
@@ -117,20 +120,15 @@ def test_a_cycle_is_found() -> None:
 
 
 NAMED = {
-    # The last two map the functions of expressions, some of which are called like operators.
-    "kernels": (
-        "ops/table.rs",
-        "ops/pointwise.rs",
-        # Values of the argument `reduce`.
-        "ops/arguments.rs",
-        "gpu/ops/",
-        "cpu/tiles/program.rs",
-        "gpu/print/",
-    ),
+    # "reduce" in `ops/arguments.rs` is an argument.
+    "kernels/executor": ("ops/table.rs", "ops/pointwise.rs", "ops/arguments.rs"),
+    # The functions of expressions, some of which are called like operators.
+    "kernels/cpu": ("table.rs", "tiles/program.rs"),
+    "kernels/gpu": ("table.rs", "ops/", "print/"),
     # "dot" is a format of graphs.
     "pybridge": ("lib.rs",),
 }
-"""Files that may compare such names, by crate: the table, the families of kernels, and other meanings."""
+"""Files that may compare such names, by crate: the tables, the families of kernels, and other meanings."""
 
 
 def decisions(text: str, operators: set[str]) -> list[str]:
@@ -155,7 +153,7 @@ def test_only_the_table_decides_by_an_operators_name() -> None:
         "add_.Tensor",
     ]
     found = {}
-    for crate in ("tracegraph", "kernels", "runtime", "pybridge"):
+    for crate in CRATES:
         exempt = NAMED.get(crate, ("-",))
         for path in sorted((ROOT / crate / "src").rglob("*.rs")):
             inside = path.relative_to(ROOT / crate / "src").as_posix()
@@ -163,3 +161,34 @@ def test_only_the_table_decides_by_an_operators_name() -> None:
             if not inside.startswith(exempt) and (names := decisions(text, operators)):
                 found[f"{crate}/{inside}"] = names
     assert found == {}
+
+
+EARLIER = {"cholesky"}
+"""Operators that earlier versions of PyTorch have."""
+
+
+def names_in_tables() -> list[str]:
+    page = (ROOT / "docs" / "operator-table.md").read_text()
+    return re.findall(r"(?m)^\| `([^`]+)` \|", page)
+
+
+def is_declared(name: str, declared: set[str]) -> bool:
+    """Whether an operator of a table's name, or an in-place form of it, has a schema."""
+    if name.endswith("*"):
+        return any(full.startswith(name[:-1]) for full in declared)
+    # Lowerings stand for in-place forms, which may be all that there is.
+    return name in declared or f"{name}_" in declared
+
+
+def test_tables_name_operators_that_pytorch_has() -> None:
+    """A misspelt name would never be looked up."""
+    import torchvision  # noqa: F401  (registers its operators)
+
+    declared = set(EARLIER)
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name.removeprefix("aten::")
+        declared |= {name, f"{name}.{schema.overload_name}"}
+    names = names_in_tables()
+    assert len(names) > 500
+    assert not is_declared("native_layer_nrom", declared) and not is_declared("sum.dim_InList", declared)
+    assert [name for name in names if not is_declared(name, declared)] == []

@@ -1,11 +1,10 @@
 """Trainers of other libraries run on Tandem, with the losses of the CPU, though no program names a device.
 
 The programs are in trainers.py. They run in processes of their own, because a library chooses its device
-once. A library that is not installed is skipped.
+once.
 """
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import forked
 import pytest
 
 PROGRAMS = Path(__file__).with_name("trainers.py")
@@ -31,16 +31,42 @@ WAYS = {
 }
 """How a program gets to Tandem: it imports it, or `tandem run` offers "cuda", or also adopts its tensors."""
 
-REQUIRED = ("accelerate", "transformers", "lightning", "pytorch_lightning", "fabric", "peft", "timm")
-OPTIONAL = ("torchmetrics", "skorch", "ignite", "fastai", "trl", "sentence_transformers")
+NAMES = (
+    "accelerate",
+    "transformers",
+    "lightning",
+    "pytorch_lightning",
+    "fabric",
+    "peft",
+    "timm",
+    "torchmetrics",
+    "skorch",
+    "ignite",
+    "fastai",
+    "trl",
+    "sentence_transformers",
+)
 PLACED = ("timm", "torchmetrics")  # their programs place the model themselves
 
 
-def run(command: list[str], **env: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **env}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+def environment(**env: str) -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **env}
+
+
+def succeeded(ran: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
     return ran
+
+
+def run(command: list[str], **env: str) -> subprocess.CompletedProcess:
+    return succeeded(
+        subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=280)
+    )
+
+
+def run_forked(arguments: list[str]) -> subprocess.CompletedProcess:
+    """Runs the interpreter with these arguments, in a process that has imported large packages."""
+    return succeeded(forked.run(arguments, environment()))
 
 
 def losses(ran: subprocess.CompletedProcess) -> list[float]:
@@ -50,19 +76,13 @@ def losses(ran: subprocess.CompletedProcess) -> list[float]:
 @functools.cache
 def on_cpu(*arguments: str) -> list[float]:
     """The losses without Tandem."""
-    return losses(run([sys.executable, str(PROGRAMS), *arguments]))
+    return losses(run_forked([str(PROGRAMS), *arguments]))
 
 
 def on_tandem(way: str, report: Path, *arguments: str) -> tuple[list[float], dict]:
     """The losses and the report."""
-    ran = run([*WAYS[way], str(report), str(PROGRAMS), *arguments])
+    ran = run_forked([*WAYS[way][1:], str(report), str(PROGRAMS), *arguments])
     return losses(ran), json.loads(report.read_text())
-
-
-def needs(name: str) -> None:
-    package = "lightning" if name == "fabric" else name
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
 
 
 def check_ran_there(report: dict, processes: int = 1) -> None:
@@ -77,7 +97,7 @@ EVERY_WAY = ("accelerate", "transformers", "lightning")
 """Programs that run in every way, even without TANDEM_ALL_PROGRAMS."""
 CASES = [
     (name, way)
-    for name in (*REQUIRED, *OPTIONAL)
+    for name in NAMES
     for way in WAYS
     if way == "import" or name in EVERY_WAY or os.environ.get("TANDEM_ALL_PROGRAMS")
 ]
@@ -85,7 +105,6 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_losses_are_the_cpu_s(name, way, tmp_path):
-    needs(name)
     place = {"import": ["place=tandem"], "alias": ["place=cuda"], "adopted": []}[way] * (name in PLACED)
     found, report = on_tandem(way, tmp_path / "report.json", name, *place)
     assert found == pytest.approx(on_cpu(name), abs=1e-5)
@@ -140,14 +159,14 @@ ONLY_HERE = {
 """Options that libraries refuse on the CPU."""
 
 
-@pytest.mark.parametrize("arguments", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("arguments", list(OPTIONS.values()), ids=OPTIONS)
 def test_options(arguments, tmp_path):
     found, report = on_tandem("import", tmp_path / "report.json", *arguments)
     assert found == pytest.approx(on_cpu(*arguments), abs=1e-5)
     check_ran_there(report)
 
 
-@pytest.mark.parametrize("arguments", ONLY_HERE.values(), ids=ONLY_HERE)
+@pytest.mark.parametrize("arguments", list(ONLY_HERE.values()), ids=ONLY_HERE)
 def test_options_that_the_cpu_lacks(arguments, tmp_path):
     """The losses are near those without the options; the first steps of float16 overflow and are skipped."""
     found, report = on_tandem("import", tmp_path / "report.json", *arguments)
@@ -194,7 +213,6 @@ def test_the_cpu_stays_a_choice():
 
 
 def test_a_model_on_the_cpu_is_the_first_line_of_the_summary(tmp_path):
-    needs("skorch")
     script = [str(PROGRAMS), "skorch", "device=cpu"]
     ran = run([sys.executable, "-m", "torch_tandem", "run", *script], COLUMNS="110")
     first = " ".join(ran.stderr.partition(" Tandem ")[2].split()).lstrip("─ ")
@@ -304,7 +322,6 @@ def test_files_of_safetensors_under_the_alias(tmp_path):
 
 
 def test_device_maps(tmp_path):
-    needs("transformers")
     save = f"""
 from transformers import BertConfig, BertModel
 folder = {str(tmp_path)!r}

@@ -5,7 +5,17 @@ import fnmatch
 import zlib
 from collections.abc import Callable, Iterator
 
-GROUPS = ("errors", "numbers", "values", "ops", "variants", "transforms", "modules", "optimizers")
+GROUPS = (
+    "errors",
+    "numbers",
+    "values",
+    "ops",
+    "variants",
+    "transforms",
+    "functions",
+    "modules",
+    "optimizers",
+)
 """The groups that need only the installed torch. The group `files` also needs PyTorch's test files."""
 
 

@@ -19,6 +19,7 @@ by `make conformance-pytorch`; do not edit. `tests/pytorch/known.txt` lists what
 - *ops*: outputs, metadata and gradients in every dtype, and in place.
 - *variants*: `out=` of nine kinds, non-contiguous, conjugated and negated arguments, outputs that are views.
 - *transforms*: forward AD, `torch.func.jvp`, `vjp` and `vmap`, gradients of gradients.
+- *functions*: calls with other elements, as functions that are replayed, with gradients, and compiled.
 - *modules*: training and inference; forward, backward and twice, strides, channels last, pickles, `to`.
 - *optimizers*: each implementation; steps, groups, closures, states, schedulers, complex numbers, gradients.
 

@@ -46,7 +46,7 @@ impl What {
 }
 
 /// A difference between a call and the expected node.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Difference {
     /// Kind of the difference.
     pub what: What,
@@ -66,10 +66,12 @@ fn spec_text(spec: &ArgSpec) -> String {
         ArgSpec::Attr(Attr::Str(s)) => format!("{s:?}"),
         ArgSpec::Attr(Attr::Ints(v)) => format!("{v:?}"),
         ArgSpec::Attr(Attr::Bools(v)) => format!("{v:?}"),
+        ArgSpec::Any => "any value".into(),
         ArgSpec::Size => "a size".into(),
         ArgSpec::Sizes => "sizes".into(),
         ArgSpec::Value(n) => format!("a number of type {n:?}").to_lowercase(),
         ArgSpec::Floats(n) => format!("{n} floats"),
+        ArgSpec::Ints(n) => format!("{n} ints"),
         ArgSpec::Values(v) => format!("{} numbers", v.len()),
         ArgSpec::Device(_) => "another device".into(),
         ArgSpec::Generator => "a generator".into(),
@@ -153,6 +155,15 @@ impl Difference {
             }
         }
         differs(What::Location, "another line of the program".into(), "this one".into())
+    }
+
+    /// What stands for all further differences at a place that has had many.
+    pub fn further(self) -> Difference {
+        Difference {
+            what: self.what,
+            expected: "what the graph has".into(),
+            got: "another one each time".into(),
+        }
     }
 
     /// The difference as a phrase for users.

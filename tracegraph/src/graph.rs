@@ -5,9 +5,11 @@
 //! needs no new nodes. An edge states that one op followed another. Every iteration is a walk from
 //! [`NodeId::START`] to a node at which an iteration ends.
 
+use std::hash::BuildHasher;
+
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 
 use crate::call::Call;
@@ -30,6 +32,8 @@ struct Followed {
 pub struct TraceGraph {
     graph: DiGraph<Node, Followed>,
     by_key: FxHashMap<NodeKey, NodeId>,
+    /// Number of nodes for each key without its attributes, by the hash of that key.
+    cases: FxHashMap<u64, u32>,
     traces: Traces,
     iteration: u64,
     /// Last iteration in which an op was merged.
@@ -42,6 +46,10 @@ pub struct TraceGraph {
 }
 
 const FIRST_ITERATION: u64 = 1;
+
+/// Number of nodes that differ in the values of attributes only. An attribute with more values is likely to have another
+/// one in each iteration.
+const MOST_CASES: u32 = 64;
 
 impl Default for TraceGraph {
     fn default() -> Self {
@@ -56,6 +64,7 @@ impl Default for TraceGraph {
         let mut graph = TraceGraph {
             graph: DiGraph::new(),
             by_key: FxHashMap::default(),
+            cases: FxHashMap::default(),
             traces: Traces::default(),
             iteration: FIRST_ITERATION,
             last_merged: FIRST_ITERATION,
@@ -65,6 +74,10 @@ impl Default for TraceGraph {
         graph.insert(start);
         graph
     }
+}
+
+fn hash(key: &NodeKey) -> u64 {
+    FxBuildHasher.hash_one(key)
 }
 
 fn index(node: NodeId) -> NodeIndex {
@@ -197,6 +210,17 @@ impl TraceGraph {
         }
     }
 
+    /// The key of a call. Once an attribute has had many values at its place, all further ones share a node, whose calls
+    /// run at once: the graph must not grow with each iteration.
+    pub fn key(&self, call: &Call<'_>, info: &OpInfo, location: LocationId) -> NodeKey {
+        let key = NodeKey::of(call, info, location);
+        if self.by_key.contains_key(&key) {
+            return key;
+        }
+        let is_common = |folded: &NodeKey| self.cases.get(&hash(folded)).is_some_and(|n| *n >= MOST_CASES);
+        key.folded().filter(is_common).unwrap_or(key)
+    }
+
     /// The node of a key, if some iteration issued such an op.
     pub fn find(&self, key: &NodeKey) -> Option<NodeId> {
         self.by_key.get(key).copied()
@@ -227,6 +251,9 @@ impl TraceGraph {
     }
 
     fn insert(&mut self, key: NodeKey) -> NodeId {
+        if let Some(folded) = key.folded() {
+            *self.cases.entry(hash(&folded)).or_default() += 1;
+        }
         let sources = vec![Sources::default(); key.inputs.len()];
         let node = Node {
             key: key.clone(),
@@ -234,7 +261,7 @@ impl TraceGraph {
             variants: Variants::default(),
             fetched: false,
             ends: false,
-            dynamic: false,
+            dynamic: key.is_folded(),
             varies: false,
             misses: 0,
         };

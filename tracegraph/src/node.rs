@@ -56,6 +56,8 @@ pub enum ArgSpec {
     Tensors(u32),
     /// An attribute, which is compared by value.
     Attr(Attr),
+    /// An attribute of any value.
+    Any,
     /// A size, whose value is part of the variant.
     Size,
     /// A list of sizes, whose values are part of the variant.
@@ -64,6 +66,8 @@ pub enum ArgSpec {
     Value(Number),
     /// A list of this many fed floats.
     Floats(u32),
+    /// A list of this many fed ints.
+    Ints(u32),
     /// A list of fed numbers of mixed types.
     Values(Box<[Number]>),
     /// A device, encoded as in [`Arg::Device`].
@@ -154,12 +158,24 @@ pub(crate) fn arg_matches(spec: &ArgSpec, arg: &Arg<'_>) -> bool {
         | (ArgSpec::Generator, Arg::Generator(_)) => true,
         (ArgSpec::Tensors(n), Arg::Tensors(m)) => n == m,
         (ArgSpec::Attr(attr), arg) => attr_matches(attr, arg),
+        (ArgSpec::Any, Arg::Int(_) | Arg::Bool(_) | Arg::Str(_) | Arg::Ints(_) | Arg::Bools(_)) => true,
         (ArgSpec::Value(n), arg) => number(arg) == Some(*n),
         (ArgSpec::Floats(n), Arg::Floats(f)) => *n as usize == f.len(),
+        (ArgSpec::Ints(n), Arg::Ints(v)) => *n as usize == v.len(),
         (ArgSpec::Values(n), Arg::Scalars(s)) => {
             n.len() == s.len() && n.iter().zip(s.iter()).all(|(n, a)| number(a) == Some(*n))
         }
         (ArgSpec::Device(a), Arg::Device(b)) => a == b,
+        _ => false,
+    }
+}
+
+/// Whether an argument is an attribute: part of the node, and compared by value.
+fn is_attribute(class: ArgClass, arg: &Arg<'_>) -> bool {
+    match (class, arg) {
+        (ArgClass::Shape, Arg::Int(_) | Arg::Ints(_)) => false,
+        (ArgClass::Value, Arg::Int(_) | Arg::Ints(_) | Arg::Bool(_)) => false,
+        (_, Arg::Int(_) | Arg::Bool(_) | Arg::Str(_) | Arg::Ints(_) | Arg::Bools(_)) => true,
         _ => false,
     }
 }
@@ -174,6 +190,7 @@ fn arg_spec(class: ArgClass, arg: &Arg<'_>) -> ArgSpec {
         (ArgClass::Shape, Arg::Int(_)) => ArgSpec::Size,
         (ArgClass::Shape, Arg::Ints(_)) => ArgSpec::Sizes,
         (_, Arg::Floats(f)) => ArgSpec::Floats(f.len() as u32),
+        (ArgClass::Value, Arg::Ints(v)) => ArgSpec::Ints(v.len() as u32),
         (_, Arg::Scalars(s)) => ArgSpec::Values(s.iter().filter_map(number).collect()),
         (_, Arg::Unsigned(_)) => ArgSpec::Value(Number::Unsigned),
         (_, Arg::Float(_)) => ArgSpec::Value(Number::Float),
@@ -201,6 +218,37 @@ impl NodeKey {
         }
     }
 
+    /// The key with attributes of any value, or `None` if it has no attributes.
+    pub fn folded(&self) -> Option<NodeKey> {
+        let fold = |arg: &ArgSpec| if matches!(arg, ArgSpec::Attr(_)) { ArgSpec::Any } else { arg.clone() };
+        let has_attributes = self.args.iter().any(|arg| matches!(arg, ArgSpec::Attr(_)));
+        has_attributes.then(|| NodeKey { args: self.args.iter().map(fold).collect(), ..self.clone() })
+    }
+
+    /// Whether attributes have any value. What a call returns then depends on more than its variant.
+    pub fn is_folded(&self) -> bool {
+        self.args.contains(&ArgSpec::Any)
+    }
+
+    /// A hash of the operator, the modes and the attributes, or `None` if attributes have any value. It equals
+    /// [`sketch`] of each call that [matches](NodeKey::matches).
+    pub fn sketch(&self) -> Option<u64> {
+        let mut hasher = FxHasher::default();
+        (self.op, self.modes).hash(&mut hasher);
+        for (i, arg) in self.args.iter().enumerate() {
+            match arg {
+                ArgSpec::Any => return None,
+                ArgSpec::Attr(Attr::Int(value)) => (i, value).hash(&mut hasher),
+                ArgSpec::Attr(Attr::Bool(value)) => (i, value).hash(&mut hasher),
+                ArgSpec::Attr(Attr::Str(value)) => (i, &**value).hash(&mut hasher),
+                ArgSpec::Attr(Attr::Ints(value)) => (i, &**value).hash(&mut hasher),
+                ArgSpec::Attr(Attr::Bools(value)) => (i, &**value).hash(&mut hasher),
+                _ => {}
+            }
+        }
+        Some(hasher.finish())
+    }
+
     /// Whether a call has this key, except for its location.
     #[inline]
     pub fn matches(&self, call: &Call<'_>, modes: u64) -> bool {
@@ -211,6 +259,24 @@ impl NodeKey {
             && self.args.iter().zip(&call.args).all(|(spec, arg)| arg_matches(spec, arg))
             && self.inputs.iter().zip(&call.inputs).all(|(spec, input)| *spec == input_spec(input))
     }
+}
+
+/// The hash of a call's operator, modes and attributes, which equals [`NodeKey::sketch`] of its node.
+pub fn sketch(call: &Call<'_>, info: &OpInfo, modes: u64) -> u64 {
+    let mut hasher = FxHasher::default();
+    (call.op, modes).hash(&mut hasher);
+    let attributes = call.args.iter().zip(&info.args).enumerate();
+    for (i, (arg, _)) in attributes.filter(|(_, (arg, class))| is_attribute(**class, arg)) {
+        match arg {
+            Arg::Int(value) => (i, value).hash(&mut hasher),
+            Arg::Bool(value) => (i, value).hash(&mut hasher),
+            Arg::Str(value) => (i, value).hash(&mut hasher),
+            Arg::Ints(value) => (i, value).hash(&mut hasher),
+            Arg::Bools(value) => (i, value).hash(&mut hasher),
+            _ => {}
+        }
+    }
+    hasher.finish()
 }
 
 /// One output of a call.
@@ -281,7 +347,8 @@ impl Outputs {
 pub struct Variant {
     /// Metadata of each flat input that is present.
     pub metas: Box<[TensorMeta]>,
-    /// Size-like numbers in argument order. A list is its length followed by its items.
+    /// Size-like numbers in argument order. A list is its length followed by its items. The last one is what shapes
+    /// depend on in fed lists, if there are such lists.
     pub numbers: Box<[i64]>,
     /// Outputs of a call under this variant.
     pub outputs: Outputs,
@@ -321,6 +388,7 @@ fn words(call: &Call<'_>, info: &OpInfo, visit: &mut impl FnMut(u64) -> bool) ->
         && call.inputs.iter().all(|input| input_words(input, visit))
         && (!info.keeps_offset || call.inputs.iter().all(|input| visit(input.offset as u64)))
         && call.args.iter().zip(&info.args).all(|(arg, class)| arg_words(*class, arg, info, visit))
+        && info.list_shape(call).is_none_or(|shape| visit(shape as u64))
 }
 
 #[inline(always)]
@@ -351,7 +419,9 @@ fn arg_words(class: ArgClass, arg: &Arg<'_>, info: &OpInfo, visit: &mut impl FnM
         Arg::Bool(b) => visit(5) && (is_fed && !sized || visit(u64::from(*b))),
         Arg::Generator(_) => visit(6),
         Arg::Device(d) => visit(with(7, *d as u64)),
-        Arg::Ints(list) => visit(with(8, list.len() as u64)) && list.iter().all(|i| visit(*i as u64)),
+        Arg::Ints(list) => {
+            visit(with(8, list.len() as u64)) && (is_fed || list.iter().all(|i| visit(*i as u64)))
+        }
         other => rare_words(other, sized, visit),
     }
 }
@@ -511,6 +581,7 @@ fn collect_numbers(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> SmallVec<[i
             true
         });
     }
+    collected.extend(info.list_shape(call));
     collected
 }
 

@@ -56,6 +56,18 @@ pub struct OpInfo {
     hidden_writes: &'static [usize],
     /// Bounds of the values that arguments may have, by index.
     bounds: &'static [(usize, Bound)],
+    /// Lists of ints that are fed.
+    lists: Option<FedLists>,
+}
+
+/// Lists of ints that are fed instead of being attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct FedLists {
+    /// Indices of the arguments.
+    pub arguments: &'static [usize],
+    /// All that output shapes depend on in the lists of a call, which is part of the variant; `None` if PyTorch refuses
+    /// the lists.
+    pub shape: fn(&Call<'_>) -> Option<i64>,
 }
 
 /// Properties of an operator that its schema and PyTorch's tags do not state.
@@ -81,6 +93,8 @@ pub struct Traits {
     pub hidden_writes: &'static [usize],
     /// Bounds of the values that arguments may have, by index. PyTorch raises for other values.
     pub bounds: &'static [(usize, Bound)],
+    /// Lists of ints that are fed. Output shapes depend on nothing else than metadata.
+    pub lists: Option<FedLists>,
 }
 
 impl Traits {
@@ -95,6 +109,7 @@ impl Traits {
         fed_ints: false,
         hidden_writes: &[],
         bounds: &[],
+        lists: None,
     };
 }
 
@@ -188,9 +203,16 @@ impl OpInfo {
             return !numbers.any(|(number, _)| matches!(number, Arg::Unsigned(_)));
         };
         numbers.all(|(number, _)| fits(number, dtype))
+            && self.lists.is_none_or(|lists| (lists.shape)(call).is_some())
             && self.bounds.iter().all(|(argument, bound)| {
                 call.args.get(*argument).is_none_or(|arg| bound.takes(arg, call, dtype))
             })
+    }
+
+    /// What output shapes depend on in the fed lists of a call, if there are such lists.
+    #[inline(always)]
+    pub fn list_shape(&self, call: &Call<'_>) -> Option<i64> {
+        self.lists.map(|lists| (lists.shape)(call).unwrap_or(-1))
     }
 
     /// Whether calls may write an argument, by its index.
@@ -246,6 +268,9 @@ pub fn describe(id: OpId, decl: OpDecl<'_>, traits: &Traits) -> OpInfo {
     if traits.fed_ints {
         args.iter_mut().filter(|c| **c == ArgClass::Attr).for_each(|c| *c = ArgClass::Value);
     }
+    for argument in traits.lists.iter().flat_map(|lists| lists.arguments) {
+        args[*argument] = ArgClass::Value;
+    }
     let draws = args.contains(&ArgClass::Generator);
     let foreign_dynamic = decl.foreign && !traits.static_shape;
     OpInfo {
@@ -256,7 +281,9 @@ pub fn describe(id: OpId, decl: OpDecl<'_>, traits: &Traits) -> OpInfo {
         writes: decl.written.contains(&true),
         written: decl.written.into(),
         returns_host: decl.returns_host,
-        dynamic_shape: decl.dynamic_shape || foreign_dynamic || traits.dynamic_shape,
+        dynamic_shape: decl.dynamic_shape && traits.lists.is_none()
+            || foreign_dynamic
+            || traits.dynamic_shape,
         dynamic_by_mask: traits.dynamic_by_mask,
         raises: traits.raises,
         sized_by_number: traits.sized_by_number,
@@ -265,5 +292,6 @@ pub fn describe(id: OpId, decl: OpDecl<'_>, traits: &Traits) -> OpInfo {
         pointwise: decl.pointwise,
         hidden_writes: traits.hidden_writes,
         bounds: traits.bounds,
+        lists: traits.lists,
     }
 }

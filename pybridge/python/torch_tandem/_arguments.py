@@ -9,6 +9,8 @@ from torch.utils import _pytree
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 VALUES = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 
+_FLOATS = (float, complex)
+
 
 class Arguments(NamedTuple):
     """The arguments of a call: what they are without the tensors, the tensors, and other objects."""
@@ -29,7 +31,8 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
             key.append(value.shape)
         elif kind in VALUES:
             key.append(kind)
-            key.append(value)
+            # Zeros have signs, and a NaN does not equal itself.
+            key.append(value if kind not in _FLOATS or value == value != 0 else repr(value))
         else:
             _add(value, key, tensors, objects)
     for name, value in kwargs.items():
@@ -42,9 +45,9 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        key.append(value.shape)
+        key.extend((value.shape,) if kind in TENSORS else (kind, value.shape))
     elif kind in VALUES:
-        key.extend((kind, value))
+        key.extend((kind, repr(value) if kind in _FLOATS else value))
     elif kind is list or kind is tuple:
         key.extend((kind, len(value)))
         for item in value:
@@ -60,7 +63,7 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
         for item in children:
             _add(item, key, tensors, objects)
     else:
-        key.extend((kind, id(value)))
+        key.append(kind)
         objects.append(value)
 
 

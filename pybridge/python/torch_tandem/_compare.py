@@ -20,6 +20,8 @@ BLOCK_SECONDS = 0.25
 """Approximate time of a block of eager iterations, in seconds."""
 BLOCKS = 20
 """Maximum number of measured blocks of each side."""
+FAR = 1e-4
+"""Relative difference of losses that no rounding explains where they first differ."""
 PROFILED = 10
 """Iterations that are profiled by operator, after the measured ones."""
 _ROWS = 8
@@ -40,6 +42,8 @@ class Process:
     per_step: list[float] = field(default_factory=list)
     """Seconds of an iteration, by measured block."""
     resident: int = 0
+    asked: dict[str, str] = field(default_factory=dict)
+    """Answers to the script's queries for accelerators, by query and line."""
     operators: dict[str, list[float]] = field(default_factory=dict)
     ended: bool = False
 
@@ -65,6 +69,7 @@ class Process:
         block = json.loads(line)
         self.losses += block["losses"]
         self.resident = max(self.resident, block["resident"])
+        self.asked |= block["asked"]
         self.ended = block["last"]
         return block
 
@@ -96,6 +101,8 @@ def compare(command: list[str], steps: int) -> int:
             if hasattr(side, "_process") and side._process.poll() is None:
                 side.stop()
     console.print(speed(eager, tandem))
+    if note := branches(eager, tandem):
+        console.print(f"\n{note}", style="bold")
     for title, table in (losses(eager.losses, tandem.losses), operators(eager, tandem)):
         console.print(f"\n{title}")
         if table is not None:
@@ -148,26 +155,51 @@ def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
 
 
+def branches(eager: Process, tandem: Process) -> str:
+    """Return a note if losses are far apart and the script may have taken other branches, or nothing."""
+    first = first_difference(eager.losses, tandem.losses)
+    if first is None or apart(eager.losses[first], tandem.losses[first]) < FAR:
+        return ""
+    for query, answer in eager.asked.items():
+        ours = tandem.asked.get(query, answer)
+        if ours != answer:
+            return (
+                f"The two sides may not run the same program: {query} is {answer} in eager and {ours} on "
+                "Tandem. Compare a script that shuffles, pins memory and starts workers alike on both."
+            )
+    return ""
+
+
+def first_difference(eager: list[float], tandem: list[float]) -> int | None:
+    """Return the index of the first loss that differs; NaNs are equal."""
+    pairs = zip(eager, tandem, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b and not (a != a and b != b)), None)
+
+
+def apart(eager: float, tandem: float) -> float:
+    """Return the difference of two losses relative to eager's."""
+    return abs(eager - tandem) / max(abs(eager), 1e-12)
+
+
 def losses(eager: list[float], tandem: list[float]) -> tuple[str, Table | None]:
     """Return the losses side by side, with the first difference."""
     pairs = list(zip(eager, tandem, strict=False))
     if not pairs:
         return "losses: none, because the script computes no gradients", None
-    first = next((i for i, (a, b) in enumerate(pairs) if a != b and not (a != a and b != b)), None)
+    first = first_difference(eager, tandem)
     if first is None:
         title = f"losses: the same bits in {len(pairs)} backward passes"
     else:
-        a, b = pairs[first]
-        apart = abs(a - b) / max(abs(a), 1e-12)
-        title = f"losses: first different in backward pass {first + 1}, by {apart:.0e} of the value"
+        share = f"{apart(*pairs[first]):.0e} of the value"
+        title = f"losses: first different in backward pass {first + 1}, by {share}"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("pass", "eager", "Tandem", "difference"):
         table.add_column(column, justify="right")
     shown = {*_SHOWN_LOSSES, len(pairs)} | ({first + 1} if first is not None else set())
     for number in sorted(n for n in shown if n <= len(pairs)):
         a, b = pairs[number - 1]
-        apart = abs(a - b) / max(abs(a), 1e-12) if math.isfinite(a) and math.isfinite(b) else 0.0
-        table.add_row(str(number), f"{a:.6g}", f"{b:.6g}", f"{apart:.0e}" if apart else "")
+        difference = apart(a, b) if math.isfinite(a) and math.isfinite(b) else 0.0
+        table.add_row(str(number), f"{a:.6g}", f"{b:.6g}", f"{difference:.0e}" if difference else "")
     return title, table
 
 

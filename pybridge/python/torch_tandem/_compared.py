@@ -6,15 +6,47 @@ Between its blocks it waits.
 """
 
 import contextlib
+import functools
+import importlib
 import json
 import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 PROFILE = "profile"
 """Word in a request whose block is profiled by operator."""
+
+
+QUERIES = {
+    "torch.accelerator": ("is_available", "device_count", "current_accelerator"),
+    "torch.cuda": ("is_available", "device_count"),
+}
+"""Functions by which a script learns whether there is an accelerator. Eager answers them otherwise."""
+
+
+def _watch_queries(asked: dict[str, str]) -> None:
+    """Note the answers to queries of the program and its libraries, by query and line."""
+    for module_name, names in QUERIES.items():
+        module = importlib.import_module(module_name)
+        for name in names:
+            if query := getattr(module, name, None):
+                setattr(module, name, _noting(query, f"{module_name}.{name}()", asked))
+
+
+def _noting(query: Callable, name: str, asked: dict[str, str]) -> Callable:
+    folder = os.path.dirname(sys.modules["torch"].__file__) + os.sep
+
+    @functools.wraps(query)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        answer, caller = query(*args, **kwargs), sys._getframe(1)
+        if not caller.f_code.co_filename.startswith(folder):
+            asked.setdefault(f"{name} at {caller.f_code.co_filename}:{caller.f_lineno}", repr(answer))
+        return answer
+
+    return noting
 
 
 class Side:
@@ -26,6 +58,7 @@ class Side:
         self.left = 0  # iterations until the end of the block
         self.steps = 0  # iterations of the block
         self.losses: list[Any] = []  # scalars whose gradients the block's iterations computed
+        self.asked: dict[str, str] = {}  # answers to the script's queries for accelerators
         self.profiled = False
         self.started = time.perf_counter()
         self.profiler: Any = None
@@ -40,6 +73,7 @@ class Side:
         random.seed(0)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(0)
+        _watch_queries(self.asked)
         backward, call = torch.autograd.backward, nn.Module._wrapped_call_impl
         inside = False
 
@@ -89,6 +123,7 @@ class Side:
             "steps": self.steps,
             "losses": [float(loss) for loss in self.losses],
             "resident": _peak_resident(),
+            "asked": self.asked,
             "operators": operators if self.profiled else {},
             "last": is_last,
         }

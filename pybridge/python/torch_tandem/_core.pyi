@@ -78,6 +78,7 @@ def first_use(recording: int, given: int) -> str | None:
 def ops_of(recording: int) -> int:
     """Number of ops of a recorded call; 0 if it was forgotten."""
 
+def changes(recording: int) -> bool: ...
 def ends_of(recording: int) -> bool:
     """Whether iterations end within a recorded call."""
 

@@ -68,6 +68,19 @@ def verdict(report: Report) -> str:
     return " ".join([*elsewhere, "; ".join([*parts, waited]) + "."])
 
 
+def iterations(report: Report) -> str:
+    """Return how many iterations were traced, co-executed, and run in other ways."""
+    in_part, unrecorded = report["steps_in_part"], report["steps_unrecorded"]
+    counts = {
+        "traced": report["steps_traced"] - in_part - unrecorded,
+        "traced in part": in_part,
+        "not recorded": unrecorded,
+        "co-executed": report["steps_coexecuted"],
+    }
+    always = ("traced", "co-executed")
+    return ", ".join(f"{count:,} {how}" for how, count in counts.items() if count or how in always)
+
+
 def models(report: Report) -> list[Finding]:
     """Return a finding for each model that is not on the device."""
     found = []
@@ -82,6 +95,15 @@ def models(report: Report) -> list[Finding]:
     return found
 
 
+def failed_audits(report: Report) -> list[Finding]:
+    """Functions whose replays may have been wrong."""
+    return [
+        Finding("slow", f"The function {function['name']}: {function['reason']}.", "")
+        for function in report["functions"]
+        if function["failed"]
+    ]
+
+
 def findings(report: Report) -> list[Finding]:
     """Return the findings that explain the program's speed, most important first."""
     elsewhere = models(report)
@@ -93,6 +115,7 @@ def findings(report: Report) -> list[Finding]:
     new = _unrecorded(report)
     rest = "" if new else "The rest was traced, after divergences."
     found = [
+        *failed_audits(report),
         *elsewhere,
         *_coverage(report, rest),
         *new,
@@ -124,6 +147,7 @@ def _pace(report: Report) -> list[Finding]:
         if not times.settled:
             text += " Imports and the first iterations are included."
         advice = "Profile the Python side: data loading, logging, many tiny operators. Larger batches help."
+        advice = f"{candidate(report)} {advice}".strip()
         return [Finding("slow" if busy < 0.5 and times.settled else "note", text, advice)]
     if at_fetch > 0.1:
         advice = (
@@ -132,6 +156,26 @@ def _pace(report: Report) -> list[Finding]:
         return [Finding("slow" if at_fetch > 0.25 else "note", fetch, advice, line)]
     text = f"Python waited {_percent(waiting, 1)} of the time, and the kernels ran {ran}."
     return [Finding("note", text, "The two take turns more than they overlap: look at the fetches.", line)]
+
+
+def candidate(report: Report) -> str:
+    """Advise to make a function of the module whose calls take the most time, if Python sets the pace."""
+    times = _times(report)
+    is_bound = times.settled and times.busy < 0.5 * times.elapsed and times.waiting < 0.1 * times.elapsed
+    if not is_bound or report["functions"] or not report["candidates"]:
+        return ""
+    best = max(report["candidates"], key=lambda candidate: candidate["us"])
+    if best["share"] < 0.1:
+        return ""
+    module, _, name = best["name"].rpartition(":")
+    each = duration(best["us"] / best["calls"])
+    how = f"`tandem run --function {best['name']}` replays them, and their backward passes"
+    if module.partition(".")[0] == "torch":
+        how = f"`--function NAME`, with the name of its variable ({name} is PyTorch's), replays them"
+    return (
+        f"Calls of {name} take {_percent(best['share'], 1)} of the time, {each} each: {how}, without Python "
+        "if all that they do is known (docs/functions.md)."
+    )
 
 
 def _coverage(report: Report, rest: str) -> list[Finding]:

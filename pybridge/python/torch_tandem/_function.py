@@ -1,51 +1,63 @@
 """Functions whose calls are replayed without Python once they have proven to be equal: docs/functions.md."""
 
+import copy
 import functools
 import inspect
 import math
 import os
 import random
 import sys
+import threading
 import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree
 
-from torch_tandem import _core, _iterations, _lint
+from torch_tandem import _call_backward, _core, _iterations, _observe
 from torch_tandem._arguments import TENSORS, VALUES, Arguments, described, flatten, varying
-from torch_tandem._concrete import ConcreteGraph, Spec, owners, specs
+from torch_tandem._call_backward import EQUAL, Call, Hole, Passes
+from torch_tandem._concrete import ConcreteGraph, owners, specs
+from torch_tandem._modules import wrap_class, wrap_module
+from torch_tandem._observe import Observed, World, is_observable
+from torch_tandem._recorded import PATIENCE, Attempts, Graph, Recorded, builder
 from torch_tandem._report_types import Function as Counters
-from torch_tandem._state import State, readable, state_of
+from torch_tandem._state import Path, State, state_of
 
-# Number of consecutive equal calls before the first one that is replayed.
-EQUAL = 3
 # Audits run Python once in this many calls: at first, and after all audits have passed for long.
 FIRST_AUDIT, LAST_AUDIT = 8, 1024
-# Recordings without three equal ones after which a function rests: of calls that read no values, and of those
-# that do, which may take many paths. The most calls that it then rests.
-PATIENCE, PATHS, LONGEST_REST = 16, 64, 4096
+# Recordings without three equal ones after which a function rests if calls read values, which may take many
+# paths; and the most calls that it then rests.
+PATHS, LONGEST_REST = 64, 4096
 # Calls that could not be recorded, after which a function rests, if a later call may be recorded.
 WARM_UP = 64
-# Calls with another hindrance, after which a function rests. The first one may make an optimizer's state.
+# Calls with another refusal, after which a function rests. The first one may make an optimizer's state.
 FIRST_CALLS = 2
 # Calls without an optimizer step after which each call ends an iteration.
 QUIET = 3
 # Kinds of calls that are remembered.
 MOST_KEYS = 512
+# Consecutive calls of new kinds after which others are not recorded, and for how many calls at first.
+NEW_KINDS, FIRST_REST_OF_KINDS = 8, 512
+# Kinds of calls whose hashes are remembered while new ones are not recorded.
+MOST_HASHES = 4096
 # Recorded calls of one key that are compared with the next one, if they read no values.
 REMEMBERED = 4
 
 _ops = torch.ops.torch_tandem
 _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
+_is_compiling = torch.compiler.is_compiling
+_forward_ad = torch.autograd.forward_ad
 
 # All functions of the program, for the report.
 _all: "weakref.WeakSet[Function]" = weakref.WeakSet()
+# Functions by the recordings that they replay and whose results require grad.
+_differentiable: "weakref.WeakValueDictionary[int, Function]" = weakref.WeakValueDictionary()
 
 
 class CacheInfo(NamedTuple):
@@ -56,57 +68,6 @@ class CacheInfo(NamedTuple):
     maxsize: int
     currsize: int
     audits: int
-
-
-@dataclass
-class Recorded:
-    """A call that was recorded, with what it returned."""
-
-    id: int
-    state: State
-    spec: Any
-    constants: list
-    # The labels of the values that the call itself has changed.
-    written: set[str]
-    inputs: list[Spec]
-    outputs: list[Spec]
-    equal: int = 1
-
-
-@dataclass
-class Graph:
-    """A recorded call that is replayed."""
-
-    recorded: Recorded
-    key: Hashable
-    check: Callable[[list], int]
-    result: Callable[[list], Any]
-    # Whether iterations end within the call.
-    steps: bool
-    # Number of values that the call reads.
-    reads: int
-    # Replays until the next audit, and their number between the last two.
-    left: int
-    period: int
-    # Replays since the last audit that passed, and all.
-    suspect: int = 0
-    replayed: int = 0
-    # For the recordings of other graphs that do the same up to a value: the number of this value.
-    partings: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
-class Attempts:
-    """The calls of one key so far."""
-
-    recorded: list[Recorded] = field(default_factory=list)
-    # Calls that were compared since the last rest, and calls that could not be recorded.
-    tries: int = 0
-    new: int = 0
-    # Calls that are not recorded before the next attempt, and those of the next rest.
-    rest: int = 0
-    next_rest: int = PATIENCE
-    reason: str = "it has not been called three times"
 
 
 def _random_states() -> list:
@@ -129,6 +90,7 @@ class Function:
         audit: int | None,
         max_graphs: int,
         on_mismatch: str,
+        effects: str = "refuse",
         is_proven: bool = False,
         ends_iterations: bool = True,
     ) -> None:
@@ -136,21 +98,41 @@ class Function:
             raise TypeError(f"torch_tandem.function needs a function, a method or a module, not {function!r}")
         if on_mismatch not in ("warn", "raise"):
             raise ValueError(f"on_mismatch is 'warn' or 'raise', not {on_mismatch!r}")
+        if effects not in ("refuse", "skip"):
+            raise ValueError(f"effects is 'refuse' or 'skip', not {effects!r}")
         if audit is not None and audit < 1:
             raise ValueError("audit is the number of calls of which one is audited, at least 1")
         if max_graphs < 1:
             raise ValueError("max_graphs is at least 1")
         functools.update_wrapper(self, function, updated=())
         self._function = function
+        self._options = {
+            "input_signature": input_signature,
+            "audit": audit,
+            "max_graphs": max_graphs,
+            "on_mismatch": on_mismatch,
+            "effects": effects,
+        }
         self._signature = input_signature
         self._audit = audit
         self._max_graphs = max_graphs
         self._raises = on_mismatch == "raise"
+        self._skips_effects = effects == "skip"
+        self._world = World()
+        self._lock = threading.RLock()
+        # The state that was listed last, and that of the call that is being recorded.
+        self._latest = State(version=-1)
+        self._open: State | None = None
+        # Why an audit has refused the function for good; empty if none has.
+        self._failed = ""
         self._graphs: dict[Hashable, list[Graph]] = {}
         self._attempts: dict[Hashable, Attempts] = {}
         self._warned: set[str] = set()
         self._last = -1
         self._steps, self._quiet = _iterations.steps, 0
+        # Consecutive calls of new kinds; calls until one is recorded again, and those of the next rest.
+        self._new_kinds, self._rest_of_kinds, self._next_rest_of_kinds = 0, 0, FIRST_REST_OF_KINDS
+        self._hashes: set[int] = set()
         self._calls = 0
         self._replayed = 0
         self._audited = 0
@@ -162,8 +144,6 @@ class Function:
         # Whether calls with equal arguments are known to issue equal operators.
         self._is_proven = is_proven
         self._ends_iterations = ends_iterations
-        if not is_proven:
-            self._lint()
         _all.add(self)
 
     @classmethod
@@ -190,12 +170,23 @@ class Function:
     def __repr__(self) -> str:
         return f"<torch_tandem.function {self._name()}>"
 
+    def __deepcopy__(self, memo: dict) -> "Function":
+        return Function(copy.deepcopy(self._function, memo), **self._options)
+
+    def __reduce__(self) -> tuple | str:
+        name = getattr(self._function, "__qualname__", None)
+        if name and getattr(sys.modules.get(self._function.__module__), name, None) is self:
+            return name
+        return functools.partial(Function, **self._options), (self._function,)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling() or _is_transformed() or self._failed or _is_observed():
+            return self._function(*args, **kwargs)
         self._calls += 1
         key, tensors, objects = flatten(args, kwargs)
         if self._signature is not None:
             self._check_signature(tensors)
-        if (graphs := self._graphs.get(key)) and not torch._C._len_torch_dispatch_stack():
+        if graphs := self._graphs.get(key):
             for graph in graphs:
                 if graph.left > 0 and graph.check(objects) < 0:
                     with torch._C.DisableTorchFunction():
@@ -259,8 +250,15 @@ class Function:
 
     def _python(self, args: tuple, kwargs: dict, arguments: Arguments) -> Any:
         """Run a call in Python, recorded unless it is known to be of no use."""
+        if not self._is_known_kind(arguments.key):
+            return self._function(*args, **kwargs)
         attempts = self._attempts_of(arguments.key)
         self._drop_dead(arguments)
+        if self._has_new_replay(arguments, attempts):
+            self._calls -= 1
+            return self(*args, **kwargs)
+        if self._failed:
+            return self._function(*args, **kwargs)
         due = [graph for graph in self._graphs.get(arguments.key, ()) if graph.left == 0]
         due = [graph for graph in due if not self._why_not(graph, arguments.tensors, arguments.objects)]
         may_record = _ops.may_record()
@@ -269,44 +267,104 @@ class Function:
             return self._plainly(args, kwargs, may_record)
         if self._refuses(arguments, attempts) or not may_record:
             return self._plainly(args, kwargs, may_record)
-        state, reached = self._state(arguments)
-        draws = _random_states()
-        begin = time.perf_counter()
-        _ops.record(arguments.tensors, reached, self._last)
-        del reached
+        if self._fastest == math.inf and any(r.equal == EQUAL - 1 for r in attempts.recorded):
+            # What a replay saves is measured without an observer.
+            return self._plainly(args, kwargs, may_record)
+        # Threads do not wait for one another.
+        if not self._lock.acquire(blocking=False):
+            return self._plainly(args, kwargs, False)
         try:
-            result = self._function(*args, **kwargs)
+            return self._record(args, kwargs, arguments, attempts, due)
+        finally:
+            self._lock.release()
+
+    def _record(
+        self, args: tuple, kwargs: dict, arguments: Arguments, attempts: Attempts, due: list[Graph]
+    ) -> Any:
+        """Run a call in Python and record it, as an audit of the graphs that are due or as an attempt."""
+        inputs = specs(arguments.tensors)
+        self._open = state = self._state(arguments)
+        draws = _random_states()
+        is_open = True
+        try:
+            # Also an interrupt within the operator ends the recording.
+            reads_gradients = self._is_proven or self._world.may_read("grad")
+            if not _ops.record(arguments.tensors, state.tensors(), self._last, reads_gradients):
+                is_open = False  # another thread has become the program's meanwhile
+                return self._plainly(args, kwargs, False)
+            with nullcontext() if self._is_proven else Observed(self._world):
+                result = self._function(*args, **kwargs)
+            if self._open is None:  # the program has swapped tensors meanwhile
+                is_open = False
+                return result
             leaves, spec = _pytree.tree_flatten(result)
-        except BaseException:
-            _ops.cancel_recording()
-            raise
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        recording = _ops.end_recording(tensors)
+            # A tensor that is returned twice is one result.
+            results = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+            tensors = list(results.values())
+            after = self._state(arguments)
+            if not self._is_proven:
+                self._world.find_functions(after.explained)
+            written = state.differences(after)
+            changes = self._changes_arguments(args, kwargs, arguments)
+            unknown = None if self._is_proven else self._unknown(state, after, written, changes)
+            # A tensor of the call that the program keeps belongs to the call's own graph.
+            attaches = not (self._is_proven or unknown or written or changes)
+            attaches = attaches and _call_backward.may_attach(arguments.tensors, leaves, self._world)
+            recording, attached = _ops.end_recording(tensors, attaches)
+            is_open = False
+        finally:
+            self._open = None
+            if is_open:
+                _ops.cancel_recording()
         self._end_call()
-        self._fastest = min(self._fastest, time.perf_counter() - begin)
-        after, _ = self._state(arguments)
-        constants = [_HOLE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        holes = {key: Hole(i) for i, key in enumerate(results)}
+        constants = [holes.get(id(leaf), leaf) for leaf in leaves]
         self._kept.add(recording)
-        recorded = Recorded(
-            recording,
-            state,
-            spec,
-            constants,
-            state.differences(after),
-            specs(arguments.tensors),
-            specs(tensors),
-        )
-        hindrance = self._hindrance(recorded, draws != _random_states())
+        recorded = Recorded(recording, state, spec, constants, written, inputs, specs(tensors))
+        if _ops.has_backward(recording):
+            recorded.passes, recorded.call = Passes(), Call(args, kwargs, arguments.tensors)
+            leaves = [attached[leaf.number] if type(leaf) is Hole else leaf for leaf in constants]
+            result = _pytree.tree_unflatten(leaves, spec)
+        refusal = self._refusal(recorded, arguments, unknown, draws != _random_states())
         # A call that reads another value is another branch, and says nothing about the graph.
         due = [graph for graph in due if _core.parting(graph.recorded.id, recorded.id) is None]
         if due:
-            self._audit_with(due[0], recorded, hindrance)
+            self._audit_with(due[0], recorded, refusal)
         else:
-            self._learn(arguments, attempts, recorded, hindrance)
+            self._learn(arguments, attempts, recorded, refusal)
         return result
 
-    def _state(self, arguments: Arguments) -> tuple[State, list[torch.Tensor]]:
-        return (State(), []) if self._is_proven else state_of(self._function, arguments.objects)
+    def _state(self, arguments: Arguments) -> State:
+        """The state that a call can read, which is listed anew only if it has changed."""
+        if self._is_proven:
+            return State()
+        latest = self._latest
+        if latest.version != self._world.version or not latest.holds(arguments.objects):
+            self._latest = latest = state_of(self._function, arguments.objects, self._world)
+        return latest
+
+    def _is_known_kind(self, key: Hashable) -> bool:
+        """Whether a call of this kind may be recorded. New kinds are not if each call is of a new one."""
+        if key in self._attempts:
+            self._new_kinds = 0
+            return True
+        if self._rest_of_kinds > 0:
+            self._rest_of_kinds -= 1
+            if hash(key) in self._hashes:
+                return True
+            if len(self._hashes) < MOST_HASHES:
+                self._hashes.add(hash(key))
+            return False
+        self._new_kinds += 1
+        if self._new_kinds > NEW_KINDS:
+            self._rest_of_kinds = self._next_rest_of_kinds
+            self._next_rest_of_kinds = min(2 * self._next_rest_of_kinds, LONGEST_REST)
+            self._warn(
+                "each call is of another kind, so none is replayed. "
+                f"{varying(next(reversed(self._attempts)), key)}"
+            )
+            return False
+        return True
 
     def _attempts_of(self, key: Hashable) -> Attempts:
         if known := self._attempts.get(key):
@@ -318,7 +376,9 @@ class Function:
         return self._attempts.setdefault(key, Attempts())
 
     def _plainly(self, args: tuple, kwargs: dict, is_outermost: bool) -> Any:
+        begin = time.perf_counter()
         result = self._function(*args, **kwargs)
+        self._fastest = min(self._fastest, time.perf_counter() - begin)
         if is_outermost:
             self._end_call()
         return result
@@ -334,33 +394,88 @@ class Function:
         else:
             _core.mark_step()
 
-    def _hindrance(self, recorded: Recorded, draws: bool) -> tuple[str, bool] | None:
+    def _refusal(
+        self, recorded: Recorded, arguments: Arguments, unknown: tuple[str, bool] | None, draws: bool
+    ) -> tuple[str, bool] | None:
         """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
-        if found := _core.hindrance(recorded.id):
+        if found := _core.refusal(recorded.id):
             return found
-        if text := _ops.hindrance(recorded.id):
-            return text, False
+        if text := _ops.refusal(recorded.id):
+            is_attached = not text.startswith(_call_backward.NOT_ATTACHED)
+            return (text, False) if is_attached or not unknown else unknown
         if draws:
             return "it draws from Python's or NumPy's random generator", False
+        for tensor in () if self._is_proven else arguments.tensors:
+            if _core.attributes_of(tensor):
+                return "it sets an attribute of a tensor among the arguments. Return the value", False
         for constant in recorded.constants:
-            if constant is not _HOLE and type(constant) not in VALUES:
+            if type(constant) not in VALUES and type(constant) is not Hole:
                 return (
                     f"it returns a {type(constant).__name__}; return tensors, numbers and strings only",
                     False,
                 )
+        return unknown
+
+    def _changes_arguments(self, args: tuple, kwargs: dict, arguments: Arguments) -> bool:
+        """Whether a call has changed the containers among its arguments."""
+        key, tensors, objects = flatten(args, kwargs)
+        same = [*map(id, tensors)] == [*map(id, arguments.tensors)]
+        return key != arguments.key or not same or [*map(id, objects)] != [*map(id, arguments.objects)]
+
+    def _unknown(
+        self, state: State, after: State, written: dict[Path, str], changes: bool
+    ) -> tuple[str, bool] | None:
+        """What of a recorded call is not known or not replayed."""
+        world = self._world
+        for text in world.refusals:
+            return text, False
+        if world.unseen:
+            return world.unseen, False
+        if state.version != world.version or after.version != world.version:
+            return "it has run code that no call before had run", True
+        if refusal := state.refusal or after.refusal:
+            return refusal, False
+        if self._skips_effects:
+            return None
+        for text in world.effects:
+            return f"{text}. If that is right: function(..., effects='skip')", False
+        if changes:
+            return (
+                "the call itself changes a container among its arguments, which a replay would not do. "
+                "Return what it adds; if it may stay as it is: function(..., effects='skip')",
+                False,
+            )
+        for path, label in written.items():
+            return (
+                f"the call itself changes {label}{self._line_of(path)}, which a replay would not do. Keep it "
+                "in a tensor on the device, or change it outside of the function; if it may stay as it is: "
+                "function(..., effects='skip')",
+                False,
+            )
         return None
+
+    def _line_of(self, path: Path) -> str:
+        """The line of the program that sets what is at the end of a path, if it is found."""
+        kind, last = path[-1][0], path[-1][-1]
+        name = (
+            last
+            if kind in ("k", "a", "value") and isinstance(last, str) and last != "cell_contents"
+            else None
+        )
+        places = [*self._world.lines_of_store(name), *(self._world.lines_of_store(None) if name else ())]
+        return f" ({places[0]})" if places else ""
 
     def _learn(
         self,
         arguments: Arguments,
         attempts: Attempts,
         recorded: Recorded,
-        hindrance: tuple[str, bool] | None,
+        refusal: tuple[str, bool] | None,
     ) -> None:
         """Compare a recorded call with earlier ones of its key; after three equal ones, replay the next."""
         self._keep_last(recorded)
-        if hindrance:
-            attempts.reason, passes = hindrance
+        if refusal:
+            attempts.reason, passes = refusal
             self._forget(recorded)
             attempts.new += 1
             if attempts.new > (WARM_UP if passes else FIRST_CALLS):
@@ -373,15 +488,20 @@ class Function:
                 recorded.equal = known.equal + 1
                 recorded.written |= known.written
                 attempts.recorded.remove(known)
-                self._forget(known)
+                if known.passes:
+                    # The backward pass of the known call may still run.
+                    recorded.passes = known.passes
+                    recorded.passes.take(known.id, self._drop)
+                else:
+                    self._forget(known)
                 break
             attempts.reason = difference
         attempts.recorded.append(recorded)
         if recorded.equal >= EQUAL:
-            attempts.recorded.remove(recorded)
-            self._add_graph(arguments, recorded)
-            attempts.tries = attempts.new = 0
-            attempts.next_rest = PATIENCE
+            if recorded.passes:
+                attempts.reason = recorded.passes.reason
+            else:
+                self._add_graph(arguments, attempts, recorded)
         reads = _core.fetches_of(recorded.id)
         if len(attempts.recorded) > (PATHS if reads else REMEMBERED):
             self._forget(attempts.recorded.pop(0))
@@ -397,27 +517,72 @@ class Function:
         attempts.rest = attempts.next_rest
         attempts.next_rest = min(2 * attempts.next_rest, LONGEST_REST)
 
-    def _difference(self, one: Recorded, two: Recorded) -> str | None:
+    def _difference(self, one: Recorded, two: Recorded, compares_state: bool = True) -> str | None:
         if text := _core.unequal(one.id, two.id) or _ops.unequal(one.id, two.id):
             return text
         if one.spec != two.spec or [*map(_typed, one.constants)] != [*map(_typed, two.constants)]:
             return "it returns another value that is not a tensor; return a tensor instead"
-        if changed := one.state.differences(two.state) - one.written - two.written:
-            return f"{readable(min(changed, key=len))} has changed between the calls"
+        changed = one.state.differences(two.state) if compares_state else {}
+        written = one.written.keys() | two.written.keys() if self._skips_effects else ()
+        if changed := [label for path, label in changed.items() if path not in written]:
+            return f"{min(changed, key=len)} has changed between the calls"
         return None
 
-    def _add_graph(self, arguments: Arguments, recorded: Recorded) -> None:
-        if not _core.make_template(recorded.id):
+    def _has_new_replay(self, arguments: Arguments, attempts: Attempts) -> bool:
+        """Compare the backward passes since the last call. Returns whether the call can be replayed now."""
+        for recorded in list(attempts.recorded):
+            if not recorded.passes:
+                continue
+            recorded.passes.take(recorded.id, self._drop)
+            if recorded.passes.creates_graph or recorded.equal >= EQUAL:
+                attempts.reason = recorded.passes.reason
+            if recorded.passes.creates_graph:
+                self._rest(attempts)
+                attempts.rest = sys.maxsize
+                return False
+            if recorded.equal >= EQUAL and (backwards := recorded.passes.proven()):
+                self._add_graph(arguments, attempts, recorded, backwards)
+                return recorded in [graph.recorded for graph in self._graphs.get(arguments.key, ())]
+        for graph in list(self._graphs.get(arguments.key, ())):
+            if graph.audited is not None and not self._failed:
+                self._audit_backward(graph)
+                if graph.left > 0 and not self._failed:
+                    return True
+        return False
+
+    def _add_graph(
+        self, arguments: Arguments, attempts: Attempts, recorded: Recorded, backwards: Sequence[int] = ()
+    ) -> None:
+        attempts.recorded.remove(recorded)
+        attempts.tries = attempts.new = 0
+        attempts.next_rest = PATIENCE
+        if not all(map(_core.make_template, (recorded.id, *backwards))):
             self._forget(recorded)
             return
+        if recorded.passes:
+            # Replays of the call hold the passes from now on.
+            recorded.passes.recorded = [p for p in recorded.passes.recorded if p.id not in backwards]
+            recorded.passes.waiting.remove(recorded.id)
+            for backward in backwards:
+                _ops.add_backward(recorded.id, backward)
+            _differentiable[recorded.id] = self
         if sum(map(len, self._graphs.values())) >= self._max_graphs:
             self._drop_oldest(arguments)
         period = self._audit or FIRST_AUDIT
-        check = _holds if self._is_proven else recorded.state.check(recorded.written)
+        check = _holds if self._is_proven else recorded.state.check(set(recorded.written))
         left = sys.maxsize if self._is_proven else period - 1
         id = recorded.id
         ends, reads = _core.ends_of(id), _core.fetches_of(id)
-        graph = Graph(recorded, arguments.key, check, _builder(recorded), ends, reads, left, period)
+        if not backwards and (changed := check(arguments.objects)) >= 0:
+            # The state is the one that was just listed, so its check may be of no use.
+            attempts.vain += 1
+            if attempts.vain >= EQUAL:
+                attempts.reason = f"{recorded.state.label(changed)} cannot be compared"
+                self._forget(recorded)
+                self._rest(attempts)
+                return
+        graph = Graph(recorded, arguments.key, check, builder(recorded), ends, reads, left, period)
+        graph.backwards, graph.changes = list(backwards), _core.changes(id)
         graphs = self._graphs.setdefault(arguments.key, [])
         for other in graphs if reads else ():
             if (number := _core.parting(other.recorded.id, id)) is not None:
@@ -438,12 +603,13 @@ class Function:
 
     # --- Audits --------------------------------------------------------------------------------------------
 
-    def _audit_with(self, graph: Graph, recorded: Recorded, hindrance: tuple[str, bool] | None) -> None:
+    def _audit_with(self, graph: Graph, recorded: Recorded, refusal: tuple[str, bool] | None) -> None:
         self._audited += 1
-        if hindrance is None:
-            difference = self._difference(graph.recorded, recorded)
+        if refusal is None:
+            # Its state was found equal before the call.
+            difference = self._difference(graph.recorded, recorded, compares_state=False)
         else:
-            difference, passes = hindrance
+            difference, passes = refusal
             if passes and _core.ops_of(graph.recorded.id):
                 # Operators ran outside of the graph and cannot be compared. The next call is audited.
                 self._keep_last(recorded)
@@ -451,33 +617,86 @@ class Function:
                 return
         self._keep_last(recorded)
         self._forget(recorded)
-        if difference is None:
-            graph.period = self._audit or min(2 * graph.period, LAST_AUDIT)
-            graph.left, graph.suspect = graph.period - 1, 0
-            return
-        self._remove(graph)
+        if difference is not None:
+            self._fail(graph, difference)
+        elif recorded.passes:
+            graph.audited = recorded.id
+        else:
+            self._pass(graph)
+
+    def _audit_backward(self, graph: Graph) -> None:
+        """Compare the backward passes of an audited call, which have run since."""
+        audited, graph.audited = graph.audited, None
+        for backward in _ops.take_backwards(audited):
+            if backward < 0:
+                continue
+            alike = [b for b in graph.backwards if not _call_backward.is_other_kind(b, backward)]
+            texts = [_call_backward.difference(known, backward) for known in alike]
+            _call_backward.drop(backward)
+            if alike and None not in texts:
+                return self._fail(graph, f"in its backward pass, {texts[0]}")
+        self._pass(graph)
+
+    def _pass(self, graph: Graph) -> None:
+        graph.period = self._audit or min(2 * graph.period, LAST_AUDIT)
+        graph.left, graph.suspect = graph.period - 1, 0
+
+    def _fail(self, graph: Graph, difference: str) -> None:
         text = (
             f"an audit found that a call differs from the one that was replayed: {difference}. The last "
-            f"{graph.suspect} replayed calls may have been wrong. The function is recorded anew"
+            f"{graph.suspect} replayed calls may have been wrong. The function runs in Python from now on"
         )
+        self._failed = text
+        self._forget_all()
         if self._raises:
             raise RuntimeError(f"torch_tandem.function {self._name()}: {text}")
         self._warn(text, always=True)
 
+    def _make_again(self, recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Make a replayed call in Python; its key's calls run in Python from now on."""
+        graphs = [graph for graphs in self._graphs.values() for graph in graphs]
+        graph = next((graph for graph in graphs if graph.recorded.id == recording), None)
+        call = graph.recorded.call if graph else None
+        objects = flatten(*call.arguments(tensors))[2] if call else []
+        if call is None or graph.changes or graph.check(objects) >= 0:
+            raise RuntimeError(
+                f"torch_tandem.function {self._name()}: the backward pass of a replayed call differs from "
+                "those of recorded calls (create_graph=True, or gradients of other results), and the call "
+                "cannot be made again, since it changes tensors, draws random numbers, or depends on what "
+                "has changed since. Call it without torch_tandem.function"
+            )
+        attempts = self._attempts_of(graph.key)
+        attempts.reason = (
+            "a backward pass of it differed from those of recorded calls (create_graph=True, ...)"
+        )
+        attempts.rest, graph.left = sys.maxsize, -1
+        result = call.again(self._function, tensors)
+        leaves = _pytree.tree_leaves(result)
+        return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+
     def _drop_dead(self, arguments: Arguments) -> None:
-        """Drop graphs that use a tensor which no longer exists."""
+        """Drop graphs that use a tensor which no longer exists, or that are not replayed any more."""
         for graph in list(self._graphs.get(arguments.key, ())):
-            id = graph.recorded.id
-            dead = _ops.dead(id)
-            if dead < 0:
-                continue
-            # The tensor may have been replaced in the state, where the change is seen.
-            if graph.check(arguments.objects) < 0:
-                self._warn(
-                    f"a tensor that it uses no longer exists: {_core.first_use(id, dead)}. "
-                    "The function is recorded anew"
-                )
+            if graph.left < 0 or _ops.dead(graph.recorded.id) >= 0:
+                self._remove(graph)
+
+    def _forget_all(self) -> None:
+        """Drop all graphs and recordings, with the references to the program's objects in their states."""
+        for graph in [graph for graphs in self._graphs.values() for graph in graphs]:
             self._remove(graph)
+        for attempts in self._attempts.values():
+            for recorded in attempts.recorded:
+                self._forget(recorded)
+            attempts.recorded.clear()
+        if self._last >= 0:
+            self._drop(self._last)
+            self._last = -1
+        self._latest.forget()
+        self._latest = State(version=-1)
+        if self._open is not None:
+            _ops.cancel_recording()
+            self._open.forget()
+            self._open = None
 
     def _remove(self, graph: Graph) -> None:
         graphs = self._graphs[graph.key]
@@ -495,6 +714,8 @@ class Function:
             self._drop(last)
 
     def _forget(self, recorded: Recorded) -> None:
+        if recorded.passes:
+            recorded.passes.forget(self._drop)
         if recorded.id != self._last:
             self._drop(recorded.id)
 
@@ -511,29 +732,26 @@ class Function:
     def _name(self) -> str:
         if self._is_proven:
             return "a graph of torch.compile"
-        function = self._function
-        return getattr(function, "__qualname__", None) or type(function).__name__
+        return self.__dict__.get("__qualname__") or type(self._function).__name__
 
     def _warn(self, text: str, always: bool = False) -> None:
         if always or text not in self._warned:
             self._warned.add(text)
             warnings.warn(f"torch_tandem.function {self._name()}: {text}", stacklevel=_users_level())
 
-    def _lint(self) -> None:
-        function = getattr(self._function, "__func__", self._function)
-        if isinstance(function, torch.nn.Module):
-            function = type(function).forward
-        if (code := getattr(function, "__code__", None)) and (effects := _lint.effects(code)):
-            self._warn(
-                "a call that is replayed does not run Python, so these effects are skipped: "
-                f"{'; '.join(effects)} ({code.co_filename})"
-            )
-
     def _refuses(self, arguments: Arguments, attempts: Attempts) -> bool:
         for tensor in arguments.tensors:
-            if type(tensor) not in TENSORS:
-                attempts.reason = f"an argument is a {type(tensor).__name__}"
+            if self._is_proven and tensor.layout == torch.strided:
+                continue
+            if type(tensor) not in TENSORS or tensor.layout != torch.strided:
+                attempts.reason = f"an argument is a {type(tensor).__name__} of layout {tensor.layout}"
                 return True
+            if _core.attributes_of(tensor):
+                attempts.reason = "a tensor among the arguments has attributes of its own"
+                return True
+        if not self._is_proven and not is_observable():
+            attempts.reason = "a profiler is active, so what it runs cannot be observed"
+            return True
         return False
 
     def cache_info(self) -> CacheInfo:
@@ -566,7 +784,7 @@ class Function:
         """Why a graph is not replayed with these arguments; empty if it is."""
         changed = graph.check(objects)
         if changed >= 0:
-            return f"{readable(graph.recorded.state.label(changed))} has changed"
+            return f"{graph.recorded.state.label(changed)} has changed"
         return _ops.not_replayed(graph.recorded.id, tensors)
 
     def explain(self) -> str:
@@ -591,6 +809,8 @@ class Function:
 
     def reason(self) -> str | None:
         """Return why the latest kind of call is not replayed, or `None` if it is."""
+        if self._failed:
+            return self._failed
         if not self._attempts:
             return "it has not been called"
         key = next(reversed(self._attempts))
@@ -610,16 +830,60 @@ def counters() -> list[Counters]:
             "graphs": sum(map(len, f._graphs.values())),
             "saved_us": int(f._replayed * f._fastest * 1e6) if f._replayed else 0,
             "reason": f.reason(),
+            "failed": bool(f._failed),
         }
         for f in sorted(_all, key=lambda f: -f._calls)
         if f._calls
     ]
 
 
+def _forgetting(swap: Callable) -> Callable:
+    @functools.wraps(swap)
+    def swap_tensors(one: torch.Tensor, two: torch.Tensor) -> None:
+        # PyTorch swaps tensors without weak references only.
+        for function in list(_all):
+            function._forget_all()
+        return swap(one, two)
+
+    return swap_tensors
+
+
+torch.utils.swap_tensors = _forgetting(torch.utils.swap_tensors)
+
+
 def _drop_all(recordings: Iterable[int]) -> None:
     for recording in recordings:
-        _core.drop_recording(recording)
-        _ops.drop_recording(recording)
+        _ops.drop_backwards(recording)
+        _call_backward.drop(recording)
+
+
+def _recompute(recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    """Make a replayed call again in Python, for a backward pass that no recorded call has had."""
+    function = _differentiable.get(recording)
+    if function is None:
+        raise RuntimeError("torch_tandem.function: a replayed call has no backward pass, as it was forgotten")
+    return function._make_again(recording, tensors)
+
+
+_library = torch.library.Library("torch_tandem", "IMPL")
+_library.impl("recompute", _recompute, "CompositeImplicitAutograd")
+
+
+def _is_observed() -> bool:
+    """Whether the call is a part of another function's call that is recorded."""
+    return _observe.observing != 0 and _observe.observing == threading.get_ident()
+
+
+def _is_transformed() -> bool:
+    """Whether calls go to a transform, a tracer or a mode instead of the device, or nodes note stacks."""
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._get_tracing_state() is not None
+        or _forward_ad._current_level >= 0
+        or torch.is_anomaly_enabled()
+    )
 
 
 def _holds(objects: list) -> int:
@@ -635,38 +899,8 @@ def _users_level() -> int:
     return level
 
 
-class _Hole:
-    """Stands for a tensor among the leaves of a result."""
-
-    def __repr__(self) -> str:
-        return "a tensor"
-
-
-_HOLE = _Hole()
-
-
 def _typed(value: Any) -> tuple:
     return type(value), value
-
-
-def _builder(recorded: Recorded) -> Callable[[list], Any]:
-    """A function that makes the result of a call from its tensors."""
-    spec, constants = recorded.spec, recorded.constants
-    if len(constants) == 1 and spec.is_leaf():
-        if constants[0] is _HOLE:
-            return lambda results: results[0]
-        return lambda results, constant=constants[0]: constant
-    holes = [i for i, constant in enumerate(constants) if constant is _HOLE]
-    if spec.type is tuple and len(holes) == len(constants) and all(c.is_leaf() for c in spec.children()):
-        return tuple
-
-    def build(results: list) -> Any:
-        leaves = list(constants)
-        for i, result in zip(holes, results, strict=True):
-            leaves[i] = result
-        return _pytree.tree_unflatten(leaves, spec)
-
-    return build
 
 
 def function(
@@ -676,6 +910,7 @@ def function(
     audit: int | None = None,
     max_graphs: int = 32,
     on_mismatch: str = "warn",
+    effects: str = "refuse",
 ) -> Any:
     """Wrap a function, a method or a module so that equal calls are replayed without running Python.
 
@@ -692,6 +927,7 @@ def function(
         "audit": audit,
         "max_graphs": max_graphs,
         "on_mismatch": on_mismatch,
+        "effects": effects,
     }
     if function is None:
         return lambda decorated: _wrap(decorated, options)
@@ -699,6 +935,16 @@ def function(
 
 
 def _wrap(function: Any, options: dict) -> Any:
+    make = functools.partial(Function, **options)
     if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(Function(function.__func__, **options))
-    return Function(function, **options)
+        return type(function)(make(function.__func__))
+    if isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule):
+        return wrap_module(function, make)
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        return wrap_class(function, make)
+    if isinstance(function, type):
+        raise TypeError(
+            "torch_tandem.function takes functions, methods, modules and classes of modules, not "
+            f"{function!r}"
+        )
+    return make(function)

@@ -123,6 +123,7 @@ class Function(TypedDict):
     graphs: int
     saved_us: int  # time that Python would have taken for the replayed calls
     reason: str | None  # why the latest kind of call is not replayed
+    failed: bool  # whether an audit has found a difference, so that all calls run in Python
 
 
 class Device(TypedDict):
@@ -143,6 +144,8 @@ class CoreReport(TypedDict):
 
     mode: Mode
     steps_traced: int
+    steps_in_part: int
+    steps_unrecorded: int
     steps_coexecuted: int
     ops_captured: int
     ops_coexecuted: int
@@ -192,6 +195,15 @@ class Model(TypedDict):
     parameters: int
 
 
+class Candidate(TypedDict):
+    """A class of modules whose calls may be replayed, with the time that they took in a few iterations."""
+
+    name: str  # as `tandem run --function` names it
+    calls: int
+    us: int
+    share: float  # of the time of these iterations
+
+
 class Machine(TypedDict):
     """Peak rates of this machine, per second."""
 
@@ -204,6 +216,7 @@ class Report(CoreReport):
 
     functions: list[Function]
     models_elsewhere: list[Model]
+    candidates: list[Candidate]
     collectives: list[Collective]
     machine: Machine | None  # None unless kernels of the cpu executor were measured
 

@@ -4,7 +4,9 @@ GraphRunner draws the device's random numbers from PyTorch's default CPU generat
 sets the generator's state on the host therefore first waits for the draws that the program issued earlier.
 """
 
+import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 
 import torch
@@ -31,9 +33,22 @@ _OrderedGenerator = type(
 )
 
 
+def _break_graphs() -> None:
+    """Let methods of the generator break graphs of torch.compile, as those of PyTorch's own generator do.
+
+    A subclass of a class that torch has registered for its graphs counts as registered, too, and
+    torch.compile raises an error for methods of such objects. Only for PyTorch's class itself it makes an
+    exception.
+    """
+    registered = getattr(sys.modules.get("torch._library.opaque_object"), "_OPAQUE_TYPES", {})
+    if info := registered.get(torch.Generator):
+        registered[_OrderedGenerator] = dataclasses.replace(info, class_name="")
+
+
 def install() -> None:
     """Replace torch's default generator by one whose methods wait for pending draws."""
     generator = _OrderedGenerator()
     if not _core.share_default_generator(generator, torch.default_generator):
         raise RuntimeError("torch's default generator is not where this build of torch-tandem expects it")
+    _break_graphs()
     torch.default_generator = torch.random.default_generator = torch._C.default_generator = generator

@@ -1,309 +1,829 @@
-"""The state of a program that a function can read: its closure, globals, and the objects that they lead to.
+"""The state of a program that a call of a function could read, and its comparison with a later one.
 
-A function's calls are replayed only while that state is as it was when the calls were recorded. The walk
-follows names in bytecode, attributes and containers. What it does not reach, such as a file, is left to
-audits.
+The walk begins at the code that the function's calls have run (`_observe.py`). It follows the globals and
+closures of this code, the attributes that it names, and the items of containers, to values that can be
+compared and to objects whose identity can. An object of a type that is not known here cannot be compared, and
+refuses the function: nothing counts as equal that was not compared.
 """
 
+import array
+import collections
+import contextvars
+import datetime
+import decimal
 import enum
-import os
+import fractions
+import functools
+import gc
+import itertools
+import operator
+import pathlib
 import re
+import struct
 import sys
-import sysconfig
 import types
+import typing
+import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-# Maximum number of values in a state. A larger state is followed up to here only.
-MOST = 20_000
-# Maximum length of a container whose items are compared.
-LONGEST = 4_096
+from torch_tandem import _callables, _code, _core
+from torch_tandem._observe import World, is_librarys
 
-_VALUES = (
-    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
-    torch.memory_format, type(Ellipsis), slice, range,
-)  # fmt: skip
-_CONTAINERS = (list, tuple, dict)
-# Code whose globals are not followed: PyTorch, installed packages and the standard library.
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_TORCH = f"{os.sep}torch{os.sep}"
+# The largest state. A check takes about 10 ns a value, so this many take 1 ms before each call.
+LARGEST_STATE = 100_000
+# The largest contents that are compared byte by byte.
+LARGEST_BYTES = 1 << 16
 
-_PARTS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
-
-# Attributes of PyTorch's modules and optimizers that do not affect what a call computes.
-_UNREAD = frozenset(
+# Types of immutable values without references to other objects.
+_VALUES = frozenset(
     {
-        "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "defaults",
-        "_load_state_dict_post_hooks", "_non_persistent_buffers_set", "_is_full_backward_hook",
-        "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "call_super_init",
-        "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
-        "_zero_grad_profile_name",
+        type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
+        torch.memory_format, type(Ellipsis), type(NotImplemented), slice, range,
     }
 )  # fmt: skip
+# Types of immutable values whose text says all.
+_SPELT = (
+    complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta,
+    datetime.tzinfo, uuid.UUID, pathlib.PurePath, re.Pattern, torch.finfo, torch.iinfo,
+)  # fmt: skip
+# Containers whose items are listed by iterating over them.
+_LISTED = (set, frozenset, collections.deque)
+_BYTES = (bytearray, memoryview, array.array)
+# Types of objects that are known by their identity: they have no state that code without effects can read.
+_IDENTITIES = (
+    types.CodeType, types.GenericAlias, types.UnionType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, type(collections.namedtuple("_N", "a").a),
+)  # fmt: skip
+_IDENTITY_NAMES = frozenset({"_thread.lock", "_thread.RLock", "_abc._abc_data"})
+# Attributes of C objects that are values of the program, by type.
+_PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (functools.partial, ("func", "args", "keywords")),
+    (property, ("fget", "fset", "fdel")),
+    (staticmethod, ("__func__",)),
+    (classmethod, ("__func__",)),
+    (types.MethodType, ("__self__", "__func__")),
+    (collections.defaultdict, ("default_factory",)),
+    (collections.deque, ("maxlen",)),
+    (super, ("__self__", "__thisclass__")),
+)
+# Types of C whose objects have no state but their parts, items and attributes.
+_TRANSPARENT = (
+    functools.partial, super, types.MethodType, property, staticmethod, classmethod, type, list, tuple, dict,
+    types.SimpleNamespace,
+)  # fmt: skip
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_FLOATS = struct.Struct("<d")
+
+
+class Unknown(Exception):
+    """A state that cannot be compared; the text says why, for users."""
+
+
+Path = tuple
 
 
 @dataclass(slots=True)
-class Entry:
-    """A value: how it is reached from another one, and what is compared."""
+class Value:
+    """A value of a state: how it is reached and what is expected, in the letters of `_core.StateCheck`.
 
-    parent: int
-    # Code that reads it from the parent `{}`, and how users see that step.
+    Access: `r` an object, `w` the referent of a weak reference, `o` an argument by its number, `k` a value of
+    a dict by its key, `a` an attribute in C, `d` the dict of attributes, `i` an item, `p` a key or value of a
+    dict, `c` the result of a function. Expected: `*` anything, `0` nothing, `s` an object, `w` a referent,
+    `=` an equal value, `t` an object of a type, `l` a sequence or a dict of a type and length, `&` an object
+    that was met.
+    """
+
     access: str
-    label: str
-    # "value": equal, and of the same type. "object": the same object, by weak reference. "size": the same
-    # type and the same length. "type": the same type. "none": nothing is compared.
+    parent: int
+    operand: Any
     kind: str
     expected: Any
+    length: int
+    # How a user would write the last step of the access.
+    label: str
+    # What tells the step from others of its parent.
+    step: Hashable
 
 
 @dataclass
 class State:
     """The values that a function could read when it was called."""
 
-    entries: list[Entry] = field(default_factory=list)
-    # Objects that the code of a check refers to, by name.
-    names: dict[str, Any] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    # Why it cannot be compared; empty if it can.
+    refusal: str = ""
+    # The version of the world that it was listed with.
+    version: int = 0
+    # The ids of code objects whose functions the walk has met.
+    explained: set[int] = field(default_factory=set)
+    _holds: Callable[[list], int] | None = None
+
+    def holds(self, objects: list) -> bool:
+        """Whether the state is the same in a call with these objects as arguments."""
+        if self.refusal:
+            return False
+        if self._holds is None:
+            self._holds = self.check(set())
+        return self._holds(objects) < 0
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors in the state."""
+        found = [value.expected() for value in self.values if value.kind == "w"]
+        return [value for value in found if issubclass(type(value), torch.Tensor)]
+
+    def forget(self) -> None:
+        """Drop all references to objects of the program."""
+        self.values.clear()
+        self._holds = None
 
     def label(self, number: int) -> str:
         """How a user would write the access to a value."""
-        entry = self.entries[number]
-        return (self.label(entry.parent) if entry.parent >= 0 else "") + entry.label
+        parts = []
+        while number >= 0:
+            parts.append(self.values[number].label)
+            number = self.values[number].parent
+        return readable("".join(reversed(parts)))
+
+    def path(self, number: int) -> Path:
+        """What identifies a value among those of other states."""
+        steps: list[Hashable] = []
+        while number >= 0:
+            steps.append(self.values[number].step)
+            number = self.values[number].parent
+        return tuple(reversed(steps))
 
     def names_of_tensors(self) -> dict[int, str]:
         """The labels of the tensors, by the ids of the objects."""
         found: dict[int, str] = {}
-        for i, entry in enumerate(self.entries):
-            if entry.kind == "object" and isinstance(tensor := entry.expected(), torch.Tensor):
-                found.setdefault(id(tensor), readable(self.label(i)))
+        for i, value in enumerate(self.values):
+            if value.kind == "w" and isinstance(tensor := value.expected(), torch.Tensor):
+                found.setdefault(id(tensor), self.label(i))
         return found
 
-    def differences(self, other: "State") -> set[str]:
-        """The labels of the values that differ in another state."""
-        compared = [i for i, e in enumerate(self.entries) if e.kind != "none"]
-        values = {self.label(i): (self.entries[i].kind, self.entries[i].expected) for i in compared}
-        found = set()
-        for i, entry in enumerate(other.entries):
-            if entry.kind == "none":
-                continue
-            label = other.label(i)
-            known = values.pop(label, None)
-            if known is None or known[0] != entry.kind or not _same(known[1], entry.expected):
-                found.add(label)
-        return found | values.keys()
+    def differences(self, other: "State") -> dict[Path, str]:
+        """The values that differ in another state, with their labels."""
+        if other is self:
+            return {}
+        index = {(v.parent, v.step): i for i, v in enumerate(self.values)}
+        found: dict[Path, str] = {}
+        known: dict[int, int] = {-1: -1}
+        met: set[int] = set()
+        for j, value in enumerate(other.values):
+            if value.parent not in known:
+                continue  # a part of a value that differs
+            i = index.get((known[value.parent], value.step))
+            if i is not None:
+                met.add(i)
+                if _is_same(self.values[i], value, known):
+                    known[j] = i
+                    continue
+            found[other.path(j)] = other.label(j)
+        for i, value in enumerate(self.values):
+            if i not in met and (value.parent < 0 or value.parent in met):
+                found.setdefault(self.path(i), self.label(i))
+        return found
 
-    def check(self, without: set[str]) -> Callable[[list], int]:
-        """Compile a function of the call's objects that returns the first value that differs, or -1.
+    def check(self, without: set[Path]) -> Callable[[list], int]:
+        """Return a function of the call's objects that returns the first value that differs, or -1.
 
-        `without` are the labels of values that are not compared, with all that they lead to.
+        The values `without` are not compared, nor what they lead to.
         """
-        names: dict[str, Any] = {"_type": type, "_len": len, **self.names}
+        numbers: dict[int, int] = {-1: 0}
         left_out: set[int] = set()
-        lines = ["def check(objects):", " try:"]
-        for i, entry in enumerate(self.entries):
-            if entry.parent in left_out or self.label(i) in without:
-                left_out.add(i)
+        listed = []
+        for i, v in enumerate(self.values):
+            if v.parent in left_out or (v.parent >= 0 and v.parent not in numbers):
                 continue
-            lines.append(f"  v{i} = " + entry.access.format(f"v{entry.parent}"))
-            names[f"c{i}"] = entry.expected
-            match entry.kind:
-                case "value":
-                    names[f"t{i}"] = type(entry.expected)
-                    lines.append(
-                        f"  if v{i} is not c{i} and (_type(v{i}) is not t{i} or v{i} != c{i}): return {i}"
-                    )
-                case "object":
-                    lines.append(f"  if c{i}() is not v{i}: return {i}")
-                case "size":
-                    names[f"t{i}"], names[f"c{i}"] = entry.expected
-                    lines.append(f"  if _type(v{i}) is not t{i} or _len(v{i}) != c{i}: return {i}")
-                case "type":
-                    lines.append(f"  if _type(v{i}) is not c{i}: return {i}")
-        lines += ["  return -1", " except Exception: return 0"]
-        exec("\n".join(lines), names)
-        return names["check"]
+            numbers[i] = len(listed)
+            kind, expected, length = v.kind, v.expected, v.length
+            if kind == "&":
+                kind, length = ("&", numbers[length]) if length in numbers else ("*", 0)
+            if without and self.path(i) in without:
+                left_out.add(i)
+                kind, expected, length = "*", None, 0
+            listed.append((v.access, numbers[v.parent], v.operand, kind, expected, length))
+        return _core.StateCheck(listed)
+
+
+def _is_same(one: Value, two: Value, known: dict[int, int]) -> bool:
+    if one.kind != two.kind or (one.length != two.length and one.kind != "&"):
+        return False
+    match one.kind:
+        case "w":
+            return one.expected() is two.expected() is not None
+        case "=":
+            return _is_equal(one.expected, two.expected)
+        case "&":
+            return known.get(two.length) == one.length
+        case "s" | "t" | "l":
+            return one.expected is two.expected
+        case _:
+            return True
+
+
+def _is_equal(one: Any, two: Any) -> bool:
+    if type(one) is not type(two):
+        return False
+    return _FLOATS.pack(one) == _FLOATS.pack(two) if type(one) is float else bool(one == two)
+
+
+_PARTS_OF_MODULES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
 def readable(label: str) -> str:
     """Shorten the access to a module's parts to how users write it."""
-    return _PARTS.sub(r".\1", label)
+    return _PARTS_OF_MODULES.sub(r".\1", label)
 
 
-def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, weakref.ref):
-        return isinstance(two, weakref.ref) and one() is two() and one() is not None
-    return type(one) is type(two) and one == two
+# --- contents that are read by iterating or copying: the functions run before each replay --------------
+
+
+def _keys(value: dict) -> tuple:
+    return tuple(value)
+
+
+def _cached(value: Any) -> tuple:
+    """The keys and values in the cache of a `functools.lru_cache`, as the garbage collector finds them."""
+    found: list = []
+    for part in gc.get_referents(value):
+        if type(part) is not dict:
+            found.append(part)
+        elif part is not value.__dict__:
+            # A bounded cache has links, whose keys and values are referents themselves.
+            found += [i for i in (*part, *part.values()) if type(i).__name__ != "_lru_list_elem"]
+    # The order of a bounded cache is that of the last uses.
+    return tuple(sorted(found, key=id))
+
+
+def _listed(value: Any) -> tuple:
+    return tuple(value)
+
+
+def _spelt(value: Any) -> str:
+    return repr(value)
+
+
+def _bytes(value: Any) -> bytes:
+    return bytes(value)
+
+
+def _array(value: Any) -> tuple:
+    return value.dtype.str, value.shape, value.tobytes()
+
+
+def _reduced(value: Any) -> Any:
+    return value.__reduce__()
+
+
+def _of_base(value: Any) -> Any:
+    """The value of an object of a subclass of a built-in type."""
+    for base in (bool, int, float, complex, str, bytes):
+        if isinstance(value, base):
+            text = base.__repr__(value)
+            return text
+    return None
+
+
+def _current(value: contextvars.ContextVar) -> Any:
+    return value.get(None)
+
+
+def _target(value: weakref.ref) -> Any:
+    return value()
 
 
 class _Walk:
-    def __init__(self) -> None:
-        self.state = State()
-        self.tensors: list[torch.Tensor] = []
-        # Objects that were visited, which are alive during the walk.
-        self.visited: set[int] = set()
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.state = State(version=world.version)
+        self.values = self.state.values
+        # Values by the ids of objects that were met; `kept` keeps these alive.
+        self.met: dict[int, int] = {}
+        self.kept: list[Any] = []
+        self.queue: collections.deque[tuple[int, Any]] = collections.deque()
+        self.steps: set[tuple[int, Hashable]] = set()
+        self.names = world.attributes()
+        self.classes: set[type] = set()
+        self.dicts: dict[int, int] = {}
+        # Modules whose members may be read by any name.
+        self.escaped: list[types.ModuleType] = []
 
-    def add(self, parent: int, access: str, label: str, kind: str, expected: Any) -> int:
-        self.state.entries.append(Entry(parent, access, label, kind, expected))
-        return len(self.state.entries) - 1
+    # --- values --------------------------------------------------------------------------------------------
 
-    def named(self, value: Any) -> str:
-        """A name for an object in the code of a check."""
-        name = f"n{len(self.state.names)}"
-        self.state.names[name] = value
-        return name
+    def add(
+        self,
+        access: str,
+        parent: int,
+        operand: Any,
+        label: str,
+        step: Hashable,
+        value: Any,
+        exact: bool = True,
+        chained: bool = False,
+        called: bool = False,
+    ) -> int:
+        """List a value, and follow it later. Without `exact` nothing is expected of it.
 
-    def visit(self, parent: int, access: str, label: str, value: Any) -> None:
-        if len(self.state.entries) >= MOST:
-            return
+        The members of a module that code reads are known if it is `chained`. A C function that is only
+        `called` is seen when it is.
+        """
+        if len(self.values) >= LARGEST_STATE:
+            raise Unknown(
+                f"its state has more than {LARGEST_STATE:,} values, and comparing them takes longer than "
+                "the call"
+            )
+        kind, expected, length = self.expectation(value) if exact else ("*", None, 0)
+        self.values.append(Value(access, parent, operand, kind, expected, length, label, step))
+        at = len(self.values) - 1
+        if exact and not called and issubclass(type(value), types.BuiltinFunctionType):
+            self.builtin(at, value)
+        if exact and not chained and issubclass(type(value), types.ModuleType):
+            self.escaped.append(value)
+        if exact and kind not in ("=", "&"):
+            self.queue.append((at, value))
+        return at
+
+    def expectation(self, value: Any) -> tuple[str, Any, int]:
         kind = type(value)
-        if kind in _VALUES or isinstance(value, enum.Enum):
-            self.add(parent, access, label, "value", value)
-            return
-        if isinstance(value, _CONTAINERS):
-            at = self.add(parent, access, label, "size", (kind, len(value)))
-            if id(value) not in self.visited and len(value) <= LONGEST:
-                self.visited.add(id(value))
-                self.items(at, value)
-            return
+        if kind in _VALUES:
+            return "=", value, 0
+        if id(value) in self.met:
+            return "&", None, self.met[id(value)]
+        self.met[id(value)] = len(self.values)
+        self.kept.append(value)
+        # `isinstance` would ask the object, which may be a proxy.
+        if issubclass(kind, (list, tuple)):
+            return "l", kind, kind.__len__(value) if kind in (list, tuple) else len(list(_iterated(value)))
+        if issubclass(kind, dict):
+            return "l", kind, dict.__len__(value)
+        if issubclass(kind, (types.MethodType, functools.partial, super, *_LISTED, *_BYTES)):
+            return "t", kind, 0
+        if issubclass(kind, (type, types.FunctionType, types.ModuleType, enum.Enum)):
+            return "s", value, 0
+        if _is_spelt(kind) or issubclass(kind, (weakref.ref, types.MappingProxyType)) or _is_numpys(kind):
+            return "t", kind, 0
         try:
-            at = self.add(parent, access, label, "object", weakref.ref(value))
+            return "w", weakref.ref(value), id(kind)
         except TypeError:
-            self.add(parent, access, label, "type", kind)
-            return
-        if id(value) not in self.visited:
-            self.visited.add(id(value))
-            self.within(at, value)
+            return ("t", kind, 0) if _is_pythons(kind) else ("s", value, 0)
 
-    def items(self, at: int, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, item in list(value.items()):
-                # Keys that are objects, as in an optimizer's state, would be kept alive.
-                if type(key) in _VALUES:
-                    name = repr(key) if type(key) in (str, int, bool) else self.named(key)
-                    self.visit(
-                        at, "{}[" + name.replace("{", "{{").replace("}", "}}") + "]", f"[{key!r}]", item
-                    )
+    def root(self, label: str, value: Any) -> int:
+        """List an object that the check holds, and return its number."""
+        known = self.met.get(id(value))
+        return known if known is not None else self.add("r", -1, value, label, ("r", id(value)), value)
+
+    def space(self, label: str, namespace: dict) -> int:
+        """List a dict that is looked up by keys."""
+        if id(namespace) not in self.dicts:
+            self.kept.append(namespace)
+            step = ("r", id(namespace))
+            self.dicts[id(namespace)] = self.add("r", -1, namespace, label, step, namespace, exact=False)
+        return self.dicts[id(namespace)]
+
+    def key(
+        self, at: int, namespace: dict, key: Any, label: str, chained: bool = False, called: bool = False
+    ) -> None:
+        """List a value of a dict by its key, or its absence."""
+        step = ("k", key)
+        if (at, step) in self.steps:
+            return
+        self.steps.add((at, step))
+        if key in namespace:
+            self.add("k", at, key, label, step, namespace[key], chained=chained, called=called)
         else:
-            for i, item in enumerate(value):
-                self.visit(at, f"{{}}[{i}]", f"[{i}]", item)
+            self.values.append(Value("k", at, key, "0", None, 0, label, step))
+
+    def attribute(self, at: int, name: str, value: Any, label: str | None = None) -> None:
+        self.add("a", at, name, f".{name}" if label is None else label, ("a", name), value)
+
+    def absent(self, at: int, name: str, label: str) -> None:
+        self.values.append(Value("a", at, name, "0", None, 0, label, ("a", name)))
+
+    def call(self, at: int, function: Callable, value: Any) -> None:
+        self.add("c", at, function, "", ("c", function.__name__), value)
+
+    def items(self, at: int, value: Any, label: str = "[{}]") -> None:
+        for i, item in enumerate(_iterated(value)):
+            self.add("i", at, i, label.format(i), ("i", i), item)
+
+    def pairs(self, at: int, value: dict, follows: Callable[[Any], bool] | None, label: str) -> None:
+        """List the keys and values of a dict in order; only the values that are followed are compared."""
+        for i, (key, item) in enumerate(list(dict.items(value))):
+            name = key if type(key) in _VALUES else _name_of_object(key)
+            text = label.format(name if label[0] == "." else repr(name) if type(key) is str else name)
+            step = key if type(key) in _VALUES else id(key)
+            self.add("p", at, None, f" key {name}", ("key", i), key)
+            self.add("p", at, None, text, ("value", step), item, exact=follows is None or follows(key))
+
+    # --- what values lead to -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while True:
+            while self.queue:
+                self.within(*self.queue.popleft())
+            if not self.escaped:
+                return
+            module = self.escaped.pop()
+            members = _core.attributes_of(module)
+            at = self.space(module.__name__, members)
+            for name in sorted(self.names & members.keys()):
+                self.key(at, members, name, f".{name}")
 
     def within(self, at: int, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            if value.device.type == "tandem":
-                self.tensors.append(value)
-            return
-        if callable(value) and self.code(at, value):
-            return
-        if isinstance(value, type):
-            if _is_users(value.__module__):
-                inside = self.add(at, "{}.__dict__", "", "none", None)
-                self.attributes_of(inside, "{{}}[{!r}]", value, set())
-            return
-        if isinstance(value, types.ModuleType):
-            return
-        if type(value).__module__.startswith("torch_tandem"):
+        kind = type(value)
+        if value is sys.modules or issubclass(kind, (typing.TypeVar, typing.ParamSpec)):
+            return None  # what is imported stays, and variables of types are known by their identity
+        if issubclass(kind, torch.Tensor):
+            return self.tensor(at, value)
+        if issubclass(kind, types.FunctionType):
+            return self.function(at, value)
+        if issubclass(kind, types.BuiltinFunctionType):
+            if _callables.module_of(value) is None and not isinstance(value.__self__, type):
+                self.attribute(at, "__self__", value.__self__, "")
+            return None
+        if issubclass(kind, types.ModuleType):
+            return None  # its members are listed where they are named
+        if issubclass(kind, type):
+            return self.class_of(at, value)
+        if kind.__module__.startswith("torch_tandem"):
             # Functions count their own calls; what they wrap is followed.
-            if wrapped := getattr(value, "__wrapped__", None):
-                self.visit(at, "{}.__wrapped__", "", wrapped)
+            if "_function" in vars(value):
+                inside = self.add("d", at, None, "", ("d",), vars(value), exact=False)
+                self.key(inside, vars(value), "_function", "")
+            return None
+        for base, parts in _PARTS:
+            if issubclass(kind, base):
+                for name in parts:
+                    self.attribute(at, name, getattr(value, name), "" if name == "__self__" else None)
+        if issubclass(kind, (list, tuple)):
+            self.items(at, value)
+        elif issubclass(kind, dict):
+            self.pairs(at, value, None, "[{}]")
+            if issubclass(kind, collections.OrderedDict) and len(value) > 1:
+                self.call(at, _keys, _keys(value))
+        elif issubclass(kind, _LISTED):
+            self.call(at, _listed, _listed(value))
+        elif issubclass(kind, _BYTES):
+            self.call(at, _bytes, self.contents(at, value, len(bytes(value))))
+        elif issubclass(kind, types.MappingProxyType):
+            self.call(at, dict, dict(value))
+        elif issubclass(kind, weakref.ref):
+            self.call(at, _target, value())
+        elif issubclass(kind, functools._lru_cache_wrapper):
+            self.attribute(at, "__wrapped__", value.__wrapped__)
+            self.call(at, _cached, _cached(value))
+        elif issubclass(kind, contextvars.ContextVar):
+            self.call(at, _current, value.get(None))
+        elif issubclass(kind, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
+            self.call(at, _reduced, _reduced(value))
+            if not issubclass(kind, operator.itemgetter):
+                self.name_all(str(name) for name in itertools.chain.from_iterable(_strings(_reduced(value))))
+        elif _is_numpys(kind):
+            return self.numpys(at, value)
+        elif _is_spelt(kind):
+            self.call(at, _spelt, _spelt(value))
+        elif issubclass(kind, (bool, int, float, complex, str, bytes)):
+            self.call(at, _of_base, _of_base(value))
+        elif issubclass(kind, BaseException):
+            self.attribute(at, "args", value.args)
+        elif not issubclass(kind, _TRANSPARENT):
+            self.foreign(at, value, _base_in_c(kind))
+        self.instance(at, value, kind)
+        return None
+
+    def name_all(self, names: Iterator[str]) -> None:
+        for name in names:
+            for part in name.split("."):
+                self.world.add_name(part)
+
+    def contents(self, at: int, value: Any, size: int) -> bytes:
+        if size > LARGEST_BYTES:
+            raise Unknown(
+                f"{self.state.label(at)} has {size:,} bytes, too many to compare. Keep it in a tensor"
+            )
+        return _bytes(value)
+
+    def numpys(self, at: int, value: Any) -> None:
+        numpy = sys.modules["numpy"]
+        if isinstance(value, (numpy.ndarray, numpy.generic)):
+            if value.dtype.hasobject:
+                raise Unknown(f"{self.state.label(at)} is an array of objects, which cannot be compared")
+            if value.nbytes > LARGEST_BYTES:
+                raise Unknown(
+                    f"{self.state.label(at)} is an array of {value.nbytes:,} bytes, too many to compare. "
+                    "Keep it in a tensor"
+                )
+            self.call(at, _array, _array(value))
+        elif isinstance(value, numpy.dtype):
+            self.call(at, _spelt, _spelt(value))
+        elif not isinstance(value, (numpy.ufunc, type(numpy.sum))):
+            self.foreign(at, value, type(value))
+
+    def foreign(self, at: int, value: Any, kind: type) -> None:
+        """Look at an object whose type is implemented in C, or has a base class that is."""
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if kind is object or issubclass(kind, _IDENTITIES) or name in _IDENTITY_NAMES:
             return
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
-            inside = self.add(at, "{}.__dict__", "", "none", None)
-            is_torchs = isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
-            for name, item in list(attributes.items()):
-                if isinstance(name, str) and not (is_torchs and name in _UNREAD):
-                    self.visit(inside, "{}[" + repr(name) + "]", f".{name}", item)
-        if _is_users(type(value).__module__):
-            own = set(attributes) if isinstance(attributes, dict) else set()
-            for base in type(value).__mro__:
-                if _is_users(base.__module__):
-                    self.attributes_of(at, "{{}}.{}", base, own)
-
-    def attributes_of(self, at: int, access: str, kind: type, hidden: set[str]) -> None:
-        """Follow the attributes of a class, read from it or from an object whose attributes hide `hidden`."""
-        for name, item in list(vars(kind).items()):
-            if isinstance(item, types.FunctionType):
-                self.function(item)
-            elif name.startswith("__") or name in hidden or hasattr(type(item), "__get__"):
-                continue
-            else:
-                hidden.add(name)
-                self.visit(at, access.format(name), f".{name}", item)
-
-    def code(self, at: int, value: Any) -> bool:
-        """Follow a function or method. Returns whether the value is one."""
-        if isinstance(value, types.MethodType):
-            # A bound method is a new object at each access, so its parts are compared.
-            entry = self.state.entries[at]
-            entry.kind, entry.expected = "type", types.MethodType
-            self.visit(at, "{}.__self__", "", value.__self__)
-            self.visit(at, "{}.__func__", f".{value.__func__.__name__}", value.__func__)
-            return True
-        if isinstance(value, types.FunctionType):
-            self.function(value)
-            return True
-        return isinstance(value, (types.BuiltinFunctionType, types.BuiltinMethodType))
-
-    def function(self, function: types.FunctionType) -> None:
-        """Follow what a function's code refers to, if it is the user's code."""
-        if id(function.__code__) in self.visited or not is_users_code(function.__code__):
+        if kind.__module__.partition(".")[0] == "torch" or self.is_torchs(at):
             return
-        self.visited.add(id(function.__code__))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-            try:
-                self.visit(-1, self.named(cell) + ".cell_contents", name, cell.cell_contents)
-            except ValueError:  # the cell is empty
-                continue
-        for name, value in (function.__kwdefaults__ or {}).items():
-            self.visit(-1, self.named(function) + f".__kwdefaults__[{name!r}]", name, value)
-        for i, value in enumerate(function.__defaults__ or ()):
-            self.visit(-1, self.named(function) + f".__defaults__[{i}]", f"default {i}", value)
-        names = set(_names(function.__code__))
-        space = self.named(function.__globals__)
-        for name in sorted(names & function.__globals__.keys()):
-            value = function.__globals__[name]
-            self.visit(-1, f"{space}[{name!r}]", name, value)
-            if isinstance(value, types.ModuleType) and _is_users(value.__name__):
-                inside = self.named(value.__dict__)
-                for attribute in sorted(names & value.__dict__.keys()):
-                    item = value.__dict__[attribute]
-                    self.visit(-1, f"{inside}[{attribute!r}]", f"{name}.{attribute}", item)
+        # What is written to a file is an effect, which is seen when it is called.
+        if kind.__module__ == "_io" and not value.closed and not value.readable():
+            return self.attribute(at, "closed", False)
+        raise Unknown(
+            f"{self.state.label(at)} is an object of type {name.removeprefix('builtins.')}, whose state "
+            "cannot be compared. Use it outside of the function"
+        )
 
+    def is_torchs(self, at: int) -> bool:
+        """Whether a value is reached from a global of PyTorch's, whose caches and counters do not matter."""
+        while self.values[at].parent >= 0:
+            at = self.values[at].parent
+        return self.values[at].label.startswith("torch")
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+    def tensor(self, at: int, value: torch.Tensor) -> None:
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if (hooks := getattr(value, name)) is not None:
+                self.attribute(at, name, hooks)
+        attributes = _core.attributes_of(value)
+        if attributes:
+            self.attributes(at, attributes)
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            self.type_of(type(value))
 
+    def function(self, at: int, value: types.FunctionType) -> None:
+        code = value.__code__
+        # A library's function has attributes only if it was given some.
+        if value.__dict__ or not is_librarys(code):
+            self.attributes(at, _core.attributes_of(value))
+        if not self.world.has(code):
+            return
+        self.state.explained.add(id(code))
+        self.attribute(at, "__code__", code, "")
+        self.attribute(at, "__defaults__", value.__defaults__)
+        self.attribute(at, "__kwdefaults__", value.__kwdefaults__)
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            self.cell(name, cell)
+        self.globals_of(code, value.__globals__)
 
-def is_users_code(code: types.CodeType) -> bool:
-    """Whether code is the program's own, and not that of a library."""
-    return not code.co_filename.startswith(("<frozen", *_LIBRARIES)) and _TORCH not in code.co_filename
-
-
-def _is_users(module: str) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return module == "__main__" or (bool(file) and not file.startswith(_LIBRARIES) and _TORCH not in file)
-
-
-def state_of(function: Callable, objects: list) -> tuple[State, list[torch.Tensor]]:
-    """The state that a call of a function with these objects as arguments could read, and its tensors."""
-    walk = _Walk()
-    while isinstance(function, types.MethodType):
-        walk.visit(-1, walk.named(weakref.ref(function.__self__)) + "()", "self", function.__self__)
-        function = function.__func__
-    if isinstance(function, types.FunctionType):
-        walk.function(function)
-    else:
+    def cell(self, name: str, cell: types.CellType) -> None:
+        if id(cell) in self.met:
+            return
+        self.met[id(cell)] = len(self.values)
+        self.kept.append(cell)
+        at = self.add("r", -1, cell, "", ("r", id(cell)), cell, exact=False)
         try:
-            root = walk.named(weakref.ref(function)) + "()"
-        except TypeError:
-            root = walk.named(function)
-        walk.visit(-1, root, "", function)
-    for i, value in enumerate(objects):
-        walk.visit(-1, f"objects[{i}]", f"argument {i}", value)
-    return walk.state, walk.tensors
+            self.attribute(at, "cell_contents", cell.cell_contents, name)
+        except ValueError:  # the cell is empty
+            self.absent(at, "cell_contents", name)
+
+    def builtin(self, at: int, value: types.BuiltinFunctionType) -> None:
+        """Look at a C function that may be called where that is not seen, as by `map`."""
+        if _callables.finding(value) == _callables.Finding.UNKNOWN and not self.is_torchs(at):
+            raise Unknown(
+                f"{self.state.label(at)} is {_callables.name_of(value)}, which may depend on what Tandem "
+                "cannot see. Call it outside of the function"
+            )
+
+    def attributes(self, at: int, attributes: dict, kind: type = object) -> None:
+        """List the attributes of an object: all names in order, and the values of those that code names."""
+        inside = self.add("d", at, None, "", ("d",), attributes, exact=False)
+        entry = self.values[inside]
+        entry.kind, entry.expected, entry.length = "l", dict, len(attributes)
+        follows = None if self.world.reaches_all(kind) else self.names.__contains__
+        self.pairs(inside, attributes, follows, ".{}")
+
+    def instance(self, at: int, value: Any, kind: type) -> None:
+        attributes = _core.attributes_of(value)
+        if attributes is not None:
+            self.attributes(at, attributes, kind)
+        if not _is_pythons(kind):
+            return
+        reaches_all = self.world.reaches_all(kind)
+        for base in kind.__mro__:
+            for name, item in list(vars(base).items()):
+                if type(item) is types.MemberDescriptorType and _is_pythons(base):
+                    if not (reaches_all or name in self.names):
+                        continue
+                    try:
+                        self.attribute(at, name, item.__get__(value))
+                    except AttributeError:
+                        self.absent(at, name, f".{name}")
+        self.type_of(kind)
+
+    def type_of(self, kind: type) -> None:
+        if id(kind) not in self.met:
+            self.root(_name_of_class(kind), kind)
+
+    def class_of(self, at: int, value: type) -> None:
+        """List the members of a class and its bases that code names, and the code that ran."""
+        if not _is_pythons(value):
+            if not _callables.is_known_type(value):
+                raise Unknown(
+                    f"{self.state.label(at)} is a type of {value.__module__}, whose objects cannot be "
+                    "compared. Use it outside of the function"
+                )
+            return
+        if value in self.classes:
+            return
+        self.classes.add(value)
+        self.kept.append(value.__mro__)
+        self.values.append(Value("a", at, "__mro__", "s", value.__mro__, 0, ".__mro__", ("a", "__mro__")))
+        for base in value.__mro__:
+            if base is value:
+                self.members(value)
+            elif _is_pythons(base):
+                self.type_of(base)
+        if type(value) is not type and _is_pythons(type(value)):
+            self.type_of(type(value))
+
+    def members(self, value: type) -> None:
+        members = _members(value)
+        inside = self.space(_name_of_class(value), members)
+        entry = self.values[inside]
+        entry.kind, entry.expected, entry.length = "l", dict, len(members)
+        reaches_all = self.world.is_dynamic or any(issubclass(c, value) for c in self.world.dynamic_classes)
+        reaches_all |= self.world.reaches_all(value)
+        for name, item in list(members.items()):
+            is_named = name in self.names or (reaches_all and not name.startswith("__"))
+            if is_named or self.has_run(item):
+                self.key(inside, members, name, f".{name}")
+
+    def has_run(self, item: Any) -> bool:
+        """Whether a member of a class is code that ran."""
+        parts = (item, *(getattr(item, name, None) for name in ("__func__", "fget", "fset", "func")))
+        for part in parts:
+            if isinstance(part, types.FunctionType):
+                while True:
+                    if self.world.has(part.__code__):
+                        return True
+                    if not isinstance(part := getattr(part, "__wrapped__", None), types.FunctionType):
+                        break
+        return False
+
+    # --- code ----------------------------------------------------------------------------------------------
+
+    def globals_of(self, code: types.CodeType, namespace: dict) -> None:
+        """List the globals that code names."""
+        if (id(code), id(namespace)) in self.steps:
+            return
+        self.steps.add((id(code), id(namespace)))
+        read = _code.reads(code)
+        module = namespace.get("__name__")
+        is_main = module == "__main__" or not isinstance(module, str)
+        at = self.space("" if is_main else module, namespace)
+        for chain in sorted(read.globals):
+            name, *rest = chain
+            called = chain not in read.passed
+            label = name if is_main else f".{name}"
+            if name in namespace:
+                self.chain(at, namespace, name, label, rest, called)
+                continue
+            self.key(at, namespace, name, label)
+            builtins = _builtins(namespace)
+            if name in builtins:
+                self.chain(self.space("", builtins), builtins, name, name, rest, called)
+        for level, name, names in read.imports:
+            self.imported(namespace, level, name, names)
+
+    def chain(self, at: int, namespace: dict, name: str, label: str, rest: list[str], called: bool) -> None:
+        """List a name, and those that are read from it one after another as long as it is a module."""
+        value = namespace.get(name)
+        is_module = issubclass(type(value), types.ModuleType)
+        self.key(at, namespace, name, label, chained=is_module and bool(rest), called=called and not rest)
+        if is_module and rest:
+            if rest[0] == "__dict__" and not self.is_torchs(at):
+                raise Unknown(
+                    f"code that it runs reads the members of the module {value.__name__} by __dict__"
+                )
+            members = _core.attributes_of(value)
+            inside = self.space(value.__name__, members)
+            self.chain(inside, members, rest[0], f".{rest[0]}", rest[1:], called)
+
+    def imported(self, namespace: dict, level: int, name: str, names: tuple[str, ...]) -> None:
+        """List what an import statement reads."""
+        if level:
+            package = (namespace.get("__package__") or "").rsplit(".", level - 1)[0]
+            name = f"{package}.{name}" if name else package
+        at = self.space("sys.modules", sys.modules)
+        if name in sys.modules and names:
+            for member in names:
+                self.chain(at, sys.modules, name, f"[{name!r}]", [member], called=False)
+        else:
+            self.key(at, sys.modules, name, f"[{name!r}]")
+
+
+def _name_of_class(kind: type) -> str:
+    """How users write a class; with its module if it is PyTorch's."""
+    is_torchs = kind.__module__.partition(".")[0] == "torch"
+    return f"{kind.__module__}.{kind.__qualname__}" if is_torchs else kind.__qualname__
+
+
+def _name_of_object(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or f"<{type(value).__name__}>"
+
+
+def _strings(value: Any) -> Iterator[list[str]]:
+    """The strings in a tree of tuples."""
+    if isinstance(value, str):
+        yield [value]
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _strings(item)
+
+
+def _iterated(value: Any) -> Iterator[Any]:
+    """The items of an object of a subclass of `list` or `tuple`."""
+    return list.__iter__(value) if issubclass(type(value), list) else tuple.__iter__(value)
+
+
+def _base_in_c(kind: type) -> type:
+    """The first base class that is implemented in C."""
+    return next(base for base in kind.__mro__ if not _is_pythons(base))
+
+
+def _is_spelt(kind: type) -> bool:
+    return issubclass(kind, _SPELT) and kind.__module__.partition(".")[0] in (
+        "builtins", "fractions", "decimal", "datetime", "uuid", "pathlib", "re", "torch", "zoneinfo",
+    )  # fmt: skip
+
+
+def _is_numpys(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "numpy" and not _is_pythons(kind)
+
+
+def _builtins(namespace: dict) -> dict:
+    found = namespace.get("__builtins__")
+    return vars(found) if isinstance(found, types.ModuleType) else found or vars(sys.modules["builtins"])
+
+
+def _members(kind: type) -> dict:
+    """The dict of a class's members, to which `__dict__` gives read-only access."""
+    [members] = [x for x in gc.get_referents(vars(kind)) if type(x) is dict]
+    return members
+
+
+_C_MEMBERS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+_pythons: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
+
+
+def _is_pythons(kind: type) -> bool:
+    """Whether a class is defined in Python: its objects have attributes and slots, and no other state."""
+    known = _pythons.get(kind)
+    if known is None:
+        members = vars(kind)
+        own = [m for name, m in members.items() if name not in ("__dict__", "__weakref__")]
+        known = (
+            bool(kind.__flags__ & _HEAP_TYPE)
+            and "__module__" in members
+            and not any(
+                isinstance(m, (*_C_MEMBERS, types.GetSetDescriptorType))
+                and getattr(m, "__objclass__", None) is kind
+                for m in own
+            )
+        )
+        _pythons[kind] = known
+    return known
+
+
+def _prepare_names(walk: _Walk) -> None:
+    """Add the attributes that code reads from globals which are no modules."""
+    for code, namespace in walk.world.codes.values():
+        for name, *rest in _code.reads(code).globals:
+            value = namespace.get(name)
+            while rest and issubclass(type(value), types.ModuleType):
+                value = _core.attributes_of(value).get(rest.pop(0))
+            walk.names.update(rest)
+
+
+def state_of(function: Callable, objects: list, world: World) -> State:
+    """List the state that a call of a function with these objects as arguments could read."""
+    walk = _Walk(world)
+    try:
+        with torch._C.DisableTorchFunction():
+            _prepare_names(walk)
+            _begin(walk, function)
+            for i, value in enumerate(objects):
+                walk.add("o", -1, i, f"argument {i}", ("o", i), value)
+            for code, namespace in list(world.codes.values()):
+                walk.globals_of(code, namespace)
+            for found in list(world.functions.values()):
+                walk.root(found.__qualname__, found)
+            walk.run()
+    except Unknown as unknown:
+        walk.state.refusal = str(unknown)
+    return walk.state
+
+
+def _begin(walk: _Walk, function: Callable) -> None:
+    while isinstance(function, types.MethodType):
+        reference = weakref.ref(function.__self__)
+        walk.add("w", -1, reference, "self", ("self",), function.__self__)
+        function = function.__func__
+    label = "" if isinstance(function, types.FunctionType) else "self"
+    walk.root(label, function)

@@ -10,7 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from torch_tandem._findings import duration, findings, late_calls, models, short_line, size, verdict
+from torch_tandem._findings import (
+    candidate,
+    duration,
+    failed_audits,
+    findings,
+    iterations,
+    late_calls,
+    models,
+    short_line,
+    size,
+    verdict,
+)
 from torch_tandem._report_types import Divergence, Feed, Fetch, Kernel, Machine, Report
 
 _ROWS = 10  # maximum number of rows of each table
@@ -43,8 +54,8 @@ def explanation(report: Report) -> str:
 
 def _print(console: Console, report: Report) -> None:
     console.rule("Tandem", style="dim")
-    for model in models(report):
-        console.print(escape(f"{model.text} {model.advice}"), style="bold")
+    for finding in (*failed_audits(report), *models(report)):
+        console.print(escape(f"{finding.text} {finding.advice}".rstrip()), style="bold")
     if not report["ops_captured"]:
         console.print("No operator ran on the device tandem.")
     else:
@@ -52,13 +63,15 @@ def _print(console: Console, report: Report) -> None:
         for title, table in _tables(report):
             console.print(title)
             console.print(table)
+    if advice := candidate(report):
+        console.print(escape(advice))
     for note in report["notes"]:
         console.print(f"note: {escape(note)}", style="dim")
 
 
 def _facts(report: Report) -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("iterations", f"{report['steps_traced']} traced, {report['steps_coexecuted']} co-executed")
+    grid.add_row("iterations", iterations(report))
     on_host = report["ops_on_host"]
     share = _percent(report["ops_coexecuted"], report["ops_captured"] + on_host)
     operators = f"{report['ops_captured']:,} captured, {share} co-executed"

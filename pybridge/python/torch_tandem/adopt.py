@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from torch_tandem import _host_arguments, _notes
+
 # --- the decision to adopt ---------------------------------------------------------------------
 
 _DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
@@ -115,10 +117,12 @@ def install() -> None:
         os.register_at_fork(after_in_child=_allocate_on_host)
     torch.Tensor.numpy = _numpy
     torch.Tensor.pin_memory = _pin_memory
+    torch.Tensor.share_memory_ = _share_memory_
     torch._tensor_str._add_suffixes = _add_suffixes
     torch.serialization.register_package(4, _location, lambda storage, location: None)
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
     _workers_read_host_tensors()
+    _host_arguments.install()
 
 
 _original_numpy = torch.Tensor.numpy
@@ -139,6 +143,29 @@ _original_pin_memory = torch.Tensor.pin_memory
 def _pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
     """`Tensor.pin_memory`, which returns an adopted tensor itself: data loaders may have to pin batches."""
     return self if self.device.type == "tandem" else _original_pin_memory(self, *args)
+
+
+_original_share_memory = torch.Tensor.share_memory_
+
+
+def _references(tensor: torch.Tensor) -> int:
+    """Number of references to a tensor's storage."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _share_memory_(self: torch.Tensor) -> torch.Tensor:
+    """`Tensor.share_memory_`, which moves an adopted tensor to the host, where processes share memory."""
+    if self.device.type == "tandem":
+        # Views and other aliases would stay where they are, and no longer see what is written to this tensor.
+        if _references(self) > _references(torch.empty(1, device="tandem")):
+            raise RuntimeError(
+                "share_memory_(): other tensors are views of this tensor's memory, and Tandem cannot move "
+                "them to the host. Share it before views of it are made, or run with --adopt never"
+            )
+        with torch.no_grad():
+            self.data = self.detach().cpu()
+        _notes.add("tensors that share_memory_() shares with other processes were moved to the host")
+    return _original_share_memory(self)
 
 
 _original_add_suffixes = torch._tensor_str._add_suffixes

@@ -5,6 +5,7 @@ import os
 import torch
 
 from torch_tandem import (
+    _candidates,
     _core,
     _function,
     _machine,
@@ -12,10 +13,10 @@ from torch_tandem import (
     _perfetto,
     _report,
     _residence,
-    _summary,
     distributed,
 )
 from torch_tandem._report_types import Adapter, Mode, Report
+from torch_tandem._summaries import summaries
 
 
 def is_available() -> bool:
@@ -69,6 +70,7 @@ def report() -> Report:
         "notes": [*core["notes"], *_notes.lines()],
         "functions": _function.counters(),
         "models_elsewhere": _residence.models(),
+        "candidates": _candidates.found(),
         "collectives": distributed.counters(),
         "machine": _machine.peaks() if compared else None,
     }
@@ -82,6 +84,7 @@ def reset() -> None:
 def reset_report() -> None:
     """Reset the counters of the report."""
     _notes.clear()
+    _candidates.clear()
     _residence.clear()
     distributed.forget()
     _core.reset_report()
@@ -89,12 +92,12 @@ def reset_report() -> None:
 
 def summary() -> str:
     """Return the report as the text that `tandem run` prints at the end."""
-    return _summary.text(report())
+    return summaries().text(report())
 
 
 def explain() -> None:
     """Print the report with explanations and advice."""
-    print(_summary.explanation(report()), end="")
+    print(summaries().explanation(report()), end="")
 
 
 def save_report(path: str | os.PathLike[str]) -> None:

@@ -206,7 +206,7 @@ def _version() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     """Run an unchanged PyTorch script on Tandem."""
-    from torch_tandem import _compile, _decorate, _notes, _script, adopt, api, cuda_alias
+    from torch_tandem import _compile, _decorate, _notes, _script, _spawned, adopt, api, cuda_alias
 
     try:
         functions = _decorate.install(options.function)
@@ -226,6 +226,7 @@ def _run(options: argparse.Namespace) -> int:
     _compile.install(options.compile)
     if options.device_alias:
         cuda_alias.install()
+        _spawned.install(options.mode, options.compile)
     if options.adopt == "always" or (options.adopt == "auto" and not adopt.names_a_device(script.source())):
         adopt.install()
         _notes.add("the script names no device: its tensors were adopted (--adopt never: not so)")
@@ -252,7 +253,8 @@ def _show(error: BaseException | None) -> int:
 
 def _finish(options: argparse.Namespace, status: int) -> int:
     """Wait for pending work and write the reports. Return the exit status, 1 if something here fails."""
-    from torch_tandem import _summary, api
+    from torch_tandem import api
+    from torch_tandem._summaries import summaries
 
     sys.stdout.flush()
     try:
@@ -263,7 +265,7 @@ def _finish(options: argparse.Namespace, status: int) -> int:
             status = 1
     report = api.report()
     if not options.quiet and _rank() == "0":
-        _summary.show(report)
+        summaries().show(report)
     for path, write in (
         (options.report, api.save_report),
         (options.report_json, lambda path: _write_json(path, report)),

@@ -9,6 +9,7 @@ import torch
 
 from torch_tandem import _core, memory, streams
 from torch_tandem._device_index import index_of
+from torch_tandem._untraced import untraced
 
 Event = streams.Event
 Stream = streams.Stream
@@ -166,7 +167,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """Return the dtypes that autocast may cast to."""
-    return [torch.bfloat16, torch.float16]
+    return [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
@@ -235,3 +236,7 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     """Set the states of the generators of all devices."""
     for state in new_states:
         set_rng_state(state)
+
+
+# As those of torch.cuda. A script may call them where Dynamo cannot make tensors.
+untraced(seed, seed_all, initial_seed, manual_seed, manual_seed_all, get_rng_state, set_rng_state)

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use tandem_kernels::error::{Cause, Failure};
-use tandem_kernels::host::Exception;
-use tandem_kernels::overlap::{Overlap, may_share_storage, overlap};
+use tandem_executor::error::{Cause, Failure};
+use tandem_executor::host::Exception;
+use tandem_executor::overlap::{Overlap, may_share_storage, overlap};
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId, OpId};
-use tandem_tracegraph::node::{NodeKey, Resized};
+use tandem_tracegraph::node::Resized;
 use tandem_tracegraph::ops::OpInfo;
 
 use super::cursor::{Expected, Position};
 use super::{Engine, Fresh, Phase, Progress, Results, Sink};
 use crate::config::Mode;
 use crate::error::CallError;
-use crate::function::{Hindered, Hindrance, Recording};
+use crate::function::{NotReplayable, Reason, Recording};
 use crate::site::Site;
 use crate::storage::Storages;
 
@@ -38,8 +38,8 @@ impl Engine {
             self.begin_iteration();
         }
         if !site.program_thread {
-            self.hinder(Hindrance::Thread, Some(call.op), LocationId::UNKNOWN);
-            let progress = self.run_unrecorded(call, sink)?;
+            self.note_elsewhere(call);
+            let progress = self.run_unrecorded(call, sink, true)?;
             self.counters.report.ops_other_threads += u64::from(progress == Progress::Done);
             return Ok(progress);
         }
@@ -55,8 +55,8 @@ impl Engine {
             Phase::CoExecution => self.validate(call, site, sink),
             Phase::Tracing => self.jump_or_trace(call, site, sink),
             Phase::Imperative => {
-                self.hinder(Hindrance::Unrecorded, Some(call.op), LocationId::UNKNOWN);
-                let progress = self.run_unrecorded(call, sink)?;
+                self.refuse(Reason::Unrecorded, Some(call.op), LocationId::UNKNOWN);
+                let progress = self.run_unrecorded(call, sink, false)?;
                 if progress == Progress::Done {
                     self.iteration.count(false);
                 }
@@ -82,6 +82,19 @@ impl Engine {
         recurs.then_some((id, position, hint.number))
     }
 
+    /// Records the storages that an op of another thread uses.
+    fn note_elsewhere(&mut self, call: &Call<'_>) {
+        let Some(recording) = self.functions.running() else { return };
+        let info = &self.ops[call.op.index()];
+        let mut note = |input: &Input<'_>, writes| {
+            if let Place::Storage { id, .. } = input.place {
+                recording.used_elsewhere(id, Some(call.op), writes);
+            }
+        };
+        call.inputs.iter().for_each(|input| note(input, false));
+        written(info, call).for_each(|input| note(input, true));
+    }
+
     /// Returns whether lazy evaluation holds back the maximum number of runs.
     fn is_holding_enough(&self) -> bool {
         self.config.mode == Mode::Lazy && self.outbox.held() >= self.config.max_pending
@@ -97,7 +110,7 @@ impl Engine {
     ) -> Result<Progress, CallError> {
         let Some(stack) = &site.stack else { return Ok(Progress::NeedStack) };
         let location = self.forward.locate(stack, site.node, self.last_location(), &mut self.locations);
-        let key = NodeKey::of(call, &self.ops[call.op.index()], location);
+        let key = self.graphs.graph().key(call, &self.ops[call.op.index()], location);
         let known = self.graphs.graph().find(&key);
         if let Some(node) = known {
             self.learn_repeated(node);
@@ -122,7 +135,8 @@ impl Engine {
             let stack = site.stack.as_ref()?;
             Some(self.forward.locate(stack, site.node, previous, &mut self.locations))
         };
-        match self.cursor.expect(call, self.graphs.symbolic(), self.graphs.graph(), locate) {
+        let info = &self.ops[call.op.index()];
+        match self.cursor.expect(call, info, self.graphs.symbolic(), self.graphs.graph(), locate) {
             Expected::Here(node, position) => self.continue_at(call, site, node, position, sink),
             Expected::ByLocation(node, position) => {
                 self.graphs.add_sources(node, call);
@@ -302,7 +316,7 @@ pub(super) fn note_effects(
             _ => false,
         };
         if !grows {
-            recording.hinder(Hindered { why: Hindrance::Storage, op: Some(call.op), location });
+            recording.refuse(NotReplayable { why: Reason::Storage, op: Some(call.op), location });
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rustc_hash::FxHashSet;
-use tandem_kernels::run::BlockRun;
+use tandem_executor::run::BlockRun;
 use tandem_tracegraph::difference::Difference;
 use tandem_tracegraph::ids::{LocationId, OpId};
 use tandem_tracegraph::symbolic::SymbolicGraph;
@@ -141,13 +141,16 @@ impl Counters {
     ) {
         self.count_ops(iteration);
         let Iteration { number, ops, traced, .. } = *iteration;
-        *(if traced == 0 { &mut self.report.steps_coexecuted } else { &mut self.report.steps_traced }) += 1;
         let ran = match traced {
             _ if !recorded => Ran::Imperative,
             0 => Ran::CoExecution,
             _ if traced == ops => Ran::Tracing,
             _ => Ran::Mixed,
         };
+        self.report.steps_coexecuted += u64::from(traced == 0);
+        self.report.steps_traced += u64::from(traced > 0);
+        self.report.steps_in_part += u64::from(traced > 0 && ran == Ran::Mixed);
+        self.report.steps_unrecorded += u64::from(traced > 0 && ran == Ran::Imperative);
         let record = StepRecord {
             number,
             start_ns: timeline.at(self.began),
@@ -234,8 +237,8 @@ impl Counters {
 
     /// Counts a divergence in an iteration, whose cost begins now.
     pub(super) fn diverged(&mut self, location: LocationId, op: OpId, difference: Difference, number: u64) {
-        let listed = self.report.diverged(location, op, difference, number);
-        self.open_divergence = listed.map(|at| (at, Instant::now()));
+        let at = self.report.diverged(location, op, difference, number);
+        self.open_divergence = Some((at, Instant::now()));
         self.divergences += 1;
     }
 
@@ -342,6 +345,19 @@ mod tests {
         let ran: Vec<_> = counters.report.phases.iter().map(|p| p.ran).collect();
         assert_eq!(ran, [Ran::CoExecution, Ran::Tracing, Ran::Imperative]);
         assert_eq!((counters.report.steps_coexecuted, counters.report.steps_traced), (1, 2));
+    }
+
+    #[test]
+    fn iterations_are_counted_by_how_they_ran() {
+        let (mut counters, timeline) = (Counters::new(), Timeline::default());
+        for (traced, recorded, times) in [(5, true, 2), (1, true, 7), (5, false, 4), (0, true, 8)] {
+            for _ in 0..times {
+                counters.end_iteration(&iteration(5, traced), recorded, (0, 0), &timeline);
+                counters.next_iteration((0, 0));
+            }
+        }
+        let Report { steps_traced, steps_in_part, steps_unrecorded, steps_coexecuted, .. } = counters.report;
+        assert_eq!((steps_traced, steps_in_part, steps_unrecorded, steps_coexecuted), (13, 7, 4, 8));
     }
 
     #[test]

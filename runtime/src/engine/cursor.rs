@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::difference::{Difference, What};
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId};
-use tandem_tracegraph::node::{Node, Outputs, Variant, mode_bits};
+use tandem_tracegraph::node::{Node, Outputs, Variant, mode_bits, sketch};
+use tandem_tracegraph::ops::OpInfo;
 use tandem_tracegraph::symbolic::{Block, SymbolicGraph};
 
 /// Position in the symbolic graph: before op `next` of `block`, or at the start if `block` is `None`.
@@ -41,6 +43,37 @@ pub(super) enum Expected {
     No,
 }
 
+/// Number of cases from which on they are looked up by hash instead of one after the other.
+const MANY_CASES: usize = 8;
+
+/// The cases of a branch that has many.
+#[derive(Debug, Default)]
+struct Cases {
+    /// By the sketch of their first op.
+    by_sketch: FxHashMap<u64, SmallVec<[BlockId; 2]>>,
+    /// Those whose first op has no sketch.
+    others: SmallVec<[BlockId; 2]>,
+}
+
+impl Cases {
+    fn of(blocks: &[BlockId], symbolic: &SymbolicGraph, graph: &TraceGraph) -> Cases {
+        let mut cases = Cases::default();
+        for block in blocks {
+            let head = symbolic.block(*block).nodes[0];
+            match graph.node(head).key.sketch() {
+                Some(sketch) => cases.by_sketch.entry(sketch).or_default().push(*block),
+                None => cases.others.push(*block),
+            }
+        }
+        cases
+    }
+
+    /// Returns the cases that a call may be.
+    fn candidates(&self, sketch: u64) -> impl Iterator<Item = BlockId> {
+        self.by_sketch.get(&sketch).into_iter().flatten().chain(&self.others).copied()
+    }
+}
+
 /// The cursor. Its methods take the graphs that it walks.
 #[derive(Debug)]
 pub(super) struct Cursor {
@@ -51,11 +84,19 @@ pub(super) struct Cursor {
     jumped: bool,
     /// Variant that each step of the symbolic graph used last.
     hints: Vec<Hint>,
+    /// Branches with many cases that the program has met, by the block before; `None` for the start.
+    branches: FxHashMap<Option<BlockId>, Cases>,
 }
 
 impl Default for Cursor {
     fn default() -> Cursor {
-        Cursor { at: NodeId::START, position: Position::START, jumped: false, hints: Vec::new() }
+        Cursor {
+            at: NodeId::START,
+            position: Position::START,
+            jumped: false,
+            hints: Vec::new(),
+            branches: FxHashMap::default(),
+        }
     }
 }
 
@@ -105,25 +146,31 @@ impl Cursor {
     /// match exactly one op that may follow. Otherwise its location decides, which `locate` determines from the
     /// location of the last op, or `None` if that takes the Python stack.
     pub(super) fn expect(
-        &self,
+        &mut self,
         call: &Call<'_>,
+        info: &OpInfo,
         symbolic: &SymbolicGraph,
         graph: &TraceGraph,
         locate: impl FnOnce(LocationId) -> Option<LocationId>,
     ) -> Expected {
         let modes = mode_bits(call);
         let mut found: SmallVec<[(NodeId, Position); 4]> = SmallVec::new();
-        if let Some(id) = self.next_op(symbolic) {
+        let mut compare = |id: NodeId, position: Position| {
             if graph.node(id).key.matches(call, modes) {
-                found.push((id, self.position));
+                found.push((id, position));
             }
+        };
+        let begin =
+            |block: BlockId| (symbolic.block(block).nodes[0], Position { block: Some(block), next: 0 });
+        let (before, cases) = (self.position.block, symbolic.cases(self.position.block));
+        if let Some(id) = self.next_op(symbolic) {
+            compare(id, self.position);
+        } else if cases.len() < MANY_CASES {
+            cases.iter().map(|block| begin(*block)).for_each(|(id, position)| compare(id, position));
         } else {
-            for &block in symbolic.cases(self.position.block) {
-                let id = symbolic.block(block).nodes[0];
-                if graph.node(id).key.matches(call, modes) {
-                    found.push((id, Position { block: Some(block), next: 0 }));
-                }
-            }
+            let cases = self.branches.entry(before).or_insert_with(|| Cases::of(cases, symbolic, graph));
+            let candidates = cases.candidates(sketch(call, info, modes));
+            candidates.map(begin).for_each(|(id, position)| compare(id, position));
         }
         match found[..] {
             [] => return Expected::No,
@@ -220,6 +267,7 @@ impl Cursor {
     pub(super) fn reset_hints(&mut self, steps: u32) {
         self.hints.clear();
         self.hints.resize(steps as usize, Hint::default());
+        self.branches.clear();
     }
 }
 
@@ -228,7 +276,7 @@ mod tests {
     use tandem_tracegraph::call::{Arg, Input, Place};
     use tandem_tracegraph::ids::{Name, StorageId};
     use tandem_tracegraph::node::NodeKey;
-    use tandem_tracegraph::ops::{ArgClass, OpDecl, OpInfo, Traits, describe};
+    use tandem_tracegraph::ops::{ArgClass, OpDecl, Traits, describe};
 
     use super::*;
 
@@ -318,7 +366,9 @@ mod tests {
     #[test]
     fn one_expected_op_with_known_sources_is_the_call() {
         let (symbolic, graph) = graphs([1, 2, 3, 4]);
-        let expect = |cursor: Cursor, call| cursor.expect(&call, &symbolic, &graph, not_asked);
+        let expect = |mut cursor: Cursor, call: Call<'_>| {
+            cursor.expect(&call, &info(call.op.0), &symbolic, &graph, not_asked)
+        };
         assert_eq!(expect(Cursor::default(), call(1, made(0))), Expected::Here(NodeId(1), at(A, 0)));
         assert_eq!(expect(after(at(A, 0)), call(2, made(1))), Expected::Here(NodeId(2), at(A, 1)));
         assert_eq!(expect(after(at(A, 1)), call(4, made(3))), Expected::Here(NodeId(4), at(C, 0)));
@@ -327,11 +377,65 @@ mod tests {
     }
 
     #[test]
+    fn one_of_many_cases_is_found_by_its_attributes() {
+        let decl = OpDecl {
+            name: "aten::cumsum",
+            args: vec![ArgClass::Tensor, ArgClass::Attr],
+            written: vec![false; 2],
+            returns_host: false,
+            dynamic_shape: false,
+            random: false,
+            pointwise: false,
+            foreign: false,
+        };
+        let info = describe(OpId(1), decl, &Traits::NONE);
+        let call = |dim: i64, op: u32| {
+            let mut call = call(op, made(0));
+            call.args.push(Arg::Int(dim));
+            call
+        };
+        // The last case takes each value.
+        const CASES: u32 = 20;
+        let mut graph = TraceGraph::default();
+        for dim in 0..CASES {
+            let mut key = NodeKey::of(&call(i64::from(dim), 1), &info, LocationId(10 + dim));
+            if dim == CASES - 1 {
+                key = key.folded().expect("it has an attribute");
+            }
+            graph.merge(NodeId::START, &call(i64::from(dim), 1), &info, key);
+        }
+        let blocks = (0..CASES).map(|i| Block {
+            nodes: vec![NodeId(i + 1)],
+            first: i,
+            cases: Default::default(),
+            ends: false,
+            fetched: false,
+            within: None,
+            unrolled: None,
+            outermost: None,
+        });
+        let entry = (0..CASES).map(BlockId).collect();
+        let symbolic =
+            SymbolicGraph { blocks: blocks.collect(), entry, steps: CASES, ..SymbolicGraph::default() };
+        let mut cursor = Cursor::default();
+        let mut expect = |call: Call<'_>, location: u32| {
+            cursor.expect(&call, &info, &symbolic, &graph, |_| Some(LocationId(location)))
+        };
+        let case = |i: u32| Expected::ByLocation(NodeId(i + 1), at(BlockId(i), 0));
+        for dim in 0..CASES - 1 {
+            assert_eq!(expect(call(i64::from(dim), 1), 10 + dim), case(dim));
+            assert_eq!(expect(call(i64::from(dim), 1), 10 + CASES - 1), case(CASES - 1));
+        }
+        assert_eq!(expect(call(99, 1), 0), Expected::Here(NodeId(CASES), at(BlockId(CASES - 1), 0)));
+        assert_eq!(expect(call(3, 2), 13), Expected::No, "the operator differs");
+    }
+
+    #[test]
     fn the_location_decides_if_sources_are_new_or_several_ops_match() {
         let (symbolic, graph) = graphs([1, 2, 3, 3]);
         let expect = |mut cursor: Cursor, call: Call<'_>, location: Option<u32>| {
             cursor.issue(NodeId(2));
-            cursor.expect(&call, &symbolic, &graph, |previous| {
+            cursor.expect(&call, &info(call.op.0), &symbolic, &graph, |previous| {
                 assert_eq!(previous, LocationId(12), "the last op's");
                 location.map(LocationId)
             })

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use tandem_tracegraph::ids::LocationId;
 
-use crate::function::{Hindered, Hindrance, Part, Recording};
+use crate::function::{NotReplayable, Part, Reason, Recording};
 use crate::graph_runner::Ticket;
 
 /// Number of a recording.
@@ -50,9 +50,13 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Begins a recording.
-    pub(super) fn begin(&mut self) {
-        self.running = Some(Box::default());
+    /// Begins a recording. Returns false if there is one.
+    pub(super) fn begin(&mut self) -> bool {
+        let begins = !self.is_open();
+        if begins {
+            self.running = Some(Box::default());
+        }
+        begins
     }
 
     /// Pauses the running recording, or goes on with it.
@@ -110,10 +114,15 @@ impl Functions {
         self.running.as_deref_mut()
     }
 
-    /// Returns whether a call is being recorded.
+    /// Returns whether the next ops are recorded.
     #[inline]
     pub(super) fn is_recording(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// Returns whether a call is being recorded, even if the recording is paused.
+    pub(super) fn is_open(&self) -> bool {
+        self.running.is_some() || self.paused.is_some()
     }
 
     /// Forgets all recordings, whose nodes are numbered differently afterwards.
@@ -122,7 +131,11 @@ impl Functions {
         self.blocks = 0;
         if let Some(running) = self.running.as_mut().or(self.paused.as_mut()) {
             **running = Recording::default();
-            running.hinder(Hindered { why: Hindrance::Unrecorded, op: None, location: LocationId::UNKNOWN });
+            running.refuse(NotReplayable {
+                why: Reason::Unrecorded,
+                op: None,
+                location: LocationId::UNKNOWN,
+            });
         }
     }
 }

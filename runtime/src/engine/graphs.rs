@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tandem_kernels::ops::table::is_contraction;
-use tandem_kernels::run::OpDeclaration;
+use tandem_executor::ops::registry::Operators;
+use tandem_executor::run::OpDeclaration;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId};
@@ -99,8 +99,8 @@ impl Graphs {
         self.schedule.set_stale();
     }
 
-    /// Records that a function whose first op is `node` followed `at`, as if the program had issued the op.
-    pub(super) fn enter_function(&mut self, at: NodeId, node: NodeId) {
+    /// Records that `node` follows `at` when a function is replayed, as if the program had issued the op.
+    pub(super) fn connect(&mut self, at: NodeId, node: NodeId) {
         if !self.graph.follows(at, node) {
             self.follow(at, node);
         }
@@ -228,8 +228,8 @@ impl Graphs {
     }
 
     /// Generates the symbolic graph. `issued` is the number of ops issued so far.
-    pub(super) fn generate(&mut self, ops: &[OpInfo], issued: u64) {
-        let contraction = |n: NodeId| is_contraction(&ops[self.graph.node(n).key.op.index()].name);
+    pub(super) fn generate(&mut self, operators: &Operators, issued: u64) {
+        let contraction = |n: NodeId| operators.get(self.graph.node(n).key.op).is_contraction;
         self.symbolic = generate(&self.graph, &contraction);
         for header in std::mem::take(&mut self.symbolic.varying) {
             self.graph.node_mut(header).varies = true;
@@ -357,7 +357,9 @@ mod tests {
         }
 
         fn generate(&mut self) {
-            self.graphs.generate(&self.ops, self.issued);
+            let operators = Operators::new();
+            operators.declare("aten::rand", &[]);
+            self.graphs.generate(&operators, self.issued);
             self.graphs.check(&self.ops);
         }
 

@@ -1,6 +1,6 @@
 //! Ops that run at once on the program's thread: those that are traced, not recorded, of unknown shapes, or fetches.
 
-use tandem_kernels::run::{BlockRun, Cursor};
+use tandem_executor::run::{BlockRun, Cursor};
 use tandem_tracegraph::call::{Call, Place};
 use tandem_tracegraph::ids::{LocationId, Name, NodeId};
 use tandem_tracegraph::node::{NodeKey, Outputs};
@@ -11,7 +11,7 @@ use super::cursor::Position;
 use super::{Engine, Fresh, Phase, Progress, Results, Sink};
 use crate::error::CallError;
 use crate::feed;
-use crate::function::{Hindered, Hindrance, Tail};
+use crate::function::{NotReplayable, Reason, Tail};
 use crate::graph_runner::Message;
 use crate::issuer;
 use crate::site::Site;
@@ -19,16 +19,20 @@ use crate::storage::FreshStorage;
 use crate::timeline::Python;
 
 impl Engine {
-    /// Runs an op of another thread, or an op that is not recorded.
+    /// Runs an op of another thread (`elsewhere`), or an op that is not recorded.
     pub(super) fn run_unrecorded(
         &mut self,
         call: &Call<'_>,
         sink: &mut dyn Sink,
+        elsewhere: bool,
     ) -> Result<Progress, CallError> {
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, false));
         }
         let (outputs, fresh) = self.run_now(call, LocationId::UNKNOWN, sink)?;
+        if let Some(recording) = self.functions.running().filter(|_| elsewhere) {
+            fresh.iter().for_each(|made| recording.made_elsewhere(made.id, Some(call.op)));
+        }
         sink.outputs(call, Results::Owned(outputs), &fresh);
         Ok(Progress::Done)
     }
@@ -157,7 +161,7 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Runs an op as [`Engine::run_now`] does. An op that fails is not recorded, which hinders a replay.
+    /// Runs an op as [`Engine::run_now`] does. An op that fails is not recorded, so that the call is not replayable.
     fn run_recorded(
         &mut self,
         call: &Call<'_>,
@@ -166,7 +170,7 @@ impl Engine {
     ) -> Result<(Outputs, Fresh), CallError> {
         let ran = self.run_now(call, location, sink);
         if ran.is_err() {
-            self.hinder(Hindrance::Unrecorded, Some(call.op), location);
+            self.refuse(Reason::Unrecorded, Some(call.op), location);
         }
         ran
     }
@@ -180,8 +184,8 @@ impl Engine {
         let mut run = BlockRun::default();
         let variant = node.variant(call, info, 0).filter(|_| is_plain);
         let (Some(variant), Ok(())) = (variant, feed::inputs(&mut run, call, self.torch)) else {
-            let why = if node.dynamic { Hindrance::Dynamic } else { Hindrance::Unrecorded };
-            return recording.hinder(Hindered { why, op: Some(call.op), location });
+            let why = if node.dynamic { Reason::Dynamic } else { Reason::Unrecorded };
+            return recording.refuse(NotReplayable { why, op: Some(call.op), location });
         };
         feed::values(&mut run, &node.key, call, self.torch);
         run.storages.extend(fresh.iter().map(|made| made.id));

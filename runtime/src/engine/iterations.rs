@@ -42,7 +42,7 @@ impl Engine {
             "iteration"
         );
         if !self.placing.is_empty() {
-            self.placing.end_iteration(traced == 0, clocks);
+            self.placing.end_iteration(clocks);
             self.place_runs();
         }
         self.iteration = self.iteration.next();
@@ -58,7 +58,7 @@ impl Engine {
     pub fn mark_step_elsewhere(&mut self) -> bool {
         let issued = self.iteration.issued();
         let is_idle = mem::replace(&mut self.issued_before, issued) == issued;
-        is_idle && !self.functions.is_recording()
+        is_idle && !self.functions.is_open()
     }
 
     /// Begins an iteration, before its first op.
@@ -138,13 +138,13 @@ impl Engine {
     /// Discards all traces and graphs and returns to the initial phase.
     pub fn reset(&mut self) {
         self.mark_step();
-        self.release_held();
         self.forget();
         self.phase = initial_phase(&self.config);
     }
 
-    /// Discards the TraceGraph and everything derived from it.
+    /// Discards the TraceGraph and everything derived from it. Everything validated has been sent or is held back.
     fn forget(&mut self) {
+        self.release_held();
         self.counters.count_passes(self.graphs.symbolic());
         self.counters.forget();
         self.graphs.forget();
@@ -198,7 +198,7 @@ impl Engine {
         self.send_open();
         self.release_held();
         self.counters.count_passes(self.graphs.symbolic());
-        self.graphs.generate(&self.ops, self.iteration.issued());
+        self.graphs.generate(self.operators, self.iteration.issued());
         let symbolic = self.graphs.symbolic();
         self.placing.find(symbolic);
         self.cursor.reset_hints(symbolic.steps);

@@ -32,9 +32,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use tandem_kernels::ops::outputs::OutputRule;
-use tandem_kernels::ops::table;
-use tandem_kernels::run::KernelRun;
+use tandem_executor::ops::outputs::OutputRule;
+use tandem_executor::ops::registry::Operators;
+use tandem_executor::run::KernelRun;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::graph::TraceGraph;
 use tandem_tracegraph::ids::{LocationId, Name, OpId, StorageId};
@@ -53,7 +53,7 @@ use self::outbox::Outbox;
 use self::placing::Placing;
 use crate::config::{Config, Mode};
 use crate::error::CallError;
-use crate::function::Hindrance;
+use crate::function::Reason;
 use crate::graph_runner::{GraphRunner, Message, Ticket, WaitTime};
 use crate::regions::Regions;
 use crate::report::Report;
@@ -115,8 +115,9 @@ pub struct Engine {
     config: Config,
     torch: &'static dyn Torch,
     runner: GraphRunner,
+    operators: &'static Operators,
     ops: Vec<OpInfo>,
-    /// Rules that compute an operator's outputs, indexed by operator.
+    /// Rules that compute an operator's outputs, indexed by operator. One that is wrong is dropped.
     rules: Vec<Option<OutputRule>>,
     locations: Locations,
     forward: ForwardRecord,
@@ -139,14 +140,22 @@ fn initial_phase(config: &Config) -> Phase {
 }
 
 impl Engine {
-    /// Creates an engine in its initial phase, with an empty TraceGraph.
-    pub fn new(config: Config, runner: GraphRunner, storages: Storages, torch: &'static dyn Torch) -> Engine {
+    /// Creates an engine in its initial phase, with an empty TraceGraph. It declares operators in `operators`, which the
+    /// devices read.
+    pub fn new(
+        config: Config,
+        runner: GraphRunner,
+        storages: Storages,
+        torch: &'static dyn Torch,
+        operators: &'static Operators,
+    ) -> Engine {
         Engine {
             phase: initial_phase(&config),
             outbox: Outbox::new(config.first_run_ops),
             config,
             torch,
             runner,
+            operators,
             ops: Vec::new(),
             rules: Vec::new(),
             locations: Locations::default(),
@@ -165,11 +174,15 @@ impl Engine {
 
     /// Declares an operator. Ids count up from 0.
     pub fn declare(&mut self, decl: OpDecl<'_>) -> OpId {
-        let id = OpId(self.ops.len() as u32);
-        let traits = table::traits(decl.name);
-        let info = describe(id, decl, &traits);
-        self.rules.push(table::outputs_of(&info.name, &info.written));
-        self.ops.push(info);
+        let id = self.operators.declare(decl.name, &decl.written);
+        debug_assert_eq!(
+            id.index(),
+            self.ops.len(),
+            "another engine declares operators in the same registry"
+        );
+        let operator = self.operators.get(id);
+        self.rules.push(operator.outputs.clone());
+        self.ops.push(describe(id, decl, &operator.traits));
         id
     }
 
@@ -269,16 +282,21 @@ impl Engine {
         self.graphs.schedule_mut().count_traced_anew();
     }
 
-    /// Creates a storage of undefined bytes on a device, outside any op. The outer error is the position to wait
-    /// for before the next attempt.
+    /// Creates a storage of undefined bytes on a device, outside any op, for the program's thread or another one. The
+    /// outer error is the position to wait for before the next attempt.
     pub fn create_storage(
         &mut self,
         nbytes: u64,
         device: u8,
+        program_thread: bool,
     ) -> Result<Result<FreshStorage, CallError>, Ticket> {
-        self.hinder(Hindrance::Storage, None, self.last_location());
         self.settle()?;
         let made = self.storages.create(nbytes, device, Name::STATE);
+        if program_thread {
+            self.refuse(Reason::Storage, None, self.last_location());
+        } else if let Some(recording) = self.functions.running() {
+            recording.made_elsewhere(made.id, None);
+        }
         let allocated = self.runner.executor().get().device().allocate(made.id, device, nbytes);
         if allocated.is_err() {
             died(made.id);
@@ -286,10 +304,19 @@ impl Engine {
         Ok(allocated.map(|()| made).map_err(CallError::from))
     }
 
-    /// Resizes a storage and keeps the bytes up to the smaller size. The outer error is the position to wait for
-    /// before the next attempt.
-    pub fn resize_storage(&mut self, id: StorageId, nbytes: u64) -> Result<Result<(), CallError>, Ticket> {
-        self.hinder(Hindrance::Storage, None, self.last_location());
+    /// Resizes a storage and keeps the bytes up to the smaller size, for the program's thread or another one. The outer
+    /// error is the position to wait for before the next attempt.
+    pub fn resize_storage(
+        &mut self,
+        id: StorageId,
+        nbytes: u64,
+        program_thread: bool,
+    ) -> Result<Result<(), CallError>, Ticket> {
+        if program_thread {
+            self.refuse(Reason::Storage, None, self.last_location());
+        } else if let Some(recording) = self.functions.running() {
+            recording.used_elsewhere(id, None, true);
+        }
         self.settle()?;
         let resized = self.runner.executor().get().device().resize(id, nbytes);
         if resized.is_ok() {
@@ -322,7 +349,7 @@ impl Engine {
     /// another one. Returns the position after them, or `None` if there are none.
     pub fn flush_random(&mut self, program_thread: bool) -> Option<Ticket> {
         if program_thread {
-            self.hinder(Hindrance::Random, None, self.last_location());
+            self.refuse(Reason::Random, None, self.last_location());
         }
         if self.outbox.draws() {
             self.send_open();
@@ -343,7 +370,7 @@ impl Engine {
     }
 
     /// Returns the failures that have not been raised yet. GraphRunner must be idle.
-    pub fn take_failures(&mut self) -> Vec<Arc<tandem_kernels::error::Failure>> {
+    pub fn take_failures(&mut self) -> Vec<Arc<tandem_executor::error::Failure>> {
         self.runner.executor().opened().map_or_else(Vec::new, |executor| executor.device().synchronize())
     }
 

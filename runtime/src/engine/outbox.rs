@@ -7,9 +7,9 @@
 
 use std::collections::VecDeque;
 
-use tandem_kernels::executor::Immediate;
-use tandem_kernels::host::Exception;
-use tandem_kernels::run::{BlockRun, Cursor, Segment};
+use tandem_executor::executor::Immediate;
+use tandem_executor::host::Exception;
+use tandem_executor::run::{BlockRun, Cursor, Segment};
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::ids::{BlockId, StorageId};
 use tandem_tracegraph::node::NodeKey;
@@ -245,7 +245,7 @@ impl Outbox {
 mod tests {
     use std::sync::Arc;
 
-    use tandem_kernels::error::{CallFailure, Failure};
+    use tandem_executor::error::{CallFailure, Failure};
     use tandem_tracegraph::ids::{LocationId, Name};
     use tandem_tracegraph::node::Outputs;
 

@@ -61,9 +61,9 @@ impl Placing {
         self.regions.begin_iteration(clocks);
     }
 
-    /// Ends an iteration. `whole` says whether every op of it was co-executed.
-    pub(super) fn end_iteration(&mut self, whole: bool, clocks: Clocks) {
-        self.regions.end_iteration(whole, clocks);
+    /// Ends an iteration.
+    pub(super) fn end_iteration(&mut self, clocks: Clocks) {
+        self.regions.end_iteration(clocks);
     }
 
     /// Returns the place of the next runs, or `None` if pending runs must be executed before it is known.
@@ -140,7 +140,7 @@ mod tests {
                 self.placing.begin_iteration(self.clocks);
                 self.clocks.now += Duration::from_millis(10);
                 self.clocks.ops = 100;
-                self.placing.end_iteration(true, self.clocks);
+                self.placing.end_iteration(self.clocks);
                 if self.placing.next_place().is_none() {
                     return i;
                 }

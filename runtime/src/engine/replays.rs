@@ -7,13 +7,13 @@ use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use super::Engine;
 use super::functions::{Known, RecordingId, Replay, Template};
 use crate::error::CallError;
-use crate::function::{Hindered, Hindrance, Made, Part, Recording, Scalar, Slot, Unequal, Used, Values};
+use crate::function::{Made, NotReplayable, Part, Reason, Recording, Scalar, Slot, Unequal, Used, Values};
 use crate::graph_runner::Message;
 
 impl Engine {
-    /// Begins the recording of a call, on the program's thread.
-    pub fn begin_recording(&mut self) {
-        self.functions.begin();
+    /// Begins the recording of a call, on the program's thread. Returns false if a call is recorded already.
+    pub fn begin_recording(&mut self) -> bool {
+        self.functions.begin()
     }
 
     /// Leaves the next ops out of the running recording, or records them again.
@@ -48,6 +48,8 @@ impl Engine {
     pub fn drop_recording(&mut self, id: RecordingId) {
         let template = self.functions.take(id).and_then(|known| known.template);
         if let Some(Template { parts, first }) = template {
+            // Runs that are held back may have these blocks.
+            self.release_held();
             for number in first..first + parts.len() {
                 self.runner.send(Message::LowerFunction(number, Box::default()));
             }
@@ -60,8 +62,8 @@ impl Engine {
         let made = recording.made().iter().rev().find(|made| made.storage().id == storage);
         let maker = made.and_then(|made| made.name.as_made()).map_or(NodeId::START, |(node, _)| node);
         let key = &self.graphs.node(maker).key;
-        let hindered = Hindered { why: Hindrance::Kept, op: Some(key.op), location: key.location };
-        recording.hinder(hindered);
+        let refused = NotReplayable { why: Reason::Kept, op: Some(key.op), location: key.location };
+        recording.refuse(refused);
     }
 
     /// Records that the last fetch of the running recording has read a single value. Returns the slot of its storage,
@@ -89,6 +91,8 @@ impl Engine {
         for (number, part) in (first..).zip(&parts) {
             let steps = &known.recording.steps()[part.steps.clone()];
             let nodes = steps.iter().map(|step| step.node).collect();
+            // Replays lack the ops that ran while the recording was paused.
+            steps.windows(2).for_each(|pair| self.graphs.connect(pair[0].node, pair[1].node));
             self.runner.send(Message::LowerFunction(number, nodes));
         }
         known.template = Some(Template { parts, first });
@@ -184,7 +188,7 @@ impl Engine {
             });
         });
         self.outbox.note_draws(recording.draws());
-        self.graphs.enter_function(self.cursor.at(), first);
+        self.graphs.connect(self.cursor.at(), first);
         for step in steps {
             self.graphs.push(step.node);
             self.counters.report.count_node(step.node.index(), 0, 1);
@@ -197,15 +201,15 @@ impl Engine {
     }
 
     #[cold]
-    fn not_copied(&self, recording: &Recording, exception: tandem_kernels::host::Exception) -> CallError {
+    fn not_copied(&self, recording: &Recording, exception: tandem_executor::host::Exception) -> CallError {
         let node = recording.steps().first().map_or(NodeId::START, |step| step.node);
         self.not_fed(self.graphs.node(node).key.op, node, exception)
     }
 
-    /// Records that something hinders the running recording, at an op or after the last one.
-    pub(super) fn hinder(&mut self, why: Hindrance, op: Option<OpId>, location: LocationId) {
+    /// Records why the running recording is not replayable, at an op or after the last one.
+    pub(super) fn refuse(&mut self, why: Reason, op: Option<OpId>, location: LocationId) {
         if let Some(running) = self.functions.running() {
-            running.hinder(Hindered { why, op, location });
+            running.refuse(NotReplayable { why, op, location });
         }
     }
 }

@@ -141,6 +141,9 @@ impl Schedule {
         self.traced_in_row = 0;
         self.stale = false;
         self.repetition = Repetition::default();
+        // The time that was spent on graphs which are gone says nothing about new ones.
+        self.generating = Duration::ZERO;
+        self.created = Instant::now();
     }
 }
 

@@ -5,10 +5,11 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
-use tandem_kernels::host::Mt19937;
-use tandem_kernels::host::{Buffer, Exception, Generator};
-use tandem_kernels::host::{HostError, HostKernels, HostResult, HostResultKind, Product};
-use tandem_kernels::run::HostFeed;
+use tandem_executor::host::Mt19937;
+use tandem_executor::host::{Buffer, Exception, Generator};
+use tandem_executor::host::{HostError, HostKernels, HostResult, HostResultKind, Product};
+use tandem_executor::ops::registry::Operators;
+use tandem_executor::run::HostFeed;
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::OpId;
@@ -114,6 +115,8 @@ struct Bytes {
 /// Fake PyTorch.
 #[derive(Default)]
 pub struct FakeTorch {
+    /// The operators that the engine has declared.
+    pub operators: Operators,
     live: AtomicI64,
     exceptions: AtomicI64,
     calls: Mutex<Vec<Op>>,
@@ -423,12 +426,8 @@ unsafe impl HostKernels for FakeTorch {
         }
     }
 
-    fn op_name(&self, op: OpId) -> String {
-        OPS[op.index()].1.to_owned()
-    }
-
-    fn op_writes(&self, _: OpId) -> Box<[bool]> {
-        Box::default()
+    fn operators(&self) -> &Operators {
+        &self.operators
     }
 
     fn parallel(&self, n: usize, _: f64, body: &(dyn Fn(usize, usize) + Sync)) {
@@ -472,6 +471,11 @@ unsafe impl HostKernels for FakeTorch {
         // SAFETY: the buffer is alive, and only one kernel runs at a time.
         let bytes = unsafe { &mut *bytes(buffer).bytes.get() };
         (bytes.as_mut_ptr(), bytes.len() as u64)
+    }
+
+    unsafe fn buffer_is_shared(&self, buffer: *mut c_void) -> bool {
+        // SAFETY: the buffer is alive.
+        unsafe { bytes(buffer) }.references.load(Ordering::SeqCst) > 1
     }
 
     unsafe fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError> {

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tandem_kernels::cpu::CpuDevice;
-use tandem_kernels::driver::Driver;
-use tandem_kernels::host::{Buffer, Exception, HostKernels, HostResult, HostResultKind};
-use tandem_kernels::threads::locks::{Mutex, MutexGuard, Rank};
+use tandem_cpu::CpuDevice;
+use tandem_executor::driver::Driver;
+use tandem_executor::host::{Buffer, Exception, HostKernels, HostResult, HostResultKind};
+use tandem_executor::threads::locks::{Mutex, MutexGuard, Rank};
 use tandem_runtime::config::Config;
 use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
 use tandem_runtime::error::CallError;
@@ -208,7 +208,7 @@ impl CoExecution {
         let torch = FakeTorch::leaked();
         let runner = GraphRunner::start(Driver::on(CpuDevice::new(torch, false)), torch);
         let storages = Storages::new(AddressRange::new(1 << 47, 1 << 44));
-        let mut engine = Engine::new(config, runner, storages, torch);
+        let mut engine = Engine::new(config, runner, storages, torch, &torch.operators);
         for decl in declarations() {
             engine.declare(decl);
         }
@@ -378,7 +378,7 @@ impl Machine for CoExecution {
 
     fn state(&mut self, values: &[f32]) -> Tensor {
         let made = loop {
-            let attempt = self.engine().create_storage(values.len() as u64 * 4, 0);
+            let attempt = self.engine().create_storage(values.len() as u64 * 4, 0, !self.other_thread);
             match attempt {
                 Ok(made) => break made.expect("there is memory"),
                 Err(ticket) => self.wait(ticket).expect("GraphRunner lives"),

@@ -8,7 +8,7 @@ pub mod machine;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use tandem_kernels::host::Buffer;
+use tandem_executor::host::Buffer;
 use tandem_runtime::error::CallError;
 use tandem_runtime::storage::DEATHS;
 use tandem_tracegraph::ids::StorageId;

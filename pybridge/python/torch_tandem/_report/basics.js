@@ -33,7 +33,7 @@ function percent(part, whole) {
 function duration(microseconds) {
   const us = microseconds ?? 0;
   if (us >= 60e6) return `${Math.floor(us / 60e6)} min ${Math.round((us % 60e6) / 1e6)} s`;
-  if (us >= 1e6) return `${(us / 1e6).toFixed(2)} s`;
+  if (us >= 1e6) return `${(us / 1e6).toFixed(us >= 1e7 ? 1 : 2)} s`;
   if (us >= 1e3) return `${(us / 1e3).toFixed(us >= 1e5 ? 0 : us >= 1e4 ? 1 : 2)} ms`;
   return `${us.toFixed(0)} µs`;
 }
@@ -147,7 +147,6 @@ class Tip {
 // --- Drawing -----------------------------------------------------------------------------------------------
 
 const SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
-const MONO = 'ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 
 // The style sheet's colors, in the scheme that is on.
 function palette() {
@@ -176,10 +175,12 @@ function keepDrawn(canvas, draw) {
     pen.clearRect(0, 0, width, height);
     draw(pen, width, height, palette());
   };
-  let waiting = 0;
+  let waiting = false;
   const soon = () => {
-    waiting ||= requestAnimationFrame(() => {
-      waiting = 0;
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
       run();
     });
   };

@@ -25,8 +25,15 @@ function figures({ report: r, times: t }) {
   const after = [10, 5].find((number) => r[`ops_after_${number}`]);
   const late = after ? percent(r[`ops_coexecuted_after_${after}`], r[`ops_after_${after}`]) : null;
   const diverged = times(r.divergences);
+  const ways = [
+    ["traced", r.steps_traced - r.steps_in_part - r.steps_unrecorded, true],
+    ["traced in part", r.steps_in_part],
+    ["not recorded", r.steps_unrecorded],
+    ["co-executed", r.steps_coexecuted, true],
+  ];
+  const ran = ways.filter(([, number, always]) => number || always);
   const shown = [
-    ["Iterations", count(steps), `${count(r.steps_traced)} traced, ${count(r.steps_coexecuted)} co-executed`],
+    ["Iterations", count(steps), ran.map(([how, number]) => `${count(number)} ${how}`).join(", ")],
     [
       "Co-executed",
       percent(r.ops_coexecuted, r.ops_captured + r.ops_on_host),

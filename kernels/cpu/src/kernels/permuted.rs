@@ -1,0 +1,159 @@
+//! Kernels that compute on tensors in one order, whatever their strides are.
+//!
+//! A tensor with images, channels and pixels has row-major or channels-last strides. If a row-major tensor is wanted
+//! channels last, the device turns the contents of its storage, which keeps that order
+//! ([`Kernel::or_channels_last`]); all others are copied in the call.
+
+use smallvec::SmallVec;
+use tandem_tracegraph::call::Call;
+use tandem_tracegraph::node::{OutSpec, Outputs};
+
+use crate::channels_last::{Order, Planes};
+use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::scratch::with_scratch;
+use crate::kernels::tensor;
+use tandem_executor::host::HostKernels;
+use tandem_executor::ir::Mem;
+use tandem_executor::ops::express::{Param, Window, fresh_window};
+
+/// The order of a window's elements; `None` if they are not floats or the window is not dense.
+pub fn order(window: &Window) -> Option<Order> {
+    Order::of(&window.sizes, &window.strides).filter(|_| window.mem == Mem::F32)
+}
+
+/// The window of an argument in one of the orders.
+pub fn given(call: &Call<'_>, arg: usize) -> Option<Window> {
+    tensor(call, arg).filter(|window| order(window).is_some())
+}
+
+/// The window of a new output in one of the orders.
+pub fn made(outputs: &Outputs, number: usize) -> Option<Window> {
+    match outputs.outs.get(number)? {
+        OutSpec::Fresh { storage, meta, offset } => {
+            fresh_window(*storage, meta, *offset).filter(|window| order(window).is_some())
+        }
+        _ => None,
+    }
+}
+
+/// An output that the call's output mask may exclude: `Some(None)` if it is undefined.
+pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
+    match outputs.outs.get(number)? {
+        OutSpec::Undefined => Some(None),
+        _ => made(outputs, number).map(Some),
+    }
+}
+
+/// A tensor of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor {
+    /// Number of the window.
+    pub window: usize,
+    /// Whether the kernel writes all of it; it reads the tensor otherwise.
+    pub is_written: bool,
+    /// The order that the code computes on.
+    pub wanted: Order,
+}
+
+impl Tensor {
+    /// A tensor that is read.
+    pub fn read(window: usize, wanted: Order) -> Tensor {
+        Tensor { window, is_written: false, wanted }
+    }
+
+    /// A tensor that is written.
+    pub fn written(window: usize, wanted: Order) -> Tensor {
+        Tensor { window, is_written: true, wanted }
+    }
+}
+
+/// A tensor that is computed on in another order than its strides say.
+#[derive(Clone, Copy)]
+struct Turned {
+    tensor: Tensor,
+    planes: Planes,
+}
+
+/// The kernel whose code computes on `tensors` in the orders that they are wanted in.
+pub fn in_orders(
+    windows: SmallVec<[Window; 4]>,
+    params: SmallVec<[Param; 2]>,
+    tensors: &[Tensor],
+    compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Clone + Send + Sync + 'static,
+) -> Kernel {
+    let turned = tensors.iter().filter_map(|tensor| {
+        let window = &windows[tensor.window];
+        let planes = Planes::of(&window.sizes)?;
+        (order(window) != Some(tensor.wanted)).then_some(Turned { tensor: *tensor, planes })
+    });
+    let turned: Vec<Turned> = turned.collect();
+    if turned.is_empty() {
+        return Kernel::new(windows, params, compute);
+    }
+    let (last, copied): (Vec<Turned>, Vec<Turned>) =
+        turned.iter().partition(|turned| turned.tensor.wanted == Order::ChannelsLast);
+    let planes: Vec<(usize, Planes)> =
+        last.iter().map(|turned| (turned.tensor.window, turned.planes)).collect();
+    let kernel = Kernel::new(windows, params, on_copies(turned, compute.clone()));
+    match planes.is_empty() {
+        true => kernel,
+        false => kernel.or_channels_last(&planes, true, on_copies(copied, compute)),
+    }
+}
+
+/// The kernel with code for each order, which computes on `tensors`. If all their strides are row-major, the order of their
+/// contents decides. Otherwise, `channels_last` computes, in the orders that `tensors` are wanted in.
+pub fn in_either_order(
+    windows: SmallVec<[Window; 4]>,
+    params: SmallVec<[Param; 2]>,
+    tensors: &[Tensor],
+    row_major: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
+    channels_last: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Clone + Send + Sync + 'static,
+) -> Kernel {
+    if tensors.iter().any(|tensor| order(&windows[tensor.window]) == Some(Order::ChannelsLast)) {
+        return in_orders(windows, params, tensors, channels_last);
+    }
+    let planes =
+        tensors.iter().map(|tensor| Some((tensor.window, Planes::of(&windows[tensor.window].sizes)?)));
+    let planes: Option<SmallVec<[(usize, Planes); 3]>> = planes.collect();
+    let kernel = Kernel::new(windows, params, row_major);
+    match planes {
+        Some(planes) => kernel.or_channels_last(&planes, false, channels_last),
+        None => kernel,
+    }
+}
+
+/// The code that computes on copies of some tensors in the orders that they are wanted in.
+fn on_copies(
+    turned: Vec<Turned>,
+    compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
+) -> impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static {
+    let room = turned.iter().map(|turned| turned.planes.len()).sum();
+    move |host, data, params| {
+        if turned.is_empty() {
+            return compute(host, data, params);
+        }
+        with_scratch(room, |mut scratch| {
+            let mut copies: SmallVec<[(usize, Shared<f32>); 4]> = SmallVec::new();
+            for Turned { tensor, planes } in &turned {
+                let (copy, rest) = std::mem::take(&mut scratch).split_at_mut(planes.len());
+                let copy = Shared(copy.as_mut_ptr());
+                if !tensor.is_written {
+                    // SAFETY: the window has the planes' sizes, and the copy is as large.
+                    unsafe { planes.reorder(host, data.of(tensor.window).get(), copy.get(), tensor.wanted) };
+                }
+                copies.push((tensor.window, copy));
+                scratch = rest;
+            }
+            let done = data.with(&copies, |data| compute(host, data, params));
+            for (Turned { tensor, planes }, (_, copy)) in turned.iter().zip(&copies) {
+                if tensor.is_written {
+                    let to = data.of(tensor.window).get();
+                    // SAFETY: the window has the planes' sizes, and the copy is as large.
+                    unsafe { planes.reorder(host, copy.get(), to, tensor.wanted.other()) };
+                }
+            }
+            done
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! Variances, standard deviations and vector norms over dimensions whose elements are adjacent.
+
+use smallvec::smallvec;
+use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::node::Outputs;
+
+use crate::kernels::accumulate::{products, sum, wide_sum};
+use crate::kernels::kernel::{Addresses, Kernel};
+use crate::kernels::reduce::sums;
+use crate::kernels::softmax::at;
+use crate::kernels::{contiguous, count, each_row, output};
+use crate::widest::widest;
+use tandem_executor::host::HostKernels;
+use tandem_executor::ir::{Mem, Ty};
+use tandem_executor::ops::express::{Param, Window};
+
+/// Maximum number of elements of a row, which one thread adds up.
+const LONGEST: usize = 1 << 16;
+
+/// Input and output of a reduction of rows, and the number and length of the rows.
+fn parts(call: &Call<'_>, outputs: &Outputs, dims: usize) -> Option<(Window, Window, [usize; 2])> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    let all: Vec<usize> = match call.args.get(dims)? {
+        Arg::Ints(list) if !list.is_empty() => {
+            let front = |d: &i64| usize::try_from(if *d < 0 { *d + x.sizes.len() as i64 } else { *d }).ok();
+            list.iter().map(front).collect::<Option<_>>()?
+        }
+        _ => (0..x.sizes.len()).collect(),
+    };
+    let [rows, n, 1] = sums::split(&x.sizes, &all)? else { return None };
+    let fits = y.mem == Mem::F32 && count(&y.sizes) == rows && !x.sizes.contains(&0) && n <= LONGEST;
+    fits.then_some((x, y, [rows, n]))
+}
+
+fn reduced(
+    (x, y, [rows, n]): (Window, Window, [usize; 2]),
+    param: Option<Param>,
+    is_possible: fn(f64) -> bool,
+    row: impl Fn(&[f32], f64, &mut f32) + Send + Sync + 'static,
+) -> Kernel {
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
+        let number = params.first().map_or(1.0, |bits| f64::from_bits(*bits));
+        if !is_possible(number) {
+            return false;
+        }
+        let [x, y] = [0, 1].map(|w| data.of::<f32>(w));
+        each_row(host, rows, n * 2, &|begin, end| {
+            for i in begin..end {
+                // SAFETY: the input has `rows` rows of `n` elements, the output one element for each; one thread alone
+                // writes each.
+                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i, 1)) };
+                row(x, number, &mut y[0]);
+            }
+        });
+        true
+    };
+    Kernel::new(smallvec![x, y], param.into_iter().collect(), work)
+}
+
+/// `var(self, dim, correction, keepdim)`.
+pub fn variance(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    spread(call, outputs, |variance| variance)
+}
+
+/// `std(self, dim, correction, keepdim)`.
+pub fn deviation(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    spread(call, outputs, f64::sqrt)
+}
+
+fn spread(call: &Call<'_>, outputs: &Outputs, stored: fn(f64) -> f64) -> Option<Kernel> {
+    let given = !matches!(call.args.get(2)?, Arg::None);
+    let correction = given.then_some(Param::Number(2, 0, Ty::F64));
+    let row = move |x: &[f32], correction: f64, y: &mut f32| {
+        let mut squares = 0.0;
+        squares_about_mean(x, &mut squares);
+        *y = stored(squares / (x.len() as f64 - correction).max(0.0)) as f32;
+    };
+    Some(reduced(parts(call, outputs, 1)?, correction, |_| true, row))
+}
+
+widest! {
+    /// Stores the sum of the squares of the elements' distances from their mean.
+    fn squares_about_mean(x: &[f32], to: &mut f64) => run_squares_about_mean
+}
+
+#[inline(always)]
+fn run_squares_about_mean(x: &[f32], to: &mut f64) {
+    // SAFETY: `i < x.len()`.
+    let mean = sum(x.len(), |i| unsafe { at(x, i) }) / x.len() as f64;
+    *to = wide_sum(x.len(), |i| {
+        // SAFETY: `i < x.len()`.
+        let distance = f64::from(unsafe { at(x, i) }) - mean;
+        distance * distance
+    });
+}
+
+/// `linalg_vector_norm(self, ord, dim, keepdim, dtype)` of order 2.
+pub fn vector_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let order = Some(Param::Number(1, 0, Ty::F64));
+    let row = |x: &[f32], _: f64, y: &mut f32| root_of_squares(x, y);
+    Some(reduced(parts(call, outputs, 2)?, order, |order| order == 2.0, row))
+}
+
+widest! {
+    fn root_of_squares(x: &[f32], y: &mut f32) => run_root_of_squares
+}
+
+#[inline(always)]
+fn run_root_of_squares(x: &[f32], y: &mut f32) {
+    // SAFETY: `i < x.len()`.
+    let x_at = |i: usize| unsafe { at(x, i) };
+    *y = products(x.len(), x_at, x_at).sqrt() as f32;
+}

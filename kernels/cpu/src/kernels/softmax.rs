@@ -1,0 +1,252 @@
+//! Softmax, log-softmax and logsumexp over the last dimension, and the gradients of the first two.
+
+use smallvec::smallvec;
+use tandem_tracegraph::call::{Arg, Call};
+use tandem_tracegraph::node::Outputs;
+
+use crate::kernels::accumulate::{products, sum};
+use crate::kernels::kernel::{Addresses, Kernel};
+use crate::kernels::{contiguous, count, dimension, each_row, output};
+use crate::tiles::math::{exp, log};
+use crate::widest::widest;
+use tandem_executor::host::HostKernels;
+use tandem_executor::ir::Mem;
+
+/// Number of maxima that are kept side by side.
+const LANES: usize = 16;
+
+/// Number of rows and their length, if `dim` is the last dimension of more than one element.
+fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
+    let last = count(&sizes[dim + 1..]) == 1;
+    (last && !sizes.contains(&0)).then(|| [count(&sizes[..dim]), sizes[dim] as usize])
+}
+
+fn forward(call: &Call<'_>, outputs: &Outputs, row: fn(&[f32], &mut [f32])) -> Option<Kernel> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    if x.sizes.is_empty() || y.mem != Mem::F32 || y.sizes != x.sizes {
+        return None;
+    }
+    let [rows, n] = shape(&x.sizes, dimension(call, 1, x.sizes.len())?)?;
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
+        each_row(host, rows, n * COST, &|from, to| {
+            for i in from..to {
+                // SAFETY: both windows have `rows` rows of `n` elements; one thread alone writes each row.
+                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i * n, n)) };
+                row(x, y);
+            }
+        });
+        true
+    };
+    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+}
+
+/// Cost of an exponential, in additions.
+const COST: usize = 8;
+
+pub fn softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    forward(call, outputs, softmax_row)
+}
+
+/// A softmax that returns zeros for a row of `-inf` alone.
+pub fn safe_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    forward(call, outputs, safe_softmax_row)
+}
+
+pub fn log_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    forward(call, outputs, log_softmax_row)
+}
+
+/// `logsumexp(self, dim, keepdim)` over one dimension.
+pub fn logsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
+    let Some(Arg::Ints([dim])) = call.args.get(1) else { return None };
+    let ndim = x.sizes.len() as i64;
+    let dim =
+        usize::try_from(if *dim < 0 { dim + ndim } else { *dim }).ok().filter(|dim| *dim < x.sizes.len())?;
+    let [rows, n] = shape(&x.sizes, dim)?;
+    if y.mem != Mem::F32 || count(&y.sizes) != rows {
+        return None;
+    }
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
+        each_row(host, rows, n * COST, &|from, to| {
+            for i in from..to {
+                // SAFETY: the input has `rows` rows of `n` elements, the output `rows` elements; each row is one
+                // thread's.
+                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i, 1)) };
+                logsumexp_row(x, y);
+            }
+        });
+        true
+    };
+    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+}
+
+type Backward = fn(&[f32], &[f32], &mut [f32]);
+
+fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel> {
+    let (grad, y, to) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?, output(outputs)?);
+    if y.sizes.is_empty() || grad.sizes != y.sizes || to.mem != Mem::F32 || to.sizes != y.sizes {
+        return None;
+    }
+    let [rows, n] = shape(&y.sizes, dimension(call, 2, y.sizes.len())?)?;
+    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
+        let [grad, y, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
+        each_row(host, rows, n * COST, &|from, end| {
+            for i in (from..end).map(|i| i * n) {
+                // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
+                let (grad, y, to) = unsafe { (grad.read(i, n), y.read(i, n), to.slice(i, n)) };
+                row(grad, y, to);
+            }
+        });
+        true
+    };
+    Some(Kernel::new(smallvec![grad, y, to], smallvec![], work))
+}
+
+pub fn softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    backward(call, outputs, softmax_backward_row)
+}
+
+pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    backward(call, outputs, log_softmax_backward_row)
+}
+
+/// Returns an element without a bounds check, which would keep a loop from being vectorized.
+///
+/// # Safety
+/// `i < x.len()`.
+#[inline(always)]
+pub unsafe fn at(x: &[f32], i: usize) -> f32 {
+    // SAFETY: `i` is below the length, which this function requires.
+    unsafe { *x.get_unchecked(i) }
+}
+
+/// Returns the larger number, or NaN if one of them is NaN.
+#[inline(always)]
+pub(super) fn larger(a: f32, b: f32) -> f32 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// Returns `exp(x)` for `x <= 0`, or 0 if the result would be subnormal. CPUs compute with subnormal numbers a
+/// hundred times slower, and masks fill whole rows with them; next to the row's largest weight, which is 1, they
+/// make no difference.
+#[inline(always)]
+pub(super) fn weight(x: f32) -> f32 {
+    const LEAST: f32 = -87.0;
+    let e = exp(if x < LEAST { LEAST } else { x });
+    if x < LEAST { 0.0 } else { e }
+}
+
+/// Returns the largest value, or NaN if there is one.
+#[inline(always)]
+pub(super) fn largest(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, *x);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = larger(*lane, *x);
+    }
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] = larger(lanes[i], lanes[i + n]);
+        }
+    }
+    lanes[0]
+}
+
+widest! {
+    fn softmax_row(x: &[f32], y: &mut [f32]) => run_softmax
+}
+
+#[inline(always)]
+fn run_softmax(x: &[f32], y: &mut [f32]) {
+    let most = largest(x);
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = weight(x - most);
+    }
+    // SAFETY: `i < y.len()`.
+    let sum = sum(y.len(), |i| unsafe { at(y, i) });
+    // The sum is between 1 and the row's length, so its inverse is normal. Multiplying is faster than dividing.
+    let share = (1.0 / sum) as f32;
+    for y in y {
+        *y *= share;
+    }
+}
+
+widest! {
+    fn safe_softmax_row(x: &[f32], y: &mut [f32]) => run_safe_softmax
+}
+
+#[inline(always)]
+fn run_safe_softmax(x: &[f32], y: &mut [f32]) {
+    if x.iter().all(|x| *x == f32::NEG_INFINITY) {
+        y.fill(0.0);
+    } else {
+        run_softmax(x, y);
+    }
+}
+
+widest! {
+    fn log_softmax_row(x: &[f32], y: &mut [f32]) => run_log_softmax
+}
+
+#[inline(always)]
+fn run_log_softmax(x: &[f32], y: &mut [f32]) {
+    let most = largest(x);
+    // SAFETY: `i < x.len()`.
+    let sum = sum(x.len(), |i| weight(unsafe { at(x, i) } - most));
+    let log = log(sum as f32);
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = x - most - log;
+    }
+}
+
+widest! {
+    fn logsumexp_row(x: &[f32], y: &mut [f32]) => run_logsumexp
+}
+
+#[inline(always)]
+fn run_logsumexp(x: &[f32], y: &mut [f32]) {
+    let most = largest(x);
+    // As in PyTorch, infinite maxima are not subtracted.
+    let most = if most.abs() == f32::INFINITY { 0.0 } else { most };
+    // SAFETY: `i < x.len()`.
+    let sum = sum(x.len(), |i| exp(unsafe { at(x, i) } - most));
+    y[0] = log(sum as f32) + most;
+}
+
+widest! {
+    fn softmax_backward_row(grad: &[f32], y: &[f32], to: &mut [f32]) => run_softmax_backward
+}
+
+#[inline(always)]
+fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
+    let y = &y[..grad.len()];
+    // SAFETY: `i < grad.len()`, and `y` was cut to that length.
+    let sum = products(grad.len(), |i| unsafe { at(grad, i) }, |i| unsafe { at(y, i) }) as f32;
+    for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
+        *to = (grad - sum) * y;
+    }
+}
+
+widest! {
+    fn log_softmax_backward_row(grad: &[f32], y: &[f32], to: &mut [f32]) => run_log_softmax_backward
+}
+
+#[inline(always)]
+fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
+    // SAFETY: `i < grad.len()`.
+    let sum = sum(grad.len(), |i| unsafe { at(grad, i) }) as f32;
+    for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
+        *to = grad - exp(*y) * sum;
+    }
+}

@@ -1,0 +1,857 @@
+//! Reductions over any dimensions: sums, means, extremes, norms, variances.
+//!
+//! [`launch`] distributes them over threads. A row is an element of the result; its members are the elements that
+//! are reduced to it. If members are adjacent in memory, a team of threads reduces each row; if rows are adjacent,
+//! each thread reduces a row, and neighbouring threads take neighbouring rows. If that leaves the device idle, rows
+//! are split into parts, whose accumulators a second kernel merges. All of this depends on sizes and strides alone.
+
+use tandem_tracegraph::call::Arg;
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use crate::kernel::{Kernel, highest, lowest, team};
+use crate::lower::{Dims, Lowering, Operand, Source, dense, wrap};
+use crate::ops::elementwise;
+use crate::ops::elementwise::coalesce;
+use crate::ops::types::{broadcast, result_type};
+use crate::store::Word;
+use tandem_executor::ir::{E, Mem, Ty, larger, smaller};
+
+// --- What is reduced ------------------------------------------------------------------------------------
+
+/// Dimensions of a tensor, and which of them are reduced.
+pub struct Space {
+    /// Sizes of all dimensions.
+    pub sizes: Dims,
+    /// Whether each dimension is reduced.
+    pub reduced: Vec<bool>,
+    /// Whether members are numbered in row-major order, for reductions that use the numbers.
+    pub ordered: bool,
+}
+
+impl Space {
+    /// Space of a tensor of these sizes.
+    pub fn new(sizes: &[i64], reduced: Vec<bool>) -> Space {
+        Space { sizes: sizes.into(), reduced, ordered: false }
+    }
+
+    /// Number of members of a row.
+    pub fn members(&self) -> i64 {
+        self.select(true).iter().map(|d| self.sizes[*d]).product()
+    }
+
+    /// Sizes of a result. Reduced dimensions have size 1 if `keep` is true, else they are left out.
+    pub fn result(&self, keep: bool) -> Dims {
+        let of = |d: usize| match (self.reduced[d], keep) {
+            (false, _) => Some(self.sizes[d]),
+            (true, keep) => keep.then_some(1),
+        };
+        (0..self.sizes.len()).filter_map(of).collect()
+    }
+
+    /// Result, expanded over the reduced dimensions.
+    pub fn spread(&self, result: &Operand) -> Operand {
+        let keep = result.ndim() == self.sizes.len();
+        let mut own = 0;
+        let mut strides = Dims::new();
+        for reduced in &self.reduced {
+            strides.push(if *reduced { 0 } else { result.strides[own] });
+            own += usize::from(keep || !reduced);
+        }
+        result.viewed(&self.sizes, &strides)
+    }
+
+    fn select(&self, reduced: bool) -> Vec<usize> {
+        (0..self.sizes.len()).filter(|d| self.reduced[*d] == reduced).collect()
+    }
+
+    /// Sizes and each operand's strides of the reduced or of the other dimensions, coalesced where possible.
+    fn group(&self, reduced: bool, operands: &[&Operand]) -> (Dims, Vec<Dims>) {
+        let dims = self.select(reduced);
+        let pick = |of: &Dims| -> Dims { dims.iter().map(|d| of[*d]).collect() };
+        let sizes = pick(&self.sizes);
+        let mut views: Vec<Operand> = operands.iter().map(|x| x.viewed(&sizes, &pick(&x.strides))).collect();
+        let ordered = reduced && self.ordered && !views.is_empty();
+        if ordered {
+            // Coalescing orders dimensions by the first operand's strides, here those of row-major order.
+            views.insert(0, views[0].viewed(&sizes, &dense(&sizes)));
+        }
+        let (sizes, mut strides) = coalesce(&sizes, &views.iter().collect::<Vec<_>>());
+        if ordered {
+            strides.remove(0);
+        }
+        (sizes, strides)
+    }
+}
+
+/// Function that returns the accumulators after a member.
+pub type Fold<'f, const N: usize> = dyn Fn(&mut Kernel, [E; N], &[E], &E) -> [E; N] + 'f;
+
+/// Accumulation over the members of a row.
+pub struct Accumulate<'f, const N: usize> {
+    /// Initial accumulators, with which a merge changes nothing.
+    pub init: [E; N],
+    /// Returns the next accumulators from the current ones, the inputs' values at a member, and the member's
+    /// number.
+    pub step: &'f Fold<'f, N>,
+    /// Merges the accumulators of two parts of a row.
+    pub merge: &'f dyn Fn([E; N], [E; N]) -> [E; N],
+}
+
+/// Function that returns the outputs' values, from the accumulators and the values that are read once per row.
+pub type Finish<'f, const N: usize> = &'f dyn Fn(&Lowering<'_>, &mut Kernel, [E; N], &[E]) -> Vec<E>;
+
+/// Number of threads that fills a device.
+pub const FILL: i64 = 1 << 18;
+
+/// Distribution of rows over threads.
+struct Partition {
+    team: u32,
+    /// Whether neighbouring threads take neighbouring rows.
+    together: bool,
+    /// Number of parts of each row.
+    parts: i64,
+}
+
+fn plan(rows: i64, len: i64, together: bool) -> Partition {
+    if together {
+        let parts = if rows < FILL && len >= 64 { (FILL / rows).min(len / 16).min(4096) } else { 1 };
+        return Partition { team: 1, together, parts: parts.max(1) };
+    }
+    let team = team(len, false);
+    let threads = rows * i64::from(team);
+    let parts = if threads < FILL && len >= 4096 { (FILL / threads).min(len / 2048) } else { 1 };
+    Partition { team, together, parts: parts.max(1) }
+}
+
+/// Launches a reduction. All operands have the space's sizes; `outs` and `also` have strides of 0 in reduced
+/// dimensions. `also` is read once per row.
+pub fn launch<const N: usize>(
+    l: &mut Lowering<'_>,
+    label: &'static str,
+    space: &Space,
+    (ins, outs, also): (&[&Operand], &[&Operand], &[&Operand]),
+    acc: &Accumulate<'_, N>,
+    finish: Finish<'_, N>,
+) -> Option<()> {
+    let all: Vec<&Operand> = ins.iter().chain(outs).chain(also).copied().collect();
+    let (kept, kept_strides) = space.group(false, &all);
+    let (members, member_strides) = space.group(true, ins);
+    let (rows, len): (i64, i64) = (kept.iter().product(), members.iter().product());
+    if rows == 0 {
+        return Some(());
+    }
+    let nearest = |strides: Option<&Dims>| strides.and_then(|s| s.last()).copied().unwrap_or(0);
+    let together = kept.last().is_some_and(|n| *n >= 16)
+        && nearest(kept_strides.first()) < nearest(member_strides.first());
+    let plan = plan(rows, len, together);
+
+    // Dimensions of members follow the kept ones.
+    let both: Dims = kept.iter().chain(&members).copied().collect();
+    let views: Vec<Operand> = ins
+        .iter()
+        .enumerate()
+        .map(|(i, x)| {
+            let strides: Dims = kept_strides[i].iter().chain(&member_strides[i]).copied().collect();
+            x.viewed(&both, &strides)
+        })
+        .collect();
+    let row_views: Vec<Operand> =
+        all[ins.len()..].iter().zip(&kept_strides[ins.len()..]).map(|(x, s)| x.viewed(&kept, s)).collect();
+    let (outs, also) = row_views.split_at(outs.len());
+
+    let mut k = Kernel::new(label);
+    let sources: Vec<Source> = views.iter().map(|x| l.read(&mut k, x)).collect();
+    let step = |k: &mut Kernel, row: &[E], member: &E, a: [E; N]| {
+        let mut coords = row.to_vec();
+        coords.extend(k.coords(&members, member));
+        let values: Vec<E> = sources.iter().map(|s| s.at(k, &coords)).collect();
+        (acc.step)(k, a, &values, member)
+    };
+    let last = |k: &mut Kernel, l: &Lowering<'_>| -> Option<_> {
+        let targets: Option<Vec<_>> = outs.iter().map(|o| l.write(k, o)).collect();
+        let extras: Vec<Source> = also.iter().map(|x| l.read(k, x)).collect();
+        Some((targets?, extras))
+    };
+    if plan.parts == 1 {
+        let (targets, extras) = last(&mut k, l)?;
+        k.rows(rows, len, plan.team, |r, row| {
+            let coords = r.k.coords(&kept, row);
+            let a = r.reduce(acc.init.clone(), |k, member, a| step(k, &coords, member, a), acc.merge);
+            r.once(|k| {
+                let extras: Vec<E> = extras.iter().map(|s| s.at(k, &coords)).collect();
+                let values = finish(l, k, a, &extras);
+                targets.iter().zip(values).map(|(t, v)| k.store(t, &coords, v)).collect()
+            });
+        });
+        return l.launch(k);
+    }
+
+    let parts = plan.parts;
+    let partials: Option<Vec<Operand>> =
+        acc.init.iter().map(|e| l.temp(&[rows, parts], kept_as(e.ty()))).collect();
+    let partials = partials?;
+    let targets: Option<Vec<_>> = partials.iter().map(|o| l.write(&mut k, o)).collect();
+    let targets = targets?;
+    let (rows_e, parts_e, len_e) = (k.size(rows), k.size(parts), k.size(len));
+    let chunk_e = k.size((len + parts - 1) / parts);
+    let part_of = |number: &E| number / &rows_e;
+    // If rows are adjacent, their parts are interleaved, so that concurrent threads read neighbouring elements.
+    let part_len = |_: &mut Kernel, number: &E| match plan.together {
+        true => (&len_e - part_of(number) + &parts_e - 1u32) / &parts_e,
+        false => {
+            let begin = (part_of(number) * &chunk_e).min(&len_e);
+            (&len_e - begin).min(&chunk_e)
+        }
+    };
+    k.rows_of(rows * parts, part_len, plan.team, |r, number| {
+        let (row, part) = (number % &rows_e, part_of(number));
+        let coords = r.k.coords(&kept, &row);
+        let a = r.reduce(
+            acc.init.clone(),
+            |k, j, a| {
+                let member = if plan.together { j * &parts_e + &part } else { &part * &chunk_e + j };
+                step(k, &coords, &member, a)
+            },
+            acc.merge,
+        );
+        r.once(|k| targets.iter().zip(a).map(|(t, v)| k.store(t, &[row.clone(), part.clone()], v)).collect());
+    });
+    l.launch(k)?;
+
+    let mut k = Kernel::new(label);
+    let sources: Vec<Source> = partials.iter().map(|x| l.read(&mut k, x)).collect();
+    let (targets, extras) = last(&mut k, l)?;
+    k.rows(rows, parts, team(parts, false), |r, row| {
+        let coords = r.k.coords(&kept, row);
+        let part = |k: &mut Kernel, member: &E, a: [E; N]| {
+            let mut read = sources.iter().zip(&acc.init);
+            let b = std::array::from_fn(|n| match read.next() {
+                Some((s, init)) => s.at(k, &[row.clone(), member.clone()]).cast(init.ty()),
+                None => acc.init[n].clone(),
+            });
+            (acc.merge)(a, b)
+        };
+        let a = r.reduce(acc.init.clone(), part, acc.merge);
+        r.once(|k| {
+            let extras: Vec<E> = extras.iter().map(|s| s.at(k, &coords)).collect();
+            let values = finish(l, k, a, &extras);
+            targets.iter().zip(values).map(|(t, v)| k.store(t, &coords, v)).collect()
+        });
+    });
+    l.launch(k)
+}
+
+/// Dtype in which accumulators of a type are stored.
+pub fn kept_as(ty: Ty) -> Dtype {
+    match ty {
+        Ty::Bool | Ty::I32 | Ty::U32 => Dtype::INT32,
+        Ty::I64 => Dtype::INT64,
+        Ty::F32 => Dtype::FLOAT32,
+        Ty::F64 => Dtype::FLOAT64,
+    }
+}
+
+// --- Arguments ------------------------------------------------------------------------------------------
+
+/// Number of arguments without those for `out=`.
+fn inputs(l: &Lowering<'_>, outputs: usize) -> usize {
+    l.call.args.len() - if l.has_out() { outputs } else { 0 }
+}
+
+/// Returns the space that reduces the dimensions an argument names, or all dimensions if it is absent or empty.
+fn dims(l: &Lowering<'_>, x: &Operand, arg: Option<usize>) -> Option<Space> {
+    let named = match arg {
+        Some(arg) => l.ints(arg)?,
+        None => Dims::new(),
+    };
+    let mut reduced = vec![named.is_empty(); x.ndim()];
+    for dim in named {
+        let dim = wrap(dim, x.ndim())?;
+        if let Some(reduced) = reduced.get_mut(dim) {
+            // PyTorch rejects a dimension that is named twice.
+            if std::mem::replace(reduced, true) {
+                return None;
+            }
+        }
+    }
+    Some(Space::new(&x.sizes, reduced))
+}
+
+/// Returns the `n`-th output, expanded over the reduced dimensions. New outputs are contiguous, as in PyTorch.
+fn output(l: &mut Lowering<'_>, n: usize, space: &Space, keep: bool, dtype: Dtype) -> Option<Operand> {
+    let sizes = space.result(keep);
+    let out = l.destination(n, &sizes, &dense(&sizes), dtype)?;
+    Some(space.spread(&out))
+}
+
+/// Launches a reduction with one input, one accumulator and one output.
+fn single(
+    l: &mut Lowering<'_>,
+    space: &Space,
+    (x, out): (&Operand, &Operand),
+    init: E,
+    step: &dyn Fn(&mut Kernel, E, &E) -> E,
+    merge: &dyn Fn(&E, &E) -> E,
+    finish: &dyn Fn(&Lowering<'_>, &mut Kernel, E) -> E,
+) -> Option<()> {
+    let acc = Accumulate {
+        init: [init],
+        step: &|k, [a], x, _| [step(k, a, &x[0])],
+        merge: &|[a], [b]| [merge(&a, &b)],
+    };
+    launch(l, "reduce", space, (&[x], &[out], &[]), &acc, &|l, k, [a], _| vec![finish(l, k, a)])
+}
+
+// --- Sums -----------------------------------------------------------------------------------------------
+
+/// An operator that combines the members of a reduction to one number.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Sums {
+    /// `sum`.
+    Sum,
+    /// `nansum`, to which NaNs add nothing.
+    Nansum,
+    /// `mean`.
+    Mean,
+    /// `prod`.
+    Prod,
+}
+
+/// `sum`, `nansum`, `mean`, `prod` over all dimensions, `(self, dtype)`, or over some, `(self, dim, keepdim,
+/// dtype)`.
+pub fn sums(l: &mut Lowering<'_>, of: Sums) -> Option<()> {
+    let x = l.tensor(0)?;
+    let full = inputs(l, 1) == 2;
+    let (dim, keep, dtype) =
+        if full { (None, false, l.dtype(1)?) } else { (Some(1), l.flag(2, false), l.dtype(3)?) };
+    let mut space = dims(l, &x, dim)?;
+    if of == Sums::Prod && !full {
+        // This overload reduces one dimension, also of a tensor that has none.
+        let dim = l.dim(1, x.ndim())?;
+        space.reduced = (0..x.ndim()).map(|d| d == dim).collect();
+    }
+    let given = if l.has_out() { Some(l.tensor(inputs(l, 1))?.dtype) } else { None };
+    let promotes = !x.dtype.is_floating() && of != Sums::Mean;
+    let dtype = match (dtype, given) {
+        (Some(d), Some(g)) if d != g => return None,
+        (Some(d), _) | (None, Some(d)) => d,
+        (None, None) if promotes => Dtype::INT64,
+        (None, None) => x.dtype,
+    };
+    if dtype == Dtype::BOOL
+        || of == Sums::Mean && !dtype.is_floating()
+        || of == Sums::Nansum && !dtype.is_floating() && x.dtype.is_floating()
+    {
+        return None;
+    }
+    let ty = Mem::of(dtype)?.ty();
+    let out = output(l, 0, &space, keep, dtype)?;
+    let count = space.members();
+    let (product, mean, nan) = (of == Sums::Prod, of == Sums::Mean, of == Sums::Nansum);
+    let value = move |x: &E| {
+        let v = x.cast(ty);
+        if nan { v.is_nan().select(0.0, &v) } else { v }
+    };
+    let init = E::lit(ty, f64::from(u8::from(product)));
+    single(
+        l,
+        &space,
+        (&x, &out),
+        init,
+        &|_, a, x| if product { a * value(x) } else { a + value(x) },
+        &|a, b| if product { a * b } else { a + b },
+        &|_, k, a| {
+            if mean {
+                let count = k.size(count).cast(ty);
+                a / count
+            } else {
+                a
+            }
+        },
+    )
+}
+
+// --- Extremes -------------------------------------------------------------------------------------------
+
+/// The value that a reduction finds.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Extreme {
+    /// The largest value.
+    Max,
+    /// The smallest value.
+    Min,
+}
+
+/// `amax(self, dim, keepdim)`, `amin`.
+pub fn extreme(l: &mut Lowering<'_>, which: Extreme) -> Option<()> {
+    let x = l.tensor(0)?;
+    let space = dims(l, &x, Some(1))?;
+    let keep = l.flag(2, false);
+    extremes(l, &x, &space, keep, which)
+}
+
+/// Launches the reduction to the largest or the smallest value.
+fn extremes(l: &mut Lowering<'_>, x: &Operand, space: &Space, keep: bool, which: Extreme) -> Option<()> {
+    if space.members() == 0 {
+        return None;
+    }
+    let out = output(l, 0, space, keep, x.dtype)?;
+    let ty = x.mem.ty();
+    if which == Extreme::Max {
+        single(l, space, (x, &out), lowest(ty), &|_, a, x| larger(&a, x), &larger, &|_, _, a| a)
+    } else {
+        single(l, space, (x, &out), highest(ty), &|_, a, x| smaller(&a, x), &smaller, &|_, _, a| a)
+    }
+}
+
+/// `aminmax(self, *, dim, keepdim)`.
+pub fn aminmax(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    let space = dims(l, &x, Some(1))?;
+    if space.members() == 0 {
+        return None;
+    }
+    let keep = l.flag(2, false);
+    let (low, high) = (output(l, 0, &space, keep, x.dtype)?, output(l, 1, &space, keep, x.dtype)?);
+    let ty = x.mem.ty();
+    let acc = Accumulate {
+        init: [highest(ty), lowest(ty)],
+        step: &|_, [a, b], x, _| [smaller(&a, &x[0]), larger(&b, &x[0])],
+        merge: &|[a, b], [c, d]| [smaller(&a, &c), larger(&b, &d)],
+    };
+    launch(l, "aminmax", &space, (&[&x], &[&low, &high], &[]), &acc, &|_, _, a, _| a.to_vec())
+}
+
+/// `max(self)`, and `max(self, dim, keepdim)`, which also returns indices; `min`.
+pub fn max_min(l: &mut Lowering<'_>, which: Extreme) -> Option<()> {
+    let x = l.tensor(0)?;
+    if let Some(Arg::Int(_)) = l.call.args.get(1) {
+        let (dim, keep) = (l.dim(1, x.ndim())?, l.flag(2, false));
+        let space = Space::new(&x.sizes, (0..x.ndim()).map(|d| d == dim).collect());
+        let values = output(l, 0, &space, keep, x.dtype)?;
+        let indices = output(l, 1, &space, keep, Dtype::INT64)?;
+        return places(l, &x, space, (Some(&values), &indices), which);
+    }
+    // The other overload takes two tensors.
+    if inputs(l, 1) != 1 {
+        return None;
+    }
+    let space = dims(l, &x, None)?;
+    extremes(l, &x, &space, false, which)
+}
+
+/// `argmax(self, dim, keepdim)`, `argmin`.
+pub fn arg_extreme(l: &mut Lowering<'_>, which: Extreme) -> Option<()> {
+    let x = l.tensor(0)?;
+    let space = dims(l, &x, Some(1))?;
+    let keep = l.flag(2, false);
+    // PyTorch does not implement these operators for bools.
+    if x.dtype == Dtype::BOOL {
+        return None;
+    }
+    let out = output(l, 0, &space, keep, Dtype::INT64)?;
+    places(l, &x, space, (None, &out), which)
+}
+
+/// Launches the reduction to the extreme and its index, the first one if several are equal.
+fn places(
+    l: &mut Lowering<'_>,
+    x: &Operand,
+    mut space: Space,
+    (values, indices): (Option<&Operand>, &Operand),
+    which: Extreme,
+) -> Option<()> {
+    if space.members() == 0 {
+        return None;
+    }
+    space.ordered = true;
+    let largest = which == Extreme::Max;
+    let ty = if x.mem.ty() == Ty::Bool { Ty::I32 } else { x.mem.ty() };
+    let better = move |[a, i]: [E; 2], [b, j]: [E; 2]| {
+        let first = j.lt(&i);
+        let ahead = if largest { b.gt(&a) } else { b.lt(&a) };
+        let wins = ahead.or(b.eq(&a).and(&first));
+        let wins = if ty.is_float() {
+            let (na, nb) = (a.is_nan(), b.is_nan());
+            nb.and(na.not().or(&first)).or(na.not().and(wins))
+        } else {
+            wins
+        };
+        [wins.select(&b, &a), wins.select(&j, &i)]
+    };
+    let acc = Accumulate {
+        init: [if largest { lowest(ty) } else { highest(ty) }, highest(Ty::U32)],
+        step: &|_, a, x, member| better(a, [x[0].cast(ty), member.clone()]),
+        merge: &better,
+    };
+    let outs: Vec<&Operand> = values.into_iter().chain([indices]).collect();
+    launch(l, "places", &space, (&[x], &outs, &[]), &acc, &|_, _, [a, i], _| {
+        let index = i.cast(Ty::I64);
+        if values.is_some() { vec![a.cast(x.mem.ty()), index] } else { vec![index] }
+    })
+}
+
+// --- Counts ---------------------------------------------------------------------------------------------
+
+/// `any(self)`, `any(self, dim, keepdim)`, also with a list of dimensions.
+pub fn any(l: &mut Lowering<'_>) -> Option<()> {
+    truth(l, true)
+}
+
+/// `all`, with the arguments of `any`.
+pub fn all(l: &mut Lowering<'_>) -> Option<()> {
+    truth(l, false)
+}
+
+fn truth(l: &mut Lowering<'_>, any: bool) -> Option<()> {
+    let x = l.tensor(0)?;
+    let full = inputs(l, 1) == 1;
+    let mut space = dims(l, &x, (!full).then_some(1))?;
+    if let Some(Arg::Ints([])) = l.call.args.get(1) {
+        // For these operators an empty list means no dimension.
+        space.reduced = vec![false; x.ndim()];
+    }
+    let keep = !full && l.flag(2, false);
+    let dtype = if x.dtype == Dtype::UINT8 { Dtype::UINT8 } else { Dtype::BOOL };
+    let out = output(l, 0, &space, keep, dtype)?;
+    let join = move |a: &E, b: &E| if any { a.or(b) } else { a.and(b) };
+    let finish = |_: &Lowering<'_>, _: &mut Kernel, a: E| a;
+    single(
+        l,
+        &space,
+        (&x, &out),
+        E::int(Ty::Bool, i64::from(!any)),
+        &|_, a, x| join(&a, &x.cast(Ty::Bool)),
+        &join,
+        &finish,
+    )
+}
+
+/// `count_nonzero(self, dim)`.
+pub fn count_nonzero(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    let space = dims(l, &x, Some(1))?;
+    let out = output(l, 0, &space, false, Dtype::INT64)?;
+    let count = |_: &mut Kernel, a: E, x: &E| a + x.cast(Ty::Bool).cast(Ty::U32);
+    single(l, &space, (&x, &out), E::u32(0), &count, &|a, b| a + b, &|_, _, a| a.cast(Ty::I64))
+}
+
+// --- Variances ------------------------------------------------------------------------------------------
+
+/// Welford's method: mean, sum of squared deviations, and count.
+pub fn welford(ty: Ty) -> Accumulate<'static, 3> {
+    Accumulate {
+        init: [E::lit(ty, 0.0), E::lit(ty, 0.0), E::lit(ty, 0.0)],
+        step: &|_, [mean, m2, n], x, _| {
+            let first = n.eq(0.0);
+            let n = n + 1.0;
+            let x = x[0].cast(mean.ty());
+            let d = &x - &mean;
+            // The first member is copied: division by 1 may be inexact, and a row of one member must have deviation
+            // 0.
+            let mean = first.select(&x, mean + &d / &n);
+            let m2 = m2 + d * (x - &mean);
+            [mean, m2, n]
+        },
+        merge: &|[mean, m2, n], [mean_b, m2_b, n_b]| {
+            let count = &n + &n_b;
+            let d = &mean_b - &mean;
+            let share = &n_b / (count.gt(0.0).select(&count, 1.0));
+            let joined = [&mean + &d * &share, &m2 + &m2_b + &d * &d * &n * &share];
+            // Merging an infinite mean with an empty part would yield NaN.
+            let (only_a, only_b) = (n_b.eq(0.0), n.eq(0.0));
+            let choose = |j: &E, a: &E, b: &E| only_a.select(a, only_b.select(b, j));
+            [choose(&joined[0], &mean, &mean_b), choose(&joined[1], &m2, &m2_b), count]
+        },
+    }
+}
+
+/// What `var` and its relatives return.
+#[derive(Clone, Copy)]
+pub struct Spread {
+    /// Whether it is the standard deviation instead of the variance.
+    pub deviation: bool,
+    /// Whether the mean is another output.
+    pub mean: bool,
+}
+
+/// `var(self, dim, *, correction, keepdim)`, `std`, `var_mean`, `std_mean`.
+pub fn variance(l: &mut Lowering<'_>, of: Spread) -> Option<()> {
+    let x = l.tensor(0)?;
+    // The overloads with `unbiased` have other arguments here.
+    if inputs(l, if of.mean { 2 } else { 1 }) != 4
+        || !x.dtype.is_floating()
+        || matches!(l.call.args[2], Arg::Bool(_))
+    {
+        return None;
+    }
+    let space = dims(l, &x, Some(1))?;
+    let keep = l.flag(3, false);
+    let correction = if l.has(2) { l.pin(2)? } else { 1.0 };
+    // PyTorch warns in this case.
+    if space.members() as f64 - correction <= 0.0 {
+        return None;
+    }
+    let ty = x.mem.ty();
+    let out = output(l, 0, &space, keep, x.dtype)?;
+    let mean = if of.mean { Some(output(l, 1, &space, keep, x.dtype)?) } else { None };
+    let outs: Vec<&Operand> = std::iter::once(&out).chain(&mean).collect();
+    let members = space.members();
+    launch(l, "variance", &space, (&[&x], &outs, &[]), &welford(ty), &|l, k, [mean, m2, _], _| {
+        let correction = if l.has(2) { l.number(k, 2, ty) } else { E::lit(ty, 1.0) };
+        let var = m2 / (k.size(members).cast(ty) - correction);
+        vec![if of.deviation { var.sqrt() } else { var }, mean]
+    })
+}
+
+// --- Norms ----------------------------------------------------------------------------------------------
+
+/// Order of a norm, as far as the code depends on it.
+#[derive(Clone, Copy, PartialEq)]
+enum Order {
+    Zero,
+    One,
+    Two,
+    Max,
+    Min,
+    Other,
+}
+
+fn order(p: f64) -> Option<Order> {
+    Some(match p {
+        p if p.is_nan() => return None,
+        0.0 => Order::Zero,
+        1.0 => Order::One,
+        2.0 => Order::Two,
+        f64::INFINITY => Order::Max,
+        f64::NEG_INFINITY => Order::Min,
+        _ => Order::Other,
+    })
+}
+
+/// Launches the norm of `value` of the inputs. The order is the argument at index `arg`.
+fn norm(
+    l: &mut Lowering<'_>,
+    space: &Space,
+    (ins, out): (&[&Operand], &Operand),
+    (arg, order, ty): (usize, Order, Ty),
+    value: &dyn Fn(&[E]) -> E,
+) -> Option<()> {
+    let p = |k: &mut Kernel| fed(k, arg, ty);
+    let merge = move |a: &E, b: &E| match order {
+        Order::Max => larger(a, b),
+        Order::Min => smaller(a, b),
+        _ => a + b,
+    };
+    let acc = Accumulate {
+        init: [if order == Order::Min { highest(ty) } else { E::lit(ty, 0.0) }],
+        step: &|k, [a], x, _| {
+            let v = value(x).abs();
+            let v = match order {
+                Order::Zero => v.cast(Ty::Bool).cast(ty),
+                Order::Two => &v * &v,
+                Order::Other => E::call("pow_", ty, [v, p(k)]),
+                _ => v,
+            };
+            [merge(&a, &v)]
+        },
+        merge: &|[a], [b]| [merge(&a, &b)],
+    };
+    launch(l, "norm", space, (ins, &[out], &[]), &acc, &|_, k, [a], _| {
+        vec![match order {
+            Order::Two => a.sqrt(),
+            Order::Other => E::call("pow_", ty, [a, 1.0 / p(k)]),
+            _ => a,
+        }]
+    })
+}
+
+/// Returns the parameter of a number among the arguments. Unlike [`Lowering::number`], it needs no lowering.
+fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
+    k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
+}
+
+/// `linalg_vector_norm(self, ord, dim, keepdim, *, dtype)`.
+pub fn vector_norm(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    let p = l.pin(1)?;
+    let space = dims(l, &x, Some(2))?;
+    let keep = l.flag(3, false);
+    let dtype = l.dtype(4)?.unwrap_or(x.dtype);
+    if !x.dtype.is_floating()
+        || !dtype.is_floating()
+        || (space.members() == 0 && (p < 0.0 || p.is_infinite()))
+        // PyTorch raises single elements to no power, so they do not overflow.
+        || (space.members() == 1 && ![0.0, 1.0, 2.0].contains(&p) && p.is_finite())
+    {
+        return None;
+    }
+    let ty = Mem::of(dtype)?.ty();
+    let out = output(l, 0, &space, keep, dtype)?;
+    norm(l, &space, (&[&x], &out), (1, order(p)?, ty), &|x| x[0].cast(ty))
+}
+
+/// `dist(self, other, p)`: the norm of the difference.
+pub fn dist(l: &mut Lowering<'_>) -> Option<()> {
+    let (a, b) = (l.tensor(0)?, l.tensor(1)?);
+    let p = l.pin(2)?;
+    let dtype = result_type([&a, &b], l.call.default_dtype);
+    let sizes = broadcast([&a.sizes[..], &b.sizes[..]])?;
+    if !dtype.is_floating() || sizes.contains(&0) {
+        return None;
+    }
+    let ty = Mem::of(dtype)?.ty();
+    let space = Space::new(&sizes, vec![true; sizes.len()]);
+    let out = output(l, 0, &space, false, dtype)?;
+    let ins = [&a.expanded(&sizes), &b.expanded(&sizes)];
+    norm(l, &space, (&ins, &out), (2, order(p)?, ty), &|x| x[0].cast(ty) - x[1].cast(ty))
+}
+
+/// Returns the operands of the distances between all pairs of rows, expanded to the sizes `(batch.., rows of the
+/// first, rows of the second, columns)`.
+fn pairs(x1: &Operand, x2: &Operand) -> Option<(Dims, Operand, Operand)> {
+    let batch = x1.ndim().checked_sub(2)?;
+    let fits = x1.ndim() == x2.ndim()
+        && x1.sizes[..batch] == x2.sizes[..batch]
+        && x1.sizes[batch + 1] == x2.sizes[batch + 1]
+        && x1.dtype == x2.dtype
+        && matches!(x1.dtype, Dtype::FLOAT32 | Dtype::FLOAT64);
+    let mut sizes: Dims = x1.sizes.clone();
+    sizes.insert(batch + 1, x2.sizes[batch]);
+    if !fits || sizes.contains(&0) {
+        return None;
+    }
+    let (mut s1, mut s2) = (x1.strides.clone(), x2.strides.clone());
+    s1.insert(batch + 1, 0);
+    s2.insert(batch, 0);
+    let (a, b) = (x1.viewed(&sizes, &s1), x2.viewed(&sizes, &s2));
+    Some((sizes, a, b))
+}
+
+/// `_cdist_forward(x1, x2, p, compute_mode)`.
+pub fn cdist(l: &mut Lowering<'_>) -> Option<()> {
+    let order = order(l.pin(2)?)?;
+    distances(l, order)
+}
+
+/// `_euclidean_dist(x1, x2)`.
+pub fn euclidean_dist(l: &mut Lowering<'_>) -> Option<()> {
+    distances(l, Order::Two)
+}
+
+fn distances(l: &mut Lowering<'_>, order: Order) -> Option<()> {
+    let (x1, x2) = (l.tensor(0)?, l.tensor(1)?);
+    let (sizes, a, b) = pairs(&x1, &x2)?;
+    let last = sizes.len() - 1;
+    let space = Space::new(&sizes, (0..sizes.len()).map(|d| d == last).collect());
+    let out = output(l, 0, &space, false, x1.dtype)?;
+    norm(l, &space, (&[&a, &b], &out), (2, order, x1.mem.ty()), &|x| &x[0] - &x[1])
+}
+
+/// `_cdist_backward(grad, x1, x2, p, cdist)`: the gradient of `x1`.
+pub fn cdist_backward(l: &mut Lowering<'_>) -> Option<()> {
+    let (grad, x1, x2, dist) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?, l.tensor(4)?);
+    let p = l.pin(3)?;
+    let order = order(p)?;
+    let (sizes, a, b) = pairs(&x1, &x2)?;
+    let last = sizes.len() - 1;
+    if grad.sizes[..] != sizes[..last] || dist.sizes[..] != sizes[..last] || p < 0.0 {
+        return None;
+    }
+    if [&grad, &dist].iter().any(|x| x.dtype != x1.dtype) {
+        return None;
+    }
+    let spread = |x: &Operand| {
+        let mut strides = x.strides.clone();
+        strides.push(0);
+        x.viewed(&sizes, &strides)
+    };
+    let (grad, dist) = (spread(&grad), spread(&dist));
+    let space = Space::new(&sizes, (0..sizes.len()).map(|d| d + 1 == last).collect());
+    let out = output(l, 0, &space, false, x1.dtype)?;
+    let ty = x1.mem.ty();
+    let acc = Accumulate {
+        init: [E::lit(ty, 0.0)],
+        step: &|k, [sum], x, _| {
+            let (g, d, dist) = (&x[0], &x[1] - &x[2], &x[3]);
+            let sign = d.gt(0.0).select(E::lit(ty, 1.0), d.lt(0.0).select(E::lit(ty, -1.0), E::lit(ty, 0.0)));
+            let apart = dist.eq(0.0).or(d.eq(0.0)).not();
+            let value = match order {
+                Order::Zero => E::lit(ty, 0.0),
+                Order::One => g * sign,
+                Order::Two => dist.eq(0.0).select(0.0, g * &d / dist),
+                Order::Max => d.abs().eq(dist).select(g * sign, 0.0),
+                Order::Min | Order::Other => {
+                    let p = fed(k, 3, ty) - 1.0;
+                    let power = |v: E| E::call("pow_", ty, [v, p.clone()]);
+                    apart.select(sign * power(d.abs()) * g / power(dist.clone()), 0.0)
+                }
+            };
+            [sum + value]
+        },
+        merge: &|[a], [b]| [a + b],
+    };
+    launch(l, "cdist_backward", &space, (&[&grad, &a, &b, &dist], &[&out], &[]), &acc, &|_, _, [a], _| {
+        vec![a]
+    })
+}
+
+/// `renorm(self, p, dim, maxnorm)`: slices whose norm is above `maxnorm` are scaled down to it.
+pub fn renorm(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    let p = l.pin(1)?;
+    let dim = l.dim(2, x.ndim())?;
+    if x.ndim() < 2 || p <= 0.0 || !x.dtype.is_floating() || l.pin(3)? < 0.0 {
+        return None;
+    }
+    let out = l.destination(0, &x.sizes, &dense(&x.sizes), x.dtype)?;
+    let ty = x.mem.ty();
+    let kept = if ty == Ty::F64 { Dtype::FLOAT64 } else { Dtype::FLOAT32 };
+    let space = Space::new(&x.sizes, (0..x.ndim()).map(|d| d != dim).collect());
+    let norms = l.temp(&[x.sizes[dim]], kept)?;
+    let norms = space.spread(&norms);
+    norm(l, &space, (&[&x], &norms), (1, order(p)?, ty), &|x| x[0].clone())?;
+    elementwise::launch(l, "renorm", &[&out], &[(&x, ty), (&norms, ty)], |l, k, v, _| {
+        let most = l.number(k, 3, ty);
+        let scale = v[1].gt(&most).select(&most / (&v[1] + 1e-7), 1.0);
+        Some(vec![&v[0] * scale])
+    })
+}
+
+// --- Logarithms of sums ---------------------------------------------------------------------------------
+
+/// Accumulators of a stable log-sum-exp: the largest value, and the sum of the exponentials of all values minus the
+/// largest one.
+pub fn exponentials() -> Accumulate<'static, 2> {
+    Accumulate {
+        init: [lowest(Ty::F32), E::lit(Ty::F32, 0.0)],
+        step: &|_, [max, sum], x, _| {
+            let x = x[0].cast(Ty::F32);
+            let above = x.gt(&max);
+            // One exponential suffices, of the smaller value minus the larger one. Equal values may be infinite.
+            let ratio = x.eq(&max).select(1.0, (-(&x - &max).abs()).exp());
+            [above.select(&x, &max), above.select(&sum * &ratio + 1.0, &sum + &ratio)]
+        },
+        merge: &|[max, sum], [max_b, sum_b]| {
+            let above = max_b.gt(&max);
+            let ratio = max_b.eq(&max).select(1.0, (-(&max_b - &max).abs()).exp());
+            [above.select(&max_b, &max), above.select(&sum * &ratio + &sum_b, &sum + &sum_b * &ratio)]
+        },
+    }
+}
+
+/// `logsumexp(self, dim, keepdim)`.
+pub fn logsumexp(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    let space = dims(l, &x, Some(1))?;
+    let keep = l.flag(2, false);
+    let dtype = if x.dtype.is_floating() { x.dtype } else { l.call.default_dtype };
+    // An empty list means all dimensions, but not for tensors of every rank.
+    if Mem::of(dtype)?.ty() != Ty::F32 || l.ints(1)?.is_empty() {
+        return None;
+    }
+    let out = output(l, 0, &space, keep, dtype)?;
+    launch(l, "logsumexp", &space, (&[&x], &[&out], &[]), &exponentials(), &|_, _, [max, sum], _| {
+        vec![max + sum.log()]
+    })
+}

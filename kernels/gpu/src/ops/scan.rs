@@ -1,0 +1,282 @@
+//! Running accumulations along a dimension: sums, products, extremes, logarithms of sums.
+//!
+//! A team of threads scans a row, or a single thread if neighbouring rows are adjacent in memory. Rows that are few
+//! and long are split into parts: a first kernel accumulates each part, a second one scans the results of the
+//! parts, a third one scans the members.
+
+use tandem_tracegraph::tensor_meta::Dtype;
+
+use crate::kernel::{Kernel, highest, lowest, team};
+use crate::lower::{Lowering, Operand, Source, dense};
+use crate::ops::reduce::Extreme;
+use crate::ops::reduce::{FILL, exponentials, kept_as};
+use crate::ops::softmax::{DimRows, at};
+use tandem_executor::ir::{E, Mem, Ty};
+
+/// Accumulation along a row.
+struct Running<'f, const N: usize> {
+    /// Initial accumulators, with which a merge changes nothing.
+    init: [E; N],
+    /// Accumulators of a single member, from its value and number.
+    member: &'f dyn Fn(E, &E) -> [E; N],
+    /// Merges the accumulators of two parts, in any order.
+    merge: &'f dyn Fn([E; N], [E; N]) -> [E; N],
+    /// Values to be stored for a member, from the accumulators after it.
+    finish: &'f dyn Fn([E; N]) -> Vec<E>,
+}
+
+/// Number of parts of each row.
+fn parts(rows: &DimRows) -> i64 {
+    let threads = rows.count() * i64::from(rows.team);
+    let least = if rows.team == 1 { 64 } else { 1024 };
+    if threads < FILL / 2 && rows.len >= 4 * least {
+        (FILL / threads).min(rows.len / least).clamp(1, 4096)
+    } else {
+        1
+    }
+}
+
+fn scan<const N: usize>(
+    l: &mut Lowering<'_>,
+    (x, dim): (&Operand, usize),
+    outs: &[&Operand],
+    running: &Running<'_, N>,
+) -> Option<()> {
+    if x.numel() == 0 {
+        return Some(());
+    }
+    let rows = DimRows::new(x, dim, x);
+    let parts = parts(&rows);
+    let (count, chunk) = (rows.count(), (rows.len + parts - 1) / parts);
+    let group = if rows.team == 1 { 1 } else { team(chunk, false) };
+
+    // Accumulators after each part; a part begins with those after the previous one.
+    let before =
+        if parts > 1 { Some(scan_parts(l, x, &rows, (parts, chunk, group), running)?) } else { None };
+    let mut k = Kernel::new("scan");
+    let split = Split::new(&mut k, &rows, parts, chunk);
+    let source = l.read(&mut k, &rows.view(x));
+    let targets: Option<Vec<_>> = outs.iter().map(|o| l.write(&mut k, &rows.view(o))).collect();
+    let targets = targets?;
+    let before: Vec<Source> = before.iter().flatten().map(|x| l.read(&mut k, x)).collect();
+    let rounds = k.size(chunk);
+    k.rows_of(
+        count * parts,
+        |_, n| split.len(n),
+        group,
+        |r, number| {
+            let (row, part) = split.place(number);
+            let coords = r.k.coords(&rows.kept, &row);
+            // The first part begins with `init`; it loads a value that is not used.
+            let first = part.eq(0u32);
+            let previous = first.select(&part, &part - 1u32);
+            let start = std::array::from_fn(|n| match before.get(n) {
+                Some(source) => {
+                    let init = &running.init[n];
+                    let value = source.at(r.k, &[row.clone(), previous.clone()]).cast(init.ty());
+                    first.select(init, value)
+                }
+                None => running.init[n].clone(),
+            });
+            r.scan(
+                rounds,
+                running.init.clone(),
+                start,
+                |k, j, a| {
+                    let j = split.member(&part, j);
+                    let value = source.at(k, &at(&coords, &j));
+                    (running.merge)(a, (running.member)(value, &j))
+                },
+                running.merge,
+                |k, j, a| {
+                    let to = at(&coords, &split.member(&part, j));
+                    targets.iter().zip((running.finish)(a)).map(|(t, v)| k.store(t, &to, v)).collect()
+                },
+            );
+        },
+    );
+    l.launch(k)
+}
+
+/// Rows that are split into parts. Consecutive numbers are the same part of neighbouring rows.
+struct Split {
+    rows: E,
+    len: E,
+    chunk: E,
+    whole: bool,
+}
+
+impl Split {
+    fn new(k: &mut Kernel, rows: &DimRows, parts: i64, chunk: i64) -> Split {
+        Split { rows: k.size(rows.count()), len: k.size(rows.len), chunk: k.size(chunk), whole: parts == 1 }
+    }
+
+    /// Row and part with a number.
+    fn place(&self, number: &E) -> (E, E) {
+        if self.whole { (number.clone(), E::u32(0)) } else { (number % &self.rows, number / &self.rows) }
+    }
+
+    /// Number of members of a part.
+    fn len(&self, number: &E) -> E {
+        if self.whole {
+            return self.len.clone();
+        }
+        let (_, part) = self.place(number);
+        let begin = (part * &self.chunk).min(&self.len);
+        (&self.len - begin).min(&self.chunk)
+    }
+
+    fn member(&self, part: &E, j: &E) -> E {
+        if self.whole { j.clone() } else { part * &self.chunk + j }
+    }
+}
+
+/// Computes the accumulators of each row after each of its parts.
+fn scan_parts<const N: usize>(
+    l: &mut Lowering<'_>,
+    x: &Operand,
+    rows: &DimRows,
+    (parts, chunk, group): (i64, i64, u32),
+    running: &Running<'_, N>,
+) -> Option<Vec<Operand>> {
+    let count = rows.count();
+    let mut temps = || -> Option<Vec<Operand>> {
+        running.init.iter().map(|e| l.temp(&[count, parts], kept_as(e.ty()))).collect()
+    };
+    let (alone, scanned) = (temps()?, temps()?);
+
+    let mut k = Kernel::new("scan_parts");
+    let split = Split::new(&mut k, rows, parts, chunk);
+    let source = l.read(&mut k, &rows.view(x));
+    let targets: Option<Vec<_>> = alone.iter().map(|o| l.write(&mut k, o)).collect();
+    let targets = targets?;
+    k.rows_of(
+        count * parts,
+        |_, n| split.len(n),
+        group,
+        |r, number| {
+            let (row, part) = split.place(number);
+            let coords = r.k.coords(&rows.kept, &row);
+            let step = |k: &mut Kernel, j: &E, a| {
+                let j = split.member(&part, j);
+                let value = source.at(k, &at(&coords, &j));
+                (running.merge)(a, (running.member)(value, &j))
+            };
+            let a = r.reduce(running.init.clone(), step, running.merge);
+            r.once(|k| {
+                targets.iter().zip(a).map(|(t, v)| k.store(t, &[row.clone(), part.clone()], v)).collect()
+            });
+        },
+    );
+    l.launch(k)?;
+
+    let mut k = Kernel::new("scan_of_parts");
+    let sources: Vec<Source> = alone.iter().map(|x| l.read(&mut k, x)).collect();
+    let targets: Option<Vec<_>> = scanned.iter().map(|o| l.write(&mut k, o)).collect();
+    let targets = targets?;
+    let rounds = k.size(parts);
+    k.rows(count, parts, team(parts, false), |r, row| {
+        r.scan(
+            rounds,
+            running.init.clone(),
+            running.init.clone(),
+            |k, j, a| {
+                let b = std::array::from_fn(|n| {
+                    sources[n].at(k, &[row.clone(), j.clone()]).cast(running.init[n].ty())
+                });
+                (running.merge)(a, b)
+            },
+            running.merge,
+            |k, j, a| targets.iter().zip(a).map(|(t, v)| k.store(t, &[row.clone(), j.clone()], v)).collect(),
+        );
+    });
+    l.launch(k)?;
+    Some(scanned)
+}
+
+/// `cumsum(self, dim, dtype)`.
+pub fn cumsum(l: &mut Lowering<'_>) -> Option<()> {
+    sums(l, false)
+}
+
+/// `cumprod(self, dim, dtype)`.
+pub fn cumprod(l: &mut Lowering<'_>) -> Option<()> {
+    sums(l, true)
+}
+
+fn sums(l: &mut Lowering<'_>, product: bool) -> Option<()> {
+    let x = l.tensor(0)?;
+    let dim = l.dim(1, x.ndim())?;
+    let given = if l.in_place() {
+        Some(x.dtype)
+    } else if l.has_out() {
+        Some(l.tensor(3)?.dtype)
+    } else {
+        None
+    };
+    let dtype = match (l.dtype(2)?, given) {
+        (Some(d), Some(g)) if d != g => return None,
+        (Some(d), _) | (None, Some(d)) => d,
+        (None, None) if !x.dtype.is_floating() => Dtype::INT64,
+        (None, None) => x.dtype,
+    };
+    if dtype == Dtype::BOOL {
+        return None;
+    }
+    let ty = Mem::of(dtype)?.ty();
+    let out = l.destination(0, &x.sizes, &dense(&x.sizes), dtype)?;
+    let running = Running {
+        init: [E::lit(ty, f64::from(u8::from(product)))],
+        member: &|x, _| [x.cast(ty)],
+        merge: &|[a], [b]| [if product { a * b } else { a + b }],
+        finish: &|a| a.to_vec(),
+    };
+    scan(l, (&x, dim), &[&out], &running)
+}
+
+/// `cummax(self, dim)`, `cummin`: of equal values, the last one's index.
+pub fn extremes(l: &mut Lowering<'_>, which: Extreme) -> Option<()> {
+    let x = l.tensor(0)?;
+    let dim = l.dim(1, x.ndim())?;
+    let strides = dense(&x.sizes);
+    let values = l.destination(0, &x.sizes, &strides, x.dtype)?;
+    let indices = l.destination(1, &x.sizes, &strides, Dtype::INT64)?;
+    let largest = which == Extreme::Max;
+    let ty = if x.mem.ty() == Ty::Bool { Ty::I32 } else { x.mem.ty() };
+    let running = Running {
+        init: [if largest { lowest(ty) } else { highest(ty) }, E::u32(0)],
+        member: &|x, j| [x.cast(ty), j.clone()],
+        merge: &|[a, i], [b, j]| {
+            let later = j.gt(&i);
+            let ahead = if largest { b.gt(&a) } else { b.lt(&a) };
+            let wins = ahead.or(b.eq(&a).and(&later));
+            let wins = if ty.is_float() {
+                let (na, nb) = (a.is_nan(), b.is_nan());
+                nb.and(na.not().or(&later)).or(na.not().and(wins))
+            } else {
+                wins
+            };
+            [wins.select(&b, &a), wins.select(&j, &i)]
+        },
+        finish: &|[a, i]| vec![a.cast(x.mem.ty()), i.cast(Ty::I64)],
+    };
+    scan(l, (&x, dim), &[&values, &indices], &running)
+}
+
+/// `logcumsumexp(self, dim)`.
+pub fn exponential_sums(l: &mut Lowering<'_>) -> Option<()> {
+    let x = l.tensor(0)?;
+    let dim = l.dim(1, x.ndim())?;
+    if !x.dtype.is_floating() || x.mem.ty() != Ty::F32 {
+        return None;
+    }
+    let out = l.destination(0, &x.sizes, &dense(&x.sizes), x.dtype)?;
+    let acc = exponentials();
+    let running = Running {
+        init: acc.init.clone(),
+        member: &|x, _| [x, E::lit(Ty::F32, 1.0)],
+        merge: acc.merge,
+        finish: &|[max, sum]| vec![max + sum.log()],
+    };
+    scan(l, (&x, dim), &[&out], &running)
+}

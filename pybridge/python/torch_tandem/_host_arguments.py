@@ -1,0 +1,53 @@
+"""Arguments that PyTorch takes on the host only, in scripts whose tensors are adopted.
+
+PyTorch reads the elements of some arguments in operators that are composed of others, and refuses a tensor
+that is elsewhere. A script that names no device has no reason to move it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+HOST_ARGUMENTS: tuple[tuple[Any, str, int, tuple[str, ...]], ...] = (
+    (torch, "tensor_split", 1, ("tensor_indices_or_sections", "indices_or_sections")),
+    (torch.Tensor, "tensor_split", 1, ("tensor_indices_or_sections", "indices_or_sections")),
+    (torch._VF, "_pack_padded_sequence", 1, ("lengths",)),
+    (torch, "_pack_padded_sequence", 1, ("lengths",)),
+    (torch, "randint_like", 1, ("high",)),
+    *(
+        (torch, f"_foreach_{name}{in_place}", 3, ("scalars",))
+        for name in ("addcdiv", "addcmul")
+        for in_place in ("", "_")
+    ),
+)
+"""Owners and names of the functions, with the position and the names of the argument.
+
+PyTorch's messages for such arguments are "to be on cpu", "should be a 1D CPU int64 tensor", "must be a scalar
+tensor and on CPU" and "Expected scalars to be on CPU".
+"""
+
+
+def install() -> None:
+    """Move these arguments to the host in calls from now on."""
+    for owner, name, position, names in HOST_ARGUMENTS:
+        if function := getattr(owner, name, None):
+            setattr(owner, name, _on_host(function, position, names))
+
+
+def _on_host(function: Callable, position: int, names: tuple[str, ...]) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], _moved(args[position]), *args[position + 1 :])
+        for name in names:
+            if name in kwargs:
+                kwargs[name] = _moved(kwargs[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _moved(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) and value.device.type == "tandem" else value

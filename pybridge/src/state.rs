@@ -1,0 +1,528 @@
+//! The check of a program's state before a call of a function is replayed.
+//!
+//! `_state.py` walks over the state that a recorded call could read, and lists each value: how it is reached from one
+//! that was listed before, and what is expected of it. Before a replay, the check visits the values that have others
+//! below them, in the same order, and compares what they hold with what they held at the last check.
+//!
+//! **Why it is fast.** A value that the program still holds in the same place is the same object, so one comparison of
+//! pointers does. CPython 3.11 and 3.12 count the changes of each dict, so an unchanged dict is one comparison too.
+//! **Why pointers are valid.** A value is looked at only after the object that holds it was found to be the same and to
+//! hold it still. The first ones are held by the check. No Python code runs meanwhile; what needs Python code, such as
+//! the items of a set, is compared last.
+
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi::{self, PyObject};
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PyString};
+
+/// How a value is reached.
+enum Access {
+    /// Object that the check holds.
+    Root(Py<PyAny>),
+    /// Object that a weak reference refers to.
+    Referent(Py<PyAny>),
+    /// Argument of the call that is neither a tensor nor a plain value, by number.
+    Argument(usize),
+    /// Value of a dict, by its key.
+    Key(Py<PyAny>),
+    /// Attribute that is implemented in C.
+    Attribute(Py<PyString>),
+    /// The dict of an object's attributes.
+    Attributes,
+    /// Item of a list or a tuple.
+    Item(isize),
+    /// Key or value of a dict: all of them are listed in order.
+    Paired,
+    /// Result of a Python function for the object.
+    Call(Py<PyAny>),
+}
+
+/// What a value has to be.
+enum Expected {
+    /// Anything.
+    Any,
+    /// No value.
+    Absent,
+    /// This object.
+    Same(Py<PyAny>),
+    /// The object that a weak reference refers to, which is of the type at this address.
+    Referent(Py<PyAny>, usize),
+    /// A value of the same type that is equal. Floats have the same bits.
+    Equal(Py<PyAny>),
+    /// An object of this type.
+    Type(Py<PyAny>),
+    /// A list, tuple or dict of this type and length.
+    Sized(Py<PyAny>, isize),
+    /// The object that another value is.
+    As(usize),
+}
+
+/// Value of a state.
+struct Value {
+    access: Access,
+    expected: Expected,
+    parent: usize,
+    /// Values that are reached from it, in order.
+    children: Vec<usize>,
+    /// Whether it is reached by running Python code.
+    is_late: bool,
+    /// Whether it is a Python function, whose code, defaults and closure are compared as pointers.
+    is_function: bool,
+}
+
+/// Object at a value's place when it was compared last; null for none.
+#[derive(Clone, Copy)]
+struct Last {
+    object: *mut PyObject,
+    /// Number of the dict's latest change, if it is a dict.
+    changes: u64,
+    /// Pointers in a function's object.
+    function: [usize; FUNCTION_WORDS],
+}
+
+// SAFETY: the pointers are followed only by the thread that holds the GIL, and only after their holders were compared.
+unsafe impl Send for Last {}
+
+/// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults and closure, in
+/// CPython 3.11 to 3.14 (`_Py_COMMON_FIELDS` in `funcobject.h`).
+const FUNCTION_WORDS: usize = 8;
+
+/// What stands for the changes of a tuple whose items were compared: it has none.
+const SEEN: u64 = 1;
+
+/// The values of a state, in an order in which each is reached from earlier ones.
+#[pyclass(frozen, module = "torch_tandem._core")]
+pub struct StateCheck {
+    values: Vec<Value>,
+    /// Values that are the same object as an earlier one, and that one.
+    shared: Vec<(usize, usize)>,
+    last: Mutex<Vec<Last>>,
+    /// Whether dicts count their changes.
+    counts_changes: bool,
+}
+
+type Listed<'py> = (char, usize, Bound<'py, PyAny>, char, Bound<'py, PyAny>, usize);
+
+#[pymethods]
+impl StateCheck {
+    /// Takes a tuple for each value: a letter for the access, the number of the value that it is reached from and an operand;
+    /// a letter for what is expected, and two operands. `_state.py` lists the letters.
+    #[new]
+    fn new(py: Python<'_>, listed: Vec<Listed<'_>>) -> PyResult<StateCheck> {
+        let mut values: Vec<Value> = Vec::with_capacity(listed.len());
+        let mut shared = Vec::new();
+        for (i, (access, parent, operand, kind, expected, n)) in listed.into_iter().enumerate() {
+            let access = parse_access(access, operand)?;
+            let has_parent = !matches!(access, Access::Root(_) | Access::Referent(_) | Access::Argument(_));
+            let is_function = kind == 's' && is_function(&expected);
+            let expected = parse_expected(kind, expected, n)?;
+            let is_earlier = |number: usize| number < i;
+            let other = if let Expected::As(other) = expected { Some(other) } else { None };
+            if (has_parent && !is_earlier(parent)) || other.is_some_and(|n| !is_earlier(n)) {
+                return Err(PyValueError::new_err("a value is reached from one that is listed later"));
+            }
+            let is_late = matches!(access, Access::Call(_))
+                || has_parent && values[parent].is_late
+                || other.is_some_and(|n| values[n].is_late);
+            if has_parent {
+                values[parent].children.push(i);
+            }
+            shared.extend(other.filter(|_| !is_late).map(|other| (i, other)));
+            values.push(Value { access, expected, parent, children: Vec::new(), is_late, is_function });
+        }
+        let none = Last { object: std::ptr::null_mut(), changes: 0, function: [0; FUNCTION_WORDS] };
+        let last = Mutex::new(vec![none; values.len()]);
+        // `ma_version_tag` is gone in CPython 3.13.
+        let counts_changes = py.version_info() < (3, 13);
+        Ok(StateCheck { values, shared, last, counts_changes })
+    }
+
+    /// Returns the number of the first value that differs in a call with these objects as arguments, or -1.
+    fn __call__(&self, objects: &Bound<'_, PyList>) -> isize {
+        // Another thread compares it, or a function that it calls.
+        let Ok(mut last) = self.last.try_lock() else { return 0 };
+        match self.compare(objects, &mut last) {
+            Ok(()) => -1,
+            Err(number) => number as isize,
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.values.iter().flat_map(Value::objects).try_for_each(|object| visit.call(object))
+    }
+}
+
+fn parse_access(letter: char, operand: Bound<'_, PyAny>) -> PyResult<Access> {
+    Ok(match letter {
+        'r' => Access::Root(operand.unbind()),
+        'w' => Access::Referent(operand.unbind()),
+        'o' => Access::Argument(operand.extract()?),
+        'k' => Access::Key(operand.unbind()),
+        'a' => Access::Attribute(operand.cast_into::<PyString>()?.unbind()),
+        'd' => Access::Attributes,
+        'i' => Access::Item(operand.extract()?),
+        'p' => Access::Paired,
+        'c' => Access::Call(operand.unbind()),
+        other => return Err(PyValueError::new_err(format!("no access {other:?}"))),
+    })
+}
+
+fn parse_expected(letter: char, operand: Bound<'_, PyAny>, n: usize) -> PyResult<Expected> {
+    Ok(match letter {
+        '*' => Expected::Any,
+        '0' => Expected::Absent,
+        's' => Expected::Same(operand.unbind()),
+        'w' => Expected::Referent(operand.unbind(), n),
+        '=' => Expected::Equal(operand.unbind()),
+        't' => Expected::Type(operand.unbind()),
+        'l' => Expected::Sized(operand.unbind(), n as isize),
+        '&' => Expected::As(n),
+        other => return Err(PyValueError::new_err(format!("no expectation {other:?}"))),
+    })
+}
+
+impl Value {
+    fn objects(&self) -> impl Iterator<Item = &Py<PyAny>> {
+        let held = match &self.access {
+            Access::Root(object) | Access::Referent(object) | Access::Key(object) | Access::Call(object) => {
+                Some(object)
+            }
+            _ => None,
+        };
+        let compared = match &self.expected {
+            Expected::Same(object)
+            | Expected::Referent(object, _)
+            | Expected::Equal(object)
+            | Expected::Type(object)
+            | Expected::Sized(object, _) => Some(object),
+            Expected::Any | Expected::Absent | Expected::As(_) => None,
+        };
+        held.into_iter().chain(compared)
+    }
+
+    /// The type of an object that can be given another one, and its length if it can change.
+    fn shape(&self) -> (Option<usize>, Option<isize>) {
+        match &self.expected {
+            Expected::Referent(_, kind) => (Some(*kind), None),
+            Expected::Type(kind) => (Some(kind.as_ptr() as usize), None),
+            Expected::Sized(kind, n) => (Some(kind.as_ptr() as usize), Some(*n)),
+            _ => (None, None),
+        }
+    }
+}
+
+impl StateCheck {
+    /// Compares all values. Returns the number of the first that differs.
+    fn compare(&self, objects: &Bound<'_, PyList>, last: &mut [Last]) -> Result<(), usize> {
+        let py = objects.py();
+        let mut late = Vec::new();
+        for (i, value) in self.values.iter().enumerate() {
+            if value.is_late {
+                late.push(i);
+                continue;
+            }
+            match &value.access {
+                Access::Root(object) => self.note(py, i, object.as_ptr(), last)?,
+                Access::Referent(reference) => {
+                    let object = referent(reference.bind(py));
+                    // The object is alive as long as the program holds it; nothing runs that could drop it.
+                    self.note(py, i, object.map_or(std::ptr::null_mut(), |o| o.as_ptr()), last)?;
+                }
+                Access::Argument(number) => {
+                    let object = objects.get_item(*number).map_err(|_| i)?;
+                    self.note(py, i, object.as_ptr(), last)?;
+                }
+                _ => {}
+            }
+            // An empty container may have got items.
+            if !value.children.is_empty()
+                || value.is_function
+                || matches!(value.expected, Expected::Sized(..))
+            {
+                self.visit(py, i, last)?;
+            }
+        }
+        // A value may be listed before its holder is visited, so these are compared when all are known.
+        for (i, other) in &self.shared {
+            if last[*i].object != last[*other].object {
+                return Err(*i);
+            }
+        }
+        if late.is_empty() { Ok(()) } else { self.compare_late(py, &late, last) }
+    }
+
+    /// Compares what a value holds with its children. The value itself was compared.
+    fn visit(&self, py: Python<'_>, i: usize, last: &mut [Last]) -> Result<(), usize> {
+        let value = &self.values[i];
+        let object = last[i].object;
+        if object.is_null() {
+            return Ok(());
+        }
+        let (kind, length) = value.shape();
+        // SAFETY: the value was found in its place, so its object is alive.
+        if kind.is_some_and(|kind| unsafe { ffi::Py_TYPE(object) } as usize != kind) {
+            return Err(i);
+        }
+        if value.is_function {
+            // SAFETY: a function's object has these pointers after its header, and they are only compared.
+            let words = unsafe { object.cast::<usize>().add(2).cast::<[usize; FUNCTION_WORDS]>().read() };
+            let is_same = words == last[i].function;
+            last[i].function = [0; FUNCTION_WORDS];
+            // A closure's cells are values of their own, and its attributes are not among these pointers.
+            self.visit_each(py, i, object, |access| !is_same || matches!(access, Access::Attributes), last)?;
+            last[i].function = words;
+            return Ok(());
+        }
+        // SAFETY: as above.
+        if unsafe { ffi::PyDict_Check(object) } != 0 {
+            if self.counts_changes {
+                // SAFETY: `ma_version_tag` follows the header and `ma_used` in CPython 3.11 and 3.12.
+                let changes = unsafe { object.cast::<u64>().add(3).read() };
+                if changes == last[i].changes {
+                    return Ok(());
+                }
+                last[i].changes = 0;
+                self.visit_dict(py, i, object, length, last)?;
+                last[i].changes = changes;
+                return Ok(());
+            }
+            return self.visit_dict(py, i, object, length, last);
+        }
+        if length.is_some_and(|n| size_of(object) != n) {
+            return Err(i);
+        }
+        // SAFETY: as above.
+        let is_constant = unsafe { ffi::PyTuple_CheckExact(object) } != 0;
+        if !(is_constant && last[i].changes == SEEN) {
+            self.visit_each(py, i, object, |_| true, last)?;
+            last[i].changes = SEEN;
+        }
+        Ok(())
+    }
+
+    fn visit_dict(
+        &self,
+        py: Python<'_>,
+        i: usize,
+        dict: *mut PyObject,
+        length: Option<isize>,
+        last: &mut [Last],
+    ) -> Result<(), usize> {
+        if length.is_some_and(|n| size_of(dict) != n) {
+            return Err(i);
+        }
+        let (mut at, mut key, mut item) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        let mut is_key = true;
+        for child in self.values[i].children.iter().copied() {
+            let value = &self.values[child];
+            if value.is_late {
+                continue;
+            }
+            let object = match &value.access {
+                Access::Paired if is_key => {
+                    // SAFETY: the dict does not change between the steps, because no Python code runs.
+                    if unsafe { ffi::PyDict_Next(dict, &raw mut at, &raw mut key, &raw mut item) } == 0 {
+                        return Err(i);
+                    }
+                    is_key = false;
+                    key
+                }
+                Access::Paired => {
+                    is_key = true;
+                    item
+                }
+                access => reach(py, access, dict),
+            };
+            self.note(py, child, object, last)?;
+        }
+        Ok(())
+    }
+
+    fn visit_each(
+        &self,
+        py: Python<'_>,
+        i: usize,
+        object: *mut PyObject,
+        which: impl Fn(&Access) -> bool,
+        last: &mut [Last],
+    ) -> Result<(), usize> {
+        for child in self.values[i].children.iter().copied() {
+            let value = &self.values[child];
+            if !value.is_late && which(&value.access) {
+                let found = reach(py, &value.access, object);
+                self.note(py, child, found, last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the object at a value's place, if it is what is expected.
+    fn note(&self, py: Python<'_>, i: usize, object: *mut PyObject, last: &mut [Last]) -> Result<(), usize> {
+        if object == last[i].object && !object.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the object is alive, since its holder is, or null.
+        let found = unsafe { Bound::from_borrowed_ptr_or_opt(py, object) };
+        if !holds(py, found.as_ref(), &self.values[i].expected, |_| object) {
+            return Err(i);
+        }
+        last[i] = Last { object, changes: 0, function: [0; FUNCTION_WORDS] };
+        Ok(())
+    }
+
+    /// Compares the values that are reached by running Python code.
+    fn compare_late(&self, py: Python<'_>, late: &[usize], last: &[Last]) -> Result<(), usize> {
+        // Such code may let other threads run, which may drop what was compared before.
+        let held: Vec<Option<Bound<'_, PyAny>>> = late.iter().map(|i| self.parent_of(py, *i, last)).collect();
+        let mut found: Vec<Option<Bound<'_, PyAny>>> = Vec::with_capacity(late.len());
+        for (number, i) in late.iter().enumerate() {
+            let value = &self.values[*i];
+            let parent = match late[..number].binary_search(&value.parent) {
+                Ok(at) => found[at].clone(),
+                Err(_) => held[number].clone(),
+            };
+            let object = parent.and_then(|parent| match &value.access {
+                Access::Call(function) => function.bind(py).call1((parent,)).ok(),
+                Access::Paired => {
+                    let position = self.values[value.parent].children.iter().position(|child| child == i)?;
+                    paired(&parent, position)
+                }
+                // SAFETY: the object that is found is held by its parent, which `found` or `held` holds.
+                access => unsafe { Bound::from_borrowed_ptr_or_opt(py, reach(py, access, parent.as_ptr())) },
+            });
+            let other = |n: usize| match late[..number].binary_search(&n) {
+                Ok(at) => found[at].as_ref().map_or(std::ptr::null_mut(), Bound::as_ptr),
+                Err(_) => last[n].object,
+            };
+            if !holds(py, object.as_ref(), &value.expected, other) {
+                return Err(*i);
+            }
+            found.push(object);
+        }
+        Ok(())
+    }
+
+    fn parent_of<'py>(&self, py: Python<'py>, i: usize, last: &[Last]) -> Option<Bound<'py, PyAny>> {
+        let parent = self.values[i].parent;
+        if self.values[parent].is_late {
+            return None;
+        }
+        // SAFETY: the parent was compared, and nothing has run since.
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, last[parent].object) }
+    }
+}
+
+/// Returns the object that is reached from another one, borrowed from its holder, or null.
+fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject {
+    // SAFETY: `from` is alive. New references are released at once: the objects that they refer to are held by `from`, but
+    // for those that functions make, which `is_late` excludes.
+    unsafe {
+        let borrowed = |object: *mut PyObject| {
+            if object.is_null() {
+                ffi::PyErr_Clear();
+            } else {
+                ffi::Py_DECREF(object);
+            }
+            object
+        };
+        match access {
+            Access::Key(key) if ffi::PyDict_Check(from) != 0 => {
+                let found = ffi::PyDict_GetItemWithError(from, key.as_ptr());
+                if found.is_null() {
+                    ffi::PyErr_Clear();
+                }
+                found
+            }
+            // Unlike `getattr`, it calls no methods of the program's.
+            Access::Attribute(name) => borrowed(ffi::PyObject_GenericGetAttr(from, name.bind(py).as_ptr())),
+            Access::Attributes => {
+                borrowed(ffi::PyObject_GenericGetDict(from, std::ptr::null_mut::<c_void>()))
+            }
+            Access::Item(at) if ffi::PyTuple_Check(from) != 0 && *at < size_of(from) => {
+                ffi::PyTuple_GetItem(from, *at)
+            }
+            Access::Item(at) if ffi::PyList_Check(from) != 0 && *at < size_of(from) => {
+                ffi::PyList_GetItem(from, *at)
+            }
+            _ => std::ptr::null_mut(),
+        }
+    }
+}
+
+/// Returns the length of a list, tuple or dict, or -1.
+fn size_of(object: *mut PyObject) -> isize {
+    // SAFETY: the object is alive, and each function gets one of its type.
+    unsafe {
+        if ffi::PyList_Check(object) != 0 {
+            ffi::PyList_Size(object)
+        } else if ffi::PyTuple_Check(object) != 0 {
+            ffi::PyTuple_Size(object)
+        } else if ffi::PyDict_Check(object) != 0 {
+            ffi::PyDict_Size(object)
+        } else {
+            -1
+        }
+    }
+}
+
+/// Returns the key or the value of a dict at a position: keys are at the even ones.
+fn paired<'py>(dict: &Bound<'py, PyAny>, position: usize) -> Option<Bound<'py, PyAny>> {
+    let (key, value) = dict.cast::<PyDict>().ok()?.iter().nth(position / 2)?;
+    Some(if position.is_multiple_of(2) { key } else { value })
+}
+
+fn referent<'py>(reference: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    reference.call0().ok().filter(|object| !object.is_none())
+}
+
+/// Whether an object, or none, is what is expected. `other` returns the object of another value.
+fn holds(
+    py: Python<'_>,
+    object: Option<&Bound<'_, PyAny>>,
+    expected: &Expected,
+    other: impl Fn(usize) -> *mut PyObject,
+) -> bool {
+    let Some(object) = object else { return matches!(expected, Expected::Absent | Expected::Any) };
+    let is_of = |kind: &Py<PyAny>| object.get_type().as_ptr() == kind.as_ptr();
+    match expected {
+        Expected::Any => true,
+        Expected::Absent => false,
+        Expected::Same(same) => object.as_ptr() == same.as_ptr(),
+        Expected::Referent(reference, kind) => {
+            referent(reference.bind(py)).is_some_and(|same| same.is(object))
+                && object.get_type().as_ptr() as usize == *kind
+        }
+        Expected::Equal(equal) => object.as_ptr() == equal.as_ptr() || is_equal(object, equal.bind(py)),
+        Expected::Type(kind) => is_of(kind),
+        Expected::Sized(kind, n) => is_of(kind) && size_of(object.as_ptr()) == *n,
+        Expected::As(n) => other(*n) == object.as_ptr(),
+    }
+}
+
+/// Whether two values of built-in types are equal, and of one type.
+fn is_equal(one: &Bound<'_, PyAny>, two: &Bound<'_, PyAny>) -> bool {
+    if !one.get_type().is(two.get_type()) {
+        return false;
+    }
+    match (one.cast_exact::<PyFloat>(), two.cast_exact::<PyFloat>()) {
+        (Ok(one), Ok(two)) => one.value().to_bits() == two.value().to_bits(),
+        _ => one.eq(two).unwrap_or(false),
+    }
+}
+
+fn is_function(object: &Bound<'_, PyAny>) -> bool {
+    object.get_type().name().is_ok_and(|name| name == "function")
+}
+
+/// Returns the dict of an object's attributes, if it has one. Unlike `__dict__`, it cannot be overridden.
+#[pyfunction]
+pub fn attributes_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    // SAFETY: the function takes any object, and returns a new reference or raises an exception.
+    let dict = unsafe { ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut::<c_void>()) };
+    // SAFETY: the reference is new, or null with an exception, which is dropped.
+    unsafe { Bound::from_owned_ptr_or_err(object.py(), dict) }.ok()
+}

@@ -1,0 +1,3 @@
+from tests.outcomes import pytest_configure
+
+__all__ = ["pytest_configure"]

@@ -1,0 +1,261 @@
+"""Runs a program as plain Python and with functions, and compares what it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import io
+import linecache
+import statistics
+import sys
+import tempfile
+import time
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch_tandem
+from torch_tandem import _function
+
+from tests.fuzz.functions import support, tally
+from tests.fuzz.run import plain
+
+MODULE = "fuzzed_program"
+PATH = f"{tempfile.gettempdir()}/{MODULE}.py"
+# A call of a long program may take this many times as long as in Python, and this many seconds.
+TIMES, AT_LEAST = 12, 0.002
+
+
+@dataclass
+class Run:
+    """What a run of a program shows, and its functions."""
+
+    wrapper: Callable
+    seen: list[tuple[int, Any]] = field(default_factory=list)
+    functions: list[tuple[str, Any]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    step: int = -1
+    caught: list[str] = field(default_factory=list)
+    is_plain: bool = True
+    is_replayed: bool = True
+    # torch.compile's graphs write a tensor once, whatever the program does.
+    has_versions: bool = True
+
+    def wrap(self, function: Any, name: str = "") -> Any:
+        wrapped = self.wrapper(function)
+        if wrapped is not function:
+            self.functions.append((name, wrapped))
+        return wrapped
+
+    def steps(self, n: int) -> Iterator[int]:
+        for i in range(n):
+            self.step, begin = i, time.perf_counter()
+            yield i
+            self.times.append(time.perf_counter() - begin)
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.seen.append((self.step, f"raises {type(error).__name__}"))
+            self.caught.append(f"{type(error).__name__}: {error}")
+
+    def see(self, *values: Any) -> None:
+        storages: dict[int, int] = {}
+        self.seen.append((self.step, [shown(value, storages, 4, self.has_versions) for value in values]))
+
+    def interrupted(self, call: Callable, i: int) -> None:
+        """Call a function that Ctrl-C interrupts in Tandem's code, not in the program's."""
+        if self.is_plain:
+            return
+        left = 5 + 7 * i
+
+        def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+            nonlocal left
+            if "torch_tandem" not in frame.f_code.co_filename:
+                return None
+            left -= event == "line"
+            if left == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+
+
+# What is shown of a tensor.
+FIELDS = (
+    "type", "", "strides", "offset", "requires_grad", "is_leaf", "version", "identity", "storage", "device", "bytes", "grad",
+)  # fmt: skip
+
+
+def shown(value: Any, storages: dict[int, int], depth: int, has_versions: bool = True) -> Any:
+    """A value as the program sees it: contents, metadata, gradient, and what shares memory with what."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            return str(value.layout)
+        same = storages.setdefault(-id(value), len(storages))
+        storage = storages.setdefault(value.untyped_storage()._cdata, len(storages))
+        version = None if value.is_inference() or not has_versions else value._version
+        grad = value.grad if value.is_leaf else None
+        return (
+            type(value).__name__, plain(value), value.stride(), value.storage_offset(), value.requires_grad,
+            value.is_leaf, version, same, storage, value.device.type, value.untyped_storage().nbytes(),
+            None if grad is None or depth <= 0 else shown(grad, storages, 0, has_versions),
+        )  # fmt: skip
+    if isinstance(value, dict):
+        return [
+            type(value).__name__,
+            *((plain(k), shown(v, storages, depth - 1, has_versions)) for k, v in value.items()),
+        ]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *(shown(v, storages, depth - 1, has_versions) for v in value)]
+    if isinstance(value, bool | int | str | bytes | float | np.ndarray | np.generic | None):
+        return [type(value).__name__, plain(value)]
+    if depth > 0 and hasattr(value, "__dict__") and not callable(value):
+        return [type(value).__name__, shown(dict(vars(value)), storages, depth - 1, has_versions)]
+    return type(value).__name__
+
+
+def run(source: str, wrapper: Callable | None) -> Run:
+    """Run a program's source."""
+    ran = Run(
+        wrapper or (lambda function: function),
+        is_plain=wrapper is None,
+        is_replayed=wrapper is None or wrapper.keywords.get("audit") != 1,
+        has_versions=wrapper is None or wrapper.func is not Compiled,
+    )
+    module = types.ModuleType(MODULE)
+    module.__file__ = PATH
+    sys.modules[MODULE] = module
+    linecache.cache[PATH] = (len(source), None, source.splitlines(True), PATH)
+    module.__dict__.update(
+        support.NAMES,
+        wrap=ran.wrap,
+        see=ran.see,
+        steps=ran.steps,
+        attempt=ran.attempt,
+        interrupted=ran.interrupted,
+    )
+    support.begin()
+    out = io.StringIO()
+    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(out):
+        warnings.simplefilter("always")
+        try:
+            exec(compile(source, PATH, "exec"), module.__dict__)
+        except Exception as error:
+            ran.seen.append((ran.step, f"ends with {type(error).__name__}"))
+            ran.caught.append(f"{type(error).__name__}: {error}")
+        finally:
+            support.end()
+    ran.seen.append((ran.step, ["output", out.getvalue(), sum(str(w.message) == "seen" for w in caught)]))
+    ran.seen.append((ran.step, ["random", plain(torch.get_rng_state())]))
+    ran.caught += [str(w.message) for w in caught if "an audit found" in str(w.message)]
+    return ran
+
+
+class Compiled:
+    """A function that `torch.compile` has wrapped, which counts the replays of its graphs."""
+
+    def __init__(self, function: Callable, backend: str):
+        torch._dynamo.reset()
+        self.function, self.calls = torch.compile(function, backend=backend), 0
+        self.others = {id(graph) for graph in _function._all}
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+    def cache_info(self) -> Any:
+        hits = sum(graph.cache_info().hits for graph in _function._all if id(graph) not in self.others)
+        return _function.CacheInfo(hits, max(0, self.calls - hits), 0, 0, 0)
+
+
+def check(source: str, modes: tuple[str, ...]) -> str | None:
+    """Returns how a program with functions differs from plain Python, or `None`.
+
+    Compiled programs are compared with another backend of `torch.compile`, which shares Dynamo's own errors.
+    """
+    torch_tandem.set_mode("coexec")
+    if "compile" in modes:
+        plainly, wrapper = (
+            functools.partial(Compiled, backend=backend) for backend in ("aot_eager", "tandem")
+        )
+    else:
+        audit = next((int(mode.removeprefix("audit=")) for mode in modes if mode.startswith("audit=")), None)
+        plainly, wrapper = None, functools.partial(torch_tandem.function, audit=audit)
+    expected = run(source, plainly)
+    ours = run(source, wrapper)
+    try:
+        tally.count(source, ours)
+        return difference(expected, ours, lambda: run(source, plainly))
+    finally:
+        ours.functions.clear()
+        sys.modules[MODULE].__dict__.clear()
+        gc.collect()
+        torch_tandem.mark_step()
+
+
+def difference(expected: Run, ours: Run, again: Callable[[], Run]) -> str | None:
+    audits = [e for e in ours.caught if "an audit found" in e] if ours.is_replayed else []
+    text = None
+    for (step, one), (_, two) in zip(expected.seen, ours.seen, strict=False):
+        if one != two:
+            text = f"step {step}: {readable(one, two)}"
+            break
+    else:
+        if len(expected.seen) != len(ours.seen):
+            text = "another number of values"
+    if text:
+        if again().seen != expected.seen:
+            return None  # the program is not determined by its source
+        errors = [e for e in ours.caught if e not in expected.caught and "an audit found" not in e]
+        kind = "raises" if "raises" in text and errors else "values"
+        reason = f" ({errors[0][:200]})" if errors and kind == "raises" else ""
+        return f"{kind}: {text}{reason} [{repeated(audits)} audits]"
+    if audits:
+        return f"audit: {audits[0][:300]} [{repeated(audits)} audits]"
+    if not torch.ops.torch_tandem.may_record():
+        return "blocked: nothing can be recorded any more"
+    if len(ours.times) >= 100 and ours.is_replayed:
+        one, two = (statistics.median(ran.times[-30:]) for ran in (expected, ours))
+        if two > TIMES * one and two > AT_LEAST:
+            return f"slow: {two * 1e3:.1f} ms a call instead of {one * 1e3:.2f} ms"
+    return None
+
+
+def repeated(audits: list[str]) -> int:
+    """How often an audit of the same function has found a difference."""
+    return max(Counter(text.partition(":")[0] for text in audits).values(), default=0)
+
+
+def readable(one: Any, two: Any, name: str = "") -> str:
+    """The first difference of two values, as text."""
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple) and len(one) == len(two):
+        names = FIELDS if len(one) == len(FIELDS) and isinstance(one, tuple) else [name] * len(one)
+        for a, b, part in zip(one, two, names, strict=True):
+            if a != b:
+                return readable(a, b, part)
+    return f"{name} {_text(one)} became {_text(two)}".strip()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple) and len(str(value)) > 100:
+        return "values"
+    if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 64:
+        kind = np.float64 if len(value) == 8 else np.float32
+        return str(np.frombuffer(value, kind).tolist())
+    return str(value)[:200]

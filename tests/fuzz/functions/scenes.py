@@ -1,0 +1,197 @@
+"""Scenes: statements on tensors, modules, optimizers and host objects, with what may change around them.
+
+The function has a tensor `y`, and `x` as its argument. `{n}` numbers a scene's own names.
+"""
+
+from tests.fuzz.functions.pieces import Scene
+
+_MODULE_CHANGES = (
+    "m{n}.eval()", "m{n}.train()", "m{n}.requires_grad_(False)", "m{n}.requires_grad_(True)", "halve(m{n})",
+    "for p in m{n}.parameters(): p.data = p.data * 2", "m{n}.load_state_dict({{k: w * 0.5 for k, w in m{n}.state_dict().items()}})",
+    "m{n}.forward = functools.partial(tripled, type(m{n}).forward, m{n})", "vars(m{n}).pop('forward', None)",
+    "m{n}.register_forward_hook(lambda m, i, o: o * 3)", "m{n}.register_forward_pre_hook(lambda m, i: (i[0] + 1,))",
+    "m{n}._forward_hooks.clear()", "m{n}._forward_pre_hooks.clear()", "m{n}.apply(reset)", "m{n}.register_full_backward_hook(lambda m, i, o: (i[0] * 2,))",
+    "swapped(m{n})", "m{n}.double().float()", "m{n}.zero_grad()", "grads_of(m{n}, base)", "m{n}.half().float()", "m{n}.to('cpu').to(device)",
+)  # fmt: skip
+_FORWARD = (
+    "y = m{n}(y)",
+    "y = m{n}(y).detach()",
+    "with torch.no_grad(): y = m{n}(y)",
+    "y = m{n}.forward(y)",
+    "y = b{n}(y)",
+)
+_PARAMETERS = ("list(m{n}.parameters())", "list(m{n}.buffers())", "[p.grad for p in m{n}.parameters()]")
+
+
+def _module(name: str, make: str, *changes: str, rate: int = 1) -> Scene:
+    setup = f"torch.manual_seed(3); m{{n}} = {make}.to(device); b{{n}} = m{{n}}.forward"
+    return Scene(name, setup, _FORWARD, (*_MODULE_CHANGES, *changes), _PARAMETERS, rate=rate)
+
+
+# Assignments of tensors, gradients and arguments that share memory.
+_TARGETS = ("t{n}", "u{n}", "c{n}", "p{n}.grad", "q{n}.grad", "a{n}", "p{n}.data", "t{n}.data")
+_SHARED = (
+    "base[0:3]", "base[3:6]", "table[2]", "t{n}", "u{n}", "t{n}[:]", "u{n}.clone()", "base[6:9].detach()", "full(3.0)",
+    "full(4.0).requires_grad_()", "nn.Parameter(full(5.0))", "(p{n} * 1).detach()", "p{n} * 1", "p{n}", "p{n}.grad",
+    "table[k{n}]", "base[::4]", "full(6.0)[:1].expand(3)", "base.flip(0)[:3]", "None", "base[1:4]",
+    "torch.zeros(6, device=device)[3:]",
+)  # fmt: skip
+_SHARING = (
+    *(f"{target} = {value}" for target in _TARGETS for value in _SHARED),
+    *("k{n} = 1", "k{n} = 2", "p{n}.grad = None", "base.zero_()", "base.add_(1)", "t{n}.fill_(7)") * 4,
+    "p{n}.requires_grad_(False)", "base = base.clone(); table = base.view(4, 3)", "p{n}.grad = u{n}",
+    *("p{n}.grad, q{n}.grad = base[:3], base[3:6]",) * 4,
+)  # fmt: skip
+
+SCENES = [
+    _module("Linear", "nn.Linear(3, 3)", "m{n}.bias = None", "m{n}.weight = nn.Parameter(m{n}.weight.detach() * 2)", "torch.nn.utils.parametrizations.weight_norm(m{n})", "__import__('torch.nn.utils.prune').nn.utils.prune.random_unstructured(m{n}, 'weight', 1)", "del m{n}.bias; m{n}.bias = None", rate=2),
+    _module("BatchNorm1d", "nn.BatchNorm1d(3)", "m{n}.momentum = 0.5", "m{n}.eps = 0.5", "m{n}.reset_running_stats()", "m{n}.track_running_stats = False", "m{n}.running_mean = m{n}.running_mean * 1 + 1", rate=2),
+    _module("Dropout", "nn.Dropout(0.5)", "m{n}.p = 0.9"),
+    _module("Sequential", "nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout(0.25), nn.Linear(3, 3))", "m{n}[2].eval()", "m{n}[1] = nn.ReLU()", "m{n}.append(nn.Tanh())", "del m{n}[1]", "m{n}[0], m{n}[3] = m{n}[3], m{n}[0]", "m{n}[0].register_forward_hook(lambda m, i, o: o + 1)", "m{n}[3].weight = m{n}[0].weight"),
+    _module("LayerNorm", "nn.LayerNorm(3)", "m{n}.eps = 0.5", "m{n}.weight = None"),
+    _module("spectral norm", "nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))"),
+    _module("embedding", "Embedded()", "m{n}.e.max_norm = 0.5", "m{n}.e.weight.data.mul_(2)"),
+    Scene("ModuleDict", "torch.manual_seed(3); m{n} = nn.ModuleDict({{'a': nn.Linear(3, 3), 'b': nn.Linear(3, 3)}}).requires_grad_(False).to(device)", ("for l in m{n}.values(): y = l(y)", "for k in m{n}: y = m{n}[k](y)"), ("m{n}.update({{'a': m{n}.pop('a')}})", "m{n}['c'] = nn.Tanh()", "m{n}._modules.move_to_end('a')")),
+    Scene("ParameterList", "m{n} = nn.ParameterList([full(1.0), full(2.0)])", ("for p in m{n}: y = y * 2 + p.detach()",), ("m{n}[0], m{n}[1] = m{n}[1], m{n}[0]", "m{n}.append(full(3.0))")),
+    Scene("dict of functions", "d{n} = {{'a': torch.sin, 'b': torch.exp}}", ("for f in d{n}.values(): y = f(y)", "for k in d{n}: y = d{n}[k](y)"), ("d{n}['a'] = d{n}.pop('a')", "d{n}['c'] = torch.tanh", "d{n}.update(a=torch.cos)", "del d{n}['a']", "d{n} = dict(reversed(d{n}.items()))")),
+    Scene("class with methods", "class C{n}:\n    def m(self, y):\n        return y + 1\nclass D{n}(C{n}):\n    pass\no{n} = D{n}()", ("y = o{n}.m(y)", "y = D{n}.m(o{n}, y)"), ("C{n}.m = tripling", "D{n}.m = tripling", "o{n}.m = tripled_y", "C{n}.m.__code__ = tripling.__code__", "o{n}.__class__ = Tripling", "D{n}.__bases__ = (Tripling,)")),
+    Scene("function replaced", "def g{n}(y):\n    return y + 1", ("y = g{n}(y)",), ("g{n}.__code__ = tripled_y.__code__", "g{n} = tripled_y")),
+    # Captured tensors, gradients and arguments on shared storages.
+    *[
+        Scene(
+            "sharing",
+            "t{n} = data(50 + {n}, 3); u{n} = base[3:6]; k{n} = 0; p{n} = nn.Parameter(data(60 + {n}, 3)); q{n} = nn.Parameter(data(70 + {n}, 3)); c{n} = full(2.0); a{n} = full(1.0)",
+            (
+                "y = y + t{n} + a{n} * 10", "y = y + table.sum(0) + a{n} * 100", "y = y + u{n} * a{n}", "t{n}.add_(1); y = y + a{n}",
+                "table.add_(1); y = y + a{n}", "base.mul_(0.5); y = y + a{n}", "a{n}.add_(1); y = y + t{n}", "u{n}.copy_(y[0].detach() * 0.5); y = y + a{n} + base[3]",
+                "(p{n} * a{n}.detach()).sum().backward()", "(p{n} * 2 + q{n} * a{n}.detach()).sum().backward()", "(p{n} * 2 + q{n}).sum().backward(); y = y + a{n}",
+                "y = y + (p{n}.grad if p{n}.grad is not None else 1) + a{n} * 10", "p{n}.grad = None; (p{n} * q{n}).sum().backward()",
+                "y = y + a{n} * 2 if a{n}.requires_grad else y - a{n}", "y = y + p{n}.detach() * 2 + t{n} + a{n} * 3", "a{n}.mul_(0.5); base.add_(1); y = y + u{n}",
+                "if p{n}.grad is not None: p{n}.grad.mul_(0.5)\ny = y + a{n} * 2", "y = y + torch.autograd.grad((a{n} * p{n}).sum(), p{n})[0]",
+                "y = y + t{n} * 1 + u{n} * 10 + c{n} * 100 + a{n} * 1000", "table[1].add_(a{n}); y = y + table[2]", "y = y + table[1] * a{n} + base[0]",
+            ),
+            _SHARING,
+            ("base", "t{n}", "u{n}", "c{n}", "p{n}", "q{n}", "p{n}.grad", "q{n}.grad"),
+            argument,
+            rate=rate,
+        )
+        for argument, rate in (
+            ("a{n}", 4), ("table[k{n}]", 2), ("t{n}", 2), ("t{n}[:]", 1), ("u{n}", 1), ("p{n}.grad", 1), ("p{n}", 1), ("p{n} * 1", 1), ("t{n}.clone() if i % 9 > 6 else t{n}", 1),
+            ("[t{n}, u{n}, c{n}, full(9.0)][k{n}]", 2), ("base[k{n}:k{n} + 3]", 1), ("full(1.0 + i)", 1), ("x[0]", 1), ("data(i, 3).requires_grad_()", 1), ("base[3 * k{n}:][:3]", 1),
+        )
+    ],
+    # Training.
+    *[
+        Scene(
+            "optimizer",
+            "p{n} = nn.Parameter(data(60 + {n}, 3)); q{n} = nn.Parameter(data(70 + {n}, 3)); o{n} = torch.optim." + optimizer + "; s{n} = copy.deepcopy(o{n}.state_dict()); r{n} = o{n}.state_dict()",
+            ("o{n}.zero_grad()\nl{n} = (p{n} * y.detach() - q{n}).square().mean()\nl{n}.backward()\no{n}.step()", "o{n}.zero_grad(set_to_none=False)\n(p{n} * q{n} + y.detach()).square().sum().backward()\no{n}.step()",
+             "(p{n} * y.detach() + q{n}).sum().backward()\ntorch.nn.utils.clip_grad_norm_([p{n}, q{n}], 1.0)\no{n}.step()\no{n}.zero_grad()"),
+            ("o{n}.param_groups[0]['lr'] = 0.5", "o{n}.param_groups[0]['lr'] = np.float64(0.01)", "o{n}.param_groups[0]['weight_decay'] = 0.1", "r{n} = o{n}.state_dict()", "s{n} = copy.deepcopy(o{n}.state_dict())",
+             "r{n} = o{n}.state_dict(); o{n}.load_state_dict(s{n})", "o{n}.load_state_dict(s{n})", "o{n}.state.clear()", "o{n}.state[p{n}].clear()", "o{n}.add_param_group({{'params': [nn.Parameter(full(1.0))]}})", "p{n}.requires_grad_(False)", "p{n}.data = p{n}.data * 2",
+             "o{n}.param_groups[0]['params'].reverse()", "o{n}.param_groups[0]['params'].pop()", "o{n}.register_step_post_hook(lambda o, a, k: p{n}.data.mul_(0.5))", "p{n}.grad = base[3:6]", "p{n}.grad, q{n}.grad = base[:3], base[3:6]", "q{n}.grad = torch.ones(3, device=device)", "q{n}.grad = None", "p{n}.grad = None",
+             "p{n}.register_hook(lambda g: g * 2)", "for s in o{n}.state.values(): s.update({{k: t * 0.5 for k, t in s.items() if torch.is_tensor(t)}})", "o{n}.param_groups[0]['foreach'] = False", "p{n}.register_post_accumulate_grad_hook(lambda p: (p.grad.mul_(0.5), None)[1])"),
+            ("p{n}", "q{n}", "p{n}.grad", "q{n}.grad", "base", "[{{k: t for k, t in s.items()}} for s in o{n}.state.values()]", "o{n}.param_groups[0]['lr']"),
+            rate=2,
+        )
+        for optimizer in ("SGD([p{n}, q{n}], lr=0.1)", "SGD([p{n}, q{n}], lr=0.1, momentum=0.9)", "Adam([p{n}, q{n}], lr=0.1, fused=True)", "AdamW([p{n}, q{n}], lr=0.1, capturable=True)", "RMSprop([p{n}, q{n}], lr=0.1, capturable=True)")
+    ],
+    Scene("hooks of a tensor", "p{n} = nn.Parameter(full(2.0)); k{n} = 2.0; h{n} = p{n}.register_hook(lambda g: g * k{n})", ("p{n}.grad = None; (p{n} * y.detach()).sum().backward(); y = y + p{n}.grad",), ("h{n}.remove()", "k{n} = 3.0", "p{n}.register_hook(lambda g: g + 1)", "h{n}.remove(); h{n} = p{n}.register_hook(lambda g: g * 5)", "p{n}.register_post_accumulate_grad_hook(lambda p: (p.grad.mul_(3), None)[1])"), ("p{n}.grad",)),
+    Scene("hooks that a function makes", "p{n} = nn.Parameter(full(2.0))\ndef mk{n}(k):\n    return lambda g: g * k\nf{n} = mk{n}(2.0); h{n} = p{n}.register_hook(f{n})", ("p{n}.grad = None; (p{n} * y.detach()).sum().backward(); y = y + p{n}.grad",), ("h{n}.remove(); h{n} = p{n}.register_hook(mk{n}(3.0))", "f{n}.__closure__[0].cell_contents = 5.0"), ("p{n}.grad",)),
+    # Changes of tensors that are no operators.
+    Scene("requires_grad_ inside", "t{n} = full(2.0)", ("t{n}.requires_grad_(True); y = y + torch.autograd.grad((t{n} ** 2).sum(), t{n})[0]", "t{n}.requires_grad_(False); y = y + t{n}", "t{n}.requires_grad_(not t{n}.requires_grad); y = y * 2"), ("t{n}.requires_grad_(True)", "t{n}.requires_grad_(False)", "t{n} = full(3.0)"), ("t{n}", "t{n}.requires_grad"), rate=2),
+    Scene("requires_grad_ of the argument", "", ("a{n}.requires_grad_(True); y = y + torch.autograd.grad((a{n} ** 2).sum(), a{n})[0]", "a{n}.unsqueeze_(0); y = y * 2", "a{n}.t_() if a{n}.dim() == 2 else a{n}.unsqueeze_(0); y = y + 1", "a{n}.k = 3; y = y + 1", "a{n}.data = full(5.0); y = y + 1", "a{n}.resize_(2); y = y + 1", "a{n}.grad = full(2.0); y = y * 2", "a{n}.detach_(); y = y + a{n}", "a{n}.squeeze_(); y = y + 1", "a{n}.set_(full(4.0)); y = y + 1", "a{n}.retain_grad() if a{n}.requires_grad else None; y = y + 1"), ("z{n} = 1",), (), "full(1.0 + i)", rate=2),
+    Scene("freeze inside", "d{n} = nn.Linear(3, 3).to(device)", ("for p in d{n}.parameters(): p.requires_grad_(False)\ny = y * 2", "d{n}.eval(); y = y * 2", "d{n}.zero_grad(); y = y + 1"), ("d{n}.requires_grad_(True)", "d{n}.train()", "grads_of(d{n}, base)"), ("[p.requires_grad for p in d{n}.parameters()]", "d{n}.training", "[p.grad for p in d{n}.parameters()]")),
+    Scene("ping-pong", "a{n}, b{n} = full(1.0), full(8.0)", ("b{n}.copy_(a{n} * 0.5 + y[0].detach()); a{n}.data, b{n}.data = b{n}.data, a{n}.data", "b{n}.add_(1); a{n}.data = b{n}.data * 1; y = y + a{n}", "a{n}.set_(b{n}); y = y + 1", "torch.utils.swap_tensors(a{n}, b{n}); y = y + a{n}"), (), ("a{n}", "b{n}")),
+    Scene("kept tensors", "l{n} = []", ("l{n}.append(y.detach() * 2)", "l{n}[:] = [y.detach() + 1]", "l{n}.append(x)"), (), ("l{n}[-1:]", "len(l{n})")),
+    Scene("state on the device", "t{n} = full(1.0)", ("t{n}.add_(1); y = y + t{n}", "t{n}.mul_(0.5).add_(y[0].detach()); y = y * 2", "with torch.no_grad(): t{n}.copy_(y[0] * 0.5)"), ("t{n}.zero_()", "t{n} = full(2.0)", "t{n}.data = full(3.0)"), ("t{n}",), rate=2),
+    # Effects on the host.
+    Scene("learning rate schedule", "p{n} = nn.Parameter(full(1.0)); o{n} = torch.optim.SGD([p{n}], lr=0.1); s{n} = torch.optim.lr_scheduler.StepLR(o{n}, 10, 0.1)", ("o{n}.zero_grad(); (p{n} * y.detach()).sum().backward(); o{n}.step(); s{n}.step()",), ("s{n}.step()",), ("p{n}", "o{n}.param_groups[0]['lr']", "s{n}.last_epoch"), rate=2),
+    Scene("module that counts", "m{n} = nn.Sequential(Counting())", ("y = m{n}(y)",), ("m{n}[0].calls = 0",), ("m{n}[0].calls",)),
+    Scene("iterator", "i{n} = iter([2.0] * 12 + [3.0] * 400)", ("y = y * next(i{n})", "y = y * next(i{n}, 1.0)"), ("i{n} = iter([5.0] * 400)", "next(i{n})")),
+    Scene("generator", "def gen{n}():\n    for k in range(1000):\n        yield 1.0 + k // 10\ni{n} = gen{n}()", ("y = y * next(i{n})",), ("next(i{n})",)),
+    Scene("cycle", "i{n} = itertools.cycle([2.0] * 5 + [3.0])", ("y = y * next(i{n})",), ("next(i{n})",)),
+    Scene("random.Random", "r{n} = random.Random(0)", ("y = y * 100 if r{n}.random() < 0.1 else y", "y = y * r{n}.choice([1.0, 1.0, 1.0, 1.0, 2.0])", "r{n}.random(); y = y + 1"), ("r{n}.seed(1)", "r{n}.random()"), ("r{n}.getstate()[1][-1]",)),
+    Scene("default_rng", "r{n} = np.random.default_rng(0)", ("y = y * 100 if r{n}.random() < 0.1 else y", "y = y * float(r{n}.integers(1, 3))"), ("r{n}.random()",), ("str(r{n}.bit_generator.state)",)),
+    Scene("global random", "random.seed(0); np.random.seed(0)", ("y = y * 100 if random.random() < 0.1 else y", "y = y * float(np.random.rand() > 0.1)", "y = y * torch.rand(()).item()", "y = y + torch.rand(3).to(device)"), ("random.seed(1)", "np.random.seed(1)", "torch.manual_seed(1)"), ("random.random()",)),
+    Scene("host generator", "g{n} = torch.Generator().manual_seed(0)", ("y = y + torch.rand(3, generator=g{n}).to(device)", "y = y * torch.randint(1, 3, (), generator=g{n}).item()"), ("g{n}.manual_seed(1)",)),
+    Scene("device random", "", ("y = y + torch.rand(3, device=device)", "y = F.dropout(y, 0.5)", "y = y + torch.randn_like(y)"), ("torch.manual_seed(1)",)),
+    Scene("print", "", ("print('called')", "sys.stdout.write('x')"), ()),
+    Scene("file", "f{n} = file(0)", ("f{n}.write_text(f{n}.read_text() + 'x')",), (), ("f{n}.read_text()",)),
+    Scene("environment inside", "os.environ['FUZZ'] = '1'", ("os.environ['FUZZ'] = str(int(os.environ['FUZZ']) + 1)",), (), ("os.environ['FUZZ']",)),
+    Scene("NumPy inside", "a{n} = np.zeros(3)", ("a{n}[...] += 1; y = y + 1", "a{n}[1] = 5; y = y + 1", "np.add(a{n}, 1, out=a{n}); y = y * 2"), ("a{n}[:] = 0",), ("a{n}",)),
+    Scene("host tensor inside", "h{n} = torch.zeros(3)", ("h{n}.add_(1); y = y + 1", "h{n}.copy_(y[0].detach()); y = y + 1", "h{n}[0] = 4; y = y + h{n}.to(device)", "h{n}.add_(1); y = y * h{n}.to(device)"), ("h{n}.zero_()",), ("h{n}",)),
+    Scene("hook inside", "m{n} = nn.Identity()", ("m{n}.register_forward_hook(lambda m, i, o: o + 1); y = m{n}(y)", "h = m{n}.register_forward_hook(lambda m, i, o: o + 1); y = m{n}(y); h.remove()", "m{n}.k = 1; y = m{n}(y)"), ("m{n}._forward_hooks.clear()",), ("len(m{n}._forward_hooks)",)),
+    Scene("warning inside", "", ("warnings.warn('seen')", "logging.getLogger('fuzz').warning('seen')"), (), ("len(logged)",)),
+    Scene("raises", "k{n} = 0", ("if k{n}: raise LookupError", "assert k{n} == 0, 'failed'", "y = y + torch.ones(3 + k{n}, device=device)", "y = y[k{n} * 5]"), ("k{n} = 1", "k{n} = 0")),
+    Scene("lazy attribute", "class L{n}:\n    scale = None\no{n} = L{n}()", ("if o{n}.scale is None: o{n}.scale = 2.0\ny = y * o{n}.scale", "o{n}.scale = o{n}.scale or 2.0; y = y * o{n}.scale"), ("o{n}.scale = 5.0", "o{n}.scale = None", "del o{n}.scale"), ("o{n}.scale",), rate=2),
+    Scene("cache", "d{n} = {{}}; k{n} = 2.0", ("if 'a' not in d{n}: d{n}['a'] = k{n}\ny = y * d{n}['a']", "y = y * d{n}.setdefault('a', k{n})", "if 'a' not in d{n}: d{n}['a'] = full(k{n})\ny = y * d{n}['a']"), ("d{n}['a'] = 3.0", "d{n}.clear(); k{n} = 4.0", "d{n} = {{}}"), ("d{n}",)),
+    Scene("flip", "s{n} = {{'a': 1.0}}", ("y = y * s{n}['a']; s{n}['a'] = -s{n}['a']",), ("s{n}['a'] = 2.0",), ("s{n}",)),
+    Scene("replaced object", "o{n} = Data(1.0); z{n} = Plain(o{n})", ("z{n}.v = dataclasses.replace(z{n}.v); y = y * z{n}.v.v", "z{n}.v = Data(z{n}.v.v); y = y * z{n}.v.v", "z{n}.v = {{'n': 1, 'v': 2.0}}; y = y + 1"), ("z{n}.v.v = 3.0", "z{n}.v = Data(2.0)"), ("z{n}.v",)),
+    Scene("warm-up", "w{n} = {{'seen': 0, 'v': 1.0}}", ("if w{n}['seen'] < 4:\n    w{n}['seen'] += 1\n    w{n}['v'] = 1.0\ny = y * w{n}['v']",), ("w{n}['v'] = 2.0", "w{n}['seen'] = 0"), ("w{n}",)),
+    Scene("deep counter", "o{n} = Plain(Plain(Plain({{'k': 0}})))", ("o{n}.v.v.v['k'] += 1", "o{n}.v.v.v['k'] += 1; y = y * 2 if o{n}.v.v.v['k'] % 11 == 0 else y"), (), ("o{n}.v.v.v",)),
+    # Values of tensors.
+    Scene("branch on a value", "", ("y = y * 2 if y.sum() > 0 else y + 1", "y = y * 2 if y[0, 0].item() > 0 else y - 1", "if y.isnan().any(): y = torch.zeros_like(y)", "y = y * y.argmax().item()"), ()),
+    Scene("values of results", "w{n} = nn.Parameter(full(1.0))", ("y = y * 2", "y = y[:, :]", "y = y.detach()"), (), ("w{n}.grad",), after=("l = (r * w{n}).sum(); r.add_(100.0); l.backward()", "l = (r.detach() * w{n}).sum(); l.backward()"), rate=2),
+    Scene("list as argument", "g{n} = []", ("a{n}.append(1); y = y * 2", "a{n}.append(y); y = y + 1", "a{n}[:] = [y * 2]; y = y + 1"), ("g{n} = [1, 2]",), ("len(g{n})", "g{n}[-1]"), argument="(g{n}.clear() or g{n})"),
+    Scene("tensors of the graph", "p{n} = nn.Parameter(full(1.0)); o{n} = SimpleNamespace(h=0.0); h{n} = []", ("y = y * p{n}; o{n}.h = y.sum(); y = y.tanh()", "y = y * p{n}; h{n}[:] = [y.sin()]; y = y * 2", "y = (y * p{n}).exp(); y = y * p{n}"), ("p{n}.requires_grad_(False)", "p{n}.grad = None", "with torch.no_grad(): p{n}.mul_(0.5)"), ("p{n}.grad", "o{n}.h", "len(h{n})"), rate=2),
+    Scene("gradients of graphs", "p{n} = nn.Parameter(full(1.0)); q{n} = nn.Parameter(full(0.5))", ("y = (y * p{n}).tanh() * q{n} + p{n}", "y = torch.addcmul(y, p{n}, q{n}).sigmoid() * p{n}", "y = F.dropout(y * p{n}, 0.3) + q{n}", "y = (y @ torch.outer(p{n}, q{n})).relu()"), ("p{n}.requires_grad_(False)", "p{n}.grad = None", "q{n}.grad = None; p{n}.grad = None", "with torch.no_grad(): p{n}.mul_(0.5)", "p{n} = q{n}", "p{n}.register_hook(lambda g: g * 2)", "q{n} = nn.Parameter(full(2.0))"), ("p{n}.grad", "q{n}.grad"), rate=4),
+    Scene("branches that write", "s{n}, z{n} = full(0.0), full(0.0)", ("w = s{n} if y.sum() > 0 else z{n}; w.add_(y[0].detach()); y = y * 2 if w[0] > 2 else y + w", "w = z{n} if y[0, 0] > 0 else s{n}; w.mul_(0.5).add_(1); y = F.dropout(y) if w[1] > 1.5 else y - w"), ("s{n}.zero_()", "z{n}.fill_(3)", "s{n} = z{n}", "z{n} = full(-2.0)"), ("s{n}", "z{n}"), rate=3),
+    Scene("saved gradient", "p{n} = nn.Parameter(full(1.0)); p{n}.grad = full(0.0); w{n} = nn.Parameter(full(1.0)); l{n} = None", ("(p{n} * y.detach()).sum().backward()",), ("p{n}.grad = full(1.0)",), ("p{n}.grad", "w{n}.grad", "p{n}.grad._version"), after=("l{n} = saved_until_next(l{n}, (p{n}.grad * w{n}).sum())",)),
+    # Settings.
+    Scene("settings", "", ("y = y + torch.ones(3, device=device).to(torch.get_default_dtype()).sum().float()", "y = y + torch.tensor(1.5).to(device).float()", "y = (y + torch.tensor([0.1]).to(device)).float()", "y = y * 2 if torch.is_grad_enabled() else y", "y = y @ torch.ones(3, 3, device=device)", "y = y + torch.zeros(3).to(device)"),
+          ("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)", "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)", "torch.use_deterministic_algorithms(True)", "torch.set_num_threads(2)", "torch.set_default_device(device)", "torch.set_default_device(None)",
+           "restored(mode_on(lambda y: y * 3))", "torch.set_float32_matmul_precision('medium')", "torch.autograd.set_detect_anomaly(True)", "torch.set_autocast_enabled('cpu', True)", "torch.utils.deterministic.fill_uninitialized_memory = False", "restored(torch.overrides.BaseTorchFunctionMode().__enter__ and (lambda: None))"), ("torch.get_default_dtype()",), rate=2),
+    # A number that varies in each call.
+    Scene("number that varies", "", ("y = y * a{n}", "y = y + a{n}", "y = y * 2 if a{n} % 2 else y"), (), (), "i"),
+    Scene("large module", "torch.manual_seed(3); m{n} = nn.Sequential(*(nn.Linear(3, 3) for _ in range(250))).to(device).requires_grad_(False)", ("y = m{n}[0](y)", "y = m{n}[0](y) * a{n}"), ("m{n}[0] = nn.Tanh()", "m{n}[0].weight.data.mul_(2)", "m{n}[0].bias = None"), (), "i", rate=2),
+    Scene("host tensor that varies", "", ("y = y * a{n}.to(device)", "y = y * a{n}", "y = y * a{n}.item()", "y = y * torch.exp(-a{n}).to(device)"), (), (), "torch.tensor(1.0 + i // 4)", rate=2),
+    Scene("sparse argument", "", ("y = y + a{n}.to_dense().to(device)",), ("z{n} = 1",), (), "torch.eye(3)[:2].to_sparse_csr()"),
+    Scene("subclass as argument", "k{n} = 0", ("y = y + a{n}", "y = y + torch.sin(a{n})"), ("k{n} = 1",), (), "(full(1.0).as_subclass(Sub) if k{n} else full(1.0))"),
+    Scene("shape that varies", "k{n} = 2", ("y = y + a{n}.sum()", "y = y + a{n}.numel()"), ("k{n} = 3", "k{n} = 4"), (), "torch.ones(k{n}, device=device)"),
+]  # fmt: skip
+
+# How a program calls a function `{f}` of `x`.
+CALLS = {
+    "vmap": "torch.vmap({f})({x})",
+    "torch.func.grad": "torch.func.grad(lambda x: torch.as_tensor({f}(x)).sum())({x})",
+    "torch.func.jvp": "torch.func.jvp({f}, ({x},), ({x},))",
+    "torch.compile": "torch.compile(lambda x: {f}(x), backend='eager')({x})",
+    "torch.jit.trace": "torch.jit.trace(lambda x: {f}(x) + 1, {x}.detach(), check_trace=False)({x})",
+    "deepcopy": "copy.deepcopy({f})({x})",
+    "thread": "in_thread(lambda: {f}({x}))",
+    "no_grad": "torch.no_grad()({f})({x})",
+    "inference mode": "torch.inference_mode()({f})({x})",
+    "autocast": "torch.autocast('tandem', torch.bfloat16)({f})({x})",
+    "mode": "under(mode_of(lambda y: y * 3), {f}, {x})",
+    "default device": "under(torch.device(device), {f}, {x})",
+    "keyword": "{f}(x={x})",
+    "partial": "functools.partial({f})({x})",
+    "map": "next(map({f}, [{x}]))",
+    "checkpoint": "checkpoint({f}, {x}, use_reentrant=False)",
+    "interrupted": "interrupted(lambda: {f}({x}), i)",
+    "in a plain function": "(lambda x: {f}(x) * 2)({x})",
+    "subclass": "{f}({x}.as_subclass(Sub))",
+    "parameter": "{f}(nn.Parameter({x}.detach()))",
+    "non-leaf": "{f}({x}.detach().requires_grad_() * 1)",
+    "view": "{f}(wide({x}))",
+    "expanded": "{f}({x}[:1].expand(2, 3))",
+    "transposed": "{f}({x}.t().contiguous().t())",
+    "inference tensor": "{f}(inference({x}))",
+    "host": "{f}({x}.cpu())",
+}  # fmt: skip
+
+# What a function is before it is wrapped.
+FORMS = {
+    "no_grad": "{f} = torch.no_grad()({f})",
+    "partial": "{f} = functools.partial({f})",
+    "wraps": "{f} = wrapping({f})",
+    "installed": "{f} = installed({f})",
+    "method": "class C_{f}:\n    def __init__(self): self.k = 1.0\n    def m(self, *a, **k): return self.f(*a, **k)\n    f = staticmethod({f})\no_{f} = C_{f}(); {f} = o_{f}.m",
+    "module": "class C_{f}(nn.Module):\n    f = staticmethod({f})\n    def forward(self, *a, **k): return self.f(*a, **k)\n{f} = C_{f}()",
+    "callable": "class C_{f}:\n    f = staticmethod({f})\n    def __call__(self, *a, **k): return self.f(*a, **k)\n{f} = C_{f}()",
+    "lambda": "{f} = (lambda f: lambda *a, **k: f(*a, **k))({f})",
+    "static method": "class C_{f}:\n    m = staticmethod({f})\n{f} = C_{f}.m",
+    "enable_grad": "{f} = torch.enable_grad()({f})",
+    "partialmethod": "class C_{f}:\n    f = staticmethod({f})\n    def m(self, k, *a, **kw): return self.f(*a, **kw)\n    p = functools.partialmethod(m, 1)\no_{f} = C_{f}(); {f} = o_{f}.p",
+}  # fmt: skip

@@ -1,0 +1,25 @@
+"""Windows at varying offsets: results and their offsets are eager's (tests/pytorch/offsets.py)."""
+
+import pytest
+import torch_tandem
+
+from tests.pytorch.offsets import ENTRIES, OTHERS, calls_of, difference
+
+CHUNKS = 24
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_operators_of_the_database(chunk):
+    problems = []
+    for entry in ENTRIES[chunk::CHUNKS]:
+        for call in calls_of(entry):
+            torch_tandem.reset()
+            if found := difference(call):
+                problems.append(f"{entry.name} ({entry.variant_test_name}): {found}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_operators(name):
+    for call in OTHERS[name]:
+        assert difference(call) is None

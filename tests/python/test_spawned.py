@@ -1,0 +1,119 @@
+"""Processes that a script under `tandem run` spawns: "cuda" means Tandem there, too."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+import sys
+if sys.argv[1] == "spawn":  # a new process imports the script
+    torch.ones(2, device="cuda").sum().item()
+
+def work(rank, depth):
+    print("work", depth, torch.ones(6, device="cuda").sum().item(), torch.cuda.is_available(), flush=True)
+    print("compiled", torch.compile(lambda x: x + 1)(torch.ones(1, device="cuda")).item(), flush=True)
+    if depth:
+        mp.spawn(work, (depth - 1,), nprocs=1)
+
+def collate(items):
+    return torch.tensor(items).to("cuda")
+
+if __name__ == "__main__":
+    mp.spawn(work, (1,), nprocs=1)
+    loader = DataLoader(
+        [1.0, 2.0, 3.0], 3, num_workers=1, collate_fn=collate, multiprocessing_context=sys.argv[1]
+    )
+    for batch in loader:
+        print("batch", batch.device.type, batch.sum().item())
+"""
+
+
+def run(script, start, *options):
+    command = [sys.executable, "-W", "ignore", "-m", "torch_tandem", "run", "--quiet", *options]
+    command += [str(script), start]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_cuda_means_tandem_in_spawned_processes(tmp_path, start):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = run(script, start)
+    assert done.returncode == 0, done.stderr
+    expected = [
+        "work 1 6.0 True",
+        "compiled 2.0",
+        "work 0 6.0 True",
+        "compiled 2.0",
+        "batch tandem 6.0",
+    ]
+    assert done.stdout.splitlines() == expected
+
+
+def test_without_the_alias_nothing_is_installed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, sys\n"
+        "def work():\n    print('torch_tandem' in sys.modules)\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    process.start()\n    process.join()\n"
+    )
+    assert run(script, "spawn", "--no-cuda").stdout.split() == ["False"]
+
+
+SHARED = """
+import sys
+import torch
+import torch.multiprocessing as mp
+
+def child(model, counter):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), float(i))).square().sum().backward()
+        optimizer.step()
+        counter.add_(1)
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    counter = torch.zeros(1).share_memory_()
+    model.share_memory()
+    for _ in range(2):
+        process = mp.get_context(sys.argv[1]).Process(target=child, args=(model, counter))
+        process.start()
+        process.join(120)
+        assert process.exitcode == 0, process.exitcode
+    # The parent trains on, with what its children have learned.
+    child(model, counter)
+    print(counter.item(), [p.tolist() for p in model.parameters()])
+"""
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_shared_parameters_of_an_adopted_script_are_shared(tmp_path, start):
+    script = tmp_path / "script.py"
+    script.write_text(SHARED)
+    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
+    done = run(script, start, "--adopt=always")
+    assert eager.returncode == done.returncode == 0, done.stderr
+    assert eager.stdout.startswith("9.0 ") and done.stdout == eager.stdout
+
+
+def test_an_adopted_tensor_with_views_is_not_shared_without_them(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nx = torch.zeros(4)\nview = x[:2]\nview.share_memory_()")
+    done = run(script, "", "--adopt=always")
+    assert done.returncode == 1 and "before views of it are made" in done.stderr
+
+
+def test_tandem_tensors_are_not_shared_silently():
+    code = 'import torch, torch_tandem; torch.nn.Linear(1, 1, device="tandem").share_memory()'  # as on "cuda"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 1 and "model.cpu().share_memory()" in ran.stderr
