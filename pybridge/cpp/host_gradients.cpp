@@ -33,6 +33,8 @@ struct MoveTo final : torch::autograd::FunctionPreHook {
 // because autograd cannot add gradients of host ops and of tandem ops at one edge.
 void accept_gradient(const at::Tensor& tensor, c10::Device from) {
   auto edge = torch::autograd::impl::gradient_edge(tensor);
+  // Some tensors require grad but get none: views of leaves that were made without grad mode.
+  if (!edge.function) return;
   auto& metadata = edge.function->mutable_input_metadata(edge.input_nr);
   if (metadata.is_tensor_subclass()) return;
   const auto sizes = tensor.sym_sizes();

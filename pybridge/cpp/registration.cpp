@@ -14,6 +14,7 @@
 #include "host_random.h"
 #include "profiler.h"
 #include "shim.h"
+#include "threads.h"
 
 namespace tandem {
 
@@ -42,6 +43,7 @@ extern "C" int32_t ttc_register() {
       void process(const c10::Warning&) override {}
     } silent;
     c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    tandem::initialize_vector_math();
     tandem::register_host_allocator();
     tandem::register_hooks();
     tandem::register_allocator();

@@ -1,4 +1,7 @@
 // PyTorch's parallel loops, and its settings of a thread that CPU kernels read.
+#include "threads.h"
+
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
@@ -20,6 +23,8 @@ int32_t flushes_denormal() {
 }
 
 }  // namespace
+
+void tandem::initialize_vector_math() { at::erf(at::zeros({1})); }
 
 extern "C" {
 

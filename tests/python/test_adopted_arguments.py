@@ -34,6 +34,101 @@ print(json.dumps([calls, raised]))
 """
 """Calls the samples of PyTorch's database, made without a device: all tensors are adopted."""
 
+MIXED = """
+import itertools, json, sys, warnings
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree
+
+warnings.simplefilter("ignore")
+
+
+def shown(values):
+    leaves = [x for x in _pytree.tree_leaves(values) if not torch.is_tensor(x) or x.layout == torch.strided]
+    return [str(x.detach().cpu().tolist()) if torch.is_tensor(x) else str(x) for x in leaves]
+
+
+def run(function, leaves, spec, on_host, copies):
+    leaves = list(leaves)
+    for i, leaf in enumerate(leaves):
+        if torch.is_tensor(leaf) and leaf.layout == torch.strided:
+            copy = leaf.detach().cpu() if i in on_host else leaf.detach()
+            leaves[i] = copy.clone().requires_grad_(leaf.requires_grad)
+    first, args, kwargs = _pytree.tree_unflatten(leaves, spec)
+    torch.manual_seed(1)
+    result = function(first.clone() if copies else first, *args, **kwargs)
+    found = shown(result)
+    results = [x for x in _pytree.tree_leaves(result) if torch.is_tensor(x) and x.requires_grad]
+    if results := [x for x in results if x.dtype.is_floating_point]:
+        sum(x.sum() for x in results).backward()
+        found += shown([x.grad for x in leaves if torch.is_tensor(x)])
+    return found
+
+
+wrong, calls = {}, 0
+for op in op_db:
+    if op.name.startswith(("jiterator", "empty", "new_empty")):
+        continue
+    known = (torch.float32, torch.int64, torch.complex64, torch.bool)
+    dtype = next((d for d in known if d in op.dtypes), torch.float64)
+    differentiable = op.supports_autograd and dtype.is_floating_point
+    torch.manual_seed(0)
+    made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), 40))
+    for number, sample in enumerate(made[:: max(1, len(made) // 3)]):
+        leaves, spec = _pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, x in enumerate(leaves) if torch.is_tensor(x) and x.layout == torch.strided]
+        moved = [x.to(sys.argv[1]) if i in places else x for i, x in enumerate(leaves)]
+        variants = [(op.op, False)] + [(op.inplace_variant, True)] * (op.inplace_variant is not None)
+        for function, copies in variants:
+            try:
+                expected = run(function, leaves, spec, places, copies)
+            except Exception:
+                continue
+            for on_host in [(place,) for place in places[:3]] + [tuple(places[1:])] * (len(places) > 2):
+                calls += 1
+                try:
+                    found = run(function, moved, spec, on_host, copies)
+                    same = found == expected
+                except Exception as error:
+                    same, found = False, str(error)
+                if not same:
+                    wrong.setdefault(f"{op.name}{' in place' * copies}", [on_host, str(found)[:200]])
+print(json.dumps([calls, wrong]))
+"""
+"""Calls the samples of PyTorch's database with tensors on both devices, as adopted scripts have them."""
+
+ARRAYS = """
+import numpy as np
+import torch
+
+torch.manual_seed(0)
+x = torch.zeros(4)
+array = x.numpy()
+array[1] = 5
+x[2] = 7
+print(x.tolist(), array)
+base = torch.arange(8.0)
+view = base[2:6]
+array = view.numpy()
+array[0] = -1
+view += 1
+base[3] = 0
+print(base.tolist(), view.tolist(), array)
+turned = torch.arange(12.0).view(3, 4).t()[1:]
+array = np.asarray(turned)
+array[0] = 3
+print(turned.tolist(), array)
+model = torch.nn.Linear(3, 2)
+with torch.no_grad():
+    array = model(torch.ones(1, 3)).numpy()
+array += 1
+print(array)
+array = np.array(model.weight.detach())
+array[0] = 0
+print(array, model.weight.detach().numpy().copy())
+"""
+"""Arrays share memory with tensors, as without Tandem."""
+
 CALLS = """
 import torch
 from torch import nn
@@ -73,10 +168,12 @@ print(shown(ones))
 """Public functions that take a tensor of lengths, sizes, indices or offsets."""
 
 
-def ran(tmp_path, text, *options):
+def ran(tmp_path, text, *options, args=()):
     script = tmp_path / "script.py"
     script.write_text(text)
-    ran = subprocess.run([sys.executable, *options, script], capture_output=True, text=True, timeout=280)
+    ran = subprocess.run(
+        [sys.executable, *options, script, *args], capture_output=True, text=True, timeout=280
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -98,3 +195,17 @@ def test_samples_of_all_operators(tmp_path, adopted):
 
 def test_functions_that_take_lengths_and_indices(tmp_path, adopted):
     assert ran(tmp_path, CALLS, *adopted) == ran(tmp_path, CALLS)
+
+
+def test_tensors_on_both_devices(tmp_path, adopted):
+    calls, wrong = json.loads(ran(tmp_path, MIXED, *adopted, args=["tandem"]))
+    # Gradients of targets, which autograd expects on the other device; and sparse tensors.
+    assert wrong.keys() == {
+        "nn.functional.binary_cross_entropy", "nn.functional.binary_cross_entropy_with_logits",
+        "nn.functional.linear_cross_entropy", "sparse.sampled_addmm",
+    }, wrong  # fmt: skip
+    assert calls > 2000
+
+
+def test_arrays_share_memory(tmp_path, adopted):
+    assert ran(tmp_path, ARRAYS, *adopted) == ran(tmp_path, ARRAYS)

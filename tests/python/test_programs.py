@@ -40,6 +40,7 @@ def run(name: str, device: str, steps: int) -> tuple[list[str], int]:
     import torch
 
     torch.set_num_threads(1 if name in UNORDERED else 2)
+    torch.erf(torch.zeros(1))  # MKL's vector functions are initialized by one thread, as Tandem does
     if device != "cpu":
         import torch_tandem
         from torch_tandem import cuda_alias

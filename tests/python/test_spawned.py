@@ -108,7 +108,7 @@ def test_shared_parameters_of_an_adopted_script_are_shared(tmp_path, start):
 
 def test_an_adopted_tensor_with_views_is_not_shared_without_them(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import torch\nx = torch.zeros(4)\nview = x[:2]\nview.share_memory_()")
+    script.write_text("import torch\nx = torch.zeros(4)\nviews = x[:2], x[2:]\nviews[0].share_memory_()")
     done = run(script, "", "--adopt=always")
     assert done.returncode == 1 and "before views of it are made" in done.stderr
 

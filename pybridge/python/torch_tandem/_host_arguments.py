@@ -1,7 +1,8 @@
-"""Arguments that PyTorch takes on the host only, in scripts whose tensors are adopted.
+"""Arguments that PyTorch refuses for their device, in scripts whose tensors are adopted.
 
 PyTorch reads the elements of some arguments in operators that are composed of others, and refuses a tensor
-that is elsewhere. A script that names no device has no reason to move it.
+that is not on the host. Other composed operators refuse tensors on two devices. A script that names no device
+has no reason to move them.
 """
 
 import functools
@@ -30,7 +31,8 @@ tensor and on CPU" and "Expected scalars to be on CPU".
 
 
 def install() -> None:
-    """Move these arguments to the host in calls from now on."""
+    """Move these arguments to the host, and those of other operators to one device, in calls from now on."""
+    torch.ops.torch_tandem.move_mixed_arguments()
     for owner, name, position, names in HOST_ARGUMENTS:
         if function := getattr(owner, name, None):
             setattr(owner, name, _on_host(function, position, names))

@@ -10,6 +10,11 @@ def add(text: str) -> None:
     _counts[text] += 1
 
 
+def remove(text: str) -> None:
+    """Remove a note, if it is there."""
+    _counts.pop(text, None)
+
+
 def lines() -> list[str]:
     """Return the notes, with their counts if greater than one."""
     return [text if count == 1 else f"{text} ({count} times)" for text, count in _counts.items()]

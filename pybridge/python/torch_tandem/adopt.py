@@ -5,10 +5,9 @@ is called without `device=`. Parameters and results of factories are then create
 become slower (`torch.set_default_device` slows down every call). Data from NumPy or from files stays on the
 host, and is fed to ops that also have tandem tensors.
 
-With `--adopt auto`, a script is adopted unless it names a device; see `names_a_device`.
+With `--adopt auto`, a program is adopted unless it chooses devices itself; see `_adoptable.py`.
 """
 
-import ast
 import ctypes
 import gc
 import os
@@ -20,37 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem import _host_arguments, _notes
-
-# --- the decision to adopt ---------------------------------------------------------------------
-
-_DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
-
-
-def names_a_device(source: str) -> bool:
-    """Whether a script chooses devices itself.
-
-    It does if a name, attribute, keyword or string in it contains one of `_DEVICE_WORDS`. Comments and
-    docstrings are ignored.
-    """
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return True  # running the script will raise the error
-    words = (text.lower() for text in _words(tree))
-    return any(device in word for word in words for device in _DEVICE_WORDS)
-
-
-def _words(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Expr(value=ast.Constant()):
-                node.value.value = None  # a docstring, whose Constant the walk visits later
-            case ast.Name(id=text) | ast.Attribute(attr=text) | ast.Constant(value=str(text)):
-                yield text
-            case ast.keyword(arg=str(text)) | ast.arg(arg=text) | ast.alias(name=text):
-                yield text
-
+from torch_tandem import _adoptable, _host_arguments, _notes
 
 # --- the device of factories -------------------------------------------------------------------
 
@@ -109,6 +78,28 @@ def _set_default_type(tensor_type: type) -> None:
 # --- adopted tensors in host code --------------------------------------------------------------
 
 
+_ADOPTED = "the program names no device: its tensors were adopted (--adopt never: not so)"
+
+
+def install_unless_it_chooses(source: str) -> None:
+    """Adopt the tensors of a script, unless its source or a module that it imports chooses devices."""
+    if _adoptable.names_a_device(source):
+        return
+    install()
+    _notes.add(_ADOPTED)
+    _adoptable.watch_imports(_withdraw)
+
+
+def _withdraw(place: str) -> None:
+    """Adopt no more tensors: a module names the host, and may compare it with the devices of tensors."""
+    _allocate_on_host()
+    _notes.remove(_ADOPTED)
+    _notes.add(
+        f"the program's tensors are not adopted, because {place} chooses the host. To run it on Tandem, name "
+        '"cuda" where the program makes models and tensors; --adopt always adopts them all the same'
+    )
+
+
 def install() -> None:
     """Adopt the tensors that the process creates from now on."""
     _allocate_on_tandem()
@@ -116,6 +107,7 @@ def install() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_allocate_on_host)
     torch.Tensor.numpy = _numpy
+    torch.Tensor.__array__ = _array
     torch.Tensor.pin_memory = _pin_memory
     torch.Tensor.share_memory_ = _share_memory_
     torch._tensor_str._add_suffixes = _add_suffixes
@@ -129,12 +121,28 @@ _original_numpy = torch.Tensor.numpy
 
 
 def _numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-    """`Tensor.numpy`, which returns a read-only copy of an adopted tensor, so that writes to it raise."""
+    """`Tensor.numpy`, which moves an adopted tensor to the host, where the array shares its memory.
+
+    If other tensors share it too, they stay, and the array is a read-only copy, so that writes to it raise.
+    """
+    if self.device.type == "tandem" and not self.requires_grad and not _has_aliases(self):
+        _move_to_host(self)
     if self.device.type != "tandem":
         return _original_numpy(self, force=force)
     array = _original_numpy(self.cpu(), force=force)
     array.flags.writeable = False
     return array
+
+
+_original_array = torch.Tensor.__array__
+
+
+def _array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
+    """`Tensor.__array__`, which NumPy's functions call: as `_numpy`, unless a copy is wanted."""
+    is_copied = options.get("copy") or self.requires_grad
+    if self.device.type == "tandem" and not is_copied and not _has_aliases(self):
+        _move_to_host(self)
+    return _original_array(self, dtype, **options)
 
 
 _original_pin_memory = torch.Tensor.pin_memory
@@ -153,17 +161,38 @@ def _references(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
+def _has_aliases(tensor: torch.Tensor) -> bool:
+    """Whether tensors besides the one that it is a view of share a tensor's storage.
+
+    They would not see what is written after a move.
+    """
+    base = tensor._base if tensor._is_view() else None
+    if base is not None and base.nbytes != base.untyped_storage().nbytes():
+        return True
+    return _references(tensor) > _references(torch.empty(1, device="tandem")) + (base is not None)
+
+
+def _move_to_host(tensor: torch.Tensor) -> None:
+    """Move a tensor, and the one that it is a view of."""
+    base = tensor._base if tensor._is_view() else None
+    with torch.no_grad():
+        if base is None:
+            tensor.data = tensor.detach().cpu()
+        else:
+            where = tensor.size(), tensor.stride(), tensor.storage_offset()
+            _move_to_host(base)
+            tensor.data = base.detach().as_strided(*where)
+
+
 def _share_memory_(self: torch.Tensor) -> torch.Tensor:
     """`Tensor.share_memory_`, which moves an adopted tensor to the host, where processes share memory."""
     if self.device.type == "tandem":
-        # Views and other aliases would stay where they are, and no longer see what is written to this tensor.
-        if _references(self) > _references(torch.empty(1, device="tandem")):
+        if _has_aliases(self):
             raise RuntimeError(
                 "share_memory_(): other tensors are views of this tensor's memory, and Tandem cannot move "
                 "them to the host. Share it before views of it are made, or run with --adopt never"
             )
-        with torch.no_grad():
-            self.data = self.detach().cpu()
+        _move_to_host(self)
         _notes.add("tensors that share_memory_() shares with other processes were moved to the host")
     return _original_share_memory(self)
 
@@ -216,8 +245,7 @@ def _workers_read_host_tensors() -> None:
         roots = (loader.dataset, loader.collate_fn, loader.worker_init_fn)
         for tensor in _reachable_tensors(roots):
             if tensor.device.type == "tandem":
-                with torch.no_grad():
-                    tensor.data = tensor.detach().cpu()
+                _move_to_host(tensor)
         original(self, loader)
 
     loading.__init__ = init

@@ -227,9 +227,11 @@ def _run(options: argparse.Namespace) -> int:
     if options.device_alias:
         cuda_alias.install()
         _spawned.install(options.mode, options.compile)
-    if options.adopt == "always" or (options.adopt == "auto" and not adopt.names_a_device(script.source())):
+    if options.adopt == "always":
         adopt.install()
-        _notes.add("the script names no device: its tensors were adopted (--adopt never: not so)")
+        _notes.add("the program's tensors were adopted (--adopt always)")
+    elif options.adopt == "auto":
+        adopt.install_unless_it_chooses(script.source())
     process = os.getpid()
     error = _script.run(script, args, code)
     status = _show(error)

@@ -322,10 +322,9 @@ static BY_NAME: LazyLock<ByName<Row>> = LazyLock::new(|| ByName::new(TABLE, |row
 pub fn kept_default(name: &str) -> Option<Kept> {
     let overload = short(name).split_once('.').map_or("", |(_, overload)| overload);
     // `x_copy` variants of views and generated `out=` variants call the functional operator and copy its output.
-    let is_out = base(name).ends_with("_copy")
-        || base(name).ends_with("_out")
-        || overload == "out"
-        || overload.ends_with("_out");
+    let is_copied_view = base(name).ends_with("_copy") && base(short(name)) != "index_copy";
+    let is_out =
+        is_copied_view || base(name).ends_with("_out") || overload == "out" || overload.ends_with("_out");
     BY_NAME.find(name, |row| row.kept).or_else(|| is_out.then_some(Kept::Composite))
 }
 
@@ -415,6 +414,7 @@ mod tests {
         assert_eq!(kept_default("aten::transpose.int"), Some(Kept::View));
         assert_eq!(kept_default("aten::convolution.out"), Some(Kept::Composite));
         assert_eq!(kept_default("aten::permute_copy"), Some(Kept::Composite));
+        assert_eq!(kept_default("aten::index_copy"), None);
         assert_eq!(kept_default("aten::_sparse_sum"), Some(Kept::Elsewhere));
     }
 

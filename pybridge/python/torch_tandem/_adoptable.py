@@ -1,0 +1,126 @@
+"""Which programs are adopted: those in which neither the script nor a library chooses a device."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+
+_DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
+
+# fmt: off
+LIBRARIES = frozenset(
+    [
+        "accelerate", "datasets", "fastai", "fastcore", "ignite", "lightning", "lightning_fabric",
+        "lightning_utilities", "peft", "pytorch_lightning", "sentence_transformers", "skorch", "timm",
+        "torch", "torch_tandem", "torchmetrics", "torchvision", "transformers", "trl",
+    ]
+)
+# fmt: on
+"""Packages that name the host and are right with adopted tensors, which the tests of trainers show."""
+
+
+def names_a_device(source: str) -> bool:
+    """Whether a script chooses devices itself.
+
+    It does if a name, attribute, keyword or string in it contains one of `_DEVICE_WORDS`. Comments and
+    docstrings are ignored.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return True  # running the script will raise the error
+    return any(device in word for word in _words(tree) for device in _DEVICE_WORDS)
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant()):
+                node.value.value = None  # a docstring, whose Constant the walk visits later
+            case ast.Name(id=text) | ast.Attribute(attr=text) | ast.Constant(value=str(text)):
+                yield text.lower()
+            case ast.keyword(arg=str(text)) | ast.arg(arg=text) | ast.alias(name=text):
+                yield text.lower()
+
+
+# --- libraries that choose the host ------------------------------------------------------------
+
+_HOST = re.compile(rb"[\"']cpu(:0)?[\"']")
+
+
+def line_that_chooses_the_host(source: bytes) -> int:
+    """Return the first line of a module at which it uses "cpu" as a device, or 0.
+
+    That is a default, assignment, comparison or call that names the host and also has one of `_DEVICE_WORDS`
+    in it, such as `device="cpu"`. A result that is moved there is no choice: `x.to("cpu")`,
+    `map_location="cpu"`.
+    """
+    if not _HOST.search(source) or b"torch" not in source:
+        return 0
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return 0  # the import will raise the error
+    lines = (part.lineno for part in _parts(tree) if _chooses_the_host(part))
+    return min(lines, default=0)
+
+
+def _parts(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements and expressions of a module that are looked at as a whole."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.arguments():
+                both = (node.posonlyargs + node.args, node.defaults), (node.kwonlyargs, node.kw_defaults)
+                for names, defaults in both:
+                    for name, default in zip(reversed(names), reversed(defaults), strict=False):
+                        if default is not None:
+                            value = ast.keyword(name.arg, default)
+                            yield ast.copy_location(value, name)
+            case ast.If(test=test) | ast.While(test=test):
+                yield test
+            case ast.Assign() | ast.AnnAssign() | ast.Expr() | ast.Return() | ast.Assert():
+                yield node
+
+
+def _chooses_the_host(part: ast.AST) -> bool:
+    names_host, words = False, set()
+    waiting = [part]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.Constant(value="cpu" | "cpu:0"):
+                names_host = True
+                continue
+            case ast.keyword(arg="map_location"):
+                continue
+            case ast.Call(func=ast.Attribute(attr="to", value=moved)):
+                waiting.append(moved)
+                continue
+            case ast.Name(id=text) | ast.Attribute(attr=text) | ast.Constant(value=str(text)):
+                words.add(text.lower())
+            case ast.keyword(arg=str(text)) | ast.arg(arg=text):
+                words.add(text.lower())
+        waiting += ast.iter_child_nodes(node)
+    return names_host and any(device in word for word in words for device in _DEVICE_WORDS)
+
+
+def watch_imports(found: Callable[[str], None]) -> None:
+    """Call `found` with the place at which a module that is imported from now on chooses the host, once."""
+    original = SourceFileLoader.get_code
+    is_found = False
+
+    # Importing compiles a module here; looking for one does not.
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        nonlocal is_found
+        if not is_found and fullname.partition(".")[0] not in LIBRARIES:
+            try:
+                line = line_that_chooses_the_host(self.get_data(self.path))
+            except OSError:
+                line = 0
+            if line:
+                is_found = True
+                found(f"{self.path}:{line}")
+        return original(self, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]

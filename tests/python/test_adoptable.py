@@ -1,0 +1,75 @@
+"""Programs are adopted unless the script, or a module that it imports, chooses devices."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from torch_tandem._adoptable import line_that_chooses_the_host
+
+CHOOSES = [
+    'def f(x, device="cpu"): ...',
+    "def f(x, *, device='cpu', other=None): ...",
+    'def f(x, where=torch.device("cpu")): ...',
+    'class C:\n    device: str = "cpu"',
+    'DEVICE = "cpu"',
+    'x = torch.zeros(3, device="cpu")',
+    'self.device = torch.device("cuda" if ok else "cpu")',
+    'if x.device.type == "cpu": ...',
+    'while str(device) != "cpu:0": ...',
+    'assert x.device.type == "cpu"',
+    'parser.add_argument("--device", default="cpu")',
+    'device = options.get("device", "cpu")',
+    'return_value = lambda: pick(device="cpu")',
+]
+CHOOSES_NOT = [
+    'x = x.to("cpu")',
+    'state = torch.load(path, map_location="cpu")',
+    'x = torch.zeros(3, device=other.device).to("cpu")',
+    'print("cpu")',
+    'usage["cpu"] = psutil.cpu_percent()',
+    'def f(kind="cpu"): ...',
+    "x = torch.zeros(3, device=other.device)",
+    '"""device="cpu" is the default."""',
+    "# device='cpu'",
+    "x = x.cpu()",
+]
+
+
+@pytest.mark.parametrize("text", CHOOSES)
+def test_a_module_that_chooses_the_host(text):
+    assert line_that_chooses_the_host(f"import torch\n{text}\n".encode()) >= 2
+
+
+@pytest.mark.parametrize("text", CHOOSES_NOT)
+def test_a_module_that_does_not(text):
+    assert line_that_chooses_the_host(f"import torch\n{text}\n".encode()) == 0
+
+
+def test_a_module_that_has_nothing_to_do_with_torch_or_is_no_python():
+    assert line_that_chooses_the_host(b'def f(device="cpu"): ...') == 0
+    assert line_that_chooses_the_host(b'import torch\ndef f(device="cpu"') == 0
+
+
+LIBRARY = """
+import torch
+
+class Trainer:
+    def __init__(self, prior, device="cpu"):
+        assert prior.device == torch.zeros(1, device=device).device
+"""
+OTHER = "import torch\n\ndef double(x):\n    return x + torch.ones(1).to(x.dtype)\n"
+
+
+@pytest.mark.parametrize("module, adopted", [(LIBRARY, False), (OTHER, True)])
+def test_imports_decide(tmp_path, module, adopted):
+    (tmp_path / "library.py").write_text(module)
+    call = "library.double(torch.ones(2))" if adopted else "library.Trainer(torch.ones(2))"
+    (tmp_path / "script.py").write_text(f"import torch, library\n{call}\n")
+    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json=report.json", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert bool(report["ops_captured"]) == adopted
+    place = f"{tmp_path / 'library.py'}:5 chooses the host"
+    assert any(place in note for note in report["notes"]) != adopted
