@@ -13,6 +13,7 @@
 #include "library.h"
 #include "operators.h"
 #include "shim.h"
+#include "sparse.h"
 
 namespace tandem {
 
@@ -42,6 +43,7 @@ extern "C" int32_t ttc_enable_cuda_alias() {
     auto& cuda = library(c10::DispatchKey::CUDA);
     cuda.impl(kEmpty, torch::CppFunction::makeFromBoxedFunction<&factory<kEmpty>>());
     cuda.impl(kEmptyStrided, torch::CppFunction::makeFromBoxedFunction<&factory<kEmptyStrided>>());
+    alias_sparse();
     return int32_t{TT_OK};
   });
 }

@@ -99,7 +99,8 @@ TtOut Window::record(int64_t offset) const {
 
 Gradient::Gradient(const at::Tensor& leaf) {
   const auto& grad = leaf.grad();
-  defined = grad.defined();
+  // A call with a sparse gradient is refused.
+  defined = grad.defined() && grad.has_storage();
   if (!defined) return;
   context = identity(grad);
   window.emplace(grad);

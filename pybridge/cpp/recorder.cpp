@@ -500,6 +500,7 @@ bool Recorder::is_consumed(const at::Tensor& t) const {
 std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_rust) const {
   Result result;
   if (!t.defined()) return result;
+  if (!t.has_storage()) return std::nullopt;
   result.version = version_of(t);
   for (size_t i = 0; i < arguments_.size(); i++) {
     if (!arguments_[i].is_same(t)) continue;
@@ -531,6 +532,11 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
                             const TtRecorded& in_rust) {
   for (size_t i = 0; i < results.size(); i++) {
     const auto& t = results[i];
+    if (t.defined() && !t.has_storage()) {
+      refuse("it returns a sparse tensor. Return a dense one");
+      call_.results.emplace_back();
+      continue;
+    }
     auto result = place(t, in_rust);
     if (!result && is_tandem(t) && is_made_view(t))
       refuse("a result that requires grad is a view of a tensor from outside of the call. Return a copy (clone())");

@@ -14,6 +14,7 @@
 #include "host_random.h"
 #include "profiler.h"
 #include "shim.h"
+#include "sparse.h"
 #include "threads.h"
 
 namespace tandem {
@@ -28,6 +29,7 @@ void register_operators() {
     if (!op) continue;
     capture(*op);
     order_host_random(*op);
+    implement_sparse(*op);
   }
 }
 

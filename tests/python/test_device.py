@@ -597,11 +597,6 @@ def test_device_module():
 # --- unsupported features -----------------------------------------------------------------------
 
 REFUSED = {
-    "sparse": lambda x: torch.eye(3).to_sparse().to("tandem"),
-    "to_sparse": lambda x: x.to_sparse(),
-    "sparse_csr": lambda x: x.to_sparse_csr(),
-    "sparse tensor": lambda x: torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (2,), device=DEV),
-    "sparse embedding": lambda x: nn.Embedding(3, 2, sparse=True).to(DEV)(x[0].long() * 0).sum().backward(),
     "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
     "quantized move": lambda x: torch.quantize_per_tensor(x.cpu(), 0.1, 0, torch.qint8).to(DEV),
 }

@@ -135,7 +135,8 @@ class State:
     def tensors(self) -> list[torch.Tensor]:
         """The tensors in the state."""
         found = [value.expected() for value in self.values if value.kind == "w"]
-        return [value for value in found if issubclass(type(value), torch.Tensor)]
+        found = [value for value in found if issubclass(type(value), torch.Tensor)]
+        return [value for value in found if value.layout == torch.strided]
 
     def forget(self) -> None:
         """Drop all references to objects of the program."""
@@ -547,6 +548,8 @@ class _Walk:
         return self.values[at].label.startswith("torch")
 
     def tensor(self, at: int, value: torch.Tensor) -> None:
+        if value.layout != torch.strided:
+            raise Unknown(f"{self.state.label(at)} is a sparse tensor, whose operators run on the host")
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             if (hooks := getattr(value, name)) is not None:
                 self.attribute(at, name, hooks)

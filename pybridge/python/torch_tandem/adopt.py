@@ -164,8 +164,10 @@ def _references(tensor: torch.Tensor) -> int:
 def _has_aliases(tensor: torch.Tensor) -> bool:
     """Whether tensors besides the one that it is a view of share a tensor's storage.
 
-    They would not see what is written after a move.
+    They would not see what is written after a move. Sparse tensors, which have no storage, count as aliased.
     """
+    if tensor.layout != torch.strided:
+        return True
     base = tensor._base if tensor._is_view() else None
     if base is not None and base.nbytes != base.untyped_storage().nbytes():
         return True
