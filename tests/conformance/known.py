@@ -14,7 +14,6 @@ KNOWN: dict[str, str] = {
     "new_empty": UNDEFINED,
     "new_empty_strided": UNDEFINED,
     "tensor_split": "its indices have to be on the CPU, and the sample's are moved",
-    "to_sparse": "sparse tensors are not supported",
 }
 
 # Operators with random values: dtype, shape and strides are compared here, distributions in other tests.

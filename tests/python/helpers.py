@@ -70,8 +70,10 @@ def to_host(out: Any) -> Any:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two CPU tensors have the same values; all NaNs are equal."""
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     a, b = (x.detach().resolve_conj().resolve_neg() for x in (a, b))
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
