@@ -1,0 +1,97 @@
+"""`tandem run` ends as the interpreter does: children, threads, handlers at exit, signals, late errors."""
+
+import subprocess
+import sys
+
+import pytest
+
+CHILD_ENDED = "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+PROCESS = "p = mp.get_context({!r}).Process(target=fail)\np.start()\np.join()\nsys.exit(p.exitcode)"
+SCRIPTS = {
+    "number": "sys.exit(3)",
+    "large number": "sys.exit(300)",
+    "text": "sys.exit('it failed')",
+    "object": "sys.exit(torch.ones(1).cuda().tolist())",
+    "exception": "1 / 0",
+    "hook": "sys.excepthook = lambda *error: print('hooked', error[0].__name__)\n1 / 0",
+    "at once": "os._exit(6)",
+    "in a thread": "t = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()",
+    "exit in a thread": "t = threading.Thread(target=lambda: sys.exit(4))\nt.start()\nt.join()",
+    "late thread": "threading.Timer(0.5, lambda: print(model(x).shape)).start()",
+    "at exit": "atexit.register(lambda: 1 / 0)",
+    "ends at exit": "atexit.register(lambda: os._exit(5))",
+    "deleted": "class D:\n    def __del__(self):\n        1 / 0\nd = D()\ndel d",
+    "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
+    "handled": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(8))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(9)"
+    ),
+    "program": "sys.exit(subprocess.run([sys.executable, '-c', 'import sys; sys.exit(7)']).returncode)",
+    "forked": "pid = os.fork()\nif pid == 0:\n    os._exit(2)\n" + CHILD_ENDED,
+    "forked and falls through": "pid = os.fork()\nif pid == 0:\n    sys.exit(2)\n" + CHILD_ENDED,
+    "spawned process": PROCESS.format("spawn"),
+    "killed process": (
+        "p = mp.get_context('fork').Process(target=time.sleep, args=(99,))\np.start()\np.kill()\np.join()\n"
+        "sys.exit(-p.exitcode)"
+    ),
+    "spawned ranks": "torch.multiprocessing.spawn(rank, nprocs=2)",
+    "pool": "mp.get_context('spawn').Pool(1).apply(fail)",
+    "loader": "list(torch.utils.data.DataLoader(Broken(), num_workers=1))",
+    "operator": "torch.ones(3).cuda()[torch.tensor([5]).cuda()]",
+    "operator in a step": "for i in range(9):\n    step(7 if i == 8 else 1)",
+    "hook of a gradient": "y = model(x)\ny.register_hook(lambda g: 1 / 0)\ny.sum().backward()",
+}
+"""What a script does at its end."""
+
+HEAD = """
+import atexit, os, signal, subprocess, sys, threading, time
+import multiprocessing as mp
+import torch
+
+def fail():
+    raise ValueError("in a child")
+
+def rank(number):
+    if number == 1:
+        raise ValueError("in a rank")
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        raise KeyError(number)
+
+class Table(torch.nn.Embedding):
+    pass
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        torch.Tensor.cuda = torch.nn.Module.cuda = lambda self: self
+    model, x = torch.nn.Linear(2, 2).cuda(), torch.ones(1, 2).cuda()
+    table = Table(4, 2).cuda()
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+
+    def step(word):
+        optimizer.zero_grad()
+        table(torch.tensor([word]).cuda()).sum().backward()
+        optimizer.step()
+
+    step(0)
+"""
+
+
+def started(script, *options):
+    command = [sys.executable, *options, script]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_end_as_without_tandem(tmp_path, name):
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + "".join(f"    {line}\n" for line in SCRIPTS[name].splitlines()))
+    both = started(script), started(script, "-m", "torch_tandem", "run", "--quiet")
+    printed = [process.communicate(timeout=240) for process in both]
+    expected, found = ((p.returncode, out) for p, (out, _) in zip(both, printed, strict=True))
+    assert found == expected, printed
