@@ -14,7 +14,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def test_all_blocks_are_known():
-    assert TEXT.count("```") == 2 * len(BLOCKS) and len(BLOCKS) == 2
+    assert TEXT.count("```") == 2 * len(BLOCKS) and len(BLOCKS) == 3
 
 
 @pytest.fixture
@@ -38,3 +38,29 @@ def test_a_model(names):
         F.mse_loss(names["model"](x.to("tandem")), y.to("tandem")).backward()
         names["optimizer"].step()
     replayed(names["model"], 10)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD"])
+def test_a_learning_rate_that_varies(names, kind):
+    block = BLOCKS[2].replace('device="cuda"', 'device="tandem"').replace("optim.Adam", f"optim.{kind}")
+    losses = []
+    for wrap in (lambda step: step, torch_tandem.function):
+        torch.manual_seed(0)
+        names["model"] = mlp().to("tandem")
+        exec("import torch\n" + block, names)
+        model, optimizer, scheduler = (names[name] for name in ("model", "optimizer", "scheduler"))
+
+        def step(x, y, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = wrap(step)
+        losses.append([])
+        for x, y in batches(20, (5, 6), (5, 3)):
+            losses[-1].append(step(x.to("tandem"), y.to("tandem")).item())
+            scheduler.step()
+    replayed(step, 10)
+    assert losses[0] == losses[1]

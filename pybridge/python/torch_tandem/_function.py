@@ -49,6 +49,10 @@ MOST_HASHES = 4096
 # Recorded calls of one key that are compared with the next one, if they read no values.
 REMEMBERED = 4
 
+IF_A_NUMBER = (
+    "If it is a number, keep it in a tensor on the device (a learning rate: lr=torch.tensor(...), fused=True)"
+)
+
 _ops = torch.ops.torch_tandem
 _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
 _is_compiling = torch.compiler.is_compiling
@@ -525,7 +529,7 @@ class Function:
         changed = one.state.differences(two.state) if compares_state else {}
         written = one.written.keys() | two.written.keys() if self._skips_effects else ()
         if changed := [label for path, label in changed.items() if path not in written]:
-            return f"{min(changed, key=len)} has changed between the calls"
+            return f"{min(changed, key=len)} has changed between the calls. {IF_A_NUMBER}"
         return None
 
     def _has_new_replay(self, arguments: Arguments, attempts: Attempts) -> bool:
