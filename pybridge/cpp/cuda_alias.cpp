@@ -21,9 +21,18 @@ bool is_cuda_alias = false;
 
 namespace {
 
+// Makes host tensors in a forked child, whose parent may have told it to use "cuda".
+void on_host(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const size_t n = handle.schema().arguments().size();
+  for (size_t i = stack->size() - n; i < stack->size(); i++)
+    if ((*stack)[i].isDevice()) (*stack)[i] = c10::Device(at::kCPU);
+  handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
 template <const char* kName>
 void factory(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   static const uint32_t id = declare(handle);
+  if (C10_UNLIKELY(tt_is_forked())) return on_host(handle, stack);
   dispatch(id, handle, stack);
   if (fills_new_memory()) at::native::fill_empty_deterministic_(stack->back().toTensor());
 }

@@ -205,6 +205,8 @@ TT(int32_t, tt_wait_random);
 TT(int32_t, tt_draws);
 // Whether the calling thread is the traced thread of the program and is not inside a kernel that Tandem runs.
 TT(int32_t, tt_is_program);
+// Whether this process is a forked child that cannot use the device.
+TT(int32_t, tt_is_forked);
 // Takes a block, aligned to 64 bytes, from Tandem's pool of host memory. Returns null if the C library is to allocate.
 TT(void*, tt_pool_take, size_t nbytes);
 // Returns a block to the pool. Returns 0 if the block is not from the pool.

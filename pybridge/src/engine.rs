@@ -643,6 +643,11 @@ extern "C" fn tt_is_program() -> i32 {
     i32::from(!in_executor() && is_program_thread())
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn tt_is_forked() -> i32 {
+    i32::from(FORKED.load(Ordering::Relaxed))
+}
+
 /// Whether devices draw random numbers themselves. Asking opens the executor.
 static DRAWS: OnceLock<bool> = OnceLock::new();
 

@@ -288,6 +288,15 @@ mod _core {
         Ok(())
     }
 
+    /// Opens the devices. Returns the name of the executor, and those of the graphics adapters that it uses.
+    #[pyfunction]
+    fn open_devices() -> (String, Vec<String>) {
+        with_executor(&lock(), |executor| {
+            let device = executor.get().device();
+            (device.name().to_owned(), device.devices().into_iter().map(|adapter| adapter.name).collect())
+        })
+    }
+
     /// Returns a sentence for each environment variable whose value is ignored.
     #[pyfunction]
     fn ignored_settings() -> Vec<String> {

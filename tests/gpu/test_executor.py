@@ -1,6 +1,7 @@
 """The executor itself: location of contents, aliases, fetches, faults, memory, failures."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,27 @@ def test_the_device_is_a_gpu():
     assert report["executor"] == "gpu"
     assert report["device"]["native_ops"] >= 1
     assert not report["host_ops"]
+
+
+def test_the_name_is_the_adapters():
+    name = torch.tandem.get_device_name()
+    assert name == f"Tandem ({torch_tandem.report()['devices'][0]['name']})"
+
+
+def test_processes_cannot_share_memory():
+    with pytest.raises(RuntimeError, match=re.escape("model.cpu().share_memory()")):
+        torch.nn.Linear(1, 1, device="tandem").share_memory()
+
+
+def test_sparse_tensors():
+    host = (torch.arange(12.0).view(3, 4) % 3).to_sparse()
+    x = torch.arange(8.0).view(4, 2)
+    for sparse in (host, host.to_sparse_csr()):
+        y = x.to("tandem").requires_grad_()
+        product = torch.sparse.mm(sparse.to("tandem"), y)
+        product.sum().backward()
+        assert torch.equal(product.detach().cpu(), torch.sparse.mm(sparse, x))
+        assert torch.equal(y.grad.cpu(), host.to_dense().sum(0)[:, None].expand(4, 2))
 
 
 def test_adapters_are_listed():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_tandem import _core
 
 ROOT = Path(__file__).parents[2]
 Module = tuple[str, ...]
@@ -192,3 +193,9 @@ def test_tables_name_operators_that_pytorch_has() -> None:
     assert len(names) > 500
     assert not is_declared("native_layer_nrom", declared) and not is_declared("sum.dim_InList", declared)
     assert [name for name in names if not is_declared(name, declared)] == []
+
+
+def test_the_stub_names_what_the_extension_has() -> None:
+    text = (ROOT / "pybridge/python/torch_tandem/_core.pyi").read_text()
+    names = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
+    assert sorted(names) == sorted(name for name in dir(_core) if not name.startswith("_"))

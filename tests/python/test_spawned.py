@@ -113,7 +113,15 @@ def test_an_adopted_tensor_with_views_is_not_shared_without_them(tmp_path):
     assert done.returncode == 1 and "before views of it are made" in done.stderr
 
 
-def test_tandem_tensors_are_not_shared_silently():
-    code = 'import torch, torch_tandem; torch.nn.Linear(1, 1, device="tandem").share_memory()'  # as on "cuda"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.returncode == 1 and "model.cpu().share_memory()" in ran.stderr
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_shared_parameters_on_cuda_are_shared(tmp_path, start):
+    script = tmp_path / "script.py"
+    place = "'cuda' if torch.cuda.is_available() else 'cpu'"
+    text = SHARED.replace("Linear(4, 1))\n", f"Linear(4, 1)).to({place})\n")
+    text = text.replace("float(i))", f"float(i)).to({place})")
+    assert text.count("cuda'") == 2
+    script.write_text(text)
+    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
+    done = run(script, start, "--adopt=never")
+    assert eager.returncode == done.returncode == 0, done.stderr
+    assert eager.stdout.startswith("9.0 ") and done.stdout == eager.stdout

@@ -1,7 +1,8 @@
 """The extension module: the Rust engine."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch_tandem._report_types import Adapter, CoreReport, Graphs, MemorySnapshot, Mode, Timeline
 
@@ -45,6 +46,9 @@ def record_memory(most: int | None, stacks: bool, clear: bool) -> None:
 
 def memory_snapshot() -> MemorySnapshot: ...
 def list_devices() -> list[Adapter]: ...
+def open_devices() -> tuple[Literal["cpu", "gpu", "none"], list[str]]:
+    """Open the devices. Return the executor's name, and those of the graphics adapters that it uses."""
+
 def lose_device(device: int = 0) -> None:
     """Put a GPU into the state of a lost device, for tests."""
 
@@ -57,7 +61,7 @@ def fail_allocation(n: int) -> int:
 def mark_step() -> None:
     """End an iteration."""
 
-def hindrance(recording: int) -> tuple[str, bool] | None:
+def refusal(recording: int) -> tuple[str, bool] | None:
     """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
 
 def unequal(one: int, two: int) -> str | None:
@@ -131,3 +135,13 @@ def tracegraph_dot() -> str:
 
 def time_torch_objects(times: int) -> float:
     """Mean time, in nanoseconds, that PyTorch takes to create and free a tensor and its storage."""
+
+def attributes_of(value: object) -> dict[str, Any] | None:
+    """The dict of the attributes that an object has itself, if it has one."""
+
+class StateCheck:
+    """The comparison of a function's state with that of its recorded call (`pybridge/src/state.rs`)."""
+
+    def __init__(self, values: Sequence[tuple]) -> None: ...
+    def __call__(self, arguments: list) -> int:
+        """Return the number of the first value that differs, or -1."""

@@ -16,10 +16,11 @@ import torch
 from torch.multiprocessing import reductions
 from torch.utils.dlpack import DLDeviceType
 
+from torch_tandem import _sharing
+
 _dlpack, _dlpack_device = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
 _to_dlpack = torch._C._to_dlpack
 _array = torch.Tensor.__array__
-_share_memory = torch.Tensor.share_memory_
 
 
 def install() -> None:
@@ -28,7 +29,7 @@ def install() -> None:
     torch.utils.dlpack.to_dlpack = torch.to_dlpack = _export_capsule
     torch.Tensor.__array__ = _export_array
     torch.Tensor.__cuda_array_interface__ = property(_no_address(torch.Tensor.__cuda_array_interface__))
-    torch.Tensor.share_memory_ = _refuse_to_share
+    torch.Tensor.share_memory_ = _sharing.share_memory_unless_on_gpu
     for kind in (torch.Tensor, torch.nn.Parameter):
         reduction.register(kind, _reduce_tensor)
     reduction.register(torch.UntypedStorage, _reduce_storage)
@@ -68,16 +69,6 @@ def _export_array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
     if not options.get("copy"):
         array.flags.writeable = False
     return array
-
-
-@functools.wraps(_share_memory)
-def _refuse_to_share(self: torch.Tensor) -> torch.Tensor:
-    if self.device.type == "tandem":
-        raise RuntimeError(
-            "share_memory_(): processes cannot share a tandem tensor, they would get copies. Share it on the "
-            "host instead: model.cpu().share_memory()"
-        )
-    return _share_memory(self)
 
 
 def _no_address(interface: property) -> Callable:

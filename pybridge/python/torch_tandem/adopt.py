@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem import _adoptable, _host_arguments, _notes
+from torch_tandem import _adoptable, _host_arguments, _notes, _sharing
+from torch_tandem._sharing import has_aliases, move_to_host
 
 # --- the device of factories -------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ def install() -> None:
     torch.Tensor.numpy = _numpy
     torch.Tensor.__array__ = _array
     torch.Tensor.pin_memory = _pin_memory
-    torch.Tensor.share_memory_ = _share_memory_
+    torch.Tensor.share_memory_ = _sharing.share_memory_
     torch._tensor_str._add_suffixes = _add_suffixes
     torch.serialization.register_package(4, _location, lambda storage, location: None)
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
@@ -125,8 +126,8 @@ def _numpy(self: torch.Tensor, *, force: bool = False) -> Any:
 
     If other tensors share it too, they stay, and the array is a read-only copy, so that writes to it raise.
     """
-    if self.device.type == "tandem" and not self.requires_grad and not _has_aliases(self):
-        _move_to_host(self)
+    if self.device.type == "tandem" and not self.requires_grad and not has_aliases(self):
+        move_to_host(self)
     if self.device.type != "tandem":
         return _original_numpy(self, force=force)
     array = _original_numpy(self.cpu(), force=force)
@@ -140,8 +141,8 @@ _original_array = torch.Tensor.__array__
 def _array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
     """`Tensor.__array__`, which NumPy's functions call: as `_numpy`, unless a copy is wanted."""
     is_copied = options.get("copy") or self.requires_grad
-    if self.device.type == "tandem" and not is_copied and not _has_aliases(self):
-        _move_to_host(self)
+    if self.device.type == "tandem" and not is_copied and not has_aliases(self):
+        move_to_host(self)
     return _original_array(self, dtype, **options)
 
 
@@ -151,52 +152,6 @@ _original_pin_memory = torch.Tensor.pin_memory
 def _pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
     """`Tensor.pin_memory`, which returns an adopted tensor itself: data loaders may have to pin batches."""
     return self if self.device.type == "tandem" else _original_pin_memory(self, *args)
-
-
-_original_share_memory = torch.Tensor.share_memory_
-
-
-def _references(tensor: torch.Tensor) -> int:
-    """Number of references to a tensor's storage."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-def _has_aliases(tensor: torch.Tensor) -> bool:
-    """Whether tensors besides the one that it is a view of share a tensor's storage.
-
-    They would not see what is written after a move. Sparse tensors, which have no storage, count as aliased.
-    """
-    if tensor.layout != torch.strided:
-        return True
-    base = tensor._base if tensor._is_view() else None
-    if base is not None and base.nbytes != base.untyped_storage().nbytes():
-        return True
-    return _references(tensor) > _references(torch.empty(1, device="tandem")) + (base is not None)
-
-
-def _move_to_host(tensor: torch.Tensor) -> None:
-    """Move a tensor, and the one that it is a view of."""
-    base = tensor._base if tensor._is_view() else None
-    with torch.no_grad():
-        if base is None:
-            tensor.data = tensor.detach().cpu()
-        else:
-            where = tensor.size(), tensor.stride(), tensor.storage_offset()
-            _move_to_host(base)
-            tensor.data = base.detach().as_strided(*where)
-
-
-def _share_memory_(self: torch.Tensor) -> torch.Tensor:
-    """`Tensor.share_memory_`, which moves an adopted tensor to the host, where processes share memory."""
-    if self.device.type == "tandem":
-        if _has_aliases(self):
-            raise RuntimeError(
-                "share_memory_(): other tensors are views of this tensor's memory, and Tandem cannot move "
-                "them to the host. Share it before views of it are made, or run with --adopt never"
-            )
-        _move_to_host(self)
-        _notes.add("tensors that share_memory_() shares with other processes were moved to the host")
-    return _original_share_memory(self)
 
 
 _original_add_suffixes = torch._tensor_str._add_suffixes
@@ -247,7 +202,7 @@ def _workers_read_host_tensors() -> None:
         roots = (loader.dataset, loader.collate_fn, loader.worker_init_fn)
         for tensor in _reachable_tensors(roots):
             if tensor.device.type == "tandem":
-                _move_to_host(tensor)
+                move_to_host(tensor)
         original(self, loader)
 
     loading.__init__ = init

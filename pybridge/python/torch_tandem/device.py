@@ -149,8 +149,10 @@ _CAPABILITY = (8, 0)
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return a readable name of the device."""
-    return "Tandem (cpu)"
+    """Return a readable name of the device, with that of the graphics adapter if it is one."""
+    adapters = [] if _core.in_bad_fork() else _core.open_devices()[1]
+    index = index_of(device)
+    return f"Tandem ({adapters[index] if index < len(adapters) else 'cpu'})"
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
