@@ -51,6 +51,36 @@ def test_a_module_that_has_nothing_to_do_with_torch_or_is_no_python():
     assert line_that_chooses_the_host(b'import torch\ndef f(device="cpu"') == 0
 
 
+LIBRARIES = """
+import importlib
+import torch
+
+for name in (
+    "accelerate", "datasets", "ignite", "lightning", "peft", "safetensors.torch", "scipy.stats",
+    "skorch", "sklearn.datasets", "sklearn.linear_model", "sklearn.preprocessing", "timm",
+    "torchmetrics", "torchvision", "transformers.trainer", "trl",
+):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert error.name == name, error
+print(torch.ones(2) + 1)
+"""  # fmt: skip
+
+
+def reported(folder):
+    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json=report.json", "script.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_libraries_that_are_right_with_adopted_tensors_end_no_adoption(tmp_path):
+    (tmp_path / "script.py").write_text(LIBRARIES)
+    report = reported(tmp_path)
+    assert report["ops_captured"], report["notes"]
+
+
 LIBRARY = """
 import torch
 
@@ -66,10 +96,7 @@ def test_imports_decide(tmp_path, module, adopted):
     (tmp_path / "library.py").write_text(module)
     call = "library.double(torch.ones(2))" if adopted else "library.Trainer(torch.ones(2))"
     (tmp_path / "script.py").write_text(f"import torch, library\n{call}\n")
-    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json=report.json", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = reported(tmp_path)
     assert bool(report["ops_captured"]) == adopted
     place = f"{tmp_path / 'library.py'}:5 chooses the host"
     assert any(place in note for note in report["notes"]) != adopted
