@@ -499,11 +499,3 @@ def test_gradients_read_during_backward(device):
         with torch.no_grad():
             w -= 0.1 * w.grad
         yield loss.detach(), w.detach().clone(), w.grad.clone()
-
-
-def test_sparse_gradients_are_refused():
-    embed = nn.Embedding(5, 3, sparse=True).to("tandem")
-    loss = embed(torch.tensor([1, 2], device="tandem")).sum()
-    with pytest.raises(NotImplementedError):
-        loss.backward()
-    assert embed.weight.grad is None
