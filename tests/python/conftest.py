@@ -27,6 +27,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (*LONGEST, item.path.stem).index(item.path.stem))
 
 
+@pytest.hookimpl(optionalhook=True)  # the wheel's tests run without pytest-xdist
 def pytest_xdist_make_scheduler(config, log):
     """Tests of a file run in one process, and so do those of a trainer, which keeps its losses on the CPU."""
     from xdist.scheduler import LoadScopeScheduling
