@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from torch_tandem import autoload
+from torch_tandem import autoload, cli
 
 IMPORT_TORCH = """
 import sys, torch
@@ -51,11 +51,34 @@ def test_a_failure_is_a_warning(switch, tmp_path):
     assert "broken install" in import_torch(tmp_path, TANDEM_AUTOLOAD="1").stderr
 
 
-def test_switching(switch, tmp_path, capsys):
-    assert not switch.is_on()
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An environment in which torch-tandem is installed in tmp_path."""
+    (tmp_path / "torch_tandem-1.dist-info").mkdir()
+    (tmp_path / "torch_tandem-1.dist-info" / "METADATA").write_text("Name: torch-tandem\nVersion: 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_the_command(site, capsys):
     for args, on in [(["on"], True), (["on"], True), ([], True), (["off"], False), (["off"], False)]:
-        assert switch.main(args) == 0
-        assert switch.is_on() is on
-    assert list(tmp_path.iterdir()) == []
-    assert switch.main(["maybe"]) == 2
-    assert "usage" in capsys.readouterr().out
+        for command in (["autoload", *args], ["autoload", "status"]):
+            assert cli.main(command) == 0
+            assert ("autoload is on" in capsys.readouterr().out) is on
+    assert [file.name for file in site.iterdir()] == ["torch_tandem-1.dist-info"]
+
+
+@pytest.mark.parametrize(("variable", "device"), [("1", "tandem"), ("cuda", "cuda")])
+def test_the_command_offers_the_device_to_programs(site, variable, device):
+    assert cli.main(["autoload", "on"]) == 0
+    code = f"import torch; print(torch.ones(2, device='{device}').sum().item())"
+    assert import_torch(site, code, TANDEM_AUTOLOAD=variable).stdout == "2.0\n"
+
+
+def test_the_command_says_what_it_cannot_do(site, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["autoload", "maybe"])
+    assert "invalid choice: 'maybe'" in capsys.readouterr().err
+    (site / autoload.DIST_INFO).write_text("a file where the folder should be")
+    assert cli.main(["autoload", "on"]) == 1
+    assert "cannot turn autoload on" in capsys.readouterr().err

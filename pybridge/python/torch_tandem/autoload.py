@@ -7,7 +7,8 @@ is removed first. A process must still request the device with `TANDEM_AUTOLOAD=
 """
 
 import shutil
-from importlib.metadata import distribution
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 HOOK = "torch_tandem_autoload.py"
@@ -39,20 +40,26 @@ def turn_on() -> None:
 
 def turn_off() -> None:
     site = site_packages()
-    shutil.rmtree(site / DIST_INFO, ignore_errors=True)
+    if is_on():
+        shutil.rmtree(site / DIST_INFO)
     (site / HOOK).unlink(missing_ok=True)
 
 
-def main(args: list[str]) -> int:
-    """Run `tandem autoload [on | off]`; without an argument, print the state."""
-    if args == ["on"]:
-        turn_on()
-    elif args == ["off"]:
-        turn_off()
-    elif args:
-        print("usage: tandem autoload [on | off]")
-        return 2
-    if is_on():
+def main(state: str) -> int:
+    """Run `tandem autoload STATE`, where the state is "on", "off" or "status", and return the exit status."""
+    try:
+        if state == "on":
+            turn_on()
+        elif state == "off":
+            turn_off()
+        on = is_on()
+    except PackageNotFoundError:
+        print("tandem autoload: torch-tandem is not installed in this environment", file=sys.stderr)
+        return 1
+    except OSError as failure:
+        print(f"tandem autoload: cannot turn autoload {state}: {failure}", file=sys.stderr)
+        return 1
+    if on:
         print("autoload is on: where TANDEM_AUTOLOAD=1 is set, `import torch` offers the device tandem")
     else:
         print("autoload is off: `import torch` loads nothing of Tandem")

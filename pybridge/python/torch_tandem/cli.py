@@ -15,7 +15,13 @@ USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     options = _parse(sys.argv[1:] if argv is None else argv)
-    commands = {"devices": _devices, "compare": _compare, "launch": _launch, "run": _run}
+    commands = {
+        "autoload": _autoload,
+        "compare": _compare,
+        "devices": _devices,
+        "launch": _launch,
+        "run": _run,
+    }
     return commands[options.command](options)
 
 
@@ -111,12 +117,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         )
         command.add_argument("script", nargs="?", help="the script")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    autoload = commands.add_parser(
+        "autoload",
+        help="let `import torch` register the device in this environment",
+        description=_autoload.__doc__,
+    )
+    autoload.add_argument("state", nargs="?", choices=("on", "off", "status"), default="status")
     # Options of torchrun are not known here, and may follow this command's own.
     end = _end_of_launch(argv) if argv[:1] == ["launch"] else len(argv)
     options = parser.parse_args(argv[:end])
     if options.command == "launch":
         options.rest, options.error = argv[end:], launch.error
-    if options.command in ("devices", "launch"):
+    if options.command in ("autoload", "devices", "launch"):
         return options
     options.error = {"run": run, "compare": compare}[options.command].error
     if options.module is None and options.script is None:
@@ -160,6 +172,13 @@ def _launch(options: argparse.Namespace) -> int:
     if not options.rest:
         options.error("a script is missing")
     return _launch.launch(options.processes, options.rest, options.report)
+
+
+def _autoload(options: argparse.Namespace) -> int:
+    """Let `import torch` register the device where TANDEM_AUTOLOAD is set, stop that, or print the state."""
+    from torch_tandem import autoload
+
+    return autoload.main(options.state)
 
 
 def _devices(options: argparse.Namespace) -> int:
