@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build micro examples demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel test-wheel clean
+.PHONY: help setup build micro examples demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz libraries lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel test-wheel clean
 
 env := source scripts/env.sh &&
 
@@ -16,7 +16,7 @@ setup: ## the virtual environment and the crates
 # What is measured is compiled as wheels are; what is tested has debug assertions, and features for which each crate is
 # compiled once for all tests.
 PROFILE := release
-bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel: PROFILE := dist
+bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check libraries wheel: PROFILE := dist
 lint test-rust test-python test-gpu examples conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz: PROFILE := checked
 cargo_flags = --locked --profile $(PROFILE)$(if $(filter checked,$(PROFILE)), --features tandem-pybridge/tests)
 
@@ -89,6 +89,10 @@ conformance-pytorch-files: build ## PyTorch's own test files on this device; SOU
 fuzz: build ## 2,000 random programs, eagerly and in each mode, and 2,000 with functions; ARGS="--seed 7" goes to both
 	@$(env) python -m tests.fuzz --programs 2000 $(ARGS)
 	@$(env) python -m tests.fuzz.functions --programs 2000 $(ARGS)
+
+# Their environments are in the cache; they share the torch of the project's.
+libraries: build ## programs of other libraries beside eager: docs/libraries.md; ARGS="--only einops,timm" runs some
+	@$(env) python -m tests.libraries $(if $(ARGS),$(ARGS),--write docs/libraries.md)
 
 cpp := $(wildcard pybridge/cpp/*.cpp pybridge/cpp/*.h)
 

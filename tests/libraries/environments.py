@@ -1,0 +1,88 @@
+"""Virtual environments for the programs, layered over the project's, whose torch they share.
+
+A program whose requirements the project's environment meets runs there. The others form groups, each of which
+has versions that fit all of its programs. A program that fits no group starts a new one.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from .program import Program
+
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "libraries"
+SHARED = ("torch", "torchvision", "torchaudio", "triton", "numpy")
+"""Packages of the project's environment that no group replaces."""
+
+
+class NotInstalled(Exception):
+    """There are no versions that a program can be installed with."""
+
+
+def groups(programs: list[Program]) -> list[list[Program]]:
+    """Divide programs that need an environment of their own into groups whose requirements agree."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    wanted = [program for program in programs if not program.is_installed()]
+    text = json.dumps([program.requirements for program in wanted])
+    kept = FOLDER / f"groups-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps([[program.name for program in group] for group in _divide(wanted)]))
+    by_name = {program.name: program for program in wanted}
+    return [[by_name[name] for name in group] for group in json.loads(kept.read_text())]
+
+
+def _divide(programs: list[Program]) -> list[list[Program]]:
+    if not programs or _agree(programs):
+        return [programs] if programs else []
+    found: list[list[Program]] = []
+    for program in programs:
+        group = next((group for group in found if _agree([*group, program])), None)
+        if group is None:
+            found.append(group := [])
+        group.append(program)
+    return found
+
+
+def _agree(programs: list[Program]) -> bool:
+    return _uv("compile", "-", requirements=_requirements(programs)).returncode == 0
+
+
+def _requirements(programs: Iterable[Program]) -> str:
+    return "\n".join(sorted({text for program in programs for text in program.requirements}))
+
+
+def interpreter(number: int, group: list[Program]) -> str:
+    """Return the interpreter of a group's environment, which is made or brought up to date."""
+    folder, requirements = FOLDER / f"group-{number}", _requirements(group)
+    python, stamp = folder / "bin" / "python", folder / "requirements.txt"
+    if stamp.exists() and stamp.read_text() == requirements:
+        return str(python)
+    if not python.exists():
+        subprocess.run([find_uv_bin(), "venv", "--quiet", "--python", sys.executable, folder], check=True)
+        base = sysconfig.get_path("purelib")
+        site = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+        # A line of code, so that .pth files there are read, too: one of them is the editable package's.
+        Path(site, "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
+    stamp.unlink(missing_ok=True)
+    done = _uv("install", "-r", "-", python=str(python), requirements=requirements)
+    if done.returncode:
+        raise NotInstalled(" ".join(done.stderr.split())[:300])
+    stamp.write_text(requirements)
+    return str(python)
+
+
+def _uv(*command: str, requirements: str, python: str = sys.executable) -> subprocess.CompletedProcess:
+    """Run `uv pip` with requirements as its input."""
+    overrides = FOLDER / "overrides.txt"
+    overrides.write_text("\n".join(f'{name} ; sys_platform == "never"' for name in SHARED))
+    options = ["--quiet", "--python", python, "--override", str(overrides)]
+    return subprocess.run(
+        [find_uv_bin(), "pip", *command, *options], input=requirements, capture_output=True, text=True
+    )

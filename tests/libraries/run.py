@@ -1,0 +1,142 @@
+"""Runs a program in eager PyTorch, with PyTorch's kernels, and with Tandem's own."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .compare import Agreement, near_values, same_text
+from .program import Program
+
+TIMED = str(Path(__file__).with_name("timed.py"))
+LIMIT = 120
+"""Seconds after which a run has failed."""
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",
+    "TANDEM_DEVICE": "cpu",
+}
+EAGER = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+WAYS = {
+    "eager": ([TIMED, "eager"], EAGER),
+    "eager again": ([], EAGER),
+    "PyTorch's kernels": (["-m", "torch_tandem", "run", "--quiet"], {"TANDEM_KERNELS": "aten"}),
+    "own kernels": ([TIMED, "tandem"], {"TANDEM_KERNELS": "own"}),
+}
+"""Arguments of the interpreter, before the program's path, and environment variables."""
+NOT_RUN = Agreement(False, "not run")
+
+
+class Failed(Exception):
+    """A run failed, for the reason that the exception tells."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run printed, and its figures if it was timed."""
+
+    text: str
+    seconds: float | None
+    """Median time of an iteration, or None if there are too few."""
+    report: dict
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a program."""
+
+    program: Program
+    bits: Agreement = NOT_RUN
+    """With PyTorch's kernels."""
+    values: Agreement = NOT_RUN
+    """With Tandem's own kernels."""
+    eager: float | None = None
+    """Seconds an iteration."""
+    tandem: float | None = None
+    report: dict = field(default_factory=dict)
+    """With Tandem's own kernels."""
+
+
+def compared(program: Program, python: str) -> Result:
+    """Run a program in all ways. What fails is a part of the result."""
+    try:
+        eager = run(program, python, "eager")
+    except Failed as failure:
+        return Result(program, Agreement(False, f"in eager PyTorch: {failure}"))
+    bits, _ = _agreement(same_text, program, python, "PyTorch's kernels", eager)
+    if not bits.agrees and not _agreement(same_text, program, python, "eager again", eager)[0].agrees:
+        bits = Agreement(False, f"in eager PyTorch a second run prints other text; {bits.text}")
+    values, own = _agreement(near_values, program, python, "own kernels", eager)
+    return Result(program, bits, values, eager.seconds, own and own.seconds, own.report if own else {})
+
+
+def _agreement(
+    compare: Callable[[str, str], Agreement], program: Program, python: str, way: str, eager: Run
+) -> tuple[Agreement, Run | None]:
+    try:
+        found = run(program, python, way)
+    except Failed as failure:
+        return Agreement(False, str(failure)), None
+    return compare(eager.text, found.text), found
+
+
+def run(program: Program, python: str, way: str) -> Run:
+    """Run a program in one of WAYS, in an empty folder."""
+    arguments, variables = WAYS[way]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path, times, report = program.copy_to(folder), folder / "times.json", folder / "report.json"
+        files = [times, report] if TIMED in arguments else []
+        text = _output([python, *arguments, *map(str, files), str(path)], folder, variables)
+        return Run(text, _median(json.loads(_text(times, "[]"))), json.loads(_text(report, "{}")))
+
+
+def _text(path: Path, default: str) -> str:
+    return path.read_text() if path.exists() else default
+
+
+def _median(blocks: list[float]) -> float | None:
+    """Return the median of the second half, whose iterations have all been traced."""
+    return statistics.median(blocks[len(blocks) // 2 :]) if len(blocks) > 1 else None
+
+
+def _output(command: list[str], folder: Path, variables: dict[str, str]) -> str:
+    """Run a command in a folder and return what it prints."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **ENVIRONMENT, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        text, errors = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"not finished after {LIMIT} s") from None
+    finally:
+        # Processes that it has started end with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        raise Failed(f"status {process.returncode}: {_error(errors)}")
+    return text
+
+
+def _error(errors: str) -> str:
+    """Return the line of a traceback that names the exception, or else the last line."""
+    lines = [line for line in errors.splitlines() if line.strip()] or [""]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)]
+    return (named or lines)[-1].strip()[:300]

@@ -1,0 +1,86 @@
+"""Runs a program and writes the times of its iterations: `timed.py eager|tandem TIMES REPORT PROGRAM`.
+
+An iteration ends with `optimizer.step()` or, until the first one, with the outermost call of a module without
+gradients, as for Tandem (`torch_tandem/_iterations.py`). Tandem's work is asynchronous, so iterations are
+timed in blocks, at whose ends it is waited for. Nothing else differs from `python PROGRAM` and `tandem run
+PROGRAM`.
+"""
+
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+BLOCK = 5
+"""Iterations of a block: few, as programs are short; more than one, so that Python can run ahead."""
+
+
+class Clock:
+    """Times of blocks of iterations, in seconds an iteration."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+        self.blocks: list[float] = []
+        self.iterations = 0
+        self.trains = self.inside = False
+        self.call = nn.Module.__call__
+        nn.Module.__call__ = self.watching()
+        register_optimizer_step_post_hook(self.after_step)
+        self.start = time.perf_counter()
+
+    def watching(self) -> Callable:
+        def call(module, *args, **kwargs):
+            if self.inside or torch.compiler.is_compiling():
+                return self.call(module, *args, **kwargs)
+            self.inside = True
+            try:
+                return self.call(module, *args, **kwargs)
+            finally:
+                self.inside = False
+                if not torch.is_grad_enabled():
+                    self.end_iteration()
+
+        return call
+
+    def after_step(self, *_) -> None:
+        if not self.trains:
+            # Calls before the training, such as those that infer shapes, are no iterations of it.
+            self.trains, self.blocks, self.iterations = True, [], 0
+            nn.Module.__call__ = self.call
+        self.end_iteration()
+
+    def end_iteration(self) -> None:
+        self.iterations += 1
+        if self.iterations % BLOCK == 0:
+            self.wait()
+            now = time.perf_counter()
+            self.blocks.append((now - self.start) / BLOCK)
+            self.start = now
+
+
+def main(side: str, times: str, report: str, path: str) -> int:
+    sys.argv[:] = [path]
+    status = 0
+    if side == "eager":
+        clock = Clock(lambda: None)
+        sys.path[0] = os.path.dirname(path)
+        runpy.run_path(path, run_name="__main__")
+    else:
+        import torch_tandem
+        from torch_tandem import cli
+
+        clock = Clock(torch_tandem.synchronize)
+        status = cli.main(["run", "--quiet", "--report-json", report, path])
+    with open(times, "w") as file:
+        json.dump(clock.blocks, file)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
