@@ -54,16 +54,19 @@ def run(folder, *options):
     return forked.run(["-m", "torch_tandem", "run", "--quiet", *options, "script.py"], cwd=folder)
 
 
-def test_functions_of_the_script_and_of_a_module_it_imports(folder):
+@pytest.mark.parametrize("script", ["__main__", "script"])
+def test_functions_of_the_script_and_of_a_module_it_imports(folder, script):
     plain = run(folder)
     assert plain.returncode == 0, plain.stderr
-    options = ["--function", "__main__:make.step", "--function", "layers:Loss.of", "--report-json", "r.json"]
+    options = ["--function", f"{script}:make.step", "--function", "layers:Loss.of", "--report-json", "r.json"]
     ran = run(folder, *options)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == plain.stdout
     functions = {f["name"]: f for f in json.loads((folder / "r.json").read_text())["functions"]}
     assert functions["make.<locals>.step"]["replayed"] > 30
     assert functions["Loss.of"]["replayed"] > 30
+    # Calls of the second one within the first one are no calls that were missed.
+    assert json.loads((folder / "r.json").read_text())["notes"] == []
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,25 @@ def test_what_does_not_exist_is_an_error(folder, text, message):
     ran = run(folder, "--function", text)
     assert ran.returncode == 2
     assert message in ran.stderr
+
+
+def test_functions_that_were_not_called_have_a_note(folder):
+    (folder / "layers.py").write_text(LAYERS + "def unused(x):\n    return x\n")
+    (folder / "script.py").write_text(
+        "import layers\nrate = 0.1\ndef main():\n    def step(): pass\nmain()\n"
+    )
+    texts = ["layers:unused", "layers:Loss.of", "trainer:step", "rate", "main.step", "script:main"]
+    options = [word for text in texts for word in ("--function", text)]
+    ran = run(folder, *options, "--report-json", "r.json")
+    assert ran.returncode == 0, ran.stderr
+    notes = json.loads((folder / "r.json").read_text())["notes"]
+    assert [note for note in notes if "--function" in note] == [
+        "--function layers:unused: unused was not called",
+        "--function layers:Loss.of: Loss.of was not called",
+        "--function trainer:step: trainer was not imported",
+        "--function rate: rate was given no module",
+        "--function main.step: main.step was not called",
+    ]
 
 
 MODELS = """

@@ -926,20 +926,19 @@ def function(
     raise a `TypeError`. Effects other than on tensors, such as prints, happen only in calls that run
     Python. See docs/functions.md.
     """
-    options = {
-        "input_signature": input_signature,
-        "audit": audit,
-        "max_graphs": max_graphs,
-        "on_mismatch": on_mismatch,
-        "effects": effects,
-    }
-    if function is None:
-        return lambda decorated: _wrap(decorated, options)
-    return _wrap(function, options)
+    make = functools.partial(
+        Function,
+        input_signature=input_signature,
+        audit=audit,
+        max_graphs=max_graphs,
+        on_mismatch=on_mismatch,
+        effects=effects,
+    )
+    return functools.partial(wrap, make=make) if function is None else wrap(function, make)
 
 
-def _wrap(function: Any, options: dict) -> Any:
-    make = functools.partial(Function, **options)
+def wrap(function: Any, make: Callable[[Callable], Function]) -> Any:
+    """Wrap a function, a method, a module or a class of modules in what `make` makes of a callable."""
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(make(function.__func__))
     if isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule):

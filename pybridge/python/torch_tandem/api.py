@@ -7,6 +7,7 @@ import torch
 from torch_tandem import (
     _candidates,
     _core,
+    _decorate,
     _function,
     _machine,
     _notes,
@@ -67,7 +68,7 @@ def report() -> Report:
     compared = core["kernels"] and core["executor"] == "cpu"
     return {
         **core,
-        "notes": [*core["notes"], *_notes.lines()],
+        "notes": [*core["notes"], *_notes.lines(), *_decorate.notes()],
         "functions": _function.counters(),
         "models_elsewhere": _residence.models(),
         "candidates": _candidates.found(),
