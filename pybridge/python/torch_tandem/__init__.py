@@ -3,8 +3,7 @@
 Importing this package registers the device `"tandem"`. `tandem run script.py` runs an unchanged script on it.
 """
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
+from importlib import metadata as _metadata
 
 from torch_tandem._load import load_core as _load_core
 
@@ -31,8 +30,8 @@ from torch_tandem.api import (  # noqa: E402
 )
 
 try:
-    __version__ = _version("torch-tandem")
-except PackageNotFoundError:  # a source tree on the path, not installed
+    __version__ = _metadata.version("torch-tandem")
+except _metadata.PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
 
 __all__ = [

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Unpack, overload
 
 import torch
 from torch.utils import _pytree
@@ -23,6 +23,7 @@ from torch_tandem import _call_backward, _core, _iterations, _observe
 from torch_tandem._arguments import TENSORS, VALUES, Arguments, described, flatten, varying
 from torch_tandem._call_backward import EQUAL, Call, Hole, Passes
 from torch_tandem._concrete import ConcreteGraph, owners, specs
+from torch_tandem._function_types import CacheInfo, Decorator, Module, Options, P, R, Replayed
 from torch_tandem._modules import wrap_class, wrap_module
 from torch_tandem._observe import Observed, World, is_observable
 from torch_tandem._recorded import PATIENCE, Attempts, Graph, Recorded, builder
@@ -62,16 +63,6 @@ _forward_ad = torch.autograd.forward_ad
 _all: "weakref.WeakSet[Function]" = weakref.WeakSet()
 # Functions by the recordings that they replay and whose results require grad.
 _differentiable: "weakref.WeakValueDictionary[int, Function]" = weakref.WeakValueDictionary()
-
-
-class CacheInfo(NamedTuple):
-    """Counters of a function, as of `functools.lru_cache`: `hits` are the calls that were replayed."""
-
-    hits: int
-    misses: int
-    maxsize: int
-    currsize: int
-    audits: int
 
 
 def _random_states() -> list:
@@ -907,6 +898,16 @@ def _typed(value: Any) -> tuple:
     return type(value), value
 
 
+@overload
+def function(function: type[Module], **options: Unpack[Options]) -> type[Module]: ...
+@overload
+def function(function: Module, **options: Unpack[Options]) -> Module: ...
+@overload
+def function(function: "staticmethod[P, R]", **options: Unpack[Options]) -> "staticmethod[P, R]": ...
+@overload
+def function(function: Callable[P, R], **options: Unpack[Options]) -> Replayed[P, R]: ...
+@overload
+def function(function: None = None, **options: Unpack[Options]) -> Decorator: ...
 def function(
     function: Callable | None = None,
     *,

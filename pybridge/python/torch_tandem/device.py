@@ -1,15 +1,15 @@
 """The device module, which PyTorch and programs use as `torch.tandem`."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable as _Iterable
+from dataclasses import dataclass as _dataclass
+from typing import Any as _Any
 
 import torch
 
 from torch_tandem import _core, memory, streams
-from torch_tandem._device_index import index_of
-from torch_tandem._untraced import untraced
+from torch_tandem._device_index import index_of as _index_of
+from torch_tandem._untraced import untraced as _untraced
 
 Event = streams.Event
 Stream = streams.Stream
@@ -79,16 +79,16 @@ def current_device() -> int:
     return _core.current_device()
 
 
-def set_device(device: Any) -> None:
+def set_device(device: _Any) -> None:
     """Make `device` the current device of this thread."""
-    _core.set_device(index_of(device))
+    _core.set_device(_index_of(device))
 
 
 class device:
     """Context manager that makes `device` current; with None it changes nothing."""
 
-    def __init__(self, device: Any) -> None:
-        self.idx = index_of(device)
+    def __init__(self, device: _Any) -> None:
+        self.idx = _index_of(device)
         self.prev_idx = -1
 
     def __enter__(self) -> None:
@@ -102,13 +102,13 @@ class device:
 class device_of(device):
     """Context manager that makes the device of `obj` current."""
 
-    def __init__(self, obj: Any) -> None:
+    def __init__(self, obj: _Any) -> None:
         super().__init__(obj.device if obj.device.type == "tandem" else None)
 
 
 def _exchange_device(device: int) -> int:
     previous = _core.current_device()
-    _core.set_device(index_of(device))
+    _core.set_device(_index_of(device))
     return previous
 
 
@@ -117,7 +117,7 @@ def _maybe_exchange_device(device: int) -> int:
     return _exchange_device(device)
 
 
-def synchronize(device: Any = None) -> None:
+def synchronize(device: _Any = None) -> None:
     """Wait for all pending work, and raise the first exception of an op that nothing has read yet."""
     torch.ops.torch_tandem.synchronize()
 
@@ -125,7 +125,7 @@ def synchronize(device: Any = None) -> None:
 # --- properties --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@_dataclass(frozen=True)
 class DeviceProperties:
     """Properties of the device, under the names that CUDA programs use."""
 
@@ -148,21 +148,21 @@ class DeviceProperties:
 _CAPABILITY = (8, 0)
 
 
-def get_device_name(device: Any = None) -> str:
+def get_device_name(device: _Any = None) -> str:
     """Return a readable name of the device, with that of the graphics adapter if it is one."""
     adapters = [] if _core.in_bad_fork() else _core.open_devices()[1]
-    index = index_of(device)
+    index = _index_of(device)
     return f"Tandem ({adapters[index] if index < len(adapters) else 'cpu'})"
 
 
-def get_device_capability(device: Any = None) -> tuple[int, int]:
+def get_device_capability(device: _Any = None) -> tuple[int, int]:
     """Return a CUDA compute capability, which programs use to choose dtypes."""
     return _CAPABILITY
 
 
-def get_device_properties(device: Any = None) -> DeviceProperties:
+def get_device_properties(device: _Any = None) -> DeviceProperties:
     """Return the device's properties."""
-    index_of(device)
+    _index_of(device)
     major, minor = _CAPABILITY
     return DeviceProperties(get_device_name(), major, minor, mem_get_info()[1], os.cpu_count() or 1)
 
@@ -182,7 +182,7 @@ def is_tf32_supported() -> bool:
     return False
 
 
-def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+def can_device_access_peer(device: _Any, peer_device: _Any) -> bool:
     """Always false: copies between devices go through the host."""
     return False
 
@@ -217,7 +217,7 @@ def initial_seed() -> int:
     return torch.default_generator.initial_seed()
 
 
-def get_rng_state(device: Any = "tandem") -> torch.Tensor:
+def get_rng_state(device: _Any = "tandem") -> torch.Tensor:
     """Return the state of the device's generator, after all draws that the program has issued."""
     _core.wait_random()
     return torch.default_generator.get_state()
@@ -228,17 +228,17 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [get_rng_state()] * _core.device_count()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Any = "tandem") -> None:
+def set_rng_state(new_state: torch.Tensor, device: _Any = "tandem") -> None:
     """Set the state of the device's generator."""
     _core.wait_random()
     torch.default_generator.set_state(new_state)
 
 
-def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+def set_rng_state_all(new_states: _Iterable[torch.Tensor]) -> None:
     """Set the states of the generators of all devices."""
     for state in new_states:
         set_rng_state(state)
 
 
 # As those of torch.cuda. A script may call them where Dynamo cannot make tensors.
-untraced(seed, seed_all, initial_seed, manual_seed, manual_seed_all, get_rng_state, set_rng_state)
+_untraced(seed, seed_all, initial_seed, manual_seed, manual_seed_all, get_rng_state, set_rng_state)

@@ -3,58 +3,59 @@
 import os
 import pickle
 import sys
-from collections import OrderedDict
-from typing import Any, Literal
+from collections import OrderedDict as _OrderedDict
+from typing import Any as _Any
+from typing import Literal as _Literal
 
 import torch
 
 from torch_tandem import _core
-from torch_tandem._device_index import index_of
+from torch_tandem._device_index import index_of as _index_of
 
 
-def memory_allocated(device: Any = None) -> int:
+def memory_allocated(device: _Any = None) -> int:
     """Return the bytes in live storages of the device."""
-    return _core.memory_allocated(index_of(device))
+    return _core.memory_allocated(_index_of(device))
 
 
-def max_memory_allocated(device: Any = None) -> int:
+def max_memory_allocated(device: _Any = None) -> int:
     """Return the maximum of `memory_allocated` since the last reset of the peak."""
-    return _core.max_memory_allocated(index_of(device))
+    return _core.max_memory_allocated(_index_of(device))
 
 
-def memory_reserved(device: Any = None) -> int:
+def memory_reserved(device: _Any = None) -> int:
     """Return the bytes in live storages of the device plus those that are kept for reuse."""
-    return torch.accelerator.memory_reserved(index_of(device))
+    return torch.accelerator.memory_reserved(_index_of(device))
 
 
-def max_memory_reserved(device: Any = None) -> int:
+def max_memory_reserved(device: _Any = None) -> int:
     """Return the maximum of `max_memory_allocated` and `memory_reserved`."""
-    return torch.accelerator.max_memory_reserved(index_of(device))
+    return torch.accelerator.max_memory_reserved(_index_of(device))
 
 
-def reset_peak_memory_stats(device: Any = None) -> None:
+def reset_peak_memory_stats(device: _Any = None) -> None:
     """Reset the peak of allocated memory to the current value."""
-    _core.reset_peak_memory_stats(index_of(device))
+    _core.reset_peak_memory_stats(_index_of(device))
 
 
-def reset_accumulated_memory_stats(device: Any = None) -> None:
+def reset_accumulated_memory_stats(device: _Any = None) -> None:
     """Reset the counters of allocated and freed bytes."""
-    torch.accelerator.reset_accumulated_memory_stats(index_of(device))
+    torch.accelerator.reset_accumulated_memory_stats(_index_of(device))
 
 
-def memory_stats(device: Any = None) -> OrderedDict[str, int]:
+def memory_stats(device: _Any = None) -> _OrderedDict[str, int]:
     """Return memory statistics under CUDA's names."""
-    return torch.accelerator.memory_stats(index_of(device))
+    return torch.accelerator.memory_stats(_index_of(device))
 
 
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+def memory_summary(device: _Any = None, abbreviated: bool = False) -> str:
     """Return the memory in use, as text."""
     return f"allocated {memory_allocated(device)} bytes, peak {max_memory_allocated(device)} bytes"
 
 
-def mem_get_info(device: Any = None) -> tuple[int, int]:
+def mem_get_info(device: _Any = None) -> tuple[int, int]:
     """Return the free and the total memory of the host, in bytes."""
-    index_of(device)
+    _index_of(device)
     return _core.host_memory()
 
 
@@ -67,13 +68,13 @@ def empty_cache() -> None:
 
 
 def _record_memory_history(
-    enabled: Literal["state", "all"] | bool | None = "all",
-    context: Literal["state", "alloc", "all"] | None = "all",
-    stacks: Literal["python", "all"] = "all",
+    enabled: _Literal["state", "all"] | bool | None = "all",
+    context: _Literal["state", "alloc", "all"] | None = "all",
+    stacks: _Literal["python", "all"] = "all",
     max_entries: int = sys.maxsize,
-    device: Any = None,
+    device: _Any = None,
     clear_history: bool = False,
-    **options: Any,
+    **options: _Any,
 ) -> None:
     """Record when storages are created and freed, and the Python stacks that create them.
 
@@ -89,7 +90,7 @@ def _record_memory_history(
     _core.record_memory(most, context is not None, clear_history)
 
 
-def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+def _snapshot(device: _Any = None, augment_with_fx_traces: bool = False) -> dict[str, _Any]:
     """Return the live storages, and the history since `_record_memory_history()`, in CUDA's format.
 
     Each storage is a segment with one block. `_dump_snapshot` writes it for pytorch.org/memory_viz.
@@ -99,7 +100,7 @@ def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[
         [{"filename": file, "line": line, "name": name} for file, line, name in stack]
         for stack in recorded["stacks"]
     ]
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(_core.device_count())]
+    traces: list[list[dict[str, _Any]]] = [[] for _ in range(_core.device_count())]
     for created, (index, address, size, stack), time in recorded["changes"]:
         actions = (
             ("segment_alloc", "alloc") if created else ("free_requested", "free_completed", "segment_free")
@@ -116,7 +117,7 @@ def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[
     }
 
 
-def _segment(device: int, address: int, size: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
+def _segment(device: int, address: int, size: int, frames: list[dict[str, _Any]]) -> dict[str, _Any]:
     block = {
         "address": address,
         "size": size,
@@ -148,6 +149,6 @@ def _dump_snapshot(
         pickle.dump(_snapshot(), file)
 
 
-def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[dict[str, Any]]:
+def memory_snapshot(mempool_id: _Any = None, include_traces: bool = True) -> list[dict[str, _Any]]:
     """Return the segments of a snapshot."""
     return _snapshot()["segments"]

@@ -1,7 +1,7 @@
 """Streams and events of a device that runs everything in program order."""
 
 import time
-from typing import Any
+from typing import Any as _Any
 
 import torch
 
@@ -11,7 +11,7 @@ from torch_tandem import _core
 class Stream(torch.Stream):
     """A name for the only queue: work on all streams and devices runs in program order."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> "Stream":
+    def __new__(cls, device: _Any = None, priority: int = 0, **kwargs: _Any) -> "Stream":
         if isinstance(device, str):
             device = torch.device(device)
         index = device.index if isinstance(device, torch.device) else device
@@ -47,7 +47,7 @@ class Event:
     """
 
     def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: Any
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: _Any
     ) -> None:
         self._timing = enable_timing
         self._time: float | None = None
@@ -97,12 +97,12 @@ def stream(stream: torch.Stream | None) -> StreamContext:
     return StreamContext(stream)
 
 
-def current_stream(device: Any = None) -> Stream:
+def current_stream(device: _Any = None) -> Stream:
     """Return a stream of the device."""
     return Stream(device)
 
 
-def default_stream(device: Any = None) -> Stream:
+def default_stream(device: _Any = None) -> Stream:
     """Return a stream of the device."""
     return Stream(device)
 
