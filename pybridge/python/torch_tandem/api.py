@@ -1,6 +1,7 @@
 """The functions that a program can call."""
 
 import os
+import warnings
 
 import torch
 
@@ -18,6 +19,8 @@ from torch_tandem import (
 )
 from torch_tandem._report_types import Adapter, Mode, Report
 from torch_tandem._summaries import summaries
+
+_UNRECORDED = "torch_tandem.record() was not called before the operators ran"
 
 
 def is_available() -> bool:
@@ -102,15 +105,24 @@ def explain() -> None:
 
 
 def save_report(path: str | os.PathLike[str]) -> None:
-    """Write the report as a single HTML file that explains the program's speed. See docs/report.md."""
+    """Write the report as a single HTML file that explains the program's speed. See docs/report.md.
+
+    The timeline and the kernels are those since `record()`. Without it the page lacks them, and says so.
+    """
     _core.drain()
-    _report.write(os.fspath(path), report(), _core.timeline(), _core.graph())
+    shown, timeline = report(), _core.timeline()
+    if shown["ops_captured"] and not any(timeline.values()):
+        shown["notes"].append(f"there are no timeline and no kernels: {_UNRECORDED}")
+    _report.write(os.fspath(path), shown, timeline, _core.graph())
 
 
 def save_trace(path: str | os.PathLike[str]) -> None:
-    """Write the timeline as Chrome trace events, for ui.perfetto.dev."""
+    """Write the timeline since `record()` as Chrome trace events, for ui.perfetto.dev."""
     _core.drain()
-    _perfetto.write(os.fspath(path), _core.timeline(), _core.report()["steps"])
+    shown, timeline = _core.report(), _core.timeline()
+    if shown["ops_captured"] and not any(timeline.values()):
+        warnings.warn(f"the trace has no events: {_UNRECORDED}", RuntimeWarning, stacklevel=2)
+    _perfetto.write(os.fspath(path), timeline, shown["steps"])
 
 
 def save_graph(path: str | os.PathLike[str]) -> None:
@@ -121,8 +133,8 @@ def save_graph(path: str | os.PathLike[str]) -> None:
 
 
 def record(on: bool = True) -> None:
-    """Record the timeline and measure each operator, for `save_report` and `save_trace`.
+    """Record the timeline and measure each kernel from now on, for `save_report` and `save_trace`.
 
-    `tandem run` does this itself if `--report` or `--trace` is given.
+    It costs time, so it is off by default. `tandem run` does this itself if `--report` or `--trace` is given.
     """
     _core.record(on)
