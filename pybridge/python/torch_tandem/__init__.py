@@ -5,34 +5,39 @@ Importing this package registers the device `"tandem"`. `tandem run script.py` r
 
 from importlib import metadata as _metadata
 
-from torch_tandem._load import load_core as _load_core
-
-_core = _load_core()
-
-from torch_tandem import _register  # noqa: E402
-from torch_tandem._function import function  # noqa: E402
-from torch_tandem.api import (  # noqa: E402
-    explain,
-    is_available,
-    list_devices,
-    mark_step,
-    mode,
-    record,
-    report,
-    reset,
-    reset_report,
-    save_graph,
-    save_report,
-    save_trace,
-    set_mode,
-    summary,
-    synchronize,
-)
+from torch_tandem import _command
 
 try:
     __version__ = _metadata.version("torch-tandem")
 except _metadata.PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
+
+if not _command.is_waiting:
+    from torch_tandem._load import load_core as _load_core
+
+    _core = _load_core()
+
+    from torch_tandem import _register
+    from torch_tandem._function import function
+    from torch_tandem.api import (
+        explain,
+        is_available,
+        list_devices,
+        mark_step,
+        mode,
+        record,
+        report,
+        reset,
+        reset_report,
+        save_graph,
+        save_report,
+        save_trace,
+        set_mode,
+        summary,
+        synchronize,
+    )
+
+    _register.register()
 
 __all__ = [
     "explain",
@@ -52,5 +57,3 @@ __all__ = [
     "summary",
     "synchronize",
 ]
-
-_register.register()

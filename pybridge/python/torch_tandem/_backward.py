@@ -4,6 +4,8 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.variable import Variable
 
+from torch_tandem._tracebacks import hide_frames
+
 
 class Engine:
     """Wrapper of PyTorch's autograd engine that runs backward passes with `torch_tandem::backward`."""
@@ -25,6 +27,17 @@ class Engine:
         accumulate_grad=False,
     ):
         """Same interface as PyTorch's `run_backward`."""
+        try:
+            return self._run_backward(
+                tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+            )
+        except BaseException as error:
+            hide_frames(error)
+            raise
+
+    def _run_backward(
+        self, tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+    ):
         # Rare combinations are left to PyTorch: accumulation into some inputs only, or with create_graph.
         ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
         if ours and _plain(tensors) and _plain(inputs) and not _watched():

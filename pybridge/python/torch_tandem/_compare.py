@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from torch_tandem import _interrupt
 from torch_tandem._compared import PROFILE
 
 WARM_UP = 20
@@ -20,6 +21,10 @@ BLOCK_SECONDS = 0.25
 """Approximate time of a block of eager iterations, in seconds."""
 BLOCKS = 20
 """Maximum number of measured blocks of each side."""
+FEWEST = 10
+"""Minimum of --steps."""
+UNSTABLE = 1.5
+"""Ratio of the quartiles of the measured ratios from which a note warns."""
 FAR = 1e-4
 """Relative difference of losses that no rounding explains where they first differ."""
 PROFILED = 10
@@ -38,6 +43,7 @@ class Process:
 
     name: str
     command: list[str]
+    iterations: int = 0
     losses: list[float] = field(default_factory=list)
     per_step: list[float] = field(default_factory=list)
     """Seconds of an iteration, by measured block."""
@@ -52,9 +58,9 @@ class Process:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         path = os.path.join(os.path.dirname(__file__), "_compared.py")
-        # Eager PyTorch must not load Tandem by itself. Its profiler logs to stderr.
-        eager = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "KINETO_LOG_LEVEL": "5"}
-        env = os.environ | (eager if side == "eager" else {})
+        env = os.environ | {"KINETO_LOG_LEVEL": "5"}  # PyTorch's profiler logs to stderr
+        if side == "eager":  # PyTorch must not load Tandem by itself
+            env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         command = [sys.executable, path, side, str(requests), str(answers), *self.command]
         self._process = subprocess.Popen(command, pass_fds=(requests, answers), env=env)
         os.close(requests), os.close(answers)
@@ -67,6 +73,7 @@ class Process:
         if not line:
             raise Failed(f"{self.name}: the script ended with status {self._process.wait()}")
         block = json.loads(line)
+        self.iterations += block["steps"]
         self.losses += block["losses"]
         self.resident = max(self.resident, block["resident"])
         self.asked |= block["asked"]
@@ -79,9 +86,8 @@ class Process:
         return self.answer()
 
     def stop(self) -> None:
-        """End the process."""
-        if not self.ended:
-            os.write(self._requests, b"0\n")
+        """End the process, whatever the script still does."""
+        self._process.kill()
         self._process.wait()
 
 
@@ -96,13 +102,16 @@ def compare(command: list[str], steps: int) -> int:
     except Failed as failure:
         console.print(f"tandem: {failure}", style="bold")
         return 1
+    except KeyboardInterrupt:
+        _interrupt.end()
     finally:
         for side in sides:
-            if hasattr(side, "_process") and side._process.poll() is None:
+            if hasattr(side, "_process"):
                 side.stop()
-    console.print(speed(eager, tandem))
-    if note := branches(eager, tandem):
-        console.print(f"\n{note}", style="bold")
+    console.print(speed(eager, tandem, steps))
+    for note in (spread(eager, tandem), branches(eager, tandem)):
+        if note:
+            console.print(f"\n{note}", style="bold")
     for title, table in (losses(eager.losses, tandem.losses), operators(eager, tandem)):
         console.print(f"\n{title}")
         if table is not None:
@@ -113,14 +122,15 @@ def compare(command: list[str], steps: int) -> int:
 def measure(eager: Process, tandem: Process, steps: int) -> None:
     """Run both sides in turn: the warm-up, the measured blocks, and a profiled block."""
     sides = (eager, tandem)
-    warm = [side.run(min(WARM_UP, max(1, steps // 3))) for side in sides if not side.ended]
-    done = 1 + (warm[0]["steps"] if warm else 0)
-    block = 1
-    if warm:
-        block = max(1, round(BLOCK_SECONDS / max(1e-9, warm[0]["seconds"] / warm[0]["steps"])))
-    block = max(1, min(block, (steps - done) // 4))
+    answers = [side.run(_warm_up(steps)) for side in sides if not side.ended]
+    if not answers:
+        return
+    each = answers[0]["seconds"] / max(1, answers[0]["steps"])
+    longest = max(1, round(BLOCK_SECONDS / max(1e-9, each)))
+    done = 1 + _warm_up(steps)
     for _ in range(BLOCKS):
-        if done >= steps or eager.ended or tandem.ended:
+        block = min(longest, _block(done))
+        if done + block > steps or eager.ended or tandem.ended:
             break
         for side in sides:
             answer = side.run(block)
@@ -132,12 +142,65 @@ def measure(eager: Process, tandem: Process, steps: int) -> None:
             side.operators = side.run(PROFILED, PROFILE)["operators"]
 
 
-def speed(eager: Process, tandem: Process) -> Table | str:
+def _warm_up(steps: int) -> int:
+    return min(WARM_UP, max(1, steps // 3))
+
+
+def _block(done: int) -> int:
+    """Return the maximum length of a block after `done` iterations: the script may end at any time."""
+    return max(1, done // 4)
+
+
+def needed(steps: int) -> int:
+    """Return the number of iterations of the warm-up and of two blocks."""
+    done = 1 + _warm_up(steps)
+    done += _block(done)
+    return done + _block(done)
+
+
+def too_few(eager: Process, steps: int) -> str:
+    """Return why nothing was measured, and the remedy."""
+    seen = eager.iterations
+    if seen == 0 and eager.losses:
+        return (
+            f"No iteration was seen, but {len(eager.losses)} backward passes: the script updates its "
+            "parameters by itself, and an iteration ends with optimizer.step(). Let an optimizer of "
+            "torch.optim make the update to compare the script."
+        )
+    if seen == 0:
+        return (
+            "No iteration was seen: one ends with optimizer.step() or, without an optimizer, with a call of "
+            "a model under torch.no_grad()."
+        )
+    fewest = next((n for n in range(FEWEST, steps) if needed(n) <= seen), None)
+    remedy = f", or use --steps {min(seen, steps) if seen >= FEWEST else FEWEST}" if fewest else ""
+    return (
+        f"Too few iterations: the script made {seen}, and {needed(steps)} are needed, {_warm_up(steps)} of "
+        f"them to warm up. Let it make more{remedy}."
+    )
+
+
+def ratios(eager: Process, tandem: Process) -> list[float]:
+    """Return the times of eager's blocks as multiples of Tandem's."""
+    return [a / b for a, b in zip(eager.per_step, tandem.per_step, strict=False)]
+
+
+def spread(eager: Process, tandem: Process) -> str:
+    """Return a note if the ratios vary too much for their median to mean much, or nothing."""
+    low, _, high = quartiles(ratios(eager, tandem) or [1.0])
+    if high < UNSTABLE * low:
+        return ""
+    return (
+        f"The ratios vary widely ({low:.2f} to {high:.2f}), so their median is rough: other programs may use "
+        "the machine, or iterations differ. Compare again, or with more iterations (--steps)."
+    )
+
+
+def speed(eager: Process, tandem: Process, steps: int) -> Table | str:
     """Return the table of times and memory."""
-    pairs = list(zip(eager.per_step, tandem.per_step, strict=False))
-    if len(pairs) < 2:
-        return "Too few iterations: an iteration ends with optimizer.step(), or with a call of a model."
-    ratios = quartiles([a / b for a, b in pairs])
+    found = ratios(eager, tandem)
+    if len(found) < 2:
+        return too_few(eager, steps)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("", "ms a step", "quartiles", "resident memory"):
         table.add_column(column, justify="left" if not column else "right")
@@ -145,7 +208,7 @@ def speed(eager: Process, tandem: Process) -> Table | str:
         low, middle, high = (1e3 * t for t in quartiles(side.per_step))
         memory = f"{side.resident / 2**20:.0f} MiB"
         table.add_row(side.name, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", memory)
-    low, middle, high = ratios
+    low, middle, high = quartiles(found)
     table.add_row("eager / Tandem", f"{middle:.2f}", f"{low:.2f} to {high:.2f}", "")
     return table
 

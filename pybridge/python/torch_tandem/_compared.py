@@ -11,9 +11,12 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
 from typing import Any, NoReturn
 
 PROFILE = "profile"
@@ -75,25 +78,32 @@ class Side:
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(0)
         _watch_queries(self.asked)
+        hide_frames = load_file("_tracebacks").hide_frames
         backward, call = torch.autograd.backward, nn.Module._wrapped_call_impl
         inside = False
 
         def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             self.losses += [t.detach() for t in roots if isinstance(t, torch.Tensor) and t.numel() == 1][:1]
-            backward(tensors, *args, **kwargs)
+            try:
+                backward(tensors, *args, **kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
         def watched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
-            if inside:
-                return call(module, *args, **kwargs)
-            inside = True
+            is_outermost, inside = not inside, True
             try:
                 return call(module, *args, **kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise
             finally:
-                inside = False
-                if not torch.is_grad_enabled():
-                    self.end_iteration()
+                if is_outermost:
+                    inside = False
+                    if not torch.is_grad_enabled():
+                        self.end_iteration()
 
         def after_step(*_: Any) -> None:
             # As for Tandem: once there is an optimizer, only its steps end iterations.
@@ -200,27 +210,39 @@ class Tandem(Side):
 
 def main(side: str, requests: str, answers: str, kind: str, name: str, *args: str) -> int:
     """Run a script or module (`kind`) to its end, or until enough was measured."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    path = os.path.join(os.path.dirname(__file__), "_script.py")
-    spec = spec_from_file_location("_tandem_script", path)
-    script_module = module_from_spec(spec)
-    sys.modules[spec.name] = script_module
-    spec.loader.exec_module(script_module)
-
-    script = script_module.find_module(name) if kind == "module" else script_module.find_file(name)
+    scripts = load_file("_script")
+    script = scripts.find_module(name) if kind == "module" else scripts.find_file(name)
     it = (Tandem if side == "tandem" else Side)(int(requests), int(answers))
+    alias = None
+    if side == "eager" and not _has_cuda():
+        alias = load_file("_cuda_on_cpu")
+        kernels = alias.install()  # noqa: F841, as long as it exists
     it.install(script)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # both sides print the same
-        error = script_module.run(script, list(args))
-    if error is not None and not (isinstance(error, SystemExit) and not error.code):
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    it.end_block(True)
-    return 0
+        status, error = scripts.run(script, list(args))
+    if alias is not None and alias.is_reason(error):
+        print(alias.ADVICE, file=sys.stderr)
+    if status == 0:
+        it.end_block(True)
+    return status
+
+
+def load_file(name: str) -> ModuleType:
+    """Load a file of the package without importing the package."""
+    spec = spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    module = module_from_spec(spec)
+    sys.modules[f"{name} of tandem compare"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":
-    sys.path[0] = os.getcwd()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # on Ctrl-C, the command ends without the script's traceback
     status = main(*sys.argv[1:])
     os._exit(status)  # worker processes of the script do not delay the end

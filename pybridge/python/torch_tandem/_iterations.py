@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tandem import _candidates, _core, _residence
+from torch_tandem._tracebacks import hide_frames
 from torch_tandem._untraced import untraced
 
 
@@ -44,17 +45,24 @@ def _after_step(optimizer, args, kwargs) -> None:
 
 
 def _watched_call(self, *args, **kwargs):
-    # Only the outermost call counts; most calls are inner ones. Dynamo must trace the module's call alone.
-    if torch.compiler.is_compiling() or _calls.inside:
+    # Dynamo must trace the module's call alone.
+    if torch.compiler.is_compiling():
         return self._wrapped_call_impl(*args, **kwargs)
-    _calls.inside = True
-    _residence.of_module(self)
+    # Only the outermost call counts; most calls are inner ones.
+    is_outermost = not _calls.inside
+    if is_outermost:
+        _calls.inside = True
+        _residence.of_module(self)
     try:
         return self._wrapped_call_impl(*args, **kwargs)
+    except BaseException as error:
+        hide_frames(error)
+        raise
     finally:
-        _calls.inside = False
-        if not torch.is_grad_enabled():
-            _end()
+        if is_outermost:
+            _calls.inside = False
+            if not torch.is_grad_enabled():
+                _end()
 
 
 def _end() -> None:

@@ -7,15 +7,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torch_tandem import _ranks
+from torch_tandem import _interrupt, _ranks
 
 
-def launch(processes: str, rest: list[str], report: str | None) -> int:
-    """Run the command line `rest` of `tandem run`, which options of torchrun and `--` may precede.
+def launch(processes: str, torchrun: list[str], run: list[str], report: str | None) -> int:
+    """Run the command line `run` of `tandem run` in several processes, with options of torchrun.
 
     Returns torchrun's exit status. `report` is the file of the page of all ranks, or None.
     """
-    torchrun, run = _split(rest)
     if not re.search(r"--(standalone|nnodes|node.rank|rdzv|master)", " ".join(torchrun)):
         # A store of its own, so that several programs can run on a machine.
         torchrun = ["--standalone", *torchrun]
@@ -23,14 +22,22 @@ def launch(processes: str, rest: list[str], report: str | None) -> int:
         if report:
             run = ["--report-json", f"{folder}/%r.json", *run]
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, *torchrun]
-        status = subprocess.run([*command, "--no-python", sys.executable, "-m", "torch_tandem", "run", *run])
+        command += ["--no-python", sys.executable, "-m", "torch_tandem", "run", *run]
+        process = subprocess.Popen(command)
+        is_interrupted = False
+        try:
+            _interrupt.wait(process)
+        except KeyboardInterrupt:
+            is_interrupted = True
         if report:
             files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
             _ranks.write(report, {int(file.stem): json.loads(file.read_text()) for file in files})
-    return status.returncode
+    if is_interrupted:
+        _interrupt.end()
+    return process.returncode
 
 
-def _split(rest: list[str]) -> tuple[list[str], list[str]]:
+def split(rest: list[str]) -> tuple[list[str], list[str]]:
     """Divide arguments at the first `--`, if they begin with an option."""
     if rest[0].startswith("-") and "--" in rest:
         at = rest.index("--")

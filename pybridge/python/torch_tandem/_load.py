@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+from torch_tandem import _environment
+
 
 def load_core() -> ModuleType:
     """Import `_core` with its shim. On failure, raise an ImportError with the cause and the remedy."""
@@ -18,6 +20,7 @@ def load_core() -> ModuleType:
             raise
         raise ImportError("torch-tandem needs PyTorch: install torch.") from None
     shim = _shim_for(torch.__version__)
+    _environment.normalize()  # the core reads it when it is imported
     try:
         core = importlib.import_module("torch_tandem._core")
         core.connect(core.__file__, shim)

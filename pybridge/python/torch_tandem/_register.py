@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import os
-import warnings
 
 import torch
 
@@ -11,6 +10,7 @@ from torch_tandem import (
     _backward,
     _compile,
     _core,
+    _environment,
     _interchange,
     _iterations,
     _seeding,
@@ -40,8 +40,7 @@ def register() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
-    for ignored in _core.ignored_settings():
-        warnings.warn(ignored, RuntimeWarning, stacklevel=2)
+    _environment.warn([*_core.ignored_settings(), *_environment.misspelt()])
 
 
 def _before_fork() -> None:

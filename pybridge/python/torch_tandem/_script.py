@@ -1,12 +1,16 @@
-"""Running of an unchanged script as `__main__`, as the interpreter does."""
+"""Running of an unchanged script as `__main__`: it sees what it sees under `python script.py`."""
 
+import builtins
+import importlib.util
 import io
 import os
+import pkgutil
 import runpy
 import sys
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 
 class NotFound(Exception):
@@ -15,79 +19,192 @@ class NotFound(Exception):
 
 @dataclass(frozen=True)
 class Script:
-    """The script to run: a file, or a module found on the path."""
+    """The script to run: a file, standard input, or a module that `runpy` finds."""
 
-    path: str
-    first_path: str  # value for sys.path[0]
+    path: str  # value for __file__
+    argument: str  # value for sys.argv[0]
+    first_path: str | None  # value for sys.path[0]; None if the interpreter adds none
+    data: bytes | None  # the source, which can be read only once if it comes from a pipe
     spec: ModuleSpec | None = None
-    module_code: CodeType | None = None
+    module: str | None = None  # name for runpy
 
     def source(self) -> str:
-        """Return the script's text, or "" if it cannot be read."""
-        try:
-            with io.open_code(self.path) as file:
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+        """Return the script's text, or "" if it is not known."""
+        return (self.data or b"").decode(errors="replace")
 
 
 def find_file(path: str) -> Script:
-    """Return the script at `path`, or the `__main__.py` in it if it is a directory."""
-    if os.path.isdir(path):
-        main = os.path.join(path, "__main__.py")
-        if not os.path.isfile(main):
-            raise NotFound(f"can't find '__main__.py' in {path!r}")
-        return Script(main, path)
-    if not os.path.isfile(path):
-        raise NotFound(f"can't open file {path!r}: no such file")
-    return Script(path, os.path.dirname(os.path.realpath(path)))
+    """Return the script in a file, a folder or a zip application, or in standard input if `path` is `-`."""
+    if path == "-":
+        data = sys.stdin.buffer.read() if sys.stdin else b""
+        return Script("<stdin>", "-", _unless_safe(""), data)
+    absolute = os.path.join(os.getcwd(), path)  # "." and ".." stay, as with the interpreter
+    if importer := pkgutil.get_importer(absolute):
+        spec = importer.find_spec("__main__")
+        if spec is None:
+            raise NotFound(f"can't find '__main__' module in {path!r}")
+        return Script(spec.origin or absolute, path, absolute, _data(spec), spec, "__main__")
+    try:
+        with io.open_code(absolute) as file:
+            data = file.read()
+    except OSError as error:
+        raise NotFound(f"can't open file {path!r}: {error.strerror}") from None
+    return Script(absolute, path, _unless_safe(_folder(absolute)), data)
 
 
 def find_module(name: str) -> Script:
     """Return the module or package `name`, found as by `python -m`."""
-    sys.path.insert(0, os.getcwd())
+    first_path = _unless_safe(os.getcwd())
+    before = sys.path[:]
+    if first_path is not None:
+        sys.path.insert(0, first_path)
     try:
-        _, spec, code = runpy._get_module_details(name)
-    except ImportError as error:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise NotFound(f"No module named {name}")
+        spec = _find_spec(name)
+    except (ImportError, ValueError) as error:
         raise NotFound(str(error)) from None
     finally:
-        del sys.path[0]
-    return Script(spec.origin or name, os.getcwd(), spec, code)
+        sys.path[:] = before
+    return Script((spec and spec.origin) or name, "-m", first_path, _data(spec), spec, name)
 
 
-def run(script: Script, args: list[str], code: CodeType | None = None) -> BaseException | None:
-    """Run `script` with `args` and return the exception that ends it, if any.
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find a module, or the `__main__` of a package, without importing the packages that it is in.
 
-    `code` is run instead of the script's file, if it is given. The exception's traceback has only the frames
-    from the script on.
+    Their code must not run before the script does. Returns None if the packages find their modules by code.
     """
-    main = ModuleType("__main__")
-    main.__dict__.update(
-        __file__=script.path,
-        __builtins__=__builtins__,
-        __spec__=script.spec,
-        __package__=script.spec.parent if script.spec else None,
-        __loader__=script.spec.loader if script.spec else SourceFileLoader("__main__", script.path),
-        __cached__=None,
-    )
+    names, path, spec = name.split("."), None, None
+    for number in range(len(names)):
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        found = (finder.find_spec(".".join(names[: number + 1]), path) for finder in finders)
+        spec = next((spec for spec in found if spec), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and number + 1 < len(names):
+            return None
+    return spec if path is None or names[-1] == "__main__" else _find_spec(f"{name}.__main__")
+
+
+def _data(spec: ModuleSpec | None) -> bytes | None:
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    get_data = getattr(spec.loader, "get_data", None)
+    return get_data(spec.origin) if get_data else None
+
+
+def _unless_safe(path: str) -> str | None:
+    return None if sys.flags.safe_path else path
+
+
+def _folder(path: str) -> str:
+    try:
+        return os.path.dirname(os.path.realpath(path, strict=True))
+    except OSError:  # such as a pipe in /dev/fd
+        return os.path.dirname(path)
+
+
+def run(script: Script, args: list[str], code: CodeType | None = None) -> tuple[int, BaseException | None]:
+    """Run `script` with `args`, and show the exception that ends it, if any.
+
+    Returns the exit status and that exception. `code` is run instead of the script's own, if it is given.
+    """
+    main = _main_module()
     # Pickling and worker processes look for the script's classes in the module `__main__`.
     sys.modules["__main__"] = main
-    sys.argv[:] = [script.path, *args]
-    sys.path[0] = script.first_path
+    sys.argv[:] = [script.argument, *args]
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the command's own
+    if script.first_path is not None:
+        sys.path.insert(0, script.first_path)
+    error = None
     try:
-        exec(code or script.module_code or _compile(script.path), main.__dict__)
-    except BaseException as error:
-        return error.with_traceback(_own_frames(error.__traceback__))
-    return None
+        if script.module is not None:
+            _run_module(script, main, code)
+        else:
+            _run_file(script, main, code)
+    except BaseException as raised:
+        error = raised.with_traceback(_from_script(raised.__traceback__))
+    status = _show(error)
+    if script.module is None:  # the interpreter also removes these, before functions that run at exit
+        main.__dict__.pop("__file__", None)
+        main.__dict__.pop("__cached__", None)
+    return status, error
 
 
-def _compile(path: str) -> CodeType:
-    with io.open_code(path) as file:
-        return compile(file.read(), path, "exec", dont_inherit=True)
+def _main_module() -> ModuleType:
+    """Return a module like the one that the interpreter starts with."""
+    main = ModuleType("__main__")
+    main.__loader__ = BuiltinImporter
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    main.__dict__["__builtins__"] = builtins
+    return main
 
 
-def _own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of `traceback` from the script's first frame on."""
-    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") != "__main__":
+def _run_file(script: Script, main: ModuleType, code: CodeType | None) -> None:
+    main.__file__ = script.path
+    if sys.version_info < (3, 15):
+        main.__dict__["__cached__"] = None
+    is_compiled = script.path.endswith(".pyc")
+    if script.path != "<stdin>":
+        loader = SourcelessFileLoader if is_compiled else SourceFileLoader
+        main.__loader__ = loader("__main__", script.path)
+    if code is None and is_compiled:
+        code = main.__loader__.get_code("__main__")
+    exec(code or compile(script.data, script.path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run_module(script: Script, main: ModuleType, code: CodeType | None) -> None:
+    if code is None:
+        runpy._run_module_as_main(script.module, alter_argv=script.argument == "-m")
+        return
+    if script.argument == "-m":
+        sys.argv[0] = script.path
+    runpy._run_code(code, main.__dict__, None, "__main__", script.spec)
+
+
+def _show(error: BaseException | None) -> int:
+    """Print the exception that ended the script, as the interpreter does, and return the exit status."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        write(f"{error.code}\n")
+        return 1
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as ended:
+        return _show(ended)
+    except BaseException as failure:
+        write("Error in sys.excepthook:\n")
+        _print(failure.with_traceback(_from_script(failure.__traceback__)))
+        write("\nOriginal exception was:\n")
+        _print(error)
+    return 1
+
+
+def _print(error: BaseException) -> None:
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def write(text: str, stream: Any = None) -> None:
+    """Write text to stderr, or nothing if it was closed or nobody reads it."""
+    stream = stream or sys.stderr
+    try:
+        stream.write(text)
+        stream.flush()
+    except (AttributeError, OSError, ValueError):
+        pass
+
+
+def _from_script(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the part of `traceback` that follows the frames of this file."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
     return traceback

@@ -94,9 +94,9 @@ def reset_report() -> None:
     _core.reset_report()
 
 
-def summary() -> str:
-    """Return the report as the text that `tandem run` prints at the end."""
-    return summaries().text(report())
+def summary(verbose: bool = False) -> str:
+    """Return the report as the text that `tandem run` prints at the end; with more details if `verbose`."""
+    return summaries().text(report(), verbose)
 
 
 def explain() -> None:
@@ -126,10 +126,13 @@ def save_trace(path: str | os.PathLike[str]) -> None:
 
 
 def save_graph(path: str | os.PathLike[str]) -> None:
-    """Write the symbolic graph as an image (`.svg`), for Graphviz (`.dot`), or as text (other endings)."""
-    form = {".svg": "svg", ".dot": "dot"}.get(os.path.splitext(path)[1], "text")
+    """Write the symbolic graph as an image (`.svg`), for Graphviz (`.dot`), or as text (`.txt`)."""
+    forms = {".svg": "svg", ".dot": "dot", ".txt": "text"}
+    suffix = os.path.splitext(path)[1]
+    if suffix not in forms:
+        raise ValueError(f"{os.fspath(path)!r} ends in none of {', '.join(forms)}")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(_core.symbolic(form))
+        file.write(_core.symbolic(forms[suffix]))
 
 
 def record(on: bool = True) -> None:

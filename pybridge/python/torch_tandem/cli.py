@@ -1,15 +1,18 @@
 """The command `tandem`."""
 
 import argparse
+import contextlib
 import json
 import os
 import re
-import signal
 import sys
 
+from torch_tandem import _command, _environment, _interrupt, _script
 from torch_tandem._report_types import Report
 
 USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
+GRAPHS = (".dot", ".svg", ".txt")
+"""Suffixes of files that the symbolic graph can be written to."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +37,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     commands.add_parser("devices", help="list the adapters that TANDEM_DEVICE can name")
     run = commands.add_parser("run", usage=USAGE, help="run an unchanged script", description=_run.__doc__)
     run.add_argument("--quiet", action="store_true", help="leave out the summary at the end")
+    run.add_argument(
+        "--verbose", action="store_true", help="add to the summary what is of use to work on Tandem itself"
+    )
     run.add_argument(
         "--mode",
         choices=("coexec", "lazy", "trace"),
@@ -78,7 +84,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     run.add_argument(
         "--graph",
         metavar="FILE",
-        type=_writable,
+        type=_graph_file,
         help="write the symbolic graph to FILE (.txt, .dot or .svg)",
     )
     launch = commands.add_parser(
@@ -91,6 +97,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     launch.add_argument(
         "-n",
         dest="processes",
+        type=_processes,
         default="1",
         metavar="PROCESSES",
         help="number of processes of this machine (1)",
@@ -125,12 +132,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     autoload.add_argument("state", nargs="?", choices=("on", "off", "status"), default="status")
     # Options of torchrun are not known here, and may follow this command's own.
     end = _end_of_launch(argv) if argv[:1] == ["launch"] else len(argv)
-    options = parser.parse_args(argv[:end])
-    if options.command == "launch":
-        options.rest, options.error = argv[end:], launch.error
-    if options.command in ("autoload", "devices", "launch"):
+    options, unknown = parser.parse_known_args(argv[:end])
+    options.error = commands.choices[options.command].error
+    if unknown:
+        options.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.rest = argv[end:]
+    if options.command not in ("run", "compare"):
         return options
-    options.error = {"run": run, "compare": compare}[options.command].error
     if options.module is None and options.script is None:
         options.error("a script is missing")
     if options.module == []:
@@ -148,21 +156,37 @@ def _end_of_launch(argv: list[str]) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Run a script in eager PyTorch and on Tandem in turn, and compare speed, losses and memory."""
-    from torch_tandem import _compare, _script
+    from torch_tandem import _compare
 
-    if options.steps < 10:
-        options.error("argument --steps: 10 iterations are the minimum")
+    if options.steps < _compare.FEWEST:
+        options.error(f"argument --steps: {_compare.FEWEST} iterations are the minimum")
+    if options.script == "-":
+        options.error("standard input can be read only once, but the script runs twice: write it to a file")
+    _find(options)
+    _check_device(options)
+    kind, name, args = "script", options.script, options.args
+    if options.module is not None:
+        kind, (name, *args) = "module", options.module
+    return _compare.compare([kind, name, *args], options.steps)
+
+
+def _find(options: argparse.Namespace) -> tuple[_script.Script, list[str]]:
+    """Return the script and its arguments, or end the process with an error."""
     try:
         if options.module is not None:
             name, *args = options.module
-            _script.find_module(name)
-        else:
-            name, args = options.script, options.args
-            _script.find_file(name)
+            return _script.find_module(name), args
+        return _script.find_file(options.script), options.args
     except _script.NotFound as error:
         options.error(str(error))
-    kind = "script" if options.module is None else "module"
-    return _compare.compare([kind, name, *args], options.steps)
+
+
+def _check_device(options: argparse.Namespace) -> None:
+    """End the process with an error if TANDEM_DEVICE names no device."""
+    if _environment.names_adapter():
+        _command.load()
+        if error := _environment.device_error():
+            options.error(error)
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -171,7 +195,14 @@ def _launch(options: argparse.Namespace) -> int:
 
     if not options.rest:
         options.error("a script is missing")
-    return _launch.launch(options.processes, options.rest, options.report)
+    torchrun, run = _launch.split(options.rest)
+    run_options = _parse(["run", *run])
+    run_options.error = options.error
+    if run_options.script == "-":
+        options.error("standard input can be read only once, but several processes run the script")
+    _find(run_options)
+    _check_device(options)
+    return _launch.launch(options.processes, torchrun, run, options.report)
 
 
 def _autoload(options: argparse.Namespace) -> int:
@@ -185,6 +216,9 @@ def _devices(options: argparse.Namespace) -> int:
     """Print the available devices."""
     from rich.console import Console
     from rich.table import Table
+
+    _environment.silence_drivers()
+    _command.load()
 
     from torch_tandem import api
 
@@ -217,6 +251,18 @@ def _writable(path: str) -> str:
     return path
 
 
+def _processes(text: str) -> str:
+    if text not in ("auto", "cpu") and not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
+    return text
+
+
+def _graph_file(path: str) -> str:
+    if not path.endswith(GRAPHS):
+        raise argparse.ArgumentTypeError(f"{path!r} ends in none of {', '.join(GRAPHS)}")
+    return _writable(path)
+
+
 def _version() -> str:
     from torch_tandem import __version__
 
@@ -225,17 +271,16 @@ def _version() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     """Run an unchanged PyTorch script on Tandem."""
-    from torch_tandem import _compile, _decorate, _notes, _script, _spawned, adopt, api, cuda_alias
+    script, args = _find(options)
+    _check_device(options)
+    _command.load()
+
+    from torch_tandem import _compile, _decorate, _notes, _spawned, adopt, api, cuda_alias
 
     try:
         functions = _decorate.install(options.function)
-        if options.module is not None:
-            name, *args = options.module
-            script = _script.find_module(name)
-        else:
-            script, args = _script.find_file(options.script), options.args
         code = _decorate.compile_script(script, functions) if functions else None
-    except (_script.NotFound, _decorate.NoFunction) as error:
+    except _decorate.NoFunction as error:
         options.error(str(error))
 
     if options.mode:
@@ -252,41 +297,30 @@ def _run(options: argparse.Namespace) -> int:
     elif options.adopt == "auto":
         adopt.install_unless_it_chooses(script.source())
     process = os.getpid()
-    error = _script.run(script, args, code)
-    status = _show(error)
+    status, error = _script.run(script, args, code)
     if os.getpid() == process:  # a child that the script forked also gets here
-        status = _finish(options, status)
-    return _exit(error, status)
+        has_failed = isinstance(error, Exception)  # neither by sys.exit nor by Ctrl-C
+        status = _finish(options, status, has_failed)
+    if isinstance(error, KeyboardInterrupt):
+        _interrupt.end()
+    return status
 
 
-def _show(error: BaseException | None) -> int:
-    """Print the exception that ended the script, as Python does, and return the exit status."""
-    if error is None:
-        return 0
-    if isinstance(error, SystemExit):
-        if error.code is None or isinstance(error.code, int):
-            return error.code or 0
-        print(error.code, file=sys.stderr)
-        return 1
-    sys.excepthook(type(error), error, error.__traceback__)
-    return 1
+def _finish(options: argparse.Namespace, status: int, has_failed: bool) -> int:
+    """Wait for pending work and write the reports. Return the exit status, 1 if something here fails.
 
-
-def _finish(options: argparse.Namespace, status: int) -> int:
-    """Wait for pending work and write the reports. Return the exit status, 1 if something here fails."""
+    The summary, which would push a traceback off the screen, is left out if the script has failed.
+    """
     from torch_tandem import api
     from torch_tandem._summaries import summaries
 
-    sys.stdout.flush()
     try:
         api.synchronize()
     except Exception as late:
         if status == 0:  # otherwise this exception has most likely ended the script already
-            print(f"tandem: an operator whose result was never read failed: {late}", file=sys.stderr)
+            _script.write(f"tandem: an operator whose result was never read failed: {late}\n")
             status = 1
     report = api.report()
-    if not options.quiet and _rank() == "0":
-        summaries().show(report)
     for path, write in (
         (options.report, api.save_report),
         (options.report_json, lambda path: _write_json(path, report)),
@@ -297,8 +331,13 @@ def _finish(options: argparse.Namespace, status: int) -> int:
             if path:
                 write(path)
         except OSError as failure:
-            print(f"tandem: cannot write {path}: {failure}", file=sys.stderr)
+            _script.write(f"tandem: cannot write {path}: {failure}\n")
             status = status or 1
+    if not options.quiet and not has_failed and _rank() == "0" and sys.stderr:
+        _script.write("", sys.stdout)  # so that the summary follows the script's output
+        # Nobody may read it.
+        with contextlib.suppress(OSError, ValueError):
+            summaries().show(report, verbose=options.verbose)
     return status
 
 
@@ -309,11 +348,3 @@ def _rank() -> str:
 def _write_json(path: str, report: Report) -> None:
     with open(path, "w") as file:
         json.dump(report, file, indent=2)
-
-
-def _exit(error: BaseException | None, status: int) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        # Like Python, end by the signal itself, so that the shell sees a process that SIGINT ended.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    return status
