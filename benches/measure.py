@@ -132,7 +132,8 @@ class Tandem(Runner):
         self.tandem.synchronize()
 
     def stalled(self) -> float:
-        return self.tandem.report()["python_stall_us"] * 1e-6
+        report = self.tandem.report()
+        return (report["python_stall_us"] + report["python_kernels_us"]) * 1e-6
 
     def count_pool(self) -> Callable[[], int]:
         self.tandem.reset_report()

@@ -60,15 +60,16 @@ PROGRAMS = {
 def measure(program: Program, x: torch.Tensor, ops: int, iterations: int) -> float:
     """Return PythonRunner's time per op in nanoseconds, without waiting for GraphRunner."""
     torch_tandem.synchronize()
-    stalled = _core.report()["python_stall_us"]
+    before = _core.report()
     begin = time.perf_counter()
     for _ in range(iterations):
         program(x)
         torch_tandem.mark_step()
     elapsed = (time.perf_counter() - begin) * 1e6
     torch_tandem.synchronize()
-    stalled = _core.report()["python_stall_us"] - stalled
-    return 1000 * (elapsed - stalled) / (iterations * ops)
+    after = _core.report()
+    others = sum(after[name] - before[name] for name in ("python_stall_us", "python_kernels_us"))
+    return 1000 * (elapsed - others) / (iterations * ops)
 
 
 def main() -> None:

@@ -59,13 +59,15 @@ pub struct Report {
     phases: Vec<counters::Phases>,
     /// The latest iterations.
     steps: Vec<Iteration>,
+    /// The iteration that has not ended.
+    running: Iteration,
+    /// Time since the last reset in which Python's thread ran the program, waited, and executed runs.
     python_exec_us: u64,
     python_stall_us: u64,
-    /// Time in which GraphRunner's thread executed runs.
+    python_kernels_us: u64,
+    /// Time since the last reset in which GraphRunner's thread executed runs, and waited.
     runner_exec_us: u64,
     runner_stall_us: u64,
-    /// Time in which Python's thread executed runs.
-    inline_exec_us: u64,
     /// Time in which both threads executed.
     overlap_us: u64,
     tracegraph_nodes: u64,
@@ -118,7 +120,10 @@ struct Fetch {
     line: String,
     op: String,
     count: u64,
+    /// Time that the program waited.
     wait_us: u64,
+    /// Time in which Python's thread executed runs for them.
+    kernels_us: u64,
 }
 
 /// Feeds of one kind at one location.
@@ -164,6 +169,7 @@ struct Iteration {
     start_us: u64,
     python_exec_us: u64,
     python_stall_us: u64,
+    python_kernels_us: u64,
     runner_exec_us: u64,
     runner_stall_us: u64,
     ops: u64,
@@ -194,7 +200,7 @@ impl Report {
         let report = engine.report().clone();
         let memory_peak = engine.storages().held().iter().map(|held| held.bytes.peak).sum();
         let engine = &*engine;
-        let (busy, inline) = engine.busy_ns();
+        let busy = engine.busy_ns();
         let since = engine.started().elapsed().as_nanos() as u64;
         let (kernels, devices, executor) = with_executor(engine, |executor| {
             let Some(executor) = executor.opened() else {
@@ -233,11 +239,12 @@ impl Report {
             kernels: most_time(engine, &kernels, &mut lines),
             phases: report.phases.iter().copied().collect(),
             steps: report.steps.iter().map(step).collect(),
-            python_exec_us: us(since.saturating_sub(report.python_stall_ns)),
+            running: step(&engine.running_iteration()),
+            python_exec_us: us(since.saturating_sub(report.python_stall_ns + report.python_kernels_ns)),
             python_stall_us: us(report.python_stall_ns),
+            python_kernels_us: us(report.python_kernels_ns),
             runner_exec_us: us(busy),
             runner_stall_us: us(since.saturating_sub(busy)),
-            inline_exec_us: us(inline),
             overlap_us: us(busy.saturating_sub(report.python_stall_busy_ns)),
             tracegraph_nodes: engine.graph().len() as u64 - 1,
             tracegraph_bytes: engine.graph().bytes() as u64,
@@ -306,8 +313,9 @@ fn step(s: &counters::StepRecord) -> Iteration {
     Iteration {
         number: s.number,
         start_us: us(s.start_ns),
-        python_exec_us: us(s.duration_ns.saturating_sub(s.python_stall_ns)),
+        python_exec_us: us(s.duration_ns.saturating_sub(s.python_stall_ns + s.python_kernels_ns)),
         python_stall_us: us(s.python_stall_ns),
+        python_kernels_us: us(s.python_kernels_ns),
         runner_exec_us: us(s.runner_exec_ns),
         runner_stall_us: us(s.duration_ns.saturating_sub(s.runner_exec_ns)),
         ops: s.ops,
@@ -325,6 +333,7 @@ fn fetches(engine: &Engine, report: &counters::Report, lines: &mut Lines) -> Vec
             op: op_name(engine, fetch.op),
             count: fetch.count,
             wait_us: us(fetch.wait_ns),
+            kernels_us: us(fetch.kernels_ns),
         })
         .collect();
     fetches.sort_by_key(|f| std::cmp::Reverse((f.wait_us, f.count)));

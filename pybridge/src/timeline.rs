@@ -11,8 +11,9 @@ use crate::python::Lines;
 pub struct Timeline {
     /// Activities of PythonRunner: start, duration, kind, iteration, source line.
     python: Vec<(f64, f64, &'static str, u64, String)>,
-    /// Runs of GraphRunner: start, duration, first block, number of ops, iteration.
-    runner: Vec<(f64, f64, u32, u32, u64)>,
+    /// Runs: start, duration, thread (`beside` for GraphRunner's, `inline` for Python's), first block, number of ops,
+    /// iteration.
+    runs: Vec<(f64, f64, &'static str, u32, u32, u64)>,
     /// Iterations: number, start, end.
     steps: Vec<(u64, f64, f64)>,
     dropped: u64,
@@ -31,13 +32,15 @@ impl Timeline {
                     let what = match what {
                         PythonDid::Fetch => "fetch",
                         PythonDid::Stall => "stall",
+                        PythonDid::Kernels => "kernels",
                         PythonDid::Trace => "trace",
                     };
                     let line = lines.user_line(location, engine.locations());
                     timeline.python.push((us(span.start), us(span.duration), what, iteration, line));
                 }
-                Event::Run(span, block, ops, iteration) => {
-                    timeline.runner.push((us(span.start), us(span.duration), block, ops, iteration));
+                Event::Run(span, place, block, ops, iteration) => {
+                    let (start, duration) = (us(span.start), us(span.duration));
+                    timeline.runs.push((start, duration, place.name(), block, ops, iteration));
                 }
                 Event::Step(span, number) => {
                     timeline.steps.push((number, us(span.start), us(span.start + span.duration)));

@@ -28,6 +28,7 @@ use tandem_tracegraph::node::Variant;
 use crate::placement::RunPlace;
 use crate::timeline::Timeline;
 use crate::torch::Torch;
+use crate::work_time::WorkTime;
 
 /// Message from PythonRunner to GraphRunner.
 #[derive(Debug)]
@@ -59,8 +60,7 @@ struct Shared {
     cores: Mutex<Cores>,
     progress: Mutex<()>,
     advanced: Condvar,
-    busy_ns: AtomicU64,
-    inline_ns: AtomicU64,
+    work: WorkTime,
     dead: AtomicBool,
 }
 
@@ -100,6 +100,15 @@ pub struct WaitTime {
     pub total_ns: u64,
     /// Part in which another thread held the executor.
     pub asleep_ns: u64,
+    /// Part in which the waiting thread executed runs itself.
+    pub executing_ns: u64,
+}
+
+impl WaitTime {
+    /// Returns the part in which the waiting thread executed nothing.
+    pub fn idle_ns(&self) -> u64 {
+        self.total_ns.saturating_sub(self.executing_ns)
+    }
 }
 
 impl GraphRunner {
@@ -119,8 +128,7 @@ impl GraphRunner {
             cores: Mutex::new(Rank::RunnerCores, Cores::new()),
             progress: Mutex::new(Rank::RunnerProgress, ()),
             advanced: Condvar::new(),
-            busy_ns: AtomicU64::new(0),
-            inline_ns: AtomicU64::new(0),
+            work: WorkTime::default(),
             dead: AtomicBool::new(false),
         });
         let bell = spawn(&shared);
@@ -213,14 +221,12 @@ impl GraphRunner {
         let begin = Instant::now();
         let mut executor = self.shared.executor.lock();
         self.shared.unless_it_panics(|| {
-            self.shared.run(&mut executor, run);
+            self.shared.run(&mut executor, run, RunPlace::Inline);
             self.shared.start(&mut executor, run.fetched);
             true
         });
         drop(executor);
-        let took = begin.elapsed().as_nanos() as u64;
-        self.shared.inline_ns.fetch_add(took, Ordering::Relaxed);
-        took
+        begin.elapsed().as_nanos() as u64
     }
 
     /// Returns whether a run has panicked. After that, no message is handled.
@@ -243,10 +249,9 @@ impl GraphRunner {
         &self.shared.timeline
     }
 
-    /// Returns the time that GraphRunner's thread, and the time that other threads, spent executing, in
-    /// nanoseconds.
-    pub fn busy_ns(&self) -> (u64, u64) {
-        (self.shared.busy_ns.load(Ordering::Relaxed), self.shared.inline_ns.load(Ordering::Relaxed))
+    /// Returns the time that GraphRunner's thread spent executing, in nanoseconds.
+    pub fn busy_ns(&self) -> u64 {
+        self.shared.work.total_ns()
     }
 }
 
@@ -276,8 +281,8 @@ impl Waiter {
             }
             if let Some(mut executor) = self.0.executor.try_lock() {
                 let begin = Instant::now();
-                self.0.carry_out_or_die(&mut executor);
-                self.0.inline_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                self.0.carry_out_or_die(&mut executor, RunPlace::Inline);
+                time.executing_ns += begin.elapsed().as_nanos() as u64;
             } else {
                 let begin = Instant::now();
                 self.0.sleep_until_progress(ticket);
@@ -360,9 +365,9 @@ impl Shared {
                 continue;
             }
             let mut executor = self.executor.lock();
-            let begin = Instant::now();
-            let alive = self.carry_out_or_die(&mut executor);
-            self.busy_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.work.begin();
+            let alive = self.carry_out_or_die(&mut executor, RunPlace::Beside);
+            self.work.end();
             drop(executor);
             if !alive {
                 return;
@@ -372,8 +377,8 @@ impl Shared {
 
     /// Handles the next message, if there is one. Returns false if no more messages will be handled: the queue is
     /// closed, or a message panicked. In the latter case, waiting threads are notified.
-    fn carry_out_or_die(&self, executor: &mut Deferred) -> bool {
-        !self.dead.load(Ordering::Acquire) && self.unless_it_panics(|| self.carry_out_one(executor))
+    fn carry_out_or_die(&self, executor: &mut Deferred, place: RunPlace) -> bool {
+        !self.dead.load(Ordering::Acquire) && self.unless_it_panics(|| self.carry_out_one(executor, place))
     }
 
     /// Returns the result of `work`. If it panics, marks GraphRunner as dead and returns false.
@@ -385,10 +390,10 @@ impl Shared {
         })
     }
 
-    fn run(&self, executor: &mut Deferred, run: &BlockRun) {
+    fn run(&self, executor: &mut Deferred, run: &BlockRun, place: RunPlace) {
         let begin = self.timeline.now();
         self.torch.in_executor(&mut || executor.get().run(run));
-        self.timeline.ran(begin, run);
+        self.timeline.ran(begin, place, run);
     }
 
     /// Starts what the device has recorded, unless more follows: a run of the queue, or a read.
@@ -399,7 +404,7 @@ impl Shared {
     }
 
     /// Handles the next message, if there is one. Returns false if the queue is closed.
-    fn carry_out_one(&self, executor: &mut Deferred) -> bool {
+    fn carry_out_one(&self, executor: &mut Deferred, place: RunPlace) -> bool {
         let message = match self.queue.try_recv() {
             Ok(message) => message,
             Err(closed) => return closed != TryRecvError::Disconnected,
@@ -408,7 +413,7 @@ impl Shared {
         match message {
             Message::Run(mut run, settings) => {
                 self.torch.use_thread_settings(settings);
-                self.run(executor, &run);
+                self.run(executor, &run, place);
                 run.clear();
                 let _ = self.used.send(run);
             }

@@ -20,3 +20,4 @@ pub mod site;
 pub mod storage;
 pub mod timeline;
 pub mod torch;
+mod work_time;

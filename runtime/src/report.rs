@@ -35,6 +35,8 @@ pub struct Fetch {
     pub count: u64,
     /// Total time that the program waited, in nanoseconds.
     pub wait_ns: u64,
+    /// Total time in which the program's thread executed runs for them, in nanoseconds.
+    pub kernels_ns: u64,
 }
 
 /// Way in which an iteration ran.
@@ -75,6 +77,7 @@ pub struct StepRecord {
     pub start_ns: u64,
     pub duration_ns: u64,
     pub python_stall_ns: u64,
+    pub python_kernels_ns: u64,
     pub runner_exec_ns: u64,
     pub ops: u64,
     pub traced: u64,
@@ -116,6 +119,8 @@ pub struct Report {
     pub block_ops: FxHashMap<u32, u64>,
     /// Time that the program's thread waited, in nanoseconds.
     pub python_stall_ns: u64,
+    /// Time in which the program's thread executed runs, in nanoseconds.
+    pub python_kernels_ns: u64,
     /// Part of the wait during which GraphRunner's thread was executing.
     pub python_stall_busy_ns: u64,
     /// Stretches of iterations that ran in the same way.

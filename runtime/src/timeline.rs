@@ -8,6 +8,8 @@ use tandem_executor::run::BlockRun;
 use tandem_executor::threads::locks::{Mutex, Rank};
 use tandem_tracegraph::ids::LocationId;
 
+use crate::placement::RunPlace;
+
 /// Activity of PythonRunner other than running the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Python {
@@ -15,6 +17,8 @@ pub enum Python {
     Fetch,
     /// Waiting until the queue has room or GraphRunner is idle.
     Stall,
+    /// Executing runs.
+    Kernels,
     /// Tracing: running an op on the program's thread.
     Trace,
 }
@@ -34,7 +38,7 @@ pub enum Event {
     /// Activity of the program's thread, with its iteration and location.
     Python(Interval, Python, u64, LocationId),
     /// Execution of a run, with its first block, number of ops, and iteration.
-    Run(Interval, u32, u32, u64),
+    Run(Interval, RunPlace, u32, u32, u64),
     /// Iteration with this number.
     Step(Interval, u64),
 }
@@ -98,9 +102,9 @@ impl Timeline {
     }
 
     /// Records a run that began at `begin` and ends now.
-    pub fn ran(&self, begin: u64, run: &BlockRun) {
+    pub fn ran(&self, begin: u64, place: RunPlace, run: &BlockRun) {
         if let (Some(span), Some(first)) = (self.since(begin), run.segments.first()) {
-            self.add(Event::Run(span, first.block.0, run.len() as u32, run.iteration));
+            self.add(Event::Run(span, place, first.block.0, run.len() as u32, run.iteration));
         }
     }
 

@@ -181,7 +181,8 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
         mixed = number == steps // 2
         python = rng.gauss(9000, 700) * (4 if tracing else 1)
         stall = 0 if tracing else max(rng.gauss(6200, 900), 0) + (12000 if number % 10 == 0 else 0)
-        total = python + stall
+        kernels = 0 if tracing else rng.uniform(0, 400)
+        total = python + stall + kernels
         runner = 0 if tracing else total * rng.uniform(0.72, 0.85)
         rows.append(
             {
@@ -189,6 +190,7 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
                 "start_us": int(clock),
                 "python_exec_us": int(python),
                 "python_stall_us": int(stall),
+                "python_kernels_us": int(kernels),
                 "runner_exec_us": int(runner),
                 "runner_stall_us": int(total - runner),
                 "ops": 612,
@@ -223,7 +225,8 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
         "python_stall_us": total("python_stall_us"),
         "runner_exec_us": total("runner_exec_us"),
         "runner_stall_us": total("runner_stall_us"),
-        "inline_exec_us": 90_000,
+        "python_kernels_us": total("python_kernels_us"),
+        "running": empty(Step, number=steps + 1),
         "overlap_us": int(total("runner_exec_us") * 0.6),
         "tracegraph_nodes": 640,
         "symbolic_blocks": 41,
@@ -286,12 +289,14 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
                 "op": f"aten::_local_scalar_dense{bad}",
                 "count": steps,
                 "wait_us": int(total("python_stall_us") * 0.83),
+                "kernels_us": int(total("python_kernels_us") * 0.5),
             },
             {
                 "line": f"{TRAIN}:61 in evaluate",
                 "op": "aten::eq.Tensor",
                 "count": steps // 10,
                 "wait_us": int(total("python_stall_us") * 0.12),
+                "kernels_us": 0,
             },
         ],
         "feeds": [
@@ -371,10 +376,10 @@ def _phases(rows: list[Step]) -> list[Phase]:
 def timeline(data: Report, hostile: bool = False) -> Timeline:
     """Returns the newest iterations of a report as events."""
     rng = random.Random(1)
-    python, runner, steps = [], [], []
+    python, runs, steps = [], [], []
     for row in data["steps"][-200:]:
         start, number = float(row["start_us"]), row["number"]
-        end = start + row["python_exec_us"] + row["python_stall_us"]
+        end = start + row["python_exec_us"] + row["python_stall_us"] + row["python_kernels_us"]
         steps.append([number, start, end])
         if row["traced"]:
             python.append([start, end - start, "trace", number, f"{TRAIN}:31 in train"])
@@ -386,6 +391,7 @@ def timeline(data: Report, hostile: bool = False) -> Timeline:
         at = start + 300
         for block in range(24):
             length = max(row["runner_exec_us"] / 24 * rng.uniform(0.6, 1.3), 1.0)
-            runner.append([at, length, block, 24, number])
+            runs.append([at, length, "beside", block, 24, number])
             at += length + rng.randint(5, 160)
-    return {"python": python, "runner": runner, "steps": steps, "dropped": 41_000}
+        runs.append([end - wait - 300, row["python_kernels_us"] / 2, "inline", 24, 24, number])
+    return {"python": python, "runs": runs, "steps": steps, "dropped": 41_000}

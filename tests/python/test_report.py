@@ -22,6 +22,7 @@ from torch_tandem._report_types import (
     Fetch,
     Graphs,
     Report,
+    Step,
     Timeline,
     What,
 )
@@ -266,9 +267,104 @@ def test_pace(times, severity, words):
 def test_times_are_of_settled_iterations():
     report = synthetic.report(100)
     for step in report["steps"]:
-        step["python_stall_us"] = step["python_exec_us"]
+        step["python_stall_us"], step["python_kernels_us"] = step["python_exec_us"], 0
     report["python_exec_us"] = 10**10  # imports
     assert "Python waited 50 % of the time" in _findings.verdict(report)
+
+
+ROUNDED = 3  # microseconds: each kind of time is rounded down
+
+TIMED = """
+import json, time
+import torch, torch_tandem
+from torch_tandem import _core
+weight = torch.randn(256, 256, device="tandem")
+for step in range(60):
+    x = torch.randn(64, 256).to("tandem")
+    for _ in range(3):
+        x = torch.nn.functional.gelu(x @ weight)
+    time.sleep(0.001)
+    if step % 3 == 0:
+        x.sum().item()
+    torch_tandem.mark_step()
+    if step % 7 == 0:
+        x.mean().item()
+x.cpu()
+print(json.dumps(_core.report()))
+"""
+
+
+@pytest.mark.parametrize("environment", [{"TANDEM_RUNNER": "beside"}, {"TANDEM_RUNNER": "inline"}, {}])
+def test_times_of_each_runner_add_up(environment):
+    ran = subprocess.run(
+        [sys.executable, "-c", TIMED], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert ran.returncode == 0, ran.stderr
+    report = json.loads(ran.stdout)
+    for times in (report, report["running"], *report["steps"]):
+        python = times["python_exec_us"] + times["python_stall_us"] + times["python_kernels_us"]
+        graph = times["runner_exec_us"] + times["runner_stall_us"]
+        assert abs(python - graph) <= ROUNDED, times
+    for before, after in zip(report["steps"], report["steps"][1:], strict=False):
+        length = before["python_exec_us"] + before["python_stall_us"] + before["python_kernels_us"]
+        assert abs(before["start_us"] + length - after["start_us"]) < 1000, "time between iterations is lost"
+    beside = environment.get("TANDEM_RUNNER")
+    if beside == "inline":
+        assert report["python_kernels_us"] > 0 and report["runner_exec_us"] == 0
+        assert report["python_stall_us"] < 0.1 * report["python_kernels_us"], "kernels were taken for waiting"
+    if beside == "beside":
+        assert report["runner_exec_us"] > 0
+
+
+def settled(**times) -> Report:
+    """A run of 100 equal iterations, with these times of each in microseconds."""
+    steps = [empty(Step, number=number, **times) for number in range(1, 101)]
+    totals = {name: 100 * us for name, us in times.items()}
+    return empty(
+        Report, ops_captured=1000, ops_coexecuted=970, steps_coexecuted=100, steps=steps, **totals
+    )
+
+
+def test_kernels_on_pythons_thread_are_not_waiting():
+    report = settled(python_exec_us=100, python_kernels_us=900, runner_stall_us=1000)
+    assert "Python waited 0 % of the time" in _findings.verdict(report)
+    assert any("kernels set the pace" in finding.text for finding in _findings.findings(report))
+    assert _findings.shares_of_time(report) == {
+        "PythonRunner": {"running the program": "10 %", "waiting": "0 %", "executing kernels": "90 %"},
+        "GraphRunner": {"executing kernels": "0 %", "idle": "100 %"},
+    }
+
+
+def test_the_wait_for_the_last_iterations_counts():
+    report = settled(python_exec_us=1000, runner_exec_us=900)
+    report["running"] = empty(Step, python_stall_us=900_000, runner_exec_us=880_000)
+    assert "Python waited 91 % of the time" in _findings.verdict(report)
+    assert not any("Python sets the pace" in finding.text for finding in _findings.findings(report))
+
+
+@pytest.mark.parametrize(("waited", "named"), [(900, False), (60_000, True)])
+def test_a_line_is_named_if_it_waits_for_a_notable_share(waited, named):
+    report = settled(python_exec_us=400, python_stall_us=600, runner_exec_us=600)
+    report["fetches"] = [empty(Fetch, line="a.py:3 in f", count=100, wait_us=waited)]
+    assert ("a.py:3" in _findings.verdict(report)) == named
+
+
+@pytest.mark.parametrize(
+    ("steps", "count", "cost_us", "found"),
+    [
+        (0, 1, 0, False),  # a print after few operators
+        (9, 2, 50_000, False),  # the first iterations
+        (100, 3, 10, False),
+        (100, 3, 50_000, True),
+        (100, 30, 10, True),
+    ],
+)
+def test_divergences_are_a_finding_if_they_are_frequent_or_cost_time(steps, count, cost_us, found):
+    report = settled(python_exec_us=1000)
+    report["steps"], report["steps_coexecuted"] = report["steps"][:steps], steps
+    line = empty(Divergence, line="a.py:3 in f", what="operator", count=count, cost_us=cost_us, last=steps)
+    report["divergences"] = [line]
+    assert any("diverg" in finding.text for finding in _findings.findings(report)) == found
 
 
 NEW_LINES = [empty(Divergence, line=f"a.py:{number} in f", count=count) for number, count in ((1, 2), (2, 9))]
@@ -315,7 +411,8 @@ def test_summary_of_divergences(monkeypatch):
     text = _summary.explanation(synthetic.report())
     assert re.search(r"times +line +operator +what +expected +got +cost", text)
     assert re.search(r"48 +clip_grad_norm_ +operator +add_.Tensor +linalg_vector_norm +81.30 ms", text)
-    assert "after the tenth iteration" in text and "feeds: 65,600" in text
+    assert "after the tenth iteration" in text and "feeds" not in text
+    assert "feeds: 65,600" in _summary.text(synthetic.report(), verbose=True)
 
 
 def test_iterations_with_a_traced_operator_and_all_divergences_are_counted():
@@ -352,7 +449,8 @@ def test_trace_is_what_viewers_read(tmp_path):
     assert names == {"iterations", "PythonRunner", "GraphRunner"}
     slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert {e["cat"] for e in slices} == {"iteration", "stall", "trace", "fetch", "execute", "block"}
-    assert sum(e["cat"] == "block" for e in slices) == len(timeline["runner"])
+    assert sum(e["cat"] == "block" for e in slices) == len(timeline["runs"])
+    assert any(e["cat"] == "block" and e["tid"] == _perfetto._PYTHON for e in slices)
     counters = [e for e in trace["traceEvents"] if e["ph"] == "C"]
     assert sum(sum(e["args"].values()) for e in counters) == report["ops_captured"]
 

@@ -3,14 +3,20 @@
 import linecache
 import os
 import re
+import statistics
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from torch_tandem._report_types import Report, What
+from torch_tandem._report_types import Report, Step, What
 
 Severity = Literal["good", "note", "slow"]
+
+# Share of the time from which a line or a symptom is named.
+NOTABLE = 0.05
+# Iterations that nothing is concluded from, and the first ones, in which most is traced.
+FEW = 10
 
 _LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
 
@@ -41,8 +47,8 @@ class Finding:
 
 def as_data(report: Report) -> dict[str, Any]:
     """Return the verdict, the findings and the times that they are based on, as plain data."""
-    found = [asdict(finding) for finding in findings(report)]
-    return {"verdict": verdict(report), "findings": found, "times": asdict(_times(report))}
+    found, times = [asdict(finding) for finding in findings(report)], _times(report)
+    return {"verdict": verdict(report), "findings": found, "times": asdict(times) | {"busy": times.busy}}
 
 
 def verdict(report: Report) -> str:
@@ -63,7 +69,7 @@ def verdict(report: Report) -> str:
     times = _times(report)
     waited = f"Python waited {_percent(times.waiting, times.elapsed)} of the time"
     worst = _worst_fetch(report)
-    if worst:
+    if worst and worst[1] > NOTABLE * _elapsed(report):
         waited += f", most at {place(worst[0])}"
     return " ".join([*elsewhere, "; ".join([*parts, waited]) + "."])
 
@@ -230,8 +236,10 @@ def _unrecorded(report: Report) -> list[Finding]:
 
 
 def _divergences(report: Report) -> list[Finding]:
+    """Return a finding about divergences that go on, or that have cost a notable share of the time."""
     divergences = report["divergences"]
-    if not divergences:
+    steps = report["steps_traced"] + report["steps_coexecuted"]
+    if not divergences or steps < FEW:
         return []
     times = sum(d["count"] for d in divergences)
     cost = sum(d["cost_us"] for d in divergences)
@@ -241,14 +249,14 @@ def _divergences(report: Report) -> list[Finding]:
         text += f" cost {duration(cost)}"
     text += f"{', most' if len(divergences) > 1 else ''} at {place(worst['line'])}"
     text += f": {worst['reason'].rstrip('.')}."
-    steps = report["steps_traced"] + report["steps_coexecuted"]
     last = max(d["last"] for d in divergences)
-    if last < 0.9 * steps - 10:
+    is_over, is_frequent = last < 0.9 * steps - 10, times > 0.1 * steps
+    is_notable = cost > NOTABLE * _elapsed(report)
+    if is_over and is_notable:
         return [Finding("note", f"{text} None since iteration {last}.", "", worst["line"])]
-    elapsed = report["python_exec_us"] + report["python_stall_us"]
-    share = cost / max(elapsed, 1)
-    severity: Severity = "slow" if share > 0.05 or times > 0.1 * steps else "note"
-    return [Finding(severity, text, ADVICE[worst["what"]], worst["line"])]
+    if is_over or not (is_notable or is_frequent):
+        return []
+    return [Finding("slow", text, ADVICE[worst["what"]], worst["line"])]
 
 
 def _feeds(report: Report) -> list[Finding]:
@@ -291,31 +299,75 @@ def late_calls(report: Report) -> LateCalls | None:
 
 @dataclass(frozen=True)
 class _Times:
-    """Times in microseconds: total, Python's waiting, kernels running.
+    """Times in microseconds.
 
-    `settled` says that only iterations after the tenth are counted.
+    `settled` says that only iterations after the tenth are counted, and `step` is the median of their times, or 0.
     """
 
     elapsed: int
-    waiting: int
-    busy: int
+    waiting: int  # of Python
+    inline: int  # in which kernels ran on Python's thread
+    beside: int  # in which kernels ran on GraphRunner's thread
     settled: bool
+    step: float
+
+    @property
+    def busy(self) -> int:
+        """Time in which kernels ran."""
+        return self.inline + self.beside
 
 
 def _times(report: Report) -> _Times:
-    """Add up the times of the recorded iterations after the tenth.
+    """Add up the times of the recorded iterations after the tenth, and what followed the last one.
 
     If there are fewer than ten of them, use the times of the whole run, including imports.
     """
-    settled = [s for s in report["steps"] if s["number"] > 10]
-    if len(settled) >= 10:
-        working = sum(s["python_exec_us"] for s in settled)
-        waiting = sum(s["python_stall_us"] for s in settled)
-        # An iteration's time of GraphRunner includes runs on Python's thread.
-        return _Times(working + waiting, waiting, sum(s["runner_exec_us"] for s in settled), settled=True)
-    waiting = report["python_stall_us"]
-    busy = report["runner_exec_us"] + report["inline_exec_us"]
-    return _Times(report["python_exec_us"] + waiting, waiting, busy, settled=False)
+    settled = [s for s in report["steps"] if s["number"] > FEW]
+    if len(settled) < FEW:
+        waiting, inline = report["python_stall_us"], report["python_kernels_us"]
+        return _Times(_elapsed(report), waiting, inline, report["runner_exec_us"], settled=False, step=0)
+    # The program waits for the last iterations after they have ended. What else it does then belongs to none.
+    last = report["running"]
+    elapsed = sum(map(_elapsed, settled)) + last["python_stall_us"] + last["python_kernels_us"]
+    counted = [*settled, last]
+    return _Times(
+        elapsed,
+        sum(s["python_stall_us"] for s in counted),
+        sum(s["python_kernels_us"] for s in counted),
+        sum(s["runner_exec_us"] for s in counted),
+        settled=True,
+        step=statistics.median(map(_elapsed, settled)),
+    )
+
+
+def _elapsed(times: Report | Step) -> int:
+    """Return the time of a run or an iteration: Python runs the program, waits, or executes kernels."""
+    return times["python_exec_us"] + times["python_stall_us"] + times["python_kernels_us"]
+
+
+def shares_of_time(report: Report) -> dict[str, dict[str, str]]:
+    """Return the shares of each runner's time, by runner and by what it did. Those of a runner add up to all."""
+    times = _times(report)
+
+    def share(part: int) -> str:
+        return _percent(part, times.elapsed)
+
+    python = {
+        "running the program": share(times.elapsed - times.waiting - times.inline),
+        "waiting": share(times.waiting),
+        "executing kernels": share(times.inline),
+    }
+    graph = {"executing kernels": share(times.beside), "idle": share(max(times.elapsed - times.beside, 0))}
+    return {"PythonRunner": python, "GraphRunner": graph}
+
+
+def speed(report: Report) -> str:
+    """Return the time of an iteration, or "" if there were too few."""
+    step = _times(report).step
+    if not step:
+        return ""
+    rate = f"{1e6 / step:,.1f}" if step > 1e4 else f"{1e6 / step:,.0f}"
+    return f"{duration(step)} an iteration, {rate} a second (median after the tenth)"
 
 
 def place(line: str) -> str:

@@ -10,7 +10,8 @@ from torch_tandem._report_types import Step, Timeline
 _PROCESS = 1
 _ITERATIONS, _PYTHON, _GRAPH = 1, 2, 3
 _NAMES = {_ITERATIONS: "iterations", _PYTHON: "PythonRunner", _GRAPH: "GraphRunner"}
-_WORDS = {"stall": "wait", "trace": "trace", "fetch": "fetch"}
+_WORDS = {"stall": "wait", "kernels": "kernels", "trace": "trace", "fetch": "fetch"}
+_THREADS = {"beside": _GRAPH, "inline": _PYTHON}
 
 Event = dict[str, Any]
 
@@ -18,10 +19,11 @@ Event = dict[str, Any]
 def trace(timeline: Timeline, steps: list[Step]) -> dict[str, Any]:
     """Return the trace in Chrome's JSON object format. The report's `steps` become counters."""
     events = [*_names(), *_nested(_iterations(timeline))]
-    python = list(_nested(_python(timeline)))
-    events += python
-    events += _executing(timeline, python)
-    events += _nested(_blocks(timeline))
+    activities = list(_nested(_python(timeline)))
+    blocks = list(_blocks(timeline))
+    inline = [block for block in blocks if block["tid"] == _PYTHON]
+    events += _nested([*activities, *_executing(timeline, activities), *inline])
+    events += _nested(block for block in blocks if block["tid"] == _GRAPH)
     events += _counters(steps)
     other = {"dropped events": timeline["dropped"]}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
@@ -66,8 +68,9 @@ def _python(timeline: Timeline) -> Iterable[Event]:
 
 
 def _blocks(timeline: Timeline) -> Iterable[Event]:
-    for start, length, block, ops, iteration in timeline["runner"]:
-        yield _slice(_GRAPH, f"block {block}", "block", start, length, operators=ops, iteration=iteration)
+    for start, length, place, block, ops, iteration in timeline["runs"]:
+        args = {"operators": ops, "iteration": iteration}
+        yield _slice(_THREADS[place], f"block {block}", "block", start, length, **args)
 
 
 def _executing(timeline: Timeline, python: list[Event]) -> Iterable[Event]:

@@ -23,7 +23,7 @@ _ROWS: dict[str, Callable[[Report], str]] = {
     "operators": lambda r: f"{r['ops_captured']:,}",
     "co-executed": lambda r: _percent(r["ops_coexecuted"], r["ops_captured"]),
     "executor": lambda r: r["executor"],
-    "kernels, s": lambda r: _seconds(r["runner_exec_us"] + r["inline_exec_us"]),
+    "kernels, s": lambda r: _seconds(r["runner_exec_us"] + r["python_kernels_us"]),
     "Python waited, s": lambda r: _seconds(r["python_stall_us"]),
     "collectives": lambda r: f"{_sum(r, 'count'):,}",
     "sent, MB": lambda r: f"{_sum(r, 'bytes') / 1e6:,.1f}",

@@ -34,6 +34,7 @@ class Fetch(TypedDict):
     op: str
     count: int
     wait_us: int
+    kernels_us: int  # in which Python's thread executed runs for them
 
 
 class Feed(TypedDict):
@@ -91,12 +92,13 @@ Phase = TypedDict(
 
 
 class Step(TypedDict):
-    """One iteration."""
+    """One iteration. The times of each runner add up to that of the iteration."""
 
     number: int
     start_us: int
-    python_exec_us: int
-    python_stall_us: int
+    python_exec_us: int  # running the program
+    python_stall_us: int  # waiting
+    python_kernels_us: int  # executing runs on Python's thread
     runner_exec_us: int
     runner_stall_us: int
     ops: int
@@ -165,11 +167,12 @@ class CoreReport(TypedDict):
     kernels: list[Kernel]
     phases: list[Phase]
     steps: list[Step]
+    running: Step  # the iteration that has not ended
     python_exec_us: int
     python_stall_us: int
+    python_kernels_us: int
     runner_exec_us: int
     runner_stall_us: int
-    inline_exec_us: int
     overlap_us: int
     tracegraph_nodes: int
     tracegraph_bytes: int
@@ -232,10 +235,10 @@ class MemorySnapshot(TypedDict):
 class Timeline(TypedDict):
     """The newest recorded events. Times are in microseconds."""
 
-    python: list[tuple[float, float, Literal["fetch", "stall", "trace"], int, str]]
+    python: list[tuple[float, float, Literal["fetch", "stall", "kernels", "trace"], int, str]]
     """Activities of PythonRunner: start, duration, kind, iteration, line."""
-    runner: list[tuple[float, float, int, int, int]]
-    """Runs of GraphRunner: start, duration, first block, number of operators, iteration."""
+    runs: list[tuple[float, float, Literal["beside", "inline"], int, int, int]]
+    """Runs: start, duration, thread (GraphRunner's or Python's), first block, number of operators, iteration."""
     steps: list[tuple[int, float, float]]
     """Iterations: number, start, end."""
     dropped: int

@@ -18,8 +18,10 @@ from torch_tandem._findings import (
     iterations,
     late_calls,
     models,
+    shares_of_time,
     short_line,
     size,
+    speed,
     verdict,
 )
 from torch_tandem._report_types import Divergence, Feed, Fetch, Kernel, Machine, Report
@@ -28,17 +30,22 @@ _ROWS = 10  # maximum number of rows of each table
 _WIDTH = 110  # width of output that does not go to a terminal, in characters
 
 
-def show(report: Report, file: IO[str] | None = None) -> None:
+def show(report: Report, file: IO[str] | None = None, verbose: bool = False) -> None:
     """Print the summary to `file`, or to stderr if it is None."""
     file = file or sys.stderr
-    _print(Console(file=file, width=None if file.isatty() else _WIDTH, highlight=False), report)
+    _print(_console(file, None if file.isatty() else _WIDTH), report, verbose)
 
 
-def text(report: Report) -> str:
+def text(report: Report, verbose: bool = False) -> str:
     """Return the summary as plain text."""
     file = io.StringIO()
-    _print(Console(file=file, width=_WIDTH, highlight=False), report)
+    _print(_console(file, _WIDTH), report, verbose)
     return file.getvalue()
+
+
+def _console(file: IO[str], width: int | None) -> Console:
+    # In a notebook, rich displays what is printed to any file.
+    return Console(file=file, width=width, highlight=False, force_jupyter=False)
 
 
 def explanation(report: Report) -> str:
@@ -52,15 +59,15 @@ def explanation(report: Report) -> str:
     return file.getvalue() + text(report)
 
 
-def _print(console: Console, report: Report) -> None:
+def _print(console: Console, report: Report, verbose: bool) -> None:
     console.rule("Tandem", style="dim")
     for finding in (*failed_audits(report), *models(report)):
         console.print(escape(f"{finding.text} {finding.advice}".rstrip()), style="bold")
     if not report["ops_captured"]:
         console.print("No operator ran on the device tandem.")
     else:
-        console.print(_facts(report))
-        for title, table in _tables(report):
+        console.print(_facts(report, verbose))
+        for title, table in _tables(report, verbose):
             console.print(title)
             console.print(table)
     if advice := candidate(report):
@@ -69,28 +76,38 @@ def _print(console: Console, report: Report) -> None:
         console.print(f"note: {escape(note)}", style="dim")
 
 
-def _facts(report: Report) -> Table:
+def _facts(report: Report, verbose: bool) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_row("iterations", iterations(report))
-    on_host = report["ops_on_host"]
-    share = _percent(report["ops_coexecuted"], report["ops_captured"] + on_host)
-    operators = f"{report['ops_captured']:,} captured, {share} co-executed"
-    if on_host:
-        operators = (
-            f"{report['ops_captured']:,} captured, about {on_host:,} on host tensors, {share} co-executed"
-        )
-    late = late_calls(report)
-    if late:
-        share, name = _percent(late.coexecuted, late.calls), {10: "tenth", 5: "fifth"}[late.after]
-        operators += f" ({share} of the captured ones after the {name} iteration)"
-    grid.add_row("operators", operators)
+    if time := speed(report):
+        grid.add_row("speed", f"{time}; [bold]tandem compare[/bold] measures eager's")
+    grid.add_row("operators", _operators(report))
     if report["ops_other_threads"]:
         grid.add_row("", f"{report['ops_other_threads']:,} from other threads, run imperatively")
-    for title, executing, stalled in (
-        ("PythonRunner", report["python_exec_us"], report["python_stall_us"]),
-        ("GraphRunner", report["runner_exec_us"], report["runner_stall_us"]),
-    ):
-        grid.add_row(title, f"{duration(executing)} executing, {duration(stalled)} waiting")
+    for runner, shares in shares_of_time(report).items():
+        grid.add_row(runner, ", ".join(f"{share} {what}" for what, share in shares.items()))
+    if verbose:
+        for row in _details(report):
+            grid.add_row(*row)
+    grid.add_row("memory", f"{size(report['memory_peak'])} at most")
+    return grid
+
+
+def _operators(report: Report) -> str:
+    """Say how many operator calls were co-executed: of the later iterations, if there are enough, and of all."""
+    captured, on_host = report["ops_captured"], report["ops_on_host"]
+    share = _percent(report["ops_coexecuted"], captured + on_host)
+    calls = f"{captured:,} captured" + (f", about {on_host:,} on host tensors" if on_host else "")
+    late = late_calls(report)
+    if late is None:
+        return f"{calls}, {share} co-executed"
+    name = {10: "tenth", 5: "fifth"}[late.after]
+    settled = _percent(late.coexecuted, late.calls)
+    return f"{settled} co-executed after the {name} iteration ({calls}, {share} of all calls co-executed)"
+
+
+def _details(report: Report) -> Iterable[tuple[str, str]]:
+    """Yield what is of use to those who work on Tandem itself."""
     for region in report["regions"]:
         beside, inline = region["beside_ns"], region["inline_ns"]
         if beside is None or inline is None:
@@ -99,9 +116,8 @@ def _facts(report: Report) -> Table:
         if region["line"]:
             who += f" in the loop from {escape(region['line'])}"
         each = f"{beside / 1000:.1f} us an operator beside Python, {inline / 1000:.1f} us on its thread"
-        grid.add_row("kernels", f"on {who}: {each}")
-    grid.add_row("overlap", f"{duration(report['overlap_us'])} in which both executed")
-    grid.add_row(
+        yield "placement", f"kernels on {who}: {each}"
+    yield (
         "TraceGraph",
         f"{report['tracegraph_nodes']:,} nodes, {_plural(report['paths'], 'path')}, "
         f"{_plural(report['symbolic_blocks'], 'block')}, {report['blocks_sent']:,} sent "
@@ -112,14 +128,12 @@ def _facts(report: Report) -> Table:
         ran = f"{device['native_ops']:,} operators in {device['dispatches']:,} kernels"
         compiled, hosted = _plural(device["pipelines"], "pipeline"), sum(device["host_ops"].values())
         which = "device" if len(devices) == 1 else f"tandem:{index}"
-        grid.add_row(which, f"{escape(device['name'])}: {ran} ({compiled}), {hosted:,} on the host")
+        yield which, f"{escape(device['name'])}: {ran} ({compiled}), {hosted:,} on the host"
         most, cached = size(device["memory_live_peak"]), size(device["memory_peak"])
-        grid.add_row(f"{which} memory", f"{most} at most, {cached} with caches")
-    grid.add_row("memory", f"{size(report['memory_peak'])} at most")
-    return grid
+        yield f"{which} memory", f"{most} at most, {cached} with caches"
 
 
-def _tables(report: Report) -> Iterable[tuple[str, Table]]:
+def _tables(report: Report, verbose: bool) -> Iterable[tuple[str, Table]]:
     divergences = report["divergences"]
     if divergences:
         yield f"divergences: {_total(divergences)}", _divergences(divergences)
@@ -136,19 +150,9 @@ def _tables(report: Report) -> Iterable[tuple[str, Table]]:
         )
     fetches = report["fetches"]
     if fetches:
-        # A source line may contain several fetches.
-        lines: dict[str, list[int]] = {}
-        for fetch in fetches:
-            total = lines.setdefault(short_line(fetch["line"]), [0, 0])
-            total[0] += fetch["count"]
-            total[1] += fetch["wait_us"]
-        rows = [
-            (times, line, duration(waited), duration(waited / max(times, 1)))
-            for line, (times, waited) in sorted(lines.items(), key=lambda item: (-item[1][1], -item[1][0]))
-        ]
-        yield f"fetches: {_total(fetches)}", _table(("times", "line", "waited", "each"), rows)
+        yield f"fetches: {_total(fetches)}", _fetches(fetches)
     feeds = report["feeds"]
-    if feeds:
+    if feeds and verbose:
         rows = [(f["count"], short_line(f["line"]), f["op"], f["kind"], size(f["bytes"])) for f in feeds]
         columns = ("times", "line", "operator", "what was fed", "size")
         yield f"feeds: {_total(feeds)}", _table(columns, rows)
@@ -159,6 +163,20 @@ def _tables(report: Report) -> Iterable[tuple[str, Table]]:
     if host:
         rows = [(times, name) for name, times in host]
         yield f"operators without a native kernel: {len(host)}", _table(("times", "operator"), rows)
+
+
+def _fetches(entries: list[Fetch]) -> Table:
+    """Return a table of the lines that read values. A source line may contain several fetches."""
+    lines: dict[str, list[int]] = {}
+    for fetch in entries:
+        total = lines.setdefault(short_line(fetch["line"]), [0, 0, 0])
+        for i, name in enumerate(("count", "wait_us", "kernels_us")):
+            total[i] += fetch[name]  # type: ignore[literal-required]
+    rows = [
+        (times, line, duration(waited), duration(kernels), duration((waited + kernels) / max(times, 1)))
+        for line, (times, waited, kernels) in sorted(lines.items(), key=lambda item: (-item[1][1], -item[1][0]))
+    ]
+    return _table(("times", "line", "waited", "kernels", "each"), rows)
 
 
 def _divergences(entries: list[Divergence]) -> Table:

@@ -8,6 +8,7 @@ use tandem_tracegraph::difference::Difference;
 use tandem_tracegraph::ids::{LocationId, OpId};
 use tandem_tracegraph::symbolic::SymbolicGraph;
 
+use super::fetches::Took;
 use crate::report::{Fetch, Ran, Report, StepRecord};
 use crate::timeline::Timeline;
 
@@ -56,8 +57,7 @@ impl Iteration {
     }
 }
 
-/// The report and what its counters need. Times of execution are pairs: of GraphRunner's thread, and of other
-/// threads, in nanoseconds.
+/// The report and what its counters need. `busy` is the time in which GraphRunner's thread has executed, in nanoseconds.
 #[derive(Debug)]
 pub(super) struct Counters {
     /// Counters to which every part of the engine adds.
@@ -68,9 +68,9 @@ pub(super) struct Counters {
     passes: Vec<i64>,
     /// Time of the last reset.
     started: Instant,
-    /// Execution times at `started`.
-    busy_at_start: (u64, u64),
-    /// Time of the running iteration's first op.
+    /// Execution time at `started`.
+    busy_at_start: u64,
+    /// Start of the running iteration.
     began: Instant,
     /// Divergences of the running iteration.
     divergences: u64,
@@ -78,8 +78,9 @@ pub(super) struct Counters {
     open_divergence: Option<(usize, Instant)>,
     /// Numbers of ops and of traced ops of the running iteration that the report already includes.
     counted: (u64, u64),
-    /// PythonRunner's waits and the execution time of runs at the beginning of the iteration, in nanoseconds.
+    /// PythonRunner's waits, its execution of runs and GraphRunner's at the beginning of the iteration, in nanoseconds.
     stalled_before: u64,
+    kernels_before: u64,
     busy_before: u64,
 }
 
@@ -92,12 +93,13 @@ impl Counters {
             paths: FxHashSet::default(),
             passes: Vec::new(),
             started: now,
-            busy_at_start: (0, 0),
+            busy_at_start: 0,
             began: now,
             divergences: 0,
             open_divergence: None,
             counted: (0, 0),
             stalled_before: 0,
+            kernels_before: 0,
             busy_before: 0,
         }
     }
@@ -112,23 +114,27 @@ impl Counters {
         self.started
     }
 
-    /// Returns the execution times since the last reset.
-    pub(super) fn busy_since_start(&self, busy: (u64, u64)) -> (u64, u64) {
-        (busy.0 - self.busy_at_start.0, busy.1 - self.busy_at_start.1)
+    /// Returns the execution time since the last reset.
+    pub(super) fn busy_since_start(&self, busy: u64) -> u64 {
+        busy - self.busy_at_start
     }
 
     /// Resets the report. The counters of the running iteration must be up to date.
-    pub(super) fn reset(&mut self, busy: (u64, u64)) {
+    pub(super) fn reset(&mut self, busy: u64) {
         self.report = Report::default();
         self.paths.clear();
         self.started = Instant::now();
         self.busy_at_start = busy;
         self.stalled_before = 0;
+        self.kernels_before = 0;
     }
 
-    /// Begins the time of an iteration, before its first op.
-    pub(super) fn begin_iteration(&mut self) {
+    /// Begins the time of the first iteration, before its first op. Each later one begins where the one before it has
+    /// ended, so that the times of all iterations add up to that of the program.
+    pub(super) fn begin_first_iteration(&mut self) {
         self.began = Instant::now();
+        self.stalled_before = self.report.python_stall_ns;
+        self.kernels_before = self.report.python_kernels_ns;
     }
 
     /// Records an iteration that ended. `recorded` says whether its ops were.
@@ -136,7 +142,7 @@ impl Counters {
         &mut self,
         iteration: &Iteration,
         recorded: bool,
-        busy: (u64, u64),
+        busy: u64,
         timeline: &Timeline,
     ) {
         self.count_ops(iteration);
@@ -151,28 +157,35 @@ impl Counters {
         self.report.steps_traced += u64::from(traced > 0);
         self.report.steps_in_part += u64::from(traced > 0 && ran == Ran::Mixed);
         self.report.steps_unrecorded += u64::from(traced > 0 && ran == Ran::Imperative);
-        let record = StepRecord {
+        self.report.ended(self.running(iteration, busy, timeline), ran);
+        timeline.step(timeline.at(self.began).max(1), number);
+    }
+
+    /// Returns the counters of the running iteration so far.
+    pub(super) fn running(&self, iteration: &Iteration, busy: u64, timeline: &Timeline) -> StepRecord {
+        let Iteration { number, ops, traced, .. } = *iteration;
+        StepRecord {
             number,
             start_ns: timeline.at(self.began),
             duration_ns: self.began.elapsed().as_nanos() as u64,
             python_stall_ns: self.report.python_stall_ns.saturating_sub(self.stalled_before),
-            runner_exec_ns: (busy.0 + busy.1).saturating_sub(self.busy_before),
+            python_kernels_ns: self.report.python_kernels_ns.saturating_sub(self.kernels_before),
+            runner_exec_ns: busy.saturating_sub(self.busy_before),
             ops,
             traced,
             divergences: self.divergences,
-        };
-        self.report.ended(record, ran);
-        timeline.step(timeline.at(self.began).max(1), number);
+        }
     }
 
     /// Begins the counters of another iteration.
-    pub(super) fn next_iteration(&mut self, busy: (u64, u64)) {
+    pub(super) fn next_iteration(&mut self, busy: u64) {
         self.began = Instant::now();
         self.divergences = 0;
         self.open_divergence = None;
         self.counted = (0, 0);
         self.stalled_before = self.report.python_stall_ns;
-        self.busy_before = busy.0 + busy.1;
+        self.kernels_before = self.report.python_kernels_ns;
+        self.busy_before = busy;
     }
 
     /// Adds the running iteration's ops to the report.
@@ -227,11 +240,13 @@ impl Counters {
         }
     }
 
-    /// Counts a fetch for which the program waited this long.
-    pub(super) fn count_fetch(&mut self, location: LocationId, op: OpId, wait_ns: u64) {
-        let fetch = self.report.fetches.entry(location).or_insert(Fetch { op, count: 0, wait_ns: 0 });
+    /// Counts a fetch that took this long.
+    pub(super) fn count_fetch(&mut self, location: LocationId, op: OpId, took: Took) {
+        let new = Fetch { op, count: 0, wait_ns: 0, kernels_ns: 0 };
+        let fetch = self.report.fetches.entry(location).or_insert(new);
         fetch.count += 1;
-        fetch.wait_ns += wait_ns;
+        fetch.wait_ns += took.wait_ns;
+        fetch.kernels_ns += took.kernels_ns;
         self.report.ops_captured += 1;
     }
 
@@ -324,7 +339,7 @@ mod tests {
         counters.count_ops(&iteration(5, 2));
         counters.count_ops(&iteration(9, 3));
         assert_eq!((counters.report.ops_captured, counters.report.ops_coexecuted), (9, 6));
-        counters.next_iteration((0, 0));
+        counters.next_iteration(0);
         counters.count_ops(&iteration(4, 0));
         assert_eq!((counters.report.ops_captured, counters.report.ops_coexecuted), (13, 10));
     }
@@ -332,16 +347,17 @@ mod tests {
     #[test]
     fn a_step_has_the_waits_and_the_execution_since_it_began() {
         let (mut counters, timeline) = (Counters::new(), Timeline::default());
-        counters.report.python_stall_ns = 100;
-        counters.next_iteration((30, 20));
+        (counters.report.python_stall_ns, counters.report.python_kernels_ns) = (100, 200);
+        counters.next_iteration(30);
         counters.report.python_stall_ns += 7;
-        counters.end_iteration(&iteration(5, 0), true, (33, 28), &timeline);
-        counters.next_iteration((33, 28));
-        counters.end_iteration(&iteration(5, 5), true, (33, 28), &timeline);
-        counters.end_iteration(&iteration(5, 5), false, (33, 28), &timeline);
-        let steps: Vec<_> =
-            counters.report.steps.iter().map(|s| (s.python_stall_ns, s.runner_exec_ns)).collect();
-        assert_eq!(steps[..2], [(7, 11), (0, 0)]);
+        counters.report.python_kernels_ns += 8;
+        counters.end_iteration(&iteration(5, 0), true, 33, &timeline);
+        counters.next_iteration(33);
+        counters.end_iteration(&iteration(5, 5), true, 33, &timeline);
+        counters.end_iteration(&iteration(5, 5), false, 33, &timeline);
+        let times = |s: &StepRecord| (s.python_stall_ns, s.python_kernels_ns, s.runner_exec_ns);
+        let steps: Vec<_> = counters.report.steps.iter().map(times).collect();
+        assert_eq!(steps[..2], [(7, 8, 3), (0, 0, 0)]);
         let ran: Vec<_> = counters.report.phases.iter().map(|p| p.ran).collect();
         assert_eq!(ran, [Ran::CoExecution, Ran::Tracing, Ran::Imperative]);
         assert_eq!((counters.report.steps_coexecuted, counters.report.steps_traced), (1, 2));
@@ -352,8 +368,8 @@ mod tests {
         let (mut counters, timeline) = (Counters::new(), Timeline::default());
         for (traced, recorded, times) in [(5, true, 2), (1, true, 7), (5, false, 4), (0, true, 8)] {
             for _ in 0..times {
-                counters.end_iteration(&iteration(5, traced), recorded, (0, 0), &timeline);
-                counters.next_iteration((0, 0));
+                counters.end_iteration(&iteration(5, traced), recorded, 0, &timeline);
+                counters.next_iteration(0);
             }
         }
         let Report { steps_traced, steps_in_part, steps_unrecorded, steps_coexecuted, .. } = counters.report;
@@ -369,20 +385,20 @@ mod tests {
         counters.count_path(1);
         assert_eq!(counters.paths(), 2);
         counters.report.ops_other_threads = 5;
-        counters.reset((10, 20));
+        counters.reset(10);
         assert_eq!((counters.paths(), counters.report.ops_other_threads), (0, 0));
-        assert_eq!(counters.busy_since_start((11, 22)), (1, 2));
+        assert_eq!(counters.busy_since_start(11), 1);
         assert!(counters.started() > before);
     }
 
     #[test]
     fn a_fetch_counts_with_its_wait_at_its_location() {
         let mut counters = Counters::new();
-        for wait_ns in [5, 7] {
-            counters.count_fetch(LocationId(3), OpId(1), wait_ns);
+        for (wait_ns, kernels_ns) in [(5, 1), (7, 2)] {
+            counters.count_fetch(LocationId(3), OpId(1), Took { wait_ns, kernels_ns });
         }
-        let fetch = counters.report.fetches[&LocationId(3)];
-        assert_eq!((fetch.count, fetch.wait_ns, counters.report.ops_captured), (2, 12, 2));
+        let Fetch { count, wait_ns, kernels_ns, .. } = counters.report.fetches[&LocationId(3)];
+        assert_eq!((count, wait_ns, kernels_ns, counters.report.ops_captured), (2, 12, 3, 2));
     }
 
     #[test]
@@ -397,9 +413,9 @@ mod tests {
         assert!(first[0] == 0 && first[1] >= 1_000_000, "{first:?}");
         counters.close_divergence();
         assert_eq!(costs(&counters), first);
-        counters.end_iteration(&iteration(2, 1), true, (0, 0), &timeline);
-        counters.next_iteration((0, 0));
-        counters.end_iteration(&iteration(2, 1), true, (0, 0), &timeline);
+        counters.end_iteration(&iteration(2, 1), true, 0, &timeline);
+        counters.next_iteration(0);
+        counters.end_iteration(&iteration(2, 1), true, 0, &timeline);
         let divergences: Vec<_> = counters.report.steps.iter().map(|s| s.divergences).collect();
         assert_eq!(divergences, [2, 0]);
     }
@@ -408,7 +424,7 @@ mod tests {
     fn a_divergence_that_a_reset_removed_has_no_cost() {
         let mut counters = Counters::new();
         counters.diverged(LocationId(1), OpId(1), difference("a"), 1);
-        counters.reset((0, 0));
+        counters.reset(0);
         counters.close_divergence();
         assert!(counters.report.divergences.is_empty());
     }

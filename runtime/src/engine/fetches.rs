@@ -1,4 +1,4 @@
-//! Fetches of the program: their locations, and the time that it has waited for the next one.
+//! Fetches of the program: their locations, and the time that the next one has taken.
 
 use rustc_hash::FxHashMap;
 use tandem_tracegraph::ids::{LocationId, NodeId, OpId};
@@ -6,14 +6,23 @@ use tandem_tracegraph::ids::{LocationId, NodeId, OpId};
 /// Maximum number of fetches after one op that have locations of their own.
 const MAX_FETCHES: u32 = 1024;
 
+/// Time that a fetch takes on the program's thread, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Took {
+    /// Waiting.
+    pub(super) wait_ns: u64,
+    /// Execution of runs.
+    pub(super) kernels_ns: u64,
+}
+
 /// Fetches of the program.
 ///
 /// A fetch has no node. Walking the stack takes longer than the fetch, so its location is that of an earlier fetch
 /// after the same op, with the same operator and the same number after that op.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
-    /// Time waited for the next fetch, in nanoseconds.
-    wait_ns: u64,
+    /// Time that the next fetch has taken so far.
+    took: Took,
     /// Number of fetches since the last op.
     here: u32,
     /// Locations of fetches, by the op before them, their operator, and their number after that op.
@@ -27,9 +36,10 @@ impl Fetches {
         self.here = 0;
     }
 
-    /// Adds a wait for the next fetch. Its time is kept until the location of the fetch is known.
-    pub(super) fn waited(&mut self, ns: u64) {
-        self.wait_ns += ns;
+    /// Adds to the time of the next fetch, which is kept until the location of the fetch is known.
+    pub(super) fn waited(&mut self, wait_ns: u64, kernels_ns: u64) {
+        self.took.wait_ns += wait_ns;
+        self.took.kernels_ns += kernels_ns;
     }
 
     fn site(&self, at: NodeId, op: OpId) -> (NodeId, OpId, u32) {
@@ -41,14 +51,13 @@ impl Fetches {
         self.sites.get(&self.site(at, op)).copied()
     }
 
-    /// Counts a fetch, and keeps its location if it is given. Returns the time that the program waited for it, in
-    /// nanoseconds.
-    pub(super) fn fetched(&mut self, at: NodeId, op: OpId, location: Option<LocationId>) -> u64 {
+    /// Counts a fetch, and keeps its location if it is given. Returns the time that it took.
+    pub(super) fn fetched(&mut self, at: NodeId, op: OpId, location: Option<LocationId>) -> Took {
         if let Some(location) = location {
             self.sites.insert(self.site(at, op), location);
         }
         self.here += 1;
-        std::mem::take(&mut self.wait_ns)
+        std::mem::take(&mut self.took)
     }
 
     /// Forgets all locations, whose nodes are numbered differently afterwards.
@@ -100,10 +109,10 @@ mod tests {
     #[test]
     fn a_wait_counts_for_the_next_fetch_only() {
         let mut fetches = Fetches::default();
-        fetches.waited(5);
+        fetches.waited(5, 1);
         fetches.next_op();
-        fetches.waited(7);
-        assert_eq!(fetches.fetched(NodeId(1), ITEM, None), 12);
-        assert_eq!(fetches.fetched(NodeId(1), ITEM, None), 0);
+        fetches.waited(7, 0);
+        assert_eq!(fetches.fetched(NodeId(1), ITEM, None), Took { wait_ns: 12, kernels_ns: 1 });
+        assert_eq!(fetches.fetched(NodeId(1), ITEM, None), Took::default());
     }
 }

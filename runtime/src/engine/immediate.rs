@@ -45,12 +45,12 @@ impl Engine {
         site: &Site,
         sink: &mut dyn Sink,
     ) -> Result<Progress, CallError> {
-        let waited = self.counters.report.python_stall_ns;
+        let executed = self.counters.report.python_kernels_ns;
         self.outbox.is_fetched();
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, true));
         }
-        self.fetches.waited(self.counters.report.python_stall_ns - waited);
+        self.fetches.waited(0, self.counters.report.python_kernels_ns - executed);
         let at = self.cursor.at();
         let location = match (self.fetches.location(at, call.op), &site.stack) {
             (Some(known), _) => known,
@@ -72,8 +72,8 @@ impl Engine {
             let (outputs, fresh) = self.run_now(call, location, sink)?;
             sink.outputs(call, Results::Owned(outputs), &fresh);
         }
-        let wait_ns = self.fetches.fetched(at, call.op, site.stack.is_some().then_some(location));
-        self.counters.count_fetch(location, call.op, wait_ns);
+        let took = self.fetches.fetched(at, call.op, site.stack.is_some().then_some(location));
+        self.counters.count_fetch(location, call.op, took);
         if self.phase != Phase::Imperative {
             self.graphs.mark_fetched(at);
         }

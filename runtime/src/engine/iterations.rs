@@ -63,7 +63,9 @@ impl Engine {
 
     /// Begins an iteration, before its first op.
     pub(super) fn begin_iteration(&mut self) {
-        self.counters.begin_iteration();
+        if self.iteration.number == 1 {
+            self.counters.begin_first_iteration();
+        }
         self.placing.begin_iteration(self.clocks());
     }
 

@@ -56,7 +56,7 @@ use crate::error::CallError;
 use crate::function::Reason;
 use crate::graph_runner::{GraphRunner, Message, Ticket, WaitTime};
 use crate::regions::Regions;
-use crate::report::Report;
+use crate::report::{Report, StepRecord};
 use crate::site::ForwardRecord;
 use crate::storage::{FreshStorage, Storages, died};
 use crate::timeline::Python;
@@ -223,10 +223,14 @@ impl Engine {
         self.counters.started()
     }
 
-    /// Returns the time since the last reset that GraphRunner's thread, and that other threads, spent executing,
-    /// in nanoseconds.
-    pub fn busy_ns(&self) -> (u64, u64) {
+    /// Returns the time since the last reset that GraphRunner's thread spent executing, in nanoseconds.
+    pub fn busy_ns(&self) -> u64 {
         self.counters.busy_since_start(self.runner.busy_ns())
+    }
+
+    /// Returns the counters of the running iteration so far.
+    pub fn running_iteration(&self) -> StepRecord {
+        self.counters.running(&self.iteration, self.runner.busy_ns(), self.runner.timeline())
     }
 
     /// Resets all counters.
@@ -362,10 +366,17 @@ impl Engine {
     /// Counts a wait that a call needed, which began at `begin` on the timeline. The time of a fetch is kept until
     /// its location is known.
     pub fn waited(&mut self, time: WaitTime, fetch: bool, begin: u64) {
-        self.fetches.waited(if fetch { time.total_ns } else { 0 });
-        self.counters.report.python_stall_ns += time.total_ns;
+        if fetch {
+            self.fetches.waited(time.idle_ns(), time.executing_ns);
+        }
+        self.counters.report.python_stall_ns += time.idle_ns();
         self.counters.report.python_stall_busy_ns += time.asleep_ns;
-        let what = if fetch { Python::Fetch } else { Python::Stall };
+        self.counters.report.python_kernels_ns += time.executing_ns;
+        let what = match fetch {
+            true => Python::Fetch,
+            false if time.executing_ns > time.idle_ns() => Python::Kernels,
+            false => Python::Stall,
+        };
         self.runner.timeline().python(begin, what, self.iteration.number, self.last_location());
     }
 
@@ -416,7 +427,7 @@ impl Engine {
     fn run_open(&mut self) {
         if self.config.mode != Mode::Lazy && !self.runner.is_dead() && self.close_open() {
             let took = self.outbox.run(&mut self.storages, |run| self.runner.run(run));
-            self.counters.report.python_stall_ns += took;
+            self.counters.report.python_kernels_ns += took;
         }
     }
 

@@ -90,10 +90,10 @@ def _about() -> dict[str, Any]:
 
 def _newest(timeline: Timeline) -> Timeline:
     """Return the newest events of the timeline, so that the page stays small."""
-    tracks = (timeline["python"], timeline["runner"], timeline["steps"])
+    tracks = (timeline["python"], timeline["runs"], timeline["steps"])
     return {
         "python": timeline["python"][-_MOST_EVENTS:],
-        "runner": timeline["runner"][-_MOST_EVENTS:],
+        "runs": timeline["runs"][-_MOST_EVENTS:],
         "steps": timeline["steps"][-_MOST_EVENTS:],
         "dropped": timeline["dropped"] + sum(max(len(track) - _MOST_EVENTS, 0) for track in tracks),
     }

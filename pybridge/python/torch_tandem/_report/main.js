@@ -33,6 +33,7 @@ function figures({ report: r, times: t }) {
   ];
   const ran = ways.filter(([, number, always]) => number || always);
   const shown = [
+    ...(t.step ? [["An iteration", duration(t.step), `${compact(1e6 / t.step)} a second, median`]] : []),
     ["Iterations", count(steps), ran.map(([how, number]) => `${count(number)} ${how}`).join(", ")],
     [
       "Co-executed",
@@ -49,7 +50,11 @@ function figures({ report: r, times: t }) {
           : "all from one thread",
     ],
     ["Python waited", percent(t.waiting, t.elapsed), `${duration(t.waiting)} ${since}`],
-    ["Kernels ran", percent(t.busy, t.elapsed), `${duration(t.busy)} ${since}`],
+    [
+      "Kernels ran",
+      percent(t.busy, t.elapsed),
+      `${duration(t.busy)} ${since}` + (t.inline ? `, ${percent(t.inline, t.busy)} on Python's thread` : ""),
+    ],
     [
       "Divergences",
       count(diverged),

@@ -191,8 +191,11 @@ function tablesSection({ report }, findInGraph) {
 
   add("Fetches", report.fetches, "The program never waited for a value.", (rows) => {
     const worst = most(rows, "wait_us");
+    const kernels = total(rows, "kernels_us");
     return {
-      sum: `${count(times(rows))}, in which Python waited ${duration(total(rows, "wait_us"))}`,
+      sum:
+        `${count(times(rows))}, in which Python waited ${duration(total(rows, "wait_us"))}` +
+        (kernels ? ` and ran kernels for ${duration(kernels)}` : ""),
       sort: 3,
       columns: [
         LINE,
@@ -207,6 +210,11 @@ function tablesSection({ report }, findInGraph) {
           (row) => row.wait_us,
           (row) => duration(row.wait_us),
           (row) => row.wait_us / worst,
+        ),
+        number(
+          "Kernels",
+          (row) => row.kernels_us,
+          (row) => duration(row.kernels_us),
         ),
         number("Each", each, (row) => duration(each(row))),
       ],
@@ -313,7 +321,7 @@ function tablesSection({ report }, findInGraph) {
   return section;
 
   function each(row) {
-    return row.wait_us / Math.max(row.count, 1);
+    return (row.wait_us + row.kernels_us) / Math.max(row.count, 1);
   }
 
   function span(first, last) {

@@ -5,7 +5,7 @@ const LEFT = 78; // of the charts, for their labels
 
 function timelineSection({ report, timeline }) {
   const { steps, phases } = report;
-  const events = timeline.python.length + timeline.runner.length;
+  const events = timeline.python.length + timeline.runs.length;
   if (!steps.length && !events && !phases.length) return null;
 
   const views = [];
@@ -29,7 +29,8 @@ function timelineSection({ report, timeline }) {
       "p",
       { class: "lead" },
       "Each bar is an iteration. Where Python waits while GraphRunner works, the kernels set the pace; where ",
-      "GraphRunner waits while Python works, Python does. Two tall waits are time that both lost.",
+      "GraphRunner waits while Python works, Python does. Two tall waits are time that both lost. Kernels run on ",
+      "Python's thread where that is faster.",
     ),
     views.length > 1 ? h("div", { class: "bar" }, choice("View", views, show)) : null,
     holder,
@@ -40,15 +41,26 @@ function timelineSection({ report, timeline }) {
 
 // --- Each iteration -----------------------------------------------------------------------------------------
 
+// What each runner does, with its field and its color. The times of a runner add up to those of the iteration.
 const SERIES = [
   {
     title: "PythonRunner",
-    exec: "python_exec_us",
-    stall: "python_stall_us",
-    colors: ["python", "pythonStall"],
+    kinds: [
+      ["works", "python_exec_us", "python"],
+      ["runs kernels", "python_kernels_us", "pythonKernels"],
+      ["waits", "python_stall_us", "pythonStall"],
+    ],
   },
-  { title: "GraphRunner", exec: "runner_exec_us", stall: "runner_stall_us", colors: ["graph", "graphStall"] },
+  {
+    title: "GraphRunner",
+    kinds: [
+      ["works", "runner_exec_us", "graph"],
+      ["waits", "runner_stall_us", "graphStall"],
+    ],
+  },
 ];
+
+const timeOf = (series, amount) => series.kinds.reduce((sum, [, field]) => sum + amount(field), 0);
 
 function stepChart(report, steps) {
   const canvas = h("canvas", {
@@ -81,19 +93,18 @@ function stepChart(report, steps) {
   }
 
   function describe(step) {
-    const total = step.python_exec_us + step.python_stall_us;
+    const did = ({ title, kinds }) => [
+      title,
+      kinds
+        .filter(([, field]) => step[field])
+        .map(([what, field]) => `${what} ${duration(step[field])}`)
+        .join(", "),
+    ];
     return [
       h("b", null, `Iteration ${count(step.number)}`),
       facts([
-        [
-          "PythonRunner",
-          `${duration(step.python_exec_us)} working, ${duration(step.python_stall_us)} waiting`,
-        ],
-        [
-          "GraphRunner",
-          `${duration(step.runner_exec_us)} working, ${duration(step.runner_stall_us)} waiting`,
-        ],
-        ["in all", duration(total)],
+        ...SERIES.map(did),
+        ["in all", duration(timeOf(SERIES[0], (field) => step[field]))],
         [
           "operators",
           `${count(step.ops)}, ${step.traced ? `${count(step.traced)} traced` : "all co-executed"}`,
@@ -120,9 +131,10 @@ function stepChart(report, steps) {
   // The axis ends a little above most bars; few long ones, such as the first traces, are cut.
   function highest(shown) {
     const totals = shown
-      .map(({ mean }) => Math.max(...SERIES.map((s) => mean(s.exec) + mean(s.stall))))
+      .map(({ mean }) => Math.max(...SERIES.map((series) => timeOf(series, mean))))
       .sort((a, b) => a - b);
-    const usual = totals[Math.floor(totals.length * 0.95)] ?? 1;
+    const few = Math.max(Math.ceil(totals.length * 0.05), Math.min(3, Math.floor(totals.length / 3)));
+    const usual = totals.at(-1 - few) ?? 1;
     const most = totals.at(-1) || 1;
     return most > 1.8 * usual ? 1.3 * usual : most * 1.04;
   }
@@ -205,14 +217,14 @@ function stepChart(report, steps) {
     const width = Math.max(to - from - gap, 0.75);
     let base = y + height;
     let rest = height;
-    [series.exec, series.stall].forEach((name, part) => {
-      const length = Math.min((mean(name) / top) * height, rest);
+    for (const [, field, color] of series.kinds) {
+      const length = Math.min((mean(field) / top) * height, rest);
       rest -= length;
-      pen.fillStyle = colors[series.colors[part]];
+      pen.fillStyle = colors[color];
       pen.fillRect(from, base - length, width, length);
       base -= length;
-    });
-    if (mean(series.exec) + mean(series.stall) > top) {
+    }
+    if (timeOf(series, mean) > top) {
       pen.fillStyle = colors.page; // cut: the bar goes on
       pen.fillRect(from, y + 6, width, 2);
       pen.fillRect(from, y + 10, width, 2);
@@ -248,8 +260,7 @@ function stepChart(report, steps) {
   function tell() {
     const part = steps.slice(Math.floor(span.from), Math.ceil(span.to));
     const total = (name) => part.reduce((sum, step) => sum + step[name], 0);
-    const python = total("python_exec_us") + total("python_stall_us");
-    const graph = total("runner_exec_us") + total("runner_stall_us");
+    const [python, graph] = SERIES.map((series) => timeOf(series, total));
     const diverged = total("divergences");
     const older = steps[0].number - whole[0];
     readout.textContent = [
@@ -269,6 +280,7 @@ function stepChart(report, steps) {
       { class: "bar" },
       legend([
         ["Python works", "--python"],
+        ["Python runs kernels", "--python-kernels"],
         ["Python waits", "--python-stall"],
         ["GraphRunner works", "--graph"],
         ["GraphRunner waits", "--graph-stall"],
@@ -286,13 +298,15 @@ function stepChart(report, steps) {
 // --- In time ------------------------------------------------------------------------------------------------
 
 function laneChart(timeline) {
-  const { python, runner, steps } = timeline;
-  const starts = [...python, ...runner].map((event) => event[0]);
-  const ends = [...python, ...runner].map((event) => event[0] + event[1]);
+  const { python, runs, steps } = timeline;
+  const runner = runs.filter((run) => run[2] === "beside");
+  const inline = runs.filter((run) => run[2] === "inline");
+  const starts = [...python, ...runs].map((event) => event[0]);
+  const ends = [...python, ...runs].map((event) => event[0] + event[1]);
   for (const [, from, to] of steps) (starts.push(from), ends.push(to));
   const first = starts.reduce((a, b) => Math.min(a, b), Infinity);
   const last = ends.reduce((a, b) => Math.max(a, b), -Infinity);
-  const kinds = { trace: "trace", stall: "pythonStall", fetch: "pythonStall" };
+  const kinds = { trace: "trace", stall: "pythonStall", fetch: "pythonStall", kernels: "python" };
   const lanes = { python: 34, runner: 92 };
   const tall = 40;
 
@@ -320,8 +334,17 @@ function laneChart(timeline) {
     const content = step ? [h("b", null, `Iteration ${count(step[0])}`)] : [];
     if (y >= lanes.python && y < lanes.python + tall) {
       const event = within(python);
-      const doing = { stall: "waits for GraphRunner", fetch: "waits for a value", trace: "traces" };
-      if (event)
+      const run = within(inline);
+      const doing = { stall: "waits for GraphRunner", fetch: "waits for a value", trace: "traces", kernels: "works" };
+      if (run)
+        content.push(
+          facts([
+            ["PythonRunner", `runs the kernels of block ${run[3]}`],
+            ["for", duration(run[1])],
+            ["operators", count(run[4])],
+          ]),
+        );
+      else if (event)
         content.push(
           facts([
             ["PythonRunner", doing[event[2]] ?? event[2]],
@@ -335,9 +358,9 @@ function laneChart(timeline) {
       if (event)
         content.push(
           facts([
-            ["GraphRunner", `block ${event[2]}`],
+            ["GraphRunner", `block ${event[3]}`],
             ["for", duration(event[1])],
-            ["operators", count(event[3])],
+            ["operators", count(event[4])],
           ]),
         );
       else content.push(facts([["GraphRunner", "waits"]]));
@@ -368,6 +391,7 @@ function laneChart(timeline) {
     pen.fillStyle = colors.graphStall;
     pen.fillRect(plot.left, lanes.runner, plot.width, tall);
     events(pen, python, lanes.python, (event) => colors[kinds[event[2]] ?? "imperative"]);
+    events(pen, inline, lanes.python, () => colors.pythonKernels);
     events(pen, runner, lanes.runner, () => colors.graph);
     for (const tick of ticks(span.from - first, span.to - first, plot.width / 120)) {
       const x = span.x(tick + first);
@@ -416,6 +440,7 @@ function laneChart(timeline) {
       { class: "bar" },
       legend([
         ["Python works", "--python"],
+        ["Python runs kernels", "--python-kernels"],
         ["Python waits", "--python-stall"],
         ["Python traces", "--trace"],
         ["GraphRunner works", "--graph"],
