@@ -7,7 +7,6 @@ name, a module that it holds is wrapped.
 
 import ast
 import functools
-import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -162,7 +161,7 @@ def compile_script(script: Script, functions: Sequence[Named]) -> CodeType | Non
 
     These may name it by its own name, such as train:step in train.py.
     """
-    own = script.spec.name if script.spec else Path(script.path).stem
+    own = script.spec.name if script.spec else script.module or Path(script.path).stem
     in_script = [named for named in functions if named.module in (MAIN, own)]
     for named in functions:
         if named.imported_before and named not in in_script:
@@ -171,8 +170,9 @@ def compile_script(script: Script, functions: Sequence[Named]) -> CodeType | Non
             )
     if not in_script:
         return None
-    with io.open_code(script.path) as file:
-        return compile_decorated(file.read(), script.path, in_script)
+    if script.data is None:
+        raise NoFunction(f"{in_script[0].text}: {script.path} has no source")
+    return compile_decorated(script.data, script.path, in_script)
 
 
 class _Decorating(Loader):
