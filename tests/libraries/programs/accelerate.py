@@ -1,4 +1,4 @@
-"""A loop with accumulation, clipping, a schedule and gathered metrics, which saves its state and trains on."""
+"""A loop with accumulation, clipping, a schedule and gathered metrics; it saves its state and trains on."""
 
 # /// script
 # dependencies = ["accelerate==1.15.0"]

@@ -1,4 +1,4 @@
-"""A convolutional classifier trained by Trainer with validation, checkpoints, weight averaging and clipping."""
+"""A convolutional classifier trained by Trainer with validation, checkpoints, averaging and clipping."""
 
 # /// script
 # dependencies = ["lightning==2.6.6", "torchmetrics==1.9.0"]

@@ -34,7 +34,7 @@ quality = MetricCollection(
 )
 tracker, confusion, mean = MetricTracker(quality), MulticlassConfusionMatrix(5), MeanMetric()
 optimizer = torch.optim.SGD(classifier.parameters(), lr=0.2, momentum=0.9)
-for epoch in range(5):
+for _ in range(5):
     tracker.increment()
     for chosen in torch.randperm(256).split(32):
         logits = classifier(x[chosen])

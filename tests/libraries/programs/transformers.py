@@ -1,4 +1,4 @@
-"""Trainer with a schedule, clipping and evaluation on a small Llama, whose model then generates in four ways."""
+"""Trainer with a schedule, clipping and evaluation on a small Llama, which then generates in four ways."""
 
 # /// script
 # dependencies = ["transformers==5.23.0", "accelerate==1.15.0"]
