@@ -58,7 +58,7 @@ class Process:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         path = os.path.join(os.path.dirname(__file__), "_compared.py")
-        env = os.environ | {"KINETO_LOG_LEVEL": "5"}  # PyTorch's profiler logs to stderr
+        env = os.environ | {"KINETO_LOG_LEVEL": "99"}  # PyTorch's profiler logs to stderr
         if side == "eager":  # PyTorch must not load Tandem by itself
             env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         command = [sys.executable, path, side, str(requests), str(answers), *self.command]

@@ -126,8 +126,10 @@ def run(script: Script, args: list[str], code: CodeType | None = None) -> tuple[
             _run_file(script, main, code)
     except BaseException as raised:
         error = raised.with_traceback(_from_script(raised.__traceback__))
-    status = _show(error)
-    if script.module is None:  # the interpreter also removes these, before functions that run at exit
+    error = _shown(error) if error else None
+    status = _status(error)
+    if script.module is None and not isinstance(error, SystemExit):
+        # The interpreter also removes these, before functions that run at exit.
         main.__dict__.pop("__file__", None)
         main.__dict__.pop("__cached__", None)
     return status, error
@@ -165,27 +167,32 @@ def _run_module(script: Script, main: ModuleType, code: CodeType | None) -> None
     runpy._run_code(code, main.__dict__, None, "__main__", script.spec)
 
 
-def _show(error: BaseException | None) -> int:
-    """Print the exception that ended the script, as the interpreter does, and return the exit status."""
-    if error is None:
-        return 0
+def _shown(error: BaseException) -> BaseException:
+    """Print an exception as the interpreter does, and return it, or the exit that `sys.excepthook` raises."""
     if isinstance(error, SystemExit):
-        if error.code is None or isinstance(error.code, int):
-            return error.code or 0
-        write(f"{error.code}\n")
-        return 1
+        return error
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit as ended:
-        return _show(ended)
+        return ended
     except BaseException as failure:
         write("Error in sys.excepthook:\n")
         _print(failure.with_traceback(_from_script(failure.__traceback__)))
         write("\nOriginal exception was:\n")
         _print(error)
+    return error
+
+
+def _status(error: BaseException | None) -> int:
+    """Return the exit status of a script that ended with an exception. The text of an exit is printed."""
+    if not isinstance(error, SystemExit):
+        return int(error is not None)
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    write(f"{error.code}\n")
     return 1
 
 

@@ -1,0 +1,175 @@
+"""A script sees the same of its process under `tandem run`, and under `tandem compare`, as under `python`.
+
+The script process_view.py is started in every way that the interpreter knows, and what it saw is compared
+item by item.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from torch_tandem import _interrupt, _script
+
+SCRIPT = Path(__file__).with_name("process_view.py")
+
+WAYS = {
+    "relative path": (["folder/script.py"], {}),
+    "path with a dot": (["./folder/../folder/script.py"], {}),
+    "absolute path": (["{folder}/folder/script.py"], {}),
+    "link to a script": (["links/script.py"], {}),
+    "linked folder": (["links/folder/script.py"], {}),
+    "folder": (["application"], {}),
+    "folder, with a slash": (["./application/"], {}),
+    "zip application": (["application.pyz"], {}),
+    "compiled": (["folder/script.pyc"], {}),
+    "stdin": (["-"], {}),
+    "module": (["-m", "module"], {}),
+    "package": (["-m", "package"], {}),
+    "module of a package": (["-m", "package.inner.module"], {}),
+    "safe path": (["folder/script.py"], {"PYTHONSAFEPATH": "1"}),
+    "safe path of a folder": (["application"], {"PYTHONSAFEPATH": "1"}),
+    "warnings and encodings": (
+        ["folder/script.py"],
+        {
+            "PYTHONWARNINGS": "error::ResourceWarning",
+            "PYTHONUTF8": "1",
+            "LC_ALL": "C",
+            "PYTHONFAULTHANDLER": "1",
+        },
+    ),
+}
+"""Arguments and environment by which a script is started."""
+
+FULL = {
+    "relative path": ["few endings"],
+    "folder": [],
+    "stdin": [],
+    "module of a package": ["spawned"],
+}
+"""Ways in which the command itself starts the script, which takes seconds, and what the script tries then."""
+
+MORE = {"relative path": ["spawned"], "module of a package": ["spawned"]}
+"""Ways in which processes can be spawned."""
+
+ALONE = f"""
+import importlib.util, sys
+
+def load(path):
+    spec = importlib.util.spec_from_file_location("loaded", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["loaded"] = module
+    spec.loader.exec_module(module)
+    return module
+
+runner, interrupt = load({_script.__file__!r}), load({_interrupt.__file__!r})
+_, first, *args = sys.argv
+script = runner.find_module(args.pop(0)) if first == "-m" else runner.find_file(first)
+status, error = runner.run(script, args)
+if isinstance(error, KeyboardInterrupt):
+    interrupt.end()
+sys.exit(status)
+"""
+"""The part of the command that starts the script, without torch."""
+
+MAY_DIFFER = {
+    "orig_argv": "a script that starts itself anew by it starts Tandem, too",
+    "stack": "the frames that started the script are below its own",
+    "filters of warnings": "torch has been imported, with filters of its own and NumPy's",
+    "importing": "modules of trainers are changed when they are imported",
+    "ends without stderr": "file 2, which may be any other file by then, is not written to",
+}
+"""Items that may differ under `tandem run`, each with the reason."""
+
+COMPARED_MAY_DIFFER = {
+    **MAY_DIFFER,
+    "environment": "PyTorch's profiler must not print, and eager PyTorch must not load Tandem",
+    "streams": "standard output is dropped: both sides print the same",
+    "handlers of signals": "Ctrl-C ends both sides without their tracebacks",
+}
+"""Items that may differ in a process of `tandem compare`."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the script in every form."""
+    folder = tmp_path_factory.mktemp("view")
+    forms = ["folder/script.py", "application/__main__.py", "module.py", "package/__main__.py"]
+    for form in (*forms, "package/inner/module.py"):
+        (folder / form).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(SCRIPT, folder / form)
+        (folder / form).with_name("sibling.py").write_text("VALUE = __name__\n")
+        (folder / form).with_name("beside.txt").write_text("data\n")
+    for package in ("package", "package/inner"):
+        (folder / package / "__init__.py").write_text(
+            "import sys\nbefore = sys.argv[0], 'torch' in sys.modules\n"
+        )
+    with zipfile.ZipFile(folder / "application.pyz", "w") as archive:
+        for name in ("__main__.py", "sibling.py", "beside.txt"):
+            archive.write(folder / "application" / name, name)
+    (folder / "links").mkdir()
+    (folder / "links" / "script.py").symlink_to("../folder/script.py")
+    (folder / "links" / "folder").symlink_to("../folder")
+    compile_command = "import py_compile, sys; py_compile.compile(*sys.argv[1:])"
+    compiled = ["folder/script.py", "folder/script.pyc"]
+    subprocess.run([sys.executable, "-c", compile_command, *compiled], cwd=folder, check=True)
+    return folder
+
+
+def start(folder, way, command, options):
+    """Run the script in some way. Returns how it ended, and what it saw."""
+    arguments, environment = WAYS[way]
+    arguments = [argument.format(folder=folder) for argument in arguments]
+    process = subprocess.run(
+        [sys.executable, *command, *arguments, "seen.json", *options],
+        cwd=folder,
+        env=os.environ | environment,
+        input=SCRIPT.read_text() if way == "stdin" else "a line\nanother\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    seen = read(folder / "seen.json", process.stderr)
+    return {"status": process.returncode, "stdout": process.stdout, "stderr": process.stderr, **seen}
+
+
+def read(output, error):
+    assert output.exists(), error
+    seen = json.loads(output.read_text())
+    output.unlink()
+    return seen
+
+
+def check(expected, found, may_differ=MAY_DIFFER):
+    assert found.keys() == expected.keys()
+    different = [item for item in expected if expected[item] != found[item] and item not in may_differ]
+    assert not different, "\n".join(f"{item}:\n{expected[item]}\n{found[item]}" for item in different)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_script_sees_the_same(folder, way):
+    options = ["endings", *MORE.get(way, [])]
+    check(start(folder, way, [], options), start(folder, way, ["-c", ALONE], options))
+
+
+@pytest.mark.parametrize("way", FULL)
+def test_a_script_sees_the_same_beside_torch(folder, way):
+    command = ["-m", "torch_tandem", "run", "--quiet"]
+    check(start(folder, way, [], FULL[way]), start(folder, way, command, FULL[way]))
+
+
+def test_a_script_that_is_compared_sees_the_same(folder):
+    expected = start(folder, "relative path", [], [])
+    command = [sys.executable, "-m", "torch_tandem", "compare", "folder/script.py", "seen.json"]
+    done = subprocess.run(
+        command, cwd=folder, input="a line\nanother\n", capture_output=True, text=True, timeout=120
+    )
+    for side, output in (("eager", "seen.json"), ("tandem", "seen.json.2")):
+        found = read(folder / output, done.stderr)
+        if side == "tandem":
+            found["stdin"] = expected["stdin"]  # the eager side has read it to its end
+        check({item: expected[item] for item in found}, found, COMPARED_MAY_DIFFER)
