@@ -14,7 +14,7 @@ from rich.console import Console
 from .compare import Agreement
 from .environments import NotInstalled, groups, interpreter
 from .known import KNOWN
-from .page import failures, page, terminal
+from .page import failures, on_host, page, terminal
 from .program import Program, all_programs
 from .run import Result, compared
 
@@ -47,16 +47,19 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         for result in pool.map(result_of, [program for program in programs if program.name in names]):
             results.append(result)
-            console.print(
-                f"{result.program.name}: {'; '.join(map(': '.join, failures(result))) or 'as in eager'}",
-                markup=False,
-            )
+            console.print(f"{result.program.name}: {told(result)}", markup=False)
     console.print(terminal(results))
     if options.write:
         options.write.write_text(page(results))
     unexpected = news(results)
     console.print(*unexpected, sep="\n", markup=False)
     return int(bool(unexpected))
+
+
+def told(result: Result) -> str:
+    """Return in a line what came of a program."""
+    lines = [f"{way}: {text}" for way, text in failures(result)] or ["as in eager"]
+    return "; ".join([*lines, *on_host(result)])
 
 
 def _interpreters(programs: list[Program], names: list[str]) -> dict[str, str | NotInstalled]:
