@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from torch_tandem import _interrupt, _script
+from torch_tandem import _interrupt, _script, _tracebacks
 
 SCRIPT = Path(__file__).with_name("process_view.py")
 
@@ -66,10 +66,11 @@ def load(path):
     spec.loader.exec_module(module)
     return module
 
-runner, interrupt = load({_script.__file__!r}), load({_interrupt.__file__!r})
+files = {_script.__file__!r}, {_interrupt.__file__!r}, {_tracebacks.__file__!r}
+runner, interrupt, tracebacks = map(load, files)
 _, first, *args = sys.argv
 script = runner.find_module(args.pop(0)) if first == "-m" else runner.find_file(first)
-status, error = runner.run(script, args)
+status, error = runner.run(script, args, tracebacks.hide_all_frames)
 if isinstance(error, KeyboardInterrupt):
     interrupt.end()
 sys.exit(status)
@@ -173,3 +174,101 @@ def test_a_script_that_is_compared_sees_the_same(folder):
         if side == "tandem":
             found["stdin"] = expected["stdin"]  # the eager side has read it to its end
         check({item: expected[item] for item in found}, found, COMPARED_MAY_DIFFER)
+
+
+ERRORS = """
+import traceback, warnings
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+warnings.simplefilter("ignore")
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+class Fails(nn.Module):
+    def forward(self, x):
+        raise ValueError("in forward")
+
+class Outer(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("in backward")
+
+model = Outer(Outer(Fails())).to(device)
+x = torch.ones(3, requires_grad=True, device=device)
+
+def without_gradients():
+    with torch.no_grad():
+        model(x)
+
+def hook():
+    y = x * 2
+    y.register_hook(lambda grad: 1 / 0)
+    y.sum().backward()
+
+def twice():
+    y = (x * x).sum()
+    y.backward()
+    y.backward()
+
+def in_backward_again():
+    calls = []
+
+    def fails_again(x):
+        calls.append(x)
+        return x.sin() if len(calls) == 1 else 1 / 0
+
+    checkpoint(fails_again, x, use_reentrant=True).sum().backward()
+
+CASES = {
+    "call": lambda: model(x),
+    "without gradients": without_gradients,
+    "backward": lambda: FailsInBackward.apply(x).sum().backward(),
+    "grad": lambda: torch.autograd.grad(FailsInBackward.apply(x).sum(), x),
+    "hook": hook,
+    "twice": twice,
+    "unused": lambda: torch.autograd.grad((x * 2).sum(), torch.ones(2, requires_grad=True, device=device)),
+    "no scalar": lambda: (x * 2).backward(),
+    "closure": lambda: torch.optim.LBFGS([x]).step(lambda: 1 / 0),
+    "checkpoint": lambda: checkpoint(model, x, use_reentrant=False),
+    "in backward again": in_backward_again,
+    "shapes": lambda: torch.ones(2, device=device) + torch.ones(3, device=device),
+    "move": lambda: nn.Linear(2, 2).to("nonsense"),
+    "array": lambda: torch.from_numpy(3),
+    "state": lambda: nn.Linear(2, 2).load_state_dict({}),
+    "index": lambda: x[5],
+}
+for name, case in CASES.items():
+    try:
+        case()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        print(name, type(error).__name__, [(frame.filename, frame.name) for frame in frames])
+torch.Generator(device="nonsense")
+"""
+
+
+def test_tracebacks_have_no_other_frames(tmp_path):
+    (tmp_path / "script.py").write_text(ERRORS)
+    runs = []
+    for command in ([], ["-m", "torch_tandem", "run"]):
+        command = [sys.executable, *command, "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        runs.append((done.stdout.splitlines(), done.stderr, done.returncode))
+    (expected, *ended), (found, *found_ended) = runs
+    assert len(expected) == 16
+    for one, other in zip(expected, found, strict=True):
+        assert one == other
+    assert ended == found_ended  # nor a summary

@@ -219,7 +219,7 @@ def main(side: str, requests: str, answers: str, kind: str, name: str, *args: st
         kernels = alias.install()  # noqa: F841, as long as it exists
     it.install(script)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # both sides print the same
-        status, error = scripts.run(script, list(args))
+        status, error = scripts.run(script, list(args), load_file("_tracebacks").hide_all_frames)
     if alias is not None and alias.is_reason(error):
         print(alias.ADVICE, file=sys.stderr)
     if status == 0:

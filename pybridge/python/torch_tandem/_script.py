@@ -7,10 +7,13 @@ import os
 import pkgutil
 import runpy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader, SourcelessFileLoader
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any
+
+Hide = Callable[[BaseException], None]
 
 
 class NotFound(Exception):
@@ -105,8 +108,10 @@ def _folder(path: str) -> str:
         return os.path.dirname(path)
 
 
-def run(script: Script, args: list[str], code: CodeType | None = None) -> tuple[int, BaseException | None]:
-    """Run `script` with `args`, and show the exception that ends it, if any.
+def run(
+    script: Script, args: list[str], hide_frames: Hide, code: CodeType | None = None
+) -> tuple[int, BaseException | None]:
+    """Run `script` with `args`, and show the exception that ends it, if any, without frames that are hidden.
 
     Returns the exit status and that exception. `code` is run instead of the script's own, if it is given.
     """
@@ -125,8 +130,8 @@ def run(script: Script, args: list[str], code: CodeType | None = None) -> tuple[
         else:
             _run_file(script, main, code)
     except BaseException as raised:
-        error = raised.with_traceback(_from_script(raised.__traceback__))
-    error = _shown(error) if error else None
+        error = raised
+    error = _shown(error, hide_frames) if error else None
     status = _status(error)
     if script.module is None and not isinstance(error, SystemExit):
         # The interpreter also removes these, before functions that run at exit.
@@ -167,10 +172,11 @@ def _run_module(script: Script, main: ModuleType, code: CodeType | None) -> None
     runpy._run_code(code, main.__dict__, None, "__main__", script.spec)
 
 
-def _shown(error: BaseException) -> BaseException:
+def _shown(error: BaseException, hide_frames: Hide) -> BaseException:
     """Print an exception as the interpreter does, and return it, or the exit that `sys.excepthook` raises."""
     if isinstance(error, SystemExit):
         return error
+    hide_frames(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -179,8 +185,9 @@ def _shown(error: BaseException) -> BaseException:
     except SystemExit as ended:
         return ended
     except BaseException as failure:
+        hide_frames(failure)
         write("Error in sys.excepthook:\n")
-        _print(failure.with_traceback(_from_script(failure.__traceback__)))
+        _print(failure)
         write("\nOriginal exception was:\n")
         _print(error)
     return error
@@ -208,10 +215,3 @@ def write(text: str, stream: Any = None) -> None:
         stream.flush()
     except (AttributeError, OSError, ValueError):
         pass
-
-
-def _from_script(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of `traceback` that follows the frames of this file."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
-    return traceback

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from torch_tandem import _command, _environment, _interrupt, _script
+from torch_tandem import _command, _environment, _interrupt, _script, _tracebacks
 from torch_tandem._report_types import Report
 
 USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
@@ -297,7 +297,7 @@ def _run(options: argparse.Namespace) -> int:
     elif options.adopt == "auto":
         adopt.install_unless_it_chooses(script.source())
     process = os.getpid()
-    status, error = _script.run(script, args, code)
+    status, error = _script.run(script, args, _tracebacks.hide_all_frames, code)
     if os.getpid() == process:  # a child that the script forked also gets here
         has_failed = isinstance(error, Exception)  # neither by sys.exit nor by Ctrl-C
         status = _finish(options, status, has_failed)
