@@ -6,14 +6,17 @@ item by item.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from torch_tandem import _interrupt, _script, _tracebacks
+import torch_tandem
+from torch_tandem import _findings, _interrupt, _script, _tracebacks
 
 SCRIPT = Path(__file__).with_name("process_view.py")
 
@@ -272,3 +275,112 @@ def test_tracebacks_have_no_other_frames(tmp_path):
     for one, other in zip(expected, found, strict=True):
         assert one == other
     assert ended == found_ended  # nor a summary
+
+
+def test_a_line_in_a_notebook_has_its_cell(monkeypatch):
+    names = {"/tmp/ipykernel_1/2.py": ("Cell", "In[6]")}
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert _findings.short_line("/tmp/ipykernel_1/2.py:3 in step") == "In[6], line 3 in step"
+    assert _findings.short_line("/tmp/ipykernel_1/2.py:3") == "In[6], line 3"
+    assert _findings.short_line("/other/file.py:3 in step") == "/other/file.py:3 in step"
+
+
+def test_a_summary_is_plain_text_in_a_notebook(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as IPython's kernel sets it
+    assert "\x1b" not in torch_tandem.summary()
+
+
+FEW = """
+import sys, torch
+model = torch.nn.Linear(2, 2)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+print("x" * 100_000)
+"""
+
+
+@pytest.mark.parametrize("redirected", ["2>&1 | head -c 1", "2>&-", ">&- 2>&-", "2>/dev/full", ">/dev/full"])
+def test_files_are_written_though_nobody_reads_the_output(tmp_path, redirected):
+    (tmp_path / "script.py").write_text(FEW)
+    options = "--report r.html --report-json r.json --trace t.json"
+    command = f"{sys.executable} -m torch_tandem run {options} script.py {redirected}"
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=100)
+    assert {"r.html", "r.json", "t.json"} <= {file.name for file in tmp_path.iterdir()}
+
+
+def test_a_script_that_fails_is_not_followed_by_a_summary(tmp_path):
+    (tmp_path / "script.py").write_text(FEW + "raise ValueError('my own')\n")
+    command = [sys.executable, "-m", "torch_tandem", "run", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stderr.splitlines()[-1] == "ValueError: my own"
+
+
+ASKS = """
+import sys
+from torch_tandem import cli
+try:
+    cli.main()
+finally:
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy"}))
+"""
+WRONG = {
+    "--version": 0,
+    "--help": 0,
+    "run --help": 0,
+    "": 2,
+    "nonsense": 2,
+    "run": 2,
+    "run --bad script.py": 2,
+    "run missing.py": 2,
+    "run -m": 2,
+    "run -m no_such_module": 2,
+    "run .": 2,
+    "run --graph graph.png script.py": 2,
+    "run --report no/such/folder/r.html script.py": 2,
+    "compare": 2,
+    "compare --steps x script.py": 2,
+    "compare --steps 3 script.py": 2,
+    "compare -": 2,
+    "launch": 2,
+    "launch -n x script.py": 2,
+    "launch -n 0 script.py": 2,
+    "launch -n 2 missing.py": 2,
+    "launch -n 2 --bad script.py": 2,
+    "autoload perhaps": 2,
+}
+"""Command lines that run nothing, with their exit status."""
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_arguments_are_refused_in_a_line_and_without_torch(tmp_path, arguments):
+    """The command is a script named `tandem` beside the interpreter, as one that pip installs."""
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    command = environment / "bin" / "tandem"
+    command.write_text(ASKS)
+    (tmp_path / "script.py").write_text("print('it ran')")
+    done = subprocess.run(
+        [environment / "bin" / "python", command, *arguments.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    *_, modules = done.stdout.splitlines()
+    assert (done.returncode, modules) == (WRONG[arguments], "[]"), done.stderr
+    assert "it ran" not in done.stdout
+    if done.returncode:
+        usage, *more, error = done.stderr.splitlines()
+        assert usage.startswith("usage: tandem") and "error:" in error
+        assert all(line.startswith(" ") for line in more)
+
+
+def test_python_m_also_reads_its_arguments_before_torch():
+    command = [sys.executable, "-X", "importtime", "-m", "torch_tandem", "run", "missing.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "torch_tandem.cli" in done.stderr
+    assert not re.search(r"\| +torch$", done.stderr, re.M)

@@ -377,9 +377,20 @@ def place(line: str) -> str:
 
 
 def short_line(line: str) -> str:
-    """Return a line with its path relative to the program's folder or to site-packages."""
+    """Return a line with its path relative to the program's folder or to site-packages, or with its cell."""
+    match = _LINE.match(line)
+    if match and (cell := _cell(match["file"])):
+        return f"{cell}, line {match['number']}" + (f" in {match['function']}" if match["function"] else "")
     root = next((folder for folder in roots() if line.startswith(folder)), "")
     return line.removeprefix(root).rpartition("/site-packages/")[2]
+
+
+def _cell(file: str) -> str | None:
+    """Return the name of a notebook's cell, such as In[6], whose code is in a file of this name."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    named = shell and getattr(shell.compile, "format_code_name", lambda file: None)(file)
+    return named[1] if named else None
 
 
 def roots() -> list[str]:

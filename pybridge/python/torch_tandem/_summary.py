@@ -44,8 +44,9 @@ def text(report: Report, verbose: bool = False) -> str:
 
 
 def _console(file: IO[str], width: int | None) -> Console:
-    # In a notebook, rich displays what is printed to any file.
-    return Console(file=file, width=width, highlight=False, force_jupyter=False)
+    # In a notebook, rich displays what is printed to any file, and takes any file for a terminal.
+    is_terminal = False if isinstance(file, io.StringIO) else None
+    return Console(file=file, width=width, highlight=False, force_jupyter=False, force_terminal=is_terminal)
 
 
 def explanation(report: Report) -> str:
@@ -174,7 +175,9 @@ def _fetches(entries: list[Fetch]) -> Table:
             total[i] += fetch[name]  # type: ignore[literal-required]
     rows = [
         (times, line, duration(waited), duration(kernels), duration((waited + kernels) / max(times, 1)))
-        for line, (times, waited, kernels) in sorted(lines.items(), key=lambda item: (-item[1][1], -item[1][0]))
+        for line, (times, waited, kernels) in sorted(
+            lines.items(), key=lambda item: (-item[1][1], -item[1][0])
+        )
     ]
     return _table(("times", "line", "waited", "kernels", "each"), rows)
 
