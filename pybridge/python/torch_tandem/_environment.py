@@ -4,7 +4,6 @@ The extension module reads the values (pybridge/src/environment.rs).
 """
 
 import difflib
-import multiprocessing
 import os
 import re
 import sys
@@ -52,9 +51,9 @@ def misspelt() -> list[str]:
 def warn(sentences: Iterable[str]) -> None:
     """Warn at the line of the program that imports the package, or on stderr if the command line does.
 
-    Of the processes of a program on this machine, only the first one warns.
+    Of the ranks of a machine only the first one warns, and no process that `multiprocessing` spawns.
     """
-    if multiprocessing.parent_process() is not None or os.environ.get("LOCAL_RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", "0") != "0" or "--multiprocessing-fork" in sys.orig_argv:
         return
     level = None if _command.is_command else _importing_level()
     for sentence in sentences:
