@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .compare import ABSOLUTE, FIRST, RELATIVE
 from .known import KNOWN
-from .run import Result
+from .run import NOT_RUN, Result
 
 HEAD = """\
 # Libraries
@@ -30,6 +30,12 @@ A program for each library, as a user of the library would write it, run in eage
   half of the run. No figure: fewer than ten of them.
 
 {machine}
+"""
+HOSTED = """\
+## What runs on the host
+
+A program that names no device is not adopted if a module that it imports chooses the host.
+
 """
 COLUMNS = (
     "library",
@@ -87,21 +93,16 @@ def _milliseconds(seconds: float | None) -> str:
 def failures(result: Result) -> list[tuple[str, str]]:
     """Return what is not as in eager, and how it shows."""
     ways = {"PyTorch's kernels": result.bits, "own kernels": result.values}
-    return [(way, agreement.text) for way, agreement in ways.items() if not agreement.agrees]
+    return [(way, found.text) for way, found in ways.items() if not found.agrees and found != NOT_RUN]
 
 
 def on_host(result: Result) -> list[str]:
     """Return the reasons for which operators run on the host, from the report."""
-    report = result.report
-    if not report:
-        return []
-    notes = [note for note in report["notes"] if "not adopted" in note]
-    models = [f"the model {m['what']} at {m['line']} is on {m['device']}" for m in report["models_elsewhere"]]
-    return [_without_folders(text) for text in (*notes, *models)]
-
-
-def _without_folders(text: str) -> str:
-    return re.sub(r"\S*/site-packages/", "", text)
+    notes, models = (result.report.get(key, []) for key in ("notes", "models_elsewhere"))
+    found = [re.search(r"not adopted, because (\S+ chooses the host)", note) for note in notes]
+    lines = [line[1] for line in found if line]
+    lines += [f"the model {m['what']} at {m['line']} is on {m['device']}" for m in models]
+    return [re.sub(r"\S*/site-packages/", "", line) for line in lines]
 
 
 def page(results: list[Result]) -> str:
@@ -117,7 +118,7 @@ def page(results: list[Result]) -> str:
         parts.append("## What fails or differs\n\n" + _markdown(("library", "with", "what", "why"), refused))
     hosted = [[result.program.library, text] for result in results for text in on_host(result)]
     if hosted:
-        parts.append("## What runs on the host\n\n" + _markdown(("library", "why"), hosted))
+        parts.append(HOSTED + _markdown(("library", "why"), hosted))
     return "\n\n".join(parts) + "\n"
 
 
