@@ -19,6 +19,7 @@ from diffusers.optimization import get_cosine_schedule_with_warmup
 from diffusers.training_utils import EMAModel, compute_snr
 from torch.nn import functional as F
 
+torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)
 STEPS = 60
 

@@ -76,9 +76,9 @@ print("direction", loss.item(), direction.abs().tolist())
 
 spd = geoopt.SymmetricPositiveDefinite()
 samples = spd.random(5, 3, 3)
-mean = geoopt.ManifoldParameter(torch.eye(3), manifold=spd)
-optimizer = geoopt.optim.RiemannianSGD([mean], lr=0.1)
-for step in range(10):
+mean = geoopt.ManifoldParameter(torch.tensor([1.0, 1.5, 2.0]).diag(), manifold=spd)
+optimizer = geoopt.optim.RiemannianSGD([mean], lr=0.02)
+for _ in range(10):
     loss = sum(spd.dist(mean, sample) ** 2 for sample in samples)
     optimizer.zero_grad()
     loss.backward()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 torch.manual_seed(0)
-ENVIRONMENTS, HORIZON = 8, 60
+ENVIRONMENTS, HORIZON = 8, 30
 
 
 def create():
@@ -28,7 +28,7 @@ optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], lr=1e
 observation, _ = environments.reset(seed=0)
 for iteration in range(60):
     log_probs, values, rewards, continues, entropies, lengths = [], [], [], [], [], []
-    for _ in range(HORIZON if iteration % 10 else 20):
+    for _ in range(HORIZON if iteration % 10 else 15):
         state = torch.as_tensor(observation, dtype=torch.float32)
         distribution = Categorical(logits=policy(state))
         action = distribution.sample()

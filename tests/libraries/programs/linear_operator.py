@@ -43,7 +43,7 @@ with torch.no_grad():
     query = torch.linspace(0, 1, 7)
     covariance = to_linear_operator(kernel(x, x)).add_diagonal(log_noise.exp())
     print("prediction", (kernel(query, x) @ covariance.solve(y[:, None]))[:, 0].tolist())
-    with settings.max_cholesky_size(1), settings.cg_tolerance(1e-3), settings.max_preconditioner_size(5):
+    with settings.max_cholesky_size(1), settings.cg_tolerance(1e-5), settings.max_preconditioner_size(5):
         print("by conjugate gradients", (kernel(query, x) @ covariance.solve(y[:, None]))[:, 0].tolist())
 
 column = torch.exp(-torch.arange(12.0) / 3)

@@ -10,6 +10,7 @@ from pytorch_metric_learning.regularizers import LpRegularizer
 from pytorch_metric_learning.utils.inference import CustomKNN, MatchFinder
 from torch import nn
 
+torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)
 CLASSES, WIDTH = 6, 16
 centres = torch.randn(CLASSES, 20)

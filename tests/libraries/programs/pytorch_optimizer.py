@@ -8,10 +8,9 @@ import torch
 from pytorch_optimizer import (
     SAM,
     AdaBelief,
-    BinaryFocalLoss,
+    BCEFocalLoss,
     CosineAnnealingWarmupRestarts,
     JaccardLoss,
-    LabelSmoothingCrossEntropy,
     Lookahead,
     Muon,
     create_optimizer,
@@ -35,10 +34,11 @@ def batches(count):
         yield inputs[index], labels[index]
 
 
-names = """
-    adabelief adan adafactor ademamix adopt came diffgrad lamb lars lion madgrad prodigy radam ranger21
-    schedulefreeadamw shampoo soap sophiah tiger yogi
-""".split()
+names = [
+    "adabelief", "adan", "adafactor", "ademamix", "adopt", "came", "diffgrad",
+    "lamb", "lars", "lion", "madgrad", "prodigy", "radam", "ranger21",
+    "schedulefreeadamw", "shampoo", "soap", "sophiah", "tiger", "yogi",
+]  # fmt: skip
 for name in names:
     model = network()
     options = {"num_iterations": 8} if name == "ranger21" else {}
@@ -53,7 +53,7 @@ for name in names:
 
 model = network()
 optimizer = SAM(model.parameters(), torch.optim.SGD, rho=0.05, adaptive=True, lr=0.05, momentum=0.9)
-criterion = LabelSmoothingCrossEntropy()
+criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
 for x, y in batches(10):
     criterion(model(x), y).backward()
     optimizer.first_step(zero_grad=True)
@@ -65,10 +65,10 @@ print("sam", loss.item())
 model = network()
 optimizer = Lookahead(AdaBelief(model.parameters(), lr=1e-2), k=3, alpha=0.5)
 schedule = CosineAnnealingWarmupRestarts(optimizer.optimizer, 5, max_lr=1e-2, min_lr=1e-4, warmup_steps=2)
-focal, jaccard = BinaryFocalLoss(), JaccardLoss(mode="binary")
+focal, jaccard = BCEFocalLoss(), JaccardLoss(mode="binary")
 for x, y in batches(12):
     score = model(x)[:, 1]
-    loss = focal(score.sigmoid(), y.float()) + jaccard(score.view(-1, 1, 1), y.view(-1, 1, 1).float())
+    loss = focal(score, y.float()) + jaccard(score.view(-1, 1, 1), y.view(-1, 1, 1).float())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

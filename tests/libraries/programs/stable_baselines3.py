@@ -8,7 +8,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
-from stable_baselines3.common.buffers import DictRolloutBuffer  # noqa: F401
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise

@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)
 
 # A functional optimizer, as in Optax.
@@ -36,7 +37,7 @@ for name, create in {
 }.items():
     network = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
     optim = create(network.parameters())
-    for step in range(20):
+    for _ in range(20):
         loss = F.mse_loss(network(x), y)
         optim.zero_grad()
         loss.backward()
