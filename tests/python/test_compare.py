@@ -1,11 +1,16 @@
 """`tandem compare`: both sides run, in turn, and figures and losses are shown."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch_tandem import _compare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +50,7 @@ def test_a_script_that_runs_longer_is_ended(script):
     assert re.search(r"^eager / Tandem +\d+\.\d\d +\d+\.\d\d to \d+\.\d\d", done.stdout, re.M), done.stdout
     assert re.search(r"^ +1 +(\S+) +\1", done.stdout, re.M), done.stdout
     assert "operators" in done.stdout
+    assert done.stderr == ""  # nor do profilers print
 
 
 def test_a_script_that_ends_earlier_is_compared_as_far(script):
@@ -61,11 +67,142 @@ def test_a_script_that_fails_is_shown_with_its_error(script):
     assert "the script ended with status 1" in done.stdout
 
 
-def test_a_script_without_iterations_is_no_comparison(tmp_path):
-    path = tmp_path / "nothing.py"
-    path.write_text("import torch\nprint(torch.ones(2).sum())\n")
+def test_a_script_that_exits_ends_without_a_traceback(script):
+    done = compare(script("sys.exit(3)"), "3")
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert "eager: the script ended with status 3" in done.stdout
+
+
+HAND_WRITTEN = """
+import torch
+w = torch.ones(4, requires_grad=True)
+for _ in range(30):
+    (w * torch.randn(4)).square().sum().backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+        w.grad = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch\nprint(torch.ones(2).sum())\n", "No iteration was seen: one ends with"),
+        (HAND_WRITTEN, "No iteration was seen, but 30 backward passes"),
+    ],
+)
+def test_a_script_without_iterations_is_no_comparison(tmp_path, text, said):
+    path = tmp_path / "script.py"
+    path.write_text(text)
     done = compare(str(path))
-    assert "Too few iterations" in done.stdout, (done.stdout, done.stderr)
+    assert said in " ".join(done.stdout.split()), (done.stdout, done.stderr)
+
+
+def test_too_few_iterations_are_counted_with_a_remedy(script):
+    few = "Too few iterations: the script made 25, and 32 are enough, 20 of them to warm up."
+    said = " ".join(compare(script(), "25").stdout.split())
+    assert f"{few} Let it make more, or use --steps 25." in said
+
+
+@pytest.mark.parametrize("steps", [10, 25, 60, 400])
+@pytest.mark.parametrize("each", [1e-5, 1e-3, 1.0])
+def test_as_many_iterations_as_are_needed_are_enough(steps, each):
+    """With a stand-in for the processes, whose script ends after so many iterations."""
+
+    def pairs(made):
+        sides = [_compare.Process(name, []) for name in ("eager", "tandem")]
+        for side in sides:
+            side.left = made - 1
+
+            def run(count, *options, side=side):
+                ran = min(count, side.left)
+                side.left, side.ended = side.left - ran, ran < count
+                return {"steps": ran, "seconds": ran * each, "last": side.ended, "operators": {}}
+
+            side.run = run
+        _compare.measure(*sides, steps)
+        return len(_compare.ratios(*sides))
+
+    enough = _compare.needed(steps)
+    assert enough <= steps
+    assert pairs(enough) >= 2
+    assert each == 1.0 or pairs(enough - 1) < 2  # blocks of slow iterations are shorter
+
+
+def test_ratios_that_vary_widely_are_said_to():
+    eager, tandem = _compare.Process("eager", []), _compare.Process("Tandem", [])
+    eager.per_step, tandem.per_step = [1.0] * 4, [1.0, 0.9, 1.1, 1.0]
+    assert _compare.spread(eager, tandem) == ""
+    tandem.per_step = [1.0, 0.1, 2.0, 0.5]
+    assert "vary widely" in _compare.spread(eager, tandem)
+
+
+CUDA = """
+import io, torch
+from torch import nn
+
+device = torch.device("cuda", 0)
+torch.cuda.manual_seed_all(3)
+torch.cuda.set_device(0)
+with torch.device("cuda"):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2))
+model.append(nn.Linear(8, 4, device="cuda")).cuda()
+file = io.BytesIO()
+torch.save(model.state_dict(), file)
+file.seek(0)
+model.load_state_dict(torch.load(file, map_location="cuda"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+generator = torch.Generator("cuda").manual_seed(5)
+scaler = torch.amp.GradScaler("cuda")
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+data = torch.utils.data.TensorDataset(torch.ones(128, 8))
+for (x,) in torch.utils.data.DataLoader(data, 2):
+    x = x.pin_memory().to("cuda", non_blocking=True) + torch.randn(2, 8, device=device, generator=generator)
+    y = torch.tensor([[1.0] * 4] * 2, device="cuda:0") + torch.arange(4, device="cuda")
+    start.record()
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=False):
+        loss = (model(x) - torch.zeros_like(y, device="cuda") - y.cuda(0)).square().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) >= 0
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.device(0):
+        torch.cuda.empty_cache()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="eager runs on the GPU")
+def test_cuda_is_the_cpu_in_eager(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(CUDA)
+    done = compare(str(path))
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "losses: the same bits in 64 backward passes" in done.stdout
+    assert "eager / Tandem" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="eager runs on the GPU")
+def test_calls_that_cannot_mean_the_cpu_are_followed_by_advice(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import torch\ntorch.cuda.FloatTensor([1.0])\n")
+    done = compare(str(path))
+    assert done.returncode == 1
+    assert "Let the script choose its device" in done.stderr
+
+
+def test_ctrl_c_ends_both_sides_without_a_traceback(script):
+    command = [sys.executable, "-m", "torch_tandem", "compare", script("import time\ntime.sleep(60)"), "3"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    time.sleep(4)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
 
 
 BRANCHES = """
@@ -103,5 +240,5 @@ def test_another_branch_is_told(tmp_path, query, shuffle, told):
 
 
 def test_bad_arguments_are_refused():
-    assert "no such file" in compare("missing.py").stderr
+    assert "No such file" in compare("missing.py").stderr
     assert "10 iterations" in compare("--steps", "3", "examples/digits.py").stderr

@@ -152,7 +152,7 @@ def _block(done: int) -> int:
 
 
 def needed(steps: int) -> int:
-    """Return the number of iterations of the warm-up and of two blocks."""
+    """Return a number of iterations that is enough for the warm-up and two blocks."""
     done = 1 + _warm_up(steps)
     done += _block(done)
     return done + _block(done)
@@ -175,7 +175,7 @@ def too_few(eager: Process, steps: int) -> str:
     fewest = next((n for n in range(FEWEST, steps) if needed(n) <= seen), None)
     remedy = f", or use --steps {min(seen, steps) if seen >= FEWEST else FEWEST}" if fewest else ""
     return (
-        f"Too few iterations: the script made {seen}, and {needed(steps)} are needed, {_warm_up(steps)} of "
+        f"Too few iterations: the script made {seen}, and {needed(steps)} are enough, {_warm_up(steps)} of "
         f"them to warm up. Let it make more{remedy}."
     )
 
