@@ -214,6 +214,8 @@ struct Recorded {
   std::vector<Target> targets;
   // Whether the call depends on which tensors have gradients.
   bool reads_gradients = true;
+  // Whether the call depends on elements of host tensors that it has made itself, beside numbers of Python's.
+  bool uses_made_values = true;
   // Why the call cannot be replayed; empty if it can.
   std::string refusal;
 };

@@ -81,6 +81,8 @@ class HostEffects {
   bool has_made(const c10::StorageImpl* storage) const { return made_.count(storage) != 0; }
   // An effect that a replay would not have; empty if there is none.
   std::string refusal;
+  // Whether an operator has returned numbers that may be elements of a host tensor.
+  bool reads_values = false;
 
   // The storages of a call's inputs, which are not accessible when it ends.
   struct Inputs final : at::ObserverContext {
@@ -166,6 +168,7 @@ void HostEffects::after(const at::RecordFunction& call, const Inputs& inputs) {
       computes = true;
       made_.emplace(storage, t.storage().getWeakStorageImpl());
     });
+  reads_values |= !inputs.storages.empty() && !returns_tensors;
   if (inputs.may_read && (computes || !returns_tensors))
     refuse(call,
            " reads a host tensor on the host, where a replay would not read it again. Use it in operators on the "
@@ -483,6 +486,8 @@ void Recorder::find_fed(int64_t id, size_t hosts) {
     }
     if (fed.kind != Fed::kConstant) tt_record_feeds_again(id, &fed - call_.fed.data());
   }
+  const auto is_made = [](const Fed& fed) { return fed.kind == Fed::kConstant && !fed.is_number; };
+  call_.uses_made_values = host_.reads_values || std::any_of(call_.fed.begin(), call_.fed.end(), is_made);
 }
 
 // Whether a backward pass of the call has run and freed the graph that a result belongs to.
@@ -830,6 +835,10 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
   m.def("refusal(int recording) -> str", refusal);
   m.def("unequal(int one, int two) -> str", unequal);
   m.def("drop_recording(int recording) -> ()", drop);
+  m.def("uses_made_values(int recording) -> bool", [](int64_t id) {
+    const auto call = find_recorded(id);
+    return !call || call->uses_made_values;
+  });
   m.def("has_backward(int recording) -> bool", [](int64_t id) {
     const auto call = find_recorded(id);
     return call && !call->targets.empty();

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use tandem_runtime::engine::{Engine, RecordingId, Replay};
 use tandem_runtime::function::{Made, NotReplayable, Property, Reason, Scalar, Slot, Unequal};
@@ -91,11 +92,23 @@ pub fn refusal(id: u64) -> Option<(String, bool)> {
     Some((text, why == Reason::Unrecorded))
 }
 
-/// Returns how two recorded calls differ.
-pub fn unequal(one: u64, two: u64) -> Option<String> {
+/// Returns the fed numbers of a recorded call, as [`tandem_runtime::function::Recording::numbers`] does.
+pub fn numbers_of(id: u64) -> Vec<Option<f64>> {
+    lock().numbers(RecordingId(id))
+}
+
+/// Replaces fed numbers of a recorded call by their places.
+pub fn set_numbers(id: u64, numbers: &[(usize, f64)]) {
+    if let Some(recording) = lock().recording(RecordingId(id)) {
+        recording.set_numbers(numbers);
+    }
+}
+
+/// Returns how two recorded calls differ. Fed numbers at the places `free` may differ.
+pub fn unequal(one: u64, two: u64, free: &FxHashSet<usize>) -> Option<String> {
     let engine = lock();
     let Unequal { location, ops: (before, now), what } =
-        engine.unequal(RecordingId(one), RecordingId(two))?;
+        engine.unequal(RecordingId(one), RecordingId(two), free)?;
     let at = place(&engine, now.or(before), location);
     Some(match what {
         Property::Op => match (before, now) {
@@ -145,7 +158,7 @@ fn scalar(value: Option<Scalar>) -> String {
 
 /// Returns the number of the value at which two recorded calls part, if all that they did before is equal.
 pub fn parting(one: u64, two: u64) -> Option<usize> {
-    match lock().unequal(RecordingId(one), RecordingId(two))?.what {
+    match lock().unequal(RecordingId(one), RecordingId(two), &FxHashSet::default())?.what {
         Property::Fetched(number, Some(_), Some(_)) => Some(number),
         _ => None,
     }

@@ -137,10 +137,24 @@ mod _core {
         functions::refusal(recording)
     }
 
-    /// Returns how the ops of two recorded calls differ.
+    /// Returns how the ops of two recorded calls differ. Fed numbers at the places `free` may differ.
     #[pyfunction]
-    fn unequal(one: u64, two: u64) -> Option<String> {
-        functions::unequal(one, two)
+    #[pyo3(signature = (one, two, free = Vec::new()))]
+    fn unequal(one: u64, two: u64, free: Vec<usize>) -> Option<String> {
+        functions::unequal(one, two, &free.into_iter().collect())
+    }
+
+    /// Returns the fed numbers of a recorded call: those of ops, then host tensors of one element. `None` stands for what
+    /// cannot be replaced.
+    #[pyfunction]
+    fn numbers_of(recording: u64) -> Vec<Option<f64>> {
+        functions::numbers_of(recording)
+    }
+
+    /// Replaces fed numbers of a recorded call by their places.
+    #[pyfunction]
+    fn set_numbers(recording: u64, numbers: Vec<(usize, f64)>) {
+        functions::set_numbers(recording, &numbers);
     }
 
     /// Returns the number of the value at which two recorded calls part, if all before it is equal.

@@ -12,6 +12,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use tandem_executor::host::Generator;
 use tandem_executor::run::{BlockRun, Cursor, HostFeed};
+use tandem_tracegraph::call::InlineValue;
 use tandem_tracegraph::ids::{LocationId, Name, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::Node;
 
@@ -563,9 +564,42 @@ impl Recording {
         self.steps[i].at.storages..self.end(i).storages
     }
 
+    /// Returns the fed numbers as floats: those of ops, then the host tensors of one element. `None` stands for what
+    /// cannot be replaced: numbers of ops whose output shapes they decide, and other host tensors. `is_sized` says whether
+    /// a node is such an op.
+    pub fn numbers(&self, is_sized: impl Fn(NodeId) -> bool) -> Vec<Option<f64>> {
+        let mut numbers: Vec<Option<f64>> =
+            self.numbers.iter().map(|bits| Some(f64::from_bits(*bits))).collect();
+        for (i, step) in self.steps.iter().enumerate().filter(|(_, step)| is_sized(step.node)) {
+            numbers[step.at.numbers..self.end(i).numbers].fill(None);
+        }
+        let element = |host: &Option<HostFeed>| match host {
+            Some(HostFeed::Inline(value)) => Some(float_of(value)),
+            _ => None,
+        };
+        numbers.extend(self.hosts.iter().map(element));
+        numbers
+    }
+
+    /// Replaces fed numbers, by their places in [`Recording::numbers`].
+    pub fn set_numbers(&mut self, numbers: &[(usize, f64)]) {
+        for (place, number) in numbers {
+            match place.checked_sub(self.numbers.len()) {
+                None => self.numbers[*place] = number.to_bits(),
+                Some(host) => self.hosts[host] = Some(HostFeed::Inline(element_of(*number))),
+            }
+        }
+    }
+
     /// Returns the first difference from another recording. `node` returns a node of the TraceGraph. Different nodes
-    /// are equal if only their locations differ: a function may be called at several places.
-    pub fn difference<'n>(&self, other: &Recording, node: impl Fn(NodeId) -> &'n Node) -> Option<Unequal> {
+    /// are equal if only their locations differ: a function may be called at several places. Fed numbers at the places
+    /// `free` may differ.
+    pub fn difference<'n>(
+        &self,
+        other: &Recording,
+        free: &FxHashSet<usize>,
+        node: impl Fn(NodeId) -> &'n Node,
+    ) -> Option<Unequal> {
         let op = |recording: &Recording, i: usize| recording.steps.get(i).map(|s| node(s.node).key.op);
         let at = |i: usize, what| {
             let step = self.steps.get(i).or(other.steps.get(i)).or(self.steps.last());
@@ -590,14 +624,17 @@ impl Recording {
             }
             let (from, end, from2, end2) = (one.at, self.end(i), two.at, other.end(i));
             let numbers = &self.numbers[from.numbers..end.numbers];
-            for (x, y) in numbers.iter().zip(&other.numbers[from2.numbers..end2.numbers]) {
-                if x != y {
+            let pairs = numbers.iter().zip(&other.numbers[from2.numbers..end2.numbers]);
+            for (place, (x, y)) in (from.numbers..).zip(pairs) {
+                if x != y && !free.contains(&place) {
                     return at(i, Property::Number(*y, *x));
                 }
             }
-            let hosts = &self.hosts[from.hosts..end.hosts];
-            if !hosts.iter().zip(&other.hosts[from2.hosts..end2.hosts]).all(|(x, y)| same_contents(x, y)) {
-                return at(i, Property::Host);
+            let hosts = self.hosts[from.hosts..end.hosts].iter().zip(&other.hosts[from2.hosts..end2.hosts]);
+            for (place, (x, y)) in (self.numbers.len() + from.hosts..).zip(hosts) {
+                if !same_contents(x, y) && !free.contains(&place) {
+                    return at(i, Property::Host);
+                }
             }
             if self.slots[from.storages..end.storages] != other.slots[from2.storages..end2.storages] {
                 return at(i, Property::Storage);
@@ -701,6 +738,18 @@ impl Recording {
 }
 
 /// Returns whether two fed host tensors have the same bytes.
+/// Returns an element that may be a float of 64 bits. Elements of other types are no such floats but zero, or tiny ones.
+fn float_of(element: &InlineValue) -> f64 {
+    let [a, b, c, d, e, f, g, h, ..] = element.0;
+    f64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}
+
+fn element_of(number: f64) -> InlineValue {
+    let mut element = [0; 16];
+    element[..8].copy_from_slice(&number.to_ne_bytes());
+    InlineValue(element)
+}
+
 fn same_contents(one: &Option<HostFeed>, two: &Option<HostFeed>) -> bool {
     match (one, two) {
         (None, None) => true,

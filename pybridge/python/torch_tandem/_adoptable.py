@@ -11,15 +11,15 @@ _DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
 # fmt: off
 LIBRARIES = frozenset(
     [
-        "accelerate", "array_api_compat", "datasets", "fastai", "fastcore", "huggingface_hub",
-        "ignite", "lightning", "lightning_fabric", "lightning_utilities", "peft",
-        "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers", "sklearn",
-        "skorch", "timm", "torch", "torch_tandem", "torchmetrics", "torchvision", "transformers",
-        "trl",
+        "accelerate", "array_api_compat", "botorch", "datasets", "fastai", "fastcore", "gpytorch",
+        "huggingface_hub", "ignite", "lightning", "lightning_fabric", "lightning_utilities",
+        "linear_operator", "peft", "pyro", "pytorch_lightning", "ray", "safetensors", "scipy",
+        "sentence_transformers", "sklearn", "skorch", "timm", "torch", "torch_geometric", "torch_tandem",
+        "torchmetrics", "torchsde", "torchvision", "transformers", "trl",
     ]
 )
 # fmt: on
-"""Packages that name the host and are right with adopted tensors, which the tests of trainers show.
+"""Packages that name the host and are right with adopted tensors: docs/trainers.md, docs/libraries.md.
 
 SciPy and scikit-learn do so for arrays of other libraries; they take tensors through NumPy.
 """

@@ -7,17 +7,30 @@ import torch
 from torch.utils import _pytree
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
-VALUES = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+class _Varies:
+    """Stands for a number among the arguments that differs from call to call."""
+
+    def __repr__(self) -> str:
+        return "a number"
+
+
+VARIES = _Varies()
+VALUES = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, _Varies}
+)
 
 _FLOATS = (float, complex)
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call: what they are without the tensors, the tensors, and other objects."""
+    """The arguments of a call: what they are otherwise, tensors, other objects, and numbers that vary."""
 
     key: Hashable
     tensors: list
     objects: list
+    numbers: list[float]
 
 
 def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:

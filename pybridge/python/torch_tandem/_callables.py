@@ -116,6 +116,12 @@ _MODULES_OF_TYPES = frozenset(
 # fmt: on
 
 
+# Modules of C functions that read floats themselves.
+_READERS = frozenset(
+    {"array", "cmath", "datetime", "decimal", "math", "numpy", "_decimal", "_json", "_statistics", "_struct"}
+)
+
+
 class Finding:
     """What the table says of a C function."""
 
@@ -170,6 +176,16 @@ def finding(function: Any) -> int:
     if isinstance(owner, type) and name in ("__new__", "__init_subclass__", "__subclasshook__", "mro"):
         return Finding.PURE
     return Finding.UNKNOWN
+
+
+def reads_floats(function: Any) -> bool:
+    """Whether a C function may read the value of a float without calling one of its methods."""
+    module = module_of(function)
+    if module is None:
+        owner = function.__self__
+        kind = owner if isinstance(owner, type) else type(owner)
+        return issubclass(kind, (float, complex, bytearray)) or kind.__module__.partition(".")[0] in _READERS
+    return module.partition(".")[0] in _READERS
 
 
 def _of_module(module: str, name: str) -> int:

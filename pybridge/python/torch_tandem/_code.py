@@ -39,6 +39,8 @@ class Reads(NamedTuple):
     strings: frozenset[str]
     # The variable of the object whose attributes alone it reaches by other means: the method's own object.
     of: str | None
+    # Whether it has the operator `%`, which formats a string.
+    has_modulo: bool
 
 
 _known: dict[int, tuple[types.CodeType, Reads]] = {}
@@ -60,7 +62,7 @@ def _reads(code: types.CodeType) -> Reads:
     imports: set[tuple[int, str, tuple[str, ...]]] = set()
     passed: set[tuple[str, ...]] = set()
     chain: list[str] = []
-    is_called = is_matching = follows_null = False
+    is_called = is_matching = follows_null = has_modulo = False
     constants: list[object] = []
     # The receivers of attributes that are reached by other means than their name.
     receivers: set[str | None] = set()
@@ -89,6 +91,7 @@ def _reads(code: types.CodeType) -> Reads:
                 passed.add(tuple(chain))
             chain = []
         is_matching |= operation == "MATCH_CLASS"
+        has_modulo |= operation == "BINARY_OP" and instruction.argrepr in ("%", "%=")
         if operation in _GLOBALS:
             chain = [name]
             is_called = follows_null or (operation == "LOAD_GLOBAL" and bool(instruction.arg & 1))
@@ -111,6 +114,7 @@ def _reads(code: types.CodeType) -> Reads:
         is_matching or (bool(names & _DYNAMIC) and not is_own),
         frozenset(strings if is_dynamic else ()),
         first if is_own else None,
+        has_modulo,
     )
 
 

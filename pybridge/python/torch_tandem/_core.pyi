@@ -64,8 +64,17 @@ def mark_step() -> None:
 def refusal(recording: int) -> tuple[str, bool] | None:
     """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
 
-def unequal(one: int, two: int) -> str | None:
-    """How the ops of two recorded calls differ."""
+def unequal(one: int, two: int, free: Sequence[int] = ...) -> str | None:
+    """How the ops of two recorded calls differ. Fed numbers at the places `free` may differ."""
+
+def numbers_of(recording: int) -> list[float | None]:
+    """Fed numbers of a recorded call: those of ops, then host tensors of one element.
+
+    None stands for what cannot be replaced.
+    """
+
+def set_numbers(recording: int, numbers: Sequence[tuple[int, float]]) -> None:
+    """Replace fed numbers of a recorded call by their places."""
 
 def parting(one: int, two: int) -> int | None:
     """Number of the value at which two recorded calls part, if all before it is equal."""

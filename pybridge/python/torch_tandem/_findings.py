@@ -301,7 +301,7 @@ def late_calls(report: Report) -> LateCalls | None:
 class _Times:
     """Times in microseconds.
 
-    `settled` says that only iterations after the tenth are counted, and `step` is the median of their times, or 0.
+    `settled` says that only iterations after the tenth are counted; `step` is the median of their times.
     """
 
     elapsed: int
@@ -346,7 +346,7 @@ def _elapsed(times: Report | Step) -> int:
 
 
 def shares_of_time(report: Report) -> dict[str, dict[str, str]]:
-    """Return the shares of each runner's time, by runner and by what it did. Those of a runner add up to all."""
+    """Return the shares of each runner's time by what it did; those of a runner add up to all."""
     times = _times(report)
 
     def share(part: int) -> str:

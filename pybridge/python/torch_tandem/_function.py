@@ -29,6 +29,7 @@ from torch_tandem._observe import Observed, World, is_observable
 from torch_tandem._recorded import PATIENCE, Attempts, Graph, Recorded, builder
 from torch_tandem._report_types import Function as Counters
 from torch_tandem._state import Path, State, state_of
+from torch_tandem._varying import DIFFERS, Followed, Varying, floats_of, unfollowed
 
 # Audits run Python once in this many calls: at first, and after all audits have passed for long.
 FIRST_AUDIT, LAST_AUDIT = 8, 1024
@@ -114,6 +115,9 @@ class Function:
         self._raises = on_mismatch == "raise"
         self._skips_effects = effects == "skip"
         self._world = World()
+        self._varying = Varying()
+        # The floats among the latest arguments of a new kind.
+        self._floats: tuple[tuple, dict] | None = None
         self._lock = threading.RLock()
         # The state that was listed last, and that of the call that is being recorded.
         self._latest = State(version=-1)
@@ -178,14 +182,21 @@ class Function:
         if _is_compiling() or _is_transformed() or self._failed or _is_observed():
             return self._function(*args, **kwargs)
         self._calls += 1
-        key, tensors, objects = flatten(args, kwargs)
+        if self._varying.arguments:
+            arguments = self._arguments(args, kwargs)
+            key, tensors, objects, numbers = arguments
+        else:
+            (key, tensors, objects), numbers = flatten(args, kwargs), []
         if self._signature is not None:
             self._check_signature(tensors)
         if graphs := self._graphs.get(key):
             for graph in graphs:
                 if graph.left > 0 and graph.check(objects) < 0:
-                    with torch._C.DisableTorchFunction():
-                        results = _replay(graph.recorded.id, tensors)
+                    if graph.recorded.followed:
+                        results = self._replay_with(graph, tensors, objects, numbers)
+                    else:
+                        with torch._C.DisableTorchFunction():
+                            results = _replay(graph.recorded.id, tensors)
                     if results is None and graph.reads and _ops.suspended():
                         graph, results = self._resume(graph, graphs, tensors, objects)
                         if results is None:  # all graphs would read the same values
@@ -200,7 +211,25 @@ class Function:
                         else:
                             self._end_call()
                         return graph.result(results)
-        return self._python(args, kwargs, Arguments(key, tensors, objects))
+        return self._python(args, kwargs, Arguments(key, tensors, objects, numbers))
+
+    def _arguments(self, args: tuple, kwargs: dict) -> Arguments:
+        rest, named, numbers = self._varying.split(args, kwargs)
+        return Arguments(*flatten(rest, named), numbers)
+
+    def _replay_with(self, graph: Graph, tensors: list, objects: list, numbers: list[float]) -> list | None:
+        """Replay a graph with other numbers than the recorded ones, if they lead the same way."""
+        assert graph.recorded.followed is not None
+        fed = graph.recorded.followed.values(numbers, objects)
+        # The graph has the numbers until the replay has sent them.
+        if fed is None or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            _core.set_numbers(graph.recorded.id, fed)
+            with torch._C.DisableTorchFunction():
+                return _replay(graph.recorded.id, tensors)
+        finally:
+            self._lock.release()
 
     def _resume(
         self, graph: Graph, graphs: list[Graph], tensors: list, objects: list
@@ -245,6 +274,11 @@ class Function:
 
     def _python(self, args: tuple, kwargs: dict, arguments: Arguments) -> Any:
         """Run a call in Python, recorded unless it is known to be of no use."""
+        if arguments.key not in self._attempts and not self._is_proven:
+            floats = floats_of(args, kwargs)
+            if self._floats and self._varying.add_arguments(self._floats, floats):
+                arguments = self._arguments(args, kwargs)
+            self._floats = floats
         if not self._is_known_kind(arguments.key):
             return self._function(*args, **kwargs)
         attempts = self._attempts_of(arguments.key)
@@ -255,7 +289,7 @@ class Function:
         if self._failed:
             return self._function(*args, **kwargs)
         due = [graph for graph in self._graphs.get(arguments.key, ()) if graph.left == 0]
-        due = [graph for graph in due if not self._why_not(graph, arguments.tensors, arguments.objects)]
+        due = [graph for graph in due if not self._why_not(graph, arguments)]
         may_record = _ops.may_record()
         if attempts.rest > 0 and not due:
             attempts.rest -= 1
@@ -278,7 +312,11 @@ class Function:
     ) -> Any:
         """Run a call in Python and record it, as an audit of the graphs that are due or as an attempt."""
         inputs = specs(arguments.tensors)
-        self._open = state = self._state(arguments)
+        state = self._state(arguments)
+        followed = self._follow(state, arguments)
+        if self._varying.refusal and arguments.numbers:
+            return self._plainly(args, kwargs, True)
+        self._open = state
         draws = _random_states()
         is_open = True
         try:
@@ -287,8 +325,15 @@ class Function:
             if not _ops.record(arguments.tensors, state.tensors(), self._last, reads_gradients):
                 is_open = False  # another thread has become the program's meanwhile
                 return self._plainly(args, kwargs, False)
-            with nullcontext() if self._is_proven else Observed(self._world):
-                result = self._function(*args, **kwargs)
+            observed = nullcontext() if self._is_proven else Observed(self._world)
+            if followed:
+                with followed.given(args, kwargs, arguments.objects) as (given, named):
+                    with observed:
+                        result = self._function(*given, **named)
+                    result = followed.without_numbers(result)
+            else:
+                with observed:
+                    result = self._function(*args, **kwargs)
             if self._open is None:  # the program has swapped tensors meanwhile
                 is_open = False
                 return result
@@ -297,6 +342,7 @@ class Function:
             results = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
             tensors = list(results.values())
             after = self._state(arguments)
+            after.release_numbers(arguments.objects)
             if not self._is_proven:
                 self._world.find_functions(after.explained)
             written = state.differences(after)
@@ -320,6 +366,9 @@ class Function:
             recorded.passes, recorded.call = Passes(), Call(args, kwargs, arguments.tensors)
             leaves = [attached[leaf.number] if type(leaf) is Hole else leaf for leaf in constants]
             result = _pytree.tree_unflatten(leaves, spec)
+        if followed:
+            followed.end(recording)
+            recorded.followed = followed
         refusal = self._refusal(recorded, arguments, unknown, draws != _random_states())
         # A call that reads another value is another branch, and says nothing about the graph.
         due = [graph for graph in due if _core.parting(graph.recorded.id, recorded.id) is None]
@@ -328,6 +377,19 @@ class Function:
         else:
             self._learn(arguments, attempts, recorded, refusal)
         return result
+
+    def _follow(self, state: State, arguments: Arguments) -> Followed | None:
+        """Follow the numbers of a call that vary, if there are any and it is known what they do."""
+        if not self._varying or not self._world.is_settled:
+            return None
+        if refusal := unfollowed(self._world, state):
+            self._varying.give_up(refusal)
+            return None
+        followed = Followed(self._varying, state, arguments.objects, arguments.numbers)
+        if not followed.is_complete:
+            self._varying.give_up("one of them is no float any more")
+            return None
+        return followed
 
     def _state(self, arguments: Arguments) -> State:
         """The state that a call can read, which is listed anew only if it has changed."""
@@ -409,11 +471,18 @@ class Function:
                     f"it returns a {type(constant).__name__}; return tensors, numbers and strings only",
                     False,
                 )
+        if self._varying and not recorded.followed:
+            return unknown or (f"{DIFFERS}, and it was not followed yet", True)
+        if recorded.followed and not unknown:
+            reads, passes = _core.fetches_of(recorded.id), recorded.passes is not None
+            if text := recorded.followed.refusal(recorded.id, reads, passes, self._world.reader):
+                self._varying.give_up(text)
+                return f"{DIFFERS}, and {text}. {IF_A_NUMBER}", True
         return unknown
 
     def _changes_arguments(self, args: tuple, kwargs: dict, arguments: Arguments) -> bool:
         """Whether a call has changed the containers among its arguments."""
-        key, tensors, objects = flatten(args, kwargs)
+        key, tensors, objects, _ = self._arguments(args, kwargs)
         same = [*map(id, tensors)] == [*map(id, arguments.tensors)]
         return key != arguments.key or not same or [*map(id, objects)] != [*map(id, arguments.objects)]
 
@@ -476,9 +545,16 @@ class Function:
             if attempts.new > (WARM_UP if passes else FIRST_CALLS):
                 self._rest(attempts)
             return
+        if recorded.followed and self._widens_a_graph(arguments, recorded):
+            return
         attempts.tries += 1
         for known in reversed(attempts.recorded):
             difference = self._difference(known, recorded)
+            if difference is not None and not self._skips_effects:
+                changed = known.state.differences(recorded.state)
+                if self._varying.add_state(known.state, recorded.state, changed):
+                    self._forget_recorded(attempts, recorded)
+                    return
             if difference is None:
                 recorded.equal = known.equal + 1
                 recorded.written |= known.written
@@ -505,21 +581,43 @@ class Function:
 
     def _rest(self, attempts: Attempts) -> None:
         """Do not record the next calls of a key."""
-        for recorded in attempts.recorded:
-            self._forget(recorded)
-        attempts.recorded.clear()
+        if self._varying and not any(g.recorded.followed for graphs in self._graphs.values() for g in graphs):
+            self._varying.give_up(attempts.reason)
+        self._forget_recorded(attempts)
         attempts.tries = attempts.new = 0
         attempts.rest = attempts.next_rest
         attempts.next_rest = min(2 * attempts.next_rest, LONGEST_REST)
 
+    def _forget_recorded(self, attempts: Attempts, *others: Recorded) -> None:
+        for recorded in (*attempts.recorded, *others):
+            self._forget(recorded)
+        attempts.recorded.clear()
+
+    def _widens_a_graph(self, arguments: Arguments, recorded: Recorded) -> bool:
+        """Let a graph be replayed with other numbers, of which this call shows where they are fed."""
+        for graph in self._graphs.get(arguments.key, ()):
+            if graph.recorded.followed and self._difference(graph.recorded, recorded) is None:
+                graph.recorded.followed.widen(recorded.followed)
+                self._forget(recorded)
+                return True
+        return False
+
     def _difference(self, one: Recorded, two: Recorded, compares_state: bool = True) -> str | None:
-        if text := _core.unequal(one.id, two.id) or _ops.unequal(one.id, two.id):
+        free: list[int] = []
+        followed = frozenset[Path]()
+        if one.followed and two.followed:
+            if text := one.followed.match(two.followed):
+                return f"{text}. {IF_A_NUMBER}"
+            free, followed = list(two.followed.moved), two.followed.paths
+        elif one.followed or two.followed:
+            return DIFFERS
+        if text := _core.unequal(one.id, two.id, free) or _ops.unequal(one.id, two.id):
             return text
         if one.spec != two.spec or [*map(_typed, one.constants)] != [*map(_typed, two.constants)]:
             return "it returns another value that is not a tensor; return a tensor instead"
         changed = one.state.differences(two.state) if compares_state else {}
-        written = one.written.keys() | two.written.keys() if self._skips_effects else ()
-        if changed := [label for path, label in changed.items() if path not in written]:
+        written = one.written.keys() | two.written.keys() if self._skips_effects else set()
+        if changed := [label for path, label in changed.items() if path not in written | followed]:
             return f"{min(changed, key=len)} has changed between the calls. {IF_A_NUMBER}"
         return None
 
@@ -564,7 +662,8 @@ class Function:
         if sum(map(len, self._graphs.values())) >= self._max_graphs:
             self._drop_oldest(arguments)
         period = self._audit or FIRST_AUDIT
-        check = _holds if self._is_proven else recorded.state.check(set(recorded.written))
+        without = set(recorded.written) | (recorded.followed.paths if recorded.followed else set())
+        check = _holds if self._is_proven else recorded.state.check(without)
         left = sys.maxsize if self._is_proven else period - 1
         id = recorded.id
         ends, reads = _core.ends_of(id), _core.fetches_of(id)
@@ -603,6 +702,8 @@ class Function:
         if refusal is None:
             # Its state was found equal before the call.
             difference = self._difference(graph.recorded, recorded, compares_state=False)
+            if difference is None and recorded.followed and graph.recorded.followed:
+                difference = recorded.followed.beyond(graph.recorded.followed)
         else:
             difference, passes = refusal
             if passes and _core.ops_of(graph.recorded.id):
@@ -761,7 +862,8 @@ class Function:
 
         Raises a `LookupError` if the call would run Python.
         """
-        key, tensors, objects = flatten(args, kwargs)
+        arguments = self._arguments(args, kwargs)
+        key = arguments.key
         why = (
             self._attempts[key].reason
             if key in self._attempts
@@ -769,18 +871,21 @@ class Function:
         )
         for graph in self._graphs.get(key, ()):
             id = graph.recorded.id
-            why = self._why_not(graph, tensors, objects)
+            why = self._why_not(graph, arguments)
             if not why:
                 names = owners(id, graph.recorded.state.names_of_tensors())
                 return ConcreteGraph(id, names, graph.recorded.inputs, graph.recorded.outputs)
         raise LookupError(f"torch_tandem.function {self._name()} has no graph for this call: {why}")
 
-    def _why_not(self, graph: Graph, tensors: list, objects: list) -> str:
+    def _why_not(self, graph: Graph, arguments: Arguments) -> str:
         """Why a graph is not replayed with these arguments; empty if it is."""
-        changed = graph.check(objects)
+        changed = graph.check(arguments.objects)
         if changed >= 0:
             return f"{graph.recorded.state.label(changed)} has changed"
-        return _ops.not_replayed(graph.recorded.id, tensors)
+        followed = graph.recorded.followed
+        if followed and followed.values(arguments.numbers, arguments.objects) is None:
+            return "a number that varies may lead another way"
+        return _ops.not_replayed(graph.recorded.id, arguments.tensors)
 
     def explain(self) -> str:
         """Return a text: how many calls were replayed, the time that this saved, and why others were not."""
@@ -811,6 +916,11 @@ class Function:
         key = next(reversed(self._attempts))
         if self._graphs.get(key):
             return None
+        if self._varying.refusal:
+            return (
+                f"{DIFFERS}, and {self._varying.refusal}".removesuffix(f". {IF_A_NUMBER}")
+                + f". {IF_A_NUMBER}"
+            )
         return self._attempts[key].reason
 
 

@@ -62,14 +62,18 @@ class World:
         self.effects: dict[str, None] = {}
         # What the code reads although it is not compared; empty if there is nothing.
         self.unseen = ""
+        # A C function that the latest call has called and that may read a float without asking it.
+        self.reader = ""
         # Whether what it runs is not kept.
         self.is_first = True
-        # C functions that are known to have no effect.
+        # C functions that are known to have no effect, and those of them that may read floats.
         self._pure: set[Any] = set()
+        self._readers: set[Any] = set()
         # Code objects whose functions were searched for.
         self._sought: set[int] = set()
-        # Number of changes.
+        # Number of changes, and whether the latest call has made none.
         self.version = 0
+        self.is_settled = False
 
     def has(self, code: types.CodeType) -> bool:
         return id(code) in self.codes
@@ -132,9 +136,13 @@ class World:
         key = _key(function)
         if key in self._pure:
             return
-        found = _callables.finding(function)
-        if found == Finding.PURE:
-            self._pure.add(key)
+        if key not in self._readers:
+            found = _callables.finding(function)
+            if found == Finding.PURE:
+                (self._readers if _callables.reads_floats(function) else self._pure).add(key)
+        if key in self._readers and not self.reader and not frame.f_code.co_filename.startswith(_PACKAGE):
+            self.reader = f"{_callables.name_of(function)} at {_place(frame)}"
+        if key in self._pure or key in self._readers:
             return
         if frame.f_code.co_filename.startswith(_KNOWN_FILES):
             return
@@ -224,7 +232,7 @@ class Observed:
     """A context in which what the calling thread runs is noted."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world, self._version = world, world.version
         # Whether the garbage collector runs on the thread.
         self._is_collecting = False
         self._before = (
@@ -233,7 +241,7 @@ class Observed:
 
     def __enter__(self) -> None:
         world = self._world
-        world.refusals, world.effects = {}, {}
+        world.refusals, world.effects, world.reader = {}, {}, ""
         codes, add_code, add_call = world.codes, world.add_code, world.add_call
 
         def profile(frame: types.FrameType, event: str, function: Any) -> None:
@@ -267,6 +275,7 @@ class Observed:
             gc.callbacks.remove(self._note_collection)
         observing = 0
         world = self._world
+        world.is_settled = not world.is_first and world.version == self._version
         if world.is_first:
             (
                 world.codes, world.names, world.is_dynamic, world.dynamic_classes, world.unseen
@@ -277,6 +286,11 @@ class Observed:
 def is_librarys(code: types.CodeType) -> bool:
     """Whether code is that of an installed package or of the standard library."""
     return code.co_filename.startswith(_LIBRARIES)
+
+
+def is_torchs(code: types.CodeType) -> bool:
+    """Whether code is PyTorch's."""
+    return code.co_filename.startswith(_TORCH)
 
 
 def is_observable() -> bool:

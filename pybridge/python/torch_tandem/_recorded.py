@@ -9,6 +9,7 @@ from torch.utils import _pytree
 from torch_tandem._call_backward import Call, Hole, Passes
 from torch_tandem._concrete import Spec
 from torch_tandem._state import Path, State
+from torch_tandem._varying import Followed
 
 # Number of recorded calls, none of which reads a value or equals two others, after which a function rests.
 PATIENCE = 16
@@ -29,6 +30,8 @@ class Recorded:
     # Its backward passes and how to make the call again, if a result requires grad.
     passes: Passes | None = None
     call: Call | None = None
+    # Its numbers, if some of them vary.
+    followed: Followed | None = None
     equal: int = 1
 
 

@@ -238,7 +238,7 @@ class Timeline(TypedDict):
     python: list[tuple[float, float, Literal["fetch", "stall", "kernels", "trace"], int, str]]
     """Activities of PythonRunner: start, duration, kind, iteration, line."""
     runs: list[tuple[float, float, Literal["beside", "inline"], int, int, int]]
-    """Runs: start, duration, thread (GraphRunner's or Python's), first block, number of operators, iteration."""
+    """Runs: start, duration, place (GraphRunner's thread or Python's), first block, operators, iteration."""
     steps: list[tuple[int, float, float]]
     """Iterations: number, start, end."""
     dropped: int

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from torch_tandem import _callables, _code, _core
+from torch_tandem._numbers import Number
 from torch_tandem._observe import World, is_librarys
 
 # The largest state. A check takes about 10 ns a value, so this many take 1 ms before each call.
@@ -123,6 +124,10 @@ class State:
     # The ids of code objects whose functions the walk has met.
     explained: set[int] = field(default_factory=set)
     _holds: Callable[[list], int] | None = None
+    # Numbers that a followed call has put there, which are floats for everyone else.
+    kept_numbers: list[int] = field(default_factory=list)
+    # The numbers of floats by their paths.
+    _paths: dict[Path, int] | None = None
 
     def holds(self, objects: list) -> bool:
         """Whether the state is the same in a call with these objects as arguments."""
@@ -158,6 +163,69 @@ class State:
             steps.append(self.values[number].step)
             number = self.values[number].parent
         return tuple(reversed(steps))
+
+    def number_of(self, path: Path) -> int:
+        """The number of the value with a path, or -1."""
+        if self._paths is None:
+            self._paths = {self.path(i): i for i, v in enumerate(self.values) if type(v.expected) is float}
+        return self._paths.get(path, -1)
+
+    def place(self, number: int, objects: list) -> "Place | None":
+        """Where a value is in a call with these objects as arguments, if it can be replaced there."""
+        value = self.values[number]
+        try:
+            holder = self._reach(value.parent, objects)
+        except (LookupError, AttributeError, ReferenceError):
+            return None
+        if value.access == "a" and type(holder) is types.CellType:
+            return Place(holder, value.operand)
+        if value.access == "i" and issubclass(type(holder), list):
+            return Place(holder, value.operand)
+        if value.access == "i" and type(holder) is tuple:
+            within = self.place(value.parent, objects)
+            return Place(holder, value.operand, within) if within else None
+        if value.access in ("k", "p") and issubclass(type(holder), dict):
+            key = value.operand if value.access == "k" else value.step[1]  # type: ignore[index]
+            return Place(holder, key) if type(key) in _VALUES and key in holder else None
+        return None
+
+    def release_numbers(self, objects: list) -> None:
+        """Put plain floats in place of the numbers that a followed call has kept."""
+        for number in self.kept_numbers:
+            if place := self.place(number, objects):
+                place.write(float.__pos__(place.read()))
+        self.kept_numbers.clear()
+
+    def _reach(self, number: int, objects: list) -> Any:
+        """The object that a value is now."""
+        value = self.values[number]
+        match value.access:
+            case "r":
+                return value.operand
+            case "w":
+                return value.operand()
+            case "o":
+                return objects[value.operand]
+        parent = self._reach(value.parent, objects)
+        match value.access:
+            case "k":
+                return dict.__getitem__(parent, value.operand)
+            case "p" if value.step[0] == "value" and type(value.step[1]) in _VALUES:  # type: ignore[index]
+                return dict.__getitem__(parent, value.step[1])  # type: ignore[index]
+            case "i":
+                return (list if issubclass(type(parent), list) else tuple).__getitem__(parent, value.operand)
+            case "d":
+                return _core.attributes_of(parent)
+            case "a":
+                return getattr(parent, value.operand)
+        raise LookupError
+
+    def types(self) -> Iterator[type]:
+        """The classes in the state, and those of objects that are known by their identity."""
+        for value in self.values:
+            if value.kind in "sw":
+                found = value.expected() if value.kind == "w" else value.expected
+                yield found if issubclass(type(found), type) else type(found)
 
     def names_of_tensors(self) -> dict[int, str]:
         """The labels of the tensors, by the ids of the objects."""
@@ -210,6 +278,38 @@ class State:
                 kind, expected, length = "*", None, 0
             listed.append((v.access, numbers[v.parent], v.operand, kind, expected, length))
         return _core.StateCheck(listed)
+
+
+@dataclass(slots=True)
+class Place:
+    """A place of a value: a dict or list with a key, the cell of a variable, or a tuple with its place."""
+
+    holder: Any
+    key: Any
+    within: "Place | None" = None
+
+    def root(self) -> "Place":
+        """The place that changes if something else is put here: that of the outermost tuple, or this one."""
+        return self.within.root() if self.within else self
+
+    def read(self) -> Any:
+        """Return what is there."""
+        if self.within:
+            return self.within.read()[self.key]
+        if type(self.holder) is types.CellType:
+            return self.holder.cell_contents
+        return (dict if issubclass(type(self.holder), dict) else list).__getitem__(self.holder, self.key)
+
+    def write(self, value: Any) -> None:
+        """Put another value there."""
+        if self.within:
+            items = self.within.read()
+            self.within.write((*items[: self.key], value, *items[self.key + 1 :]))
+        elif type(self.holder) is types.CellType:
+            self.holder.cell_contents = value
+        else:
+            kind = dict if issubclass(type(self.holder), dict) else list
+            kind.__setitem__(self.holder, self.key, value)
 
 
 def _is_same(one: Value, two: Value, known: dict[int, int]) -> bool:
@@ -339,6 +439,9 @@ class _Walk:
                 f"its state has more than {LARGEST_STATE:,} values, and comparing them takes longer than "
                 "the call"
             )
+        if type(value) is Number:
+            self.state.kept_numbers.append(len(self.values))
+            value = float.__pos__(value)
         kind, expected, length = self.expectation(value) if exact else ("*", None, 0)
         self.values.append(Value(access, parent, operand, kind, expected, length, label, step))
         at = len(self.values) - 1

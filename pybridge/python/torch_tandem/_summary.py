@@ -95,7 +95,7 @@ def _facts(report: Report, verbose: bool) -> Table:
 
 
 def _operators(report: Report) -> str:
-    """Say how many operator calls were co-executed: of the later iterations, if there are enough, and of all."""
+    """Say how many operator calls were co-executed: of the later iterations, and of all."""
     captured, on_host = report["ops_captured"], report["ops_on_host"]
     share = _percent(report["ops_coexecuted"], captured + on_host)
     calls = f"{captured:,} captured" + (f", about {on_host:,} on host tensors" if on_host else "")

@@ -1,6 +1,6 @@
 //! Recording of calls of functions, and replays of those that have become templates.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tandem_tracegraph::call::Input;
 use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 
@@ -72,10 +72,16 @@ impl Engine {
         self.functions.running()?.read(storage, value)
     }
 
-    /// Returns the first difference between two recordings.
-    pub fn unequal(&self, one: RecordingId, two: RecordingId) -> Option<Unequal> {
+    /// Returns the first difference between two recordings. Fed numbers at the places `free` may differ.
+    pub fn unequal(&self, one: RecordingId, two: RecordingId, free: &FxHashSet<usize>) -> Option<Unequal> {
         let (one, two) = (self.functions.get(one)?, self.functions.get(two)?);
-        two.difference(one, |node| self.graphs.node(node))
+        two.difference(one, free, |node| self.graphs.node(node))
+    }
+
+    /// Returns the fed numbers of a recording, as [`Recording::numbers`] does.
+    pub fn numbers(&self, id: RecordingId) -> Vec<Option<f64>> {
+        let is_sized = |node| self.op(self.graphs.node(node).key.op).sized_by_number;
+        self.functions.get(id).map_or_else(Vec::new, |recording| recording.numbers(is_sized))
     }
 
     /// Makes a recording a template. Returns false if it was forgotten.

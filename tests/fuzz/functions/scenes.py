@@ -43,6 +43,21 @@ _SHARING = (
     *("p{n}.grad, q{n}.grad = base[:3], base[3:6]",) * 4,
 )  # fmt: skip
 
+# Uses of a float that varies in each call: what is followed, what is compared, and what Python does not see.
+VARYING = (
+    "y = y * a{n}", "y = y + (1 - a{n}) ** 2", "y = y / a{n}", "y = y.add(y, alpha=-a{n})", "y = y * max(a{n}, 1.5)", "y = y * min(1.0, a{n})",
+    "y = y * 2 if a{n} > 1.2 else y + a{n}", "y = y * int(a{n} * 3)", "y = y * round(a{n})", "y = y + math.floor(a{n})", "y = y * math.sqrt(abs(a{n}))",
+    "y = y * math.cos(a{n})", "y = y + math.isclose(a{n}, 1.03, rel_tol=0.3)", "y = y * np.minimum(a{n}, 1.4)", "y = y + np.float64(2.5) * a{n}",
+    "y = y * torch.tensor(a{n}).item()", "y = y * torch.tensor(a{n}).clamp(max=1.3).to(device)", "y = torch.where(torch.tensor(a{n}) > 1.3, y, -y)",
+    "y = y.clamp(-a{n}, a{n})", "y = F.leaky_relu(y, a{n})", "y = F.dropout(y, min(a{n}, 1.0))", "y = F.interpolate(y[None, None], scale_factor=1 + a{n})[0, 0, :2, :3]",
+    "y = y + torch.arange(0, a{n}, 0.5, device=device).sum()", "y = y * float(f'{a{n}:.1f}')", "y = y * float('%.0f' % a{n})", "y = y * (a{n} if type(a{n}) is float else 7.0)",
+    "y = y * {0.5: 1.0}.get(round(a{n}, 1), 2.0)", "y = y.abs().pow(a{n})", "y = y * sum([a{n}, 1, a{n}])", "y = y + y.new_full((3,), a{n})", "y = y + struct.unpack('f', struct.pack('f', a{n}))[0]",
+    "y = y * Decimal(a{n}).__round__()", "y = y * float(Fraction(a{n}).limit_denominator(4))", "y = y * (a{n} // 0.5)", "y = y * (a{n} % 0.6)", "y = torch.lerp(y, y * 2, a{n})",
+    "y = y * complex(a{n}).real", "y = y * sorted([a{n}, 1.1, 1.6])[1]", "y = y * json.loads(json.dumps(a{n}))", "y = y * copy.deepcopy([a{n}])[0]", "y = y * bool(a{n} - 1.03)", "y = y + (a{n} in (1.03, 1.14, 1.25))",
+    "y = y * operator.mul(a{n}, 2)", "y = F.smooth_l1_loss(y, y * 2, beta=a{n}, reduction='none')", "y = F.layer_norm(y, (3,), eps=a{n})", "y = y * float.__add__(a{n}, 1.0)", "y = y * a{n}.is_integer() + y", "y = y * functools.reduce(max, [a{n}, 1.3])",
+    "y = y * statistics.fmean([a{n}, 1.0])", "y = y + torch.linspace(0, a{n}, 3, device=device)", "y = y * torch.full((), a{n}).item()", "y = y * (2.0 if isinstance(a{n}, float) else 3.0)", "y = y * getattr(a{n}, 'real')",
+)  # fmt: skip
+
 SCENES = [
     _module("Linear", "nn.Linear(3, 3)", "m{n}.bias = None", "m{n}.weight = nn.Parameter(m{n}.weight.detach() * 2)", "torch.nn.utils.parametrizations.weight_norm(m{n})", "__import__('torch.nn.utils.prune').nn.utils.prune.random_unstructured(m{n}, 'weight', 1)", "del m{n}.bias; m{n}.bias = None", rate=2),
     _module("BatchNorm1d", "nn.BatchNorm1d(3)", "m{n}.momentum = 0.5", "m{n}.eps = 0.5", "m{n}.reset_running_stats()", "m{n}.track_running_stats = False", "m{n}.running_mean = m{n}.running_mean * 1 + 1", rate=2),
@@ -144,6 +159,9 @@ SCENES = [
            "restored(mode_on(lambda y: y * 3))", "torch.set_float32_matmul_precision('medium')", "torch.autograd.set_detect_anomaly(True)", "torch.set_autocast_enabled('cpu', True)", "torch.utils.deterministic.fill_uninitialized_memory = False", "restored(torch.overrides.BaseTorchFunctionMode().__enter__ and (lambda: None))"), ("torch.get_default_dtype()",), rate=2),
     # A number that varies in each call.
     Scene("number that varies", "", ("y = y * a{n}", "y = y + a{n}", "y = y * 2 if a{n} % 2 else y"), (), (), "i"),
+    Scene("float that varies", "", VARYING, (), (), "0.37 + 0.11 * i"),
+    Scene("float that varies in the state", "k{n} = types.SimpleNamespace(v=0.37)", tuple(use.replace("a{n}", "k{n}.v") for use in VARYING), ("k{n}.v = 1.0", "k{n}.v = -0.4", "k{n} = types.SimpleNamespace(v=3.3)"), (), "", ("k{n}.v += 0.09",)),
+    Scene("floats that vary in a tuple", "k{n} = [(0.37, 1.9)]", tuple(use.replace("a{n}", "k{n}[0][1]") for use in VARYING), ("k{n}[0] = (0.5, 0.0)", "k{n}[0] = [0.5, 2]"), (), "", ("k{n}[0] = (k{n}[0][0] * 1.1, k{n}[0][1] + 0.13)",)),
     Scene("large module", "torch.manual_seed(3); m{n} = nn.Sequential(*(nn.Linear(3, 3) for _ in range(250))).to(device).requires_grad_(False)", ("y = m{n}[0](y)", "y = m{n}[0](y) * a{n}"), ("m{n}[0] = nn.Tanh()", "m{n}[0].weight.data.mul_(2)", "m{n}[0].bias = None"), (), "i", rate=2),
     Scene("host tensor that varies", "", ("y = y * a{n}.to(device)", "y = y * a{n}", "y = y * a{n}.item()", "y = y * torch.exp(-a{n}).to(device)"), (), (), "torch.tensor(1.0 + i // 4)", rate=2),
     Scene("sparse argument", "", ("y = y + a{n}.to_dense().to(device)",), ("z{n} = 1",), (), "torch.eye(3)[:2].to_sparse_csr()"),

@@ -21,6 +21,7 @@ import pathlib
 import pickle
 import random
 import re
+import statistics
 import struct
 import sys
 import sysconfig

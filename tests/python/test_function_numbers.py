@@ -1,0 +1,255 @@
+"""Numbers that differ from call to call of a function are fed to its replays, or Python runs the call."""
+
+import contextlib
+import math
+import random
+
+import pytest
+import torch
+import torch_tandem
+from torch import nn
+from torch_tandem import _numbers
+
+from tests.fuzz.functions import support
+from tests.fuzz.functions.scenes import VARYING
+
+# Consecutive values: of one kind, with jumps to special ones, and back.
+VALUES = [0.37 + 0.11 * i for i in range(30)]
+VALUES += [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.41,
+    -0.52,
+    -0.63,
+    -0.74,
+    2.0,
+    1.07,
+    1.19,
+    math.inf,
+    1.21,
+    1e-9,
+    0.42,
+    7.7,
+    0.43,
+]
+# Uses whose numbers reach operators in ways that are followed: with these, calls are replayed.
+FOLLOWED = 22
+
+
+def program(use: str, where: str):
+    """A function of a tensor and a number, and how to call it, from a statement that uses the number."""
+    names = dict(vars(support))
+    names |= {"device": "tandem", "torch": torch}
+    number = {
+        "argument": "a{n}",
+        "keyword": "a{n}",
+        "attribute": "k.v",
+        "global": "g",
+        "tuple": "t[0][1]",
+        "cell": "c",
+    }[where]
+    body = use.replace("a{n}", number.replace("{n}", ""))
+    source = "\n".join(
+        [
+            "k, g, t = types.SimpleNamespace(v=0.3), 0.3, [(0.3, 0.3)]",
+            "def make():",
+            "    c = 0.3",
+            "    def f(y, a):",
+            f"        {body.replace('a{n}', 'a')}",
+            "        return y",
+            "    def set_c(v):",
+            "        nonlocal c",
+            "        c = v",
+            "    return f, set_c",
+        ]
+    )
+    exec(source, names)
+    f, set_c = names["make"]()
+
+    def call(f, y, v):
+        names["k"].v, names["g"], names["t"][0] = v, v, (0.3, v)
+        set_c(v)
+        if where == "keyword":
+            return f(y=y, a=v)
+        return f(y, v if where == "argument" else None)
+
+    return f, call
+
+
+def outcome(call, *arguments):
+    try:
+        return call(*arguments).cpu()
+    except Exception as error:
+        return type(error), str(error)
+
+
+def same(one, two) -> bool:
+    if isinstance(one, tuple) or isinstance(two, tuple):
+        return one == two
+    return one.dtype == two.dtype and torch.equal(one.nan_to_num(9e9), two.nan_to_num(9e9))
+
+
+@pytest.mark.parametrize("where", ["argument", "keyword", "attribute", "global", "tuple", "cell"])
+def test_calls_with_numbers_that_vary_have_eagers_bits(where):
+    replayed = 0
+    x = torch.linspace(-2, 2, 6, device="tandem").reshape(2, 3)
+    for use in VARYING:
+        f, call = program(use, where)
+        function = torch_tandem.function(f, audit=64)
+        with torch.no_grad():
+            for i, v in enumerate(VALUES):
+                torch.manual_seed(i)
+                ours = outcome(call, function, x, v)
+                torch.manual_seed(i)
+                plain = outcome(call, f, x, v)
+                assert same(ours, plain), (use, where, i, v, ours, plain, function.reason())
+        replayed += function.cache_info().hits > 10
+    assert replayed >= FOLLOWED, replayed
+
+
+def differences(function, calls) -> list[int]:
+    """The calls whose results differ from those of the plain function."""
+    found = []
+    for i, arguments in enumerate(calls):
+        ours, plain = function(*arguments), function._function(*arguments)
+        if not all(same(a.cpu(), b.cpu()) for a, b in zip(ours, plain, strict=True)):
+            found.append(i)
+    return found
+
+
+@torch.no_grad()
+def test_numbers_that_are_equal_by_chance_are_told_apart():
+    x = torch.ones(3, device="tandem")
+    function = torch_tandem.function(lambda x, a, b: (x * a, x + b, x * 0.73, x * (a - b + 0.61)), audit=64)
+    calls = [(x, 0.4 + 0.01 * i, 0.4 + 0.01 * i) for i in range(12)]  # all numbers are equal
+    calls += [(x, 0.4 + 0.01 * i, 0.9 - 0.01 * i) for i in range(12)]
+    calls += [(x, 0.73, 0.41 + 0.01 * i) for i in range(12)]  # one equals a constant
+    calls += [(x, 0.33 + 0.01 * i, 0.73) for i in range(12)]
+    assert not differences(function, calls)
+    assert function.cache_info().hits > 24
+
+
+@torch.no_grad()
+def test_a_number_that_did_not_vary_is_not_fed():
+    x = torch.ones(3, device="tandem")
+    function = torch_tandem.function(lambda x, a, b: (x * a, x * b), audit=64)
+    calls = [(x, 0.4 + 0.01 * i, 0.6) for i in range(10)]
+    calls += [(x, 0.45, 0.6 + 0.01 * i) for i in range(10)]
+    calls += [(x, 0.4 + 0.01 * i, 0.6 + 0.01 * i) for i in range(10)]
+    assert not differences(function, calls)
+    assert function.cache_info().hits > 15
+
+
+@torch.no_grad()
+def test_an_exception_leaves_the_state_as_it_was():
+    class Rate:
+        value = 0.3
+
+    rate, calls = Rate(), []
+    rate.value = 0.3
+
+    @torch_tandem.function
+    def f(x):
+        if rate.value > 0.75:
+            raise ValueError("too large")
+        return x * rate.value
+
+    x = torch.ones(3, device="tandem")
+    for i in range(12):
+        rate.value = value = 0.3 + 0.05 * i
+        with contextlib.suppress(ValueError):
+            calls.append(f(x).sum().item())
+        assert rate.value is value and type(rate.value) is float
+    assert calls == [(torch.ones(3) * (0.3 + 0.05 * i)).sum().item() for i in range(10)]
+
+
+@torch.no_grad()
+def test_a_number_that_is_returned_or_kept_is_a_float():
+    class Kept:
+        last = 0.0
+
+    kept = Kept()
+
+    @torch_tandem.function
+    def returns(x, a):
+        return x * a, a * 2, [a]
+
+    @torch_tandem.function
+    def keeps(x, a):
+        kept.last = a + 0.0
+        return x * a
+
+    x = torch.ones(3, device="tandem")
+    for i in range(10):
+        value = 0.3 + 0.01 * i
+        y, twice, (itself,) = returns(x, value)
+        assert type(twice) is type(itself) is float and (twice, itself) == (value * 2, value)
+        assert torch.equal(y.cpu(), torch.ones(3) * value)
+        assert torch.equal(keeps(x, value).cpu(), torch.ones(3) * value)
+        assert kept.last == value and type(kept.last) is float
+    assert keeps.cache_info().hits == 0 and "changes" in (keeps.reason() or "")
+
+
+def test_a_step_with_a_schedule_is_replayed_with_eagers_losses():
+    def losses(wraps, device):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = wraps(step)
+        found = []
+        for i in range(40):
+            found.append(step(torch.full((2, 4), 1.0 + i % 7 / 8, device=device)).item())
+            schedule.step()
+        return found, step
+
+    ours, step = losses(torch_tandem.function, "tandem")
+    assert ours == losses(lambda f: f, "cpu")[0]
+    assert step.cache_info().hits > 20
+
+
+def test_a_tape_computes_what_python_computes():
+    rng = random.Random(0)
+    operators = ["+", "-", "*", "/", "//", "%", "**"]
+    for _ in range(400):
+        text = "a"
+        for _ in range(rng.randint(1, 5)):
+            other = rng.choice(["a", "b", repr(rng.uniform(0.1, 3)), str(rng.randint(1, 4)), "abs(b)", "-a"])
+            text = (
+                f"({text} {rng.choice(operators)} {other})" if rng.random() < 0.5 else f"({other} - {text})"
+            )
+        text = rng.choice(
+            ["{}", "max({}, b)", "math.exp(-abs({}))", "min({}, 2)", "round({}, 1)", "float({})"]
+        ).format(text)
+        names = {"math": math}
+
+        def value(a, b, text=text, names=names):
+            try:
+                return eval(text, names, {"a": a, "b": b})
+            except (ArithmeticError, TypeError, ValueError) as error:
+                return type(error)
+
+        first = [rng.uniform(0.1, 3), rng.uniform(-3, 3)]
+        tape = _numbers.Tape(first)
+        with _numbers.following_math():
+            result = value(*tape.numbers())
+        tape.close()
+        assert result == value(*first) or result != result or isinstance(result, type), text
+        if type(result) is not _numbers.Number:
+            continue
+        for _ in range(5):
+            later = [rng.uniform(0.1, 3), rng.uniform(-3, 3)]
+            values = tape.compute(later)
+            if values is not None:
+                assert _numbers.is_same(values[result._at], value(*later)), text
