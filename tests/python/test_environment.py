@@ -1,9 +1,15 @@
 """Environment variables: unknown values, and combinations."""
 
 import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import forked
 import pytest
+from torch_tandem import _environment, api
 
 STEPS = """
 import torch, torch_tandem
@@ -70,3 +76,102 @@ def test_sync_raises_at_the_operator_in_all_combinations(mode, runner, kernels, 
     assert done.returncode == 1
     assert "positive-definite" in done.stderr
     assert "line 5" in done.stderr
+
+
+SETTINGS = {
+    "TANDEM_MODE": "besides",
+    "TANDEM_DEVCE": "cpu",
+    "TANDEM_KERNEL": "own",
+    "TANDEM_OTHER_THING": "1",
+}
+WARNINGS = [
+    "TANDEM_DEVCE is ignored: Tandem knows TANDEM_DEVICE",
+    "TANDEM_KERNEL is ignored: Tandem knows TANDEM_KERNELS",
+    "TANDEM_MODE=besides is ignored: Tandem knows coexec, lazy, trace",
+]
+
+
+def test_warnings_are_at_the_line_that_imports_the_package(tmp_path):
+    (tmp_path / "helper.py").write_text("import os\nimport torch_tandem\n")
+    (tmp_path / "script.py").write_text("import torch\nimport helper\n")
+    command = [sys.executable, "script.py"]
+    env = os.environ | SETTINGS
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    lines = [line for line in done.stderr.splitlines() if "Warning: " in line]
+    assert sorted(lines) == [f"{tmp_path}/helper.py:2: RuntimeWarning: {text}" for text in WARNINGS]
+
+
+def test_the_command_says_it_without_a_line(tmp_path):
+    (tmp_path / "script.py").write_text("import torch_tandem\n")
+    command = [sys.executable, "-m", "torch_tandem", "run", "--quiet", "script.py"]
+    env = os.environ | SETTINGS
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert sorted(done.stderr.splitlines()) == [f"tandem: {text}" for text in WARNINGS]
+
+
+def test_all_variables_of_the_page_are_known():
+    page = Path(__file__).parents[2] / "docs" / "environment.md"
+    named = set(re.findall(r"TANDEM_[A-Z_]+", page.read_text()))
+    assert named == _environment.KNOWN
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare"], ["launch", "-n", "2"]])
+def test_a_device_that_does_not_exist_ends_the_command_first(tmp_path, command):
+    (tmp_path / "script.py").write_text("print('it ran')\n")
+    command = [sys.executable, "-m", "torch_tandem", *command, "script.py"]
+    env = os.environ | {"TANDEM_DEVICE": "nonsense"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: TANDEM_DEVICE=nonsense: there is no adapter 'nonsense'. There are\n" in done.stderr
+    assert done.stderr.endswith("  cpu: PyTorch's CPU kernels\n")
+
+
+ADAPTERS = [
+    {"index": 0, "name": "NVIDIA H100 (PCIe, 80 GB)", "kind": "discrete"},
+    {"index": 1, "name": "llvmpipe", "kind": "software"},
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits"),
+    [
+        ("GPU", True),
+        ("gpu,gpu", True),
+        ("0", True),
+        ("1", True),
+        ("2", False),
+        ("h100", True),
+        ("LLVMpipe", True),
+        ("nvidia h100 (pcie, 80 gb), 0", True),
+        ("0,", False),
+        ("0,nonsense", False),
+        ("CPU", True),
+    ],
+)
+def test_devices_that_exist(monkeypatch, asked, fits):
+    monkeypatch.setenv("TANDEM_DEVICE", asked)
+    monkeypatch.setattr(api, "list_devices", lambda: ADAPTERS)
+    assert (not _environment.names_adapter() or _environment.device_error() is None) == fits
+
+
+@pytest.mark.parametrize(("software", "fits"), [("0", False), ("1", True)])
+def test_a_software_adapter_has_to_be_allowed(monkeypatch, software, fits):
+    monkeypatch.setenv("TANDEM_DEVICE", "gpu")
+    monkeypatch.setenv("TANDEM_ALLOW_SOFTWARE", software)
+    monkeypatch.setattr(api, "list_devices", lambda: ADAPTERS[1:])
+    error = _environment.device_error()
+    assert (error is None) == fits
+    assert fits or "TANDEM_ALLOW_SOFTWARE=1" in error
+
+
+@pytest.mark.parametrize("device", ["CPU", " Cpu "])
+def test_the_device_is_read_in_any_case(monkeypatch, device):
+    done = run(monkeypatch, STEPS, TANDEM_DEVICE=device)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_drivers_print_nothing_beside_the_list(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    command = [sys.executable, "-m", "torch_tandem", "devices"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
