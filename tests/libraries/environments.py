@@ -17,7 +17,9 @@ from uv import find_uv_bin
 
 from .program import Program
 
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "libraries"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "libraries"
+FOLDER = CACHE / hashlib.sha256(f"{sys.prefix} {sys.version}".encode()).hexdigest()[:12]
+"""The environments over this one; clones and versions of Python have their own."""
 SHARED = ("torch", "torchvision", "torchaudio", "triton", "numpy")
 """Packages of the project's environment that no group replaces."""
 
@@ -28,14 +30,16 @@ class NotInstalled(Exception):
 
 def groups(programs: list[Program]) -> list[list[Program]]:
     """Divide programs that need an environment of their own into groups whose requirements agree."""
+    wanted = {program.name: program for program in programs if not program.is_installed()}
+    text, kept = _requirements(wanted.values()), FOLDER / "groups.json"
     FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = [program for program in programs if not program.is_installed()]
-    text = json.dumps([program.requirements for program in wanted])
-    kept = FOLDER / f"groups-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-    if not kept.exists():
-        kept.write_text(json.dumps([[program.name for program in group] for group in _divide(wanted)]))
-    by_name = {program.name: program for program in wanted}
-    return [[by_name[name] for name in group] for group in json.loads(kept.read_text())]
+    found = json.loads(kept.read_text()) if kept.exists() else {}
+    names = [name for group in found.get("groups", []) for name in group]
+    if found.get("requirements") != text or sorted(names) != sorted(wanted):
+        divided = [[program.name for program in group] for group in _divide(list(wanted.values()))]
+        found = {"requirements": text, "groups": divided}
+        kept.write_text(json.dumps(found))
+    return [[wanted[name] for name in group] for group in found["groups"]]
 
 
 def _divide(programs: list[Program]) -> list[list[Program]]:
@@ -51,7 +55,10 @@ def _divide(programs: list[Program]) -> list[list[Program]]:
 
 
 def _agree(programs: list[Program]) -> bool:
-    return _uv("compile", "-", requirements=_requirements(programs)).returncode == 0
+    done = _uv("compile", "-", requirements=_requirements(programs))
+    if "Failed to fetch" in done.stderr:
+        raise ConnectionError(done.stderr)  # versions are unknown; without an answer no group is formed
+    return done.returncode == 0
 
 
 def _requirements(programs: Iterable[Program]) -> str:

@@ -29,7 +29,10 @@ EAGER = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 WAYS = {
     "eager": ([TIMED, "eager"], EAGER),
     "eager again": ([], EAGER),
-    "PyTorch's kernels": (["-m", "torch_tandem", "run", "--quiet"], {"TANDEM_KERNELS": "aten"}),
+    "PyTorch's kernels": (
+        ["-m", "torch_tandem", "run", "--quiet", "--report-json", "report.json"],
+        {"TANDEM_KERNELS": "aten"},
+    ),
     "own kernels": ([TIMED, "tandem"], {"TANDEM_KERNELS": "own"}),
 }
 """Arguments of the interpreter, before the program's path, and environment variables."""
@@ -63,7 +66,6 @@ class Result:
     """Seconds an iteration."""
     tandem: float | None = None
     report: dict = field(default_factory=dict)
-    """With Tandem's own kernels."""
 
 
 def compared(program: Program, python: str) -> Result:
@@ -72,11 +74,11 @@ def compared(program: Program, python: str) -> Result:
         eager = run(program, python, "eager")
     except Failed as failure:
         return Result(program, Agreement(False, f"in eager PyTorch: {failure}"))
-    bits, _ = _agreement(same_text, program, python, "PyTorch's kernels", eager)
+    bits, aten = _agreement(same_text, program, python, "PyTorch's kernels", eager)
     if not bits.agrees and not _agreement(same_text, program, python, "eager again", eager)[0].agrees:
         bits = Agreement(False, f"in eager PyTorch a second run prints other text; {bits.text}")
     values, own = _agreement(near_values, program, python, "own kernels", eager)
-    return Result(program, bits, values, eager.seconds, own and own.seconds, own.report if own else {})
+    return Result(program, bits, values, eager.seconds, own and own.seconds, aten.report if aten else {})
 
 
 def _agreement(
@@ -94,10 +96,10 @@ def run(program: Program, python: str, way: str) -> Run:
     arguments, variables = WAYS[way]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path, times, report = program.copy_to(folder), folder / "times.json", folder / "report.json"
-        files = [times, report] if TIMED in arguments else []
-        text = _output([python, *arguments, *map(str, files), str(path)], folder, variables)
-        return Run(text, _median(json.loads(_text(times, "[]"))), json.loads(_text(report, "{}")))
+        path = program.copy_to(folder)
+        text = _output([python, *arguments, path.name], folder, variables)
+        times, report = _text(folder / "times.json", "[]"), _text(folder / "report.json", "{}")
+        return Run(text, _median(json.loads(times)), json.loads(report))
 
 
 def _text(path: Path, default: str) -> str:

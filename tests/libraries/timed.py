@@ -1,4 +1,4 @@
-"""Runs a program and writes the times of its iterations: `timed.py eager|tandem TIMES REPORT PROGRAM`.
+"""Runs a program and writes the times of its iterations to times.json: `timed.py eager|tandem PROGRAM`.
 
 An iteration ends with `optimizer.step()` or, until the first one, with the outermost call of a module without
 gradients, as for Tandem (`torch_tandem/_iterations.py`). Tandem's work is asynchronous, so iterations are
@@ -64,20 +64,20 @@ class Clock:
             self.start = now
 
 
-def main(side: str, times: str, report: str, path: str) -> int:
-    sys.argv[:] = [path]
-    status = 0
+def main(side: str, program: str) -> int:
+    sys.argv[:] = [program]
+    folder, status = os.getcwd(), 0
     if side == "eager":
         clock = Clock(lambda: None)
-        sys.path[0] = os.path.dirname(path)
-        runpy.run_path(path, run_name="__main__")
+        sys.path[0] = folder
+        runpy.run_path(program, run_name="__main__")
     else:
         import torch_tandem
         from torch_tandem import cli
 
         clock = Clock(torch_tandem.synchronize)
-        status = cli.main(["run", "--quiet", "--report-json", report, path])
-    with open(times, "w") as file:
+        status = cli.main(["run", "--quiet", program])
+    with open(f"{folder}/times.json", "w") as file:
         json.dump(clock.blocks, file)
     return status
 
