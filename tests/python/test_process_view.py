@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,3 +386,42 @@ def test_python_m_also_reads_its_arguments_before_torch():
     assert done.returncode == 2
     assert "torch_tandem.cli" in done.stderr
     assert not re.search(r"\| +torch$", done.stderr, re.M)
+
+
+def interrupted(command, folder):
+    """How a command ends on Ctrl-C, once its script has written a file."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen([sys.executable, *command], cwd=folder, **pipes)
+    for _ in range(600):
+        if list(folder.glob("ready*")) or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+SLEEPS = """
+import atexit, os, time
+open(f"ready{os.getpid()}", "w").close()
+atexit.register(print, "at exit")
+time.sleep(60)
+"""
+
+
+def test_ctrl_c_ends_a_script_as_without_tandem(tmp_path):
+    found = []
+    for name, command in (("python", []), ("tandem", ["-m", "torch_tandem", "run", "--quiet"])):
+        folder = tmp_path / name / "folder"
+        folder.mkdir(parents=True)
+        (folder / "script.py").write_text(SLEEPS)
+        status, out, err = interrupted([*command, "script.py"], folder)
+        found.append((status, out, err.replace(str(folder), "")))
+    assert found[0] == found[1]
+
+
+def test_ctrl_c_ends_launched_processes_without_frames_of_tandem(tmp_path):
+    (tmp_path / "script.py").write_text(SLEEPS)
+    status, _, err = interrupted(["-m", "torch_tandem", "launch", "-n", "2", "script.py"], tmp_path)
+    assert status == -signal.SIGINT
+    assert "torch_tandem/" not in err

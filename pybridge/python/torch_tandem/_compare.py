@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from torch_tandem import _interrupt
 from torch_tandem._compared import PROFILE
 
 WARM_UP = 20
@@ -102,8 +101,6 @@ def compare(command: list[str], steps: int) -> int:
     except Failed as failure:
         console.print(f"tandem: {failure}", style="bold")
         return 1
-    except KeyboardInterrupt:
-        _interrupt.end()
     finally:
         for side in sides:
             if hasattr(side, "_process"):

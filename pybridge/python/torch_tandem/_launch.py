@@ -24,16 +24,12 @@ def launch(processes: str, torchrun: list[str], run: list[str], report: str | No
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, *torchrun]
         command += ["--no-python", sys.executable, "-m", "torch_tandem", "run", *run]
         process = subprocess.Popen(command)
-        is_interrupted = False
         try:
             _interrupt.wait(process)
-        except KeyboardInterrupt:
-            is_interrupted = True
-        if report:
-            files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
-            _ranks.write(report, {int(file.stem): json.loads(file.read_text()) for file in files})
-    if is_interrupted:
-        _interrupt.end()
+        finally:
+            if report:
+                files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
+                _ranks.write(report, {int(file.stem): json.loads(file.read_text()) for file in files})
     return process.returncode
 
 

@@ -25,7 +25,10 @@ def main(argv: list[str] | None = None) -> int:
         "launch": _launch,
         "run": _run,
     }
-    return commands[options.command](options)
+    try:
+        return commands[options.command](options)
+    except KeyboardInterrupt:  # a script's own has been shown
+        _interrupt.end()
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -302,7 +305,7 @@ def _run(options: argparse.Namespace) -> int:
         has_failed = isinstance(error, Exception)  # neither by sys.exit nor by Ctrl-C
         status = _finish(options, status, has_failed)
     if isinstance(error, KeyboardInterrupt):
-        _interrupt.end()
+        raise error
     return status
 
 
