@@ -77,9 +77,14 @@ from torch import nn
 from torch.nn import functional as F
 """
 TRAINING = """
-model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).cuda()
+class Model(nn.Sequential):
+    def penalty(self):
+        return sum(p.square().sum() for p in self.parameters())
+model = Model(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
 x, y = torch.randn(5, 6, device="cuda"), torch.randn(5, 3, device="cuda")
+epochs, batches = 5, [(x, y)] * 4
 def train(steps):
     for _ in range(steps):
         optimizer.zero_grad()
@@ -108,7 +113,7 @@ torch_tandem.save_graph("graph.txt")
 """,
     "docs/functions.md": """
 for _ in range(30):
-    step(x, y)
+    step(x, y, 0.5)
     scheduler.step()
 assert step.cache_info().hits > 15, step.explain()
 for _ in range(30):
@@ -172,7 +177,7 @@ def test_the_model_elsewhere_is_described_as_in_the_page():
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD"])
 def test_a_learning_rate_that_varies(kind):
     """As docs/functions.md keeps it, in a tensor: the losses are those of a step that is no function."""
-    [block] = (code.text for code in code_in("docs/functions.md", "python") if "scheduler" in code.text)
+    [block] = (code.text for code in code_in("docs/functions.md", "python") if "lr=torch.tensor" in code.text)
     block = block.replace('device="cuda"', 'device="tandem"').replace("optim.Adam", f"optim.{kind}")
     losses = []
     for wrap in (lambda step: step, torch_tandem.function):
