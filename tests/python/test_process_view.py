@@ -425,3 +425,10 @@ def test_ctrl_c_ends_launched_processes_without_frames_of_tandem(tmp_path):
     status, _, err = interrupted(["-m", "torch_tandem", "launch", "-n", "2", "script.py"], tmp_path)
     assert status == -signal.SIGINT
     assert "torch_tandem/" not in err
+
+
+@pytest.mark.parametrize("name", ["graph.png", "graph", "graph.SVG"])
+def test_graphs_are_written_as_what_their_names_say(tmp_path, name):
+    with pytest.raises(ValueError, match=r"ends in none of \.svg, \.dot, \.txt"):
+        torch_tandem.save_graph(tmp_path / name)
+    assert not list(tmp_path.iterdir())
