@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -320,9 +321,7 @@ def settled(**times) -> Report:
     """A run of 100 equal iterations, with these times of each in microseconds."""
     steps = [empty(Step, number=number, **times) for number in range(1, 101)]
     totals = {name: 100 * us for name, us in times.items()}
-    return empty(
-        Report, ops_captured=1000, ops_coexecuted=970, steps_coexecuted=100, steps=steps, **totals
-    )
+    return empty(Report, ops_captured=1000, ops_coexecuted=970, steps_coexecuted=100, steps=steps, **totals)
 
 
 def test_kernels_on_pythons_thread_are_not_waiting():
@@ -654,8 +653,34 @@ def test_kernels_are_set_beside_what_the_machine_reaches(browser):
     browser.open(synthetic_page())
     rows = browser.texts("#kernels tbody td:nth-child(2)")
     assert rows[0] == "mul.Tensor" and len(rows) == 12  # the kernel that took most time
-    assert browser.texts("#kernels tbody td:nth-child(6)")[0].startswith("75 %")
-    assert browser.texts("#kernels tbody td:nth-child(7)")[0].startswith("30 %")
+    assert browser.texts("#kernels tbody td:nth-child(5)")[0] == "15 %"  # 12 of 78
+    assert browser.texts("#kernels tbody td:nth-child(7)")[0].startswith("75 %")
+    assert browser.texts("#kernels tbody td:nth-child(8)")[0].startswith("30 %")
+
+
+def test_kernels_come_first_and_lead_to_the_graph(browser):
+    browser.open(synthetic_page())
+    assert browser.texts(".tables h3")[0] == "Kernels"
+    assert browser.run("document.querySelector('#kernels th:nth-child(5) button').title")
+    browser.click("#kernels tbody td:first-child button.link")
+    assert browser.run("document.querySelector('.finder input').value")
+
+
+def test_times_on_a_long_axis_differ(browser):
+    browser.open(synthetic_page())
+    scripts = "".join(
+        (Path(_report.__file__).parent / f"{name}.js").read_text() for name in ("basics", "timeline")
+    )
+    names = ("axisTime", "roundDuration", "duration")
+    functions = "".join(
+        re.search(rf"^function {name}\(.*?^}}$", scripts, re.M | re.S)[0] + "\n" for name in names
+    )
+
+    def shown(times, step):
+        return browser.run(f"(() => {{ {functions} return {times}.map((at) => axisTime(at, {step})); }})()")
+
+    assert shown([106.2e6, 106.3e6], 1e5) == ["106.2 s", "106.3 s"]
+    assert shown([0, 250, 7e6], 5e6) == ["0", "250 µs", "7 s"]
 
 
 def test_functions_are_listed_by_the_time_that_they_saved(browser):

@@ -550,8 +550,11 @@ class Function:
         attempts.tries += 1
         for known in reversed(attempts.recorded):
             difference = self._difference(known, recorded)
-            if difference is not None and not self._skips_effects:
+            if difference is not None:
                 changed = known.state.differences(recorded.state)
+                if self._skips_effects:
+                    written = known.written.keys() | recorded.written.keys()
+                    changed = {path: label for path, label in changed.items() if path not in written}
                 if self._varying.add_state(known.state, recorded.state, changed):
                     self._forget_recorded(attempts, recorded)
                     return

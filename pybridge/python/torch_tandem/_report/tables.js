@@ -2,6 +2,24 @@
 
 const MOST_ROWS = 100; // shown at first
 
+// What the words at the top of columns mean.
+const MEANINGS = {
+  Audits: "Calls that ran in Python although a replay was possible, and were compared with it",
+  "Co-executed": "Share of the calls that GraphRunner ran from the symbolic graph",
+  Cost: "Time until co-execution went on",
+  Graphs: "Recorded calls that are replayed, one for each way that calls take",
+  Kernels: "Time in which Python's thread ran the kernels that the value needed",
+  Moves: "Memory that the kernel reads and writes each time, at least",
+  "Of copying": "Memory moved a second, as a share of what copying reaches on this machine",
+  "Of multiplying": "Arithmetic a second, as a share of what multiplying matrices reaches on this machine",
+  Ran: "Time in the kernel; operators that one kernel computes share its time",
+  Replayed: "Calls whose operators were sent without running Python",
+  Saved: "Time that Python would have taken for the replayed calls",
+  Share: "Of the time of all kernels",
+  Waited: "Time in which Python had nothing else to do",
+  "What differed": "Property in which the operator differed from the one in the graph",
+};
+
 // A column is { title, value: row => number or text, show: row => text or element, number: bool, share: row => 0..1 }.
 function table({ title, sum, columns, rows, sort }) {
   let by = sort ?? 0;
@@ -27,7 +45,7 @@ function table({ title, sum, columns, rows, sort }) {
     return h(
       "th",
       { scope: "col", class: column.number ? "number" : null },
-      h("button", { type: "button", onclick: press }, column.title),
+      h("button", { type: "button", onclick: press, title: MEANINGS[column.title] }, column.title),
     );
   });
 
@@ -89,13 +107,6 @@ function table({ title, sum, columns, rows, sort }) {
   );
 }
 
-// The source line of a row, with its text below.
-const LINE = {
-  title: "Line",
-  value: (row) => shortLine(row.line),
-  source: (row) => sourceOf(row.line),
-};
-
 function times(rows) {
   return rows.reduce((sum, row) => sum + row.count, 0);
 }
@@ -111,10 +122,74 @@ function tablesSection({ report }, findInGraph) {
     findInGraph
       ? h("button", { class: "link code", type: "button", onclick: () => findInGraph(name) }, name)
       : name;
+  const place = (line) =>
+    findInGraph && line
+      ? h("button", { class: "link", type: "button", onclick: () => findInGraph(fileLine(line)) }, shortLine(line))
+      : shortLine(line);
+  // The source line of a row, with its text below.
+  const LINE = {
+    title: "Line",
+    value: (row) => shortLine(row.line),
+    show: (row) => place(row.line),
+    source: (row) => sourceOf(row.line),
+  };
   const op = { title: "Operator", value: (row) => row.op, show: (row) => operator(row.op) };
   const number = (title, value, show, share) => ({ title, value, show, share, number: true });
   const most = (rows, name) => Math.max(...rows.map((row) => row[name]), 1);
   const total = (rows, name) => rows.reduce((sum, row) => sum + row[name], 0);
+
+  add("Kernels", report.machine ? report.kernels : [], null, (rows) => {
+    const worst = most(rows, "exec_us");
+    const all = Math.max(total(rows, "exec_us"), 1);
+    const rate = (row, name) => (row[name] / Math.max(row.exec_us, 1)) * 1e6;
+    const achieved = (title, name, peak, show) =>
+      number(
+        title,
+        (row) => rate(row, name) / peak,
+        (row) => `${percent(rate(row, name), peak)} (${show(rate(row, name))}/s)`,
+        (row) => rate(row, name) / peak,
+      );
+    const operations = (n) => `${(n / 1e9).toFixed(1)} GFLOP`;
+    const { copy, matmul } = report.machine;
+    return {
+      sum:
+        `${plural(rows.length, "kernel")}; this machine copies ${bytes(copy)}/s and multiplies matrices ` +
+        `at ${operations(matmul)}/s`,
+      sort: 3,
+      columns: [
+        {
+          title: "Line",
+          value: (row) => row.lines.map(shortLine).join(", "),
+          show: (row) => h("span", null, row.lines.flatMap((line, i) => [i ? ", " : "", place(line)])),
+          source: (row) => row.lines.map(sourceOf).filter(Boolean).join("; "),
+        },
+        { title: "Operators", value: (row) => row.ops.map((op) => op.replace("aten::", "")).join(", ") },
+        number(
+          "Runs",
+          (row) => row.count,
+          (row) => count(row.count),
+        ),
+        number(
+          "Ran",
+          (row) => row.exec_us,
+          (row) => duration(row.exec_us),
+          (row) => row.exec_us / worst,
+        ),
+        number(
+          "Share",
+          (row) => row.exec_us / all,
+          (row) => percent(row.exec_us, all),
+        ),
+        number(
+          "Moves",
+          (row) => row.bytes / Math.max(row.count, 1),
+          (row) => bytes(row.bytes / Math.max(row.count, 1)),
+        ),
+        achieved("Of copying", "bytes", copy, bytes),
+        achieved("Of multiplying", "flops", matmul, operations),
+      ],
+    };
+  });
 
   add("Functions", report.functions, null, (rows) => {
     const most_saved = most(rows, "saved_us");
@@ -154,6 +229,38 @@ function tablesSection({ report }, findInGraph) {
     };
   });
 
+  add("Fetches", report.fetches, "The program never waited for a value.", (rows) => {
+    const worst = most(rows, "wait_us");
+    const kernels = total(rows, "kernels_us");
+    return {
+      sum:
+        `${count(times(rows))}, in which Python waited ${duration(total(rows, "wait_us"))}` +
+        (kernels ? ` and ran kernels for ${duration(kernels)}` : ""),
+      sort: 3,
+      columns: [
+        LINE,
+        op,
+        number(
+          "Times",
+          (row) => row.count,
+          (row) => count(row.count),
+        ),
+        number(
+          "Waited",
+          (row) => row.wait_us,
+          (row) => duration(row.wait_us),
+          (row) => row.wait_us / worst,
+        ),
+        number(
+          "Kernels",
+          (row) => row.kernels_us,
+          (row) => duration(row.kernels_us),
+        ),
+        number("Each", each, (row) => duration(each(row))),
+      ],
+    };
+  });
+
   add("Divergences", report.divergences, "The program never left its graph.", (rows) => {
     const worst = most(rows, "cost_us");
     return {
@@ -189,104 +296,6 @@ function tablesSection({ report }, findInGraph) {
     };
   });
 
-  add("Fetches", report.fetches, "The program never waited for a value.", (rows) => {
-    const worst = most(rows, "wait_us");
-    const kernels = total(rows, "kernels_us");
-    return {
-      sum:
-        `${count(times(rows))}, in which Python waited ${duration(total(rows, "wait_us"))}` +
-        (kernels ? ` and ran kernels for ${duration(kernels)}` : ""),
-      sort: 3,
-      columns: [
-        LINE,
-        op,
-        number(
-          "Times",
-          (row) => row.count,
-          (row) => count(row.count),
-        ),
-        number(
-          "Waited",
-          (row) => row.wait_us,
-          (row) => duration(row.wait_us),
-          (row) => row.wait_us / worst,
-        ),
-        number(
-          "Kernels",
-          (row) => row.kernels_us,
-          (row) => duration(row.kernels_us),
-        ),
-        number("Each", each, (row) => duration(each(row))),
-      ],
-    };
-  });
-
-  add("Feeds", report.feeds, null, (rows) => ({
-    sum: `${count(times(rows))} values, ${bytes(total(rows, "bytes"))}`,
-    sort: 4,
-    columns: [
-      LINE,
-      op,
-      { title: "What was fed", value: (row) => row.kind },
-      number(
-        "Times",
-        (row) => row.count,
-        (row) => count(row.count),
-      ),
-      number(
-        "Size",
-        (row) => row.bytes,
-        (row) => bytes(row.bytes),
-      ),
-    ],
-  }));
-
-  add("Kernels", report.machine ? report.kernels : [], null, (rows) => {
-    const worst = most(rows, "exec_us");
-    const rate = (row, name) => (row[name] / Math.max(row.exec_us, 1)) * 1e6;
-    const achieved = (title, name, peak, show) =>
-      number(
-        title,
-        (row) => rate(row, name) / peak,
-        (row) => `${percent(rate(row, name), peak)} (${show(rate(row, name))}/s)`,
-        (row) => rate(row, name) / peak,
-      );
-    const operations = (n) => `${(n / 1e9).toFixed(1)} GFLOP`;
-    const { copy, matmul } = report.machine;
-    return {
-      sum:
-        `${plural(rows.length, "kernel")}; this machine copies ${bytes(copy)}/s and multiplies matrices ` +
-        `at ${operations(matmul)}/s`,
-      sort: 3,
-      columns: [
-        {
-          title: "Line",
-          value: (row) => row.lines.map(shortLine).join(", "),
-          source: (row) => row.lines.map(sourceOf).filter(Boolean).join("; "),
-        },
-        { title: "Operators", value: (row) => row.ops.map((op) => op.replace("aten::", "")).join(", ") },
-        number(
-          "Runs",
-          (row) => row.count,
-          (row) => count(row.count),
-        ),
-        number(
-          "Ran",
-          (row) => row.exec_us,
-          (row) => duration(row.exec_us),
-          (row) => row.exec_us / worst,
-        ),
-        number(
-          "Moves",
-          (row) => row.bytes / Math.max(row.count, 1),
-          (row) => bytes(row.bytes / Math.max(row.count, 1)),
-        ),
-        achieved("Of copying", "bytes", copy, bytes),
-        achieved("Of multiplying", "flops", matmul, operations),
-      ],
-    };
-  });
-
   add("Operators", report.operators, null, (rows) => {
     const worst = most(rows, "exec_us");
     return {
@@ -318,6 +327,26 @@ function tablesSection({ report }, findInGraph) {
       ],
     };
   });
+
+  add("Feeds", report.feeds, null, (rows) => ({
+    sum: `${count(times(rows))} values, ${bytes(total(rows, "bytes"))}`,
+    sort: 4,
+    columns: [
+      LINE,
+      op,
+      { title: "What was fed", value: (row) => row.kind },
+      number(
+        "Times",
+        (row) => row.count,
+        (row) => count(row.count),
+      ),
+      number(
+        "Size",
+        (row) => row.bytes,
+        (row) => bytes(row.bytes),
+      ),
+    ],
+  }));
   return section;
 
   function each(row) {

@@ -393,7 +393,9 @@ function laneChart(timeline) {
     events(pen, python, lanes.python, (event) => colors[kinds[event[2]] ?? "imperative"]);
     events(pen, inline, lanes.python, () => colors.pythonKernels);
     events(pen, runner, lanes.runner, () => colors.graph);
-    for (const tick of ticks(span.from - first, span.to - first, plot.width / 120)) {
+    const times = ticks(span.from - first, span.to - first, plot.width / 120);
+    const step = times.length > 1 ? times[1] - times[0] : span.to - span.from;
+    for (const tick of times) {
       const x = span.x(tick + first);
       pen.fillStyle = colors.text;
       pen.globalAlpha = 0.14;
@@ -401,7 +403,7 @@ function laneChart(timeline) {
       pen.globalAlpha = 1;
       label(
         pen,
-        roundDuration(tick),
+        axisTime(tick, step),
         x,
         lanes.runner + tall + 20,
         x < plot.left + 30 ? "left" : "center",
@@ -456,6 +458,12 @@ function laneChart(timeline) {
       timeline.dropped ? ` ${count(timeline.dropped)} older events are left out.` : "",
     ),
   );
+}
+
+// A time on an axis whose ticks are this far apart.
+function axisTime(microseconds, step) {
+  if (microseconds < 1e6) return roundDuration(microseconds);
+  return `${(microseconds / 1e6).toFixed(Math.max(0, Math.ceil(6 - Math.log10(step) - 1e-9)))} s`;
 }
 
 function roundDuration(microseconds) {
