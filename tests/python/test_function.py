@@ -673,6 +673,26 @@ def test_an_audit_that_finds_a_difference_refuses_the_function(hidden):
     assert "an audit found" in torch_tandem.report()["functions"][0]["reason"]
 
 
+def test_the_report_has_functions_that_exist_no_longer():
+    def program():
+        @torch_tandem.function
+        def step(x):
+            return x * 2
+
+        with torch.no_grad():
+            for i in range(12):
+                step(data(4, seed=i).to("tandem"))
+
+    torch_tandem.reset_report()
+    program()
+    program()
+    gc.collect()
+    found = [f for f in torch_tandem.report()["functions"] if f["name"].endswith("program.<locals>.step")]
+    assert [f["replayed"] + f["ran"] for f in found] == [24] and found[0]["replayed"] > 8
+    torch_tandem.reset_report()
+    assert not [f for f in torch_tandem.report()["functions"] if f["name"] == found[0]["name"]]
+
+
 def test_a_mismatch_can_be_an_error(hidden):
     step = torch_tandem.function(hidden, on_mismatch="raise", audit=4)
     with pytest.raises(RuntimeError, match="an audit found"):

@@ -60,7 +60,11 @@ _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
 _is_compiling = torch.compiler.is_compiling
 _forward_ad = torch.autograd.forward_ad
 
-# All functions of the program, for the report.
+# Names of functions that exist no longer, whose counters are kept.
+MOST_GONE = 256
+
+# All functions of the program, and the counters of those that exist no longer by their names, for the report.
+_gone: dict[str, Counters] = {}
 _all: "weakref.WeakSet[Function]" = weakref.WeakSet()
 # Functions by the recordings that they replay and whose results require grad.
 _differentiable: "weakref.WeakValueDictionary[int, Function]" = weakref.WeakValueDictionary()
@@ -157,6 +161,10 @@ class Function:
             is_proven=True,
             ends_iterations=is_inference,
         )
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_calls") and not sys.is_finalizing():
+            _keep_counters(self._counters())
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -890,6 +898,18 @@ class Function:
             return "a number that varies may lead another way"
         return _ops.not_replayed(graph.recorded.id, arguments.tensors)
 
+    def _counters(self) -> Counters:
+        return {
+            "name": self._name(),
+            "replayed": self._replayed,
+            "ran": self._calls - self._replayed,
+            "audits": self._audited,
+            "graphs": sum(map(len, self._graphs.values())),
+            "saved_us": int(self._replayed * self._fastest * 1e6) if self._replayed else 0,
+            "reason": self.reason(),
+            "failed": bool(self._failed),
+        }
+
     def explain(self) -> str:
         """Return a text: how many calls were replayed, the time that this saved, and why others were not."""
         info = self.cache_info()
@@ -928,21 +948,26 @@ class Function:
 
 
 def counters() -> list[Counters]:
-    """Return the counters of all functions that have been called."""
-    return [
-        {
-            "name": f._name(),
-            "replayed": f._replayed,
-            "ran": f._calls - f._replayed,
-            "audits": f._audited,
-            "graphs": sum(map(len, f._graphs.values())),
-            "saved_us": int(f._replayed * f._fastest * 1e6) if f._replayed else 0,
-            "reason": f.reason(),
-            "failed": bool(f._failed),
-        }
-        for f in sorted(_all, key=lambda f: -f._calls)
-        if f._calls
-    ]
+    """Return the counters of all functions that have been called, with those that exist no longer."""
+    live = [function._counters() for function in list(_all) if function._calls]
+    return sorted([*live, *_gone.values()], key=lambda counters: -counters["replayed"] - counters["ran"])
+
+
+def forget_ended() -> None:
+    """Forget the counters of functions that exist no longer."""
+    _gone.clear()
+
+
+def _keep_counters(last: Counters) -> None:
+    """Add the counters of a function that ends to those of earlier ones with its name."""
+    known = _gone.get(last["name"])
+    if known is None and len(_gone) < MOST_GONE:
+        _gone[last["name"]] = last
+    elif known is not None:
+        for name in ("replayed", "ran", "audits", "saved_us"):
+            known[name] += last[name]
+        known["reason"] = last["reason"] or known["reason"]
+        known["failed"] |= last["failed"]
 
 
 def _forgetting(swap: Callable) -> Callable:

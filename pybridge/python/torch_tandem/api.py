@@ -90,6 +90,7 @@ def reset_report() -> None:
     _notes.clear()
     _candidates.clear()
     _residence.clear()
+    _function.forget_ended()
     distributed.forget()
     _core.reset_report()
 

@@ -60,11 +60,6 @@ function figures({ report: r, times: t }) {
       count(diverged),
       diverged ? `at ${plural(r.divergences.length, "place")}` : "the graph always fit",
     ],
-    [
-      "TraceGraph",
-      count(r.tracegraph_nodes),
-      `operators; ${plural(r.paths, "path")}, ${plural(r.symbolic_blocks, "block")}`,
-    ],
     ["Memory", bytes(r.memory_peak), "at most"],
   ];
   document
