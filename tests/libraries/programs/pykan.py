@@ -6,6 +6,7 @@
 
 import contextlib
 import io
+import tempfile
 
 import torch
 from kan import KAN, create_dataset
@@ -23,7 +24,8 @@ def fit(model, **options):
 
 
 dataset = create_dataset(formula, n_var=2, train_num=200, test_num=100, device=device, seed=0)
-model = KAN(width=[2, 3, 1], grid=3, k=3, seed=0, auto_save=False, device=device)
+folder = tempfile.TemporaryDirectory()
+model = KAN(width=[2, 3, 1], grid=3, k=3, seed=0, auto_save=False, ckpt_path=folder.name, device=device)
 
 history = fit(model, opt="LBFGS", steps=6, lamb=0.001)
 print("lbfgs", [float(x) for x in history["train_loss"]], [float(x) for x in history["test_loss"]])

@@ -73,5 +73,5 @@ finder = MatchFinder(distances.CosineSimilarity(), threshold=0.5)
 with torch.no_grad():
     print("matches", finder.is_match(model(queries[:4]), model(references[:4])).tolist())
     print("pairs", int(finder.get_matching_pairs(model(queries), model(references)).sum()))
-sampler = samplers.MPerClassSampler(reference_labels, m=4, batch_size=16, length_before_new_iter=64)
+sampler = samplers.MPerClassSampler(reference_labels.cpu(), m=4, batch_size=16, length_before_new_iter=64)
 print("sampler", len(list(sampler)))

@@ -12,22 +12,23 @@ from sbi.inference import NLE, NPE, NRE
 from sbi.utils import BoxUniform
 
 torch.manual_seed(0)
-prior = BoxUniform(low=-2 * torch.ones(2), high=2 * torch.ones(2))
+device = "cuda" if torch.cuda.is_available() else "cpu"
+prior = BoxUniform(low=-2 * torch.ones(2), high=2 * torch.ones(2), device=device)
 
 
 def simulator(theta):
-    return torch.stack([theta[:, 0] + theta[:, 1] ** 2, theta[:, 1]], 1) + 0.2 * torch.randn(len(theta), 2)
+    return torch.stack([theta[:, 0] + theta[:, 1] ** 2, theta[:, 1]], 1) + 0.2 * torch.randn_like(theta)
 
 
 theta = prior.sample((400,))
 x = simulator(theta)
-observation = torch.tensor([1.0, 0.5])
+observation = torch.tensor([1.0, 0.5], device=device)
 
 for name, inference in {
-    "npe maf": NPE(prior, density_estimator="maf", show_progress_bars=False),
-    "npe nsf": NPE(prior, density_estimator="nsf", show_progress_bars=False),
-    "nle": NLE(prior, density_estimator="maf", show_progress_bars=False),
-    "nre": NRE(prior, classifier="resnet", show_progress_bars=False),
+    "npe maf": NPE(prior, density_estimator="maf", device=device, show_progress_bars=False),
+    "npe nsf": NPE(prior, density_estimator="nsf", device=device, show_progress_bars=False),
+    "nle": NLE(prior, density_estimator="maf", device=device, show_progress_bars=False),
+    "nre": NRE(prior, classifier="resnet", device=device, show_progress_bars=False),
 }.items():
     with contextlib.redirect_stdout(io.StringIO()):
         inference.append_simulations(theta, x)

@@ -89,7 +89,8 @@ for step in range(30):
         print("ensemble", step, loss.item())
 
 nested = TensorDict({"a": torch.arange(6.0).view(2, 3), "b": {"c": torch.ones(2, 3, 2)}}, batch_size=[2, 3])
-print("nested", (nested * 2 + 1).sum().to_dict(), nested.view(6)[1:4].flatten_keys(".").to_dict().keys())
+total = (nested * 2 + 1).sum()
+print("nested", total["a"].item(), total["b", "c"].item(), list(nested.view(6)[1:4].flatten_keys(".").keys()))
 nested[0, 1] = TensorDict({"a": torch.tensor(9.0), "b": {"c": torch.zeros(2)}})
 print(
     "assigned", nested["a"].tolist(), nested.apply(lambda x: x.cumsum(0)).exclude("a")["b", "c"].sum().item()
@@ -102,7 +103,7 @@ composite = CompositeDistribution(
     distribution_map={"x": torch.distributions.Normal, "y": torch.distributions.Categorical},
 )
 draw = composite.sample()
-print("composite", draw["x"].tolist(), draw["y"].tolist(), composite.log_prob(draw).to_dict())
+print("composite", draw["x"].tolist(), draw["y"].tolist(), composite.log_prob(draw)["x_log_prob"].tolist())
 sequence = TensorDictSequential(encoder, TensorDictModule(nn.Linear(32, 1), ["hidden"], ["value"]))
 print(
     "selected",

@@ -38,7 +38,7 @@ def train(name, model, optimizer, steps):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 10 == 9:
+        if step % 8 == 7:
             print(name, step, loss.item())
 
 

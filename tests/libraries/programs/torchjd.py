@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torchjd.aggregation import IMTLG, MGDA, AlignedMTL, GradDrop, Mean, PCGrad, UPGrad
 from torchjd.autojac import backward, jac_to_grad, mtl_backward
 
+torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)
 inputs = torch.randn(256, 10)
 targets = torch.stack([inputs[:, 0].sin(), (inputs[:, 1] * inputs[:, 0]).tanh()], 1)

@@ -4,6 +4,10 @@
 # dependencies = ["torchrl==0.14.1", "tensordict==0.14.3", "gymnasium==1.4.0"]
 # ///
 
+import os
+
+os.environ["RL_LOGGING_LEVEL"] = "WARNING"
+
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn

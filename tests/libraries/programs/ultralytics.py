@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as name:
     )
     model.train(
         data=str(root / "data.yaml"), epochs=6, imgsz=64, batch=8, workers=0, seed=0, plots=False, save=False,
-        amp=False, optimizer="AdamW", lr0=0.01, warmup_epochs=1, project=name, verbose=False, mosaic=0.5,
+        amp=False, optimizer="AdamW", lr0=0.002, warmup_epochs=1, project=name, verbose=False, mosaic=0.5,
         close_mosaic=2, val=False,
     )  # fmt: skip
     for epoch, losses in enumerate(history):
@@ -77,6 +77,6 @@ with tempfile.TemporaryDirectory() as name:
     )
     print("map", float(metrics.box.map50), float(metrics.box.map))
     for result in model.predict(
-        sorted((root / "val" / "images").glob("*.png"))[:3], imgsz=64, conf=0.01, verbose=False
+        sorted((root / "val" / "images").glob("*.png"))[:3], imgsz=64, conf=0.001, verbose=False
     ):
         print("boxes", len(result.boxes), result.boxes.conf[:3].tolist(), result.boxes.xyxy[:1].tolist())
