@@ -8,6 +8,7 @@ import os
 
 os.environ["RL_LOGGING_LEVEL"] = "WARNING"
 
+import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -21,6 +22,7 @@ from torchrl.modules import EGreedyModule, ProbabilisticActor, QValueActor, Valu
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SoftUpdate
 from torchrl.objectives.value import GAE
 
+np.random.seed(0)
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -75,7 +77,7 @@ dqn.make_value_estimator(gamma=0.97)
 target = SoftUpdate(dqn, tau=0.05)
 optimizer = torch.optim.Adam(dqn.parameters(), lr=3e-3)
 replay = TensorDictReplayBuffer(
-    storage=LazyTensorStorage(500, device=device), sampler=PrioritizedSampler(500, 0.7, 0.5), batch_size=32
+    storage=LazyTensorStorage(500), sampler=PrioritizedSampler(500, 0.7, 0.5), batch_size=32
 )
 collector = Collector(
     env, policy, frames_per_batch=20, total_frames=300, init_random_frames=60, device=device
@@ -86,7 +88,7 @@ for iteration, data in enumerate(collector):
     if iteration < 3:
         continue
     for _ in range(3):
-        sample = replay.sample()
+        sample = replay.sample().to(device)
         loss = dqn(sample)["loss"]
         optimizer.zero_grad()
         loss.backward()
