@@ -101,7 +101,7 @@ def on_host(result: Result) -> list[str]:
     notes, models = (result.report.get(key, []) for key in ("notes", "models_elsewhere"))
     found = [re.search(r"not adopted, because (\S+ chooses the host)", note) for note in notes]
     lines = [line[1] for line in found if line]
-    lines += [f"{m['what']} at {m['line']} is on {m['device']}" for m in models]
+    lines = lines or [f"{m['what']} at {m['line']} is on {m['device']}" for m in models]
     return [re.sub(r"\S*/(site-packages/|(?=program\.py))", "", line) for line in lines]
 
 

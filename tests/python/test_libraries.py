@@ -169,7 +169,7 @@ OUTCOMES = {
     ),
     "varies": (
         {"PyTorch's kernels": "2", "eager again": "3"},
-        "in eager PyTorch a second run prints",
+        "line 1 is '2', not '1'; eager PyTorch, run again: line 1 is '3', not '1'",
         "0e+00",
     ),
     "agrees": ({}, "same", "0e+00"),
