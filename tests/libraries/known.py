@@ -2,5 +2,5 @@
 
 KNOWN = {
     "timm": "its LAMB updates lists of tensors on devices other than the CPU, which rounds otherwise",
-    "ultralytics": "its trainer makes models channels last on CUDA alone, so batch norms sum in another order",
+    "ultralytics": "its trainer makes the model channels last on CUDA alone; sums have another order",
 }
