@@ -69,8 +69,9 @@ for sampler_class in (
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
 ):
-    sampler = sampler_class.from_config(scheduler.config)
-    sampler.set_timesteps(6)
+    with torch.device("cpu"):  # schedulers compute their tables with NumPy
+        sampler = sampler_class.from_config(scheduler.config)
+        sampler.set_timesteps(6)
     sample = torch.randn(2, 1, 16, 16) * sampler.init_noise_sigma
     with torch.no_grad():
         for t in sampler.timesteps:
