@@ -11,7 +11,6 @@ import torch
 from sbi.inference import NLE, NPE, NRE
 from sbi.utils import BoxUniform
 
-torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 prior = BoxUniform(low=-2 * torch.ones(2), high=2 * torch.ones(2), device=device)
 
@@ -20,6 +19,7 @@ def simulator(theta):
     return torch.stack([theta[:, 0] + theta[:, 1] ** 2, theta[:, 1]], 1) + 0.2 * torch.randn_like(theta)
 
 
+torch.manual_seed(0)
 theta = prior.sample((400,))
 x = simulator(theta)
 observation = torch.tensor([1.0, 0.5], device=device)
@@ -30,6 +30,7 @@ for name, inference in {
     "nle": NLE(prior, density_estimator="maf", device=device, show_progress_bars=False),
     "nre": NRE(prior, classifier="resnet", device=device, show_progress_bars=False),
 }.items():
+    torch.manual_seed(1)  # the check of a device, when one is chosen, draws a number
     with contextlib.redirect_stdout(io.StringIO()):
         inference.append_simulations(theta, x)
         estimator = inference.train(training_batch_size=100, max_num_epochs=5, learning_rate=3e-3)
