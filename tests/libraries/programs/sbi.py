@@ -43,6 +43,7 @@ for name, inference in {
     )
     if name.startswith("npe"):
         posterior = inference.build_posterior(estimator)
+        torch.manual_seed(2)
         samples = posterior.sample((100,), x=observation, show_progress_bars=False)
         print(name, "log probability", posterior.log_prob(samples[:5], x=observation).tolist())
         print(name, "mean", samples.mean(0).tolist(), "deviation", samples.std(0).tolist())
