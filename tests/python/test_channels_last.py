@@ -149,3 +149,17 @@ def test_convolutions_of_views_and_of_whole_storages_have_the_same_bits():
     whole = F.conv2d(x, w, padding=1)
     part = F.conv2d(torch.cat([x, x])[3:], w, padding=1)
     assert torch.equal(whole.cpu(), part.cpu())
+
+
+@pytest.mark.parametrize("dims", range(1, 5))
+def test_strided_operands_of_any_dimension_beside_a_convolution(dims):
+    weight, image = data(4, 3, 3, 3, seed=1), data(2, 3, 8, 8, seed=2)
+    whole = data(*[2 * size for size in (2, 4, 6, 6)[4 - dims :]], seed=3)
+
+    def steps(device: str) -> Iterator[object]:
+        for _ in range(ITERATIONS):
+            x = F.conv2d(image.to(device), weight.to(device))
+            strided = whole.to(device)[(slice(None, None, 2),) * dims]
+            yield x * strided, x.relu() + strided
+
+    check(steps, coexecuted=0.3)

@@ -47,9 +47,12 @@ impl Order {
         if is_contiguous(sizes, strides) {
             return Some(Order::RowMajor);
         }
+        if sizes.len() <= 2 {
+            return None;
+        }
         let expected = channels_last(sizes);
         let fits = |d: usize| sizes[d] == 1 || strides[d] == expected[d];
-        (sizes.len() > 2 && (0..sizes.len()).all(fits)).then_some(Order::ChannelsLast)
+        (0..sizes.len()).all(fits).then_some(Order::ChannelsLast)
     }
 }
 
@@ -196,6 +199,20 @@ impl<W> OnChannelsLast<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_order_of_any_window_is_found() {
+        for dims in 0..=5 {
+            let sizes: Vec<i64> = (2..2 + dims).collect();
+            let row_major: Vec<i64> = (0..sizes.len()).map(|d| sizes[d + 1..].iter().product()).collect();
+            assert_eq!(Order::of(&sizes, &row_major), Some(Order::RowMajor));
+            let strided: Vec<i64> = row_major.iter().map(|stride| 2 * stride).collect();
+            assert_eq!(Order::of(&sizes, &strided), (dims == 0).then_some(Order::RowMajor));
+            if dims > 2 {
+                assert_eq!(Order::of(&sizes, &channels_last(&sizes)), Some(Order::ChannelsLast));
+            }
+        }
+    }
 
     #[test]
     fn blocks_and_their_borders_are_transposed() {
