@@ -1,7 +1,8 @@
-"""Run digits.py without Tandem, with it, and with its training step as a function, and compare the results.
+"""Run digits.py and pendulum.py without Tandem, with it, and with their training steps as functions.
 
-Exits with 1 if the losses of the runs are not bitwise equal, if the accuracy is too low, or if Tandem
-captures, co-executes, overlaps or replays too little. On a GPU (TANDEM_DEVICE) losses are compared with a
+Compares the results of digits.py, and the times of pendulum.py, in which Python sets the pace. Exits with 1
+if the losses of the runs are not bitwise equal, if the accuracy is too low, or if Tandem captures,
+co-executes, overlaps or replays too little. On a GPU (TANDEM_DEVICE) losses are compared with a
 tolerance, and without dropout, because a GPU draws different random numbers; no operator may take the host
 path.
 Rounding differences grow during training. Eager therefore runs once more with other CPU instructions, and
@@ -18,7 +19,8 @@ import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("digits.py")
-STEP = "__main__:train_step"
+PENDULUM = Path(__file__).with_name("pendulum.py")
+STEP = "train_step"
 
 # Both runs use the same kernels with one thread, so that results can be bitwise equal.
 os.environ |= {"TANDEM_KERNELS": "aten", "OMP_NUM_THREADS": "1", "TANDEM_ALLOW_SOFTWARE": "1"}
@@ -33,13 +35,39 @@ OTHER_INSTRUCTIONS = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "S
 def train(
     title: str, launcher: list[str], folder: Path, options: list[str], env: dict[str, str] | None = None
 ) -> dict:
-    """Run the script with `launcher`; return its losses, its accuracy and its time in seconds."""
+    """Run digits.py with `launcher`; return its losses, its accuracy and its time in seconds."""
     print("\n$", title, SCRIPT.name, *options, flush=True)
-    losses = folder / "losses.json"
     start = time.perf_counter()
-    command = [*launcher, str(SCRIPT), "--losses", str(losses), *options]
+    return {**_run(SCRIPT, launcher, folder, options, env), "seconds": time.perf_counter() - start}
+
+
+def _run(
+    script: Path, launcher: list[str], folder: Path, options: list[str], env: dict[str, str] | None = None
+) -> dict:
+    losses = folder / "losses.json"
+    command = [*launcher, str(script), "--losses", str(losses), *options]
     subprocess.run(command, check=True, env=os.environ | (env or {}))
-    return json.loads(losses.read_text()) | {"seconds": time.perf_counter() - start}
+    return json.loads(losses.read_text())
+
+
+def show_gain(folder: Path) -> tuple[bool, str]:
+    """Time pendulum.py in the three ways. Returns whether the losses are equal, and what is shown."""
+    run = [sys.executable, "-m", "torch_tandem", "run", "--quiet"]
+    ways = {
+        "python": ([sys.executable], "cpu"),
+        "tandem run": (run, "cuda"),
+        f"tandem run --function {STEP}": ([*run, "--function", STEP], "cuda"),
+    }
+    results = {}
+    for title, (launcher, device) in ways.items():
+        print("\n$", title, PENDULUM.name, flush=True)
+        results[title] = _run(PENDULUM, launcher, folder, ["--device", device])
+    eager = results["python"]
+    lines = [f"\nTraining a small network, {PENDULUM.name}, where Python sets the pace:"]
+    for title, result in results.items():
+        gain = "" if result is eager else f"   {eager['seconds'] / result['seconds']:.1f} times as fast"
+        lines.append(f"  {title:<32}{result['seconds']:6.2f} s{gain}")
+    return all(result["losses"] == eager["losses"] for result in results.values()), "\n".join(lines)
 
 
 def _apart(a: list[float], b: list[float]) -> list[float]:
@@ -65,6 +93,7 @@ def main() -> int:
         title, run = f"tandem run --function {STEP}", [*run, "--function", STEP]
         function = train(title, run, folder, ["--device", "cuda", *options])
         [step] = json.loads(report.read_text())["functions"]
+        is_equal, gain = (True, "") if gpu else show_gain(folder)
     calls, expected = captured.captured()
 
     differences = _apart(eager["losses"], tandem["losses"])
@@ -94,7 +123,10 @@ def main() -> int:
             (not hosted, "operators on the host", str(hosted or "none"), "none"),
         ]
     else:
-        checks = [(apart == 0, "losses", f"{apart:.0e} apart" if apart else "equal, bit for bit", "equal")]
+        checks = [
+            (apart == 0, "losses", f"{apart:.0e} apart" if apart else "equal, bit for bit", "equal"),
+            (is_equal, f"losses of {PENDULUM.name}", "equal, bit for bit" if is_equal else "apart", "equal"),
+        ]
     checks += [
         (accuracy >= 0.97, "accuracy", f"{accuracy:.2%}", "97 %"),
         (share >= 0.99, "ATen calls captured", f"{share:.2%} of {expected:,}", "99 %"),
@@ -105,6 +137,7 @@ def main() -> int:
     ]
     for holds, what, value, wanted in checks:
         print(f"{'ok  ' if holds else 'FAIL'}  {what}: {value if holds else f'{value}, wanted: {wanted}'}")
+    print(gain)
     return 0 if all(holds for holds, *_ in checks) else 1
 
 
