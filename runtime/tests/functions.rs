@@ -80,7 +80,7 @@ fn check(ends: bool) {
     let (second, _) = record(&mut m, &w, &x, 0.5, ends);
     m.step();
     drop(result);
-    assert_eq!(m.engine().unequal(first, second), None);
+    assert_eq!(m.engine().unequal(first, second, &Default::default()), None);
     let given = m.engine().recording(second).expect("it is kept").given().to_vec();
     assert_eq!(given, [id_of(&x), id_of(&w)], "in order of first use");
     assert!(m.engine().make_template(second));
@@ -126,13 +126,13 @@ fn recordings_differ_in_numbers_storages_and_ops() {
         id
     };
     let (one, number, storage) = (recorded(&w, &x, 0.5), recorded(&w, &x, 0.25), recorded(&w, &w, 0.5));
-    let differs = |a, b| m.engine().unequal(a, b).map(|unequal| unequal.what);
+    let differs = |a, b| m.engine().unequal(a, b, &Default::default()).map(|unequal| unequal.what);
     assert_eq!(differs(one, number), Some(Property::Number(0.5f64.to_bits(), 0.25f64.to_bits())));
     assert_eq!(differs(one, storage), Some(Property::Storage));
     m.engine().begin_recording();
     let shorter = m.add(1, &x, &w, 0.5);
     let id = m.engine().end_recording();
-    assert_eq!(m.engine().unequal(one, id).map(|unequal| unequal.what), Some(Property::Op));
+    assert_eq!(m.engine().unequal(one, id, &Default::default()).map(|unequal| unequal.what), Some(Property::Op));
     drop(shorter);
 }
 
@@ -145,7 +145,7 @@ fn new_ops_are_recorded_as_co_executed_ones() {
     warm(&mut m, &w, &x, false);
     let (known, _) = record(&mut m, &w, &x, 0.5, false);
     m.step();
-    assert_eq!(m.engine().unequal(new, known), None);
+    assert_eq!(m.engine().unequal(new, known, &Default::default()), None);
     m.engine().reset();
     let (id, _) = record(&mut m, &w, &x, 0.5, false);
     assert!(m.engine().make_template(id));
@@ -275,7 +275,7 @@ fn a_replay_stops_at_a_value_and_goes_on_as_another_call() {
         (id, result)
     });
     let values = [2.0f64, -1.0].map(|value| Some(Scalar::Float(value.to_bits())));
-    let unequal = m.engine().unequal(recorded[0].0, recorded[1].0).map(|unequal| unequal.what);
+    let unequal = m.engine().unequal(recorded[0].0, recorded[1].0, &Default::default()).map(|unequal| unequal.what);
     assert_eq!(unequal, Some(Property::Fetched(0, values[0], values[1])));
     let given = [(id_of(&inputs[1]), 0)];
     for (id, other) in [(recorded[1].0, false), (recorded[0].0, true)] {
