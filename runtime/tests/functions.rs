@@ -132,8 +132,38 @@ fn recordings_differ_in_numbers_storages_and_ops() {
     m.engine().begin_recording();
     let shorter = m.add(1, &x, &w, 0.5);
     let id = m.engine().end_recording();
-    assert_eq!(m.engine().unequal(one, id, &Default::default()).map(|unequal| unequal.what), Some(Property::Op));
+    assert_eq!(
+        m.engine().unequal(one, id, &Default::default()).map(|unequal| unequal.what),
+        Some(Property::Op)
+    );
     drop(shorter);
+}
+
+#[test]
+fn a_replay_feeds_other_numbers() {
+    let mut m = CoExecution::new();
+    let (w, x) = (m.state(&[0.5, 0.25]), m.state(&[1.0, 2.0]));
+    warm(&mut m, &w, &x, false);
+    let (one, _) = record(&mut m, &w, &x, 0.5, false);
+    m.step();
+    let (two, _) = record(&mut m, &w, &x, 0.25, false);
+    m.step();
+    let numbers = m.engine().numbers(two);
+    let places: Vec<usize> = (0..numbers.len()).filter(|i| numbers[*i] == Some(0.25)).collect();
+    assert!(!places.is_empty() && numbers.len() == m.engine().numbers(one).len());
+    assert_eq!(m.engine().unequal(one, two, &places.iter().copied().collect()), None);
+    assert!(m.engine().make_template(two));
+    for alpha in [0.75, 0.25, -2.0] {
+        let (ours, plain) = (m.state(&[2.0, 1.0]), m.state(&[2.0, 1.0]));
+        let expected = function(&mut m, &plain, &x, alpha, false);
+        m.step();
+        let fed: Vec<(usize, f64)> = places.iter().map(|place| (*place, alpha)).collect();
+        m.engine().recording(two).expect("it is kept").set_numbers(&fed);
+        let result = replay(&m, two, &[(id_of(&x), 0), (id_of(&ours), 0)]).expect("it is valid");
+        m.step();
+        assert_eq!(m.peek(&result), m.peek(&expected));
+        assert_eq!(m.peek(&ours), m.peek(&plain));
+    }
 }
 
 #[test]
@@ -275,7 +305,8 @@ fn a_replay_stops_at_a_value_and_goes_on_as_another_call() {
         (id, result)
     });
     let values = [2.0f64, -1.0].map(|value| Some(Scalar::Float(value.to_bits())));
-    let unequal = m.engine().unequal(recorded[0].0, recorded[1].0, &Default::default()).map(|unequal| unequal.what);
+    let unequal =
+        m.engine().unequal(recorded[0].0, recorded[1].0, &Default::default()).map(|unequal| unequal.what);
     assert_eq!(unequal, Some(Property::Fetched(0, values[0], values[1])));
     let given = [(id_of(&inputs[1]), 0)];
     for (id, other) in [(recorded[1].0, false), (recorded[0].0, true)] {
