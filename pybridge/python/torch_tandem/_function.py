@@ -44,6 +44,8 @@ FIRST_CALLS = 2
 QUIET = 3
 # Kinds of calls that are remembered.
 MOST_KEYS = 512
+# Calls in Python that are timed before audits begin.
+TIMED = 3
 # Consecutive calls of new kinds after which others are not recorded, and for how many calls at first.
 NEW_KINDS, FIRST_REST_OF_KINDS = 8, 512
 # Kinds of calls whose hashes are remembered while new ones are not recorded.
@@ -139,8 +141,9 @@ class Function:
         self._calls = 0
         self._replayed = 0
         self._audited = 0
-        # Shortest time of a call in Python, in seconds.
+        # Shortest time of a call in Python without an observer, in seconds, and the number of such calls.
         self._fastest = math.inf
+        self._timed = 0
         # Recordings that are kept. They are dropped with the function, but not at the interpreter's end.
         self._kept: set[int] = set()
         weakref.finalize(self, _drop_all, self._kept).atexit = False
@@ -304,8 +307,9 @@ class Function:
             return self._plainly(args, kwargs, may_record)
         if self._refuses(arguments, attempts) or not may_record:
             return self._plainly(args, kwargs, may_record)
-        if self._fastest == math.inf and any(r.equal == EQUAL - 1 for r in attempts.recorded):
-            # What a replay saves is measured without an observer.
+        # What a replay saves is measured without an observer: once before there is a graph, twice after.
+        is_next = any(recorded.equal == EQUAL - 1 for recorded in attempts.recorded)
+        if self._timed < (TIMED if due else int(is_next)):
             return self._plainly(args, kwargs, may_record)
         # Threads do not wait for one another.
         if not self._lock.acquire(blocking=False):
@@ -444,6 +448,7 @@ class Function:
         begin = time.perf_counter()
         result = self._function(*args, **kwargs)
         self._fastest = min(self._fastest, time.perf_counter() - begin)
+        self._timed += 1
         if is_outermost:
             self._end_call()
         return result
