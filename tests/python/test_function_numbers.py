@@ -1,6 +1,7 @@
 """Numbers that differ from call to call of a function are fed to its replays, or Python runs the call."""
 
 import contextlib
+import copy
 import math
 import random
 
@@ -253,3 +254,75 @@ def test_a_tape_computes_what_python_computes():
             values = tape.compute(later)
             if values is not None:
                 assert _numbers.is_same(values[result._at], value(*later)), text
+
+
+class Training:
+    """A random training program: its step has numbers in arguments, in its optimizer and in a dict."""
+
+    def __init__(self, seed: int, device: str) -> None:
+        self.rng, self.device = random.Random(seed), device
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)).to(device)
+        self.average = copy.deepcopy(self.model)
+        groups = [
+            {"params": list(self.model[0].parameters()), "lr": 0.05},
+            {"params": list(self.model[2].parameters()), "lr": 0.02, "weight_decay": 0.01},
+        ]
+        self.optimizer = self.rng.choice(
+            [
+                lambda: torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9),
+                lambda: torch.optim.SGD(groups, momentum=0.5),
+                lambda: torch.optim.Adam(self.model.parameters(), 1e-2, fused=True),
+                lambda: torch.optim.AdamW(groups, fused=True),
+                lambda: torch.optim.RMSprop(self.model.parameters(), 1e-3, capturable=device != "cpu"),
+            ]
+        )()
+        schedules = torch.optim.lr_scheduler
+        self.schedule = self.rng.choice(
+            [
+                lambda: schedules.ExponentialLR(self.optimizer, 0.97),
+                lambda: schedules.CosineAnnealingWarmRestarts(self.optimizer, 7),
+                lambda: schedules.LinearLR(self.optimizer, 0.1, 1.0, 12),
+                lambda: schedules.CyclicLR(self.optimizer, 1e-3, 0.1, 6, cycle_momentum=False),
+                lambda: schedules.PolynomialLR(self.optimizer, 40, 2.0),
+            ]
+        )()
+        self.weights = {"size": 0.1, "decay": 0.9}
+
+    def step(self, x, y, temperature, noise=0.0):
+        self.optimizer.zero_grad()
+        out = self.model(x / temperature)
+        loss = (out - y).square().mean() + self.weights["size"] * out.abs().mean()
+        if noise > 0.05:
+            loss = loss * (1 + noise)
+        loss.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(parameter, 1 - self.weights["decay"])
+        return loss.detach()
+
+    def run(self, step, seed: int) -> list[float]:
+        inputs, found, saved = torch.Generator().manual_seed(seed), [], None
+        for i in range(70):
+            x = torch.randn(4, 6, generator=inputs).to(self.device)
+            self.weights["size"] = 0.1 + 0.01 * (i % 9) * (seed % 2)
+            if self.rng.random() < 0.03:
+                self.weights["decay"] = self.rng.uniform(0.5, 0.99)
+            if i == 20:
+                saved = copy.deepcopy(self.optimizer.state_dict())
+            if i == 45 and seed % 3 == 0:
+                self.optimizer.load_state_dict(saved)
+            noise = self.rng.choice([0.0, 0.01 * i / 7, 0.06])
+            found.append(step(x, x.sum(1, keepdim=True), 1.1 + 0.02 * i, noise=noise).item())
+            self.schedule.step()
+        return found + [p.sum().item() for p in self.average.parameters()]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_training_with_random_schedules_has_eagers_bits(seed):
+    training = Training(seed, "tandem")
+    step = torch_tandem.function(training.step)
+    plain = Training(seed, "cpu")
+    assert training.run(step, seed) == plain.run(plain.step, seed)
+    assert step.cache_info().hits > 20, step.reason()
