@@ -1,7 +1,7 @@
 """Trains a 3D U-Net on synthetic volumes, with transforms, sliding windows, metrics and post-processing."""
 
 # /// script
-# dependencies = ["monai==1.6.1"]
+# dependencies = ["monai==1.6.1", "scikit-image==0.26.0"]
 # ///
 
 import numpy as np

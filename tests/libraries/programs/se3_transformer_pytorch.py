@@ -4,6 +4,10 @@
 # dependencies = ["se3-transformer-pytorch==0.9.0"]
 # ///
 
+import os
+
+os.environ["CLEAR_CACHE"] = "1"  # with files of bases from earlier runs, it prints other lines
+
 import torch
 from se3_transformer_pytorch import SE3Transformer
 from torch import nn

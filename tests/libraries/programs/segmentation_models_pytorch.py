@@ -52,7 +52,7 @@ for name, criterion in losses.items():
     print(name, "iou", smp.metrics.iou_score(*counts, reduction="macro").item())
     print(name, "f1", smp.metrics.f1_score(*counts, reduction="micro-imagewise").item())
 
-classifier = smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8),
+classifier = smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(32, 16, 16),
                       decoder_attention_type="scse", aux_params={"classes": 2, "dropout": 0.2})  # fmt: skip
 with torch.no_grad():
     mask, label = classifier.eval()(test_images)

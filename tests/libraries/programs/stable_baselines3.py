@@ -51,7 +51,6 @@ class Chase(gym.Env):
 discrete = make_vec_env(Chase, n_envs=2, seed=0)
 continuous = make_vec_env(Chase, n_envs=1, seed=0, env_kwargs={"continuous": True})
 noise = NormalActionNoise(np.zeros(2), 0.1 * np.ones(2))
-small = {"net_arch": [32, 32]}
 
 agents = {
     "ppo": PPO(
@@ -61,10 +60,12 @@ agents = {
         batch_size=32,
         n_epochs=4,
         ent_coef=0.01,
-        policy_kwargs=small,
+        policy_kwargs={"net_arch": [32, 32]},
         seed=0,
     ),
-    "a2c": A2C("MlpPolicy", discrete, n_steps=8, use_rms_prop=True, policy_kwargs=small, seed=0),
+    "a2c": A2C(
+        "MlpPolicy", discrete, n_steps=8, use_rms_prop=True, policy_kwargs={"net_arch": [32, 32]}, seed=0
+    ),
     "dqn": DQN(
         "MlpPolicy",
         discrete,
@@ -72,7 +73,7 @@ agents = {
         buffer_size=500,
         train_freq=4,
         batch_size=32,
-        policy_kwargs=small,
+        policy_kwargs={"net_arch": [32, 32]},
         seed=0,
     ),
     "sac": SAC(
@@ -81,7 +82,7 @@ agents = {
         learning_starts=40,
         batch_size=32,
         ent_coef="auto",
-        policy_kwargs=small,
+        policy_kwargs={"net_arch": [32, 32]},
         seed=0,
     ),
     "td3": TD3(
@@ -90,7 +91,7 @@ agents = {
         learning_starts=40,
         batch_size=32,
         action_noise=noise,
-        policy_kwargs=small,
+        policy_kwargs={"net_arch": [32, 32]},
         seed=0,
     ),
 }
