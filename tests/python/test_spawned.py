@@ -125,3 +125,101 @@ def test_shared_parameters_on_cuda_are_shared(tmp_path, start):
     done = run(script, start, "--adopt=never")
     assert eager.returncode == done.returncode == 0, done.stderr
     assert eager.stdout.startswith("9.0 ") and done.stdout == eager.stdout
+
+
+A3C = """
+import random
+import sys
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(2, 16)
+        self.actor, self.critic = nn.Linear(16, 2), nn.Linear(16, 1)
+
+    def forward(self, state):
+        hidden = torch.tanh(self.body(state))
+        return self.actor(hidden), self.critic(hidden)
+
+class SharedAdam(torch.optim.Adam):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = {
+                    "step": torch.zeros(()).share_memory_(),
+                    "exp_avg": torch.zeros_like(p).share_memory_(),
+                    "exp_avg_sq": torch.zeros_like(p).share_memory_(),
+                }
+
+class Corridor:
+    def __init__(self, rng):
+        self.rng, self.at, self.goal = rng, 0.0, 1.0
+
+    def reset(self):
+        self.at, self.goal = self.rng.uniform(-1, 1), self.rng.choice([-1.0, 1.0])
+        return torch.tensor([self.at, self.goal])
+
+    def step(self, action):
+        self.at += 0.2 if action else -0.2
+        return torch.tensor([self.at, self.goal]), -abs(self.at - self.goal)
+
+def worker(rank, shared, optimizer, episodes):
+    torch.manual_seed(rank)
+    env, local = Corridor(random.Random(rank)), ActorCritic()
+    for _ in range(4):
+        local.load_state_dict(shared.state_dict())
+        state, logs, values, rewards, entropy = env.reset(), [], [], [], 0.0
+        for _ in range(5):
+            logits, value = local(state)
+            policy = torch.distributions.Categorical(logits=logits)
+            action = policy.sample()
+            logs.append(policy.log_prob(action))
+            entropy = entropy + policy.entropy()
+            values.append(value[0])
+            state, reward = env.step(action.item())
+            rewards.append(reward)
+        returns, total = [], local(state)[1].item()
+        for reward in reversed(rewards):
+            total = reward + 0.9 * total
+            returns.insert(0, total)
+        returns = torch.tensor(returns)
+        advantage = returns - torch.stack(values)
+        loss = -(torch.stack(logs) * advantage.detach()).sum() + advantage.square().sum() - 0.01 * entropy
+        local.zero_grad()
+        loss.backward()
+        for mine, theirs in zip(local.parameters(), shared.parameters()):
+            theirs._grad = mine.grad
+        optimizer.step()
+        with episodes.get_lock():
+            episodes.value += 1
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    shared = ActorCritic()
+    shared.share_memory()
+    before = [p.clone() for p in shared.parameters()]
+    optimizer, episodes = SharedAdam(shared.parameters(), 1e-2), mp.get_context(sys.argv[1]).Value("i", 0)
+    for rank in range(2):
+        process = mp.get_context(sys.argv[1]).Process(target=worker, args=(rank, shared, optimizer, episodes))
+        process.start()
+        process.join(120)
+        assert process.exitcode == 0, process.exitcode
+    moved = [(p - q).abs().sum().item() for p, q in zip(shared.parameters(), before)]
+    assert all(moved), moved
+    print(episodes.value, [p.tolist() for p in shared.parameters()])
+"""
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_workers_of_a3c_train_their_parents_model(tmp_path, start):
+    script = tmp_path / "script.py"
+    script.write_text(A3C)
+    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
+    done = run(script, start)
+    assert eager.returncode == done.returncode == 0, (eager.stderr, done.stderr)
+    assert eager.stdout.startswith("8 ") and done.stdout == eager.stdout
