@@ -44,7 +44,7 @@ class Varying:
         (args, kwargs), (other_args, other_kwargs) = one, two
         if len(args) != len(other_args) or kwargs.keys() != other_kwargs.keys():
             return False
-        pairs = {**dict(enumerate(zip(args, other_args, strict=True)))}
+        pairs: dict[int | str, tuple] = dict(enumerate(zip(args, other_args, strict=True)))
         pairs |= {name: (kwargs[name], other_kwargs[name]) for name in kwargs}
         vary = {at for at, (x, y) in pairs.items() if type(x) is type(y) is float and x != y}
         known = len(self.arguments)
