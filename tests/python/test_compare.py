@@ -1,15 +1,14 @@
 """`tandem compare`: both sides run, in turn, and figures and losses are shown."""
 
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from interrupts import interrupted
 from torch_tandem import _compare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,14 +194,10 @@ def test_calls_that_cannot_mean_the_cpu_are_followed_by_advice(tmp_path):
     assert "Let the script choose its device" in done.stderr
 
 
-def test_ctrl_c_ends_both_sides_without_a_traceback(script):
-    command = [sys.executable, "-m", "torch_tandem", "compare", script("import time\ntime.sleep(60)"), "3"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen(command, cwd=ROOT, **pipes)
-    time.sleep(4)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
+def test_ctrl_c_ends_both_sides_without_a_traceback(script, tmp_path):
+    path = script("open('ready', 'w').close()\nimport time\ntime.sleep(60)")
+    status, out, err = interrupted(["-m", "torch_tandem", "compare", path, "3"], tmp_path)
+    assert (status, out, err) == (-signal.SIGINT, "", "")
 
 
 BRANCHES = """

@@ -11,13 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch_tandem
+from interrupts import interrupted
 from torch_tandem import _findings, _interrupt, _script, _tracebacks
 
 SCRIPT = Path(__file__).with_name("process_view.py")
@@ -386,19 +386,6 @@ def test_python_m_also_reads_its_arguments_before_torch():
     assert done.returncode == 2
     assert "torch_tandem.cli" in done.stderr
     assert not re.search(r"\| +torch$", done.stderr, re.M)
-
-
-def interrupted(command, folder):
-    """How a command ends on Ctrl-C, once its script has written a file."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen([sys.executable, *command], cwd=folder, **pipes)
-    for _ in range(600):
-        if list(folder.glob("ready*")) or process.poll() is not None:
-            break
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
 
 
 SLEEPS = """
