@@ -44,22 +44,15 @@ def program(use: str, where: str):
     """A function of a tensor and a number, and how to call it, from a statement that uses the number."""
     names = dict(vars(support))
     names |= {"device": "tandem", "torch": torch}
-    number = {
-        "argument": "a{n}",
-        "keyword": "a{n}",
-        "attribute": "k.v",
-        "global": "g",
-        "tuple": "t[0][1]",
-        "cell": "c",
-    }[where]
-    body = use.replace("a{n}", number.replace("{n}", ""))
+    places = {"attribute": "k.v", "global": "g", "tuple": "t[0][1]", "cell": "c"}
+    body = use.replace("a{n}", places.get(where, "a")).format()
     source = "\n".join(
         [
             "k, g, t = types.SimpleNamespace(v=0.3), 0.3, [(0.3, 0.3)]",
             "def make():",
             "    c = 0.3",
             "    def f(y, a):",
-            f"        {body.replace('a{n}', 'a')}",
+            f"        {body}",
             "        return y",
             "    def set_c(v):",
             "        nonlocal c",
