@@ -3,6 +3,8 @@
 import gc
 import itertools
 import random
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -691,6 +693,19 @@ def test_the_report_has_functions_that_exist_no_longer():
     assert [f["replayed"] + f["ran"] for f in found] == [24] and found[0]["replayed"] > 8
     torch_tandem.reset_report()
     assert not [f for f in torch_tandem.report()["functions"] if f["name"] == found[0]["name"]]
+
+
+def test_functions_end_silently_with_the_interpreter():
+    program = (
+        "import torch, torch_tandem\n"
+        "x = torch.ones(2, device='tandem')\n"
+        "kept = [torch_tandem.function(lambda x, i=i: x * i) for i in range(3)]\n"
+        "kept[0].itself = kept\n"
+        "with torch.no_grad():\n    [f(x) for f in kept for _ in range(9)]\n"
+        "torch.kept = kept\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_mismatch_can_be_an_error(hidden):

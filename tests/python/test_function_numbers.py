@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch_tandem
 from torch import nn
+from torch.nn import functional as F
 from torch_tandem import _numbers
 
 from tests.fuzz.functions import support
@@ -319,3 +320,55 @@ def test_training_with_random_schedules_has_eagers_bits(seed):
     plain = Training(seed, "cpu")
     assert training.run(step, seed) == plain.run(plain.step, seed)
     assert step.cache_info().hits > 20, step.reason()
+
+
+# Functions of PyTorch that take a float. Their C++ code may compare it, or compute sizes from it.
+TAKEN = {
+    "interpolate": lambda y, n: F.interpolate(y[None], scale_factor=1 + n),
+    "bilinear": lambda y, n: F.interpolate(y[None, None], scale_factor=1 + n, mode="bilinear"),
+    "Upsample": lambda y, n: nn.Upsample(scale_factor=1.2 + n)(y[None]),
+    "quantile": lambda y, n: torch.quantile(y, n),
+    "kaiser_window": lambda y, n: torch.kaiser_window(6, beta=n * 10, device="tandem") * y,
+    "arange": lambda y, n: torch.arange(0.0, 4 * n, 0.5, device="tandem").sum() + y,
+    "linspace": lambda y, n: torch.linspace(n, 2.0, 6, device="tandem") * y,
+    "vector_norm": lambda y, n: torch.linalg.vector_norm(y, 1.2 + n),
+    "cdist": lambda y, n: torch.cdist(y, y, p=1.2 + n),
+    "renorm": lambda y, n: torch.renorm(y, 2, 0, n),
+    "celu": lambda y, n: F.celu(-y, n),
+    "huber_loss": lambda y, n: F.huber_loss(y, y * 2, delta=n),
+    "cross_entropy": lambda y, n: F.cross_entropy(y, y.argmax(1), label_smoothing=n),
+    "attention": lambda y, n: F.scaled_dot_product_attention(y[None], y[None], y[None], scale=n),
+    "nan_to_num": lambda y, n: torch.nan_to_num(y, nan=n),
+    "threshold": lambda y, n: F.threshold(y, n, n * 2),
+    "allclose": lambda y, n: y if torch.allclose(y, y * 1.5, rtol=n) else -y,
+    "histc": lambda y, n: torch.histc(y, 4, 0.0, n),
+    "clip": lambda y, n: torch.clip(y, n, n + 0.2),
+    "pad": lambda y, n: F.pad(y, (1, 1), value=n),
+    "addcmul": lambda y, n: torch.addcmul(y, y, y, value=n),
+    "var": lambda y, n: torch.var(y, correction=n),
+    "batch_norm": lambda y, n: F.batch_norm(y, None, None, training=True, eps=n),
+    "full of integers": lambda y, n: torch.full((3,), n, dtype=torch.int64, device="tandem") + y[0, 0],
+    "fill_ of integers": lambda y, n: torch.zeros(3, dtype=torch.int32, device="tandem").fill_(n * 5),
+    "product of integers": lambda y, n: torch.arange(5, device="tandem") * n,
+    "dropout": lambda y, n: F.dropout(y, n),
+    "softplus": lambda y, n: F.softplus(y, beta=n, threshold=2 * n),
+    "isin": lambda y, n: torch.isin(y.round(), n).float(),
+    "gaussian_nll_loss": lambda y, n: F.gaussian_nll_loss(y, y * 2, y, eps=n),
+    "triplet_margin_loss": lambda y, n: F.triplet_margin_loss(y, y * 2, y * 3, margin=n, p=1.5 + n),
+    "uniform_": lambda y, n: torch.empty(3, device="tandem").uniform_(0.0, n) * y[0, 0],
+    "normal": lambda y, n: torch.normal(0.0, n, (3,), device="tandem") * y[0, 0],
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@torch.no_grad()
+def test_functions_of_pytorch_that_take_a_float_have_eagers_bits(name):
+    # Small steps: sizes that follow from the number stay for several calls, and change then.
+    y = torch.linspace(0.1, 3, 24, device="tandem").reshape(4, 6)
+    function = torch_tandem.function(TAKEN[name], audit=512)
+    for i in range(90):
+        n = 0.11 + 0.0093 * i
+        torch.manual_seed(i)
+        ours = outcome(function, y, n)
+        torch.manual_seed(i)
+        assert same(ours, outcome(TAKEN[name], y, n)), (i, n, function.reason())

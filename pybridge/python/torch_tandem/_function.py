@@ -166,7 +166,8 @@ class Function:
         )
 
     def __del__(self) -> None:
-        if self.__dict__.get("_calls") and not sys.is_finalizing():
+        # The interpreter's end removes the globals of modules.
+        if sys is not None and not sys.is_finalizing() and self.__dict__.get("_calls"):
             _keep_counters(self._counters())
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -955,7 +956,9 @@ class Function:
 def counters() -> list[Counters]:
     """Return the counters of all functions that have been called, with those that exist no longer."""
     live = [function._counters() for function in list(_all) if function._calls]
-    return sorted([*live, *_gone.values()], key=lambda counters: -counters["replayed"] - counters["ran"])
+    return sorted(
+        [*live, *_gone.copy().values()], key=lambda counters: -counters["replayed"] - counters["ran"]
+    )
 
 
 def forget_ended() -> None:
