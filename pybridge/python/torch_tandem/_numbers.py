@@ -284,6 +284,8 @@ def _define_methods() -> None:
 
 
 _define_methods()
+# Errors name the types of arguments.
+Number.__name__ = Number.__qualname__ = "float"
 
 
 def _of_math(name: str) -> Callable:
