@@ -36,7 +36,7 @@ pub fn count() -> usize {
 }
 
 fn cpu() -> Box<dyn Executor> {
-    Box::new(Driver::on(CpuDevice::new(&SHIM, ENVIRONMENT.own_kernels)))
+    Box::new(Driver::on(CpuDevice::new(&SHIM, ENVIRONMENT.native_kernels)))
 }
 
 /// Opens the executor that `TANDEM_DEVICE` asks for.

@@ -23,7 +23,7 @@ pub struct Environment {
     /// `TANDEM_ALLOW_SOFTWARE=1`: software adapters are adapters, too.
     pub allow_software: bool,
     /// Not `TANDEM_KERNELS=aten`: the cpu executor has kernels of its own.
-    pub own_kernels: bool,
+    pub native_kernels: bool,
     /// `TANDEM_DEBUG`: 0 to 5.
     pub debug: u8,
     /// `TANDEM_MODE`.
@@ -103,7 +103,7 @@ impl Environment {
         Environment {
             device: var("TANDEM_DEVICE").unwrap_or_default(),
             allow_software,
-            own_kernels: kernels.as_deref() != Some("aten"),
+            native_kernels: kernels.as_deref() != Some("aten"),
             debug: debug.and_then(|level| level.parse().ok()).unwrap_or(0),
             mode: mode.as_deref().and_then(Mode::named),
             sync,

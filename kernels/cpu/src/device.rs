@@ -1,4 +1,4 @@
-//! The host as a device: storages are host buffers, and ops are Tandem's own kernels or ATen calls.
+//! The host as a device: storages are host buffers, and ops are native kernels or ATen calls.
 
 use std::sync::Arc;
 
@@ -8,103 +8,46 @@ use tandem_tracegraph::ids::{LocationId, StorageId};
 use tandem_tracegraph::node::{OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::flags;
 
-use crate::channels_last::{OnChannelsLast, Order, Planes};
-use crate::natives;
-use crate::natives::{Native, Natives};
+use crate::channels_last::{OnChannelsLast, Planes};
+use crate::implementation;
+use crate::implementation::{Implementation, Implementations, Native, Site};
+use crate::storages::{Absent, Contents, Storages};
 use crate::tiles::computation::{Computation, Work};
 use tandem_executor::error::{CallFailure, Cause, Failure};
 use tandem_executor::executor::{Device, Immediate};
 use tandem_executor::host::{
     Buffer, Exception, HostError, HostFailure, HostKernels, HostResult, HostResultKind, call_host,
 };
-use tandem_executor::ops::express::Base;
-use tandem_executor::ops::outputs::outputs_in_place;
+use tandem_executor::ops::express::same_memory;
 use tandem_executor::overlap::same_window;
 use tandem_executor::plan::{Feed, GroupRun, Slot};
 use tandem_executor::run::{HostFeed, OpRun};
 use tandem_executor::shapes::is_dense;
 
-/// The contents of a storage.
-#[derive(Debug)]
-enum Contents {
-    /// There is no such storage.
-    Free,
-    /// The storage has this many undefined bytes, for which no buffer has been allocated.
-    Undefined(u64),
-    /// The storage has a buffer.
-    Ready(Buffer),
-    /// The storage has a buffer in which a tensor of these sizes, which fills it, is channels last.
-    ChannelsLast(Buffer, Planes),
-    /// The op that would have written the storage failed. The number is the storage's size in bytes.
-    Poisoned(Arc<Failure>, u64),
-}
-
 type Group = Computation<Slot, Feed>;
+
+/// Contents of the new storages of a call.
+type Made = SmallVec<[Contents; 2]>;
 
 /// Runs ops on the calling thread, which the host's thread pool helps.
 pub struct CpuDevice {
     pub(super) host: &'static dyn HostKernels,
-    storages: Vec<Contents>,
-    pub(super) natives: Natives,
+    storages: Storages,
+    pub(super) implementations: Implementations,
     failures: Vec<Arc<Failure>>,
     /// Whether a storage has ever been channels last.
     pub(super) has_channels_last: bool,
 }
 
 impl CpuDevice {
-    /// A device that calls `host`'s kernels, and Tandem's own kernels for the ops that have one if `own_kernels`.
-    pub fn new(host: &'static dyn HostKernels, own_kernels: bool) -> CpuDevice {
+    /// A device that calls `host`'s kernels, and Tandem's for the ops that have one if `native_kernels`.
+    pub fn new(host: &'static dyn HostKernels, native_kernels: bool) -> CpuDevice {
         CpuDevice {
             host,
-            storages: Vec::new(),
-            natives: Natives::new(own_kernels),
+            storages: Storages::new(host),
+            implementations: Implementations::new(host, native_kernels),
             failures: Vec::new(),
             has_channels_last: false,
-        }
-    }
-
-    fn slot(&mut self, id: StorageId) -> &mut Contents {
-        if self.storages.len() <= id.index() {
-            self.storages.resize_with(id.index() + 1, || Contents::Free);
-        }
-        &mut self.storages[id.index()]
-    }
-
-    /// Returns the buffer of a storage, in row-major order; allocates it if the storage's bytes are undefined.
-    fn buffer(&mut self, id: StorageId) -> Result<&Buffer, Absent> {
-        self.ordered(id, None)
-    }
-
-    /// Returns the buffer of a storage, with its tensor of the sizes `planes` channels last, or in row-major order if
-    /// `planes` is `None`. Allocates it if the storage's bytes are undefined.
-    fn ordered(&mut self, id: StorageId, planes: Option<Planes>) -> Result<&Buffer, Absent> {
-        let host = self.host;
-        match self.slot(id) {
-            Contents::Undefined(nbytes) => {
-                let nbytes = *nbytes;
-                let made = Buffer::new(nbytes, host);
-                let made = made.map_err(|e| Absent::NoMemory(Exception::adopt(e, host)))?;
-                *self.slot(id) = match planes {
-                    None => Contents::Ready(made),
-                    Some(planes) => Contents::ChannelsLast(made, planes),
-                };
-            }
-            Contents::ChannelsLast(from, known) if planes != Some(*known) => {
-                let (from, known) = (from.clone(), *known);
-                *self.slot(id) = Contents::Ready(self.reordered(&from, known, Order::RowMajor)?);
-            }
-            _ => {}
-        }
-        if let (Contents::Ready(from), Some(planes)) = (self.slot(id), planes) {
-            let from = from.clone();
-            let made = self.reordered(&from, planes, Order::ChannelsLast)?;
-            *self.slot(id) = Contents::ChannelsLast(made, planes);
-        }
-        let contents = self.slot(id);
-        match contents {
-            Contents::Ready(buffer) | Contents::ChannelsLast(buffer, _) => Ok(buffer),
-            Contents::Poisoned(failure, _) => Err(Absent::Poisoned(failure.clone())),
-            Contents::Free | Contents::Undefined(_) => Err(Absent::Free),
         }
     }
 
@@ -136,7 +79,7 @@ impl CpuDevice {
         self.heal(call);
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
-            match self.buffer(id).map(Buffer::as_ptr) {
+            match self.storages.buffer(id).map(Buffer::as_ptr) {
                 Ok(ptr) => call.inputs[i].place = Place::Buffer(ptr),
                 Err(absent) => return Err(self.absent(absent, call, location)),
             }
@@ -144,41 +87,71 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Runs one op.
-    fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
-        let (variant, fresh) = (op.variant, op.fresh);
-        let location = op.declared.key.location;
-        if self.natives.prefers_channels_last(op.call.op)
-            && let Some(native) = self.natives.of_windows((op.node, op.number), op.call, variant, self.host)
-            && let Some(made) = self.preferred(&native, op.call, &variant.outputs.fresh)
+    /// Computes a call whose outputs are known. Returns the contents of its new storages, or `None` if PyTorch's kernel
+    /// has to run, for which the call's storages have been replaced by buffers.
+    fn compute(
+        &mut self,
+        implementation: &Implementation,
+        call: &mut Call<'_>,
+        outputs: &Outputs,
+        location: LocationId,
+    ) -> Result<Option<Made>, CallFailure> {
+        if let Implementation::Native(native) = implementation
+            && let Some(made) = self.on_channels_last(native, call, &outputs.fresh)
         {
-            for (id, contents) in fresh.iter().zip(made) {
-                *self.slot(*id) = contents;
-            }
-            return Ok(());
+            return Ok(Some(made));
         }
-        self.resolve(op.call, location).map_err(CallFailure::into_failure)?;
+        self.resolve(call, location)?;
         let host = self.host;
-        let call = &*op.call;
-        let id = (op.node, op.number);
-        if let Some(native) = self.natives.of_windows(id, call, variant, host) {
-            let made = self.make(&variant.outputs.fresh);
-            let made = made.map_err(|e| self.raised(call, location, e))?;
-            // SAFETY: `resolve` named live buffers, which only this op uses now. The kernel is the variant's, `made`
-            // are its outputs, and `permits` holds.
-            if unsafe { natives::run(&native, &native.work, call, &made, host) } {
-                for (id, buffer) in fresh.iter().zip(made) {
-                    *self.slot(*id) = Contents::Ready(buffer);
-                }
-                return Ok(());
-            }
-        }
-        // SAFETY: `resolve` named live buffers, which only this op uses now.
-        if unsafe { self.natives.run_drawn(call, host) } {
-            return Ok(());
-        }
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
-        let mut outs = variant.outputs.outs.iter();
+        let done = match implementation {
+            Implementation::Native(native) => {
+                let allocated = self.storages.make(&outputs.fresh);
+                made = allocated.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
+                // SAFETY: `resolve` named live buffers in row-major order, which only this call uses now. The kernel
+                // is this call's, `made` are its outputs, and `permits` holds for what was chosen.
+                unsafe { implementation::run(native, &native.work, call, &made, host) }
+            }
+            // SAFETY: `resolve` named live buffers, which only this call uses now.
+            Implementation::Drawn(draw) => unsafe { draw(call, host) },
+            // An input may be fed the buffer that the other one's storage has.
+            Implementation::Copy if same_memory(&call.inputs[0], &call.inputs[1]) => false,
+            Implementation::Copy => {
+                // SAFETY: `resolve` named live buffers, which only this call uses now, and the choice of a copy says
+                // that it copies bytes.
+                unsafe { implementation::copy(call, host) };
+                true
+            }
+            Implementation::Host => false,
+        };
+        Ok(done.then(|| made.into_iter().map(Contents::Ready).collect()))
+    }
+
+    /// Runs one op and stores the contents of its new storages.
+    fn step(&mut self, op: &mut OpRun<'_, '_>) -> Result<(), Arc<Failure>> {
+        let (outputs, location) = (&op.variant.outputs, op.declared.key.location);
+        let implementation = self.implementations.choose(Site::Variant(op.node, op.number), op.call, outputs);
+        let computed = self.compute(&implementation, op.call, outputs, location);
+        let made = match computed.map_err(CallFailure::into_failure)? {
+            Some(made) => made,
+            None => self.call_host_as(op.call, outputs, location)?,
+        };
+        for (id, contents) in op.fresh.iter().zip(made) {
+            self.storages.set(*id, contents);
+        }
+        Ok(())
+    }
+
+    /// Runs PyTorch's kernel for a call whose storages are resolved. Its outputs must have this metadata.
+    fn call_host_as(
+        &mut self,
+        call: &Call<'_>,
+        outputs: &Outputs,
+        location: LocationId,
+    ) -> Result<Made, Arc<Failure>> {
+        let host = self.host;
+        let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
+        let mut outs = outputs.outs.iter();
         let mut agrees = true;
         let mut sink = |result: HostResult<'_>| {
             if let HostResultKind::Fresh(ptr, _) = result.kind
@@ -191,40 +164,43 @@ impl CpuDevice {
                 agrees &= outs.next().is_some_and(|out| out_agrees(out, &result, call));
             }
         };
-        // SAFETY: `resolve` named buffers that this device keeps; the run keeps the others and the generators. Only
-        // this thread, and those that help it, use storages while an op runs.
+        // SAFETY: the call's buffers are kept by this device or by the run, which keeps the generators, too. Only this
+        // thread, and those that help it, use storages while an op runs.
         if let Err(e) = unsafe { host.call(call, &mut sink) } {
             return Err(self.raised(call, location, e));
         }
-        if !agrees || made.len() != fresh.len() {
+        if !agrees || made.len() != outputs.fresh.len() {
             return Err(self.failure(call, location, Cause::Metadata));
         }
-        for (id, buffer) in fresh.iter().zip(made) {
-            *self.slot(*id) = Contents::Ready(buffer);
-        }
-        Ok(())
+        Ok(made.into_iter().map(Contents::Ready).collect())
     }
 
-    /// Computes a traced call with an own kernel that prefers channels-last contents; `None` if that is not possible.
-    fn call_preferred(&mut self, call: &Call<'_>) -> Option<(Outputs, SmallVec<[Contents; 3]>)> {
-        if !self.natives.prefers_channels_last(call.op) || !call.numbers_fit {
-            return None;
-        }
-        let rule = self.natives.rule(call.op, self.host)?;
-        let outputs = rule.outputs(call).filter(|_| rule.permits(call, true))?;
-        let native = self.natives.of_call(&rule, call, &outputs, self.host)?;
-        let made = self.preferred(&native, call, &outputs.fresh)?;
-        Some((outputs, made))
-    }
-
-    /// Computes a call in its form for channels-last contents and returns the contents of its new storages. `None` if the
-    /// form is not preferred, one of its tensors is fed or does not fill its storage, or a storage has no buffer.
-    fn preferred(
+    /// Runs PyTorch's kernel for a traced call whose storages are resolved. If only that kernel knows the outputs'
+    /// metadata (`unknown`), Tandem's kernel then writes the values, so that they have the bits of co-execution.
+    fn call_host(
         &mut self,
-        native: &Native,
         call: &Call<'_>,
-        fresh: &[u64],
-    ) -> Option<SmallVec<[Contents; 3]>> {
+        unknown: bool,
+        location: LocationId,
+    ) -> Result<(Outputs, Made), CallFailure> {
+        let host = self.host;
+        // SAFETY: the call's buffers are kept by this device or by the program, which keeps the generators, too. Only
+        // this thread, and those that help it, use storages while an op runs.
+        let called = unsafe { call_host(host, call) };
+        let (outputs, made) = called.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
+        if unknown
+            && let Implementation::Native(native) = self.implementations.choose(Site::Traced, call, &outputs)
+        {
+            // SAFETY: the call's buffers are as above. The kernel is this call's and writes only `made`, the outputs of
+            // PyTorch's kernel.
+            unsafe { implementation::run(&native, &native.work, call, &made, host) };
+        }
+        Ok((outputs, made.into_iter().map(Contents::Ready).collect()))
+    }
+
+    /// Computes a call in its kernel's form for channels-last contents. `None` if the form is not preferred, one of its
+    /// tensors is fed or does not fill its storage, or a storage has no buffer.
+    fn on_channels_last(&mut self, native: &Native, call: &Call<'_>, fresh: &[u64]) -> Option<Made> {
         let form = native.on_channels_last.as_deref().filter(|form| form.preferred)?;
         let of_input = |input: usize| {
             let mut slots = native.slots.iter().zip(&form.planes);
@@ -240,7 +216,8 @@ impl CpuDevice {
                 }
                 continue;
             };
-            let fills = planes.is_none_or(|planes| input.offset == 0 && self.nbytes(id) == planes.bytes());
+            let fills =
+                planes.is_none_or(|planes| input.offset == 0 && self.storages.nbytes(id) == planes.bytes());
             if !fills || orders.iter().any(|(other, order)| *other == id && *order != planes) {
                 return None;
             }
@@ -250,34 +227,21 @@ impl CpuDevice {
         for input in &mut given.inputs {
             let Place::Storage { id, .. } = input.place else { continue };
             let (_, planes) = orders.iter().find(|(other, _)| *other == id)?;
-            input.place = Place::Buffer(self.ordered(id, *planes).ok()?.as_ptr());
+            input.place = Place::Buffer(self.storages.ordered(id, *planes).ok()?.as_ptr());
         }
-        let made = self.make(fresh).map_err(|e| drop(Exception::adopt(e, self.host))).ok()?;
+        let made = self.storages.make(fresh).map_err(|e| drop(Exception::adopt(e, self.host))).ok()?;
         // SAFETY: the call names live buffers in the form's orders, which only this op uses now. The kernel is this
         // call's, and `made` have the sizes of its outputs.
-        if !unsafe { natives::run(native, &form.work, &given, &made, self.host) } {
+        if !unsafe { implementation::run(native, &form.work, &given, &made, self.host) } {
             return None;
         }
         let order = |storage: usize| {
             let mut slots = native.slots.iter().zip(&form.planes);
             slots.find(|(slot, _)| slot.fresh() == Some(storage)).and_then(|(_, planes)| *planes)
         };
-        let contents = made.into_iter().enumerate().map(|(number, buffer)| match order(number) {
-            None => Contents::Ready(buffer),
-            Some(planes) => Contents::ChannelsLast(buffer, planes),
-        });
+        let contents =
+            made.into_iter().enumerate().map(|(number, buffer)| Contents::of(buffer, order(number)));
         Some(contents.collect())
-    }
-
-    /// A copy of the contents of a storage in another order.
-    fn reordered(&self, from: &Buffer, planes: Planes, order: Order) -> Result<Buffer, Absent> {
-        let made = Buffer::new(planes.bytes(), self.host);
-        let made = made.map_err(|e| Absent::NoMemory(Exception::adopt(e, self.host)))?;
-        assert_eq!(from.bytes().1, planes.bytes(), "the tensor does not fill its storage");
-        // SAFETY: both buffers have the tensor's size, as the assertion checks for `from`. Only this thread, and those
-        // that help it, use them.
-        unsafe { planes.reorder(self.host, from.bytes().0.cast(), made.bytes().0.cast(), order) };
-        Ok(made)
     }
 
     /// Returns a failure that the caller raises now, so that it is not reported again later.
@@ -314,7 +278,7 @@ impl CpuDevice {
             && (to.flags | from.flags) & flags::META == 0;
         let Some(HostFeed::Buffer(buffer)) = hosts.first() else { return false };
         let nbytes = buffer.bytes().1;
-        let fits = match self.slot(id) {
+        let fits = match self.storages.get(id) {
             Contents::Undefined(n) => *n == nbytes,
             Contents::Ready(old) | Contents::ChannelsLast(old, _) => old.bytes().1 == nbytes,
             _ => false,
@@ -322,83 +286,12 @@ impl CpuDevice {
         if !whole || !fits || to.meta().extent_bytes(0) != nbytes || buffer.is_shared() {
             return false;
         }
-        *self.slot(id) = Contents::Ready(buffer.clone());
+        self.storages.set(id, Contents::Ready(buffer.clone()));
         true
     }
 
-    /// Allocates buffers with undefined contents.
-    fn make(&self, nbytes: &[u64]) -> Result<SmallVec<[Buffer; 2]>, HostError> {
-        nbytes.iter().map(|n| Buffer::new(*n, self.host)).collect()
-    }
-
-    /// Computes a traced call with Tandem's own kernel; `None` if there is none. If only PyTorch's kernel can
-    /// determine the outputs' metadata, it runs first and the own kernel then overwrites the outputs.
-    ///
-    /// # Safety
-    /// The requirements are those of [`HostKernels::call`].
-    unsafe fn call_native(&mut self, call: &Call<'_>) -> Option<Result<(Outputs, Vec<Buffer>), HostFailure>> {
-        let host = self.host;
-        if !call.numbers_fit {
-            return None;
-        }
-        // SAFETY: what the call names is alive and not shared, which this function requires.
-        if unsafe { self.natives.run_drawn(call, host) } {
-            return Some(Ok((Outputs { outs: vec![OutSpec::Same(0)], ..Outputs::default() }, Vec::new())));
-        }
-        let rule = self.natives.rule(call.op, host)?;
-        let base = rule.base();
-        // SAFETY: what the call names is alive and not shared, which this function requires.
-        if base.is_some_and(Base::is_copy) && unsafe { natives::copy(call, host) } {
-            let outs = vec![OutSpec::Same(0)];
-            return Some(Ok((Outputs { outs, ..Outputs::default() }, Vec::new())));
-        }
-        if rule.in_place() {
-            let outputs = outputs_in_place(call)?;
-            let native =
-                self.natives.of_call(&rule, call, &outputs, host).filter(|_| rule.permits(call, false))?;
-            // SAFETY: what the call names is alive and not shared. The kernel is this call's, which makes no outputs,
-            // and `permits` holds.
-            let done = unsafe { natives::run(&native, &native.work, call, &[], host) };
-            return done.then(|| Ok((outputs, Vec::new())));
-        }
-        if rule.permits(call, true)
-            && let Some(outputs) = rule.outputs(call)
-            && let Some(native) = self.natives.of_call(&rule, call, &outputs, host)
-        {
-            let made = match self.make(&outputs.fresh) {
-                Ok(made) => made,
-                Err(e) => return Some(Err(e.into())),
-            };
-            // SAFETY: what the call names is alive and not shared. The kernel is this call's, `made` have the sizes of
-            // its outputs, and `permits` holds.
-            if unsafe { natives::run(&native, &native.work, call, &made, host) } {
-                return Some(Ok((outputs, made.into_vec())));
-            }
-        }
-        // SAFETY: what the call names is alive and not shared, which this function requires.
-        let called = unsafe { call_host(host, call) };
-        if !rule.is_alone()
-            && let Ok((outputs, made)) = &called
-            && let Some(native) = self.natives.of_call(&rule, call, outputs, host)
-        {
-            // SAFETY: what the call names is alive and not shared. The kernel is this call's and writes only `made`,
-            // the outputs of PyTorch's kernel.
-            unsafe { natives::run(&native, &native.work, call, made, host) };
-        }
-        Some(called)
-    }
-
     fn poison(&mut self, id: StorageId, nbytes: u64, failure: &Arc<Failure>) {
-        *self.slot(id) = Contents::Poisoned(failure.clone(), nbytes);
-    }
-
-    /// Returns the size of a storage in bytes.
-    fn nbytes(&self, id: StorageId) -> u64 {
-        match self.storages.get(id.index()) {
-            Some(Contents::Ready(buffer) | Contents::ChannelsLast(buffer, _)) => buffer.bytes().1,
-            Some(Contents::Undefined(nbytes) | Contents::Poisoned(_, nbytes)) => *nbytes,
-            Some(Contents::Free) | None => 0,
-        }
+        self.storages.set(id, Contents::Poisoned(failure.clone(), nbytes));
     }
 
     /// Replaces a poisoned storage by an undefined one before a call that writes all of it and does not read it, so
@@ -406,7 +299,7 @@ impl CpuDevice {
     fn heal(&mut self, call: &Call<'_>) {
         let Some(to) = call.inputs.first() else { return };
         let Place::Storage { id, .. } = to.place else { return };
-        if let Some(Contents::Poisoned(_, nbytes)) = self.storages.get(id.index())
+        if let Contents::Poisoned(_, nbytes) = self.storages.get(id)
             && to.offset == 0
             && to.meta().extent_bytes(0) == *nbytes
             && to.sizes.iter().product::<i64>() as u64 * to.dtype.size() as u64 == *nbytes
@@ -415,7 +308,7 @@ impl CpuDevice {
                 .iter()
                 .any(|i| matches!(i.place, Place::Storage { id: other, .. } if other == id))
         {
-            *self.slot(id) = Contents::Undefined(*nbytes);
+            self.storages.set(id, Contents::Undefined(*nbytes));
         }
     }
 }
@@ -436,13 +329,6 @@ fn copy_of<'c>(call: &Call<'c>) -> Call<'c> {
     let mut copy = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
     (copy.default_dtype, copy.numbers_fit) = (call.default_dtype, call.numbers_fit);
     copy
-}
-
-/// Reason why a storage has no buffer.
-enum Absent {
-    Free,
-    Poisoned(Arc<Failure>),
-    NoMemory(Exception),
 }
 
 type Ids = SmallVec<[StorageId; 4]>;
@@ -488,27 +374,29 @@ impl Immediate for CpuDevice {
     }
 
     fn allocate(&mut self, id: StorageId, _device: u8, nbytes: u64) -> Result<(), CallFailure> {
-        self.give(id, nbytes)
+        self.storages.allocate(id, nbytes).map_err(|e| self.no_memory(e))
     }
 
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
-        if let Contents::ChannelsLast(..) = self.slot(id)
-            && let Err(Absent::NoMemory(exception)) = self.buffer(id)
+        if let Contents::ChannelsLast(..) = self.storages.get(id)
+            && let Err(Absent::NoMemory(exception)) = self.storages.buffer(id)
         {
             return Err(CallFailure::Raised(unnamed("allocate", Cause::Kernel(exception))));
         }
-        match self.slot(id) {
+        match self.storages.get(id) {
             Contents::Ready(buffer) => {
                 // SAFETY: only ops use the contents, and none runs now.
                 unsafe { buffer.resize(nbytes) }.map_err(|e| self.no_memory(e))
             }
             Contents::Poisoned(failure, _) => Err(CallFailure::Poisoned(failure.clone())),
-            Contents::Free | Contents::Undefined(_) | Contents::ChannelsLast(..) => self.give(id, nbytes),
+            Contents::Free | Contents::Undefined(_) | Contents::ChannelsLast(..) => {
+                self.storages.allocate(id, nbytes).map_err(|e| self.no_memory(e))
+            }
         }
     }
 
     fn release(&mut self, id: StorageId) {
-        *self.slot(id) = Contents::Free;
+        self.storages.set(id, Contents::Free);
     }
 
     fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>> {
@@ -539,21 +427,21 @@ impl Immediate for CpuDevice {
         location: LocationId,
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
-        if let Some((outputs, made)) = self.call_preferred(call) {
-            for (contents, nbytes) in made.into_iter().zip(&outputs.fresh) {
-                *self.slot(name_fresh(*nbytes)) = contents;
-            }
-            return Ok(outputs);
-        }
         let mut resolved = copy_of(call);
-        self.resolve(&mut resolved, location).map_err(|e| self.seen(e))?;
-        let host = self.host;
-        // SAFETY: `resolve` named buffers that this device keeps; the program keeps the others and the generators
-        // during the call. Only this thread, and those that help it, use storages while an op runs.
-        let called = unsafe { self.call_native(&resolved).unwrap_or_else(|| call_host(host, &resolved)) };
-        let (outputs, made) = called.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
-        for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
-            *self.slot(name_fresh(*nbytes)) = Contents::Ready(buffer);
+        let known = self.implementations.outputs(call);
+        let implementation = match &known {
+            Some(outputs) => self.implementations.choose(Site::Traced, call, outputs),
+            None => Implementation::Host,
+        };
+        let blank = Outputs::default();
+        let expected = known.as_ref().unwrap_or(&blank);
+        let computed = self.compute(&implementation, &mut resolved, expected, location);
+        let (outputs, made) = match computed.map_err(|e| self.seen(e))? {
+            Some(made) => (known.unwrap_or_default(), made),
+            None => self.call_host(&resolved, known.is_none(), location)?,
+        };
+        for (contents, nbytes) in made.into_iter().zip(&outputs.fresh) {
+            self.storages.set(name_fresh(*nbytes), contents);
         }
         Ok(outputs)
     }
@@ -569,7 +457,7 @@ impl Device for CpuDevice {
     }
 
     fn run_op(&mut self, op: &mut OpRun<'_, '_>) -> bool {
-        if self.natives.is_copy(op.call.op, self.host) && self.adopt(op.call, op.hosts) {
+        if self.implementations.is_copy(op.call.op) && self.adopt(op.call, op.hosts) {
             return false;
         }
         let written: Ids = op.declared.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
@@ -579,7 +467,11 @@ impl Device for CpuDevice {
                 self.poison(*id, *nbytes, &failure);
             }
             for id in written {
-                self.poison(id, self.nbytes(id).max(resized_bytes(op.call, op.variant, id)), &failure);
+                self.poison(
+                    id,
+                    self.storages.nbytes(id).max(resized_bytes(op.call, op.variant, id)),
+                    &failure,
+                );
             }
             self.failures.push(failure);
         }
@@ -593,16 +485,13 @@ impl Device for CpuDevice {
         let id = |place: u32| run.id(place);
         let form = fused.group.on_channels_last.as_deref().filter(|form| self.suits(form, run));
         let planes = |place: u32| form.and_then(|form| form.planes_of(&fused.group.slots, place));
-        if fused.needed.iter().any(|place| self.ordered(id(*place), planes(*place)).is_err()) {
+        if fused.needed.iter().any(|place| self.storages.ordered(id(*place), planes(*place)).is_err()) {
             return false;
         }
         for (place, nbytes) in &fused.fresh {
             match Buffer::new(*nbytes, host) {
                 Ok(made) => {
-                    *self.slot(id(*place)) = match planes(*place) {
-                        None => Contents::Ready(made),
-                        Some(planes) => Contents::ChannelsLast(made, planes),
-                    };
+                    self.storages.set(id(*place), Contents::of(made, planes(*place)));
                 }
                 Err(e) => {
                     // The ops then run one by one, and each allocates its own outputs or raises.
@@ -614,8 +503,8 @@ impl Device for CpuDevice {
         }
         let begin = |slot: &Slot| {
             let (buffer, bytes) = match slot {
-                Slot::Storage(place, bytes) => match &self.storages.get(id(*place).index()) {
-                    Some(Contents::Ready(buffer) | Contents::ChannelsLast(buffer, _)) => (buffer, *bytes),
+                Slot::Storage(place, bytes) => match self.storages.get(id(*place)) {
+                    Contents::Ready(buffer) | Contents::ChannelsLast(buffer, _) => (buffer, *bytes),
                     // The storage is created and freed within the group, which never stores its elements.
                     _ => return std::ptr::null_mut(),
                 },
@@ -636,18 +525,11 @@ impl Device for CpuDevice {
     }
 
     fn forget(&mut self) {
-        self.natives.forget();
+        self.implementations.forget();
     }
 }
 
 impl CpuDevice {
-    /// Gives a storage undefined bytes.
-    fn give(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure> {
-        let made = Buffer::new(nbytes, self.host).map_err(|e| self.no_memory(e))?;
-        *self.slot(id) = Contents::Ready(made);
-        Ok(())
-    }
-
     /// The failure of a storage's allocation.
     fn no_memory(&self, error: HostError) -> CallFailure {
         CallFailure::Raised(unnamed("allocate", Cause::Kernel(Exception::adopt(error, self.host))))
@@ -662,9 +544,9 @@ impl CpuDevice {
             if !run.fused.needed.contains(place) {
                 continue;
             }
-            match self.storages.get(run.id(*place).index()) {
-                Some(Contents::ChannelsLast(_, known)) if known == planes => last += planes.bytes(),
-                Some(Contents::Ready(buffer)) if buffer.bytes().1 == planes.bytes() => {
+            match self.storages.get(run.id(*place)) {
+                Contents::ChannelsLast(_, known) if known == planes => last += planes.bytes(),
+                Contents::Ready(buffer) if buffer.bytes().1 == planes.bytes() => {
                     row_major += planes.bytes();
                 }
                 _ => return false,
@@ -675,7 +557,7 @@ impl CpuDevice {
 
     /// Returns the address of a byte range of a storage.
     fn bytes(&mut self, id: StorageId, offset: u64, len: usize) -> Result<*mut u8, Arc<Failure>> {
-        let buffer = self.buffer(id).map_err(|absent| match absent {
+        let buffer = self.storages.buffer(id).map_err(|absent| match absent {
             Absent::Poisoned(failure) => failure,
             Absent::Free => unnamed("copy", Cause::NoMemory),
             Absent::NoMemory(exception) => unnamed("copy", Cause::Kernel(exception)),

@@ -1,11 +1,9 @@
-//! What plans can fuse on the CPU executor: expressions, own kernels, and sums over rows.
-
-use std::sync::Arc;
+//! What plans can fuse on the CPU executor: expressions, kernels, and sums over rows.
 
 use tandem_tracegraph::call::Place;
 
 use crate::device::CpuDevice;
-use crate::natives::Rule;
+use crate::implementation::{Rule, Site};
 use crate::table;
 use crate::tiles::computation::{Computation, Work};
 use tandem_executor::ops::express::{Assignment, Formats, Param, Window, assignments};
@@ -15,9 +13,10 @@ use tandem_executor::run::OpRun;
 
 impl CpuDevice {
     /// The rule of an op that Tandem computes itself.
-    fn rule(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Rule>> {
-        self.natives.of_windows((op.node, op.number), op.call, op.variant, self.host)?;
-        self.natives.rule(op.call.op, self.host)
+    fn rule(&mut self, op: &OpRun<'_, '_>) -> Option<&Rule> {
+        let site = Site::Variant(op.node, op.number);
+        self.implementations.native(site, op.call, &op.variant.outputs)?;
+        self.implementations.rule(op.call.op)
     }
 }
 
@@ -30,7 +29,7 @@ impl Fuser for CpuDevice {
         slot: &dyn Fn(&Window) -> Slot,
         feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
-        match &*self.rule(op)? {
+        match self.rule(op)? {
             Rule::Kernel { make, .. } => {
                 let mut group = Computation::of(make(op.call, &op.variant.outputs)?, slot, feed);
                 let slots = &group.slots;
@@ -65,7 +64,7 @@ impl Fuser for CpuDevice {
     }
 
     fn row_sums(&mut self, op: &OpRun<'_, '_>) -> Option<RowSums> {
-        let Rule::Kernel { .. } = &*self.rule(op)? else { return None };
+        let Rule::Kernel { .. } = self.rule(op)? else { return None };
         table::row_sums(self.host.operators().name(op.call.op))?(op.call, &op.variant.outputs)
     }
 

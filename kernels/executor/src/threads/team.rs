@@ -1,4 +1,4 @@
-//! A team of threads that runs the executor's own kernels.
+//! A team of threads that runs native kernels.
 //!
 //! **Why.** After a kernel, OpenMP's threads spin for milliseconds, and at its end they wait for each other. While
 //! a Python thread keeps a core busy, a kernel on two threads can therefore take longer than on one.
