@@ -8,19 +8,19 @@ use crate::tensor_meta::Dtype;
 /// The kind of a difference.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum What {
-    /// Another operator.
+    /// Different operators.
     Operator,
-    /// Another value of an attribute, or an optional argument that is given in one of the two only.
+    /// Different values of an attribute, or an optional argument that only one of the two calls has.
     Attribute,
     /// A host tensor instead of one on the device, or the reverse.
     Input,
-    /// Another device.
+    /// Different devices.
     Device,
-    /// Another grad mode, default dtype, or `requires_grad` of an input.
+    /// Different grad modes, default dtypes, or `requires_grad` of an input.
     Modes,
     /// An input from another op.
     Dataflow,
-    /// An op of none of several known branches.
+    /// An op that begins none of several known branches.
     Branch,
     /// An op where the iteration was expected to end.
     End,
@@ -157,7 +157,7 @@ impl Difference {
         differs(What::Location, "another line of the program".into(), "this one".into())
     }
 
-    /// What stands for all further differences at a place that has had many.
+    /// The entry that counts all further differences at a location, once many have been kept there.
     pub fn further(self) -> Difference {
         Difference {
             what: self.what,

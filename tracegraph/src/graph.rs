@@ -38,8 +38,8 @@ pub struct TraceGraph {
     iteration: u64,
     /// Last iteration in which an op was merged.
     last_merged: u64,
-    /// Whether an edge became unexpected since the latest symbolic graph was generated. Only the first time in each
-    /// iteration counts.
+    /// Whether an edge became unexpected since the latest symbolic graph was generated. An edge counts at most once per
+    /// iteration.
     news: bool,
     /// Whether the only trace kept is that of the first iteration, which the next trace replaces.
     first_trace_kept: bool,
@@ -47,8 +47,8 @@ pub struct TraceGraph {
 
 const FIRST_ITERATION: u64 = 1;
 
-/// Number of nodes that differ in the values of attributes only. An attribute with more values is likely to have another
-/// one in each iteration.
+/// Number of nodes that may differ only in the values of their attributes. An attribute with more values than that
+/// probably has a new value in each iteration.
 const MOST_CASES: u32 = 64;
 
 impl Default for TraceGraph {
@@ -170,7 +170,8 @@ impl TraceGraph {
         self.iteration += 1;
     }
 
-    /// Records that the running iteration took this path from `at`. Its co-executed ops have not been merged.
+    /// Marks the edges of the path `way` that begins at `at` as taken by the running iteration. Co-executed ops are not
+    /// merged one by one, so nothing else marks their edges.
     pub fn took(&mut self, mut at: NodeId, way: impl Iterator<Item = NodeId>) {
         for node in way {
             if let Some(edge) = self.graph.find_edge(index(at), index(node)) {
@@ -185,8 +186,8 @@ impl TraceGraph {
         self.graph.find_edge(index(at), index(node)).is_some()
     }
 
-    /// Whether there are paths that the latest symbolic graph does not cover. A path that was already unexpected
-    /// earlier in its iteration does not count, so that generation is not repeated in vain.
+    /// Whether there are paths that the latest symbolic graph does not cover. An edge that was already unexpected
+    /// earlier in the same iteration does not count, so that the graph is not generated again in vain.
     pub fn has_news(&self) -> bool {
         self.news
     }
@@ -196,7 +197,7 @@ impl TraceGraph {
         self.news = false;
     }
 
-    /// The edges that were unexpected in the running iteration. Traces that are kept may lack them.
+    /// The edges that were unexpected in the running iteration. The traces that are kept may lack these edges.
     pub fn unexpected(&self) -> impl Iterator<Item = (NodeId, NodeId)> + '_ {
         let recent = self.graph.edge_references().filter(|e| e.weight().unexpected == self.iteration);
         recent.map(|e| (id(e.source()), id(e.target())))
@@ -210,8 +211,8 @@ impl TraceGraph {
         }
     }
 
-    /// The key of a call. Once an attribute has had many values at its place, all further ones share a node, whose calls
-    /// run at once: the graph must not grow with each iteration.
+    /// The key of a call. Once an attribute has had [`MOST_CASES`] values at a location, calls with further values
+    /// share one node and run at once. Otherwise the graph would grow with each iteration.
     pub fn key(&self, call: &Call<'_>, info: &OpInfo, location: LocationId) -> NodeKey {
         let key = NodeKey::of(call, info, location);
         if self.by_key.contains_key(&key) {
@@ -221,7 +222,7 @@ impl TraceGraph {
         key.folded().filter(is_common).unwrap_or(key)
     }
 
-    /// The node of a key, if some iteration issued such an op.
+    /// The node with a key, if an op with this key has been merged.
     pub fn find(&self, key: &NodeKey) -> Option<NodeId> {
         self.by_key.get(key).copied()
     }

@@ -36,10 +36,10 @@ impl NodeId {
 }
 
 impl BlockId {
-    /// First id of the blocks of functions, which no symbolic graph has.
+    /// First id of the blocks of functions. The symbolic graph's ids are below it.
     const FUNCTIONS: u32 = 1 << 31;
 
-    /// The id of a function's block with this number.
+    /// The id of the function's block with this number.
     pub fn of_function(number: u32) -> BlockId {
         BlockId(BlockId::FUNCTIONS | number)
     }

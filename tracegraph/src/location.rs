@@ -23,12 +23,12 @@ pub struct Frame {
 
 /// Maximum number of frames in one round of a recursion.
 const MAX_PERIOD: usize = 24;
-/// Maximum number of frames of one code object in a deep stack. Beyond it, all frames between the first and the last
-/// of them are removed.
+/// Maximum number of frames of one code object in a deep stack. If there are more, all frames between the first and the
+/// last frame of the code object are removed.
 const MAX_ROUNDS: usize = 8;
 
 /// Removes repetitions from a stack: each sequence of frames equal to the sequence directly above it and, in deep
-/// stacks, all frames between the first and the last of a code object with more than [`MAX_ROUNDS`] frames.
+/// stacks, all frames between the first and the last frame of a code object that has more than [`MAX_ROUNDS`] frames.
 pub fn fold_recursion(frames: &mut SmallVec<[Frame; 48]>) {
     let mut folded: SmallVec<[Frame; 48]> = SmallVec::new();
     for frame in frames.iter().rev() {
@@ -39,7 +39,7 @@ pub fn fold_recursion(frames: &mut SmallVec<[Frame; 48]>) {
             folded.truncate(n - period);
         }
     }
-    // In a deep stack, the rest consists of different nested recursive calls.
+    // A stack that is still deep consists of different nested recursive calls.
     while let Some(code) = crowded(&folded) {
         let of_code = |f: &Frame| f.code == code;
         let (Some(first), Some(last)) = (folded.iter().position(of_code), folded.iter().rposition(of_code))
@@ -71,12 +71,13 @@ fn crowded(frames: &[Frame]) -> Option<u32> {
 /// The position of an op in the backward pass.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Backward {
-    /// Location of the forward op that created the running autograd node, or the last location of this kind.
+    /// Location of the forward op that created the running autograd node. If the node has no forward op, the location
+    /// of the latest node that had one.
     pub forward: LocationId,
-    /// Number of autograd nodes without a forward op since that one.
+    /// Number of autograd nodes without a forward op that have run since the latest node with one.
     pub unmatched: u32,
-    /// Index of the op among the ops that this autograd node issued from the same frames. Ops that a hook issues
-    /// thus do not shift the indices of later ops.
+    /// Index of the op among the ops that this autograd node issued from the same frames. Ops that a hook issues have
+    /// other frames, so they do not shift the indices of later ops.
     pub ordinal: u32,
 }
 

@@ -11,8 +11,7 @@ pub type Successors = Vec<SmallVec<[u32; 2]>>;
 /// A loop.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loop {
-    /// Vertex that begins a round: the loop's first vertex by number, which is the one that the program reached
-    /// first.
+    /// Vertex that begins a round: the vertex of the loop with the lowest number, which the program reached first.
     pub header: u32,
     /// Loop that directly contains this one.
     pub parent: Option<u32>,

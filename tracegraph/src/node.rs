@@ -218,14 +218,14 @@ impl NodeKey {
         }
     }
 
-    /// The key with attributes of any value, or `None` if it has no attributes.
+    /// The key with attributes of any value, or `None` for a key without attributes.
     pub fn folded(&self) -> Option<NodeKey> {
         let fold = |arg: &ArgSpec| if matches!(arg, ArgSpec::Attr(_)) { ArgSpec::Any } else { arg.clone() };
         let has_attributes = self.args.iter().any(|arg| matches!(arg, ArgSpec::Attr(_)));
         has_attributes.then(|| NodeKey { args: self.args.iter().map(fold).collect(), ..self.clone() })
     }
 
-    /// Whether attributes have any value. What a call returns then depends on more than its variant.
+    /// Whether the node stands for attributes of any value. The outputs of a call then depend on more than its variant.
     pub fn is_folded(&self) -> bool {
         self.args.contains(&ArgSpec::Any)
     }
@@ -301,7 +301,7 @@ pub enum OutSpec {
         input: u32,
         /// Metadata of the window.
         meta: TensorMeta,
-        /// Offset relative to that of the input, in elements.
+        /// Offset in elements, relative to the input's offset.
         offset: i64,
     },
     /// A value that is not a tensor, kept by the calling thread under this number.
@@ -333,8 +333,8 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Returns whether these outputs are as the others say, on storages that are at least as large. PyTorch's kernels make
-    /// some storages larger than the output needs, and executors need not.
+    /// Whether these outputs equal `others`, except that their storages may be larger. PyTorch's kernels make some
+    /// storages larger than the output needs; executors need not do so.
     pub fn covers(&self, others: &Outputs) -> bool {
         let sizes = || self.fresh.iter().zip(&others.fresh);
         (&self.outs, &self.resized, self.fresh.len()) == (&others.outs, &others.resized, others.fresh.len())
@@ -347,8 +347,8 @@ impl Outputs {
 pub struct Variant {
     /// Metadata of each flat input that is present.
     pub metas: Box<[TensorMeta]>,
-    /// Size-like numbers in argument order. A list is its length followed by its items. The last one is what shapes
-    /// depend on in fed lists, if there are such lists.
+    /// Size-like numbers in argument order. A list is its length followed by its items. For an operator with fed lists,
+    /// the result of [`FedLists::shape`](crate::ops::FedLists::shape) comes last.
     pub numbers: Box<[i64]>,
     /// Outputs of a call under this variant.
     pub outputs: Outputs,
@@ -498,7 +498,7 @@ pub struct Node {
     pub misses: u8,
 }
 
-/// The names that an input's storage has had. There are several in loops and where branches join (phi inputs).
+/// The names that an input's storage has had. An input has several names in loops and where branches join (phi inputs).
 #[derive(Clone, Debug, Default)]
 pub struct Sources(SmallVec<[Name; 1]>);
 
@@ -564,7 +564,7 @@ impl Variant {
     }
 }
 
-/// The hash of a call's sizes and size-like numbers, which equals that of its variant.
+/// The hash of a call's sizes and size-like numbers, which equals [`Variant::hash`] of the call's variant.
 fn call_hash(key: &NodeKey, call: &Call<'_>, info: &OpInfo) -> u64 {
     let mut hasher = FxHasher::default();
     let present = call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
@@ -626,7 +626,7 @@ impl Node {
             + self.variants.iter().map(variant).sum::<usize>()
     }
 
-    /// Adds the sources of a call's inputs. Returns whether one is new.
+    /// Adds the sources of a call's inputs. Returns whether a source is new.
     pub fn add_sources(&mut self, call: &Call<'_>) -> bool {
         let mut grew = false;
         for (input, sources) in call.inputs.iter().zip(&mut self.sources) {
@@ -648,9 +648,9 @@ impl Node {
         candidates.iter().copied().find(|i| falls_under(*i))
     }
 
-    /// Whether some variant has inputs of a call's dtypes, on which it depends whether the operator accepts them.
+    /// Whether some variant has the dtypes of a call's inputs. PyTorch has then accepted a call with these dtypes.
     pub fn has_dtypes(&self, call: &Call<'_>) -> bool {
-        // Zero-dimensional tensors are treated differently in type promotion.
+        // Type promotion treats zero-dimensional tensors differently.
         let kind = |dtype: Dtype, all: u16, ndim: usize| (dtype, all & flags::META, ndim == 0);
         let present = || call.inputs.iter().filter(|i| !matches!(i.place, Place::Absent));
         let given = || present().map(|input| kind(input.dtype, input.flags, input.sizes.len()));
@@ -658,7 +658,7 @@ impl Node {
         self.variants.iter().any(|v| v.metas.iter().map(seen).eq(given()))
     }
 
-    /// Adds a variant that the node does not have. Returns false if there are too many.
+    /// Adds a variant that the node does not have. Returns false if the node has [`MAX_VARIANTS`] variants.
     pub fn add_variant(&mut self, variant: Arc<Variant>) -> bool {
         let room = self.variants.len() < MAX_VARIANTS;
         if room {

@@ -1,10 +1,10 @@
-//! Properties of operators: what their schemas and PyTorch's tags state, and [`Traits`], which complete them.
+//! Properties of operators: those that schemas and PyTorch's tags state, and [`Traits`] for the rest.
 
 use crate::call::{Arg, Call, Input, Place};
 use crate::ids::OpId;
 use crate::tensor_meta::{Dtype, flags};
 
-/// The role of an argument in a node .
+/// The role of an argument in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ArgClass {
     /// A tensor, an optional tensor or a list of tensors.
@@ -42,9 +42,9 @@ pub struct OpInfo {
     dynamic_by_mask: bool,
     /// Calls that raise `LinAlgError` for some values of their inputs.
     raises: Option<Raises>,
-    /// Whether numbers decide output shapes, and not only sizes do. They are then part of the variant.
+    /// Whether output shapes depend on numbers as well as on sizes. The numbers are then part of the variant.
     pub sized_by_number: bool,
-    /// Whether outputs have the storage offsets of inputs. They are then part of the variant.
+    /// Whether outputs have the storage offsets of inputs. The offsets are then part of the variant.
     pub keeps_offset: bool,
     /// Whether the operator draws from a generator.
     pub random: bool,
@@ -65,8 +65,8 @@ pub struct OpInfo {
 pub struct FedLists {
     /// Indices of the arguments.
     pub arguments: &'static [usize],
-    /// All that output shapes depend on in the lists of a call, which is part of the variant; `None` if PyTorch refuses
-    /// the lists.
+    /// A number that determines the output shapes together with the metadata of the inputs, and is part of the variant;
+    /// `None` if PyTorch refuses the lists of the call.
     pub shape: fn(&Call<'_>) -> Option<i64>,
 }
 
@@ -77,23 +77,23 @@ pub struct Traits {
     pub dynamic_shape: bool,
     /// Whether output shapes depend on data only in calls with a mask among the inputs.
     pub dynamic_by_mask: bool,
-    /// Whether the output shapes of an operator of another library follow from the metadata of its inputs.
+    /// Whether the output shapes of an operator that is not PyTorch's own follow from the metadata of its inputs.
     pub static_shape: bool,
     /// Whether the operator raises `LinAlgError` for some values of its inputs. Programs catch the exception at the
     /// call, so the call waits for its outputs, as on CUDA.
     pub raises: Option<Raises>,
-    /// Whether output shapes depend on numbers.
+    /// Whether output shapes depend on numbers, which are then part of the variant.
     pub sized_by_number: bool,
     /// Whether outputs have the storage offsets of inputs, which are then part of the variant.
     pub keeps_offset: bool,
     /// Whether plain ints are fed instead of being attributes.
     pub fed_ints: bool,
-    /// Arguments that the operator writes although its schema does not declare it, running statistics, in calls whose
-    /// first truth value (`training`) is true.
+    /// Arguments that the operator writes although its schema does not declare it (running statistics). They are
+    /// written by calls whose first bool argument (`training`) is true.
     pub hidden_writes: &'static [usize],
     /// Bounds of the values that arguments may have, by index. PyTorch raises for other values.
     pub bounds: &'static [(usize, Bound)],
-    /// Lists of ints that are fed. Output shapes depend on nothing else than metadata.
+    /// Lists of ints that are fed. Apart from metadata, output shapes depend on [`FedLists::shape`] only.
     pub lists: Option<FedLists>,
 }
 
@@ -136,7 +136,7 @@ pub enum Bound {
     Divisor,
     /// The end of a range that begins at the number in another argument. The length must fit the tensor's dtype.
     EndOf(usize),
-    /// A number greater than that in another argument.
+    /// A number greater than the number in another argument.
     Above(usize),
 }
 
@@ -189,9 +189,9 @@ fn fits(number: &Arg<'_>, dtype: Dtype) -> bool {
 }
 
 impl OpInfo {
-    /// Whether PyTorch accepts the numbers of a call for all tensor values, because they are in the range of the
-    /// first tensor's dtype and within the operator's bounds, and executors can represent them. Other calls must run
-    /// on PyTorch's own kernel at once, which may raise.
+    /// Whether PyTorch accepts the numbers of a call for all tensor values, because they are in the range of the first
+    /// tensor's dtype and within the operator's bounds, and executors can represent them. Other calls must run at once
+    /// on PyTorch's own kernel, because it may raise.
     #[inline]
     pub fn takes(&self, call: &Call<'_>) -> bool {
         if !self.has_numbers {
@@ -209,18 +209,18 @@ impl OpInfo {
             })
     }
 
-    /// What output shapes depend on in the fed lists of a call, if there are such lists.
+    /// The [`FedLists::shape`] of a call, -1 if PyTorch refuses its lists; `None` for an operator without fed lists.
     #[inline(always)]
     pub fn list_shape(&self, call: &Call<'_>) -> Option<i64> {
         self.lists.map(|lists| (lists.shape)(call).unwrap_or(-1))
     }
 
-    /// Whether calls may write an argument, by its index.
+    /// Whether some calls write the argument with this index.
     pub fn may_write(&self, index: usize) -> bool {
         self.written[index] || self.hidden_writes.contains(&index)
     }
 
-    /// Whether a call writes an argument, by its index.
+    /// Whether a call writes the argument with this index.
     pub fn writes_argument(&self, call: &Call<'_>, index: usize) -> bool {
         let is_training =
             || call.args.iter().find(|arg| matches!(arg, Arg::Bool(_))) == Some(&Arg::Bool(true));

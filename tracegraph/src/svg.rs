@@ -87,7 +87,7 @@ fn draw_exits(picture: &mut String, from: usize, exit: &Exit, tops: &[usize], bo
         let path = if to == from + 1 && !again {
             format!("M{0} {bottom}V{1}", MARGIN + WIDTH / 2, tops[to])
         } else {
-            // The curve is the wider, the farther the blocks are apart. Back edges are on the left.
+            // The farther apart the blocks are, the wider the curve. Back edges are on the left.
             let reach = 12 + (MARGIN - 20) * to.abs_diff(from).min(16) / 16;
             let (x, bend) =
                 if again { (MARGIN, MARGIN - reach) } else { (MARGIN + WIDTH, MARGIN + WIDTH + reach) };

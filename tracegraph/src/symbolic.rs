@@ -21,7 +21,7 @@ pub struct Block {
     pub nodes: Vec<NodeId>,
     /// Index of the first op among the ops of all blocks.
     pub first: u32,
-    /// Blocks that may follow. With a single one there is nothing to choose.
+    /// Blocks that may follow. A block with a single successor ends in no Switch-Case.
     pub cases: SmallVec<[BlockId; 2]>,
     /// Whether an iteration may end after the block.
     pub ends: bool,
@@ -59,7 +59,7 @@ pub struct SymbolicGraph {
     pub whiles: Vec<While>,
     /// Number of ops of all blocks.
     pub steps: u32,
-    /// Block of each node and the node's index there; for a node of an unrolled loop, the first of its places.
+    /// Block of each node and the node's index there; for a node of an unrolled loop, the first place of several.
     pub places: Vec<Option<(BlockId, u32)>>,
     /// Headers of loops whose number of rounds differed between passes.
     pub varying: Vec<NodeId>,

@@ -104,10 +104,10 @@ pub mod flags {
     pub const WRAPPED: u16 = 8;
     /// The tensor is the same object as an earlier input.
     pub const SAME: u16 = 16;
-    /// The tensor is another object than an earlier input with the same window.
+    /// The tensor is a different object from an earlier input with the same window.
     pub const APART: u16 = 32;
-    /// The tensor is a zero-dimensional host integer that becomes zero in some dtype. This is known only during the
-    /// call and not part of metadata.
+    /// The tensor is a zero-dimensional host integer that becomes zero in some dtype. The bit is known only during the
+    /// call, and is not part of metadata.
     pub const ZERO: u16 = 64;
     /// The bits that are part of metadata.
     pub const META: u16 = CONJ | NEG | WRAPPED | SAME | APART;

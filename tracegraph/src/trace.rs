@@ -74,7 +74,8 @@ const MAX_TRACES: usize = 8;
 const MAX_OPS: usize = 400_000;
 
 impl Traces {
-    /// Adds a trace as the latest one. If a trace of the same path is kept, replaces it and merges its fetches.
+    /// Adds a trace as the latest one. A kept trace of the same path is replaced, and its fetches are merged into the
+    /// new one.
     pub fn keep(&mut self, mut trace: Trace) {
         if let Some(known) = self.0.iter().position(|t| t.path == trace.path && t.len() == trace.len())
             && let Some(known) = self.0.remove(known)

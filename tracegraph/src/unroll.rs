@@ -50,13 +50,14 @@ pub struct Steps {
     ids: FxHashMap<(NodeId, Rounds), u32>,
 }
 
-/// A pass through a loop. `lap` is the index of the loop, and `ops` counts the ops of the pass.
+/// A pass through a loop. `lap` is the index of the loop, `round` the number of the running round, and `ops` the number
+/// of ops of the pass so far.
 #[derive(Clone, Copy)]
 struct Frame {
     lap: u32,
     round: u32,
     ops: u64,
-    /// Rounds around the loop, and rounds including those of the loop.
+    /// The rounds of the loops around this loop (`outer`), and the same with this loop's round (`inner`).
     outer: Rounds,
     inner: Rounds,
 }
@@ -124,7 +125,7 @@ impl<'a> Walk<'a> {
         self.rounds()
     }
 
-    /// The rounds of an op that is entered from outside of its loops.
+    /// The rounds of an op that is entered from outside of its loops, so each loop is in its first round.
     fn entry(&mut self, node: NodeId) -> Rounds {
         let chain = self.chains[node.index()].clone();
         chain.into_iter().fold(NO_ROUNDS, |outer, lap| self.within(outer, lap, 0))
@@ -233,8 +234,8 @@ impl Steps {
         self.all[at as usize].ends = true;
     }
 
-    /// Adds edges that no kept trace takes. Edges within unrolled loops are left out, because their round is
-    /// unknown.
+    /// Adds edges that no kept trace takes. Edges within unrolled loops are left out, because the round in which they
+    /// were taken is unknown.
     fn add_other_paths(&mut self, graph: &TraceGraph, children: &Successors, walk: &mut Walk<'_>) {
         let mut steps_of: Vec<SmallVec<[u32; 1]>> = vec![SmallVec::new(); graph.len()];
         for (i, step) in self.all.iter().enumerate() {

@@ -336,7 +336,7 @@ proptest! {
         choices in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 2..8),
     ) {
         let mut p = Program { storages: 1, ..Program::default() };
-        // Edges of the first iteration only are not part of the symbolic graph.
+        // Runs the first iteration, whose edges the symbolic graph leaves out unless a later iteration takes them too.
         run_once(&mut p, &statements, &choices[0]);
         let mut traces = Vec::new();
         for choices in &choices {
@@ -352,7 +352,7 @@ proptest! {
         }
         let listing = Listing::of(&symbolic, &p.graph, &|op| NAMES[op.index()].to_owned());
         prop_assert_eq!(listing.to_string().parse::<Listing>(), Ok(listing));
-        // Once varying loops are known, older traces also run.
+        // Loops that are known to vary become Whiles, so traces that are no longer kept run too.
         for header in &symbolic.varying {
             p.graph.node_mut(*header).varies = true;
         }
@@ -474,7 +474,7 @@ proptest! {
                 let key = &p.graph.node(*node).key;
                 prop_assert_eq!((key.op, key.location.0), (points[*place].op, *place as u32 + 1));
             }
-            // The same walk is found at once.
+            // A second trace of the same walk adds nothing.
             let (again, grew) = trace(&mut p, &points, places);
             prop_assert_eq!((&again, grew), (&nodes, false));
             traces.push(nodes);
