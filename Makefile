@@ -94,7 +94,7 @@ fuzz: build ## 2,000 random programs, eagerly and in each mode, and 2,000 with f
 libraries: build ## programs of other libraries beside eager: docs/libraries.md; ARGS="--only einops,timm" runs some
 	@$(env) python -m tests.libraries $(if $(ARGS),$(ARGS),--write docs/libraries.md)
 
-cpp := $(wildcard pybridge/cpp/*.cpp pybridge/cpp/*.h)
+cpp := $(wildcard $(foreach folder,pybridge/cpp pybridge/cpp/*,$(folder)/*.cpp $(folder)/*.h))
 
 lint: setup ## formatting and static checks
 	@cargo fmt --all --check

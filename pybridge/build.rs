@@ -14,6 +14,9 @@ use std::{env, fs, io, thread};
 
 const PACKAGE: &str = "python/torch_tandem";
 
+/// The folder of the C++ files. What they include of each other is named relative to it.
+const CPP: &str = "cpp";
+
 /// The headers of torch that most files include.
 const TORCH_HEADERS: &str = "#include <ATen/ATen.h>\n#include <torch/library.h>\n";
 
@@ -148,6 +151,8 @@ impl Shim<'_> {
         if system == "linux" {
             cc.define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi());
         }
+        // Only for names in quotes: without regard to case, a folder there has the name of one of torch's.
+        cc.flag(if system == "windows" { "/I" } else { "-iquote" }).flag(CPP);
         for dir in ["include", "include/torch/csrc/api/include"] {
             cc.flag(if system == "windows" { "/I" } else { "-isystem" }).flag(torch.dir.join(dir));
         }
@@ -158,9 +163,8 @@ impl Shim<'_> {
 
     /// Compiles the files whose objects are missing, links all objects and returns the path of the library.
     fn build(&self) -> PathBuf {
-        let mut sources: Vec<PathBuf> =
-            fs::read_dir("cpp").expect("cpp").map(|e| e.unwrap().path()).collect();
-        sources.retain(|p| p.extension().is_some_and(|e| e == "cpp"));
+        let mut sources = Vec::new();
+        find_sources(Path::new(CPP), &mut sources).expect(CPP);
         sources.sort();
         let objects: Vec<PathBuf> = sources.iter().map(|s| self.object(s)).collect();
 
@@ -289,12 +293,25 @@ fn is_there(object: &Path) -> bool {
     set_modified(object, SystemTime::now()).is_ok()
 }
 
+/// Finds the files to compile in a folder and those inside it.
+fn find_sources(dir: &Path, sources: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            find_sources(&path, sources)?;
+        } else if path.extension().is_some_and(|e| e == "cpp") {
+            sources.push(path);
+        }
+    }
+    Ok(())
+}
+
 /// Reads a file of `cpp/` and all files there that it includes.
 fn read(file: &Path, texts: &mut BTreeMap<PathBuf, String>) {
     let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     texts.insert(file.to_owned(), text.clone());
     for name in text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next()) {
-        let included = file.with_file_name(name);
+        let included = Path::new(CPP).join(name);
         if !texts.contains_key(&included) {
             read(&included, texts);
         }

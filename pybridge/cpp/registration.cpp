@@ -4,18 +4,18 @@
 
 #include <mutex>
 
-#include "allocator.h"
-#include "capture.h"
-#include "collectives.h"
-#include "errors.h"
-#include "hooks.h"
-#include "host_calls.h"
-#include "host_memory.h"
-#include "host_random.h"
-#include "profiler.h"
-#include "shim.h"
-#include "sparse.h"
-#include "threads.h"
+#include "aten/host_random.h"
+#include "aten/sparse.h"
+#include "boundary/errors.h"
+#include "boundary/shim.h"
+#include "calls/capture.h"
+#include "calls/host_calls.h"
+#include "collectives/collectives.h"
+#include "device/allocator.h"
+#include "device/hooks.h"
+#include "device/host_memory.h"
+#include "device/profiler.h"
+#include "device/threads.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-//! The C interface of the shim: a mirror of `cpp/shim.h`, in the same order.
+//! The C interface of the shim: a mirror of `cpp/boundary/shim.h`, in the same order.
 //!
 //! The shim is a library of its own, one for each version of torch. [`connect`] loads the one that fits, and each of
 //! the two libraries finds the functions of the other by name.

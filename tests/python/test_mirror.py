@@ -1,4 +1,4 @@
-"""`pybridge/cpp/shim.h` and `pybridge/src` declare the same structs, constants and functions."""
+"""`pybridge/cpp/boundary/shim.h` and `pybridge/src` declare the same structs, constants and functions."""
 
 import ctypes
 import re
@@ -112,7 +112,7 @@ def functions_of_c(text: str) -> dict[str, tuple[list[str], str]]:
     return found
 
 
-HEADER = BRIDGE / "cpp" / "shim.h"
+HEADER = BRIDGE / "cpp" / "boundary" / "shim.h"
 MIRROR = text_of(BRIDGE / "src" / "ffi.rs")
 
 

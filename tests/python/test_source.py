@@ -101,13 +101,24 @@ def test_files_import_each_other_without_cycles(crate: str) -> None:
 
 
 def test_files_of_the_shim_include_each_other_without_cycles() -> None:
-    """No file of the shim needs itself. A header and its .cpp file are one module."""
+    """No file of the shim needs itself, and no folder. A header and its .cpp file are one module."""
     edges: dict[Module, set[Module]] = {}
-    for path in (ROOT / "pybridge" / "cpp").iterdir():
-        names = re.findall(r'(?m)^#include "(\w+)\.h"$', path.read_text())
-        edges.setdefault((path.stem,), set()).update({(name,) for name in names} - {(path.stem,)})
+    folders: dict[Module, set[Module]] = {}
+    shim = ROOT / "pybridge" / "cpp"
+    for path in (path for path in shim.rglob("*") if path.suffix in (".cpp", ".h")):
+        module = path.relative_to(shim).with_suffix("").parts
+        names = re.findall(r'(?m)^#include "(.*)"', path.read_text())
+        # Names are relative to the shim's folder, for files beside them too.
+        assert [name for name in names if not (shim / name).is_file()] == [], path
+        included = {tuple(name.removesuffix(".h").split("/")) for name in names} - {module}
+        edges.setdefault(module, set()).update(included)
+        folders.setdefault(module[:-1], set()).update({to[:-1] for to in included} - {module[:-1]})
+    # All files are found: those of each folder, and all that is included.
+    assert folders.keys() == {(), *((path.name,) for path in shim.iterdir() if path.is_dir())}
+    assert set().union(*edges.values()) <= edges.keys()
     assert sum(map(len, edges.values())) > len(edges)
     assert cycles(edges) == []
+    assert cycles(folders) == []
 
 
 def test_a_cycle_is_found() -> None:

@@ -72,7 +72,7 @@ class Side:
         from torch import nn
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        torch.erf(torch.zeros(1))  # as Tandem does (cpp/threads.h), so that both sides have the same bits
+        torch.erf(torch.zeros(1))  # as Tandem does (device/threads.h), so that both sides have the same bits
         torch.manual_seed(0)
         random.seed(0)
         if numpy := sys.modules.get("numpy"):

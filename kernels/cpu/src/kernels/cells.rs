@@ -1,7 +1,7 @@
 //! Fused LSTM and GRU cells, whose gates come from matrix products, and their gradients.
 //!
-//! The workspaces have the layout of the shim's kernels (`pybridge/cpp/aten/cells.cpp`): the activated gates of an LSTM cell,
-//! or the gates, the hidden state and the hidden part of the new gate of a GRU cell.
+//! The workspaces have the layout of the shim's kernels (`pybridge/cpp/aten/cells.cpp`): the activated gates of an
+//! LSTM cell, or the gates, the hidden state and the hidden part of the new gate of a GRU cell.
 
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;

@@ -186,7 +186,7 @@ impl Text {
     /// queries; `factors(bits)` returns the factors of the weights. Adds nothing without dropout.
     ///
     /// The random words of a query's keys are numbered from a multiple of four on, so that four keys take the words of
-    /// one counter (`philox_mask` in pybridge/cpp/host_attention.cpp).
+    /// one counter (`philox_mask` in pybridge/cpp/aten/host_attention.cpp).
     fn dropout(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
         let Some(Dropout { seed, probability }) = &a.dropout else { return Some(()) };
         let Source::Window(t) = l.read(&mut self.k, seed) else { return None };

@@ -1,0 +1,105 @@
+// The arguments of a call as flat records.
+#pragma once
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/Scalar.h>
+#include <c10/core/SymInt.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "boundary/shim.h"
+
+namespace tandem {
+
+// Number of leading inputs of a call that each input is compared with, to set TT_SAME and TT_APART.
+constexpr size_t kCompared = 16;
+
+// Whether a host tensor is a 0-dimensional integer that converts to zero in some integer dtype, that is, whether its low
+// byte is zero.
+bool may_be_zero(const at::Tensor& t);
+
+// Builds the argument records of a call. Pointers in the records are valid as long as the encoder and the arguments.
+class Encoder {
+ public:
+  // Encodes boxed arguments. Throws if tandem tensors are on different devices.
+  void encode(const c10::IValue* args, size_t n);
+
+  // Starts a call whose unboxed arguments are then added one by one: `n` arguments with at most `tensors` tensors.
+  // Unless `may_cross` is set, add() throws if tandem tensors are on different devices.
+  void begin(size_t n, size_t tensors, bool may_cross = false);
+  void add(const at::Tensor& t);
+  void add(const std::optional<at::Tensor>& t);
+  void add(const at::ITensorListRef& list);
+  void add(const c10::Scalar& s);
+  void add(c10::SymIntArrayRef list);
+  void add(at::OptionalIntArrayRef list);
+  void add(const c10::SymInt& i) { add_int(i.guard_int(__FILE__, __LINE__)); }
+  void add(int64_t i) { add_int(i); }
+  void add(bool b);
+  void add(double d);
+  void add(std::optional<c10::ScalarType> type);
+
+  const TtArg* args() const { return args_.data(); }
+  size_t size() const { return args_.size(); }
+  // The device that the call runs on: that of the first tandem tensor, else that of a device argument, else the current
+  // device.
+  c10::DeviceIndex device() const;
+  // Whether the call draws from a generator whose state the program can read and set without Tandem noticing.
+  bool draws_unordered() const { return draws_unordered_; }
+  // Whether an operand is a host tensor with at least one dimension; false for copies, which move their gradients.
+  bool has_host() const { return has_host_; }
+  // Whether a host tensor with at least one dimension requires grad.
+  bool host_requires_grad() const { return host_requires_grad_; }
+  const std::vector<const at::Tensor*>& inputs() const { return inputs_; }
+  // The tensor of flat input `i`.
+  const at::Tensor& input(size_t i) const { return *inputs_[i]; }
+
+ private:
+  TtArg encode_one(const c10::IValue& v);
+  TtArg& next(TtTag tag);
+  void add_int(int64_t i) { next(TT_INT).i = i; }
+  void encode_tensor(const at::Tensor& t);
+  void meet(const at::Tensor& t);
+
+  // Device of the first tandem tensor, and of a device argument; -1 if there is none.
+  c10::DeviceIndex device_ = -1, named_ = -1;
+  bool may_cross_ = false;
+  bool has_host_ = false, host_requires_grad_ = false;
+  bool draws_unordered_ = false;
+  std::vector<TtArg> args_;
+  std::vector<TtTensor> tensors_;
+  std::vector<const at::Tensor*> inputs_;
+  std::vector<int64_t> ints_;
+  std::vector<double> floats_;
+  std::vector<uint8_t> bools_;
+  std::vector<TtArg> scalars_;
+};
+
+// Lends an encoder from a thread-local pool that has one per depth of nested calls.
+class Lease {
+ public:
+  Lease() {
+    if (pool.size() == depth) pool.push_back(std::make_unique<Encoder>());
+    encoder_ = pool[depth++].get();
+  }
+  ~Lease() { depth--; }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Encoder* operator->() const { return encoder_; }
+  Encoder& operator*() const { return *encoder_; }
+
+ private:
+  static thread_local std::vector<std::unique_ptr<Encoder>> pool;
+  static thread_local size_t depth;
+  Encoder* encoder_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,54 @@
+// States of CPU generators, for Tandem's own kernels that draw random numbers with PyTorch's bits.
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GeneratorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "boundary/shim.h"
+#include "device/generator.h"
+
+namespace {
+
+// Returns the CPU generator that a generator draws from. Null stands for the default one.
+at::Generator generator_of(void* g) {
+  if (g == nullptr) return at::detail::getDefaultCPUGenerator();
+  return tandem::host_generator(
+      at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(static_cast<c10::GeneratorImpl*>(g))));
+}
+
+}  // namespace
+
+extern "C" {
+
+uint64_t ttc_random_key(void* g) {
+  const auto generator = generator_of(g);
+  auto* impl = generator.get<at::CPUGeneratorImpl>();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  return impl->random64();
+}
+void ttc_generator_state(void* g, uint32_t* words, int32_t* left, uint32_t* next) {
+  const auto generator = generator_of(g);
+  auto* impl = generator.get<at::CPUGeneratorImpl>();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  const auto state = impl->engine().data();
+  std::copy(state.state_.begin(), state.state_.end(), words);
+  *left = state.left_;
+  *next = state.next_;
+}
+void ttc_set_generator_state(void* g, const uint32_t* words, int32_t left, uint32_t next) {
+  const auto generator = generator_of(g);
+  auto* impl = generator.get<at::CPUGeneratorImpl>();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  auto engine = impl->engine();
+  auto state = engine.data();
+  std::copy(words, words + state.state_.size(), state.state_.begin());
+  state.left_ = left;
+  state.next_ = next;
+  engine.set_data(state);
+  impl->set_engine(engine);
+}
+void ttc_generator_retain(void* g) { c10::raw::intrusive_ptr::incref(static_cast<c10::GeneratorImpl*>(g)); }
+void ttc_generator_release(void* g) { c10::raw::intrusive_ptr::decref(static_cast<c10::GeneratorImpl*>(g)); }
+}

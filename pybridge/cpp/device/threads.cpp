@@ -1,0 +1,43 @@
+// PyTorch's parallel loops, and its settings of a thread that CPU kernels read.
+#include "device/threads.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+#include "boundary/shim.h"
+
+namespace {
+
+// Whether this thread flushes denormal numbers to zero.
+int32_t flushes_denormal() {
+#if defined(__x86_64__) || defined(_M_X64)
+  return (_mm_getcsr() & 0x8040) == 0x8040;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
+void tandem::initialize_vector_math() { at::erf(at::zeros({1})); }
+
+extern "C" {
+
+void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void*, size_t, size_t), const void* body) {
+  at::parallel_for(0, static_cast<int64_t>(n), static_cast<int64_t>(grain),
+                   [&](int64_t from, int64_t to) { part(body, from, to); });
+}
+uint32_t ttc_num_threads() { return static_cast<uint32_t>(at::get_num_threads()); }
+
+int32_t ttc_thread_settings() { return at::get_num_threads() << 1 | flushes_denormal(); }
+void ttc_use_thread_settings(int32_t settings) {
+  if (at::get_num_threads() != settings >> 1) at::set_num_threads(settings >> 1);
+  if (flushes_denormal() != (settings & 1)) at::globalContext().setFlushDenormal(settings & 1);
+}
+void ttc_enter_graph_runner() { at::init_num_threads(); }
+}

@@ -1,0 +1,439 @@
+#include "functions/call_backward.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "autograd/autograd_nodes.h"
+#include "autograd/backward.h"
+#include "calls/function.h"
+#include "device/storage.h"
+
+namespace tandem {
+
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// Hands a gradient on, for passes that reach the graph of a call by another way than the call's node.
+struct Gate final : Node {
+  Gate(uint64_t sequence, Edge target, const at::Tensor& of) : Node(sequence, {std::move(target)}) {
+    add_input_metadata(of);
+  }
+  variable_list apply(variable_list&& grads) override { return std::move(grads); }
+};
+
+// Takes the edges away from gates, at which a pass then ends.
+class Closed {
+ public:
+  explicit Closed(const Cut& graph) : graph_(graph) {
+    for (const auto& gate : graph_.gates) gate->next_edges().clear();
+  }
+  ~Closed() {
+    for (size_t i = 0; i < graph_.gates.size(); i++) graph_.gates[i]->next_edges() = {graph_.targets[i]};
+  }
+  Closed(const Closed&) = delete;
+  Closed& operator=(const Closed&) = delete;
+
+ private:
+  const Cut& graph_;
+};
+
+// Runs the backward pass of a graph. Returns the gradients at its gates.
+variable_list run(const Cut& graph, const variable_list& grads) {
+  edge_list roots, ends;
+  variable_list defined;
+  for (size_t i = 0; i < grads.size(); i++) {
+    if (!grads[i].defined()) continue;
+    roots.push_back(graph.roots[i]);
+    defined.push_back(grads[i]);
+  }
+  if (roots.empty()) return variable_list(graph.gates.size());
+  for (const auto& gate : graph.gates) ends.emplace_back(gate, 0);
+  const Closed closed(graph);
+  return run_within(std::move(roots), std::move(defined), ends);
+}
+
+// Given storages of a pass, each with the watched tensor of the call that it belongs to.
+using Captured = std::vector<std::pair<size_t, size_t>>;
+
+// The backward passes of a recorded call.
+struct Passes {
+  Passes() = default;
+  Passes(const Passes&) = delete;
+  Passes& operator=(const Passes&) = delete;
+  ~Passes() {
+    for (const int64_t pass : recorded)
+      if (pass >= 0) drop_recording(pass);
+    for (const auto& [pass, _] : templates) drop_recording(pass);
+  }
+
+  // Those that have been recorded since Python has asked. -1 stands for one that creates a graph.
+  std::vector<int64_t> recorded;
+  // Those that are templates.
+  std::vector<std::pair<int64_t, Captured>> templates;
+  // The storages that templates use, by their numbers among those that the call has made and that last.
+  std::unordered_set<size_t> saved;
+};
+
+std::mutex passes_mutex;
+// By the number of the recorded call. Nodes of replayed calls hold them too. The map is never destroyed: at the end of the
+// process, Rust's part may be gone.
+auto& passes = *new std::unordered_map<int64_t, std::shared_ptr<Passes>>();
+
+std::shared_ptr<Passes> passes_of(int64_t call) {
+  auto& known = passes[call];
+  if (!known) known = std::make_shared<Passes>();
+  return known;
+}
+
+void note_pass(int64_t call, int64_t pass) {
+  if (!find_recorded(call)) {
+    if (pass >= 0) drop_recording(pass);
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(passes_mutex);
+  passes_of(call)->recorded.push_back(pass);
+}
+
+std::vector<int64_t> take_passes(int64_t call) {
+  const std::lock_guard<std::mutex> lock(passes_mutex);
+  const auto found = passes.find(call);
+  return found == passes.end() ? std::vector<int64_t>() : std::exchange(found->second->recorded, {});
+}
+
+// Makes a recorded pass one that replays of the call may use, and that is dropped with the last of them. Rust has its
+// template.
+void add_pass(int64_t call, int64_t pass) {
+  const auto forward = find_recorded(call), backward = find_recorded(pass);
+  if (!forward || !backward) return;
+  Captured captured;
+  const std::lock_guard<std::mutex> lock(passes_mutex);
+  const auto known = passes_of(call);
+  for (size_t i = 0; i < backward->given.size(); i++) {
+    const auto& given = backward->given[i];
+    if (given.kind == Given::kSaved) known->saved.insert(given.index);
+    if (given.kind != Given::kCaptured) continue;
+    const auto on = [&](const Watched& w) { return w.context == given.context; };
+    const auto owner = std::find_if(forward->watched.begin(), forward->watched.end(), on);
+    if (owner != forward->watched.end()) captured.emplace_back(i, owner - forward->watched.begin());
+  }
+  known->templates.emplace_back(pass, std::move(captured));
+}
+
+void drop_passes(int64_t call) {
+  std::shared_ptr<Passes> dropped;
+  const std::lock_guard<std::mutex> lock(passes_mutex);
+  const auto found = passes.find(call);
+  if (found == passes.end()) return;
+  dropped = std::move(found->second);
+  passes.erase(found);
+}
+
+// Whether two passes differ in the gradients and arguments that they are given, or in PyTorch's settings.
+bool differ_in_inputs(int64_t one, int64_t two) {
+  const auto a = find_recorded(one), b = find_recorded(two);
+  if (!a || !b || !(a->modes == b->modes)) return true;
+  const auto same = [](const Argument& x, const Argument& y) { return x.equals(y, false); };
+  return !std::equal(a->arguments.begin(), a->arguments.end(), b->arguments.begin(), b->arguments.end(), same);
+}
+
+// The node of a call whose results require grad.
+class CallBackward : public Node {
+ public:
+  std::string name() const override { return "TandemFunctionBackward"; }
+  void release_variables() override { is_released_ = true; }
+
+ protected:
+  void check_released() const {
+    if (is_released_) throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
+  }
+  bool is_released_ = false;
+};
+
+class RecordedBackward final : public CallBackward {
+ public:
+  RecordedBackward(int64_t call, Cut&& graph, Surroundings&& around)
+      : call_(call), graph_(std::move(graph)), around_(std::move(around)) {
+    set_next_edges(edge_list(graph_.targets));
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    check_released();
+    if (c10::GradMode::is_enabled()) {
+      note_pass(call_, -1);
+      return tandem::run(graph_, grads);
+    }
+    auto arguments = grads;
+    arguments.insert(arguments.end(), around_.arguments.begin(), around_.arguments.end());
+    std::vector<at::Tensor> reached;
+    for (const auto& t : around_.reached)
+      if (auto impl = t.lock()) reached.emplace_back(std::move(impl));
+    if (!begin_recording_backward(arguments, reached, around_.saved)) return tandem::run(graph_, grads);
+    try {
+      auto found = tandem::run(graph_, grads);
+      note_pass(call_, end_recording(found));
+      return found;
+    } catch (...) {
+      cancel_recording();
+      throw;
+    }
+  }
+
+  void release_variables() override {
+    CallBackward::release_variables();
+    // Nodes that something else refers to, such as a tensor of the call that the program keeps, may still run.
+    graph_ = Cut();
+    around_ = Surroundings();
+  }
+
+ private:
+  int64_t call_;
+  Cut graph_;
+  Surroundings around_;
+};
+
+const char* const kModified =
+    "one of the variables needed for gradient computation has been modified by an inplace operation, after a replayed "
+    "call of a torch_tandem.function had used it";
+
+class ReplayedBackward final : public CallBackward {
+ public:
+  explicit ReplayedBackward(Left&& left) : left_(std::move(left)) {
+    for (const auto& target : left_.call->targets) {
+      const auto& t = (target.is_argument ? left_.arguments : left_.watched)[target.index];
+      add_next_edge(torch::autograd::impl::gradient_edge(t));
+    }
+    for (const auto& t : left_.arguments) argument_versions_.push_back(t.defined() ? version_of(t) : 0);
+    for (const auto& t : left_.watched) watched_versions_.push_back(version_of(t));
+    const std::lock_guard<std::mutex> lock(passes_mutex);
+    passes_ = passes_of(left_.id);
+    for (size_t i = 0; i < left_.made.size(); i++)
+      if (!passes_->saved.count(i)) left_.made[i].reset();
+    // The watched tensors are held weakly by the recording.
+    left_.watched.clear();
+  }
+
+  // Adds a result, on the storage of this number among those that the call has made.
+  void add_result(const NodePointer& self, const at::Tensor& t, size_t storage) {
+    results_.push_back({storage, t.unsafeGetTensorImpl()->version_counter(), version_of(t)});
+    torch::autograd::impl::set_gradient_edge(t, {self, add_input_metadata(t)});
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    check_released();
+    note_refusal("it runs the backward pass of a replayed call of another function");
+    if (!c10::GradMode::is_enabled()) {
+      for (size_t i = 0; i < passes_->templates.size(); i++)
+        if (auto found = replay(passes_->templates[i].first, passes_->templates[i].second, grads))
+          return std::move(*found);
+    }
+    return recompute(grads);
+  }
+
+  void release_variables() override {
+    CallBackward::release_variables();
+    left_.arguments.clear(), left_.made.clear();
+  }
+
+ private:
+  struct Version {
+    size_t storage;
+    c10::VariableVersion counter;
+    uint32_t version;
+  };
+
+  std::optional<variable_list> replay(int64_t pass, const Captured& captured, const variable_list& grads);
+  variable_list recompute(const variable_list& grads);
+  bool is_changed(size_t watched) const {
+    const auto impl = left_.call->watched[watched].tensor.lock();
+    return !impl || version_of(at::Tensor(impl)) != watched_versions_[watched];
+  }
+
+  Left left_;
+  std::shared_ptr<Passes> passes_;
+  std::vector<uint32_t> argument_versions_, watched_versions_;
+  std::vector<Version> results_;
+};
+
+std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captured& captured,
+                                                      const variable_list& grads) {
+  const auto recorded = find_recorded(pass);
+  if (!recorded) return std::nullopt;
+  auto arguments = grads;
+  for (size_t i = 0; i < grads.size(); i++) {
+    const auto& known = recorded->arguments[i];
+    if (!grads[i].defined() || !known.defined) continue;
+    if (grads[i].layout() != c10::kStrided) return std::nullopt;
+    if (known.window->is_of(grads[i])) continue;
+    // Recorded gradients may be expanded.
+    const bool is_dense = c10::IntArrayRef(known.window->strides).empty() ||
+                          *std::min_element(known.window->strides.begin(), known.window->strides.end()) > 0;
+    if (!is_dense || grads[i].sizes() != c10::IntArrayRef(known.window->sizes) ||
+        grads[i].scalar_type() != known.window->dtype)
+      return std::nullopt;
+    arguments[i] = at::empty_strided(known.window->sizes, known.window->strides, grads[i].options()).copy_(grads[i]);
+  }
+  arguments.insert(arguments.end(), left_.arguments.begin(), left_.arguments.end());
+  return replay_backward(pass, std::move(arguments), left_.made, [&] {
+    for (const auto& given : recorded->given) {
+      bool is_modified = false;
+      if (given.kind == Given::kArgument && given.index >= grads.size()) {
+        const auto i = given.index - grads.size();
+        is_modified = version_of(left_.arguments[i]) != argument_versions_[i];
+      } else if (given.kind == Given::kSaved) {
+        is_modified = std::any_of(results_.begin(), results_.end(), [&](const Version& result) {
+          return result.storage == given.index && result.counter.current_version() != result.version;
+        });
+      }
+      if (is_modified) throw std::runtime_error(kModified);
+    }
+    for (const auto& [_, watched] : captured)
+      if (is_changed(watched)) throw std::runtime_error(kModified);
+  });
+}
+
+// Runs Python again for a pass that has not been recorded.
+variable_list ReplayedBackward::recompute(const variable_list& grads) {
+  for (size_t i = 0; i < left_.arguments.size(); i++)
+    if (left_.arguments[i].defined() && version_of(left_.arguments[i]) != argument_versions_[i])
+      throw std::runtime_error(kModified);
+  const auto& watched = left_.call->watched;
+  for (size_t i = 0; i < watched.size(); i++) {
+    const auto impl = watched[i].tensor.lock();
+    if (is_changed(i) || !watched[i].is_same(at::Tensor(impl))) throw std::runtime_error(kModified);
+  }
+  const auto &before = left_.call->modes, now = Modes::now();
+  TORCH_CHECK(before.deterministic == now.deterministic && before.warn_only == now.warn_only &&
+                  before.fills == now.fills && before.default_dtype == now.default_dtype &&
+                  before.threads == now.threads,
+              "torch_tandem.function: a replayed call cannot be made again for its backward pass, since a setting of "
+              "PyTorch differs");
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("torch_tandem::recompute", "")
+                             .typed<std::vector<at::Tensor>(int64_t, const c10::List<std::optional<at::Tensor>>&)>();
+  c10::List<std::optional<at::Tensor>> arguments;
+  for (const auto& t : left_.arguments) arguments.push_back(t.defined() ? std::optional(t) : std::nullopt);
+  const auto first = at::sequence_number::peek();
+  const auto all = op.call(left_.id, arguments);
+  TORCH_CHECK(all.size() == left_.call->results.size(), "the function returned another number of tensors");
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < all.size(); i++)
+    if (left_.call->results[i].requires_grad && left_.call->results[i].kind == Result::kKept) results.push_back(all[i]);
+  const auto graph = cut_out(results, left_.arguments, first);
+  const auto same = [](const Edge& a, const Edge& b) { return a.function == b.function && a.input_nr == b.input_nr; };
+  TORCH_CHECK(graph.refusal.empty() && std::equal(graph.targets.begin(), graph.targets.end(), next_edges().begin(),
+                                                  next_edges().end(), same),
+              "tandem: a function did not do again what its replayed call had done, so the call has no backward pass");
+  return tandem::run(graph, grads);
+}
+
+}  // namespace
+
+Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
+  Cut graph;
+  std::unordered_set<Node*> met;
+  std::vector<NodePointer> open;
+  for (const auto& t : results) {
+    graph.roots.push_back(torch::autograd::impl::gradient_edge(t));
+    open.push_back(graph.roots.back().function);
+  }
+  struct Exit {
+    NodePointer node;
+    size_t edge;
+  };
+  std::vector<Exit> exits;
+  const auto argument_at = [&](const Edge& edge) {
+    return std::find_if(arguments.begin(), arguments.end(), [&](const at::Tensor& t) {
+      return t.defined() && t.requires_grad() && t.grad_fn() == edge.function && t.output_nr() == edge.input_nr;
+    });
+  };
+  while (!open.empty()) {
+    const auto node = std::move(open.back());
+    open.pop_back();
+    if (!met.insert(&*node).second) continue;
+    if (node->sequence_nr() < first || dynamic_cast<AccumulateGrad*>(&*node)) {
+      graph.refusal =
+          "a result belongs to a graph of autograd from outside of the call. Pass the tensors of that graph as "
+          "arguments";
+      return graph;
+    }
+    if (runs_program(*node)) {
+      graph.refusal = "its backward pass would run Python code (an autograd.Function, or a hook) outside of the call";
+      return graph;
+    }
+    graph.nodes.push_back(node);
+    const auto& edges = node->next_edges();
+    for (size_t i = 0; i < edges.size(); i++) {
+      if (!edges[i].is_valid()) continue;
+      if (dynamic_cast<AccumulateGrad*>(&*edges[i].function) || argument_at(edges[i]) != arguments.end())
+        exits.push_back({node, i});
+      else
+        open.push_back(edges[i].function);
+    }
+  }
+  // In the order in which the nodes run.
+  std::stable_sort(exits.begin(), exits.end(),
+                   [](const Exit& a, const Exit& b) { return a.node->sequence_nr() > b.node->sequence_nr(); });
+  for (const auto& exit : exits) {
+    auto& edge = exit.node->next_edges()[exit.edge];
+    const auto* leaf = dynamic_cast<AccumulateGrad*>(&*edge.function);
+    const at::Tensor of = leaf ? leaf->variable : *argument_at(edge);
+    graph.targets.push_back(edge);
+    graph.gates.push_back(make_node<Gate>(exit.node->sequence_nr(), edge, of));
+    edge = Edge(graph.gates.back(), 0);
+  }
+  return graph;
+}
+
+std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results) {
+  NodePointer node = make_node<RecordedBackward>(id, std::move(graph), std::move(around));
+  std::vector<at::Tensor> attached;
+  for (const auto& t : results) {
+    const Window metadata(t);
+    auto alias = window(t.storage(), metadata.record(t.storage_offset()));
+    alias.unsafeGetTensorImpl()->set_version_counter(t.unsafeGetTensorImpl()->version_counter());
+    torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
+    attached.push_back(std::move(alias));
+  }
+  return attached;
+}
+
+void attach_replayed(Left&& left, at::TensorList results) {
+  const auto call = left.call;
+  const auto made = make_node<ReplayedBackward>(std::move(left));
+  const NodePointer node = made;
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto& result = call->results[i];
+    if (result.requires_grad && result.kind == Result::kKept) made->add_result(node, results[i], result.index);
+  }
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
+  m.def("take_backwards(int recording) -> int[]", take_passes);
+  m.def("add_backward(int recording, int backward) -> ()", add_pass);
+  m.def("drop_backwards(int recording) -> ()", drop_passes);
+  m.def("differs_in_inputs(int one, int two) -> bool", differ_in_inputs);
+  // The results of a replayed call, computed again by Python.
+  m.def("recompute(int recording, Tensor?[] arguments) -> Tensor[]");
+}
+
+}  // namespace tandem

@@ -1,0 +1,87 @@
+// Backward passes of calls whose results require grad.
+//
+// The results of such a call belong to one node of autograd. The node of a recorded call runs the graph that the call has
+// made, and records the operators; that of a replayed call replays them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "functions/recorded.h"
+
+namespace tandem {
+
+using NodePointer = decltype(torch::autograd::Edge::function);
+
+// The graph that a call has made, from its results to the tensors that it was given.
+//
+// Each edge that leaves it gets a gate: a node that only hands its gradient on. The node of the call collects the gradients
+// at the gates, one for each edge, so that autograd sums them in the order in which it would sum them without the cut.
+struct Cut {
+  torch::autograd::edge_list roots;
+  std::vector<NodePointer> nodes;
+  std::vector<NodePointer> gates;
+  // The edges that leave the graph, one for each gate.
+  torch::autograd::edge_list targets;
+  // Why the graph cannot be cut out; empty if it was.
+  std::string refusal;
+};
+
+// Cuts out the graph of `results`, whose nodes have at least this sequence number. `arguments` are those of the call.
+Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first);
+
+// What the backward pass of a recorded call can be given.
+struct Surroundings {
+  std::vector<at::Tensor> arguments;
+  // Contexts of the storages that the call has made and that last; null for those that are gone.
+  std::vector<void*> saved;
+  std::vector<WeakTensor> reached;
+};
+
+// Returns tensors in place of the results of the recorded call `id`. They belong to a node that runs the graph.
+std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results);
+
+// What a replayed call leaves to its backward pass.
+struct Left {
+  std::shared_ptr<const Recorded> call;
+  int64_t id;
+  std::vector<at::Tensor> arguments, watched;
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> made;
+};
+
+// Makes the results of a replayed call that require grad belong to a node which replays the backward pass. `results` are
+// as in `Recorded`.
+void attach_replayed(Left&& left, at::TensorList results);
+
+// What nodes need of the recorder, which defines it.
+
+// Begins the recording of a backward pass. `arguments` are the gradients of the results, and the arguments of the call;
+// `saved` are the contexts of the storages that the call has made and that last, null for those that are gone. Returns
+// false if it cannot be recorded now.
+bool begin_recording_backward(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved);
+// Ends a recording. Returns its number.
+int64_t end_recording(at::TensorList results);
+void cancel_recording();
+// Drops a recording and its template.
+void drop_recording(int64_t id);
+
+// What nodes need of replays, which define it.
+
+// Replays a recorded backward pass. `arguments` are as for its recording, and `saved` the storages that the call has made.
+// Returns nothing if that is not possible. `check` runs before anything is sent, and may throw.
+std::optional<std::vector<at::Tensor>> replay_backward(int64_t pass, std::vector<at::Tensor> arguments,
+                                                       const std::vector<c10::intrusive_ptr<c10::StorageImpl>>& saved,
+                                                       const std::function<void()>& check);
+
+}  // namespace tandem

@@ -1,0 +1,235 @@
+#include "functions/recorded.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
+#include <c10/util/bit_cast.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "calls/encode.h"
+#include "device/device_type.h"
+
+namespace tandem {
+
+namespace {
+
+c10::StorageImpl* storage_of(const at::Tensor& t) {
+  return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+size_t hooks_of(const at::Tensor& t) {
+  using torch::autograd::impl::get_autograd_meta;
+  if (!get_autograd_meta(t)) return 0;
+  return torch::autograd::impl::hooks(t).size() + (torch::autograd::impl::post_acc_grad_hooks(t) ? 1 : 0);
+}
+
+}  // namespace
+
+void* identity(const at::Tensor& t) {
+  if (!t.defined() || !t.has_storage()) return nullptr;
+  auto* storage = storage_of(t);
+  return t.device().type() == kTandem ? storage->mutable_data_ptr().get_context() : storage;
+}
+
+uint32_t version_of(const at::Tensor& t) {
+  const auto& version = t.unsafeGetTensorImpl()->version_counter();
+  return version.enabled() ? version.current_version() : 0;
+}
+
+std::vector<at::Tensor> undefined_for_none(const c10::List<std::optional<at::Tensor>>& list) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(list.size());
+  for (const std::optional<at::Tensor>& t : list) tensors.push_back(t ? *t : at::Tensor());
+  return tensors;
+}
+
+Modes Modes::now() {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  const auto& context = at::globalContext();
+  return {keys.included_,
+          keys.excluded_,
+          c10::GradMode::is_enabled(),
+          c10::InferenceMode::is_enabled(),
+          context.deterministicAlgorithms(),
+          context.deterministicAlgorithmsWarnOnly(),
+          context.deterministicFillUninitializedMemory(),
+          at::SavedTensorDefaultHooks::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(),
+          at::autocast::get_autocast_dtype(kTandem),
+          c10::get_default_dtype_as_scalartype(),
+          at::get_num_threads()};
+}
+
+bool Modes::operator==(const Modes& other) const {
+  return included == other.included && excluded == other.excluded && grad == other.grad &&
+         inference == other.inference && deterministic == other.deterministic && warn_only == other.warn_only &&
+         fills == other.fills && hooks == other.hooks && autocast == other.autocast &&
+         default_dtype == other.default_dtype && threads == other.threads;
+}
+
+Window::Window(const at::Tensor& t)
+    : sizes(t.sizes().vec()), strides(t.strides().vec()), dtype(t.scalar_type()), device(t.device()), flags(0) {
+  if (t.is_conj()) flags |= TT_CONJ;
+  if (t.is_neg()) flags |= TT_NEG;
+}
+
+bool Window::is_of(const at::Tensor& t) const {
+  return dtype == t.scalar_type() && t.sizes() == c10::IntArrayRef(sizes) && t.strides() == c10::IntArrayRef(strides) &&
+         device == t.device() && t.is_conj() == ((flags & TT_CONJ) != 0) && t.is_neg() == ((flags & TT_NEG) != 0);
+}
+
+bool Window::operator==(const Window& other) const {
+  return sizes == other.sizes && strides == other.strides && dtype == other.dtype && device == other.device &&
+         flags == other.flags;
+}
+
+TtOut Window::record(int64_t offset) const {
+  TtOut out{};
+  out.sizes = sizes.data(), out.strides = strides.data(), out.ndim = static_cast<uint32_t>(sizes.size());
+  out.dtype = static_cast<uint8_t>(dtype), out.flags = flags, out.offset = offset;
+  return out;
+}
+
+Gradient::Gradient(const at::Tensor& leaf) {
+  const auto& grad = leaf.grad();
+  // A call with a sparse gradient is refused.
+  defined = grad.defined() && grad.has_storage();
+  if (!defined) return;
+  context = identity(grad);
+  window.emplace(grad);
+  offset = grad.storage_offset();
+  version = version_of(grad);
+}
+
+Watched::Watched(const at::Tensor& t)
+    : tensor(t.getIntrusivePtr()),
+      storage(t.storage().getWeakStorageImpl()),
+      context(identity(t)),
+      window(t),
+      offset(t.storage_offset()),
+      requires_grad(t.requires_grad()),
+      is_leaf(t.is_leaf()),
+      hooks(hooks_of(t)),
+      version(t.unsafeGetTensorImpl()->version_counter()),
+      first_version(version.enabled() ? version.current_version() : 0) {
+  if (is_leaf) gradient = Gradient(t);
+}
+
+bool Watched::is_same(const at::Tensor& t) const {
+  return identity(t) == context && t.storage_offset() == offset && window.is_of(t) &&
+         t.requires_grad() == requires_grad && t.is_leaf() == is_leaf && hooks_of(t) == hooks;
+}
+
+Argument::Argument(const at::Tensor& t, at::TensorList all)
+    : defined(t.defined()),
+      context(nullptr),
+      offset(0),
+      requires_grad(false),
+      is_leaf(false),
+      hooks(0),
+      first(0),
+      distance(0) {
+  if (!defined) return;
+  window.emplace(t);
+  context = identity(t), offset = t.storage_offset();
+  requires_grad = t.requires_grad();
+  is_leaf = t.is_leaf();
+  is_inference = t.is_inference();
+  hooks = hooks_of(t);
+  if (is_leaf) gradient = Gradient(t);
+  first = first_on(t, all);
+  distance = t.storage_offset() - all[first].storage_offset();
+}
+
+size_t Argument::first_on(const at::Tensor& t, at::TensorList all) {
+  size_t i = 0;
+  while (identity(all[i]) != identity(t)) i++;
+  return i;
+}
+
+bool Argument::equals(const Argument& other, bool reads_gradients) const {
+  return defined == other.defined && window == other.window && requires_grad == other.requires_grad &&
+         is_leaf == other.is_leaf && is_inference == other.is_inference &&
+         (!reads_gradients || gradient.defined == other.gradient.defined) && hooks == other.hooks &&
+         first == other.first && distance == other.distance;
+}
+
+bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const {
+  if (!t.defined() || !defined) return t.defined() == defined;
+  if (t.layout() != c10::kStrided || !window->is_of(t) || t.requires_grad() != requires_grad || hooks_of(t) != hooks)
+    return false;
+  if (t.is_inference() != is_inference) return false;
+  if (t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)) return false;
+  if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
+  // No earlier argument may share the storage.
+  return first == 0 || first_on(t, all) == first;
+}
+
+bool Argument::is_unchanged(const at::Tensor& t) const {
+  if (!defined) return true;
+  return window->is_of(t) && identity(t) == context && t.storage_offset() == offset &&
+         t.requires_grad() == requires_grad && t.is_leaf() == is_leaf && hooks_of(t) == hooks;
+}
+
+Fed::Fed(const at::Tensor& t)
+    : storage(t.storage().getWeakStorageImpl()),
+      window(t),
+      offset(t.storage_offset()),
+      is_zero(may_be_zero(t)),
+      is_number(t.unsafeGetTensorImpl()->is_wrapped_number()) {
+  // Memory of other libraries has a function of theirs as its deleter.
+  static const auto foreign = c10::InefficientStdFunctionContext::makeDataPtr(
+                                  nullptr, [](void*) {}, c10::Device(c10::DeviceType::CPU))
+                                  .get_deleter();
+  is_own = storage_of(t)->data_ptr().get_deleter() != foreign;
+}
+
+bool operator==(const TtScalar& one, const TtScalar& two) { return one.kind == two.kind && one.bits == two.bits; }
+
+std::optional<TtScalar> record_of(const at::Scalar& value) {
+  if (value.isBoolean()) return TtScalar{0, value.toBool()};
+  if (value.isFloatingPoint()) return TtScalar{2, c10::bit_cast<int64_t>(value.toDouble())};
+  if (value.isIntegral(false) && value.type() != c10::ScalarType::UInt64) return TtScalar{1, value.toLong()};
+  return std::nullopt;
+}
+
+std::string difference(const Recorded& one, const Recorded& two) {
+  if (!(one.modes == two.modes)) return "a setting of PyTorch (grad mode, autocast, default dtype, ...) differs";
+  if (one.reads_gradients != two.reads_gradients) return "it uses gradients in some calls only";
+  const bool reads_gradients = one.reads_gradients;
+  const auto same_argument = [&](const Argument& a, const Argument& b) { return a.equals(b, reads_gradients); };
+  if (!std::equal(one.arguments.begin(), one.arguments.end(), two.arguments.begin(), two.arguments.end(),
+                  same_argument))
+    return "the metadata of an argument differs";
+  const auto same_given = [](const Given& a, const Given& b) {
+    return a.kind == b.kind && a.index == b.index && (a.kind != Given::kCaptured || a.context == b.context);
+  };
+  if (!std::equal(one.given.begin(), one.given.end(), two.given.begin(), two.given.end(), same_given))
+    return "it uses other tensors in each call; pass them as arguments, and return those that the next call uses";
+  const auto same_fed = [](const Fed& a, const Fed& b) {
+    return a.kind == b.kind && a.index == b.index && a.offset == b.offset;
+  };
+  if (!std::equal(one.fed.begin(), one.fed.end(), two.fed.begin(), two.fed.end(), same_fed))
+    return "it uses other host tensors in each call; pass them as arguments";
+  const auto same_watched = [&](const Watched& a, const Watched& b) {
+    return a.tensor == b.tensor && (!reads_gradients || a.gradient.defined == b.gradient.defined);
+  };
+  if (!std::equal(one.watched.begin(), one.watched.end(), two.watched.begin(), two.watched.end(), same_watched))
+    return "its tensors have gradients in some calls only";
+  const auto same_read = [](const Read& a, const Read& b) { return a.from == b.from; };
+  if (!std::equal(one.reads.begin(), one.reads.end(), two.reads.begin(), two.reads.end(), same_read))
+    return "it reads an element of another tensor";
+  if (one.results != two.results) return "it returns other tensors";
+  if (one.targets != two.targets) return "its backward pass has other outputs";
+  if (one.gradients != two.gradients) return "it leaves other gradients behind";
+  return "";
+}
+
+}  // namespace tandem
