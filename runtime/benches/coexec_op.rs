@@ -1,9 +1,6 @@
-//! Time of the program's thread per co-executed op in `Engine::dispatch`, without PyTorch and kernels: a chain of
-//! 64 ops per iteration, in steady state. The figures exclude GraphRunner's work and the end of the iteration.
-//!
-//! `in place`: the call is prepared beforehand, so this is dispatch alone. `fresh`: each op has a new output, and
-//! the figure includes preparing the call and dropping the previous tensor, as on the program's thread. `send`
-//! includes the last op of a block, which wakes GraphRunner.
+//! `in place`: the call is prepared beforehand, so the figure is for dispatch alone. `fresh`: each op has a new output,
+//! and the figure includes preparing the call and dropping the previous tensor, as on the program's thread. `send`: the
+//! figure includes the last op of a block, which wakes GraphRunner.
 
 #[path = "../tests/fakes/mod.rs"]
 mod fakes;
@@ -40,7 +37,7 @@ fn input(id: StorageId, engine: &mut Engine) -> Input<'static> {
 
 fn call(op: Op, a: StorageId, b: StorageId, engine: &mut Engine) -> Call<'static> {
     let mut call = Call { grad_enabled: true, ..Call::blank(op.id()) };
-    // `collect` would move the whole inline capacity.
+    // Pushed one by one, because `collect` would move the whole inline capacity.
     call.args.push(Arg::Tensor);
     call.args.push(Arg::Tensor);
     call.args.push(Arg::Float(0.5));
@@ -80,7 +77,7 @@ fn in_place(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
     // The first op names the storages; the names last until the iteration ends.
     let first = call(Op::Nop_, id(x), id(w), &mut engine);
     dispatch(&mut engine, &first, &mut sink);
-    // One call is used for all ops. The bridge prepares each call in the memory of the one before.
+    // One call is used for all ops. The bridge prepares each call in the memory of the previous call.
     let call = call(Op::Nop_, id(x), id(w), &mut engine);
     let begin = Instant::now();
     (0..timed).for_each(|_| dispatch(&mut engine, &call, &mut sink));

@@ -30,7 +30,7 @@ pub fn inputs(run: &mut BlockRun, call: &Call<'_>, torch: &dyn Torch) -> Result<
     Ok(())
 }
 
-/// Removes what these inputs, the last ones fed, have added.
+/// Removes the feeds of these inputs, which are the latest in the run.
 #[cold]
 fn take_back(run: &mut BlockRun, fed: &[Input<'_>]) {
     for input in fed {

@@ -1,13 +1,12 @@
 //! Functions: the recording of a call, and the template that replays it.
 //!
-//! **Why.** What is left of a co-executed step of many small ops is Python's own time. A function that issues the same
-//! ops in every call need not run in Python.
-//! **Strategy.** A [`Recording`] has all that a call sends to GraphRunner, with storages numbered in the order in which
-//! they occur. Once consecutive calls have equal recordings, the last one becomes a template: a replay sends its runs
-//! again and replaces the storages.
-//! **Branches.** A call may read values. A replay stops at each of them, in the [`Part`]s' stages, and goes on only if
-//! the value is the recorded one. Otherwise what precedes the value is abandoned: [`Undo`] says what has to be restored.
-//! **Limits.** A call whose ops did not all go to GraphRunner has a [`Reason`] and is never replayed.
+//! **Why.** In a co-executed step of many small ops, Python itself takes the time. A function that issues the same ops
+//! in every call need not run in Python. **Strategy.** A [`Recording`] has all that a call sends to GraphRunner, with
+//! storages numbered in the order in which they occur. Once consecutive calls have equal recordings, the last one
+//! becomes a template: a replay sends its runs again and replaces the storages. **Branches.** A call may read values. A
+//! replay stops at each value, which ends a stage, and goes on only if the value is the recorded one. Otherwise the
+//! replay is abandoned: [`Undo`] says what has to be restored. **Limits.** A call whose ops did not all go to
+//! GraphRunner has a [`Reason`] and is never replayed.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tandem_executor::host::Generator;
@@ -32,15 +31,16 @@ pub enum Slot {
 pub enum Reason {
     /// The program reads a tensor's elements.
     Fetch,
-    /// The program reads a value after the call has ended an iteration, or has drawn from a generator that it names.
+    /// The program reads a value after the call has ended an iteration, or has drawn from a generator that it passes to
+    /// an op.
     Late,
-    /// An op has failed, its windows overlap, or it was not traced. A later call may have no such op.
+    /// An op fails, has inputs that overlap, or is not traced. A later call may be without such an op.
     Unrecorded,
     /// The output shapes of an op depend on data.
     Dynamic,
     /// A storage is created or resized outside of any op, or an op resizes a tensor.
     Storage,
-    /// The call shares a tensor with an op of another thread, and one of them writes or makes it.
+    /// The call shares a tensor with an op of another thread, and one of the two writes or makes the tensor.
     Thread,
     /// The state of a generator is read or set, or random numbers are drawn on the host.
     Random,
@@ -48,14 +48,14 @@ pub enum Reason {
     Kept,
 }
 
-/// Why a call is not replayable, and the op where that was found.
+/// The reason why a call is not replayable, and the op at which this was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotReplayable {
     /// Reason.
     pub why: Reason,
-    /// Operator, if it is one's call.
+    /// Operator of that op; `None` outside of ops.
     pub op: Option<OpId>,
-    /// Location of the call, or of the last op before.
+    /// Location of that op, or of the op before.
     pub location: LocationId,
 }
 
@@ -66,16 +66,16 @@ pub enum Scalar {
     Bool(bool),
     /// Integer.
     Int(i64),
-    /// Floating-point number, as the bits of a 64-bit one.
+    /// Floating-point number, as the bits of an `f64`.
     Float(u64),
 }
 
 /// Value that a recorded call has read.
 #[derive(Clone, Copy, Debug)]
 struct Fetched {
-    /// Number of ops before it.
+    /// Number of ops before the value.
     at: usize,
-    /// Slot of the storage that it was read from.
+    /// Slot of the storage that the value was read from.
     slot: Slot,
     value: Scalar,
     op: Option<OpId>,
@@ -87,13 +87,13 @@ struct Fetched {
 pub struct Step {
     /// Node of the op.
     pub node: NodeId,
-    /// Index of its variant.
+    /// Index of the node's variant.
     pub variant: u32,
-    /// Positions of its feeds in the recording's streams.
+    /// Positions of the op's feeds in the recording's streams.
     at: Cursor,
-    /// Number of its inputs on storages.
+    /// Number of the op's inputs on storages.
     inputs: u32,
-    /// Number of storages that were made before.
+    /// Number of storages that earlier ops made.
     made: u32,
 }
 
@@ -104,13 +104,14 @@ pub struct Made {
     pub nbytes: u64,
     /// Device index.
     pub device: u8,
-    /// Name in the iteration that creates it.
+    /// Name of the storage in the iteration that creates it.
     pub name: Name,
-    /// Whether it is in use after the call.
+    /// Whether the storage is in use after the call.
     pub kept: bool,
-    /// Whether the program reads a value later in the call. A replay that is abandoned there must be able to drop it.
+    /// Whether the call reads a value after it has made the storage. A replay that is abandoned at the value must be
+    /// able to drop the storage.
     held: bool,
-    /// Number of the first part that the program has dropped it in.
+    /// Number of the last part whose ops use the storage. Its run releases a storage that does not last.
     dropped: u32,
     storage: FreshStorage,
 }
@@ -118,42 +119,44 @@ pub struct Made {
 /// Numbers of storages and host tensors that a call has used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// Storages that it was given.
+    /// Number of storages that existed before the call.
     pub given: usize,
-    /// Host tensors that were fed.
+    /// Number of host tensors that were fed.
     pub hosts: usize,
 }
 
-/// What a call has changed before it reads a value for the last time. A replay that is abandoned there restores it.
+/// The changes that a call makes before it reads a value for the last time. A replay that is abandoned at a value
+/// undoes them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Undo {
-    /// Numbers of the storages that existed before the call.
+    /// Storages that existed before the call and that it has written, by number.
     pub written: Vec<u32>,
     /// Whether random numbers were drawn.
     pub draws: bool,
 }
 
-/// What a replay uses in place of the recorded call's storages and host tensors.
+/// The storages and host tensors that a replay uses in place of the recorded ones.
 #[derive(Debug)]
 pub struct Values<'a> {
-    /// Storages for the given ones, each with the offset that its windows are relative to.
+    /// Storages in place of those that existed before the recorded call, each with the offset to which the recorded
+    /// offsets of windows are relative.
     pub given: &'a [(StorageId, i64)],
-    /// Storages for those that the call made, as far as they have been made.
+    /// Storages in place of those that the recorded call made, as far as the replay has made them.
     pub made: Vec<StorageId>,
-    /// Host tensors that are read again, by number.
+    /// Host tensors that are fed again, by number.
     pub hosts: FxHashMap<usize, HostFeed>,
 }
 
-/// Ops between two ends of iterations.
+/// Ops between two ends of iterations or values that the call reads.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// Number of the part.
     pub number: u32,
-    /// Number of values that are read before it.
+    /// Number of values that are read before the part.
     pub stage: usize,
     /// Ops as a range of [`Recording::steps`].
     pub steps: std::ops::Range<usize>,
-    /// Whether an iteration ends after them.
+    /// Whether an iteration ends after the ops.
     pub ends: bool,
 }
 
@@ -164,7 +167,7 @@ pub struct Unequal {
     pub location: LocationId,
     /// Operator of this op in both recordings.
     pub ops: (Option<OpId>, Option<OpId>),
-    /// Property in which it differs.
+    /// Property in which the op differs.
     pub what: Property,
 }
 
@@ -177,7 +180,8 @@ pub enum Property {
     Shape,
     /// Fed number, as bits.
     Number(u64, u64),
-    /// Value that is read, by its number among those of the call. All before it is equal.
+    /// Value that is read: its number among the values of the call, and the value in either recording. All ops before
+    /// it are equal.
     Fetched(usize, Option<Scalar>, Option<Scalar>),
     /// Contents of a fed host tensor.
     Host,
@@ -198,7 +202,7 @@ pub struct Recording {
     slots: Vec<Slot>,
     offsets: Vec<i64>,
     numbers: Vec<u64>,
-    /// Fed host tensors; `None` for those that are read again in each call.
+    /// Fed host tensors; `None` for a tensor that each call reads again.
     hosts: Vec<Option<HostFeed>>,
     generators: Vec<Generator>,
     given: Vec<StorageId>,
@@ -206,13 +210,13 @@ pub struct Recording {
     /// Numbers of ops after which an iteration ended.
     ends: Vec<usize>,
     fetched: Vec<Fetched>,
-    /// Fetch that has not turned out to be a single value yet.
+    /// Latest fetch, unless it is known to read a single value.
     open_fetch: Option<NotReplayable>,
     refused: Option<NotReplayable>,
     draws: bool,
     /// Storages that existed before the call and that ops have written, by number.
     given_writes: Vec<u32>,
-    /// Slots by id. An id may be reused during the call.
+    /// Slots by storage id. An id may be reused during the call.
     places: FxHashMap<StorageId, Slot>,
     /// Storages that the call has written.
     written: FxHashSet<StorageId>,
@@ -229,14 +233,14 @@ struct Elsewhere {
     writes: bool,
 }
 
-/// Streams of a run from a position on.
+/// The feeds of a run from a position on.
 pub struct Tail<'a> {
     run: &'a BlockRun,
     from: Cursor,
 }
 
 impl<'a> Tail<'a> {
-    /// Returns the streams of `run` from a position on.
+    /// Returns the feeds of `run` from a position on.
     pub fn new(run: &'a BlockRun, from: Cursor) -> Tail<'a> {
         Tail { run, from }
     }
@@ -260,7 +264,7 @@ impl Made {
         self.storage
     }
 
-    /// Returns what a replay makes in place of it, on a storage of its own.
+    /// Returns the same entry for the storage that a replay makes instead.
     pub fn on(&self, storage: FreshStorage) -> Made {
         Made { storage, ..*self }
     }
@@ -272,8 +276,8 @@ impl Made {
 }
 
 impl Recording {
-    /// Adds an op whose feeds are `fed`. The last storages of it are those that the op creates, `fresh`, with their
-    /// sizes.
+    /// Adds an op whose feeds are `fed`. The last storages among the feeds are those that the op creates, `fresh`, with
+    /// their sizes in bytes.
     pub fn push<'m>(
         &mut self,
         node: NodeId,
@@ -330,7 +334,7 @@ impl Recording {
         slot
     }
 
-    /// Records that the op added last has written a storage.
+    /// Records that the latest op has written a storage.
     pub fn note_written(&mut self, id: StorageId) {
         if let Slot::Given(given) = self.slot_of(id)
             && !self.given_writes.contains(&given)
@@ -341,15 +345,15 @@ impl Recording {
         self.part_from(id, |_| true);
     }
 
-    /// Records that the call is not replayable if an op of another thread has used a storage in a way that `matters`.
+    /// Makes the call not replayable if an op of another thread has used the storage in a way that `matters`.
     fn part_from(&mut self, id: StorageId, matters: impl Fn(&Elsewhere) -> bool) {
         if let Some(Elsewhere { op, .. }) = self.elsewhere.get(&id).copied().filter(matters) {
             self.refuse(NotReplayable { why: Reason::Thread, op, location: LocationId::UNKNOWN });
         }
     }
 
-    /// Records that an op of another thread reads or writes a storage. It is no part of the call, and only matters if
-    /// the order of both does: one of them writes or makes the storage.
+    /// Records that an op of another thread reads or writes a storage. The op is not recorded. If the call uses the
+    /// storage too, and one of the two writes or makes it, the order of both matters, so the call is not replayable.
     pub fn used_elsewhere(&mut self, id: StorageId, op: Option<OpId>, writes: bool) {
         let use_here =
             self.places.get(&id).map(|slot| matches!(slot, Slot::Made(_)) || self.written.contains(&id));
@@ -360,22 +364,22 @@ impl Recording {
         }
     }
 
-    /// Records that another thread makes a storage, whose id may be that of one which the call has used.
+    /// Records that another thread makes a storage. Its id may be that of a dead storage which the call has used.
     pub fn made_elsewhere(&mut self, id: StorageId, op: Option<OpId>) {
         self.places.remove(&id);
         self.written.remove(&id);
         self.elsewhere.insert(id, Elsewhere { op, writes: true });
     }
 
-    /// Records that the op added last has made a storage larger. Returns false if the call has not made the storage: a
-    /// replay does not tell the program new sizes of the tensors that it has.
+    /// Records that the latest op has made a storage larger. Returns false if the call has not made the storage,
+    /// because a replay does not tell the program new sizes of the program's tensors.
     pub fn grow(&mut self, id: StorageId, nbytes: u64) -> bool {
         let Slot::Made(made) = self.slot_of(id) else { return false };
         self.made[made as usize].nbytes = nbytes;
         true
     }
 
-    /// Records that the program fetches something. The call is not replayable unless [`Recording::read`] follows.
+    /// Records that the program fetches something. Unless [`Recording::read`] follows, the call is not replayable.
     pub fn fetch(&mut self, op: OpId, location: LocationId) {
         self.close_fetch();
         self.open_fetch = Some(NotReplayable { why: Reason::Fetch, op: Some(op), location });
@@ -387,8 +391,8 @@ impl Recording {
         }
     }
 
-    /// Records that the last fetch has read a single value from a storage. Returns the storage's slot, and what the call
-    /// has used so far.
+    /// Records that the latest fetch has read a single value from a storage. Returns the storage's slot, and the
+    /// numbers of storages and host tensors that the call has used so far.
     pub fn read(&mut self, id: StorageId, value: Scalar) -> Option<(Slot, Used)> {
         let NotReplayable { op, location, .. } = self.open_fetch.take()?;
         if !self.ends.is_empty() || (self.draws && !self.generators.is_empty()) {
@@ -406,19 +410,20 @@ impl Recording {
         self.ends.push(self.steps.len());
     }
 
-    /// Records that the call is not replayable. The first lasting reason counts.
+    /// Marks the call as not replayable. The first reason stays, except that any reason replaces
+    /// [`Reason::Unrecorded`], which later calls may not have.
     pub fn refuse(&mut self, refused: NotReplayable) {
         if self.refused.is_none_or(|known| known.why == Reason::Unrecorded) {
             self.refused = Some(refused);
         }
     }
 
-    /// Records whether the op added last draws random numbers.
+    /// Records whether the latest op draws random numbers.
     pub fn note_draws(&mut self, random: bool) {
         self.draws |= random;
     }
 
-    /// Ends the recording. `lives` says whether a storage is in use.
+    /// Ends the recording. `lives` says whether a storage is still in use.
     pub fn finish(&mut self, lives: impl Fn(FreshStorage) -> bool) {
         self.close_fetch();
         let read = self.fetched.last().map_or(0, |last| last.at);
@@ -442,7 +447,8 @@ impl Recording {
         }
     }
 
-    /// Makes the offsets of windows on given storages relative to these offsets, one for each given storage.
+    /// Makes the offsets of windows on the storages that existed before the call relative to `bases`, one offset for
+    /// each such storage.
     pub fn rebase(&mut self, bases: &[i64]) {
         for step in &self.steps {
             let n = step.inputs as usize;
@@ -455,7 +461,7 @@ impl Recording {
         }
     }
 
-    /// Records that a host tensor is read again in each call.
+    /// Records that each replay reads the host tensor of this number again.
     pub fn feed_again(&mut self, number: usize) {
         self.hosts[number] = None;
     }
@@ -465,19 +471,20 @@ impl Recording {
         &self.steps
     }
 
-    /// Returns the slots of an op's inputs on storages, and those of the storages that it creates.
+    /// Returns the slots of an op's inputs on storages, and the slots of the storages that the op creates.
     pub fn operands(&self, step: usize) -> (&[Slot], &[Slot]) {
         let slots = &self.slots[self.slots_of(step)];
         slots.split_at(self.steps[step].inputs as usize)
     }
 
-    /// Returns the values that are read before the op of a number: the slot of the storage, the value, and the location.
+    /// Returns the values that are read before the op with this number: the slot of the storage, the value, and the
+    /// location.
     pub fn reads_before(&self, step: usize) -> impl Iterator<Item = (Slot, Scalar, LocationId)> {
         let reads = self.fetched.iter().filter(move |fetched| fetched.at == step);
         reads.map(|fetched| (fetched.slot, fetched.value, fetched.location))
     }
 
-    /// Returns whether an iteration ends before the op of a number.
+    /// Returns whether an iteration ends before the op with this number.
     pub fn ends_before(&self, step: usize) -> bool {
         self.ends.contains(&step)
     }
@@ -507,7 +514,7 @@ impl Recording {
         !self.given_writes.is_empty()
     }
 
-    /// Returns what a replay that is abandoned at a value has to restore.
+    /// Returns the changes that a replay which is abandoned at a value has to undo.
     pub fn undo(&self) -> &Undo {
         &self.undo
     }
@@ -527,7 +534,8 @@ impl Recording {
         !self.ends.is_empty()
     }
 
-    /// Returns the parts between values that are read and ends of iterations. Values are read before iterations end.
+    /// Returns the parts of the call, which end where it reads a value or ends an iteration. All values are read before
+    /// the first iteration ends.
     pub fn parts(&self) -> Vec<Part> {
         let reads = self.fetched.iter().map(|fetched| (fetched.at, false));
         let ends = self.ends.iter().map(|&end| (end, true));
@@ -564,9 +572,9 @@ impl Recording {
         self.steps[i].at.storages..self.end(i).storages
     }
 
-    /// Returns the fed numbers as floats: those of ops, then the host tensors of one element. `None` stands for what
-    /// cannot be replaced: numbers of ops whose output shapes they decide, and other host tensors. `is_sized` says whether
-    /// a node is such an op.
+    /// Returns the fed numbers as floats: first the numbers of ops, then the host tensors of one element. `None` stands
+    /// for a number that cannot be replaced: one that decides an op's output shapes, and a host tensor of another size.
+    /// `is_sized` says whether a node's output shapes depend on its numbers.
     pub fn numbers(&self, is_sized: impl Fn(NodeId) -> bool) -> Vec<Option<f64>> {
         let mut numbers: Vec<Option<f64>> =
             self.numbers.iter().map(|bits| Some(f64::from_bits(*bits))).collect();
@@ -581,7 +589,7 @@ impl Recording {
         numbers
     }
 
-    /// Replaces fed numbers, by their places in [`Recording::numbers`].
+    /// Replaces fed numbers. A place is an index into [`Recording::numbers`].
     pub fn set_numbers(&mut self, numbers: &[(usize, f64)]) {
         for (place, number) in numbers {
             match place.checked_sub(self.numbers.len()) {
@@ -591,9 +599,9 @@ impl Recording {
         }
     }
 
-    /// Returns the first difference from another recording. `node` returns a node of the TraceGraph. Different nodes
-    /// are equal if only their locations differ: a function may be called at several places. Fed numbers at the places
-    /// `free` may differ.
+    /// Returns the first difference from another recording. `node` returns a node of the TraceGraph. Nodes that differ
+    /// only in their locations count as equal, because a function may be called at several places. Fed numbers at the
+    /// indices `free` into [`Recording::numbers`] may differ.
     pub fn difference<'n>(
         &self,
         other: &Recording,
@@ -669,7 +677,7 @@ impl Recording {
         None
     }
 
-    /// Returns the first difference in the values that two calls read before the op of a number.
+    /// Returns the first difference in the values that two calls read before the op with this number.
     fn fetched_unequal(&self, other: &Recording, before: usize) -> Option<Unequal> {
         let number = self.fetched.iter().zip(&other.fetched);
         let number = number.take_while(|(a, b)| (a.at, a.slot, a.value) == (b.at, b.slot, b.value)).count();
@@ -684,7 +692,7 @@ impl Recording {
         Some(Unequal { location, ops: (op, op), what })
     }
 
-    /// Adds the feeds of a part's ops to a run. `make` returns a new storage in place of one that the call made.
+    /// Adds the feeds of a part's ops to a run. `make` creates a storage in place of one that the recorded call made.
     pub fn replay(
         &self,
         part: &Part,
@@ -737,8 +745,7 @@ impl Recording {
     }
 }
 
-/// Returns whether two fed host tensors have the same bytes.
-/// Returns an element that may be a float of 64 bits. Elements of other types are no such floats but zero, or tiny ones.
+/// Returns an element as a float of 64 bits. For an element of another type, that is zero or a tiny number.
 fn float_of(element: &InlineValue) -> f64 {
     let [a, b, c, d, e, f, g, h, ..] = element.0;
     f64::from_ne_bytes([a, b, c, d, e, f, g, h])
@@ -750,6 +757,7 @@ fn element_of(number: f64) -> InlineValue {
     InlineValue(element)
 }
 
+/// Returns whether two fed host tensors have the same bytes.
 fn same_contents(one: &Option<HostFeed>, two: &Option<HostFeed>) -> bool {
     match (one, two) {
         (None, None) => true,

@@ -2,12 +2,12 @@
 //!
 //! **Why.** The program must continue while the device computes, and all effects must happen in program order.
 //! **Strategy.** There is one message queue. The thread that holds the executor's lock takes the next message and
-//! handles it. This is usually GraphRunner's thread, but a thread that waits for a value does it too, which saves
-//! two thread switches. Messages are taken only under that lock, so they are handled in order by any mix of
-//! threads. With inline placement ([`crate::placement`]), the program's thread handles all messages and there is
-//! no GraphRunner thread: the team of kernel threads that OpenMP keeps for it would count as runnable threads, and
-//! OpenMP would put threads of all teams to sleep where they would otherwise spin briefly.
-//! **Freeing.** A run ends with the release of the storages that the program dropped before the run was sent.
+//! handles it. Usually GraphRunner's thread does so. A thread that waits for a value handles messages too, which saves
+//! two thread switches. Messages are taken only under the executor's lock, so they are handled in order by any mix of
+//! threads. With inline placement ([`crate::placement`]), the program's thread handles all messages and there is no
+//! GraphRunner thread: the team of kernel threads that OpenMP keeps for it would count as runnable threads, and OpenMP
+//! would put threads of all teams to sleep where they would otherwise spin briefly. **Freeing.** A run ends with the
+//! release of the storages that the program dropped before the run was sent.
 //!
 //! GraphRunner's thread takes no lock before the executor's.
 
@@ -35,7 +35,7 @@ use crate::work_time::WorkTime;
 pub enum Message {
     /// A run to execute, with the thread settings to use.
     Run(Box<BlockRun>, i32),
-    /// Ops to add to the executor, for consecutive nodes beginning with this one.
+    /// Ops to add to the executor, for consecutive nodes beginning with the given one.
     Declare(NodeId, Vec<OpDeclaration>),
     /// A variant to add to an op.
     AddVariant(NodeId, Arc<Variant>),
@@ -89,7 +89,7 @@ pub enum Waited {
     Reached,
     /// The callback `interrupted` returned true.
     Interrupted,
-    /// GraphRunner has died, and no message is handled any more.
+    /// GraphRunner has died, and messages are no longer handled.
     Dead,
 }
 
@@ -98,14 +98,14 @@ pub enum Waited {
 pub struct WaitTime {
     /// Total duration.
     pub total_ns: u64,
-    /// Part in which another thread held the executor.
+    /// Part of the wait in which another thread held the executor.
     pub asleep_ns: u64,
-    /// Part in which the waiting thread executed runs itself.
+    /// Part of the wait in which the waiting thread executed runs itself.
     pub executing_ns: u64,
 }
 
 impl WaitTime {
-    /// Returns the part in which the waiting thread executed nothing.
+    /// Returns the part of the wait in which the waiting thread executed nothing.
     pub fn idle_ns(&self) -> u64 {
         self.total_ns.saturating_sub(self.executing_ns)
     }
@@ -142,7 +142,7 @@ impl GraphRunner {
         }
     }
 
-    /// Sends a message without waiting. Returns its position.
+    /// Sends a message without waiting. Returns the message's position in the queue.
     pub fn send(&self, message: Message) -> Ticket {
         let ticket = self.shared.submitted.fetch_add(1, Ordering::Relaxed) + 1;
         // `shared` owns the receiver, so the channel is not closed.
@@ -151,16 +151,15 @@ impl GraphRunner {
         Ticket(ticket)
     }
 
-    /// Wakes GraphRunner's thread if it sleeps. A wake-up that is pending already is enough.
+    /// Wakes GraphRunner's thread if it sleeps. If a wake-up is already pending, a second one is not sent.
     fn ring(&self) {
         if let Some(bell) = &self.bell {
-            // The message is sent before `asleep` is read here; the thread sets `asleep` before it looks at the
-            // queue. With a fence in between on both sides, at least one of the two threads sees the other's
-            // write.
+            // The message is sent before `asleep` is read here; the thread sets `asleep` before it looks at the queue.
+            // With a fence in between on both sides, at least one of the two threads sees what the other has written.
             fence(Ordering::SeqCst);
             if bell.asleep.load(Ordering::Relaxed) {
                 let mut cores = self.shared.cores.lock();
-                // If the thread has woken in the meantime, it must not be excluded from this core.
+                // A thread that has woken in the meantime must not be excluded from this core.
                 if bell.asleep.load(Ordering::Relaxed) {
                     cores.leave_this();
                 }
@@ -188,8 +187,8 @@ impl GraphRunner {
         self.bell.is_none()
     }
 
-    /// Returns the position after all messages sent, if messages are pending and the program's thread has to
-    /// handle them.
+    /// If messages are pending and the program's thread has to handle them, returns the position after all messages
+    /// sent.
     #[inline]
     pub fn inline_work(&self) -> Option<Ticket> {
         (self.bell.is_none() && self.pending() > 0).then(|| self.last())
@@ -205,7 +204,7 @@ impl GraphRunner {
         Ticket(self.shared.submitted.load(Ordering::Relaxed))
     }
 
-    /// Returns the position after which `n` of the messages sent are left.
+    /// Returns the position at which `n` of the sent messages are still unhandled.
     pub fn leaving(&self, n: u64) -> Ticket {
         Ticket(self.last().0.saturating_sub(n))
     }
@@ -215,8 +214,8 @@ impl GraphRunner {
         self.shared.executor.lock()
     }
 
-    /// Executes a run on the calling thread, outside the queue, and returns the time that it took in nanoseconds.
-    /// No message may be pending.
+    /// Executes a run on the calling thread, outside the queue. Returns the time that this took, in nanoseconds. No
+    /// message may be pending.
     pub fn run(&self, run: &BlockRun) -> u64 {
         let begin = Instant::now();
         let mut executor = self.shared.executor.lock();
@@ -260,8 +259,8 @@ impl GraphRunner {
 pub struct Waiter(Arc<Shared>);
 
 impl Waiter {
-    /// Waits until the queue has passed `ticket`, and handles messages when no other thread holds the executor.
-    /// Calls `interrupted` at most every 50 ms; the wait ends when it returns true.
+    /// Waits until the queue has passed `ticket`, and handles messages when no other thread holds the executor. Calls
+    /// `interrupted` at most every 50 ms, and ends the wait when `interrupted` returns true.
     pub fn wait(&self, ticket: Ticket, interrupted: &mut dyn FnMut() -> bool) -> (Waited, WaitTime) {
         let start = Instant::now();
         let mut time = WaitTime::default();
@@ -296,12 +295,12 @@ impl Waiter {
 
 /// Time that a thread waiting for GraphRunner spins before it sleeps: about the cost of sleeping and waking.
 const WAITER_SPINS: Duration = Duration::from_micros(50);
-/// Time that GraphRunner spins for the next message: about as long as Python takes to issue a run. Waking a
-/// sleeping GraphRunner would cost Python time.
+/// Time that GraphRunner spins for the next message: about as long as Python takes to issue a run. Waking a sleeping
+/// GraphRunner takes time of Python's thread.
 const RUNNER_SPINS: Duration = Duration::from_micros(200);
 
-/// Spins until `reached` returns true, and helps with the kernels of other threads meanwhile. Returns false if there
-/// was nothing to help with for `moment`.
+/// Spins until `reached` returns true, and helps with the kernels of other threads meanwhile. Returns false after
+/// `moment` without any kernel to help with.
 fn assist_until(moment: Duration, reached: impl Fn() -> bool) -> bool {
     let _assisting = Waiting::assisting();
     let mut begin = Instant::now();
@@ -337,7 +336,7 @@ fn spawn(shared: &Arc<Shared>) -> Option<Bell> {
     let serve = move || own.serve(&rings, &asleep);
     let spawned = std::thread::Builder::new().name("GraphRunner".into()).spawn(serve);
     if let Err(error) = spawned {
-        // Without this thread, the program's thread handles all messages.
+        // The program's thread handles all messages if there is no GraphRunner thread.
         tracing::error!(%error, "cannot start the GraphRunner thread");
         return None;
     }
@@ -375,8 +374,8 @@ impl Shared {
         }
     }
 
-    /// Handles the next message, if there is one. Returns false if no more messages will be handled: the queue is
-    /// closed, or a message panicked. In the latter case, waiting threads are notified.
+    /// Handles the next message, if there is one. Returns false if no more messages will be handled, because the queue
+    /// is closed or a message panicked. After a panic, waiting threads are notified.
     fn carry_out_or_die(&self, executor: &mut Deferred, place: RunPlace) -> bool {
         !self.dead.load(Ordering::Acquire) && self.unless_it_panics(|| self.carry_out_one(executor, place))
     }
@@ -396,7 +395,8 @@ impl Shared {
         self.timeline.ran(begin, place, run);
     }
 
-    /// Starts what the device has recorded, unless more follows: a run of the queue, or a read.
+    /// Makes the device start the work that it has recorded, unless a run in the queue or a read follows, which starts
+    /// it later.
     fn start(&self, executor: &mut Deferred, fetched: bool) {
         if let Some(executor) = executor.opened().filter(|_| !fetched && self.queue.is_empty()) {
             executor.device().start();

@@ -1,4 +1,5 @@
-//! The calls that issue ops, as PyTorch's profiler numbers them: by these numbers it finds the kernels of a call.
+//! Issuers: the calls that issue ops, by their numbers in PyTorch's profiler, which assigns kernels to calls by these
+//! numbers.
 
 use std::cell::Cell;
 

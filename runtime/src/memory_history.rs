@@ -1,9 +1,9 @@
-//! The history of storages, for snapshots of memory: when each was created and freed, and by which code.
+//! The history of storages, for snapshots of memory: when each storage was created and freed, and by which code.
 //!
-//! **Why.** Storages die on any thread, and the table of storages learns of it only later.
-//! **Strategy.** The table records creations and deaths in the order of their times. A deleter leaves the time for the
-//! table.
-//! **Freeing.** The oldest changes are dropped beyond a maximum. A live storage keeps the stack that created it.
+//! **Why.** Storages die on any thread, and the table of storages learns of a death only later. **Strategy.** The table
+//! records creations and deaths in the order of their times. Deleters push the times of deaths to a queue, which the
+//! table reads. **Freeing.** The oldest changes are dropped beyond a maximum. A live storage keeps the stack that
+//! created it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tandem_tracegraph::ids::StorageId;
 
 use crate::site::Stack;
 
-/// Whether deleters leave times.
+/// Whether deleters record the times of deaths.
 static TIMED: AtomicBool = AtomicBool::new(false);
 
 /// Times of deaths that the table has not recorded yet.
@@ -35,7 +35,7 @@ fn now() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros() as u64
 }
 
-/// Memory of a storage.
+/// A storage as snapshots of memory show it.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     /// Fake address.
@@ -46,16 +46,16 @@ pub struct Memory {
     pub device: u8,
 }
 
-/// A storage was created or freed.
+/// The creation or death of a storage.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Whether it was created.
+    /// Whether the storage was created.
     pub created: bool,
-    /// Its memory.
+    /// The storage.
     pub memory: Memory,
     /// Time in microseconds since 1970.
     pub at: u64,
-    /// Stack of the code that created the storage, if stacks are recorded. Deaths have none.
+    /// Stack of the code that created the storage, if stacks are recorded. The death of a storage has no stack.
     pub stack: Option<Arc<Stack>>,
 }
 
@@ -64,11 +64,11 @@ pub struct Change {
 pub struct History {
     most: usize,
     changes: VecDeque<Change>,
-    /// Stack of the call that creates storages now.
+    /// Stack of the call that is running now.
     stack: Option<Arc<Stack>>,
     /// Stacks that created the live storages.
     stacks: FxHashMap<StorageId, Arc<Stack>>,
-    /// Times of deaths, taken from the queue.
+    /// Times of deaths, taken from the deleters' queue.
     deaths: FxHashMap<StorageId, u64>,
 }
 
@@ -98,7 +98,7 @@ impl History {
         self.changes.clear();
     }
 
-    /// Sets the stack of the call that creates storages from now on.
+    /// Sets the stack for storages that are created from now on.
     pub fn set_stack(&mut self, stack: Option<Arc<Stack>>) {
         self.stack = stack;
     }
@@ -121,13 +121,13 @@ impl History {
         self.insert(Change { created: false, memory, at, stack: None });
     }
 
-    /// Records that a live storage has another size.
+    /// Records that a live storage has changed its size: as the death of the old size and the creation of the new one.
     pub(crate) fn resized(&mut self, id: StorageId, before: Memory, after: Memory) {
         self.insert(Change { created: false, memory: before, at: now(), stack: None });
         self.created(id, after);
     }
 
-    /// Inserts a change at its time, because deaths are recorded late, and drops the oldest beyond the maximum.
+    /// Inserts a change at its time, because deaths are recorded late, and drops the oldest change beyond the maximum.
     fn insert(&mut self, change: Change) {
         let place = self.changes.partition_point(|earlier| earlier.at <= change.at);
         self.changes.insert(place, change);
@@ -157,10 +157,10 @@ impl Drop for History {
 mod tests {
     use super::*;
 
-    /// Held by each test here: the times of deaths belong to the process.
+    /// Lock that each test here holds, because the times of deaths belong to the process.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
-    /// First id of these tests. Storages of other tests, which die meanwhile, have smaller ones.
+    /// First id of the storages of these tests. Storages of other tests, which die meanwhile, have smaller ids.
     const FIRST: u32 = 1 << 20;
 
     fn memory(address: u64) -> Memory {

@@ -1,15 +1,15 @@
 //! Chooses the thread that executes runs: GraphRunner's thread, concurrently with Python, or Python's own thread,
 //! between the ops that it issues.
 //!
-//! **Why.** When the executor computes on the same CPU cores as Python, the two compete for them. Kernels that use
-//! all cores lose more to a busy Python thread than the overlap saves; small kernels do not.
-//! **Strategy.** Both placements are tried alternately, for a few passages each, until one of them clearly takes
-//! less time per op. Where passages differ in length, the time per op and the time per byte are fitted separately
-//! first. While the other placement does not look better, it is tried only rarely, so that measuring stays cheap.
-//! The better placement is kept. The comparison is repeated at growing intervals, and at once when the time per op
-//! drifts, because another process may have come or gone. Medians are compared: on a busy machine some trials are
-//! interrupted for many times their length. The placement does not change the bits of the results: the same kernels
-//! run in the same order with the same number of threads.
+//! **Why.** When the executor computes on the same CPU cores as Python, the two compete for them. Kernels that use all
+//! cores lose more to a busy Python thread than the overlap saves; small kernels do not. **Strategy.** Both places are
+//! tried alternately: a trial is a few passages in one place. Trials go on until one place clearly takes less time per
+//! op. Where passages differ in length, the time per op and the time per byte are fitted separately first. While the
+//! other place does not look better, its trials are rare, so that measuring stays cheap. The better place is kept. The
+//! comparison is repeated at growing intervals, and at once when the time per op drifts, because another process may
+//! have come or gone. Medians are compared: on a busy machine some trials are interrupted for many times their length.
+//! The place does not change the bits of the results: the same kernels run in the same order with the same number of
+//! threads.
 
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -47,62 +47,63 @@ impl RunPlace {
     }
 }
 
-/// Minimum number of passages and minimum duration of a trial. A trial that reaches [`LONG_TRIAL`] ends with fewer
+/// Minimum number of passages and minimum duration of a trial. A trial that lasts [`LONG_TRIAL`] may have fewer
 /// passages.
 const TRIAL: u32 = 3;
 const TRIAL_TIME: Duration = Duration::from_millis(20);
 const LONG_TRIAL: Duration = Duration::from_millis(80);
-/// Number of passages before the first trial of a place, in which the executor plans the runs that occur there.
+/// Number of passages before the first trial of a place, in which the executor plans the place's runs.
 const LEARNING: u32 = 2;
-/// Minimum and maximum number of trials of each place in a comparison, without the first one.
+/// Minimum and maximum number of trials of each place in a comparison, not counting each place's first trial.
 const ROUNDS: [usize; 2] = [2, 12];
-/// Difference of the logarithms of the times above which one trial of the other place is followed by a rest, and a second
-/// one is enough to keep the better place. A single trial may have been interrupted.
+/// Difference between the logarithms of the places' times that is plain: above it, a hold follows the first trial of
+/// the slower place, and a second trial decides. One trial alone may have been interrupted.
 const PLAIN: f64 = 0.5;
 /// Number of passages before the first comparison, in which kernels are compiled and memory is allocated.
 const BEGINNING: u64 = 4;
-/// Number of passages in the kept place after the first trial of the other place that counts and is not faster.
-/// The number doubles after each further such trial, up to eight times this.
+/// Number of passages in the kept place after the first counted trial of the other place that is not faster. The number
+/// doubles after each further such trial, up to eight times this.
 const REST: u64 = 30;
 /// Number of standard errors above which a difference is clear.
 const CLEAR: f64 = 3.0;
-/// Difference of the logarithms of the times above which a difference is clear if it separates every trial of one
-/// place from every trial of the other. A program with occasional pauses has a large standard error and needs this
-/// criterion.
+/// Difference between the logarithms of the times above which a difference is clear if it separates every trial of one
+/// place from every trial of the other place. Occasional pauses of a program make the standard error large, so another
+/// criterion is needed.
 const APART: f64 = 0.1;
-/// Number of trials of each place above which the time per byte is estimated, and the least determinant of the
-/// normal equations, relative to the product of their diagonal, with which the fit is used. The determinant is
-/// small if all trials have nearly the same ratio of bytes to ops.
+/// Conditions for estimating the time per byte: each place has more trials than `FITTED`, and the determinant of the
+/// normal equations, relative to the product of their diagonal, is larger than `UNLIKE`. The determinant is small if
+/// all trials have nearly the same ratio of bytes to ops.
 const FITTED: usize = 3;
 const UNLIKE: f64 = 0.001;
 /// Largest relative difference in bytes per op at which the places are compared before the time per byte is known.
 const ALIKE: f64 = 0.1;
 /// Lower bound of the standard deviation of a trial's time, as a fraction of the time.
 const NOISE: f64 = 0.03;
-/// Number of passages between comparisons at first. It doubles each time the same place wins, up to the maximum.
+/// Number of passages between comparisons at first. The number doubles each time that the same place wins, up to the
+/// maximum.
 const HOLD: u64 = 200;
 const LONGEST_HOLD: u64 = 16 * HOLD;
-/// Time in the kept place for each unit of time that trials of the other one have lost, which limits the loss to a fiftieth,
-/// and the longest such time.
+/// Time in the kept place for each unit of time that trials of the other place have lost, which limits the loss to a
+/// fiftieth, and the longest such time.
 const SHARE: f64 = 50.0;
 const LONGEST_TIME: Duration = Duration::from_secs(30);
-/// Number of passages of a window in which the kept place's time per op is observed.
+/// Number of passages in a window of observation.
 const WINDOW: usize = 16;
-/// Difference of the logarithms of the times per op in two windows that is a drift: a quarter.
+/// Difference between the logarithms of the times per op in two windows that is a drift: a quarter.
 const DRIFT: f64 = 0.223;
 /// Duration of a drift after which the places are compared again.
 const DRIFT_TIME: Duration = Duration::from_millis(500);
-/// Fraction by which the other place must be faster to replace the kept one.
+/// Fraction by which the other place must be faster to replace the kept place.
 const MARGIN: f64 = 0.03;
 
-/// One passage through a region: the time from one end of an iteration to the next, or the part of an iteration that runs in
-/// a loop. What the program does between its last op and its first one (it loads data, for example) belongs to it, because
-/// GraphRunner's thread works meanwhile.
+/// One passage through a region: the time from one end of an iteration to the next end, or the part of an iteration
+/// that runs in a loop. It includes the time that the program spends between its last op and its next one (on loading
+/// data, for example), because GraphRunner's thread works meanwhile.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Passage {
     /// Number of ops.
     pub ops: u64,
-    /// Bytes of the storages that were created.
+    /// Bytes of the storages that the passage created.
     pub bytes: u64,
     /// Elapsed time.
     pub took: Duration,
@@ -111,7 +112,7 @@ pub struct Passage {
 }
 
 impl Passage {
-    /// Elapsed time without a pause of the program. If its thread was idle for most of the time, that was a pause and no
+    /// Elapsed time without a pause of the program. A thread that was idle for most of the time has paused, which is no
     /// cost of the place.
     fn at_work(&self) -> Duration {
         if self.idle * 2 > self.took { self.took - self.idle } else { self.took }
@@ -131,13 +132,13 @@ impl AddAssign for Passage {
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     ops: f64,
-    /// Bytes of the storages that were created.
+    /// Bytes of the storages that the passages created.
     bytes: f64,
     ns: f64,
 }
 
-/// Trials of one place. The first one starts with the memory and caches that the other place left, so it is compared
-/// only if it is fast in spite of them.
+/// Trials of one place. The first trial starts with the memory and caches that the other place left, so it counts only
+/// if it is fast in spite of them.
 type Trials = Vec<Trial>;
 
 /// Time per op and per byte in nanoseconds, fitted to trials in both places.
@@ -148,12 +149,14 @@ struct Cost {
 }
 
 impl Cost {
-    /// Costs to use while the time per byte is unknown: proportional to the number of ops, or to that of bytes.
+    /// Costs to use while the time per byte is unknown: proportional to the number of ops (`PLAIN`), or to the number
+    /// of bytes (`BYTES`).
     const PLAIN: Cost = Cost { op: 1.0, byte: 0.0 };
     const BYTES: Cost = Cost { op: 0.0, byte: 1.0 };
 
-    /// Returns the cost to compare trials with, and whether they can be compared: if the cost cannot be fitted, the trials of
-    /// both places must be alike, or one place must be faster both an op and a byte, and so for any cost in between.
+    /// Returns the cost to compare trials with, and whether the trials can be compared. Without a fitted cost, they can
+    /// be compared if the trials of both places are alike, or if one place is faster both per op and per byte, and so
+    /// for any cost in between.
     fn to_compare(trials: &[Trials; 2]) -> (Cost, bool) {
         if let Some(cost) = Cost::of(trials) {
             return (cost, true);
@@ -170,9 +173,9 @@ impl Cost {
         if by_op * by_byte > 0.0 { (cost, true) } else { (Cost::PLAIN, false) }
     }
 
-    /// Returns the least-squares fit of the relative error over all trials, or `None` if there are too few trials
-    /// or they are too similar. Without it, passages of different lengths would look like a difference between the
-    /// places.
+    /// Returns the least-squares fit of the relative error over all trials, or `None` if there are too few trials or
+    /// their ratios of bytes to ops are too similar. Without a fit, passages of different lengths would look like a
+    /// difference between the places.
     fn of(trials: &[Trials; 2]) -> Option<Cost> {
         let all = || trials.iter().flat_map(|t| t.iter().skip(1));
         if trials.iter().any(|t| t.len() <= FITTED) {
@@ -204,14 +207,14 @@ fn are_alike(trials: &[Trials; 2]) -> bool {
 #[derive(Clone, Default, Debug)]
 struct Scores {
     first: Option<f64>,
-    /// Scores that are compared, in ascending order. They leave out the first trial unless it is faster than half of
-    /// the others.
+    /// Scores that are compared, in ascending order: those of all trials after the first, and the first trial's score
+    /// if it is better than the median of the others.
     rest: SmallVec<[f64; 16]>,
-    /// Whether the first trial is compared.
+    /// Whether `rest` includes the first trial's score.
     counted: bool,
 }
 
-/// The median of sorted values, of which there is at least one.
+/// The median of sorted values. There must be at least one value.
 fn median(sorted: &[f64]) -> f64 {
     let n = sorted.len();
     (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
@@ -224,7 +227,7 @@ impl Scores {
         scores.first = all.next();
         scores.rest = all.collect();
         scores.rest.sort_unstable_by(f64::total_cmp);
-        // The memory and caches that the other place left can only have made the first trial slower.
+        // The memory and caches that the other place left can only have slowed the first trial down.
         if let Some(first) =
             scores.first.filter(|first| !scores.rest.is_empty() && *first < median(&scores.rest))
         {
@@ -252,8 +255,9 @@ impl Scores {
         if self.rest.is_empty() { self.first.unwrap_or_default() } else { median(&self.rest) }
     }
 
-    /// Returns the variance of the median, estimated from the median distance: 1.48 times that is the standard deviation
-    /// of a normal distribution, and the median of `n` values has π/2 times the variance of their mean.
+    /// Returns the variance of the median, estimated from the median distance. The standard deviation of a normal
+    /// distribution is 1.48 times the median distance, and the median of `n` values has π/2 times the variance of their
+    /// mean.
     fn variance(&self) -> f64 {
         let middle = self.median();
         let mut distances: SmallVec<[f64; 16]> = self.rest.iter().map(|x| (x - middle).abs()).collect();
@@ -264,15 +268,15 @@ impl Scores {
     }
 }
 
-/// Observation of the kept place's time per op between comparisons.
+/// Observation of the time per op in the kept place, between comparisons.
 #[derive(Clone, Default, Debug)]
 struct Watch {
-    /// Scores of the passages of the current window, and their time.
+    /// Scores of the passages in the current window, and the total time of these passages.
     scores: SmallVec<[f64; WINDOW]>,
     took: Duration,
-    /// Median of the first window after the comparison.
+    /// Median score of the first window after the comparison.
     reference: Option<f64>,
-    /// Time of the last windows in a row that have drifted from it.
+    /// Total time of the latest consecutive windows that have drifted from `reference`.
     drifted: Duration,
 }
 
@@ -298,7 +302,7 @@ impl Watch {
     }
 }
 
-/// Chooses and holds the place of a region.
+/// Chooses the place of a region and keeps it.
 #[derive(Debug)]
 pub struct Placement {
     fixed: bool,
@@ -309,7 +313,7 @@ pub struct Placement {
     hold: u64,
     /// Nanoseconds per op in the latest comparison, indexed by [`RunPlace`].
     measured: Option<[f64; 2]>,
-    /// Times per op and byte of the latest comparison, with which passages are watched.
+    /// Times per op and per byte in the latest comparison, with which the kept place is watched.
     cost: Cost,
     watch: Watch,
 }
@@ -320,25 +324,25 @@ enum State {
     Comparing(Comparison),
 }
 
-/// Passages without a trial.
+/// A period without trials.
 #[derive(Debug)]
 struct Hold {
-    /// Minimum number of passages.
+    /// Number of passages that must still follow.
     passages: u64,
-    /// Minimum duration.
+    /// Time that must still pass.
     time: Duration,
-    /// Trials of an unfinished comparison.
+    /// Trials of an unfinished comparison, which goes on after the hold.
     trials: [Trials; 2],
 }
 
 impl Hold {
-    /// A hold after trials in the worse place have lost this time.
+    /// A hold after trials in the worse place have lost `lost` nanoseconds.
     fn after(passages: u64, lost: f64, trials: [Trials; 2]) -> Hold {
         let time = Duration::from_nanos((lost * SHARE).max(0.0) as u64).min(LONGEST_TIME);
         Hold { passages, time, trials }
     }
 
-    /// Counts a passage. Returns whether it is over.
+    /// Counts a passage. Returns whether the hold was over before it.
     fn passed(&mut self, passage: &Passage) -> bool {
         let over = self.passages == 0 && self.time.is_zero();
         self.passages = self.passages.saturating_sub(1);
@@ -351,11 +355,11 @@ impl Hold {
 struct Comparison {
     /// Finished trials, indexed by [`RunPlace`].
     trials: [Trials; 2],
-    /// Set once the runs sent before the trial have been executed: the trial has begun.
+    /// Set once the runs that were sent before the trial have been executed, so that the trial begins.
     settled: bool,
-    /// Set once the trial has had its passages: it ends when their runs have been executed.
+    /// Set once the trial has had enough passages. It ends when their runs have been executed.
     ended: bool,
-    /// Totals of the trial so far: passages, ops, bytes of created storages, elapsed time.
+    /// Totals of the current trial: passages, ops, bytes of created storages, elapsed time.
     passages: u32,
     ops: u64,
     bytes: u64,
@@ -365,7 +369,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// A new trial that follows these.
+    /// A new trial, after the trials `trials` of the same comparison.
     fn after(trials: [Trials; 2]) -> Comparison {
         Comparison {
             trials,
@@ -379,7 +383,7 @@ impl Comparison {
         }
     }
 
-    /// Returns whether the trials show which place is better, or have reached their maximum number.
+    /// Returns whether the trials show which place is better, or each place has had the maximum number of trials.
     fn is_clear(scores: &[Scores; 2], kept: RunPlace, comparable: bool) -> bool {
         let [fewest, most] = ROUNDS;
         let [ours, others] = [&scores[kept as usize], &scores[kept.other() as usize]];
@@ -400,8 +404,8 @@ impl Comparison {
 }
 
 impl Placement {
-    /// Uses `fixed` if it is given. Otherwise the place is chosen by measurement if the executor computes on
-    /// Python's cores, and is [`RunPlace::Beside`] if not.
+    /// Uses the place `fixed` if it is given. Otherwise the place is chosen by measurement if the executor computes on
+    /// Python's cores, and is [`RunPlace::Beside`] if it does not.
     pub fn new(fixed: Option<RunPlace>, shares_cores: bool) -> Placement {
         let first = fixed.unwrap_or(if shares_cores { RunPlace::Inline } else { RunPlace::Beside });
         Placement { fixed: fixed.is_some() || !shares_cores, ..Placement::from(first) }
@@ -436,7 +440,8 @@ impl Placement {
         self.kept
     }
 
-    /// Returns the nanoseconds per op of the latest comparison, indexed by [`RunPlace`], or `None` before the first.
+    /// Returns the nanoseconds per op in the latest comparison, indexed by [`RunPlace`], or `None` before the first
+    /// comparison.
     pub fn measured(&self) -> Option<[f64; 2]> {
         self.measured
     }
@@ -452,8 +457,8 @@ impl Placement {
         matches!(&self.state, State::Comparing(c) if !c.settled || c.ended)
     }
 
-    /// Ends or begins a trial. The caller makes sure that no run is pending. `waited` is the time that the program
-    /// waited for this.
+    /// Ends or begins a trial. The caller makes sure that no run is pending. `waited` is the time that the program has
+    /// waited for the pending runs.
     pub fn settled(&mut self, waited: Duration) {
         let State::Comparing(comparison) = &mut self.state else { return };
         if !comparison.ended {
@@ -480,7 +485,7 @@ impl Placement {
             "trial"
         );
         if !Comparison::is_clear(&scores, self.kept, comparable) {
-            // The place that looks better is used between the trials.
+            // Between trials, runs are executed in the place that looks better.
             let [ours, others] = [&scores[self.kept as usize], &scores[self.kept.other() as usize]];
             let rounds = ours.count().min(others.count());
             if comparable && rounds > 0 && others.median() < ours.median() {
@@ -535,7 +540,7 @@ impl Placement {
         }
         if comparison.trials[self.now as usize].is_empty() && comparison.learnt < LEARNING {
             comparison.learnt += 1;
-            // The runs that the last learning passage left pending do not belong to the trial.
+            // Runs of the last learning passage may be pending. They do not belong to the trial.
             comparison.settled = comparison.learnt < LEARNING;
             return;
         }
@@ -556,8 +561,8 @@ mod tests {
         Passage { ops: 100, bytes, took, idle }
     }
 
-    /// Runs iterations that take `beside` or `inline` milliseconds, depending on the place. Returns the place of
-    /// each.
+    /// Runs iterations that take `beside` or `inline` milliseconds, depending on the place. Returns the place of each
+    /// iteration.
     fn run(placement: &mut Placement, iterations: usize, beside: u64, inline: u64) -> Vec<RunPlace> {
         let mut places = Vec::new();
         for _ in 0..iterations {
@@ -629,7 +634,7 @@ mod tests {
     #[test]
     fn a_drift_is_noticed_long_before_the_next_comparison() {
         let mut placement = Placement::new(None, true);
-        // The same winner several times in a row: comparisons are rare by now.
+        // Comparisons are rare after the same place has won several times in a row.
         run(&mut placement, 3000, 10, 20);
         assert!(placement.hold > 4 * HOLD, "{placement:?}");
         let places = run(&mut placement, 150, 30, 20);
@@ -670,7 +675,7 @@ mod tests {
 
     #[test]
     fn iterations_that_one_place_happened_to_have_are_not_its_fault() {
-        // Every fourth iteration has additional work, and a trial covers three iterations.
+        // Every fourth iteration has additional work, and a trial has three iterations.
         let mut placement = Placement::new(None, true);
         for number in 0..200 {
             if placement.settles() {
@@ -691,7 +696,7 @@ mod tests {
                 placement.settled(Duration::ZERO);
             }
             let beside = placement.place() == RunPlace::Beside;
-            // All pauses fall into iterations of the better place.
+            // Only iterations of the better place have pauses.
             let idle = Duration::from_millis(if beside && number % 2 == 0 { 200 } else { 0 });
             placement.passed(passage(0, idle + Duration::from_millis(if beside { 30 } else { 40 }), idle));
         }
@@ -718,7 +723,7 @@ mod tests {
     #[test]
     fn trials_take_a_small_share_of_the_time() {
         let mut placement = Placement::new(None, true);
-        // Iterations are so short that holding for a number of them would be shorter than a comparison.
+        // The iterations are so short that [`HOLD`] of them take less time than a comparison.
         let mut spent = [0u64; 2];
         for _ in 0..200_000 {
             if placement.settles() {

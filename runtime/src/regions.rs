@@ -1,13 +1,12 @@
 //! Regions: long loops of a program whose runs have a placement of their own.
 //!
-//! **Why.** An evaluation loop after a training step, or an inner loop of many small ops, behaves differently from
-//! the rest of its iteration, and an iteration ends with the optimizer's step, regardless of the program's loops.
-//! A single placement ([`crate::placement`]) for all of them would be wrong for some.
-//! **Strategy.** A region is an outermost loop of the program in which a passage takes long; everything else is
-//! the outside. A passage through a region corresponds to an iteration for the outside: it extends from the first
-//! op of the loop to the first op after the loop. If one round of the loop takes long enough, each round is a
-//! passage. While a placement of one of two regions is being measured, all pending runs are executed before the
-//! program moves from one to the other, so that each run is measured in its own region.
+//! **Why.** An evaluation loop after a training step, or an inner loop of many small ops, behaves differently from the
+//! rest of its iteration. A single placement ([`crate::placement`]) for the whole iteration would be wrong for some of
+//! its parts. **Strategy.** A region is an outermost loop of the program in which a passage takes long; everything else
+//! is the outside. A passage through a region corresponds to an iteration for the outside: it extends from the first op
+//! of the loop to the first op after the loop. If one round of the loop takes long enough, each round is a passage. If
+//! the placement of one of two regions is being measured, all pending runs are executed before the program moves from
+//! one region to the other, so that each run is measured in its own region.
 
 use std::time::{Duration, Instant};
 
@@ -20,11 +19,11 @@ use crate::placement::{Passage, Placement, RunPlace};
 /// Minimum duration of a passage for which a separate placement pays off. A change of place starts or ends a
 /// thread, and while places are compared, Python and GraphRunner wait for each other at both ends of a passage.
 const LONG: Duration = Duration::from_millis(50);
-/// Number of short or long passages that decides whether a loop is a region.
+/// Number of short passages, or of long ones, after which the loop is known not to be a region, or to be one.
 const TRIED: u8 = 3;
 
-/// Number of passages in a row in which some ops were traced, but at most one in this many, after which such passages are
-/// measured, too: the program has new ops in all of them.
+/// Partly traced passages, in which at most one of `FEW` ops was traced, are measured after `USUAL` of them in a row:
+/// the program then seems to have new ops in every passage.
 const USUAL: u32 = 8;
 const FEW: u64 = 8;
 
@@ -32,7 +31,7 @@ const FEW: u64 = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
     pub now: Instant,
-    /// Number of ops in this iteration, and number of those that were traced.
+    /// Number of ops in this iteration, and number of traced ops.
     pub ops: u64,
     pub traced: u64,
     /// Bytes of all storages created so far.
@@ -44,7 +43,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Returns the passage from `then` to now, and the number of its ops that were traced.
+    /// Returns the passage from `then` to now, and the number of traced ops in it.
     fn since(&self, then: &Clocks) -> (Passage, u64) {
         let took = self.now - then.now;
         let at_work = then.ran.zip(self.ran).map(|(then, now)| now.saturating_sub(then));
@@ -55,7 +54,7 @@ impl Clocks {
     }
 }
 
-/// Whether a loop is a region.
+/// Whether passages through a loop are long enough for a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Size {
     /// Not known yet. The fields count the short and the long passages so far.
@@ -63,7 +62,7 @@ enum Size {
         short: u8,
         long: u8,
     },
-    /// Not a region: the loop belongs to the outside.
+    /// Short: the loop belongs to the outside.
     Short,
     Long,
 }
@@ -76,7 +75,7 @@ pub struct Region {
     /// Thread that executes the region's runs.
     pub placement: Placement,
     size: Size,
-    /// Number of the latest passages in a row in which a few ops were traced.
+    /// Number of consecutive passages, up to the latest, in which a few ops were traced.
     partly_traced: u32,
 }
 
@@ -85,7 +84,8 @@ impl Region {
         Region { header: None, placement, size: Size::Long, partly_traced: 0 }
     }
 
-    /// Adds a passage in which `traced` ops were traced. If there are any, it counts as typical only after many in a row.
+    /// Adds a passage in which `traced` ops were traced. A passage with traced ops counts only after [`USUAL`] partly
+    /// traced passages in a row.
     fn passed(&mut self, passage: Passage, traced: u64) {
         let partly = traced > 0 && traced * FEW <= passage.ops;
         self.partly_traced = if partly { self.partly_traced + 1 } else { 0 };
@@ -94,7 +94,7 @@ impl Region {
         }
     }
 
-    /// Counts a passage or a round that took this long.
+    /// Counts a passage or a round of the duration `took`.
     fn classify(&mut self, took: Duration) {
         let Size::Unknown { short, long } = &mut self.size else { return };
         *(if took >= LONG { &mut *long } else { &mut *short }) += 1;
@@ -120,13 +120,13 @@ pub struct Regions {
     codes: Vec<u32>,
     /// Code of the current block, without the bit for the beginning of a round.
     code: u32,
-    /// Time when the program entered this loop, or when the first round that is not counted yet began.
+    /// Time when the program entered the current loop, or when the first uncounted round of it began.
     entered: Option<Instant>,
-    /// Set if rounds of this passage have been counted.
+    /// Whether rounds of the current passage have been counted.
     rounds: bool,
-    /// Readings when the program entered this region or when its current passage began.
+    /// Readings when the program entered the current region, or when its current passage began.
     since: Option<Clocks>,
-    /// Sum of this iteration's passages through the outside, and the number of their ops that were traced.
+    /// Sum of this iteration's passages through the outside, and the number of traced ops in them.
     outside: (Passage, u64),
     /// Region that the program has left while runs are pending, with the passage that ended there.
     left: Option<(usize, Option<(Passage, u64)>)>,
@@ -142,7 +142,7 @@ impl Regions {
         self.all.push(Region::outside(outside));
     }
 
-    /// Returns whether there is no region yet.
+    /// Returns whether even the outside is missing, because the executor has not run anything yet.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -184,7 +184,7 @@ impl Regions {
         self.left = None;
     }
 
-    /// Returns whether the program leaves or enters a loop with this block, or begins another round of the loop.
+    /// Returns whether this block makes the program leave or enter a loop, or begin another round of the loop.
     #[inline]
     pub fn crosses(&self, block: BlockId) -> bool {
         self.codes[block.index()] != self.code
@@ -211,7 +211,7 @@ impl Regions {
         if self.all[number].size == Size::Long { number } else { OUTSIDE }
     }
 
-    /// Begins an iteration. Its passage has begun with the end of the previous one, if there was one.
+    /// Begins an iteration. Its passage has begun at the end of the previous iteration, if there was one.
     pub fn begin_iteration(&mut self, clocks: Clocks) {
         self.since.get_or_insert(clocks);
     }
@@ -246,7 +246,8 @@ impl Regions {
     fn go(&mut self, to: u32, now: Instant) {
         let (from, ended) = ((self.code >> 1) as usize, self.code != to & !1);
         let took = now - self.entered.unwrap_or(now);
-        // The remainder after long rounds says nothing about the duration of a passage.
+        // A passage that ends is counted unless its long rounds have been counted: the part after them is shorter than
+        // the passage.
         if from != OUTSIDE && (took >= LONG || (ended && !self.rounds)) {
             self.all[from].classify(took);
             if self.all[from].size == Size::Short {
@@ -260,8 +261,8 @@ impl Regions {
         }
     }
 
-    /// Ends a passage through a region. If a placement is being measured, the passage is kept in `left` until its
-    /// pending runs have been executed, since the wait for them belongs to it.
+    /// Ends a passage through a region. If a placement is being measured, `left` keeps the passage until the passage's
+    /// pending runs have been executed, because the wait for them belongs to the passage.
     fn leave(&mut self, left: usize, clocks: Clocks) {
         let passage = self.since.replace(clocks).map(|since| clocks.since(&since));
         let here = self.here();
@@ -283,8 +284,8 @@ impl Regions {
         }
     }
 
-    /// Completes a measurement. The caller makes sure that no run is pending; `waited` is the time that the
-    /// program waited for this.
+    /// Completes a measurement. The caller makes sure that no run is pending; `waited` is the time that the program has
+    /// waited for the pending runs.
     pub fn settled(&mut self, waited: Duration, clocks: Clocks) {
         let here = self.here();
         let left = self.left.take();
@@ -331,7 +332,7 @@ mod tests {
     struct Program {
         regions: Regions,
         clocks: Clocks,
-        /// Milliseconds of execution on GraphRunner's thread that the program has not waited for.
+        /// Milliseconds of execution that are left on GraphRunner's thread.
         pending: u64,
     }
 
@@ -353,8 +354,8 @@ mod tests {
             waited
         }
 
-        /// Issues ten ops in a block. They take `inline` milliseconds on Python's thread. On GraphRunner's thread,
-        /// Python takes one millisecond and the ops take `beside`.
+        /// Issues ten ops in a block. Inline, they take `inline` milliseconds of Python's thread. Beside, they take one
+        /// millisecond of Python's thread and `beside` milliseconds of GraphRunner's.
         fn go(&mut self, block: BlockId, beside: u64, inline: u64) {
             if self.regions.settles() {
                 let waited = self.wait();
@@ -446,7 +447,8 @@ mod tests {
 
     #[test]
     fn a_few_traced_ops_in_every_iteration_are_usual() {
-        // Two of twenty ops are traced in every iteration or in every second one, or half of the ops in every one.
+        // Traced are two of twenty ops in every iteration, the same in every second iteration, and half of the ops in
+        // every iteration.
         for (traced, every, place) in
             [(2, 1, RunPlace::Beside), (2, 2, RunPlace::Beside), (10, 1, RunPlace::Inline)]
         {
@@ -465,7 +467,7 @@ mod tests {
     fn what_the_program_does_between_iterations_counts() {
         let mut program = Program::new(None);
         for _ in 0..60 {
-            // Beside, these ops take longer than inline, but the program does something else meanwhile.
+            // These ops take longer beside than inline, but the program does something else meanwhile.
             program.go(BLOCKS[0], 14, 12);
             program.end_iteration();
             let hidden = program.pending.min(10);

@@ -1,16 +1,16 @@
 //! Detection of programs whose traces never repeat, by the share of ops that are co-executed.
 
-/// Number of consecutive iterations that decide.
+/// Number of consecutive iterations from which the program is judged.
 const WINDOW: u32 = 16;
-/// Number of iterations without recording: the first time, and at most.
+/// Minimum and maximum number of iterations of a pause.
 const FIRST_PAUSE: u64 = 64;
 const LONGEST_PAUSE: u64 = 4096;
 
 /// Detects iterations that do not repeat earlier ones.
 ///
-/// The rule: if each of 16 consecutive iterations added ops to the TraceGraph and co-executed fewer than half of
-/// its operator calls, recording costs more than it saves. Ops then run immediately and unrecorded for 64
-/// iterations, the next time for twice as many, up to 4096.
+/// If each of 16 consecutive iterations adds ops to the TraceGraph and co-executes fewer than half of its operator
+/// calls, recording costs more than it saves. A pause follows: 64 iterations in which ops run immediately and are not
+/// recorded. Each further pause is twice as long as the previous one, up to 4096 iterations.
 #[derive(Debug)]
 pub struct Repetition {
     /// Number of consecutive iterations that added ops and co-executed fewer than half of their calls.
@@ -27,8 +27,8 @@ impl Default for Repetition {
 }
 
 impl Repetition {
-    /// Counts an iteration that ended. `grew` says whether it added an op; `ops` and `coexecuted` count its
-    /// operator calls.
+    /// Counts an iteration that has ended. `grew` says whether the iteration added an op, and `ops` and `coexecuted`
+    /// are the numbers of all its operator calls and of the co-executed ones.
     pub fn note(&mut self, grew: bool, ops: u64, coexecuted: u64) {
         if self.left > 0 {
             self.left -= 1;

@@ -35,11 +35,11 @@ pub struct Fetch {
     pub count: u64,
     /// Total time that the program waited, in nanoseconds.
     pub wait_ns: u64,
-    /// Total time in which the program's thread executed runs for them, in nanoseconds.
+    /// Total time in which the program's thread executed runs for the fetches, in nanoseconds.
     pub kernels_ns: u64,
 }
 
-/// Way in which an iteration ran.
+/// How the ops of an iteration ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ran {
@@ -60,7 +60,7 @@ pub struct Phases {
     pub from: u64,
     /// Last iteration.
     pub to: u64,
-    /// Way in which they ran.
+    /// How their ops ran.
     #[serde(rename = "phase")]
     pub ran: Ran,
     /// Number of operator calls.
@@ -89,9 +89,9 @@ pub struct StepRecord {
 pub struct Report {
     /// Iterations with at least one traced op.
     pub steps_traced: u64,
-    /// Those of them in which other ops were co-executed.
+    /// Iterations with traced and co-executed ops.
     pub steps_in_part: u64,
-    /// Those of them that were not recorded.
+    /// Iterations whose ops ran immediately and were not recorded; `steps_traced` counts them too.
     pub steps_unrecorded: u64,
     /// Iterations in which every op was co-executed.
     pub steps_coexecuted: u64,
@@ -99,9 +99,9 @@ pub struct Report {
     pub ops_captured: u64,
     /// Operator calls that were co-executed.
     pub ops_coexecuted: u64,
-    /// Operator calls from the sixth iteration on, and how many of them were co-executed.
+    /// Number of operator calls from the sixth iteration on, and number of co-executed calls among them.
     pub after_5: (u64, u64),
-    /// Operator calls from the eleventh iteration on, and how many of them were co-executed.
+    /// Number of operator calls from the eleventh iteration on, and number of co-executed calls among them.
     pub after_10: (u64, u64),
     /// Operator calls of iterations that were not recorded.
     pub ops_unrecorded: u64,
@@ -111,9 +111,9 @@ pub struct Report {
     pub fetches: FxHashMap<LocationId, Fetch>,
     /// Divergences by operator, location and difference.
     pub divergences: Vec<Divergence>,
-    /// Indices of divergences.
+    /// Indices in `divergences`.
     divergence_places: FxHashMap<(LocationId, OpId, Difference), usize>,
-    /// Numbers of divergences that are listed for a place.
+    /// Number of different entries in `divergences` for each location and operator.
     differences: FxHashMap<(LocationId, OpId), usize>,
     /// Number of runs by their number of ops.
     pub block_ops: FxHashMap<u32, u64>,
@@ -123,7 +123,7 @@ pub struct Report {
     pub python_kernels_ns: u64,
     /// Part of the wait during which GraphRunner's thread was executing.
     pub python_stall_busy_ns: u64,
-    /// Stretches of iterations that ran in the same way.
+    /// Groups of consecutive iterations that ran in the same way, in order.
     pub phases: VecDeque<Phases>,
     /// The latest iterations.
     pub steps: VecDeque<StepRecord>,
@@ -133,11 +133,11 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-/// Maximum number of entries in the list of divergences, and of those for one operator at one place. One entry more
-/// counts all further ones.
+/// Maximum number of entries in the list of divergences, and of entries for one operator at one location. One more
+/// entry counts all further divergences.
 const MAX_DIVERGENCES: usize = 1_000;
 const MAX_DIFFERENCES: usize = 16;
-/// Maximum number of iterations, and of stretches of iterations, that are kept.
+/// Maximum number of iterations, and of entries in `phases`, that are kept.
 const MAX_STEPS: usize = 2_000;
 
 impl Report {
@@ -200,7 +200,7 @@ impl Report {
         }
     }
 
-    /// Adds to a node's numbers of traced and of co-executed calls.
+    /// Adds to a node's numbers of traced and co-executed calls.
     pub fn count_node(&mut self, node: usize, traced: u64, coexecuted: u64) {
         if self.nodes.len() <= node {
             self.nodes.resize(node + 1, (0, 0));
@@ -209,7 +209,7 @@ impl Report {
         self.nodes[node].1 += coexecuted;
     }
 
-    /// Records an iteration that ended.
+    /// Records an iteration that has ended.
     pub fn ended(&mut self, step: StepRecord, ran: Ran) {
         let StepRecord { number, ops, traced, .. } = step;
         self.ops_unrecorded += if ran == Ran::Imperative { ops } else { 0 };
@@ -230,7 +230,7 @@ impl Report {
         self.steps.push_back(step);
     }
 
-    /// Adds a note unless it is there already.
+    /// Adds a note unless the same note is there already.
     pub fn note(&mut self, text: String) {
         if !self.notes.contains(&text) {
             self.notes.push(text);

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Backward, Frame, Location, Locations, StackId, fold_recursion};
 
-/// Known facts about the place that issued a call.
+/// What is known about the place in the program that issued a call.
 #[derive(Debug, Default)]
 pub struct Site {
     /// Whether the call comes from the program's thread.
@@ -22,7 +22,7 @@ pub struct Site {
 pub struct AutogradNode {
     /// Number that identifies the node.
     pub id: u64,
-    /// Sequence number of the node. Nodes without a forward op, which accumulate gradients, have the highest one.
+    /// Sequence number of the node. Nodes without a forward op, which accumulate gradients, have the largest number.
     pub sequence: u64,
 }
 
@@ -35,20 +35,20 @@ pub struct Stack(pub SmallVec<[Frame; 48]>);
 pub struct ForwardRecord {
     /// Sequence number after each op, ascending, with the op's location.
     seen: Vec<(u64, LocationId)>,
-    /// Index in `seen` at which the running iteration begins.
+    /// Autograd node that issued the latest op.
     iteration: usize,
     /// Autograd node that issued the last op.
     node: Option<RunningNode>,
 }
 
-/// Autograd node that has issued ops, with their number by stack.
+/// An autograd node, with the number of ops that it has issued from each stack.
 #[derive(Debug)]
 struct RunningNode {
     id: u64,
     issued: SmallVec<[(StackId, u32); 4]>,
 }
 
-/// Maximum number of entries in `seen`, for an iteration without an end.
+/// Maximum number of entries in `seen`, because an iteration may never end.
 const MAX_SEEN: usize = 1 << 20;
 
 impl ForwardRecord {
@@ -62,7 +62,7 @@ impl ForwardRecord {
         let sequence = site.sequence;
         match self.seen.last() {
             Some((last, _)) if *last == sequence => {}
-            // The sequence numbers restart in another thread or in a checkpoint, and so does the record.
+            // The sequence numbers restart in another thread or in a checkpoint, so the record restarts too.
             Some((last, _)) if *last > sequence => {
                 self.seen.clear();
                 self.iteration = 0;
@@ -87,8 +87,7 @@ impl ForwardRecord {
         }
     }
 
-    /// Returns the number of ops that a node has issued from these frames, or `None` if it has issued none from
-    /// any frames.
+    /// Returns the number of ops that a node has issued from these frames, or `None` if the node has not issued any op.
     fn issued(&self, node: AutogradNode, stack: StackId) -> Option<u32> {
         let running = self.node.as_ref().filter(|running| running.id == node.id)?;
         Some(running.issued.iter().find(|(s, _)| *s == stack).map_or(0, |(_, times)| *times))
@@ -100,15 +99,15 @@ impl ForwardRecord {
         self.seen.get(at).map_or(LocationId::UNKNOWN, |(_, location)| *location)
     }
 
-    /// Begins an iteration. The record of the previous one is kept, since its autograd graph may be retained.
+    /// Begins an iteration. The previous iteration's record is kept, because the program may retain its autograd graph.
     pub fn next_iteration(&mut self) {
         self.seen.drain(..self.iteration);
         self.iteration = self.seen.len();
         self.node = None;
     }
 
-    /// Returns the location of a call whose stack was walked. `previous` is the location of the op before it,
-    /// which distinguishes nodes without a forward op (those that accumulate gradients).
+    /// Returns the location of a call whose stack was walked. `previous` is the location of the previous op. It
+    /// distinguishes nodes without a forward op (those that accumulate gradients) from each other.
     pub fn locate(
         &self,
         stack: &Stack,

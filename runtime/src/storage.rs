@@ -1,9 +1,8 @@
 //! The table of the program's storages: ids, sizes, names in the running iteration, fake addresses.
 //!
-//! **Why.** Python and autograd decide how long a storage lives, and their deleters run on any thread, with or
-//! without the GIL.
-//! **Strategy.** A deleter only records the id ([`died`]); the engine collects the ids under its lock.
-//! **Freeing.** The id of a dead storage is sent to the executor after everything issued before. Only then may it
+//! **Why.** Python and autograd decide how long a storage lives, and their deleters run on any thread, with or without
+//! the GIL. **Strategy.** A deleter only records the id ([`died`]); the engine collects the ids under its lock.
+//! **Freeing.** The id of a dead storage is sent to the executor after everything issued before. Only then may the id
 //! be reused: [`Storages::recycle`].
 
 use std::cell::RefCell;
@@ -24,14 +23,15 @@ thread_local! {
     static DEATHS_HERE: RefCell<DeathsHere> = const { RefCell::new(DeathsHere { collects: None, ids: Vec::new() }) };
 }
 
-/// Ids of storages that died on the program's thread, where most tensors die. It needs no queue.
+/// Ids of storages that died on this thread. On the program's thread, where most tensors die, this saves the queue.
 struct DeathsHere {
     collects: Option<Arc<AtomicBool>>,
     ids: Vec<StorageId>,
 }
 
 impl DeathsHere {
-    /// Keeps the id of a dead storage, if this is the program's thread.
+    /// Keeps the id of a dead storage if this thread collects its dead storages. Otherwise hands over the ids that the
+    /// thread still has, and returns false.
     fn keep(&mut self, id: StorageId) -> bool {
         let collects = self.collects.as_ref().is_some_and(|collects| collects.load(Ordering::Relaxed));
         if collects {
@@ -58,23 +58,24 @@ impl Drop for DeathsHere {
 pub struct Collector(Arc<AtomicBool>);
 
 impl Collector {
-    /// Ends it. Ids that the thread still has follow with its next dead storage, or when it ends.
+    /// Stops collecting. The thread hands over the ids that it still has with its next dead storage, or when the thread
+    /// ends.
     pub fn stop(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
-/// Makes the calling thread collect its dead storages thread-locally. Called on the program's thread.
+/// Makes the calling thread, the program's, collect its dead storages thread-locally.
 pub fn collects_deaths() -> Collector {
     let collects = Arc::new(AtomicBool::new(true));
     DEATHS_HERE.with_borrow_mut(|here| here.collects = Some(Arc::clone(&collects)));
     Collector(collects)
 }
 
-/// Records the death of a storage. Called by its deleter, on any thread.
+/// Records the death of a storage. The storage's deleter calls it, on any thread.
 pub fn died(id: StorageId) {
     memory_history::died(id);
-    // While a thread ends, its thread-locals are no longer accessible.
+    // A thread that is ending has no thread-locals any more.
     if !matches!(DEATHS_HERE.try_with(|here| here.borrow_mut().keep(id)), Ok(true)) {
         DEATHS.push(id);
     }
@@ -108,13 +109,13 @@ pub struct FreshStorage {
 /// Amount of a device's memory, in bytes or in storages.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Amount {
-    /// In live storages.
+    /// Amount in live storages.
     pub live: u64,
     /// Peak of `live`.
     pub peak: u64,
-    /// In all storages created so far.
+    /// Amount in all storages created so far.
     created: u64,
-    /// Created and freed amounts when the counters were last reset.
+    /// Created and freed amounts at the latest reset of the counters.
     before: [u64; 2],
 }
 
@@ -143,9 +144,9 @@ impl Amount {
 /// Counters of a device's storages.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Held {
-    /// Their bytes.
+    /// Bytes of the storages.
     pub bytes: Amount,
-    /// Their number.
+    /// Number of storages.
     pub storages: Amount,
 }
 
@@ -174,13 +175,13 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
-    /// Creates an address range that the caller has reserved.
+    /// Wraps an address range that the caller has reserved.
     pub fn new(start: u64, len: u64) -> AddressRange {
         AddressRange { start, len, next: 64 }
     }
 
-    /// Takes the next address for a storage. Addresses are disjoint until the range wraps around, after more bytes
-    /// than any machine's memory has.
+    /// Takes the next address for a storage. Addresses are disjoint until the range wraps around, which takes more
+    /// bytes than the memory of any machine has.
     fn take(&mut self, nbytes: u64) -> u64 {
         let need = nbytes.max(1).next_multiple_of(64);
         if self.next + need > self.len {
@@ -205,8 +206,8 @@ impl Storages {
         }
     }
 
-    /// Returns the bytes of all storages created so far, each rounded up to a multiple of 64. Starts again when
-    /// addresses repeat.
+    /// Returns the bytes of all storages created so far, each rounded up to a multiple of 64. The number starts again
+    /// from zero when the address range wraps around.
     pub fn made(&self) -> u64 {
         self.addresses.next
     }
@@ -229,14 +230,14 @@ impl Storages {
         FreshStorage { id, address }
     }
 
-    /// Adds a storage that the program never has: its id is released with the run that uses it last. Its bytes are not
-    /// counted.
+    /// Adds a storage that the program never sees. The run that uses the storage last releases its id. Its bytes are
+    /// not counted.
     pub fn create_passing(&mut self, device: u8) -> StorageId {
         let entry = Entry { nbytes: 0, address: 0, live: false, device, epoch: 0, name: Name::STATE };
         self.insert(entry)
     }
 
-    /// Returns whether a storage is live. Its id may have been reused since.
+    /// Returns whether a storage is live. If its id has been reused since, it is not: the address differs.
     pub fn lives(&self, storage: FreshStorage) -> bool {
         self.entries.get(storage.id.index()).is_some_and(|e| e.live && e.address == storage.address)
     }
@@ -310,7 +311,7 @@ impl Storages {
         }
     }
 
-    /// Clears all names at the beginning of a new iteration.
+    /// Forgets all names, at the beginning of a new iteration.
     pub fn next_iteration(&mut self) {
         self.epoch += 1;
     }
@@ -341,12 +342,12 @@ impl Storages {
         dead.push(id);
     }
 
-    /// Makes ids available for reuse after their release has been sent to the executor.
+    /// Makes ids available for reuse. Their release must have been sent to the executor.
     pub fn recycle(&mut self, ids: &[StorageId]) {
         self.free.extend_from_slice(ids);
     }
 
-    /// Returns the counters by device index. Devices without storages so far may be missing at the end.
+    /// Returns the counters by device index. The list ends with the highest device that has had a storage.
     pub fn held(&self) -> &[Held] {
         &self.held
     }
@@ -367,7 +368,7 @@ impl Storages {
         }
     }
 
-    /// Returns the history, if it is recorded. Setting it begins or ends the recording.
+    /// Returns the history, or `None` while it is not recorded. Assigning to it begins or ends the recording.
     pub fn history(&mut self) -> &mut Option<Box<History>> {
         &mut self.history
     }

@@ -37,7 +37,7 @@ pub struct Interval {
 pub enum Event {
     /// Activity of the program's thread, with its iteration and location.
     Python(Interval, Python, u64, LocationId),
-    /// Execution of a run, with its first block, number of ops, and iteration.
+    /// Execution of a run, with its place, first block, number of ops, and iteration.
     Run(Interval, RunPlace, u32, u32, u64),
     /// Iteration with this number.
     Step(Interval, u64),

@@ -16,10 +16,10 @@ pub trait Torch: Send + Sync {
     /// Returns the settings of the calling thread that affect its kernels (number of threads, floating-point
     /// modes), packed.
     fn thread_settings(&self) -> i32;
-    /// Applies these settings to the calling thread's kernels.
+    /// Applies settings that [`Torch::thread_settings`] returned to the calling thread's kernels.
     fn use_thread_settings(&self, settings: i32);
-    /// Initializes a GraphRunner thread. Called once on each.
+    /// Initializes a GraphRunner thread. Each such thread calls it once.
     fn enter_graph_runner(&self);
-    /// Runs `work` with the calling thread marked as inside the executor, so that it does not wait for itself.
+    /// Runs `work` with the calling thread marked as inside the executor, so that the thread does not wait for itself.
     fn in_executor(&self, work: &mut dyn FnMut());
 }

@@ -1,4 +1,4 @@
-//! The time in which a thread has worked, with the work that it is at.
+//! The time that a thread has worked so far, including work that is still running.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use std::time::Instant;
 pub struct WorkTime {
     origin: Instant,
     done_ns: AtomicU64,
-    /// Time at which the present work began, in nanoseconds since `origin`; 0 if there is none.
+    /// Time at which the running work began, in nanoseconds since `origin`; 0 if the thread does not work.
     begun_ns: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ impl WorkTime {
 
     /// Ends work. Only the working thread may call this.
     pub fn end(&self) {
-        // A reader in between misses the work, and finds it at the next time.
+        // A reader between the two writes does not see this work, but a later reader does.
         let begun = self.begun_ns.swap(0, Ordering::AcqRel);
         self.done_ns.fetch_add(self.now() - begun, Ordering::Release);
     }

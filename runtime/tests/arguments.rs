@@ -56,7 +56,8 @@ fn value() -> impl Strategy<Value = Value> {
         complex(),
         prop::collection::vec(-1e3..1e3, 0..4).prop_map(Value::Floats),
         (prop::collection::vec(number(), 1..3), number()).prop_map(|(mut list, last)| {
-            // Values of more than one type; see `a_list_of_scalars_stays_one`.
+            // The list gets values of more than one type, because `a_list_of_scalars_stays_one` covers lists of one
+            // type.
             list.push(last);
             list.push(Value::Int(1));
             list.push(Value::Float(1.0));

@@ -41,7 +41,7 @@ fn costs(
     costs
 }
 
-/// Runs training iterations. The caller's ops after them have no end of an iteration.
+/// Runs training iterations. The ops that the caller issues afterwards are followed by no end of an iteration.
 fn trained() -> (CoExecution, Tensor) {
     let mut m = CoExecution::new();
     let w = m.state(&[1.0, -2.0]);
@@ -95,7 +95,7 @@ fn a_branch_in_an_unrolled_loop_is_learnt_when_it_comes_again() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// If every edge of a path was taken before in the iteration, nothing on the path is traced, in any loop,
+    /// If the iteration has taken every edge of a path before, nothing on the path is traced, whether the loop is
     /// unrolled or not.
     #[test]
     fn a_way_that_came_before_co_executes(
@@ -127,7 +127,7 @@ proptest! {
     }
 }
 
-/// Returns the lines of a round of a loop: of one of three bodies, with the branches whose bits are set.
+/// Returns the lines of a loop's round: the lines of one of three bodies, with the branches whose bits are set.
 fn way(body: u32, branches: u32) -> Vec<u32> {
     let mut way: Vec<u32> = (0..4).map(|i| 1000 * (body + 1) + i).collect();
     for bit in (0..4).filter(|bit| branches & (1 << bit) != 0) {

@@ -1,4 +1,5 @@
-//! Failing and panicking kernels, with fakes: where they are raised, what they poison, and what goes on.
+//! Failing and panicking kernels, with fakes: where their exceptions are raised, which storages they poison, and which
+//! ops still run.
 
 mod fakes;
 
@@ -12,8 +13,8 @@ use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{Message, Waited};
 use tandem_runtime::placement::RunPlace;
 
-/// Issues ops of which one fails if `x[0]` is negative. Returns a tensor that depends on this op and one that does
-/// not.
+/// Issues ops, one of which fails if `x[0]` is negative. Returns a tensor that depends on this op, and a tensor that
+/// does not.
 fn failing(m: &mut CoExecution, x: &[f32]) -> (Tensor, Tensor) {
     let x = m.feed(1, x);
     let checked = m.one(2, Op::Check, &[V::T(&x)]);
@@ -57,7 +58,7 @@ fn a_failure_poisons_its_dependants_only_and_is_raised_at_the_fetch() {
         assert_eq!(m.lines(failure.location), [2]);
     }
     assert_eq!(m.item(12, &independent).unwrap(), -2.0);
-    // Later work runs.
+    // Ops that are issued after a failure run.
     let (dependent, _) = failing(&mut m, &[3.0, 2.0]);
     assert_eq!(m.fetch(13, &dependent).unwrap(), [3.0, 2.0]);
     m.step();
@@ -107,7 +108,7 @@ fn the_same_op_failing_again_by_poison_is_not_the_op_that_raised() {
     let flip = m.feed(3, &[-1.0]);
     m.mul_(4, &x, &flip);
     m.step();
-    // This op fails asynchronously.
+    // This op fails on GraphRunner's thread, after the call has returned.
     let y = m.one(2, Op::Check, &[V::T(&x)]);
     let flip = m.feed(3, &[1.0]);
     m.mul_(4, &y, &flip);
@@ -140,13 +141,13 @@ fn a_dead_graph_runner_raises_and_does_not_hang() {
     let x = panicking(&mut m);
     m.one(1, Op::Panic, &[V::T(&x)]);
     m.step();
-    // GraphRunner's thread takes the run; no other thread helps.
+    // GraphRunner's thread takes the run, because no other thread waits.
     while !m.torch.take_calls().contains(&Op::Panic) {
         std::thread::yield_now();
     }
     let raised = m.item(3, &x);
     assert!(matches!(raised, Err(CallError::Dead)), "{raised:?}");
-    // The error is raised again, also by back-pressure.
+    // Later calls raise the error again, including calls that wait because too many runs are pending.
     let mut ahead = 0;
     let outcome = loop {
         match m.call(1, Op::Panic, &[V::T(&x)]) {
@@ -167,7 +168,8 @@ fn a_panic_on_a_thread_that_helps_is_not_a_hang_later() {
     let waiter = m.engine().runner().waiter();
     let helped = {
         let engine = m.engine();
-        // The executor's lock is held until the message is sent, so that this thread may be the first to take it.
+        // This test holds the executor's lock until the message is sent, so that its own thread may be the first to
+        // take the message.
         let executor = engine.runner().executor();
         let ticket = engine.runner().send(Message::Run(Box::default(), fakes::kernels::PANIC));
         drop(executor);

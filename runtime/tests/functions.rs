@@ -10,7 +10,7 @@ use tandem_runtime::engine::{RecordingId, Replay};
 use tandem_runtime::function::{Made, Property, Reason, Scalar, Slot, Undo};
 use tandem_tracegraph::ids::StorageId;
 
-/// The function: writes `w` in place, and returns a new tensor and a number of temporaries' sum.
+/// The recorded function: writes `w` in place, and returns a new tensor.
 fn function(m: &mut CoExecution, w: &Tensor, x: &Tensor, alpha: f64, ends: bool) -> Tensor {
     let sum = m.add(1, x, w, alpha);
     let active = m.relu(2, &sum);
@@ -33,7 +33,7 @@ fn id_of(t: &Tensor) -> StorageId {
     id
 }
 
-/// Replays a stage, with the storages made in the stages before. Returns the tensors that last.
+/// Replays a stage. `made` are the storages that earlier stages made. Returns the tensors that outlive the replay.
 fn replay_stage(
     m: &CoExecution,
     id: RecordingId,
@@ -84,7 +84,7 @@ fn check(ends: bool) {
     let given = m.engine().recording(second).expect("it is kept").given().to_vec();
     assert_eq!(given, [id_of(&x), id_of(&w)], "in order of first use");
     assert!(m.engine().make_template(second));
-    // Replays alternate with calls, on tensors of their own.
+    // Replays on one pair of tensors alternate with calls on another pair.
     let (other, reference) = (m.state(&[2.0, 1.0, 0.5]), m.state(&[2.0, 1.0, 0.5]));
     for i in 0..8 {
         let wide = m.state(&[9.0, 1.0, 2.0 + i as f32, 0.5, 9.0]);
@@ -201,8 +201,9 @@ fn a_call_with_a_fetch_is_not_replayable() {
     assert_eq!(why(&m, id), Some(Reason::Fetch));
 }
 
-/// Records a call between whose ops another thread issues `elsewhere`, which gets the tensors that the call writes, only
-/// reads and has made. Returns the refusal.
+/// Records a call in the middle of which another thread issues `elsewhere`, on three tensors of the call: one that the
+/// call writes, one that it only reads, and one that it has made. Returns why the call is refused, if the other thread
+/// comes before and after the call's write.
 fn record_beside(
     elsewhere: impl Fn(&mut CoExecution, [&Tensor; 3]) -> Option<Tensor>,
 ) -> (Option<Reason>, Option<Reason>) {
@@ -277,7 +278,7 @@ fn one_call_is_recorded_at_a_time() {
     assert!(m.engine().begin_recording());
 }
 
-/// A function that reads a value of a temporary, and goes on depending on it.
+/// A function that reads the value of a temporary, and branches on it.
 fn branching(m: &mut CoExecution, x: &Tensor) -> Tensor {
     let active = m.relu(1, x);
     let sum = m.add(2, &active, x, 1.0);

@@ -16,8 +16,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Runs a program on both machines. One run compares values after each step; another run holds all outputs and
-/// compares them only at the end. Returns the machine of the latter, with its state.
+/// Runs a program on both machines. One co-executed run compares values after each step; a second one holds all outputs
+/// and compares them only at the end. Returns the machine of the second run, with its state.
 fn agrees(state: &[f32], steps: usize, program: Program<'_>) -> (CoExecution, Vec<Tensor>) {
     agrees_with(Config::default(), state, steps, program)
 }
@@ -54,8 +54,7 @@ fn agrees_with(
     let mut outs = Vec::new();
     for i in 0..steps {
         let made = program(&mut held, &mut variables, i);
-        // A tensor computed from the output is held, since the output itself may be changed in place in a later
-        // step.
+        // The output itself may be changed in place in a later step, so a tensor computed from it is held.
         outs.push(made.into_iter().map(|t| held.relu(9_000, &t)).collect::<Vec<_>>());
         held.step();
     }
@@ -172,7 +171,7 @@ fn a_branch_is_a_divergence_once_and_a_case_then() {
     let mut engine = m.engine();
     assert_eq!(engine.paths(), 2);
     assert!(engine.report().divergences[0].difference.sentence().contains("expected aten::relu"));
-    // The ops after the branch are in the graph only once: the paths rejoin.
+    // The paths rejoin, so the graph has the ops after the branch only once.
     assert_eq!(engine.graph().len(), 1 + 1 + 2 + 3);
 }
 
@@ -276,7 +275,7 @@ fn a_loop_of_constant_count_is_one_block() {
         vec![x]
     });
     assert_eq!((m.steps(), m.divergences()), ((2, 8), 0));
-    // The start, the three ops, and the relu that `agrees` adds.
+    // The graph has the start, three ops, and the relu that `agrees` adds.
     assert_eq!(m.engine().graph().len(), 5);
     assert_eq!(m.engine().symbolic().blocks.len(), 1);
 }
@@ -580,7 +579,7 @@ fn what_nobody_reads_is_not_computed() {
     m.synchronize().unwrap();
     m.torch.take_calls();
     let kept = program(&mut m);
-    // The second and the third neg are dead. The relu is not, since it might fail.
+    // The second and the third neg are dead. The relu runs, because it might fail.
     assert_eq!(m.peek(&kept), [1.0, -2.0]);
     assert_eq!(m.torch.take_calls(), [Op::Neg, Op::Relu, Op::Neg]);
     drop((kept, w));

@@ -1,7 +1,7 @@
 //! Random programs on both machines: every value that a program sees must be the same.
 //!
-//! The machines run in lockstep, op by op. If the engine raises an exception for an op, the reference must know
-//! the result to be poisoned, and the program continues without it.
+//! The machines run in lockstep, op by op. If the engine raises an exception for an op, the reference must know the
+//! result to be poisoned, and the program continues without the result.
 
 mod fakes;
 
@@ -47,7 +47,7 @@ enum Stmt {
     Drop(Var),
     /// Value that is held for this many steps and then compared.
     Hold(Var, u8),
-    /// Branch: the first list for iterations whose choice has this bit, the second for the others.
+    /// Branch: iterations whose choice has this bit run the first list, others the second list.
     If(u8, Vec<Stmt>, Vec<Stmt>),
     /// Loop whose number of rounds depends on the iteration's size.
     Repeat(u8, Vec<Stmt>),
@@ -160,7 +160,7 @@ impl Both {
         }
     }
 
-    /// Drops the engine's tensors on a store that an op which raised would have written.
+    /// Drops the engine's tensors on a store that a failed op would have written.
     fn forget(&mut self, store: &Rc<fakes::Store>) {
         let pairs = self.vars.iter_mut().flatten().chain(self.held.iter_mut().map(|(_, p)| p));
         pairs.filter(|p| Rc::ptr_eq(&p.expected.store, store)).for_each(|p| p.got = None);
@@ -373,7 +373,7 @@ impl Both {
             }
             Stmt::Nonzero(to, a) => {
                 let a = self.get(a)?;
-                // The op needs its output's shape and raises poison immediately.
+                // The op's output shape depends on data, so the engine raises the poison at the call.
                 if self.is_poisoned(&a) {
                     return None;
                 }

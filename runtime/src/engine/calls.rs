@@ -65,9 +65,9 @@ impl Engine {
         }
     }
 
-    /// The fast path: returns the node, position and variant of a call that is the only op that may follow and
-    /// equals the last one here in operator, attributes, dataflow and shapes. Most of the time that an op costs
-    /// the program's thread is spent here.
+    /// The fast path: returns the node, position and variant of a call if only one op may follow and the call equals
+    /// the previous call at this position in operator, attributes, dataflow and shapes. The program's thread spends
+    /// most of its time per op here.
     #[inline]
     fn as_before(&self, call: &Call<'_>) -> Option<(NodeId, Position, u32)> {
         if self.phase != Phase::CoExecution || self.is_holding_enough() {
@@ -100,8 +100,8 @@ impl Engine {
         self.config.mode == Mode::Lazy && self.outbox.held() >= self.config.max_pending
     }
 
-    /// Handles an op that the cursor does not expect. If the symbolic graph has it elsewhere, by its location,
-    /// co-execution continues there. Otherwise the op is traced.
+    /// Handles an op that the cursor does not expect. If the symbolic graph has the op at another position, by its
+    /// location, co-execution continues there. Otherwise the op is traced.
     fn jump_or_trace(
         &mut self,
         call: &Call<'_>,
@@ -183,9 +183,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the index of the variant with which an op can be co-executed: an existing one, or a new one if a
-    /// rule computes its outputs. Rules are applied to new shapes only, not to new dtypes: PyTorch may reject
-    /// those, and must raise at the call.
+    /// Returns the index of the variant with which an op can be co-executed: an existing one, or a new one if a rule
+    /// computes its outputs. Rules are applied to new shapes only, not to new dtypes: PyTorch may reject a dtype, and
+    /// must then raise at the call.
     fn variant(&mut self, call: &Call<'_>, id: NodeId, position: Position) -> Option<u32> {
         let (node, info) = (self.graphs.node(id), &self.ops[call.op.index()]);
         if node.dynamic || !call.numbers_fit || may_overlap(info, call) {
@@ -201,7 +201,7 @@ impl Engine {
         self.graphs.node(id).variant(call, &self.ops[call.op.index()], 0)
     }
 
-    /// Records a validated op and its feeds. If a host tensor cannot be copied, nothing is recorded.
+    /// Adds a validated op and its feeds to the open run. If a host tensor cannot be copied, nothing is added.
     #[inline(always)]
     fn feed(
         &mut self,
@@ -260,7 +260,7 @@ impl Engine {
         }))
     }
 
-    /// Makes an op the last one of the iteration. If the cursor jumped to it, the TraceGraph learns the edge.
+    /// Makes an op the latest op of the iteration. If the cursor jumped to the op, the TraceGraph learns the edge.
     #[inline]
     pub(super) fn advance(&mut self, node: NodeId) {
         if let Some(before) = self.cursor.issue(node) {
@@ -282,7 +282,7 @@ impl Engine {
         self.counters.close_divergence();
     }
 
-    /// Falls back to tracing from the op that was not expected. The runs before it have been sent.
+    /// Falls back to tracing, beginning with the op that was not expected. The runs before the op have been sent.
     pub(super) fn diverge(&mut self, call: &Call<'_>, location: LocationId) {
         let (graphs, number) = (&self.graphs, self.iteration.number);
         let name = |id: OpId| self.ops[id.index()].name.to_string();
@@ -295,7 +295,7 @@ impl Engine {
     }
 }
 
-/// Records what the op added last does besides making tensors.
+/// Records the effects of the latest recorded op: random draws, writes, and inputs that it has resized.
 pub(super) fn note_effects(
     recording: &mut Recording,
     call: &Call<'_>,
@@ -321,8 +321,8 @@ pub(super) fn note_effects(
     }
 }
 
-/// Returns whether a call writes a window that partly overlaps another of its inputs. PyTorch raises for these,
-/// and must do so at the call.
+/// Returns whether a call writes a window that partly overlaps another input of the call. PyTorch raises for such a
+/// call, and must do so at the call.
 #[inline(always)]
 pub(super) fn may_overlap(info: &OpInfo, call: &Call<'_>) -> bool {
     info.writes && may_share_storage(&call.inputs) && overlap(call, &info.written) == Overlap::Partial

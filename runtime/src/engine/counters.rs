@@ -1,4 +1,4 @@
-//! Counters: those of the running iteration, and the report with everything that only it needs.
+//! The counters of the running iteration, and the report with all that only the report needs.
 
 use std::time::Instant;
 
@@ -22,9 +22,9 @@ pub(super) struct Iteration {
     pub(super) number: u64,
     /// Number of ops issued.
     pub(super) ops: u64,
-    /// Number of those that were traced.
+    /// Number of traced ops.
     pub(super) traced: u64,
-    /// Number of ops of the iterations that have ended.
+    /// Number of ops of all earlier iterations.
     before: u64,
 }
 
@@ -57,7 +57,8 @@ impl Iteration {
     }
 }
 
-/// The report and what its counters need. `busy` is the time in which GraphRunner's thread has executed, in nanoseconds.
+/// The report, and the state that its counters need. `busy` is the total time in which GraphRunner's thread has
+/// executed runs, in nanoseconds.
 #[derive(Debug)]
 pub(super) struct Counters {
     /// Counters to which every part of the engine adds.
@@ -68,17 +69,17 @@ pub(super) struct Counters {
     passes: Vec<i64>,
     /// Time of the last reset.
     started: Instant,
-    /// Execution time at `started`.
+    /// `busy` at `started`.
     busy_at_start: u64,
     /// Start of the running iteration.
     began: Instant,
     /// Divergences of the running iteration.
     divergences: u64,
-    /// Last divergence and its time, while tracing continues after it.
+    /// Index and time of the latest divergence, while tracing continues after it.
     open_divergence: Option<(usize, Instant)>,
     /// Numbers of ops and of traced ops of the running iteration that the report already includes.
     counted: (u64, u64),
-    /// PythonRunner's waits, its execution of runs and GraphRunner's at the beginning of the iteration, in nanoseconds.
+    /// PythonRunner's waits, its execution of runs, and `busy`, at the beginning of the running iteration.
     stalled_before: u64,
     kernels_before: u64,
     busy_before: u64,
@@ -114,7 +115,7 @@ impl Counters {
         self.started
     }
 
-    /// Returns the execution time since the last reset.
+    /// Returns the time in which GraphRunner's thread has executed runs since the last reset, in nanoseconds.
     pub(super) fn busy_since_start(&self, busy: u64) -> u64 {
         busy - self.busy_at_start
     }
@@ -129,15 +130,15 @@ impl Counters {
         self.kernels_before = 0;
     }
 
-    /// Begins the time of the first iteration, before its first op. Each later one begins where the one before it has
-    /// ended, so that the times of all iterations add up to that of the program.
+    /// Begins the time of the first iteration, before its first op. Each later iteration begins where the previous one
+    /// has ended, so the times of all iterations add up to the time of the program.
     pub(super) fn begin_first_iteration(&mut self) {
         self.began = Instant::now();
         self.stalled_before = self.report.python_stall_ns;
         self.kernels_before = self.report.python_kernels_ns;
     }
 
-    /// Records an iteration that ended. `recorded` says whether its ops were.
+    /// Counts an iteration that has ended. `recorded` says whether its ops were recorded.
     pub(super) fn end_iteration(
         &mut self,
         iteration: &Iteration,
@@ -220,14 +221,14 @@ impl Counters {
         self.passes.fill(0);
     }
 
-    /// Begins the executions of a new symbolic graph with this number of steps. Those of the old one must have been
+    /// Begins to count the executions of a new symbolic graph's steps. The executions of the old graph must have been
     /// counted.
     pub(super) fn reset_passes(&mut self, steps: u32) {
         self.passes.clear();
         self.passes.resize(steps as usize + 1, 0);
     }
 
-    /// Forgets the nodes, which are numbered differently afterwards.
+    /// Forgets the counters of nodes, because a new TraceGraph numbers its nodes anew.
     pub(super) fn forget(&mut self) {
         self.report.nodes.clear();
         self.passes.clear();
@@ -240,7 +241,7 @@ impl Counters {
         }
     }
 
-    /// Counts a fetch that took this long.
+    /// Counts a fetch and the time that it took.
     pub(super) fn count_fetch(&mut self, location: LocationId, op: OpId, took: Took) {
         let new = Fetch { op, count: 0, wait_ns: 0, kernels_ns: 0 };
         let fetch = self.report.fetches.entry(location).or_insert(new);
@@ -250,14 +251,14 @@ impl Counters {
         self.report.ops_captured += 1;
     }
 
-    /// Counts a divergence in an iteration, whose cost begins now.
+    /// Counts a divergence in the iteration `number`. The time until co-execution resumes is its cost.
     pub(super) fn diverged(&mut self, location: LocationId, op: OpId, difference: Difference, number: u64) {
         let at = self.report.diverged(location, op, difference, number);
         self.open_divergence = Some((at, Instant::now()));
         self.divergences += 1;
     }
 
-    /// Records the cost of the last divergence once tracing after it has ended.
+    /// Adds the cost of the latest divergence, once tracing after it has ended.
     pub(super) fn close_divergence(&mut self) {
         if let Some((at, when)) = self.open_divergence.take()
             && let Some(divergence) = self.report.divergences.get_mut(at)

@@ -35,7 +35,7 @@ pub(super) struct Hint {
 pub(super) enum Expected {
     /// The call is this op, at this position.
     Here(NodeId, Position),
-    /// The call is this op by its location. The sources of its inputs may be new.
+    /// The call is this op according to its location. The sources of its inputs may be new.
     ByLocation(NodeId, Position),
     /// The call's Python stack is needed to decide.
     NeedStack,
@@ -43,15 +43,15 @@ pub(super) enum Expected {
     No,
 }
 
-/// Number of cases from which on they are looked up by hash instead of one after the other.
+/// Number of cases from which on a branch finds its cases by hash instead of comparing one after the other.
 const MANY_CASES: usize = 8;
 
-/// The cases of a branch that has many.
+/// The cases of a branch with at least [`MANY_CASES`] cases.
 #[derive(Debug, Default)]
 struct Cases {
-    /// By the sketch of their first op.
+    /// Cases by the sketch of their first op.
     by_sketch: FxHashMap<u64, SmallVec<[BlockId; 2]>>,
-    /// Those whose first op has no sketch.
+    /// Cases whose first op has no sketch.
     others: SmallVec<[BlockId; 2]>,
 }
 
@@ -68,7 +68,7 @@ impl Cases {
         cases
     }
 
-    /// Returns the cases that a call may be.
+    /// Returns the cases whose first op may be a call with this sketch.
     fn candidates(&self, sketch: u64) -> impl Iterator<Item = BlockId> {
         self.by_sketch.get(&sketch).into_iter().flatten().chain(&self.others).copied()
     }
@@ -77,14 +77,14 @@ impl Cases {
 /// The cursor. Its methods take the graphs that it walks.
 #[derive(Debug)]
 pub(super) struct Cursor {
-    /// Last op that this iteration has issued.
+    /// Latest op that the running iteration has issued.
     at: NodeId,
     position: Position,
     /// Set if the cursor reached the current op by a jump, not along an edge of the symbolic graph.
     jumped: bool,
-    /// Variant that each step of the symbolic graph used last.
+    /// Variant of the latest call at each step of the symbolic graph.
     hints: Vec<Hint>,
-    /// Branches with many cases that the program has met, by the block before; `None` for the start.
+    /// Branches with many cases that the program has reached, by the block before the branch; `None` for the start.
     branches: FxHashMap<Option<BlockId>, Cases>,
 }
 
@@ -101,7 +101,7 @@ impl Default for Cursor {
 }
 
 impl Cursor {
-    /// Returns the last op that this iteration has issued.
+    /// Returns the latest op that the running iteration has issued.
     #[inline]
     pub(super) fn at(&self) -> NodeId {
         self.at
@@ -119,8 +119,8 @@ impl Cursor {
         block.nodes.get(self.position.next as usize).copied()
     }
 
-    /// Returns the op that has to follow, with its position and the variant that was used last there, or `None` if
-    /// there are several ops or none.
+    /// Returns the op that has to follow, with its position and the variant of the latest call there, or `None` if
+    /// several ops or none may follow.
     #[inline(always)]
     pub(super) fn only_next(&self, symbolic: &SymbolicGraph) -> Option<(NodeId, Position, &Hint)> {
         let Position { block, next } = self.position;
@@ -135,16 +135,16 @@ impl Cursor {
         Some((head.nodes[0], position, self.hints.get(head.first as usize)?))
     }
 
-    /// Returns the variant that was used last at a position.
+    /// Returns the variant of the latest call at a position.
     #[inline]
     pub(super) fn hint(&self, symbolic: &SymbolicGraph, position: Position) -> Option<&Hint> {
         let first = position.block.map_or(0, |b| symbolic.block(b).first);
         self.hints.get((first + position.next) as usize)
     }
 
-    /// Finds the expected op that a call is. The call is identified by operator, attributes and dataflow if they
-    /// match exactly one op that may follow. Otherwise its location decides, which `locate` determines from the
-    /// location of the last op, or `None` if that takes the Python stack.
+    /// Finds the expected op that a call is. Operator, attributes and dataflow identify the op if they match exactly
+    /// one op that may follow. Otherwise the call's location decides: `locate` determines it from the location of the
+    /// latest op, and returns `None` if that takes the Python stack.
     pub(super) fn expect(
         &mut self,
         call: &Call<'_>,
@@ -182,7 +182,7 @@ impl Cursor {
         here.map_or(Expected::No, |&(id, position)| Expected::ByLocation(id, position))
     }
 
-    /// Returns how a call that is not expected differs from the ops that are. `name` returns an operator's name.
+    /// Returns how a call that is not expected differs from the expected ops. `name` returns an operator's name.
     pub(super) fn difference(
         &self,
         call: &Call<'_>,
@@ -242,15 +242,16 @@ impl Cursor {
         self.jumped = false;
     }
 
-    /// Makes an op the last one that was issued. Returns the op before it if the cursor reached the op by a jump. A
-    /// jump is reported only here, since the op might have raised before.
+    /// Makes an op the latest issued op. If the cursor reached the op by a jump, returns the op before it. Jumps are
+    /// reported here and not in [`Cursor::jump`], because the op may raise in between.
     #[inline]
     pub(super) fn issue(&mut self, node: NodeId) -> Option<NodeId> {
         let before = std::mem::replace(&mut self.at, node);
         std::mem::take(&mut self.jumped).then_some(before)
     }
 
-    /// Moves past an op at a place of a new symbolic graph, or to the start if the graph does not have the op.
+    /// Moves to the position after an op at this place of a new symbolic graph, or to the start if the graph lacks the
+    /// op.
     pub(super) fn move_after(&mut self, place: Option<(BlockId, u32)>) {
         self.position =
             place.map_or(Position::START, |(block, at)| Position { block: Some(block), next: at + 1 });
@@ -263,7 +264,7 @@ impl Cursor {
         self.jumped = false;
     }
 
-    /// Forgets the variants used last. The new symbolic graph has this number of steps.
+    /// Forgets all hints, for a new symbolic graph with this number of steps.
     pub(super) fn reset_hints(&mut self, steps: u32) {
         self.hints.clear();
         self.hints.resize(steps as usize, Hint::default());
@@ -311,8 +312,8 @@ mod tests {
         Name::made_by(NodeId(node), 0)
     }
 
-    /// Returns the graphs of the block A of nodes 1 and 2, which the block B of node 3 or the block C of node 4
-    /// follows. Node `n` has operator `ops[n - 1]`, location 10 + n and an input that node n - 1 made.
+    /// Returns a TraceGraph and its symbolic graph: block A has nodes 1 and 2, and is followed by block B with node 3
+    /// or block C with node 4. Node `n` has operator `ops[n - 1]`, location 10 + n and an input that node n - 1 made.
     fn graphs(ops: [u32; 4]) -> (SymbolicGraph, TraceGraph) {
         let mut graph = TraceGraph::default();
         for (n, op) in (1..).zip(ops) {
@@ -394,7 +395,7 @@ mod tests {
             call.args.push(Arg::Int(dim));
             call
         };
-        // The last case takes each value.
+        // The last case takes attributes of any value.
         const CASES: u32 = 20;
         let mut graph = TraceGraph::default();
         for dim in 0..CASES {

@@ -1,4 +1,4 @@
-//! Fetches of the program: their locations, and the time that the next one has taken.
+//! Fetches of the program: their locations, and the time that the current fetch has taken.
 
 use rustc_hash::FxHashMap;
 use tandem_tracegraph::ids::{LocationId, NodeId, OpId};
@@ -9,34 +9,35 @@ const MAX_FETCHES: u32 = 1024;
 /// Time that a fetch takes on the program's thread, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Took {
-    /// Waiting.
+    /// Time of waiting.
     pub(super) wait_ns: u64,
-    /// Execution of runs.
+    /// Time of executing runs.
     pub(super) kernels_ns: u64,
 }
 
 /// Fetches of the program.
 ///
-/// A fetch has no node. Walking the stack takes longer than the fetch, so its location is that of an earlier fetch
-/// after the same op, with the same operator and the same number after that op.
+/// A fetch has no node. Walking the stack takes longer than the fetch, so the stack is walked once for each combination
+/// of preceding op, operator, and number of the fetch after that op. Later fetches of the same combination get the
+/// location of the first.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
-    /// Time that the next fetch has taken so far.
+    /// Time that the current fetch has taken so far.
     took: Took,
-    /// Number of fetches since the last op.
+    /// Number of fetches since the latest op.
     here: u32,
     /// Locations of fetches, by the op before them, their operator, and their number after that op.
     sites: FxHashMap<(NodeId, OpId, u32), LocationId>,
 }
 
 impl Fetches {
-    /// Begins the fetches after another op, or those of another iteration.
+    /// Begins to number fetches anew, after another op or in another iteration.
     #[inline]
     pub(super) fn next_op(&mut self) {
         self.here = 0;
     }
 
-    /// Adds to the time of the next fetch, which is kept until the location of the fetch is known.
+    /// Adds to the time of the current fetch, which is counted once the location of the fetch is known.
     pub(super) fn waited(&mut self, wait_ns: u64, kernels_ns: u64) {
         self.took.wait_ns += wait_ns;
         self.took.kernels_ns += kernels_ns;
@@ -46,12 +47,12 @@ impl Fetches {
         (at, op, self.here.min(MAX_FETCHES))
     }
 
-    /// Returns the location of the next fetch, which follows the op `at`, or `None` if the stack has to be walked.
+    /// Returns the location of a fetch that follows the op `at`, or `None` if the stack has to be walked.
     pub(super) fn location(&self, at: NodeId, op: OpId) -> Option<LocationId> {
         self.sites.get(&self.site(at, op)).copied()
     }
 
-    /// Counts a fetch, and keeps its location if it is given. Returns the time that it took.
+    /// Counts a fetch, and keeps its location if one is given. Returns the time that the fetch took.
     pub(super) fn fetched(&mut self, at: NodeId, op: OpId, location: Option<LocationId>) -> Took {
         if let Some(location) = location {
             self.sites.insert(self.site(at, op), location);
@@ -60,7 +61,7 @@ impl Fetches {
         std::mem::take(&mut self.took)
     }
 
-    /// Forgets all locations, whose nodes are numbered differently afterwards.
+    /// Forgets all locations, because a new TraceGraph numbers its nodes anew.
     pub(super) fn forget(&mut self) {
         self.sites.clear();
     }

@@ -10,7 +10,7 @@ use crate::graph_runner::Ticket;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RecordingId(pub u64);
 
-/// State of a replay that has not begun.
+/// Outcome of starting to replay a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Replay {
     /// GraphRunner must pass this position first.
@@ -21,7 +21,7 @@ pub enum Replay {
     Sent,
 }
 
-/// Recorded call, and its template if it has one.
+/// Recorded call, and its template if the recording has become one.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) recording: Recording,
@@ -32,7 +32,7 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub(super) struct Template {
     pub(super) parts: Vec<Part>,
-    /// Number of the first part's block. The others follow.
+    /// Number of the first part's block. The blocks of the other parts follow.
     pub(super) first: usize,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Begins a recording. Returns false if there is one.
+    /// Begins a recording. Returns false if a call is being recorded already.
     pub(super) fn begin(&mut self) -> bool {
         let begins = !self.is_open();
         if begins {
@@ -68,7 +68,7 @@ impl Functions {
         }
     }
 
-    /// Ends the running recording without keeping it, or returns an empty one if there is none.
+    /// Ends the running recording and returns it, an empty one if no call is being recorded.
     pub(super) fn take_running(&mut self) -> Recording {
         *self.running.take().unwrap_or_default()
     }
@@ -81,12 +81,12 @@ impl Functions {
         id
     }
 
-    /// Returns a recording.
+    /// Returns the recording with this number.
     pub(super) fn get(&self, id: RecordingId) -> Option<&Recording> {
         self.known.get(&id).map(|known| &known.recording)
     }
 
-    /// Returns a recording, for changes.
+    /// Returns the recording with this number, for changes.
     pub(super) fn get_mut(&mut self, id: RecordingId) -> Option<&mut Recording> {
         self.known.get_mut(&id).map(|known| &mut known.recording)
     }
@@ -96,7 +96,7 @@ impl Functions {
         self.known.remove(&id)
     }
 
-    /// Returns a recording that was taken.
+    /// Puts a recording back that [`Functions::take`] has removed.
     pub(super) fn put(&mut self, id: RecordingId, known: Known) {
         self.known.insert(id, known);
     }
@@ -125,7 +125,7 @@ impl Functions {
         self.running.is_some() || self.paused.is_some()
     }
 
-    /// Forgets all recordings, whose nodes are numbered differently afterwards.
+    /// Forgets all recordings, because a new TraceGraph numbers its nodes anew.
     pub(super) fn forget(&mut self) {
         self.known.clear();
         self.blocks = 0;

@@ -32,8 +32,8 @@ pub(super) struct Graphs {
     symbolic: SymbolicGraph,
     /// Ops of this iteration.
     trace: Trace,
-    /// Number of ops of this iteration whose order the TraceGraph has recorded when the symbolic graph was generated
-    /// within it.
+    /// Number of ops of this iteration whose path the TraceGraph already has, because the symbolic graph was generated
+    /// within the iteration.
     told: usize,
     /// Number of nodes that the executor knows, including the start.
     declared: usize,
@@ -56,7 +56,6 @@ impl Graphs {
         }
     }
 
-    /// Returns the TraceGraph.
     #[inline]
     pub(super) fn graph(&self) -> &TraceGraph {
         &self.graph
@@ -68,7 +67,6 @@ impl Graphs {
         &self.symbolic
     }
 
-    /// Returns a node of the TraceGraph.
     #[inline]
     pub(super) fn node(&self, id: NodeId) -> &Node {
         self.graph.node(id)
@@ -111,7 +109,7 @@ impl Graphs {
         self.graph.node_mut(node).add_sources(call);
     }
 
-    /// Adds a new variant for a call to its node. Returns it if the executor knows the node and lacks the variant.
+    /// Adds a variant for a call to its node. Returns the variant if the executor knows the node and lacks the variant.
     pub(super) fn learn_variant(
         &mut self,
         node: NodeId,
@@ -141,15 +139,15 @@ impl Graphs {
         }
     }
 
-    /// Returns the operators and locations of the ops since the last call, the first ones if there were many. The first
-    /// call only starts to keep them.
+    /// Returns the operators and locations of the ops since the previous call, of the first ones if there were more
+    /// than [`MAX_RECENT`]. Only the first call makes ops be kept, so it returns none.
     pub(super) fn take_recent(&mut self) -> Vec<(OpId, LocationId)> {
         let recent = self.recent.get_or_insert_default();
         let place = |node: NodeId| (self.graph.node(node).key.op, self.graph.node(node).key.location);
         recent.drain(..).map(place).collect()
     }
 
-    /// Records that a value was fetched after `at`, the last op.
+    /// Records that a value was fetched after `at`, the latest op.
     pub(super) fn mark_fetched(&mut self, at: NodeId) {
         self.trace.mark_fetched();
         if !self.graph.node(at).fetched {
@@ -158,7 +156,7 @@ impl Graphs {
         }
     }
 
-    /// Records a divergence in a block. Even if the TraceGraph has its path, the symbolic graph lacks it.
+    /// Records a divergence in a block. The symbolic graph lacks its path even if the TraceGraph has it.
     pub(super) fn diverged(&mut self, block: Option<BlockId>) {
         self.schedule.set_stale();
         self.missed(block);
@@ -173,13 +171,13 @@ impl Graphs {
         node.varies |= node.misses >= MANY_MISSES;
     }
 
-    /// Returns a hash of the trace's path, or `None` if the trace is not whole.
+    /// Returns a hash of the path of the running iteration, or `None` if the trace is not complete.
     pub(super) fn path(&self) -> Option<u64> {
         (self.trace.len() < MAX_TRACE).then(|| self.trace.path())
     }
 
-    /// Ends the trace of an iteration whose last op is `at`. The TraceGraph keeps the trace if it may have something
-    /// new.
+    /// Ends the trace of an iteration whose last op is `at`. The TraceGraph keeps the trace if the trace may have
+    /// something new.
     pub(super) fn end_trace(&mut self, at: NodeId, recorded: bool, ops: u64, traced: u64) {
         let new_end = recorded && !self.graph.node(at).ends;
         self.graph.node_mut(at).ends |= recorded;
@@ -211,16 +209,16 @@ impl Graphs {
         self.schedule.seems_endless(self.graph.len())
     }
 
-    /// Returns whether an unexpected op that follows `at` is likely to come again, so that the symbolic graph is
-    /// generated now: the TraceGraph has its edge and the symbolic graph lacks it, so the op comes at least for the
-    /// second time in this iteration. `issued` is the number of ops issued so far.
+    /// Returns whether the symbolic graph should be generated now because of an unexpected op that follows `at`. If the
+    /// TraceGraph has this edge and the symbolic graph lacks it, the op comes at least for the second time in this
+    /// iteration, and is likely to come again. `issued` is the number of ops issued so far.
     pub(super) fn repeats(&self, at: NodeId, node: NodeId, issued: u64) -> bool {
         self.graph.has_news()
             && self.graph.follows(at, node)
             && self.schedule.may_generate_within(issued, self.graph.len())
     }
 
-    /// Records the path of the running iteration so far in the TraceGraph, before the symbolic graph is generated.
+    /// Marks the path of the running iteration so far in the TraceGraph, before the symbolic graph is generated.
     pub(super) fn tell_path(&mut self) {
         let told = std::mem::replace(&mut self.told, self.trace.len());
         let before = told.checked_sub(1).and_then(|last| self.trace.nodes().nth(last));
@@ -238,7 +236,7 @@ impl Graphs {
         self.graph.reset_news();
     }
 
-    /// Returns the nodes that the executor does not know yet: the first one, and the ops of all.
+    /// Returns the nodes that the executor does not know yet: the id of the first of them, and their ops.
     pub(super) fn declare_nodes(&mut self, ops: &[OpInfo]) -> (NodeId, Vec<OpDeclaration>) {
         let new = (self.declared as u32..self.graph.len() as u32).map(NodeId);
         let declare = |id| {

@@ -1,4 +1,4 @@
-//! Ops that run at once on the program's thread: those that are traced, not recorded, of unknown shapes, or fetches.
+//! Ops that run at once on the program's thread: traced and unrecorded ops, ops of unknown shapes, and fetches.
 
 use tandem_executor::run::{BlockRun, Cursor};
 use tandem_tracegraph::call::{Call, Place};
@@ -37,8 +37,8 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Runs a call that returns a value to the host. It gets no node. The open run is cut here, and the next
-    /// symbolic graph ends a block here.
+    /// Runs a call that returns a value to the host. A fetch has no node. The open run ends before the fetch, and the
+    /// next symbolic graph ends a block at this point.
     pub(super) fn fetch(
         &mut self,
         call: &Call<'_>,
@@ -80,8 +80,8 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Copies the elements of a call's last input to `room`. Returns false if that is not a plain copy of bytes.
-    /// GraphRunner is idle.
+    /// Copies the elements of a call's last input to `room`. Returns false if the copy takes more than moving bytes.
+    /// GraphRunner must be idle.
     fn read(&mut self, call: &Call<'_>, room: &mut [u8]) -> Result<bool, CallError> {
         let Some(from) = call.inputs.last() else { return Ok(false) };
         let (Place::Storage { id, .. }, 0) = (from.place, from.flags & (flags::CONJ | flags::NEG)) else {
@@ -103,8 +103,8 @@ impl Engine {
         }
     }
 
-    /// Tracing: runs the op immediately and merges it. An op that raises is not merged, and if the phase was
-    /// co-execution, it continues.
+    /// Tracing: runs the op immediately and merges it. An op that raises is not merged; if the phase was co-execution,
+    /// co-execution continues.
     pub(super) fn trace(
         &mut self,
         call: &Call<'_>,
@@ -136,7 +136,7 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Runs an op of the graph immediately to determine the shapes of its outputs. Co-execution continues.
+    /// Runs an op of the symbolic graph immediately to determine the shapes of its outputs. Co-execution continues.
     pub(super) fn run_inside(
         &mut self,
         call: &Call<'_>,
@@ -161,7 +161,7 @@ impl Engine {
         Ok(Progress::Done)
     }
 
-    /// Runs an op as [`Engine::run_now`] does. An op that fails is not recorded, so that the call is not replayable.
+    /// Runs an op as [`Engine::run_now`] does. If the op fails, the running recording is no longer replayable.
     fn run_recorded(
         &mut self,
         call: &Call<'_>,
@@ -241,7 +241,7 @@ impl Engine {
         }
     }
 
-    /// Adds a new variant for this call to the node.
+    /// Adds a variant for this call to the node, here and in the executor.
     pub(super) fn learn_variant(&mut self, node: NodeId, call: &Call<'_>, outputs: &Outputs) {
         if let Some(variant) = self.graphs.learn_variant(node, call, &self.ops[call.op.index()], outputs) {
             self.runner.send(Message::AddVariant(node, variant));
@@ -260,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// Makes a node the last op of the iteration, and names the storages that it created.
+    /// Makes a node the latest op of the iteration, and names the storages that the op created.
     fn commit(&mut self, node: NodeId, fresh: &[FreshStorage]) {
         for (i, made) in fresh.iter().enumerate() {
             self.storages.set_name(made.id, Name::made_by(node, i as u16));

@@ -53,8 +53,8 @@ impl Engine {
         self.cursor.next_iteration();
     }
 
-    /// Ends an iteration of a thread that is not the program's. Returns whether the thread should become the program's:
-    /// that one has been idle since the end of the iteration before.
+    /// Handles the end of an iteration on a thread that is not the program's. Returns whether this thread should become
+    /// the program's, because the current program's thread has issued no op since the previous such end.
     pub fn mark_step_elsewhere(&mut self) -> bool {
         let issued = self.iteration.issued();
         let is_idle = mem::replace(&mut self.issued_before, issued) == issued;
@@ -85,8 +85,8 @@ impl Engine {
         }
     }
 
-    /// Applies the current region's placement once all pending runs have been executed. Returns the position to
-    /// wait for as an error before.
+    /// Applies the current region's placement once all pending runs have been executed. Until then, returns as an error
+    /// the position to wait for.
     pub(super) fn settle_placement(&mut self) -> Result<(), Ticket> {
         let since = self.placing.settling_since();
         if self.runner.pending() > 0 {
@@ -108,8 +108,8 @@ impl Engine {
         }
     }
 
-    /// Chooses the phase of the next iteration. Tracing stops when the latest trace added nothing, or after a few
-    /// traces: anything still missing then diverges and is added at that point.
+    /// Chooses the phase of the next iteration. Tracing stops when the latest trace added nothing, or after
+    /// [`Config::max_traced`] traces. Ops that are still missing then diverge, and are added when they do.
     fn choose_phase(&mut self) {
         self.phase = initial_phase(&self.config);
         if self.phase == Phase::Imperative {
@@ -144,7 +144,8 @@ impl Engine {
         self.phase = initial_phase(&self.config);
     }
 
-    /// Discards the TraceGraph and everything derived from it. Everything validated has been sent or is held back.
+    /// Discards the TraceGraph and everything derived from it. All validated ops must have been sent, or be held back
+    /// in lazy mode.
     fn forget(&mut self) {
         self.release_held();
         self.counters.count_passes(self.graphs.symbolic());
@@ -157,7 +158,7 @@ impl Engine {
         self.runner.send(Message::Forget);
     }
 
-    /// Generates the symbolic graph or ends tracing within an iteration that does not seem to end. Called after
+    /// Generates the symbolic graph or ends tracing within an iteration that does not seem to end. It is called after
     /// each traced op.
     pub(super) fn check_tracing(&mut self) {
         if self.graphs.seems_endless() {
@@ -168,9 +169,9 @@ impl Engine {
         }
     }
 
-    /// Handles an unexpected op that follows the last one along an edge which the TraceGraph has and the symbolic
-    /// graph lacks. The op comes at least for the second time in this iteration and is likely to come again, so a
-    /// new graph is generated now. Afterwards the cursor points to the op after the last one that was issued.
+    /// Handles an unexpected op that follows the latest op along an edge which the TraceGraph has and the symbolic
+    /// graph lacks. Such an op comes at least for the second time in this iteration and is likely to come again, so a
+    /// new graph is generated now. Afterwards the cursor is at the position after the latest issued op.
     pub(super) fn learn_repeated(&mut self, node: NodeId) {
         let at = self.cursor.at();
         if self.graphs.repeats(at, node, self.iteration.issued()) {

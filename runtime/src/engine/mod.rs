@@ -7,13 +7,14 @@
 //! and the program is traced from this op on until it reaches an op that the symbolic graph has. Only ops that the
 //! program has issued are executed, so nothing ever has to be undone.
 //!
-//! [`Engine::dispatch`] never blocks. It returns what it needs; the bridge obtains that without holding the
-//! engine's lock and calls again. Until it returns [`Progress::Done`], the call has had no effect.
+//! [`Engine::dispatch`] never blocks. If it needs the Python stack or must wait, it says so in [`Progress`]; the bridge
+//! walks the stack or waits without holding the engine's lock, and calls again. Until `dispatch` returns
+//! [`Progress::Done`], the call has had no effect.
 //!
 //! The engine's state has seven owners, each with a file of its own: the outbox, the cursor, the graphs, fetches,
 //! functions, placing and the counters. None of them knows another. The engine's methods coordinate them: `calls.rs`
-//! has a call in each phase, `immediate.rs` the ops that run at once, `iterations.rs` the iterations and the generation
-//! of the symbolic graph, and `replays.rs` the calls of functions.
+//! handles a call in each phase, `immediate.rs` the ops that run at once, `iterations.rs` the iterations and the
+//! generation of the symbolic graph, and `replays.rs` the calls of functions.
 
 mod calls;
 mod counters;
@@ -62,10 +63,10 @@ use crate::storage::{FreshStorage, Storages, died};
 use crate::timeline::Python;
 use crate::torch::Torch;
 
-/// Need of a call before it can complete.
+/// What a call needs before it can complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// No need: the sink has received the outputs.
+    /// Nothing: the sink has received the outputs.
     Done,
     /// The Python stack.
     NeedStack,
@@ -73,13 +74,13 @@ pub enum Progress {
     NeedTicket(Ticket, bool),
 }
 
-/// Receiver of a call's outputs. They are borrowed if the graph keeps them and owned otherwise.
+/// Receiver of a call's outputs.
 pub trait Sink {
     /// Receives the call's outputs and the storages that it created.
     fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]);
 
-    /// Returns memory for the elements of the call's last input, for a call that returns exactly these to the
-    /// host. If the engine copies them there, it calls [`Sink::filled`] instead of [`Sink::outputs`].
+    /// Returns memory for the elements of the call's last input, if the call returns exactly these elements to the
+    /// host. An engine that copies the elements there calls [`Sink::filled`] instead of [`Sink::outputs`].
     fn room(&mut self) -> Option<&mut [u8]> {
         None
     }
@@ -117,14 +118,14 @@ pub struct Engine {
     runner: GraphRunner,
     operators: &'static Operators,
     ops: Vec<OpInfo>,
-    /// Rules that compute an operator's outputs, indexed by operator. One that is wrong is dropped.
+    /// Rules that compute an operator's outputs, indexed by operator. A rule that turns out to be wrong is dropped.
     rules: Vec<Option<OutputRule>>,
     locations: Locations,
     forward: ForwardRecord,
     storages: Storages,
     phase: Phase,
     iteration: Iteration,
-    /// Number of the program's ops at the last end of an iteration on another thread.
+    /// Number of ops that the program's thread had issued at the latest end of an iteration on another thread.
     issued_before: u64,
     graphs: Graphs,
     cursor: Cursor,
@@ -140,8 +141,8 @@ fn initial_phase(config: &Config) -> Phase {
 }
 
 impl Engine {
-    /// Creates an engine in its initial phase, with an empty TraceGraph. It declares operators in `operators`, which the
-    /// devices read.
+    /// Creates an engine in its initial phase, with an empty TraceGraph. [`Engine::declare`] adds operators to
+    /// `operators`, which the devices read.
     pub fn new(
         config: Config,
         runner: GraphRunner,
@@ -286,8 +287,8 @@ impl Engine {
         self.graphs.schedule_mut().count_traced_anew();
     }
 
-    /// Creates a storage of undefined bytes on a device, outside any op, for the program's thread or another one. The
-    /// outer error is the position to wait for before the next attempt.
+    /// Creates a storage of undefined bytes on a device, outside any op. `program_thread` says whether the program's
+    /// thread asks for it. The outer error is the position to wait for before the next attempt.
     pub fn create_storage(
         &mut self,
         nbytes: u64,
@@ -308,8 +309,8 @@ impl Engine {
         Ok(allocated.map(|()| made).map_err(CallError::from))
     }
 
-    /// Resizes a storage and keeps the bytes up to the smaller size, for the program's thread or another one. The outer
-    /// error is the position to wait for before the next attempt.
+    /// Resizes a storage and keeps the bytes up to the smaller size. `program_thread` says whether the program's thread
+    /// asks for it. The outer error is the position to wait for before the next attempt.
     pub fn resize_storage(
         &mut self,
         id: StorageId,
@@ -329,7 +330,7 @@ impl Engine {
         Ok(resized.map_err(CallError::from))
     }
 
-    /// Ends the log of kernels' runs, begins a new one if `on`, and returns the runs of the old one.
+    /// Ends the log of kernels' runs and returns its entries. Begins a new log if `on`.
     pub fn log_kernels(&mut self, on: bool) -> Result<Vec<KernelRun>, Ticket> {
         self.settle()?;
         self.outbox.note_issuers(on);
@@ -349,8 +350,8 @@ impl Engine {
         self.runner.last()
     }
 
-    /// Sends pending draws of random numbers, for an access to a generator on the host, by the program's thread or
-    /// another one. Returns the position after them, or `None` if there are none.
+    /// Sends pending draws of random numbers before the host accesses a generator. `program_thread` says whether the
+    /// program's thread accesses it. Returns the position after the draws, or `None` if there are none.
     pub fn flush_random(&mut self, program_thread: bool) -> Option<Ticket> {
         if program_thread {
             self.refuse(Reason::Random, None, self.last_location());
@@ -363,8 +364,8 @@ impl Engine {
         (last > self.runner.leaving(self.runner.pending())).then_some(last)
     }
 
-    /// Counts a wait that a call needed, which began at `begin` on the timeline. The time of a fetch is kept until
-    /// its location is known.
+    /// Counts a wait of a call that began at `begin` on the timeline. The time of a fetch is kept until the location of
+    /// the fetch is known.
     pub fn waited(&mut self, time: WaitTime, fetch: bool, begin: u64) {
         if fetch {
             self.fetches.waited(time.idle_ns(), time.executing_ns);
@@ -385,18 +386,17 @@ impl Engine {
         self.runner.executor().opened().map_or_else(Vec::new, |executor| executor.device().synchronize())
     }
 
-    /// Returns the operators and locations of the ops since the last call, for the ranks of a program to compare.
+    /// Returns the operators and locations of the ops since the previous call, which the ranks of a program compare.
     pub fn take_recent(&mut self) -> Vec<(OpId, LocationId)> {
         self.graphs.take_recent()
     }
 
-    /// Returns the location of the last op.
+    /// Returns the location of the latest op.
     pub fn last_location(&self) -> LocationId {
         self.graphs.node(self.cursor.at()).key.location
     }
 
-    /// Executes or sends everything validated. Returns the position to wait for as an error if GraphRunner has
-    /// work left.
+    /// Executes or sends all validated ops. If GraphRunner has work left, returns as an error the position to wait for.
     fn settle(&mut self) -> Result<(), Ticket> {
         self.outbox.reset_pace(self.config.first_run_ops);
         if self.outbox.has_at_most(self.config.most_direct_ops) && self.runner.pending() == 0 {
@@ -405,7 +405,7 @@ impl Engine {
         self.send_open();
         self.release_held();
         match self.runner.pending() {
-            // After a panic in a run outside the queue, no message is pending.
+            // A panic in a run outside the queue leaves no message pending.
             0 if self.runner.is_dead() => Err(Ticket::NEVER),
             0 => Ok(()),
             _ => Err(self.runner.last()),

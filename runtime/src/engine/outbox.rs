@@ -1,9 +1,9 @@
 //! The outbox: validated ops on their way to GraphRunner.
 //!
-//! **Why.** A message for each op would cost more than the op.
-//! **Strategy.** Validated ops are appended to the open run, which is sent once it has enough ops or its results are
-//! needed. Lazy evaluation holds the runs back until a value is needed.
-//! **Freeing.** A run takes along the storages that the program dropped before it was sent.
+//! **Why.** A message for each op would cost more than the op. **Strategy.** Validated ops are appended to the open
+//! run, which is sent once it has enough ops or its results are needed. Lazy evaluation holds the runs back until a
+//! value is needed. **Freeing.** A run also carries the ids of the storages that the program dropped before the run was
+//! sent.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ use crate::issuer;
 use crate::storage::Storages;
 use crate::torch::Torch;
 
-/// Validated ops that GraphRunner does not have yet, and the storages that it has to release.
+/// Validated ops that GraphRunner does not have yet, and the dead storages whose release the next run carries.
 #[derive(Debug)]
 pub(super) struct Outbox {
     /// Open run: validated ops that have not been sent.
@@ -33,12 +33,12 @@ pub(super) struct Outbox {
     held: VecDeque<Box<BlockRun>>,
     /// Ids of storages that died since the last run was sent.
     dying: Vec<StorageId>,
-    /// Position after the last run that draws random numbers. The two flags below say whether the open run and the
-    /// held runs draw random numbers.
+    /// Position after the latest sent run that draws random numbers. The two flags below say whether the open run and
+    /// the held runs draw random numbers.
     random: Ticket,
     random_open: bool,
     random_held: bool,
-    /// Whether runs have the calls that issued their ops.
+    /// Whether runs note the issuer of each op.
     notes_issuers: bool,
 }
 
@@ -58,7 +58,7 @@ impl Outbox {
         }
     }
 
-    /// Sets whether runs have the calls that issued their ops. The open run must be empty.
+    /// Sets whether runs note the issuer of each op. The open run must be empty.
     pub(super) fn note_issuers(&mut self, on: bool) {
         self.notes_issuers = on;
     }
@@ -79,19 +79,19 @@ impl Outbox {
         }
     }
 
-    /// Adds the numbers and generators of the op that was added last.
+    /// Adds the numbers and generators of the latest op.
     #[inline(always)]
     pub(super) fn feed_values(&mut self, key: &NodeKey, call: &Call<'_>, torch: &dyn Torch) {
         crate::feed::values(&mut self.open, key, call, torch);
     }
 
-    /// Adds a storage that the op which was added last creates.
+    /// Adds a storage that the latest op creates.
     #[inline(always)]
     pub(super) fn feed_fresh(&mut self, storage: StorageId) {
         self.open.storages.push(storage);
     }
 
-    /// Records whether the op that was added last draws random numbers.
+    /// Records whether the latest op draws random numbers.
     #[inline(always)]
     pub(super) fn note_draws(&mut self, random: bool) {
         self.random_open |= random;
@@ -107,7 +107,7 @@ impl Outbox {
         Tail::new(&self.open, from)
     }
 
-    /// Adds all ops of a function's block to the open run, which is empty.
+    /// Adds all ops of a function's block to the open run, which must be empty.
     pub(super) fn add_function(&mut self, block: BlockId, ops: u32, fill: impl FnOnce(&mut BlockRun)) {
         self.open.segments.push(Segment { block, from: 0, to: ops });
         fill(&mut self.open);
@@ -116,9 +116,9 @@ impl Outbox {
         }
     }
 
-    /// Returns whether the open run has enough ops to be sent. `number` is the index of its last op in its block, and
-    /// `at_end` says whether it is the last one. Runs for the program's own thread (`inline`) have `run_ops` ops at
-    /// once.
+    /// Returns whether the open run has enough ops to be sent. `number` is the index of the run's last op in its block,
+    /// and `at_end` says whether that op ends the block. Runs for the program's own thread (`inline`) need `run_ops`
+    /// ops from the start, other runs as many as the pace says.
     #[inline(always)]
     pub(super) fn is_enough(&self, number: u32, at_end: bool, inline: bool, run_ops: usize) -> bool {
         let enough = if inline { run_ops } else { self.pace };
@@ -139,7 +139,7 @@ impl Outbox {
         self.pace = (self.pace * 2).min(run_ops);
     }
 
-    /// Makes the next run short again, for a GraphRunner that has no work.
+    /// Makes the next run short again, because GraphRunner has no work.
     pub(super) fn reset_pace(&mut self, first_run_ops: usize) {
         self.pace = first_run_ops;
     }
@@ -159,7 +159,7 @@ impl Outbox {
         self.random_open
     }
 
-    /// Returns the position after the last run sent that draws random numbers.
+    /// Returns the position after the latest sent run that draws random numbers.
     pub(super) fn last_draw(&self) -> Ticket {
         self.random
     }
@@ -169,7 +169,7 @@ impl Outbox {
         storages.collect_dead(&mut self.dying);
     }
 
-    /// Releases the storages that have died at once. The ops that use them must have been executed.
+    /// Releases the dead storages at once. The ops that use them must have been executed.
     pub(super) fn release_dead(&mut self, storages: &mut Storages, device: &mut dyn Immediate) {
         for id in &self.dying {
             device.release(*id);
@@ -178,12 +178,12 @@ impl Outbox {
         self.dying.clear();
     }
 
-    /// Records that the program reads a value as soon as the open run, if there is one, has ended.
+    /// Records that the program reads a value as soon as the open run has ended. Without an open run it has no effect.
     pub(super) fn is_fetched(&mut self) {
         self.open.fetched = !self.open.is_empty();
     }
 
-    /// Completes the open run, with the storages that the program has dropped. Returns `None` if it is empty.
+    /// Completes the open run, and adds the storages that the program has dropped. Returns `None` if the run is empty.
     pub(super) fn close(&mut self, iteration: u64, storages: &mut Storages) -> Option<&BlockRun> {
         if self.open.is_empty() {
             return None;
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use crate::storage::{AddressRange, collects_deaths, died};
 
-    /// Device that only records the storages that it releases.
+    /// Device that only records the released storages.
     #[derive(Default)]
     struct Device(Vec<StorageId>);
 
@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn storages() -> Storages {
-        // Tests on other threads have deaths of their own.
+        // Storages of tests on other threads die in lists of their own.
         let _collector = collects_deaths();
         Storages::new(AddressRange::new(1 << 47, 1 << 40))
     }
@@ -305,7 +305,7 @@ mod tests {
         storages.create(4, 0, Name::STATE).id
     }
 
-    /// Returns an outbox with an open run of `ops` ops, the last of which draws random numbers or not.
+    /// Returns an outbox whose open run has `ops` ops. `random` says whether the last op draws random numbers.
     fn outbox(ops: u32, random: bool) -> Outbox {
         let mut outbox = Outbox::new(4);
         (0..ops).for_each(|i| outbox.push(BlockId(0), i, 0));
@@ -319,7 +319,7 @@ mod tests {
         let mut lengths = Vec::new();
         for i in 0..60 {
             outbox.push(BlockId(0), i, 0);
-            // A block ends with each tenth op.
+            // Each block has ten ops.
             if outbox.is_enough(i, i % 10 == 9, false, 16) {
                 lengths.push(outbox.open.len());
                 outbox.open.clear();

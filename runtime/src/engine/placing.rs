@@ -8,13 +8,13 @@ use tandem_tracegraph::symbolic::SymbolicGraph;
 use crate::placement::{Placement, RunPlace};
 use crate::regions::{Clocks, Regions};
 
-/// Regions of the program, and whether it has to wait for one's measurement.
+/// Regions of the program, and whether the program has to wait for the measurement of a region's placement.
 #[derive(Debug, Default)]
 pub(super) struct Placing {
     regions: Regions,
     /// Set if pending runs must be executed before the next op, for the measurement of a region's placement.
     settling: bool,
-    /// Time when a call first had to wait for this.
+    /// Time when a call first had to wait for the pending runs.
     settling_since: Option<Instant>,
 }
 
@@ -29,7 +29,8 @@ impl Placing {
         self.regions.is_empty()
     }
 
-    /// Begins with the first region, for an executor that may share the program's cores. Returns its place.
+    /// Begins with the outside as the only region. `shares_cores` says whether the executor may compute on the
+    /// program's cores. Returns the place of the first runs.
     pub(super) fn begin(&mut self, place: Option<RunPlace>, shares_cores: bool) -> RunPlace {
         self.regions.begin(Placement::new(place, shares_cores));
         self.regions.place()
@@ -45,7 +46,7 @@ impl Placing {
         self.regions.forget();
     }
 
-    /// Returns whether the program leaves or enters a loop with this block, or begins another round of the loop.
+    /// Returns whether this block makes the program leave or enter a loop, or begin another round of the loop.
     #[inline]
     pub(super) fn crosses(&self, block: BlockId) -> bool {
         self.regions.crosses(block)
@@ -66,7 +67,7 @@ impl Placing {
         self.regions.end_iteration(clocks);
     }
 
-    /// Returns the place of the next runs, or `None` if pending runs must be executed before it is known.
+    /// Returns the place of the next runs, or `None` if pending runs must be executed first, for a measurement.
     pub(super) fn next_place(&mut self) -> Option<RunPlace> {
         self.settling = self.regions.settles();
         (!self.settling).then(|| self.regions.place())
@@ -83,29 +84,29 @@ impl Placing {
         *self.settling_since.get_or_insert_with(Instant::now)
     }
 
-    /// Continues after all pending runs have been executed, for which the program waited this long. Returns the
-    /// place of the next runs.
+    /// Continues after all pending runs have been executed. `waited` is the time that the program waited for them.
+    /// Returns the place of the next runs.
     pub(super) fn settled(&mut self, waited: Duration, clocks: Clocks) -> RunPlace {
         (self.settling, self.settling_since) = (false, None);
         self.regions.settled(waited, clocks);
         self.regions.place()
     }
 
-    /// Returns the CPU time of the calling thread, which must be the program's. `None` if no placement is being
-    /// measured, or if the system does not provide it.
+    /// Returns the CPU time of the calling thread, which must be the program's, or `None` if no placement is being
+    /// measured or the system does not provide the time.
     pub(super) fn program_time(&self) -> Option<Duration> {
         if self.regions.is_comparing() { thread_time() } else { None }
     }
 }
 
-/// Returns the CPU time of the calling thread, or `None` if the system does not provide it.
+/// Returns the CPU time of the calling thread, or `None` if the system call fails.
 #[cfg(unix)]
 fn thread_time() -> Option<Duration> {
     use rustix::time::{ClockId, clock_gettime};
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).ok()
 }
 
-/// Returns the CPU time of the calling thread, which this system does not provide.
+/// Returns `None`: this system does not provide the CPU time of a thread.
 #[cfg(not(unix))]
 fn thread_time() -> Option<Duration> {
     None
@@ -133,7 +134,7 @@ mod tests {
             Program { placing, clocks }
         }
 
-        /// Runs iterations of 10 ms until one has to settle. Returns their number, which is at most `most`.
+        /// Runs iterations of 10 ms until an iteration has to settle, at most `most`. Returns their number.
         fn iterate(&mut self, most: u32) -> u32 {
             for i in 0..most {
                 self.clocks.ops = 0;

@@ -1,4 +1,4 @@
-//! Recording of calls of functions, and replays of those that have become templates.
+//! Recording of functions' calls, and replays of the recordings that have become templates.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tandem_tracegraph::call::Input;
@@ -11,7 +11,7 @@ use crate::function::{Made, NotReplayable, Part, Reason, Recording, Scalar, Slot
 use crate::graph_runner::Message;
 
 impl Engine {
-    /// Begins the recording of a call, on the program's thread. Returns false if a call is recorded already.
+    /// Begins the recording of a call, on the program's thread. Returns false if a call is being recorded already.
     pub fn begin_recording(&mut self) -> bool {
         self.functions.begin()
     }
@@ -21,12 +21,12 @@ impl Engine {
         self.functions.pause(pause);
     }
 
-    /// Ends the recording of a call that raised an exception.
+    /// Ends the recording of a call that raised an exception, and drops it.
     pub fn cancel_recording(&mut self) {
         self.functions.take_running();
     }
 
-    /// Ends the recording of a call. Returns its number.
+    /// Ends the recording of a call. Returns the recording's number.
     pub fn end_recording(&mut self) -> RecordingId {
         let mut recording = self.functions.take_running();
         self.collect_dead();
@@ -48,7 +48,7 @@ impl Engine {
     pub fn drop_recording(&mut self, id: RecordingId) {
         let template = self.functions.take(id).and_then(|known| known.template);
         if let Some(Template { parts, first }) = template {
-            // Runs that are held back may have these blocks.
+            // Runs that are held back may contain the blocks of the template.
             self.release_held();
             for number in first..first + parts.len() {
                 self.runner.send(Message::LowerFunction(number, Box::default()));
@@ -56,7 +56,8 @@ impl Engine {
         }
     }
 
-    /// Records that a storage which a call made is kept by the program.
+    /// Records that the program still uses a storage that the recorded call made, which is neither a result nor a
+    /// gradient.
     pub fn keeps(&mut self, id: RecordingId, storage: StorageId) {
         let Some(recording) = self.functions.get_mut(id) else { return };
         let made = recording.made().iter().rev().find(|made| made.storage().id == storage);
@@ -66,8 +67,8 @@ impl Engine {
         recording.refuse(refused);
     }
 
-    /// Records that the last fetch of the running recording has read a single value. Returns the slot of its storage,
-    /// and what the call has used so far.
+    /// Records that the latest fetch of the running recording has read a single value. Returns the slot of the storage
+    /// that the value is in, and the numbers of storages and host tensors that the call has used so far.
     pub fn note_read(&mut self, storage: StorageId, value: Scalar) -> Option<(Slot, Used)> {
         self.functions.running()?.read(storage, value)
     }
@@ -84,10 +85,10 @@ impl Engine {
         self.functions.get(id).map_or_else(Vec::new, |recording| recording.numbers(is_sized))
     }
 
-    /// Makes a recording a template. Returns false if it was forgotten.
+    /// Makes a recording a template. Returns false if the recording was dropped or forgotten.
     pub fn make_template(&mut self, id: RecordingId) -> bool {
         let Some(mut known) = self.functions.take(id) else { return false };
-        // Ops that have run at once may not be declared yet.
+        // The executor may not know the nodes of ops that have run at once.
         let (undeclared, ops) = self.graphs.declare_nodes(&self.ops);
         if !ops.is_empty() {
             self.runner.send(Message::Declare(undeclared, ops));
@@ -97,7 +98,7 @@ impl Engine {
         for (number, part) in (first..).zip(&parts) {
             let steps = &known.recording.steps()[part.steps.clone()];
             let nodes = steps.iter().map(|step| step.node).collect();
-            // Replays lack the ops that ran while the recording was paused.
+            // Ops that ran while the recording was paused are not replayed, so some edges of a replay are new.
             steps.windows(2).for_each(|pair| self.graphs.connect(pair[0].node, pair[1].node));
             self.runner.send(Message::LowerFunction(number, nodes));
         }
@@ -106,10 +107,13 @@ impl Engine {
         true
     }
 
-    /// Sends the runs of a template's stage: those between two values that the call reads. `made` are the storages that
-    /// have been made in the stages before. `given` are the storages for those that existed before the recorded call, each
-    /// with the offset that its windows are relative to. `hosts` are the host tensors that are fed again, by their
-    /// number in the recording. `kept` receives the storages that last.
+    /// Sends the runs of a template's stage.
+    ///
+    /// - `made`: the storages made in earlier stages.
+    /// - `given`: the storages to use in place of those that existed before the recorded call, each with the offset to
+    ///   which the recorded offsets of windows are relative.
+    /// - `hosts`: the host tensors that are fed again, by their number in the recording.
+    /// - `kept`: receives the storages that outlive the replay.
     pub fn replay(
         &mut self,
         id: RecordingId,
@@ -212,7 +216,7 @@ impl Engine {
         self.not_fed(self.graphs.node(node).key.op, node, exception)
     }
 
-    /// Records why the running recording is not replayable, at an op or after the last one.
+    /// Marks the running recording as not replayable, for the reason `why`, at `op` or after the latest op.
     pub(super) fn refuse(&mut self, why: Reason, op: Option<OpId>, location: LocationId) {
         if let Some(running) = self.functions.running() {
             running.refuse(NotReplayable { why, op, location });

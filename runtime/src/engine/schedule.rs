@@ -4,15 +4,14 @@ use std::time::{Duration, Instant};
 
 use crate::repetition::Repetition;
 
-/// Number of ops, in addition to the number of nodes in the TraceGraph, that are traced without anything new
-/// before the symbolic graph is first generated within an iteration. Such an iteration has a long loop, or no end
-/// at all.
+/// Number of ops, beyond the number of the TraceGraph's nodes, that an iteration traces without anything new before the
+/// first symbolic graph is generated within it. Such an iteration has a long loop, or no end at all.
 const SETTLED_OPS: u64 = 256;
-/// Maximum number of nodes in the TraceGraph per op issued since the last generation, for another generation
-/// within an iteration. Tracing one op takes longer than generating the graph for this many nodes.
+/// Maximum number of nodes in the TraceGraph per op issued since the latest generation, for another generation within
+/// an iteration. Tracing one op takes longer than generating the graph for this many nodes.
 const NODES_AN_OP: u64 = 8;
 
-/// What decides whether the symbolic graph is generated.
+/// State from which the engine decides whether to generate the symbolic graph.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// Set if the TraceGraph has something that the symbolic graph lacks.
@@ -21,7 +20,7 @@ pub(super) struct Schedule {
     grew: bool,
     /// Whether the running iteration added an op to the TraceGraph.
     novel: bool,
-    /// Number of ops of the running iteration traced since something was added.
+    /// Number of ops that the running iteration has traced since it added something to the TraceGraph.
     since_growth: u64,
     /// Number of traced iterations since the graph was last generated.
     traced_in_row: u32,
@@ -52,8 +51,8 @@ impl Schedule {
         }
     }
 
-    /// Counts an op that was traced or jumped to. `grew` says whether this added anything to the TraceGraph, and
-    /// `novel` whether it added the op.
+    /// Counts an op that was traced or jumped to. `grew` says whether the op added anything to the TraceGraph, and
+    /// `novel` whether it added a node.
     pub(super) fn note_op(&mut self, grew: bool, novel: bool) {
         self.grew |= grew;
         self.novel |= novel;
@@ -66,18 +65,18 @@ impl Schedule {
         self.stale = true;
     }
 
-    /// Counts an iteration that ended. `recorded` says whether its ops were, and `new_end` whether none ended there
-    /// before. Returns whether the trace may have something new.
+    /// Counts an iteration that has ended. `recorded` says whether its ops were recorded, and `new_end` whether no
+    /// earlier iteration ended at its last op. Returns whether the trace may have something new.
     pub(super) fn end_iteration(&mut self, recorded: bool, new_end: bool, ops: u64, traced: u64) -> bool {
         self.grew |= new_end;
-        // Ops that were traced are missing from the symbolic graph, or their order is.
+        // The symbolic graph lacks the traced ops, or their order.
         self.stale |= new_end || (recorded && traced > 0);
         self.traced_in_row += u32::from(traced > 0);
         self.repetition.note(self.novel, ops, ops - traced);
         recorded && (traced > 0 || self.stale)
     }
 
-    /// Begins another iteration, which has not added anything.
+    /// Begins another iteration.
     pub(super) fn next_iteration(&mut self) {
         (self.grew, self.novel, self.since_growth) = (false, false, 0);
     }
@@ -87,8 +86,8 @@ impl Schedule {
         self.repetition.pauses()
     }
 
-    /// Returns whether the next iteration is co-executed: the latest trace added nothing, or there were enough
-    /// traces.
+    /// Returns whether the next iteration is co-executed: the symbolic graph has been generated, the latest trace added
+    /// nothing, or there were `max_traced` traces.
     pub(super) fn suffices(&self, max_traced: u32) -> bool {
         self.generated || !self.grew || self.traced_in_row >= max_traced
     }
@@ -98,20 +97,20 @@ impl Schedule {
         !self.generated || (self.stale && self.is_due())
     }
 
-    /// Returns whether the graph may be generated again. After the first second, generating may take a tenth of
-    /// the elapsed time. Until it is allowed, ops that the old graph lacks diverge.
+    /// Returns whether the graph may be generated again: in total, generating may take one second and a tenth of the
+    /// elapsed time. Until then, ops that the old graph lacks diverge.
     fn is_due(&self) -> bool {
         self.generating <= Duration::from_secs(1) + self.created.elapsed() / 10
     }
 
-    /// Returns whether the first symbolic graph has to be generated within the running iteration, which does not
-    /// seem to end. The TraceGraph has this number of nodes.
+    /// Returns whether the first symbolic graph has to be generated within the running iteration, which does not seem
+    /// to end. `nodes` is the number of the TraceGraph's nodes.
     pub(super) fn seems_endless(&self, nodes: usize) -> bool {
         !self.generated && self.since_growth > SETTLED_OPS + nodes as u64
     }
 
-    /// Returns whether a symbolic graph may be generated again within the running iteration. `issued` is the number
-    /// of ops issued so far, and `nodes` that of the TraceGraph's nodes.
+    /// Returns whether a symbolic graph may be generated again within the running iteration. `issued` is the number of
+    /// ops issued so far, and `nodes` the number of the TraceGraph's nodes.
     pub(super) fn may_generate_within(&self, issued: u64, nodes: usize) -> bool {
         self.generated && (issued - self.generated_at) * NODES_AN_OP >= nodes as u64 && self.is_due()
     }
@@ -134,14 +133,13 @@ impl Schedule {
         self.traced_in_row = 0;
     }
 
-    /// Begins with a TraceGraph without ops. The growth of the running iteration and the time spent on generating
-    /// stay.
+    /// Begins again with an empty TraceGraph. The growth of the running iteration stays.
     pub(super) fn forget(&mut self) {
         self.generated = false;
         self.traced_in_row = 0;
         self.stale = false;
         self.repetition = Repetition::default();
-        // The time that was spent on graphs which are gone says nothing about new ones.
+        // Graphs of the old TraceGraph say nothing about the time that generating takes from now on.
         self.generating = Duration::ZERO;
         self.created = Instant::now();
     }
@@ -151,11 +149,11 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Number of nodes of the TraceGraph, and of ops issued before the last generation.
+    /// Number of the TraceGraph's nodes, and number of ops issued before the latest generation.
     const NODES: usize = 80;
     const ISSUED: u64 = 1000;
 
-    /// Ends an iteration of two traced ops. Returns whether the next one is co-executed.
+    /// Ends an iteration of two traced ops. Returns whether the next iteration is co-executed.
     fn iteration(schedule: &mut Schedule, grew: bool) -> bool {
         (0..2).for_each(|_| schedule.note_op(grew, grew));
         assert!(schedule.end_iteration(true, false, 2, 2), "a traced iteration's trace may be new");

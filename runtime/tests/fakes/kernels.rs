@@ -35,7 +35,7 @@ ops! {
     Add "aten::add.Tensor" "ttv";
     Mul_ "aten::mul_.Tensor" "t!t";
     Relu "aten::relu" "t";
-    /// -a; dead if its result is not read.
+    /// -a. The op is dead if no op reads its result.
     Neg "aten::neg" "t" pointwise;
     /// a + alpha * b into a given tensor, which is resized if necessary.
     AddOut "aten::add.out" "ttvt!";
@@ -58,9 +58,9 @@ ops! {
     Gate "aten::gate" "t";
     /// Copy that panics if the first element is negative.
     Panic "aten::panic" "t";
-    /// Sum of its numbers; records its arguments for the tests.
+    /// Sum of the op's numbers. The kernel records its arguments for the tests.
     Echo "aten::echo" "tvvvvaasgt";
-    /// Like [`Op::Echo`], with an output sized by its numbers.
+    /// Like [`Op::Echo`], but the numbers decide the size of the output.
     EchoSized "aten::linspace" "tvvv";
     /// In-place op that does nothing, for benchmarks.
     Nop_ "aten::nop_" "t!tv";
@@ -333,7 +333,7 @@ impl FakeTorch {
             Op::Panic => {
                 let values = read(&inputs[0]);
                 if values[0] < 0.0 {
-                    // Unlike `panic!`, this prints nothing.
+                    // `resume_unwind` prints nothing, unlike `panic!`.
                     std::panic::resume_unwind(Box::new("a kernel panicked"));
                 }
                 like(0, values)
@@ -397,7 +397,7 @@ impl FakeTorch {
     }
 }
 
-// SAFETY: one range is passed, and buffers live as long as someone has a reference.
+// SAFETY: `parallel` passes a single range, and buffers live as long as someone has a reference.
 unsafe impl HostKernels for FakeTorch {
     unsafe fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         let op = OPS[call.op.index()].0;

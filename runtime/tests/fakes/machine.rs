@@ -114,7 +114,7 @@ impl Imperative {
     }
 }
 
-/// Error of an op that raised in eager mode, where there is no failure to report.
+/// Error of every op that raises in eager mode, which has no failure to report.
 pub const RAISED: CallError = CallError::Dead;
 
 impl Machine for Imperative {
@@ -175,7 +175,7 @@ fn host(torch: &'static FakeTorch, values: &[f32]) -> Tensor {
     Tensor::new(Rc::new(Store::Host(torch.buffer(values))), Window::dense(&[values.len() as i64]))
 }
 
-/// Lock of the one active machine, which is acquired before all others: [`DEATHS`] exists once per process.
+/// Lock that the one active machine holds, acquired before all others: [`DEATHS`] exists once per process.
 static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 /// Machine that sends each op through the engine, as the bridge does.
@@ -194,7 +194,7 @@ pub struct CoExecution {
     _alone: parking_lot::MutexGuard<'static, ()>,
 }
 
-/// Time after which a wait in a test has failed.
+/// Time after which a test gives up waiting.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl CoExecution {

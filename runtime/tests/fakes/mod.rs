@@ -19,7 +19,7 @@ pub use machine::{CoExecution, Imperative};
 /// PyTorch's number for float32.
 pub const F32: u8 = 6;
 
-/// Storage of a tensor's elements. Dropping the last reference does what a deleter does in PyTorch.
+/// Storage of a tensor's elements. When the last reference is dropped, the storage dies as with PyTorch's deleter.
 pub enum Store {
     Tandem(StorageId),
     Host(Buffer),
@@ -74,7 +74,7 @@ impl Tensor {
     pub fn slice(&self, start: i64, len: i64, step: i64) -> Tensor {
         let w = self.window.borrow();
         let stride = w.strides[0];
-        // Loops slice one-element windows repeatedly. Their stride is irrelevant and must not overflow.
+        // Loops slice one-element windows repeatedly. Such a window's stride is irrelevant, and must not overflow.
         let strides = vec![if len > 1 { stride * step } else { 1 }];
         let window = Window { sizes: vec![len], strides, offset: w.offset + start * stride };
         Tensor { requires_grad: self.requires_grad, ..Tensor::new(self.store.clone(), window) }
@@ -145,7 +145,7 @@ pub trait Machine {
         self.one(line, Op::Uniform, &[V::Ints(&[n]), V::None])
     }
 
-    /// Copies host values to the device.
+    /// Copies host values to a new tensor on the device.
     fn feed(&mut self, line: u32, values: &[f32]) -> Tensor {
         let host = self.host(values);
         self.one(line, Op::ToDevice, &[V::T(&host)])
