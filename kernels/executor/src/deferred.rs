@@ -32,8 +32,8 @@ impl Deferred {
         Deferred(State::Closed(Some(open), host))
     }
 
-    /// The executor, which is opened if it is not open yet. If that fails, returns an executor whose ops all raise
-    /// the reason.
+    /// The executor, which is opened first if necessary. If the executor cannot be opened, returns one whose ops all
+    /// raise the reason.
     pub fn get(&mut self) -> &mut dyn Executor {
         if let State::Closed(open, host) = &mut self.0 {
             let opened = open.take().map_or_else(|| Err("it is being opened".into()), |open| open());

@@ -13,7 +13,8 @@ use crate::host::HostKernels;
 use crate::plan::{Action, GroupRun, Plan, Plans};
 use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, Tally, tally, with_op};
 
-/// Number of measurements after which the device's times are asked for, which waits for its work.
+/// Number of pending measurements after which the driver asks the device for their times, which waits for the device's
+/// work.
 const MOST_AWAITED: u32 = 1 << 14;
 
 /// An executor on a device, with the program, its plans and the profile.
@@ -120,7 +121,7 @@ fn run_op<D: Device>(device: &mut D, profile: &mut Profile, op: &mut OpRun<'_, '
     measured(device, profile, tally, |device| device.run_op(op));
 }
 
-/// Runs a kernel with `run`, which returns whether it ran, and measures it if there is a tally.
+/// Runs a kernel with `run`, which returns whether the kernel ran. Measures the kernel if there is a tally.
 fn measured<D: Device>(
     device: &mut D,
     profile: &mut Profile,

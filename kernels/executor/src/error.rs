@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::host::Exception;
 
-/// Failure of one op. The storages that the op would have written are poisoned with it, and reading them raises it.
+/// Failure of one op. It poisons the storages that the op would have written: reading them raises the failure.
 #[derive(Debug, Error)]
 #[error("{name}: {cause}")]
 pub struct Failure {
@@ -20,7 +20,7 @@ pub struct Failure {
     pub location: LocationId,
     /// Reason.
     pub cause: Cause,
-    /// Inputs that PyTorch's kernel had resized when it raised its exception. They keep their new sizes.
+    /// Inputs that PyTorch's kernel had resized when it raised its exception. The inputs keep their new sizes.
     pub resized: Vec<Resized>,
 }
 
@@ -31,8 +31,8 @@ pub enum Cause {
     /// range.
     #[error("the kernel raised an exception")]
     Kernel(Exception),
-    /// An input's storage has no contents: the program freed its memory with `untyped_storage().resize_(0)`, or
-    /// Tandem has a bug.
+    /// An input's storage has no contents: the program freed the storage's memory with `untyped_storage().resize_(0)`,
+    /// or Tandem has a bug.
     #[error("an input's storage has no memory")]
     NoMemory,
     /// The metadata of the outputs differ from those of an earlier call with the same inputs: a bug in Tandem.
@@ -55,7 +55,7 @@ pub enum Fault {
     /// Integer division by 0.
     #[error("ZeroDivisionError: an integer is divided by zero")]
     Division,
-    /// A value that PyTorch refuses; its words.
+    /// A value that PyTorch refuses, with the message that PyTorch gives.
     #[error("{0}")]
     Value(&'static str),
 }
@@ -106,7 +106,7 @@ pub enum CallFailure {
 }
 
 impl CallFailure {
-    /// The failure that caused this.
+    /// The failure of the op that failed first.
     pub fn into_failure(self) -> Arc<Failure> {
         match self {
             CallFailure::Raised(failure) | CallFailure::Poisoned(failure) => failure,

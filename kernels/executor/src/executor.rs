@@ -23,7 +23,7 @@ pub trait Immediate {
         false
     }
 
-    /// Whether the device draws random numbers itself, instead of PyTorch's generator on the host.
+    /// Whether the device draws random numbers itself, instead of taking them from PyTorch's generator on the host.
     fn draws(&self) -> bool {
         false
     }
@@ -31,7 +31,7 @@ pub trait Immediate {
     /// Gives a storage `nbytes` uninitialized bytes on a device.
     fn allocate(&mut self, id: StorageId, device: u8, nbytes: u64) -> Result<(), CallFailure>;
 
-    /// Resizes a storage, keeping its contents up to the smaller size. If that fails, the storage is unchanged.
+    /// Resizes a storage, keeping its contents up to the smaller size. On failure the storage is unchanged.
     fn resize(&mut self, id: StorageId, nbytes: u64) -> Result<(), CallFailure>;
 
     /// Frees a storage's contents after all operations that were issued before.
@@ -40,11 +40,11 @@ pub trait Immediate {
     /// Copies host bytes into a storage at a byte offset.
     fn upload(&mut self, id: StorageId, offset: u64, bytes: &[u8]) -> Result<(), Arc<Failure>>;
 
-    /// Copies bytes of a storage, from a byte offset on, to the host. Waits for the operations that write them.
+    /// Copies bytes of a storage, from a byte offset on, to the host. Waits for the operations that write these bytes.
     fn download(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Result<(), Arc<Failure>>;
 
-    /// Copies bytes of a storage to the host for the program. If the storage is poisoned, returns the failure, which
-    /// is then not reported again. Returns `None` if the device does not implement this; the op that fetches the
+    /// Copies bytes of a storage to the host for the program. If the storage is poisoned, returns the failure, which is
+    /// then not reported again. Returns `None` if the device does not implement such copies; the op that fetches the
     /// bytes then runs through [`Immediate::call`].
     fn read(&mut self, _id: StorageId, _offset: u64, _bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
         None
@@ -59,10 +59,10 @@ pub trait Immediate {
         name_fresh: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure>;
 
-    /// Starts what has been recorded. GraphRunner calls this when no run waits.
+    /// Starts the recorded work. GraphRunner calls this when the queue has no further run.
     fn start(&mut self) {}
 
-    /// Waits until the device is idle. Returns the failures since the last call.
+    /// Waits until the device is idle. Returns the failures since the previous call of this function.
     fn synchronize(&mut self) -> Vec<Arc<Failure>>;
 
     /// Frees cached device memory.
@@ -83,8 +83,8 @@ pub trait Immediate {
 /// One device, or several that calls and nodes name by index. Owns the contents of all storages, and runs ops and
 /// groups; [`crate::driver::Driver`] runs the plans.
 ///
-/// An op that fails poisons its outputs and the storages that it would have written. Ops that read a poisoned
-/// storage are skipped and poison theirs. Independent ops still run.
+/// An op that fails poisons its outputs and the storages that it would have written. Ops that read a poisoned storage
+/// are skipped, and poison their outputs likewise. Independent ops still run.
 pub trait Device: Immediate + Fuser + Send {
     /// PyTorch's kernels on the host.
     fn host(&self) -> &'static dyn HostKernels;
@@ -92,30 +92,31 @@ pub trait Device: Immediate + Fuser + Send {
     /// Runs an op that is not dead. Returns whether a kernel ran.
     fn run_op(&mut self, op: &mut OpRun<'_, '_>) -> bool;
 
-    /// Runs the ops of a group together. Returns false if they have to run one by one; no storage that they read
-    /// has changed then.
+    /// Runs the ops of a group together. If that is not possible, returns false before any storage that the ops read
+    /// has changed; the ops are then run one by one.
     fn run_group(&mut self, group: &GroupRun<'_, '_, Self::Group>) -> bool;
 
-    /// Called for a dead op instead of [`Device::run_op`].
+    /// Handles a dead op, in place of [`Device::run_op`].
     fn skip(&mut self, _op: &OpRun<'_, '_>) {}
 
-    /// Attributes the work recorded from now on to the measurement with this number, or to none. Returns whether the
-    /// device measures its own work; otherwise the time of [`Device::run_op`] or [`Device::run_group`] counts.
+    /// Attributes the work recorded from now on to the measurement with this number, or to no measurement. Returns
+    /// whether the device measures its own work; otherwise the duration of [`Device::run_op`] or [`Device::run_group`]
+    /// counts.
     fn attribute(&mut self, _measurement: Option<u32>) -> bool {
         false
     }
 
-    /// Waits for all work. Returns the numbers of measurements and their times in nanoseconds, which it then forgets. A
+    /// Waits for all work. Returns the numbers of measurements with their times in nanoseconds, and forgets them. A
     /// number may occur several times.
     fn measured(&mut self) -> Vec<(u32, u64)> {
         Vec::new()
     }
 
-    /// Called at the end of each run, unless the program reads a value next. Starts what has been recorded if the device
-    /// would soon have nothing to do.
+    /// Ends a run, unless the program reads a value next. Starts the recorded work if the device would soon have
+    /// nothing to do.
     fn end_run(&mut self) {}
 
-    /// Forgets all ops; their nodes may be numbered differently afterwards.
+    /// Forgets all ops, because a new TraceGraph numbers its nodes anew.
     fn forget(&mut self);
 }
 
@@ -136,7 +137,7 @@ pub trait Executor: Send {
     /// Measurements of kernels, which [`Profile::measure`] enables.
     fn profile(&mut self) -> &mut Profile;
 
-    /// Runs one op as [`Immediate::call`] does, and logs it. The op is given with the call that issued it, see
+    /// Runs one op as [`Immediate::call`] does, and logs the op. `issued` has its location and its issuer, see
     /// [`BlockRun::issuers`].
     fn call(
         &mut self,
@@ -149,7 +150,7 @@ pub trait Executor: Send {
     fn run(&mut self, run: &BlockRun);
 }
 
-/// Counters of one GPU, as they are in the report.
+/// Counters of one GPU, for the report.
 #[derive(Clone, Default, Debug, Serialize)]
 pub struct DeviceReport {
     /// Name of the adapter.

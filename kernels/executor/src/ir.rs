@@ -19,7 +19,7 @@ pub enum Ty {
     I32,
     /// 32-bit unsigned integer, used for sizes, coordinates and bit patterns.
     U32,
-    /// 64-bit signed integer; a pair of `u32` on adapters without 64-bit integers.
+    /// 64-bit signed integer. On adapters without 64-bit integers, a pair of `u32`.
     I64,
     /// 32-bit float.
     F32,
@@ -33,8 +33,8 @@ impl Ty {
         matches!(self, Ty::F32 | Ty::F64)
     }
 
-    /// One 32-bit word of a value of this type. `bits` holds the value as an `f64` for float types and as an `i64`
-    /// for the others; `upper` selects the upper half of a 64-bit value.
+    /// One 32-bit word of a value of this type. `bits` holds the value as an `f64` for float types and as an `i64` for
+    /// other types; `upper` selects the upper half of a 64-bit value.
     pub fn word(self, bits: u64, upper: bool) -> u32 {
         let bits = if self == Ty::F32 { u64::from((f64::from_bits(bits) as f32).to_bits()) } else { bits };
         (bits >> if upper { 32 } else { 0 }) as u32
@@ -46,7 +46,7 @@ impl Ty {
     }
 }
 
-/// Memory format of an element. Storages hold the same bytes as PyTorch's; 8- and 16-bit elements are packed in
+/// Memory format of an element. The bytes of a storage are the same as in PyTorch; 8- and 16-bit elements are packed in
 /// 32-bit words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mem {
@@ -73,8 +73,8 @@ pub enum Mem {
 }
 
 impl Mem {
-    /// Memory format of a dtype. Returns `None` for dtypes without kernels here (complex, quantized, unsigned above
-    /// 8 bits, 8-bit floats); ops on them take the host path.
+    /// Memory format of a dtype. Returns `None` for complex, quantized, 8-bit floating-point and larger unsigned
+    /// dtypes: Tandem has no kernels for them, so their ops take the host path.
     pub fn of(dtype: Dtype) -> Option<Mem> {
         Some(match dtype {
             Dtype::BOOL => Mem::Bool,
@@ -163,9 +163,9 @@ pub enum Bin {
     Div,
     /// Remainder with the sign of `a`.
     Rem,
-    /// Smaller operand; unspecified if one of them is NaN.
+    /// Smaller operand; unspecified if an operand is NaN.
     Min,
-    /// Larger operand; unspecified if one of them is NaN.
+    /// Larger operand; unspecified if an operand is NaN.
     Max,
     /// `a == b`.
     Eq,
@@ -257,7 +257,7 @@ pub struct Typed {
     pub free: Vec<Var>,
 }
 
-/// Results of [`E::with_leaves`] by the addresses of the expressions that were copied.
+/// Results of [`E::with_leaves`], by the address of the copied expression.
 pub type Known = FxHashMap<usize, E>;
 
 /// An expression. Clones share one node, and a shared node is evaluated once.
@@ -302,7 +302,7 @@ impl E {
         &self.0.node
     }
 
-    /// Address of the node, which identifies it among the expressions that are alive.
+    /// Address of the node, which identifies the node among all live expressions.
     pub fn address(&self) -> usize {
         Rc::as_ptr(&self.0) as usize
     }
@@ -427,7 +427,7 @@ impl E {
         self.ty() == other.ty() && (self.address() == other.address() || alike)
     }
 
-    /// The value, rounded to a format of half precision; unchanged for other formats and without one.
+    /// The value, rounded to the half-precision format `to`; unchanged for another format or `None`.
     pub fn rounded(&self, to: Option<Mem>) -> E {
         match to {
             Some(Mem::F16) => self.f("round_f16"),
@@ -436,9 +436,8 @@ impl E {
         }
     }
 
-    /// Copy of this expression with its parameters and loads replaced by what `leaf` returns. `known` caches
-    /// results; use one map for the expressions of one kernel. Returns `None` if the expression contains loops, or if
-    /// `leaf` returns `None`.
+    /// Copy of this expression in which `leaf` replaces parameters and loads. `known` caches results; use one map for
+    /// the expressions of one kernel. Returns `None` if the expression contains loops, or if `leaf` returns `None`.
     pub fn with_leaves(&self, known: &mut Known, leaf: &mut dyn FnMut(&E) -> Option<E>) -> Option<E> {
         if let Some(found) = known.get(&self.address()) {
             return Some(found.clone());

@@ -1,7 +1,7 @@
 //! Executors, which run the ops and plans of a symbolic graph on devices.
 //!
-//! [`driver::Driver`] implements the trait [`executor::Executor`] on an [`executor::Device`]. The devices are crates of
-//! their own: `tandem-cpu` and `tandem-gpu`. No crate of these depends on Python; they call PyTorch through
+//! [`driver::Driver`] implements the trait [`executor::Executor`] on an [`executor::Device`]. The devices are separate
+//! crates, `tandem-cpu` and `tandem-gpu`. None of these crates depends on Python; they call PyTorch through
 //! [`host::HostKernels`].
 //!
 //! | folder | contents |

@@ -1,7 +1,7 @@
 //! Detection of windows of one call that overlap in memory.
 //!
-//! PyTorch raises an error if a call writes memory that partly overlaps another input. It runs the items of a list
-//! one after the other, so an item may read what an earlier one has written.
+//! PyTorch raises an error if a call writes memory that partly overlaps another input. PyTorch processes the items of a
+//! list one after the other, so an item may read memory that an earlier item has written.
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
@@ -10,11 +10,11 @@ use tandem_tracegraph::ids::StorageId;
 /// How the windows that a call writes overlap its other inputs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Overlap {
-    /// No written window overlaps another input, except that it may equal an operand of its own item.
+    /// No written window overlaps another input, except an equal window among the operands of the same item.
     None,
     /// Some written window is the same window as an operand of another item.
     Items,
-    /// Some written window overlaps another window that is not the same.
+    /// Some written window overlaps a different window.
     Partial,
 }
 
@@ -76,7 +76,7 @@ pub fn overlap(call: &Call<'_>, written: &[bool]) -> Overlap {
     found
 }
 
-/// Whether the first input shares its storage with no other one.
+/// Whether no other input shares the first input's storage.
 pub fn first_is_alone(call: &Call<'_>) -> bool {
     let Some((first, others)) = call.inputs.split_first() else { return true };
     memory(first).is_none_or(|storage| others.iter().all(|input| memory(input) != Some(storage)))
@@ -96,12 +96,12 @@ pub fn same_window(a: &Input<'_>, b: &Input<'_>) -> bool {
 
 /// Number of inputs up to which all pairs are compared.
 const FEW: usize = 8;
-/// Number of bits of the set of storage ids that is used for more inputs. Ids are small numbers, so collisions are
-/// rare.
+/// Number of bits in the set of storage ids that replaces the comparison of all pairs for more inputs. Ids are small
+/// numbers, so collisions are rare.
 const BITS: usize = 1 << 14;
 
-/// Whether two inputs of a call may be on the same storage. Exact for up to 8 inputs; for more it may return
-/// true when no storage is shared, but never false when one is.
+/// Whether two inputs of a call may be on the same storage. The result is exact for up to 8 inputs. For more inputs it
+/// may be true although no storage is shared, but it is never false when a storage is shared.
 #[inline]
 pub fn may_share_storage(inputs: &[Input<'_>]) -> bool {
     match inputs {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the result with a check of every pair.
+        /// Compares the result with a comparison of all pairs of windows.
         #[test]
         fn what_overlaps_is_found(
             first in proptest::collection::vec(window(), 1..12),

@@ -36,8 +36,7 @@ pub fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [i64]>) -> Option<Dims
     Some(common)
 }
 
-/// Strides of an operand expanded to `to`, the sizes that its own sizes broadcast to. Broadcast dimensions get
-/// stride 0.
+/// Strides of an operand that is expanded to the sizes `to`. Broadcast dimensions get stride 0.
 pub fn expanded(sizes: &[i64], strides: &[i64], to: &[i64]) -> Dims {
     let lead = to.len() - sizes.len();
     let stride = |d: usize| match d.checked_sub(lead) {
@@ -48,7 +47,7 @@ pub fn expanded(sizes: &[i64], strides: &[i64], to: &[i64]) -> Dims {
 }
 
 /// Drops dimensions of size 1, orders the others by descending stride of the first operand, and merges neighbouring
-/// dimensions that can be walked with one stride in every operand. Returns the sizes, and the strides of each
+/// dimensions if one stride is enough to walk both in every operand. Returns the sizes, and the strides of each
 /// operand.
 pub fn coalesce(sizes: &[i64], operands: &[&[i64]]) -> (Dims, Vec<Dims>) {
     let mut order: Vec<usize> = (0..sizes.len()).filter(|d| sizes[*d] != 1).collect();
@@ -174,8 +173,8 @@ pub fn is_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
     })
 }
 
-/// Whether the order of the strides is that of channels-last, as PyTorch's `is_channels_last_strides` defines it;
-/// `suggest_memory_format` uses that definition.
+/// Whether the strides are in channels-last order, as PyTorch's `is_channels_last_strides` defines it, which
+/// `suggest_memory_format` uses.
 pub fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
     if !matches!(sizes.len(), 4 | 5) || strides[1] == 0 {
         return false;
@@ -185,7 +184,7 @@ pub fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
         if sizes[d] == 0 || strides[d] < min {
             return false;
         }
-        // Strides of tensors with one channel are ambiguous; row-major is preferred.
+        // Strides of a tensor with one channel are ambiguous; PyTorch then prefers row-major.
         if d == 0 && min == strides[1] {
             return false;
         }

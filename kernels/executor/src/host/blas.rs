@@ -45,12 +45,12 @@ impl Product {
     const MOVE: i64 = 8;
     /// Minimum number of rows or columns of a piece.
     const LEAST: i64 = 64;
-    /// Number of rows or columns that BLAS kernels process at a time. Pieces end at multiples of it.
+    /// Number of rows or columns that BLAS kernels process at a time. Pieces end at multiples of this number.
     const BLOCK: i64 = 16;
 
-    /// Number of pieces of the result that are computed by separate BLAS calls. It depends on the sizes alone,
-    /// because different pieces lead to different rounding. It is a power of two, so that two or four threads get
-    /// equal shares, and only as large as pays off, because BLAS is more efficient on larger matrices.
+    /// Number of pieces of the result that are computed by separate BLAS calls. The number depends on the sizes alone,
+    /// because different pieces lead to different rounding. It is a power of two, so that two or four threads get equal
+    /// shares. It is no larger than pays off, because BLAS is more efficient on larger matrices.
     pub fn pieces(&self) -> usize {
         let wanted = match self.work() >> 20 {
             ..3 => 1,
@@ -73,7 +73,7 @@ impl Product {
         self.m * self.n * self.k + Product::MOVE * moved
     }
 
-    /// The piece with index `number`, less than [`Product::pieces`].
+    /// The piece with index `number`, which is less than [`Product::pieces`].
     pub fn piece(&self, number: usize) -> Product {
         let (of, number) = (self.pieces() as i64, number as i64);
         let by_rows = self.is_cut_by_rows();
@@ -105,7 +105,7 @@ impl Product {
         piece
     }
 
-    /// The same product, with matrices at other addresses, which are not accessed.
+    /// The same product of matrices at other addresses, which are not accessed here.
     pub fn on(&self, a: *mut u8, b: *mut u8, c: *mut u8) -> Product {
         let mut product = *self;
         (product.a.data, product.b.data, product.c.data) = (a, b, c);

@@ -20,11 +20,10 @@ impl From<HostError> for HostFailure {
     }
 }
 
-/// Calls an operator on the host. Returns its outputs, in which offsets of aliases and resized inputs are relative
-/// to those of the inputs, and the buffers that it created.
+/// Calls an operator on the host. Returns the call's outputs, and the buffers that the call created. The offsets of
+/// aliases and resized inputs in the outputs are relative to the offsets of the inputs.
 ///
-/// # Safety
-/// The requirements are those of [`HostKernels::call`].
+/// # Safety The requirements are those of [`HostKernels::call`].
 pub unsafe fn call_host(
     host: &'static dyn HostKernels,
     call: &Call<'_>,

@@ -23,7 +23,8 @@ macro_rules! handle {
             /// Takes ownership of a reference.
             ///
             /// # Safety
-            /// `ptr` is an object of `host`, and the caller owns the reference and gives it up.
+            /// - `ptr` is an object of `host`.
+            /// - The caller owns the reference, and gives it up.
             pub unsafe fn adopt(ptr: *mut c_void, host: &'static dyn HostKernels) -> $name {
                 $name { ptr, host }
             }
@@ -92,13 +93,13 @@ impl Buffer {
         unsafe { self.host.buffer_bytes(self.ptr) }
     }
 
-    /// Whether others hold the buffer too, such as the recording of a function's call.
+    /// Whether the buffer has other references, such as from the recording of a function's call.
     pub fn is_shared(&self) -> bool {
         // SAFETY: the handle keeps the buffer alive.
         unsafe { self.host.buffer_is_shared(self.ptr) }
     }
 
-    /// Whether two buffers have the same contents. Nobody may write them during the call.
+    /// Whether two buffers have the same contents. Nobody may write to them during the call.
     pub fn equals(&self, other: &Buffer) -> bool {
         let ((one, n), (two, m)) = (self.bytes(), other.bytes());
         if n != m || n == 0 {
@@ -112,7 +113,8 @@ impl Buffer {
     /// Resizes the buffer and keeps its contents up to the smaller size. On failure the buffer is unchanged.
     ///
     /// # Safety
-    /// Nobody uses the contents during the call, or an address of them from before it afterwards.
+    /// - Nobody uses the contents during the call.
+    /// - Addresses of the contents from before the call are not used after it.
     pub unsafe fn resize(&self, nbytes: u64) -> Result<(), HostError> {
         // SAFETY: the handle keeps the buffer alive, and nobody uses its contents, which this function requires.
         unsafe { self.host.buffer_resize(self.ptr, nbytes) }

@@ -11,43 +11,44 @@ use crate::ops::registry::Operators;
 
 /// PyTorch's kernels, memory and generators on the host.
 ///
-/// # Safety
-/// Unsafe code relies on what an implementation returns and passes on: [`HostKernels::parallel`] passes disjoint
-/// ranges, and pointers are to live objects with the references described here.
+/// # Safety Unsafe code relies on an implementation:
+///
+/// - [`HostKernels::parallel`] passes disjoint ranges.
+/// - Pointers that functions return or pass on are to live objects, with the references described here.
 pub unsafe trait HostKernels: Send + Sync {
     /// Calls an operator whose inputs are in host memory, inline or absent. Passes each output, then each resized
     /// input, to `sink`. Buffers are alive while `sink` is called. If the kernel raises an exception, only the inputs
-    /// that it had resized are passed.
+    /// that the kernel had resized are passed.
     ///
     /// # Safety
-    /// The buffers, host tensors and generators that the call names are alive, the inputs' windows are inside them, and
-    /// nobody else uses what the operator writes.
+    /// - The buffers, host tensors and generators that the call names are alive.
+    /// - The inputs' windows are inside their buffers.
+    /// - During the call, nobody else uses the memory that the operator writes.
     unsafe fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError>;
-    /// The operators whose ids calls have.
+    /// The operators that calls refer to by id.
     fn operators(&self) -> &Operators;
-    /// Calls `body` with disjoint ranges that cover `0..n`, on several threads if `n` is greater than `grain`.
-    /// `grain` is the number of elements that are worth a thread, less than 1 if a single element is worth more
-    /// than one.
+    /// Calls `body` with disjoint ranges that cover `0..n`, on several threads if `n` is greater than `grain`. `grain`
+    /// is the number of elements that are worth a thread; it is less than 1 if one element is worth several threads.
     fn parallel(&self, n: usize, grain: f64, body: &(dyn Fn(usize, usize) + Sync));
     /// Multiplies matrices on the calling thread. Returns false if no BLAS library is available.
     ///
     /// # Safety
-    /// The elements of the three matrices are in live memory. During the call, nobody else writes `a` and `b` or uses
-    /// `c`, which overlaps neither.
+    /// - The elements of the three matrices are in live memory.
+    /// - `c` overlaps neither `a` nor `b`.
+    /// - During the call, nobody else writes `a` or `b`, or uses `c`.
     unsafe fn multiply(&self, product: &Product) -> bool;
     /// Draws 64 random bits from a generator, or from the default generator if it is null.
     ///
     /// # Safety
     /// `generator` is null or alive.
     unsafe fn random_key(&self, generator: *mut c_void) -> u64;
-    /// Passes the state of a CPU generator, or of the default one if it is null, to `with`, which may draw from it.
-    /// Returns false and draws nothing if the generator is of another kind. Only the cpu executor calls this.
+    /// Passes the state of a CPU generator, or of the default generator if `generator` is null, to `with`, which may
+    /// draw from it. Returns false and draws nothing for a generator of another kind. Only the cpu executor calls this.
     ///
-    /// # Safety
-    /// `generator` is null or alive.
+    /// # Safety `generator` is null or alive.
     unsafe fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool;
-    /// Allocates a buffer of uninitialized bytes and returns it with a reference. Fails with PyTorch's exception if
-    /// memory is exhausted.
+    /// Allocates a buffer of uninitialized bytes and returns it with a reference. If memory is exhausted, returns
+    /// PyTorch's exception.
     fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError>;
     /// Acquires a reference to a buffer.
     ///
@@ -72,7 +73,9 @@ pub unsafe trait HostKernels: Send + Sync {
     /// Resizes a buffer and keeps its contents up to the smaller size. On failure the buffer is unchanged.
     ///
     /// # Safety
-    /// `buffer` is alive. Nobody uses its contents during the call, or an address of them from before it afterwards.
+    /// - `buffer` is alive.
+    /// - Nobody uses the buffer's contents during the call.
+    /// - Addresses of the contents from before the call are not used after it.
     unsafe fn buffer_resize(&self, buffer: *mut c_void, nbytes: u64) -> Result<(), HostError>;
     /// Acquires a reference to a generator.
     ///
@@ -99,12 +102,13 @@ impl HostError {
     /// Takes ownership of an exception.
     ///
     /// # Safety
-    /// `exception` is one of the [`HostKernels`] that the error is reported for. The caller owns it and gives it up.
+    /// - `exception` belongs to the [`HostKernels`] whose function returns the error.
+    /// - The caller owns the exception, and gives it up.
     pub unsafe fn new(exception: *mut c_void) -> HostError {
         HostError(exception)
     }
 
-    /// Returns the exception, which the caller owns then.
+    /// Returns the exception, which the caller then owns.
     pub fn into_raw(self) -> *mut c_void {
         self.0
     }

@@ -9,7 +9,7 @@ const LAG: usize = WORDS - SHIFT;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mt19937 {
     state: [u32; WORDS],
-    /// One more than the number of unused words of the block.
+    /// Number of unused words in the block, plus one.
     left: usize,
     /// Index of the next unused word.
     next: usize,
@@ -17,7 +17,7 @@ pub struct Mt19937 {
 
 impl Mt19937 {
     /// Creates a generator. `fill` writes the words of the state and returns PyTorch's fields `left` and `next`.
-    /// Returns `None` if these are inconsistent.
+    /// Returns `None` if the two fields are inconsistent.
     pub fn from_parts(fill: impl FnOnce(&mut [u32; WORDS]) -> [usize; 2]) -> Option<Self> {
         let mut state = [0; WORDS];
         let [left, next] = fill(&mut state);
@@ -38,7 +38,7 @@ impl Mt19937 {
         temper(word)
     }
 
-    /// The unused words of the block, not tempered. There is at least one.
+    /// The unused words of the block, not tempered. The block has at least one.
     #[inline(always)]
     pub fn block(&mut self) -> &[u32] {
         if self.left == 1 {
@@ -54,8 +54,8 @@ impl Mt19937 {
         self.next += words;
     }
 
-    /// Computes the next block of words. No loop is longer than the distance between the words that it combines, so
-    /// iterations are independent, and most lengths are multiples of 16, which vectorize without remainders.
+    /// Computes the next block of words. Each loop is no longer than the distance between the words that it combines,
+    /// so its iterations are independent. Most lengths are multiples of 16, which vectorize without remainders.
     #[inline(always)]
     fn twist(&mut self) {
         let s = &mut self.state;

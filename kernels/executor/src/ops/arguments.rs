@@ -24,12 +24,12 @@ fn tensors_of(arg: &Arg<'_>) -> usize {
     }
 }
 
-/// The input itself, if it is on a Tandem storage or in host memory and is not lazily conjugated, lazily negated or made
-/// from a Python number. Host tensors without dimensions count as numbers.
+/// Returns the input if it is on a Tandem storage or in host memory, and is not lazily conjugated, lazily negated or
+/// made from a Python number. Host tensors without dimensions count as numbers, so they return `None`.
 pub fn plain<'c>(input: &'c Input<'c>) -> Option<&'c Input<'c>> {
     let there = match input.place {
         Place::Storage { .. } | Place::Buffer(_) => true,
-        // A fed tensor: in tracing the program's own, in co-execution a copy in a buffer.
+        // A fed tensor is the program's own while tracing, and a copy in a buffer in co-execution.
         Place::Host(_) => !input.sizes.is_empty(),
         Place::Absent | Place::Inline(_) => false,
     };
@@ -41,13 +41,13 @@ pub fn floats<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     tensor(call, arg).filter(|x| x.dtype.is_floating())
 }
 
-/// Whether an optional tensor argument is absent: none is given, or an undefined one.
+/// Whether an optional tensor argument is absent, because no tensor or an undefined tensor is given.
 pub fn is_absent(call: &Call<'_>, arg: usize) -> bool {
     matches!(call.args.get(arg), None | Some(Arg::None))
         || input(call, arg).is_some_and(|input| matches!(input.place, Place::Absent))
 }
 
-/// Whether an optional tensor argument is given. `None` if it is given with other sizes or another dtype.
+/// Whether an optional tensor argument is given. `None` if the tensor has other sizes or another dtype.
 pub fn optional(call: &Call<'_>, arg: usize, sizes: &[i64], dtype: Dtype) -> Option<bool> {
     if is_absent(call, arg) {
         return Some(false);
@@ -87,7 +87,7 @@ pub fn dimension(d: i64, ndim: usize) -> Option<usize> {
     (0..ndim as i64).contains(&d).then_some(d as usize)
 }
 
-/// Reduction of elements that go to one place.
+/// How elements that have the same destination are combined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reduce {
     Sum,

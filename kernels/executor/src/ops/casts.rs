@@ -1,8 +1,7 @@
 //! Conversion of floats to integers, with the results of PyTorch's CPU kernels on this machine.
 //!
-//! In C++, converting a NaN or a float beyond the integer's range is undefined. PyTorch's results are those of the
-//! processor's conversion instruction: on x86 the least integer; on other processors the nearest integer, and 0 for
-//! NaN.
+//! In C++, converting a NaN or a float beyond the integer's range is undefined. PyTorch returns what the processor's
+//! conversion instruction returns: on x86 the least integer; on other processors the nearest integer, and 0 for NaN.
 
 /// Conversion of a float to an integer, rounding toward zero.
 pub trait ToInteger {

@@ -16,13 +16,14 @@ pub fn pair(call: &Call<'_>, arg: usize, dims: usize, missing: usize) -> Option<
     }
 }
 
-/// Whether a convolution is transposed. `first` is the index of the `stride` argument, which the others follow.
+/// Whether a convolution is transposed. `first` is the index of the `stride` argument, which the related arguments
+/// follow.
 pub fn is_transposed(call: &Call<'_>, first: usize) -> Option<bool> {
     Some(int(call, first + 3)? != 0)
 }
 
-/// The sizes of a convolution's output for an input and a weight of these sizes, or `None` where PyTorch would
-/// raise. `first` is the index of the `stride` argument, which the others follow.
+/// The sizes of a convolution's output for an input and a weight of the given sizes, or `None` where PyTorch would
+/// raise. `first` is the index of the `stride` argument, which the related arguments follow.
 pub fn sizes(x: &[i64], weight: &[i64], call: &Call<'_>, first: usize) -> Option<SmallVec<[i64; 4]>> {
     let back = is_transposed(call, first)?;
     let (&[n, channels, ref size @ ..], &[outputs, inputs, ref filter @ ..]) = (x, weight) else {

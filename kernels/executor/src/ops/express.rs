@@ -1,9 +1,9 @@
-//! From an operator's call to expressions of its output elements. Both executors use them for groups, and the cpu
-//! executor also for single operators.
+//! Expressions of the output elements of an operator's call. Both executors use them for groups, and the cpu executor
+//! also for single operators.
 //!
 //! The outputs of a call are already known when its expressions are built, from PyTorch's kernel or from an output
-//! rule. A rule here therefore need not compute dtypes and strides of outputs. It only rejects calls that it does
-//! not cover, which PyTorch's kernels then run.
+//! rule. Building them therefore need not compute dtypes and strides of outputs. It only rejects calls that have no
+//! expression; PyTorch's kernels run these.
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
@@ -36,7 +36,7 @@ pub struct Window {
     pub sizes: Dims,
     /// Strides in elements.
     pub strides: Dims,
-    /// Offset in elements. For an input it is 0 here, and the input's own offset is added when the call runs.
+    /// Offset in elements. For an input, 0: the input's own offset is added when the call runs.
     pub offset: i64,
 }
 
@@ -89,8 +89,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// Parses a full name (`aten::add_.Tensor`). `None` if the operator is not point-wise. `written` says for each
-    /// argument of the schema whether the operator writes it.
+    /// Parses a full name (`aten::add_.Tensor`). Returns `None` if the operator is not point-wise. `written` says for
+    /// each argument of the schema whether the operator writes it.
     pub fn of(name: &str, written: &[bool]) -> Option<Base> {
         let name = name.strip_prefix("aten::").unwrap_or(name);
         let base = name.split('.').next().unwrap_or(name);
@@ -101,7 +101,7 @@ impl Base {
         let base = if in_place { base.strip_suffix('_').unwrap_or(base) } else { base };
         let inner = base.strip_prefix("_foreach_");
         let operator = find(inner.unwrap_or(base))?;
-        // `copy` and `_foreach_copy` clone the whole storages of their first argument.
+        // `copy` and `_foreach_copy` return clones of whole storages, which no expression describes.
         if operator.is_copy && !in_place {
             return None;
         }
@@ -134,7 +134,7 @@ impl Formats {
     }
 }
 
-/// A window on a storage that a call creates. `None` if its elements have no exact representation in the IR.
+/// A window on a storage that a call creates. `None` if the IR does not represent the elements exactly.
 pub fn fresh_window(storage: u16, meta: &TensorMeta, offset: i64) -> Option<Window> {
     window(Owner::Fresh(storage), meta, offset, Formats::Exact)
 }
@@ -162,7 +162,7 @@ fn input(call: &Call<'_>, flat: u32, formats: Formats) -> Option<(Operand, Kind)
     Some((operand, kind))
 }
 
-/// Accepts host numbers except those of half precision, which PyTorch's kernels handle.
+/// Accepts dtypes of host numbers, except half precision, which PyTorch's kernels handle.
 fn known_number(dtype: Dtype) -> Option<()> {
     Mem::of(dtype).filter(|mem| !mem.is_half()).map(|_| ())
 }
@@ -177,8 +177,8 @@ fn first_input(call: &Call<'_>, arg: usize) -> u32 {
     call.args[..arg].iter().map(count).sum()
 }
 
-/// An argument as an operand; for a list, its item with index `item`. `None` if its elements have no exact
-/// representation in the IR.
+/// An argument as an operand. For a list, its item with index `item`. `None` if the IR does not represent the elements
+/// exactly.
 pub fn operand(call: &Call<'_>, arg: usize, item: usize) -> Option<(Operand, Kind)> {
     operand_of(call, arg, item, Formats::Exact)
 }
@@ -212,7 +212,7 @@ fn items(call: &Call<'_>) -> Option<usize> {
     lengths.all(|n| n == first).then_some(first)
 }
 
-/// The computations that make up a call, in order, or `None` if PyTorch's kernel has to run it, or if a tensor has
+/// The computations that make up a call, in order. `None` if PyTorch's kernel has to run the call, or if a tensor has
 /// none of the formats.
 pub fn assignments(
     base: &Base,
@@ -224,7 +224,7 @@ pub fn assignments(
         return None;
     }
     let op = base.operator.op(&call.args)?;
-    // A `_foreach_` operator whose factor is a tensor instead of a number is not covered.
+    // `_foreach_` operators whose factor is a tensor instead of a number have no expression.
     if base.foreach && matches!(call.args.get(op.operands.len()), Some(Arg::Tensor)) {
         return None;
     }
@@ -264,7 +264,7 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     });
     let mut views: SmallVec<[View<'_>; 3]> = windows.collect();
     let sizes = broadcast(views.iter().map(|(sizes, _)| *sizes)).filter(|_| !views.is_empty())?;
-    // Only some derivatives broadcast their operands.
+    // Broadcasting is left to PyTorch, because only some derivatives allow it.
     if base.operator.is_derivative && views.iter().any(|(own, _)| **own != *sizes) {
         return None;
     }
@@ -284,7 +284,7 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     Some(Outputs { outs: vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }], fresh, ..Outputs::default() })
 }
 
-/// The window of an input that is written in place. `None` if two of its indices may share an element.
+/// The window of an input that is written in place. `None` if two indices of the window may address the same element.
 fn written(call: &Call<'_>, flat: u32, formats: Formats) -> Option<Window> {
     let Operand::Window(window) = input(call, flat, formats)?.0 else { return None };
     is_non_overlapping(&window.sizes, &window.strides).then_some(window)
@@ -311,8 +311,8 @@ fn build(
     let own = input_dtype(call, 0);
     let (dtype, mut types) = match op.reads {
         Reads::Stored => {
-            // The value is converted to the output's dtype when it is stored. Whether a floating-point number may
-            // be stored as an integer is checked by PyTorch's kernels.
+            // The value is converted to the output's dtype when it is stored. PyTorch's kernels check whether a
+            // floating-point number may be stored as an integer.
             if let [(Operand::Host(_), kind)] = &read[..]
                 && kind.dtype.is_floating()
                 && !own?.is_floating()
@@ -332,7 +332,7 @@ fn build(
             }
             let common =
                 if masked { own? } else { op.dtypes(kinds[1..].iter().copied(), call.default_dtype).0 };
-            // PyTorch raises for some floating-point values, which its own kernel has to check.
+            // PyTorch raises for some floating-point values, so its own kernel has to check the value.
             if masked && kinds[1].dtype.is_floating() && !common.is_floating() {
                 return None;
             }
@@ -367,7 +367,7 @@ fn build(
     Some(Assignment { out, ins, types, rounds, value: op.value, ty, dtype, item })
 }
 
-/// The dtype of the tensor that an assignment writes if it is an input, else `otherwise`.
+/// The dtype of the tensor that an assignment writes, if the tensor is an input; otherwise `otherwise`.
 fn dtype_of(call: &Call<'_>, out: &Window, otherwise: Dtype) -> Dtype {
     match out.owner {
         Owner::Input(flat) => call.inputs[flat as usize].dtype,
@@ -394,7 +394,7 @@ pub fn apart(call: &Call<'_>) -> bool {
     overlap(call, &[true]) == Overlap::None
 }
 
-/// Whether a copy transposes a large matrix, for which PyTorch's own kernel, which works in blocks, is faster.
+/// Whether a copy transposes a large matrix. PyTorch's own kernel, which works in blocks, is faster for such a copy.
 fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
     const MUCH: i64 = 60 * 60;
     let Some((Operand::Window(from), _)) = read.first() else { return false };
@@ -450,9 +450,8 @@ impl Scope for InDraft<'_, '_> {
 }
 
 impl Assignment {
-    /// The value of an output element, in the type that it is stored in, rounded to half precision if that is its
-    /// format. `read` returns the element of a window, `param` a parameter. `None` if there is no expression for the
-    /// call.
+    /// The value of an output element, in the type in which it is stored, rounded if the output has half precision.
+    /// `read` returns the element of a window, `param` a parameter. `None` if the call has no expression.
     pub fn expression(
         &self,
         call: &Call<'_>,
@@ -469,7 +468,8 @@ impl Assignment {
         let mut scope = InDraft { call, param, item: self.item, faults: false };
         let mut args = Args { scope: &mut scope, x, ty: self.ty, dtype: self.dtype, item: self.item };
         let value = (self.value)(&mut args)?;
-        // PyTorch converts floats to `uint8` through 64-bit integers, which differs from 32 bits for large values.
+        // PyTorch converts floats to `uint8` through 64-bit integers. For large values, 32-bit integers would give
+        // another result.
         let wide = self.out.mem == Mem::U8 && value.ty() == Ty::F64;
         let value = if wide { value.cast(Ty::I64) } else { value };
         (!scope.faults).then(|| value.cast(self.out.mem.ty()).rounded(Some(self.out.mem)))

@@ -11,7 +11,7 @@ fn numel(call: &Call<'_>, input: usize) -> u64 {
     call.inputs.get(input).map_or(0, |x| x.sizes.iter().product::<i64>() as u64)
 }
 
-/// Size of a flat input's dimension, counted from the last one; 1 if there is none.
+/// Size of a flat input's dimension, where dimension 0 is the last one; 1 if the input has no such dimension.
 fn size(call: &Call<'_>, input: usize, from_last: usize) -> u64 {
     let sizes = call.inputs.get(input).map_or(&[][..], |x| x.sizes);
     sizes.len().checked_sub(from_last + 1).map_or(1, |at| sizes[at] as u64)
@@ -26,7 +26,7 @@ fn made(outputs: &Outputs) -> u64 {
     outputs.outs.iter().map(numel).sum()
 }
 
-/// One operation per element of the outputs or of the largest input, whichever are more.
+/// One operation per element of the outputs or of the largest input, whichever has more elements.
 pub fn elementwise(call: &Call<'_>, outputs: &Outputs) -> u64 {
     let largest = (0..call.inputs.len()).map(|input| numel(call, input)).max();
     made(outputs).max(largest.unwrap_or(0))
@@ -58,7 +58,8 @@ pub fn convolution(call: &Call<'_>, outputs: &Outputs) -> u64 {
     2 * made(outputs) * per_filter(call, 1)
 }
 
-/// `convolution_backward(grad_output, input, weight, .., output_mask)`: the wanted ones of two gradients.
+/// `convolution_backward(grad_output, input, weight, .., output_mask)`: the gradients of input and weight, as far as
+/// the mask asks for them.
 pub fn convolution_backward(call: &Call<'_>, _: &Outputs) -> u64 {
     let wanted = call.args.iter().find_map(|arg| match arg {
         Arg::Bools(mask) => Some(mask.iter().take(2).filter(|m| **m != 0).count() as u64),

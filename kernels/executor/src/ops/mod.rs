@@ -5,6 +5,7 @@ pub mod casts;
 pub mod convolution;
 pub mod express;
 pub(crate) mod flops;
+pub mod losses;
 pub mod names;
 pub mod outputs;
 pub mod pointwise;

@@ -29,12 +29,12 @@ impl<R> ByName<R> {
         index
     }
 
-    /// A column of the rows with exactly this name.
+    /// A column's value in the rows with exactly this name.
     pub fn exact<T>(&self, name: &str, column: impl Fn(&R) -> Option<T>) -> Option<T> {
         self.rows.get(short(name))?.iter().find_map(|row| column(row))
     }
 
-    /// A column, by the full name, then by the name without overload, then by prefix.
+    /// A column's value, looked up by the full name, then by the name without overload, then by prefix.
     pub fn find<T>(&self, name: &str, column: impl Fn(&R) -> Option<T> + Copy) -> Option<T> {
         let name = short(name);
         self.exact(name, column).or_else(|| self.exact(base(name), column)).or_else(|| {
@@ -48,8 +48,8 @@ impl<R> ByName<R> {
         self.find(name, |row| column(row).then_some(())).is_some()
     }
 
-    /// The names of the table in alphabetical order, and the columns that are set in the rows of each. A prefix ends
-    /// with `*`. `columns` names a row's columns and says which are set.
+    /// The names of the table in alphabetical order, and the columns that are set in the rows of each name. A prefix
+    /// ends with `*`. `columns` names a row's columns and says which of them are set.
     pub fn listing<const N: usize>(
         &self,
         columns: fn(&R) -> [(&'static str, bool); N],
@@ -66,7 +66,7 @@ impl<R> ByName<R> {
     }
 }
 
-/// The first name that has the same column in two rows, with the column.
+/// The first name for which two rows set the same column, with the column.
 pub fn repeated(listing: &BTreeMap<String, Vec<&'static str>>) -> Option<(String, &'static str)> {
     listing.iter().find_map(|(name, columns)| {
         let twice = columns.iter().enumerate().find(|(i, column)| columns[..*i].contains(column));

@@ -15,7 +15,7 @@ use crate::ops::promotion::{Kind, result_type};
 pub enum DtypeRule {
     /// Computes in and returns the promoted dtype of the operands.
     Same,
-    /// Computes in and returns the promoted dtype of the operands, or the default dtype if that is not
+    /// Computes in and returns the promoted dtype of the operands, or the default dtype if the promoted dtype is not
     /// floating-point.
     Float,
     /// Computes in the promoted dtype of the operands, and returns bool.
@@ -65,7 +65,7 @@ impl Args<'_> {
         self.scope.number(arg, item, self.ty)
     }
 
-    /// The factor of a sum's second term; `None` if PyTorch raises for its type.
+    /// The factor of a sum's second term; `None` if PyTorch raises for the type of the factor.
     fn alpha(&mut self) -> Option<E> {
         let refused = match self.scope.args().get(2) {
             Some(Arg::Float(_)) => !self.dtype.is_floating(),
@@ -158,11 +158,11 @@ pub struct Op {
     pub operands: &'static [usize],
     /// Conversion of the operands.
     pub reads: Reads,
-    /// Whether PyTorch's `TensorIterator` has the gradient, which is the first operand, as its last one.
+    /// Whether PyTorch's `TensorIterator` has the gradient, which is the operator's first operand, as its last operand.
     pub gradient_last: bool,
-    /// Whether the output is contiguous where the first operand is a number, whatever the strides of others are.
+    /// Whether the output is contiguous if the first operand is a number, whatever strides the other operands have.
     pub contiguous_from_number: bool,
-    /// Whether the operator on lists of tensors is for floating-point ones only.
+    /// Whether the operator's form for lists of tensors accepts only floating-point tensors.
     pub float_lists: bool,
     /// Whether PyTorch does not round a second operand without dimensions to the dtype of the computation.
     pub exact_scalar: bool,
@@ -200,9 +200,9 @@ impl Op {
         }
     }
 
-    /// The format that an operand is rounded to before the computation in `float32`: PyTorch converts operands to the dtype
-    /// of the computation, which is half precision here. `None` for other computations, for operands of that dtype, and for
-    /// the second operand of some operators.
+    /// The half-precision format that an operand is rounded to before the computation in `float32`, because PyTorch
+    /// converts operands to the dtype of the computation. `None` if the computation is not in half precision, if the
+    /// operand has this dtype already, and for the second operand of some operators ([`Op::exact_scalar`]).
     pub fn rounds_to(&self, number: usize, operand: Kind, computed: Dtype) -> Option<Mem> {
         let mem = Mem::of(computed).filter(|mem| mem.is_half())?;
         let is_exact = operand.dtype == computed || self.exact_scalar && number == 1 && operand.ndim == 0;
@@ -214,7 +214,7 @@ impl Op {
 pub struct Pointwise {
     /// Whether the operator is `copy`.
     pub is_copy: bool,
-    /// Whether the operator is a derivative. Autograd passes operands of equal sizes to it.
+    /// Whether the operator is a derivative. Autograd passes operands of equal sizes to derivatives.
     pub is_derivative: bool,
     /// Computation of a call with these arguments; `None` if there is no expression for such calls.
     choose: Choice,
@@ -262,7 +262,7 @@ static OPERATORS: LazyLock<HashMap<&'static str, Pointwise>> = LazyLock::new(|| 
     all
 });
 
-/// The operator with this name, which has no namespace, no overload, and no underscore of the in-place form.
+/// The operator with this name: without namespace, overload, and the underscore of the in-place form.
 pub fn find(base: &str) -> Option<&'static Pointwise> {
     OPERATORS.get(base)
 }
@@ -353,8 +353,8 @@ fn power(a: &mut Args<'_>) -> Option<E> {
     let (x, y) = (a.x[0].clone(), a.x[1].clone());
     match a.ty {
         Ty::F32 => Some(E::call("pow_", Ty::F32, [x, y])),
-        // Exponentiation by squaring. With a negative exponent, results are those of PyTorch's integers: 0 unless
-        // the base is 1 or -1.
+        // Exponentiation by squaring. With a negative exponent, the result is 0 unless the base is 1 or -1, as in
+        // PyTorch.
         Ty::I32 | Ty::I64 => {
             let one = a.lit(1.0);
             let start = [one.clone(), x.clone(), y.clone()];
@@ -383,7 +383,7 @@ fn nonzero(x: &E) -> E {
     x.eq(0.0).select(x.like(1.0), x)
 }
 
-/// The greatest common divisor by Euclid's algorithm. The number of steps is that of consecutive Fibonacci numbers,
+/// The greatest common divisor by Euclid's algorithm. The number of steps is enough for consecutive Fibonacci numbers,
 /// the worst case.
 fn gcd(a: &mut Args<'_>) -> E {
     let steps = if a.ty == Ty::I64 { 93 } else { 47 };
@@ -396,8 +396,8 @@ fn gcd(a: &mut Args<'_>) -> E {
     d.abs()
 }
 
-/// A shift. With a distance below 0 or of at least the number of bits, a left shift yields 0 and a right shift the
-/// sign bit in all bits.
+/// A shift. For a distance below 0, or of at least the number of bits, a left shift yields 0, and a right shift yields
+/// the sign bit in all bits.
 fn shift(a: &mut Args<'_>, op: Bin) -> Option<E> {
     let bits = match a.ty {
         Ty::I32 => 32.0,
@@ -411,7 +411,7 @@ fn shift(a: &mut Args<'_>, op: Bin) -> Option<E> {
     Some(if op == Bin::Shl { fits.select(shifted, 0.0) } else { shifted })
 }
 
-/// Rounds to a number of decimals. A negative number rounds digits before the decimal point.
+/// Rounds to a number of decimals. A negative number of decimals rounds digits before the decimal point.
 fn round_to(a: &mut Args<'_>, decimals: i64) -> Option<E> {
     let ten = 10f64.powi(i32::try_from(decimals.abs()).ok()?) as f32;
     if a.ty != Ty::F32 || !ten.is_finite() {
@@ -732,8 +732,7 @@ fn is_given(args: &[Arg<'_>], arg: usize) -> bool {
     !matches!(args.get(arg), None | Some(Arg::None))
 }
 
-/// Operators whose computation depends on which arguments a call has, or whose operands are not simply the first
-/// arguments.
+/// Operators whose computation depends on which arguments a call has, or whose operands are not the first arguments.
 fn table_by_arguments() -> Vec<(&'static str, Choose)> {
     vec![
         ("div divide", |args| {
@@ -752,7 +751,7 @@ fn table_by_arguments() -> Vec<(&'static str, Choose)> {
         ("masked_fill", |_| Some(&MASKED_FILL)),
         ("elu_backward", |_| Some(&ELU_BACKWARD)),
         ("copy", |_| Some(&COPY)),
-        // PyTorch checks the value of a tensor that fills another one.
+        // If a tensor is the value, PyTorch checks it, so PyTorch's kernel has to run.
         ("fill", |args| (!matches!(args.get(1), Some(Arg::Tensor))).then_some(&COPY)),
         ("zero", |_| Some(&ZERO)),
     ]

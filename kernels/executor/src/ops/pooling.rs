@@ -20,7 +20,7 @@ pub struct Axis {
     pub padding: usize,
 }
 
-/// Two numbers from a list of two, or of one for both.
+/// Two numbers from a list of two numbers, or from a list of one number that counts for both.
 fn pair(list: &[i64]) -> Option<[usize; 2]> {
     let [a, b] = match *list {
         [a] => [a, a],
@@ -30,7 +30,7 @@ fn pair(list: &[i64]) -> Option<[usize; 2]> {
     Some([usize::try_from(a).ok()?, usize::try_from(b).ok()?])
 }
 
-/// The height and the width of planes, the last two dimensions of three or four; `None` if there are no elements.
+/// Height and width of planes: the last two of three or four dimensions. `None` if the tensor has no elements.
 pub fn plane(sizes: &[i64]) -> Option<[usize; 2]> {
     match *sizes {
         [.., height, width] if matches!(sizes.len(), 3 | 4) && !sizes.contains(&0) => pair(&[height, width]),
@@ -38,9 +38,9 @@ pub fn plane(sizes: &[i64]) -> Option<[usize; 2]> {
     }
 }
 
-/// The windows that slide over tensors of these sizes, from the arguments `kernel_size, stride, padding[, dilation],
-/// ceil_mode`, which begin at `first`. `None` for dilated windows and where PyTorch raises. Each window contains an
-/// element of the input.
+/// The windows that slide over a tensor of these sizes, along height and width. The arguments `kernel_size, stride,
+/// padding[, dilation], ceil_mode` begin at `first`. `None` for dilated windows, and where PyTorch raises. Each window
+/// contains at least one element of the input.
 pub fn sliding(call: &Call<'_>, sizes: &[i64], first: usize, dilated: bool) -> Option<[Axis; 2]> {
     let plane = plane(sizes)?;
     let kernel = pair(ints(call, first)?)?;
@@ -81,7 +81,7 @@ pub struct Span {
     pub begin: usize,
     /// Element after the last one.
     pub end: usize,
-    /// Number of elements by which the sum is divided, padding included if it counts.
+    /// Divisor of the sum: the number of elements, including padding if padding counts.
     pub divisor: usize,
 }
 
@@ -112,8 +112,8 @@ pub fn adaptive_windows(call: &Call<'_>, arg: usize) -> Option<[usize; 2]> {
     (windows.iter().all(|n| (1..1 << 31).contains(n))).then_some(windows)
 }
 
-/// Whether padding counts, and the divisor that replaces the number of elements: the arguments `count_include_pad,
-/// divisor_override`, which begin at `first`. `None` where PyTorch raises.
+/// Whether padding counts, and the divisor that replaces the number of elements. The arguments `count_include_pad,
+/// divisor_override` begin at `first`. `None` where PyTorch raises.
 pub fn division(call: &Call<'_>, first: usize) -> Option<(bool, Option<i64>)> {
     let padded = int(call, first)? != 0;
     match call.args.get(first + 1) {

@@ -35,8 +35,8 @@ pub fn promote(a: Dtype, b: Dtype) -> Dtype {
     }
 }
 
-/// The dtype that operands promote to together. Tensors with dimensions take precedence over zero-dimensional
-/// tensors, and these over Python numbers; `default` is the default floating-point dtype.
+/// The dtype that operands promote to together. Tensors with dimensions take precedence over zero-dimensional tensors,
+/// and zero-dimensional tensors over Python numbers. `default` is the default floating-point dtype.
 pub fn result_type(operands: impl IntoIterator<Item = Kind>, default: Dtype) -> Dtype {
     let mut of: [Option<Dtype>; 3] = [None; 3];
     for x in operands {

@@ -1,4 +1,4 @@
-//! The operators that PyTorch has declared, by id. The table is asked once for each, when it is declared.
+//! The operators that PyTorch has declared, by id. An operator is looked up in the tables once, when it is declared.
 
 use tandem_tracegraph::ids::OpId;
 use tandem_tracegraph::ops::Traits;
@@ -12,11 +12,11 @@ use crate::ops::table;
 pub struct Operator {
     /// Full name, such as `aten::add.Tensor`.
     pub name: Box<str>,
-    /// Whether the operator writes an argument, for each one of its schema.
+    /// For each argument of the schema, whether the operator writes it.
     pub writes: Box<[bool]>,
     /// Properties for the TraceGraph.
     pub traits: Traits,
-    /// Rule for the metadata of the outputs, or `None` if only PyTorch's kernel knows it.
+    /// Rule for the metadata of the outputs, or `None` if only PyTorch's kernel determines them.
     pub outputs: Option<OutputRule>,
     /// The expression of the elements, if the operator is point-wise.
     pub base: Option<Base>,
@@ -48,7 +48,7 @@ impl Operator {
 pub struct Operators(boxcar::Vec<Operator>);
 
 impl Operators {
-    /// No operators.
+    /// A registry without operators.
     pub const fn new() -> Operators {
         Operators(boxcar::Vec::new())
     }
@@ -67,7 +67,7 @@ impl Operators {
         &self.0[op.index()]
     }
 
-    /// Returns an operator's name, also for failures that belong to none.
+    /// Returns an operator's name, or "an operator" for an undeclared id, which failures outside of operators have.
     pub fn name(&self, op: OpId) -> &str {
         self.0.get(op.index()).map_or("an operator", |operator| &operator.name)
     }

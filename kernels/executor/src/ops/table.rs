@@ -2,9 +2,9 @@
 //!
 //! **Why.** Capture, the TraceGraph and plans treat some operators specially. This table and those of the devices are
 //! the only places that map operators to such treatment; other files get functions and properties, not names. An
-//! operator without a row is captured and treated according to its schema.
-//! **Names.** [`crate::ops::names`] says how names are looked up; some columns apply to exactly the named overloads.
-//! Each column is looked up for itself. Point-wise operators have expressions instead, in [`crate::ops::pointwise`].
+//! operator without a row is captured and treated according to its schema. **Names.** [`crate::ops::names`] says how
+//! names are looked up; some columns apply to exactly the named overloads. Each column is looked up separately.
+//! Point-wise operators have expressions instead, in [`crate::ops::pointwise`].
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -17,7 +17,7 @@ use crate::ops::flops::{self, Flops};
 use crate::ops::names::{ByName, base, short};
 use crate::ops::outputs::{self, Gives, OutputRule};
 
-/// The reason why a kernel of PyTorch for the default backend is kept instead of being captured.
+/// Why a kernel of PyTorch for the default backend is kept instead of being captured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kept {
     /// The operator returns another window on the same storage.
@@ -38,7 +38,7 @@ struct Row {
     /// Names, separated by spaces.
     names: &'static str,
     kept: Option<Kept>,
-    /// Rule for the outputs' metadata. Applies to exactly the named overloads.
+    /// Rule for the outputs' metadata. It applies to exactly the named overloads.
     outputs: Option<Gives>,
     flops: Option<Flops>,
     /// Whether the operator multiplies matrices, for which other operators do not delay a run.
@@ -107,7 +107,8 @@ impl Row {
     const fn fed_ints(self) -> Row {
         Row { traits: Traits { fed_ints: true, ..self.traits }, ..self }
     }
-    /// Lists of ints are fed instead of being attributes. `shape` is all that output shapes depend on in them.
+    /// Lists of ints are fed instead of being attributes. `shape` returns the number in them on which output shapes
+    /// depend.
     const fn fed_lists(self, arguments: &'static [usize], shape: fn(&Call<'_>) -> Option<i64>) -> Row {
         Row { traits: Traits { lists: Some(FedLists { arguments, shape }), ..self.traits }, ..self }
     }
@@ -367,8 +368,8 @@ pub fn is_contraction(name: &str) -> bool {
     BY_NAME.is(name, |row| row.contraction)
 }
 
-/// The arguments that an operator writes although its schema does not declare it. PyTorch's kernel must not run in
-/// addition to Tandem's.
+/// The arguments that an operator writes although its schema does not declare it. A call must not run both Tandem's and
+/// PyTorch's kernel, because the second one would write again.
 pub fn hidden_writes(name: &str) -> &'static [usize] {
     let written = |row: &Row| (!row.traits.hidden_writes.is_empty()).then_some(row.traits.hidden_writes);
     BY_NAME.exact(name, written).unwrap_or_default()

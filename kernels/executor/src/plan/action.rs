@@ -11,7 +11,7 @@ use crate::ir::Ty;
 use crate::ops::registry::Operators;
 use crate::run::{Cursor, OpRun, Profile, Program, Scalar, Span, Tally, with_op};
 
-/// The way to run all runs of one structure.
+/// How to run all runs of one structure.
 #[derive(Debug)]
 pub struct Plan<G> {
     /// Ops of the run except dead ones: node, index of the variant, and position of the op's feeds relative to the
@@ -43,8 +43,8 @@ pub struct Fused<G> {
     pub fresh: Vec<(u32, u64)>,
     /// Storages that must exist before the group runs, by index in [`Span::storages`].
     pub needed: Vec<u32>,
-    /// Storages that the program drops within the group, and those created by an op that the group is an epilogue
-    /// of, by index in [`Span::storages`].
+    /// Storages that the program drops within the group, and, for an epilogue, the storages that the preceding op
+    /// creates; by index in [`Span::storages`].
     pub dropped: Vec<u32>,
 }
 
@@ -89,8 +89,8 @@ pub enum Feed {
 }
 
 impl<G> Plan<G> {
-    /// The tally of a group that is about to run, or `None` if measuring is off. `flops` returns an op's number of
-    /// arithmetic operations.
+    /// The tally of a group that is about to run, or `None` if kernels are not measured. `flops` returns an op's number
+    /// of arithmetic operations.
     pub fn tally(
         &self,
         fused: &Fused<G>,
@@ -139,7 +139,7 @@ impl<G: fmt::Display> Plan<G> {
 }
 
 impl Feed {
-    /// The bits of the parameter's value in a part of a run.
+    /// The bits of the parameter's value in this span.
     pub fn bits(self, span: &Span<'_>) -> u64 {
         let (run, base) = (span.run, &span.base);
         match self {

@@ -10,7 +10,7 @@ use crate::ir::{E, Mem, Ty};
 use crate::ops::express::{Assignment, Param, Window};
 use crate::shapes::{Dims, coalesce, expanded};
 
-/// A group under construction. `S` is the type of a window's start, `P` that of a parameter's source.
+/// A group under construction. `S` is the type of a window's start, and `P` the type of a parameter's source.
 pub struct Draft<S, P> {
     /// Lanes of the group.
     pub lanes: Vec<Lane>,
@@ -49,10 +49,26 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Default for Draft<S, P> {
     }
 }
 
+impl<P> Draft<usize, P> {
+    /// A draft of one lane that assigns to `out` what `value` makes of the elements of `ins`. The start of a window is
+    /// its number: its place in `ins`, or the number after these for `out`.
+    pub fn of_expression(ins: &[Window], out: &Window, value: impl FnOnce(&[E]) -> E) -> Draft<usize, P> {
+        let (mut lane, mut slots) = (Lane { sizes: out.sizes.clone(), windows: Vec::new() }, Vec::new());
+        let read = |(number, window): (usize, &Window)| {
+            let held = lane.window(&mut slots, window, number);
+            E::load(window.mem, held as u32, E::int(Ty::I64, 0), None)
+        };
+        let elements: Vec<E> = ins.iter().enumerate().map(read).collect();
+        let held = lane.window(&mut slots, out, ins.len());
+        lane.windows[held].value = Some(value(&elements));
+        Draft { lanes: vec![lane], slots, params: Vec::new(), calls: 1 }
+    }
+}
+
 impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
-    /// Adds the computations of a call, the i-th one to the i-th lane, and adds lanes if there are too few. `slot`
-    /// returns the start of a window, `param` the source of a parameter. Returns `None` if there is no expression;
-    /// the draft must then be discarded.
+    /// Adds the computations of a call, the i-th one to the i-th lane, after adding lanes if there are too few. `slot`
+    /// returns the start of a window, `param` the source of a parameter. Returns `None` if a computation has no
+    /// expression; the draft must then be discarded.
     pub fn add(
         &mut self,
         call: &Call<'_>,
@@ -79,7 +95,7 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
         Some(())
     }
 
-    /// Marks windows that start in these slots as dropped: nothing reads their contents after the group.
+    /// Marks windows whose start is `dropped`: nothing reads their contents after the group.
     pub fn drop_slots(&mut self, dropped: impl Fn(S) -> bool) {
         for window in self.lanes.iter_mut().flat_map(|lane| &mut lane.windows) {
             window.dropped |= dropped(self.slots[window.slot as usize]);
@@ -87,7 +103,7 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
     }
 }
 
-/// A parameter as an expression. Equal parameters share an index.
+/// A parameter as an expression. Equal sources share a parameter.
 fn add<P: PartialEq>(all: &mut Vec<P>, param: P, ty: Ty) -> E {
     let known = all.iter().position(|p| *p == param);
     let number = known.unwrap_or_else(|| {
@@ -109,8 +125,8 @@ impl Lane {
         !self.windows[window].dropped
     }
 
-    /// The lane with other strides of its windows, which `strides` returns for a window's slot, representation, sizes
-    /// and strides; `None` if it returns `None`.
+    /// The same lane with other strides of its windows. `strides` returns them for a window's slot, representation,
+    /// sizes and strides. `None` if `strides` returns `None` for a window.
     pub fn with_strides(
         &self,
         mut strides: impl FnMut(u16, Mem, &[i64], &[i64]) -> Option<Dims>,
@@ -136,7 +152,7 @@ impl Lane {
         (sizes, strides)
     }
 
-    /// The index of a window, which is added if the lane has no equal one.
+    /// The index of a window. If the lane has no equal window, the window is added.
     fn window<S: Copy + PartialEq>(&mut self, slots: &mut Vec<S>, window: &Window, slot: S) -> usize {
         let known = slots.iter().position(|s| *s == slot);
         let slot = known.unwrap_or_else(|| {

@@ -25,7 +25,7 @@ pub trait Fuser {
         None
     }
 
-    /// The computations of an op that can be fused with other ops, or `None` if it cannot.
+    /// The computations of an op that can be fused with other ops; `None` for other ops.
     fn assignments(&mut self, _op: &OpRun<'_, '_>) -> Option<Vec<Assignment>> {
         None
     }
@@ -35,14 +35,14 @@ pub trait Fuser {
         usize::MAX
     }
 
-    /// Compiles a draft as the epilogue of the op directly before it. The draft's only lane reads that op's first
-    /// new tensor.
+    /// Compiles a draft as the epilogue of the op directly before it. The draft has a single lane, which reads the
+    /// first new tensor of that op.
     fn epilogue(&mut self, _before: &Before<'_, '_, '_>, _draft: &Draft<Slot, Feed>) -> Option<Self::Group> {
         None
     }
 
-    /// Compiles a draft. `_same` says whether two slots are in the same memory. Returns `None` if the ops have to
-    /// run one by one.
+    /// Compiles a draft. `_same` says whether two slots are in the same memory. Returns `None` if the executor cannot
+    /// run the ops together.
     fn compile(
         &mut self,
         _draft: Draft<Slot, Feed>,
@@ -51,13 +51,13 @@ pub trait Fuser {
         None
     }
 
-    /// Describes an op as sums over rows, if a group that computes the summands can end in it.
+    /// Describes an op as sums over rows. A group that computes the summands can then end in these sums.
     fn row_sums(&mut self, _: &OpRun<'_, '_>) -> Option<RowSums> {
         None
     }
 
-    /// Compiles a draft of one lane together with sums over its results (compare [`Fuser::compile`]). Returns the
-    /// draft unchanged if the sums have to run separately.
+    /// Compiles a draft of one lane together with sums over its results, like [`Fuser::compile`]. Returns the draft
+    /// unchanged if the sums have to run separately.
     fn compile_with_sums(
         &mut self,
         draft: Draft<Slot, Feed>,
@@ -70,7 +70,7 @@ pub trait Fuser {
     /// The starts of all windows of a group.
     fn slots(group: &Self::Group) -> &[Slot];
 
-    /// The operators whose ids ops have.
+    /// The operators that ops refer to by id.
     fn operators(&self) -> &Operators;
 }
 
@@ -78,7 +78,7 @@ pub trait Fuser {
 pub struct RowSums {
     /// Contiguous tensor of the summands.
     pub from: Window,
-    /// Contiguous tensor that is multiplied element-wise with the summands first.
+    /// Contiguous tensor that the summands are multiplied with element-wise before they are added.
     pub times: Option<Window>,
     /// Tensor of the sums.
     pub to: Window,
@@ -99,9 +99,9 @@ pub struct RowShape {
 
 /// [`RowSums`] at the end of a group.
 pub struct Ending {
-    /// Start of the summands. If their storage is dropped within the group, nothing reads them afterwards.
+    /// Start of the summands. If the program drops their storage within the group, nothing reads them afterwards.
     pub from: Slot,
-    /// Start of the factors of the summands. The group writes there only if `times` equals `from`.
+    /// Start of the factors of the summands. The group writes these factors only if `times` equals `from`.
     pub times: Option<Slot>,
     /// Start of the sums.
     pub to: Slot,
@@ -113,7 +113,7 @@ pub struct Ending {
 pub struct Before<'b, 'o, 'r> {
     /// Index of the op in the plan.
     pub number: u32,
-    /// Op itself.
+    /// The op.
     pub op: &'b OpRun<'o, 'r>,
     /// Storages that the op creates, by index in the span.
     pub made: Range<u32>,

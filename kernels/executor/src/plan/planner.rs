@@ -1,7 +1,7 @@
 //! Construction of a plan.
 //!
-//! Adjacent point-wise ops become a group if each window that one of them writes is, for every other op of the
-//! group, either the same window or disjoint memory.
+//! Adjacent point-wise ops become a group if each window that an op of the group writes either equals or does not
+//! overlap each window that another op of the group accesses.
 
 use std::ops::Range;
 
@@ -39,19 +39,18 @@ pub struct Planner<'p, F: Fuser> {
     program: &'p Program,
     fuser: &'p mut F,
     plan: Plan<F::Group>,
-    /// Open group: its draft, ops, sizes of lanes, accesses by storage, new storages, and releases that wait for
-    /// its end.
+    /// Open group: its draft, ops, sizes of lanes, accesses by storage, new storages, and storages to release after it.
     draft: Option<Draft<Slot, Feed>>,
     members: Range<u32>,
     lanes: Vec<Dims>,
     accesses: FxHashMap<Slot0, Vec<Access>>,
     fresh: Vec<(u32, u64)>,
     waiting: Vec<u32>,
-    /// Whether an op of the open group has no expression, so that its ops have to run one by one.
+    /// Whether an op of the open group has no expression, so that the group's ops have to run one by one.
     broken: bool,
-    /// Sums that the open group ends in, with the number of storages that its earlier ops create.
+    /// Sums that the open group ends in, with the number of storages that the ops before the sums create.
     ending: Option<(Ending, usize)>,
-    /// Last op that runs by itself: its index in the plan, and that of its action.
+    /// Latest op that runs by itself: index of the op in the plan, and index of its action.
     last: Option<(u32, usize)>,
 }
 
@@ -62,7 +61,7 @@ enum Slot0 {
     Host(u32),
 }
 
-/// An op's key and its position in the streams. `inputs` is the number of its inputs on storages.
+/// An op's key and the position of its feeds in the streams. `inputs` is the number of inputs on storages.
 struct At<'a> {
     key: &'a NodeKey,
     cursor: Cursor,
@@ -151,8 +150,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.plan
     }
 
-    /// Inserts an op without inputs before the open group, and before the op that the group may become an epilogue
-    /// of, so that these stay adjacent.
+    /// Inserts an op without inputs before the open group. If the group may become an epilogue of the preceding op,
+    /// inserts the new op before that op, so that the group and that op stay adjacent.
     fn put_ahead(&mut self, op: (NodeId, u32, Cursor), action: impl FnOnce(u32) -> Action<F::Group>) {
         let group = if self.draft.is_some() { self.members.start } else { self.plan.ops.len() as u32 };
         let before = self.last.filter(|(number, _)| number + 1 == group);
@@ -166,8 +165,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.members = self.members.start + 1..self.members.end + 1;
     }
 
-    /// The action of a group. `made` lists the storages that its ops create with their sizes in bytes, `dropped`
-    /// those that are not needed after it.
+    /// The action of a group. `made` lists the storages that the group's ops create, with their sizes in bytes, and
+    /// `dropped` the storages that are not needed after the group.
     fn fused(ops: Range<u32>, group: F::Group, made: &[(u32, u64)], dropped: &[u32]) -> Action<F::Group> {
         let needed = |slot: &Slot| match slot {
             Slot::Storage(place, _) => (!made.iter().any(|(m, _)| m == place)).then_some(*place),
@@ -178,8 +177,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         Action::Group(Box::new(Fused { ops, group, fresh, needed, dropped: dropped.into() }))
     }
 
-    /// Releases the storages that no op with an index of `i` or above uses. While a group is open, they are
-    /// released after it.
+    /// Releases the storages that no op with an index of `i` or above uses. While a group is open, the release waits
+    /// for the end of the group.
     fn release(&mut self, liveness: &mut Liveness, i: usize) {
         while let Some(id) = liveness.ended_before(i) {
             let place = self.span.storages.iter().position(|s| *s == id);
@@ -229,14 +228,14 @@ impl<'p, F: Fuser> Planner<'p, F> {
         true
     }
 
-    /// Makes an op the end of the open group if it sums over what the group computes. Returns false otherwise.
+    /// Makes an op the end of the open group if the op sums over the group's results. Returns false otherwise.
     fn end(&mut self, number: u32, op: &OpRun<'_, '_>, at: &At<'_>, fresh: &[u64]) -> bool {
         let open = self.draft.is_some() && !self.broken && self.ending.is_none() && self.lanes.len() == 1;
         if !open || self.members.end != number {
             return false;
         }
         let Some(RowSums { from, times, to, rows }) = self.fuser.row_sums(op) else { return false };
-        // Multiplication is commutative: if the group does not write `from`, then `times` may be what it writes.
+        // Multiplication is commutative: if the group does not write `from`, it may write `times`.
         let (from, times) = match times {
             Some(times) if !self.gives(&from, at) => (times, Some(from)),
             times => (from, times),
@@ -274,8 +273,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         all.iter().all(same) && all.iter().any(|a| a.written)
     }
 
-    /// Records the accesses of an op. Returns false if the op cannot join the open group; the caller then discards
-    /// the records.
+    /// Records the accesses of an op. Returns false if the op cannot join the open group; the caller then discards the
+    /// recorded accesses.
     fn access(&mut self, at: &At<'_>, assignments: &[Assignment]) -> bool {
         for (lane, assignment) in assignments.iter().enumerate() {
             let read = assignment.ins.iter().filter_map(|operand| match operand {
@@ -307,7 +306,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.tensors() <= self.fuser.most_tensors()
     }
 
-    /// The number of storages that the first lane accesses, without those that the program drops within the group.
+    /// The number of storages that the first lane accesses, except the storages that the program drops within the
+    /// group.
     fn tensors(&self) -> usize {
         let dropped: FxHashSet<Slot0> = self.waiting.iter().map(|place| Slot0::Storage(*place)).collect();
         let kept = self.accesses.iter().filter(|(storage, _)| !dropped.contains(storage));
@@ -350,7 +350,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.plan.actions.extend(waiting.into_iter().map(Action::Release));
     }
 
-    /// Adds the actions of a draft: as the epilogue of the op before it, as a group, or op by op.
+    /// Adds the actions of a draft: as an epilogue of the preceding op, as a group, or op by op.
     fn close_with(
         &mut self,
         draft: Draft<Slot, Feed>,
@@ -361,10 +361,10 @@ impl<'p, F: Fuser> Planner<'p, F> {
         if std::mem::take(&mut self.broken) {
             self.plan.actions.extend(ops.map(Action::Op));
         } else if draft.lanes.iter().all(|lane| lane.stores().next().is_none()) {
-            // The program has dropped all that the group computes.
+            // Nothing is stored, because the program has dropped all results of the group.
         } else if let Some((group, at, own)) = self.epilogue(&draft) {
-            // The op allocates its storages itself, so they are neither needed before the group nor allocated for
-            // it.
+            // The preceding op allocates its storages itself. They are not needed before the group, and not allocated
+            // for the group.
             let made: Vec<(u32, u64)> =
                 made.iter().copied().chain(own.clone().map(|place| (place, 0))).collect();
             let dropped: Vec<u32> = dropped.iter().copied().chain(own).collect();
@@ -387,8 +387,8 @@ fn same_storage(a: Slot, b: Slot) -> bool {
 }
 
 impl<F: Fuser> Planner<'_, F> {
-    /// Compiles the draft as the epilogue of the op directly before it. Returns the group, the index of that op's
-    /// action, which the group replaces, and the storages that the op creates.
+    /// Compiles the draft as an epilogue of the op directly before it. Returns the group, the index of that op's
+    /// action, which the group's action replaces, and the storages that the op creates.
     fn epilogue(&mut self, draft: &Draft<Slot, Feed>) -> Option<(F::Group, usize, Range<u32>)> {
         let (number, at) = self.last.filter(|(number, _)| number + 1 == self.members.start)?;
         let (node, variant, cursor) = self.plan.ops[number as usize];
@@ -405,7 +405,7 @@ impl<F: Fuser> Planner<'_, F> {
     }
 }
 
-/// The number of inputs of a kind before the one with flat index `flat`.
+/// The number of inputs of a kind before the input with flat index `flat`.
 fn before(key: &NodeKey, flat: u32, kind: InputSpec) -> u32 {
     key.inputs[..flat as usize].iter().filter(|i| **i == kind).count() as u32
 }

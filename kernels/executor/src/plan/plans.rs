@@ -62,7 +62,7 @@ impl<G: fmt::Display> Plans<G> {
         self.whole = Chance::default();
     }
 
-    /// The plan of a part of a run, or `None` if its structure occurs for the first time. Afterwards,
+    /// The plan of a part of a run, or `None` if the part's structure occurs for the first time. Afterwards,
     /// [`Plans::unused`] returns the dropped storages that the part does not use.
     pub fn find(
         &mut self,
@@ -95,7 +95,8 @@ impl<G: fmt::Display> Plans<G> {
         Some(plan)
     }
 
-    /// The plan of a whole run, or `None`. If whole runs rarely have a plan, only some runs are looked up.
+    /// The plan of a whole run, or `None` if there is none. If whole runs rarely have a plan, only some runs are looked
+    /// up.
     pub fn find_whole(
         &mut self,
         run: &BlockRun,
@@ -110,7 +111,7 @@ impl<G: fmt::Display> Plans<G> {
         found
     }
 
-    /// The dropped storages that the part last passed to [`Plans::find`] does not use.
+    /// The dropped storages that the latest part passed to [`Plans::find`] does not use.
     pub fn unused(&self) -> &[StorageId] {
         &self.unused
     }
@@ -186,7 +187,8 @@ impl<G: fmt::Display> Plans<G> {
     }
 }
 
-/// Ends of a run's segments: positions in its streams, indices of its ops, and indices in the dropped storages.
+/// The ends of a run's segments: for each segment, the position in the run's streams, the index of the op, and the
+/// index in the dropped storages.
 #[derive(Default)]
 pub struct Parts {
     ends: SmallVec<[(Cursor, usize, usize); 16]>,
@@ -229,7 +231,7 @@ struct Chance {
 impl Chance {
     /// Number of lookups before the hit rate is considered.
     const MANY: u32 = 32;
-    /// Number of runs of which one is looked up while the hit rate is low.
+    /// While the hit rate is low, one of this many runs is looked up.
     const SELDOM: u32 = 16;
 
     fn is_worth(&mut self) -> bool {

@@ -26,7 +26,7 @@ impl PartialEq for Structure {
     }
 }
 
-/// Whether two lists are equal. Most lists are short, for which a loop is faster than a call of `memcmp`.
+/// Whether two lists are equal. Most lists are short, and a loop is faster for them than a call of `memcmp`.
 fn are_equal<T: PartialEq>(a: &[T], b: &[T]) -> bool {
     const SHORT: usize = 16;
     match a.len() {

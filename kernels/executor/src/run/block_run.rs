@@ -26,7 +26,7 @@ pub struct OpDeclaration {
     pub variants: Vec<Arc<Variant>>,
     /// Flat indices of the inputs that the op writes.
     pub writes: Box<[u32]>,
-    /// Whether fed numbers decide output shapes, so that the variants contain them as well as sizes.
+    /// Whether fed numbers decide output shapes, so that variants contain these numbers as well as sizes.
     pub sized_by_number: bool,
     /// Whether the op draws from a generator.
     pub draws: bool,
@@ -45,7 +45,7 @@ pub struct Segment {
     pub to: u32,
 }
 
-/// A sequence of blocks, or parts of blocks, that run one after the other, with everything that is fed to them.
+/// A sequence of blocks, or parts of blocks, that run one after the other, with all their feeds.
 ///
 /// Feeds are streams in the order of the ops. Each op takes as many entries as its key and its variant require.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ pub struct BlockRun {
     pub iteration: u64,
     /// Index of each op's variant.
     pub variants: Vec<u32>,
-    /// Storages of each op: those of its inputs, then those that it creates.
+    /// Storages of each op: first the storages of its inputs, then the storages that it creates.
     pub storages: Vec<StorageId>,
     /// Offset of the window, in elements, for each input on a storage.
     pub offsets: Vec<i64>,
@@ -67,7 +67,7 @@ pub struct BlockRun {
     pub hosts: Vec<HostFeed>,
     /// Fed generators.
     pub generators: Vec<Generator>,
-    /// Id of the call that issued each op, by which PyTorch's profiler finds an op's kernel. Empty unless it runs.
+    /// Issuer of each op, by which PyTorch's profiler finds an op's kernel. Empty while no profiler runs.
     pub issuers: Vec<u64>,
     /// Storages that the program has dropped by the end of this run.
     pub released: Vec<StorageId>,

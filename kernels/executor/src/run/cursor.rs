@@ -55,7 +55,7 @@ impl Cursor {
         }
     }
 
-    /// The absolute position, for a position relative to `base`. Inverse of [`Cursor::since`].
+    /// The absolute position of a position relative to `base`. Inverse of [`Cursor::since`].
     pub fn absolute(&self, base: &Cursor) -> Cursor {
         Cursor {
             storages: self.storages + base.storages,
@@ -87,7 +87,7 @@ impl Cursor {
         self.ops += 1;
     }
 
-    /// The id of the call that issued the next op, or 0 if it is not known. Advances past the op.
+    /// The issuer of the next op, or 0 if it is not known. Advances past the op.
     pub fn issuer(&mut self, run: &BlockRun) -> u64 {
         self.ops += 1;
         run.issuers.get(self.ops - 1).copied().unwrap_or(0)
@@ -132,7 +132,7 @@ impl Cursor {
 
     fn arg<'r>(&mut self, spec: &'r ArgSpec, sizes: &mut Sizes<'r>, run: &'r BlockRun) -> Arg<'r> {
         match spec {
-            // Calls of folded nodes run at once, and are not part of a run.
+            // Calls of nodes that stand for attributes of any value run at once, and are not part of a run.
             ArgSpec::None | ArgSpec::Any => Arg::None,
             ArgSpec::Tensor => Arg::Tensor,
             ArgSpec::Tensors(n) => Arg::Tensors(*n),
@@ -192,8 +192,8 @@ impl Cursor {
     }
 }
 
-/// The rest of a variant's numbers: sizes and, for ops whose numbers decide output shapes, copies of the fed
-/// numbers.
+/// The part of a variant's numbers that follows: sizes and, for ops whose numbers decide output shapes, copies of the
+/// fed numbers.
 struct Sizes<'r> {
     rest: &'r [i64],
     sized_by_number: bool,

@@ -1,7 +1,11 @@
 //! Liveness: the ops of a run that need not run, and the points at which dropped storages can be released.
 //!
-//! An op is dead if the program dropped everything that it creates before the run was sent, no other live op of the
-//! run reads it, and the op has no other effect: it writes no input, draws no random numbers, and cannot fail.
+//! An op is dead if the program dropped all storages that the op creates before the run was sent, no other live op of the
+//! run reads them, and the op has no other effect:
+//!
+//! - It writes no input.
+//! - It draws no random numbers.
+//! - It cannot fail.
 
 use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{InputSpec, OutSpec, Variant};
@@ -22,7 +26,7 @@ pub struct Liveness {
     /// Index of each op's first storage in the run's stream.
     starts: Vec<u32>,
     dead: Vec<bool>,
-    /// Storages to release, each with the index of the op before which it is released; last ones first.
+    /// Storages to release, each with the index of the op before which it is released, in reverse order.
     ends: Vec<(u32, StorageId)>,
 }
 
@@ -86,8 +90,7 @@ impl Liveness {
         self.dead[i]
     }
 
-    /// Removes and returns the next storage that the program dropped and that no op with an index of `i` or above
-    /// uses.
+    /// Removes and returns the next storage that the program dropped and that only ops with an index below `i` use.
     pub fn ended_before(&mut self, i: usize) -> Option<StorageId> {
         let (end, _) = self.ends.last()?;
         if *end as usize <= i { self.ends.pop().map(|(_, id)| id) } else { None }

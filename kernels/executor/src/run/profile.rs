@@ -1,9 +1,9 @@
 //! Time, memory traffic and arithmetic of kernels, for a roofline model, and a log of their runs.
 //!
-//! Bytes are those that an ideal kernel would move: each tensor that it reads, once, and each tensor that it
-//! stores, once. Values that exist only within the kernel do not count. A multiply-add of a matrix product or a
-//! convolution counts as two operations. Any other operator counts one operation per element of its outputs or of
-//! its largest input, whichever are more.
+//! The bytes of a kernel are those that an ideal kernel would move: each tensor that is read counts once, and each
+//! tensor that is stored counts once. Values that exist only within the kernel do not count. A multiply-add of a matrix
+//! product or a convolution counts as two operations. Any other operator counts one operation per element of its
+//! outputs or of its largest input, whichever has more elements.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use crate::shapes::Dims;
 pub struct KernelTime {
     /// Number of runs.
     pub count: u64,
-    /// Total time in nanoseconds: the device's, if it measures its own work.
+    /// Total time in nanoseconds, as the device has measured it if the device measures its own work.
     pub ns: u64,
     /// Total bytes moved.
     pub bytes: u64,
@@ -35,20 +35,20 @@ pub type Ops = SmallVec<[NodeId; 4]>;
 /// A run of a kernel.
 #[derive(Clone, Debug)]
 pub struct KernelRun {
-    /// When it began. A device that measures its own work tells only times: then it is when the kernel was recorded, or
-    /// when the kernel before it ended, whichever is later.
+    /// Time when the kernel began. A device that measures its own work returns durations only; for it, the time when
+    /// the kernel was recorded or when the previous kernel ended, whichever is later.
     pub began: Instant,
-    /// Its time in nanoseconds.
+    /// Duration in nanoseconds.
     pub ns: u64,
     /// The kernel's ops, with the locations that issued them.
     pub ops: SmallVec<[(OpId, LocationId); 2]>,
     /// Index of the device.
     pub device: u8,
-    /// Id of the call that issued the first op, or 0 if it is not known.
+    /// Issuer of the first op, or 0 if it is not known.
     pub issuer: u64,
 }
 
-/// A measurement whose time the device will tell.
+/// A measurement whose duration the device returns later.
 #[derive(Debug)]
 struct Awaited {
     ops: Ops,
@@ -63,7 +63,7 @@ pub struct Profile {
     kernels: FxHashMap<Ops, KernelTime>,
     /// Runs of kernels in order, while they are logged.
     log: Option<Vec<KernelRun>>,
-    /// Kernels whose times the device will tell, by the number of the measurement.
+    /// Kernels whose durations the device returns later, by the number of the measurement.
     awaited: Vec<Awaited>,
 }
 
@@ -87,7 +87,7 @@ impl Profile {
         self.log = Some(Vec::new());
     }
 
-    /// Ends the log and returns it, ordered by time.
+    /// Ends the log and returns it, in the order in which kernels began.
     pub fn end_log(&mut self) -> Vec<KernelRun> {
         let mut log = self.log.take().unwrap_or_default();
         for i in 1..log.len() {
@@ -123,7 +123,7 @@ impl Profile {
         self.add(tally, begin, ns);
     }
 
-    /// Records a run of a kernel whose time the device will tell, under the number [`Profile::next`].
+    /// Records a run of a kernel whose duration the device returns later, under the number [`Profile::next`].
     pub fn awaits(&mut self, tally: Tally, begin: Instant) {
         let logged = self.log.as_ref().map(Vec::len);
         self.awaited.push(Awaited { ops: tally.ops.clone(), logged });
@@ -147,7 +147,7 @@ impl Profile {
         log.push(KernelRun { began: begin, ns, ops, device: call.device, issuer });
     }
 
-    /// Adds the times of all measurements, in nanoseconds, by their numbers. Numbers start again at 0.
+    /// Adds the durations of all awaited measurements, in nanoseconds, by number. Numbers start again at 0.
     pub fn took(&mut self, times: &[(u32, u64)]) {
         for (number, ns) in times {
             let Some(awaited) = self.awaited.get(*number as usize) else { continue };
@@ -178,7 +178,7 @@ impl Profile {
     }
 }
 
-/// One run of a kernel: its ops and, if they are measured, its memory traffic and arithmetic.
+/// One run of a kernel: the kernel's ops and, if kernels are measured, its memory traffic and arithmetic.
 #[derive(Default)]
 pub struct Tally {
     measures: bool,

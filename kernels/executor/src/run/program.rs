@@ -49,7 +49,7 @@ pub struct OpRun<'o, 'r> {
     pub call: &'o mut Call<'r>,
     /// Ids of the storages that the op creates.
     pub fresh: &'o [StorageId],
-    /// Id of the call that issued the op, or 0 if it is not known.
+    /// Issuer of the op, or 0 if it is not known.
     pub issuer: u64,
     /// Fed host tensors of this op and all later ones.
     pub hosts: &'r [HostFeed],
@@ -79,12 +79,13 @@ impl Program {
         }
     }
 
-    /// Sets the blocks of a new symbolic graph, which replace those of the earlier one.
+    /// Sets the blocks of a new symbolic graph, which replace the blocks of the previous graph.
     pub fn lower(&mut self, blocks: Vec<Box<[NodeId]>>) {
         self.blocks = blocks;
     }
 
-    /// Sets a function's block. It stays when a symbolic graph is replaced; without nodes, it is removed.
+    /// Sets a function's block, which stays when a symbolic graph is replaced. An empty list of nodes removes the
+    /// block.
     pub fn lower_function(&mut self, number: usize, nodes: Box<[NodeId]>) {
         if self.functions.len() <= number {
             self.functions.resize_with(number + 1, Box::default);
@@ -148,7 +149,7 @@ impl Program {
     }
 }
 
-/// Builds the call of one op, whose feeds begin at the cursor, passes it to `take`, and advances the cursor.
+/// Builds the call of one op whose feeds begin at the cursor, passes the op to `take`, and advances the cursor.
 pub fn with_op<'r>(
     cursor: &mut Cursor,
     (node, number, declared, variant): (NodeId, u32, &'r OpDeclaration, &'r Variant),

@@ -31,7 +31,8 @@ mod linux {
             self.left = None;
         }
 
-        /// Restricts the threads to the cores that the calling thread may use, except the one that it runs on now.
+        /// Restricts the threads to the cores that the calling thread may use, except the core that the calling thread
+        /// runs on now.
         pub fn leave_this(&mut self) {
             let here = sched_getcpu();
             if self.left.replace(here) == Some(here) {

@@ -1,12 +1,11 @@
 //! Locks with ranks: in debug builds, a thread that acquires locks in the wrong order panics.
 //!
-//! **Why.** A deadlock needs two threads that meet at the wrong moment, so tests hardly ever show one. The wrong
-//! order, in contrast, shows whenever a single thread acquires the two locks.
-//! **Strategy.** Each lock has a [`Rank`]. A thread may wait for a lock only if its rank is above those of all locks
-//! that the thread holds. `try_lock` does not wait, so it may acquire a lock of a lower rank; what is acquired after
-//! it counts from there. Guards may be dropped in any order. Release builds keep neither ranks nor what is held.
-//! **Place.** All locks of Tandem are in this crate and in those that depend on it; `tracegraph` is data only and has
-//! no threads. Locks inside PyTorch, `wgpu` and the channels have no rank.
+//! **Why.** A deadlock needs two threads that meet at the wrong moment, so tests hardly ever show one. The wrong order,
+//! in contrast, is found whenever a single thread acquires the two locks. **Strategy.** Each lock has a [`Rank`]. A
+//! thread may wait for a lock only if its rank is above those of all locks that the thread holds. `try_lock` does not
+//! wait, so it may acquire a lock of a lower rank. Guards may be dropped in any order. Release builds keep neither
+//! ranks nor the set of held locks. **Place.** All locks of Tandem are in this crate and in the crates that depend on
+//! it; `tracegraph` is data only and has no threads. Locks inside PyTorch, `wgpu` and the channels have no rank.
 //!
 //! The checks are modelled on the lock ranks of `wgpu-core`.
 
@@ -34,14 +33,14 @@ ranks! {
     Engine,
     /// Python's global interpreter lock, which is not a lock of this file. The bridge calls [`may_acquire`] wherever it
     /// acquires the GIL. The GIL is not recorded as held, because the interpreter and PyTorch release and acquire it
-    /// without Tandem: also in the executor, for a kernel that is written in Python. The bridge therefore releases it
-    /// before it waits for the engine or for GraphRunner.
+    /// without Tandem's knowledge, also in the executor, for a kernel that is written in Python. The bridge therefore
+    /// releases the GIL before it waits for the engine or for GraphRunner.
     Gil,
     /// The executor, and with it the order of messages: `runtime/src/graph_runner.rs`.
     Executor,
-    // Leaf locks. While one is held, none is acquired except as noted here.
-    /// Code objects of frames: `pybridge/src/python.rs`. Python allocates and frees objects meanwhile, and with them
-    /// tensors, whose memory is the pool's.
+    // Leaf locks. A thread that holds one acquires no other lock, except as noted here.
+    /// Code objects of frames: `pybridge/src/python.rs`. Python allocates and frees objects while this lock is held,
+    /// tensors among them, whose memory is the pool's.
     Codes,
     /// The thread that collects its dead storages: `pybridge/src/engine.rs`.
     Collector,
@@ -68,7 +67,8 @@ ranks! {
     Pool,
 }
 
-/// Panics if the calling thread may not wait for a lock of this rank now. It serves locks that are not of this file.
+/// Panics if the calling thread may not wait now for a lock of this rank. It checks locks that have no [`Mutex`], such
+/// as the GIL.
 #[inline]
 pub fn may_acquire(rank: Rank) {
     Checked::new(rank).check();
@@ -124,8 +124,8 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A condition variable for [`Mutex`]. At its end, a wait acquires the mutex again, so the mutex must be the highest
-/// one that the thread holds.
+/// A condition variable for [`Mutex`]. A wait ends by acquiring the mutex again, so no other lock that the thread holds
+/// may have a higher rank.
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
@@ -189,7 +189,7 @@ mod checks {
             Checked(rank)
         }
 
-        /// Panics if the thread holds a lock whose rank is not below this one.
+        /// Panics if the thread holds a lock of the same or a higher rank.
         #[track_caller]
         pub fn check(self) {
             if let Some(held) = highest(HELD.get()).filter(|held| *held >= self.0) {
@@ -211,7 +211,7 @@ mod checks {
     }
 
     impl Held {
-        /// Panics if the thread holds a lock whose rank is above this one.
+        /// Panics if the thread holds a lock of a higher rank.
         #[track_caller]
         pub fn check_highest(&self) {
             if let Some(held) = highest(HELD.get()).filter(|held| *held > self.0) {
@@ -231,7 +231,7 @@ mod checks {
 mod checks {
     use super::Rank;
 
-    /// The rank of a lock, which release builds do not keep.
+    /// An empty rank, in release builds.
     #[derive(Clone, Copy, Debug)]
     pub struct Checked;
 
@@ -347,7 +347,7 @@ mod tests {
             changed.wait_for(&mut guard, Duration::from_nanos(1));
             assert_eq!(*guard, 7);
         });
-        // The other thread's locks are its own.
+        // Only the locks that this thread holds count.
         drop(engine.lock());
     }
 

@@ -1,13 +1,13 @@
 //! A team of threads that runs native kernels.
 //!
-//! **Why.** After a kernel, OpenMP's threads spin for milliseconds, and at its end they wait for each other. While
-//! a Python thread keeps a core busy, a kernel on two threads can therefore take longer than on one.
-//! **Strategy.** The calling thread divides a kernel into pieces and runs them one by one. Helper threads take
-//! pieces too, but only while there is a core for them besides the one that Python uses. A thread that waits for
-//! the calling thread also takes pieces before it sleeps. A kernel therefore never waits longer than one piece for
-//! a helper. The first helper, every second one after it and waiting threads take pieces from the end, so that a
-//! core mostly gets those elements of the next kernel that are in its cache.
-//! **Bits.** The results do not depend on the number of threads or on which thread runs a piece.
+//! **Why.** OpenMP's threads wait for each other at the end of a kernel, and spin for milliseconds after it. While a
+//! Python thread keeps a core busy, a kernel on two threads can therefore take longer than on one. **Strategy.** The
+//! calling thread divides a kernel into pieces and runs them one by one. Helper threads take pieces too, but only while
+//! there is a core for them besides the one that Python uses. A thread that waits for the calling thread also takes
+//! pieces before it sleeps. A kernel therefore never waits longer than one piece for a helper. The first helper, every
+//! second one after it and waiting threads take pieces from the end, so that a core mostly gets those elements of the
+//! next kernel that are in its cache. **Bits.** The results do not depend on the number of threads or on which thread
+//! runs a piece.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -80,8 +80,8 @@ struct Task {
     body: *const Body<'static>,
     n: usize,
     piece: usize,
-    /// Pieces that are left: the index of the first one in the upper 32 bits, the index after the last one in the
-    /// lower.
+    /// Pieces that are left: the index of the first piece in the upper 32 bits, and the index after the last piece in
+    /// the lower 32 bits.
     left: AtomicU64,
     /// Number of helpers that may take pieces.
     helpers: usize,
@@ -95,14 +95,14 @@ struct Task {
 unsafe impl Sync for Task {}
 
 impl Task {
-    /// The number of helpers that cores are available for.
+    /// The number of helpers for which cores are available.
     fn helpers(&self) -> usize {
         let crowded = self.beside && WAITING.load(Ordering::Relaxed) == 0;
         let cores = cores() - 1 - usize::from(crowded && cores() > 1);
         self.helpers.saturating_sub(ASSISTING.load(Ordering::Relaxed)).min(cores)
     }
 
-    /// Runs the first or the last piece that is left. Returns false if there is none.
+    /// Runs the first or the last of the pieces that are left. Returns false if no piece is left.
     fn take(&self, last: bool) -> bool {
         let step = |left: u64| {
             let (begin, end) = (left >> 32, left & u64::from(u32::MAX));
@@ -165,8 +165,8 @@ pub static TEAM: Team = Team {
 };
 
 impl Team {
-    /// Calls `body` with disjoint ranges that cover `0..n`, on up to `threads` threads including the calling one.
-    /// Except for the last one, ranges have at least `grain` elements.
+    /// Calls `body` with disjoint ranges that cover `0..n`, on up to `threads` threads including the calling one. All
+    /// ranges but the last have at least `grain` elements.
     pub fn run(&'static self, threads: usize, n: usize, grain: f64, body: &Body<'_>) {
         let threads = threads.min(cores());
         if threads < 2 || n < 2 || n as f64 <= grain {
@@ -249,14 +249,14 @@ impl Team {
         crowded.unwrap_or(false)
     }
 
-    /// Takes pieces of the current task, if there is one, on a thread that waits. Returns whether it ran any.
+    /// Takes pieces of the current task, if there is one, on a thread that waits. Returns whether the thread ran any.
     pub fn assist(&self) -> bool {
         let take_all =
             |task: &Task| std::iter::repeat_with(|| task.take(true)).take_while(|took| *took).count() > 0;
         !self.task.load(Ordering::Relaxed).is_null() && self.look(take_all).unwrap_or(false)
     }
 
-    /// Sleeps until `bell` is notified, which a task does while it lacks helpers.
+    /// Sleeps until `bell` is notified. A task notifies it while the task lacks helpers.
     fn sleep(&self) {
         let mut lock = self.asleep.lock();
         lock.count += 1;
@@ -283,7 +283,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A guard that ends the task when it is dropped, and waits until no other thread uses it.
+/// A guard that, when it is dropped, ends the task and waits until no other thread uses the task.
 struct Ended<'t>(&'t Team);
 
 impl Drop for Ended<'_> {

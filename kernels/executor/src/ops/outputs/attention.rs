@@ -8,7 +8,8 @@ use crate::ops::arguments::{is_absent, optional, tensor};
 use crate::ops::outputs::push;
 use crate::shapes::{Dims, is_dense, output_strides};
 
-/// Sizes of queries and of keys, if both operators accept these tensors: `[batch, heads, length, width]`.
+/// Sizes of queries and of keys, if the forward and the backward operator accept these tensors: `[batch, heads, length,
+/// width]`.
 fn sizes(call: &Call<'_>, [q, k, v]: [&Input<'_>; 3], dropout: usize) -> Option<[[i64; 4]; 2]> {
     let queries @ [batch, heads, length, width] = <[i64; 4]>::try_from(q.sizes).ok()?;
     let keys = <[i64; 4]>::try_from(k.sizes).ok()?;
@@ -28,7 +29,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Option<Outputs> {
     let [q, k, v] = [0, 1, 2].map(|arg| tensor(call, arg));
     let (q, k, v) = (q?, k?, v?);
     let [[batch, heads, length, _], _] = sizes(call, [q, k, v], 3)?;
-    // The output is laid out as the query, without its gaps.
+    // The output has the memory order of the query, without gaps.
     let strides: Dims = match is_dense(q.sizes, q.strides) {
         true => q.strides.into(),
         false if q.sizes.contains(&1) => return None,

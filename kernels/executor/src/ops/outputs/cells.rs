@@ -7,7 +7,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::ops::arguments::{int, optional, tensor};
 use crate::ops::outputs::new_tensors;
 
-/// Sizes of a cell's state, `[batch, width]`, if its gates are `gates` times as wide.
+/// Sizes of a cell's state, `[batch, width]`. The gates are `gates` times as wide as the state.
 fn state(call: &Call<'_>, gates: i64) -> Option<[i64; 2]> {
     let [input, hidden, state] = [0, 1, 2].map(|arg| tensor(call, arg));
     let (input, hidden, state) = (input?, hidden?, state?);

@@ -6,8 +6,8 @@ use tandem_tracegraph::node::Outputs;
 use crate::ops::arguments::{floats, int, ints, tensor};
 use crate::ops::outputs::{new_tensors, one};
 
-/// The longest target: `log_alpha` has a size that depends on it. `log_probs` is argument `at`, the targets and both
-/// lists of lengths follow it. `None` if PyTorch refuses the lengths.
+/// The length of the longest target, on which the size of `log_alpha` depends. `log_probs` is argument `at`; the
+/// targets and both lists of lengths follow it. `None` if PyTorch refuses the lengths.
 fn longest(call: &Call<'_>, at: usize) -> Option<i64> {
     let (x, targets) = (tensor(call, at)?, tensor(call, at + 1)?);
     let (steps, lengths) = (ints(call, at + 2)?, ints(call, at + 3)?);
@@ -22,17 +22,17 @@ fn longest(call: &Call<'_>, at: usize) -> Option<i64> {
     (each(steps) && each(lengths) && steps.iter().all(|n| *n <= most) && fit).then_some(longest)
 }
 
-/// The longest target of `_ctc_loss`.
+/// The length of the longest target of `_ctc_loss`.
 pub(crate) fn longest_target(call: &Call<'_>) -> Option<i64> {
     longest(call, 0)
 }
 
-/// The longest target of `_ctc_loss_backward`.
+/// The length of the longest target of `_ctc_loss_backward`.
 pub(crate) fn longest_target_backward(call: &Call<'_>) -> Option<i64> {
     longest(call, 1)
 }
 
-/// `log_probs` if the class in argument `blank` is one of its.
+/// The tensor `log_probs`, which is argument `at`, if it has the class in argument `blank`.
 fn probabilities<'c>(call: &'c Call<'_>, at: usize, blank: usize) -> Option<&'c Input<'c>> {
     let x = floats(call, at)?;
     let classes = *x.sizes.get(2)?;

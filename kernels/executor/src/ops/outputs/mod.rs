@@ -1,10 +1,9 @@
 //! Output metadata of operators (shapes, strides and dtypes), computed from the arguments alone.
 //!
-//! **Why.** When an op meets a new combination of input shapes, the program needs the metadata of the outputs
-//! before it can go on. Where a rule computes them, the op itself need not run first.
-//! **Strategy.** A rule covers only calls that PyTorch accepts, and returns exactly the metadata that PyTorch's CPU
-//! kernels produce. In doubtful cases it returns `None`. While calls are traced, results of rules are compared with
-//! the actual outputs.
+//! **Why.** When an op meets a new combination of input shapes, the program needs the metadata of the outputs before it
+//! can go on. Where a rule computes them, the op itself need not run first. **Strategy.** A rule covers only calls that
+//! PyTorch accepts, and returns exactly the metadata that PyTorch's CPU kernels produce. In doubtful cases, the rule
+//! returns `None`. While calls are traced, the results of rules are compared with the actual outputs.
 
 pub(crate) mod attention;
 pub(crate) mod cells;
@@ -26,7 +25,7 @@ use crate::shapes::{Dims, channels_last, dense, is_non_overlapping, suggests_cha
 /// A rule: returns a call's outputs, or `None` where only running the call can determine them.
 pub type Gives = fn(&Call<'_>) -> Option<Outputs>;
 
-/// The way to determine an operator's outputs without running it.
+/// How to determine an operator's outputs without running the operator.
 #[derive(Clone)]
 pub enum OutputRule {
     /// By type promotion and broadcasting of point-wise operands.
@@ -35,7 +34,8 @@ pub enum OutputRule {
     Own(Gives),
 }
 
-/// Largest number of dimensions of a tensor in PyTorch's operators that take dimensions (`at::dim_bitset_size`).
+/// Maximum number of dimensions of a tensor for PyTorch's operators that have an argument `dim`
+/// (`at::dim_bitset_size`).
 const DIM_BITSET_SIZE: usize = 64;
 
 impl OutputRule {
@@ -46,7 +46,7 @@ impl OutputRule {
             OutputRule::Own(gives) => gives(call)?,
             OutputRule::Pointwise(base) => {
                 let outputs = if base.in_place() { outputs_in_place(call) } else { new_outputs(base, call) }?;
-                // A call without an expression may be one for which PyTorch raises.
+                // PyTorch may raise for a call that has no expression.
                 assignments(base, call, &outputs, Formats::Exact).map(|_| outputs)?
             }
         };
@@ -54,7 +54,7 @@ impl OutputRule {
     }
 }
 
-/// Whether the sizes in bytes of all new tensors fit an `i64`; PyTorch raises otherwise.
+/// Whether the size in bytes of each new tensor fits an `i64`. If it does not, PyTorch raises.
 pub fn have_sizes(outputs: &Outputs) -> bool {
     outputs.outs.iter().all(|out| match out {
         OutSpec::Fresh { meta, .. } => {
@@ -62,7 +62,8 @@ pub fn have_sizes(outputs: &Outputs) -> bool {
             let further = |last: i64, dim: (&i64, &i64)| last.checked_add((dim.0 - 1).checked_mul(*dim.1)?);
             let last =
                 dims.clone().try_fold(0, further).and_then(|last| last.checked_add(1)?.checked_mul(item));
-            // PyTorch also computes the bytes of a row-major tensor of these sizes, which may overflow first.
+            // PyTorch also computes the size of a row-major tensor of the same shape, which may overflow even if this
+            // tensor's size does not.
             let bytes = dims.clone().try_fold(item, |bytes, dim| bytes.checked_mul(*dim.0));
             let expanded = dims.clone().any(|(_, stride)| *stride == 0);
             meta.sizes().contains(&0) || (last.is_some() && (bytes.is_some() || expanded))
@@ -80,7 +81,7 @@ pub fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
     Some(Outputs { outs, ..Outputs::default() })
 }
 
-/// The outputs of an operator that fills its first argument with random numbers. `None` if elements of that tensor
+/// The outputs of an operator that fills its first argument with random numbers. `None` if elements of the argument
 /// overlap, for which PyTorch raises.
 pub(crate) fn drawn(call: &Call<'_>) -> Option<Outputs> {
     let x = floats(call, 0)?;
@@ -235,7 +236,7 @@ pub(crate) fn cat(call: &Call<'_>) -> Option<Outputs> {
     one(first.dtype, &sizes)
 }
 
-/// The number of dimensions before those that a tensor is normalized over.
+/// The number of leading dimensions, over which a tensor is not normalized.
 fn leading(x: &Input<'_>, normalized: &[i64]) -> Option<usize> {
     let leading = x.sizes.len().checked_sub(normalized.len())?;
     (!normalized.is_empty() && x.sizes[leading..] == *normalized).then_some(leading)
@@ -295,8 +296,8 @@ impl MemoryFormat {
     }
 }
 
-/// A `float32` tensor argument and its memory format. For other strides, and for sizes for which both formats are the same
-/// or PyTorch has to guess, `None`.
+/// A `float32` tensor argument and its memory format. `None` for other strides, and for sizes for which both formats
+/// have the same strides or PyTorch has to guess the format.
 pub(crate) fn formatted<'c>(call: &'c Call<'_>, arg: usize) -> Option<(&'c Input<'c>, MemoryFormat)> {
     if let Some(x) = exact(call, arg) {
         return Some((x, MemoryFormat::Contiguous));
@@ -322,8 +323,8 @@ pub(crate) fn new_formatted<'s>(
     outputs
 }
 
-/// The common dtype of matrices, or `None` if they differ, if one is empty, or if BLAS does not multiply such
-/// elements.
+/// The common dtype of matrices, or `None` if their dtypes differ, if a matrix is empty, or if BLAS does not multiply
+/// matrices of this dtype.
 fn matrices(all: &[&Input<'_>]) -> Option<Dtype> {
     let dtype = all.first()?.dtype;
     let same = all.iter().all(|x| x.dtype == dtype && !x.sizes.contains(&0));
@@ -379,7 +380,7 @@ pub(crate) fn convolution(call: &Call<'_>) -> Option<Outputs> {
     (!x.sizes.contains(&0)).then(|| new_formatted(Dtype::FLOAT32, [Some((&sizes[..], format))]))
 }
 
-/// Channels last if one of the formats is.
+/// The format of an output of two operands: channels last if an operand is channels last.
 fn one_format(formats: [MemoryFormat; 2]) -> MemoryFormat {
     if formats.contains(&MemoryFormat::ChannelsLast) {
         MemoryFormat::ChannelsLast
@@ -395,7 +396,7 @@ pub(crate) fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
     let ((x, of_x), (weight, of_weight)) = (formatted(call, 1)?, formatted(call, 2)?);
     let sizes = convolution::sizes(x.sizes, weight.sizes, call, 4)?;
     let wanted = wanted(call, 10)?;
-    // oneDNN computes the gradients of weight and bias together, and PyTorch then returns both.
+    // oneDNN computes the gradients of weight and bias together. If only the bias's is asked for, PyTorch returns both.
     if wanted[2] && !wanted[1] {
         return None;
     }
@@ -403,7 +404,8 @@ pub(crate) fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
     let all = [(wanted[0], x.sizes), (wanted[1], weight.sizes), (wanted[2], &bias[..])];
     let fits = grad.sizes == &sizes[..] && !x.sizes.contains(&0);
     let format = one_format([of_x, of_weight]);
-    // For a single image, the strides of a weight for which both formats are the same depend on PyTorch's algorithm.
+    // For a single image, and a weight with the same strides in both formats, the output's strides depend on PyTorch's
+    // algorithm.
     let same = weight.sizes[1] == 1 || weight.sizes[2..].iter().product::<i64>() == 1;
     if format == MemoryFormat::ChannelsLast && x.sizes[0] == 1 && same {
         return None;
@@ -503,7 +505,7 @@ pub(crate) fn pad(call: &Call<'_>) -> Option<Outputs> {
     for (size, around) in sizes.iter_mut().rev().zip(pad.chunks(2)) {
         *size += around[0] + around[1];
     }
-    // Without positive padding, PyTorch returns a clone of a narrowed view, whose strides follow the input's and
+    // Without positive padding, PyTorch returns a clone of a narrowed view. The clone's strides follow the input's, and
     // are ambiguous for dimensions of size 1.
     let clear = pad.iter().any(|n| *n > 0) || (x.strides == &dense(x.sizes)[..] && !sizes.contains(&1));
     (clear && sizes.iter().all(|n| *n > 0) && !x.sizes.contains(&0)).then(|| one(x.dtype, &sizes))?

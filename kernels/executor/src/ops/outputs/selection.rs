@@ -13,12 +13,12 @@ fn contiguous<'c>(call: &'c Call<'_>, arg: usize) -> Option<&'c Input<'c>> {
     tensor(call, arg).filter(|x| x.strides == &dense(x.sizes)[..] && !x.sizes.contains(&0))
 }
 
-/// Whether PyTorch compares elements of this dtype in all operators below.
+/// Whether all operators below can compare elements of this dtype in PyTorch.
 fn is_ordered(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::FLOAT32 | Dtype::FLOAT64 | Dtype::INT32 | Dtype::INT64)
 }
 
-/// A value and a position for each of these sizes.
+/// Two outputs of these sizes: values, and their positions.
 pub(super) fn values_and_positions(dtype: Dtype, sizes: &[i64]) -> Outputs {
     let mut outputs = Outputs::default();
     for dtype in [dtype, Dtype::INT64] {
@@ -27,7 +27,7 @@ pub(super) fn values_and_positions(dtype: Dtype, sizes: &[i64]) -> Outputs {
     outputs
 }
 
-/// Sizes without dimension `dim`, or with 1 there if argument `keep` says so.
+/// Sizes without dimension `dim`, or with size 1 there if argument `keep` is true.
 fn reduced(call: &Call<'_>, sizes: &[i64], dim: usize, keep: usize) -> Option<Dims> {
     let Some(Arg::Bool(keeps)) = call.args.get(keep) else { return None };
     let mut sizes: Dims = sizes.into();
