@@ -13,17 +13,18 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::ffi::*;
 
-/// Returns a storage's context: its id plus one, as a pointer. It needs no allocation and cannot dangle.
+/// Returns a storage's context, as PyTorch's storages hold it: the id plus one, as a pointer. The context needs no
+/// allocation and cannot dangle.
 pub fn context_of(id: StorageId) -> *mut c_void {
     (id.index() + 1) as *mut c_void
 }
 
-/// Returns the id in a context, which must not be null.
+/// Returns the storage's id in a context, which must not be null.
 pub fn storage_of(context: *mut c_void) -> StorageId {
     StorageId(context as usize as u32 - 1)
 }
 
-/// Returns a slice of the shim's memory. An empty one may have a null pointer.
+/// Returns a slice of the shim's memory. The pointer of an empty slice may be null.
 ///
 /// # Safety
 ///
@@ -60,8 +61,8 @@ unsafe fn input<'a>(t: &TtTensor, storages: &Storages) -> Input<'a> {
 ///
 /// # Safety
 ///
-/// The record's pointers must be valid for as long as `'a`, and its tag must name the member of the payload that
-/// was written.
+/// - The record's pointers must be valid for as long as `'a`.
+/// - The record's tag must name the member of the payload that was written.
 #[inline]
 unsafe fn arg<'a>(a: &TtArg, storages: &Storages, inputs: &mut SmallVec<[Input<'a>; 6]>) -> Arg<'a> {
     // SAFETY: the tag names the member of the payload that was written, and pointers in it are valid for `len`
@@ -111,7 +112,7 @@ pub unsafe fn fill<'a>(call: &mut Call<'a>, args: &'a [TtArg], storages: &Storag
     }
 }
 
-/// Records of a call whose inputs are in host memory. They point into the call. Their memory is reused for the
+/// Records of a call whose inputs are in host memory. The records point into the call. Their memory is reused for the
 /// next call.
 #[derive(Default)]
 pub struct Records {
@@ -121,7 +122,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Replaces the records by those of `call`.
+    /// Replaces the records by those that describe `call`.
     pub fn fill(&mut self, call: &Call<'_>) {
         self.args.clear();
         self.tensors.clear();
@@ -197,14 +198,14 @@ pub fn window_record(place: u8, storage: *mut c_void, input: &Input<'_>) -> TtTe
     }
 }
 
-/// Outputs of a call as records for the shim. There is one per thread, which is reused.
+/// Outputs of a call as records for the shim. Each thread has one reply, which it reuses.
 #[derive(Default)]
 pub struct Reply {
     outs: Vec<TtOut>,
     resized: Vec<TtOut>,
-    /// Owner of the metadata that the records point to, if the TraceGraph does not own it.
+    /// Owner of the metadata that the records point to, unless the TraceGraph owns them.
     owned: Outputs,
-    /// Memory in which the host wants the elements, and whether they have been written there.
+    /// Memory in which the shim wants the elements, until they are written there.
     room: Option<(*mut u8, usize)>,
     filled: bool,
 }
@@ -216,18 +217,18 @@ impl Reply {
         self.resized.clear();
     }
 
-    /// Offers memory for the elements of the next call that returns its input's elements to the host.
+    /// Offers memory for the elements of the next call, if that call returns its input's elements to the host.
     pub fn make_room(&mut self, bytes: *mut u8, nbytes: usize) {
         (self.room, self.filled) = (Some((bytes, nbytes)), false);
     }
 
-    /// Withdraws the memory. Returns whether the elements have been written there.
+    /// Withdraws the memory. Returns whether the elements have been written to it.
     pub fn take_room(&mut self) -> bool {
         self.room = None;
         std::mem::take(&mut self.filled)
     }
 
-    /// Returns the records for the shim. They are valid until the thread's next call.
+    /// Returns the records for the shim, which are valid until the thread's next call.
     pub fn as_outs(&self) -> TtOuts {
         TtOuts {
             outs: self.outs.as_ptr(),

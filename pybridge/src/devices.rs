@@ -17,7 +17,7 @@ use tandem_gpu::{
 use crate::environment::ENVIRONMENT;
 use crate::host::SHIM;
 
-/// As on CUDA, a rank sees a device for each rank of its machine. All of them are the one that the rank has.
+/// As on CUDA, a rank sees as many devices as its machine has ranks. All of them are the one device of this rank.
 static COUNT: LazyLock<usize> = LazyLock::new(|| ENVIRONMENT.rank.map_or_else(named, |rank| rank.of));
 
 #[cfg(feature = "gpu")]
@@ -30,7 +30,8 @@ fn named() -> usize {
     1
 }
 
-/// Returns the number of devices: the length of the list in `TANDEM_DEVICE`, or 1; or the number of ranks.
+/// Returns the number of devices: the number of ranks on this machine, or the length of the list in `TANDEM_DEVICE`, or
+/// 1.
 pub fn count() -> usize {
     *COUNT
 }

@@ -1,7 +1,7 @@
 //! The process's engine and its lock, and the functions that the shim calls.
 //!
-//! The lock order is that of [`Rank`]. A thread that holds the GIL never blocks on the engine's lock or on GraphRunner,
-//! and a thread that holds the engine's lock never waits for GraphRunner.
+//! [`Rank`] has the lock order. A thread that holds the GIL never blocks on the engine's lock or on GraphRunner, and a
+//! thread that holds the engine's lock never waits for GraphRunner.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
@@ -39,7 +39,7 @@ use crate::python::{
     Lines, WithoutGil, innermost_user_line, interrupted, line_of, thread_token, user_line, walk_stack,
 };
 
-/// Size in bytes of the address range for the fake addresses of tandem tensors.
+/// Size in bytes of the address range from which tandem tensors get their fake addresses.
 const ADDRESS_SPACE: usize = 1 << 44;
 
 static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| {
@@ -55,22 +55,23 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
     devices::open()
 }
 
-/// Token of the thread whose ops are traced: the one that imported Tandem, until another one takes over.
+/// Token of the program's thread, whose ops are traced: the thread that imported Tandem, until another thread takes
+/// over.
 static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// The same thread, as the one that collects its dead storages.
+/// The collection of storages that die on the program's thread.
 static COLLECTOR: Mutex<Option<Collector>> = Mutex::new(Rank::Collector, None);
 
 /// Whether the stacks of calls are recorded for the history of storages.
 pub static MEMORY_STACKS: AtomicBool = AtomicBool::new(false);
 
-/// Set once the executor is being opened: its threads and devices do not exist in a forked child.
+/// Set before the executor is opened. Its threads and devices do not exist in a forked child.
 static OPENED: AtomicBool = AtomicBool::new(false);
 
 /// Set in a forked child that cannot use tandem tensors.
 pub static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Called in a forked child. It can use tandem tensors if the parent has not computed anything with them.
+/// Prepares a forked child. The child can use tandem tensors if the parent has not computed anything with them.
 pub fn after_fork_in_child() {
     match ENGINE.try_lock().filter(|_| !OPENED.load(Ordering::Relaxed)) {
         Some(mut engine) => engine.start_in_child(),
@@ -81,7 +82,7 @@ pub fn after_fork_in_child() {
 thread_local!(static REPLY: Cell<Option<Box<Reply>>> = const { Cell::new(None) });
 
 fn reserve_addresses() -> AddressRange {
-    // The other address is non-canonical on 64-bit machines with 48-bit addresses, so an access faults as well.
+    // The fallback address is non-canonical on 64-bit machines with 48-bit addresses, so an access to it faults too.
     let start = host_memory::reserve(ADDRESS_SPACE).unwrap_or(0x8000_0000_0000);
     AddressRange::new(start, ADDRESS_SPACE as u64)
 }
@@ -97,8 +98,8 @@ pub fn lock() -> MutexGuard<'static, Engine> {
     })
 }
 
-/// Calls `with` with the executor locked and the GIL released. GraphRunner may hold the executor and need the GIL,
-/// for a kernel that is written in Python.
+/// Calls `with` with the executor locked and the GIL released, because GraphRunner may hold the executor and need the
+/// GIL for a kernel that is written in Python.
 pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut Deferred) -> R) -> R {
     let gil = WithoutGil::new();
     let result = with(&mut engine.runner().executor());
@@ -107,12 +108,12 @@ pub fn with_executor<R>(engine: &Engine, with: impl FnOnce(&mut Deferred) -> R) 
     result
 }
 
-/// Error that is raised as a Python exception.
+/// An error to raise as a Python exception.
 #[derive(Debug)]
 pub enum Raise {
     /// Failure of an operator.
     Call(CallError),
-    /// Exception of a signal handler, which the interpreter holds.
+    /// Exception that a signal handler raised and that the interpreter holds.
     Interrupted,
     /// Any other error, with its message.
     Message(String),
@@ -125,7 +126,7 @@ impl From<CallError> for Raise {
 }
 
 impl Raise {
-    /// Stores the exception as this thread's pending one.
+    /// Stores the error as the exception that is pending on this thread.
     fn set_pending(self) {
         let message = |text: &str, kind| {
             // SAFETY: the pointer and the length are those of `text`.
@@ -183,8 +184,8 @@ pub fn for_shim(body: impl FnOnce() -> Result<(), Raise>) -> i32 {
     }
 }
 
-/// Waits for GraphRunner, with the GIL released. The caller holds no locks. A signal handler that raises ends the
-/// wait.
+/// Waits for GraphRunner, with the GIL released. The caller must hold no locks. If a signal handler raises, the wait
+/// ends.
 fn wait(waiter: &Waiter, ticket: Ticket) -> Result<WaitTime, Raise> {
     wait_unless(waiter, ticket, &mut interrupted)
 }
@@ -210,7 +211,7 @@ pub fn memory_stack() -> Option<Arc<Stack>> {
     MEMORY_STACKS.load(Ordering::Relaxed).then(|| Arc::new(walk_stack()))
 }
 
-/// Notes the stack of the call that may create storages next.
+/// Sets the stack for storages that the next call may create.
 #[inline]
 pub fn note_memory_stack(engine: &mut Engine, stack: Option<&Arc<Stack>>) {
     if let (Some(stack), Some(history)) = (stack, engine.storages().history()) {
@@ -218,7 +219,8 @@ pub fn note_memory_stack(engine: &mut Engine, stack: Option<&Arc<Stack>>) {
     }
 }
 
-/// Repeats `attempt` with the engine locked until it needs no more waiting.
+/// Repeats `attempt` with the engine locked, and waits without the lock in between, until `attempt` need not wait any
+/// more.
 pub fn settled<T>(mut attempt: impl FnMut(&mut Engine) -> Result<T, Ticket>) -> Result<T, Raise> {
     check_process()?;
     loop {
@@ -304,7 +306,8 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
     }
 }
 
-/// Waits until GraphRunner has passed a position, without the engine's lock.
+/// Waits without the engine's lock until GraphRunner has passed a position. `fetch` says whether the wait is part of a
+/// fetch.
 pub fn wait_for(engine: MutexGuard<'static, Engine>, ticket: Ticket, fetch: bool) -> Result<(), Raise> {
     let waiter = engine.runner().waiter();
     let begin = engine.runner().timeline().now();
@@ -314,8 +317,8 @@ pub fn wait_for(engine: MutexGuard<'static, Engine>, ticket: Ticket, fetch: bool
     Ok(())
 }
 
-/// Executes pending runs if the program's thread has to. A call has sent them and is done, so its outputs must reach the
-/// program: signal handlers run only afterwards.
+/// Executes pending runs if the program's thread has to execute them. Signal handlers run only afterwards, because the
+/// call that has sent the runs is complete, and its outputs must reach the program.
 pub fn finish_inline_work(engine: MutexGuard<'static, Engine>) -> Result<(), Raise> {
     let Some(ticket) = engine.runner().inline_work() else { return Ok(()) };
     let waiter = engine.runner().waiter();
@@ -326,8 +329,8 @@ pub fn finish_inline_work(engine: MutexGuard<'static, Engine>) -> Result<(), Rai
     Ok(())
 }
 
-/// Ends an iteration of the program. A thread becomes the program's if that one has been idle for a whole iteration
-/// of this one.
+/// Ends an iteration of the program. On another thread than the program's, it only makes that thread the program's if
+/// the current program's thread has been idle since the other thread's previous call.
 pub fn mark_step() -> Result<(), Raise> {
     check_process()?;
     let mut engine = lock();
@@ -353,7 +356,7 @@ pub fn synchronize() -> Result<(), Raise> {
     }
 }
 
-/// Waits until all work is done. In a forked child there is none.
+/// Waits until all work is done. A forked child has no work.
 pub fn drain() -> Result<(), Raise> {
     if FORKED.load(Ordering::Relaxed) {
         return Ok(());
@@ -431,7 +434,7 @@ fn describe_exception(exception: &Exception) -> (i32, String) {
 
 /// # Safety
 ///
-/// `decl` must point to a valid declaration whose pointers are valid for the lengths that it states.
+/// `decl` must point to a valid declaration, whose pointers are valid for the lengths in it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_declare_op(decl: *const TtOpDecl) -> u32 {
     // SAFETY: `decl` is valid, and its pointers are valid for these lengths. Null pointers are excluded by
@@ -477,8 +480,8 @@ unsafe extern "C" fn tt_captures_default(name: *const u8, len: usize) -> i32 {
 
 /// # Safety
 ///
-/// `args` must point to `n_args` records that are valid, with everything they point to, during the call. `outs`
-/// must be valid for writes.
+/// - `args` must point to `n_args` records. These, and everything that they point to, must be valid during the call.
+/// - `outs` must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_dispatch(
     op: u32,
@@ -490,12 +493,12 @@ unsafe extern "C" fn tt_dispatch(
     for_shim(|| {
         // SAFETY: `args` points to `n_args` records, and is not read if there are none.
         let args = if n_args == 0 { &[] } else { unsafe { std::slice::from_raw_parts(args, n_args) } };
-        // The reply is taken, not borrowed: a signal handler may issue an op while this one waits.
+        // The reply is taken, not borrowed, because a signal handler may issue an op while this call waits.
         let mut reply = REPLY.take().unwrap_or_default();
         reply.clear();
         let outcome = dispatch(op, device, args, &mut reply);
-        // SAFETY: `outs` is valid for writes. The reply's records are on the heap and do not move when it is put
-        // back.
+        // SAFETY: `outs` is valid for writes. The reply's records are on the heap, so putting the reply back does not
+        // move them.
         unsafe { *outs = reply.as_outs() };
         REPLY.set(Some(reply));
         outcome
@@ -504,8 +507,10 @@ unsafe extern "C" fn tt_dispatch(
 
 /// # Safety
 ///
-/// The obligations of [`tt_dispatch`] apply, and `args` must not be null. `room` must be valid for reads and
-/// writes, and its `bytes` must point to `nbytes` writable bytes during the call.
+/// - The conditions of [`tt_dispatch`] apply.
+/// - `args` must not be null.
+/// - `room` must be valid for reads and writes.
+/// - `room.bytes` must point to `nbytes` writable bytes during the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_fetch(
     op: u32,
@@ -523,8 +528,8 @@ unsafe extern "C" fn tt_fetch(
         let mut reply = REPLY.take().unwrap_or_default();
         reply.make_room(bytes, nbytes);
         let outcome = dispatch(op, device, args, &mut reply);
-        // SAFETY: `room` and `outs` are valid for writes. The reply's records are on the heap and do not move when
-        // it is put back.
+        // SAFETY: `room` and `outs` are valid for writes. The reply's records are on the heap, so putting the reply
+        // back does not move them.
         unsafe {
             (*room).filled = i32::from(reply.take_room());
             *outs = reply.as_outs();
@@ -593,15 +598,15 @@ extern "C" fn tt_flush() -> i32 {
 }
 
 thread_local!(
-    /// The user's frame of each location, on the program's thread.
+    /// The user's frame at each location, found on the program's thread.
     static USER_FRAMES: RefCell<FxHashMap<LocationId, Option<Frame>>> = RefCell::default();
 );
 
-/// Copies text to memory of the shim, cut to its capacity, and returns its length.
+/// Copies text to memory of the shim, cut to the memory's capacity. Returns the length of the copy in bytes.
 ///
 /// # Safety
 ///
-/// `to` has room for `capacity` bytes.
+/// `to` must have room for `capacity` bytes.
 unsafe fn copy_text(text: &str, to: *mut c_char, capacity: usize) -> usize {
     let len = text.len().min(capacity);
     // SAFETY: `text` has at least this length, and the caller guarantees the room.
@@ -648,7 +653,7 @@ extern "C" fn tt_is_forked() -> i32 {
     i32::from(FORKED.load(Ordering::Relaxed))
 }
 
-/// Whether devices draw random numbers themselves. Asking opens the executor.
+/// Whether devices draw random numbers themselves. Finding out opens the executor.
 static DRAWS: OnceLock<bool> = OnceLock::new();
 
 #[unsafe(no_mangle)]

@@ -1,4 +1,5 @@
-//! Environment variables: all that the extension module reads, once, when it is imported. docs/environment.md is for users.
+//! Environment variables: everything that the extension module reads from them, once, when it is imported.
+//! docs/environment.md describes the variables for users.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -14,15 +15,15 @@ pub static ENVIRONMENT: LazyLock<Environment> =
 const WITHOUT: [&str; 9] =
     ["int64", "f64", "f16", "int16", "immediates", "limits", "matrices", "random", "spirv"];
 
-/// Values of the variables. A value that is not known counts as unset.
+/// Values of the variables. An unknown value counts as unset.
 #[derive(Debug, Default)]
 #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub struct Environment {
-    /// `TANDEM_DEVICE`, as given; an adapter that does not exist is an error where the device is opened.
+    /// `TANDEM_DEVICE`, as given. If the adapter does not exist, opening the device fails.
     pub device: String,
-    /// `TANDEM_ALLOW_SOFTWARE=1`: software adapters are adapters, too.
+    /// `TANDEM_ALLOW_SOFTWARE=1`: software adapters count as adapters.
     pub allow_software: bool,
-    /// Not `TANDEM_KERNELS=aten`: the cpu executor has kernels of its own.
+    /// Whether the cpu executor uses Tandem's own kernels: false for `TANDEM_KERNELS=aten`.
     pub native_kernels: bool,
     /// `TANDEM_DEBUG`: 0 to 5.
     pub debug: u8,
@@ -34,8 +35,8 @@ pub struct Environment {
     pub place: Option<RunPlace>,
     /// `TANDEM_GPU_WITHOUT`, `TANDEM_GPU_CHECKS`, `TANDEM_CACHE` and `TANDEM_CACHE_DIR`.
     pub gpu: GpuOptions,
-    /// `LOCAL_RANK` and `LOCAL_WORLD_SIZE` (or `WORLD_SIZE`), which launchers set: this process's number among those of
-    /// the machine.
+    /// This process's number among the processes of the program on this machine: `LOCAL_RANK` and `LOCAL_WORLD_SIZE`
+    /// (or `WORLD_SIZE`), which launchers set.
     pub rank: Option<Rank>,
     /// A sentence for each value that is ignored.
     pub ignored: Vec<String>,
@@ -45,15 +46,15 @@ pub struct Environment {
 #[derive(Debug, Default)]
 #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub struct GpuOptions {
-    /// Names of optional features that are not used.
+    /// Names of optional features that must not be used.
     pub without: Vec<String>,
     /// Whether shaders check bounds.
     pub checks: bool,
-    /// Folder of compiled kernels.
+    /// Folder in which compiled kernels are cached.
     pub cache: Option<PathBuf>,
 }
 
-/// A process's number among the processes of a program on this machine, of which there are several.
+/// A process's number among the processes of the program on this machine, if there are several.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub struct Rank {
@@ -64,7 +65,7 @@ pub struct Rank {
 }
 
 impl Environment {
-    /// The environment in which `var` looks variables up.
+    /// Reads the environment. `var` returns the value of a variable.
     fn of(var: impl Fn(&str) -> Option<String>) -> Environment {
         let mut ignored = Vec::new();
         let mut one_of = |name: &str, accepted: &[&str]| {
@@ -78,7 +79,7 @@ impl Environment {
         let mut is_set = |name: &str| one_of(name, &["0", "1"]).is_some_and(|given| given == "1");
         let (sync, allow_software) = (is_set("TANDEM_SYNC"), is_set("TANDEM_ALLOW_SOFTWARE"));
         let checks = is_set("TANDEM_GPU_CHECKS");
-        // Read by the hook that imports Tandem.
+        // The hook that imports Tandem reads this variable.
         one_of("TANDEM_AUTOLOAD", &["0", "1", "cuda"]);
         let keeps_kernels = one_of("TANDEM_CACHE", &["0", "1"]).is_none_or(|given| given == "1");
         let mode = one_of("TANDEM_MODE", &Mode::ALL.map(Mode::name));

@@ -1,7 +1,7 @@
 //! The C interface of the shim: a mirror of `cpp/boundary/shim.h`, in the same order.
 //!
-//! The shim is a library of its own, one for each version of torch. [`connect`] loads the one that fits, and each of
-//! the two libraries finds the functions of the other by name.
+//! The shim is a separate library, built for each version of torch. [`connect`] loads the shim for the torch that is
+//! loaded. This library and the shim find each other's functions by name.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
@@ -262,10 +262,10 @@ pub struct TtReplayed {
     pub is_stale: i32,
 }
 
-/// Functions of the shim, by their addresses.
+/// Addresses of the shim's functions.
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
-/// Declares the functions of the shim. They may be called once [`connect`] has succeeded.
+/// Declares functions of the shim, which may be called once [`connect`] has succeeded.
 macro_rules! functions {
     ($(pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
         struct Functions {
@@ -346,15 +346,15 @@ functions! {
     pub fn ttc_share_default_generator(generator: *mut c_void, with: *mut c_void) -> i32;
 }
 
-/// Loads the shim in file `shim`, whose torch must be loaded, and connects it to this library, whose file is `core`.
-/// Does nothing if a shim is connected.
+/// Loads the shim from the file `shim` and connects it to this library, whose file is `core`. The shim's torch must be
+/// loaded. Does nothing if a shim is connected already.
 pub fn connect(core: &Path, shim: &Path) -> Result<(), String> {
     if FUNCTIONS.get().is_some() {
         return Ok(());
     }
     // SAFETY: this library is loaded already, and the shim's constructors only register kernels with PyTorch.
     let load = |path| unsafe { Library::new(path) }.map_err(|e| e.to_string());
-    // They are never unloaded: PyTorch and both libraries keep addresses in them.
+    // The libraries are never unloaded, because PyTorch and both libraries keep addresses in them.
     let [core, shim]: [&Library; 2] = [Box::leak(Box::new(load(core)?)), Box::leak(Box::new(load(shim)?))];
     let functions = Functions::of(shim).map_err(|e| e.to_string())?;
     FUNCTIONS.get_or_init(|| functions);
@@ -371,7 +371,7 @@ pub fn connect(core: &Path, shim: &Path) -> Result<(), String> {
 ///
 /// `name` must be a C string.
 unsafe extern "C" fn find(library: &Library, name: *const c_char) -> *mut c_void {
-    // SAFETY: `name` is a C string. The address is not used as one of a particular type here.
+    // SAFETY: `name` is a C string. The address is not used as a function of a particular type here.
     let symbol = unsafe { library.get::<*mut c_void>(CStr::from_ptr(name).to_bytes_with_nul()) };
     symbol.map_or(std::ptr::null_mut(), |symbol| *symbol)
 }

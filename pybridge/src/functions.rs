@@ -1,4 +1,4 @@
-//! Recordings of functions' calls: the shim's interface, and the texts that users read.
+//! Recordings of functions' calls: the shim's interface to them, and texts about them for users.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -46,7 +46,7 @@ fn kept(made: &Made) -> TtKept {
     }
 }
 
-/// Returns a source line, with an operator if there is one.
+/// Returns a source line for users, preceded by an operator's name if `op` is given.
 fn place(engine: &Engine, op: Option<OpId>, location: LocationId) -> String {
     let op = op.map_or_else(String::new, |op| format!("{} ", OPERATORS.name(op)));
     match location {
@@ -55,7 +55,7 @@ fn place(engine: &Engine, op: Option<OpId>, location: LocationId) -> String {
     }
 }
 
-/// Returns why a recorded call cannot be replayed, and whether a later one may have no such reason.
+/// Returns why a recorded call cannot be replayed, and whether the reason may be absent from a later call.
 pub fn refusal(id: u64) -> Option<(String, bool)> {
     let mut engine = lock();
     let Some(recording) = engine.recording(RecordingId(id)) else {
@@ -97,14 +97,14 @@ pub fn numbers_of(id: u64) -> Vec<Option<f64>> {
     lock().numbers(RecordingId(id))
 }
 
-/// Replaces fed numbers of a recorded call by their places.
+/// Replaces fed numbers of a recorded call. A place is an index into [`numbers_of`].
 pub fn set_numbers(id: u64, numbers: &[(usize, f64)]) {
     if let Some(recording) = lock().recording(RecordingId(id)) {
         recording.set_numbers(numbers);
     }
 }
 
-/// Returns how two recorded calls differ. Fed numbers at the places `free` may differ.
+/// Returns how two recorded calls differ. Fed numbers at the indices `free` into [`numbers_of`] may differ.
 pub fn unequal(one: u64, two: u64, free: &FxHashSet<usize>) -> Option<String> {
     let engine = lock();
     let Unequal { location, ops: (before, now), what } =
@@ -156,7 +156,7 @@ fn scalar(value: Option<Scalar>) -> String {
     }
 }
 
-/// Returns the number of the value at which two recorded calls part, if all that they did before is equal.
+/// Returns the number of the read value in which two recorded calls differ first, if all their ops before it are equal.
 pub fn parting(one: u64, two: u64) -> Option<usize> {
     match lock().unequal(RecordingId(one), RecordingId(two), &FxHashSet::default())?.what {
         Property::Fetched(number, Some(_), Some(_)) => Some(number),
@@ -169,7 +169,8 @@ pub fn fetches_of(id: u64) -> usize {
     lock().recording(RecordingId(id)).map_or(0, |recording| recording.fetches())
 }
 
-/// Returns a fed number, whose type is not known: it is a float unless its bits are those of a small integer.
+/// Returns the text of a fed number. Its type is not known: if the bits are those of a small integer, it is an integer,
+/// otherwise a float.
 fn number(bits: u64) -> String {
     match bits as i64 {
         small @ -0xffff_ffff..=0xffff_ffff => small.to_string(),
@@ -187,12 +188,12 @@ pub fn ends_of(id: u64) -> bool {
     lock().recording(RecordingId(id)).is_some_and(|recording| recording.ends())
 }
 
-/// Returns whether a recorded call changes tensors that existed before, or draws random numbers.
+/// Returns whether a recorded call writes storages that existed before the call, or draws random numbers.
 pub fn changes(id: u64) -> bool {
     lock().recording(RecordingId(id)).is_none_or(|recording| recording.writes() || recording.draws())
 }
 
-/// Lists the ops of a recorded call, with names for the storages that it was given.
+/// Lists the ops of a recorded call. `names` are the names of the storages that existed before the call.
 pub fn text_of(id: u64, names: &[String]) -> String {
     let engine = lock();
     let Some(recording) = engine.recorded(RecordingId(id)) else { return String::new() };
@@ -234,7 +235,7 @@ pub fn text_of(id: u64, names: &[String]) -> String {
     text
 }
 
-/// Returns the first op that uses a storage which a recorded call was given, with its line.
+/// Returns the first op that uses the `given`-th storage that existed before the recorded call, with its source line.
 pub fn first_use(id: u64, given: u32) -> Option<String> {
     let engine = lock();
     let recording = engine.recorded(RecordingId(id))?;
@@ -244,7 +245,7 @@ pub fn first_use(id: u64, given: u32) -> Option<String> {
     Some(place(&engine, Some(key.op), key.location))
 }
 
-/// Makes a recorded call a template. Returns false if the graphs were forgotten since.
+/// Makes a recorded call a template. Returns false if the recording was dropped or forgotten.
 pub fn make_template(id: u64) -> bool {
     lock().make_template(RecordingId(id))
 }
@@ -257,7 +258,7 @@ pub fn drop_recording(id: u64) {
 #[unsafe(no_mangle)]
 extern "C" fn tt_record_begin() -> i32 {
     let mut engine = lock();
-    // A thread becomes the program's under the engine's lock.
+    // The check is made under the engine's lock, because a thread becomes the program's under this lock.
     i32::from(is_program_thread() && engine.begin_recording())
 }
 
@@ -309,7 +310,7 @@ unsafe extern "C" fn tt_record_end(recorded: *mut TtRecorded) {
     shown.kept.clear();
     shown.kept.extend(recording.made().iter().filter(|made| made.lasts()).map(kept));
     shown.undone.clone_from(&recording.undo().written);
-    // SAFETY: `recorded` is valid for writes. The arrays are on the heap and do not move when they are put back.
+    // SAFETY: `recorded` is valid for writes. The arrays are on the heap, so putting `shown` back does not move them.
     unsafe {
         *recorded = TtRecorded {
             id: id.0 as i64,
@@ -374,8 +375,9 @@ unsafe extern "C" fn tt_record_read(storage: *mut c_void, value: TtScalar, read:
 
 /// # Safety
 ///
-/// The stage's arrays must have the given lengths, and the pointers in them must be valid during the call. `replayed`
-/// must be valid for writes.
+/// - The stage's arrays must have the lengths that the stage states.
+/// - The pointers in the arrays must be valid during the call.
+/// - `replayed` must be valid for writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tt_replay(stage: *const TtStage, replayed: *mut TtReplayed) -> i32 {
     for_shim(|| {
@@ -390,10 +392,10 @@ unsafe extern "C" fn tt_replay(stage: *const TtStage, replayed: *mut TtReplayed)
         let made: SmallVec<[StorageId; 16]> = made.iter().map(|context| storage_of(*context)).collect();
         let given: SmallVec<[(StorageId, i64); 64]> =
             given.iter().map(|g| (storage_of(g.storage), g.base)).collect();
-        // SAFETY: as above.
+        // SAFETY: the host tensors' records are valid during the call.
         let fed: SmallVec<[(usize, Input<'_>); 4]> =
             fed.iter().map(|f| (f.number, unsafe { host_input(&f.window) })).collect();
-        // Taken, not borrowed: a signal handler may replay a call while this one waits.
+        // The arrays are taken, not borrowed, because a signal handler may replay a call while this call waits.
         let mut shown = SHOWN.take().unwrap_or_default();
         let memory_stack = memory_stack();
         let is_stale = loop {
@@ -412,7 +414,7 @@ unsafe extern "C" fn tt_replay(stage: *const TtStage, replayed: *mut TtReplayed)
         };
         shown.kept.clear();
         shown.kept.extend(shown.fresh.iter().map(kept));
-        // SAFETY: `replayed` is valid for writes. The array is on the heap and does not move when it is put back.
+        // SAFETY: `replayed` is valid for writes. The array is on the heap, so putting `shown` back does not move it.
         unsafe {
             *replayed = TtReplayed {
                 kept: shown.kept.as_ptr(),

@@ -12,7 +12,7 @@ use crate::python::Lines;
 #[derive(Serialize)]
 pub struct Graphs {
     nodes: Vec<GraphNode>,
-    /// Pairs of nodes, the second of which followed the first.
+    /// Pairs of nodes: in some iteration, the second directly followed the first.
     edges: Vec<(u32, u32)>,
     loops: Vec<Loop>,
     blocks: Vec<Block>,
@@ -26,7 +26,7 @@ struct GraphNode {
     id: u32,
     op: String,
     line: String,
-    /// Functions that lead to the op, outermost first, each with the line that calls the next.
+    /// Functions that lead to the op, outermost first, each with the line that calls the next function.
     stack: Vec<String>,
     backward: bool,
     /// Dtypes and shapes of the outputs.

@@ -29,7 +29,7 @@ extern "C" fn tt_pool_take(nbytes: usize) -> *mut c_void {
     POOL.take(nbytes).map_or(std::ptr::null_mut(), |block| block.as_ptr().cast())
 }
 
-/// Returns the pool's free memory to the system. Returns 0 if there was none.
+/// Returns the pool's free memory to the system. Returns 0 if the pool had no free memory.
 #[unsafe(no_mangle)]
 extern "C" fn tt_pool_trim() -> i32 {
     let [_, _, free] = POOL.bytes();
@@ -50,13 +50,13 @@ extern "C" fn tt_pool_give(block: *mut c_void) -> i32 {
 /// Interface to PyTorch through the shim.
 pub struct Shim;
 
-/// The only instance.
 pub static SHIM: Shim = Shim;
 
-/// The operators that PyTorch has declared. Unlike the engine's own table, it is readable while the engine is locked.
+/// The operators that PyTorch has declared. Unlike the engine's own table, it can be read while the engine is locked.
 pub static OPERATORS: Operators = Operators::new();
 
-/// Whether PyTorch's profilers may run. Kernels of runs on the program's thread are none of the calls that they observe.
+/// Whether PyTorch's profilers may be running. They must not see kernels of runs on the program's thread as part of the
+/// call that happens to execute the run.
 pub static HIDES_KERNELS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -64,13 +64,13 @@ thread_local! {
     static RECORDS: Cell<Records> = Cell::default();
 }
 
-/// Returns whether the calling thread is inside a call of the executor, where waiting for the executor would not
-/// end.
+/// Returns whether the calling thread is inside a call of the executor. Such a thread must not wait for the executor,
+/// because the wait would not end.
 pub fn in_executor() -> bool {
     IN_EXECUTOR.get()
 }
 
-/// Returns a slice of the shim's memory. An empty one may have a null pointer.
+/// Returns a slice of the shim's memory. The pointer of an empty slice may be null.
 ///
 /// # Safety
 ///
@@ -80,13 +80,13 @@ unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
     if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ptr, len) } }
 }
 
-/// Takes the exception that the shim's last failed function on this thread threw.
+/// Takes the exception that this thread's latest failed function of the shim threw.
 pub fn kept() -> HostError {
     // SAFETY: the function has no preconditions and returns an exception that the caller owns.
     unsafe { HostError::new(ttc_take_exception()) }
 }
 
-/// Returns a storage that the shim made, or the exception if the pointer is null.
+/// Returns a storage that the shim has made, or the exception if the shim has failed and `storage` is null.
 fn made(storage: *mut c_void) -> Result<*mut c_void, HostError> {
     if storage.is_null() { Err(kept()) } else { Ok(storage) }
 }
@@ -101,24 +101,24 @@ fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
         OUT_LIST => HostResultKind::List(out.input),
         _ => HostResultKind::Undefined,
     };
-    // SAFETY: the shim's records point to the metadata of tensors that it keeps until `ttc_clear`.
+    // SAFETY: the records point to metadata of tensors that the shim keeps until `ttc_clear`.
     let (sizes, strides) =
         unsafe { (items(out.sizes, out.ndim as usize), items(out.strides, out.ndim as usize)) };
     HostResult { kind, sizes, strides, offset: out.offset, dtype: Dtype(out.dtype), flags: out.flags }
 }
 
-/// Number of elements from which on PyTorch's kernels use several threads.
+/// Number of elements above which PyTorch's kernels use several threads.
 const PARALLEL: i64 = 1 << 15;
-/// Time that OpenMP's threads spin after a kernel, waiting for the next one.
+/// Time that OpenMP's threads spin after a kernel, in the expectation of the next kernel.
 const SPINS: Duration = Duration::from_millis(5);
 
 thread_local! {
-    /// Time when this thread's last kernel that used OpenMP's threads ended.
+    /// Time when this thread's latest kernel on OpenMP's threads ended.
     static LARGE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-// SAFETY: `Team::run` and the shim pass disjoint ranges. The shim returns and passes pointers of PyTorch's objects,
-// which it keeps alive until `ttc_clear` or of which it gives a reference to the caller.
+// SAFETY: `Team::run` and the shim pass disjoint ranges. The shim keeps the objects of PyTorch whose pointers it
+// returns and passes alive until `ttc_clear`, or gives the caller a reference to them.
 unsafe impl HostKernels for Shim {
     unsafe fn call(&self, call: &Call<'_>, sink: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         let mut records = RECORDS.take();
@@ -152,7 +152,7 @@ unsafe impl HostKernels for Shim {
             let threads = unsafe { ttc_num_threads() };
             return TEAM.run(threads as usize, n, grain, body);
         }
-        // OpenMP's threads keep the floating-point mode that they started with.
+        // OpenMP's threads keep the floating-point mode with which they were started.
         let mode = Floats::now();
         let body = &|from: usize, to: usize| {
             let _during = mode.during();
@@ -293,7 +293,7 @@ impl Torch for Shim {
             // SAFETY: the functions only set a thread-local flag.
             let recorded = unsafe { ttc_observe_calls(0) };
             work();
-            // SAFETY: as above.
+            // SAFETY: the function only sets a thread-local flag.
             unsafe { ttc_observe_calls(recorded) };
         } else {
             work();

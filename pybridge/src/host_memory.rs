@@ -7,8 +7,8 @@ extern "C" fn tt_host_memory() -> TtHostMemory {
     host_memory()
 }
 
-/// Reserves a range of addresses without access rights and without memory, forever. Returns `None` if the system has
-/// no such range.
+/// Reserves a range of addresses without access rights and without memory, forever. Returns `None` if the system
+/// refuses.
 #[cfg(unix)]
 pub fn reserve(bytes: usize) -> Option<u64> {
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -1,9 +1,9 @@
 //! Tandem as a PyTorch device: the extension module `torch_tandem._core`.
 //!
-//! [`ffi`] mirrors the shim's C interface, [`convert`] converts between its records and calls, [`engine`] passes
+//! [`ffi`] mirrors the shim's C interface, [`convert`] converts between the shim's records and calls, [`engine`] passes
 //! calls to the runtime, [`host`] implements PyTorch's part for the runtime, and [`python`] uses the interpreter.
-//! [`report`], [`graphs`], [`timeline`] and [`memory`] are what users see of a run, as plain data, and [`profile`] is
-//! what PyTorch's profiler sees.
+//! [`report`], [`graphs`], [`timeline`] and [`memory`] describe a program's execution to users, as plain data, and
+//! [`profile`] describes it to PyTorch's profiler.
 
 mod convert;
 mod devices;
@@ -67,14 +67,14 @@ fn start_log() {
     let ours = ["tandem_executor", "tandem_runtime", "tandem_tracegraph", "_core"];
     let from = |rung: u8| if ENVIRONMENT.debug >= rung { Level::TRACE } else { Level::INFO };
     let (plans, wgsl) = (from(4), from(5));
-    // Graphics libraries log too much below the level of errors.
+    // Graphics libraries log too much below the level `ERROR`.
     let targets = Targets::new().with_default(Level::ERROR).with_targets(ours.map(|name| (name, level)));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
     let log = log.with_target(false).with_ansi(std::io::stderr().is_terminal());
     let log = tracing_subscriber::registry()
         .with(targets.with_target("plan", plans).with_target("wgsl", wgsl))
         .with(log);
-    // This fails if another library has installed a log already.
+    // Another library may have installed a log already; then this log is not started.
     let _ = log.try_init();
 }
 
@@ -82,7 +82,7 @@ fn start_log() {
 mod _core {
     use super::*;
 
-    /// Loads the shim in file `shim` and connects it to this library, whose file is `core`.
+    /// Loads the shim from the file `shim` and connects it to this library, whose file is `core`.
     #[pyfunction]
     fn connect(core: PathBuf, shim: PathBuf) -> PyResult<()> {
         ffi::connect(&core, &shim).map_err(PyImportError::new_err)
@@ -131,33 +131,35 @@ mod _core {
     #[pymodule_export]
     use crate::state::{StateCheck, attributes_of};
 
-    /// Returns why a recorded call cannot be replayed, and whether a later one may have no such reason.
+    /// Returns why a recorded call cannot be replayed, and whether the reason may be absent from a later call.
     #[pyfunction]
     fn refusal(recording: u64) -> Option<(String, bool)> {
         functions::refusal(recording)
     }
 
-    /// Returns how the ops of two recorded calls differ. Fed numbers at the places `free` may differ.
+    /// Returns how the ops of two recorded calls differ. Fed numbers at the indices `free` into `numbers_of` may
+    /// differ.
     #[pyfunction]
     #[pyo3(signature = (one, two, free = Vec::new()))]
     fn unequal(one: u64, two: u64, free: Vec<usize>) -> Option<String> {
         functions::unequal(one, two, &free.into_iter().collect())
     }
 
-    /// Returns the fed numbers of a recorded call: those of ops, then host tensors of one element. `None` stands for what
-    /// cannot be replaced.
+    /// Returns the fed numbers of a recorded call: first the numbers of ops, then the host tensors of one element.
+    /// `None` stands for a number or a host tensor that cannot be replaced.
     #[pyfunction]
     fn numbers_of(recording: u64) -> Vec<Option<f64>> {
         functions::numbers_of(recording)
     }
 
-    /// Replaces fed numbers of a recorded call by their places.
+    /// Replaces fed numbers of a recorded call, each by its index in `numbers_of`.
     #[pyfunction]
     fn set_numbers(recording: u64, numbers: Vec<(usize, f64)>) {
         functions::set_numbers(recording, &numbers);
     }
 
-    /// Returns the number of the value at which two recorded calls part, if all before it is equal.
+    /// Returns the number of the read value in which two recorded calls differ first, if all their ops before it are
+    /// equal.
     #[pyfunction]
     fn parting(one: u64, two: u64) -> Option<usize> {
         functions::parting(one, two)
@@ -169,13 +171,14 @@ mod _core {
         functions::fetches_of(recording)
     }
 
-    /// Lists the ops of a recorded call, with names for the storages that it was given.
+    /// Lists the ops of a recorded call. `names` are the names of the storages that existed before the call.
     #[pyfunction]
     fn text_of(recording: u64, names: Vec<String>) -> String {
         functions::text_of(recording, &names)
     }
 
-    /// Returns the first op that uses a storage which a recorded call was given, with its line.
+    /// Returns the first op that uses the `given`-th storage that existed before the recorded call, with its source
+    /// line.
     #[pyfunction]
     fn first_use(recording: u64, given: u32) -> Option<String> {
         functions::first_use(recording, given)
@@ -193,13 +196,13 @@ mod _core {
         functions::ends_of(recording)
     }
 
-    /// Returns whether a recorded call changes tensors that existed before, or draws random numbers.
+    /// Returns whether a recorded call writes storages that existed before the call, or draws random numbers.
     #[pyfunction]
     fn changes(recording: u64) -> bool {
         functions::changes(recording)
     }
 
-    /// Makes a recorded call a template. Returns false if the graphs were forgotten since.
+    /// Makes a recorded call a template. Returns false if the recording was dropped or forgotten.
     #[pyfunction]
     fn make_template(recording: u64) -> bool {
         functions::make_template(recording)
@@ -281,7 +284,7 @@ mod _core {
         raise(py, engine::empty_cache())
     }
 
-    /// Records the history of storages, of at most `most` changes, or ends the recording if `most` is None.
+    /// Records the history of storages, of at most `most` changes. Ends the recording if `most` is None.
     #[pyfunction]
     fn record_memory(most: Option<usize>, stacks: bool, clear: bool) {
         memory::record(most, stacks, clear);
@@ -293,7 +296,7 @@ mod _core {
         to_python(py, &Snapshot::of())
     }
 
-    /// Treats a GPU as lost by the driver, for tests of the consequences.
+    /// Makes the engine treat a GPU as lost by the driver, so that tests see the consequences.
     #[pyfunction]
     #[pyo3(signature = (device = 0))]
     fn lose_device(py: Python<'_>, device: u8) -> PyResult<()> {
@@ -302,7 +305,7 @@ mod _core {
         Ok(())
     }
 
-    /// Opens the devices. Returns the name of the executor, and those of the graphics adapters that it uses.
+    /// Opens the devices. Returns the names of the executor and of the graphics adapters that it uses.
     #[pyfunction]
     fn open_devices() -> (String, Vec<String>) {
         with_executor(&lock(), |executor| {
@@ -327,7 +330,7 @@ mod _core {
         Ok(())
     }
 
-    /// Returns the mode.
+    /// Returns the mode, in the form that `set_mode` takes.
     #[pyfunction]
     fn mode() -> &'static str {
         lock().config().mode.name()
@@ -385,7 +388,7 @@ mod _core {
     /// Resets the counters.
     #[pyfunction]
     fn reset_report(py: Python<'_>) {
-        // GraphRunner may hold the executor and need the GIL.
+        // The GIL is released, because GraphRunner may hold the executor and need the GIL.
         py.detach(|| lock().reset_report());
         // SAFETY: the function only sets a counter.
         unsafe { ffi::ttc_reset_host_calls() };
@@ -414,8 +417,8 @@ mod _core {
         text::dot(engine.graph(), &|op| engine.op(op).name.to_string())
     }
 
-    /// Makes `generator`, a `torch.Generator`, share the state of the default CPU generator `default`. Returns
-    /// whether it did.
+    /// Makes `generator`, a `torch.Generator`, share the state of the default CPU generator that `default` holds.
+    /// Returns false, and does nothing, if `default` does not hold it.
     #[pyfunction]
     fn share_default_generator(generator: &Bound<'_, PyAny>, default: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the Python side passes two `torch.Generator` objects.
@@ -436,8 +439,9 @@ mod _core {
         raise(py, engine::registered(unsafe { ffi::ttc_enable_cuda_alias() }))
     }
 
-    /// Makes the `n`-th allocation of host memory for Tandem from now fail, for tests of the consequences. No
-    /// allocation fails if `n` is 0. Returns the number of allocations that were left until a failure set before.
+    /// Makes the `n`-th allocation of host memory for Tandem from now on fail, so that tests see the consequences. If
+    /// `n` is 0, no allocation fails. Returns how many allocations were left until a failure that an earlier call had
+    /// asked for.
     #[pyfunction]
     fn fail_allocation(n: u64) -> u64 {
         fail_nth(n)

@@ -1,4 +1,4 @@
-//! The history of storages and the live ones as plain data, for snapshots of memory.
+//! The history of storages, and the live storages, as plain data for snapshots of memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,14 +20,14 @@ type Block = (u8, u64, u64, usize);
 /// Live storages and the changes that led to them.
 #[derive(Serialize, Default)]
 pub struct Snapshot {
-    /// Stacks, innermost frame first. The first one is empty: the stack of what was not recorded.
+    /// Stacks, innermost frame first. The first stack is empty: it stands for stacks that were not recorded.
     stacks: Vec<Vec<Frame>>,
     live: Vec<Block>,
-    /// Storages that were created (true) or freed, with the time in microseconds since 1970, oldest first.
+    /// Storages that were created (true) or freed (false), with the time in microseconds since 1970, oldest first.
     changes: Vec<(bool, Block, u64)>,
 }
 
-/// Records the history of storages, of at most `most` changes, or ends the recording if `most` is `None`.
+/// Records the history of storages, of at most `most` changes. Ends the recording if `most` is `None`.
 pub fn record(most: Option<usize>, stacks: bool, clear: bool) {
     let mut engine = lock();
     engine.collect_dead();

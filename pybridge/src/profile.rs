@@ -69,7 +69,7 @@ extern "C" fn tt_end_kernel_log(
     })
 }
 
-/// Texts about kernels.
+/// Texts about kernels, kept for further runs of the same kernels.
 #[derive(Default)]
 struct Texts {
     lines: Lines,

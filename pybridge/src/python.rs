@@ -1,7 +1,7 @@
 //! The bridge's use of the interpreter: stacks, source lines, the GIL, signals.
 //!
-//! The frame functions are public C API, but not part of the limited API that pyo3's abi3 offers, so they are
-//! declared here.
+//! The functions of frames belong to Python's public C API, but not to the limited API that pyo3's abi3 offers, so they
+//! are declared here.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -27,14 +27,14 @@ unsafe extern "C" {
     fn PyGILState_Check() -> c_int;
 }
 
-/// Table of the code objects seen in frames. Equal code objects of one file have one id, since a program may
-/// compile the same text, or define the same function, repeatedly. The table keeps no code object alive.
+/// Table of the code objects seen in frames. Equal code objects of one file have one id, because a program may compile
+/// the same text, or define the same function, repeatedly. The table keeps no code object alive.
 #[derive(Default)]
 struct Codes {
-    /// Ids of code objects by address. An entry is valid while its object lives; afterwards the address may be
+    /// Ids of code objects by address. An entry is valid while its code object lives; afterwards the address may be
     /// reused.
     by_address: FxHashMap<usize, (u32, Py<PyWeakrefReference>)>,
-    /// Number of entries in `by_address` at which those of dead objects are dropped.
+    /// Number of entries in `by_address` at which the entries of dead code objects are dropped.
     most: usize,
     /// Ids by hash of file name and contents.
     by_value: FxHashMap<u64, u32>,
@@ -51,12 +51,12 @@ struct Code {
     lines: Box<[(c_int, c_int)]>,
 }
 
-/// Minimum number of entries before dead ones are dropped.
+/// Minimum number of entries at which the entries of dead code objects are dropped.
 const MANY: usize = 1 << 10;
 
 static CODES: Mutex<Option<Codes>> = Mutex::new(Rank::Codes, None);
 
-/// Id of code of this package. It is not in every stack, so locations leave it out.
+/// Id of the code of this package. Not every stack has such frames, so locations leave them out.
 const OUR_OWN: u32 = u32::MAX;
 
 impl Codes {
@@ -191,7 +191,7 @@ impl Lines {
         frames.iter().map(|frame| (frame.file.clone(), frame.line, frame.name.clone())).collect()
     }
 
-    /// Returns the innermost frame of the location that is the user's. For an op that autograd itself issues, it is
+    /// Returns the innermost frame of the location that is the user's. For an op that autograd itself issues, returns
     /// the frame of the forward op.
     pub fn user_frame(&mut self, location: LocationId, locations: &Locations) -> Option<Frame> {
         let place = locations.get(location);
@@ -215,8 +215,8 @@ impl Lines {
         text.map_or_else(|| "unknown".into(), |text| text.to_string())
     }
 
-    /// Returns the functions that lead to an op, outermost first, each with the line that calls the next. For an
-    /// op of backward, they are those of the forward op.
+    /// Returns the functions that lead to an op, outermost first, each with the line that calls the next function. For
+    /// an op of a backward pass, returns the functions that lead to the forward op.
     pub fn functions(&mut self, location: LocationId, locations: &Locations) -> Vec<String> {
         let frames = self.frames(locations.user_frames(location));
         let passes_on = |f: &FrameText| f.file.ends_with("/torch/nn/modules/module.py");
@@ -239,7 +239,7 @@ pub fn line_of(frame: Frame) -> String {
     describe_frame(frame).map_or_else(|| "unknown".into(), |text| text.to_string())
 }
 
-/// Calls [`Lines::user_line`] for a single location.
+/// Returns the text of [`Lines::user_line`] for a single location.
 pub fn user_line(location: LocationId, locations: &Locations) -> String {
     Lines::default().user_line(location, locations)
 }
@@ -265,14 +265,13 @@ impl Drop for WithoutGil {
     fn drop(&mut self) {
         if !self.0.is_null() {
             may_acquire(Rank::Gil);
-            // SAFETY: PyEval_SaveThread returned this state, and the guard is not `Send`, so this is the same
-            // thread.
+            // SAFETY: PyEval_SaveThread returned this state on this thread, because the guard is not `Send`.
             unsafe { PyEval_RestoreThread(self.0) };
         }
     }
 }
 
-/// Runs pending signal handlers. Returns true if one raised, with the exception set in the interpreter. Does
+/// Runs pending signal handlers. Returns true if a handler raised; its exception is then set in the interpreter. Does
 /// nothing on threads other than the main thread.
 pub fn interrupted() -> bool {
     may_acquire(Rank::Gil);

@@ -1,7 +1,7 @@
-//! The report: everything counted so far, as plain data.
+//! The report: all counters so far, as plain data.
 //!
-//! [`Report`] is serialized as it is; `_report_types.py` describes the same tree to Python. Operators, locations and
-//! enumerations are names, and fields whose names end in `_us` are microseconds.
+//! [`Report`] is serialized as it is; `_report_types.py` describes the same data to Python. Operators, locations and
+//! enumerations are names, and fields whose names end in `_us` are in microseconds.
 
 use std::collections::BTreeMap;
 
@@ -26,17 +26,17 @@ pub struct Report {
     mode: &'static str,
     /// Iterations with at least one traced op.
     steps_traced: u64,
-    /// Those of them in which other ops were co-executed, and those that were not recorded.
+    /// Iterations with traced and co-executed ops, and iterations that were not recorded. `steps_traced` counts both.
     steps_in_part: u64,
     steps_unrecorded: u64,
     steps_coexecuted: u64,
     /// Operator calls that reached Tandem.
     ops_captured: u64,
     ops_coexecuted: u64,
-    /// Operator calls from the sixth iteration on.
+    /// Operator calls from the sixth iteration on, and co-executed calls among them.
     ops_after_5: u64,
     ops_coexecuted_after_5: u64,
-    /// Operator calls from the eleventh iteration on.
+    /// Operator calls from the eleventh iteration on, and co-executed calls among them.
     ops_after_10: u64,
     ops_coexecuted_after_10: u64,
     /// Operator calls of iterations that were not recorded.
@@ -61,23 +61,23 @@ pub struct Report {
     steps: Vec<Iteration>,
     /// The iteration that has not ended.
     running: Iteration,
-    /// Time since the last reset in which Python's thread ran the program, waited, and executed runs.
+    /// Times since the last reset in which Python's thread ran the program, waited, and executed runs.
     python_exec_us: u64,
     python_stall_us: u64,
     python_kernels_us: u64,
-    /// Time since the last reset in which GraphRunner's thread executed runs, and waited.
+    /// Times since the last reset in which GraphRunner's thread executed runs, and waited.
     runner_exec_us: u64,
     runner_stall_us: u64,
-    /// Time in which both threads executed.
+    /// Time in which Python's thread and GraphRunner's thread both executed.
     overlap_us: u64,
     tracegraph_nodes: u64,
     tracegraph_bytes: u64,
     symbolic_blocks: u64,
-    /// Number of different iterations.
+    /// Number of different paths that iterations took.
     paths: u64,
     /// Placement of each region, the outside of long loops first. Empty until an op has run.
     regions: Vec<Region>,
-    /// Counters of the GPU, if the executor uses one; with several GPUs, their sum.
+    /// Counters of the GPU if the executor uses one; of several GPUs, the sums.
     device: Option<DeviceReport>,
     /// Counters of each GPU, `tandem:0` first.
     devices: Vec<DeviceReport>,
@@ -85,7 +85,7 @@ pub struct Report {
     host_ops: BTreeMap<String, u64>,
     /// Peak of the bytes that live tensors have held.
     memory_peak: u64,
-    /// Peak of the bytes in use in the memory pool for kernels' outputs of 4 KiB and more in host memory.
+    /// Peak of the bytes in use in the pool of host memory, which has the kernels' outputs of at least 4 KiB.
     pool_peak: usize,
     /// `cpu`, `gpu`, or `none` until an op has run.
     executor: String,
@@ -122,7 +122,7 @@ struct Fetch {
     count: u64,
     /// Time that the program waited.
     wait_us: u64,
-    /// Time in which Python's thread executed runs for them.
+    /// Time in which Python's thread executed runs for the fetches.
     kernels_us: u64,
 }
 
@@ -177,7 +177,7 @@ struct Iteration {
     divergences: u64,
 }
 
-/// Placement of a region, and the measurements on which it was last chosen.
+/// Placement of a region, and the measurements by which the place was last chosen.
 #[derive(Serialize)]
 struct Region {
     /// Source line at which the loop begins; `None` for the outside of long loops.
@@ -195,7 +195,7 @@ fn us(ns: u64) -> u64 {
 }
 
 impl Report {
-    /// Returns the report on everything counted so far.
+    /// Returns the report.
     pub fn of(engine: &mut Engine) -> Report {
         let report = engine.report().clone();
         let memory_peak = engine.storages().held().iter().map(|held| held.bytes.peak).sum();
@@ -340,7 +340,7 @@ fn fetches(engine: &Engine, report: &counters::Report, lines: &mut Lines) -> Vec
     fetches
 }
 
-/// Iterates over the nodes with calls, with their numbers of traced and of co-executed calls.
+/// Iterates over the nodes that calls have reached, with their numbers of traced and co-executed calls.
 fn counted<'a>(
     engine: &'a Engine,
     report: &'a counters::Report,

@@ -1,14 +1,15 @@
 //! The check of a program's state before a call of a function is replayed.
 //!
-//! `_state.py` walks over the state that a recorded call could read, and lists each value: how it is reached from one
-//! that was listed before, and what is expected of it. Before a replay, the check visits the values that have others
-//! below them, in the same order, and compares what they hold with what they held at the last check.
+//! `_state.py` walks over the state that a recorded call could read, and lists each value: how the value is reached
+//! from a value that was listed before, and what the value has to be. Before a replay, the check visits the values from
+//! which other values are reached, in the same order, and compares the objects that they hold with those that they held
+//! at the previous check.
 //!
-//! **Why it is fast.** A value that the program still holds in the same place is the same object, so one comparison of
-//! pointers does. CPython 3.11 and 3.12 count the changes of each dict, so an unchanged dict is one comparison too.
-//! **Why pointers are valid.** A value is looked at only after the object that holds it was found to be the same and to
-//! hold it still. The first ones are held by the check. No Python code runs meanwhile; what needs Python code, such as
-//! the items of a set, is compared last.
+//! **Speed.** A value that has not been replaced is still the same object, so one comparison of pointers is enough.
+//! CPython 3.11 and 3.12 count the changes of each dict, so an unchanged dict takes one comparison too.
+//! **Validity of pointers.** A value's pointer is followed only after the object that holds the value was found to be
+//! the same and still to hold it. The check itself holds the objects at which the walk begins. No Python code runs
+//! meanwhile; values that are reached by Python code, such as the items of a set, are compared last.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -19,7 +20,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PyString};
 
-/// How a value is reached.
+/// How a value is reached from its parent, the value that holds it.
 enum Access {
     /// Object that the check holds.
     Root(Py<PyAny>),
@@ -35,29 +36,29 @@ enum Access {
     Attributes,
     /// Item of a list or a tuple.
     Item(isize),
-    /// Key or value of a dict: all of them are listed in order.
+    /// Key or value of a dict whose keys and values are all listed, in order.
     Paired,
-    /// Result of a Python function for the object.
+    /// Result of a Python function, called with the parent.
     Call(Py<PyAny>),
 }
 
 /// What a value has to be.
 enum Expected {
-    /// Anything.
+    /// Any object, or none.
     Any,
-    /// No value.
+    /// No object.
     Absent,
     /// This object.
     Same(Py<PyAny>),
-    /// The object that a weak reference refers to, which is of the type at this address.
+    /// The object that a weak reference refers to, whose type is at this address.
     Referent(Py<PyAny>, usize),
-    /// A value of the same type that is equal. Floats have the same bits.
+    /// An equal object of the same type. Floats are equal if they have the same bits.
     Equal(Py<PyAny>),
     /// An object of this type.
     Type(Py<PyAny>),
     /// A list, tuple or dict of this type and length.
     Sized(Py<PyAny>, isize),
-    /// The object that another value is.
+    /// The same object as the value with this number.
     As(usize),
 }
 
@@ -66,39 +67,39 @@ struct Value {
     access: Access,
     expected: Expected,
     parent: usize,
-    /// Values that are reached from it, in order.
+    /// Values that are reached from this value, in order.
     children: Vec<usize>,
-    /// Whether it is reached by running Python code.
+    /// Whether Python code has to run to reach the value.
     is_late: bool,
-    /// Whether it is a Python function, whose code, defaults and closure are compared as pointers.
+    /// Whether the value is a Python function. Its code, defaults and closure are compared as pointers.
     is_function: bool,
 }
 
-/// Object at a value's place when it was compared last; null for none.
+/// The object that a value was in the latest comparison, null for no object.
 #[derive(Clone, Copy)]
 struct Last {
     object: *mut PyObject,
-    /// Number of the dict's latest change, if it is a dict.
+    /// Number of the latest change, if the object is a dict.
     changes: u64,
-    /// Pointers in a function's object.
+    /// Pointers in the object, if it is a function.
     function: [usize; FUNCTION_WORDS],
 }
 
-// SAFETY: the pointers are followed only by the thread that holds the GIL, and only after their holders were compared.
+// SAFETY: only the thread that holds the GIL follows the pointers, after the objects that hold them were compared.
 unsafe impl Send for Last {}
 
-/// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults and closure, in
-/// CPython 3.11 to 3.14 (`_Py_COMMON_FIELDS` in `funcobject.h`).
+/// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults and
+/// closure, in CPython 3.11 to 3.14 (`_Py_COMMON_FIELDS` in `funcobject.h`).
 const FUNCTION_WORDS: usize = 8;
 
-/// What stands for the changes of a tuple whose items were compared: it has none.
+/// Value of [`Last::changes`] for a tuple whose items were compared. Tuples do not change.
 const SEEN: u64 = 1;
 
-/// The values of a state, in an order in which each is reached from earlier ones.
+/// The values of a state, each after the values from which it is reached.
 #[pyclass(frozen, module = "torch_tandem._core")]
 pub struct StateCheck {
     values: Vec<Value>,
-    /// Values that are the same object as an earlier one, and that one.
+    /// Pairs of values that have to be the same object: a value, and an earlier one.
     shared: Vec<(usize, usize)>,
     last: Mutex<Vec<Last>>,
     /// Whether dicts count their changes.
@@ -109,8 +110,8 @@ type Listed<'py> = (char, usize, Bound<'py, PyAny>, char, Bound<'py, PyAny>, usi
 
 #[pymethods]
 impl StateCheck {
-    /// Takes a tuple for each value: a letter for the access, the number of the value that it is reached from and an operand;
-    /// a letter for what is expected, and two operands. `_state.py` lists the letters.
+    /// Takes a tuple for each value: a letter for the access, the number of the parent, and an operand; a letter for
+    /// what the value has to be, and two operands. `_state.py` lists the letters.
     #[new]
     fn new(py: Python<'_>, listed: Vec<Listed<'_>>) -> PyResult<StateCheck> {
         let mut values: Vec<Value> = Vec::with_capacity(listed.len());
@@ -136,14 +137,14 @@ impl StateCheck {
         }
         let none = Last { object: std::ptr::null_mut(), changes: 0, function: [0; FUNCTION_WORDS] };
         let last = Mutex::new(vec![none; values.len()]);
-        // `ma_version_tag` is gone in CPython 3.13.
+        // CPython 3.13 has no `ma_version_tag`.
         let counts_changes = py.version_info() < (3, 13);
         Ok(StateCheck { values, shared, last, counts_changes })
     }
 
     /// Returns the number of the first value that differs in a call with these objects as arguments, or -1.
     fn __call__(&self, objects: &Bound<'_, PyList>) -> isize {
-        // Another thread compares it, or a function that it calls.
+        // Another thread, or a function that the comparison calls, is already comparing this state.
         let Ok(mut last) = self.last.try_lock() else { return 0 };
         match self.compare(objects, &mut last) {
             Ok(()) => -1,
@@ -204,7 +205,8 @@ impl Value {
         held.into_iter().chain(compared)
     }
 
-    /// The type of an object that can be given another one, and its length if it can change.
+    /// The type and the length that the object must have at each visit: the type if another type can be assigned to it,
+    /// the length if it can change.
     fn shape(&self) -> (Option<usize>, Option<isize>) {
         match &self.expected {
             Expected::Referent(_, kind) => (Some(*kind), None),
@@ -216,7 +218,7 @@ impl Value {
 }
 
 impl StateCheck {
-    /// Compares all values. Returns the number of the first that differs.
+    /// Compares all values. If one differs, returns its number as the error.
     fn compare(&self, objects: &Bound<'_, PyList>, last: &mut [Last]) -> Result<(), usize> {
         let py = objects.py();
         let mut late = Vec::new();
@@ -229,7 +231,7 @@ impl StateCheck {
                 Access::Root(object) => self.note(py, i, object.as_ptr(), last)?,
                 Access::Referent(reference) => {
                     let object = referent(reference.bind(py));
-                    // The object is alive as long as the program holds it; nothing runs that could drop it.
+                    // The program still holds the object, and nothing runs that could drop it.
                     self.note(py, i, object.map_or(std::ptr::null_mut(), |o| o.as_ptr()), last)?;
                 }
                 Access::Argument(number) => {
@@ -238,7 +240,7 @@ impl StateCheck {
                 }
                 _ => {}
             }
-            // An empty container may have got items.
+            // A container that was empty may have got items.
             if !value.children.is_empty()
                 || value.is_function
                 || matches!(value.expected, Expected::Sized(..))
@@ -246,7 +248,8 @@ impl StateCheck {
                 self.visit(py, i, last)?;
             }
         }
-        // A value may be listed before its holder is visited, so these are compared when all are known.
+        // The earlier value of a pair may be reached after the later one, so pairs are compared when all objects are
+        // known.
         for (i, other) in &self.shared {
             if last[*i].object != last[*other].object {
                 return Err(*i);
@@ -255,7 +258,7 @@ impl StateCheck {
         if late.is_empty() { Ok(()) } else { self.compare_late(py, &late, last) }
     }
 
-    /// Compares what a value holds with its children. The value itself was compared.
+    /// Compares the objects that a value holds with its children. The value itself was compared before.
     fn visit(&self, py: Python<'_>, i: usize, last: &mut [Last]) -> Result<(), usize> {
         let value = &self.values[i];
         let object = last[i].object;
@@ -263,7 +266,7 @@ impl StateCheck {
             return Ok(());
         }
         let (kind, length) = value.shape();
-        // SAFETY: the value was found in its place, so its object is alive.
+        // SAFETY: the value was found where it is held, so its object is alive.
         if kind.is_some_and(|kind| unsafe { ffi::Py_TYPE(object) } as usize != kind) {
             return Err(i);
         }
@@ -272,12 +275,13 @@ impl StateCheck {
             let words = unsafe { object.cast::<usize>().add(2).cast::<[usize; FUNCTION_WORDS]>().read() };
             let is_same = words == last[i].function;
             last[i].function = [0; FUNCTION_WORDS];
-            // A closure's cells are values of their own, and its attributes are not among these pointers.
+            // The pointers do not cover the contents of the closure's cells, which are values of their own, and the
+            // attributes.
             self.visit_each(py, i, object, |access| !is_same || matches!(access, Access::Attributes), last)?;
             last[i].function = words;
             return Ok(());
         }
-        // SAFETY: as above.
+        // SAFETY: the object is alive.
         if unsafe { ffi::PyDict_Check(object) } != 0 {
             if self.counts_changes {
                 // SAFETY: `ma_version_tag` follows the header and `ma_used` in CPython 3.11 and 3.12.
@@ -295,7 +299,7 @@ impl StateCheck {
         if length.is_some_and(|n| size_of(object) != n) {
             return Err(i);
         }
-        // SAFETY: as above.
+        // SAFETY: the object is alive.
         let is_constant = unsafe { ffi::PyTuple_CheckExact(object) } != 0;
         if !(is_constant && last[i].changes == SEEN) {
             self.visit_each(py, i, object, |_| true, last)?;
@@ -360,12 +364,12 @@ impl StateCheck {
         Ok(())
     }
 
-    /// Notes the object at a value's place, if it is what is expected.
+    /// Stores the object that a value is now, if it is as expected. Otherwise returns the value's number as the error.
     fn note(&self, py: Python<'_>, i: usize, object: *mut PyObject, last: &mut [Last]) -> Result<(), usize> {
         if object == last[i].object && !object.is_null() {
             return Ok(());
         }
-        // SAFETY: the object is alive, since its holder is, or null.
+        // SAFETY: the object is null, or alive because the object that holds it is.
         let found = unsafe { Bound::from_borrowed_ptr_or_opt(py, object) };
         if !holds(py, found.as_ref(), &self.values[i].expected, |_| object) {
             return Err(i);
@@ -376,7 +380,7 @@ impl StateCheck {
 
     /// Compares the values that are reached by running Python code.
     fn compare_late(&self, py: Python<'_>, late: &[usize], last: &[Last]) -> Result<(), usize> {
-        // Such code may let other threads run, which may drop what was compared before.
+        // Python code may let other threads run, which may drop objects that were compared before.
         let held: Vec<Option<Bound<'_, PyAny>>> = late.iter().map(|i| self.parent_of(py, *i, last)).collect();
         let mut found: Vec<Option<Bound<'_, PyAny>>> = Vec::with_capacity(late.len());
         for (number, i) in late.iter().enumerate() {
@@ -391,7 +395,7 @@ impl StateCheck {
                     let position = self.values[value.parent].children.iter().position(|child| child == i)?;
                     paired(&parent, position)
                 }
-                // SAFETY: the object that is found is held by its parent, which `found` or `held` holds.
+                // SAFETY: the parent holds the object, and `found` or `held` holds the parent.
                 access => unsafe { Bound::from_borrowed_ptr_or_opt(py, reach(py, access, parent.as_ptr())) },
             });
             let other = |n: usize| match late[..number].binary_search(&n) {
@@ -416,10 +420,10 @@ impl StateCheck {
     }
 }
 
-/// Returns the object that is reached from another one, borrowed from its holder, or null.
+/// Returns the object that is reached from the object `from`, borrowed from the object that holds it, or null.
 fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject {
-    // SAFETY: `from` is alive. New references are released at once: the objects that they refer to are held by `from`, but
-    // for those that functions make, which `is_late` excludes.
+    // SAFETY: `from` is alive. New references may be released at once, because `from` holds the objects that they refer
+    // to. Objects that Python functions make would be an exception, but `is_late` excludes them.
     unsafe {
         let borrowed = |object: *mut PyObject| {
             if object.is_null() {
@@ -437,7 +441,7 @@ fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject 
                 }
                 found
             }
-            // Unlike `getattr`, it calls no methods of the program's.
+            // Unlike `getattr`, this function calls no methods of the program.
             Access::Attribute(name) => borrowed(ffi::PyObject_GenericGetAttr(from, name.bind(py).as_ptr())),
             Access::Attributes => {
                 borrowed(ffi::PyObject_GenericGetDict(from, std::ptr::null_mut::<c_void>()))
@@ -453,9 +457,9 @@ fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject 
     }
 }
 
-/// Returns the length of a list, tuple or dict, or -1.
+/// Returns the length of a list, tuple or dict, or -1 for other objects.
 fn size_of(object: *mut PyObject) -> isize {
-    // SAFETY: the object is alive, and each function gets one of its type.
+    // SAFETY: the object is alive, and each function is called for an object of its type.
     unsafe {
         if ffi::PyList_Check(object) != 0 {
             ffi::PyList_Size(object)
@@ -469,7 +473,7 @@ fn size_of(object: *mut PyObject) -> isize {
     }
 }
 
-/// Returns the key or the value of a dict at a position: keys are at the even ones.
+/// Returns the key or the value of a dict at a position among all keys and values. Keys have even positions.
 fn paired<'py>(dict: &Bound<'py, PyAny>, position: usize) -> Option<Bound<'py, PyAny>> {
     let (key, value) = dict.cast::<PyDict>().ok()?.iter().nth(position / 2)?;
     Some(if position.is_multiple_of(2) { key } else { value })
@@ -479,7 +483,7 @@ fn referent<'py>(reference: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     reference.call0().ok().filter(|object| !object.is_none())
 }
 
-/// Whether an object, or none, is what is expected. `other` returns the object of another value.
+/// Whether an object, or its absence, is as expected. `other` returns the object of the value with a number.
 fn holds(
     py: Python<'_>,
     object: Option<&Bound<'_, PyAny>>,
@@ -503,7 +507,7 @@ fn holds(
     }
 }
 
-/// Whether two values of built-in types are equal, and of one type.
+/// Whether two values of built-in types are equal and have the same type.
 fn is_equal(one: &Bound<'_, PyAny>, two: &Bound<'_, PyAny>) -> bool {
     if !one.get_type().is(two.get_type()) {
         return false;
@@ -518,7 +522,7 @@ fn is_function(object: &Bound<'_, PyAny>) -> bool {
     object.get_type().name().is_ok_and(|name| name == "function")
 }
 
-/// Returns the dict of an object's attributes, if it has one. Unlike `__dict__`, it cannot be overridden.
+/// Returns the dict of an object's attributes, if it has one. Unlike `__dict__`, the program cannot override it.
 #[pyfunction]
 pub fn attributes_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     // SAFETY: the function takes any object, and returns a new reference or raises an exception.

@@ -1,12 +1,13 @@
 //! Functions: the recording of a call, and the template that replays it.
 //!
 //! **Why.** In a co-executed step of many small ops, Python itself takes the time. A function that issues the same ops
-//! in every call need not run in Python. **Strategy.** A [`Recording`] has all that a call sends to GraphRunner, with
-//! storages numbered in the order in which they occur. Once consecutive calls have equal recordings, the last one
-//! becomes a template: a replay sends its runs again and replaces the storages. **Branches.** A call may read values. A
-//! replay stops at each value, which ends a stage, and goes on only if the value is the recorded one. Otherwise the
-//! replay is abandoned: [`Undo`] says what has to be restored. **Limits.** A call whose ops did not all go to
-//! GraphRunner has a [`Reason`] and is never replayed.
+//! in every call need not run in Python.
+//! **Strategy.** A [`Recording`] has all that a call sends to GraphRunner, with storages numbered in the order in which
+//! they occur. Once consecutive calls have equal recordings, the last one becomes a template: a replay sends its runs
+//! again and replaces the storages.
+//! **Branches.** A call may read values. A replay stops at each value, which ends a stage, and goes on only if the
+//! value is the recorded one. Otherwise the replay is abandoned: [`Undo`] says what has to be restored.
+//! **Limits.** A call whose ops did not all go to GraphRunner has a [`Reason`] and is never replayed.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tandem_executor::host::Generator;

@@ -6,8 +6,8 @@
 //! two thread switches. Messages are taken only under the executor's lock, so they are handled in order by any mix of
 //! threads. With inline placement ([`crate::placement`]), the program's thread handles all messages and there is no
 //! GraphRunner thread: the team of kernel threads that OpenMP keeps for it would count as runnable threads, and OpenMP
-//! would put threads of all teams to sleep where they would otherwise spin briefly. **Freeing.** A run ends with the
-//! release of the storages that the program dropped before the run was sent.
+//! would put threads of all teams to sleep where they would otherwise spin briefly.
+//! **Freeing.** A run ends with the release of the storages that the program dropped before the run was sent.
 //!
 //! GraphRunner's thread takes no lock before the executor's.
 

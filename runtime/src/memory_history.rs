@@ -1,9 +1,9 @@
 //! The history of storages, for snapshots of memory: when each storage was created and freed, and by which code.
 //!
-//! **Why.** Storages die on any thread, and the table of storages learns of a death only later. **Strategy.** The table
-//! records creations and deaths in the order of their times. Deleters push the times of deaths to a queue, which the
-//! table reads. **Freeing.** The oldest changes are dropped beyond a maximum. A live storage keeps the stack that
-//! created it.
+//! **Why.** Storages die on any thread, and the table of storages learns of a death only later.
+//! **Strategy.** The table records creations and deaths in the order of their times. Deleters push the times of deaths
+//! to a queue, which the table reads.
+//! **Freeing.** The oldest changes are dropped beyond a maximum. A live storage keeps the stack that created it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -2,14 +2,14 @@
 //! between the ops that it issues.
 //!
 //! **Why.** When the executor computes on the same CPU cores as Python, the two compete for them. Kernels that use all
-//! cores lose more to a busy Python thread than the overlap saves; small kernels do not. **Strategy.** Both places are
-//! tried alternately: a trial is a few passages in one place. Trials go on until one place clearly takes less time per
-//! op. Where passages differ in length, the time per op and the time per byte are fitted separately first. While the
-//! other place does not look better, its trials are rare, so that measuring stays cheap. The better place is kept. The
-//! comparison is repeated at growing intervals, and at once when the time per op drifts, because another process may
-//! have come or gone. Medians are compared: on a busy machine some trials are interrupted for many times their length.
-//! The place does not change the bits of the results: the same kernels run in the same order with the same number of
-//! threads.
+//! cores lose more to a busy Python thread than the overlap saves; small kernels do not.
+//! **Strategy.** Both places are tried alternately: a trial is a few passages in one place. Trials go on until one
+//! place clearly takes less time per op. Where passages differ in length, the time per op and the time per byte are
+//! fitted separately first. While the other place does not look better, its trials are rare, so that measuring stays
+//! cheap. The better place is kept. The comparison is repeated at growing intervals, and at once when the time per op
+//! drifts, because another process may have come or gone. Medians are compared: on a busy machine some trials are
+//! interrupted for many times their length. The place does not change the bits of the results: the same kernels run in
+//! the same order with the same number of threads.
 
 use std::ops::AddAssign;
 use std::time::Duration;

@@ -2,11 +2,12 @@
 //!
 //! **Why.** An evaluation loop after a training step, or an inner loop of many small ops, behaves differently from the
 //! rest of its iteration. A single placement ([`crate::placement`]) for the whole iteration would be wrong for some of
-//! its parts. **Strategy.** A region is an outermost loop of the program in which a passage takes long; everything else
-//! is the outside. A passage through a region corresponds to an iteration for the outside: it extends from the first op
-//! of the loop to the first op after the loop. If one round of the loop takes long enough, each round is a passage. If
-//! the placement of one of two regions is being measured, all pending runs are executed before the program moves from
-//! one region to the other, so that each run is measured in its own region.
+//! its parts.
+//! **Strategy.** A region is an outermost loop of the program in which a passage takes long; everything else is the
+//! outside. A passage through a region corresponds to an iteration for the outside: it extends from the first op of the
+//! loop to the first op after the loop. If one round of the loop takes long enough, each round is a passage. If the
+//! placement of one of two regions is being measured, all pending runs are executed before the program moves from one
+//! region to the other, so that each run is measured in its own region.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,8 @@
 //! The table of the program's storages: ids, sizes, names in the running iteration, fake addresses.
 //!
 //! **Why.** Python and autograd decide how long a storage lives, and their deleters run on any thread, with or without
-//! the GIL. **Strategy.** A deleter only records the id ([`died`]); the engine collects the ids under its lock.
+//! the GIL.
+//! **Strategy.** A deleter only records the id ([`died`]); the engine collects the ids under its lock.
 //! **Freeing.** The id of a dead storage is sent to the executor after everything issued before. Only then may the id
 //! be reused: [`Storages::recycle`].
 

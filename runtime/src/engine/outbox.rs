@@ -1,9 +1,9 @@
 //! The outbox: validated ops on their way to GraphRunner.
 //!
-//! **Why.** A message for each op would cost more than the op. **Strategy.** Validated ops are appended to the open
-//! run, which is sent once it has enough ops or its results are needed. Lazy evaluation holds the runs back until a
-//! value is needed. **Freeing.** A run also carries the ids of the storages that the program dropped before the run was
-//! sent.
+//! **Why.** A message for each op would cost more than the op.
+//! **Strategy.** Validated ops are appended to the open run, which is sent once it has enough ops or its results are
+//! needed. Lazy evaluation holds the runs back until a value is needed.
+//! **Freeing.** A run also carries the ids of the storages that the program dropped before the run was sent.
 
 use std::collections::VecDeque;
 

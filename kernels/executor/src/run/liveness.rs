@@ -1,7 +1,7 @@
 //! Liveness: the ops of a run that need not run, and the points at which dropped storages can be released.
 //!
-//! An op is dead if the program dropped all storages that the op creates before the run was sent, no other live op of the
-//! run reads them, and the op has no other effect:
+//! An op is dead if the program dropped all storages that the op creates before the run was sent, no other live op of
+//! the run reads them, and the op has no other effect:
 //!
 //! - It writes no input.
 //! - It draws no random numbers.

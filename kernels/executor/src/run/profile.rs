@@ -194,8 +194,8 @@ pub struct Tally {
     written: FxHashSet<(StorageId, i64, Dims)>,
 }
 
-/// The tally of an op that is about to run. `None` if kernels are not measured or the op is dead. `flops` returns an op's
-/// number of arithmetic operations.
+/// The tally of an op that is about to run. `None` if kernels are not measured or the op is dead. `flops` returns an
+/// op's number of arithmetic operations.
 pub fn tally(profile: &Profile, op: &OpRun<'_, '_>, flops: impl Fn(&OpRun<'_, '_>) -> u64) -> Option<Tally> {
     (profile.is_on() && !op.dead).then(|| {
         let mut tally = Tally::new(profile);

@@ -1,11 +1,12 @@
 //! Locks with ranks: in debug builds, a thread that acquires locks in the wrong order panics.
 //!
 //! **Why.** A deadlock needs two threads that meet at the wrong moment, so tests hardly ever show one. The wrong order,
-//! in contrast, is found whenever a single thread acquires the two locks. **Strategy.** Each lock has a [`Rank`]. A
-//! thread may wait for a lock only if its rank is above those of all locks that the thread holds. `try_lock` does not
-//! wait, so it may acquire a lock of a lower rank. Guards may be dropped in any order. Release builds keep neither
-//! ranks nor the set of held locks. **Place.** All locks of Tandem are in this crate and in the crates that depend on
-//! it; `tracegraph` is data only and has no threads. Locks inside PyTorch, `wgpu` and the channels have no rank.
+//! in contrast, is found whenever a single thread acquires the two locks.
+//! **Strategy.** Each lock has a [`Rank`]. A thread may wait for a lock only if its rank is above those of all locks
+//! that the thread holds. `try_lock` does not wait, so it may acquire a lock of a lower rank. Guards may be dropped in
+//! any order. Release builds keep neither ranks nor the set of held locks.
+//! **Place.** All locks of Tandem are in this crate and in the crates that depend on it; `tracegraph` is data only and
+//! has no threads. Locks inside PyTorch, `wgpu` and the channels have no rank.
 //!
 //! The checks are modelled on the lock ranks of `wgpu-core`.
 

@@ -1,13 +1,13 @@
 //! A team of threads that runs native kernels.
 //!
 //! **Why.** OpenMP's threads wait for each other at the end of a kernel, and spin for milliseconds after it. While a
-//! Python thread keeps a core busy, a kernel on two threads can therefore take longer than on one. **Strategy.** The
-//! calling thread divides a kernel into pieces and runs them one by one. Helper threads take pieces too, but only while
-//! there is a core for them besides the one that Python uses. A thread that waits for the calling thread also takes
-//! pieces before it sleeps. A kernel therefore never waits longer than one piece for a helper. The first helper, every
-//! second one after it and waiting threads take pieces from the end, so that a core mostly gets those elements of the
-//! next kernel that are in its cache. **Bits.** The results do not depend on the number of threads or on which thread
-//! runs a piece.
+//! Python thread keeps a core busy, a kernel on two threads can therefore take longer than on one.
+//! **Strategy.** The calling thread divides a kernel into pieces and runs them one by one. Helper threads take pieces
+//! too, but only while there is a core for them besides the one that Python uses. A thread that waits for the calling
+//! thread also takes pieces before it sleeps. A kernel therefore never waits longer than one piece for a helper. The
+//! first helper, every second one after it and waiting threads take pieces from the end, so that a core mostly gets
+//! those elements of the next kernel that are in its cache.
+//! **Bits.** The results do not depend on the number of threads or on which thread runs a piece.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
