@@ -107,7 +107,7 @@ fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
     HostResult { kind, sizes, strides, offset: out.offset, dtype: Dtype(out.dtype), flags: out.flags }
 }
 
-/// Number of elements above which PyTorch's kernels use several threads.
+/// Minimum number of elements for which PyTorch's kernels use several threads.
 const PARALLEL: i64 = 1 << 15;
 /// Time that OpenMP's threads spin after a kernel, in the expectation of the next kernel.
 const SPINS: Duration = Duration::from_millis(5);

@@ -2,9 +2,9 @@
 //!
 //! **Why.** Capture, the TraceGraph and plans treat some operators specially. This table and those of the devices are
 //! the only places that map operators to such treatment; other files get functions and properties, not names. An
-//! operator without a row is captured and treated according to its schema. **Names.** [`crate::ops::names`] says how
-//! names are looked up; some columns apply to exactly the named overloads. Each column is looked up separately.
-//! Point-wise operators have expressions instead, in [`crate::ops::pointwise`].
+//! operator without a row is captured and treated according to its schema.
+//! **Names.** [`crate::ops::names`] says how names are looked up; some columns apply to exactly the named overloads.
+//! Each column is looked up separately. Point-wise operators have expressions instead, in [`crate::ops::pointwise`].
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

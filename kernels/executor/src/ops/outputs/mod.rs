@@ -1,9 +1,10 @@
 //! Output metadata of operators (shapes, strides and dtypes), computed from the arguments alone.
 //!
 //! **Why.** When an op meets a new combination of input shapes, the program needs the metadata of the outputs before it
-//! can go on. Where a rule computes them, the op itself need not run first. **Strategy.** A rule covers only calls that
-//! PyTorch accepts, and returns exactly the metadata that PyTorch's CPU kernels produce. In doubtful cases, the rule
-//! returns `None`. While calls are traced, the results of rules are compared with the actual outputs.
+//! can go on. Where a rule computes them, the op itself need not run first.
+//! **Strategy.** A rule covers only calls that PyTorch accepts, and returns exactly the metadata that PyTorch's CPU
+//! kernels produce. In doubtful cases, the rule returns `None`. While calls are traced, the results of rules are
+//! compared with the actual outputs.
 
 pub(crate) mod attention;
 pub(crate) mod cells;
