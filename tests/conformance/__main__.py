@@ -21,7 +21,7 @@ from .check import Result, check
 from .known import is_news
 from .page import page
 
-# The dtypes of the page, and the number of samples that run for each operator (`None`: all).
+# Dtypes of the page, with the maximum number of samples that run for each operator (`None` for all samples).
 DTYPES = {"float32": None, "float16": 8, "bfloat16": 8, "float64": 8, "int64": 8, "bool": 8}
 
 

@@ -33,7 +33,7 @@ class Result:
 
     @property
     def state(self) -> str:
-        """Where the operator runs, or that it fails."""
+        """Where the samples run ("native", "mixed" or "host"), or "failing"."""
         if self.failures:
             return "failing"
         return "native" if self.native == self.samples else "mixed" if self.native else "host"
@@ -129,7 +129,7 @@ def check(op: Any, dtype: torch.dtype, device: str, limit: int | None = None) ->
                 weights: list[torch.Tensor] = []
                 expected_grads = gradients(expected, tensors(given), weights) if grad else None
             except Exception:
-                continue  # not a case that eager passes
+                continue
             result.samples += 1
             result.gradients += expected_grads is not None
             try:

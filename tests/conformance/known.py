@@ -1,4 +1,4 @@
-"""Known failures with their reasons. An entry that passes again fails the run."""
+"""Known failures with their reasons. A known failure that passes fails the run."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ KNOWN: dict[str, str] = {
     "tensor_split": "its indices have to be on the CPU, and the sample's are moved",
 }
 
-# Operators with random values: dtype, shape and strides are compared here, distributions in other tests.
+# Operators with random values: only dtype, shape and strides are compared here. Other tests check
+# distributions.
 RANDOM = (
     "bernoulli",
     "cauchy",
@@ -52,8 +53,8 @@ ZERO = "the gradient is 0; the CPU gives what rounding leaves"
 LOW = ("float16", "bfloat16")
 ATTENTION = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"
 
-# Reasons by operator and dtype, in addition to those above. For each, measurements showed that the device's
-# values are nearer to float64.
+# Reasons by operator and dtype, in addition to `KNOWN`. Measurements showed for each that the device's values
+# are nearer to float64.
 KNOWN_IN: dict[tuple[str, str], str] = {
     **{
         (name, dtype): ROUNDED

@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
-# With PyTorch's kernels, eager's bits are expected; with Tandem's own kernels, the bits of tracing are.
+# With PyTorch's kernels, all modes must have eager's bits. With Tandem's own kernels, they must have the bits
+# of tracing.
 os.environ["TANDEM_KERNELS"] = "own" if "--own" in sys.argv else "aten"
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 

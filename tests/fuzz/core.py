@@ -137,8 +137,8 @@ EXPRESSIONS = {
     ],
 }  # fmt: skip
 
-# Statements with `out=` use clones: after its `numpy()` was called, a CPU tensor that owns its memory cannot
-# grow, but `out=` of PyTorch 2.15 writes as if it had grown.
+# Statements with `out=` use clones: a CPU tensor that owns its memory cannot grow after its `numpy()` was
+# called, but `out=` of PyTorch 2.15 writes as if the tensor had grown.
 STATEMENTS = [
     "{M} = {m}", "{M} = {m}", "{M} = {m}", "s.v0 = {v}", "s.v1 = {v}", "s.v2 = {v}", "s.d0 = {d}",
     "s.h0 = {h}", "s.b0 = {b}", "s.i0 = {i}", "s.r0 = {r}", "s.u0 = {u}", "s.m0, s.m1 = s.m1, s.m0",
@@ -208,7 +208,8 @@ STATEMENTS = [
     "s.see(torch.func.vmap(lambda y: y * {f} + y.sum())({m}.detach()))",
 ]  # fmt: skip
 
-# Compound statements: the header, the leaves that are in scope in the body, and the lines after the body.
+# Compound statements: the header, the leaves that are in scope in the body, and the lines that follow the
+# body.
 BLOCKS = [
     ("if {c}:", {}, []),
     ("if {c}:", {}, []),
@@ -231,8 +232,8 @@ BLOCKS = [
     ("y = {m}\nif y.sum() > 0:", {"m": ["y"], "M": ["y"]}, []),
 ]
 
-# Productions that raise. An index out of range is detected when a value is read, so these productions read
-# it.
+# Productions that raise. An index out of range is detected only when a value is read, so these productions
+# read a value.
 ERRORS = [
     "{m} @ {m}[{n}:]", "{m}.view(3, -1)", "{m}[7]", "{m} + {m}[:, :3]", "torch.cat([{m}, {v}])", "{v}[4]",
     "raise KeyError", "{m}.sum().detach().backward()", "late({m}.index_select(0, {i} + {n}))",

@@ -1,7 +1,7 @@
 """The corners of the grammar: groups of productions, a few of which each program uses.
 
-A group may add productions to the kinds of `core`, and kinds of its own, which have names. The first leaf of
-a kind is its simplest one.
+A group may add productions to the kinds of `core`, and may add kinds, which have names instead of letters.
+The first leaf of a kind is its simplest leaf.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ REFUSED = Group(
     ],
 )  # fmt: skip
 
-# STEP is replaced by the number of the iteration.
+# The number of the iteration replaces `STEP`.
 EXEC = Group(
     statements=[
         f's.made("""{text}""", locals())'
@@ -361,7 +361,7 @@ STORAGES = Group(
     },
     expressions={"S": ["{S}.clone()"]},
     statements=[
-        # No other writes to these bytes: the values stay valid row indices.
+        # The fill is the only write to these bytes, so the values stay valid row indices.
         "s.i0.untyped_storage().fill_(0)",
         "s.see({S}.nbytes())", "s.see(len({S}))", "s.see({S}.size())", "s.see({S}[{n}])", "s.store = {S}", "s.store = {M}.untyped_storage()",
         "s.store = torch.UntypedStorage(64, device=s.device)\ns.store.fill_({n})", "s.store.fill_({n})", "{S}.fill_({n})", "{S}.copy_({S})", "a, b = {M}.untyped_storage(), {x}.untyped_storage()\na.copy_(b)", "s.store.resize_(s.store.nbytes())", "a = torch.zeros(4, device=s.device).untyped_storage()\na.resize_(4 * ({n} + 1))\ns.see(a.nbytes())",
@@ -438,7 +438,7 @@ LIFETIMES = Group(
 
 WINDOWS = Group(
     leaves={
-        # Windows that begin elsewhere in each call of a line.
+        # Windows that begin at another offset in each call of the line.
         "moved": [
             "s.p0.view(-1)[step % 5:][:16].view(4, 4)", "s.p0[{n}:][:4, :4]", "s.p0[:4, {n}:][:, :4]",
             "s.p0[{n}:, {n}:][:4, :4].t()", "s.p0.as_strided((4, 4), (8, 1), step % 20)",

@@ -13,7 +13,7 @@ SIMPLEST = core.SIMPLEST | {
     for kind, texts in group.leaves.items()
     if kind not in core.SIMPLEST
 }
-"""The simplest expression of each kind; it may have holes of its own."""
+"""The simplest expression of each kind, which may have holes."""
 
 
 def simplest(kind: str) -> Node:
@@ -31,11 +31,11 @@ def _merged(tables: list[dict[str, list[str]]]) -> dict[str, list[str]]:
 
 
 class Generator:
-    """Generator of random programs; it keeps the names that are in scope."""
+    """Generator of a random program. It keeps the names that are in scope."""
 
     def __init__(self, seed: int, groups: Collection[str]):
         self.rng = random.Random(seed)
-        # Few groups for each program, so that it uses many productions of each.
+        # A program uses few groups, so that it has many productions of each.
         chosen = self.rng.sample(sorted(groups), min(self.rng.choice([0, 1, 1, 1, 2, 2, 3]), len(groups)))
         corners = [GROUPS[name] for name in chosen]
         # The meaning of a kind does not depend on the chosen groups: an expression of one group may contain
@@ -54,7 +54,7 @@ class Generator:
         ]
         self.scope: list[dict[str, list[str]]] = []
         self.inside = False
-        # A program uses only a part of all statements, so that programs repeat different ones.
+        # A program uses only some of all statements, so that each statement occurs several times.
         self.statements = self.rng.sample(core.STATEMENTS, self.rng.randrange(8, 50))
         self.fetches = self.rng.random() < 0.6
 
@@ -75,7 +75,7 @@ class Generator:
         return self.fill(kind, self.choose(self.expressions[kind]), depth)
 
     def choose(self, texts: list[str]) -> str:
-        """Chooses a text. Inside of a function, texts that call functions are excluded, because the calls
+        """Chooses a text. Inside of a function, texts that call functions are excluded, because such calls
         might not end.
         """
         while True:
@@ -107,8 +107,8 @@ class Generator:
         return [self.statement(depth) for _ in range(n)]
 
     def iteration(self, robust: bool) -> list[Node]:
-        """Returns the statements of an iteration. If `robust`, an exception ends one statement, else the
-        whole iteration.
+        """Returns the statements of an iteration. If `robust`, an exception ends only one statement;
+        otherwise it ends the iteration.
         """
         body = self.body(self.rng.randrange(3, 12), 3)
         if robust:
@@ -169,5 +169,5 @@ class Generator:
 
 
 def program(seed: int, groups: Collection[str] = tuple(GROUPS)) -> Program:
-    """Returns the program of a seed, which uses corners of some of these groups."""
+    """Returns the random program with a seed, which may use corners of the given groups."""
     return Generator(seed, groups).program()

@@ -1,8 +1,10 @@
-"""Random functions, called while the program changes what they read: `python -m tests.fuzz.replay --programs 500`.
+"""Random functions, called while the program changes what they read: `python -m tests.fuzz.replay --programs
+500`.
 
-Each program is a function of tensors that reads attributes, globals, parameters and random numbers, branches on values
-of tensors, and writes tensors and gradients. It is called many times, with changes between the calls. Eager PyTorch must have the same bits as Tandem,
-where equal calls are replayed, and no audit may find a difference.
+Each program is a function of tensors that reads attributes, globals, parameters and random numbers, branches
+on values of tensors, and writes tensors and gradients. The program calls the function many times, with
+changes between the calls. Tandem, which replays equal calls, must return eager PyTorch's bits, and no audit
+may find a difference.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class Config:
 
 
 class Root:
-    """What the function reads and writes."""
+    """The state that the function reads and writes."""
 
     def __init__(self, device: str) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -177,7 +179,7 @@ CALLS = 60
 
 
 def run(source: str, seed: int, device: str, wrap) -> tuple[list, object]:
-    """Run a program on a device. Return the values that it shows, and the function."""
+    """Run a program on a device. Return the values that the program shows, and the function."""
     SCALE[0] = 1.0
     Config.factor = 1.0
     torch.set_grad_enabled(True)
@@ -224,7 +226,7 @@ def leaves(result: object) -> list:
 
 
 def check(seed: int) -> tuple[str | None, int]:
-    """Return the first difference of a program, if there is one, and the number of replayed calls."""
+    """Return the first difference of a program, or `None`, and the number of replayed calls."""
     source = program(seed)
     torch_tandem.mark_step()
     with warnings.catch_warnings(record=True) as caught:

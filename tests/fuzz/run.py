@@ -21,11 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.fuzz.support import NOISE, VERSIONS, State
 
 OWN = os.environ.get("TANDEM_KERNELS") == "own"
-"""Whether Tandem's own kernels are used: bits must be those of tracing, and values near eager's."""
+"""Whether Tandem's own kernels are used. If so, bits must be tracing's, and values near eager's."""
 
 
 def one_nan(x: torch.Tensor) -> torch.Tensor:
-    """Replaces each NaN by the same one: the sign of a NaN follows from the order of operands in machine code."""
+    """Replaces each NaN by one and the same NaN, because the sign of a NaN depends on the order of operands
+    in machine code.
+    """
     if x.is_complex():
         return torch.view_as_complex(one_nan(torch.view_as_real(x)))
     if x.is_floating_point() and x.isnan().any():
@@ -34,7 +36,7 @@ def one_nan(x: torch.Tensor) -> torch.Tensor:
 
 
 def plain(x: Any) -> Any:
-    """Converts a value to one that is compared by bytes."""
+    """Converts a value to a form that is compared by bytes."""
     if isinstance(x, torch.Tensor):
         x = one_nan(x.detach().cpu().resolve_conj().resolve_neg().contiguous())
         raw = x.view(torch.uint8) if x.numel() and x.dim() else x.reshape(-1).view(torch.uint8)
@@ -67,7 +69,7 @@ def readable(x: Any) -> str:
 
 @dataclass
 class Ran:
-    """The values that a program recorded, with the end of its state."""
+    """The values that a program recorded, followed by its state at the end."""
 
     seen: list[Any]
     notes: dict[int, tuple[int, str]]
@@ -78,8 +80,8 @@ class Ran:
 
 def run(function: Any, device: str, rounded: Rounded | None = None) -> Ran:
     """Runs a program on a device, under a dispatch mode if one is given."""
-    # A generator of an earlier program may have been destroyed since, which restores the mode in which it
-    # started.
+    # The destruction of a generator of an earlier program may have restored the mode in which the generator
+    # was started.
     torch.set_grad_enabled(True)
     state = State(device)
     if rounded:
@@ -103,7 +105,7 @@ def run(function: Any, device: str, rounded: Rounded | None = None) -> Ran:
 
 
 def first_difference(expected: Ran, actual: Ran, same: Any = operator.eq) -> tuple[int, str] | None:
-    """Returns the position of the first difference and its description."""
+    """Returns the position and a description of the first difference, or `None`."""
     for i, (x, y) in enumerate(zip(expected.seen, actual.seen, strict=False)):
         if not same(x, y):
             a, b = readable(x), readable(y)
@@ -119,7 +121,7 @@ def first_difference(expected: Ran, actual: Ran, same: Any = operator.eq) -> tup
     return None
 
 
-# Relative and absolute tolerance; integers and texts must be equal.
+# Relative and absolute tolerance of floats by dtype. Integers and texts must be equal.
 TOLERANCES = dict.fromkeys(("float32", "float64", "complex64", "complex128"), 1e-3)
 
 
@@ -156,12 +158,14 @@ def overflows(x: Any) -> bool:
 
 
 def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
-    """Returns how tracing differs from eager by more than rounding.
+    """Returns how tracing differs from eager by more than rounding, or `None`.
 
     A branch may depend on a last bit. So the program also runs eagerly with slightly changed inputs, and with
-    slightly changed operator outputs. If these runs differ from eager at the same place or earlier, the
-    function returns `None`, and also if an operator before the difference has an output so large that a
-    square overflows: PyTorch's layer norm is 0 or NaN then, Tandem's is not.
+    slightly changed operator outputs. There is no difference to report in two cases:
+
+    - These runs differ from eager at the same place as tracing, or earlier.
+    - An operator before the difference has an output so large that its square overflows: PyTorch's layer norm
+      then returns 0 or NaN, and Tandem's does not.
     """
     difference = first_difference(eager, traced, near)
     if difference is None or any(map(overflows, eager.seen[: difference[0] + 1])):
@@ -176,7 +180,8 @@ def unlike_eager(function: Any, eager: Ran, traced: Ran) -> str | None:
         if itself is not None and itself[0] <= difference[0]:
             return None
     ran = []
-    # The dispatch mode shows in metadata, so the runs under it are compared with each other.
+    # The program can see the dispatch mode in metadata, so only runs under the mode are compared with each
+    # other.
     for noise in (0.0, 3e-7, -1e-7):
         rounded = Rounded(noise)
         ran.append(run(function, "cpu", rounded))
@@ -196,12 +201,15 @@ class Rounded(TorchDispatchMode):
         super().__init__()
         self.noise = noise
         self.seen: list[Any] = []
-        # Number of values that the program had recorded before the first output whose square may overflow.
+        # Number of values that the program had recorded when an operator first had an output whose square may
+        # overflow.
         self.large_at = math.inf
         self.draws = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls an operator and changes its output, unless it aliases an input or is a copy into one."""
+        """Calls an operator and changes its output, unless the output aliases an input or is the destination
+        of a copy.
+        """
         out = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         if isinstance(out, torch.Tensor) and out.dtype == torch.float32 and out.numel():
@@ -219,7 +227,9 @@ class Rounded(TorchDispatchMode):
 
 
 def check(source: str, modes: tuple[str, ...]) -> str | None:
-    """Returns how a program differs between modes, or `None`; the first word is the kind of difference."""
+    """Returns how a program differs between modes, or `None`. The first word of the text is the kind of
+    difference.
+    """
     warnings.simplefilter("ignore")
     names: dict[str, Any] = {}
     exec(compile(source, "<program>", "exec"), names)
@@ -233,7 +243,7 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
     exact = not OWN and "autocast" not in source
     captured, left = None, None
     made: list[Any] = []
-    # Later modes reuse the graphs of earlier ones. The modes are drawn from the source as the seed, and may
+    # Later modes reuse the graphs of earlier modes. The source seeds the choice of the modes, which may
     # include lazy evaluation.
     for mode in ("trace", *random.Random(source).choices(modes, k=3)):
         torch_tandem.set_mode(mode)
@@ -253,16 +263,17 @@ def check(source: str, modes: tuple[str, ...]) -> str | None:
         if difference := implausible(report):
             return f"report: {mode}: {difference}"
         captured = captured or report["ops_captured"]
-        # After an operator that fails, the program goes on until it reads a value.
+        # After an operator has failed, the program goes on until it reads a value, and may issue more
+        # operators.
         if report["ops_captured"] != captured and "late(" not in source:
             return f"report: {mode}: {report['ops_captured']} operators captured instead of {captured}"
         gc.collect()
         torch_tandem.mark_step()
         with contextlib.suppress(Exception):
-            # Raises a failure whose result the program did not read.
+            # A failure is raised here if the program did not read the result.
             torch_tandem.synchronize()
-        # A tensor may be in a cycle with its own graph, which PyTorch never frees: memory must not exceed
-        # that of tracing. A thread that ends may hold its arguments for a moment longer.
+        # PyTorch never frees a tensor that is in a cycle with its own graph, so the limit is the memory that
+        # is left after tracing. A thread that ends may hold its arguments for a moment longer.
         for _ in range(20):
             more = torch.tandem.memory_allocated() - before
             if more <= (left or 0):

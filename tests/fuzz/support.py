@@ -37,12 +37,14 @@ mark_step = torch_tandem.mark_step
 
 
 VERSIONS = [True]
-"""Whether tensors' version counters are compared. In programs with inference mode they are not: for operands
-of inference mode, PyTorch's kernels count the writes to their own outputs.
+"""Whether tensors' version counters are compared. In programs with inference mode they are not, because for
+operands of inference mode, PyTorch's kernels count the writes to their own outputs.
 """
 
 NOISE = [0.0]
-"""Relative change of a program's inputs, which shows whether its results depend on last bits."""
+"""Relative change of a program's inputs, by which a run shows whether the program's results depend on last
+bits.
+"""
 
 
 def _noisy(x: torch.Tensor, seed: int) -> torch.Tensor:
@@ -64,12 +66,14 @@ def safe(x: torch.Tensor) -> torch.Tensor:
 
 
 def text(x: torch.Tensor) -> str:
-    """Returns the text of a tensor without its device."""
+    """Returns the text of a tensor without the name of its device."""
     return "".join(re.sub(r",\s*device='[^']*'", "", str(x)).split())
 
 
 def late(x: torch.Tensor) -> float:
-    """Reads a value that may have failed: an index out of range is only detected when the operator runs."""
+    """Reads a value whose operator may have failed: an index out of range is detected only when the operator
+    runs.
+    """
     return x.sum().item()
 
 
@@ -79,7 +83,7 @@ def halve(p: torch.Tensor) -> None:
 
 
 def fail() -> None:
-    """Raises, as a hook or a thread may do."""
+    """Raises an exception, for use in a hook or a thread."""
     raise LookupError
 
 
@@ -100,7 +104,7 @@ def in_thread(function):
 
 
 def halfway(s, x):
-    """Generator that may be left at any `yield`, and issues operators when it ends."""
+    """Generator that the program may leave at any `yield`. It issues operators when it ends."""
     try:
         with torch.no_grad():
             x.add_(1)
@@ -184,7 +188,7 @@ class Scale(torch.autograd.Function):
 
 
 class Twice(torch.autograd.Function):
-    """Writes its input in place and returns it."""
+    """Writes its input in place and returns the input."""
 
     @staticmethod
     def forward(ctx, x):
@@ -227,7 +231,7 @@ class Mixed(torch.autograd.Function):
 
 
 class Once(torch.autograd.Function):
-    """Has a backward pass that cannot be differentiated."""
+    """Has a backward pass that is not differentiable."""
 
     @staticmethod
     def forward(ctx, x):
@@ -469,18 +473,18 @@ class State(SimpleNamespace):
         self.notes[len(self.seen)] = (sys._getframe(1).f_lineno, "")
         if isinstance(x, torch.Tensor):
             self.seen.append(layout(x))
-            # A copy without views or versions of its own to keep.
+            # A clone has no views, and no version counter that later writes change.
             x = x.detach().clone()
         self.seen.append(x)
 
     def watch(self, x):
-        """Records a tensor itself, so that its values at the end are compared."""
+        """Records a tensor itself, so that its values at the end of the program are compared."""
         self.seen.append(x.detach())
 
     def failed(self, error):
         """Records an exception and the line of the program that raised it."""
         line, trace = None, error.__traceback__
-        # After a few runs, CPython fuses instructions and reports the line of the first one.
+        # After a few runs of the code, CPython fuses instructions, and reports the line of the first of them.
         while trace is not None and not isinstance(error, UnboundLocalError):
             if trace.tb_frame.f_code.co_filename == "<program>":
                 line = trace.tb_lineno
@@ -493,15 +497,16 @@ class State(SimpleNamespace):
         self.seen.append(("died", number))
 
     def leaks(self, function):
-        """Records whether each call of a function leaks memory on Tandem; only once for each program, because it
-        takes long.
+        """Records whether each call of a function leaks memory on Tandem. The check takes long, so each
+        program makes it once.
         """
         if self.checked:
             return
         self.checked, used = True, []
-        # The node that accumulates a leaf's gradient lives as long as a graph that ends there.
+        # The node that accumulates a leaf's gradient lives as long as a graph that ends at the leaf, so this
+        # graph keeps it.
         graph = self.m0.detach() * self.leaf
-        # Allocations of other threads grow the heap in some rounds, and a leak in all of them.
+        # Allocations of other threads grow the heap in some rounds only; a leak grows it in all rounds.
         for _ in range(9):
             for _ in range(50):
                 function()
@@ -509,7 +514,8 @@ class State(SimpleNamespace):
                 torch_tandem.synchronize()
             used.append(heap())
         del graph
-        # While operators are recorded, memory grows with their number. No function leaks with eager PyTorch.
+        # Only tracing is checked: graphs grow with the number of recorded operators. Eager PyTorch is taken
+        # to be free of leaks.
         counts = self.device != "cpu" and torch_tandem.mode() == "trace"
         self.seen.append(counts and all(b - a >= 800 for a, b in itertools.pairwise(used[1:])))
 
@@ -524,7 +530,7 @@ class State(SimpleNamespace):
             self.modes.pop().__exit__(None, None, None)
 
     def made(self, text, names):
-        """Runs code that is compiled anew each time; `names` are the program's variables."""
+        """Runs code that is compiled anew in each call. `names` are the program's variables."""
         code = compile(text.replace("STEP", str(names["step"])), "<made>", "exec")
         self.codes.append(weakref.ref(code))
         exec(code, {**globals(), **names})
@@ -536,7 +542,7 @@ class State(SimpleNamespace):
         return types.FunctionType(code, function.__globals__, closure=function.__closure__)
 
     def tidy(self, in_place: bool):
-        """Keeps the numbers small and the graphs short."""
+        """Keeps the values of all tensors small, and their graphs short."""
         for name, x in sorted(vars(self).items()):
             if isinstance(x, torch.Tensor) and name not in ("host", "b0", "wide"):
                 try:
@@ -565,12 +571,12 @@ class State(SimpleNamespace):
             setattr(self, name, safe(x.detach()))
 
     def settle(self):
-        """Ends the modes that the program left on, and records its tensors."""
+        """Leaves the modes that the program has left on, and records the program's tensors."""
         while self.modes:
             with contextlib.suppress(Exception):
                 self.leave()
         if torch.is_inference_mode_enabled():
-            # Closing the program's own context would restore its mode later.
+            # Python may close the program's own context later, which restores the context's mode.
             _forever.append(torch.inference_mode(False))
             _forever[-1].__enter__()
         torch.set_grad_enabled(True)
@@ -594,6 +600,6 @@ class State(SimpleNamespace):
                     try:
                         self.seen += [layout(y), y.grad if y.is_leaf else None]
                     except RuntimeError as error:
-                        # A view whose graph PyTorch refuses to create.
+                        # PyTorch refuses to create the graph of such a view.
                         self.seen.append(type(error).__name__)
         self.seen += [g.get_state() for g in (self.g, self.g1, self.hg)]

@@ -1,5 +1,5 @@
-"""Processes that check programs, forked with PyTorch imported and Tandem not, so that each starts from a
-fresh state.
+"""Processes that check programs. They are forked with PyTorch imported and Tandem not imported, so that each
+starts from a fresh state.
 
 A process that dies or hangs is a finding about the program that it ran.
 """
@@ -27,8 +27,8 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """How programs are run: the modes to choose from, the number of PyTorch's threads, and the module whose `check`
-    runs them.
+    """How to run programs: the modes to choose from, the number of PyTorch's threads, and the module whose
+    `check` runs the programs.
     """
 
     modes: tuple[str, ...] = ("coexec", "lazy", "coexec")
@@ -45,7 +45,7 @@ def checker(settings: Settings) -> Callable[[str, tuple[str, ...]], str | None]:
 
     torch.set_num_threads(settings.threads)
     faulthandler.enable()
-    # A `__del__` may raise, as in eager.
+    # A `__del__` may raise in eager PyTorch too, so its exceptions are not shown.
     sys.unraisablehook = lambda _: None
     check = importlib.import_module(settings.runner).check
     # Excludes PyTorch's objects from later garbage collections.
@@ -63,7 +63,7 @@ def _work(connection: Connection, sources: list[str], settings: Settings) -> Non
             result = "harness: " + "".join(traceback.format_exception(error)[-3:])
         connection.send(result)
         if result is not None:
-            # A failure may affect later programs, so they run in another process.
+            # A failure may affect later programs, so these run in another process.
             break
     connection.close()
     sys.stdout.flush()
@@ -83,7 +83,7 @@ class Worker:
         self.deadline = time.monotonic() + SECONDS
 
     def step(self) -> bool:
-        """Receives a result, and returns whether there may be more."""
+        """Receives a result. Returns whether more results may follow."""
         try:
             result = self.connection.recv()
         except EOFError:
@@ -96,7 +96,7 @@ class Worker:
         return True
 
     def expire(self) -> None:
-        """Kills a process that hangs."""
+        """Kills the process if it hangs."""
         self.process.kill()
         self.process.join()
         self._failed(f"hang: nothing for {SECONDS} s")
@@ -112,8 +112,10 @@ class Worker:
 def check_all(
     programs: Iterable[tuple[int, str]], jobs: int, settings: Settings
 ) -> Iterator[tuple[int, str | None, list[int]]]:
-    """Checks programs; each result comes with the seeds that ran before it in its process."""
-    # Collections in forked processes visit their own objects only.
+    """Checks programs. Each result comes with the seeds of the programs that ran before it in the same
+    process.
+    """
+    # After a freeze, collections in forked processes visit only the objects that these processes create.
     gc.collect()
     gc.freeze()
     try:
@@ -154,14 +156,14 @@ def _check_all(
             if not alive:
                 running.remove(worker)
                 worker.connection.close()
-                # Programs that the process did not reach.
+                # Programs that the process did not reach are checked by another process.
                 todo = [(seed, text[seed]) for seed in seeds[len(worker.done) :]] + todo
                 for seed in seeds[: len(worker.done)]:
                     del text[seed]
 
 
 def check_alone(sources: list[str], settings: Settings) -> str | None:
-    """Returns the last result of programs that run one after the other in a process of their own."""
+    """Returns the last result of programs that run one after the other in a new process."""
     worker = Worker(list(range(len(sources))), sources, settings)
     while True:
         if not wait([worker.connection], timeout=max(0.1, worker.deadline - time.monotonic())):

@@ -1,4 +1,4 @@
-"""Compares a function's outputs on the device with those on the CPU: values, sizes, dtypes and strides."""
+"""Compares a function's outputs on the device with the CPU's: values, sizes, dtypes and strides."""
 
 import torch
 import torch_tandem

@@ -1,8 +1,8 @@
-"""Fixtures for tests of the wgpu executor on any adapter, the software adapter included; shaders check
+"""Fixtures for tests of the wgpu executor on any adapter, including the software adapter. Shaders check
 bounds.
 
-`TANDEM_GPU_WITHOUT` disables features; `make test-gpu` runs these tests under several such profiles. Those
-without one feature are for the tests that use it.
+`TANDEM_GPU_WITHOUT` disables features. `make test-gpu` runs the tests under several sets of disabled
+features; a set that disables one feature runs only with the tests that use it.
 """
 
 import inspect
@@ -23,7 +23,9 @@ USES = {
     "f64": r"float64|\bdouble\b",
     "f16": r"\bfloat16|\bhalf\b",
 }
-"""What tests that use a feature have in names, in functions, or in lists and functions that these name."""
+"""For each feature, a pattern of the tests that use it. It is searched for in a test's name, in its function,
+and in the lists and functions that the function names.
+"""
 
 
 def words(item) -> str:

@@ -1,4 +1,4 @@
-"""The examples of the kernels' crate, as `cargo test` compiles them."""
+"""The examples of the crate `kernels/gpu`, as `cargo test` compiles them."""
 
 import os
 from pathlib import Path

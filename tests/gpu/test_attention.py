@@ -18,7 +18,7 @@ def moved(t):
 
 
 def check(q, k, v, causal=False, mask=None, scale=None):
-    """Compares output, log-sum-exp and gradients, with their strides."""
+    """Compares output, log-sum-exp and gradients on the device with the CPU's, and their strides."""
     keywords = {"attn_mask": mask, "scale": scale}
     expected = attention(q, k, v, 0.0, causal, **keywords)
     grad = torch.randn(q.shape).to(q.dtype)
@@ -110,7 +110,7 @@ def test_as_programs_call_it():
 
 
 def check_dropout(q, k, v, dropout=0.3, causal=False, mask=None, scale=None):
-    """Compares the device's kernels with those on the host, which drop the same weights for a seed."""
+    """Compares the device's kernels with the kernels on the host, which drop the same weights for a seed."""
     ops = torch.ops.tandem
     seed = torch.randint(2**31, (2,), dtype=torch.int32)
     grad = torch.randn(q.shape).to(q.dtype)
@@ -158,7 +158,7 @@ def test_dropout_drops_the_given_share_and_keeps_the_mean():
         assert set(out.cpu().mul(3).round().unique().tolist()) == {0.0, 4.0}  # 0 or 1 / 0.75
         shares.append((out == 0).float().mean().item())
     assert all(abs(share - 0.25) < 0.02 for share in shares), shares
-    assert len(set(shares)) > 1  # each call draws anew
+    assert len(set(shares)) > 1  # each call drops other weights
 
 
 def test_dropout_is_fused_as_programs_call_it():

@@ -16,7 +16,7 @@ CHECK = ROOT / "scripts" / "gpu_check.py"
 
 
 def rows(path: Path) -> list[dict]:
-    """Return the rows of a check; each line is complete."""
+    """Return the rows of a check's file, each of which must be complete."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -73,5 +73,5 @@ def kernel_us(n: int) -> float:
 
 
 def test_kernels_are_timed_by_the_device():
-    # The host records both in the same time.
+    # Recording takes the host the same time for both sizes, so only the device's clock can tell them apart.
     assert kernel_us(1 << 20) > 2 * kernel_us(1 << 8) > 0

@@ -1,5 +1,5 @@
-"""Several devices, as listed by `TANDEM_DEVICE`. Here both are one adapter; programs run in processes of
-their own.
+"""Several devices, as `TANDEM_DEVICE` lists them. Here both devices are the same adapter, and each program
+runs in a new process.
 """
 
 import os
@@ -32,7 +32,7 @@ def adapter() -> str:
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own."""
+    """Runs a program in a new process."""
     return subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         env=os.environ | environment,

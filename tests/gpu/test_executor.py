@@ -1,4 +1,4 @@
-"""The executor itself: location of contents, aliases, fetches, faults, memory, failures."""
+"""The executor: where contents are, aliases, fetches, faults, memory, failures."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import torch_tandem
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own, with Tandem imported."""
+    """Runs a program in a new process, with Tandem imported."""
     program = "import torch, torch_tandem\n" + textwrap.dedent(code)
     return subprocess.run(
         [sys.executable, "-c", program],

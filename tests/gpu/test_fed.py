@@ -1,4 +1,4 @@
-"""Tensors of the program in host memory that ops read, and some that they write."""
+"""The program's tensors in host memory: ops read them, and some ops write them."""
 
 import itertools
 

@@ -24,7 +24,7 @@ OPS = (
     + foreach_reduce_op_db
     + foreach_other_op_db
 )
-# Operators on the host path: those with factors in a host tensor (addcmul, addcdiv), and matrix products.
+# Operators that take the host path: matrix products, and operators whose factors are in a host tensor.
 ON_HOST = {"_foreach_addcmul", "_foreach_addcdiv", "_foreach_mm"}
 
 

@@ -5,7 +5,7 @@ import torch
 
 
 def outcome(of, device):
-    """A call's values and offset, or the type of the exception that it raises."""
+    """The values and offset that a call returns, or the type of the exception that it raises."""
     try:
         y = of(device)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Fusion of recurring ops: fewer kernels, the same values."""
+"""Fusion of recurring ops: fewer kernels with the same values."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ DEVICE = "tandem"
 
 @pytest.fixture(autouse=True)
 def no_traces():
-    """Earlier programs that never repeat would keep iterations from being recorded for a while."""
+    """After programs whose iterations never repeat, iterations are not recorded for a while."""
     torch_tandem.reset()
 
 
@@ -32,8 +32,10 @@ def dispatches() -> int:
 
 
 def repeat(step: Step, *inputs: torch.Tensor, steps: int = 10) -> int:
-    """Runs a step on both devices, with another number each time, until it has been co-executed this often: after tests
-    that never repeat, iterations are not recorded for a while. Returns the launches of the last time."""
+    """Runs a step on both devices until it has been co-executed `steps` times, and returns the number of
+    launches of the last time. The number that the step gets differs each time. Co-execution may begin late,
+    because iterations are not recorded for a while after tests that never repeat.
+    """
     there = [x.to(DEVICE) for x in inputs]
     count, coexecuted = 0, 0
     for i in range(500):
@@ -85,7 +87,7 @@ def disjoint_and_overlapping_windows(x, w, s):
 X, W = (64, 33), (33,)
 
 
-# After a wait, GraphRunner gets the first four ops as a run of their own.
+# After a wait, GraphRunner gets the first four ops as a separate run.
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,8 @@ def dropped_items(x, w, s):
     return (kept, x[1:] + 1)
 
 
-# Results that the program drops, before an operator of another shape, which ends their group.
+# Results that the program drops. Afterwards, an operator of another shape ends the group of the ops that
+# compute them.
 DROPPED = {
     "condition": lambda x, w, s: ((x * 2) > s, w[1:] + 1)[1:],
     "conditions": lambda x, w, s: ((x > s) & (w > s), w[1:] + 1)[1:],
@@ -207,7 +210,7 @@ def test_small_tensors_of_lists_share_kernels():
 
 
 def parameters(count: int) -> list[torch.Tensor]:
-    """Tensors as a model has them: matrices, vectors, channels-last filters, and views of one storage."""
+    """Tensors like a model's: matrices, vectors, channels-last filters, and views of one storage."""
     generator = torch.Generator().manual_seed(0)
     found, shared = [], torch.randn(count * 7, generator=generator)
     for i in range(count):

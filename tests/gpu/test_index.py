@@ -98,7 +98,7 @@ def test_sums_of_several(dtype):
 
 
 def slots_of(kind, count, slots):
-    """Indices that are distributed over slots in some way."""
+    """Indices into slots, distributed in the way `kind`."""
     return {
         "random": lambda: torch.randint(0, slots, (count,)),
         "equal": lambda: torch.full((count,), slots // 2),
@@ -109,13 +109,13 @@ def slots_of(kind, count, slots):
 
 
 SIZES = [1, 2, 63, 64, 65, 96, 1023, 1024, 1025, 2048, 5000, 32 * 1024, 32 * 1024 + 1, 70_001]
-"""Numbers of elements around those of few, of a block, of a tile and of parts."""
+"""Numbers of elements around the limits of the kernels for few elements, blocks, tiles and parts."""
 
 
 @pytest.mark.parametrize("kind", ["random", "equal", "apart", "few", "descending"])
 @pytest.mark.parametrize("count", SIZES)
 def test_sums_of_any_number_of_elements(count, kind):
-    """Sums of small integers are exact in any order; others have the same bits in every run."""
+    """Sums of small integers are exact in any order. Other sums have the same bits in every run."""
     slots = 300
     index = slots_of(kind, count, slots)
     x, src = make(slots, 3) - 25, make(count, 3) - 25
@@ -154,7 +154,7 @@ def test_sums_within_one_storage(count):
 
 
 def assign_sums(x, indices, values):
-    """Returns `x` with values added at indices in the dimensions from the second one on."""
+    """Returns `x` with values added at indices in all dimensions but the first."""
     every = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1)
     return x.index_put((every, *indices), values, accumulate=True)
 
@@ -175,7 +175,7 @@ def test_sums_of_what_is_not_finite(count, dtype):
     check(lambda x, i, s: x.scatter_reduce(0, i, s.sign(), "prod"), x, index, src, tolerance=tolerance)
 
 
-# Parameters that are 64-bit floats are assembled from 64-bit integers.
+# 64-bit floats are passed to the kernel as 64-bit integers, which not every adapter has.
 @pytest.mark.skipif(
     not {"f64", "int64"}.isdisjoint(os.environ.get("TANDEM_GPU_WITHOUT", "").split(",")),
     reason="needs 64-bit floats",
@@ -397,7 +397,7 @@ def test_rows_are_scattered_by_expanded_indices(dim, expanded):
     index = torch.randint(0, x.shape[dim], sizes).expand(src.shape)
 
     def compare(call):
-        # PyTorch's CPU kernels for expanded indices are wrong where `x` is wider than the source.
+        # PyTorch's CPU kernels return wrong sums for expanded indices if `x` is wider than the source.
         whole = lambda i: i.contiguous() if i.device.type == "cpu" else i  # noqa: E731
         check(lambda x, i, s: call(x, whole(i), s), x, index, src, tolerance=1e-4)
 

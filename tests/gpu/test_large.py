@@ -29,7 +29,7 @@ def same(got, expected, bound=1e-6):
 
 def test_elements(values, hosted):
     x, y = values
-    # The buffer is written, so the other operand is read from a copy.
+    # The first operation writes `b`, so its operand must be a copy of the part that it reads.
     a, b = x.clone(), y.clone()
     same(b.add_(b).mul_(y).sub_(1), a.add_(a).mul_(x).sub_(1))
     same((y > 0.5)[-5000:], (x > 0.5)[-5000:])

@@ -11,7 +11,9 @@ from .test_foreach import same
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_lists(seed):
-    """Tensors of any sizes, layouts and dtypes, and views of one storage, which overlap in some lists."""
+    """The tensors have any sizes, layouts and dtypes. Some are views of one storage, which overlap in some
+    lists.
+    """
     pick = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
 

@@ -126,7 +126,9 @@ def test_labels_out_of_range():
 )
 @pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
 def test_new_sizes_in_co_execution(name, reduction):
-    """Some results are in larger storages than their sizes need, which rules for new sizes tell the program."""
+    """Some results have larger storages than their sizes need. The rules for new sizes tell the program the
+    storages' sizes.
+    """
     call = getattr(torch.nn.functional, name)
     torch_tandem.reset()
     for rows in (5, 5, 5, 5, 6, 7, 8, 5, 9):

@@ -139,7 +139,7 @@ def test_batches():
 
 
 def test_shapes_share_kernels():
-    """Sizes are parameters: twenty shapes compile few kernels."""
+    """Sizes are parameters of kernels, so twenty shapes compile few kernels."""
     sizes = [
         (m, n, k) for m, n in ((20, 24), (33, 65), (100, 40), (17, 300), (8, 70)) for k in (7, 64, 100, 900)
     ]
@@ -153,7 +153,7 @@ def test_shapes_share_kernels():
 
 
 def test_many_workgroups():
-    """More tiles than the limit of workgroups along one axis."""
+    """The result has more tiles than one axis of the workgroups may have."""
     a, b = torch.randn(70000 * 16, 4), torch.randn(4, 17)
     got = torch.bmm(a.view(70000, 16, 4).to(device), b.to(device).expand(70000, 4, 17))
     torch.testing.assert_close(got.cpu()[-3:], (a.view(70000, 16, 4)[-3:] @ b), rtol=1e-5, atol=1e-5)

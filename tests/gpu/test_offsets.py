@@ -1,4 +1,4 @@
-"""Windows at varying offsets: results and their offsets are eager's (tests/pytorch/offsets.py)."""
+"""Operators on windows at varying offsets have eager's results and offsets (tests/pytorch/offsets.py)."""
 
 import pytest
 import torch_tandem

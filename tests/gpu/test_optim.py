@@ -17,7 +17,7 @@ def model():
 
 
 def train(net, make, place, steps=5):
-    """Returns the losses, the parameters at the end, and the operators that took the host path."""
+    """Returns the losses, the parameters after the training, and the operators that took the host path."""
     net = copy.deepcopy(net).to(place)
     optimizer = make(net.parameters())
     generator = torch.Generator().manual_seed(1)
@@ -89,7 +89,7 @@ OPTIMIZERS = {
 def test_optimizers(name):
     make = OPTIMIZERS[name]
     net = model()
-    # On the CPU there are no capturable optimizers, which keep their step counts on the device.
+    # Capturable optimizers keep their step counts on the device. PyTorch does not support them on the CPU.
     expected, _ = train(net, OPTIMIZERS["adam"] if name == "adam_capturable" else make, "cpu")
     got, hosted = train(net, make, device)
     tolerance = 1e-3 if name in ("lbfgs", "rprop") else 1e-5
@@ -129,7 +129,7 @@ def test_layouts_and_half_precision():
 
 
 def scaled_steps(place, fused):
-    """Runs steps under a gradient scaler, one of which overflows."""
+    """Runs steps under a gradient scaler. One of the steps overflows."""
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(7, 5).to(place))
     q = nn.Parameter(torch.randn(3).to(place))

@@ -88,7 +88,7 @@ def test_shifts_and_divisors(dtype):
     x = torch.randint(low, 100, (300,)).to(dtype)
     y = torch.randint(low // 10, 70, (300,)).to(dtype)
     for name in ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"):
-        # In C++, shifting a narrow type by all of its bits is not defined.
+        # C++ does not define shifts of a narrow type by all of its bits.
         alike(getattr(aten, name), x, y if dtype.itemsize > 2 else y.clamp(0, 7))
     alike(aten.gcd, x, y)
     alike(aten.lcm, x, y.clamp(max=9))
@@ -144,7 +144,9 @@ def test_what_eager_refuses_is_refused(call):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["add", "sub", "rsub", "mul", "div", "fmod", "remainder", "eq", "lt", "ge"])
 def test_operands_are_rounded_to_half_precision(name, dtype):
-    """Operands of another dtype that do not promote: tensors without dimensions, and numbers."""
+    """Tensors without dimensions and numbers do not promote, so they are rounded to the dtype of the other
+    operand.
+    """
     call = getattr(torch, name)
     x = (torch.randn(3000) * 3).to(dtype)
     others = [

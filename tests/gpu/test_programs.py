@@ -1,7 +1,7 @@
 """Programs of the benchmark suite on the wgpu executor: losses near eager's, and operators on the host path.
 
-Random numbers are drawn on the host, as eager draws them, so that losses can be compared. They are compared
-over the first steps, before rounding differences grow (COMPARABLE of each program).
+Random numbers are drawn on the host, as in eager PyTorch, so that losses can be compared. Only the first
+steps are compared, before rounding differences grow (COMPARABLE of each program).
 """
 
 import importlib
@@ -37,14 +37,14 @@ elif not os.environ.get("TANDEM_ALL_PROGRAMS"):  # all programs take minutes on 
 
 @pytest.fixture(scope="module")
 def context() -> Any:
-    """Creates processes by forking one that has imported large packages and computed nothing."""
+    """Creates processes by forking a process that has imported large packages and computed nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PACKAGES)
     return context
 
 
 def run(name: str, device: str, steps: int) -> tuple[list[float], dict[str, int]]:
-    """Returns the comparable losses of the first steps, and the last step's operators on the host path."""
+    """Returns comparable losses of the first steps, and the last step's operators on the host path."""
     sys.path.insert(0, str(ROOT))
     os.environ["TANDEM_GPU_WITHOUT"] = ",".join(
         filter(None, [os.environ.get("TANDEM_GPU_WITHOUT"), "random"])

@@ -13,7 +13,7 @@ N = 60_000
 
 
 def native(call):
-    """Returns the result of a call, and checks that it did not take the host path."""
+    """Returns the result of a call, after checking that the call did not take the host path."""
     torch_tandem.synchronize()
     torch_tandem.reset_report()
     result = call()
@@ -27,7 +27,9 @@ def empty(*size, dtype=torch.float32):
 
 
 def distance(sample: torch.Tensor, cdf) -> float:
-    """Kolmogorov-Smirnov distance times root of the sample size; above 2 for 1 of 1500 correct samples."""
+    """Kolmogorov-Smirnov distance times the root of the sample size. 1 of 1500 correct samples has a value
+    above 2.
+    """
     x = sample.double().flatten().sort().values
     n = x.numel()
     f = cdf(x)
@@ -53,7 +55,7 @@ def philox(key: int, counter: int, stream: int) -> list[int]:
 
 
 def test_philox():
-    # The vector published by Random123 checks `philox`, which then checks the device's numbers.
+    # `philox` is checked by the vector that Random123 publishes, and then checks the device's numbers.
     assert philox(0, 0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     torch.manual_seed(7)
     key = torch.empty(1, dtype=torch.int64).random_(-(2**63), None).item() % 2**64
@@ -331,7 +333,7 @@ def test_empty():
 def test_whole_numbers_of_half_of_all_and_more_stay_in_range(least):
     t = native(lambda: empty(N, dtype=torch.int64).random_(least, None)).cpu()
     assert t.min() >= least
-    # About as many are negative as of the range are.
+    # The share of negative numbers is about the share of negative numbers in the range.
     negative = -least / ((1 << 63) - least)
     assert abs((t < 0).double().mean() - negative) < 0.02 or least == -(1 << 62)
 

@@ -17,7 +17,9 @@ inf, nan = float("inf"), float("nan")
 
 
 def same(function, *inputs, rtol=1e-4, atol=1e-4):
-    """Compares a function's outputs on the device with those on the CPU, and the inputs that it writes."""
+    """Compares a function's outputs on the device with its outputs on the CPU, and also the inputs that it
+    writes.
+    """
     ours = [x.to(device) for x in inputs]
     theirs = [x.clone() for x in inputs]
     expected, got = function(*theirs), function(*ours)

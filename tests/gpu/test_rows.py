@@ -1,4 +1,4 @@
-"""Rows of many lengths: those that a team keeps in registers, and those that it reads several times."""
+"""Rows of many lengths. A team keeps short rows in registers, and reads longer rows several times."""
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def rows(length, dtype, begin=0):
-    """Rows of normally distributed numbers; those of a view begin in the middle of a vector."""
+    """Rows of normally distributed numbers. With `begin`, they are views that begin in the middle of a
+    vector.
+    """
     generator = torch.Generator().manual_seed(length)
     storage = torch.randn(begin + 5 * length, generator=generator).to(dtype)
     return storage[begin:].view(5, length)
@@ -25,7 +27,7 @@ def test_softmax(length, dtype):
     x[4, -1] = torch.nan
     alike(lambda x: [x.softmax(1), x.log_softmax(1)], x)
     alike(lambda x: x[1:].softmax(1), rows(length, dtype, 1))
-    # Exponents of large numbers and of numbers far below the largest one.
+    # The rows have large exponents, and exponents far below the largest.
     alike(lambda x: [(x * 50).softmax(1), (x * 50).log_softmax(1)], rows(length, torch.float32))
     y = rows(length, dtype).softmax(1)
     alike(lambda grad, y: torch.ops.aten._softmax_backward_data(grad, y, 1, y.dtype), grad, y)

@@ -13,7 +13,7 @@ DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool]
 
 
 def native(call, *args):
-    """Returns a call's result on the device, and checks that it did not take the host path."""
+    """Returns a call's result on the device, after checking that the call did not take the host path."""
     args = [a.to(device) for a in args]
     torch_tandem.synchronize()
     torch_tandem.reset_report()

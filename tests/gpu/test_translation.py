@@ -1,6 +1,6 @@
-"""The kernels of programs, in the languages of other systems' drivers.
+"""The kernels of programs, translated to the languages of other systems' drivers.
 
-A driver compiles what is translated, which is not tested here.
+Only the translation is tested here, not its compilation by a driver.
 """
 
 import os
@@ -15,7 +15,7 @@ from .examples import ROOT, TRANSLATE, needs_examples
 PROGRAMS = ["digits", "tree_lstm", "reinforce"]
 if os.environ.get("TANDEM_ALL_PROGRAMS"):
     PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs").glob("[!_]*.py"))
-# Features of Vulkan and of adapters for 64-bit floats: where they are missing, such kernels are not printed.
+# Features of Vulkan, and 64-bit floats. Adapters without these features get no kernels that use them.
 WITHOUT = "f64,int16,matrices,spirv"
 
 pytestmark = pytest.mark.skipif(

@@ -22,14 +22,14 @@ HEADER = """# python -m tests.fuzz.functions --script FILE
 
 
 def script(path: str, settings: workers.Settings) -> int:
-    """Runs a program that has been saved."""
+    """Runs a saved program."""
     result = workers.check_alone([Path(path).read_text()], settings)
     print(result or "no difference")
     return int(result is not None)
 
 
 def never_replayed() -> list[str]:
-    """Pieces of which no call was replayed, with the number of functions that have them."""
+    """Pieces of which no call was replayed, each with the number of functions that have the piece."""
     found = []
     for name in tally.names():
         functions, replayed, _, _ = tally.of(name)
@@ -49,7 +49,7 @@ def summary(done: int, findings: Counter, seconds: float) -> str:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of those that have ended."""
+    """CPU time of this process and of its processes that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -145,7 +145,7 @@ def main() -> int:
 
 
 def pieces(source: str) -> str:
-    """The pieces of a program, without those that all programs have."""
+    """The pieces of a program, without the pieces that all programs have."""
     usual = {"grad no_grad", "form plain", "result y", "argument fresh", "call plain"}
     found = [name for line in re.findall(r"# f\d: (.*)", source) for name in line.split("; ")]
     changes = re.findall(r"if i == \d+:\s+with attempt\(\):\s+(.*)", source)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tests.fuzz.functions import pieces as p
 from tests.fuzz.functions.scenes import CALLS, FORMS, SCENES
 
-# Arguments `x` of a call, besides fresh tensors.
+# Arguments for the parameter `x` of a call.
 ARGUMENTS = {
     "fresh": "data(i, 2, 3)", "requires grad": "data(i, 2, 3).requires_grad_()", "not a leaf": "data(i, 2, 3).requires_grad_() * 1",
     "view": "wide(data(i, 2, 3))", "the same": "same_x", "rows of a table": "rows[i % 3:][:2]", "view of the same": "same_x[:]",
@@ -21,7 +21,7 @@ RESULTS = {
     "y": "y", "views": "(y, y[0])", "dict": "{'y': y, 'k': 1}", "None": "None", "with the argument": "[y, x]", "two": "(y.sum(), y * 2)",
     "twice": "(y, y)", "view of the argument": "(y, x[0])", "number": "(y, 2.5)", "value": "y.sum().item()", "namespace": "SimpleNamespace(y=y)", "views of one": "y.unbind(0)",
 }  # fmt: skip
-# What a program does with a result `r` that requires grad, after the call.
+# Statements of the program with the result `r` of a call, if `r` requires grad.
 BACKWARDS = {
     "of the sum": "r.sum().backward()", "of squares": "(r * r).sum().backward()", "with a gradient": "r.backward(torch.ones_like(r) * 0.5)",
     "twice": "r.sum().backward(retain_graph=True); r.sum().backward()", "too often": "r.sum().backward(); r.sum().backward()",
@@ -36,7 +36,7 @@ BACKWARDS = {
 
 @dataclass
 class Carrier:
-    """A value, in layers, below a root."""
+    """A varying value, and the layers and the root through which code reaches it."""
 
     number: int
     root: p.Root
@@ -52,14 +52,16 @@ class Carrier:
         return text
 
     def object(self, level: int | None = None) -> str:
-        """The expression of the object at a level, or of the value."""
+        """The expression of the object at a layer, or of the value itself."""
         text = self.root.get.format(n=self.number)
         for layer in self.layers[:level]:
             text = layer.get.format(e=text)
         return text
 
     def sets(self) -> list[tuple[int, str]]:
-        """Templates of statements that change the value, with the level of the object that they change."""
+        """Templates of statements that change the value, each with the level of the object that the statement
+        changes.
+        """
         found = [(-1, text) for text in self.root.sets]
         if self.root.passed:
             return found
@@ -172,7 +174,7 @@ class Function:
     result: str
     argument: str
     call: str
-    # Steps of the program in which it is called in another way than plainly.
+    # Steps in which the program calls the function in the way `call`, and not plainly.
     at: list[int]
     every: int
     backward: str = "of the sum"
@@ -191,7 +193,7 @@ class Function:
 
 @dataclass
 class Change:
-    """What the program changes before a call."""
+    """A change that the program makes before a call."""
 
     at: int
     carrier: Carrier | None
@@ -354,7 +356,7 @@ class Program:
     # --- Smaller programs ----------------------------------------------------------------------------------
 
     def smaller(self) -> Iterator[Program]:
-        """Programs with a part less, or a simpler one."""
+        """Programs with one piece less, or with a simpler piece."""
         for i in range(len(self.functions)):
             if len(self.functions) > 1:
                 yield self._without_function(i)
@@ -433,7 +435,7 @@ class Program:
             yield other
 
     def _moved(self, carrier: Carrier, level: int) -> None:
-        """Adapt changes to a carrier of which a level has gone: they change the outermost object left."""
+        """Adapt the changes of a carrier that has lost a level: they change its outermost object."""
         for change in [*self.changes, *(s for s in self._steps() if isinstance(s, Write))]:
             if change.carrier is carrier:
                 if change.level == level or change.level > len(carrier.layers):
@@ -454,7 +456,7 @@ class Program:
         return other._tidied()
 
     def _tidied(self) -> Program:
-        """Remove changes of what is gone."""
+        """Remove changes whose carrier, scene or function is no longer in the program."""
         carriers, scenes = {id(c) for c in self.carriers()}, self.scenes()
         functions = [f"f{i}" for i in range(len(self.functions))]
         self.changes = [
@@ -487,9 +489,9 @@ class Choice:
     effects: float = 0.12
     functions: tuple[int, ...] = (1, 1, 1, 2, 2, 3)
     calls: tuple[int, ...] = (16, 20, 24, 30)
-    # Of long programs, relative to usual ones.
+    # Rate of long programs, relative to the usual rate.
     long: float = 1.0
-    # Of values beside very many others.
+    # Rate of values that are stored beside very many other values.
     crowds: float = 0.005
 
 
@@ -563,7 +565,7 @@ def _function(
     trains = any(
         "backward" in step.body or "autograd.grad" in step.body for step in steps if isinstance(step, Play)
     )
-    # A call that is interrupted may have had a part of its effects.
+    # An interrupted call may have had some of its effects, so only functions without effects are interrupted.
     is_pure = all(isinstance(step, Read) and step.use != "dropout" for step in steps)
     calls = [name for name in CALLS if name != "interrupted" or is_pure]
     odd = rng.random() < 0.12
@@ -619,7 +621,7 @@ def _program(rng: random.Random, choice: Choice) -> Program:
     return program
 
 
-# Pieces of programs like those that people write, in which there is little to find but how the pieces meet.
+# Pieces of programs as people write them. Errors in these are likely to come from combinations of pieces.
 _MODEST = {
     "roots": ("variable", "cell", "argument"),
     "layers": ("list", "attribute", "key 'a'", "dataclass", "attribute of the instance's class", "attribute of an nn.Module"),
@@ -629,7 +631,7 @@ _MODEST = {
     "scenes": ("Linear", "BatchNorm1d", "Dropout", "LayerNorm", "Sequential", "optimizer", "state on the device", "device random", "branch on a value", "large module", "number that varies"),
 }  # fmt: skip
 
-# Pieces that Dynamo puts into graphs.
+# Pieces that Dynamo can trace into graphs.
 _COMPILED = {
     "roots": ("variable", "argument", "argument made anew", "default argument", "cell"),
     "layers": ("list", "tuple", "attribute", "attribute of an nn.Module", "key 'a'", "dataclass", "SimpleNamespace", "attribute of the instance's class", "buffer of a module", "array"),
@@ -641,7 +643,7 @@ _COMPILED = {
 
 
 def _of(names: dict[str, tuple[str, ...]]) -> dict[str, list]:
-    """The pieces that have these names."""
+    """The pieces with these names, by kind of piece."""
     every = {
         "roots": p.ROOTS,
         "layers": p.LAYERS,

@@ -1,4 +1,4 @@
-"""Kinds of defects, by the pieces that a shrunk program still has."""
+"""Kinds of defects, told by the pieces that are left in a shrunk program."""
 
 import re
 
@@ -44,7 +44,7 @@ KINDS = {
 
 
 def kinds_of(pieces: str, result: str) -> list[str]:
-    """The kinds that a finding may be of."""
+    """The kinds of defects that may have caused a finding."""
     sort = result.split(":")[0]
     if sort in ("raises", "blocked"):
         return ["refusals that raise"]

@@ -1,9 +1,12 @@
 """The pieces that programs are composed of.
 
-A *payload* is a value that varies. It lies in *layers*, one in the other, below a *root*. `{v}` is the text of the
-value inside, `{e}` that of the object itself, `{n}` a number of its own, `{c}` and `{k}` a literal and an integer.
-An *access* is a detour on the way to a value, a *detour* one on the way to a computation with tensors. *Scenes* are
-statements on tensors, modules and optimizers, with what may change around them.
+- A *payload* is a value that varies. Code reaches it through a *root* and, inside that, *layers* that hold
+  each other.
+- An *access* is a detour on the way to a value; a *detour* is one on the way to a computation with tensors.
+- *Scenes* are statements on tensors, modules and optimizers, with changes that may happen around them.
+
+In the texts, `{v}` stands for the expression of the value inside a layer, `{e}` for the expression of the
+layer itself, `{n}` for a number that makes names unique, `{c}` for a literal, and `{k}` for an integer.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ class Payload:
 
 @dataclass(frozen=True)
 class Layer:
-    """An object that holds a value."""
+    """An object that holds a value or another layer."""
 
     name: str
     make: str
     get: str
     sets: tuple[str, ...] = ()
     setup: str = ""
-    # Whether the value must be a number.
+    # Whether the layer can only hold a number.
     plain: bool = False
 
 
@@ -46,29 +49,29 @@ class Root:
     get: str
     sets: tuple[str, ...]
     plain: bool = False
-    # The variable that must be declared where a function assigns it.
+    # The variable that a function must declare `global` or `nonlocal` before it assigns it.
     variable: str = ""
-    # The parameter and the argument of a call.
+    # The parameter through which a call gets the root, and its argument.
     argument: str = ""
-    # What is passed for it, if that is another expression: only the root is changed then.
+    # The argument, if it is another expression than the parameter: then only the root itself can be changed.
     passed: str = ""
     rate: int = 1
 
 
 @dataclass(frozen=True)
 class Access:
-    """A detour to a value: definitions, and the expression that calls them. `{p}` are parameters."""
+    """A detour to a value: definitions, and the expression that uses them. `{p}` stands for parameters."""
 
     name: str
     setup: str
     get: str
-    # Whether it can be given parameters.
+    # Whether the detour can take parameters.
     takes: bool = False
 
 
 @dataclass(frozen=True)
 class Detour:
-    """A detour to a function `u{n}` of a tensor `y`."""
+    """A detour by which code calls a function `u{n}` of a tensor `y`."""
 
     name: str
     setup: str
@@ -77,17 +80,17 @@ class Detour:
 
 @dataclass(frozen=True)
 class Scene:
-    """Statements on tensors, and what may change around them."""
+    """Statements on tensors, and changes that may happen around them."""
 
     name: str
     setup: str = ""
-    # Alternatives, of which one is a part of the function.
+    # Alternative statements, one of which is in the function.
     body: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
-    # Expressions that are shown after calls.
+    # Expressions that the program shows after calls.
     shown: tuple[str, ...] = ()
     argument: str = ""
-    # Statements of the program after each call.
+    # Statements that the program runs after each call.
     after: tuple[str, ...] = ()
     rate: int = 1
 
@@ -250,7 +253,7 @@ CROWD = Layer(
     ("{e}[-1] = {v}", "{e}.append({v})"),
 )
 
-# Objects that take attributes.
+# Objects on which the program can set attributes.
 LAYERS += [
     Layer(f"attribute of {name}", f"attributed({make}, {{v}})", "{e}.v", _V)
     for name, make in {

@@ -1,4 +1,4 @@
-"""Runs a program as plain Python and with functions, and compares what it shows."""
+"""Runs a program as plain Python and with its functions wrapped, and compares the values that it shows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from tests.fuzz.run import plain
 
 MODULE = "fuzzed_program"
 PATH = f"{tempfile.gettempdir()}/{MODULE}.py"
-# A call of a long program may take this many times as long as in Python, and this many seconds.
+# A call is slow if it takes more than this many times as long as plain Python's, and more than this many
+# seconds.
 TIMES, AT_LEAST = 12, 0.002
 
 
 @dataclass
 class Run:
-    """What a run of a program shows, and its functions."""
+    """The values that a run of a program shows, and the program's functions."""
 
     wrapper: Callable
     seen: list[tuple[int, Any]] = field(default_factory=list)
@@ -72,7 +73,9 @@ class Run:
         self.seen.append((self.step, [shown(value, storages, 4, self.has_versions) for value in values]))
 
     def interrupted(self, call: Callable, i: int) -> None:
-        """Call a function that Ctrl-C interrupts in Tandem's code, not in the program's."""
+        """Call a function, and raise KeyboardInterrupt as by Ctrl-C while Tandem's code runs, not while the
+        program's does.
+        """
         if self.is_plain:
             return
         left = 5 + 7 * i
@@ -95,14 +98,16 @@ class Run:
             sys.settrace(None)
 
 
-# What is shown of a tensor.
+# Names of the values that `shown` returns for a tensor.
 FIELDS = (
     "type", "", "strides", "offset", "requires_grad", "is_leaf", "version", "identity", "storage", "device", "bytes", "grad",
 )  # fmt: skip
 
 
 def shown(value: Any, storages: dict[int, int], depth: int, has_versions: bool = True) -> Any:
-    """A value as the program sees it: contents, metadata, gradient, and what shares memory with what."""
+    """A value as the program sees it: contents, metadata, gradient, and numbers of objects and storages,
+    which show what is shared.
+    """
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             return str(value.layout)
@@ -187,7 +192,8 @@ class Compiled:
 def check(source: str, modes: tuple[str, ...]) -> str | None:
     """Returns how a program with functions differs from plain Python, or `None`.
 
-    Compiled programs are compared with another backend of `torch.compile`, which shares Dynamo's own errors.
+    Compiled programs are compared with another backend of `torch.compile`, so that Dynamo's own errors do not
+    count.
     """
     torch_tandem.set_mode("coexec")
     if "compile" in modes:
@@ -221,7 +227,7 @@ def difference(expected: Run, ours: Run, again: Callable[[], Run]) -> str | None
             text = "another number of values"
     if text:
         if again().seen != expected.seen:
-            return None  # the program is not determined by its source
+            return None  # the program's results differ between runs
         errors = [e for e in ours.caught if e not in expected.caught and "an audit found" not in e]
         kind = "raises" if "raises" in text and errors else "values"
         reason = f" ({errors[0][:200]})" if errors and kind == "raises" else ""
@@ -238,12 +244,12 @@ def difference(expected: Run, ours: Run, again: Callable[[], Run]) -> str | None
 
 
 def repeated(audits: list[str]) -> int:
-    """How often an audit of the same function has found a difference."""
+    """The largest number of audits of one function that have found a difference."""
     return max(Counter(text.partition(":")[0] for text in audits).values(), default=0)
 
 
 def readable(one: Any, two: Any, name: str = "") -> str:
-    """The first difference of two values, as text."""
+    """The first difference between two values, as text."""
     if isinstance(one, list | tuple) and isinstance(two, list | tuple) and len(one) == len(two):
         names = FIELDS if len(one) == len(FIELDS) and isinstance(one, tuple) else [name] * len(one)
         for a, b, part in zip(one, two, names, strict=True):

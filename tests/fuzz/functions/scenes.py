@@ -1,6 +1,8 @@
-"""Scenes: statements on tensors, modules, optimizers and host objects, with what may change around them.
+"""Scenes: statements on tensors, modules, optimizers and host objects, with changes that may happen around
+them.
 
-The function has a tensor `y`, and `x` as its argument. `{n}` numbers a scene's own names.
+The function has a tensor `y`, and its argument `x`. `{n}` stands for a number that makes a scene's names
+unique.
 """
 
 from tests.fuzz.functions.pieces import Scene
@@ -43,7 +45,8 @@ _SHARING = (
     *("p{n}.grad, q{n}.grad = base[:3], base[3:6]",) * 4,
 )  # fmt: skip
 
-# Uses of a float that varies in each call: what is followed, what is compared, and what Python does not see.
+# Uses of a float that varies in each call. Some of them a replay follows, some only compare the float, and
+# some pass it to code that Python does not see.
 VARYING = (
     "y = y * a{n}", "y = y + (1 - a{n}) ** 2", "y = y / a{n}", "y = y.add(y, alpha=-a{n})", "y = y * max(a{n}, 1.5)", "y = y * min(1.0, a{n})",
     "y = y * 2 if a{n} > 1.2 else y + a{n}", "y = y * int(a{n} * 3)", "y = y * round(a{n})", "y = y + math.floor(a{n})", "y = y * math.sqrt(abs(a{n}))",
@@ -113,7 +116,7 @@ SCENES = [
     ],
     Scene("hooks of a tensor", "p{n} = nn.Parameter(full(2.0)); k{n} = 2.0; h{n} = p{n}.register_hook(lambda g: g * k{n})", ("p{n}.grad = None; (p{n} * y.detach()).sum().backward(); y = y + p{n}.grad",), ("h{n}.remove()", "k{n} = 3.0", "p{n}.register_hook(lambda g: g + 1)", "h{n}.remove(); h{n} = p{n}.register_hook(lambda g: g * 5)", "p{n}.register_post_accumulate_grad_hook(lambda p: (p.grad.mul_(3), None)[1])"), ("p{n}.grad",)),
     Scene("hooks that a function makes", "p{n} = nn.Parameter(full(2.0))\ndef mk{n}(k):\n    return lambda g: g * k\nf{n} = mk{n}(2.0); h{n} = p{n}.register_hook(f{n})", ("p{n}.grad = None; (p{n} * y.detach()).sum().backward(); y = y + p{n}.grad",), ("h{n}.remove(); h{n} = p{n}.register_hook(mk{n}(3.0))", "f{n}.__closure__[0].cell_contents = 5.0"), ("p{n}.grad",)),
-    # Changes of tensors that are no operators.
+    # Changes of tensors that no operator makes.
     Scene("requires_grad_ inside", "t{n} = full(2.0)", ("t{n}.requires_grad_(True); y = y + torch.autograd.grad((t{n} ** 2).sum(), t{n})[0]", "t{n}.requires_grad_(False); y = y + t{n}", "t{n}.requires_grad_(not t{n}.requires_grad); y = y * 2"), ("t{n}.requires_grad_(True)", "t{n}.requires_grad_(False)", "t{n} = full(3.0)"), ("t{n}", "t{n}.requires_grad"), rate=2),
     Scene("requires_grad_ of the argument", "", ("a{n}.requires_grad_(True); y = y + torch.autograd.grad((a{n} ** 2).sum(), a{n})[0]", "a{n}.unsqueeze_(0); y = y * 2", "a{n}.t_() if a{n}.dim() == 2 else a{n}.unsqueeze_(0); y = y + 1", "a{n}.k = 3; y = y + 1", "a{n}.data = full(5.0); y = y + 1", "a{n}.resize_(2); y = y + 1", "a{n}.grad = full(2.0); y = y * 2", "a{n}.detach_(); y = y + a{n}", "a{n}.squeeze_(); y = y + 1", "a{n}.set_(full(4.0)); y = y + 1", "a{n}.retain_grad() if a{n}.requires_grad else None; y = y + 1"), ("z{n} = 1",), (), "full(1.0 + i)", rate=2),
     Scene("freeze inside", "d{n} = nn.Linear(3, 3).to(device)", ("for p in d{n}.parameters(): p.requires_grad_(False)\ny = y * 2", "d{n}.eval(); y = y * 2", "d{n}.zero_grad(); y = y + 1"), ("d{n}.requires_grad_(True)", "d{n}.train()", "grads_of(d{n}, base)"), ("[p.requires_grad for p in d{n}.parameters()]", "d{n}.training", "[p.grad for p in d{n}.parameters()]")),
@@ -169,7 +172,7 @@ SCENES = [
     Scene("shape that varies", "k{n} = 2", ("y = y + a{n}.sum()", "y = y + a{n}.numel()"), ("k{n} = 3", "k{n} = 4"), (), "torch.ones(k{n}, device=device)"),
 ]  # fmt: skip
 
-# How a program calls a function `{f}` of `x`.
+# Ways in which a program calls a function `{f}` of `x`.
 CALLS = {
     "vmap": "torch.vmap({f})({x})",
     "torch.func.grad": "torch.func.grad(lambda x: torch.as_tensor({f}(x)).sum())({x})",
@@ -199,7 +202,7 @@ CALLS = {
     "host": "{f}({x}.cpu())",
 }  # fmt: skip
 
-# What a function is before it is wrapped.
+# Kinds of callables that are wrapped.
 FORMS = {
     "no_grad": "{f} = torch.no_grad()({f})",
     "partial": "{f} = functools.partial({f})",

@@ -18,7 +18,7 @@ def _serve(connection: Connection, settings: workers.Settings) -> None:
 
 
 class Process:
-    """A process that checks programs until one ends it."""
+    """A process that checks programs, and is started anew after a program has ended it."""
 
     def __init__(self, settings: workers.Settings):
         self.settings = settings
@@ -50,7 +50,7 @@ class Process:
 
 
 def shrink(program: Program, result: str, process: Process, seconds: float) -> tuple[Program, str]:
-    """Returns a smaller program with a finding of the same sort, and that finding."""
+    """Returns a smaller program with a finding of the same sort, and the smaller program's finding."""
     deadline = time.monotonic() + seconds
     sort = result.split(":")[0]
     progress = True

@@ -51,7 +51,7 @@ SITE_PACKAGES = pathlib.Path(sysconfig.get_path("purelib"))
 
 DTYPES = [torch.float32, torch.float16, torch.float32, torch.float64]
 
-# Removals, called in reverse order after a run, and messages that were logged.
+# Functions that undo changes of the process, called in reverse order after a run.
 _undone: list[Callable[[], Any]] = []
 logged: list[str] = []
 
@@ -316,7 +316,7 @@ def library(name: str, value: Any) -> ModuleType:
 
 
 def installed(function):
-    """The same function, with code of an installed package."""
+    """A copy of a function whose code seems to come from an installed package."""
     code = function.__code__.replace(co_filename=str(SITE_PACKAGES / "installed" / "code.py"))
     other = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -459,7 +459,7 @@ def under(mode, f, x):
 
 
 def stepped(closure):
-    """What a closure computes that an optimizer calls."""
+    """Calls a closure through an optimizer's step, and returns the closure's result."""
     found = []
     with torch.enable_grad():
         o = torch.optim.SGD([nn.Parameter(full(1.0))], lr=0.1)
@@ -517,7 +517,7 @@ _log.handlers, _log.propagate = [Handler()], False
 
 
 def begin() -> None:
-    """Starts a run from the settings that each has."""
+    """Starts a run with the same messages and random numbers as any other run."""
     logged.clear()
     torch.manual_seed(0)
     random.seed(0)
@@ -525,7 +525,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Undoes what a run has done to the process."""
+    """Undoes the changes that a run has made to the process."""
     while _undone:
         with contextlib.suppress(Exception):
             _undone.pop()()

@@ -15,13 +15,13 @@ _names: dict[str, int] = {}
 
 
 def prepare(names: list[str]) -> None:
-    """Number the pieces, before processes are forked."""
+    """Number the pieces. This must happen before processes are forked."""
     _names.clear()
     _names.update((name, i + 1) for i, name in enumerate(dict.fromkeys(names)))
 
 
 def stop() -> None:
-    """Count no more in this process."""
+    """Do not count any further calls in this process."""
     _counts_here[0] = False
 
 
@@ -31,7 +31,7 @@ def _add(at: int, *values: int) -> None:
 
 
 def count(source: str, ran: Any) -> None:
-    """Count the calls of a program's functions for the pieces that its comments name."""
+    """Count the calls of a program's functions for each piece that the program's comments name."""
     if not _counts_here[0]:
         return
     pieces = dict(re.findall(r"^ *# (f\d): (.*)$", source, re.M))
@@ -46,7 +46,9 @@ def count(source: str, ran: Any) -> None:
 
 
 def of(name: str | None = None) -> tuple[int, int, int, int]:
-    """Functions, those with replays, calls, and replayed calls: of a piece, or of all programs."""
+    """Numbers of functions, of functions with replays, of calls, and of replayed calls: for a piece, or for
+    all programs.
+    """
     at = 0 if name is None else _names[name]
     return tuple(_counts[at * _FIELDS : (at + 1) * _FIELDS])
 
