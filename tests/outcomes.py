@@ -1,8 +1,8 @@
-"""What `make test` ends with: the time of each part, and the tests that did not run.
+"""The end of `make test`: the time of each part, and the tests that did not run.
 
-A skipped test is a hole, unless another part runs it: with other kernels, or on a GPU with other features.
-Each part writes its outcomes to the folder `TANDEM_OUTCOMES`. `python -m tests.outcomes` prints what ran in
-no part. Where `CI` is set it fails if the reason is not one of `REASONS`.
+A skipped test is a hole, unless another part runs it with other kernels, or on a GPU with other features.
+Each part writes its outcomes to the folder `TANDEM_OUTCOMES`. `python -m tests.outcomes` prints the tests
+that no part has run. If `CI` is set, it fails for a skipped test whose reason is not in `REASONS`.
 """
 
 import json
@@ -20,7 +20,7 @@ REASONS: dict[str, str] = {
     "this PyTorch does not have it": "names of later versions",
     "this processor cannot|the CPU cannot": "features of other processors",
 }
-"""Reasons of skipped tests, as regular expressions, and why the tests need not run here."""
+"""Reasons of skipped tests, as regular expressions, each with why such tests need not run here."""
 
 if os.geteuid() or not shutil.which("apt-get"):
     for reason in ("there is no graphics adapter", "no Chromium is installed"):
@@ -28,7 +28,7 @@ if os.geteuid() or not shutil.which("apt-get"):
 
 
 class Outcomes:
-    """Records outcomes of tests: a plug-in of pytest."""
+    """A plug-in of pytest that records the outcomes of tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -57,15 +57,15 @@ def main() -> int:
 
 
 def told(result: Result) -> str:
-    """Return in a line what came of a program."""
+    """Return one line about how a program's results differ, and why it ran on the host."""
     lines = [f"{way}: {text}" for way, text in failures(result)] or ["as in eager"]
     return "; ".join([*lines, *on_host(result)])
 
 
 def _interpreters(programs: list[Program], names: list[str]) -> dict[str, str | NotInstalled]:
-    """Return the interpreter of each of these programs, or why it has none."""
+    """Return an interpreter for each of these programs, or the reason why there is none."""
     found: dict[str, str | NotInstalled] = dict.fromkeys(names, sys.executable)
-    # Groups are formed of all programs, so that --only does not change the environments.
+    # All programs form the groups, so that --only does not change the environments.
     for number, group in enumerate(groups(programs), start=1):
         members = {program.name for program in group}.intersection(names)
         if members:
@@ -78,7 +78,9 @@ def _interpreters(programs: list[Program], names: list[str]) -> dict[str, str | 
 
 
 def news(results: list[Result]) -> list[str]:
-    """Return the unexpected: programs that differ and are not listed, and listed ones that do not differ."""
+    """Return unexpected results: programs that differ but are not listed, and listed programs that do not
+    differ.
+    """
     lines = []
     for result in results:
         name = result.program.name

@@ -1,11 +1,12 @@
-"""Comparison of what a program prints, with other kernels, to what it prints in eager PyTorch.
+"""Comparison of the text that a program prints, with other kernels, with the text that it prints in eager
+PyTorch.
 
-With PyTorch's kernels the text is the same. Tandem's own kernels round otherwise, by a relative error of some
-1e-7 an operator. The first values differ by a few of these roundings, amplified by what the program computes,
-for which RELATIVE leaves room; a wrong operator is far outside of it. ABSOLUTE is for values that are
-differences of larger ones, such as a loss near zero. Training amplifies roundings from step to step without a
-bound, so later values show no error: FIRST is the number of values that are held to the tolerance, the same
-for all programs.
+With PyTorch's kernels the texts must be the same. Tandem's own kernels round differently, by a relative error
+of about 1e-7 per operator. The first values therefore differ by a few roundings, which the program's
+computation amplifies. RELATIVE leaves room for that; a wrong operator is far outside of it. ABSOLUTE is for
+values that are differences of larger values, such as a loss near zero. Training amplifies roundings from step
+to step without a bound, so later values show no error: only the first FIRST values must be within the
+tolerance. The constants are the same for all programs.
 """
 
 import difflib
@@ -20,7 +21,7 @@ NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf\b|nan\b)", r
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether two texts agree, and how near their values are or what differs."""
+    """Whether two texts agree, with a sentence on how near their values are, or on how they differ."""
 
     agrees: bool
     text: str
@@ -59,7 +60,7 @@ def _is_near(x: float, y: float) -> bool:
 
 
 def difference(x: float, y: float) -> float:
-    """Return the relative difference of two values, or the absolute one where that is less."""
+    """Return the relative or the absolute difference of two values, whichever is smaller."""
     if x == y or (math.isnan(x) and math.isnan(y)):
         return 0.0
     distance = abs(x - y)

@@ -1,7 +1,8 @@
 """Virtual environments for the programs, layered over the project's, whose torch they share.
 
-A program whose requirements the project's environment meets runs there. The others form groups, each of which
-has versions that fit all of its programs. A program that fits no group starts a new one.
+If the project's environment meets a program's requirements, the program runs there. The other programs form
+groups, each with versions that fit all programs of the group. A program that fits no group starts a new
+group.
 """
 
 import hashlib
@@ -19,13 +20,13 @@ from .program import Program
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "libraries"
 FOLDER = CACHE / hashlib.sha256(f"{sys.prefix} {sys.version}".encode()).hexdigest()[:12]
-"""The environments over this one; clones and versions of Python have their own."""
+"""Folder of the environments, one for each project environment (of a clone) and version of Python."""
 SHARED = ("torch", "torchvision", "torchaudio", "triton", "numpy")
-"""Packages of the project's environment that no group replaces."""
+"""Packages of the project's environment that no group may replace."""
 
 
 class NotInstalled(Exception):
-    """There are no versions that a program can be installed with."""
+    """No versions of the required packages can be installed together."""
 
 
 def groups(programs: list[Program]) -> list[list[Program]]:
@@ -57,7 +58,7 @@ def _divide(programs: list[Program]) -> list[list[Program]]:
 def _agree(programs: list[Program]) -> bool:
     done = _uv("compile", "-", requirements=_requirements(programs))
     if "Failed to fetch" in done.stderr:
-        raise ConnectionError(done.stderr)  # versions are unknown; without an answer no group is formed
+        raise ConnectionError(done.stderr)  # versions are unknown without an answer
     return done.returncode == 0
 
 
@@ -66,7 +67,7 @@ def _requirements(programs: Iterable[Program]) -> str:
 
 
 def interpreter(number: int, group: list[Program]) -> str:
-    """Return the interpreter of a group's environment, which is made or brought up to date."""
+    """Return the interpreter of a group's environment, which is created or updated first."""
     folder, requirements = FOLDER / f"group-{number}", _requirements(group)
     python, stamp = folder / "bin" / "python", folder / "requirements.txt"
     if stamp.exists() and stamp.read_text() == requirements:
@@ -75,7 +76,8 @@ def interpreter(number: int, group: list[Program]) -> str:
         subprocess.run([find_uv_bin(), "venv", "--quiet", "--python", sys.executable, folder], check=True)
         base = sysconfig.get_path("purelib")
         site = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
-        # A line of code, so that .pth files there are read, too: one of them is the editable package's.
+        # A line of code in a .pth file adds the folder so that its own .pth files are read too, such as the
+        # editable package's.
         Path(site, "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
     stamp.unlink(missing_ok=True)
     done = _uv("install", "-r", "-", python=str(python), requirements=requirements)

@@ -1,4 +1,4 @@
-"""Programs that fail or differ with PyTorch's kernels, with the reasons."""
+"""Programs that are known to fail or differ with PyTorch's kernels, with the reasons."""
 
 KNOWN = {
     "timm": "its LAMB updates lists of tensors on devices other than the CPU, which rounds otherwise",

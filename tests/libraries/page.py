@@ -1,4 +1,4 @@
-"""Generates docs/libraries.md, and the table on the terminal."""
+"""Generates docs/libraries.md and the terminal's table."""
 
 import datetime
 import os
@@ -79,7 +79,7 @@ def row(result: Result) -> list[str]:
 
 
 def _operators(report: dict) -> int:
-    """Return the number of operators: those that Tandem captured, and those on host tensors."""
+    """Return the number of a program's operators: the captured ones, and the ones on host tensors."""
     return report["ops_captured"] + report["ops_on_host"]
 
 
@@ -92,13 +92,13 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def failures(result: Result) -> list[tuple[str, str]]:
-    """Return what is not as in eager, and how it shows."""
+    """Return each way in which the results are not eager's, with the difference."""
     ways = {BITS: result.bits, "own kernels": result.values}
     return [(way, found.text) for way, found in ways.items() if not found.agrees and found != NOT_RUN]
 
 
 def on_host(result: Result) -> list[str]:
-    """Return the reasons for which operators run on the host, from the report."""
+    """Return the reasons why operators run on the host, from the report."""
     notes, models = (result.report.get(key, []) for key in ("notes", "models_elsewhere"))
     found = [re.search(r"not adopted, because (\S+ chooses the host)", note) for note in notes]
     lines = [line[1] for line in found if line]
@@ -133,7 +133,7 @@ def _markdown(columns: tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def terminal(results: list[Result]) -> Table:
-    """Return the table for the terminal, with what fails in place of what the programs do."""
+    """Return the table for the terminal, in which the failures replace the descriptions of the programs."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in (*COLUMNS[:2], *COLUMNS[3:], "what differs"):
         table.add_column(column)

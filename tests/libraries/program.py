@@ -15,7 +15,7 @@ FOLDER = Path(__file__).with_name("programs")
 
 @dataclass(frozen=True)
 class Program:
-    """A program, which is named after the library that it uses."""
+    """A program, named after the library that it uses."""
 
     name: str
     does: str
@@ -32,11 +32,13 @@ class Program:
         return str(Requirement(self.requirements[0]).specifier).removeprefix("==")
 
     def is_installed(self) -> bool:
-        """Whether this interpreter's environment has what the program requires."""
+        """Whether this interpreter's environment has all that the program requires."""
         return all(map(_is_met, self.requirements))
 
     def copy_to(self, folder: Path) -> Path:
-        """Copy the file to a folder without other programs, whose names would hide the libraries."""
+        """Copy the file to a folder without the other programs, because their names would hide
+        the libraries.
+        """
         return Path(shutil.copy(FOLDER / f"{self.name}.py", folder / "program.py"))
 
 

@@ -1,4 +1,4 @@
-"""Runs a program in eager PyTorch, with PyTorch's kernels, and with Tandem's own."""
+"""Runs a program in eager PyTorch, on Tandem with PyTorch's kernels, and on Tandem with its own kernels."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from .program import Program
 
 TIMED = str(Path(__file__).with_name("timed.py"))
 LIMIT = 120
-"""Seconds after which a run has failed."""
+"""Time limit of a run, in seconds."""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -40,36 +40,36 @@ NOT_RUN = Agreement(False, "not run")
 
 
 class Failed(Exception):
-    """A run failed, for the reason that the exception tells."""
+    """A run failed. The exception has the reason."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run printed, and its figures if it was timed."""
+    """The text that a run printed, and its figures if the run was timed."""
 
     text: str
     seconds: float | None
-    """Median time of an iteration, or None if there are too few."""
+    """Median time of an iteration, or None if there were too few iterations."""
     report: dict
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a program."""
+    """The results of a program in all ways of running it."""
 
     program: Program
     bits: Agreement = NOT_RUN
-    """With PyTorch's kernels."""
+    """Agreement with eager PyTorch when Tandem uses PyTorch's kernels."""
     values: Agreement = NOT_RUN
-    """With Tandem's own kernels."""
+    """Agreement with eager PyTorch when Tandem uses its own kernels."""
     eager: float | None = None
-    """Seconds an iteration."""
+    """Seconds per iteration."""
     tandem: float | None = None
     report: dict = field(default_factory=dict)
 
 
 def compared(program: Program, python: str) -> Result:
-    """Run a program in all ways. What fails is a part of the result."""
+    """Run a program in all ways. A failure of a run becomes part of the result."""
     try:
         eager = run(program, python, "eager")
     except Failed as failure:
@@ -94,7 +94,7 @@ def _agreement(
 
 
 def run(program: Program, python: str, way: str) -> Run:
-    """Run a program in one of WAYS, in an empty folder."""
+    """Run a program in an empty folder, in the way `way` of WAYS."""
     arguments, variables = WAYS[way]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -109,12 +109,14 @@ def _text(path: Path, default: str) -> str:
 
 
 def _median(blocks: list[float]) -> float | None:
-    """Return the median of the second half, whose iterations have all been traced."""
+    """Return the median time of the second half of the blocks, because tracing may slow down the
+    first half.
+    """
     return statistics.median(blocks[len(blocks) // 2 :]) if len(blocks) > 1 else None
 
 
 def _output(command: list[str], folder: Path, variables: dict[str, str]) -> str:
-    """Run a command in a folder and return what it prints."""
+    """Run a command in a folder, and return the text that it prints."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -130,7 +132,7 @@ def _output(command: list[str], folder: Path, variables: dict[str, str]) -> str:
     except subprocess.TimeoutExpired:
         raise Failed(f"not finished after {LIMIT} s") from None
     finally:
-        # Processes that it has started end with it.
+        # The signal also ends the processes that the command has started.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -140,7 +142,7 @@ def _output(command: list[str], folder: Path, variables: dict[str, str]) -> str:
 
 
 def _error(errors: str) -> str:
-    """Return the line of a traceback that names the exception, or else the last line."""
+    """Return the line of a traceback that names the exception. If no line does, return the last line."""
     lines = [line for line in errors.splitlines() if line.strip()] or [""]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)]
     return (named or lines)[-1].strip()[:300]

@@ -1,9 +1,9 @@
 """Runs a program and writes the times of its iterations to times.json: `timed.py eager|tandem PROGRAM`.
 
-An iteration ends with `optimizer.step()` or, until the first one, with the outermost call of a module without
-gradients, as for Tandem (`torch_tandem/_iterations.py`). Tandem's work is asynchronous, so iterations are
-timed in blocks, at whose ends it is waited for. Nothing else differs from `python PROGRAM` and `tandem run
-PROGRAM`.
+An iteration ends with `optimizer.step()` or, before the first such call, with the outermost call of a module
+without gradients, as for Tandem (`torch_tandem/_iterations.py`). Tandem's work is asynchronous, so iterations
+are timed in blocks, and the end of a block waits for the work. Apart from this, the program runs as with
+`python PROGRAM` and `tandem run PROGRAM`.
 """
 
 import json
@@ -18,11 +18,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 BLOCK = 5
-"""Iterations of a block: few, as programs are short; more than one, so that Python can run ahead."""
+"""Number of iterations in a block. Programs are short, so it is small; it is more than 1 so that Python can
+run ahead.
+"""
 
 
 class Clock:
-    """Times of blocks of iterations, in seconds an iteration."""
+    """Times of blocks of iterations, in seconds per iteration."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.wait = wait
@@ -50,7 +52,7 @@ class Clock:
 
     def after_step(self, *_) -> None:
         if not self.trains:
-            # Calls before the training, such as those that infer shapes, are no iterations of it.
+            # Calls before the training, for example to infer shapes, do not count as iterations.
             self.trains, self.blocks, self.iterations = True, [], 0
             nn.Module.__call__ = self.call
         self.end_iteration()

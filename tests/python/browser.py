@@ -26,11 +26,11 @@ PATIENCE = 90  # seconds
 
 
 class Unusable(Exception):
-    """There is no browser, or it does not run on this machine."""
+    """No browser is installed, or the browser does not run on this machine."""
 
 
 class Browser:
-    """One browser with one page. `errors` are the messages that the page's scripts raised or logged."""
+    """A browser with one page. `errors` are the messages that the page's scripts have raised or logged."""
 
     def __init__(self, folder: Path) -> None:
         program = next(filter(None, map(shutil.which, NAMES)), None)
@@ -72,7 +72,7 @@ class Browser:
         self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, page: str, address: str = "") -> None:
-        """Shows a page, at an address within it, and waits until its scripts have ended."""
+        """Shows a page, at an address within the page, and waits until the page's scripts have ended."""
         self._file.write_text(page)
         self.call("Page.navigate", url="about:blank")  # a new fragment alone would not reload the page
         self.errors.clear()
@@ -93,7 +93,7 @@ class Browser:
         return self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)")
 
     def click(self, selector: str, at: tuple[float, float] = (0.5, 0.5)) -> None:
-        """Clicks into an element, at fractions of its width and height."""
+        """Clicks at a point in an element, given by fractions of the element's width and height."""
         x, y, width, height = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({ block: 'center', behavior: 'instant' });"
@@ -113,7 +113,7 @@ class Browser:
         self.drawn()
 
     def drawn(self) -> None:
-        """Waits until changes are drawn."""
+        """Waits until the browser has drawn all changes."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:

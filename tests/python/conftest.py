@@ -1,7 +1,7 @@
 """Every test starts at the beginning of an iteration, in co-execution mode, with counters at zero.
 
-The TraceGraph of earlier tests of the same file is kept. Kernels are PyTorch's alone, with eager's bits,
-unless `TANDEM_KERNELS` is set.
+The TraceGraph of earlier tests in the same file is kept. Unless `TANDEM_KERNELS` is set, Tandem uses only
+PyTorch's kernels, which return eager's bits.
 """
 
 import gc
@@ -17,10 +17,12 @@ import torch
 import torch_tandem
 
 LONGEST = ("test_trainers", "test_distributed", "test_fed", "test_ray")
-"""Files that take minutes. They run first, so that parallel processes end at the same time."""
+"""Files whose tests take minutes. They run first, so that parallel processes end at the same time."""
 
 DIVIDED = ("test_trainers", "test_distributed", "test_opinfo")
-"""Files whose tests may run in several processes: none needs what earlier ones have left."""
+"""Files whose tests may run in several processes, because no test needs the state that earlier
+tests leave.
+"""
 
 
 def pytest_collection_modifyitems(items):
@@ -29,7 +31,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)  # the wheel's tests run without pytest-xdist
 def pytest_xdist_make_scheduler(config, log):
-    """Tests of a file run in one process, and so do those of a trainer, which keeps its losses on the CPU."""
+    """The tests of a file run in one process. In DIVIDED files, this holds only for the tests of one trainer,
+    which share the losses on the CPU.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -46,7 +50,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left():
-    """Earlier files leave neither traces nor storages."""
+    """The traces and storages of earlier files are dropped."""
     gc.collect()
     torch_tandem.reset()
 

@@ -1,4 +1,4 @@
-"""What the pages show: fenced blocks, code within sentences and tables, and the commands in both."""
+"""The code on the pages: fenced blocks, code in sentences and tables, and the commands in both."""
 
 import argparse
 import re
@@ -14,14 +14,14 @@ from torch_tandem import cli
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PROGRAMS = ("accelerate", "cargo", "make", "pip", "pytest", "python", "tandem", "torchrun")
-"""What a line of code begins with, after variables, if it is a command."""
+"""Programs of commands. A line is a command if it begins with one of them, after any variables."""
 STAND_INS = {"NAME": "step", "N": "20", "FILE": "out.html", "script.py": "train.py", "...": ""}
-"""Words for what the reader chooses."""
+"""Words to replace what the reader has to fill in."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """A fenced block with its language, or code within a sentence, whose language is `inline`."""
+    """A fenced block with its language, or code in a sentence, with the language `inline`."""
 
     page: str
     line: int
@@ -34,7 +34,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Command:
-    """A line for a shell: variables, and words of which the first is one of `PROGRAMS`, or none."""
+    """A line for a shell: variables, and words, which begin with one of `PROGRAMS` if there are any."""
 
     where: Code
     variables: tuple[tuple[str, str], ...]
@@ -61,7 +61,7 @@ def _codes(path: Path) -> Iterator[Code]:
 
 
 def commands(code: Code) -> Iterator[Command]:
-    """The commands that code consists of; of shell blocks, also those in their comments."""
+    """The commands in code. For shell blocks, also the commands in comments."""
     if code.language == "sh":
         for line in code.text.splitlines():
             shown, _, comment = line.partition(" #")
@@ -99,5 +99,5 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def options(parser: argparse.ArgumentParser) -> list[tuple[str, ...]]:
-    """The options of a parser but `--help`, each with its forms."""
+    """The options of a parser except `--help`, each with its forms."""
     return [tuple(a.option_strings) for a in parser._actions if a.option_strings and a.dest != "help"]

@@ -1,4 +1,4 @@
-"""Runs programs in processes that are forked from one that has imported large packages."""
+"""Runs programs in processes that are forked from a process that has imported large packages."""
 
 import atexit
 import io
@@ -14,13 +14,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PACKAGES = ["torch", "torchvision", "torchmetrics.functional", "scipy.stats", "sklearn.metrics", "datasets"]
-"""What many programs import, but nothing that Tandem treats specially when it is imported after it."""
+"""Packages that many programs import. Tandem does not treat them specially when a program imports them."""
 
 
 def run(
     arguments: Sequence[str], env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 280
 ) -> subprocess.CompletedProcess:
-    """Run the interpreter with some arguments: a path, `-m module` or `-c code`, and what these take."""
+    """Run the interpreter with arguments: a path, `-m module` or `-c code`, followed by the program's own
+    arguments.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PACKAGES)
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +42,7 @@ def _run(arguments: list[str], env: dict[str, str], cwd: str, files: list[str]) 
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    # Tests find their helpers and each other, programs do not.
+    # Unlike tests, programs must not find tests and their helpers.
     sys.path[:] = [entry for entry in sys.path if entry not in (str(HERE), str(HERE.parents[1]))]
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -1,4 +1,4 @@
-"""What tests of functions share: data, models, and the comparison with the reference."""
+"""Helpers for tests of functions: data, models, and the comparison with the reference."""
 
 import os
 
@@ -34,7 +34,7 @@ def trainer(device, model, optimizer, wrap):
     return wrap(step)
 
 
-# Kernels for GPUs round otherwise than eager PyTorch, so there the reference is Tandem without functions.
+# GPU kernels round differently from eager PyTorch, so there the reference is Tandem without functions.
 REFERENCE = "cpu" if os.environ.get("TANDEM_DEVICE", "cpu") == "cpu" else "tandem"
 
 

@@ -1,7 +1,7 @@
 """Runs a program on eager CPU and on Tandem in each phase, and compares bits.
 
-With `TANDEM_KERNELS=own` Tandem's own kernels are used: the phases have the same bits, and eager's values are
-near.
+With `TANDEM_KERNELS=own`, Tandem uses its own kernels: all phases must have the same bits, and values near
+eager's.
 
 A program is a generator function with the device as its argument. Each `yield` ends an iteration and returns
 the values to compare: tensors, numbers, strings and containers of them. The yielded objects are kept and read
@@ -24,7 +24,7 @@ from torch_tandem._report_types import Report
 Program = Callable[[str], Iterator[Any]]
 
 OWN = os.environ.get("TANDEM_KERNELS") != "aten"
-"""Whether Tandem's own kernels are used, whose results are near to PyTorch's but have other last bits."""
+"""Whether Tandem's own kernels are used. Their results are near PyTorch's, but their last bits differ."""
 
 
 def report() -> Report:
@@ -37,15 +37,15 @@ def diverged() -> int:
 
 
 def share_coexecuted(seen: Report) -> float:
-    """Returns the share of co-executed operators among those that are not fetches."""
+    """Returns the share of operators that were co-executed, among all operators except fetches."""
     fetches = sum(f["count"] for f in seen["fetches"])
     return seen["ops_coexecuted"] / max(seen["ops_captured"] - fetches, 1)
 
 
 def results(program: Program, device: str, settled: int = 0) -> tuple[list[Any], torch.Tensor]:
-    """Returns the yielded values, on the host, and the state of the random generator after the program.
+    """Returns the yielded values, on the host, and the random generator's state after the program.
 
-    Counters are reset after `settled` iterations.
+    After `settled` iterations, the counters are reset.
     """
     torch.manual_seed(0)
     np.random.seed(0)
@@ -69,7 +69,7 @@ def to_host(out: Any) -> Any:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two CPU tensors have the same values; all NaNs are equal."""
+    """Whether two CPU tensors have the same bits. All NaNs count as equal."""
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
     if a.layout != torch.strided:
@@ -95,11 +95,13 @@ def assert_same(expected: Any, actual: Any, where: str) -> None:
 
 
 COMPARABLE = 3
-"""Iterations compared where kernels differ in the last bits: training amplifies the differences."""
+"""Number of iterations that are compared if kernels have other last bits: training amplifies the
+differences.
+"""
 
 
 def assert_near(expected: Any, actual: Any, where: str) -> None:
-    """Like `assert_same`, but numbers need only be near."""
+    """Like `assert_same`, but floats need only be near."""
     left, left_spec = tree_flatten(expected)
     right, right_spec = tree_flatten(actual)
     assert left_spec == right_spec, f"{where}: the structures differ"
@@ -129,13 +131,13 @@ def describe(x: torch.Tensor, y: torch.Tensor) -> str:
 
 
 def check(program: Program, coexecuted: float = 0.6, like_eager: bool = True, settled: int = 0) -> Report:
-    """Compares a program's results on eager CPU with those of each phase, and returns the report of
+    """Compares a program's results on eager CPU with its results in each phase. Returns the report of
     co-execution.
 
-    After the first `settled` iterations, at least the share `coexecuted` of the operators that are not
-    fetches must be co-executed; the report covers the same iterations. For programs that PyTorch itself
-    computes differently on other devices (docs/differs.md), `like_eager=False` compares with eager only
-    approximately; the phases still must agree bit for bit.
+    After the first `settled` iterations, at least the share `coexecuted` of all operators except fetches must
+    be co-executed. The report covers the same iterations. Some programs PyTorch itself computes differently
+    on other devices (docs/differs.md). For them, `like_eager=False` compares with eager only approximately;
+    the phases still must agree bit for bit.
     """
     eager, eager_state = results(program, "cpu")
     torch_tandem.set_mode("trace")
@@ -170,11 +172,12 @@ def compare(
 def coexecuting(
     program: Program | None = None, *, share: float = 1.0, last: int = 6, like_eager: bool = True
 ) -> Any:
-    """Makes a program a test: every iteration must agree with eager CPU, and the `last` ones must co-execute.
+    """Makes a program a test: every iteration must agree with eager CPU, and the `last` iterations must
+    co-execute.
 
     The program is not yet in the TraceGraph when it starts. In its last iterations, at least the `share` of
-    the operators that are not fetches must be co-executed. For programs that PyTorch computes differently on
-    other devices, `like_eager=False` compares with tracing instead.
+    all operators except fetches must be co-executed. For programs that PyTorch computes differently on other
+    devices, `like_eager=False` compares with tracing instead of eager.
     """
     if program is None:
         return functools.partial(coexecuting, share=share, last=last, like_eager=like_eager)

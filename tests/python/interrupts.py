@@ -1,4 +1,4 @@
-"""Ctrl-C in a terminal: the signal that it sends to a command and all of its processes."""
+"""Ctrl-C in a terminal, which sends a signal to a command and to all of its processes."""
 
 import os
 import signal
@@ -9,12 +9,14 @@ from pathlib import Path
 
 
 def _heed() -> None:
-    # A shell starts what runs in the background with the signal ignored, and all its processes inherit that.
+    # In the background, a shell starts commands with the signal ignored, and their processes inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def interrupted(command: list[str], folder: Path) -> tuple[int, str, str]:
-    """How a command of the interpreter ends on Ctrl-C, once its script has written a file `ready...`."""
+    """The exit status and output of a command of the interpreter that gets Ctrl-C once its script has written
+    a file `ready...`.
+    """
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,

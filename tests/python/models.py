@@ -18,7 +18,7 @@ def grads(*modules):
 
 
 def layers(device, *sizes, act=nn.Tanh):
-    """Linear layers with activations between them, the same on each device."""
+    """Linear layers with activations between them, with the same weights on each device."""
     torch.manual_seed(1)
     pairs = [(nn.Linear(a, b), act()) for a, b in pairwise(sizes)]
     return nn.Sequential(*[m for pair in pairs for m in pair][:-1]).to(device)
@@ -33,7 +33,7 @@ def adam(*modules, lr=0.01, **options):
 
 
 def train(device, model, loss_of, optimizer=None, steps=STEPS):
-    """Plain training with `loss_of(x, step)`, where `x` is another batch in each step."""
+    """Plain training with `loss_of(x, step)`, where `x` is a different batch in each step."""
     optimizer = optimizer or sgd(model, momentum=0.9)
     for step in range(steps):
         optimizer.zero_grad()

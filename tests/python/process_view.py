@@ -71,7 +71,7 @@ def fail(depth=2):
 
 
 def failing():
-    """The text of a traceback, of each kind that the module prints."""
+    """The texts of a traceback, with and without the exceptions that led to it."""
     texts = []
     for chain in (True, False):
         try:
@@ -143,7 +143,9 @@ def forked(function):
 
 
 def spawned():
-    """What a spawned process says of the script's function, or the exception of a script without a file."""
+    """The text that a spawned process returns about the script's function, or the exception of a script
+    without a file.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(described, (Thing(3),))
 
@@ -256,7 +258,7 @@ ITEMS = {
     "syntax tree": lambda: ast.dump(ast.parse("x: int = 1")),
     "types": lambda: types.ModuleType.__module__,
 }  # fmt: skip
-"""What the script sees, by name. An exception is seen, too."""
+"""The script's observations of its process, by name. An exception counts as an observation."""
 
 
 def seen(function):
@@ -268,7 +270,7 @@ def seen(function):
 
 
 def plain(text):
-    """Text without addresses and what else is never the same twice."""
+    """Text without addresses and reference counts, which differ in each process."""
     return re.sub(r"0x[0-9a-f]+|(?<=object refcount : )\d+", "", text)
 
 
@@ -353,7 +355,9 @@ ENDINGS = [
 
 
 def fork(name):
-    """Fork. In the child, redirect its output; in the parent, return how the child ended and what it said."""
+    """Fork. In the child, redirect its output; in the parent, return how the child ended and the text that it
+    wrote.
+    """
     files = [tempfile.TemporaryFile() for _ in range(2)]
     sys.stdout.flush()
     gc.freeze()  # a child that ends need not look at all objects
@@ -385,7 +389,7 @@ if __name__ == "__main__":
             end(ending)
             break
     else:
-        # `tandem compare` runs the script twice.
+        # `tandem compare` runs the script twice, so there are two names for the file.
         name = next(name for name in (sys.argv[1] + end for end in ("", ".2")) if not os.path.exists(name))
         with open(name, "w") as file:
             json.dump(view, file)

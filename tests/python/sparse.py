@@ -1,4 +1,6 @@
-"""Calls of sparse tensors, each printed with its result: `python sparse.py DEVICE`, or without a device."""
+"""Calls with sparse tensors, each printed with its result: `python sparse.py DEVICE`, or `python sparse.py`
+for no device.
+"""
 
 import copy
 import io

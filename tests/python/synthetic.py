@@ -42,7 +42,7 @@ class Tracer:
         return number
 
     def within(self, *frames: str) -> "Within":
-        """Adds frames of modules, each with the frames of PyTorch's module call before it."""
+        """Adds frames of modules. Each is preceded by the frames of PyTorch's module call."""
         calls = ["Module._wrapped_call_impl:1775", "Module._call_impl:1786"]
         return Within(self, [part for frame in frames for part in (*calls, frame)])
 
@@ -140,7 +140,9 @@ def graphs(target: int = 300) -> Graphs:
 
 
 def blocks(t: Tracer, loops: list[Loop]) -> list[Block]:
-    """Returns the symbolic graph's blocks, cut at branches, rejoins, loops and fetches and after 24 nodes."""
+    """Returns the symbolic graph's blocks, which end at branches, joins, loops and fetches, and after 24
+    nodes.
+    """
     after: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for a, b in t.edges:

@@ -1,4 +1,6 @@
-"""Every public name of `torch.accelerator`: a name that a new PyTorch adds fails until it is tried here."""
+"""Every public name of `torch.accelerator`. If a new PyTorch adds a name, the test fails until the name is
+tried here.
+"""
 
 import importlib
 
@@ -111,7 +113,9 @@ TRIED = {
 
 
 def public(module):
-    """The public names of a module that it defines or exports; those of its submodules are tried there."""
+    """The public names that a module defines or exports. Names of its submodules are tried with the
+    submodules.
+    """
     named = getattr(module, "__all__", None)
     if named is None:
         named = [

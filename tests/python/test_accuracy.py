@@ -1,10 +1,11 @@
-"""Errors of the cpu executor's own reductions relative to float64, compared with those of PyTorch.
+"""Errors of the cpu executor's own reductions relative to float64, compared with PyTorch's errors.
 
 Operators, their gradients, lengths, layouts and distributions of values are combined; each combination is
 drawn a few times. Ops run at once, with the bits that they have in all phases (`test_own_kernels.py`). The
-largest error of any value may be twice that of PyTorch's, or twice the rounding of a float.
+largest error of any value may be twice PyTorch's largest error, or twice the rounding of a float.
 
-`python tests/python/test_accuracy.py --large` tests more and longer combinations, and prints the worst.
+`python tests/python/test_accuracy.py --large` tests more and longer combinations, and prints those with the
+largest errors.
 """
 
 import argparse
@@ -44,7 +45,9 @@ LARGE = (
     9_400_003,
 )
 DRAWS = ((1 << 8, 100), (1 << 12, 24), (1 << 20, 2))
-"""Number of draws for operands of fewer elements: the error of few values varies much between draws."""
+"""Numbers of draws for operands with fewer elements than the given number. The error of few values varies
+much between draws.
+"""
 MOST = 1 << 20
 """Number of elements of an operator's operands above which only `--large` tests the operator."""
 ROUNDING = 2.0**-24
@@ -137,14 +140,15 @@ def with_gradients(op: Operator, tensors: Tensors) -> list[torch.Tensor]:
 
 
 def errors(op: Operator, shapes: list[tuple[int, ...]], spread: Spread) -> list[tuple[float, float]]:
-    """Returns, for each result of an operator, Tandem's error and PyTorch's, in roundings of the largest
+    """Returns Tandem's and PyTorch's error for each result of an operator, in roundings of the largest
     element.
 
-    The unit makes errors comparable between draws of large and of small values.
+    This unit makes the errors of draws of large and of small values comparable.
     """
     found: list[list[tuple[float, float]]] = []
     for seed in range(next((times for most, times in DRAWS if elements(shapes) < most), 1)):
-        # The later operands are weights and similar values.
+        # All operands but the first are weights and the like, so they are always drawn from a normal
+        # distribution.
         tensors = tuple(draw(s, spread if i == 0 else normal, 10 * seed + i) for i, s in enumerate(shapes))
         exact = with_gradients(op, tuple(t.double() for t in tensors))
         plain = with_gradients(op, tensors)

@@ -1,4 +1,6 @@
-"""Adopted scripts raise no exception that eager does not: functions that want arguments on the host."""
+"""Adopted scripts raise no exceptions that eager PyTorch does not raise: functions that expect arguments on
+the host.
+"""
 
 import json
 import subprocess
@@ -32,7 +34,9 @@ for op in op_db:
             raised[f"{op.name} {op.variant_test_name} {number}"] = type(error).__name__
 print(json.dumps([calls, raised]))
 """
-"""Calls the samples of PyTorch's database, made without a device: all tensors are adopted."""
+"""Program that calls the samples of PyTorch's database, made without a device, so that all tensors are
+adopted.
+"""
 
 MIXED = """
 import itertools, json, sys, warnings
@@ -95,7 +99,9 @@ for op in op_db:
                     wrong.setdefault(f"{op.name}{' in place' * copies}", [on_host, str(found)[:200]])
 print(json.dumps([calls, wrong]))
 """
-"""Calls the samples of PyTorch's database with tensors on both devices, as adopted scripts have them."""
+"""Program that calls the samples of PyTorch's database with tensors on both devices, as adopted scripts have
+them.
+"""
 
 ARRAYS = """
 import numpy as np
@@ -127,7 +133,7 @@ array = np.array(model.weight.detach())
 array[0] = 0
 print(array, model.weight.detach().numpy().copy())
 """
-"""Arrays share memory with tensors, as without Tandem."""
+"""Program in which arrays share memory with tensors, as without Tandem."""
 
 CALLS = """
 import torch
@@ -165,7 +171,7 @@ for name in ("addcmul", "addcdiv"):
     getattr(torch, f"_foreach_{name}_")(ones, ones, ones, scalars=torch.tensor([2.0]))
 print(shown(ones))
 """
-"""Public functions that take a tensor of lengths, sizes, indices or offsets."""
+"""Program that calls public functions that take a tensor of lengths, sizes, indices or offsets."""
 
 
 def ran(tmp_path, text, *options, args=()):
@@ -196,7 +202,8 @@ def test_functions_that_take_lengths_and_indices(tmp_path, adopted):
 
 def test_tensors_on_both_devices(tmp_path, adopted):
     calls, wrong = json.loads(ran(tmp_path, MIXED, *adopted, args=["tandem"]))
-    # Gradients of targets and of sampled products, which autograd expects on the other device.
+    # These functions fail only in their gradients (of targets, and of sampled products), which autograd
+    # expects on the other device.
     assert wrong.keys() == {
         "nn.functional.binary_cross_entropy",
         "nn.functional.binary_cross_entropy_with_logits",

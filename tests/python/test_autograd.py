@@ -135,7 +135,7 @@ def test_zero_tangents_leave_signs_alone():
         for step in range(STEPS):
             with torch.autograd.forward_ad.dual_level():
                 dual = torch.autograd.forward_ad.make_dual(x, t)
-                # The tangent of the constant is a zero tensor without memory, which PyTorch does not add.
+                # The constant's tangent is a zero tensor without memory. PyTorch does not add it.
                 out = torch.autograd.forward_ad.unpack_dual(dual * -float(step + 1) + x * x)
                 yield out.primal.clone(), out.tangent.signbit(), out.tangent.clone()
             x = x + 1

@@ -1,6 +1,6 @@
 """`import torch` loads nothing of Tandem unless autoload was turned on and the process sets the variable.
 
-Each test runs a new interpreter that sees the entry point in a folder of its own.
+Each test runs a new interpreter that finds the entry point in a temporary folder.
 """
 
 import os

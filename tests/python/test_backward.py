@@ -1,4 +1,4 @@
-"""Tandem's autograd engine: which passes it runs, and that results and errors are those of PyTorch's."""
+"""Tandem's autograd engine: the passes that it runs, and PyTorch's results and errors in them."""
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 @coexecuting
 def test_sums_are_in_the_engines_order(device):
-    """Many gradients of a tensor are added, some views, some expanded; they accumulate over passes."""
+    """Many gradients of a tensor are added, some of them views or expanded, and they accumulate over several
+    passes.
+    """
     w = data(8, 8).to(device).requires_grad_()
     b = data(8, seed=1).to(device).requires_grad_()
     for step in range(STEPS):
@@ -28,7 +30,7 @@ def test_sums_are_in_the_engines_order(device):
 
 @coexecuting
 def test_gradients_of_gradients(device):
-    """A penalty on a gradient: a pass that creates a graph, and one through that graph."""
+    """A penalty on a gradient takes two passes: one that creates a graph, and one through that graph."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     for step, parameter in enumerate(model.parameters()):
         parameter.data.copy_(data(*parameter.shape, seed=step))
@@ -49,7 +51,7 @@ def test_gradients_of_gradients(device):
 
 @pytest.fixture
 def left(monkeypatch):
-    """The calls of PyTorch's engine."""
+    """The passes that Tandem leaves to PyTorch's engine."""
     engine, passes = Variable._execution_engine._engine, []
 
     class Counted:
@@ -170,7 +172,7 @@ def test_an_input_without_a_gradient():
 
 
 class Told(torch.autograd.Function):
-    """Doubles its argument; `backward` calls `now` before it returns and queues `later` for the end of the
+    """Doubles its argument. `backward` calls `now` before it returns, and queues `later` for the end of the
     pass.
     """
 
@@ -219,7 +221,7 @@ def test_a_pass_within_a_pass(left):
 
 
 def test_hooks_that_come_while_the_pass_runs():
-    """Hooks on tensors, nodes and leaves are called as if they had been registered before the pass."""
+    """Hooks that are registered during the pass are called as if they had been registered before it."""
     w = torch.ones(2, device="tandem", requires_grad=True)
     hidden = w * 1
     kept = hidden * 1
@@ -241,8 +243,8 @@ class Tagged(torch.Tensor):
 
 
 def test_the_programs_code_finds_the_state_of_the_pass():
-    """`__torch_function__` is enabled, a mode that one node leaves on is off for the next, and passes have
-    ids.
+    """In the program's code within a pass, `__torch_function__` is enabled, modes that an earlier node left
+    on are off again, and the pass has an id.
     """
     w = torch.ones(2, device="tandem", requires_grad=True)
     seen = []
@@ -283,7 +285,7 @@ def test_anomaly_mode_within_a_pass():
 def test_a_host_leaf_that_is_used_again_and_again():
     w = torch.ones(2, requires_grad=True)
     x = torch.ones(2, device="tandem")
-    # The accumulator node stays alive, and so do changes made to it.
+    # As long as the accumulator node lives, it is the same node in each pass, with all changes made to it.
     node = torch.autograd.graph.get_gradient_edge(w).node
     for _ in range(20):
         (w * x + w * x).sum().backward()

@@ -1,4 +1,6 @@
-"""`torch.utils.benchmark.Timer` measures the work that a statement issues, not the time to issue it."""
+"""`torch.utils.benchmark.Timer` measures the work that a statement issues, and not only the time of issuing
+it.
+"""
 
 import time
 
@@ -32,7 +34,7 @@ def test_a_chain_of_products_is_measured():
             chain(x)
             torch.tandem.synchronize()
         waited = (time.perf_counter() - begin) / 10
-        # Other work on the machine may slow down either of the two.
+        # Other work on the machine may slow down either measurement.
         assert 0.4 * waited < seconds("chain(x)", x=x) < 2.5 * waited
 
 

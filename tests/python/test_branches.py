@@ -1,4 +1,4 @@
-"""Functions that read values: a graph for each path, and Python where there is none."""
+"""Functions that read values: each path has a graph, and on an unknown path Python runs the call."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from functions import batches, both, data, mlp, reason, replayed, same
 from torch import nn
 from torch.nn import functional as F
 
-# An audit that finds something has found a call that should not have been replayed, or is wrong itself.
+# If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*effects are skipped"),
     pytest.mark.filterwarnings("error:.*an audit found"),
@@ -106,7 +106,7 @@ def test_a_path_that_no_graph_has_is_abandoned_once():
     assert f.cache_info().currsize == 15
     calls = torch_tandem.report()["ops_captured"]
     assert torch.equal(f(paths[-1].to("tandem")).cpu(), paths[-1] * 3 + 4)
-    # One replay ends at the last value; Python runs the rest of the operators anew.
+    # The replay goes up to the last value, where no graph fits. Then Python runs the call from its beginning.
     assert torch_tandem.report()["ops_captured"] - calls < 40
 
 

@@ -1,7 +1,7 @@
 """The kernels that PyTorch's dispatcher calls for tandem tensors.
 
-Operators whose kernel is PyTorch's own for any device ("default backend kernel") do not reach Tandem as
-operators. reviewed_default_kernels.txt lists those that may stay so: they create views, compose captured
+Operators with a kernel of PyTorch for any device ("default backend kernel") do not reach Tandem as operators.
+reviewed_default_kernels.txt lists the operators for which this is right: they create views, compose captured
 operators, answer from metadata, call a functional operator and copy, or are for layouts that Tandem does not
 support. If a new version of PyTorch adds such a kernel, these tests fail until it has been reviewed.
 """
@@ -74,8 +74,9 @@ def seeded(device):
     return torch.Generator(device=device).manual_seed(3)
 
 
-# Calls, with a device, two matrices and indices, of reviewed operators that programs may use and of generated
-# variants. They have no kernels for this device: they are composed of operators that are captured.
+# Calls of reviewed operators that programs may use, and of generated variants, with a device, two matrices
+# and indices. These operators have no kernels for this device, because they are composed of captured
+# operators.
 REVIEWED_CALLS = [
     lambda d, x, y, i: [torch.bartlett_window(6, device=d), torch.blackman_window(6, device=d)],
     lambda d, x, y, i: [torch.hamming_window(6, device=d), torch.hann_window(7, periodic=False, device=d)],

@@ -1,5 +1,5 @@
-"""Conversion of floats to integers: towards zero, and outside of the integer's range with eager's values on
-this CPU.
+"""Conversion of floats to integers: rounding towards zero, and eager's values on this CPU for floats outside
+of the integer's range.
 """
 
 import pytest

@@ -1,7 +1,8 @@
-"""Contents of storages that are channels last, which no program can see.
+"""Storages whose contents are channels last, which no program can see.
 
 Random networks mix layers that compute on such contents with accesses that need row-major order: views,
-slices, permutations, copies to the host, writes through views, and operators without a form for them.
+slices, permutations, copies to the host, writes through views, and operators without a form for channels
+last.
 """
 
 import random
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 ITERATIONS = 8
 EPS = 0.1
-"""Added to variances, so that networks of several norms do not amplify differences between kernels."""
+"""Addend of variances that keeps networks with several norms from amplifying differences between kernels."""
 
 
 class Network(nn.Module):
@@ -115,7 +116,7 @@ class Network(nn.Module):
 
 def train(device: str, seed: int, fed: bool = False) -> Iterator[object]:
     network = Network(seed).to(device)
-    # Every second network of images is one whose program asks for channels-last strides.
+    # In every second network of images, the program asks for channels-last strides.
     last = network.dims == 2 and seed % 2 == 1
     if last:
         network = network.to(memory_format=torch.channels_last)
@@ -125,7 +126,7 @@ def train(device: str, seed: int, fed: bool = False) -> Iterator[object]:
         x = (x.to(memory_format=torch.channels_last) if last else x).requires_grad_()
         y = network(x)
         y.square().mean().backward()
-        # The gradient of a bias before a norm is 0 but for rounding.
+        # Apart from rounding, the gradient of a bias before a norm is 0, so biases are not compared.
         gradients = [p.grad for p in network.parameters() if p.dim() > 1 and p.grad is not None]
         yield y, x.grad, gradients, [t.stride() for t in (y, x.grad, *gradients)]
         if optimizer is not None:

@@ -1,4 +1,4 @@
-"""`tandem compare`: both sides run, in turn, and figures and losses are shown."""
+"""`tandem compare` runs both sides in turn, and shows figures and losses."""
 
 import re
 import signal
@@ -49,7 +49,7 @@ def test_a_script_that_runs_longer_is_ended(script):
     assert re.search(r"^eager / Tandem +\d+\.\d\d +\d+\.\d\d to \d+\.\d\d", done.stdout, re.M), done.stdout
     assert re.search(r"^ +1 +(\S+) +\1", done.stdout, re.M), done.stdout
     assert "operators" in done.stdout
-    assert done.stderr == ""  # nor do profilers print
+    assert done.stderr == ""  # profilers must not print either
 
 
 def test_a_script_that_ends_earlier_is_compared_as_far(script):
@@ -107,7 +107,7 @@ def test_too_few_iterations_are_counted_with_a_remedy(script):
 @pytest.mark.parametrize("steps", [10, 25, 60, 400])
 @pytest.mark.parametrize("each", [1e-5, 1e-3, 1.0])
 def test_as_many_iterations_as_are_needed_are_enough(steps, each):
-    """With a stand-in for the processes, whose script ends after so many iterations."""
+    """Stand-ins for the processes run scripts that end after a given number of iterations."""
 
     def pairs(made):
         sides = [_compare.Process(name, []) for name in ("eager", "tandem")]

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def nothing_compiled():
     torch._dynamo.reset()
-    gc.collect()  # the functions of earlier tests
+    gc.collect()  # drops the functions of earlier tests
     torch_tandem.reset()
 
 
 class Net(nn.Module):
-    """Convolution, batch norm, and a branch on an attribute that Dynamo guards."""
+    """Convolution, batch norm, and a branch on an attribute for which Dynamo has a guard."""
 
     def __init__(self):
         super().__init__()
@@ -190,7 +190,7 @@ def test_scripts_that_compile(tmp_path, options, code, note, replays):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_modules_that_call_modules(dynamic):
-    """The first calls of a program are watched, and Dynamo must not see that."""
+    """Tandem watches the first calls of a program. Dynamo must not see that."""
 
     def train(device, compile):
         torch.manual_seed(0)

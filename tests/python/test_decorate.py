@@ -1,4 +1,4 @@
-"""`tandem run --function` makes functions of unchanged files replayed ones."""
+"""`tandem run --function` turns functions in unchanged files into replayed functions."""
 
 import json
 import subprocess
@@ -65,7 +65,7 @@ def test_functions_of_the_script_and_of_a_module_it_imports(folder, script):
     functions = {f["name"]: f for f in json.loads((folder / "r.json").read_text())["functions"]}
     assert functions["make.<locals>.step"]["replayed"] > 30
     assert functions["Loss.of"]["replayed"] > 30
-    # Calls of the second one within the first one are no calls that were missed.
+    # Calls of `Loss.of` within a replayed call of `step` do not count as missed.
     assert json.loads((folder / "r.json").read_text())["notes"] == []
 
 

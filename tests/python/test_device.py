@@ -1,4 +1,4 @@
-"""The device as PyTorch programs use it: creating, moving, saving, viewing and freeing tensors."""
+"""The device as PyTorch programs use it: they create, move, save, view and free tensors."""
 
 import copy
 import gc

@@ -1,7 +1,7 @@
 """docs/differs.md: operations that PyTorch computes differently by device, each row of the second table.
 
-Each row issues other operators than on the CPU; no other such rows are known. Results agree between the
-phases bit for bit, and with eager up to rounding.
+The operation of each row issues other operators than on the CPU. No other such operations are known. Results
+agree between the phases bit for bit, and with eager up to rounding.
 """
 
 import copy
@@ -48,7 +48,7 @@ def data(*shape, seed=0):
 
 
 class Issued(TorchDispatchMode):
-    """Counts operators by name and result types, except for moves of a module or tensor."""
+    """Counts operators by name and types of results. Moves of a module or tensor do not count."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +149,7 @@ CHOICES = {
     "`torch.autocast`": [under_autocast],
     "`F.interpolate` under deterministic algorithms": [interpolated],
 }
-# bfloat16 on the CPU and float32 on Tandem, so no common tolerance.
+# Rows that compute in bfloat16 on the CPU and in float32 on Tandem, so that no tolerance fits both.
 OTHER_PRECISION = {"`torch.autocast`"}
 
 
@@ -201,7 +201,7 @@ def test_integer_buffers_of_an_averaged_model_raise():
 
 
 def test_the_lists_of_autocast():
-    """The page must list exactly the operators that are on only one of the two lists."""
+    """The page must list exactly the operators that only one of autocast's two lists has."""
     registered = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
 
     def casts(key):
@@ -218,7 +218,7 @@ def test_the_lists_of_autocast():
 
 @pytest.mark.parametrize("operator", ["layer_norm", "softmax", "cross_entropy"])
 def test_an_operator_of_one_list_is_the_first_that_differs(operator):
-    """Results before that operator under autocast must have the same bits."""
+    """Under autocast, all results before the operator must have the same bits."""
     torch.manual_seed(0)
     layer, x, y = nn.Linear(8, 8), data(4, 8), torch.tensor([1, 0, 3, 2])
     run = {

@@ -1,4 +1,4 @@
-"""torch.distributed on Tandem, with two and four processes on this machine."""
+"""`torch.distributed` on Tandem, with two and four processes on this machine."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Divergence: the program does something unexpected at any place, and no op is lost or repeated."""
+"""Divergence: a program does something unexpected at any place, and every op still runs exactly once."""
 
 import inspect
 
@@ -15,7 +15,9 @@ ODD = {9, 15, 16, 21}  # steps that do something new; 15 and 16 are consecutive
 
 @pytest.fixture(autouse=True)
 def nothing_generated_before():
-    """The graph is generated anew only while that takes a small share of the time since the last reset."""
+    """After a reset the graph can be generated anew at once. Later, generation may only take a small share of
+    the time since the reset.
+    """
     torch_tandem.reset()
 
 
@@ -24,7 +26,7 @@ def data(*shape, seed=0):
 
 
 def line_of(function, text):
-    """Returns `file.py:12` of the only line of a function that contains `text`."""
+    """Returns `file.py:12` for the only line of a function that contains `text`."""
     function = inspect.unwrap(function)
     lines, first = inspect.getsourcelines(function)
     (number,) = [first + i for i, line in enumerate(lines) if text in line]
@@ -147,7 +149,7 @@ def test_inside_the_optimizer():
 
 
 def test_several_places_of_one_iteration():
-    """Each new path diverges once; later iterations with several of these paths do not diverge."""
+    """Each new path diverges once. Later iterations that combine several of these paths do not diverge."""
     odd = {9: "first", 12: "second", 15: "third", 18: "first second third", 20: "second third", 22: "first"}
 
     def forward(model, x, step):
@@ -170,7 +172,9 @@ def test_several_places_of_one_iteration():
 
 
 def test_new_at_several_places_of_one_iteration():
-    """Co-execution goes on after each place; the next iteration with all of the places does not diverge."""
+    """Co-execution goes on after each new place. The next iteration with all of the places does
+    not diverge.
+    """
 
     def forward(model, x, step):
         h = model[0](x)
@@ -245,7 +249,7 @@ def test_a_fetch_at_a_new_place_is_not_a_divergence():
 
 
 def test_a_tensor_from_elsewhere():
-    """The operators are the expected ones, but they read other tensors."""
+    """The program issues the expected operators, but they read other tensors than before."""
 
     def program(device):
         a, b = data(4, 4).to(device), data(4, 4, seed=1).to(device)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 STEPS = 5
 CASES = {}
-# Programs that PyTorch computes differently by device: docs/differs.md.
+# Programs that PyTorch computes differently on other devices: docs/differs.md.
 UNLIKE_EAGER = set()
 
 

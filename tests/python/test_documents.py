@@ -1,6 +1,6 @@
-"""What the pages show works: blocks and commands run, or are listed here with the reason; names exist.
+"""The pages say what works: blocks and commands run, or are listed here with the reason; names exist.
 
-What the package offers is in the pages: its functions, its options and its variables.
+The functions, options and variables of the package are on the pages.
 """
 
 import ast
@@ -34,7 +34,9 @@ NOT_RUN = {
     r"tandem launch .*--nnodes": "needs two machines",
     r"TANDEM_DEVICE=(0,1|radeon) ": "needs graphics adapters",
 }
-"""Commands that are not run, and why. Those of this repository must exist, with their options."""
+"""Commands that are not run, each with the reason. Commands of this repository must exist, with their
+options.
+"""
 
 OTHERS = {
     "--max-restarts": "torchrun",
@@ -43,7 +45,7 @@ OTHERS = {
     "--target": "cargo clippy",
     "--use_fsdp": "accelerate",
 }
-"""Options in sentences that are not those of `tandem`."""
+"""Options in sentences that belong to other programs than `tandem`."""
 
 TEXTS = {
     "ARCHITECTURE.md": "a drawing",
@@ -98,11 +100,13 @@ PRELUDES = {
     "docs/reference.md": "",
     "docs/report.md": NAMES + TRAINING,
 }
-"""What is in the namespace of each page with Python, in which its blocks run one after the other."""
+"""Code that runs before the blocks of each page with Python, which share one namespace."""
 BETWEEN = "import torch_tandem\ntorch_tandem.reset()\n"
-"""Runs before each block: the graph of a block is that of a program without the earlier ones."""
+"""Code that runs before each block, so that the block's graph does not contain earlier blocks."""
 ALONE = ("README.md", "docs/reference.md")
-"""Pages whose blocks are programs that import Tandem themselves. Others run under `tandem run`."""
+"""Pages whose blocks are programs that import Tandem themselves. Blocks of other pages run under `tandem
+run`.
+"""
 
 AFTERWARDS = {
     "README.md": "assert next(model.parameters()).device.type == 'tandem'",
@@ -125,7 +129,7 @@ assert "no timeline and no kernels" not in open("out.html").read()
 assert "GraphRunner" in open("out.json").read()
 """,
 }
-"""What must hold after the blocks of a page."""
+"""Code that must succeed after the blocks of a page."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +144,7 @@ def outputs(tmp_path_factory):
         (folder / "page.py").write_text(program)
         how = [] if page in ALONE else ["-m", "torch_tandem", "run", "--quiet"]
         done = forked.run([*how, "page.py"], cwd=folder)
-        # PyTorch's profiler writes lines of its own.
+        # PyTorch's profiler also writes to standard error.
         assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
         return folder
 
@@ -176,7 +180,9 @@ def test_the_model_elsewhere_is_described_as_in_the_page():
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD"])
 def test_a_learning_rate_that_varies(kind):
-    """As docs/functions.md keeps it, in a tensor: the losses are those of a step that is no function."""
+    """A learning rate in a tensor, as docs/functions.md recommends: the losses equal those of a step that is
+    no function.
+    """
     [block] = (code.text for code in code_in("docs/functions.md", "python") if "lr=torch.tensor" in code.text)
     block = block.replace('device="cuda"', 'device="tandem"').replace("optim.Adam", f"optim.{kind}")
     losses = []
@@ -202,7 +208,7 @@ def test_a_learning_rate_that_varies(kind):
 
 
 def test_tables_are_whole():
-    """A blank line before a row would make a paragraph of it."""
+    """A blank line before a row would end the table and turn the row into a paragraph."""
     for page in PAGES:
         for block in re.split(r"\n\s*\n", page.read_text()):
             rows = [line for line in block.splitlines() if line.startswith("|")]
@@ -269,8 +275,8 @@ print(f"loss {x.sum().item():.3f}")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The reader's folder: a script that is unchanged, in `library` one that uses the package, and in `ranks`
-    one whose ranks end with different collectives.
+    """The reader's folder. It has a script that names no device, in `library` a script that uses the package,
+    and in `ranks` a script whose ranks end with different collectives.
     """
     folder = tmp_path_factory.mktemp("reader")
     for name in ("library", "ranks"):
@@ -294,7 +300,7 @@ def runs(command: Command) -> bool:
 
 
 def is_mention(command: Command) -> bool:
-    """Whether a sentence names a command without a script that is here."""
+    """Whether a sentence names a command whose script does not exist here, so that the command cannot run."""
     needs_script = command.words[0] == "tandem" and command.words[1] in ("run", "compare", "launch")
     return command.where.language == "inline" and needs_script and command.words[-1] != "train.py"
 
@@ -312,7 +318,9 @@ def test_all_commands_are_known():
 
 
 def of_tandem(subcommand: str | None = None) -> list[str]:
-    """The commands that are run, by their text; of two of which one begins with the other, the longer one."""
+    """The texts of the commands that are run. If one command begins with another, only the longer
+    one is run.
+    """
     of_program = [c for c in COMMANDS.values() if runs(c) and (c.words[0] == "tandem") == bool(subcommand)]
     texts = [str(c) for c in of_program if subcommand in (None, c.words[1])]
     return [text for text in texts if not any(other.startswith(f"{text} ") for other in texts)]
@@ -359,14 +367,14 @@ NUMBER = r"\d[\d.]*(?:e-\d+)?"
 
 
 def assert_has_form(shown: str, output: str) -> None:
-    """The output has the lines that a page shows, with other numbers and other spaces."""
+    """The output must have the lines that a page shows, except for numbers and spaces."""
     for line in shown.splitlines():
         words = (re.escape(re.sub(NUMBER, "0", word)).replace("0", NUMBER) for word in line.split())
         assert re.search(r"(?m)^\s*" + r"\s+".join(words), output), f"{line!r} is not in\n{output}"
 
 
 def test_tandem_devices_and_autoload(tmp_path, monkeypatch, capsys):
-    # In an environment of its own.
+    # `tandem autoload` writes to an environment, so the test gives it one in a temporary folder.
     (tmp_path / "torch_tandem-1.dist-info").mkdir()
     (tmp_path / "torch_tandem-1.dist-info" / "METADATA").write_text("Name: torch-tandem\nVersion: 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -426,7 +434,7 @@ def test_commands_of_the_repository_exist(text):
 
 
 def assert_takes(script: str, words: list[str]) -> None:
-    """A script or module of this repository takes these options."""
+    """A script or module of this repository must take the options in `words`."""
     path = ROOT / script.removeprefix("-m ").replace(".", "/") if script.startswith("-m") else ROOT / script
     files = [path / "__main__.py", path.with_suffix(".py")]
     source = "".join(file.read_text() for file in files if file.exists())
@@ -450,7 +458,7 @@ def test_options_of_tandem_are_accepted(monkeypatch, tmp_path):
         if subcommand not in PARSERS:
             continue
         known = {form for forms in options(PARSERS[subcommand]) for form in forms}
-        if "--" in words:  # options of torchrun, then those of `tandem run`
+        if "--" in words:  # before "--" are options of torchrun, after it options of `tandem run`
             known |= {form for forms in options(PARSERS["run"]) for form in forms}
             words = words[words.index("--") + 1 :]
         for word in words[: words.index("train.py") if "train.py" in words else None]:
@@ -494,7 +502,9 @@ def test_variables_are_those_that_the_code_reads():
 
 
 def test_values_of_variables_are_known(tmp_path):
-    """One process for the first value of each variable, one for the second, and so on."""
+    """The first process gets the first value of each variable, the second process the second value, and so
+    on.
+    """
     values: dict[str, list[str]] = {}
     for command in COMMANDS.values():
         for name, value in command.variables:
@@ -529,7 +539,7 @@ def test_calls_of_the_package_fit_its_functions():
         expression = ast.parse(code.text, mode="eval").body
         if not isinstance(expression, ast.Call) or not isinstance(expression.func, ast.Attribute):
             continue
-        if expression.args or expression.keywords:  # else it is the function's name
+        if expression.args or expression.keywords:  # without arguments, only the function's name is meant
             keywords = {keyword.arg: None for keyword in expression.keywords}
             function = getattr(torch_tandem, expression.func.attr)
             inspect.signature(function).bind(*expression.args, **keywords)

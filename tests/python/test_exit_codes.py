@@ -1,4 +1,4 @@
-"""`tandem run` ends as the interpreter does: children, threads, handlers at exit, signals, late errors."""
+"""`tandem run` exits as the interpreter does: children, threads, exit handlers, signals, late errors."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ SCRIPTS = {
     "operator in a step": "for i in range(9):\n    step(7 if i == 8 else 1)",
     "hook of a gradient": "y = model(x)\ny.register_hook(lambda g: 1 / 0)\ny.sum().backward()",
 }
-"""What a script does at its end."""
+"""Code at the end of a script."""
 
 HEAD = """
 import atexit, os, signal, subprocess, sys, threading, time

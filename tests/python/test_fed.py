@@ -1,7 +1,7 @@
-"""Operators whose first tensor stays on the host, as batches from NumPy or from files do under adoption.
+"""Operators whose first tensor stays on the host, as batches from NumPy or from files do in adopted scripts.
 
-The first iterations are traced, the next ones co-executed: the tensor is fed. Results are compared with eager
-CPU, and their bits with those of the other phase.
+The first iterations are traced. The next ones are co-executed, and the tensor is fed. Results are compared
+with eager CPU, and the bits of the two phases with each other.
 """
 
 import itertools
@@ -29,7 +29,9 @@ ENTRIES = [
 
 
 def samples_of(op):
-    """Returns samples with a tensor of several elements besides the first one, which is one as well."""
+    """Returns samples whose first argument is a tensor of several elements, and which have another such
+    tensor.
+    """
     try:
         made = list(itertools.islice(op.sample_inputs("cpu", torch.float32), 4 * SAMPLES))
     except RuntimeError:
@@ -62,7 +64,7 @@ def test_the_first_tensor_of_an_operator_may_be_fed(chunk):
             args, kwargs = (tree_map(moved, given) for given in (sample.args, sample.kwargs))
             known = {}
             for iteration in range(ITERATIONS):
-                # A tensor of its own each time: what is fed is read while Python goes on.
+                # Each iteration has a new tensor, because a fed tensor is read while Python goes on.
                 factor = 1 + iteration % 2 / 8
                 given = sample.input.detach() * factor
                 try:
@@ -87,7 +89,9 @@ def test_the_first_tensor_of_an_operator_may_be_fed(chunk):
 @pytest.mark.parametrize("format", (torch.contiguous_format, torch.channels_last))
 @pytest.mark.parametrize("groups", (1, 4))
 def test_images_may_be_fed_to_convolutions(groups, format):
-    """Own kernels of convolutions compute on contents in another order than the strides say."""
+    """Tandem's kernels for convolutions compute on contents whose order in memory differs from
+    the strides.
+    """
     torch.manual_seed(0)
     weight = torch.randn(8, 4 // groups, 3, 3)
     after = torch.randn(8, 8, 1, 1)

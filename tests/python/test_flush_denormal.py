@@ -1,4 +1,6 @@
-"""`torch.set_flush_denormal` applies to all threads that compute: bits do not depend on their number."""
+"""`torch.set_flush_denormal` applies to all threads that compute, so bits do not depend on the number of
+threads.
+"""
 
 import pytest
 import torch
@@ -14,12 +16,12 @@ def test_all_threads_flush_denormal_numbers(threads):
     x = torch.full((1 << 20,), 2e-38).to("tandem")
     made = {}
     try:
-        # The first round starts the threads before the setting is changed.
+        # In the first round, the threads are started before the setting changes.
         for flush in (False, True, False, True):
             if not torch.set_flush_denormal(flush):
                 pytest.skip("the CPU cannot")
             for _ in range(8):
-                # Counted by bits: PyTorch's threads may take denormal numbers for zeros.
+                # Bits are counted, because PyTorch's threads may treat denormal numbers as zeros.
                 made.setdefault(flush, []).append((x * 0.25).view(torch.int32).count_nonzero())
                 torch_tandem.mark_step()
         assert {count.item() for count in made[False]} == {x.numel()}

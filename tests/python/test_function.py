@@ -1,4 +1,6 @@
-"""`torch_tandem.function`: calls are replayed with eager's bits, unless the program has changed something."""
+"""`torch_tandem.function`: unless the program has changed something, calls are replayed, with
+eager's bits.
+"""
 
 import gc
 import itertools
@@ -17,7 +19,7 @@ from functions import REFERENCE, batches, both, data, mlp, reason, replayed, sam
 from torch import nn
 from torch.nn import functional as F
 
-# An audit that finds something has found a call that should not have been replayed, or is wrong itself.
+# If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
 pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
 
 
@@ -335,7 +337,7 @@ def test_autocast_and_grad_mode():
                 values.append(step(data(4, 6, seed=i).to(device)))
         return values
 
-    # Autocast's lists of operators are those of GPUs, not the CPU's.
+    # On Tandem, autocast uses the lists of operators for GPUs, not those for the CPU.
     eager, ours, [step] = both(program, reference="tandem")
     same(eager, ours)
     replayed(step, 15)
@@ -389,7 +391,7 @@ def test_a_result_without_its_graph_says_so():
 
 
 def test_garbage_collected_in_a_call():
-    """Finalizers and callbacks of objects that die meanwhile are none of its code."""
+    """Finalizers and callbacks of objects that die during the call do not count as the call's code."""
 
     class Cycle:
         def __init__(self, known):
@@ -655,7 +657,9 @@ def test_a_result_that_differs():
 
 @pytest.fixture
 def hidden():
-    """A function with state that no comparison sees: what PyTorch's modules hold is compared by identity."""
+    """A function with state that the comparison does not see, because PyTorch's modules are only compared by
+    identity.
+    """
     torch.tandem_test = itertools.count()
     yield lambda x: x * 2 if next(torch.tandem_test) < 10 else x * 3
     del torch.tandem_test

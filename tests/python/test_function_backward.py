@@ -26,7 +26,7 @@ def nothing_traced_before():
 def loop(
     device, forward, leaves, loss_of=lambda out, y: F.mse_loss(out, y), shapes=((5, 6), (5, 3)), steps=STEPS
 ):
-    """Train `leaves` with SGD. Returns the losses, the gradients of the last step, and the leaves."""
+    """Train `leaves` with SGD. Return the losses, the gradients of the last step, and the leaves."""
     optimizer = torch.optim.SGD(leaves, lr=0.01, momentum=0.5)
     values = []
     for i in range(steps):
@@ -99,7 +99,7 @@ def test_functions_one_after_another():
 
 
 def test_one_weight_used_often_within_and_outside():
-    # Sums of more than two gradients depend on their order.
+    # Three gradients are added, because the bits of such sums depend on the order of the additions.
     def program(device, wrap):
         weight = (data(6, 6) / 4).to(device).requires_grad_()
         bias = data(6, seed=1).to(device).requires_grad_()
@@ -354,7 +354,7 @@ def error_of(run):
 
 
 def replaying(make):
-    """A function and a graph of autograd from outside of it, after enough calls."""
+    """A function, and a graph of autograd from outside of the function, after enough calls for replays."""
     weight = data(4, 4).to("tandem").requires_grad_()
     plain = make(weight)
     wrapped = torch_tandem.function(plain)
@@ -420,7 +420,8 @@ def test_double_backward_in_each_step_is_not_replayed():
         return loop(device, penalized, list(model.parameters()))
 
     eager, ours, [function] = both(program)
-    # The first pass runs the nodes of the call apart from those of the graph that it creates.
+    # The order of additions differs in the first pass, because it runs the nodes of the call separately from
+    # the nodes of the graph that it creates.
     for one, two in zip(eager, ours, strict=True):
         torch.testing.assert_close(one.detach().cpu(), two.detach().cpu())
     assert function.cache_info().hits == 0 and "create_graph" in function.reason()
@@ -547,7 +548,7 @@ class Holder:
 
 
 def kept_by(place):
-    """A function that leaves a tensor of its graph somewhere, and what reads it there."""
+    """A function that stores a tensor of its graph at a place, and a function that reads it there."""
     box = [None]
 
     def leave(x, h, given):

@@ -1,4 +1,4 @@
-"""Modules as functions: they stay the modules that they are."""
+"""Modules as functions. They remain the same objects."""
 
 import copy
 import io

@@ -1,4 +1,6 @@
-"""Numbers that differ from call to call of a function are fed to its replays, or Python runs the call."""
+"""Numbers that differ from call to call of a function. Either replays are fed the numbers, or Python runs the
+call.
+"""
 
 import contextlib
 import copy
@@ -15,7 +17,7 @@ from torch_tandem import _numbers
 from tests.fuzz.functions import support
 from tests.fuzz.functions.scenes import VARYING
 
-# Consecutive values: of one kind, with jumps to special ones, and back.
+# Values of the number in consecutive calls: ordinary values, special values, and ordinary values again.
 VALUES = [0.37 + 0.11 * i for i in range(30)]
 VALUES += [
     0.0,
@@ -37,12 +39,14 @@ VALUES += [
     7.7,
     0.43,
 ]
-# Uses whose numbers reach operators in ways that are followed: with these, calls are replayed.
+# Minimum number of uses in which the number is followed up to the operators, so that calls are replayed.
 FOLLOWED = 22
 
 
 def program(use: str, where: str):
-    """A function of a tensor and a number, and how to call it, from a statement that uses the number."""
+    """A function of a tensor and a number, made from a statement that uses the number, and a way to call the
+    function.
+    """
     names = dict(vars(support))
     names |= {"device": "tandem", "torch": torch}
     places = {"attribute": "k.v", "global": "g", "tuple": "t[0][1]", "cell": "c"}
@@ -106,7 +110,7 @@ def test_calls_with_numbers_that_vary_have_eagers_bits(where):
 
 
 def differences(function, calls) -> list[int]:
-    """The calls whose results differ from those of the plain function."""
+    """Indices of the calls whose results differ from the plain function's results."""
     found = []
     for i, arguments in enumerate(calls):
         ours, plain = function(*arguments), function._function(*arguments)
@@ -251,7 +255,7 @@ def test_a_tape_computes_what_python_computes():
 
 
 class Training:
-    """A random training program: its step has numbers in arguments, in its optimizer and in a dict."""
+    """A random training program. Its step has numbers in its arguments, in its optimizer and in a dict."""
 
     def __init__(self, seed: int, device: str) -> None:
         self.rng, self.device = random.Random(seed), device
@@ -322,7 +326,7 @@ def test_training_with_random_schedules_has_eagers_bits(seed):
     assert step.cache_info().hits > 20, step.reason()
 
 
-# Functions of PyTorch that take a float. Their C++ code may compare it, or compute sizes from it.
+# Functions of PyTorch that take a float. Their C++ code may compare the float, or compute sizes from it.
 TAKEN = {
     "interpolate": lambda y, n: F.interpolate(y[None], scale_factor=1 + n),
     "bilinear": lambda y, n: F.interpolate(y[None, None], scale_factor=1 + n, mode="bilinear"),
@@ -364,7 +368,8 @@ TAKEN = {
 @pytest.mark.parametrize("name", TAKEN)
 @torch.no_grad()
 def test_functions_of_pytorch_that_take_a_float_have_eagers_bits(name):
-    # Small steps: sizes that follow from the number stay for several calls, and change then.
+    # The number grows in small steps, so that sizes that depend on it stay the same for several calls and
+    # then change.
     y = torch.linspace(0.1, 3, 24, device="tandem").reshape(4, 6)
     function = torch_tandem.function(TAKEN[name], audit=512)
     for i in range(90):

@@ -1,6 +1,7 @@
 """State that functions read in unusual ways: a change is seen, or the function is never replayed.
 
-Each case makes a function of a tensor, and a second one that changes what it reads.
+Each case consists of a function of a tensor, and a second function that changes state which the first one
+reads.
 """
 
 import collections
@@ -24,7 +25,7 @@ import torch
 import torch_tandem
 from torch import nn
 
-# An audit that finds something has found a call that should not have been replayed.
+# If an audit finds a difference, a call was replayed wrongly.
 pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
 
 SCALE = 1.0
@@ -73,7 +74,7 @@ class Point:
 
 
 class Hidden:
-    """An object that finds its attributes itself."""
+    """An object that computes its attributes."""
 
     def __init__(self):
         self.values = {"a": 1.0}
@@ -128,7 +129,7 @@ POINT = Point()
 
 
 def attribute(make=lambda value: value, read=float):
-    """A value of some type that is an attribute of an object."""
+    """A case whose state is a value of some type, in an attribute of an object."""
     holder = types.SimpleNamespace(value=make(1.0))
     return lambda x: x * read(holder.value), lambda: setattr(holder, "value", make(2.0))
 
@@ -353,7 +354,7 @@ CASES = {
         lambda: os.environ.__setitem__("TANDEM_TEST_SCALE", "2"),
     ),
 }
-# What is called without a trace, or may change without one.
+# State that code can read or change without a trace.
 UNKNOWN = {
     "a clock": lambda: given(time, lambda module: float(module.time() > 0)),
     "a clock that a C function calls": lambda: given(1.0, lambda one: min(one, next(iter(time.time, 0)))),

@@ -1,4 +1,4 @@
-"""Functions and operators of other threads at the same time."""
+"""Functions in one thread, and operators in other threads at the same time."""
 
 import concurrent.futures
 import sys
@@ -12,7 +12,9 @@ from torch_tandem import _function
 
 @pytest.fixture(autouse=True)
 def program_thread():
-    """A test may leave another thread the program's, which is this one's again after an idle iteration."""
+    """A test may leave another thread as the program's thread. After an idle iteration, this thread is it
+    again.
+    """
     torch_tandem.reset()
     yield
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Models as functions in trainers of libraries: scripts that stay as they are have the same bits."""
+"""Models as functions in trainers of libraries. Unchanged scripts have the same bits."""
 
 import json
 

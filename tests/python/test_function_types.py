@@ -1,4 +1,4 @@
-"""What type checkers know of `torch_tandem.function` is what it does."""
+"""The types that type checkers see in `torch_tandem.function` are the types at run time."""
 
 from typing import Unpack, get_overloads, get_type_hints
 
@@ -8,7 +8,7 @@ import torch_tandem
 from torch_tandem._function import Function
 from torch_tandem._function_types import Decorator, Options, P, R, Replayed
 
-# As they are written: `staticmethod` has no parameters at run time.
+# The annotations as written. `staticmethod` has no parameters at run time.
 OVERLOADS = [overload.__annotations__ for overload in get_overloads(torch_tandem.function)]
 
 

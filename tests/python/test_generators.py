@@ -1,7 +1,7 @@
 """Random generators that the program creates: their states are read and set in program order.
 
 A program is a random sequence of draws, of seeds, and of states that are kept, set and cloned, each on one of
-several generators: PyTorch's default one, some for the CPU and one for the device.
+several generators: PyTorch's default generator, others for the CPU, and a generator for the device.
 """
 
 import pickle
@@ -25,11 +25,13 @@ class Generators:
 
 
 DEVICES = 3
-"""Index of the device's generator; those before it are the CPU's, the first of them PyTorch's default one."""
+"""Index of the device's generator. Generators before it are for the CPU; the first is PyTorch's default
+generator.
+"""
 
 
 def draw(s, i, rng):
-    # The default generator is also the device's.
+    # The device draws from the default generator too.
     given = s.all[i] if i else None
     how = rng.randrange(5)
     if how == 0:
@@ -86,7 +88,7 @@ def values(device: str, number: int) -> list[torch.Tensor]:
     kept = torch.default_generator.get_state()
     s, seen = Generators(device), []
     for _ in range(ITERATIONS):
-        # The same steps in each iteration, so that they co-execute.
+        # Each iteration takes the same steps, so that iterations are co-executed.
         rng = random.Random(number)
         for _ in range(10):
             rng.choice(STEPS)(s, rng.randrange(4), rng)

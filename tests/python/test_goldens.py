@@ -1,6 +1,7 @@
-"""Texts that change only on purpose: WGSL of typical kernels, plans of programs.
+"""Texts that must not change by accident: WGSL of typical kernels, plans of programs.
 
-`TANDEM_UPDATE_GOLDENS=1 pytest tests/python/test_goldens.py` writes them anew; the diff is for review.
+`TANDEM_UPDATE_GOLDENS=1 pytest tests/python/test_goldens.py` writes the texts anew, so that the diff can be
+reviewed.
 """
 
 import os
@@ -50,7 +51,7 @@ WGSL = {
     ),
 }
 
-# The weakest adapter that WebGPU allows: the text depends on nothing else.
+# Settings for the weakest adapter that WebGPU allows. The text of a kernel depends on nothing else.
 ANY_ADAPTER = {
     "TANDEM_DEVICE": "gpu",
     "TANDEM_ALLOW_SOFTWARE": "1",
@@ -62,7 +63,7 @@ PLANS = ("tiny_mlp", "linear_sgd", "digits")
 
 
 def logged(command: list[str], env: dict[str, str]) -> str:
-    """What a Python program logs."""
+    """The log of a Python program."""
     env = os.environ | env
     done = subprocess.run(
         [sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -72,7 +73,7 @@ def logged(command: list[str], env: dict[str, str]) -> str:
 
 
 def compare(file: str, text: str) -> None:
-    """Compare a text with the one that is kept."""
+    """Compare a text with the kept text, or write the kept text."""
     path = FOLDER / file
     if os.environ.get("TANDEM_UPDATE_GOLDENS"):
         path.write_text(text)

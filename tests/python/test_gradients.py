@@ -44,7 +44,7 @@ def test_a_changing_number_of_micro_batches(device):
 
 @coexecuting
 def test_backward_in_a_later_iteration(device):
-    """A loss is kept and differentiated two iterations after it was computed."""
+    """The program keeps a loss, and differentiates it two iterations after it was computed."""
     w = data(4).to(device).requires_grad_()
     held = []
     for step in range(STEPS):
@@ -112,7 +112,7 @@ def test_losses_with_their_own_optimizers(device):
 
 @coexecuting
 def test_conflicting_gradients_are_projected(device):
-    """Two tasks share a layer; the projection of their gradients depends on the gradients' values."""
+    """Two tasks share a layer. Whether their gradients are projected depends on the gradients' values."""
     trunk, heads = layers(device, 4, 5)[0], [layers(device, 5, 1), layers(device, 5, 1)]
     optimizer = sgd(trunk, *heads)
     for step in range(2 * STEPS):
@@ -332,7 +332,9 @@ def test_functions_differentiable_once(device):
 
 
 class Solved(torch.autograd.Function):
-    """Computes its output by gradient steps: backward passes within forward, and within backward."""
+    """Computes its output by gradient steps, so that backward passes run within its forward and
+    its backward.
+    """
 
     @staticmethod
     def forward(ctx, x, depth):

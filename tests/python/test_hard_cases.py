@@ -1,4 +1,4 @@
-"""Cases that capture, replay and lazy systems often get wrong: bit for bit as eager, over many steps."""
+"""Cases that capture, replay and lazy systems often get wrong. Over many steps, they have eager's bits."""
 
 import numpy as np
 import pytest
@@ -420,7 +420,7 @@ def test_side_effects_happen_once_a_step(capsys):
 def test_optimizer_built_before_the_move(optimizer):
     def program(device):
         torch.manual_seed(1)
-        # A bias here would have a gradient of 0, and some optimizers turn its rounding errors into full
+        # A bias would have a gradient of 0 here, and some optimizers turn its rounding errors into full
         # steps.
         first = nn.Linear(4, 4, bias=False)
         model = nn.Sequential(first, nn.BatchNorm1d(4), nn.Linear(4, 1))

@@ -1,4 +1,4 @@
-"""torch.histc of integers, which PyTorch has for CUDA alone."""
+"""`torch.histc` of integers. PyTorch supports it on CUDA only."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
 def histogram(x: torch.Tensor, bins: int, least: int, most: int) -> list[int]:
-    """The elements of each bin, in whole numbers, as PyTorch's kernel for CUDA counts them."""
+    """The number of elements in each bin, computed in whole numbers like PyTorch's CUDA kernel."""
     items = [int(item) for item in x.flatten()]
     if least == most and items:
         least, most = min(items), max(items)

@@ -1,4 +1,4 @@
-"""Tandem tensors in NumPy, DLPack, queues and DataLoader's workers, where they are copied to the host."""
+"""Tandem tensors in NumPy, DLPack, queues and DataLoader's workers, which get copies on the host."""
 
 import subprocess
 import sys
@@ -73,7 +73,9 @@ def test_dlpack_in_both_directions():
 
 
 class Rows(Dataset):
-    """Items on the device, made in the process that asks for them, or in the one that made the dataset."""
+    """Items on the device, which either the process that asks for them makes, or the process that made the
+    dataset.
+    """
 
     def __init__(self, ready=None):
         self.ready = ready

@@ -1,4 +1,4 @@
-"""Tandem tensors in other libraries, in other processes, and as storages."""
+"""Tandem tensors in other libraries and in other processes, and their storages."""
 
 import copy
 import pickle
@@ -105,7 +105,7 @@ def test_dlpack_goes_through_the_host():
 def double(received, sent, taken):
     x = received.get()
     sent.put((x * 2).detach())
-    # PyTorch's queues share the memory of the sending process, which has to live until it is received.
+    # Queues share the memory of the sending process, which must live until the tensor is received.
     taken.wait(120)
 
 

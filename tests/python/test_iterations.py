@@ -1,9 +1,9 @@
-"""Ends of iterations that the program does not mark, and what Tandem leaves on the user's modules to find
-them.
+"""Ends of iterations that the program does not mark, and the changes to the user's modules by which Tandem
+finds them.
 
-An iteration ends at `optimizer.step()` or, in a program without one, at the outermost module call without
-gradients. Each process determines once which of the two applies, so each program here is a process of its
-own.
+An iteration ends at `optimizer.step()` or, in a program without such a call, at the outermost module call
+without gradients. A process decides once which of the two applies, so each program here runs in a new
+process.
 """
 
 import json
@@ -24,7 +24,7 @@ x = torch.ones(3, 4, device="tandem")
 
 
 def run(code):
-    """Returns the parsed JSON that a program's last line prints."""
+    """Returns the JSON that a program's last line prints, parsed."""
     code = SETUP + textwrap.dedent(code)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
@@ -55,7 +55,7 @@ def test_calls_without_gradients():
                 out = model(x).softmax(1)
         print(json.dumps(torch_tandem.report()))
     """)
-    # The last softmax belongs to an iteration that has not ended.
+    # The iteration of the last softmax has not ended.
     assert seen["steps_traced"] + seen["steps_coexecuted"] == 20
     assert seen["steps_traced"] <= 3
 

@@ -1,4 +1,4 @@
-"""Code that a program repeats within an iteration co-executes: evaluation, decoding and similar loops."""
+"""Code that a program repeats within an iteration is co-executed: evaluation, decoding and similar loops."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def traced():
 
 
 class Costs:
-    """Divergences and traced operators of each pass."""
+    """Numbers of divergences and of traced operators in each pass."""
 
     def __init__(self):
         self.all = []
@@ -42,8 +42,8 @@ def classifier():
 
 
 def learnt(costs):
-    """The first pass diverges, the second may trace operators where it joins the first, and later ones trace
-    none.
+    """The first pass diverges. The second may trace operators where its path joins the first pass's. Later
+    passes trace none.
     """
     assert costs[0][0] >= 1, costs
     assert costs[1][0] == 0, costs
@@ -89,7 +89,7 @@ def test_batch_norm_is_updated_after_training():
 
 @pytest.mark.parametrize("loops", [1, 2])
 def test_decoding_to_different_lengths(loops):
-    """Each sequence has another length; with `loops=2`, later sequences issue one more op in each round."""
+    """Each sequence has another length. With `loops=2`, later sequences issue one more op in each round."""
     torch_tandem.reset()
     torch.manual_seed(0)
     embed, cell, head = nn.Embedding(9, 6), nn.GRUCell(6, 6), nn.Linear(6, 9)

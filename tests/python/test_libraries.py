@@ -1,4 +1,5 @@
-"""A sample of the programs of `tests/libraries`, and what `make libraries` compares, measures and writes.
+"""A sample of the programs of `tests/libraries`, and the comparisons, measurements and pages of `make
+libraries`.
 
 The sample uses libraries of the project's environment. `make libraries` runs all programs.
 """
@@ -86,7 +87,7 @@ def test_the_first_values_are_held_to_the_tolerance(values, place, error):
     other = [*values]
     other[place] += error * room
     if abs(error - 1) < 0.01:
-        return  # the bound is relative to the larger value
+        return  # the bound is relative to the value with the larger magnitude
     assert near_values(printed(values), printed(other)).agrees == (error < 1 or place >= FIRST)
 
 
@@ -202,7 +203,7 @@ def test_listed_programs_must_differ(monkeypatch):
 
 def test_programs_that_conflict_are_in_groups_of_their_own(monkeypatch):
     def agree(programs) -> bool:
-        """Whether each library has one version."""
+        """Whether the programs agree on one version of each library."""
         wanted = {requirement for program in programs for requirement in program.requirements}
         return len(wanted) == len({requirement.split("==")[0] for requirement in wanted})
 

@@ -1,4 +1,4 @@
-"""Joining lists of tensors with new lengths does not diverge."""
+"""Joins of lists of tensors, with new lengths. They do not diverge."""
 
 import pytest
 import torch
@@ -6,7 +6,9 @@ import torch_tandem
 
 
 def collect(device: str, length: int, join: str, dim: int) -> tuple[float, torch.Tensor]:
-    """Returns a loss over tensors that a loop collects, and the gradient of their source."""
+    """Returns a loss over tensors that a loop collects, and the gradient of the tensor that they are pieces
+    of.
+    """
     w = torch.linspace(-1, 1, 6).reshape(2, 3).to(device).requires_grad_()
     parts = []
     for i in range(length):
@@ -23,7 +25,7 @@ def collect(device: str, length: int, join: str, dim: int) -> tuple[float, torch
     ("join", "dim"), [("stack", 0), ("stack", 1), ("stack", -1), ("cat", 0), ("cat", -1)]
 )
 def test_lengths_that_never_came(join: str, dim: int):
-    # Warm-up with the lengths of all pieces.
+    # The warm-up has lists of all lengths.
     for length in [20, 20, 20, *range(17, 36), 40, 90]:
         collect("tandem", length, join, dim)
     torch_tandem.reset_report()

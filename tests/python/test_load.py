@@ -1,4 +1,4 @@
-"""The package says in a sentence why it cannot be loaded, beside a false torch in a new interpreter."""
+"""The message of the package if it cannot be loaded, with a stand-in for torch in a new interpreter."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 def message(version: str) -> str:
-    """Returns the error of an import beside a version of torch."""
+    """Returns the error of importing the package with a version of torch."""
     code = IMPORT.format(version=version)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 

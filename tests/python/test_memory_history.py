@@ -1,4 +1,4 @@
-"""Snapshots of memory in CUDA's format, which torch's memory_viz reads."""
+"""Snapshots of memory in CUDA's format, as torch's memory_viz reads them."""
 
 import gc
 import pickle
@@ -15,7 +15,7 @@ memory = torch.tandem.memory
 
 @pytest.fixture(autouse=True)
 def no_history():
-    gc.collect()  # Storages of earlier tests would be among the changes.
+    gc.collect()  # The changes must not include storages of earlier tests.
     yield
     memory._record_memory_history(None)
 

@@ -14,7 +14,7 @@ TYPES = {
     "u32": ctypes.c_uint32, "i32": ctypes.c_int32, "u64": ctypes.c_uint64, "i64": ctypes.c_int64,
     "usize": ctypes.c_size_t, "f64": ctypes.c_double,
 }  # fmt: skip
-# C's names of Rust's types.
+# C's names for Rust's types.
 NAMES = {
     "uint8_t": "u8", "uint16_t": "u16", "uint32_t": "u32", "int32_t": "i32", "uint64_t": "u64",
     "int64_t": "i64", "size_t": "usize", "double": "f64", "char": "c_char", "void": "",
@@ -26,7 +26,7 @@ def text_of(path: Path) -> str:
 
 
 def split(listed: str) -> list[str]:
-    """The items of a list, whose items may have lists in parentheses."""
+    """The items of a list. An item may have lists in parentheses."""
     items, depth = [""], 0
     for char in listed.replace("->", " "):
         depth += (char in "(<[") - (char in ")>]")
@@ -70,7 +70,7 @@ def structs_of_rust(text: str) -> dict[str, type]:
 
 
 def kind_of_rust(rust: str) -> str:
-    """A parameter's or a result's type as far as the two languages can agree on it."""
+    """The part of a parameter's or result's type in which both languages can agree."""
     if pointee := re.fullmatch(r"(?:\*mut|\*const|&) (?:\*mut |\*const )?(.*)|&(.*)", rust):
         name = pointee[1] or pointee[2]
         return f"pointer to {name}" if name.startswith("Tt") else "pointer"
@@ -117,7 +117,7 @@ MIRROR = text_of(BRIDGE / "src" / "ffi.rs")
 
 
 def compiled(asserts: list[str]) -> str:
-    """What the compiler says about assertions on the header."""
+    """The compiler's output for assertions about the header."""
     source = f'#include <cstddef>\n#include "{HEADER}"\n' + "\n".join(asserts)
     command = ["g++", "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", "-x", "c++", "-"]
     return subprocess.run(command, input=source, capture_output=True, text=True).stderr
@@ -130,7 +130,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no
 def test_structs_have_one_layout():
     structs = structs_of_rust(MIRROR)
     in_c = set(re.findall(r"(?m)^struct (\w+) \{", text_of(HEADER)))
-    # The union has no name in C++; its size is a part of the struct's.
+    # The union has no name in C++. The size of the struct that contains it covers its size.
     assert in_c == set(structs) - {"TtPayload"}
     asserts = []
     for name in sorted(in_c):
@@ -154,7 +154,7 @@ def test_constants_are_equal():
     constants = re.findall(r"pub const (\w+): \w+ = (\d+);", MIRROR)
     names = set(re.findall(r"\b(TT_\w+)\b", text_of(HEADER)))
     assert len(constants) > 20
-    # Exceptions of Python's are named by `ttc_set_pending_message` only.
+    # Only `ttc_set_pending_message` names Python's exceptions.
     here = [(name, value) for name, value in constants if not name.endswith("_ERROR")]
     assert {f"TT_{name}" for name, _ in here} <= names
     assert compiled([f'static_assert(TT_{name} == {value}, "{name}");' for name, value in here]) == ""

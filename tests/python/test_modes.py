@@ -1,4 +1,4 @@
-"""The modes, the graph as a file, and reset."""
+"""The modes, the graph as a file, and `reset`."""
 
 import subprocess
 import sys

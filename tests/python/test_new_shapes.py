@@ -87,13 +87,14 @@ def test_every_step_has_another_length(model):
     lengths = [5, 5, 5, 5, 5, 5, 5, *range(6, 20), 1, 2, 3]
     losses, sent, weights = train("tandem", lengths, block)
     expected, _, theirs = train("cpu", lengths, block)
-    # PyTorch's recurrent cells are fused on devices other than the CPU, with other roundings.
+    # On devices other than the CPU, PyTorch fuses recurrent cells, which round differently.
     exact = os.environ["TANDEM_KERNELS"] == "aten" and model is Block
     tolerance = 0 if exact else 1e-5
     torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(weights, theirs, rtol=tolerance, atol=tolerance)
     # The length is new in each of these steps, and dozens of ops have new shapes. Each op that runs at once
-    # ends a run; without such ops, a step is a few runs, more of them if GraphRunner runs beside.
+    # would end a run. If no op runs at once, a step has a few runs, or more of them if GraphRunner runs
+    # beside Python.
     assert max(sent[7:21]) < (10 if model is Block else 20), sent
 
 

@@ -1,4 +1,6 @@
-"""Changes from step to step that do not diverge: sizes, numbers, and which elements are read."""
+"""Changes from step to step that do not cause divergences: of sizes, of numbers, and of the elements that are
+read.
+"""
 
 import gc
 import random
@@ -17,8 +19,8 @@ def data(*shape, seed=0):
 
 
 def never_retraced(program):
-    """Checks a program that issues the same operators in each iteration: after four iterations, all
-    co-execute.
+    """Checks a program that issues the same operators in each iteration. All of them are co-executed after
+    four iterations.
     """
     seen = check(program, coexecuted=1.0, settled=4)
     assert seen["steps_traced"] == 0, seen
@@ -106,7 +108,7 @@ def test_a_thousand_shapes():
 
 
 def test_a_shape_that_came_back():
-    """A shape is learned once; afterwards its operators run in blocks like all others."""
+    """A shape is learned once. Afterwards, its operators run in blocks like all others."""
 
     def program(device):
         x = data(8, 8).to(device)

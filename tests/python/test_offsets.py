@@ -1,4 +1,4 @@
-"""Windows at varying offsets: results and their offsets are eager's (tests/pytorch/offsets.py)."""
+"""Operators on windows at varying offsets have eager's results and offsets (tests/pytorch/offsets.py)."""
 
 import pytest
 import torch_tandem
@@ -10,7 +10,7 @@ CHUNKS = 12
 
 @pytest.fixture(autouse=True)
 def no_traces():
-    """Earlier programs that never repeat would keep iterations from being recorded for a while."""
+    """After programs whose iterations never repeat, iterations are not recorded for a while."""
     torch_tandem.reset()
 
 
@@ -20,7 +20,7 @@ def test_operators_of_the_database(chunk):
     problems = []
     for entry in ENTRIES[chunk::CHUNKS]:
         for call in calls_of(entry):
-            # The locations of the sweep are the same for all operators.
+            # All operators are called at the same locations, so their graphs must not accumulate.
             torch_tandem.reset()
             if found := difference(call):
                 problems.append(f"{entry.name} ({entry.variant_test_name}): {found}")

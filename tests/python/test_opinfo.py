@@ -1,9 +1,9 @@
 """Every operator in PyTorch's own database, forward and gradient, bit for bit with eager CPU.
 
-Each sample runs twice: the first iteration is traced, the second co-executed.
+Each sample runs twice. The first iteration is traced, and the second is co-executed.
 
-docs/differs.md lists the operators that differ, with reasons. An operator that differs without being listed
-fails, and so does a listed one that agrees.
+docs/differs.md lists the operators that differ, with reasons. The test fails if an operator differs without
+being listed, and also if a listed operator agrees.
 """
 
 import itertools
@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 SAMPLES = 4
 CHUNKS = 24
 NEEDS_A_GPU = "jiterator"
-# Number of entries of a chunk (about 28 entries) whose second iteration may be traced as well.
+# Maximum number of entries of a chunk (about 28 entries) whose second iteration may be traced too.
 MAY_BE_TRACED = 2
 DIFFERS = pathlib.Path(__file__).parents[2] / "docs" / "differs.md"
 ENTRIES = [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
 
-# Positions of arguments that PyTorch reads on the host, on any device.
+# Positions of arguments that PyTorch reads on the host, whatever the device.
 STAYS_ON_HOST = {"tensor_split": 0}
 
 
@@ -47,7 +47,8 @@ def leaves(x):
 
 def move(x, device):
     if isinstance(x, torch.Tensor):
-        # Copied on both devices, so that operators that write in place do not change the sample.
+        # The tensor is copied even for the CPU, so that operators that write in place do not change the
+        # sample.
         return x.detach().clone().to(device).requires_grad_(x.requires_grad)
     return x
 
@@ -76,7 +77,7 @@ def run(op, sample, device):
 
 
 def samples_of(op):
-    """Returns some of an entry's samples, or none if they cannot be created here."""
+    """Returns some of an entry's samples, or none if this build of PyTorch cannot create them."""
     try:
         made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
         return list(itertools.islice(made, SAMPLES))
@@ -85,7 +86,7 @@ def samples_of(op):
 
 
 def on_tandem(op, sample):
-    """Returns outputs and gradients, and whether all of the iteration was co-executed."""
+    """Returns outputs and gradients, and whether the whole iteration was co-executed."""
     before = torch_tandem.report()["steps_traced"]
     try:
         outs, grads = run(op, sample, "tandem")
@@ -95,7 +96,7 @@ def on_tandem(op, sample):
 
 
 def near(x, y):
-    """Whether values are near enough for Tandem's own kernels."""
+    """Whether values are as near as the results of Tandem's own kernels have to be."""
     try:
         torch.testing.assert_close(y, x, rtol=1e-4, atol=1e-5, equal_nan=True)
     except AssertionError:
@@ -104,9 +105,9 @@ def near(x, y):
 
 
 def within_twice(op, sample, what, number, eager, tandem):
-    """Whether Tandem's value is at most twice as far from the double precision result as eager's.
+    """Whether Tandem's value is at most twice as far from the double precision result as eager's value.
 
-    The limit is that of test_accuracy.py.
+    The limit is the same as in test_accuracy.py.
     """
 
     def double(x):
@@ -119,10 +120,10 @@ def within_twice(op, sample, what, number, eager, tandem):
 
 
 def difference(op):
-    """Returns how Tandem differs from eager or `None`, the number of samples that ran, and whether all
-    co-executed.
+    """Returns how Tandem differs from eager or `None`, the number of samples that ran, and whether all second
+    iterations were co-executed.
 
-    A sample that eager itself refuses in this build of PyTorch does not run.
+    A sample that eager PyTorch itself refuses in this build does not run.
     """
     ran, coexecuted = 0, True
     for sample in samples_of(op):
@@ -150,7 +151,7 @@ def difference(op):
                         or not within_twice(op, sample, what, number, x, y)
                     ):
                         return f"{phase}, {what}: {x} and {y}", ran, False
-            # Co-execution has tracing's bits, with PyTorch's kernels and with Tandem's.
+            # Co-execution must have tracing's bits, whichever kernels are used.
             outs, grads, agrees = tandem_outs, tandem_grads, same_bits
         coexecuted &= untraced
     return None, ran, coexecuted

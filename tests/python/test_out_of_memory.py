@@ -1,4 +1,4 @@
-"""Out of memory raises PyTorch's exception, and the next step is correct."""
+"""Without memory, an operator raises PyTorch's exception, and the next step is correct."""
 
 import contextlib
 import copy

@@ -1,8 +1,8 @@
 """Windows that share memory.
 
-Written windows that overlap themselves or operands, copies with gaps, tensors that are several times in a
-list, `out=` that is sometimes an operand. A case is a line that runs repeatedly, each time with other windows
-of one storage; values of the whole storage and errors must be eager's.
+The cases are written windows that overlap themselves or operands, copies with gaps, tensors that occur
+several times in a list, and an `out=` that is sometimes an operand. A case is a line that runs repeatedly,
+each time with other windows of one storage. All values of the storage, and the errors, must be eager's.
 """
 
 import random
@@ -18,7 +18,7 @@ ITERATIONS = 12
 
 
 def window(base: torch.Tensor, rng: random.Random, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a window of a shape: with or without gaps, dimensions in any order, elements once or several
+    """Returns a window of a shape. It may have gaps, any order of dimensions, and elements that occur several
     times.
     """
     strides, last = [], 1
@@ -45,7 +45,7 @@ def functional(base, rng, step):
 
 def copies(base, rng, step):
     shape = rng.choice([(4,), (2, 3), (2, 2, 2)])
-    # A host tensor of the same layout: its snapshot has the same gaps.
+    # A host tensor of the same layout. The copy that is fed has the same gaps.
     host = torch.arange(float(ELEMENTS)) + step
     seed = rng.random()
     to, source = (window(b, random.Random(seed), shape) for b in (base, host))
@@ -57,7 +57,7 @@ def copies(base, rng, step):
 def copies_of_all_but_gaps(base, rng, step):
     shape, strides = rng.choice([((4,), (2,)), ((2, 2, 2), (1, 1, 5)), ((2, 3), (4, 1)), ((2, 3), (1, 2))])
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    # A tensor that covers all of its storage, from the first element to the last.
+    # A tensor that covers its whole storage.
     x = base.new_ones(extent) * step
     x.as_strided(shape, strides).copy_(torch.arange(float(extent)).as_strided(shape, strides))
     base[:extent].add_(x)
@@ -74,7 +74,7 @@ def lists(base, rng, step):
     n = rng.choice([2, 4, 9])
     xs, ys = ([window(base, rng, (3,)) for _ in range(n)] for _ in range(2))
     if rng.random() < 0.5:
-        # Disjoint windows, one of them twice.
+        # Disjoint windows, one of which occurs twice.
         xs = [base[2 * i : 2 * i + 2] for i in range(n)]
         xs[rng.randrange(n)] = xs[0]
         ys = [x + 1 for x in xs]
@@ -114,7 +114,7 @@ def out_of_several(base, rng, step):
 def out_through_another_object(base, rng, step):
     x = rng.choice([base[:12].view(3, 4)[:, :3], base[:9].view(3, 3)])
     index = torch.tensor([rng.randrange(3) for _ in range(3)], device=base.device)
-    # PyTorch's kernels distinguish the operand itself from another object with the same window.
+    # PyTorch's kernels distinguish the operand object from another object with the same window.
     place = rng.choice([x, x.view_as(x), x[:], base[12:21].view(3, 3)])
     torch.index_select(x, 0, index, out=place)
     small = base[21:24]

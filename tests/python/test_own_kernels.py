@@ -1,8 +1,8 @@
 """Operators that the cpu executor computes with its own kernels, at the limits of their sizes and layouts.
 
-Each is compared with float64 on the host, where the order of additions does not matter: an error may be at
-most a few roundings, or a multiple of PyTorch's own error. Tracing, co-execution op by op and in a plan must
-have the same bits.
+Each result is compared with float64 on the host, where the order of additions does not matter: an error may
+be at most a few roundings, or a multiple of PyTorch's own error. Tracing, co-execution op by op, and
+co-execution by a plan must have the same bits.
 """
 
 import math
@@ -158,7 +158,7 @@ def rows() -> Iterator[Case]:
 def batch_norms() -> Iterator[Case]:
     def step(x, *affine, training=True, running=True):
         channels = x.shape[1]
-        # The statistics are updated in place, and are part of the results.
+        # The statistics are results too, because the operator updates them in place.
         mean, var = (
             torch.full((channels,), 0.3, device=x.device),
             torch.full((channels,), 1.7, device=x.device),
@@ -256,7 +256,8 @@ def convolutions() -> Iterator[Case]:
     for stride in (1, 2):
         x, w = data(9, 40, 12, 12), data(70, 40, 1, 1)
         yield f"conv2d of many channels {stride}", lambda x, w, s=stride: F.conv2d(x, w, stride=s), (x, w)
-    # Tiles of several images, and of several rows of one image; filters and channels divided between threads.
+    # Tiles cover several images, or several rows of one image. Filters and channels are divided between
+    # threads.
     for shape, out, size, stride, padding in [
         ((9, 70, 4, 4), 130, 3, 1, 1),
         ((3, 4, 40, 37), 20, 3, 1, 1),
@@ -369,7 +370,7 @@ def pieces() -> Iterator[Case]:
 
 
 def many_pieces() -> Iterator[Case]:
-    """The same operators, of sizes that threads divide, and of arbitrary windows."""
+    """Operators on sizes that are divided between threads, and on arbitrary windows."""
     a, b = data(40, 90, 120), data(40, 120, 70, seed=1)
     for dim in (0, 1, 2):
         yield (
@@ -435,7 +436,7 @@ def losses() -> Iterator[Case]:
 
 
 def functions() -> Iterator[Case]:
-    """Elementary functions, also of arguments that are too large for the usual reduction."""
+    """Elementary functions, including arguments that are too large for the usual reduction."""
     corners = torch.tensor([0.0, -0.0, 1e-20, -1e-40, 1e10, -3e38, torch.inf, -torch.inf, torch.nan])
     x, y = torch.cat([data(3000) * 3, corners]), torch.cat([data(3000, seed=1) * 2, corners.roll(4)])
     for op in (torch.sin, torch.cos, torch.tan, torch.atan, torch.asinh):
@@ -478,7 +479,7 @@ def attentions() -> Iterator[Case]:
         added = lambda q, k, v, m: attend(q, k, v, m.detach())  # noqa: E731
         bias = data(batch, 1, 1, keys, seed=4)
         yield f"{name} biased", lambda q, k, v, m, f=added: f(q, k, v, m) + m.mean() * 0, (q, k, v, bias)
-        # Heads side by side in memory, as layers make them.
+        # The heads are side by side in memory, as layers make them.
         apart = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
         yield f"{name} of heads side by side", lambda q, k, v: attend(q, k, v, is_causal=True), apart
         yield (
@@ -564,7 +565,7 @@ def extremes() -> Iterator[Case]:
         ((3, 9, 4), 1),
         ((90, 400), 1),
     ]:
-        # Few values, so that there are equal ones.
+        # There are few different values, so that some are equal.
         x = (data(*shape) * 3).round()
         for op in (torch.max, torch.min):
             yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: op(x, d).values, (x,)
@@ -690,7 +691,7 @@ def scatters() -> Iterator[Case]:
                 lambda x, s, i, h=how, c=includes: x.scatter_reduce(0, i, s, h, include_self=c),
                 (special.flip(0), special, torch.tensor([0, 0, 1, 2, 3, 4, 5, 6, 6])),
             )
-    # What is put is a part of the same storage.
+    # The values are a part of the storage that is written.
     own = lambda x, i: (lambda y: y[:3].scatter_add_(0, i.expand(3, 3), y[3:6]))(x.clone())  # noqa: E731
     yield "scatter of its own storage", own, (x, torch.tensor([[0, 2, 1]]))
     number = lambda x, i: x * F.one_hot(i.flatten() % 7, 7).t()[:, :3]  # noqa: E731
@@ -698,7 +699,7 @@ def scatters() -> Iterator[Case]:
 
 
 def regions() -> Iterator[Case]:
-    # In quarters of pixels: inside, over the edges, outside, empty, and with swapped corners.
+    # Boxes in quarters of pixels: inside, over the edges, outside, empty, and with swapped corners.
     edges = [[0, 4, 6, 19, 22], [1, -9, -3, 40, 50], [1, 60, 60, 90, 90], [0, 8, 8, 8, 8], [0, 20, 9, 10, 3]]
     edges += [[i % 2, i, 2 * i, 3 * i + 7, 3 * i + 5] for i in range(12)]
     for shape, size, samples, aligned in [
@@ -720,13 +721,13 @@ def with_gradients(op: Callable, tensors: Iterable[torch.Tensor]) -> list[torch.
     """Returns an operator's output and gradients."""
     leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in tensors]
     out = op(*leaves)
-    # Output gradients that are not all equal.
+    # The output gradients are not all equal.
     back = torch.arange(out.numel(), device=out.device, dtype=out.dtype).reshape(out.shape).cos()
     return [out.detach(), *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], back)]
 
 
 def moved(t: torch.Tensor) -> torch.Tensor:
-    """Returns the same window on Tandem; strides are part of the case."""
+    """Returns the same window on Tandem, with the same strides."""
     memory = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
     return memory.to("tandem").as_strided(t.size(), t.stride(), t.storage_offset())
 
@@ -776,7 +777,7 @@ def test_own_kernels_against_double_precision(cases):
             assert (a.dtype, a.shape) == (e.dtype, e.shape), (name, number)
             finite = x[x.isfinite()].abs()
             largest = max(finite.max().item() if finite.numel() else 0.0, 0.1)
-            # Where values cancel, PyTorch's results also have errors.
+            # If values cancel, PyTorch's results have errors too.
             away = (e.double() - x)[x.isfinite()].abs()
             bound = max(4e-6 * largest, 3 * away.max().item() if away.numel() else 0.0)
             place = f"{name}, value {number}"

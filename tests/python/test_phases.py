@@ -29,7 +29,7 @@ def data(*shape, seed=0):
 
 
 def epochs(features, targets, batch_size):
-    """Yields STEPS shuffled batches; the last one of each epoch is smaller."""
+    """Yields STEPS shuffled batches. The last batch of each epoch is smaller."""
     dataset = TensorDataset(features, targets)
     loader = DataLoader(dataset, batch_size=batch_size, shuffle=True)
     step = 0

@@ -1,4 +1,4 @@
-"""The thread that runs the kernels, and the memory of their results: neither changes a bit."""
+"""Neither the thread that runs the kernels nor the memory of their results changes a bit."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_both_places_are_tried_and_the_faster_one_is_kept(runs):
 
 
 def test_a_long_loop_is_a_region_of_its_own():
-    """The evaluation takes some 16 x 10 ms; this test does not check which thread is faster for it."""
+    """The evaluation takes about 16 x 10 ms. The test does not check which thread is faster for it."""
     chosen, inline = run("", WITH_EVALUATION), run("inline", WITH_EVALUATION)
     assert chosen["losses"] == inline["losses"]
     assert len(inline["regions"]) == 1
@@ -94,6 +94,6 @@ def test_a_long_loop_is_a_region_of_its_own():
 
 def test_steps_fault_no_pages_in(runs):
     for place, result in runs.items():
-        # A step creates some 20 tensors of 2 MiB: 10,000 page faults, if the memory were returned to the
-        # system.
+        # A step creates about 20 tensors of 2 MiB, which would cause 10,000 page faults if the memory were
+        # returned to the system.
         assert result["faults"] < 30 * 500, place

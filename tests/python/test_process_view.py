@@ -1,7 +1,7 @@
-"""A script sees the same of its process under `tandem run`, and under `tandem compare`, as under `python`.
+"""A script sees its process under `tandem run` and under `tandem compare` as it does under `python`.
 
-The script process_view.py is started in every way that the interpreter knows, and what it saw is compared
-item by item.
+The script process_view.py is started in every way that the interpreter knows, and its observations are
+compared item by item.
 """
 
 import json
@@ -48,7 +48,7 @@ WAYS = {
         },
     ),
 }
-"""Arguments and environment by which a script is started."""
+"""Ways to start a script, each with arguments and environment."""
 
 FULL = {
     "relative path": ["few endings"],
@@ -56,10 +56,12 @@ FULL = {
     "stdin": [],
     "module of a package": ["spawned"],
 }
-"""Ways in which the command itself starts the script, which takes seconds, and what the script tries then."""
+"""Ways in which the `tandem` command itself starts the script, which takes seconds, with the arguments of the
+script.
+"""
 
 MORE = {"relative path": ["spawned"], "module of a package": ["spawned"]}
-"""Ways in which processes can be spawned."""
+"""Ways of starting the script in which it also spawns processes."""
 
 ALONE = f"""
 import importlib.util, sys
@@ -80,7 +82,7 @@ if isinstance(error, KeyboardInterrupt):
     interrupt.end()
 sys.exit(status)
 """
-"""The part of the command that starts the script, without torch."""
+"""A program that starts the script as the command does, but without torch."""
 
 MAY_DIFFER = {
     "orig_argv": "a script that starts itself anew by it starts Tandem, too",
@@ -127,7 +129,7 @@ def folder(tmp_path_factory):
 
 
 def start(folder, way, command, options):
-    """Run the script in some way. Returns how it ended, and what it saw."""
+    """Run the script in some way. Return how the script ended, and its observations."""
     arguments, environment = WAYS[way]
     arguments = [argument.format(folder=folder) for argument in arguments]
     process = subprocess.run(
@@ -177,7 +179,7 @@ def test_a_script_that_is_compared_sees_the_same(folder):
     for side, output in (("eager", "seen.json"), ("tandem", "seen.json.2")):
         found = read(folder / output, done.stderr)
         if side == "tandem":
-            found["stdin"] = expected["stdin"]  # the eager side has read it to its end
+            found["stdin"] = expected["stdin"]  # the eager side has read standard input to its end
         check({item: expected[item] for item in found}, found, COMPARED_MAY_DIFFER)
 
 
@@ -276,7 +278,7 @@ def test_tracebacks_have_no_other_frames(tmp_path):
     assert len(expected) == 16
     for one, other in zip(expected, found, strict=True):
         assert one == other
-    assert ended == found_ended  # nor a summary
+    assert ended == found_ended  # no summary is printed either
 
 
 def test_a_line_in_a_notebook_has_its_cell(monkeypatch):
@@ -351,12 +353,12 @@ WRONG = {
     "launch -n 2 --bad script.py": 2,
     "autoload perhaps": 2,
 }
-"""Command lines that run nothing, with their exit status."""
+"""Command lines that run no script, with their exit statuses."""
 
 
 @pytest.mark.parametrize("arguments", WRONG)
 def test_arguments_are_refused_in_a_line_and_without_torch(tmp_path, arguments):
-    """The command is a script named `tandem` beside the interpreter, as one that pip installs."""
+    """As pip installs it, the command is a script named `tandem` beside the interpreter."""
     environment = tmp_path / "environment"
     (environment / "bin").mkdir(parents=True)
     (environment / "bin" / "python").symlink_to(sys.executable)

@@ -1,4 +1,6 @@
-"""`torch.profiler`: GraphRunner's kernels are events of the device, of the calls that issued them."""
+"""`torch.profiler` shows GraphRunner's kernels as events of the device that belong to the calls that issued
+them.
+"""
 
 import itertools
 import json
@@ -60,7 +62,8 @@ def test_kernels_are_device_events(warm, activities):
     assert 0 < spent <= whole
     products = row(profiled, "aten::addmm")
     assert products.count == 6 and products.self_device_time_total > 0
-    # Six products of the forward pass take a large part of the time, and all kernels together are the total.
+    # The six products of the forward pass take a large part of the time. The times of all kernels add up to
+    # the total.
     total = sum(
         event.self_device_time_total
         for event in profiled.key_averages()
@@ -136,7 +139,7 @@ def test_replays_of_functions_are_visible():
 
 
 def test_the_program_s_calls_are_those_it_made():
-    """Kernels that run on the program's thread are no calls of the program."""
+    """Kernels that run on the program's thread do not count as calls of the program."""
     model, optimizer, x = network()
     train(model, optimizer, x, 6)
     with profile(activities=BOTH) as profiled:

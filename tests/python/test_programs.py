@@ -15,17 +15,17 @@ PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs").glob("[!
 STEPS = 8
 PACKAGES = ["torch", "torchvision", "sklearn.datasets", "transformers.modeling_utils"]
 RESTLESS = {"lbfgs": "every step's line search takes another path through thousands of operators"}
-"""Programs that do not co-execute within a few steps, and why."""
+"""Programs that are not co-executed within a few steps, with the reasons."""
 DIFFERENT = {"lstm_lm": "packed sequences: eager's LSTM has single operators, Tandem's a fused cell"}
-"""Programs whose losses differ in the last bits, and why; see docs/differs.md."""
+"""Programs whose losses differ in the last bits, with the reasons; see docs/differs.md."""
 
 UNORDERED = {"gnn": "PyTorch's threads add to elements of index_put_ in any order"}
-"""Programs whose losses differ between runs of eager with several threads, and why."""
+"""Programs whose losses in eager PyTorch differ between runs with several threads, with the reasons."""
 
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[Any]:
-    """Creates processes by forking one that has imported large packages and computed nothing."""
+    """Creates processes by forking a process that has imported large packages and computed nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PACKAGES)
     with pytest.MonkeyPatch.context() as patch:
@@ -40,7 +40,7 @@ def run(name: str, device: str, steps: int) -> tuple[list[str], int]:
     import torch
 
     torch.set_num_threads(1 if name in UNORDERED else 2)
-    torch.erf(torch.zeros(1))  # MKL's vector functions are initialized by one thread, as Tandem does
+    torch.erf(torch.zeros(1))  # one thread initializes MKL's vector functions, as in Tandem
     if device != "cpu":
         import torch_tandem
         from torch_tandem import cuda_alias
@@ -71,7 +71,7 @@ def test_losses_are_those_of_eager(context, name: str):
 FUNCTIONS = [name for name in PROGRAMS if name.endswith("_function")]
 QUICK = ["tiny_mlp_function", "linear_sgd_function"]
 RARE = {"dynamic_rnn_function": "each of its many lengths is replayed fewer than eight times"}
-"""Functions whose graphs are not audited within 200 steps, and why."""
+"""Functions whose graphs are not audited within 200 steps, with the reasons."""
 
 
 def run_function(name: str, is_function: bool, steps: int) -> tuple[list[str], int, int]:

@@ -1,4 +1,6 @@
-"""PyTorch's operators with kernels written in Python: GraphRunner needs the GIL in the middle of a run."""
+"""Operators of PyTorch whose kernels are written in Python, so that GraphRunner needs the GIL in the middle
+of a run.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""A sample of `make conformance-pytorch`: a few cases of each kind, which change when cases are added."""
+"""A sample of `make conformance-pytorch`: a few cases of each kind. The sample changes when cases
+are added.
+"""
 
 import itertools
 import zlib
@@ -19,7 +21,7 @@ def kind(case: Case) -> str:
 
 
 def sample() -> dict[str, list[Case]]:
-    """Returns some cases of each kind, chosen by a checksum of the name, without known failures."""
+    """Returns some cases of each kind, chosen by a checksum of the name. Known failures are left out."""
     cases = sorted(all_cases(), key=lambda case: (kind(case), zlib.crc32(case.name.encode())))
     kinds = itertools.groupby(cases, kind)
     return {name: list(itertools.islice((c for c in of if not reason(c.name)), EACH)) for name, of in kinds}

@@ -1,5 +1,5 @@
-"""Random autograd graphs with hooks of all kinds, registered at all times: Tandem must call what the CPU
-calls.
+"""Random autograd graphs with hooks of all kinds, registered at all times: Tandem must make the calls that
+the CPU makes.
 
 `python tests/python/test_random_backward.py SECONDS [SEED]` runs until a program differs.
 """
@@ -23,7 +23,7 @@ class Tagged(torch.Tensor):
 
 
 class Acting(torch.autograd.Function):
-    """Multiplies and subtracts; `backward` runs an action before it computes gradients."""
+    """Multiplies and subtracts. `backward` runs an action before it computes gradients."""
 
     @staticmethod
     def forward(ctx, program, action, a, b):
@@ -45,7 +45,7 @@ class Acting(torch.autograd.Function):
 
 
 class Counting(TorchFunctionMode):
-    """Mode around a pass that records the functions called in it."""
+    """Mode around a pass that records the functions that are called in the pass."""
 
     def __init__(self, program) -> None:
         super().__init__()
@@ -57,7 +57,9 @@ class Counting(TorchFunctionMode):
 
 
 class Program:
-    """The program of a seed, on one device. Numbers are small integers, so that results are exact."""
+    """The random program with a seed, on one device. Numbers are small integers, so that results
+    are exact.
+    """
 
     def __init__(self, seed: int, device: str) -> None:
         self.device = device
@@ -83,10 +85,10 @@ class Program:
         )
         self.log.append((what, shown, modes, inside))
 
-    # Actions of hooks and functions, between passes or during one.
+    # --- actions of hooks and functions, between passes or during one
 
     def action(self):
-        """Returns an action that is chosen now and runs later."""
+        """Returns an action, which is chosen now and runs later."""
         kind = self.once.choice(ACTIONS)
         number, seed = len(self.handles), self.once.random()
 
@@ -189,7 +191,7 @@ class Program:
         torch.autograd.set_detect_anomaly(False)
         self.note("nodes", torch._C._current_graph_task_id() >= 0)
 
-    # The graph.
+    # --- the graph
 
     def saved(self, kind: str):
         def called(t):
@@ -246,12 +248,12 @@ class Program:
                 torch.autograd.backward(roots, grads, inputs=some if kind == "inputs" else None, **kept)
 
     def attempt(self, step) -> None:
-        """Runs a step and records the exception that it raises."""
+        """Runs a step, and records the exception if it raises one."""
         try:
             step()
         except Exception as error:
             text = str(error).splitlines()[0] if str(error) else ""
-            # Without the names of devices, and the addresses of nodes.
+            # Names of devices and addresses of nodes are left out of the text.
             self.note("raised", type(error).__name__, re.sub(r"tandem(:\d)?|cpu|0x\w+", "", text))
 
     def run(self) -> list:
@@ -299,9 +301,9 @@ ACTIONS = [
 
 
 def difference(seed: int):
-    """Returns the first entries of the logs that differ, or `None`."""
+    """Returns the first entries in which the logs differ, or `None`."""
     expected, got = (Program(seed, device).run() for device in ("cpu", "tandem"))
-    # Compared as text, because gradients may have become NaN.
+    # Entries are compared as text, because gradients may have become NaN.
     for i in range(max(len(expected), len(got))):
         pair = [str(log[i]) if i < len(log) else "nothing" for log in (expected, got)]
         if pair[0] != pair[1]:

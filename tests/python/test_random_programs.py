@@ -19,7 +19,7 @@ def data(seed):
     return torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
 
 
-# Instructions: (pool, i, j, k, number, device). i, j and k are indices of tensors of the pool.
+# An instruction gets (pool, i, j, k, number, device), where i, j and k are indices of tensors in the pool.
 
 
 def new(p, i, j, k, n, d):

@@ -1,4 +1,6 @@
-"""Random generators are as in eager: what Tandem imports and does draws nothing that a program notices."""
+"""Random generators are in the same state as in eager PyTorch: Tandem and its imports draw nothing that a
+program notices.
+"""
 
 import json
 import subprocess
@@ -35,7 +37,7 @@ for _ in range(30):
     optimizer.zero_grad()
 print(before, digest(), random.random(), np.random.rand(), torch.rand(2).tolist())
 """
-# The summary in mid-program, which eager has not.
+# A program that prints Tandem's summary, which eager PyTorch does not have.
 SUMMARY = """
 if "torch_tandem" in sys.modules:
     sys.modules["torch_tandem"].summary()
@@ -85,13 +87,13 @@ print(drawn)
 
 
 def test_no_module_that_tandem_imports_draws(tmp_path):
-    """A script that imports such a module later would not draw in its turn."""
+    """If such a module drew numbers, a script that imports it later would miss these draws."""
     names = json.loads(ran(tmp_path, MODULES))
     assert "torch_tandem" in names
     foreign = [name for name in names if name.partition(".")[0] not in ("torch", "torch_tandem")]
     command = [sys.executable, "-c", DRAWN, ",".join(["json", *foreign])]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stderr
-    # The check sees a module that draws.
+    # A module that draws shows that the check works.
     command[-1] = "rich.style"
     assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "['rich.style']"

@@ -19,9 +19,9 @@ print(json.dumps([fit("gloo"), fit("tandem")]))
 """
 
 
-@pytest.mark.timeout(900)  # Ray and its workers start on a machine that may be busy.
+@pytest.mark.timeout(900)  # Ray and its workers may start on a busy machine.
 def test_the_example_trains_on_tandem_with_the_losses_of_the_host():
-    # Paths of sockets are short, and results are written to HOME.
+    # Paths of sockets must be short, and Ray writes results to HOME.
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | {"OMP_NUM_THREADS": "1", "HOME": folder, "RAY_TMPDIR": folder}
         ran = subprocess.run(

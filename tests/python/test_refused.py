@@ -1,4 +1,4 @@
-"""Calls that PyTorch refuses are refused at the call, after any accepted calls at the same line."""
+"""Calls that PyTorch refuses raise at the call, also after accepted calls at the same line."""
 
 import itertools
 from typing import Any
@@ -21,7 +21,7 @@ OPERATORS = """
 
 
 def choices(argument: torch.Argument) -> tuple[Any, ...]:
-    """Returns the values of an argument; nearly every operator accepts the first."""
+    """Returns values for an argument. Nearly every operator accepts the first value."""
     kind = str(argument.type)
     if kind in ("str", "Optional[str]"):
         return (argument.default_value or "floor", "x")
@@ -30,8 +30,8 @@ def choices(argument: torch.Argument) -> tuple[Any, ...]:
 
 
 def call(operator: Any, case: tuple[Any, ...], device: str, spread: bool) -> tuple[Any, str | None]:
-    """Returns the result of a call or the type of its error; with `spread`, a second tensor is a row of the
-    first.
+    """Returns the result of a call, or the type of its error. With `spread`, the second tensor is a row of
+    the first.
     """
     given: dict[str, Any] = {}
     for i, (choice, argument) in enumerate(zip(case, operator._schema.arguments, strict=True)):
@@ -47,7 +47,7 @@ def call(operator: Any, case: tuple[Any, ...], device: str, spread: bool) -> tup
 
 
 def overloads(name: str) -> list[Any]:
-    """Returns an operator's overloads from tensors to a new or changed tensor."""
+    """Returns an operator's overloads that map tensors to a new or changed tensor."""
 
     def plain(schema: Any) -> bool:
         types = [str(schema.arguments[0].type), *(str(r.type) for r in schema.returns)]
@@ -61,7 +61,7 @@ def overloads(name: str) -> list[Any]:
 def test_other_dtypes_after_accepted_ones(name):
     for operator in overloads(name):
         cases = list(itertools.product(*map(choices, operator._schema.arguments)))
-        # One line of one program: accepted calls first, until they are in its graph.
+        # All calls are at one line of one program. Accepted calls come first, until the graph has them.
         calls = [(cases[0], False)] * 4 + [(case, spread) for case in cases for spread in (False, True)]
         for number, (case, spread) in enumerate(calls):
             torch_tandem.set_mode("trace" if number < 4 else "lazy")
@@ -85,7 +85,7 @@ NUMBERS = {
 
 
 def lines(x: torch.Tensor, n: Any) -> dict[str, Any]:
-    """Returns operators on a tensor and a number."""
+    """Returns calls of operators on a tensor and a number."""
     y = x.clone()
     fill = torch.nn.functional
     return {
@@ -143,8 +143,8 @@ def test_numbers_out_of_range_after_ordinary_ones(dtype):
         if name == "histc" and not dtype.is_floating_point:
             continue  # PyTorch's kernel for the CPU refuses integers
         for corner in NUMBERS[dtype]:
-            # The graph distinguishes the types of numbers: each corner follows ordinary numbers of its own
-            # type.
+            # The graph distinguishes the types of numbers, so each corner follows ordinary numbers of the
+            # same type.
             numbers = [type(corner)(1)] * 4 + [corner] * 2
             for step, number in enumerate(numbers):
                 torch_tandem.set_mode("trace" if step < 3 else "lazy")
@@ -206,7 +206,7 @@ def test_out_of_another_dtype_where_the_operator_checks_it(function, dim, dtype)
 
 @pytest.mark.parametrize("mode", ["trace", "lazy"])
 def test_as_strided_scatter_refuses_gradients_of_strided_tensors(mode):
-    """Its gradient assumes a contiguous tensor."""
+    """The gradient formula assumes a contiguous tensor."""
     torch_tandem.set_mode(mode)
     for step in range(6):
         results = []

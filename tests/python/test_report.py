@@ -91,8 +91,8 @@ def test_kernels_have_their_lines_bytes_and_operations():
     measured = json.loads(out.splitlines()[-1])
     assert measured["machine"]["copy"] > 1e8 and measured["machine"]["matmul"] > 1e8
     kernels = measured["kernels"]
-    # x [4, 8], weights [8, 8] and a bias result in [4, 8]; a multiplication and an addition are two
-    # operations.
+    # `x` is [4, 8], the weights are [8, 8], and the result with bias is [4, 8]. A multiplication and an
+    # addition count as two operations.
     layers = [k for k in kernels if k["ops"][0] == "aten::addmm"]
     first = next(k for k in layers if k["flops"] / k["count"] == 2 * 4 * 8 * 8)
     assert first["bytes"] / first["count"] == 4 * (4 * 8 + 8 * 8 + 8 + 4 * 8)
@@ -118,7 +118,7 @@ def test_page_is_self_contained(nodes):
 
 
 def small_page(report: Report, nodes: int) -> str:
-    """Returns a page without a timeline, with a graph of one node or none."""
+    """Returns a page without a timeline, whose graph has one node or none."""
     only = synthetic.graphs(300)["nodes"][0]
     block = empty(Block, nodes=[1], ends=True)
     graphs = empty(Graphs, nodes=[only], blocks=[block], entry=[0]) if nodes else empty(Graphs)
@@ -137,8 +137,9 @@ def test_hostile_text_stays_text():
 
 # --- The data ---
 
-# It has all optional parts: functions that are replayed or not; a model on the CPU; a branch, fetches, feeds;
-# nested loops, one of them long; iterations that never repeat; and an operator without a kernel for GPUs.
+# The report of this program has all optional parts: functions that are replayed, and functions that are not;
+# a model on the CPU; a branch, fetches, feeds; nested loops, one of them long; iterations that never repeat;
+# and an operator without a kernel for GPUs.
 EVERYTHING = """
 import json, sys, time, torch, torch_tandem
 from torch_tandem import _core
@@ -198,7 +199,7 @@ def test_data_of_programs_is_what_the_types_say():
         for (name, kind), value in zip(KINDS.items(), json.loads(ran.stdout), strict=True):
             seen |= check(value, kind, name)
     missing = set().union(*(optional(kind, name) for name, kind in KINDS.items())) - seen
-    # A busy machine may not compare the two threads in time.
+    # On a busy machine, the two threads may not be compared in time.
     missing = {part for part in missing if not part.endswith("_ns as float")}
     if not adapters:
         missing = {
@@ -318,7 +319,7 @@ def test_times_of_each_runner_add_up(environment):
 
 
 def settled(**times) -> Report:
-    """A run of 100 equal iterations, with these times of each in microseconds."""
+    """A report of 100 equal iterations. `times` are the times of each iteration in microseconds."""
     steps = [empty(Step, number=number, **times) for number in range(1, 101)]
     totals = {name: 100 * us for name, us in times.items()}
     return empty(Report, ops_captured=1000, ops_coexecuted=970, steps_coexecuted=100, steps=steps, **totals)
@@ -419,7 +420,7 @@ def test_iterations_with_a_traced_operator_and_all_divergences_are_counted():
     x = torch.ones(2, 2, 2, device="tandem")
     steps = 1100
     for i in range(steps):
-        # Each iteration has operators at a place that no other iteration has.
+        # Each iteration has operators at a location that no other iteration has.
         exec(compile("y = ((x + 1) * 2).sin()", f"file{i}", "exec"), {"x": x})
         for _ in range(20):
             x = (x + 0.5).tanh()
@@ -438,7 +439,7 @@ def test_iterations_with_a_traced_operator_and_all_divergences_are_counted():
 def test_trace_is_what_viewers_read(tmp_path):
     report = synthetic.report()
     timeline = synthetic.timeline(report)
-    # Rounding makes neighboring events overlap.
+    # Neighboring events overlap, as rounding can make them do.
     timeline["python"] += [[5, 10, "stall", 1, ""], [14, 8, "fetch", 1, "a.py:1 in f"]]
     path = tmp_path / "trace.json"
     _perfetto.write(str(path), timeline, report["steps"])
@@ -455,7 +456,7 @@ def test_trace_is_what_viewers_read(tmp_path):
 
 
 def check_trace(trace):
-    """Checks the requirements of the trace event format for the events that are used."""
+    """Checks that the events meet the requirements of the trace event format."""
     assert set(trace) >= {"traceEvents"}
     last: dict[int, list[float]] = {}
     for event in sorted(
@@ -581,7 +582,7 @@ def test_hits_lead_to_nodes(browser):
     assert browser.texts(".tally") == [f"1 of {number} operators"]
     browser.click('button[title="Next"]')
     assert browser.texts(".tally") == [f"2 of {number} operators"]
-    # Then along an edge with the keyboard: the details of the next operator are shown.
+    # The keyboard then moves the selection along an edge, so that the details of the next operator are shown.
     browser.run("document.querySelector('.stage canvas').focus()")
     browser.press("ArrowDown")
     assert browser.texts(".details h3") == ["aten::relu"]
@@ -702,7 +703,7 @@ def test_tables_sort_and_filter(browser):
     for letter in "norm":
         browser.press(letter)
     assert browser.texts(names) == ["aten::native_batch_norm"]
-    # A name links to its nodes in the graph.
+    # An operator's name links to its nodes in the graph.
     browser.click("#operators button.link")
     assert browser.texts(".details h3") == ["aten::native_batch_norm"]
 

@@ -1,4 +1,6 @@
-"""PyTorch's global settings apply to the operators that are issued under them, even if these run later."""
+"""PyTorch's global settings apply to the operators that are issued under them, even if the operators run
+later.
+"""
 
 import pytest
 import torch

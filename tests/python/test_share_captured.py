@@ -1,4 +1,6 @@
-"""The share of an eager training step that Tandem captures: the steps of examples/digits.py, call by call."""
+"""The share of an eager training step that Tandem captures, from the steps of examples/digits.py, call by
+call.
+"""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Sparse tensors have the values, layouts and gradients of those of the host."""
+"""Sparse tensors have the same values, layouts and gradients as on the host."""
 
 import itertools
 import subprocess
@@ -74,7 +74,7 @@ def test_samples_of_pytorch(layout):
                 made = op.sample_inputs_sparse(layout, "cpu", dtype, requires_grad=differentiable)
                 made = list(itertools.islice(made, 12))
         except Exception:
-            continue  # there is no sample of this layout
+            continue  # PyTorch has no sample of this layout
         for sample in made:
             leaves, spec = _pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
             moved = [

@@ -1,4 +1,4 @@
-"""Processes that a script under `tandem run` spawns: "cuda" means Tandem there, too."""
+"""Processes that a script under `tandem run` spawns. "cuda" means Tandem in them too."""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Threads, forks, interrupts and failing operators: the right exception at the right place, never a hang."""
+"""Threads, forks, interrupts and failing operators: the right exception is raised at the right place, and
+nothing hangs.
+"""
 
 import inspect
 import os
@@ -33,7 +35,9 @@ def in_subprocess(code, timeout=50, **env):
 
 
 def here(text):
-    """Returns `test_threads_and_failures.py:12`: the only line of the calling test that contains `text`."""
+    """Returns `test_threads_and_failures.py:12`, for the only line of the calling test that
+    contains `text`.
+    """
     caller = inspect.currentframe().f_back
     lines, first = inspect.getsourcelines(caller.f_code)
     (number,) = [first + i for i, line in enumerate(lines) if text in line and "here(" not in line]
@@ -86,7 +90,8 @@ def test_a_thread_that_trains_while_the_importing_one_waits_is_the_program():
     in_thread = report()
     _train("tandem", 30, actual)  # and back
     assert actual == expected
-    # Two iterations: the first one began before the importing thread was known to be idle.
+    # Two iterations run on the other thread before it is the program's: the importing thread must first be
+    # idle for one.
     assert in_thread["ops_other_threads"] < 0.12 * in_thread["ops_coexecuted"]
     assert report()["ops_coexecuted"] > 1.8 * in_thread["ops_coexecuted"]
 
@@ -355,7 +360,7 @@ CAUGHT = {
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_errors_that_programs_catch_are_raised_at_the_call(name):
-    """Programs catch the error and try again, for example after adding to a matrix's diagonal."""
+    """Programs catch the error and try again, for example after they have added to a matrix's diagonal."""
 
     def program(device):
         good = torch.eye(3) * 2 + 0.1
@@ -525,7 +530,7 @@ print(y[0].item(), ran)
 
 
 def test_an_interrupt_while_waiting():
-    # With inline runs, hardly any work would be pending.
+    # Inline runs would leave hardly any work pending.
     beside = os.environ | {"TANDEM_RUNNER": "beside"}
     child = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True, env=beside)
     with child:

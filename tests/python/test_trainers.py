@@ -1,7 +1,7 @@
-"""Trainers of other libraries run on Tandem, with the losses of the CPU, though no program names a device.
+"""Trainers of other libraries run on Tandem, with the same losses as on the CPU, though no program names a
+device.
 
-The programs are in trainers.py. They run in processes of their own, because a library chooses its device
-once.
+The programs are in trainers.py. Each runs in a new process, because a library chooses its device once.
 """
 
 import functools
@@ -29,7 +29,9 @@ WAYS = {
     "alias": [sys.executable, "-m", "torch_tandem", "run", "--quiet", "--adopt=never", "--report-json"],
     "adopted": [sys.executable, "-m", "torch_tandem", "run", "--quiet", "--adopt=always", "--report-json"],
 }
-"""How a program gets to Tandem: it imports it, or `tandem run` offers "cuda", or also adopts its tensors."""
+"""Ways for a program to use Tandem: it imports Tandem, or `tandem run` offers "cuda", or `tandem run` also
+adopts its tensors.
+"""
 
 NAMES = (
     "accelerate",
@@ -65,7 +67,9 @@ def run(command: list[str], **env: str) -> subprocess.CompletedProcess:
 
 
 def run_forked(arguments: list[str]) -> subprocess.CompletedProcess:
-    """Runs the interpreter with these arguments, in a process that has imported large packages."""
+    """Runs the interpreter with these arguments, in a process forked from one that has imported large
+    packages.
+    """
     return succeeded(forked.run(arguments, environment()))
 
 
@@ -80,13 +84,13 @@ def on_cpu(*arguments: str) -> list[float]:
 
 
 def on_tandem(way: str, report: Path, *arguments: str) -> tuple[list[float], dict]:
-    """The losses and the report."""
+    """The losses on Tandem, and the report."""
     ran = run_forked([*WAYS[way][1:], str(report), str(PROGRAMS), *arguments])
     return losses(ran), json.loads(report.read_text())
 
 
 def check_ran_there(report: dict, processes: int = 1) -> None:
-    """Most operators of the training were co-executed, and no model is elsewhere."""
+    """Most operators of the training must have been co-executed, and no model may be on another device."""
     assert report["models_elsewhere"] == []
     late = "10" if report["ops_after_10"] else "5"
     assert report["ops_coexecuted"] > 300 / processes
@@ -94,7 +98,7 @@ def check_ran_there(report: dict, processes: int = 1) -> None:
 
 
 EVERY_WAY = ("accelerate", "transformers", "lightning")
-"""Programs that run in every way, even without TANDEM_ALL_PROGRAMS."""
+"""Programs that run in all ways even if TANDEM_ALL_PROGRAMS is not set."""
 CASES = [
     (name, way)
     for name in NAMES
@@ -117,7 +121,7 @@ IN_PROCESSES = {
     "lightning": ["devices=2", "accelerator=cpu"],
     "fabric": ["devices=2", "accelerator=cpu"],
 }
-"""Options with which programs train in two processes on the CPU."""
+"""Options for training in two processes on the CPU, by program."""
 
 
 def in_processes(*command: str) -> subprocess.CompletedProcess:
@@ -156,7 +160,7 @@ ONLY_HERE = {
     "pytorch_lightning tandem": ("pytorch_lightning", "accelerator=tandem", "precision=bf16-mixed"),
     "fabric fp16": ("fabric", "accelerator=tandem", "precision=16-mixed"),
 }
-"""Options that libraries refuse on the CPU."""
+"""Options that libraries refuse for the CPU, by program."""
 
 
 @pytest.mark.parametrize("arguments", list(OPTIONS.values()), ids=OPTIONS)
@@ -168,13 +172,16 @@ def test_options(arguments, tmp_path):
 
 @pytest.mark.parametrize("arguments", list(ONLY_HERE.values()), ids=ONLY_HERE)
 def test_options_that_the_cpu_lacks(arguments, tmp_path):
-    """The losses are near those without the options; the first steps of float16 overflow and are skipped."""
+    """The losses must be near the losses without the options. The first steps with float16 overflow, and are
+    skipped.
+    """
     found, report = on_tandem("import", tmp_path / "report.json", *arguments)
     assert found == pytest.approx(on_cpu(arguments[0]), abs=0.4)
     check_ran_there(report)
 
 
-# The script is not adopted: it names devices, and compares with a model that it keeps on the CPU.
+# Command that does not adopt the script, because the script names devices and compares with a model on the
+# CPU.
 LAUNCH = [sys.executable, "-m", "torch_tandem", "launch", "-n", "2", "--", *WAYS["alias"][4:]]
 
 

@@ -1,5 +1,5 @@
-"""Training with dependence on values, and with parameters that are frozen, averaged, clipped or scaled on the
-way.
+"""Training that depends on values, and training whose parameters are frozen, averaged, clipped or scaled on
+the way.
 """
 
 import copy
@@ -62,7 +62,7 @@ def test_a_layer_used_as_often_as_a_value_says(device):
 
 @coexecuting
 def test_trees(device):
-    """A recursive network over a tree with another structure in each iteration."""
+    """A recursive network over a tree, whose structure differs in each iteration."""
     leaf, node = layers(device, 4, 4), layers(device, 8, 4)
 
     def value(numbers, x, depth):
@@ -78,7 +78,7 @@ def test_trees(device):
 
 @coexecuting
 def test_experts_chosen_by_a_router(device):
-    """Each expert gets the rows that the router assigned to it; an expert without rows is not called."""
+    """Each expert gets the rows that the router assigns to it. An expert without rows is not called."""
     router, experts = layers(device, 4, 3), nn.ModuleList(layers(device, 4, 4) for _ in range(3))
 
     def loss(x, step):
@@ -95,7 +95,7 @@ def test_experts_chosen_by_a_router(device):
 
 @coexecuting
 def test_policy_gradients(device):
-    """Episodes end at a sampled action; a target network is copied in some iterations."""
+    """Episodes end at a sampled action, and some iterations copy a target network."""
     policy, value = layers(device, 4, 3), layers(device, 4, 1)
     target = copy.deepcopy(value)
     optimizer = sgd(policy, value)
@@ -186,7 +186,7 @@ class Reversed(torch.autograd.Function):
 
 @coexecuting
 def test_detached_on_the_way(device):
-    """Straight-through estimators, reversed gradients, stop-gradients on either side."""
+    """Straight-through estimators, reversed gradients, and stop-gradients on either side."""
     model, head = layers(device, 4, 4), layers(device, 4, 2)
 
     def loss(x, step):
@@ -222,7 +222,7 @@ def test_layers_frozen_and_thawed(device):
 
 @coexecuting
 def test_parameters_shared(device):
-    """One weight is an embedding, a head and, transposed, a layer; the number of its uses changes."""
+    """One weight is an embedding, a head and, transposed, a layer. The number of its uses changes."""
     embed, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
     embed.weight = head.weight
     embed.weight.data.copy_(data(7, 4))
@@ -305,7 +305,7 @@ def test_clipping_where_it_is_needed(device):
 
 @coexecuting
 def test_gradients_edited(device):
-    """Noise, centering, sums over a window of iterations, gradients dropped and inserted."""
+    """Noise, centered gradients, sums over several iterations, and gradients that are dropped or inserted."""
     model = layers(device, 4, 4, 1)
     optimizer = sgd(model, momentum=0.9, nesterov=True)
     window = []
@@ -373,7 +373,7 @@ def test_averages_of_a_model(device):
 
 @coexecuting
 def test_closures_evaluated_as_often_as_needed(device):
-    """Line searches: the number of evaluations of a step depends on values."""
+    """The number of evaluations in a line search depends on values."""
     model = layers(device, 4, 1).double()
     optimizer = torch.optim.LBFGS(
         model.parameters(), 0.5, max_iter=3, history_size=3, line_search_fn="strong_wolfe"
@@ -392,7 +392,7 @@ def test_closures_evaluated_as_often_as_needed(device):
 
 @coexecuting
 def test_two_gradients_a_step(device):
-    """Sharpness-aware minimization in some steps only, and slow weights that are updated in some steps."""
+    """Some steps use sharpness-aware minimization, and some update slow weights."""
     model = layers(device, 4, 4, 1)
     optimizer, slow = adam(model), copies(model)
     for step in range(2 * STEPS):
@@ -489,7 +489,7 @@ def test_dtypes_mixed(device):
 
 @coexecuting
 def test_gradients_read_during_backward(device):
-    """A hook reads a value and changes the gradient depending on it."""
+    """A hook reads a value of a gradient, and changes the gradient depending on it."""
     w = data(4).to(device).requires_grad_()
     for step in range(2 * STEPS):
         x = w * data(4, seed=step % 6).to(device)

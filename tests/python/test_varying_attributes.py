@@ -17,7 +17,7 @@ def nodes() -> int:
 
 
 def losses(device: str, joined: bool, steps: int = 120) -> list[torch.Tensor]:
-    """Trains with targets of other lengths in each step."""
+    """Trains with targets whose lengths differ in each step."""
     torch.manual_seed(0)
     numbers = torch.Generator().manual_seed(1)
     inputs = torch.randn(12, 4, 6, generator=numbers).to(device)

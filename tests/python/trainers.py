@@ -1,7 +1,7 @@
-"""Programs that leave training to a library, and nothing in them says where it runs.
+"""Programs that leave training to a library. Nothing in them says where it runs.
 
-`python trainers.py NAME [options as NAME=VALUE]` trains with a library and prints the losses as JSON.
-`place` is an option for libraries that leave it to the program.
+`python trainers.py NAME [options as NAME=VALUE]` trains with a library and prints the losses as JSON. `place`
+is an option for libraries that leave the choice of the device to the program.
 """
 
 import json
@@ -61,7 +61,9 @@ def folder_of_all_ranks() -> Iterator[str]:
 
 @program
 def accelerate(mixed_precision: str = "no", dispatch_batches: str = "", cpu: str = "") -> Losses:
-    """A loop with accumulation, clipping and a schedule, which saves its state and trains on from it."""
+    """A loop with accumulation, clipping and a schedule. It saves its state, and trains on from the saved
+    state.
+    """
     from accelerate import Accelerator, DataLoaderConfiguration
     from accelerate.utils import set_seed
 
@@ -97,7 +99,7 @@ def accelerate(mixed_precision: str = "no", dispatch_batches: str = "", cpu: str
         accelerator.save_state(folder)
         first = epoch()
         accelerator.load_state(folder)
-        # Two processes draw other batches when they train on, also on the CPU.
+        # With several processes, even the CPU draws other batches after the state was loaded.
         assert epoch() == first or accelerator.num_processes > 1
     return first
 
@@ -134,7 +136,7 @@ def logged(trainer) -> Losses:
 
 @program
 def transformers(precision: str = "", cpu: str = "") -> Losses:
-    """`Trainer` with accumulation, clipping and evaluation; a second one resumes from a checkpoint."""
+    """`Trainer` with accumulation, clipping and evaluation. A second `Trainer` resumes from a checkpoint."""
     from transformers import Trainer, TrainingArguments, default_data_collator
 
     mixed = {precision: True} if precision else {}
@@ -204,7 +206,7 @@ def tokenizer(folder: str):
 
 @program
 def sentence_transformers() -> Losses:
-    """Embeddings of sentences, of a BERT without weights of its own."""
+    """Embeddings of sentences, from a BERT with random weights."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -236,7 +238,7 @@ def sentence_transformers() -> Losses:
 
 
 def boring_trainer(package, boring, devices: int | str = 1, **options) -> Losses:
-    """Trains Lightning's own example, and trains on from its checkpoint."""
+    """Trains Lightning's own example, and trains on from the example's checkpoint."""
     losses = []
 
     class Model(boring.BoringModel):
@@ -280,7 +282,7 @@ def lightning(**options) -> Losses:
 
 @program
 def pytorch_lightning(**options) -> Losses:
-    """The distribution of its own name."""
+    """The distribution `pytorch-lightning`, which has a package of its own."""
     import pytorch_lightning
     from pytorch_lightning.demos import boring_classes
 

@@ -1,11 +1,11 @@
-"""Plain data and its types, which are trees of TypedDicts."""
+"""Plain data and their types, which are nested TypedDicts."""
 
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 
 def empty(kind: Any, **values: Any) -> Any:
-    """Returns a value of a type, with None, zero or nothing in the parts that are not given."""
+    """Returns a value of a type. Parts that are not given are None, zero or empty."""
     if is_typeddict(kind):
         hints = get_type_hints(kind)
         assert values.keys() <= hints.keys(), values.keys() - hints.keys()
@@ -19,8 +19,8 @@ def empty(kind: Any, **values: Any) -> Any:
 
 
 def check(value: Any, kind: Any, where: str = "data") -> set[str]:
-    """Checks that a value read from JSON has exactly the keys of its type, and values of their types, at all
-    depths. Returns the optional parts that it has: elements of lists and dicts, and alternatives.
+    """Checks that a value read from JSON has exactly the keys of its type, and values of the right types, at
+    all depths. Returns the optional parts that the value has: elements of lists and dicts, and alternatives.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if is_typeddict(kind):

@@ -1,4 +1,6 @@
-"""Runs a program on eager CPU and twice on Tandem (traced, then co-executed) and compares the results."""
+"""Runs a program on eager CPU and twice on Tandem (first traced, then co-executed), and compares
+the results.
+"""
 
 import collections
 import os
@@ -11,10 +13,10 @@ import torch_tandem
 from torch.utils._pytree import tree_flatten, tree_map
 
 EAGER_ONLY = False
-"""Set in a worker that checks whether eager PyTorch alone crashes."""
+"""Set in a worker that checks whether eager PyTorch crashes without Tandem."""
 
 OWN = os.environ.get("TANDEM_KERNELS") != "aten"
-"""Whether Tandem's own kernels are used, whose last bits differ from eager's."""
+"""Whether Tandem's own kernels are used. Their last bits differ from eager's."""
 
 # Relative and absolute tolerance with Tandem's own kernels.
 TOLERANCES = {
@@ -27,7 +29,7 @@ TOLERANCES = {
 SINGLE = (1e-4, 1e-5)
 
 seen: collections.Counter[str] = collections.Counter()
-"""Number of programs that eager PyTorch accepted and refused."""
+"""Numbers of programs that eager PyTorch accepted, and that it refused."""
 
 refusals: list[str] = []
 """Description of the last error that eager PyTorch raised."""
@@ -51,8 +53,8 @@ def agree(
 ) -> None:
     """Compares the results of a program on eager CPU and on Tandem, or the types of the exceptions.
 
-    If values are not within the tolerance, Tandem's values may be as far from `exact`, the program in double
-    precision, as eager's values are, or as eager's values for `rounded` inputs are.
+    If values are not within the tolerance, they are compared with `exact`, the program in double precision:
+    Tandem's values may be as far from it as eager's values, or as eager's values for `rounded` inputs.
     """
     eager = outcome(program, "cpu")
     seen["refused" if isinstance(eager, Exception) else "accepted"] += 1
@@ -98,7 +100,7 @@ def outcome(program: Program, device: str) -> Any:
 
 
 def on_host(x: Any) -> Any:
-    """Returns a tensor's compared properties, or any other value unchanged."""
+    """Returns the properties of a tensor that are compared. Returns any other value unchanged."""
     return Seen(x) if isinstance(x, torch.Tensor) else x
 
 
@@ -159,7 +161,7 @@ def compare(eager: Any, got: Any, place: str, bits: bool, values: bool = True) -
 
 
 def close(x: Any, y: Any) -> bool:
-    """Whether two numbers are near."""
+    """Whether two numbers are near each other."""
     return isinstance(x, (float, complex)) and abs(x - y) <= 1e-5 + 1e-4 * abs(x)
 
 
@@ -207,7 +209,7 @@ def difference(x: torch.Tensor, y: torch.Tensor) -> str:
 
 
 def nearer(exact: Any, eager: list[Any], got: Any) -> bool:
-    """Whether Tandem's values are about as near to the exact ones as one of eager's results is."""
+    """Whether Tandem's values are about as near to the exact values as one of eager's results."""
     leaves = [tree_flatten(x)[0] for x in (exact, got, *eager)]
     if len({len(x) for x in leaves}) > 1:
         return False

@@ -16,11 +16,11 @@ GROUPS = (
     "modules",
     "optimizers",
 )
-"""The groups that need only the installed torch. The group `files` also needs PyTorch's test files."""
+"""Groups that need only the installed torch. The group `files` also needs PyTorch's test files."""
 
 
 class NotACase(Exception):
-    """Eager PyTorch on the CPU has no result to compare with."""
+    """Eager PyTorch on the CPU has no result for comparison."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ def all_cases(groups: tuple[str, ...] = GROUPS) -> Iterator[Case]:
 
 
 def chosen(names: list[str], pattern: str | None, shard: tuple[int, int]) -> list[str]:
-    """Returns the names that match a pattern, of one shard. The shard depends on the name alone, so it is
+    """Returns the names in a shard that match a pattern. A name alone determines its shard, so shards are
     stable.
     """
     number, shards = shard

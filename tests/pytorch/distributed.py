@@ -1,6 +1,6 @@
 """PyTorch's own tests of torch.distributed (`torch.testing._internal.distributed`) on this device.
 
-They run as for CUDA and NCCL, with as many ranks as each of them needs.
+The tests run as for CUDA and NCCL, with as many ranks as each test needs.
 """
 
 import functools
@@ -19,10 +19,10 @@ from .cases import Case, NotACase
 from .ranks import LIMIT, tests
 
 SIZES = (2, 4, 8)
-"""Numbers of ranks. A test runs with the first one that it does not call too small."""
+"""Numbers of ranks. A test runs with the first number that is not too small for it."""
 
 TOO_SMALL = ("world size", "accelerator devices")
-"""Words of the reasons for which a test does not run with a number of ranks."""
+"""Words in the reason for skipping a test, if the number of ranks is too small."""
 
 
 class Server:
@@ -41,7 +41,7 @@ class Server:
         self.process.stdout.readline()
 
     def ask(self, test: str) -> tuple[str | None, str | None]:
-        """Returns the reason for which a test was skipped, and how it failed."""
+        """Returns the reason for which a test was skipped, or `None`, and the test's failure, or `None`."""
         timer = threading.Timer(LIMIT + 30, self.process.kill)
         timer.start()
         self.process.stdin.write(test + "\n")
@@ -55,7 +55,7 @@ class Server:
             server.cache_clear()
             return None, f"the process that starts the ranks ended: {said}"
         skipped, failure = json.loads(answer)
-        # A rank that ends by itself tells its parent nothing.
+        # A rank that exits by itself tells its parent no error, so its output is added.
         return skipped, failure + said if failure and "Expected exit code" in failure else failure
 
 
@@ -64,7 +64,7 @@ server = functools.cache(Server)
 
 def cases() -> Iterator[Case]:
     """Yields the tests by name."""
-    # PyTorch reads these variables when it defines the tests. Their names do not depend on them.
+    # PyTorch reads these variables when it defines the tests. The names of the tests do not depend on them.
     os.environ |= {"BACKEND": "nccl", "WORLD_SIZE": str(SIZES[0])}
     for test in unittest.defaultTestLoader.getTestCaseNames(tests()):
         yield Case(f"distributed/collectives/{test}", functools.partial(run, test))
@@ -84,7 +84,7 @@ def run(test: str) -> None:
 
 
 def summary(failure: str) -> str:
-    """Returns the first rank's error, with that which caused it first."""
+    """Returns the first rank's error, with the error that caused it."""
     errors = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*(?:\n .*)*", failure, re.MULTILINE)
-    # The first one is the parent's, which quotes that of the rank.
+    # The first error is the parent's, which quotes the rank's error.
     return " | ".join((errors[1:] or errors or [failure[-500:]])[:2])[:560]

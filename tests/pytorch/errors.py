@@ -1,6 +1,6 @@
 """Errors of operators, modules and optimizers: Tandem must raise eager's exception type and text.
 
-Each bad call is issued twice: as the first call of its line, and after good calls of the line were
+Each bad call is issued twice: as the first call of a line, and after good calls at the same line were
 co-executed.
 """
 
@@ -21,7 +21,7 @@ from .cases import Case
 from .samples import entries, moved, name_of
 
 WARM = 4
-"""Good iterations before a bad call."""
+"""Number of good iterations before a bad call."""
 
 
 def cases() -> Iterator[Case]:
@@ -50,7 +50,7 @@ def operator(op: Any) -> None:
         if same:
             raised = attempt(op, eager[number].sample_input)
             if raised is None:
-                continue  # eager accepts it, on the CPU
+                continue  # eager accepts this call on the CPU
             kind = type(raised)
             if not re.search(words, str(raised)):
                 words = ""
@@ -78,7 +78,7 @@ def good_calls(op: Any) -> list[Any]:
 
 
 def closest(good: list[Any], bad: Any) -> Any:
-    """Returns the good call that is most similar to a bad one."""
+    """Returns the good call that resembles a bad call most."""
 
     def likeness(sample: Any) -> tuple[bool, bool]:
         return len(sample.args) == len(bad.args), set(sample.kwargs) == set(bad.kwargs)
@@ -92,7 +92,7 @@ def attempt(op: Any, sample: Any) -> Exception | None:
 
 
 def check(raised: Exception | None, kind: type, words: str, place: str) -> None:
-    """Raises `Unlike` unless it is the expected exception."""
+    """Raises `Unlike` unless `raised` is the expected exception."""
     if raised is None:
         raise Unlike(f"{place}: eager raises {kind.__name__} ({words[:120]}), Tandem accepts")
     if type(raised) is not kind:
@@ -102,7 +102,7 @@ def check(raised: Exception | None, kind: type, words: str, place: str) -> None:
 
 
 def module(info: Any, training: bool) -> None:
-    """Checks the error inputs of a module: at construction, or in the forward pass after good ones."""
+    """Checks the error inputs of a module: at construction, or in the forward pass after good inputs."""
     settings = {"dtype": torch.float32, "requires_grad": True, "training": training}
 
     def inputs(device: str) -> list[Any]:
@@ -138,7 +138,7 @@ def forward(info: Any, given: Any, device: str, training: bool) -> None:
 
 
 def optimizer(info: Any) -> None:
-    """Checks, on this device, the error inputs that the database has for an optimizer on the CPU."""
+    """Checks the error inputs that the database has for an optimizer on the CPU, on this device."""
     for number, eager in enumerate(info.optim_error_inputs_func("cpu", torch.float32)):
         given = eager.optimizer_error_input
 
@@ -179,7 +179,7 @@ def optimizer(info: Any) -> None:
 
 
 def raised_by(call: Callable[[], Any]) -> Exception | None:
-    """Returns the exception that a call raises, at once or when its pending work is waited for."""
+    """Returns the exception that a call raises, at once or when its pending work has finished."""
     try:
         call()
         torch_tandem.synchronize()

@@ -1,7 +1,7 @@
 """The device-generic tests of PyTorch's own test files, run on this device. The files come from a checkout.
 
-Each test runs twice, so that its operators are co-executed the second time. A test that fails on this device
-and on the CPU is not counted as a failure of this device.
+Each test runs twice, so that its operators are co-executed the second time. A test that also fails on the CPU
+does not count as a failure of this device.
 """
 
 import functools
@@ -18,7 +18,7 @@ from .agree import Unlike, seen
 from .cases import Case, NotACase
 
 SOURCE = "TANDEM_PYTORCH_SOURCE"
-"""Environment variable with the path of a checkout."""
+"""Environment variable with the path of a checkout of PyTorch."""
 
 FILES = (
     "test_torch",
@@ -49,7 +49,9 @@ FILES = (
 )
 
 OURS = ("PRIVATEUSE1", "TANDEM")
-"""Suffixes of the names of this device's test classes, before and after the device was renamed there."""
+"""Suffixes in the names of this device's test classes. A class that is made after the device was renamed has
+the second.
+"""
 
 
 def cases() -> Iterator[Case]:

@@ -15,17 +15,17 @@ from .ops import gradients
 from .samples import UNDEFINED, Call, call_of, entries, name_of, samples
 
 CALLS = 14
-"""Calls of a sample. The first ones run in Python, and the later ones are replayed."""
+"""Number of calls with a sample. The first calls run in Python, and the later ones are replayed."""
 
 OTHERS = (9, 12)
-"""Calls with another sample of the entry: other metadata, or other numbers."""
+"""Calls that use another sample of the entry, with other metadata or other numbers."""
 
 Function = Callable[..., Any]
 Run = Callable[[Call, Function], Any]
 
 
 def cases() -> Iterator[Case]:
-    """Yields the cases of each entry: its results, its gradients, and its results when it is compiled."""
+    """Yields the cases of each entry: its results, its gradients, and its results as a compiled graph."""
     for op in entries():
         for dtype in (torch.float32, torch.int64):
             if dtype not in op.supported_dtypes("cpu"):
@@ -48,7 +48,7 @@ def replayed(op: Any, dtype: torch.dtype) -> None:
 
 
 def backward(op: Any, dtype: torch.dtype) -> None:
-    """Runs calls as a function and takes the gradients of its results outside of it, as a trainer does."""
+    """Runs calls as a function, and differentiates the results outside of the function, as a trainer does."""
     wrapped = torch_tandem.function(lambda *args, **kwargs: op(*args, **kwargs))
     lines(op, dtype, running(wrapped), requires_grad=True)
 
@@ -57,30 +57,30 @@ def compiled(op: Any, dtype: torch.dtype) -> None:
     """Runs calls as graphs of `torch.compile`, whose decompositions have other last bits than operators."""
     torch.compiler.reset()
     wrapped = torch.compile(lambda *args, **kwargs: op(*args, **kwargs), backend="tandem")
-    # A function of its own: graphs are cached by code.
+    # `torch.compile` caches graphs by code, so each call needs a function of its own.
     eager = torch.compile(lambda *args, **kwargs: op(*args, **kwargs), backend="aot_eager")
     lines(op, dtype, running(wrapped), requires_grad=False, eager=running(eager))
 
 
 def running(wrapped: Function) -> Run:
-    """Returns what runs a call with `wrapped` in the operator's place."""
+    """Returns a function that runs a call with `wrapped` in place of the operator."""
     return lambda call, process: with_gradients(process(wrapped(*call.args, **call.kwargs)), call)
 
 
 def changed(value: Any, call: int) -> Any:
-    """Returns a value for a call: a tensor with the same metadata, whose elements have other places."""
+    """Returns a value for a call: a tensor with the same metadata, and its elements in another order."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.numel() < 2:
         return value
     plain = value.detach().resolve_conj().resolve_neg()
     rolled = plain.reshape(-1).roll(call).view(plain.shape)
     if any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True)):
-        return value  # an expanded tensor has no places of its own
+        return value  # elements of an expanded tensor share memory
     copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(rolled)
     return copy.requires_grad_(value.requires_grad)
 
 
 def lines(op: Any, dtype: torch.dtype, run: Run, requires_grad: bool, eager: Run | None = None) -> None:
-    """Compares the calls of each sample with those of `eager` on the CPU, by default with the operator's."""
+    """Compares the calls of each sample with `eager` on the CPU, by default with the operator itself."""
     eager = eager or running(op)
     if op.name in UNDEFINED:
         raise NotACase("its elements are not initialized")

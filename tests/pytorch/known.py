@@ -1,4 +1,4 @@
-"""Known failures, with their reasons, from known.txt; on a GPU also from known_gpu.txt."""
+"""Known failures with their reasons, from known.txt and, on a GPU, from known_gpu.txt."""
 
 import fnmatch
 import os
@@ -11,7 +11,7 @@ FAILING = ("failed", "crashed", "hung")
 
 
 def known(names: tuple[str, ...] = ("known.txt", "known_gpu.txt")[: 1 + GPU]) -> dict[str, str]:
-    """Returns the reasons by patterns of names, from files of these names."""
+    """Returns the reasons in the files `names`, by patterns of cases' names."""
     reason, entries = "", {}
     for line in "\n".join((FOLDER / name).read_text() for name in names).splitlines():
         if line.startswith("= "):
@@ -31,7 +31,7 @@ def reason(name: str) -> str | None:
 def news(outcomes: list[tuple[str, str, str]]) -> list[str]:
     """Returns the unexpected outcomes: failures that are not listed, and listed cases that pass."""
     entries = known()
-    # What fails on the CPU may pass on a GPU.
+    # A case that fails on the CPU may pass on a GPU, so only the GPU's own list must fail there.
     must_fail = known(("known_gpu.txt",)) if GPU else entries
     lines = []
     for name, state, why in outcomes:

@@ -141,7 +141,7 @@ def channels_last(instance: torch.nn.Module, device: str, args: Any, kwargs: Any
 
 
 def pickled(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """Saves, loads and calls a module, and loads its state into another one."""
+    """Saves, loads and calls a module, and loads the module's state into another module."""
     file = io.BytesIO()
     torch.save(instance, file)
     file.seek(0)
@@ -157,7 +157,7 @@ def pickled(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> A
 
 
 def to_and_back(instance: torch.nn.Module, device: str, args: Any, kwargs: Any) -> Any:
-    """Moves a module between devices and dtypes, with and without `swap`, and copies it deeply."""
+    """Moves a module between devices and dtypes, with and without `swap`, and copies the module deeply."""
     parameters = list(instance.parameters())
     seen = []
     for swap in (False, True):

@@ -1,6 +1,6 @@
 """Numbers that change: the calls of a line differ in one number, which PyTorch may refuse, or in offsets.
 
-Numbers are fed to co-executed calls, so an error must be raised at the call and not where a value is read.
+Numbers are fed to co-executed calls, but an error must be raised at the call, and not where a value is read.
 """
 
 import functools
@@ -19,12 +19,12 @@ from .cases import Case, NotACase
 from .samples import UNDEFINED, Call, call_of, entries, name_of, samples
 
 STEPS = 7
-"""Calls of the line; the last but one has the other number."""
+"""Number of calls at the line. The last but one has the other number."""
 
 FLOATS = (0.0, -1.0, 2.5, 1e30, float("nan"))
 INTS = (0, -1, 3)
 
-# Operators with undefined values for a number that PyTorch does not check.
+# Operators that return undefined values for numbers which PyTorch does not check.
 UNCHECKED = {"grid_sampler_2d", "grid_sampler_3d", "native_group_norm", "resize_"}
 
 
@@ -60,7 +60,7 @@ def numbers(op: Any, dtype: torch.dtype) -> None:
 
 
 def offsets(op: Any, dtype: torch.dtype) -> None:
-    """Runs an entry's samples on windows of other tensors, which begin elsewhere in each call."""
+    """Runs an entry's samples on windows of larger tensors, which begin at another offset in each call."""
     for number, sample in enumerate(samples(op, dtype)):
         line(op, sample, sample, f"sample {number}, other offsets", form=shifted)
 
@@ -94,10 +94,10 @@ def line(
     late: bool = False,
     form: Callable[[Call, int], Call] = lambda call, step: call,
 ) -> None:
-    """Compares the calls of a line with eager's.
+    """Compares the calls of a line with eager's calls.
 
-    If `late`, errors may be raised after the call, unless they are `LinAlgError`. `form` returns what is
-    called instead of a sample's call in a step.
+    If `late`, all errors except `LinAlgError` may be raised after the call. `form` returns the call to make
+    in a step in place of a sample's call.
     """
 
     def run(device: str, check: Callable[[int, Any], None]) -> None:
@@ -144,18 +144,18 @@ def raised(call: Call) -> Any:
 
 
 def uses_tandem(call: Call) -> bool:
-    """Whether a call has an operand on the device; then its outputs are read if it has not raised."""
+    """Whether a call has an operand on the device. If so, its outputs are read unless it has raised."""
     return any(t.device.type == "tandem" for t in call.tensors())
 
 
 def on_host(out: Any) -> Any:
-    """Returns outputs in the form in which they are compared."""
+    """Returns outputs in the form that is compared."""
     leaves, spec = tree_flatten(out)
     return tree_unflatten([Seen(x) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
 
 
 def late_error() -> Exception | None:
-    """Returns the exception that is raised when pending work is waited for."""
+    """Returns the exception that pending work raises, or `None`."""
     try:
         torch_tandem.synchronize()
     except Exception as error:

@@ -1,8 +1,8 @@
 """Operators on windows whose offset in their storage differs from call to call.
 
-PyTorch's samples are called with each tensor as a window of a larger one. The values, and the offset of each
-result, are those of eager PyTorch, in tracing and in co-execution: some operators clone a whole storage, and
-the result is a window of the clone.
+PyTorch's samples are called with each tensor as a window of a larger tensor. The values, and the offset of
+each result, must be eager PyTorch's, in tracing and in co-execution. Some operators clone the whole storage,
+and their result is a window of the clone.
 """
 
 import itertools
@@ -14,11 +14,12 @@ import torch_tandem
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
-# Offsets in elements, one for each call. The first two calls are traced, the others co-executed.
+# Offset in elements for each call. The first two calls are traced, and the other calls are co-executed.
 OFFSETS = (3, 5, 0, 4)
-# Samples of an operator.
+# Number of samples for an operator.
 SAMPLES = 2
-# Operators whose results are undefined or random, that need a GPU, or that read an argument on the host.
+# Patterns of operators whose results are undefined or random, that need a GPU, or that read an argument on
+# the host.
 LEFT_OUT = (
     *("empty", "uniform", "normal", "rand", "multinomial", "bernoulli", "dropout", "cauchy", "exponential"),
     *("geometric", "fractional_max_pool", "rrelu", "jiterator", "tensor_split"),
@@ -28,7 +29,7 @@ Op = Callable[[Callable[[Any], Any]], Any]
 
 
 def window(t: Any, offset: int, device: str) -> Any:
-    """Return a strided tensor as a window of another one on a device, and anything else unchanged."""
+    """Return a strided tensor as a window of another tensor on a device. Return any other value unchanged."""
     if not isinstance(t, torch.Tensor) or t.layout != torch.strided or t.is_conj() or t.is_neg():
         return t
     span = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
@@ -47,7 +48,7 @@ ENTRIES = _entries()
 
 
 def calls_of(entry: Any) -> Iterator[Op]:
-    """Return calls of an operator in PyTorch's database. A call takes a map of its tensors."""
+    """Return calls of an operator in PyTorch's database. A call takes a function that maps its tensors."""
     try:
         samples = list(itertools.islice(entry.sample_inputs("cpu", torch.float32), SAMPLES))
     except RuntimeError:
@@ -90,8 +91,9 @@ def seen(result: Any) -> list[tuple[torch.Tensor, int]]:
 
 
 def difference(call: Op) -> str | None:
-    """Return how calls on Tandem differ from eager's, or `None`. A call that one of both refuses counts as
-    equal."""
+    """Return how calls on Tandem differ from eager's calls, or `None`. A call that eager PyTorch or Tandem
+    refuses counts as equal.
+    """
     for number, offset in enumerate(OFFSETS):
         try:
             torch.manual_seed(0)
@@ -101,7 +103,7 @@ def difference(call: Op) -> str | None:
         try:
             torch.manual_seed(0)
             got = seen(call(lambda t, offset=offset: window(t, offset, "tandem")))
-        except NotImplementedError:  # of sparse tensors
+        except NotImplementedError:  # some sparse tensors are not supported
             return None
         except Exception as error:
             return f"call {number}: {type(error).__name__}: {str(error).splitlines()[0]}"

@@ -28,7 +28,7 @@ def differentiable(op: Any, dtype: torch.dtype) -> bool:
 
 
 def values(op: Any, dtype: torch.dtype) -> None:
-    """Compares outputs, and the gradients for output gradients of one."""
+    """Compares outputs, and the gradients for output gradients of 1."""
     for number, sample in enumerate(samples(op, dtype, requires_grad=differentiable(op, dtype))):
 
         def program(device: str, sample: Any = sample) -> Any:

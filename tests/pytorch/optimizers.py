@@ -13,7 +13,7 @@ from .agree import agree
 from .cases import Case, NotACase
 
 STEPS = 6
-"""Steps of a program; the last ones are co-executed."""
+"""Number of steps of a program. The last steps are co-executed."""
 
 IMPLEMENTATIONS = ("default", "foreach", "fused", "differentiable", "capturable")
 
@@ -71,8 +71,8 @@ def optimizer(info: Any, implementation: str, way: Callable[..., Any]) -> None:
 
         place = f"{given.desc or given.kwargs}"
         exact = functools.partial(program, dtype=torch.float64)
-        # Line searches amplify the last bit, and maximizing a sum of squares diverges. The distances of such
-        # runs vary by a factor of ten, so a few of them say little about the largest.
+        # Line searches amplify the last bit, and maximizing a sum of squares diverges. The distances between
+        # such runs vary by a factor of ten, so it takes many runs to find the largest distance.
         rounded = [functools.partial(program, rounded=draw) for draw in range(1, 24)]
         agree(program, place, exact=exact, rounded=rounded, bits=False)
 
@@ -90,7 +90,7 @@ def moved_number(value: Any, device: str, implementation: str) -> Any:
 def made(device: str, dtype: torch.dtype, strided: bool, rounded: int) -> list[torch.nn.Parameter]:
     """Returns the parameters of a small model, one of them non-contiguous if the optimizer supports that.
 
-    If `rounded` is not 0, some values are changed by one rounding, in a way that depends on the number.
+    If `rounded` is not 0, some values are changed by one rounding. The number seeds the choice of the values.
     """
     generator = torch.Generator().manual_seed(3)
     shapes = ((4, 3), (3, 5), (7, 2))
@@ -105,7 +105,7 @@ def made(device: str, dtype: torch.dtype, strided: bool, rounded: int) -> list[t
 
 
 def gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
-    """Sets gradients that depend on the parameters; one parameter has no gradient in some steps."""
+    """Sets gradients that depend on the parameters. In some steps, one parameter has no gradient."""
     for number, p in enumerate(parameters):
         if number == 2 and step % 3 == 2:
             p.grad = None
@@ -135,8 +135,8 @@ def run(optimizer: Any, parameters: list[torch.nn.Parameter]) -> Any:
 
 
 def state(optimizer: Any) -> Any:
-    """Returns an optimizer's state, with 0-dim tensors on the host: some implementations keep step counts
-    there.
+    """Returns an optimizer's state. Zero-dimensional tensors are moved to the host, where some
+    implementations keep step counts.
     """
     entries = optimizer.state_dict()["state"]
     return {i: {k: plain(v) for k, v in entry.items()} for i, entry in entries.items()}
@@ -157,7 +157,7 @@ complex_parameters = functools.wraps(steps)(lambda *given: steps(*given))
 
 
 def groups(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Runs parameter groups with options of their own, one of them added between steps."""
+    """Runs parameter groups with different options. One group is added between steps."""
     optimizer = info.optim_cls(
         [{"params": parameters[:1]}, {"params": parameters[1:2], "lr": 0.002}], **settings
     )
@@ -182,8 +182,8 @@ def closures(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str
 
 
 def states(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Saves a state, loads it into an optimizer of copied parameters, and copies it deeply; all continue
-    equally.
+    """Saves a state, loads it into an optimizer of copied parameters, and copies the optimizer deeply. All of
+    them must continue equally.
     """
     optimizer = info.optim_cls(parameters, **settings)
     trained(optimizer, parameters)
@@ -239,7 +239,7 @@ def autograd(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str
 
 
 def differentiable(info: Any, parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    """Returns gradients through steps, with respect to the parameters and the gradients before them."""
+    """Returns gradients through steps, with respect to the initial parameters and gradients."""
     grads = [(p.detach() * 0.3 + 0.5).requires_grad_() for p in parameters]
     copies = [p.clone() for p in parameters]
     optimizer = info.optim_cls(copies, **settings)

@@ -15,7 +15,7 @@ LIMIT = 240.0
 """Time limit of a case, in seconds."""
 
 AFRESH = 400
-"""Cases after which a worker is replaced, which bounds its memory."""
+"""Number of cases after which a worker is replaced, which bounds the worker's memory."""
 
 
 class Worker:
@@ -35,7 +35,7 @@ class Worker:
             raise RuntimeError(f"a worker did not start: {self.last_words()}")
 
     def line(self, limit: float) -> str | None:
-        """Returns the next answer; `None` after the time limit, "" if the process ended."""
+        """Returns the next answer: `None` after the time limit, and "" if the process has ended."""
         timer = threading.Timer(limit, self.process.kill)
         timer.start()
         try:
@@ -80,7 +80,7 @@ class Worker:
 
 
 def run(names: list[str], groups: tuple[str, ...], jobs: int, tell: Callable[..., None]) -> None:
-    """Checks cases in several processes; calls `tell` with the outcome of each."""
+    """Checks cases in several processes, and calls `tell` with the outcome of each case."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)

@@ -1,7 +1,8 @@
-"""Forks the ranks of a test of torch.distributed: reads the names of tests, one a line, answers each in JSON.
+"""Forks the ranks of a test of torch.distributed: reads the names of tests, one per line, and answers each in
+JSON.
 
-The process imports what the ranks need and uses no device, so that a test costs two forks and not two
-imports of torch. "cuda" and "nccl" mean this device, as under `tandem run`.
+The process imports the packages that the ranks need and uses no device, so that a test costs two forks
+instead of two imports of torch. "cuda" and "nccl" mean this device, as under `tandem run`.
 """
 
 import json
@@ -40,11 +41,12 @@ def main(size: int) -> None:
 
 
 def tests() -> type[unittest.TestCase]:
-    """Returns the tests of the installed torch, whose processes are forked."""
+    """Returns the class of the installed torch whose tests fork processes."""
     from torch import multiprocessing
     from torch.testing._internal.distributed import distributed_test
 
-    # A ResNet-50 on images of 1000 x 1000 takes hours on a CPU; the other models of the same tests do not.
+    # ResNet-50 takes hours on a CPU, because its images are 1000 x 1000. The other models of the same tests
+    # do not.
     distributed_test.HAS_TORCHVISION = False
 
     class Forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):

@@ -12,12 +12,12 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
 SAMPLES = 6
-"""Number of samples of a subject that run in a case, spread evenly over all samples."""
+"""Number of a subject's samples that run in a case, spread evenly over all samples."""
 
 # Operators with uninitialized outputs.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
-# Positions of arguments that PyTorch reads on the host, on any device.
+# Positions of arguments that PyTorch reads on the host, whatever the device.
 ON_HOST = {"tensor_split": 0}
 
 # Prefix of operators that compile CUDA kernels.
@@ -46,12 +46,12 @@ def name_of(op: Any) -> str:
 
 
 def entries() -> list[Any]:
-    """Returns the database's entries without those that need CUDA. Names are unique."""
+    """Returns the database's entries, without the entries that need CUDA. Names are unique."""
     return [op for op in op_db if not op.name.startswith(CUDA)]
 
 
 def samples(op: Any, dtype: torch.dtype, requires_grad: bool = False) -> list[SampleInput]:
-    """Returns some of an entry's samples, from the first to the last."""
+    """Returns some of an entry's samples, spread evenly."""
     torch.manual_seed(0)
     made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), 400))
     return some(made)
@@ -65,7 +65,7 @@ def some(made: list[Any]) -> list[Any]:
 
 
 def moved(value: Any, device: str) -> Any:
-    """Returns a value for a device; tensors are views of copied storages."""
+    """Returns a value on a device. Tensors are views of copied storages."""
     if isinstance(value, torch.Tensor):
         return move_tensor(value, device)
     if isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu"):
@@ -74,7 +74,7 @@ def moved(value: Any, device: str) -> Any:
 
 
 def move_tensor(t: torch.Tensor, device: str) -> torch.Tensor:
-    """Returns a leaf with the same window of a copy of the whole storage, and the same conjugate and negative
+    """Returns a leaf: the same window of a copy of the whole storage, with the same conjugate and negative
     bits.
     """
     plain = t.detach()
@@ -108,7 +108,7 @@ class Call:
 
 
 def call_of(op: Any, sample: SampleInput, device: str) -> Call:
-    """Returns the call of a sample on a device; arguments that PyTorch reads on the host stay there."""
+    """Returns the call of a sample on a device. Arguments that PyTorch reads on the host stay there."""
     kept = ON_HOST.get(op.name)
     args = [sample.input, *sample.args]
     args = [
@@ -133,7 +133,9 @@ def double(sample: SampleInput) -> SampleInput:
 
 
 def rounded(sample: SampleInput, draw: int) -> SampleInput:
-    """Returns a sample with some elements changed by one rounding, different ones for each draw."""
+    """Returns a sample with some elements changed by one rounding. `draw` seeds the choice of the
+    elements.
+    """
     draws = torch.Generator().manual_seed(draw)
 
     def convert(x: Any) -> Any:
@@ -147,7 +149,7 @@ def rounded(sample: SampleInput, draw: int) -> SampleInput:
 
 
 def other_precisions(program: Callable[..., Any], sample: SampleInput) -> dict[str, Any]:
-    """Returns the arguments of `agree` for a sample in double precision and with rounded inputs."""
+    """Returns the arguments of `agree` that run a sample in double precision and with rounded inputs."""
     return {
         "exact": functools.partial(program, sample=double(sample)),
         "rounded": [functools.partial(program, sample=rounded(sample, draw)) for draw in (1, 2, 3)],

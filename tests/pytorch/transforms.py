@@ -13,7 +13,7 @@ from .cases import Case
 from .samples import UNDEFINED, Call, call_of, entries, name_of, other_precisions, samples
 
 KEPT = "same"
-"""All elements of a batch have the same random numbers."""
+"""Randomness of `vmap` with which all elements of a batch have the same random numbers."""
 
 
 def cases() -> Iterator[Case]:
@@ -68,7 +68,7 @@ def floats(t: torch.Tensor) -> bool:
 
 
 def direction(t: torch.Tensor) -> torch.Tensor:
-    """Returns a tangent, whose values depend on the shape alone."""
+    """Returns a tangent for a tensor. Its values depend on the tensor's shape alone."""
     numbers = torch.linspace(-1, 1, max(t.numel(), 1))[: t.numel()].reshape(t.shape)
     return numbers.to(t.dtype).to(t.device)
 

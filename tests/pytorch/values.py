@@ -1,7 +1,7 @@
 """Values that an operator refuses: the calls of a line differ in the elements of one tensor.
 
 Such an error may be raised where a value is read, as on every device whose kernels run asynchronously.
-`LinAlgError` is raised at the call, where programs catch it.
+`LinAlgError` must be raised at the call, because programs catch it there.
 """
 
 import functools
@@ -27,7 +27,7 @@ def cases() -> Iterator[Case]:
 
 
 def others(t: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns tensors with the metadata of a given one and other elements."""
+    """Returns tensors with the metadata of a given tensor and other elements, by name."""
     made = {"zeros": torch.zeros_like(t)}
     if t.is_floating_point() or t.is_complex():
         made |= {"NaN": torch.full_like(t, float("nan")), "negated": -t, "large": t * 1e30}
@@ -37,7 +37,9 @@ def others(t: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def values(op: Any, dtype: torch.dtype) -> None:
-    """Runs an entry's samples, with each tensor replaced by each of the others for which eager raises."""
+    """Runs an entry's samples. Each tensor is replaced by each of the tensors of `others` for which eager
+    raises.
+    """
     tried = set()
     for sample in samples(op, dtype):
         leaves, spec = tree_flatten((sample.input, list(sample.args), sample.kwargs))

@@ -53,7 +53,7 @@ BEYOND = {("linalg.lu", "transposed"), ("lu_unpack", "transposed")}
 
 
 def out_variant(op: Any, dtype: torch.dtype, way: str) -> None:
-    """Compares the values and windows of `out=` tensors after the call, and the errors."""
+    """Compares the values and windows of `out=` tensors after the call, and the errors of the call."""
     if (op.name, way) in BEYOND:
         raise NotACase("eager PyTorch writes beyond the outputs")
     for number, sample in enumerate(samples(op, dtype)):
@@ -117,7 +117,9 @@ def lazy(op: Any, dtype: torch.dtype, change: Callable[[Any], Any]) -> None:
 
 
 def aliases(op: Any, dtype: torch.dtype) -> None:
-    """Compares which outputs are views of the input, their offsets, and whether writes reach the input."""
+    """Compares which outputs are views of an input, their offsets, and whether writes to them reach the
+    input.
+    """
     for number, sample in enumerate(samples(op, dtype)):
 
         def program(device: str, sample: Any = sample) -> Any:

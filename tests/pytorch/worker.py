@@ -1,4 +1,4 @@
-"""A worker process: reads the names of cases, one per line, and answers each with a line of JSON."""
+"""A worker process. It reads the names of cases, one per line, and answers each with a line of JSON."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import traceback
 import warnings
 
 EAGER = "eager "
-"""Prefix of a name: only eager PyTorch's part of the case runs."""
+"""Prefix of a case's name for which only the eager part of the case runs."""
 
 
 def main(groups: tuple[str, ...]) -> None:
@@ -21,7 +21,7 @@ def main(groups: tuple[str, ...]) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    # Libraries in C also write to standard output.
+    # C libraries also write to standard output, so answers need a file of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     table = {case.name: case for case in all_cases(groups)}
@@ -50,7 +50,7 @@ def main(groups: tuple[str, ...]) -> None:
 
 
 def settle(torch_tandem: object) -> None:
-    """Clears the state that a case left."""
+    """Clears the state that a case has left."""
     try:
         torch_tandem.mark_step()
         torch_tandem.synchronize()

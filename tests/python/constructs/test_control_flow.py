@@ -25,7 +25,7 @@ def test_if_elif_else(device):
 
 @coexecuting
 def test_branches_in_every_combination(device):
-    """Each branch was seen early; the last iterations take them in combinations that are new."""
+    """The program takes each branch early. Its last iterations take the branches in new combinations."""
     x = data(4).to(device)
     for step in range(40):
         bits = step if step < 4 else 1 << step % 4 if step < 34 else [3, 7, 13, 11, 15, 14][step - 34]
@@ -223,7 +223,7 @@ def test_nested_loops(device):
 
 @coexecuting
 def test_loop_with_a_branch_in_its_body(device):
-    """The branches of a round are known; their order is a new one in each iteration."""
+    """The branches of a round are known, but each iteration takes them in a new order."""
     for step in range(30):
         x = data(4, seed=step).to(device)
         for k in range(6):

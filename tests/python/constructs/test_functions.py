@@ -253,7 +253,7 @@ def test_recursion_of_varying_depth(device):
 
 @coexecuting
 def test_recursion_over_trees(device):
-    """Each iteration has a tree of its own."""
+    """Each iteration has a different tree."""
 
     def grow(numbers, depth):
         if depth == 0 or numbers.random() < 0.3:

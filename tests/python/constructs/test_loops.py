@@ -1,6 +1,7 @@
-"""Loops and recursion whose rounds differ: in number, in what they read, keep, draw, raise and leave behind.
+"""Loops and recursion whose rounds differ: in their number, and in the values that they read, keep, draw,
+raise and leave.
 
-Counts of rounds in the last iterations are ones that no iteration had before, unless a test says otherwise.
+In the last iterations, the numbers of rounds are new, unless a test says otherwise.
 """
 
 import random
@@ -14,7 +15,7 @@ STEPS = 18
 
 
 def counts(last=6):
-    """Few rounds at first, one of them none; then more than ever."""
+    """Numbers of rounds: few at first, once none, and then more than before."""
     return [k % 4 for k in range(STEPS - last)] + [7, 5, 11, 6, 9, 13]
 
 
@@ -28,7 +29,7 @@ def test_values_carried_and_exchanged(device):
         yield a, b * 2, c
 
 
-@coexecuting(share=0.95)  # stacking a number of tensors never stacked before is a new operator call
+@coexecuting(share=0.95)  # stacking a new number of tensors is a new operator call
 def test_values_of_chosen_rounds_used_after_the_loop(device):
     for step, count in enumerate(counts()):
         x, kept = data(4, seed=count).to(device), []
@@ -166,7 +167,7 @@ def test_tensors_that_die_in_any_round(device):
         yield torch.stack(xs).sum(0), len(xs)
 
 
-@coexecuting(share=0.95)  # autograd adds up gradients in orders that are new with a new count
+@coexecuting(share=0.95)  # for a new number of rounds, autograd adds gradients in a new order
 def test_gradients_through_loops(device):
     w = data(4).to(device).requires_grad_()
     for count in counts():
@@ -185,7 +186,7 @@ def test_gradients_through_loops(device):
 
 @coexecuting
 def test_optimizer_steps_within_a_loop(device):
-    """Iterations end inside the loop: at the optimizer's steps, of which there are more and more."""
+    """Iterations end inside the loop, at the optimizer's steps, whose number grows."""
     torch.manual_seed(1)
     model = nn.Linear(4, 2).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
@@ -212,7 +213,7 @@ def test_recursion_deeper_than_ever(device):
 
 @coexecuting
 def test_search_that_goes_back(device):
-    """Backtracking: values of outer calls are used again after inner ones gave up."""
+    """Backtracking: outer calls use their values again after inner calls gave up."""
 
     def search(x, numbers, depth):
         for k in range(3):
@@ -261,7 +262,8 @@ def test_random_structure(seed):
             x = run(block, x, pool, numbers)
         return x
 
-    # What a read finds depends on all that ran before it, so a few reads are new to the end.
+    # The value that a read returns depends on all ops before it, so a few reads are new even in the last
+    # iterations.
     @coexecuting(share=0.5)
     def program(device):
         block = "sequence", 0, [build(random.Random(100 * seed + k), 4) for k in range(2)]

@@ -125,7 +125,7 @@ def test_properties_and_descriptors(device):
 
 
 class Lazy:
-    """Attributes are made when they are asked for, and items too."""
+    """The object creates attributes and items when they are asked for."""
 
     def __init__(self, device):
         object.__setattr__(self, "device", device)
@@ -200,7 +200,7 @@ def test_dataclasses_named_tuples_and_enums(device):
 
 
 class Dual:
-    """A number with a derivative: operators of every kind."""
+    """A number with a derivative, with operators of every kind."""
 
     def __init__(self, value, slope):
         self.value, self.slope = value, slope
@@ -462,7 +462,7 @@ def test_copied_models(device):
 
 @coexecuting(share=0.5)
 def test_pickles(device):
-    """Pickling reads values: most of what it does is fetches and moves to and from the host."""
+    """Pickling reads values: most of its operators are fetches, and moves to and from the host."""
     x = data(4).to(device)
     for step in range(STEPS):
         thing = {"x": x, "view": x[1:], "step": step}

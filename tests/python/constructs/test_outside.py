@@ -1,4 +1,6 @@
-"""What reaches out of the program: values read, text, NumPy, debuggers, threads, signals, files."""
+"""Programs that reach outside of PyTorch: values that are read, text, NumPy, debuggers, threads, signals,
+files.
+"""
 
 import concurrent.futures
 import contextlib
@@ -73,7 +75,9 @@ def test_numpy_round_trips(device):
 
 @coexecuting(share=0.5)
 def test_print_and_format(device):
-    """Printing a tensor computes on it: what a number's width and sign are, some of it for each value."""
+    """Printing a tensor runs operators on it, to find the width and sign of its numbers; some of these run
+    for each value.
+    """
     text = io.StringIO()
     for step in range(STEPS):
         x = data(2, 2, seed=step % 3).to(device)
@@ -137,7 +141,9 @@ def test_breakpoint(device):
 
 @coexecuting
 def test_debugger(device):
-    """A person at pdb: goes up and down, looks at values, computes, changes a variable, steps, goes on."""
+    """A session in pdb goes up and down the stack, looks at values, computes, changes a variable, steps, and
+    goes on.
+    """
 
     def step_of(x, k):
         if k % 3 == 1:
@@ -199,7 +205,7 @@ def test_tracebacks(device):
 
 @coexecuting
 def test_thread_hands_over_work(device):
-    """Another thread's operators run at once; the program's own are co-executed."""
+    """Another thread's operators run at once, while the program's own operators are co-executed."""
     asked, done = queue.Queue(), queue.Queue()
 
     def work():

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass
 class Rank:
-    """The end of a rank's process: what its case returned, or what it wrote."""
+    """The end of a rank's process: the value that its case returned, and its exit status and output."""
 
     code: int
     value: Any
@@ -51,7 +51,9 @@ def start(count: int, case: str, *arguments: str, environment: dict[str, str] | 
 
 
 def values(count: int, case: str, *arguments: str, environment: dict[str, str] | None = None) -> list[Any]:
-    """Run a case, and return what the ranks returned. All of them must have ended without an error."""
+    """Run a case, and return the values that the ranks returned. All ranks must have ended
+    without an error.
+    """
     ranks = start(count, case, *arguments, environment=environment)
     failed = [f"rank {i} ended with {r.code}:\n{r.output[-3000:]}" for i, r in enumerate(ranks) if r.code]
     assert not failed, "\n".join(failed)

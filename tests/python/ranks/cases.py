@@ -1,4 +1,6 @@
-"""What the ranks of the tests do: `python -m tests.python.ranks.cases CASE ARGUMENTS`, once for each rank."""
+"""The cases that ranks run in the tests: `python -m tests.python.ranks.cases CASE ARGUMENTS`, once for each
+rank.
+"""
 
 import importlib
 import json
@@ -19,7 +21,9 @@ if sys.argv[-1] != "cpu":
 
 
 def train(program: str, wrapper: str, device: str) -> dict[str, Any]:
-    """Losses of a program whose model is wrapped; operators after the tenth step, and those traced."""
+    """Losses of a program whose model is wrapped, and the numbers of all and of traced operators after the
+    tenth step.
+    """
     dist.init_process_group("gloo" if device == "cpu" else None)
     torch.manual_seed(0)
     random.seed(dist.get_rank())
@@ -62,7 +66,7 @@ def collectives(device: str) -> list[Any]:
 
 
 def _tensors(device: str, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """A tensor of each dtype, and one that is not contiguous."""
+    """A tensor of each dtype, and one non-contiguous tensor."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     whole = torch.randint(0, 9, shape, generator=generator)
     dtypes = (
@@ -123,7 +127,7 @@ def sharded(device: str) -> list[Any]:
 
 
 def only_ours() -> list[Any]:
-    """Results of what Gloo does not have (averages, complex numbers), and of futures and objects."""
+    """Results of features that Gloo does not have (averages, complex numbers), and of futures and objects."""
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     x = torch.full((4,), rank + 1.0, device="tandem")
@@ -138,7 +142,9 @@ def only_ours() -> list[Any]:
 
 
 def frees_what_it_receives() -> list[Any]:
-    """Results where a program frees a storage that is being received, or gives the tensor another one."""
+    """Results if a program frees a storage while a collective fills it, or gives its tensor
+    another storage.
+    """
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     shard = torch.full((1, 3), rank + 1.0, device="tandem")
@@ -156,7 +162,9 @@ def frees_what_it_receives() -> list[Any]:
 
 
 def in_functions() -> list[Any]:
-    """Results of a function that calls a collective, and of one that is replayed on what one receives."""
+    """Results of a function that calls a collective, and of a replayed function whose argument a collective
+    fills.
+    """
     dist.init_process_group()
     weight = torch.full((3,), 2.0, device="tandem")
 
@@ -182,7 +190,7 @@ def in_functions() -> list[Any]:
 
 
 def another_branch() -> str:
-    """The error where a rank calls another collective."""
+    """The error if a rank calls another collective than the other ranks."""
     dist.init_process_group()
     x = torch.ones(3, device="tandem")
     dist.all_reduce(x)
@@ -197,7 +205,7 @@ def another_branch() -> str:
 
 
 def other_sizes() -> str:
-    """The error where a rank's tensor has another size."""
+    """The error if a rank's tensor has another size than the other ranks' tensors."""
     dist.init_process_group()
     x = torch.ones(3 + dist.get_rank(), device="tandem")
     dist.all_reduce(x)
@@ -205,12 +213,12 @@ def other_sizes() -> str:
 
 
 def ends_early() -> str:
-    """The error where a rank's process ends before a collective."""
+    """The error if a rank's process ends before a collective."""
     return _without_rank_1(timeout=20, busy=0)
 
 
 def never_comes() -> str:
-    """The error where a rank is busy with something else for longer than the timeout."""
+    """The error if a rank is busy with something else for longer than the timeout."""
     return _without_rank_1(timeout=4, busy=9)
 
 
@@ -227,7 +235,9 @@ def _without_rank_1(timeout: float, busy: float) -> str:
 
 
 def lists_of_sizes() -> list[Any]:
-    """Results of collectives on lists of several sizes, of messages to itself, and a wait with a limit."""
+    """Results of collectives on lists of several sizes, of messages from a rank to itself, and of a wait with
+    a timeout.
+    """
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -262,7 +272,7 @@ def lists_of_sizes() -> list[Any]:
 
 
 def as_cuda() -> list[Any]:
-    """What a program for several GPUs asks of its groups, and values of groups of Gloo."""
+    """Properties of process groups that a program for several GPUs asks for, and values of groups of Gloo."""
     from torch_tandem import cuda_alias
 
     cuda_alias.install()
@@ -282,7 +292,9 @@ def as_cuda() -> list[Any]:
 
 
 def sync_batch_norm(device: str) -> list[Any]:
-    """Output, gradients and statistics of a rank's part of a batch; on the CPU those of the whole batch."""
+    """Output, gradients and statistics for a rank's part of a batch; on the CPU, those for the
+    whole batch.
+    """
     rank = int(os.environ["RANK"])
     torch.manual_seed(0)
     sizes = [3, 5]
@@ -308,7 +320,7 @@ def sync_batch_norm(device: str) -> list[Any]:
 
 
 def is_killed() -> str:
-    """The error where a rank is killed in a step, while the other one waits for it, co-executing."""
+    """The error if a rank is killed in a step, while another rank waits for it in co-execution."""
     dist.init_process_group(timeout=timedelta(seconds=60))
     x = torch.ones(3, device="tandem")
     for step in range(20):
@@ -325,7 +337,9 @@ def is_killed() -> str:
 
 
 def sends_what_failed(rank: str = "all") -> list[Any]:
-    """The error where what is sent depends on an operator that failed while co-executing; its seconds."""
+    """The error if a collective sends the result of an operator that failed in co-execution, and the seconds
+    until the error.
+    """
     dist.init_process_group()
     values = torch.ones(3, device="tandem")
     fails = rank in ("all", str(dist.get_rank()))

@@ -21,7 +21,7 @@ def _random(mesh: DeviceMesh, *shape: int) -> torch.Tensor:
 
 
 def _redistributed(mesh: DeviceMesh) -> list[torch.Tensor]:
-    """From each placement to each other one."""
+    """A redistribution from each placement to each other placement."""
     x, rank = _random(mesh, 8, 6), dist.get_rank()
     ends = [Shard(0), Shard(1), Replicate()]
     sources = [distribute_tensor(x, mesh, [place]) for place in ends]
@@ -31,7 +31,7 @@ def _redistributed(mesh: DeviceMesh) -> list[torch.Tensor]:
 
 
 def _uneven(mesh: DeviceMesh) -> list[torch.Tensor]:
-    """Shards of which the last ones are smaller, or empty."""
+    """Redistributions whose last shards are smaller, or empty."""
     results = []
     for rows in (1, 3, 5):
         x = distribute_tensor(_random(mesh, rows, 3), mesh, [Shard(0)])
