@@ -1,8 +1,8 @@
-"""Step times of several ranks on this machine, beside eager PyTorch with Gloo.
+"""Step times of several ranks on this machine, beside eager PyTorch with Gloo, and the share of the
+collectives' time that is hidden under kernels.
 
-Also the share of the time of collectives that is hidden under kernels.
-
-All ranks share this machine's cores, with one thread each, and take turns with eager: ratios within one run.
+All ranks share this machine's cores, with one thread each. Tandem and eager PyTorch take turns, so that
+ratios are within one run.
 """
 
 import argparse
@@ -54,7 +54,7 @@ dist.destroy_process_group()
 
 
 def run(ranks: int, program: str, wrapper: str, device: str, steps: int) -> dict:
-    """Return rank 0's step times and the sums of its collectives."""
+    """Return rank 0's step times, and the sums of the times of its collectives."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,10 +1,12 @@
 """Kernels and matrix products of the GPU check, on Tandem's device and on CUDA if torch has it.
 
-A block calls a kernel several times, each time on other operands, which together do not fit in a cache, and
-keeps the results. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's
-are by its events, in a process of its own: PyTorch supports one accelerator a process.
+A block calls a kernel several times and keeps the results. Each call has other operands, which together do
+not fit in a cache. Blocks are iterations, so Tandem co-executes them. Times are medians over blocks. CUDA's
+times are measured by CUDA's events, in a second process, because PyTorch supports one accelerator per
+process.
 
-`gpu_kernels.py LIST` answers each line with a kernel's number by its time on CUDA; it is the other process.
+`gpu_kernels.py LIST` is the second process. It reads numbers of kernels, one per line, and answers each with
+the kernel's time on CUDA.
 """
 
 import json
@@ -21,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 OTHER = "TANDEM_CHECK_CUDA"
-"""Variable that is set in the process for CUDA."""
+"""Environment variable that marks the process for CUDA."""
 if OTHER in os.environ:
     HARDWARE = True
 else:
@@ -30,22 +32,23 @@ else:
     HARDWARE = any(device["kind"] != "software" for device in torch_tandem.list_devices())
 
 CALLS = 32 if HARDWARE else 4
-"""Calls of a block, so that its beginning and end do not count much."""
+"""Number of calls in a block. It is large so that the block's beginning and end do not count much."""
 MOST_BYTES = 3 << 30
-"""Size of the operands of all calls of a block, which bounds that of the results."""
+"""Maximum size of the operands of all calls of a block, which also bounds the size of the results."""
 BLOCKS = 5
 WARM_UP = 5
-"""Blocks before the measured ones; for Tandem, those of them that are co-executed."""
+"""Number of blocks before the measured blocks. For Tandem, only co-executed blocks count."""
 MOST_WARM_UP = 200
-"""Most blocks before the measured ones. Tandem traces some, compiles kernels, and after kernels that each ran
-only a few times does not record for a while."""
+"""Maximum number of blocks before the measured blocks. Tandem traces some of them and compiles kernels. After
+kernels that each ran only a few times, it does not record iterations for a while.
+"""
 
 Tensors = list[torch.Tensor]
 
 
 @dataclass
 class Kernel:
-    """A call, and what it has to do."""
+    """A call, with the bytes that it moves and the operations that it computes."""
 
     name: str
     dtype: torch.dtype
@@ -53,7 +56,7 @@ class Kernel:
     """Makes operands on the CPU."""
     call: Callable[..., Any]
     bytes: int = 0
-    """Bytes that have to be moved: operands and results, once each."""
+    """Bytes that have to be moved: each operand and each result counts once."""
     flops: int = 0
 
 
@@ -62,7 +65,7 @@ def seconds(kernel: Kernel, device: str) -> float:
     first = [t.to(device) for t in kernel.make()]
     size = max(sum(t.numel() * t.element_size() for t in first), 1)
     calls = max(min(CALLS, MOST_BYTES // size), 2)
-    # Calls on the same operands could be computed once.
+    # Each call gets its own operands, because calls on the same operands could be computed once.
     sets = [first] + [[t.clone() for t in first] for _ in range(calls - 1)]
 
     def block() -> None:
@@ -105,7 +108,7 @@ def seconds(kernel: Kernel, device: str) -> float:
 
 
 class Other:
-    """The process that measures kernels of a list on CUDA."""
+    """A second process that measures the kernels of a list on CUDA."""
 
     def __init__(self, of: str) -> None:
         env = os.environ | {OTHER: "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -124,7 +127,7 @@ class Other:
 
 
 def answer(of: str) -> None:
-    """Measure the kernels whose numbers are asked for."""
+    """Measure the kernels whose numbers are read from standard input."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -137,7 +140,7 @@ def answer(of: str) -> None:
 
 
 def measure(of: str, budget: float, row: Callable[..., None]) -> None:
-    """Measure the kernels of a list until the time is up, and print a row for each."""
+    """Measure the kernels of a list until the time is up, and print a row for each kernel."""
     deadline = time.monotonic() + budget
     ways: dict[str, Callable[[int, Kernel], float]] = {"tandem": lambda _, kernel: seconds(kernel, "tandem")}
     if torch.cuda.device_count():
@@ -173,7 +176,7 @@ def normal(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Callable[[], Tensors
 
 
 def products() -> Iterator[Kernel]:
-    """Square, thin and batched products, and products whose sum is long."""
+    """Square, thin and batched products, and products with a long inner dimension."""
     n = (512, 1024, 2048, 4096, 8192) if HARDWARE else (64, 128)
     scale = n[-2]
     shapes = [(m, m, m) for m in n]

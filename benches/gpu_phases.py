@@ -1,4 +1,6 @@
-"""The phases of the GPU check that need torch. `gpu_phases.py PHASE SECONDS` prints a JSON object a row."""
+"""The phases of the GPU check that need torch. `gpu_phases.py PHASE SECONDS` prints one JSON
+object per row.
+"""
 
 import json
 import os
@@ -13,7 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benches")]
 
 
 ROWS = os.fdopen(os.dup(1), "w", buffering=1)
-"""Standard output, which tests and programs do not write to."""
+"""A copy of standard output, to which tests and programs do not write."""
 
 
 def row(**values: Any) -> None:
@@ -27,7 +29,7 @@ def failure(error: BaseException) -> str:
 
 
 def facts(_: float) -> None:
-    """Versions, and what the drivers say about the adapters."""
+    """Print the versions, and what the drivers report about the adapters."""
     import torch
     import torch_tandem
 
@@ -45,13 +47,15 @@ def facts(_: float) -> None:
 
 
 def smoke(seconds: float) -> None:
-    """A sample of the tests on the adapter, and two of PyTorch's samples of each operator."""
+    """Run a sample of the tests on the adapter, and two of PyTorch's samples of each operator."""
     import pytest
 
     deadline = time.monotonic() + seconds * 0.6
 
     class Rows:
-        """Runs a part of the tests, and prints those that fail."""
+        """Plug-in of pytest that prints a row for each failing test, and ends the tests when the
+        time is up.
+        """
 
         def __init__(self) -> None:
             self.outcomes: dict[str, int] = {}
@@ -76,7 +80,7 @@ def smoke(seconds: float) -> None:
 
 
 def samples(deadline: float) -> None:
-    """Two samples of each operator."""
+    """Run two samples of each operator."""
     import random
 
     import torch
@@ -102,28 +106,28 @@ def samples(deadline: float) -> None:
 
 
 def products(seconds: float) -> None:
-    """Matrix products."""
+    """Measure matrix products."""
     from gpu_kernels import measure
 
     measure("products", seconds, row)
 
 
 def kernels(seconds: float) -> None:
-    """Kernels by dtype."""
+    """Measure kernels, by dtype."""
     from gpu_kernels import measure
 
     measure("kernels", seconds, row)
 
 
 def suite(seconds: float) -> None:
-    """The programs of the suite."""
+    """Measure the programs of the suite."""
     from gpu_programs import suite
 
     suite(seconds, row)
 
 
 def real(seconds: float) -> None:
-    """Models of real size."""
+    """Measure models of realistic size."""
     from gpu_programs import real
 
     real(seconds, row)

@@ -1,6 +1,6 @@
-"""Programs of the GPU check: the suite, and models of real size, with CUDA and with Tandem.
+"""Programs of the GPU check: the suite, and models of realistic size, with CUDA and with Tandem.
 
-Libraries are imported once; each measurement then runs in a forked process with a limit of its own.
+Libraries are imported once. Each measurement then runs in a forked process with its own time limit.
 """
 
 import contextlib
@@ -24,18 +24,20 @@ FIRST = [
     *("resnet50", "gpt2", "vit", "lbfgs", "yolov3", "gnn", "beam_search", "tiny_mlp", "digits"),
     *("reinforce", "tree_lstm"),
 ]
-"""Programs of different kinds, which are measured before the others."""
+"""Programs of different kinds, which are measured before the other programs."""
 MOST_STEPS = 60
 SET_UP = 20
-"""Seconds that a program may take to make its model and data, beyond its share."""
+"""Seconds that a program may take to make its model and data, in addition to its share of the time."""
 LEAST, MOST = 10, 16
-"""Seconds for a program: kernels are compiled in the first steps, so less would measure only them."""
+"""Minimum and maximum seconds for a program. The first steps compile kernels, so with less time only they
+would be measured.
+"""
 
 Row = Callable[..., None]
 
 
 def forked(work: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
-    """Run `work` in a forked process, and return its answer or why there is none."""
+    """Run `work` in a forked process. Return its answer, or the reason why it gave none."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -60,7 +62,7 @@ def forked(work: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
 
 
 def measured(make: Callable[[], Callable[[], Any]], way: str, seconds: float) -> dict[str, Any]:
-    """Return the median time of the later half of the steps, the first losses, and Tandem's counters."""
+    """Return the median time of the second half of the steps, the first losses, and Tandem's counters."""
     if way == "tandem":
         import torch_tandem
         from torch_tandem import cuda_alias
@@ -104,7 +106,7 @@ def compared(
     """Measure a program in each way, and print its row."""
     values: dict[str, Any] = {}
     for way in all_of:
-        # Tandem and torch.compile compile in the first steps.
+        # Tandem and torch.compile get twice the time, because they compile in the first steps.
         seconds = share * (1 if way == "cuda" else 2) / (2 * len(all_of) - ("cuda" in all_of))
         answer = forked(lambda way=way, seconds=seconds: measured(make, way, seconds * 0.6), seconds + SET_UP)
         values |= {f"{way}_{key}": value for key, value in answer.items()}
@@ -161,7 +163,7 @@ def training(
 
 
 def models() -> dict[str, Callable[[str], tuple[torch.nn.Module, Any]]]:
-    """Return functions that make models of real size and their inputs."""
+    """Return functions that make models of realistic size, with their inputs."""
 
     def resnet50(device: str) -> tuple[torch.nn.Module, Any]:
         from timm import create_model
@@ -185,7 +187,7 @@ def models() -> dict[str, Callable[[str], tuple[torch.nn.Module, Any]]]:
 
 
 def real(budget: float, row: Row) -> None:
-    """Measure models of real size, with torch.compile beside."""
+    """Measure models of realistic size, also with torch.compile."""
     deadline = time.monotonic() + budget
     cases = [(name, make, half) for half in (False, True) for name, make in models().items()]
     all_of = [*ways(), *(["compile"] if torch.cuda.device_count() else [])]

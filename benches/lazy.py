@@ -1,8 +1,8 @@
 """Lazy evaluation compared with co-execution: table 2 of the Terra paper.
 
-Lazy evaluation records operators and runs them when a value is needed, so Python and kernels take turns. Both
-ways are modes of Tandem with the same symbolic graphs. They run interleaved with eager PyTorch, once per
-program.
+Lazy evaluation records operators and runs them when a value is needed, so Python and kernels take turns. Lazy
+evaluation and co-execution are modes of Tandem with the same symbolic graphs. For each program, both run
+once, interleaved with eager PyTorch.
 """
 
 import argparse

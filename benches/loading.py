@@ -1,7 +1,7 @@
 """Eager PyTorch and Tandem with batches from two data loading workers that compute.
 
-Workers and kernels share the cores, so a kernel with several threads may wait for a core that a worker has.
-Blocks are interleaved, and they are long because workers have some batches ready when one begins.
+Workers and kernels share the cores, so a kernel with several threads may wait for a core that a worker uses.
+Blocks of steps are interleaved. They are long, because workers have some batches ready when a block begins.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Drift of losses that is caused by rounding alone, and the difference of Tandem's losses from eager's.
+"""Drift of losses that rounding alone causes, and the difference between Tandem's losses and eager's.
 
 Kernels that add in a different order round differently, and training can amplify this: a value crosses zero
 at a relu, or a draw falls on the other side of a threshold. Each program therefore runs eagerly once
 unchanged, and several times with random changes of at most one unit in the last place in the results of
-operators that are not exactly rounded. An implementation can be expected to match eager to 1e-5 over the
-steps in which all of these runs do.
+operators that are not exactly rounded. Over the steps in which all of these runs agree to 1e-5, an
+implementation can be expected to match eager to 1e-5.
 """
 
 import argparse
@@ -46,7 +46,7 @@ INEXACT = frozenset(
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     ]
 )
-"""Operators whose results PyTorch does not promise to the last bit."""
+"""Operators for whose results PyTorch does not promise the last bit."""
 
 
 class LastBits(TorchDispatchMode):

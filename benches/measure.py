@@ -1,8 +1,8 @@
 """Measures a step of one program in eager PyTorch, torch.compile and Tandem, in interleaved blocks of steps.
 
 Each way runs in a separate process that is forked after all imports. The ways therefore do not share threads
-or random number generators, and all of them draw the same numbers and get the same batches. If one crashes,
-hangs or compiles for too long, it is recorded as failed and the others continue.
+or random number generators, and all of them draw the same numbers and get the same batches. A way that
+crashes, hangs or compiles for too long is recorded as failed, and the other ways continue.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = ("eager", "compiled model", "compiled step", "tandem")
 WARM_UP = 20
-"""Number of steps before the first block, whose losses are compared."""
+"""Number of steps before the first block. The losses of these steps are compared."""
 BLOCK_SECONDS = 0.25
 """Approximate time of a block of eager steps, in seconds."""
 PATIENCE = 120
@@ -61,7 +61,9 @@ class Runner:
         return 0.0
 
     def count_pool(self) -> Callable[[], int]:
-        """Return a function that returns the peak, from now on, of bytes in use in the device's own pool."""
+        """Return a function that returns the peak number of bytes in use in the device's pool, counted from
+        now on.
+        """
         return lambda: 0
 
     def warm_up(self) -> dict:
@@ -86,12 +88,12 @@ class Runner:
         return wall / steps, (wall - (self.stalled() - stalled)) / steps
 
     def finish(self) -> dict:
-        """Return additional results at the end."""
+        """Return the additional results at the end of the program."""
         return {}
 
 
 class CompiledModel(Runner):
-    """The program compiles its models with torch.compile, which has a limited time for compiling."""
+    """Uses a model that the program compiles with torch.compile, whose time for compiling is limited."""
 
     def __init__(self, program: ModuleType) -> None:
         super().__init__(program)
@@ -104,21 +106,21 @@ class CompiledModel(Runner):
         return program.make("cpu", compile=torch.compile)
 
     def settled(self) -> bool:
-        """Whether five steps in a row compiled nothing."""
+        """Whether torch.compile compiled nothing in the latest five steps."""
         self.unchanged = self.unchanged + 1 if self.stats["unique_graphs"] == self.graphs else 0
         self.graphs = self.stats["unique_graphs"]
         return self.unchanged >= 5
 
 
 class CompiledStep(CompiledModel):
-    """The whole step is compiled, as far as torch.compile can."""
+    """Compiles the whole step, as far as torch.compile can."""
 
     def make(self, program: ModuleType) -> Callable[[], Any]:
         return torch.compile(program.make("cpu"))
 
 
 class Tandem(Runner):
-    """Tandem, with the device alias "cuda"."""
+    """Uses Tandem, with the device alias "cuda"."""
 
     def make(self, program: ModuleType) -> Callable[[], Any]:
         import torch_tandem
@@ -145,7 +147,8 @@ class Tandem(Runner):
         sys.path.insert(0, str(ROOT / "examples"))
         from captured import Count
 
-        # The counter asks for a report at each call, which takes long with the records of many iterations.
+        # The counter asks for a report at each call. Reports take long once they have records of many
+        # iterations.
         self.tandem.reset_report()
         with Count() as calls:
             self.step()
@@ -157,7 +160,7 @@ class Tandem(Runner):
 
 
 class Lazy(Tandem):
-    """Tandem in the mode that runs nothing until a value is needed."""
+    """Uses Tandem's lazy mode, which runs nothing until a value is needed."""
 
     def make(self, program: ModuleType) -> Callable[[], Any]:
         import torch_tandem
@@ -167,7 +170,7 @@ class Lazy(Tandem):
 
 
 class Inline(Tandem):
-    """Tandem with one placement of runs."""
+    """Uses Tandem with all runs on Python's own thread."""
 
     place = "inline"
 
@@ -220,7 +223,7 @@ def serve(connection: Connection, program: ModuleType, way: str, compile_limit: 
 
 
 class Side:
-    """A process that runs the program in one way, and its results."""
+    """A process that runs the program in one way, and the results of this way."""
 
     def __init__(self, program: ModuleType, way: str, compile_limit: int) -> None:
         fork = multiprocessing.get_context("fork")
@@ -274,7 +277,7 @@ class Side:
         self.process.join()
 
     def result(self, blocks: int) -> dict:
-        """Return plain data: the failure, if any, and the figures, if all blocks were run."""
+        """Return plain data: the failure if the way has failed, and the figures if all blocks were run."""
         result = {} if self.failure is None else {"failure": self.failure}
         if len(self.blocks) == blocks:
             wall, busy = zip(*self.blocks, strict=True)
@@ -290,7 +293,9 @@ class Side:
 
 
 def measure(name: str, ways: list[str], blocks: int, steps: int | None, compile_limit: int) -> dict:
-    """Return the results of each way to run a program, and the number of steps with comparable losses."""
+    """Return the results of each way to run a program, and the number of steps whose losses can
+    be compared.
+    """
     program = load(name)
     sides: dict[str, Side] = {}
     try:

@@ -1,8 +1,9 @@
 """Memory of each program in its steady state, in eager PyTorch and on Tandem's cpu executor.
 
 *Tensors* is the peak of bytes that allocators had in use. PyTorch's profiler reports it for PyTorch's
-allocator. For Tandem, the peak of Tandem's pool is added, which may occur at a different time. *Resident* is
-the resident memory of the process after all steps. Each figure is measured in a separate process.
+allocator. For Tandem, the peak of Tandem's pool is added, although the two peaks may occur at different
+times. *Resident* is the resident memory of the process after all steps. Each figure is measured in a separate
+process.
 """
 
 import argparse
@@ -13,7 +14,8 @@ import torch
 from measure import RUNNERS, load
 from run import table, write_section
 
-# After these warm-up steps, Tandem's pool has returned the memory that only the first, traced steps needed.
+# Number of steps of the warm-up, after which Tandem's pool has returned the memory that only the first,
+# traced steps needed; and number of measured steps.
 WARM_UP, STEPS = 28, 4
 TEN = [
     "resnet50",
@@ -30,7 +32,7 @@ TEN = [
 
 
 def tensors(runner_of: type, name: str) -> int:
-    """Return the peak of tensors' bytes in the last steps."""
+    """Return the peak number of bytes of tensors in the last steps."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -1,9 +1,9 @@
 """Training loops whose model is a function: `python benches/models_as_functions.py`.
 
-Six models that Python's overhead dominates, trained in a plain loop with the loss and the optimizer outside
-of the function. In one process, blocks of steps take turns in eager PyTorch on the CPU, in co-execution, and
-with `model = torch_tandem.function(model)`. Printed are medians of milliseconds a step with their quartiles,
-and ratios within the run.
+Six models in which Python's overhead dominates are trained in a plain loop, with the loss and the optimizer
+outside of the function. In one process, blocks of steps take turns in eager PyTorch on the CPU, in
+co-execution, and with `model = torch_tandem.function(model)`. The output has medians of milliseconds per step
+with their quartiles, and ratios within the run.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of experts, all of which run."""
+    """A mixture of experts in which all experts run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ MODELS = {
 
 
 class Loop:
-    """A training loop, of which a block of steps runs at a time."""
+    """A training loop that runs in blocks of steps."""
 
     def __init__(self, name: str, device: str, wraps: bool) -> None:
         make, self.batch = MODELS[name]
@@ -120,7 +120,7 @@ class Loop:
         self.losses: list[torch.Tensor] = []
 
     def run(self, steps: int) -> float:
-        """Run steps; return milliseconds a step."""
+        """Run steps, and return milliseconds per step."""
         # All loops draw the same numbers for dropout.
         torch.manual_seed(len(self.losses))
         begin = time.perf_counter()

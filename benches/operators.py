@@ -2,7 +2,8 @@
 
 An operator is called many times in a loop, on the CPU and on Tandem's device alternately, and the results of
 a block are kept until its end, so that no op is dead. Three uses are measured: the operator without
-gradients, with its gradient, and on 64-bit integers. Writes docs/operators.md, worst first.
+gradients, with its gradient, and on 64-bit integers. The results go to docs/operators.md, the operator with
+the worst ratio first.
 """
 
 import argparse
@@ -27,7 +28,7 @@ BLOCKS = 7
 BLOCK_SECONDS = 1.5e-3
 """Approximate time of a block of eager calls, in seconds."""
 SLOW = 0.02
-"""Time of an eager call above which a block has one call and fewer blocks are measured, in seconds."""
+"""Time of an eager call in seconds. Above it, a block has one call, and fewer blocks are measured."""
 WARM_UP = 0.12
 """Minimum time of the warm-up of each side, in seconds."""
 PAUSE = 0.005
@@ -67,7 +68,7 @@ def forward(op: Any, args: Any, kwargs: Any) -> Step:
 
 
 def training(op: Any, args: Any, kwargs: Any) -> Step | None:
-    """Return some calls of the operator with one backward pass, or `None` if it has no gradient."""
+    """Return a step of several calls with one backward pass, or `None` if the operator has no gradient."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -102,7 +103,9 @@ def block(step: Step, times: int, wait: Callable[[], None]) -> float:
 
 
 def measure(op: Any, sample: Any, use: str) -> dict | None:
-    """Return the medians of both sides and the quartiles of their ratio; `None` if the use does not exist."""
+    """Return the medians of both sides and the quartiles of their ratio, or `None` if the operator has no
+    such use.
+    """
     import torch_tandem
 
     from tests.pytorch.samples import call_of
@@ -127,7 +130,9 @@ def measure(op: Any, sample: Any, use: str) -> dict | None:
             blocks += 1
 
     def second(step: Step, wait: Callable[[], None]) -> float:
-        """Run two blocks and return the time of the second. The first one wakes threads and fills caches."""
+        """Run two blocks and return the time of the second. The first block wakes threads and
+        fills caches.
+        """
         time.sleep(PAUSE)
         block(step, times, wait)
         return block(step, times, wait)
@@ -139,7 +144,7 @@ def measure(op: Any, sample: Any, use: str) -> dict | None:
 
 
 def sweep(entry: Any, name: str, sizes: list[str]) -> dict:
-    """Return the figures of an entry, by use and size; a text says why one is missing."""
+    """Return the figures of an entry, by use and size. A text in place of a figure says why it is missing."""
     import torch
     from sized import sample_of
 
@@ -163,7 +168,7 @@ def sweep(entry: Any, name: str, sizes: list[str]) -> dict:
 
 
 def work(names: list[str], sizes: list[str]) -> None:
-    """Measure entries in this process and print a line of JSON for each."""
+    """Measure entries in this process, and print a line of JSON for each entry."""
     import warnings
 
     sys.path.insert(0, str(ROOT))
@@ -183,7 +188,7 @@ def work(names: list[str], sizes: list[str]) -> None:
 
 
 def all_names() -> list[str]:
-    """Return the names of the entries, without those whose outputs are undefined."""
+    """Return the names of the entries, except those whose outputs are undefined."""
     sys.path.insert(0, str(ROOT))
     from tests.pytorch.samples import UNDEFINED, entries, name_of
 
@@ -191,7 +196,7 @@ def all_names() -> list[str]:
 
 
 def measured(names: list[str], sizes: list[str]) -> dict[str, dict]:
-    """Return the figures of entries. If a worker dies, another one goes on with the next entry."""
+    """Return the figures of entries. If a worker dies, another worker goes on with the next entry."""
     results: dict[str, dict] = {}
     rest = list(names)
     while rest:
@@ -222,7 +227,7 @@ def ratios_of(figures: dict) -> list[float]:
 
 
 def page(results: dict[str, dict]) -> str:
-    """Return the page: geometric means, operators below the bar, and all operators, worst first."""
+    """Return the page: geometric means, operators below the bar, and all operators, the worst ratio first."""
     columns = [
         f"{use} {size}"
         for use in USES

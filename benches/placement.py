@@ -1,8 +1,8 @@
 """The choice of the thread that executes runs, compared with both placements.
 
 Every program runs inline, beside Python, and with the placement that Tandem chooses, in interleaved blocks,
-alone and beside busy processes. The last column is the time of Tandem's choice over that of the better
-placement.
+alone and beside busy processes. The last column is the time with Tandem's choice over the time with the
+better placement.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def row(name: str, sides: dict) -> list[str]:
-    """Return a program's figures; a way that failed has none."""
+    """Return a program's figures. A way that failed has no figures."""
     walls = [times(sides[way]["wall"]) if "wall" in sides[way] else "" for way in WAYS]
     fixed = [sides[way] for way in WAYS[:2] if "wall" in sides[way]]
     better = min(fixed, key=lambda side: statistics.median(side["wall"]), default={})

@@ -1,8 +1,9 @@
-"""The cpu executor's point-wise and row kernels, compared with eager's kernels and with the copy bandwidth.
+"""The cpu executor's kernels for point-wise operators and rows, compared with eager's kernels and with the
+copy bandwidth.
 
 Each expression is computed on tensors of several sizes, alternately in eager and co-executed. All results of
-a block are kept until its end, so that no op is dead. Bandwidth counts the bytes of each operand and of the
-result once, as if intermediate results needed no memory. The copies are eager's.
+a block are kept until the block ends, so that no op is dead. Bandwidth counts the bytes of each operand and
+of the result once, as if intermediate results needed no memory. Eager PyTorch makes the copies.
 """
 
 import argparse
@@ -44,7 +45,7 @@ EXPRESSIONS: dict[str, tuple[Expression, int]] = {
     "rows(x).softmax(1)": (lambda x, y: rows(x).softmax(1), 2),
     "(x * y).sum()": (lambda x, y: (x * y).sum(), 2),
 }
-"""By name: the expression, and the number of full-size tensors that it reads and writes."""
+"""The expressions by name, each with the number of full-size tensors that it reads and writes."""
 
 
 def block(run: Expression, x: torch.Tensor, y: torch.Tensor, times: int, wait: Callable[[], None]) -> float:
@@ -60,12 +61,12 @@ def block(run: Expression, x: torch.Tensor, y: torch.Tensor, times: int, wait: C
 
 
 def held_results(size: int) -> int:
-    """Return the number of results of a block, which is small for large tensors, as in programs."""
+    """Return the number of results that a block keeps, which is small for large tensors, as in programs."""
     return max(4, min(200, (1 << 20) // size))
 
 
 def measure(run: Expression, size: int) -> tuple[list[float], list[float]]:
-    """Return the seconds per evaluation in each block: eager, co-executed."""
+    """Return the seconds per evaluation in each block, for eager and for co-execution."""
     x, y = torch.randn(size), torch.rand(size)
     there = x.to("tandem"), y.to("tandem")
     times = held_results(size)
@@ -75,7 +76,9 @@ def measure(run: Expression, size: int) -> tuple[list[float], list[float]]:
             block(run, a, b, times, wait)
 
     def second(a: torch.Tensor, b: torch.Tensor, wait: Callable[[], None]) -> float:
-        """Run two blocks and return the time of the second. The first one wakes threads and fills caches."""
+        """Run two blocks and return the time of the second. The first block wakes threads and
+        fills caches.
+        """
         time.sleep(PAUSE)
         block(run, a, b, times, wait)
         return block(run, a, b, times, wait)
@@ -86,7 +89,7 @@ def measure(run: Expression, size: int) -> tuple[list[float], list[float]]:
 
 
 def bandwidth(size: int) -> float:
-    """Return the bytes per second of copies to as many tensors as a block has results."""
+    """Return the bytes per second of copies to as many tensors as a block keeps results."""
     x, copies = torch.randn(size), [torch.zeros(size) for _ in range(held_results(size))]
     seconds = []
     for _ in range(BLOCKS):

@@ -1,9 +1,9 @@
 """PythonRunner's busy time, compared with the time that eager PyTorch spends outside of kernels.
 
-Eager's thread is sampled with `perf`, which must be installed and needs PyTorch's symbols. A sample counts as
-kernel time if its innermost function is one of PyTorch's vectorized loops or belongs to a math library or to
-the operating system (page faults of new tensors). The rest is Python, autograd, the dispatcher, allocation
-and the preparation of kernels. GraphRunner has its own thread, so that Tandem's kernels do not run on
+`perf` samples eager's thread. It must be installed, and needs PyTorch's symbols. A sample counts as kernel
+time if its innermost function is one of PyTorch's vectorized loops, or belongs to a math library or to the
+operating system (page faults of new tensors). All other samples are Python, autograd, the dispatcher,
+allocation and the preparation of kernels. GraphRunner has its own thread, so Tandem's kernels do not run on
 Python's thread.
 """
 
@@ -44,7 +44,9 @@ class Beside(Tandem):
 
 
 class Sampler:
-    """`perf` on the first thread of a process, from construction until `share`."""
+    """`perf` on the first thread of a process, from the construction of the object until `share`
+    is called.
+    """
 
     def __init__(self, process: int, path: str) -> None:
         command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(SAMPLES_A_SECOND)]
@@ -52,7 +54,7 @@ class Sampler:
         self.perf = subprocess.Popen([*command, "--tid", str(process), "-o", path], stderr=subprocess.DEVNULL)
 
     def share(self) -> float:
-        """Stop sampling and return the share of samples that are outside of kernels."""
+        """Stop sampling, and return the share of samples that are outside of kernels."""
         self.perf.send_signal(signal.SIGINT)
         self.perf.wait()
         script = ["perf", "script", "-i", self.path, "-F", "ip,sym,dso"]
@@ -63,7 +65,7 @@ class Sampler:
 
 
 def measure(name: str, folder: str) -> list[str]:
-    """Return a row of the table; blocks of eager and Tandem alternate."""
+    """Return a row of the table. Blocks of eager and of Tandem alternate."""
     program = load(name)
     eager, tandem = (Side(program, way, 0) for way in ("eager", "beside"))
     try:
@@ -76,7 +78,7 @@ def measure(name: str, folder: str) -> list[str]:
             eager.run_block(steps)
             tandem.run_block(steps)
         walls, busy = [wall for wall, _ in eager.blocks], [busy for _, busy in tandem.blocks]
-        # Sampling slows eager down, so it is done after the timing.
+        # Sampling slows eager down, so sampling begins after the timing.
         sampler = Sampler(eager.process.pid, str(Path(folder) / name))
         for _ in range(BLOCKS):
             eager.run_block(steps)

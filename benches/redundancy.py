@@ -1,7 +1,7 @@
 """Possible savings of common-subexpression elimination and constant folding of whole operators.
 
-For one eager step of each program: the share of operator time in operators that repeat an earlier computation
-whose result has not been overwritten, and in operators that depend on constants only.
+For one eager step of each program: the share of operator time that is spent in operators that repeat an
+earlier computation whose result has not been overwritten, and in operators that depend on constants only.
 """
 
 import argparse

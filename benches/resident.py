@@ -1,9 +1,9 @@
 """Operators on the host path, kernels, submissions, and device memory, of each program.
 
-For each program of the suite: the number of ops per step in the steady state, the kernels and submissions
-that they took, the number of values that the program read, the ops that took the host path, the peak of live
-tensors' bytes if every op runs immediately as in eager (mode `trace`), and the peak of the device's memory in
-co-execution, without and with the pool's free buffers. Nothing is timed.
+For each program of the suite: the number of ops per step in the steady state, the numbers of kernels and
+submissions for these ops, the number of values that the program read, the ops that took the host path, the
+peak of live tensors' bytes if every op runs immediately as in eager (mode `trace`), and the peak of the
+device's memory in co-execution, without and with the pool's free buffers. Nothing is timed.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The suite: eager PyTorch, torch.compile and Tandem, in one interleaved run per program.
 
-Runs every program of benches/programs and writes the tables of docs/benchmarks.md between their markers.
-Every figure is the median over blocks of steps, with the first and the third quartile. With options that
-leave something out, the tables are only printed.
+The suite runs every program of benches/programs, and writes the tables of docs/benchmarks.md between their
+markers. Every figure is the median over blocks of steps, with the first and the third quartile. If an option
+leaves a part out, the tables are only printed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def measure(name: str, options: dict, cache: str) -> dict:
 
 
 def summarize(result: dict) -> dict:
-    """Choose the better of torch.compile's modes, and compare losses."""
+    """Choose the better of torch.compile's two modes, and compare losses."""
     sides = result["sides"]
     compiled = {way: sides[way] for way in COMPILED if "wall" in sides.get(way, {})}
     if compiled:
@@ -52,7 +52,7 @@ def summarize(result: dict) -> dict:
 
 
 def agreement(expected: list[float], losses: list[float], comparable: int | None) -> str:
-    """Describe the difference of the first steps' losses from eager's."""
+    """Describe the difference between the first steps' losses and eager's losses."""
     if all(x == y or (x != x and y != y) for x, y in zip(expected, losses, strict=True)):
         return "same bits"
     pairs = list(zip(expected, losses, strict=True))[:comparable]
@@ -146,7 +146,7 @@ def main() -> int:
     options = {"ways": ways, "blocks": blocks, "steps": steps, "compile_limit": args.compile_limit}
 
     results = []
-    # torch.compile starts with an empty cache, which its two ways share.
+    # torch.compile starts with an empty cache, which its two modes share.
     with tempfile.TemporaryDirectory() as cache:
         for name in args.program or PROGRAMS:
             results.append(measure(name, options, cache))

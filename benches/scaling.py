@@ -1,8 +1,8 @@
 """Cost of an op in co-execution in long programs and in programs with many paths.
 
-Three programs of element-wise ops on a small tensor: 100 ops on one path, which is the baseline; 10,000 ops
-on one path; and ten consecutive random branches, which have 1,024 paths. Each program is measured after its
-branches have been traced, alternating with the baseline.
+Three programs issue element-wise ops on a small tensor: 100 ops on one path, which is the baseline; 10,000
+ops on one path; and ten consecutive random branches, which have 1,024 paths. Each program is measured after
+its branches have been traced, and alternates with the baseline.
 """
 
 import argparse
@@ -20,7 +20,9 @@ Program = Callable[[torch.Tensor], torch.Tensor]
 
 
 def function(body: str, name: str) -> Program:
-    """Return a function of straight-line code. Its name distinguishes it from others with the same body."""
+    """Return a function of straight-line code. Its name distinguishes the function from others with the same
+    body.
+    """
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     scope: dict = {}
     exec(compile(f"def {name}(x):\n{lines}    return x\n", f"<{name}>", "exec"), scope)
@@ -54,7 +56,9 @@ PROGRAMS = {
     "10,000 ops, one path": (one_path(10_000), 10_000, 10),
     "1,024 paths of 100 ops through ten branches": (branches(), 100, 400),
 }
-"""By name: the program, its ops per iteration, and iterations until all of it has been traced."""
+"""The programs by name, each with its ops per iteration, and its iterations until all of it has
+been traced.
+"""
 
 
 def measure(program: Program, x: torch.Tensor, ops: int, iterations: int) -> float:

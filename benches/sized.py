@@ -1,8 +1,8 @@
 """Samples of PyTorch's operator database in given sizes.
 
-The database's samples are small. A larger one repeats the elements of a small one along its dimensions:
-values stay in the operator's domain, and indices in range. Operators whose dimensions have roles of their
-own, such as convolutions, have samples here.
+The database's samples are small. A larger sample repeats the elements of a small one along its dimensions, so
+that values stay in the operator's domain, and indices in range. Operators whose dimensions have different
+meanings, such as convolutions, have samples here.
 """
 
 import itertools
@@ -129,7 +129,7 @@ def elements(sample: SampleInput) -> int:
 
 
 def _repeated(sample: SampleInput, grow: Callable[[int], int]) -> SampleInput:
-    """Returns a sample with other sizes, whose elements repeat those of the given one."""
+    """Returns a sample with other sizes. Its elements repeat the elements of the given sample."""
 
     def convert(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
@@ -143,7 +143,7 @@ def _repeated(sample: SampleInput, grow: Callable[[int], int]) -> SampleInput:
 
 
 def _grown(sample: SampleInput, target: int) -> Iterator[SampleInput]:
-    """Yields forms of a sample with about `target` elements: grown in all dimensions, or in some."""
+    """Yields forms of a sample with about `target` elements, grown in all dimensions or in some of them."""
     largest = max(tensors(sample), key=torch.Tensor.numel)
     sizes = list(dict.fromkeys(size for size in largest.shape if size > 1))
     if largest.numel() * 2 > target or not sizes or largest.numel() == 0:
@@ -158,7 +158,9 @@ def _grown(sample: SampleInput, target: int) -> Iterator[SampleInput]:
 
 
 def _is_usable(op: Any, sample: SampleInput, target: int) -> bool:
-    """Whether eager accepts a sample, is quick, and neither its inputs nor its outputs have another size."""
+    """Whether a sample is usable: eager accepts it and is quick, and inputs and outputs have about `target`
+    elements.
+    """
     try:
         for _ in range(2):
             start = time.perf_counter()
@@ -176,7 +178,9 @@ def _is_usable(op: Any, sample: SampleInput, target: int) -> bool:
 
 
 def sample_of(op: Any, name: str, dtype: torch.dtype, target: int) -> SampleInput | None:
-    """Returns a sample of an entry with about `target` elements, or `None` if there is none."""
+    """Returns a sample of an entry with about `target` elements, or `None` if the entry has no
+    such sample.
+    """
     torch.manual_seed(0)
     grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     if name in SHAPED and dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Runs a program of this folder as a script and prints the loss of each step on a line."""
+"""Runs a program of this folder as a script, and prints each step's loss on a line."""
 
 import argparse
 import random
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 Step = Callable[[], Any]
-"""One training (or sampling) step; returns its loss, a number or a tensor of one element."""
+"""A training (or sampling) step. It returns its loss, as a number or as a tensor of one element."""
 
 
 def endless(loader: Iterable) -> Iterator:
@@ -20,7 +20,9 @@ def endless(loader: Iterable) -> Iterator:
 
 
 def as_function(step: Callable) -> Callable:
-    """Wrap what computes on tensors as a `torch_tandem.function`, if Tandem runs the program."""
+    """Wrap the part of a step that computes on tensors as a `torch_tandem.function`, if Tandem runs the
+    program.
+    """
     tandem = sys.modules.get("torch_tandem")
     return tandem.function(step, max_graphs=64) if tandem else step
 

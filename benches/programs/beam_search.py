@@ -27,7 +27,7 @@ def search(encode: Callable, decode: Callable, source: torch.Tensor) -> tuple[fl
     state = memory[:, -1]
     word = torch.full((BEAMS,), BEGIN, device=device)
     ended = torch.zeros(BEAMS, dtype=torch.bool, device=device)
-    # All beams are equal at first, so only one of them is continued.
+    # All beams are equal at first, so only the first of them is continued.
     scores = torch.full((BEAMS,), -torch.inf, device=device)
     scores[0] = 0
     # A beam that has ended can only be continued with further end symbols, which do not change its score.

@@ -1,8 +1,8 @@
 """A small BERT from transformers learns extractive question answering: the answer's first and last token in
 a padded pair of question and context.
 
-A function of the script pads each batch by its longest example, so that shapes change, and a schedule warms
-the learning rate up.
+A function of the script pads each batch to the length of its longest example, so that shapes change. A
+schedule warms the learning rate up.
 """
 
 import random
@@ -20,7 +20,7 @@ PAD, CLS, SEP, FIRST, VOCABULARY = 0, 1, 2, 3, 1000
 
 
 def examples(count: int) -> list[dict]:
-    """Contexts of random words; the question names the word that the answer starts at, and its length."""
+    """Contexts of random words. The question has the answer's first word, and the answer's length."""
     made = []
     for _ in range(count):
         context = [random.randrange(FIRST, VOCABULARY) for _ in range(random.randint(50, 88))]
@@ -40,7 +40,7 @@ def examples(count: int) -> list[dict]:
 
 
 def collate(batch: list[dict]) -> dict[str, torch.Tensor]:
-    """Pad to a multiple of 32."""
+    """Pad a batch to a multiple of 32 tokens."""
     longest = max(len(example["input_ids"]) for example in batch)
     width = -(-longest // 32) * 32
 

@@ -1,7 +1,7 @@
 """A DCGAN learns to draw scikit-learn's digits.
 
-Two models and two optimizers alternate within a step. The generator's output is detached for the
-discriminator's update and not for the generator's. The script logs five numbers per step.
+Two models and two optimizers alternate within a step. The discriminator's update detaches the generator's
+output; the generator's update does not. The script logs five numbers per step.
 """
 
 from collections.abc import Callable

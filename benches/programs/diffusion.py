@@ -78,7 +78,7 @@ class UNet(nn.Module):
 
 
 def kept_signal(device: str) -> torch.Tensor:
-    """Return the share of the image's variance that is left at each time."""
+    """Return the share of the image's variance that is left at each diffusion time."""
     return torch.cumprod(1 - torch.linspace(1e-4, 0.05, TIMES), dim=0).to(device)
 
 

@@ -17,7 +17,7 @@ COMPARABLE = 10
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A step on `device`; it returns the loss as a number, as the example does."""
+    """A step on `device`. It returns the loss as a number, as the example does."""
     model = Net().to(device)
     net = compile(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)

@@ -52,7 +52,7 @@ def make(
 ) -> Step:
     """A training step on `device`.
 
-    `function` wraps what computes on tensors, which needs a fused optimizer.
+    `function` wraps the part that computes on tensors, which needs a fused optimizer.
     """
     rng = np.random.default_rng(0)
     model = Classifier().to(device)

@@ -1,4 +1,6 @@
-"""Step of dynamic_rnn.py as a function of its batch, one graph for each length. The optimizer is fused."""
+"""The step of dynamic_rnn.py as a function of its batch, with one graph for each length. The optimizer is
+fused.
+"""
 
 from functools import partial
 

@@ -25,7 +25,7 @@ SIZE, CLASSES = 96, 4
 
 
 class Shapes(Dataset):
-    """Noise with one to four bright rectangles; the class is the channel that they are bright in."""
+    """Noise with one to four bright rectangles. A rectangle's class is the channel in which it is bright."""
 
     def __init__(self, count: int) -> None:
         self.images = 0.3 * torch.rand(count, 3, SIZE, SIZE)

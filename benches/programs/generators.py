@@ -86,7 +86,7 @@ def loss_of(out: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None) -> 
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """A training step on `device`, with the next batch that is not skipped."""
+    """A training step on `device`. It takes the next batch that does not have to be skipped."""
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     forward = compile(model)

@@ -21,7 +21,7 @@ GRAPHS, FEATURES = 16, 32
 
 
 def segment_softmax(scores: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the softmax over all scores [edges, heads] of the same segment."""
+    """Return the softmax of scores [edges, heads], over all scores of the same segment."""
     index = segment.unsqueeze(1).expand_as(scores)
     largest = scores.new_full((count, scores.shape[1]), -torch.inf)
     largest = largest.scatter_reduce(0, index, scores.detach(), reduce="amax")

@@ -1,6 +1,7 @@
 """A small GPT-2 from transformers continues prompts token by token, with a static key-value cache.
 
-The loop is the program's own: each token is a call of the model with one word, its position, and the cache.
+The program has its own loop: for each token, it calls the model with one word, the word's position, and the
+cache.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,9 @@ WORDS, BATCH, PROMPT, NEW = 256, 2, 8, 24
 def make(
     device: str, compile: Callable = lambda model: model, function: Callable = lambda step: step
 ) -> Step:
-    """A step on `device` that continues prompts and returns the mean word. `function` wraps a word's call."""
+    """A step on `device` that continues prompts, and returns the mean word. `function` wraps the call for a
+    word.
+    """
     config = GPT2Config(
         vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
     )

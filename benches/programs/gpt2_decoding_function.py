@@ -1,4 +1,4 @@
-"""The call for a word of gpt2_decoding.py as a function."""
+"""The step of gpt2_decoding.py, whose call for a word is a function."""
 
 from functools import partial
 

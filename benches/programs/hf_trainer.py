@@ -1,7 +1,7 @@
-"""A Hugging Face `Trainer` with a tiny Llama of its own, which learns a made-up language.
+"""A Hugging Face `Trainer` with a randomly initialized tiny Llama, which learns a made-up language.
 
-The training loop belongs to a library: data loading, collation, gradient clipping and scheduling, callbacks
-and the placement of the model and its batches.
+A library has the training loop: data loading, collation, gradient clipping and scheduling, callbacks, and the
+placement of the model and its batches.
 """
 
 import atexit
@@ -18,7 +18,7 @@ STEPS = 20
 COMPARABLE = None
 
 BATCHES = 4
-"""Batches per step. Each step is a short run of a trainer; all steps share one optimizer."""
+"""Number of batches per step. Each step is a short run of a trainer; all steps share one optimizer."""
 BATCH = 8
 WORDS = 64
 LONGEST = 48
@@ -79,7 +79,7 @@ def make(device: str, compile: Callable = lambda model: model) -> Step:
         trainer.remove_callback(PrinterCallback)
         return trainer.train().training_loss
 
-    # Each run of a trainer collects garbage. Freezing exempts the objects that imports created.
+    # Each run of a trainer collects garbage. Freezing exempts the objects that the imports have created.
     gc.freeze()
     atexit.register(gc.unfreeze)
     return step

@@ -85,7 +85,8 @@ class Dynamics(nn.Module):
     def drift(
         self, x: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, t: int, sign: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the position after an update of the coordinates where `mask` is 0, and the log-determinant.
+        """Return the position after an update of the coordinates at which `mask` is 0, and the update's
+        log-determinant.
 
         With sign -1, the update is inverted.
         """
@@ -133,7 +134,7 @@ def make(
 ) -> Step:
     """A training step on `device`.
 
-    `function` wraps what computes on tensors, which needs a fused optimizer.
+    `function` wraps the part that computes on tensors, which needs a fused optimizer.
     """
     model = Dynamics(np.random.default_rng(0)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
@@ -142,7 +143,7 @@ def make(
 
     @function
     def train(chains: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # The chains and as many new random points, so that the sampler also learns to burn in.
+        # The batch has the chains and as many new random points, so that the sampler also learns to burn in.
         x = torch.cat((chains, torch.randn_like(chains)))
         new_x, probability = propose(dynamics, x)
         jump = (new_x - x).square().sum(1) * probability + 1e-4

@@ -1,6 +1,6 @@
 """A Lightning `Trainer` with a small convolutional network on scikit-learn's digits.
 
-The training loop belongs to a library, which also chooses the device: accelerator="auto".
+The library has the training loop, and also chooses the device: accelerator="auto".
 """
 
 import logging
@@ -19,7 +19,7 @@ STEPS = 20
 COMPARABLE = None
 
 BATCHES = 4
-"""Batches per step. Each step is a call of `Trainer.fit` for one more epoch."""
+"""Number of batches per step. Each step is a call of `Trainer.fit` for one more epoch."""
 BATCH = 64
 
 

@@ -21,7 +21,7 @@ PIXELS = 28 * 28
 def make(
     device: str, compile: Callable = lambda model: model, function: Callable = lambda step: step
 ) -> Step:
-    """A training step on `device`. `function` wraps what computes on tensors."""
+    """A training step on `device`. `function` wraps the part that computes on tensors."""
     images, labels = make_classification(
         n_samples=10 * BATCH, n_features=PIXELS, n_informative=50, n_classes=10, random_state=0
     )

@@ -30,7 +30,7 @@ class Model(nn.Module):
         self.out = nn.Linear(hidden, 256)
 
     def forward(self, packed: PackedSequence) -> torch.Tensor:
-        """Return the logits of the next characters, in the order of the packed ones."""
+        """Return the logits of the next characters, in the order of the packed characters."""
         embedded = packed._replace(data=self.embed(packed.data))
         hidden, _ = self.lstm(embedded)
         return self.out(hidden.data)

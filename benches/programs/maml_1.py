@@ -1,8 +1,8 @@
 """Model-agnostic meta-learning (MAML) on sinusoids, with 1 meta-parameter besides the initial weights.
 
-The meta-parameter is the inner learning rate, shared by all tensors of the network; maml_10.py learns one for
-each of them. Gradients are taken through gradients: `autograd.grad` with `create_graph=True` in Python loops
-over tasks and inner steps.
+The meta-parameter is the inner learning rate, which all tensors of the network share; maml_10.py learns one
+rate for each tensor. Gradients are taken through gradients: `autograd.grad` with `create_graph=True` in
+Python loops over tasks and inner steps.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def make(
 ) -> Step:
     """A meta-training step on `device`.
 
-    `function` wraps what computes on tensors, which needs a fused optimizer.
+    `function` wraps the part that computes on tensors, which needs a fused optimizer.
     """
     generator = torch.Generator().manual_seed(0)
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(SIZES)]

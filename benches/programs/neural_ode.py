@@ -51,8 +51,8 @@ def make(
 ) -> Step:
     """A training step on `device`.
 
-    `method` is the solver's, dopri5 by default. `function` wraps what computes on tensors, which needs
-    another one: dopri5 removes duplicate times, and how many there are depends on data.
+    `method` is the solver, dopri5 by default. `function` wraps the part that computes on tensors. It needs
+    another solver, because dopri5 removes duplicate times, whose number depends on data.
     """
     times = torch.linspace(0.0, 25.0, POINTS).to(device)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def make(
     model = Derivative().to(device)
     derivative = compile(model)
     derivative_parameters = tuple(model.parameters())
-    # A function needs the number of steps on the device. PyTorch refuses that on the CPU.
+    # A function needs the optimizer's number of steps on the device, which PyTorch refuses on the CPU.
     capturable = method is not None and torch.device(device).type != "cpu"
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, capturable=capturable)
     average = None

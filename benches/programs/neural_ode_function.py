@@ -1,4 +1,4 @@
-"""Step of neural_ode.py as a function of its starting points, with the solver rk4.
+"""The step of neural_ode.py as a function of its starting points, with the solver rk4.
 
 The solver asserts properties of tensors, so the function branches on values that it reads.
 """

@@ -1,7 +1,7 @@
 """Proximal policy optimization with gymnasium's cart poles, in the manner of single-file implementations.
 
-The rollout reads actions from the device at every step of the environments. The updates stop early if the
-policy has moved too far, which Python decides by the divergence that it reads after every epoch.
+The rollout reads actions from the device at every step of the environments. After every epoch, Python reads
+the divergence of the policy from the old one, and stops the updates early if it is too large.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Agent(nn.Module):
 
 
 def make(device: str, compile: Callable = lambda model: model) -> Step:
-    """An update on `device`: a rollout, and the epochs that learn from it."""
+    """An update on `device`: a rollout, followed by the epochs that learn from the rollout."""
     envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * ENVS)
     agent = Agent(envs.single_observation_space.shape[0], envs.single_action_space.n).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5)

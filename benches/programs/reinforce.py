@@ -46,7 +46,9 @@ class CartPole:
 
 
 def returns(rewards: list[float], discount: float = 0.99) -> list[float]:
-    """Return, for each step of an episode, the discounted sum of its reward and all later ones."""
+    """Return, for each step of an episode, the discounted sum of the rewards of this step and of all later
+    steps.
+    """
     total, totals = 0.0, []
     for reward in reversed(rewards):
         total = reward + discount * total

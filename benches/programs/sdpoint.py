@@ -1,7 +1,7 @@
-"""SDPoint (Kuen et al., 2018): a residual network whose feature maps are downsampled at one random point by
-a random ratio, to regularize it.
+"""SDPoint (Kuen et al., 2018): for regularization, a residual network downsamples its feature maps at one
+random point, by a random ratio.
 
-The point and the ratio are drawn with `random` for every iteration and stored on the model object; the
+The point and the ratio are drawn with `random` for every iteration and stored on the model object. The
 forward pass reads them and branches.
 """
 
@@ -20,7 +20,7 @@ COMPARABLE = 2
 
 
 class Block(nn.Module):
-    """A residual block that can downsample what it returns."""
+    """A residual block that can downsample its output."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class SDPointNet(nn.Module):
-    """Six residual blocks; any of them, or none, is the downsampling point."""
+    """Six residual blocks. One of them, or none, is the downsampling point."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -107,7 +107,7 @@ def make(
 ) -> Step:
     """A training step on `device`.
 
-    `function` wraps what computes on tensors, which needs a fused optimizer.
+    `function` wraps the part that computes on tensors, which needs a fused optimizer.
     """
     rng = random.Random(0)
     model = Translator(rng, teacher_forcing).to(device)

@@ -1,6 +1,6 @@
 """The step of seq2seq.py as a function of its batch.
 
-The decoder always gets the true word, so Python decides nothing. The optimizer is fused.
+The decoder always gets the true word, so Python need not decide. The optimizer is fused.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""A 3-layer MLP of width 8, whose step consists almost entirely of overhead."""
+"""A 3-layer MLP of width 8. Nearly all of its step is overhead."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ COMPARABLE = None
 def make(
     device: str, compile: Callable = lambda model: model, function: Callable = lambda step: step
 ) -> Step:
-    """A training step on `device`. `function` wraps what computes on tensors."""
+    """A training step on `device`. `function` wraps the part that computes on tensors."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to(device)
     net = compile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -40,7 +40,7 @@ class VAE(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits of reconstructed images, and how far each posterior is from the prior."""
+        """Return the logits of reconstructed images, and the divergence of each posterior from the prior."""
         mean, log_std = self.encoder(x).chunk(2, dim=1)
         posterior = Independent(Normal(mean, log_std.exp(), validate_args=False), 1)
         prior = Independent(Normal(torch.zeros_like(mean), torch.ones_like(mean), validate_args=False), 1)

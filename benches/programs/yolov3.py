@@ -22,11 +22,11 @@ ANCHORS = (
     (16, ((20, 20), (28, 18), (18, 28))),
     (8, ((8, 8), (14, 10), (10, 14))),
 )
-"""By scale: its stride, and the widths and heights of its anchors, in pixels."""
+"""The stride of each scale, with the widths and heights of its anchors, in pixels."""
 
 
 class Shapes(Dataset):
-    """Noise with one to four bright rectangles; the class is the channel that they are bright in."""
+    """Noise with one to four bright rectangles. A rectangle's class is the channel in which it is bright."""
 
     def __init__(self, count: int) -> None:
         self.images = 0.3 * torch.rand(count, 3, SIZE, SIZE)
@@ -78,7 +78,7 @@ class Residual(nn.Module):
 
 
 def wh_iou(wh: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the overlaps (IoU) of all pairs of boxes and others, as if they had the same centre."""
+    """Return the overlaps (IoU) of all pairs from two lists of boxes, as if the boxes had the same centre."""
     intersection = torch.min(wh[:, None], others[None]).prod(2)
     return intersection / (wh.prod(1)[:, None] + others.prod(1)[None] - intersection)
 
@@ -153,7 +153,9 @@ class YOLOLayer(nn.Module):
 
 
 class YOLOv3(nn.Module):
-    """A darknet of five stages. Each of the last three has a head, ordered from coarse to fine."""
+    """A darknet of five stages. Each of the last three stages has a head. The heads are ordered from coarse
+    to fine.
+    """
 
     def __init__(self) -> None:
         super().__init__()

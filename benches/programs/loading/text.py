@@ -1,6 +1,6 @@
-"""A small transformer learns whether the first word of a text is frequent in it; workers tokenize the texts.
+"""A small transformer learns whether a text's first word is frequent in the text. Workers tokenize the texts.
 
-Batches have the length of their longest text, so sizes change from step to step.
+A batch has the length of its longest text, so sizes change from step to step.
 """
 
 import itertools
@@ -41,7 +41,7 @@ class Texts(Dataset):
 
 
 def merged(tokens: list[int], pair: tuple[int, int]) -> list[int]:
-    """Replace each pair by one token."""
+    """Replace each occurrence of a pair by one token."""
     result: list[int] = []
     for token in tokens:
         if result and (result[-1], token) == pair:
@@ -52,7 +52,7 @@ def merged(tokens: list[int], pair: tuple[int, int]) -> list[int]:
 
 
 def collate(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad texts to the longest."""
+    """Pad texts to the length of the longest text."""
     texts, labels = zip(*samples, strict=True)
     return pad_sequence(list(texts), batch_first=True), torch.tensor(labels)
 
