@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use tandem_executor::ops::losses::Loss;
 use tandem_executor::ops::names::{ByName, functional};
 use tandem_executor::ops::pointwise;
 
 use crate::lower::Lower;
 use crate::ops;
-use crate::ops::loss::{Loss, loss, loss_backward};
+use crate::ops::loss::{loss, loss_backward};
 use crate::ops::norm::{BatchNorm, batch_norm};
 use crate::ops::pad::{self, Fill};
 use crate::ops::pooling;

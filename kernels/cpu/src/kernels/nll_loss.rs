@@ -10,13 +10,7 @@ use crate::kernels::scratch::room;
 use crate::kernels::{contiguous, count, each_row, int, norm, output};
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-
-/// How the losses of the examples are reduced.
-#[derive(Clone, Copy, PartialEq)]
-enum Reduction {
-    Mean,
-    Sum,
-}
+use tandem_executor::ops::losses::Reduction;
 
 /// Sizes and options of a loss of `[N, C]` log-probabilities and `N` target classes, without class weights.
 struct Shape {
@@ -33,11 +27,8 @@ impl Shape {
         let x = contiguous(call, first, Mem::F32)?;
         let target = contiguous(call, first + 1, Mem::I64)?;
         let [examples, classes] = <[i64; 2]>::try_from(&x.sizes[..]).ok()?;
-        let reduction = match int(call, first + 3)? {
-            1 => Reduction::Mean,
-            2 => Reduction::Sum,
-            _ => return None,
-        };
+        let reduction =
+            Reduction::of(int(call, first + 3)?).filter(|reduction| *reduction != Reduction::None)?;
         let plain = weights(call, first + 2, classes as usize)?.is_none() && target.sizes[..] == [examples];
         let examples = examples as usize;
         plain.then_some(Shape { examples, classes, reduction, ignored: int(call, first + 4)? })

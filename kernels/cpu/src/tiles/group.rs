@@ -25,7 +25,7 @@ pub struct TileGroup {
 
 /// Computations over the same sizes, and their program.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     sizes: Dims,
     windows: Box<[MemoryOperand]>,
     program: Arc<TileProgram>,
@@ -88,6 +88,8 @@ pub(super) struct Shared<'a>(pub &'a [*mut u8]);
 unsafe impl Sync for Shared<'_> {}
 
 impl Lane {
+    /// Compiles a lane of a draft. Equal programs are shared: `programs` has those of the lanes before. `aliases` returns
+    /// whether two slots may share memory.
     pub fn of(
         draft: &plan::Lane,
         programs: &mut Vec<Arc<TileProgram>>,

@@ -711,7 +711,7 @@ fn table() -> Vec<Row> {
             a.ty.is_float().then(|| x.gt(&l).select(x - &l, x.lt(-&l).select(x + &l, x * 0.0)))
         }),
         ("softshrink_backward", Same, 2, |a| { let l = a.number(2); Some(a.x[1].ge(-&l).and(a.x[1].le(&l)).select(a.lit(0.0), &a.x[0])) }),
-        // --- Others. Losses without reduction are in `gpu/ops/loss.rs`.
+        // --- Others. Losses are in `losses.rs`.
         ("nan_to_num", Same, 1, |a| {
             if integer(a) { return Some(a.x[0].clone()); }
             (a.ty == Ty::F32).then_some(())?;

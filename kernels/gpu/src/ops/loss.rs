@@ -9,28 +9,11 @@ use crate::ops::types::{broadcast, output_strides, preserved, result_type};
 use crate::store::Tensor;
 use tandem_executor::error::Fault;
 use tandem_executor::ir::{E, Ty};
+use tandem_executor::ops::losses;
+use tandem_executor::ops::losses::{Loss, Reduction};
 
 // PyTorch's words.
 const NOT_BETWEEN: Fault = Fault::Value("all elements of input should be between 0 and 1");
-
-/// Reduction of the elements' losses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reduction {
-    None,
-    Mean,
-    Sum,
-}
-
-impl Reduction {
-    fn of(l: &Lowering<'_>, arg: usize) -> Option<Reduction> {
-        match l.int(arg)? {
-            0 => Some(Reduction::None),
-            1 => Some(Reduction::Mean),
-            2 => Some(Reduction::Sum),
-            _ => None,
-        }
-    }
-}
 
 /// Number of elements that are summed at once. Sums of more elements take two steps.
 const PART: i64 = 8192;
@@ -178,25 +161,12 @@ fn averaged(k: &mut Kernel, reduction: Reduction, sum: E, total: i64) -> E {
     }
 }
 
-/// A loss of pairs of elements.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Loss {
-    /// `mse_loss`.
-    Mse,
-    /// `smooth_l1_loss`.
-    SmoothL1,
-    /// `huber_loss`.
-    Huber,
-    /// `soft_margin_loss`.
-    SoftMargin,
-}
-
 /// Returns `None` if PyTorch rejects the `beta` of `smooth_l1_loss` or the `delta` of `huber_loss`.
 fn sound_number(l: &mut Lowering<'_>, of: Loss, arg: usize) -> Option<()> {
     let sound = match of {
         Loss::Huber => l.pin(arg)? > 0.0,
         Loss::SmoothL1 => l.pin(arg)? >= 0.0,
-        Loss::Mse | Loss::SoftMargin => true,
+        _ => true,
     };
     sound.then_some(())
 }
@@ -204,7 +174,7 @@ fn sound_number(l: &mut Lowering<'_>, of: Loss, arg: usize) -> Option<()> {
 /// `mse_loss(self, target, reduction)`, `smooth_l1_loss(.., beta)`, `huber_loss(.., delta)` and `soft_margin_loss`.
 pub fn loss(l: &mut Lowering<'_>, of: Loss) -> Option<()> {
     let (x, target) = (l.tensor(0)?, l.tensor(1)?);
-    let reduction = Reduction::of(l, 2)?;
+    let reduction = Reduction::of(l.int(2)?)?;
     sound_number(l, of, 3)?;
     let operands = [x, target];
     let dtype = result_type(&operands, l.call.default_dtype);
@@ -216,27 +186,23 @@ pub fn loss(l: &mut Lowering<'_>, of: Loss) -> Option<()> {
     }
     let ty = tandem_executor::ir::Mem::of(dtype)?.ty();
     reduced(l, "loss", reduction, (&sizes, &strides, dtype), &[(x, ty), (target, ty)], |l, k, v| {
-        let (x, t) = (&v[0], &v[1]);
-        let d = x - t;
-        Some(match of {
-            Loss::Mse => &d * &d,
-            Loss::SmoothL1 => {
-                let (z, beta) = (d.abs(), l.number(k, 3, ty));
-                z.lt(&beta).select(0.5 * &z * &z / &beta, &z - 0.5 * &beta)
-            }
-            Loss::Huber => {
-                let (z, delta) = (d.abs(), l.number(k, 3, ty));
-                z.le(&delta).select(0.5 * &z * &z, &delta * (&z - 0.5 * &delta))
-            }
-            Loss::SoftMargin => (-(t * x)).exp().f("log1p_"),
-        })
+        let number = numbered(l, k, of, 3, ty);
+        Some(of.value(&v[0], &v[1], &number))
     })
+}
+
+/// The number of a loss, which is an argument if the loss has one.
+fn numbered(l: &Lowering<'_>, k: &mut Kernel, of: Loss, arg: usize, ty: Ty) -> E {
+    match of {
+        Loss::SmoothL1 | Loss::Huber => l.number(k, arg, ty),
+        _ => E::lit(ty, 1.0),
+    }
 }
 
 /// `*_backward(grad_output, self, target, reduction[, number])` of the losses in `loss`.
 pub fn loss_backward(l: &mut Lowering<'_>, of: Loss) -> Option<()> {
     let (grad, x, target) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?);
-    let reduction = Reduction::of(l, 3)?;
+    let reduction = Reduction::of(l.int(3)?)?;
     sound_number(l, of, 4)?;
     let alike = x.sizes == target.sizes && x.dtype == target.dtype && x.dtype == grad.dtype;
     if !alike || !x.dtype.is_floating() || grad.ndim() != 0 && grad.sizes != x.sizes {
@@ -244,31 +210,14 @@ pub fn loss_backward(l: &mut Lowering<'_>, of: Loss) -> Option<()> {
     }
     let strides = match of {
         Loss::SoftMargin => output_strides(&x.sizes, &[target.clone(), x.clone()]),
-        Loss::Mse | Loss::SmoothL1 | Loss::Huber => dense(&x.sizes),
+        _ => dense(&x.sizes),
     };
     let out = l.destination(0, &x.sizes, &strides, x.dtype)?;
     let (ty, total) = (x.mem.ty(), x.numel());
     launch(l, "loss_backward", &[&out], &[(&grad, ty), (&x, ty), (&target, ty)], |l, k, v, _| {
-        let (x, t) = (&v[1], &v[2]);
         let g = averaged(k, reduction, v[0].clone(), total);
-        let d = x - t;
-        Some(vec![match of {
-            Loss::Mse => 2.0 * &d * g,
-            Loss::SmoothL1 => {
-                let beta = l.number(k, 4, ty);
-                let inner = &d * &g / &beta;
-                d.le(-&beta).select(-&g, d.ge(&beta).select(&g, inner))
-            }
-            Loss::Huber => {
-                let delta = l.number(k, 4, ty);
-                let inner = &d * &g;
-                d.lt(-&delta).select(-&g * &delta, d.gt(&delta).select(&g * &delta, inner))
-            }
-            Loss::SoftMargin => {
-                let z = (-(t * x)).exp();
-                -(t * &z) * g / (&z + 1.0)
-            }
-        }])
+        let number = numbered(l, k, of, 4, ty);
+        Some(vec![of.derivative(&g, &v[1], &v[2], &number)])
     })
 }
 
@@ -283,7 +232,7 @@ fn weighs(weight: &Option<Operand>, sizes: &[i64], dtype: Dtype) -> bool {
 /// `binary_cross_entropy(self, target, weight, reduction)`; a probability outside of `[0, 1]` is a fault.
 pub fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
     let (x, target, weight) = (l.tensor(0)?, l.tensor(1)?, l.optional(2)?);
-    let reduction = Reduction::of(l, 3)?;
+    let reduction = Reduction::of(l.int(3)?)?;
     let alike = x.sizes == target.sizes && x.dtype == target.dtype && x.dtype.is_floating();
     if !alike || !weighs(&weight, &x.sizes, x.dtype) || x.numel() == 0 {
         return None;
@@ -300,8 +249,7 @@ pub fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
     launch(l, "binary_cross_entropy", &[&out], &ins, |_, k, v, _| {
         let (x, t) = (&v[0], &v[1]);
         k.fault(NOT_BETWEEN, x.ge(0.0).and(x.le(1.0)).not());
-        let (yes, no) = (x.log().max(-100.0), (-x).f("log1p_").max(-100.0));
-        let loss = (t - 1.0) * no - t * yes;
+        let loss = Loss::BinaryCrossEntropy.value(x, t, &E::lit(ty, 1.0));
         Some(vec![v.get(2).map_or(loss.clone(), |w| loss * w)])
     })?;
     if reduction == Reduction::None {
@@ -313,7 +261,7 @@ pub fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
 /// `binary_cross_entropy_backward(grad_output, self, target, weight, reduction)`.
 pub fn cross_entropy_backward(l: &mut Lowering<'_>) -> Option<()> {
     let (grad, x, target, weight) = (l.tensor(0)?, l.tensor(1)?, l.tensor(2)?, l.optional(3)?);
-    let reduction = Reduction::of(l, 4)?;
+    let reduction = Reduction::of(l.int(4)?)?;
     let alike = x.sizes == target.sizes && x.dtype == target.dtype && x.dtype == grad.dtype;
     let fits = grad.ndim() == 0 || grad.sizes == x.sizes;
     if !alike || !fits || !x.dtype.is_floating() || !weighs(&weight, &x.sizes, x.dtype) {
@@ -324,9 +272,8 @@ pub fn cross_entropy_backward(l: &mut Lowering<'_>) -> Option<()> {
     let mut ins = vec![(&grad, ty), (&x, ty), (&target, ty)];
     ins.extend(weight.iter().map(|w| (w, ty)));
     launch(l, "binary_cross_entropy_backward", &[&out], &ins, |_, k, v, _| {
-        let (x, t) = (&v[1], &v[2]);
         let g = averaged(k, reduction, v[0].clone(), total);
-        let g = g * (x - t) / ((1.0 - x) * x).max(1e-12);
+        let g = Loss::BinaryCrossEntropy.derivative(&g, &v[1], &v[2], &E::lit(ty, 1.0));
         Some(vec![v.get(3).map_or(g.clone(), |w| g * w)])
     })
 }
@@ -335,7 +282,7 @@ pub fn cross_entropy_backward(l: &mut Lowering<'_>) -> Option<()> {
 pub fn cross_entropy_with_logits(l: &mut Lowering<'_>) -> Option<()> {
     let (x, target) = (l.tensor(0)?, l.tensor(1)?);
     let (weight, positive) = (l.optional(2)?, l.optional(3)?);
-    let reduction = Reduction::of(l, 4)?;
+    let reduction = Reduction::of(l.int(4)?)?;
     let alike = x.sizes == target.sizes && x.dtype == target.dtype && x.dtype.is_floating();
     let weighs = |w: &Option<Operand>| weighs(w, &x.sizes, x.dtype);
     if !alike || !weighs(&weight) || !weighs(&positive) {
@@ -347,12 +294,8 @@ pub fn cross_entropy_with_logits(l: &mut Lowering<'_>) -> Option<()> {
     let (sizes, strides, dtype) = (x.sizes.clone(), preserved(&target), x.dtype);
     let (with_positive, with_weight) = (positive.is_some(), weight.is_some());
     reduced(l, "cross_entropy_with_logits", reduction, (&sizes, &strides, dtype), &ins, |_, _, v| {
-        let (x, t) = (&v[0], &v[1]);
-        let mut log = x.min(0.0) - (-x.abs()).exp().f("log1p_");
-        if with_positive {
-            log = log * ((&v[2] - 1.0) * t + 1.0);
-        }
-        let loss = (1.0 - t) * x - log;
+        let positive = with_positive.then(|| &v[2]);
+        let loss = losses::cross_entropy_with_logits(&v[0], &v[1], positive);
         Some(if with_weight { loss * &v[v.len() - 1] } else { loss })
     })
 }
@@ -390,7 +333,7 @@ impl Labelled {
 /// loss and the sum of the weights.
 pub fn nll_loss(l: &mut Lowering<'_>, images: bool) -> Option<()> {
     let n = Labelled::of(l, 0, images)?;
-    let reduction = Reduction::of(l, 3)?;
+    let reduction = Reduction::of(l.int(3)?)?;
     l.int(4)?;
     let (ty, dtype, sizes) = (n.x.mem.ty(), n.x.dtype, n.target.sizes.clone());
     let each = reduction == Reduction::None && n.x.ndim() > 1;
@@ -456,7 +399,7 @@ pub fn nll_loss_backward(l: &mut Lowering<'_>, images: bool) -> Option<()> {
     if target.sizes != n.target.sizes {
         return None;
     }
-    let reduction = Reduction::of(l, 4)?;
+    let reduction = Reduction::of(l.int(4)?)?;
     l.int(5)?;
     let total = l.tensor(6)?;
     let each = reduction == Reduction::None && n.x.ndim() > 1;
