@@ -1,6 +1,6 @@
 //! The check of a program's state before a call of a function is replayed.
 //!
-//! `_state.py` walks over the state that a recorded call could read, and lists each value: how the value is reached
+//! `_walk.py` walks over the state that a recorded call could read, and lists each value: how the value is reached
 //! from a value that was listed before, and what the value has to be. Before a replay, the check visits the values from
 //! which other values are reached, in the same order, and compares the objects that they hold with those that they held
 //! at the previous check.

@@ -18,7 +18,7 @@ if not _command.is_waiting:
     _core = _load_core()
 
     from torch_tandem import _register
-    from torch_tandem._function import function
+    from torch_tandem._wrap import function
     from torch_tandem.api import (
         explain,
         is_available,

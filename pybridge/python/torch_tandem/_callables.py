@@ -1,7 +1,7 @@
 """What the C functions that a call runs may do besides computing: the table of those that are known.
 
 A call is replayed only if all C functions that ran in it are known here. What they read of Python's objects
-is compared (`_state.py`), what they write to them is seen there, and what they do with tensors is recorded.
+is compared (`_walk.py`), what they write to them is seen there, and what they do with tensors is recorded.
 A function that reads or changes anything else is not listed.
 """
 

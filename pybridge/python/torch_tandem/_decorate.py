@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from torch_tandem._function import Function, function, wrap
+from torch_tandem._function import Function
 from torch_tandem._script import Script
+from torch_tandem._wrap import function, wrap
 
 MAIN = "__main__"
 

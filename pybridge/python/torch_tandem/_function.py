@@ -4,7 +4,6 @@ import copy
 import functools
 import inspect
 import math
-import os
 import random
 import sys
 import threading
@@ -14,22 +13,25 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Unpack, overload
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from torch_tandem import _call_backward, _core, _iterations, _observe
+from torch_tandem import _call_backward, _core, _iterations
 from torch_tandem._arguments import TENSORS, VALUES, Arguments, described, flatten, varying
 from torch_tandem._call_backward import EQUAL, Call, Hole, Passes
+from torch_tandem._callers import is_observed, is_transformed, users_level
 from torch_tandem._concrete import ConcreteGraph, owners, specs
-from torch_tandem._function_types import CacheInfo, Decorator, Module, Options, P, R, Replayed
-from torch_tandem._modules import wrap_class, wrap_module
+from torch_tandem._counters import add_gone, with_gone
+from torch_tandem._function_types import CacheInfo
 from torch_tandem._observe import Observed, World, is_observable
+from torch_tandem._place import release_numbers
 from torch_tandem._recorded import PATIENCE, Attempts, Graph, Recorded, builder
 from torch_tandem._report_types import Function as Counters
-from torch_tandem._state import Path, State, state_of
+from torch_tandem._state import Path, State
 from torch_tandem._varying import DIFFERS, Followed, Varying, floats_of, unfollowed
+from torch_tandem._walk import state_of
 
 # Audits run Python once in this many calls: at first, and after all audits have passed for long.
 FIRST_AUDIT, LAST_AUDIT = 8, 1024
@@ -60,13 +62,8 @@ IF_A_NUMBER = (
 _ops = torch.ops.torch_tandem
 _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
 _is_compiling = torch.compiler.is_compiling
-_forward_ad = torch.autograd.forward_ad
 
-# Names of functions that exist no longer, whose counters are kept.
-MOST_GONE = 256
-
-# All functions of the program, and the counters of those that exist no longer by their names, for the report.
-_gone: dict[str, Counters] = {}
+# All functions of the program.
 _all: "weakref.WeakSet[Function]" = weakref.WeakSet()
 # Functions by the recordings that they replay and whose results require grad.
 _differentiable: "weakref.WeakValueDictionary[int, Function]" = weakref.WeakValueDictionary()
@@ -168,7 +165,7 @@ class Function:
     def __del__(self) -> None:
         # The interpreter's end removes the globals of modules.
         if sys is not None and not sys.is_finalizing() and self.__dict__.get("_calls"):
-            _keep_counters(self._counters())
+            add_gone(self._counters())
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -191,7 +188,7 @@ class Function:
         return functools.partial(Function, **self._options), (self._function,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or _is_transformed() or self._failed or _is_observed():
+        if _is_compiling() or is_transformed() or self._failed or is_observed():
             return self._function(*args, **kwargs)
         self._calls += 1
         if self._varying.arguments:
@@ -355,7 +352,7 @@ class Function:
             results = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
             tensors = list(results.values())
             after = self._state(arguments)
-            after.release_numbers(arguments.objects)
+            release_numbers(after, arguments.objects)
             if not self._is_proven:
                 self._world.find_functions(after.explained)
             written = state.differences(after)
@@ -850,7 +847,7 @@ class Function:
     def _warn(self, text: str, always: bool = False) -> None:
         if always or text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"torch_tandem.function {self._name()}: {text}", stacklevel=_users_level())
+            warnings.warn(f"torch_tandem.function {self._name()}: {text}", stacklevel=users_level())
 
     def _refuses(self, arguments: Arguments, attempts: Attempts) -> bool:
         for tensor in arguments.tensors:
@@ -955,27 +952,7 @@ class Function:
 
 def counters() -> list[Counters]:
     """Return the counters of all functions that have been called, with those that exist no longer."""
-    live = [function._counters() for function in list(_all) if function._calls]
-    return sorted(
-        [*live, *_gone.copy().values()], key=lambda counters: -counters["replayed"] - counters["ran"]
-    )
-
-
-def forget_ended() -> None:
-    """Forget the counters of functions that exist no longer."""
-    _gone.clear()
-
-
-def _keep_counters(last: Counters) -> None:
-    """Add the counters of a function that ends to those of earlier ones with its name."""
-    known = _gone.get(last["name"])
-    if known is None and len(_gone) < MOST_GONE:
-        _gone[last["name"]] = last
-    elif known is not None:
-        for name in ("replayed", "ran", "audits", "saved_us"):
-            known[name] += last[name]
-        known["reason"] = last["reason"] or known["reason"]
-        known["failed"] |= last["failed"]
+    return with_gone(function._counters() for function in list(_all) if function._calls)
 
 
 def _forgetting(swap: Callable) -> Callable:
@@ -1010,91 +987,10 @@ _library = torch.library.Library("torch_tandem", "IMPL")
 _library.impl("recompute", _recompute, "CompositeImplicitAutograd")
 
 
-def _is_observed() -> bool:
-    """Whether the call is a part of another function's call that is recorded."""
-    return _observe.observing != 0 and _observe.observing == threading.get_ident()
-
-
-def _is_transformed() -> bool:
-    """Whether calls go to a transform, a tracer or a mode instead of the device, or nodes note stacks."""
-    return bool(
-        torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.maybe_current_level() is not None
-        or torch._C._get_tracing_state() is not None
-        or _forward_ad._current_level >= 0
-        or torch.is_anomaly_enabled()
-    )
-
-
 def _holds(objects: list) -> int:
     """Stand for the check of a state that is proven to be as it was."""
     return -1
 
 
-def _users_level() -> int:
-    """The `stacklevel` of the program's line that has called this package, for its caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 def _typed(value: Any) -> tuple:
     return type(value), value
-
-
-@overload
-def function(function: type[Module], **options: Unpack[Options]) -> type[Module]: ...
-@overload
-def function(function: Module, **options: Unpack[Options]) -> Module: ...
-@overload
-def function(function: "staticmethod[P, R]", **options: Unpack[Options]) -> "staticmethod[P, R]": ...
-@overload
-def function(function: Callable[P, R], **options: Unpack[Options]) -> Replayed[P, R]: ...
-@overload
-def function(function: None = None, **options: Unpack[Options]) -> Decorator: ...
-def function(
-    function: Callable | None = None,
-    *,
-    input_signature: list | None = None,
-    audit: int | None = None,
-    max_graphs: int = 32,
-    on_mismatch: str = "warn",
-    effects: str = "refuse",
-) -> Any:
-    """Wrap a function, a method or a module so that equal calls are replayed without running Python.
-
-    A call is replayed after three calls with equal arguments (tensors may have other values) and equal
-    state have issued the same operators on the same tensors. Then one call in `audit` runs Python and is
-    compared; by default, one in 8 at first and one in 1,024 later. If it differs, a warning says how, or an
-    error with `on_mismatch="raise"`. At most `max_graphs` kinds of calls are kept. `input_signature` has a
-    shape and a dtype for each tensor argument, such as `[((None, 3), torch.float32)]`; calls with others
-    raise a `TypeError`. Effects other than on tensors, such as prints, happen only in calls that run
-    Python. See docs/functions.md.
-    """
-    make = functools.partial(
-        Function,
-        input_signature=input_signature,
-        audit=audit,
-        max_graphs=max_graphs,
-        on_mismatch=on_mismatch,
-        effects=effects,
-    )
-    return functools.partial(wrap, make=make) if function is None else wrap(function, make)
-
-
-def wrap(function: Any, make: Callable[[Callable], Function]) -> Any:
-    """Wrap a function, a method, a module or a class of modules in what `make` makes of a callable."""
-    if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(make(function.__func__))
-    if isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule):
-        return wrap_module(function, make)
-    if isinstance(function, type) and issubclass(function, torch.nn.Module):
-        return wrap_class(function, make)
-    if isinstance(function, type):
-        raise TypeError(
-            "torch_tandem.function takes functions, methods, modules and classes of modules, not "
-            f"{function!r}"
-        )
-    return make(function)

@@ -1,7 +1,7 @@
 """What a call runs: the code objects that start and the C functions that are called, in whatever library.
 
 Calls that are recorded or audited run in Python, under the interpreter's profiling hook. What they ran is the
-world of a function: its state is what this code reads (`_state.py`).
+world of a function: its state is what this code reads (`_walk.py`).
 """
 
 import builtins

@@ -11,7 +11,8 @@ from torch_tandem import _code, _core
 from torch_tandem._arguments import VARIES
 from torch_tandem._numbers import Number, Tape, following_math, is_alike, is_same
 from torch_tandem._observe import World, is_torchs
-from torch_tandem._state import Path, Place, State
+from torch_tandem._place import Place, place_of
+from torch_tandem._state import Path, State
 
 # Modules whose types read a float without asking it.
 _READERS = frozenset({"array", "ctypes", "decimal", "fractions", "numpy"})
@@ -106,7 +107,7 @@ class Followed:
         self.links: dict[int, frozenset[int]] = {}
 
     def _places(self, objects: list) -> list[Place] | None:
-        places = [self._state.place(at, objects) if at >= 0 else None for at in self._at]
+        places = [place_of(self._state, at, objects) if at >= 0 else None for at in self._at]
         return None if None in places else places  # type: ignore[return-value]
 
     def _given(self, numbers: list[float], objects: list) -> list[float] | None:

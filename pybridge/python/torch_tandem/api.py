@@ -8,6 +8,7 @@ import torch
 from torch_tandem import (
     _candidates,
     _core,
+    _counters,
     _decorate,
     _function,
     _machine,
@@ -90,7 +91,7 @@ def reset_report() -> None:
     _notes.clear()
     _candidates.clear()
     _residence.clear()
-    _function.forget_ended()
+    _counters.forget_gone()
     distributed.forget()
     _core.reset_report()
 
